@@ -1,0 +1,112 @@
+"""Gymnasium spaces at the border to numpy: batches of observations become one array, a policy's actions become the environment's."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from gpurl.errors import UsageError
+
+
+class Encoder(NamedTuple):
+    """`encode` turns a batch of the original space into an array [N, *space.shape] of its own memory."""
+
+    space: Box
+    encode: Callable[[Any], np.ndarray]
+
+
+class Decoder(NamedTuple):
+    """`decode` turns an array [N, ...] of the policy's actions in `space` into a batch of the original space."""
+
+    space: gymnasium.Space
+    decode: Callable[[np.ndarray], np.ndarray]
+
+
+def make_encoder(space: gymnasium.Space, name: str = "the observation", inside: bool = False) -> Encoder:
+    """A Box keeps its shape and becomes float32, images (uint8 with two axes or more) stay uint8; everything else is flattened as
+    `gymnasium.spaces.flatten` does it. UsageError names the part that cannot be. `inside`: it is part of a Dict or Tuple."""
+    if isinstance(space, Box):
+        return _box_encoder(space, name, inside)
+    if isinstance(space, Discrete):
+        return _one_hot_encoder(np.array([space.n]), np.array([space.start]))
+    if isinstance(space, MultiDiscrete):
+        return _one_hot_encoder(space.nvec.flatten(), space.start.flatten())
+    if isinstance(space, MultiBinary):
+        size = int(np.prod(space.shape))
+        return Encoder(Box(0.0, 1.0, (size,), np.float32), lambda batch: np.array(batch, np.float32).reshape(len(batch), size))
+    if isinstance(space, Dict):
+        return _joined_encoder([(key, make_encoder(part, f"{name}[{key!r}]", True)) for key, part in space.spaces.items()])
+    if isinstance(space, Tuple):
+        return _joined_encoder([(at, make_encoder(part, f"{name}[{at}]", True)) for at, part in enumerate(space.spaces)])
+    raise UsageError(f"gymnasium_cpu cannot flatten {name}: it is {space}; wrap the environment so that it is a Box")
+
+
+def _box_encoder(space: Box, name: str, inside: bool) -> Encoder:
+    is_image = space.dtype == np.uint8 and len(space.shape) >= 2
+    if is_image and inside:
+        raise UsageError(f"gymnasium_cpu does not mix images with other observations: {name} is {space}; leave it out with a wrapper")
+    dtype: Any = np.uint8 if is_image else np.float32
+    with np.errstate(over="ignore"):  # float64 limits beyond float32 become infinite
+        box = Box(space.low.astype(dtype), space.high.astype(dtype), space.shape, dtype)
+    return Encoder(box, lambda batch: np.array(batch, dtype))
+
+
+def _one_hot_encoder(sizes: np.ndarray, start: np.ndarray) -> Encoder:
+    """sizes, start: [K] of K choices; their one-hot rows stand one behind the other."""
+    total = int(sizes.sum())
+    shift = np.concatenate(([0], sizes.cumsum()[:-1])) - start
+
+    def encode(batch: Any) -> np.ndarray:
+        index = np.asarray(batch).reshape(len(batch), len(sizes)) + shift
+        rows = np.zeros((len(index), total), np.float32)
+        np.put_along_axis(rows, index, 1.0, axis=1)
+        return rows
+
+    return Encoder(Box(0.0, 1.0, (total,), np.float32), encode)
+
+
+def _joined_encoder(parts: list[tuple[Any, Encoder]]) -> Encoder:
+    """The parts of a Dict or Tuple, flat, one behind the other; a batch of it is a dict or tuple of batches."""
+    if not parts:
+        raise UsageError("gymnasium_cpu needs an observation to show the policy, this space is empty")
+    low, high = (np.concatenate([getattr(part.space, side).flatten() for _, part in parts]) for side in ("low", "high"))
+
+    def encode(batch: Any) -> np.ndarray:
+        rows = [part.encode(batch[key]) for key, part in parts]
+        return np.concatenate([row.reshape(len(row), -1) for row in rows], axis=1)
+
+    return Encoder(Box(low, high, low.shape, np.float32), encode)
+
+
+def stack_rows(space: gymnasium.Space, rows: list[Any]) -> Any:
+    """A batch of `space` from single observations."""
+    batch: Any = create_empty_array(space, n=len(rows))
+    return concatenate(space, rows, batch)
+
+
+def make_decoder(space: gymnasium.Space) -> Decoder:
+    """The policy counts choices from 0 and sends float32 for a Box; UsageError for a space that policies have no actions for."""
+    if isinstance(space, Box):
+        return _box_decoder(space)
+    if isinstance(space, Discrete):
+        return Decoder(Discrete(int(space.n)), lambda actions: (actions + space.start).astype(space.dtype, copy=False))
+    if isinstance(space, MultiDiscrete):
+        return Decoder(MultiDiscrete(space.nvec), lambda actions: (actions + space.start).astype(space.dtype, copy=False))
+    raise UsageError(f"gymnasium_cpu needs a Box, Discrete or MultiDiscrete action space, this one is {space}")
+
+
+def _box_decoder(space: Box) -> Decoder:
+    is_integer = np.issubdtype(space.dtype, np.integer)
+    low, high = space.low, space.high
+    with np.errstate(over="ignore"):
+        box = Box(low.astype(np.float32), high.astype(np.float32), space.shape, np.float32)
+
+    def decode(actions: np.ndarray) -> np.ndarray:
+        # a policy scales by center and half width in float32, which can step over a limit by one rounding
+        actions = np.minimum(np.maximum(np.rint(actions) if is_integer else actions, low), high)
+        return actions.reshape(-1, *space.shape).astype(space.dtype, copy=False)
+
+    return Decoder(box, decode)

@@ -1,0 +1,123 @@
+"""The numpy vector environment behind gymnasium_cpu: how it is made, how it is closed, and what went wrong in which environment."""
+
+import difflib
+import importlib
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import wait
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from gpurl.envs._envpool import EnvPool
+from gpurl.errors import EnvError, UsageError
+
+MakeEnv = Callable[[], gymnasium.Env]
+VECTORIZATIONS = ("sync", "async", "vector", "envpool")
+
+
+class Watched(gymnasium.Wrapper):
+    """Environment number `index`; an exception in it becomes an EnvError that says so and can travel between processes."""
+
+    def __init__(self, make: MakeEnv, index: int) -> None:
+        super().__init__(make())
+        self.index = index
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        try:
+            return self.env.reset(**options)
+        except Exception:
+            raise EnvError(f"environment {self.index} failed in reset:\n{traceback.format_exc()}") from None
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        try:
+            return self.env.step(action)
+        except Exception:
+            raise EnvError(f"environment {self.index} failed in step:\n{traceback.format_exc()}") from None
+
+
+def find_spec(task: str) -> EnvSpec:
+    """What Gymnasium knows of `task`; UsageError with near names. PACKAGE:ID imports the package that registers it."""
+    package, colon, name = task.rpartition(":")
+    try:
+        if colon:
+            importlib.import_module(package)
+        return gymnasium.spec(name)
+    except (gymnasium.error.Error, ImportError) as error:
+        near = difflib.get_close_matches(name, gymnasium.registry, n=3, cutoff=0.5)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        where = " Tasks of another package are named PACKAGE:ID, as in ale_py:ALE/Pong-v5."
+        raise UsageError(f"Gymnasium has no task {task!r}: {error}{hint}{'' if colon else where}") from error
+
+
+def make_pool(task: str, num_envs: int, seed: int, options: dict[str, Any]) -> EnvPool:
+    """`num_envs` environments of EnvPool's `task`."""
+    with _explained(task):
+        return EnvPool(task, num_envs, seed, options)
+
+
+def make_task(spec: EnvSpec, num_envs: int, vectorization: str, options: dict[str, Any]) -> VectorEnv:
+    """`num_envs` environments of a task in Gymnasium's registry; `options` go to its constructor."""
+    if vectorization in ("sync", "async"):
+        return make_copies(partial(gymnasium.make, spec, disable_env_checker=True, **options), spec.id, num_envs, vectorization)
+    if spec.vector_entry_point is None:
+        raise UsageError(f"{spec.id} has no vector version of its own; take vectorization sync or async")
+    with _explained(spec.id):
+        return gymnasium.make_vec(spec, num_envs, "vector_entry_point", **options)
+
+
+def make_copies(make: MakeEnv, name: str, num_envs: int, vectorization: str) -> VectorEnv:
+    """`num_envs` environments of what `make` returns, in this process or in one each."""
+    makers = [partial(Watched, make, index) for index in range(num_envs)]
+    with _explained(name):
+        if vectorization == "sync":
+            return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+        return AsyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Whatever a simulator's constructor raises becomes a UsageError that says what to install, where that is the reason."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        package = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else ""
+        hint = f"; pip install {package}" if package else ""
+        raise UsageError(f"{name} cannot be made: {type(error).__name__}: {error}{hint}") from error
+
+
+def failure(env: VectorEnv, call: str, error: Exception) -> EnvError:
+    """What to raise when `env` raised `error` in `call`; looks for worker processes that are gone."""
+    if isinstance(error, EnvError):
+        return EnvError(str(error))
+    processes = getattr(env.unwrapped, "processes", [])
+    if isinstance(error, (EOFError, OSError)) and processes:
+        wait([process.sentinel for process in processes], timeout=2.0)
+        gone = [f"environment {index} (exit code {process.exitcode})" for index, process in enumerate(processes) if not process.is_alive()]
+        return EnvError(f"the worker process of {', '.join(gone) or 'an environment'} died in {call}")
+    return EnvError(f"{env} failed in {call}: {type(error).__name__}: {error}\n{''.join(traceback.format_tb(error.__traceback__)[-2:])}")
+
+
+def kill(env: VectorEnv) -> None:
+    """End a vector environment that is broken: its workers may never answer again."""
+    inner: Any = env.unwrapped
+    processes = getattr(inner, "processes", None)
+    if processes is None:
+        env.close()
+        return
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(timeout=5.0)
+        process.kill()
+        process.join()
+    for pipe in inner.parent_pipes:
+        if pipe is not None:
+            pipe.close()
+    inner.closed = True

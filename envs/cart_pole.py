@@ -1,0 +1,70 @@
+"""CartPole: balance a pole on a cart by pushing the cart left or right.
+
+Source: Barto, Sutton and Anderson, "Neuronlike adaptive elements that can solve difficult learning control problems" (1983), without
+friction. Same task as Gymnasium's CartPole-v1 (explicit Euler, +1 a step, the last one included).
+"""
+
+import math
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor
+
+from gpurl.envs.torch_env import State, TorchEnv
+from gpurl.kernels.random import CounterRandom
+
+GRAVITY = 9.8  # m/s^2
+POLE_MASS = 0.1  # kg
+TOTAL_MASS = 1.1  # kg, pole and cart
+HALF_LENGTH = 0.5  # m, from the joint to the pole's centre of mass
+FORCE = 10.0  # N
+TIME_STEP = 0.02  # s
+MAX_POSITION = 2.4  # m
+MAX_ANGLE = math.radians(12.0)
+INITIAL_RANGE = 0.05  # of all four state variables
+POLE_SHARE = POLE_MASS * HALF_LENGTH / TOTAL_MASS  # m
+
+
+class CartPole(TorchEnv):
+    """Observation: position, velocity, angle, angular velocity (`velocities=False`: position and angle). Action: 0 left, 1 right."""
+
+    max_episode_steps = 500
+    reward_threshold = 475.0
+    single_action_space = Discrete(2)
+
+    def __init__(
+        self,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        max_episode_steps: int | None = None,
+        velocities: bool = True,
+    ) -> None:
+        self.velocities = velocities
+        bound = np.array([2 * MAX_POSITION, np.inf, 2 * MAX_ANGLE, np.inf], dtype=np.float32)
+        bound = bound if velocities else bound[::2]
+        self.single_observation_space = Box(-bound, bound, dtype=np.float32)
+        super().__init__(num_envs, device, seed, max_episode_steps)
+        self._limit = torch.tensor([MAX_POSITION, MAX_ANGLE], device=self.device)
+
+    def initial_state(self, rng: CounterRandom) -> State:
+        return {"motion": rng.uniform(-INITIAL_RANGE, INITIAL_RANGE, (4,))}
+
+    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+        motion = state["motion"]
+        _, velocity, angle, angular_velocity = motion.unbind(1)
+        sine, cosine = angle.sin(), angle.cos()
+        # cart's acceleration if the pole did not turn faster: (force + m l w^2 sin) / M
+        push = (action * (2 * FORCE / TOTAL_MASS)).sub_(FORCE / TOTAL_MASS)
+        push = push.addcmul_(angular_velocity.square(), sine, value=POLE_SHARE)
+        inertia = torch.rsub(cosine.square(), HALF_LENGTH * 4.0 / 3.0, alpha=POLE_SHARE)  # per pole mass and half length
+        angular_acceleration = torch.addcmul(sine * GRAVITY, cosine, push, value=-1.0).div_(inertia)
+        acceleration = torch.addcmul(push, angular_acceleration, cosine, value=-POLE_SHARE)
+        rate = torch.stack((velocity, acceleration, angular_velocity, angular_acceleration), dim=1)
+        motion = torch.add(motion, rate, alpha=TIME_STEP)
+        outside = motion[:, ::2].abs() > self._limit  # position, angle
+        return {"motion": motion}, torch.ones_like(push), outside[:, 0] | outside[:, 1]
+
+    def observe(self, state: State) -> Tensor:
+        return state["motion"] if self.velocities else state["motion"][:, ::2].contiguous()

@@ -1,0 +1,50 @@
+"""Finds an environment by name: the file listing of this folder is the registry, and anybody's module path works too."""
+
+import inspect
+import sys
+from typing import Any
+
+import torch
+
+from gpurl.discovery import find_class, module_names
+from gpurl.envs.vec_env import VecEnv
+from gpurl.errors import UsageError
+
+NOT_ENVS = frozenset({"registry", "single_env", "vec_env", "torch_env"})
+
+
+def env_names() -> list[str]:
+    """Names of the environments of this package."""
+    return module_names(sys.modules["gpurl.envs"], NOT_ENVS)
+
+
+def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
+    """(class, options that the name itself gives) of `pendulum`, `my_project.my_env` or `gymnasium_cpu:Pendulum-v1`.
+
+    What stands behind the colon is a task of an adapter that takes `task=`, or one of several classes of a module.
+    """
+    module_name, _, task = name.partition(":")
+    if task and module_name in env_names():
+        env_class = find_class(module_name, sys.modules["gpurl.envs"], VecEnv, "environment", NOT_ENVS)
+        if "task" not in env_options(env_class):
+            raise UsageError(f"environment {module_name!r} has no tasks to choose from; got {name!r}")
+        return env_class, {"task": task}
+    return find_class(name, sys.modules["gpurl.envs"], VecEnv, "environment", NOT_ENVS), {}
+
+
+def env_options(env_class: type[VecEnv]) -> dict[str, inspect.Parameter]:
+    """The task's own options: the parameters of its constructor that every environment does not have."""
+    shared = {"self", "num_envs", "device", "seed"}
+    parameters = inspect.signature(env_class).parameters
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {name: parameter for name, parameter in parameters.items() if name not in shared and parameter.kind not in kinds}
+
+
+def make_env(name: str, num_envs: int, device: torch.device | str = "cpu", seed: int = 0, **options: Any) -> VecEnv:
+    """Make `num_envs` environments of the task `name` on `device`; options are the task's own. Raises UsageError with near names."""
+    env_class, named_options = resolve_env(name)
+    known = env_options(env_class)
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise UsageError(f"environment {name!r} has no option {', '.join(unknown)}; it has: {', '.join(known) or 'none'}")
+    return env_class(num_envs=num_envs, device=device, seed=seed, **named_options, **options)

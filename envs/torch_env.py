@@ -1,0 +1,129 @@
+"""Base of torch-native tasks: a task is three attributes and three pure functions, everything else stands here once.
+
+It owns autoreset, the time limit, `final_obs`, episode statistics and randomness. On a GPU a reset is a selection (no shape depends on the
+data, so a CUDA graph can hold the step); on a CPU only the rows that ended are drawn. Both give the same bits, since a draw depends on the
+environment's number and the step, not on the batch.
+"""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpurl.envs.vec_env import Timestep, VecEnv
+from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.random import CounterRandom
+
+State = dict[str, Tensor]
+
+
+class TorchEnv(VecEnv):
+    """Subclass it with `single_observation_space`, `single_action_space`, `max_episode_steps` and the three functions below.
+
+    The functions are pure: they never change a tensor they are given. `rng.num_envs` is how many environments are asked for, which on a
+    CPU may be fewer than `self.num_envs` when only some restart.
+    """
+
+    graph_safe = True
+
+    def __init__(self, num_envs: int, device: torch.device | str = "cpu", seed: int = 0, max_episode_steps: int | None = None) -> None:
+        super().__init__(num_envs, device)
+        if max_episode_steps is not None:
+            self.max_episode_steps = max_episode_steps
+        self._new_random(seed)
+        self._state: State = {}
+        self._episode_return = torch.zeros(num_envs, device=self.device)
+        self._episode_start = torch.zeros(num_envs, dtype=torch.int64, device=self.device)  # clock at which the episode really began
+
+    @abstractmethod
+    def initial_state(self, rng: CounterRandom) -> State:
+        """First states of `rng.num_envs` episodes: a dict of [n, ...] tensors."""
+
+    @abstractmethod
+    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+        """(next state, reward [N] float32, terminated [N] bool) after `action` [N, *action]."""
+
+    @abstractmethod
+    def observe(self, state: State) -> Tensor:
+        """[n, *obs] what the policy sees of `state`."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
+        if seed is not None:
+            self._new_random(seed)
+        fresh = self.initial_state(self._random)
+        mask = (options or {}).get("reset_mask")
+        if mask is None or not self._state:
+            self._state = fresh
+            self.episode_length_buf.zero_()
+            self._episode_return.zero_()
+            self._episode_start.zero_()
+        else:
+            mask = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
+            self._state = {name: _select(mask, fresh[name], value) for name, value in self._state.items()}
+            self._restart_clocks(mask)
+        self._random.advance()
+        return self.observe(self._state), {}
+
+    def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
+        next_state, reward, terminated = self.transition(self._state, actions, self._random)
+        self.episode_length_buf += 1
+        if self.max_episode_steps is None:
+            truncated = torch.zeros_like(terminated)
+        else:
+            truncated = (self.episode_length_buf >= self.max_episode_steps) & ~terminated
+        done = terminated | truncated
+        self._episode_return += reward
+        info = {"time_outs": truncated, "_final_obs": done, **self._episode_info(done)}
+        info["final_obs"] = final_obs = self.observe(next_state)
+        obs = self._autoreset(next_state, final_obs, done)
+        self._random.advance()
+        return Timestep(obs, reward, terminated, truncated, info)
+
+    def state_dict(self) -> dict[str, Any]:
+        clocks = {"length": self.episode_length_buf, "start": self._episode_start, "return": self._episode_return}
+        return {"state": dict(self._state), "clocks": clocks, "random": self._random.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._random.load_state_dict(state["random"])
+        self._state = {name: value.to(self.device, copy=True) for name, value in state["state"].items()}
+        self.episode_length_buf.copy_(state["clocks"]["length"])
+        self._episode_start.copy_(state["clocks"]["start"])
+        self._episode_return.copy_(state["clocks"]["return"])
+
+    def stagger(self, clocks: Tensor) -> None:
+        """Set the episode clocks [N] int64 so that time limits do not all fall on one step; the first, cut episodes are not counted."""
+        self.episode_length_buf.copy_(clocks)
+        self._episode_start.copy_(clocks)
+
+    def _new_random(self, seed: int) -> None:
+        self._random = CounterRandom(seed, self.num_envs, self.device)
+
+    def _episode_info(self, done: Tensor) -> dict[str, Any]:
+        length = self.episode_length_buf - self._episode_start
+        return {"episode": {"r": self._episode_return.clone(), "l": length}, "_episode": done & (self._episode_start == 0)}
+
+    def _autoreset(self, next_state: State, final_obs: Tensor, done: Tensor) -> Tensor:
+        """Start the ended episodes anew; returns obs [N, *obs]."""
+        if host_may_look(self.device):
+            index = done.nonzero().squeeze(1)
+            if index.numel() == 0:
+                self._state = next_state
+                return final_obs
+            fresh = self.initial_state(self._random.subset(index))
+            self._state = {name: value.index_copy(0, index, fresh[name]) for name, value in next_state.items()}
+        else:
+            fresh = self.initial_state(self._random)
+            self._state = {name: _select(done, fresh[name], value) for name, value in next_state.items()}
+        self._restart_clocks(done)
+        return self.observe(self._state)
+
+    def _restart_clocks(self, mask: Tensor) -> None:
+        self.episode_length_buf.masked_fill_(mask, 0)
+        self._episode_start.masked_fill_(mask, 0)
+        self._episode_return.masked_fill_(mask, 0.0)
+
+
+def _select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """Rows of `yes` where mask [N], else of `no`; both [N, ...]."""
+    return torch.where(mask.view(-1, *(1,) * (no.dim() - 1)), yes, no)

@@ -1,0 +1,71 @@
+"""The contract of a tensor environment: N environments step as one, tensors in, tensors out, on one device.
+
+It is a `gymnasium.vector.VectorEnv` with autoreset SAME_STEP: where an episode ended, `obs` is already the first observation of the
+next one and `info["final_obs"]` holds the true successor.
+"""
+
+from typing import Any, NamedTuple
+
+import gymnasium
+import torch
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+from torch import Tensor
+
+from gpurl.errors import UsageError
+
+
+class Timestep(NamedTuple):
+    """What a step returns; unpacks as Gymnasium's five values.
+
+    info always holds "final_obs" [N, *obs], the true successor, which differs from `obs` only where an episode ended, and
+    "_final_obs" [N] bool, the mask of those. It may hold "valid" [N] bool (False: not a real transition, never trained on),
+    "episode" {"r" [N], "l" [N]} with "_episode" [N] bool, "time_outs" (= truncated), "state" and "action_mask" tensors, and "log",
+    a dict of scalars or tensors whose means go to the logger as env/<name>.
+    """
+
+    obs: Tensor  # [N, *obs] what the policy sees next
+    reward: Tensor  # [N] float32
+    terminated: Tensor  # [N] bool: the task ended, the value after it is zero
+    truncated: Tensor  # [N] bool: cut off by time, the value of final_obs still counts; never together with terminated
+    info: dict[str, Any]
+
+
+class VecEnv(gymnasium.vector.VectorEnv):
+    """N environments in tensors on `device`. A subclass sets the single spaces and calls `super().__init__(num_envs, device)`."""
+
+    single_observation_space: gymnasium.Space
+    single_action_space: gymnasium.Space
+    autoreset_mode = AutoresetMode.SAME_STEP
+    num_agents: int = 1
+    graph_safe: bool = False
+    max_episode_steps: int | None = None
+    reward_threshold: float | None = None  # return at which the task counts as solved, where one is published
+    episode_length_buf: Tensor  # [N] int64 clocks, settable: staggered starts
+
+    def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
+        if num_envs < 1:
+            raise UsageError(f"num_envs must be at least 1, got {num_envs}")
+        self.num_envs = num_envs
+        self.device = torch.device(device)
+        self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.episode_length_buf = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
+        """Start all episodes anew, or those of `options["reset_mask"]` [N] bool. Returns (obs [N, *obs], info)."""
+        raise NotImplementedError
+
+    def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
+        """Advance all environments by one step; actions: [N, *action]."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nested dicts of tensors and plain values from which `load_state_dict` continues exactly; {} where a simulator cannot."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()` of an env with as many environments."""
+        if state:
+            raise NotImplementedError(f"{type(self).__name__} cannot restore a state")

@@ -1,0 +1,30 @@
+"""gpurl trains policies on thousands of environments in tensors of one process: `gpurl.train("ppo", "chasing", num_envs=4096)`."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpurl.api import Run, evaluate_run, resume, train
+    from gpurl.envs.registry import make_env
+    from gpurl.policy import Policy, load
+
+__version__ = "0.1.0"
+__all__ = ["Policy", "Run", "evaluate_run", "load", "make_env", "resume", "train"]
+
+_HOME = {
+    "Policy": "gpurl.policy",
+    "Run": "gpurl.api",
+    "evaluate_run": "gpurl.api",
+    "load": "gpurl.policy",
+    "make_env": "gpurl.envs.registry",
+    "resume": "gpurl.api",
+    "train": "gpurl.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: `gpurl --help` must not wait for torch."""
+    import importlib
+
+    if name not in _HOME:
+        raise AttributeError(f"module 'gpurl' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -1,0 +1,43 @@
+"""One algorithm a file, found by file name."""
+
+import sys
+
+import gymnasium
+import torch
+
+from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig
+from gpurl.discovery import find_class, module_names
+
+NOT_ALGORITHMS = frozenset({"algorithm", "on_policy", "actor_critic"})
+
+
+def algorithm_names() -> list[str]:
+    """Names of the algorithms of this package."""
+    return module_names(sys.modules[__name__], NOT_ALGORITHMS)
+
+
+def resolve_algorithm(name: str) -> type[Algorithm]:
+    """The class of `ppo`, or of anybody's module path; UsageError names near names."""
+    return find_class(name, sys.modules[__name__], Algorithm, "algorithm", NOT_ALGORITHMS)
+
+
+def config_class(algorithm_class: type[Algorithm]) -> type[AlgorithmConfig]:
+    """The dataclass from which the command line is made."""
+    return algorithm_class.__annotations__["config"]
+
+
+def make_algorithm(
+    name: str,
+    config: AlgorithmConfig,
+    observation_space: gymnasium.Space,
+    action_space: gymnasium.Space,
+    num_envs: int,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> Algorithm:
+    """Build the algorithm `name` for these spaces, its weights drawn from `seed`, whatever has been drawn before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        algorithm = resolve_algorithm(name)(config, observation_space, action_space, num_envs, torch.device(device), seed)  # type: ignore[call-arg, arg-type]
+    algorithm.name = name
+    return algorithm

@@ -1,0 +1,36 @@
+"""Advantage actor-critic (Mnih et al. 2016): PPO with one pass over one batch, where the ratio is 1 and nothing is clipped."""
+
+from dataclasses import dataclass
+
+from gpurl.algorithms.ppo import PPO, PPOConfig
+from gpurl.errors import UsageError
+
+
+@dataclass(frozen=True)
+class A2CConfig(PPOConfig):
+    """Settings of A2C."""
+
+    horizon: int = 16
+    """Steps of every environment between updates."""
+    epochs: int = 1
+    """Passes over each rollout: 1."""
+    minibatches: int = 1
+    """Minibatches a pass: 1."""
+    schedule: str = "constant"
+    """Learning rate over time: linear (to 0) or constant."""
+    normalize_advantage: str = "none"
+    """batch, minibatch or none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.epochs, self.minibatches) != (1, 1) or self.schedule == "kl":
+            raise UsageError(
+                f"a2c takes one step a rollout: epochs and minibatches must be 1 and schedule not kl, "
+                f"got epochs {self.epochs}, minibatches {self.minibatches}, schedule {self.schedule}; ppo has them"
+            )
+
+
+class A2C(PPO):
+    """PPO under A2CConfig."""
+
+    config: A2CConfig  # type: ignore[assignment]

@@ -1,0 +1,98 @@
+"""What every algorithm is: it acts, it records a step in its buffer, it updates. One training loop serves all of them."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+from gpurl.buffers.rollout import RolloutBuffer
+from gpurl.envs.vec_env import Timestep
+from gpurl.networks import Carry
+
+Buffer = RolloutBuffer
+
+
+class Decision(NamedTuple):
+    """What `act` returns."""
+
+    action: Tensor  # [N, *action] as the environment takes it
+    carry: Carry  # memory after this step; () without memory
+    columns: dict[str, Tensor]  # [N, ...] what the update will need, stored with the step
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    """Settings every algorithm has."""
+
+    gamma: float = 0.99
+    """Discount factor."""
+
+
+class Algorithm(ABC, nn.Module):
+    """`state_dict()` and `extra_state()` are what a checkpoint holds.
+
+    Nothing in act, record or update waits for the device: metrics stay tensors.
+    """
+
+    config: AlgorithmConfig
+    name: str
+
+    def __init__(self, observation_space: gymnasium.Space, action_space: gymnasium.Space, num_envs: int, device: torch.device) -> None:
+        super().__init__()
+        self.observation_space, self.action_space = observation_space, action_space
+        self.num_envs, self.device = num_envs, device
+
+    @abstractmethod
+    def initial_carry(self, num_envs: int) -> Carry:
+        """Memory at the start of an episode: () or tensors [num_envs, H]."""
+
+    @abstractmethod
+    def act(self, obs: Tensor, carry: Carry = (), explore: bool = True) -> Decision:
+        """obs: [N, *obs]. explore=False gives the greedy action."""
+
+    @abstractmethod
+    def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
+        """[N] expected return from obs [N, *obs]."""
+
+    @abstractmethod
+    def make_buffer(self) -> Buffer:
+        """Storage for what `record` writes."""
+
+    @abstractmethod
+    def record(self, buffer: Buffer, obs: Tensor, decision: Decision, timestep: Timestep) -> None:
+        """Store one step: `decision` was taken at `obs` and led to `timestep`."""
+
+    @abstractmethod
+    def is_ready(self, buffer: Buffer) -> bool:
+        """Whether it is time to update."""
+
+    @abstractmethod
+    def update(self, buffer: Buffer) -> dict[str, Tensor]:
+        """Learn from the buffer; returns 0-d metrics on the device, named as they are logged."""
+
+    @abstractmethod
+    def schedule(self, progress: float) -> None:
+        """Set what changes with training; progress runs from 0 to 1."""
+
+    @abstractmethod
+    def extra_state(self) -> dict[str, Any]:
+        """What continues a run beside the weights: optimiser and random state."""
+
+    @abstractmethod
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """Continue from `extra_state()`."""
+
+
+def episode_ends(timestep: Timestep) -> Tensor:
+    """[N] bool: what follows belongs to another episode. A step that is not a real transition ends one too: a reset happened in it."""
+    ended = timestep.terminated | timestep.truncated
+    valid = timestep.info.get("valid")
+    return ended if valid is None else ended | ~valid
+
+
+def restart_carry(carry: Carry, ended: Tensor) -> Carry:
+    """Empty the memory where ended [N]."""
+    return tuple(memory.masked_fill(ended.unsqueeze(1), 0.0) for memory in carry)

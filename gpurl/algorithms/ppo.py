@@ -1,0 +1,323 @@
+"""Proximal policy optimisation (Schulman et al. 2017) over thousands of environments, with or without memory."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor
+
+from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig, Decision, episode_ends
+from gpurl.buffers.rollout import RolloutBuffer
+from gpurl.distributions import Gaussian, make_head
+from gpurl.envs.vec_env import Timestep
+from gpurl.errors import UsageError
+from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.gae import gae
+from gpurl.kernels.random import CounterRandom
+from gpurl.losses import PPO_STATS, PpoTerms, explained_variance, ppo_loss
+from gpurl.networks import ActorCritic, Carry, NetworkConfig
+from gpurl.normalizer import Normalizer, ValueNormalizer
+from gpurl.optimizer import FlatAdam
+
+LEARNING_RATE_LIMITS = (1e-5, 1e-2)  # of the KL-adaptive rate, as in rsl_rl
+CHOICES = {"schedule": ("kl", "linear", "constant"), "normalize_advantage": ("batch", "minibatch", "none")}
+
+
+@dataclass(frozen=True)
+class PPOConfig(AlgorithmConfig):
+    """Settings of PPO; the defaults suit thousands of environments."""
+
+    horizon: int = 32
+    """Steps of every environment between updates."""
+    epochs: int = 4
+    """Passes over each rollout."""
+    minibatches: int = 4
+    """Minibatches a pass."""
+    learning_rate: float = 1e-3
+    """Adam's step size, or where it starts."""
+    schedule: str = "kl"
+    """Learning rate over time: kl (keeps the policy's change near target_kl), linear (to 0) or constant."""
+    target_kl: float = 0.01
+    """KL divergence from the acting policy, in the last epoch, that the kl schedule aims at."""
+    gae_lambda: float = 0.95
+    """Decay of generalised advantage estimation."""
+    clip_range: float = 0.2
+    """How far the probability ratio may leave 1."""
+    clip_range_value: float | None = None
+    """How far a value may leave the old one, in units of the normalised return; None does not clip."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    value_coef: float = 1.0
+    """Weight of the squared value error."""
+    max_grad_norm: float | None = 1.0
+    """Gradient norm above which the gradient is scaled down."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay (AdamW)."""
+    normalize_advantage: str = "batch"
+    """batch, minibatch or none."""
+    normalize_obs: bool = True
+    """Running normalisation of observations, inside the policy."""
+    normalize_value: bool = True
+    """The critic predicts normalised returns."""
+    squash: bool = False
+    """Squash continuous actions by tanh instead of clipping them."""
+    initial_std: float = 1.0
+    """Standard deviation of continuous actions at the start."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    """Shape of the networks."""
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise UsageError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
+        for name in ("horizon", "epochs", "minibatches"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+class PPO(Algorithm):
+    """Actor and critic with their normalisers; one flat Adam; a rollout buffer of `horizon` steps."""
+
+    config: PPOConfig
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        observation_space: gymnasium.Space,
+        action_space: gymnasium.Space,
+        num_envs: int,
+        device: torch.device,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(observation_space, action_space, num_envs, device)
+        self.config = config
+        label = type(self).__name__
+        if not isinstance(observation_space, Box):
+            raise UsageError(f"{label} needs a Box observation space, this one is {observation_space}")
+        self.is_recurrent = config.network.memory != "none"
+        num_inputs = math.prod(observation_space.shape)
+        self.head = make_head(action_space, config.squash, config.initial_std, label)
+        self.network = ActorCritic(config.network, num_inputs, self.head.num_outputs)
+        self.normalizer = Normalizer(num_inputs) if config.normalize_obs else None
+        self.value_normalizer = ValueNormalizer() if config.normalize_value else None
+        if device.type != "cpu":
+            self.to(device)
+        self.optimizer = FlatAdam(self, config.learning_rate, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm)
+        self.action_random = CounterRandom(seed * 2 + 1, num_envs, device)
+        self.shuffle_random = CounterRandom(seed * 2 + 2, num_envs, device)
+        self.clip_range = torch.tensor(config.clip_range, device=device)
+        self.entropy_coef = torch.tensor(config.entropy_coef, device=device)
+        self.num_updates = torch.zeros((), dtype=torch.int64, device=device)
+
+    def _check_minibatches(self) -> None:
+        label = type(self).__name__
+        config, unit = self.config, "num_envs" if self.is_recurrent else "num_envs * horizon"
+        rows = self.num_envs if self.is_recurrent else self.num_envs * config.horizon
+        if rows % config.minibatches:
+            raise UsageError(
+                f"{label} splits {unit} = {rows} rows into minibatches = {config.minibatches}, which leaves {rows % config.minibatches} over "
+                f"(num_envs {self.num_envs}, horizon {config.horizon})"
+            )
+
+    # ---- acting ----
+
+    def initial_carry(self, num_envs: int) -> Carry:
+        return self.network.initial_carry(num_envs, self.device)
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, carry: Carry = (), explore: bool = True) -> Decision:
+        features, next_carry = self.network.features(self._normalized(obs), carry)
+        output = self.network.actor(features)
+        if not explore:
+            return Decision(self.head.to_env(self.head.mode(output)), next_carry, {})
+        action, log_prob = self.head.sample(output, self.action_random)
+        self.action_random.advance()
+        columns = {"action": action, "log_prob": log_prob, "value": self._true_value(self.network.value(features))}
+        if self.is_recurrent:
+            columns["carry"] = carry[0]
+        return Decision(self.head.to_env(action), next_carry, columns)
+
+    @torch.no_grad()
+    def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
+        features, _ = self.network.features(self._normalized(obs), carry)
+        return self._true_value(self.network.value(features))
+
+    def _normalized(self, obs: Tensor) -> Tensor:
+        """[N, *obs] -> [N, D] float32."""
+        obs = obs.flatten(1) if obs.dtype == torch.float32 else obs.flatten(1).float()
+        return obs if self.normalizer is None else self.normalizer(obs)
+
+    def _true_value(self, value: Tensor) -> Tensor:
+        return value if self.value_normalizer is None else self.value_normalizer.denormalized(value)
+
+    # ---- recording ----
+
+    def make_buffer(self) -> RolloutBuffer:
+        self._check_minibatches()
+        return RolloutBuffer(self.config.horizon, self.num_envs, self.device)
+
+    def record(self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep) -> None:
+        row = {
+            "obs": obs,
+            "reward": timestep.reward,
+            "terminated": timestep.terminated,
+            "truncated": timestep.truncated,
+            "final_value": self._final_value(timestep, decision.carry, is_last=buffer.size == buffer.horizon - 1),
+            **decision.columns,
+        }
+        if self.is_recurrent:
+            row["ended"] = episode_ends(timestep)
+        if "valid" in timestep.info:
+            row["valid"] = timestep.info["valid"]
+        buffer.add(row)
+
+    def _final_value(self, timestep: Timestep, carry: Carry, is_last: bool) -> Tensor:
+        """[N] value of the true successor: needed where truncated, and everywhere after the last step of the rollout."""
+        final_obs = timestep.info["final_obs"]
+        if is_last or not host_may_look(self.device):
+            return self.value(final_obs, carry)
+        value = torch.zeros_like(timestep.reward)
+        index = timestep.truncated.nonzero().squeeze(1)
+        if index.numel():
+            value[index] = self.value(final_obs[index], tuple(memory[index] for memory in carry))
+        return value
+
+    def is_ready(self, buffer: RolloutBuffer) -> bool:
+        return buffer.size == buffer.horizon
+
+    # ---- learning ----
+
+    def update(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
+        data, advantage_moments = self._targets(buffer)
+        metrics = {"train/explained_variance": explained_variance(buffer["value"], data["true_returns"])}
+        if self.config.normalize_advantage == "batch":
+            mean, variance, _ = advantage_moments.unbind()
+            data["advantage"] = (data["advantage"] - mean) / (variance.sqrt() + 1e-8)
+        del data["true_returns"]
+        stats = torch.zeros(len(PPO_STATS) + 2, device=self.device)
+        for _ in range(self.config.epochs):
+            epoch_stats = torch.zeros_like(stats)
+            for minibatch in self._minibatches(data):
+                epoch_stats += self._minibatch_step(minibatch)
+            stats += epoch_stats
+        if self.config.schedule == "kl":
+            self._adapt_learning_rate(epoch_stats[PPO_STATS.index("approx_kl")] / self.config.minibatches)
+        if self.normalizer is not None:
+            self.normalizer.update(buffer["obs"].flatten(2).float(), buffer.columns.get("valid"))
+        self.num_updates += 1
+        steps = self.config.epochs * self.config.minibatches
+        return metrics | self._named(stats / steps)
+
+    def _targets(self, buffer: RolloutBuffer) -> tuple[dict[str, Tensor], Tensor]:
+        """Columns [T, N, ...] for the minibatches, and the advantage's moments [3]."""
+        valid = buffer.columns.get("valid")
+        value = torch.cat((buffer["value"], buffer["final_value"][-1:]))
+        advantage, returns, moments = gae(
+            buffer["reward"],
+            value,
+            buffer["final_value"],
+            buffer["terminated"],
+            buffer["truncated"],
+            self.config.gamma,
+            self.config.gae_lambda,
+            valid,
+        )
+        old_value, target = buffer["value"], returns
+        if self.value_normalizer is not None:
+            self.value_normalizer.update(returns.unsqueeze(-1), valid)
+            old_value, target = self.value_normalizer.normalized(old_value), self.value_normalizer.normalized(target)
+        obs = self._normalized(buffer["obs"].flatten(0, 1)).unflatten(0, buffer["reward"].shape)
+        data = {"obs": obs, "action": buffer["action"], "log_prob": buffer["log_prob"], "value": old_value, "advantage": advantage}
+        data |= {"returns": target, "true_returns": returns}
+        data |= {name: buffer[name] for name in ("valid", "carry", "ended") if name in buffer.columns}
+        return data, moments
+
+    def _minibatches(self, data: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """One pass in a new random order: of steps, or of whole environments when there is a memory to unroll."""
+        if self.is_recurrent:
+            order = self._permutation(())
+            for index in order.chunk(self.config.minibatches):
+                yield {name: column.index_select(1, index) for name, column in data.items()}
+        else:
+            flat = {name: column.flatten(0, 1) for name, column in data.items()}
+            order = self._permutation((self.config.horizon,))
+            for index in order.chunk(self.config.minibatches):
+                yield {name: column.index_select(0, index) for name, column in flat.items()}
+
+    def _permutation(self, shape: tuple[int, ...]) -> Tensor:
+        keys = self.shuffle_random.integers(0, 1 << 24, shape).flatten().int()  # int32 sorts several times faster than float32
+        self.shuffle_random.advance()
+        return keys.argsort(stable=True)
+
+    def _minibatch_step(self, minibatch: dict[str, Tensor]) -> Tensor:
+        """One optimiser step; returns its PPO_STATS, loss and gradient norm, [7]."""
+        if self.is_recurrent:
+            start = torch.cat((torch.zeros_like(minibatch["ended"][:1]), minibatch["ended"][:-1]))
+            features = self.network.unrolled_features(minibatch["obs"], (minibatch["carry"][0],), start).flatten(0, 1)
+            minibatch = {name: column.flatten(0, 1) for name, column in minibatch.items()}
+        else:
+            features, _ = self.network.features(minibatch["obs"], ())
+        output = self.network.actor(features)
+        weight = _mean_weight(minibatch.get("valid"))
+        advantage = minibatch["advantage"]
+        if self.config.normalize_advantage == "minibatch":
+            advantage = _normalized_advantage(advantage, weight)
+        terms = PpoTerms(
+            minibatch["log_prob"], advantage, minibatch["returns"], minibatch["value"], weight, self.clip_range, self.entropy_coef
+        )
+        log_prob = self.head.log_prob(output, minibatch["action"])
+        value = self.network.value(features)
+        loss, stats = ppo_loss(log_prob, value, self.head.entropy(output), terms, self.config.value_coef, self.config.clip_range_value)
+        norm = self.optimizer.step(loss)
+        return torch.cat((stats, torch.stack((loss.detach(), norm))))
+
+    def _adapt_learning_rate(self, kl: Tensor) -> None:
+        """Slower when the last epoch found the policy over twice target_kl away, faster when under half (the rule of rsl_rl and rl_games)."""
+        rate, target = self.optimizer.learning_rate, self.config.target_kl
+        factor = 1.0 + 0.5 * (kl < 0.5 * target).float() - (kl > 2.0 * target).float() / 3.0  # 1.5, 1 or 1 / 1.5
+        rate.mul_(factor).clamp_(*LEARNING_RATE_LIMITS)
+
+    def _named(self, stats: Tensor) -> dict[str, Tensor]:
+        *terms, loss, norm = stats.unbind()
+        metrics = {f"train/{name}": value for name, value in zip(PPO_STATS, terms)}
+        metrics["train/entropy_loss"] = -metrics.pop("train/entropy")
+        metrics |= {"train/loss": loss, "train/grad_norm": norm, "train/learning_rate": self.optimizer.learning_rate.clone()}
+        metrics |= {"train/n_updates": self.num_updates.clone(), "train/clip_range": self.clip_range.clone()}
+        if isinstance(self.head, Gaussian):
+            metrics["train/std"] = self.head.bounded_log_std().detach().exp().mean()
+        return metrics
+
+    def schedule(self, progress: float) -> None:
+        if self.config.schedule == "linear":
+            self.optimizer.learning_rate.fill_(self.config.learning_rate * max(1.0 - progress, 0.0))
+
+    def extra_state(self) -> dict[str, Any]:
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "action_random": self.action_random.state_dict(),
+            "shuffle_random": self.shuffle_random.state_dict(),
+            "num_updates": self.num_updates,
+        }
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.action_random.load_state_dict(state["action_random"])
+        self.shuffle_random.load_state_dict(state["shuffle_random"])
+        self.num_updates.copy_(state["num_updates"])
+
+
+def _mean_weight(valid: Tensor | None) -> Tensor | None:
+    """[B] weights summing to 1 over valid rows; None where all are."""
+    return None if valid is None else valid / valid.sum().clamp(min=1)
+
+
+def _normalized_advantage(advantage: Tensor, weight: Tensor | None) -> Tensor:
+    """(A - mean) / std over the valid rows of a minibatch [B]."""
+    if weight is None:
+        return (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+    mean = (advantage * weight).sum()
+    return (advantage - mean) / (((advantage - mean).square() * weight).sum().sqrt() + 1e-8)

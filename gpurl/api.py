@@ -1,0 +1,135 @@
+"""What a user calls from Python: `train` runs one job from its settings to its learning curve; `evaluate_run` plays a trained policy."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpurl.algorithms import make_algorithm
+from gpurl.checkpoint import load_checkpoint
+from gpurl.config import Settings, make_settings, merge
+from gpurl.display import Display
+from gpurl.envs.registry import make_env
+from gpurl.envs.vec_env import VecEnv
+from gpurl.errors import CheckpointError, UsageError
+from gpurl.evaluator import evaluate, greedy, scripted
+from gpurl.logger import Logger
+from gpurl.plot import plot_curve
+from gpurl.policy import Policy, load
+from gpurl.run_folder import create_run_folder, lock_run, write_run_info
+from gpurl.trainer import EVAL_SEED, Outcome, Trainer
+
+
+@dataclass
+class Run:
+    """A finished training run."""
+
+    folder: Path
+    outcome: Outcome
+    baseline: dict[str, float]  # the scripted policy's evaluation, {} where the environment has none
+
+    def policy(self) -> Policy:
+        """The best policy of the run."""
+        return load(self.folder)
+
+
+def train(algorithm: str = "ppo", env: str = "chasing", **settings: Any) -> Run:
+    """Train `algorithm` on `env` and return the run.
+
+    settings: any field of `gpurl.config.TrainConfig` and of the algorithm's config, and `env_options`, a dict of the task's own options.
+    `gpurl train ALGORITHM ENV --help` lists them. Raises UsageError, EnvError, NonFiniteError or CheckpointError (gpurl.errors).
+    """
+    return run(make_settings(algorithm, env, **settings))
+
+
+def resume(path: str | Path, **changes: Any) -> Run:
+    """Go on with the run in `path` from its latest good checkpoint; `changes` are settings that may change, total_steps above all."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no run folder {folder}")
+    parts, _ = load_checkpoint(folder)
+    saved = parts["meta"]["settings"]
+    values = merge({name: value for name, value in saved.items() if name not in ("algorithm", "env")}, {**changes, "run_dir": str(folder)})
+    return run(make_settings(saved["algorithm"], saved["env"], **values), resume_from=folder)
+
+
+def run(settings: Settings, resume_from: Path | None = None, command: list[str] | None = None) -> Run:
+    """Train by `settings`, in a new run folder or on from the one in `resume_from`."""
+    config = settings.train
+    device = choose_device(config.device)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    env = make_env(settings.env, config.num_envs, device, config.seed, **settings.env_options)
+    eval_env = _eval_env(settings, device)
+    model = make_algorithm(
+        settings.algorithm, settings.algorithm_config, env.single_observation_space, env.single_action_space, config.num_envs, device, config.seed
+    )
+    parts = None if resume_from is None else load_checkpoint(resume_from, device)[0]
+    root = Path(config.root)
+    folder = resume_from or create_run_folder(root, settings.env, settings.algorithm, config.seed, config.run_dir)
+    with lock_run(folder):
+        trainer = Trainer(settings, model, env, eval_env, folder)
+        if parts is None:
+            write_run_info(folder, settings.to_dict(), command or sys.argv)
+            trainer.start()
+        else:
+            trainer.restore(parts)
+        outcome, baseline = _run_logged(trainer, eval_env)
+    env.close()
+    return Run(folder, outcome, baseline)
+
+
+def _run_logged(trainer: Trainer, eval_env: VecEnv | None) -> tuple[Outcome, dict[str, float]]:
+    """Train with files and screen open, then draw the curve."""
+    settings, config = trainer.settings, trainer.config
+    logger = Logger(trainer.folder, config.tag_style, trainer.steps)
+    try:
+        if not trainer.steps:
+            logger.hyper_parameters(settings.to_dict())
+        title = f"{settings.algorithm} on {settings.env}, {config.num_envs} environments, {trainer.env.device}"
+        with Display(title, trainer.planned_steps(), quiet=config.quiet) as display:
+            outcome = trainer.run(logger, display)
+    finally:
+        logger.close()
+    baseline: dict[str, float] = {}
+    if outcome.reason != "signal" and eval_env is not None and (act := scripted(eval_env)):
+        baseline = evaluate(act, eval_env, config.eval_episodes, seed=EVAL_SEED)
+    plot_curve(trainer.folder, {"scripted policy": baseline["eval/mean_reward"]} if baseline else None)
+    if eval_env is not None:
+        eval_env.close()
+    return outcome, baseline
+
+
+def _eval_env(settings: Settings, device: torch.device) -> VecEnv | None:
+    """Environments for evaluation only, never more than episodes wanted or than training has."""
+    count = min(settings.train.eval_episodes, settings.train.num_envs)
+    return make_env(settings.env, count, device, EVAL_SEED, **settings.env_options) if count > 0 else None
+
+
+def choose_device(name: str) -> torch.device:
+    """The torch device called `name`; auto takes CUDA where it is. UsageError when it is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"no device is called {name!r}; it must be auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"device {name} is not there: torch sees {torch.cuda.device_count()} CUDA devices; gpurl doctor says why")
+    return device
+
+
+def evaluate_run(path: str | Path, episodes: int = 100, device: str = "auto", seed: int = EVAL_SEED, best: bool = True) -> dict[str, float]:
+    """Play `episodes` greedy episodes with the policy of a run; returns mean, standard deviation and length."""
+    chosen = choose_device(device)
+    policy = load(path, str(chosen), best=best)
+    env = make_env(policy.settings["env"], episodes, chosen, seed, **policy.settings["env_options"])
+    carry = policy.algorithm.initial_carry(env.num_envs)
+    try:
+        return evaluate(greedy(policy.algorithm), env, episodes, carry, seed)
+    finally:
+        env.close()
+
+

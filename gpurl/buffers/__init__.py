@@ -1,0 +1,1 @@
+"""Where steps are kept until they are trained on."""

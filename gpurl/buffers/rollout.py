@@ -1,0 +1,37 @@
+"""The rollout: T steps of N environments in preallocated [T, N, ...] tensors, written in place."""
+
+import torch
+from torch import Tensor
+
+from gpurl.errors import UsageError
+
+
+class RolloutBuffer:
+    """`add` writes one row of every column; columns are made at the first `add`, from what it brings."""
+
+    def __init__(self, horizon: int, num_envs: int, device: torch.device) -> None:
+        self.horizon, self.num_envs, self.device = horizon, num_envs, device
+        self.columns: dict[str, Tensor] = {}
+        self.size = 0  # rows written
+        self._recorded: tuple[str, ...] = ()
+
+    def add(self, row: dict[str, Tensor]) -> None:
+        """row: column name -> [N, ...] of the step."""
+        if self.size == self.horizon:
+            raise UsageError(f"the rollout holds {self.horizon} steps and is full; clear() it after the update")
+        if not self.columns:
+            self.columns = {
+                name: torch.empty(self.horizon, *value.shape, dtype=value.dtype, device=self.device) for name, value in row.items()
+            }
+            self._recorded = tuple(row)
+        for name in self._recorded:
+            self.columns[name][self.size].copy_(row[name])
+        self.size += 1
+
+    def clear(self) -> None:
+        """Begin the next rollout in the same memory; columns that were not recorded but derived go."""
+        self.size = 0
+        self.columns = {name: self.columns[name] for name in self._recorded}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.columns[name]

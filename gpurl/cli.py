@@ -1,0 +1,192 @@
+"""The command line. Nothing heavy is imported before it is known what is wanted, so that --help answers at once."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from gpurl.errors import GpurlError, UsageError
+
+USAGE = """usage: gpurl COMMAND ...
+
+  gpurl train ALGORITHM ENV [--num-envs 4096] [--total-steps 20_000_000] ...   train; --help behind it lists every setting
+  gpurl train --resume RUN [--total-steps N]                                  go on with a run
+  gpurl eval RUN [--episodes 100]                                             evaluate a trained policy
+  gpurl play RUN [--episodes 3]                                               play episodes and draw one
+  gpurl plot RUN                                                              draw the learning curve again
+  gpurl envs                                                                  what there is to train on
+  gpurl check-env MODULE                                                      say what is wrong with an environment
+  gpurl bench                                                                 measure throughput and kernels
+  gpurl doctor                                                                what this machine has and lacks
+
+RUN is a run folder. Settings are written --num-envs 4096, --num_envs 4096 or num_envs=4096; --config FILE.yaml reads them from a file.
+Exit codes: 0 done, 2 wrong use, 3 the environment misbehaves, 4 NaN or infinity, 5 checkpoint, 130/143 stopped by a signal.
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0 if words else 2
+    if words[0] == "--version":
+        from gpurl import __version__
+
+        print(f"gpurl {__version__}")
+        return 0
+    try:
+        if words[0] not in COMMANDS:
+            raise UsageError(f"gpurl has no command {words[0]!r}; {near_names(words[0], list(COMMANDS))}")
+        return COMMANDS[words[0]](words[1:])
+    except GpurlError as error:
+        print(f"gpurl: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 141
+
+
+def near_names(name: str, known: list[str]) -> str:
+    """`did you mean ...? Known: ...`"""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return (f"did you mean {' or '.join(near)}? " if near else "") + f"Known: {', '.join(known)}"
+
+
+# ---- gpurl train ----
+
+
+def train(words: list[str]) -> int:
+    """Parse the settings, train, tell the result."""
+    from gpurl.cli_train import parse_train
+
+    settings, resume_from = parse_train(words)
+    from gpurl.api import run
+
+    finished = run(settings, resume_from, ["gpurl", "train", *words])
+    outcome, quiet = finished.outcome, settings.train.quiet
+    if not quiet:
+        print(summary(finished))
+    return 128 + outcome.signal_number if outcome.signal_number else 0
+
+
+def summary(finished: Any) -> str:
+    """The closing lines of a run."""
+    outcome, lines = finished.outcome, []
+    values = outcome.evaluation
+    if values:
+        text = f"evaluated return {values['eval/mean_reward']:.2f} ± {values['eval/std_reward']:.2f} over {values['eval/episodes']:.0f} episodes"
+        if finished.baseline:
+            base = finished.baseline
+            text += f"; the scripted policy gets {base['eval/mean_reward']:.2f} ± {base['eval/std_reward']:.2f}"
+        lines.append(text)
+    lines.append(f"ended by {outcome.reason} after {outcome.steps:,} steps")
+    lines.append(f"run folder {finished.folder} (learning_curve.png, metrics.jsonl, checkpoints; tensorboard --logdir {finished.folder})")
+    return "\n".join(lines)
+
+
+# ---- commands on a run ----
+
+
+def evaluate(words: list[str]) -> int:
+    """`gpurl eval RUN`."""
+    options = parse(words, "eval", "RUN", {"episodes": 100, "device": "auto", "latest": False})
+    from gpurl.api import evaluate_run
+
+    values = evaluate_run(options["RUN"], options["episodes"], options["device"], best=not options["latest"])
+    print(f"return {values['eval/mean_reward']:.3f} ± {values['eval/std_reward']:.3f}, length {values['eval/mean_ep_length']:.1f}, {values['eval/episodes']:.0f} episodes")
+    return 0
+
+
+def play(words: list[str]) -> int:
+    """`gpurl play RUN`."""
+    options = parse(words, "play", "RUN", {"episodes": 3, "device": "auto", "seed": 0})
+    from gpurl.play import play_run
+
+    picture = play_run(options["RUN"], options["episodes"], options["device"], options["seed"])
+    print(f"picture of the first episode: {picture}")
+    return 0
+
+
+def plot(words: list[str]) -> int:
+    """`gpurl plot RUN`."""
+    options = parse(words, "plot", "RUN", {})
+    from pathlib import Path
+
+    from gpurl.plot import plot_curve
+
+    print(plot_curve(Path(options["RUN"])))
+    return 0
+
+
+# ---- commands on the installation ----
+
+
+def envs(words: list[str]) -> int:
+    """`gpurl envs`."""
+    parse(words, "envs", None, {})
+    from gpurl.doctor import env_table
+
+    print(env_table())
+    return 0
+
+
+def check_env(words: list[str]) -> int:
+    """`gpurl check-env MODULE`."""
+    options = parse(words, "check-env", "MODULE", {"steps": 64})
+    from gpurl.check_env import check_env as check
+
+    problems = check(options["MODULE"], steps=options["steps"])
+    for problem in problems:
+        print(f"- {problem}")
+    print(f"{options['MODULE']}: {'keeps the contract' if not problems else f'{len(problems)} problems'}")
+    return 3 if problems else 0
+
+
+def doctor(words: list[str]) -> int:
+    """`gpurl doctor`."""
+    parse(words, "doctor", None, {})
+    from gpurl.doctor import report
+
+    print(report())
+    return 0
+
+
+def bench(words: list[str]) -> int:
+    """`gpurl bench`: run the scripts of benchmarks/."""
+    from gpurl.doctor import run_benchmarks
+
+    return run_benchmarks(words)
+
+
+def parse(words: list[str], command: str, positional: str | None, defaults: dict[str, Any]) -> dict[str, Any]:
+    """A small command's arguments: one positional and flags with defaults, whose types the defaults give."""
+    import argparse
+
+    parser = argparse.ArgumentParser(prog=f"gpurl {command}")
+    if positional:
+        parser.add_argument(positional)
+    for name, default in defaults.items():
+        flags = dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}"))
+        if isinstance(default, bool):
+            parser.add_argument(*flags, action="store_true")
+        else:
+            parser.add_argument(*flags, type=type(default), default=default, help=f"default {default}")
+    return vars(parser.parse_args(words))
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": train,
+    "eval": evaluate,
+    "play": play,
+    "plot": plot,
+    "envs": envs,
+    "check-env": check_env,
+    "bench": bench,
+    "doctor": doctor,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

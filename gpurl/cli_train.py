@@ -1,0 +1,136 @@
+"""Turns the words behind `gpurl train` into settings: a dataclass of the loop's, the algorithm's and the environment's options for tyro."""
+
+import dataclasses
+import re
+import sys
+import typing
+from pathlib import Path
+from typing import Annotated, Any
+
+from gpurl.config import Settings, TrainConfig, make_settings, merge, read_config
+from gpurl.errors import CheckpointError, UsageError
+
+SIMPLE_TYPES = (bool, int, float, str)
+
+
+def parse_train(words: list[str]) -> tuple[Settings, Path | None]:
+    """(settings, run folder to resume or None)."""
+    words = [word for original in words for word in _spelled_out(original)]
+    words, resume = _take_option(words, "--resume")
+    words, config = _take_option(words, "--config")
+    names, flags = _positionals(words)
+    values = read_config(config) if config else {}
+    if resume is not None:
+        if names:
+            raise UsageError(f"--resume takes algorithm and environment from the run; leave out {' '.join(names)}")
+        algorithm, env, saved = _saved_settings(Path(resume))
+        values = merge(merge(saved, values), {"run_dir": resume})
+    else:
+        algorithm, env = _named(names, values, "--help" in flags or "-h" in flags)
+    values = {name: value for name, value in values.items() if name not in ("algorithm", "env")}
+    values |= {} if not isinstance(values.get(algorithm), dict) else values.pop(algorithm)
+    base = make_settings(algorithm, env, **values)
+    prefix = f"--{algorithm}."
+    flags = ["--" + flag[len(prefix) :] if flag.startswith(prefix) else flag for flag in flags]
+    settings = _parse_flags(base, flags)
+    return settings, None if resume is None else Path(resume)
+
+
+def _spelled_out(word: str) -> list[str]:
+    """`key=value` as `--key value`; `1e6` as 1000000."""
+    match = re.fullmatch(r"(?:--)?([A-Za-z_][\w.-]*)=(.*)", word)
+    if match:
+        name, value = match[1], match[2]
+        if value.lower() in ("true", "false"):
+            head, _, last = name.rpartition(".")
+            return [f"--{head + '.' if head else ''}{'' if value.lower() == 'true' else 'no-'}{last}"]
+        return [f"--{name}", *(part for item in value.strip("[]()").split(",") for part in _spelled_out(item.strip()))]
+    if re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", word) and float(word).is_integer():
+        return [str(int(float(word)))]
+    return [word]
+
+
+def _take_option(words: list[str], option: str) -> tuple[list[str], str | None]:
+    if option not in words:
+        return words, None
+    at = words.index(option)
+    if at + 1 >= len(words) or words[at + 1].startswith("--"):
+        raise UsageError(f"{option} needs a path behind it")
+    return words[:at] + words[at + 2 :], words[at + 1]
+
+
+def _positionals(words: list[str]) -> tuple[list[str], list[str]]:
+    """The names in front, and the flags behind them."""
+    count = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    return words[:count], words[count:]
+
+
+def _named(names: list[str], values: dict[str, Any], wants_help: bool) -> tuple[str, str]:
+    """Algorithm and environment from the command line, else from the config file."""
+    algorithm = names[0] if names else values.get("algorithm")
+    env = names[1] if len(names) > 1 else values.get("env")
+    if len(names) > 2:
+        raise UsageError(f"gpurl train takes one algorithm and one environment, got {' '.join(names)}")
+    if algorithm is None or env is None:
+        from gpurl.algorithms import algorithm_names
+        from gpurl.envs.registry import env_names
+
+        text = (
+            "gpurl train ALGORITHM ENV [settings], for example gpurl train ppo chasing\n"
+            f"  algorithms: {', '.join(algorithm_names())}\n  environments: {', '.join(env_names())}, or the module path of your own\n"
+            "  gpurl train ALGORITHM ENV --help lists the settings"
+        )
+        if wants_help:
+            print(text)
+            sys.exit(0)
+        raise UsageError(f"an algorithm and an environment are needed, got {' '.join(names) or 'neither'}: {text}")
+    return algorithm, env
+
+
+def _saved_settings(folder: Path) -> tuple[str, str, dict[str, Any]]:
+    from gpurl.checkpoint import load_checkpoint
+
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no run folder {folder}")
+    saved = dict(load_checkpoint(folder)[0]["meta"]["settings"])
+    return saved.pop("algorithm"), saved.pop("env"), saved
+
+
+def _parse_flags(base: Settings, flags: list[str]) -> Settings:
+    """`base` with what the flags change; tyro prints help and names near flags."""
+    import tyro
+
+    options = _options_class(base.env)
+    combined = dataclasses.make_dataclass(
+        "Settings",
+        [
+            ("train", Annotated[TrainConfig, tyro.conf.arg(name="")]),
+            ("algorithm", Annotated[type(base.algorithm_config), tyro.conf.arg(name="")]),
+            ("env", options),
+        ],
+    )
+    known = {item.name for item in dataclasses.fields(options)}
+    default = combined(base.train, base.algorithm_config, options(**{name: value for name, value in base.env_options.items() if name in known}))
+    try:
+        parsed: Any = tyro.cli(combined, args=flags, default=default, prog=f"gpurl train {base.algorithm} {base.env}", description="Train.")
+    except SystemExit as stop:
+        sys.exit(2 if stop.code else 0)
+    chosen = dataclasses.asdict(parsed.env)
+    standard = dataclasses.asdict(options())
+    env_options = base.env_options | {name: value for name, value in chosen.items() if value != standard[name] or name in base.env_options}
+    return dataclasses.replace(base, train=parsed.train, algorithm_config=parsed.algorithm, env_options=env_options)
+
+
+def _options_class(env: str) -> type:
+    """A dataclass of the environment's own options, from its constructor's signature."""
+    from gpurl.envs.registry import env_options, resolve_env
+
+    env_class, named = resolve_env(env)
+    hints = typing.get_type_hints(env_class.__init__)
+    fields = []
+    for name, parameter in env_options(env_class).items():
+        kind = hints.get(name, type(parameter.default))
+        parts = [part for part in (typing.get_args(kind) or (kind,)) if part is not type(None)]
+        if name not in named and all(part in SIMPLE_TYPES for part in parts) and parameter.default is not parameter.empty:
+            fields.append((name, kind, dataclasses.field(default=parameter.default)))
+    return dataclasses.make_dataclass("EnvOptions", fields)

@@ -1,0 +1,181 @@
+"""Settings of a run: defaults, then the preset of the algorithm and environment, then a file, then what the user typed; the last one wins."""
+
+import dataclasses
+import difflib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpurl.errors import UsageError
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Settings of the training loop, the same for every algorithm."""
+
+    num_envs: int = 4096
+    """Environments stepped together."""
+    total_steps: int = 20_000_000
+    """Environment steps, summed over environments, after which training ends."""
+    seed: int = 0
+    """Seed of the weights, the environments and the exploration."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ..., or auto: cuda if there is one."""
+    max_seconds: float | None = None
+    """Stop after this much wall-clock time."""
+    stop_return: float | None = None
+    """Stop when an evaluation reaches this mean return."""
+    eval_every: int | None = None
+    """Environment steps between evaluations; by default a tenth of total_steps."""
+    eval_episodes: int = 64
+    """Episodes of an evaluation, greedy, in environments of their own; 0 evaluates never."""
+    save_every: str = "60s"
+    """Time (60s) or iterations (100i) between checkpoints."""
+    keep_checkpoints: int = 3
+    """Newest checkpoints to keep, beside the best."""
+    log_every: float = 1.0
+    """Seconds between log entries."""
+    tag_style: str = "sb3"
+    """TensorBoard names: sb3, cleanrl, rsl_rl or rl_games."""
+    nan: str = "stop"
+    """What to do about NaN or infinity from an environment: stop, or skip (those steps are not trained on, their environments restart)."""
+    stagger: bool = True
+    """Start environments at different clocks, so that time limits do not all fall on one step."""
+    threads: int | None = None
+    """CPU threads of torch; by default what torch chooses."""
+    root: str = "runs"
+    """Folder under which the run folder is made."""
+    run_dir: str | None = None
+    """The run folder itself; by default ROOT/env/algorithm/time_seed."""
+    quiet: bool = False
+    """Print nothing but errors."""
+
+    def __post_init__(self) -> None:
+        if self.nan not in ("stop", "skip"):
+            raise UsageError(f"nan is {self.nan!r}; it must be stop or skip")
+        for name in ("num_envs", "total_steps", "keep_checkpoints"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+        parse_interval(self.save_every)
+
+
+def parse_interval(text: str) -> tuple[float | None, int | None]:
+    """(seconds, iterations), one of them None: '60', '60s' or '100i'."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|i|it|iterations)?", text.strip())
+    if match is None or (match[2] not in (None, "s") and "." in match[1]) or float(match[1]) <= 0:
+        raise UsageError(f"save_every is {text!r}; it must be seconds as 60s or iterations as 100i")
+    return (float(match[1]), None) if match[2] in (None, "s") else (None, int(match[1]))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a run."""
+
+    algorithm: str
+    env: str
+    train: TrainConfig
+    algorithm_config: Any  # the algorithm's own dataclass
+    env_options: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain nested values, as written to config.yaml; `make_settings(**...)` takes them back."""
+        values = {"algorithm": self.algorithm, "env": self.env, "env_options": dict(self.env_options)}
+        return values | dataclasses.asdict(self.train) | _plain(dataclasses.asdict(self.algorithm_config))
+
+
+def make_settings(algorithm: str, env: str, **values: Any) -> Settings:
+    """Settings for `algorithm` on `env`: defaults, preset, then `values` (fields of TrainConfig and of the algorithm, env_options).
+
+    Raises UsageError for a name that nothing has, or a value of the wrong kind.
+    """
+    from gpurl.algorithms import config_class, resolve_algorithm
+    from gpurl.envs.registry import env_options, resolve_env
+    from gpurl.presets import preset
+
+    env_class, _ = resolve_env(env)
+    algorithm_config = config_class(resolve_algorithm(algorithm))
+    merged = merge(preset(algorithm, env), values)
+    options = dict(merged.pop("env_options", {}))
+    unknown = sorted(set(options) - set(env_options(env_class)))
+    if unknown:
+        raise UsageError(f"environment {env!r} has no option {unknown[0]!r}; it has: {', '.join(env_options(env_class)) or 'none'}")
+    train_fields = {item.name for item in dataclasses.fields(TrainConfig)}
+    train = build(TrainConfig, {name: value for name, value in merged.items() if name in train_fields})
+    rest = {name: value for name, value in merged.items() if name not in train_fields}
+    return Settings(algorithm, env, train, build(algorithm_config, rest, also=train_fields), options)
+
+
+def build_algorithm_config(algorithm: str, saved: dict[str, Any]) -> Any:
+    """The algorithm's settings out of `Settings.to_dict()`, without looking for the environment."""
+    from gpurl.algorithms import config_class, resolve_algorithm
+
+    kind = config_class(resolve_algorithm(algorithm))
+    names = {item.name for item in dataclasses.fields(kind)}
+    return build(kind, {name: value for name, value in saved.items() if name in names})
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `over`, nested dicts merged."""
+    result = dict(base)
+    for name, value in over.items():
+        both = isinstance(value, dict) and isinstance(result.get(name), dict)
+        result[name] = merge(result[name], value) if both else value
+    return result
+
+
+def build(kind: type, values: dict[str, Any], also: set[str] | None = None) -> Any:
+    """A dataclass `kind` from plain values (nested dicts for nested dataclasses), each checked against the field's type."""
+    import typeguard
+
+    hints = _hints(kind)
+    arguments = {}
+    for name, value in values.items():
+        if name not in hints:
+            raise UsageError(_unknown_setting(name, kind, set(hints) | (also or set())))
+        if dataclasses.is_dataclass(hints[name]) and isinstance(value, dict):
+            value = build(hints[name], value)
+        elif isinstance(value, list):
+            value = tuple(value)
+        if isinstance(value, int) and not isinstance(value, bool) and "float" in str(hints[name]):
+            value = float(value)
+        try:
+            arguments[name] = typeguard.check_type(value, hints[name])
+        except typeguard.TypeCheckError:
+            raise UsageError(f"{name} is {value!r}; it must be {getattr(hints[name], '__name__', hints[name])}") from None
+    return kind(**arguments)
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    import typing
+
+    hints = typing.get_type_hints(kind)
+    return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
+
+
+def _unknown_setting(name: str, kind: type, known: set[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"no setting is called {name!r}; {hint}{kind.__name__} has: {', '.join(sorted(_hints(kind)))}"
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, so that YAML reads back what was written."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Values of a YAML file of settings; UsageError says what is wrong with it."""
+    try:
+        values = yaml.safe_load(Path(path).read_text())
+    except FileNotFoundError:
+        raise UsageError(f"there is no config file {path}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise UsageError(f"cannot read {path} as YAML: {error}") from None
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise UsageError(f"{path} must hold `name: value` lines, got {type(values).__name__}")
+    return values

@@ -1,0 +1,55 @@
+"""Finds the one class a file defines by the file's name: `pendulum` in a package folder, or anybody's `my_project.my_module`."""
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+from types import ModuleType
+
+from gpurl.errors import UsageError
+
+
+def module_names(package: ModuleType, hidden: frozenset[str] = frozenset()) -> list[str]:
+    """Names of the modules that `package` holds, sub-packages included, without private and `hidden` ones."""
+    names = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return sorted(name for name in names if not name.startswith("_") and name not in hidden)
+
+
+def find_class(name: str, package: ModuleType, base: type, kind: str, hidden: frozenset[str] = frozenset()) -> type:
+    """The public subclass of `base` that the module `name` defines.
+
+    `name` is a module of `package`, else an importable module path, with `:Class` behind it where the module defines several.
+    Only that module is imported. Raises UsageError naming the near names, or the classes that were found.
+    """
+    module_name, _, class_name = name.partition(":")
+    known = module_names(package, hidden)
+    if module_name in known:
+        full_name = f"{package.__name__}.{module_name}"
+    elif _importable(module_name):
+        full_name = module_name
+    else:
+        near = difflib.get_close_matches(module_name, known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise UsageError(f"no {kind} is called {module_name!r}; {hint}Known: {', '.join(known)}; or give the module path of your own")
+    module = importlib.import_module(full_name)
+    found = [value for value in vars(module).values() if _is_own_subclass(value, base, module)]
+    if class_name:
+        found = [value for value in found if value.__name__ == class_name]
+    if len(found) != 1:
+        names = ", ".join(value.__name__ for value in found) or "none"
+        raise UsageError(f"module {full_name} must define one public {base.__name__} class, found {names}; name it as {module_name}:CLASS")
+    return found[0]
+
+
+def _importable(module_name: str) -> bool:
+    try:
+        return bool(module_name) and importlib.util.find_spec(module_name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _is_own_subclass(value: object, base: type, module: ModuleType) -> bool:
+    if not inspect.isclass(value) or not issubclass(value, base) or inspect.isabstract(value):
+        return False
+    return value.__module__ == module.__name__ and not value.__name__.startswith("_")

@@ -1,0 +1,181 @@
+"""Policy heads: what the numbers of the actor network mean for an action space. No torch.distributions: it costs several times the mathematics.
+
+Actions inside are in the head's own units ([-1, 1] spans a bounded Box); `to_env` gives what the environment receives.
+"""
+
+import math
+from abc import abstractmethod
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from torch import Tensor, nn
+
+from gpurl.errors import UsageError
+from gpurl.kernels.random import CounterRandom
+from gpurl.losses import gaussian_log_prob
+
+LOG_2PI = math.log(2.0 * math.pi)
+
+
+class Head(nn.Module):
+    """A family of distributions over one action space. `output` is [..., num_outputs] from the actor network."""
+
+    num_outputs: int
+
+    @abstractmethod
+    def sample(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor]:
+        """(action [N, ...], its log-probability [N])."""
+
+    @abstractmethod
+    def log_prob(self, output: Tensor, action: Tensor) -> Tensor:
+        """[...] log-probability of `action`, which `sample` gave."""
+
+    @abstractmethod
+    def entropy(self, output: Tensor) -> Tensor:
+        """Entropy in nats: [...], or 0-d where it is the same for all."""
+
+    @abstractmethod
+    def mode(self, output: Tensor) -> Tensor:
+        """The greedy action."""
+
+    def to_env(self, action: Tensor) -> Tensor:
+        """What the environment receives for `action`."""
+        return action
+
+
+class Gaussian(Head):
+    """Diagonal normal with a log standard deviation that does not depend on the state; clipped on the way to the environment, not before."""
+
+    def __init__(self, space: Box, initial_std: float = 1.0, min_log_std: float = -5.0, max_log_std: float = 2.0) -> None:
+        super().__init__()
+        self.num_outputs = math.prod(space.shape)
+        self.shape = space.shape
+        self.log_std = nn.Parameter(torch.full((self.num_outputs,), math.log(initial_std)))
+        self.min_log_std, self.max_log_std = min_log_std, max_log_std
+        low, high = space.low.flatten(), space.high.flatten()
+        self.bounded = bool(np.isfinite(low).all() and np.isfinite(high).all())
+        self.is_unit_box = self.bounded and bool((low == -1).all() and (high == 1).all())
+        center, half_width = ((low + high) / 2, (high - low) / 2) if self.bounded else (np.zeros_like(low), np.ones_like(low))
+        self.register_buffer("center", torch.tensor(center.tolist()), persistent=False)
+        self.register_buffer("half_width", torch.tensor(half_width.tolist()), persistent=False)
+
+    def bounded_log_std(self) -> Tensor:
+        """[A] log standard deviation inside its limits, so that no policy collapses or explodes."""
+        return self.log_std.clamp(self.min_log_std, self.max_log_std)
+
+    def sample(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor]:
+        log_std = self.bounded_log_std()
+        noise = rng.normal((self.num_outputs,))
+        action = torch.addcmul(output, noise, log_std.exp())
+        log_prob = noise.square().sum(-1).mul_(-0.5).sub_(log_std.sum() + 0.5 * LOG_2PI * self.num_outputs)
+        return action, log_prob
+
+    def log_prob(self, output: Tensor, action: Tensor) -> Tensor:
+        return gaussian_log_prob(output, self.bounded_log_std(), action)
+
+    def entropy(self, output: Tensor) -> Tensor:
+        return self.bounded_log_std().sum() + 0.5 * (1.0 + LOG_2PI) * self.num_outputs
+
+    def mode(self, output: Tensor) -> Tensor:
+        return output
+
+    def to_env(self, action: Tensor) -> Tensor:
+        if self.bounded:
+            action = action.clamp(-1.0, 1.0)
+            if not self.is_unit_box:
+                action = torch.addcmul(self.center, action, self.half_width)
+        return action.unflatten(-1, self.shape) if len(self.shape) != 1 else action
+
+
+class TanhGaussian(Gaussian):
+    """Gaussian `u` squashed by tanh; the action inside is u itself, so nothing ever goes through atanh.
+
+    log p(tanh u) = log N(u) - sum 2 (log 2 - u - softplus(-2u))   (Haarnoja et al. 2018, appendix C, in its stable form)
+    """
+
+    def __init__(self, space: Box, initial_std: float = 1.0) -> None:
+        super().__init__(space, initial_std)
+        if not self.bounded:
+            raise UsageError(f"a tanh-squashed policy needs a bounded Box action space, this one is {space}")
+
+    def sample(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor]:
+        action, log_prob = super().sample(output, rng)
+        return action, log_prob - self._log_slope(action)
+
+    def log_prob(self, output: Tensor, action: Tensor) -> Tensor:
+        return super().log_prob(output, action) - self._log_slope(action)
+
+    def entropy(self, output: Tensor) -> Tensor:
+        """Entropy of the Gaussian plus the mean log slope at the mode: the squashed one has no closed form."""
+        return super().entropy(output) + self._log_slope(output)
+
+    def to_env(self, action: Tensor) -> Tensor:
+        return super().to_env(action.tanh())
+
+    @staticmethod
+    def _log_slope(u: Tensor) -> Tensor:
+        return (2.0 * (math.log(2.0) - u - nn.functional.softplus(-2.0 * u))).sum(-1)
+
+
+class Categorical(Head):
+    """One of n actions, int64 [N]; sampled by the Gumbel maximum, which needs no host sync."""
+
+    def __init__(self, num_actions: int) -> None:
+        super().__init__()
+        self.num_outputs = num_actions
+
+    def sample(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor]:
+        gumbel = (rng.uniform(0.0, 1.0, (self.num_outputs,)) + 2.0**-25).log_().neg_().log_().neg_()
+        action = (output + gumbel).argmax(-1)
+        return action, self.log_prob(output, action)
+
+    def log_prob(self, output: Tensor, action: Tensor) -> Tensor:
+        return output.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, output: Tensor) -> Tensor:
+        log_prob = output.log_softmax(-1)
+        return -(log_prob.exp() * log_prob).sum(-1)
+
+    def mode(self, output: Tensor) -> Tensor:
+        return output.argmax(-1)
+
+
+class MultiCategorical(Head):
+    """K independent choices, int64 [N, K]; `num_actions[k]` actions each."""
+
+    def __init__(self, num_actions: tuple[int, ...]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Categorical(n) for n in num_actions)
+        self.num_actions = num_actions
+        self.num_outputs = sum(num_actions)
+
+    def sample(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor]:
+        pairs = [part.sample(logits, rng) for part, logits in self._split(output)]
+        return torch.stack([action for action, _ in pairs], dim=-1), torch.stack([log_prob for _, log_prob in pairs]).sum(0)
+
+    def log_prob(self, output: Tensor, action: Tensor) -> Tensor:
+        return torch.stack([part.log_prob(logits, action[..., k]) for k, (part, logits) in enumerate(self._split(output))]).sum(0)
+
+    def entropy(self, output: Tensor) -> Tensor:
+        return torch.stack([part.entropy(logits) for part, logits in self._split(output)]).sum(0)
+
+    def mode(self, output: Tensor) -> Tensor:
+        return torch.stack([part.mode(logits) for part, logits in self._split(output)], dim=-1)
+
+    def _split(self, output: Tensor) -> list[tuple[Head, Tensor]]:
+        return list(zip(self.parts, output.split(self.num_actions, dim=-1)))  # type: ignore[arg-type]
+
+
+def make_head(space: gymnasium.Space, squash: bool = False, initial_std: float = 1.0, algorithm: str = "this algorithm") -> Head:
+    """The head for `space`; UsageError names the space where there is none."""
+    if isinstance(space, Box):
+        return (TanhGaussian if squash else Gaussian)(space, initial_std)
+    if isinstance(space, Discrete):
+        if space.start != 0:
+            raise UsageError(f"{algorithm} numbers actions from 0, this space is {space}")
+        return Categorical(int(space.n))
+    if isinstance(space, MultiDiscrete):
+        return MultiCategorical(tuple(int(n) for n in space.nvec.flatten()))
+    raise UsageError(f"{algorithm} needs a Box, Discrete or MultiDiscrete action space, this one is {space}")

@@ -1,0 +1,93 @@
+"""Says what this machine has, what it lacks and how to get it; lists the environments; starts the benchmarks."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from gpurl.errors import UsageError
+
+PACKAGES = ("gpurl", "torch", "triton", "numpy", "gymnasium", "tyro", "rich", "safetensors", "tensorboard", "matplotlib")
+SIMULATORS = {  # module: (what it brings, how to get it)
+    "envpool": ("gymnasium_cpu with workers=envpool", "pip install 'gpurl[envpool]'"),
+    "mujoco": ("Gymnasium's MuJoCo tasks", "pip install 'gymnasium[mujoco]'"),
+    "Box2D": ("Gymnasium's Box2D tasks", "pip install 'gymnasium[box2d]'"),
+    "ale_py": ("Atari tasks", "pip install 'gymnasium[atari]'"),
+}
+
+
+def report() -> str:
+    """The whole report, ending with what to do where something is missing."""
+    return "\n".join(["versions", *_versions(), "", "devices", *_devices(), "", "simulators", *_simulators()])
+
+
+def _versions() -> list[str]:
+    lines = [f"  python {platform.python_version()} on {platform.platform()}"]
+    for name in PACKAGES:
+        try:
+            lines.append(f"  {name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            lines.append(f"  {name} is missing: pip install -e . -c constraints.txt")
+    return lines
+
+
+def _devices() -> list[str]:
+    import torch
+
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    lines = [f"  {cpus} CPU cores, torch uses {torch.get_num_threads()} threads, wait mode {os.environ.get('OMP_WAIT_POLICY', 'default')}"]
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            lines.append(f"  cuda:{index} {properties.name}, {properties.total_memory / 2**30:.0f} GiB, compute {properties.major}.{properties.minor}")
+        return lines
+    if torch.version.cuda is None:
+        advice = "this torch is a CPU build: install torch 2.13.0 for CUDA to use a GPU" if shutil.which("nvidia-smi") else "no NVIDIA driver found; the CPU is used"
+    else:
+        advice = f"torch is built for CUDA {torch.version.cuda}, but sees no device: check the driver with nvidia-smi"
+    return [*lines, f"  no CUDA device: {advice}"]
+
+
+def _simulators() -> list[str]:
+    lines = ["  built in: torch-native tasks, Gymnasium's classic control"]
+    for module, (brings, how) in SIMULATORS.items():
+        found = importlib.util.find_spec(module) is not None
+        lines.append(f"  {module}: {'there' if found else 'missing'} ({brings}{'' if found else '; get it by ' + how})")
+    return lines
+
+
+def env_table() -> str:
+    """One line an environment: spaces, time limit, options."""
+    from gpurl.envs.registry import env_names, env_options, make_env, resolve_env
+
+    lines = []
+    for name in env_names():
+        env_class, _ = resolve_env(name)
+        options = env_options(env_class)
+        if "task" in options:
+            lines.append(f"{name}:TASK\n    {(env_class.__doc__ or '').splitlines()[0]}")
+            continue
+        env = make_env(name, 1)
+        own = ", ".join(f"{key}={option.default}" for key, option in options.items() if key != "max_episode_steps")
+        lines.append(
+            f"{name}\n    observation {env.single_observation_space.shape}, action {env.single_action_space}, "
+            f"{env.max_episode_steps} steps{', options: ' + own if own else ''}"
+        )
+    lines.append("or the module path of your own (README: an environment of your own)")
+    return "\n".join(lines)
+
+
+def run_benchmarks(words: list[str]) -> int:
+    """Run benchmarks/throughput.py and benchmarks/kernels.py of the source tree; `words` go to both."""
+    folder = Path(__file__).resolve().parent.parent / "benchmarks"
+    if not folder.is_dir():
+        raise UsageError(f"the benchmarks are in the source tree, there is no {folder}; clone the project and run make bench")
+    for script in ("throughput.py", "kernels.py"):
+        code = subprocess.run([sys.executable, str(folder / script), *words], check=False).returncode  # noqa: S603
+        if code:
+            return code
+    return 0

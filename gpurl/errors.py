@@ -1,0 +1,31 @@
+"""The errors gpurl raises on purpose, each with the exit code that the command line returns for it."""
+
+
+class GpurlError(Exception):
+    """Base of all errors that tell the user what was got, what was wanted and what to do."""
+
+    exit_code = 1
+
+
+class UsageError(GpurlError, ValueError):
+    """A name, a size or a combination of settings that cannot work."""
+
+    exit_code = 2
+
+
+class EnvError(GpurlError):
+    """An environment that breaks the contract of `gpurl.envs.vec_env`."""
+
+    exit_code = 3
+
+
+class NonFiniteError(GpurlError):
+    """NaN or infinity where a number was needed."""
+
+    exit_code = 4
+
+
+class CheckpointError(GpurlError):
+    """A checkpoint that is damaged, missing, newer than this program, or made for something else."""
+
+    exit_code = 5

@@ -1,0 +1,60 @@
+"""Greedy evaluation in environments of their own: every environment counts its first episodes only, so short ones are not favoured."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpurl.algorithms.algorithm import Algorithm, restart_carry
+from gpurl.envs.vec_env import VecEnv
+from gpurl.errors import EnvError
+from gpurl.networks import Carry
+
+Act = Callable[[Tensor, Carry], tuple[Tensor, Carry]]
+LOOK_EVERY = 16  # steps between looks at whether all are done, each a host sync
+
+
+def greedy(algorithm: Algorithm) -> Act:
+    """The algorithm's policy without exploration."""
+
+    def act(obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        decision = algorithm.act(obs, carry, explore=False)
+        return decision.action, decision.carry
+
+    return act
+
+
+def scripted(env: VecEnv) -> Act | None:
+    """The environment's own baseline, where it has one."""
+    function: Any = getattr(env, "scripted_action", None)
+    return None if function is None else lambda obs, carry: (function(obs), carry)
+
+
+def evaluate(act: Act, env: VecEnv, episodes: int, carry: Carry = (), seed: int = 0, max_steps: int = 20_000) -> dict[str, float]:
+    """Play `episodes` episodes (rounded up to a multiple of env.num_envs) and return their statistics, named as they are logged.
+
+    Raises EnvError when not all end within `max_steps` steps an episode.
+    """
+    wanted = -(-episodes // env.num_envs)
+    obs, _ = env.reset(seed=seed)
+    finished = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
+    sums = torch.zeros(4, dtype=torch.float64, device=env.device)  # episodes, returns, squared returns, lengths
+    for step in range(max_steps * wanted):
+        action, carry = act(obs, carry)
+        obs, _, terminated, truncated, info = env.step(action)
+        done = terminated | truncated
+        carry = restart_carry(carry, done)
+        counts = info["_episode"] & (finished < wanted)
+        returns, lengths = info["episode"]["r"].double(), info["episode"]["l"].double()
+        rows = torch.stack((torch.ones_like(returns), returns, returns.square(), lengths))
+        sums += torch.where(counts, rows, 0.0).sum(1)
+        finished += counts
+        if step % LOOK_EVERY == LOOK_EVERY - 1 and bool((finished >= wanted).all()):
+            break
+    else:
+        raise EnvError(f"{type(env).__name__}: {int((finished < wanted).sum())} of {env.num_envs} evaluation episodes did not end in {max_steps} steps")
+    count, total, squares, length = sums.tolist()
+    mean = total / count
+    deviation = max(squares / count - mean * mean, 0.0) ** 0.5
+    return {"eval/mean_reward": mean, "eval/std_reward": deviation, "eval/mean_ep_length": length / count, "eval/episodes": count}

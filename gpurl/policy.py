@@ -1,0 +1,75 @@
+"""A trained policy by itself: loaded from a run, it acts on observations and needs neither the environment nor the trainer."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpurl.algorithms import make_algorithm
+from gpurl.algorithms.algorithm import Algorithm
+from gpurl.checkpoint import best_checkpoint, load_checkpoint
+from gpurl.config import build_algorithm_config
+from gpurl.errors import CheckpointError, UsageError
+from gpurl.spaces import space_from_dict
+
+
+class Policy:
+    """`act(obs)` for one observation or a batch; a policy with memory keeps it between calls until `reset()`."""
+
+    def __init__(self, algorithm: Algorithm, settings: dict[str, Any]) -> None:
+        self.algorithm, self.settings = algorithm, settings
+        self.device = algorithm.device
+        self._carry: Any = None
+
+    def act(self, obs: np.ndarray | Tensor, deterministic: bool = True) -> Any:
+        """obs: [*obs] or [N, *obs], numpy or torch -> action [*action] or [N, *action] of the same kind, as the environment takes it."""
+        batch, is_single = self._batch(obs)
+        if self._carry is None or (self._carry and self._carry[0].shape[0] != batch.shape[0]):
+            self._carry = self.algorithm.initial_carry(batch.shape[0])
+        if not deterministic and batch.shape[0] != self.algorithm.num_envs:
+            raise UsageError(f"a sampling policy draws for {self.algorithm.num_envs} environments, got {batch.shape[0]} observations; load(..., num_envs=...)")
+        decision = self.algorithm.act(batch, self._carry, explore=not deterministic)
+        self._carry = decision.carry
+        return self._like(decision.action[0] if is_single else decision.action, obs)
+
+    def value(self, obs: np.ndarray | Tensor) -> Any:
+        """Expected return from obs: a number for [*obs], [N] for [N, *obs]."""
+        batch, is_single = self._batch(obs)
+        value = self.algorithm.value(batch, self._carry or self.algorithm.initial_carry(batch.shape[0]))
+        return float(value[0]) if is_single else self._like(value, obs)
+
+    def reset(self) -> None:
+        """Empty the memory: the next observation begins an episode."""
+        self._carry = None
+
+    def _batch(self, obs: np.ndarray | Tensor) -> tuple[Tensor, bool]:
+        shape = tuple(self.algorithm.observation_space.shape or ())
+        tensor = torch.as_tensor(obs, device=self.device)
+        tensor = tensor.float() if tensor.is_floating_point() else tensor
+        if tuple(tensor.shape) == shape:
+            return tensor.unsqueeze(0), True
+        if tuple(tensor.shape[1:]) == shape and tensor.dim() == len(shape) + 1:
+            return tensor, False
+        raise UsageError(f"the policy takes observations of shape {shape} or (N, {', '.join(map(str, shape))}), got {tuple(tensor.shape)}")
+
+    @staticmethod
+    def _like(tensor: Tensor, obs: np.ndarray | Tensor) -> Any:
+        return tensor if isinstance(obs, Tensor) else tensor.cpu().numpy()
+
+
+def load(path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = True) -> Policy:
+    """The policy of a run folder (its best evaluated checkpoint, or with best=False its latest) or of one checkpoint folder."""
+    path = Path(path)
+    chosen = best_checkpoint(path / "checkpoints") if best and (path / "checkpoints").is_dir() else None
+    parts, _ = load_checkpoint(chosen or path, device)
+    try:
+        meta, settings = parts["meta"], parts["meta"]["settings"]
+        spaces = [space_from_dict(meta[name]) for name in ("observation_space", "action_space")]
+        config = build_algorithm_config(settings["algorithm"], settings)
+        algorithm = make_algorithm(settings["algorithm"], config, *spaces, num_envs=num_envs, device=device)
+        algorithm.load_state_dict(parts["model"])
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"{chosen or path} is not a policy this version can read: {error}") from None
+    return Policy(algorithm, settings)

@@ -1,0 +1,127 @@
+"""The folder of one run: a name nobody else gets, what is needed to repeat the run, and the lock of the process that trains in it."""
+
+import importlib.metadata
+import itertools
+import json
+import os
+import platform
+import re
+import shlex
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from filelock import FileLock, Timeout
+
+from gpurl.errors import CheckpointError, UsageError
+
+MAX_DIFF_BYTES = 1 << 20
+GIT_SECONDS = 10.0
+LOCK_SECONDS = 0.3  # a holder keeps its lock for hours: waiting longer helps nobody
+PACKAGES = ("torch", "triton", "gpurl", "gymnasium", "numpy")
+
+
+def create_run_folder(root: Path, env: str, algorithm: str, seed: int, name: str | None = None) -> Path:
+    """A new folder `root/<env>/<algorithm>/<YYYYmmdd-HHMMSS>_<seed>`, or the folder `name` where the user chose a path."""
+    try:
+        if name is not None:
+            return _chosen_folder(Path(name).expanduser())
+        parent = Path(root).expanduser() / _safe_name(env) / _safe_name(algorithm)
+        parent.mkdir(parents=True, exist_ok=True)
+        return _first_free(parent, f"{time.strftime('%Y%m%d-%H%M%S')}_{seed}")
+    except OSError as error:
+        raise UsageError(f"no run folder at {error.filename}: {error.strerror}; choose another place with --run-dir") from error
+
+
+def _chosen_folder(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise UsageError(f"{folder} already holds files: continue that run with --resume, or give another name to --run-dir")
+    return folder
+
+
+def _first_free(parent: Path, stamp: str) -> Path:
+    """`parent/stamp`, or `stamp-2`, `stamp-3` …: mkdir itself decides who gets a name, so two processes never share one."""
+    for number in itertools.count(1):
+        folder = parent / (stamp if number == 1 else f"{stamp}-{number}")
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("unreachable")
+
+
+def _safe_name(name: str) -> str:
+    """`name` as one folder name: "gymnasium_cpu:Pendulum-v1" becomes "gymnasium_cpu_Pendulum-v1", "../x" becomes "x"."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._-")[-100:] or "unnamed"
+
+
+def write_run_info(folder: Path, config: dict[str, Any], argv: list[str]) -> None:
+    """Write config.yaml, command.txt, versions.json and, inside a git repository, git.diff: what it takes to repeat the run."""
+    (folder / "config.yaml").write_text(yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    (folder / "command.txt").write_text(shlex.join(argv) + "\n", encoding="utf-8")
+    (folder / "versions.json").write_text(json.dumps(_versions(), indent=1) + "\n", encoding="utf-8")
+    diff = _git_diff()
+    if diff is not None:
+        (folder / "git.diff").write_bytes(diff)
+
+
+def _plain(value: Any) -> Any:
+    """`value` in the types YAML knows; a path, a device or a class becomes its text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if type(value) in (bool, int, float, str, type(None)) else str(value)
+
+
+def _versions() -> dict[str, Any]:
+    """Python, the packages that decide the numbers (None: not installed), the system and its devices."""
+    found: dict[str, Any] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    return found | {"cuda": torch.version.cuda, "platform": platform.platform(), "cpus": os.cpu_count(), "devices": gpus or ["cpu"]}
+
+
+def _git_diff() -> bytes | None:
+    """The commit of the working directory's repository and the changes since; None without git, repository or commit."""
+    git = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false"]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, timeout=GIT_SECONDS)  # noqa: S603
+        if commit.returncode != 0:
+            return None
+        with tempfile.TemporaryFile() as diff:  # on disk: the size is known only afterwards
+            command = [*git, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD"]
+            subprocess.run(command, stdout=diff, stderr=subprocess.DEVNULL, timeout=GIT_SECONDS, check=True)  # noqa: S603
+            size = diff.tell()
+            if size > MAX_DIFF_BYTES:
+                return commit.stdout + f"the changes since are left out: {size} bytes, the limit is {MAX_DIFF_BYTES}\n".encode()
+            diff.seek(0)
+            return commit.stdout + diff.read()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def lock_run(folder: Path) -> FileLock:
+    """The held lock of a run folder, until `.release()` or the end of the process; CheckpointError if another process trains there."""
+    lock, holder = FileLock(folder / "run.lock", thread_local=False), folder / "run.pid"
+    try:
+        lock.acquire(timeout=LOCK_SECONDS)
+        holder.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+    except Timeout as error:
+        who = holder.read_text(encoding="utf-8").strip() if holder.exists() else "an unknown process"
+        raise CheckpointError(f"{folder} is in use by {who}: wait for it, stop it, or start another run") from error
+    except OSError as error:
+        lock.release()
+        raise CheckpointError(f"cannot lock the run folder {folder}: {error}") from error
+    return lock

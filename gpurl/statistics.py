@@ -1,0 +1,89 @@
+"""Episode statistics and timings that stay on the device until the logger asks."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpurl.envs.vec_env import Timestep
+
+
+class EpisodeStatistics:
+    """Sums over finished episodes since the last `read`: returns, lengths, and the env's own info["log"] terms."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(3, device=device)  # episodes, sum of returns, sum of lengths
+        self.terms: dict[str, Tensor] = {}
+        self.num_terms = 0
+        self.last: dict[str, float] = {}
+
+    def add(self, timestep: Timestep) -> None:
+        """Take one step's info in."""
+        info = timestep.info
+        if "episode" in info:
+            mask = info["_episode"]
+            rows = torch.stack((torch.ones_like(info["episode"]["r"]), info["episode"]["r"], info["episode"]["l"].float()))
+            self.sums += torch.where(mask, rows, 0.0).sum(1)
+        for name, value in info.get("log", {}).items():
+            mean = torch.as_tensor(value, dtype=torch.float32, device=self.sums.device).mean()
+            self.terms[name] = self.terms[name] + mean if name in self.terms else mean
+        self.num_terms += bool(info.get("log"))
+
+    def metrics(self) -> dict[str, Tensor]:
+        """0-d tensors to be moved to the host with the others, then given to `read`."""
+        count, returns, lengths = self.sums.clone().unbind()
+        metrics = {"episodes": count, "returns": returns, "lengths": lengths}
+        return metrics | {f"env/{name}": value / max(self.num_terms, 1) for name, value in self.terms.items()}
+
+    def read(self, values: dict[str, float]) -> dict[str, float]:
+        """Log entries from the host values of `metrics()`; starts the sums anew. Without a finished episode the last entries stand."""
+        episodes, returns, lengths = (values.pop(name) for name in ("episodes", "returns", "lengths"))
+        if episodes > 0:
+            self.last = {"rollout/ep_rew_mean": returns / episodes, "rollout/ep_len_mean": lengths / episodes}
+        self.sums.zero_()
+        self.terms, self.num_terms = {}, 0
+        return {**self.last, "rollout/episodes": episodes, **values}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": self.sums, "last": dict(self.last)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.sums.copy_(state["sums"])
+        self.last = dict(state["last"])
+
+
+class Stopwatch:
+    """Seconds spent collecting and updating; on a GPU by events that are read later, so that nothing waits for them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.is_cuda = device.type == "cuda"
+        self.marks: list[tuple[str, Any]] = []
+
+    def mark(self, phase: str) -> None:
+        """`phase` begins now; the phase before ends."""
+        if self.is_cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.marks.append((phase, event))
+        else:
+            self.marks.append((phase, time.perf_counter()))
+
+    def read(self) -> dict[str, float]:
+        """Seconds of each phase since the last `read`."""
+        if self.is_cuda and self.marks:
+            self.marks[-1][1].synchronize()
+        seconds: dict[str, float] = {}
+        for (phase, begin), (_, end) in zip(self.marks, self.marks[1:]):
+            lasted = begin.elapsed_time(end) / 1000.0 if self.is_cuda else end - begin
+            seconds[phase] = seconds.get(phase, 0.0) + lasted
+        self.marks = self.marks[-1:]
+        return seconds
+
+
+def to_host(metrics: dict[str, Tensor]) -> dict[str, float]:
+    """The one transfer of a logging interval."""
+    if not metrics:
+        return {}
+    values = torch.stack([value.detach().to(torch.float64) for value in metrics.values()]).tolist()
+    return dict(zip(metrics, values))

@@ -1,0 +1,230 @@
+"""The one training loop: act, step, record, update; with logging, evaluation, checkpoints and stopping around it."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpurl.algorithms.algorithm import Algorithm, episode_ends, restart_carry
+from gpurl.checkpoint import save_checkpoint
+from gpurl.config import Settings, parse_interval
+from gpurl.display import Display
+from gpurl.env_guard import check_reset, check_step
+from gpurl.envs.torch_env import TorchEnv
+from gpurl.envs.vec_env import VecEnv
+from gpurl.errors import CheckpointError
+from gpurl.evaluator import evaluate, greedy
+from gpurl.finite_guard import FiniteGuard
+from gpurl.interrupt import StopRequest
+from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.random import CounterRandom
+from gpurl.logger import Logger
+from gpurl.spaces import space_to_dict
+from gpurl.statistics import EpisodeStatistics, Stopwatch, to_host
+
+EVAL_SEED = 1_000_003  # evaluations play the same episodes every time, and never the training's
+
+
+@dataclass
+class Outcome:
+    """How a run ended: total_steps, stop_return, max_seconds or signal; and the last evaluation."""
+
+    reason: str
+    steps: int
+    evaluation: dict[str, float]
+    signal_number: int | None = None
+
+
+class Trainer:
+    """Holds what a run consists of; `run()` goes on until a limit of its settings."""
+
+    def __init__(self, settings: Settings, algorithm: Algorithm, env: VecEnv, eval_env: VecEnv | None, folder: Path) -> None:
+        self.settings, self.config = settings, settings.train
+        self.algorithm, self.env, self.eval_env, self.folder = algorithm, env, eval_env, folder
+        self.buffer = algorithm.make_buffer()
+        self.statistics = EpisodeStatistics(env.device)
+        self.stopwatch = Stopwatch(env.device)
+        self.guard = FiniteGuard(settings.env, env.device)
+        self.steps = self.iteration = 0
+        self.elapsed = 0.0  # seconds of training, over all resumes
+        self.evaluation: dict[str, float] = {}
+        self.best_return = float("-inf")
+        self.obs = torch.empty(0)
+        self.carry = algorithm.initial_carry(env.num_envs)
+        self.eval_every = self.config.eval_every or max(self.config.total_steps // 10, 1)
+        self.next_eval = self.eval_every
+        self.save_seconds, self.save_iterations = parse_interval(self.config.save_every)
+        self.last_save = self.last_log = time.monotonic()
+        self.logged_steps = 0
+
+    # ---- the loop ----
+
+    def start(self) -> None:
+        """Begin a new run: reset the environments, at different clocks if wanted."""
+        self.obs, _ = self.env.reset(seed=self.config.seed)
+        check_reset(self.env, self.obs)
+        if self.config.stagger and isinstance(self.env, TorchEnv) and self.env.max_episode_steps is not None:
+            clocks = CounterRandom(self.config.seed + 7, self.env.num_envs, self.env.device)
+            self.env.stagger(clocks.integers(0, self.env.max_episode_steps))
+
+    def collect(self) -> None:
+        """Step the environments until the algorithm is ready to update."""
+        while not self.algorithm.is_ready(self.buffer):
+            decision = self.algorithm.act(self.obs, self.carry)
+            timestep = self.env.step(decision.action)
+            check_step(self.env, timestep)
+            self.algorithm.record(self.buffer, self.obs, decision, timestep)
+            self.statistics.add(timestep)
+            self.carry = restart_carry(decision.carry, episode_ends(timestep)) if decision.carry else ()
+            self.obs = timestep.obs
+
+    def iterate(self) -> dict[str, torch.Tensor]:
+        """Collect, then update; returns the update's metrics, on the device."""
+        self.stopwatch.mark("collect")
+        before = self.buffer.size
+        self.collect()
+        collected = self.buffer.size - before
+        bad_envs = self.guard.clean(self.buffer)
+        if bad_envs is not None and self.config.nan == "skip":
+            self.obs, _ = self.env.reset(options={"reset_mask": bad_envs})
+            self.carry = restart_carry(self.carry, bad_envs)
+        self.stopwatch.mark("update")
+        self.algorithm.schedule(self.steps / self.config.total_steps)
+        metrics = self.algorithm.update(self.buffer)
+        self.buffer.clear()
+        self.stopwatch.mark("other")
+        self.iteration += 1
+        self.steps += collected * self.env.num_envs
+        if bad_envs is not None and host_may_look(self.env.device):
+            self._report_bad(to_host(self.guard.metrics()), bad_envs.nonzero().squeeze(1).tolist())
+        return metrics
+
+    def run(self, logger: Logger, display: Display) -> Outcome:
+        """Train until a limit is reached or a signal comes. Whatever ends it, an error included, the state is saved first."""
+        began, before = time.monotonic(), self.elapsed
+        self.last_save = self.last_log = began
+        self.logged_steps = self.steps
+        reason = "" if self.steps < self.config.total_steps else "total_steps"
+        with StopRequest() as stop:
+            try:
+                while not reason:
+                    metrics = self.iterate()
+                    self.elapsed = before + time.monotonic() - began
+                    self._log_if_due(metrics, logger, display)
+                    if self.steps >= self.next_eval:
+                        self._evaluate(logger, display)
+                    reason = "signal" if stop.signal_number else self._limit_reached()
+                    if not reason and self._save_is_due():
+                        self.save(display)
+            except Exception:
+                self.buffer.clear()  # a rollout that broke off is not kept; weights and counters are those of the last update
+                self.save(display)
+                raise
+            if reason != "signal" and self.evaluation.get("at_step") != self.steps:
+                self._evaluate(logger, display)
+            self.save(display)
+        return Outcome(reason, self.steps, self.evaluation, stop.signal_number)
+
+    def planned_steps(self) -> int:
+        """total_steps rounded up to whole iterations."""
+        rows = self.buffer.horizon * self.env.num_envs
+        return -(-self.config.total_steps // rows) * rows
+
+    def _limit_reached(self) -> str:
+        if self.steps >= self.config.total_steps:
+            return "total_steps"
+        if self.config.max_seconds is not None and self.elapsed >= self.config.max_seconds:
+            return "max_seconds"
+        if self.config.stop_return is not None and self.evaluation.get("eval/mean_reward", float("-inf")) >= self.config.stop_return:
+            return "stop_return"
+        return ""
+
+    # ---- around the loop ----
+
+    def _log_if_due(self, metrics: dict[str, torch.Tensor], logger: Logger, display: Display) -> None:
+        """Once per log_every seconds: the one transfer from the device, then the files and the screen."""
+        now = time.monotonic()
+        seconds = now - self.last_log
+        if seconds < self.config.log_every and self.steps < self.config.total_steps:
+            return
+        episodes, bad = self.statistics.metrics(), self.guard.metrics()
+        values = to_host(metrics | episodes | bad)
+        self._report_bad({name: values.pop(name) for name in bad}, [])
+        values |= self.statistics.read({name: values.pop(name) for name in episodes})
+        phases = self.stopwatch.read()
+        values |= {"time/collect_seconds": phases.get("collect", 0.0), "time/update_seconds": phases.get("update", 0.0)}
+        values |= {"time/fps": (self.steps - self.logged_steps) / max(seconds, 1e-9), "time/iterations": float(self.iteration)}
+        values |= {"time/total_timesteps": float(self.steps), "time/time_elapsed": self.elapsed}
+        self.last_log, self.logged_steps = now, self.steps
+        logger.write(self.steps, values)
+        display.update(self.steps, values)
+
+    def _report_bad(self, values: dict[str, float], env_ids: list[int]) -> None:
+        self.guard.read(values, self.env.num_envs, self.config.nan == "stop", self.iteration, env_ids)
+
+    def _evaluate(self, logger: Logger, display: Display) -> None:
+        """Play the evaluation episodes, keep the checkpoint when they are the best so far."""
+        self.next_eval = (self.steps // self.eval_every + 1) * self.eval_every
+        if self.eval_env is None:
+            return
+        carry = self.algorithm.initial_carry(self.eval_env.num_envs)
+        values = evaluate(greedy(self.algorithm), self.eval_env, self.config.eval_episodes, carry, EVAL_SEED)
+        self.evaluation = {**values, "at_step": self.steps}
+        logger.write(self.steps, values)
+        display.update(self.steps, values)
+        if values["eval/mean_reward"] > self.best_return:
+            self.best_return = values["eval/mean_reward"]
+            self.save(display, is_best=True)
+
+    def _save_is_due(self) -> bool:
+        if self.save_iterations is not None:
+            return self.iteration % self.save_iterations == 0
+        return self.save_seconds is not None and time.monotonic() - self.last_save >= self.save_seconds
+
+    def save(self, display: Display, is_best: bool = False) -> None:
+        """Write a checkpoint; a full disk is a warning, the run goes on and tries again at the next interval."""
+        self.last_save = time.monotonic()
+        try:
+            save_checkpoint(self.folder / "checkpoints", self.steps, self._parts(), keep=self.config.keep_checkpoints, is_best=is_best)
+        except CheckpointError as error:
+            display.note(f"warning: no checkpoint at step {self.steps}: {error}")
+
+    def _parts(self) -> dict[str, dict[str, Any]]:
+        counters = {"steps": self.steps, "iteration": self.iteration, "elapsed": self.elapsed, "next_eval": self.next_eval}
+        results = {"best_return": self.best_return, "evaluation": dict(self.evaluation)}
+        running = {"obs": self.obs, "carry": list(self.carry), "statistics": self.statistics.state_dict()}
+        spaces = {name: space_to_dict(getattr(self.algorithm, name)) for name in ("observation_space", "action_space")}
+        return {
+            "model": self.algorithm.state_dict(),
+            "training": self.algorithm.extra_state(),
+            "env": self.env.state_dict(),
+            "trainer": {**counters, **results, **running},
+            "meta": {"settings": self.settings.to_dict(), **spaces},
+        }
+
+    def restore(self, parts: dict[str, dict[str, Any]]) -> None:
+        """Continue exactly from a checkpoint's parts; where the environment cannot restore a state, its episodes begin anew."""
+        self._check_fits(parts)
+        self.algorithm.load_state_dict(parts["model"])
+        self.algorithm.load_extra_state(parts["training"])
+        saved = parts["trainer"]
+        self.steps, self.iteration, self.elapsed, self.next_eval = (saved[name] for name in ("steps", "iteration", "elapsed", "next_eval"))
+        self.best_return, self.evaluation = saved["best_return"], dict(saved["evaluation"])
+        self.statistics.load_state_dict(saved["statistics"])
+        self.obs, _ = self.env.reset(seed=self.config.seed)
+        if parts["env"]:
+            self.env.load_state_dict(parts["env"])
+            self.obs, self.carry = saved["obs"], tuple(saved["carry"])
+
+    def _check_fits(self, parts: dict[str, dict[str, Any]]) -> None:
+        """CheckpointError unless the checkpoint is of this algorithm, these spaces and this many environments."""
+        meta = parts["meta"]
+        pairs = {"algorithm": (meta["settings"]["algorithm"], self.settings.algorithm)}
+        for name in ("observation_space", "action_space"):
+            pairs[name] = (meta[name], space_to_dict(getattr(self.algorithm, name)))
+        pairs["num_envs"] = (meta["settings"]["num_envs"], self.config.num_envs)
+        for name, (saved, wanted) in pairs.items():
+            if saved != wanted:
+                raise CheckpointError(f"the checkpoint has {name} {saved}, this run {wanted}")

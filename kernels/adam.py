@@ -1,0 +1,225 @@
+"""Flat Adam(W) with global-norm clip and target update: one pass over the parameters, three launches, no host sync.
+
+    g <- g min(1, max_norm / (|g| + 1e-6));   m <- m + (1 - b1)(g - m);   v <- v + (1 - b2)(g^2 - v)
+    p <- p - lr/(1 - b1^t) m / (sqrt(v)/sqrt(1 - b2^t) + eps);   target <- target + tau (p - target)
+
+Kingma and Ba 2015, algorithm 1; decoupled decay p <- p (1 - lr wd) as in Loshchilov and Hutter 2019, else wd p is added to g; the clip is
+torch.nn.utils.clip_grad_norm_'s. A gradient with NaN or infinity changes nothing at all.
+"""
+
+import functools
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpurl.kernels.backend import host_may_look, use_triton
+
+BLOCK = 1024
+
+
+def adam_step_reference(
+    parameters: Tensor,
+    gradient: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: Tensor,
+    learning_rate: Tensor,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
+    max_grad_norm: float | None = None,
+    target: Tensor | None = None,
+    tau: float | None = None,
+) -> Tensor:
+    """The specification; arguments and result as in `adam_step`."""
+    norm = torch.linalg.vector_norm(gradient)
+    ok = torch.isfinite(norm)
+    step += ok
+    count = step.double()
+    scale_1, scale_2 = 1.0 - betas[0] ** count, 1.0 - betas[1] ** count
+    if max_grad_norm is not None:
+        gradient = gradient * (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+    decayed = parameters
+    if weight_decay and decoupled:
+        decayed = parameters * (1.0 - learning_rate * weight_decay)
+    elif weight_decay:
+        gradient = gradient + weight_decay * parameters
+    new_avg = torch.lerp(exp_avg, gradient, 1.0 - betas[0])
+    new_sq = exp_avg_sq + (1.0 - betas[1]) * (gradient * gradient - exp_avg_sq)
+    denominator = new_sq.sqrt() / scale_2.sqrt().to(parameters.dtype) + eps
+    moved = decayed - (learning_rate / scale_1).to(parameters.dtype) * new_avg / denominator
+    for old, new in ((parameters, moved), (exp_avg, new_avg), (exp_avg_sq, new_sq)):
+        old.copy_(torch.where(ok, new, old))
+    if target is not None and tau is not None:
+        target.copy_(torch.where(ok, torch.lerp(target, parameters, tau), target))
+    return norm
+
+
+@triton.jit
+def square_sums_kernel(gradient_ptr, partial_ptr, P, BLOCK: tl.constexpr):
+    """Sum of squares of a block each, in float64 partials: deterministic, no atomics."""
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    gradient = tl.load(gradient_ptr + offset, mask=offset < P, other=0.0).to(tl.float64)
+    tl.store(partial_ptr + tl.program_id(0), tl.sum(gradient * gradient, axis=0))
+
+
+@triton.jit
+def prologue_kernel(partial_ptr, step_ptr, rate_ptr, log_beta_ptr, scalar_ptr, num_partials, max_norm, CLIP: tl.constexpr, BLOCK: tl.constexpr):
+    """One program: norm, whether it is finite, the step counter, bias corrections in float64 -> scalars [5].
+
+    The counter moves here and not in the many-program kernel behind, which would write what its other programs read.
+    """
+    lane = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, num_partials, BLOCK):
+        total += tl.load(partial_ptr + start + lane, mask=start + lane < num_partials, other=0.0)
+    norm = tl.sqrt_rn(tl.sum(total, axis=0))
+    is_finite = norm < float("inf")
+    step = tl.load(step_ptr) + is_finite.to(tl.int64)
+    tl.store(step_ptr, step)
+    count = step.to(tl.float64)
+    correction_1 = 1.0 - tl.exp(count * tl.load(log_beta_ptr))  # float64 from memory: a Python float would arrive as float32
+    correction_2 = 1.0 - tl.exp(count * tl.load(log_beta_ptr + 1))
+    clip = norm * 0.0 + 1.0
+    if CLIP:
+        clip = tl.minimum(max_norm / (norm + 1e-6), 1.0)
+    rate = tl.load(rate_ptr).to(tl.float64)
+    tl.store(scalar_ptr, clip.to(tl.float32))
+    tl.store(scalar_ptr + 1, (rate / correction_1).to(tl.float32))
+    tl.store(scalar_ptr + 2, tl.sqrt_rn(correction_2).to(tl.float32))
+    tl.store(scalar_ptr + 3, norm.to(tl.float32))
+    tl.store(scalar_ptr + 4, is_finite.to(tl.float32))
+
+
+@triton.jit
+def adam_kernel(
+    parameters_ptr, gradient_ptr, exp_avg_ptr, exp_avg_sq_ptr, target_ptr, scalar_ptr, learning_rate_ptr, P,
+    one_minus_beta_1, one_minus_beta_2, eps, weight_decay, tau,
+    DECOUPLED: tl.constexpr, HAS_TARGET: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Reads every array once and writes it once; nothing at all where the gradient was not finite."""
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = (offset < P) & (tl.load(scalar_ptr + 4 + tl.zeros((BLOCK,), tl.int32)) != 0.0)
+    parameters = tl.load(parameters_ptr + offset, mask=inside, other=0.0)
+    gradient = tl.load(gradient_ptr + offset, mask=inside, other=0.0) * tl.load(scalar_ptr)
+    if DECOUPLED:
+        parameters = parameters * (1.0 - tl.load(learning_rate_ptr) * weight_decay)
+    else:
+        gradient = gradient + weight_decay * parameters
+    exp_avg = tl.load(exp_avg_ptr + offset, mask=inside, other=0.0)
+    exp_avg_sq = tl.load(exp_avg_sq_ptr + offset, mask=inside, other=0.0)
+    exp_avg = exp_avg + one_minus_beta_1 * (gradient - exp_avg)
+    exp_avg_sq = exp_avg_sq + one_minus_beta_2 * (gradient * gradient - exp_avg_sq)
+    denominator = tl.div_rn(tl.sqrt_rn(exp_avg_sq), tl.load(scalar_ptr + 2)) + eps
+    parameters = parameters - tl.div_rn(tl.load(scalar_ptr + 1) * exp_avg, denominator)
+    tl.store(parameters_ptr + offset, parameters, mask=inside)
+    tl.store(exp_avg_ptr + offset, exp_avg, mask=inside)
+    tl.store(exp_avg_sq_ptr + offset, exp_avg_sq, mask=inside)
+    if HAS_TARGET:
+        target = tl.load(target_ptr + offset, mask=inside, other=0.0)
+        tl.store(target_ptr + offset, target + tau * (parameters - target), mask=inside)
+
+
+@functools.lru_cache(maxsize=16)
+def _log_betas(device: torch.device, betas: tuple[float, float]) -> Tensor:
+    return torch.tensor([math.log(beta) for beta in betas], dtype=torch.float64, device=device)
+
+
+def adam_step_triton(
+    parameters: Tensor,
+    gradient: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: Tensor,
+    learning_rate: Tensor,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
+    max_grad_norm: float | None = None,
+    target: Tensor | None = None,
+    tau: float | None = None,
+) -> Tensor:
+    """`adam_step_reference` in three launches."""
+    size = parameters.numel()
+    programs = triton.cdiv(size, BLOCK)
+    partial = torch.empty(programs, dtype=torch.float64, device=parameters.device)
+    scalars = torch.empty(5, device=parameters.device)
+    square_sums_kernel[(programs,)](gradient, partial, size, BLOCK=BLOCK, num_warps=4)
+    clips = max_grad_norm is not None
+    log_betas = _log_betas(parameters.device, betas)
+    prologue_kernel[(1,)](partial, step, learning_rate, log_betas, scalars, programs, max_grad_norm or 1.0, CLIP=clips, BLOCK=256, num_warps=4)
+    adam_kernel[(programs,)](
+        parameters, gradient, exp_avg, exp_avg_sq, parameters if target is None else target, scalars, learning_rate, size,
+        1.0 - betas[0], 1.0 - betas[1], eps, weight_decay, 0.0 if tau is None else tau,
+        DECOUPLED=decoupled, HAS_TARGET=target is not None, BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
+    return scalars[3]
+
+
+def _adam_step_cpu(
+    parameters: Tensor,
+    gradient: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: Tensor,
+    learning_rate: Tensor,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
+    max_grad_norm: float | None = None,
+    target: Tensor | None = None,
+    tau: float | None = None,
+) -> Tensor:
+    """torch's own fused CPU kernel: the reference's twenty passes over the parameters in one."""
+    norm = torch.linalg.vector_norm(gradient)
+    if not math.isfinite(norm.item()):
+        return norm
+    step += 1
+    scale = None if max_grad_norm is None else 1.0 / (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+    fused = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    fused(
+        [parameters], [gradient], [exp_avg], [exp_avg_sq], [], [step.float()], lr=learning_rate, beta1=betas[0], beta2=betas[1],
+        weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False, grad_scale=scale,
+    )  # fmt: skip
+    if target is not None and tau is not None:
+        target.lerp_(parameters, tau)
+    return norm
+
+
+def adam_step(
+    parameters: Tensor,
+    gradient: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: Tensor,
+    learning_rate: Tensor,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
+    max_grad_norm: float | None = None,
+    target: Tensor | None = None,
+    tau: float | None = None,
+) -> Tensor:
+    """One step on flat float32 [P] tensors, in place: parameters, exp_avg, exp_avg_sq, step (0-d int64) and, with tau, target.
+
+    learning_rate: 0-d float32 on the device; the gradient may be scaled by the clip. Returns the gradient's norm before clipping, 0-d.
+    """
+    if use_triton(parameters):
+        function = adam_step_triton
+    else:
+        function = _adam_step_cpu if host_may_look(parameters.device) else adam_step_reference
+    return function(
+        parameters, gradient, exp_avg, exp_avg_sq, step, learning_rate, betas=betas, eps=eps, weight_decay=weight_decay,
+        decoupled=decoupled, max_grad_norm=max_grad_norm, target=target, tau=tau,
+    )  # fmt: skip

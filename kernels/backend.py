@@ -1,0 +1,39 @@
+"""The one place that decides between Triton and torch, and whether the host may look at a tensor.
+
+`GPURL_BACKEND=auto|triton|torch`: auto takes Triton for CUDA tensors. `triton` on CPU tensors needs `TRITON_INTERPRET=1`.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+_host_may_look = True
+
+
+def use_triton(tensor: Tensor) -> bool:
+    """Whether kernels on `tensor` go through Triton."""
+    choice = os.environ.get("GPURL_BACKEND", "auto")
+    if choice not in ("auto", "triton", "torch"):
+        raise ValueError(f"GPURL_BACKEND is {choice!r}; it must be auto, triton or torch")
+    if choice == "triton" and not tensor.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError("GPURL_BACKEND=triton on CPU tensors needs TRITON_INTERPRET=1, set before Python starts")
+    return tensor.is_cuda if choice == "auto" else choice == "triton"
+
+
+def host_may_look(device: torch.device) -> bool:
+    """Whether reading a value of a tensor on `device` costs nothing: true on a CPU, where work on a few rows beats a masked full batch."""
+    return device.type == "cpu" and _host_may_look
+
+
+@contextmanager
+def no_host_looks() -> Iterator[None]:
+    """Take the GPU's code paths on any device: no tensor is read by the host inside. Tests use it to prove that nothing syncs."""
+    global _host_may_look
+    before, _host_may_look = _host_may_look, False
+    try:
+        yield
+    finally:
+        _host_may_look = before

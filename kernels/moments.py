@@ -1,0 +1,127 @@
+"""Running mean and variance of columns, and normalising with them.
+
+Merging a batch (n, mean_b, var_b) into (N, mean, var), Chan, Golub and LeVeque 1979:
+    d = mean_b - mean;   mean += d n / (N + n);   var = (N var + n var_b + d^2 N n / (N + n)) / (N + n);   N += n
+A block's own variance is the corrected two-pass one, and the running values are float64: float32 loses 3e-5 at mean / std = 1e5.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpurl.kernels.backend import use_triton
+
+BLOCK_ROWS = 256
+
+
+def update_moments_reference(mean: Tensor, variance: Tensor, count: Tensor, x: Tensor, valid: Tensor | None = None) -> None:
+    """The specification; arguments as in `update_moments`."""
+    if valid is None:
+        number = torch.full_like(count, x.shape[0])
+        batch_variance, batch_mean = torch.var_mean(x.double(), dim=0, correction=0)
+    else:
+        rows = torch.where(valid.unsqueeze(1), x.double(), 0.0)
+        number = valid.sum().double()
+        batch_mean = rows.sum(0) / number.clamp(min=1)
+        batch_variance = torch.where(valid.unsqueeze(1), rows - batch_mean, 0.0).square().sum(0) / number.clamp(min=1)
+    total = (count + number).clamp(min=1)
+    difference = batch_mean - mean
+    merged = (count * variance + number * batch_variance + difference.square() * (count * number / total)) / total
+    variance.copy_(torch.where(number > 0, merged, variance))
+    mean.add_(difference * (number / total))
+    count.add_(number)
+
+
+def normalize_reference(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -> Tensor:
+    """The specification; arguments and result as in `normalize`."""
+    return (x - mean).mul_(inv_std).clamp_(-clip, clip)
+
+
+@triton.jit
+def block_moments_kernel(x_ptr, valid_ptr, partial_ptr, B, D, HAS_VALID: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Program (i, j): count, mean and squared deviations of BLOCK_B rows of BLOCK_D columns -> partial [blocks, 3, D] float64."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
+    column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    used = (row < B)[:, None] & (column < D)[None, :]
+    if HAS_VALID:
+        used = used & (tl.load(valid_ptr + row, mask=row < B, other=0) != 0)[:, None]
+    x = tl.load(x_ptr + row[:, None] * D + column[None, :], mask=used, other=0.0).to(tl.float64)
+    weight = used.to(tl.float64)
+    count = tl.sum(weight, axis=0)
+    mean = tl.sum(x, axis=0) / tl.maximum(count, 1.0)
+    deviation = tl.where(used, x - mean[None, :], 0.0)
+    drift = tl.sum(deviation, axis=0)
+    square = tl.sum(deviation * deviation, axis=0) - drift * drift / tl.maximum(count, 1.0)
+    out = partial_ptr + tl.program_id(0).to(tl.int64) * 3 * D + column
+    tl.store(out, count, mask=column < D)
+    tl.store(out + D, mean, mask=column < D)
+    tl.store(out + 2 * D, square, mask=column < D)
+
+
+@triton.jit
+def merge_moments_kernel(partial_ptr, mean_ptr, variance_ptr, count_ptr, new_count_ptr, P, D, BLOCK_D: tl.constexpr):
+    """Program j merges the P blocks of BLOCK_D columns into the running moments, in order; the new count goes to its own place."""
+    column = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
+    inside = column < D
+    count = tl.load(count_ptr) + tl.zeros((BLOCK_D,), tl.float64)
+    mean = tl.load(mean_ptr + column, mask=inside, other=0.0)
+    square = tl.load(variance_ptr + column, mask=inside, other=0.0) * count
+    for block in range(0, P):
+        at = partial_ptr + tl.cast(block, tl.int64) * 3 * D + column
+        number = tl.load(at, mask=inside, other=0.0)
+        difference = tl.load(at + D, mask=inside, other=0.0) - mean
+        total = count + number
+        share = number / tl.maximum(total, 1.0)
+        square += tl.load(at + 2 * D, mask=inside, other=0.0) + difference * difference * count * share
+        mean += difference * share
+        count = total
+    variance = tl.where(count > 0.0, square / tl.maximum(count, 1.0), tl.load(variance_ptr + column, mask=inside, other=0.0))
+    tl.store(mean_ptr + column, mean, mask=inside)
+    tl.store(variance_ptr + column, variance, mask=inside)
+    tl.store(new_count_ptr + column, count, mask=inside)
+
+
+@triton.jit
+def normalize_kernel(x_ptr, mean_ptr, inv_std_ptr, out_ptr, size, D, clip, BLOCK: tl.constexpr):
+    """One element a lane; NaN stays NaN."""
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < size
+    column = offset % D
+    x = tl.load(x_ptr + offset, mask=inside, other=0.0)
+    y = (x - tl.load(mean_ptr + column, mask=inside, other=0.0)) * tl.load(inv_std_ptr + column, mask=inside, other=0.0)
+    y = tl.where(y > clip, clip, tl.where(y < -clip, -clip, y))
+    tl.store(out_ptr + offset, y, mask=inside)
+
+
+def update_moments_triton(mean: Tensor, variance: Tensor, count: Tensor, x: Tensor, valid: Tensor | None = None) -> None:
+    """`update_moments_reference` in two launches and a copy of the count."""
+    x = x.contiguous()
+    rows, columns = x.shape
+    block_d = min(64, triton.next_power_of_2(columns))
+    grid = (triton.cdiv(rows, BLOCK_ROWS), triton.cdiv(columns, block_d))
+    partial = torch.empty(grid[0], 3, columns, dtype=torch.float64, device=x.device)
+    new_count = torch.empty(columns, dtype=torch.float64, device=x.device)
+    flags = x if valid is None else valid.contiguous().view(torch.uint8)
+    block_moments_kernel[grid](x, flags, partial, rows, columns, HAS_VALID=valid is not None, BLOCK_B=BLOCK_ROWS, BLOCK_D=block_d, num_warps=8)
+    merge_moments_kernel[(grid[1],)](partial, mean, variance, count, new_count, grid[0], columns, BLOCK_D=block_d, num_warps=1)
+    count.copy_(new_count[0])
+
+
+def normalize_triton(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -> Tensor:
+    """`normalize_reference` in one launch."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if x.numel():
+        normalize_kernel[(triton.cdiv(x.numel(), 1024),)](x, mean, inv_std, out, x.numel(), x.shape[-1], clip, BLOCK=1024, num_warps=4)
+    return out
+
+
+def update_moments(mean: Tensor, variance: Tensor, count: Tensor, x: Tensor, valid: Tensor | None = None) -> None:
+    """Take the rows of x [B, D] float32 where valid [B] bool (None: all) into mean, variance [D] and count (0-d), float64, in place."""
+    (update_moments_triton if use_triton(x) else update_moments_reference)(mean, variance, count, x, valid)
+
+
+def normalize(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -> Tensor:
+    """clamp((x - mean) * inv_std, -clip, clip); x: [..., D], mean, inv_std: [D], all float32. NaN stays NaN."""
+    return (normalize_triton if use_triton(x) else normalize_reference)(x, mean, inv_std, clip)

@@ -1,0 +1,291 @@
+"""The contract of gpurl.envs.vec_env, for every TorchEnv that the folder holds."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from gpurl.envs import env_names, make_env, resolve_env
+from gpurl.envs.torch_env import TorchEnv
+from gpurl.envs.vec_env import Timestep
+from gpurl.errors import UsageError
+from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.random import CounterRandom
+
+VARIANTS = [("cart_pole", {"velocities": False}), ("chasing", {"discrete": True, "dim": 3}), ("chasing", {"bonus": False, "dim": 5})]
+
+
+def torch_env_names() -> list[str]:
+    """Names of the torch-native tasks; adapters, whose simulator or task may be missing, are passed over."""
+    names = []
+    for name in env_names():
+        try:
+            if issubclass(resolve_env(name)[0], TorchEnv):
+                names.append(name)
+        except (ImportError, UsageError):
+            continue
+    return names
+
+
+CASES = [(name, {}) for name in torch_env_names()] + VARIANTS
+every_task = pytest.mark.parametrize(("name", "options"), CASES, ids=lambda value: str(value) if value else "plain")
+
+
+def action_source(env: TorchEnv, batch: int = 257, seed: int = 0) -> Callable[[], Tensor]:
+    """Random actions [env.num_envs, *action]; row i is the same whatever the number of environments, up to `batch`."""
+    generator, space = torch.Generator().manual_seed(seed), env.single_action_space
+
+    def draw() -> Tensor:
+        if isinstance(space, gymnasium.spaces.Discrete):
+            return torch.randint(0, int(space.n), (batch,), generator=generator)[: env.num_envs].clone()
+        low, high = torch.as_tensor(space.low), torch.as_tensor(space.high)
+        return (torch.rand(batch, *space.shape, generator=generator) * (high - low) + low)[: env.num_envs].clone()
+
+    return draw
+
+
+def play(env: TorchEnv, steps: int, seed: int = 0) -> list[Timestep]:
+    draw = action_source(env, seed=seed)
+    return [env.step(draw()) for _ in range(steps)]
+
+
+def assert_same(a: Any, b: Any) -> None:
+    """Bit-for-bit equality of nested dicts, tuples and tensors."""
+    if isinstance(a, Tensor):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for left, right in zip(a, b):
+            assert_same(left, right)
+    else:
+        assert a == b
+
+
+def rows(step: Timestep, n: int) -> Any:
+    """The first n environments of a step."""
+    if isinstance(step, Tensor):
+        return step[:n]
+    if isinstance(step, dict):
+        return {key: rows(value, n) for key, value in step.items()}
+    return [rows(value, n) for value in step]
+
+
+def test_the_folder_is_found() -> None:
+    assert {"acrobot", "cart_pole", "chasing", "mountain_car", "mountain_car_continuous", "pendulum"} <= set(torch_env_names())
+
+
+@every_task
+def test_shapes_dtypes_and_spaces(name: str, options: dict[str, Any]) -> None:
+    env = make_env(name, 9, max_episode_steps=7, **options)
+    shape = (9, *env.single_observation_space.shape)
+    obs, info = env.reset()
+    assert info == {}
+    assert env.observation_space.contains(obs.numpy())
+    for step in play(env, 30):
+        for tensor in (step.obs, step.info["final_obs"]):
+            assert (tensor.shape, tensor.dtype, tensor.device) == (shape, torch.float32, env.device)
+            assert tensor.is_contiguous()
+            assert env.observation_space.contains(tensor.numpy())
+        assert (step.reward.shape, step.reward.dtype, step.reward.device) == ((9,), torch.float32, env.device)
+        assert bool(step.reward.isfinite().all())
+        for flag in (step.terminated, step.truncated, step.info["_final_obs"], step.info["_episode"], step.info["time_outs"]):
+            assert (flag.shape, flag.dtype) == ((9,), torch.bool)
+        assert step.info["episode"]["r"].dtype == torch.float32
+        assert step.info["episode"]["l"].dtype == torch.int64
+    assert env.metadata["autoreset_mode"] == env.autoreset_mode == gymnasium.vector.AutoresetMode.SAME_STEP
+
+
+@every_task
+def test_final_obs_is_the_true_successor_only_where_an_episode_ended(name: str, options: dict[str, Any]) -> None:
+    env = make_env(name, 33, max_episode_steps=6, **options)
+    env.reset()
+    env.stagger(torch.arange(33) % 6)
+    ends = 0
+    for step in play(env, 20):
+        done = step.terminated | step.truncated
+        differs = (step.obs != step.info["final_obs"]).flatten(1).any(dim=1)
+        assert torch.equal(differs, done)
+        assert torch.equal(step.info["_final_obs"], done)
+        assert torch.equal(step.info["time_outs"], step.truncated)
+        assert not bool((step.terminated & step.truncated).any())
+        ends += int(done.sum())
+    assert ends > 60
+
+
+def test_an_end_on_the_last_step_is_a_termination() -> None:
+    env = make_env("cart_pole", 2, max_episode_steps=1)
+    env.reset()
+    env._state["motion"][0, 0] = 2.5
+    step = env.step(torch.zeros(2, dtype=torch.int64))
+    assert step.terminated.tolist() == [True, False]
+    assert step.truncated.tolist() == [False, True]
+
+
+@every_task
+def test_statistics_and_time_limit_equal_a_count_by_hand(name: str, options: dict[str, Any]) -> None:
+    env = make_env(name, 33, max_episode_steps=9, **options)
+    env.reset()
+    clock, total = torch.zeros(33, dtype=torch.int64), torch.zeros(33)
+    for step in play(env, 40):
+        clock, total = clock + 1, total + step.reward
+        assert torch.equal(step.truncated, (clock == 9) & ~step.terminated)
+        done = step.terminated | step.truncated
+        assert torch.equal(step.info["_episode"], done)
+        assert torch.equal(step.info["episode"]["r"], total)
+        assert torch.equal(step.info["episode"]["l"], clock)
+        clock, total = clock.masked_fill(done, 0), total.masked_fill(done, 0.0)
+    assert torch.equal(env.episode_length_buf, clock)
+
+
+@every_task
+def test_staggered_clocks_leave_the_first_cut_episodes_out(name: str, options: dict[str, Any]) -> None:
+    env = make_env(name, 8, max_episode_steps=8, **options)
+    env.reset()
+    env.stagger(torch.arange(8))
+    first_end, cut = torch.zeros(8, dtype=torch.bool), torch.arange(8) > 0
+    clock = torch.zeros(8, dtype=torch.int64)
+    for number, step in enumerate(play(env, 20)):
+        clock += 1
+        done = step.terminated | step.truncated
+        assert torch.equal(step.info["_episode"], done & (first_end | ~cut))
+        assert torch.equal(step.info["episode"]["l"], clock)
+        if number < 8 and not bool(step.terminated.any()):
+            assert step.truncated.tolist() == [index == 7 - number for index in range(8)]
+        first_end |= done
+        clock.masked_fill_(done, 0)
+    assert bool(first_end.all())
+
+
+@every_task
+def test_an_environment_does_not_depend_on_the_batch(name: str, options: dict[str, Any]) -> None:
+    batches = []
+    for num_envs in (19, 32, 257):
+        env = make_env(name, num_envs, seed=5, max_episode_steps=11, **options)
+        batches.append([env.reset()[0][:19], *(rows(step, 19) for step in play(env, 60))])
+    assert_same(batches[0], batches[1])
+    assert_same(batches[0], batches[2])
+
+
+@every_task
+def test_masked_and_indexed_restarts_are_the_same(name: str, options: dict[str, Any]) -> None:
+    env, masked = (make_env(name, 33, seed=4, max_episode_steps=11, **options) for _ in range(2))
+    env.stagger(torch.arange(33) % 11)
+    masked.stagger(torch.arange(33) % 11)
+    indexed_run = [env.reset(options={"reset_mask": torch.arange(33) % 2 == 0})[0], *play(env, 40)]
+    with no_host_looks():
+        masked_run = [masked.reset(options={"reset_mask": torch.arange(33) % 2 == 0})[0], *play(masked, 40)]
+    assert_same(indexed_run, masked_run)
+    assert_same(env.state_dict(), masked.state_dict())
+
+
+@every_task
+def test_reset_mask_restarts_only_those(name: str, options: dict[str, Any]) -> None:
+    env = make_env(name, 12, seed=1, **options)
+    env.reset()
+    before = play(env, 4)[-1].obs.clone()
+    returns = env.state_dict()["clocks"]["return"].clone()
+    mask = torch.arange(12) % 3 == 0
+    obs, _ = env.reset(options={"reset_mask": mask.numpy()})
+    assert torch.equal((obs != before).flatten(1).any(dim=1), mask)
+    assert env.episode_length_buf.tolist() == torch.where(mask, 0, 4).tolist()
+    step = play(env, 1)[0]
+    assert torch.equal(step.info["episode"]["r"], returns.masked_fill(mask, 0.0) + step.reward)
+    assert torch.equal(step.info["episode"]["l"], torch.where(mask, 1, 5))
+
+
+@every_task
+def test_a_restored_environment_continues_bit_for_bit(name: str, options: dict[str, Any]) -> None:
+    env = make_env(name, 17, seed=8, max_episode_steps=13, **options)
+    env.reset()
+    env.stagger(torch.arange(17) % 13)
+    play(env, 6)
+    saved = copy.deepcopy(env.state_dict())
+    expected = play(env, 30, seed=3)
+    other = make_env(name, 17, seed=99, max_episode_steps=13, **options)
+    other.reset()
+    play(other, 3)
+    kept = copy.deepcopy(saved)
+    other.load_state_dict(saved)
+    assert_same(play(other, 30, seed=3), expected)
+    assert_same(saved, kept)  # the restored environment writes into tensors of its own
+    assert_same(other.state_dict(), env.state_dict())
+
+
+@every_task
+def test_the_seed_decides(name: str, options: dict[str, Any]) -> None:
+    runs = []
+    for seed, reset_seed in ((3, None), (3, None), (4, None), (4, 3)):
+        env = make_env(name, 17, seed=seed, max_episode_steps=13, **options)
+        runs.append([env.reset(seed=reset_seed)[0], *play(env, 30)])
+    assert_same(runs[0], runs[1])
+    assert_same(runs[0], runs[3])
+    assert not torch.equal(runs[0][0], runs[2][0])
+    assert len(runs[0][0].unique(dim=0)) == 17  # no two environments start alike
+
+
+@every_task
+def test_two_episodes_start_differently(name: str, options: dict[str, Any]) -> None:
+    env = make_env(name, 5, max_episode_steps=1, **options)
+    starts = [env.reset()[0], env.reset()[0], *(step.obs for step in play(env, 3)), env.reset()[0]]
+    assert len(torch.cat(starts).unique(dim=0)) == 30
+
+
+@every_task
+def test_the_functions_are_pure(name: str, options: dict[str, Any]) -> None:
+    env = make_env(name, 33, **options)
+    rng = CounterRandom(0, 33)
+    state = env.initial_state(rng)
+    draw = action_source(env)
+    for _ in range(5):
+        action = draw()
+        kept = copy.deepcopy((state, action))
+        next_state, _, _ = env.transition(state, action, rng)
+        env.observe(state)
+        assert_same((state, action), kept)
+        state = next_state
+    assert all(len(value) == 33 for value in state.values())
+
+
+@every_task
+def test_what_a_step_returned_stays_as_it_was(name: str, options: dict[str, Any]) -> None:
+    env = make_env(name, 33, max_episode_steps=3, **options)
+    env.reset()
+    for step in play(env, 4):
+        kept = copy.deepcopy(step)
+        play(env, 4, seed=1)
+        assert_same(step, kept)
+
+
+@every_task
+def test_actions_may_be_a_strided_view(name: str, options: dict[str, Any]) -> None:
+    env, peer = (make_env(name, 33, seed=2, **options) for _ in range(2))
+    env.reset()
+    peer.reset()
+    draw = action_source(env)
+    for _ in range(5):
+        action = draw()
+        strided = torch.stack((action, action), dim=-1)[..., 0]
+        torch.testing.assert_close(peer.step(strided), env.step(action))  # a sum over a strided row may be added up in another order
+
+
+@every_task
+def test_nothing_reads_a_tensor_on_the_host(name: str, options: dict[str, Any]) -> None:
+    actions = action_source(make_env(name, 6, **options))()
+    with FakeTensorMode() as mode, no_host_looks():  # a read raises: there are no values
+        env = make_env(name, 6, max_episode_steps=2, **options)
+        env.reset()
+        for _ in range(3):
+            step = env.step(mode.from_tensor(actions))
+        obs, _ = env.reset(options={"reset_mask": step.truncated})
+    assert obs.shape == step.obs.shape == (6, *env.single_observation_space.shape)
+    assert env.graph_safe

@@ -1,0 +1,86 @@
+"""Policy heads against torch.distributions, quadrature and their own samples."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+
+from gpurl.distributions import Gaussian, TanhGaussian, make_head
+from gpurl.errors import UsageError
+from gpurl.kernels.random import CounterRandom
+
+BOX = Box(-1.0, 1.0, (2,), np.float32)
+
+
+@pytest.mark.parametrize("space", [BOX, Box(-2.0, 4.0, (1,), np.float32), Discrete(5), MultiDiscrete([2, 3, 4])])
+def test_sampling_gives_the_log_prob_of_what_it_sampled(space: object) -> None:
+    torch.manual_seed(0)
+    head = make_head(space, initial_std=0.7)  # type: ignore[arg-type]
+    output = torch.randn(300, head.num_outputs)
+    action, log_prob = head.sample(output, CounterRandom(3, 300))
+    torch.testing.assert_close(head.log_prob(output, action).detach(), log_prob.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_categorical_samples_follow_the_probabilities() -> None:
+    logits = torch.tensor([0.0, 1.0, -1.0, 2.0])
+    head = make_head(Discrete(4))
+    action, _ = head.sample(logits.expand(200_000, 4), CounterRandom(0, 200_000))
+    frequency = torch.bincount(action, minlength=4) / 200_000
+    torch.testing.assert_close(frequency, logits.softmax(0), atol=0.005, rtol=0)
+    peer = torch.distributions.Categorical(logits=logits)
+    assert float(head.entropy(logits)) == pytest.approx(float(peer.entropy()), rel=1e-6)
+    assert int(head.mode(logits)) == 3
+
+
+def test_multi_categorical_sums_its_parts() -> None:
+    head = make_head(MultiDiscrete([2, 3]))
+    output, action = torch.randn(7, 5), torch.tensor([[1, 2]] * 7)
+    parts = [torch.distributions.Categorical(logits=logits) for logits in output.split([2, 3], dim=1)]
+    torch.testing.assert_close(head.log_prob(output, action), parts[0].log_prob(action[:, 0]) + parts[1].log_prob(action[:, 1]))
+    torch.testing.assert_close(head.entropy(output), parts[0].entropy() + parts[1].entropy())
+
+
+def test_gaussian_entropy_samples_and_limits() -> None:
+    head = Gaussian(BOX, initial_std=0.5)
+    peer = torch.distributions.Normal(torch.zeros(2), 0.5)
+    assert float(head.entropy(torch.zeros(4, 2)).detach()) == pytest.approx(float(peer.entropy().sum()), rel=1e-6)
+    action, _ = head.sample(torch.ones(100_000, 2), CounterRandom(0, 100_000))
+    assert action.mean(0).detach().numpy() == pytest.approx([1.0, 1.0], abs=0.01)
+    assert action.std(0).detach().numpy() == pytest.approx([0.5, 0.5], abs=0.01)
+    head.log_std.data.fill_(50.0)
+    assert float(head.bounded_log_std()[0]) == 2.0
+
+
+def test_box_actions_are_clipped_and_scaled_on_the_way_out_only() -> None:
+    head = Gaussian(Box(np.float32([-2.0, 0.0]), np.float32([2.0, 10.0])))
+    raw = torch.tensor([[0.5, 0.5], [7.0, -7.0]])
+    assert head.to_env(raw).tolist() == [[1.0, 7.5], [2.0, 0.0]]
+    free = Gaussian(Box(-np.inf, np.inf, (2,), np.float32))
+    assert torch.equal(free.to_env(raw), raw)
+    grid = Gaussian(Box(-1.0, 1.0, (2, 3), np.float32))
+    assert grid.to_env(torch.zeros(4, 6)).shape == (4, 2, 3)
+
+
+def test_squashed_density_integrates_to_one() -> None:
+    head = TanhGaussian(Box(-1.0, 1.0, (1,), np.float32), initial_std=0.8)
+    head.double()
+    a = torch.linspace(-1 + 1e-7, 1 - 1e-7, 400_001, dtype=torch.float64)
+    density = head.log_prob(torch.full((400_001, 1), 0.3, dtype=torch.float64), torch.atanh(a).unsqueeze(1)).exp()
+    assert float(torch.trapezoid(density, a).detach()) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_squashed_log_prob_is_exact_far_out() -> None:
+    """At u = 8 the naive log(1 - tanh(u)^2 + 1e-6) is off by more than 1; float64 has -14.6137 for the slope."""
+    head = TanhGaussian(Box(-1.0, 1.0, (1,), np.float32))
+    u = torch.tensor([[8.0]])
+    exact = 2 * (math.log(2.0) - 8.0 - math.log1p(math.exp(-16.0)))
+    assert float((head.log_prob(u, u)).detach()) == pytest.approx(-0.5 * math.log(2 * math.pi) - exact, rel=1e-6)
+
+
+def test_spaces_without_a_head_are_refused_by_name() -> None:
+    with pytest.raises(UsageError, match=r"PPO needs a Box, Discrete or MultiDiscrete action space, this one is Dict"):
+        make_head(Dict({"a": Discrete(2)}), algorithm="PPO")
+    with pytest.raises(UsageError, match="bounded Box"):
+        make_head(Box(-np.inf, np.inf, (2,), np.float32), squash=True)

@@ -1,0 +1,291 @@
+"""Whole runs through the Python API and the command line: files, resume bit for bit, stopping, killing, and every kind of bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.tiny_envs import RandomWalk
+
+import gpurl
+from gpurl.api import resume, train
+from gpurl.checkpoint import latest_checkpoint, list_checkpoints, load_checkpoint
+from gpurl.errors import CheckpointError, EnvError, NonFiniteError, UsageError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SMALL: dict[str, Any] = {
+    "num_envs": 16, "horizon": 8, "minibatches": 2, "eval_episodes": 4, "quiet": True, "device": "cpu", "network": {"hidden": [16]}, "log_every": 0.0,
+}  # fmt: skip
+ITERATION = 16 * 8
+
+
+def small_run(folder: Path, iterations: int, algorithm: str = "ppo", env: str = "pendulum", **changes: Any) -> gpurl.Run:
+    minibatches = {"minibatches": 1} if algorithm == "a2c" else {}
+    return train(algorithm, env, **{**SMALL, "run_dir": str(folder), "total_steps": iterations * ITERATION, **minibatches, **changes})
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    parts, _ = load_checkpoint(folder)
+    parts.pop("meta")
+    for name in ("elapsed", "next_eval", "best_return", "evaluation", "statistics"):
+        parts["trainer"].pop(name)
+    return parts
+
+
+def assert_same(one: Any, other: Any, at: str = "") -> None:
+    assert type(one) is type(other), at
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), at
+        for name in one:
+            assert_same(one[name], other[name], f"{at}.{name}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), at
+        for number, (a, b) in enumerate(zip(one, other)):
+            assert_same(a, b, f"{at}[{number}]")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), at
+    else:
+        assert one == other, at
+
+
+# ---- what a run leaves behind ----
+
+
+def test_a_run_leaves_its_files_and_a_policy(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", 4)
+    assert run.outcome.reason == "total_steps"
+    assert run.outcome.steps == 4 * ITERATION
+    names = {path.name for path in run.folder.iterdir()}
+    assert {"config.yaml", "command.txt", "metrics.jsonl", "learning_curve.png", "checkpoints", "versions.json"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    logged = set().union(*rows)
+    assert {"time/fps", "train/value_loss", "train/approx_kl", "train/learning_rate", "eval/mean_reward", "time/total_timesteps"} <= logged
+    policy = gpurl.load(run.folder)
+    one, many = policy.act(np.zeros(3, np.float32)), policy.act(torch.zeros(5, 3))
+    assert one.shape == (1,)
+    assert isinstance(one, np.ndarray)
+    assert many.shape == (5, 1)
+    assert torch.is_tensor(many)
+    assert isinstance(policy.value(np.zeros(3, np.float32)), float)
+    with pytest.raises(UsageError, match=r"observations of shape \(3,\)"):
+        policy.act(np.zeros(4))
+
+
+def test_the_written_configuration_repeats_the_run(tmp_path: Path) -> None:
+    first = small_run(tmp_path / "one", 2, gae_lambda=0.9)
+    from gpurl.config import read_config
+
+    values = read_config(first.folder / "config.yaml")
+    again = train(values.pop("algorithm"), values.pop("env"), **{**values, "run_dir": str(tmp_path / "two")})
+    assert_same(state_of(first.folder), state_of(again.folder))
+
+
+@pytest.mark.parametrize(("algorithm", "env", "changes"), [
+    ("ppo", "pendulum", {}),
+    ("ppo", "chasing", {"env_options": {"discrete": True}}),
+    ("ppo", "cart_pole", {"network": {"hidden": [8], "memory": "gru", "memory_size": 8}, "env_options": {"velocities": False}}),
+    ("a2c", "acrobot", {}),
+])  # fmt: skip
+def test_resume_is_not_having_stopped(tmp_path: Path, algorithm: str, env: str, changes: dict[str, Any]) -> None:
+    """7 + 5 iterations in two runs leave the same bits as 12 in one: weights, optimiser, normalisers, random state, env state."""
+    whole = small_run(tmp_path / "whole", 12, algorithm, env, **changes)
+    first = small_run(tmp_path / "parts", 12, algorithm, env, **{**changes, "eval_every": 7 * ITERATION, "stop_return": -1e9})
+    assert first.outcome.steps == 7 * ITERATION
+    resumed = resume(tmp_path / "parts", stop_return=None)
+    assert_same(state_of(whole.folder), state_of(resumed.folder))
+
+
+def test_same_seed_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
+    states = [state_of(small_run(tmp_path / str(number), 3, seed=seed).folder) for number, seed in enumerate((1, 1, 2))]
+    assert_same(states[0], states[1])
+    with pytest.raises(AssertionError):
+        assert_same(states[0], states[2])
+
+
+def test_stopping_by_return_and_by_time(tmp_path: Path) -> None:
+    by_return = small_run(tmp_path / "r", 1000, stop_return=-1e9, eval_every=2 * ITERATION)
+    assert (by_return.outcome.reason, by_return.outcome.steps) == ("stop_return", 2 * ITERATION)
+    by_time = small_run(tmp_path / "t", 10**6, max_seconds=0.5)
+    assert by_time.outcome.reason == "max_seconds"
+
+
+def test_save_every_counts_iterations_and_old_checkpoints_go(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", 7, save_every="2i", keep_checkpoints=2, eval_episodes=0)
+    assert [path.name for path in list_checkpoints(run.folder / "checkpoints")][-2:] == [f"step_{n * ITERATION:012d}" for n in (6, 7)]
+
+
+# ---- a process that dies ----
+
+
+def start(arguments: list[str], **options: Any) -> "subprocess.Popen[str]":
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, "-m", "gpurl.cli", *arguments], cwd=options.pop("cwd", ROOT), env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+
+def train_forever(folder: Path) -> "subprocess.Popen[str]":
+    flags = ["num_envs=16", "horizon=8", "total_steps=1e9", "eval_episodes=0", "save_every=3i", "device=cpu", f"run_dir={folder}", "network.hidden=16,16"]
+    process = start(["train", "ppo", "pendulum", *flags])
+    deadline = time.monotonic() + 60
+    while latest_checkpoint(folder / "checkpoints") is None and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_exits_with_its_code(tmp_path: Path, number: int, code: int) -> None:
+    process = train_forever(tmp_path / "run")
+    process.send_signal(number)
+    began = time.monotonic()
+    process.communicate(timeout=30)
+    assert process.returncode == code
+    assert time.monotonic() - began < 10
+    saved = load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"]
+    resumed = resume(tmp_path / "run", total_steps=saved + 2 * ITERATION)
+    assert resumed.outcome.steps == saved + 2 * ITERATION
+
+
+def test_kill_9_loses_one_interval_at_most(tmp_path: Path) -> None:
+    process = train_forever(tmp_path / "run")
+    time.sleep(0.7)
+    process.kill()
+    process.communicate()
+    saved = load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"]
+    assert saved >= 3 * ITERATION
+    assert resume(tmp_path / "run", total_steps=saved + ITERATION).outcome.steps == saved + ITERATION
+
+
+def test_two_runs_in_one_folder(tmp_path: Path) -> None:
+    process = train_forever(tmp_path / "run")
+    try:
+        second = start(["train", "--resume", str(tmp_path / "run")])
+        _, errors = second.communicate(timeout=60)
+        assert second.returncode == 5
+        assert str(tmp_path / "run") in errors
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize(("words", "code", "message"), [
+    (["train", "ppo", "chasin"], 2, "did you mean chasing?"),
+    (["train", "pp", "chasing"], 2, "did you mean ppo"),
+    (["train", "ppo", "chasing", "--num-env", "8"], 2, "--num-envs"),
+    (["train", "ppo", "chasing", "--env.dim", "9"], 2, "dim must be 1 to 8, got 9"),
+    (["train", "ppo", "pendulum", "--num-envs", "10", "--horizon", "3", "--minibatches", "4"], 2, "num_envs * horizon = 30 rows into minibatches = 4"),
+    (["train", "ppo", "pendulum", "--device", "cuda:7"], 2, "device cuda:7 is not there"),
+    (["train", "ppo", "pendulum", "--nan", "ignore"], 2, "it must be stop or skip"),
+    (["train", "ppo", "pendulum", "--save-every", "soon"], 2, "seconds as 60s or iterations as 100i"),
+    (["train", "ppo", "pendulum", "--config", "missing.yaml"], 2, "there is no config file missing.yaml"),
+    (["train", "--resume", "nowhere"], 5, "there is no run folder nowhere"),
+    (["trian"], 2, "did you mean train?"),
+    (["eval", "nowhere"], 5, "nowhere"),
+])  # fmt: skip
+def test_bad_words_are_named_with_what_would_do(words: list[str], code: int, message: str) -> None:
+    process = start(words)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert message in errors
+    assert "Traceback" not in errors
+
+
+def test_unknown_settings_name_the_near_ones(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no setting is called 'learning_rte'; did you mean learning_rate"):
+        small_run(tmp_path / "run", 1, learning_rte=1e-3)
+    with pytest.raises(UsageError, match=r"horizon is 'long'; it must be int"):
+        small_run(tmp_path / "run", 1, horizon="long")
+
+
+def test_an_existing_run_folder_is_not_overwritten(tmp_path: Path) -> None:
+    small_run(tmp_path / "run", 1)
+    with pytest.raises(UsageError, match="--resume"):
+        small_run(tmp_path / "run", 1)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    small_run(tmp_path / "run", 1)
+    with pytest.raises(CheckpointError, match=r"num_envs 16, this run 32"):
+        resume(tmp_path / "run", num_envs=32, total_steps=10**4)
+    from gpurl.api import run
+    from gpurl.config import make_settings
+
+    values = {**SMALL, "run_dir": str(tmp_path / "run"), "total_steps": 10**4}
+    with pytest.raises(CheckpointError, match=r"algorithm ppo, this run a2c"):
+        run(make_settings("a2c", "pendulum", **{**values, "minibatches": 1}), tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"observation_space .*, this run"):
+        run(make_settings("ppo", "chasing", **values), tmp_path / "run")
+
+
+def test_a_cut_off_checkpoint_falls_back_to_the_older_one(tmp_path: Path) -> None:
+    folder = small_run(tmp_path / "run", 4, save_every="1i", eval_episodes=0).folder
+    newest = latest_checkpoint(folder / "checkpoints")
+    assert newest is not None
+    model = newest / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-10])
+    with pytest.warns(UserWarning, match=newest.name):
+        assert resume(folder, total_steps=5 * ITERATION).outcome.steps == 5 * ITERATION
+
+
+def test_a_full_disk_warns_and_trains_on(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys\nfrom gpurl.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        f"sys.exit(main(['train', 'ppo', 'pendulum', 'num_envs=16', 'horizon=8', 'total_steps=1000', 'save_every=1i', 'device=cpu', r'run_dir={tmp_path / 'run'}', 'network.hidden=128,128']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "no checkpoint at step" in done.stdout + done.stderr
+    assert "ended by total_steps" in done.stdout
+
+
+# ---- environments that misbehave ----
+
+
+class BrokenWalk(RandomWalk):
+    """A RandomWalk whose fault comes at its 5th step."""
+
+    fault = ""
+
+    def step(self, actions: torch.Tensor) -> Any:
+        timestep = super().step(actions)
+        self.count = getattr(self, "count", 0) + 1
+        if self.count < 5 or self.count > 6:
+            return timestep
+        if self.fault == "nan reward":
+            timestep.reward[3] = float("nan")
+        if self.fault == "nan obs":
+            timestep.obs[3] = float("inf")
+        changes = {"shape": {"obs": timestep.obs[:, :2]}, "dtype": {"reward": timestep.reward.double()}, "device": {"terminated": timestep.terminated.to("meta")}}
+        return timestep._replace(**changes.get(self.fault, {}))  # type: ignore[arg-type]
+
+
+def train_broken(folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str, **changes: Any) -> gpurl.Run:
+    monkeypatch.setattr(BrokenWalk, "fault", fault)
+    return small_run(folder, 3, "ppo", "tests.gpurl.test_train:BrokenWalk", **changes)
+
+
+@pytest.mark.parametrize("fault", ["nan reward", "nan obs"])
+def test_nan_stops_with_env_step_and_index_and_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    with pytest.raises(NonFiniteError, match=r"BrokenWalk' gave NaN or infinity .* step [45] of the rollout, environments 3\)"):
+        train_broken(tmp_path / "run", monkeypatch, fault)
+    parts, _ = load_checkpoint(tmp_path / "run")  # nothing is lost: the state was saved before stopping
+    assert all(torch.isfinite(value).all() for value in parts["model"].values())
+    run = train_broken(tmp_path / "skip", monkeypatch, fault, nan="skip")
+    assert run.outcome.reason == "total_steps"
+    assert all(torch.isfinite(value).all() for value in load_checkpoint(run.folder)[0]["model"].values())
+
+
+@pytest.mark.parametrize("fault", ["shape", "dtype", "device"])
+def test_a_wrong_shape_dtype_or_device_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    with pytest.raises(EnvError, match=r"BrokenWalk"):
+        train_broken(tmp_path / "run", monkeypatch, fault)

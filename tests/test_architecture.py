@@ -1,0 +1,101 @@
+"""The house rules that a machine can check: who may import whom, one public class a file, first lines, and the map in README."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LEAVES = {"errors", "discovery"}  # standard library only; anyone may import them
+LAYERS = [  # a module imports from its own layer or from earlier ones
+    {"kernels"},
+    {"envs.vec_env", "envs.torch_env"},
+    {"losses", "normalizer", "optimizer", "networks", "distributions", "buffers"},
+    {"algorithms"},
+    {"config", "presets", "spaces", "statistics", "checkpoint", "state_files", "logger", "display", "plot", "run_folder", "interrupt", "finite_guard", "env_guard"},
+    {"trainer", "evaluator"},
+    {"api", "policy", "play", "doctor", "check_env", "registration"},
+    {"cli", "cli_train", "__init__"},
+]
+SOURCES = [path for folder in ("gpurl", "gpurl/algorithms", "gpurl/buffers", "envs", "kernels") for path in sorted((ROOT / folder).glob("*.py"))]
+
+
+def module_of(path: Path) -> str:
+    """gpurl/trainer.py -> trainer, envs/chasing.py -> envs.chasing."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[1:] if parts[0] == "gpurl" else parts)
+
+
+def imports_of(path: Path) -> set[str]:
+    """gpurl's modules that a file imports at its top level; imports inside functions are lazy on purpose and not a dependency of the module."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gpurl"):
+            found.add((node.module or "").removeprefix("gpurl").lstrip("."))
+        elif isinstance(node, ast.Import):
+            found |= {name.name.removeprefix("gpurl.") for name in node.names if name.name.startswith("gpurl.")}
+    return found
+
+
+def layer_of(module: str) -> int:
+    for number, layer in enumerate(LAYERS):
+        if module in layer or module.split(".")[0] in layer:
+            return number
+    raise AssertionError(f"{module} has no layer in tests/test_architecture.py: add it where it belongs")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_one_way(path: Path) -> None:
+    module = module_of(path)
+    for imported in imports_of(path):
+        if imported in LEAVES or imported == "":
+            continue
+        if module in LEAVES:
+            raise AssertionError(f"{module} must import nothing of gpurl, imports {imported}")
+        if module.startswith("kernels"):
+            assert imported.startswith("kernels"), f"{module} imports {imported}: kernels know torch and triton only"
+        elif module.startswith("envs"):
+            assert imported.startswith(("kernels", "envs")), f"{module} imports {imported}: envs import kernels and their own contract only"
+            if module in {"envs.vec_env", "envs.torch_env"}:
+                assert imported in {"envs.vec_env"} or imported.startswith("kernels"), f"{module} imports {imported}"
+        elif imported.startswith("envs"):
+            assert imported in {"envs.vec_env", "envs.torch_env", "envs.registry"}, f"{module} imports the task {imported}: get it by name"
+        else:
+            assert layer_of(imported) <= layer_of(module), f"{module} imports {imported}, which stands above it"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_opens_with_a_sentence_and_is_short(path: Path) -> None:
+    text = path.read_text()
+    assert ast.get_docstring(ast.parse(text)), f"{path} has no first sentence"
+    assert text.count("\n") <= 400, f"{path} has over 400 lines: is it one idea?"
+
+
+def test_the_old_top_level_names_are_refused() -> None:
+    for name in ("envs", "kernels"):
+        done = subprocess.run([sys.executable, "-c", f"import {name}"], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert f"import gpurl.{name}, not {name}" in done.stderr
+
+
+def test_import_is_light() -> None:
+    """`import gpurl` and `--help` must not wait for torch."""
+    code = "import sys, gpurl, gpurl.cli; gpurl.cli.main(['--help']); assert not {'torch', 'triton', 'numpy', 'tyro', 'matplotlib'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_map_in_readme_names_every_source_file() -> None:
+    readme = (ROOT / "README.md").read_text()
+    missing = [path.name for path in SOURCES if path.name != "__init__.py" and path.name not in readme and path.stem not in readme]
+    assert not missing, f"README's map lacks {missing}"
+
+
+def test_nothing_is_pickled_or_evaluated() -> None:
+    banned = ("import pickle", "torch.load(", "torch.save(", "yaml.load(", "eval(", "exec(", "shell=True", "os.system(")
+    for path in SOURCES:
+        text = "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
+        for word in banned:
+            hits = [line for line in text.splitlines() if word in line and f"_{word}" not in line and f".{word}" not in line]
+            assert not hits, f"{path}: {hits}"

@@ -1,0 +1,76 @@
+"""Proof without a GPU that nothing waits for one: whole iterations of every algorithm on every torch env under FakeTensorMode.
+
+Fake tensors have no values, so `.item()`, `if tensor:`, `nonzero` and boolean indexing raise there; `no_host_looks` takes the GPU's code paths.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from gpurl.algorithms import algorithm_names, make_algorithm
+from gpurl.config import Settings, make_settings
+from gpurl.envs.registry import env_names, env_options, make_env, resolve_env
+from gpurl.envs.torch_env import TorchEnv
+from gpurl.errors import UsageError
+from gpurl.kernels.backend import no_host_looks
+from gpurl.networks import NetworkConfig
+from gpurl.trainer import Trainer
+
+TORCH_ENVS = [name for name in env_names() if issubclass(resolve_env(name)[0], TorchEnv)]
+VARIANTS = [(name, {}) for name in TORCH_ENVS]
+VARIANTS += [(name, {"discrete": True}) for name in TORCH_ENVS if "discrete" in env_options(resolve_env(name)[0])]
+
+
+def fake_trainer(settings: Settings) -> Trainer:
+    env = make_env(settings.env, settings.train.num_envs, "cpu", 0, **settings.env_options)
+    spaces = (env.single_observation_space, env.single_action_space)
+    model = make_algorithm(settings.algorithm, settings.algorithm_config, *spaces, settings.train.num_envs)
+    return Trainer(settings, model, env, None, Path("unused"))
+
+
+@pytest.mark.parametrize(("env", "options"), VARIANTS, ids=str)
+@pytest.mark.parametrize("algorithm", algorithm_names())
+@pytest.mark.parametrize("memory", ["none", "gru"])
+@pytest.mark.parametrize("nan", ["stop", "skip"])
+def test_an_iteration_never_looks_at_a_tensor(algorithm: str, env: str, options: dict[str, bool], memory: str, nan: str) -> None:
+    if nan == "skip" and env != "chasing":
+        pytest.skip("the env does not matter to --nan")
+    settings = make_settings(algorithm, env, num_envs=8, horizon=3, minibatches=1, nan=nan, network={"memory": memory, "hidden": [8]}, env_options=options)
+    with FakeTensorMode(), no_host_looks():
+        trainer = fake_trainer(settings)
+        trainer.start()
+        for _ in range(2):
+            metrics = trainer.iterate()
+        assert all(value.dim() == 0 for value in metrics.values())
+        assert trainer.steps == 8 * 3 * 2
+
+
+@pytest.mark.parametrize("change", [{"squash": True}, {"normalize_advantage": "minibatch"}, {"clip_range_value": 0.2}, {"schedule": "linear"}], ids=str)
+def test_options_do_not_look_either(change: dict[str, object]) -> None:
+    settings = make_settings("ppo", "pendulum", num_envs=8, horizon=2, minibatches=1, **change)
+    with FakeTensorMode(), no_host_looks():
+        trainer = fake_trainer(settings)
+        trainer.start()
+        trainer.iterate()
+
+
+def test_the_proof_can_fail() -> None:
+    """Under the CPU's own code paths the same iteration does look, and the mode notices."""
+    settings = make_settings("ppo", "chasing", num_envs=8, horizon=2, minibatches=1)
+    with FakeTensorMode():
+        trainer = fake_trainer(settings)
+        trainer.start()
+        with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
+            trainer.iterate()
+
+
+def test_settings_of_the_proof_are_real() -> None:
+    """A misspelt setting would silently prove nothing."""
+    with pytest.raises(UsageError):
+        make_settings("ppo", "chasing", network={"memry": "gru"})
+    assert dataclasses.replace(NetworkConfig(), memory="gru").memory == "gru"
+    assert torch.is_tensor(torch.zeros(1))

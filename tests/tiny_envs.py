@@ -1,0 +1,45 @@
+"""Small environments whose right answers are known."""
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor
+
+from gpurl.envs.torch_env import State, TorchEnv
+from gpurl.kernels.random import CounterRandom
+
+
+class AlternatingEnv(TorchEnv):
+    """A -> B -> A ..., reward 0 in A and 1 in B, cut off after 3 steps, restart in A. With gamma 0.9: V(A) = 0.9 / 0.19, V(B) = 1 / 0.19."""
+
+    single_observation_space = Box(0.0, 1.0, (2,), np.float32)
+    single_action_space = Discrete(2)
+    max_episode_steps = 3
+
+    def initial_state(self, rng: CounterRandom) -> State:
+        return {"place": torch.zeros(rng.num_envs, dtype=torch.int64, device=rng.device)}
+
+    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+        place = state["place"]
+        return {"place": 1 - place}, place.float(), torch.zeros_like(place, dtype=torch.bool)
+
+    def observe(self, state: State) -> Tensor:
+        return torch.nn.functional.one_hot(state["place"], 2).float()
+
+
+class RandomWalk(TorchEnv):
+    """Noise to look at, episodes that end at random or after 7 steps; action spaces of every kind by class attribute."""
+
+    single_observation_space = Box(-np.inf, np.inf, (3,), np.float32)
+    single_action_space = Box(-1.0, 1.0, (2,), np.float32)
+    max_episode_steps = 7
+
+    def initial_state(self, rng: CounterRandom) -> State:
+        return {"x": rng.normal((3,))}
+
+    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+        x = state["x"] + 0.3 * rng.normal((3,))
+        return {"x": x}, -x.square().sum(1), rng.uniform() < 0.1
+
+    def observe(self, state: State) -> Tensor:
+        return state["x"]
