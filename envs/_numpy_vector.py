@@ -49,9 +49,9 @@ def find_spec(task: str) -> EnvSpec:
         return gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
         near = difflib.get_close_matches(name, gymnasium.registry, n=3, cutoff=0.5)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        where = " Tasks of another package are named PACKAGE:ID, as in ale_py:ALE/Pong-v5."
-        raise UsageError(f"Gymnasium has no task {task!r}: {error}{hint}{'' if colon else where}") from error
+        hint = f" Near names: {', '.join(near)}." if near else ""
+        where = " PACKAGE:ID imports the package that registers a task, as in ale_py:ALE/Pong-v5." if "/" in name and not colon else ""
+        raise UsageError(f"Gymnasium has no task {task!r}: {error}{hint}{where}") from error
 
 
 def make_pool(task: str, num_envs: int, seed: int, options: dict[str, Any]) -> EnvPool:
@@ -98,9 +98,12 @@ def failure(env: VectorEnv, call: str, error: Exception) -> EnvError:
         return EnvError(str(error))
     processes = getattr(env.unwrapped, "processes", [])
     if isinstance(error, (EOFError, OSError)) and processes:
-        wait([process.sentinel for process in processes], timeout=2.0)
-        gone = [f"environment {index} (exit code {process.exitcode})" for index, process in enumerate(processes) if not process.is_alive()]
-        return EnvError(f"the worker process of {', '.join(gone) or 'an environment'} died in {call}")
+        closed = wait([process.sentinel for process in processes], timeout=2.0)
+        gone = [(index, process) for index, process in enumerate(processes) if process.sentinel in closed]
+        for _, process in gone:
+            process.join(timeout=2.0)  # its pipe closes a moment before it has an exit code
+        named = ", ".join(f"environment {index} (exit code {process.exitcode})" for index, process in gone)
+        return EnvError(f"the worker process of {named or 'an environment'} died in {call}")
     return EnvError(f"{env} failed in {call}: {type(error).__name__}: {error}\n{''.join(traceback.format_tb(error.__traceback__)[-2:])}")
 
 

@@ -43,6 +43,7 @@ class GymnasiumCpu(VecEnv):
         if num_envs < 1:
             raise UsageError(f"num_envs must be at least 1, got {num_envs}")
         options = dict(task_options or {}) | ({} if max_episode_steps is None else {"max_episode_steps": max_episode_steps})
+        self.task, self.vectorization, self.task_options = task, vectorization, task_options
         self._seed, self._is_broken = seed, False
         self._obs: np.ndarray | None = None  # [N, *obs] shown last
         self._env = self._find_env(env, task, num_envs, vectorization, options)
@@ -94,13 +95,15 @@ class GymnasiumCpu(VecEnv):
             seed = self._seed
         if mask is None or self._obs is None:
             self._obs = self._encoder.encode(self._reset(seed, passed)[0])
-            self._ended[:], self._return[:], self._length[:] = False, 0.0, 0
+            self._ended = np.zeros(self.num_envs, bool)  # a new one: the old one is memory of a tensor that was returned
+            self._return[:], self._length[:] = 0.0, 0
             self.episode_length_buf.zero_()
         else:
-            mask = np.array(mask.cpu() if isinstance(mask, Tensor) else mask, bool)
+            mask = mask.numpy(force=True).astype(bool) if isinstance(mask, Tensor) else np.array(mask, bool)
             if mask.any():
                 self._obs = self._reset_rows(mask, self._obs, seed, passed)
-            self._ended[mask], self._return[mask], self._length[mask] = False, 0.0, 0
+            self._ended = self._ended & ~mask
+            self._return[mask], self._length[mask] = 0.0, 0
             self.episode_length_buf.masked_fill_(torch.from_numpy(mask).to(self.device), 0)
         return send([self._obs.copy()], self.device)[0], {}
 

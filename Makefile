@@ -1,0 +1,44 @@
+# make train | test | bench | learn | check; everything goes into .venv
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.PHONY: setup train test lint bench peers learn clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# the second triton that kernels are compiled with
+.tr36/.installed: $(VENV)/.installed
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .tr36 triton==3.6.0
+	touch $@
+
+# PPO on 4096 Chasing environments; on a GPU 100 M steps, on a CPU what two minutes allow
+train: setup
+	$(BIN)/gpurl train ppo chasing --num-envs 4096 --total-steps 100_000_000 --max-seconds 110 --eval-every 4_000_000
+
+test: setup .tr36/.installed lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/gpurl bench
+
+# against rsl-rl-lib, skrl and stable-baselines3 in an environment of their own
+peers: setup
+	$(BIN)/python benchmarks/peers.py
+
+# the long learning runs
+learn: setup
+	$(BIN)/python benchmarks/learning.py
+
+clean:
+	rm -rf $(VENV) .tr36 .venv-peers

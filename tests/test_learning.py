@@ -1,0 +1,37 @@
+"""Short learning runs: an algorithm that cannot learn an easy task in seconds is broken. Long runs stand in benchmarks/learning.py."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurl.api import evaluate_run, train
+
+
+def learned_return(folder: Path, algorithm: str, env: str, **settings: Any) -> float:
+    run = train(algorithm, env, root=str(folder), quiet=True, eval_episodes=0, device="cpu", **settings)
+    return evaluate_run(run.folder, episodes=64, device="cpu", best=False)["eval/mean_reward"]
+
+
+def test_ppo_learns_cart_pole(tmp_path: Path) -> None:
+    assert learned_return(tmp_path, "ppo", "cart_pole", total_steps=500_000) >= 400
+
+
+def test_ppo_learns_pendulum(tmp_path: Path) -> None:
+    assert learned_return(tmp_path, "ppo", "pendulum", total_steps=400_000) >= -300
+
+
+def test_a2c_learns_cart_pole(tmp_path: Path) -> None:
+    assert learned_return(tmp_path, "a2c", "cart_pole", num_envs=256, total_steps=600_000, learning_rate=3e-3, normalize_advantage="batch") >= 300
+
+
+@pytest.mark.parametrize(("bonus", "wanted"), [(True, 9.0), (False, 1.5)])
+def test_ppo_learns_to_chase(tmp_path: Path, bonus: bool, wanted: float) -> None:
+    settings = {"num_envs": 512, "horizon": 32, "total_steps": 2_500_000, "env_options": {"bonus": bonus}}
+    assert learned_return(tmp_path, "ppo", "chasing", **settings) >= wanted
+
+
+@pytest.mark.parametrize(("memory", "low", "high"), [("gru", 400.0, 500.0), ("none", 0.0, 200.0)])
+def test_only_a_memory_balances_without_velocities(tmp_path: Path, memory: str, low: float, high: float) -> None:
+    settings = {"num_envs": 256, "horizon": 32, "total_steps": 1_000_000, "network": {"memory": memory}, "env_options": {"velocities": False}}
+    assert low <= learned_return(tmp_path, "ppo", "cart_pole", **settings) <= high
