@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from gpurl.kernels.adam import adam_step
+from gpurl.kernels.adam import AdamOptions, AdamState, adam_step
 
 ALIGNMENT = 4  # floats: every weight starts at 16 bytes, which vectorised loads need
 BLOCK = 1024  # the whole is padded to the kernel's block
@@ -26,10 +26,10 @@ class FlatAdam:
         self.flat = torch.zeros(used + -used % BLOCK, device=device)
         self.gradient = torch.zeros_like(self.flat)
         self._gradient_used = self.gradient[:used]
-        self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
-        self.step_count = torch.zeros((), dtype=torch.int64, device=device)
+        step = torch.zeros((), dtype=torch.int64, device=device)
+        self.state = AdamState(self.flat, torch.zeros_like(self.flat), torch.zeros_like(self.flat), step)
+        self.options = AdamOptions(eps=epsilon, weight_decay=weight_decay, decoupled=True, max_grad_norm=max_grad_norm)
         self.learning_rate = torch.tensor(learning_rate, device=device)
-        self.epsilon, self.weight_decay, self.max_grad_norm = epsilon, weight_decay, max_grad_norm
         self._move_into_flat()
 
     def _move_into_flat(self) -> None:
@@ -46,22 +46,12 @@ class FlatAdam:
         gradients = torch.autograd.grad(loss, self.parameters)
         pieces = [piece for pair in zip((gradient.reshape(-1) for gradient in gradients), self._pads) for piece in pair if piece.numel()]
         torch.cat(pieces, out=self._gradient_used)
-        return adam_step(
-            self.flat,
-            self.gradient,
-            self.exp_avg,
-            self.exp_avg_sq,
-            self.step_count,
-            self.learning_rate,
-            eps=self.epsilon,
-            weight_decay=self.weight_decay,
-            decoupled=True,
-            max_grad_norm=self.max_grad_norm,
-        )
+        return adam_step(self.state, self.gradient, self.learning_rate, self.options)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Moments, step and learning rate."""
-        return {name: getattr(self, name) for name in ("exp_avg", "exp_avg_sq", "step_count", "learning_rate")}
+        _, exp_avg, exp_avg_sq, step, _ = self.state
+        return {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "step": step, "learning_rate": self.learning_rate}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from `state_dict()`."""

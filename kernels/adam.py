@@ -9,6 +9,8 @@ torch.nn.utils.clip_grad_norm_'s. A gradient with NaN or infinity changes nothin
 
 import functools
 import math
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,43 +22,52 @@ from gpurl.kernels.backend import host_may_look, use_triton
 BLOCK = 1024
 
 
-def adam_step_reference(
-    parameters: Tensor,
-    gradient: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    step: Tensor,
-    learning_rate: Tensor,
-    *,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    decoupled: bool = False,
-    max_grad_norm: float | None = None,
-    target: Tensor | None = None,
-    tau: float | None = None,
-) -> Tensor:
+class AdamState(NamedTuple):
+    """What a step changes: parameters and moments, flat float32 [P]; steps taken, 0-d int64; a target network's parameters [P] or None."""
+
+    parameters: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    step: Tensor
+    target: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AdamOptions:
+    """Constants of the formula; `decoupled`: AdamW; `max_grad_norm` None: no clip; `tau`: how far the target moves."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+    max_grad_norm: float | None = None
+    tau: float = 0.0
+
+
+def adam_step_reference(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> Tensor:
     """The specification; arguments and result as in `adam_step`."""
+    parameters, exp_avg, exp_avg_sq, step, target = state
+    beta_1, beta_2 = options.betas
     norm = torch.linalg.vector_norm(gradient)
     ok = torch.isfinite(norm)
     step += ok
     count = step.double()
-    scale_1, scale_2 = 1.0 - betas[0] ** count, 1.0 - betas[1] ** count
-    if max_grad_norm is not None:
-        gradient = gradient * (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+    scale_1, scale_2 = 1.0 - beta_1**count, 1.0 - beta_2**count
+    if options.max_grad_norm is not None:
+        gradient = gradient * (options.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
     decayed = parameters
-    if weight_decay and decoupled:
-        decayed = parameters * (1.0 - learning_rate * weight_decay)
-    elif weight_decay:
-        gradient = gradient + weight_decay * parameters
-    new_avg = torch.lerp(exp_avg, gradient, 1.0 - betas[0])
-    new_sq = exp_avg_sq + (1.0 - betas[1]) * (gradient * gradient - exp_avg_sq)
-    denominator = new_sq.sqrt() / scale_2.sqrt().to(parameters.dtype) + eps
+    if options.decoupled:
+        decayed = parameters * (1.0 - learning_rate * options.weight_decay)
+    else:
+        gradient = gradient + options.weight_decay * parameters
+    new_avg = torch.lerp(exp_avg, gradient, 1.0 - beta_1)
+    new_sq = exp_avg_sq + (1.0 - beta_2) * (gradient * gradient - exp_avg_sq)
+    denominator = new_sq.sqrt() / scale_2.sqrt().to(parameters.dtype) + options.eps
     moved = decayed - (learning_rate / scale_1).to(parameters.dtype) * new_avg / denominator
     for old, new in ((parameters, moved), (exp_avg, new_avg), (exp_avg_sq, new_sq)):
         old.copy_(torch.where(ok, new, old))
-    if target is not None and tau is not None:
-        target.copy_(torch.where(ok, torch.lerp(target, parameters, tau), target))
+    if target is not None:
+        target.copy_(torch.where(ok, torch.lerp(target, parameters, options.tau), target))
     return norm
 
 
@@ -69,7 +80,9 @@ def square_sums_kernel(gradient_ptr, partial_ptr, P, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def prologue_kernel(partial_ptr, step_ptr, rate_ptr, log_beta_ptr, scalar_ptr, num_partials, max_norm, CLIP: tl.constexpr, BLOCK: tl.constexpr):
+def prologue_kernel(
+    partial_ptr, step_ptr, rate_ptr, log_beta_ptr, scalar_ptr, num_partials, max_norm, CLIP: tl.constexpr, BLOCK: tl.constexpr
+):
     """One program: norm, whether it is finite, the step counter, bias corrections in float64 -> scalars [5].
 
     The counter moves here and not in the many-program kernel behind, which would write what its other programs read.
@@ -78,7 +91,7 @@ def prologue_kernel(partial_ptr, step_ptr, rate_ptr, log_beta_ptr, scalar_ptr, n
     total = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, num_partials, BLOCK):
         total += tl.load(partial_ptr + start + lane, mask=start + lane < num_partials, other=0.0)
-    norm = tl.sqrt_rn(tl.sum(total, axis=0))
+    norm = tl.sqrt(tl.sum(total, axis=0))  # of a float64: sqrt_rn takes float32 only
     is_finite = norm < float("inf")
     step = tl.load(step_ptr) + is_finite.to(tl.int64)
     tl.store(step_ptr, step)
@@ -91,7 +104,7 @@ def prologue_kernel(partial_ptr, step_ptr, rate_ptr, log_beta_ptr, scalar_ptr, n
     rate = tl.load(rate_ptr).to(tl.float64)
     tl.store(scalar_ptr, clip.to(tl.float32))
     tl.store(scalar_ptr + 1, (rate / correction_1).to(tl.float32))
-    tl.store(scalar_ptr + 2, tl.sqrt_rn(correction_2).to(tl.float32))
+    tl.store(scalar_ptr + 2, tl.sqrt(correction_2).to(tl.float32))
     tl.store(scalar_ptr + 3, norm.to(tl.float32))
     tl.store(scalar_ptr + 4, is_finite.to(tl.float32))
 
@@ -103,26 +116,27 @@ def adam_kernel(
     DECOUPLED: tl.constexpr, HAS_TARGET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Reads every array once and writes it once; nothing at all where the gradient was not finite."""
-    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = (offset < P) & (tl.load(scalar_ptr + 4 + tl.zeros((BLOCK,), tl.int32)) != 0.0)
-    parameters = tl.load(parameters_ptr + offset, mask=inside, other=0.0)
-    gradient = tl.load(gradient_ptr + offset, mask=inside, other=0.0) * tl.load(scalar_ptr)
-    if DECOUPLED:
-        parameters = parameters * (1.0 - tl.load(learning_rate_ptr) * weight_decay)
-    else:
-        gradient = gradient + weight_decay * parameters
-    exp_avg = tl.load(exp_avg_ptr + offset, mask=inside, other=0.0)
-    exp_avg_sq = tl.load(exp_avg_sq_ptr + offset, mask=inside, other=0.0)
-    exp_avg = exp_avg + one_minus_beta_1 * (gradient - exp_avg)
-    exp_avg_sq = exp_avg_sq + one_minus_beta_2 * (gradient * gradient - exp_avg_sq)
-    denominator = tl.div_rn(tl.sqrt_rn(exp_avg_sq), tl.load(scalar_ptr + 2)) + eps
-    parameters = parameters - tl.div_rn(tl.load(scalar_ptr + 1) * exp_avg, denominator)
-    tl.store(parameters_ptr + offset, parameters, mask=inside)
-    tl.store(exp_avg_ptr + offset, exp_avg, mask=inside)
-    tl.store(exp_avg_sq_ptr + offset, exp_avg_sq, mask=inside)
-    if HAS_TARGET:
-        target = tl.load(target_ptr + offset, mask=inside, other=0.0)
-        tl.store(target_ptr + offset, target + tau * (parameters - target), mask=inside)
+    if tl.load(scalar_ptr + 4) != 0.0:  # not part of the mask: that would cost the 16-byte accesses
+        offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = offset < P
+        parameters = tl.load(parameters_ptr + offset, mask=inside, other=0.0)
+        gradient = tl.load(gradient_ptr + offset, mask=inside, other=0.0) * tl.load(scalar_ptr)
+        if DECOUPLED:
+            parameters = parameters * (1.0 - tl.load(learning_rate_ptr) * weight_decay)
+        else:
+            gradient = gradient + weight_decay * parameters
+        exp_avg = tl.load(exp_avg_ptr + offset, mask=inside, other=0.0)
+        exp_avg_sq = tl.load(exp_avg_sq_ptr + offset, mask=inside, other=0.0)
+        exp_avg = exp_avg + one_minus_beta_1 * (gradient - exp_avg)
+        exp_avg_sq = exp_avg_sq + one_minus_beta_2 * (gradient * gradient - exp_avg_sq)
+        denominator = tl.div_rn(tl.sqrt_rn(exp_avg_sq), tl.load(scalar_ptr + 2)) + eps
+        parameters = parameters - tl.div_rn(tl.load(scalar_ptr + 1) * exp_avg, denominator)
+        tl.store(parameters_ptr + offset, parameters, mask=inside)
+        tl.store(exp_avg_ptr + offset, exp_avg, mask=inside)
+        tl.store(exp_avg_sq_ptr + offset, exp_avg_sq, mask=inside)
+        if HAS_TARGET:
+            target = tl.load(target_ptr + offset, mask=inside, other=0.0)
+            tl.store(target_ptr + offset, target + tau * (parameters - target), mask=inside)
 
 
 @functools.lru_cache(maxsize=16)
@@ -130,96 +144,50 @@ def _log_betas(device: torch.device, betas: tuple[float, float]) -> Tensor:
     return torch.tensor([math.log(beta) for beta in betas], dtype=torch.float64, device=device)
 
 
-def adam_step_triton(
-    parameters: Tensor,
-    gradient: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    step: Tensor,
-    learning_rate: Tensor,
-    *,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    decoupled: bool = False,
-    max_grad_norm: float | None = None,
-    target: Tensor | None = None,
-    tau: float | None = None,
-) -> Tensor:
+def adam_step_triton(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> Tensor:
     """`adam_step_reference` in three launches."""
+    parameters, exp_avg, exp_avg_sq, step, target = state
     size = parameters.numel()
     programs = triton.cdiv(size, BLOCK)
     partial = torch.empty(programs, dtype=torch.float64, device=parameters.device)
     scalars = torch.empty(5, device=parameters.device)
     square_sums_kernel[(programs,)](gradient, partial, size, BLOCK=BLOCK, num_warps=4)
-    clips = max_grad_norm is not None
-    log_betas = _log_betas(parameters.device, betas)
-    prologue_kernel[(1,)](partial, step, learning_rate, log_betas, scalars, programs, max_grad_norm or 1.0, CLIP=clips, BLOCK=256, num_warps=4)
+    prologue_kernel[(1,)](
+        partial, step, learning_rate, _log_betas(parameters.device, options.betas), scalars, programs, options.max_grad_norm or 1.0,
+        CLIP=options.max_grad_norm is not None, BLOCK=256, num_warps=4,
+    )  # fmt: skip
     adam_kernel[(programs,)](
         parameters, gradient, exp_avg, exp_avg_sq, parameters if target is None else target, scalars, learning_rate, size,
-        1.0 - betas[0], 1.0 - betas[1], eps, weight_decay, 0.0 if tau is None else tau,
-        DECOUPLED=decoupled, HAS_TARGET=target is not None, BLOCK=BLOCK, num_warps=4,
+        1.0 - options.betas[0], 1.0 - options.betas[1], options.eps, options.weight_decay, options.tau,
+        DECOUPLED=options.decoupled, HAS_TARGET=target is not None, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     return scalars[3]
 
 
-def _adam_step_cpu(
-    parameters: Tensor,
-    gradient: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    step: Tensor,
-    learning_rate: Tensor,
-    *,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    decoupled: bool = False,
-    max_grad_norm: float | None = None,
-    target: Tensor | None = None,
-    tau: float | None = None,
-) -> Tensor:
+def _adam_step_cpu(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> Tensor:
     """torch's own fused CPU kernel: the reference's twenty passes over the parameters in one."""
     norm = torch.linalg.vector_norm(gradient)
     if not math.isfinite(norm.item()):
         return norm
-    step += 1
-    scale = None if max_grad_norm is None else 1.0 / (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-    fused = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    state.step.add_(1)
+    scale = None if options.max_grad_norm is None else 1.0 / (options.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+    fused = torch._fused_adamw_ if options.decoupled else torch._fused_adam_
     fused(
-        [parameters], [gradient], [exp_avg], [exp_avg_sq], [], [step.float()], lr=learning_rate, beta1=betas[0], beta2=betas[1],
-        weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False, grad_scale=scale,
+        [state.parameters], [gradient], [state.exp_avg], [state.exp_avg_sq], [], [state.step.float()], lr=learning_rate,
+        beta1=options.betas[0], beta2=options.betas[1], weight_decay=options.weight_decay, eps=options.eps,
+        amsgrad=False, maximize=False, grad_scale=scale,
     )  # fmt: skip
-    if target is not None and tau is not None:
-        target.lerp_(parameters, tau)
+    if state.target is not None:
+        state.target.lerp_(state.parameters, options.tau)
     return norm
 
 
-def adam_step(
-    parameters: Tensor,
-    gradient: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    step: Tensor,
-    learning_rate: Tensor,
-    *,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    decoupled: bool = False,
-    max_grad_norm: float | None = None,
-    target: Tensor | None = None,
-    tau: float | None = None,
-) -> Tensor:
-    """One step on flat float32 [P] tensors, in place: parameters, exp_avg, exp_avg_sq, step (0-d int64) and, with tau, target.
+def adam_step(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> Tensor:
+    """One step of `state`, in place, along `gradient` [P]; returns the gradient's norm before clipping, 0-d.
 
-    learning_rate: 0-d float32 on the device; the gradient may be scaled by the clip. Returns the gradient's norm before clipping, 0-d.
+    learning_rate: 0-d float32 on the device. The gradient may be overwritten by its clipped self.
     """
-    if use_triton(parameters):
-        function = adam_step_triton
-    else:
-        function = _adam_step_cpu if host_may_look(parameters.device) else adam_step_reference
-    return function(
-        parameters, gradient, exp_avg, exp_avg_sq, step, learning_rate, betas=betas, eps=eps, weight_decay=weight_decay,
-        decoupled=decoupled, max_grad_norm=max_grad_norm, target=target, tau=tau,
-    )  # fmt: skip
+    if use_triton(gradient):
+        return adam_step_triton(state, gradient, learning_rate, options)
+    function = _adam_step_cpu if host_may_look(gradient.device) else adam_step_reference
+    return function(state, gradient, learning_rate, options)

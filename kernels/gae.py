@@ -50,8 +50,8 @@ def _moments(advantage: Tensor, valid: Tensor | None) -> Tensor:
 
 @triton.jit
 def _affine_compose(first_scale, first_offset, second_scale, second_offset):
-    """x -> second(first(x)) of two maps x -> scale x + offset."""
-    return first_scale * second_scale, second_offset + second_scale * first_offset
+    """x -> second(first(x)) of two maps x -> scale x + offset; selected, because 0 * NaN would leak across an episode's end."""
+    return first_scale * second_scale, second_offset + tl.where(second_scale == 0.0, 0.0, second_scale * first_offset)
 
 
 @triton.jit
@@ -137,7 +137,7 @@ def _tile(num_steps: int, num_envs: int) -> tuple[int, int, int]:
     """(BLOCK_T, BLOCK_N, num_warps): wide and flat for many environments, tall for few with long rollouts."""
     if num_envs >= 1024:
         return 8, 32, 1
-    return (64, 32, 8) if num_envs >= 32 else (min(1024, triton.next_power_of_2(num_steps)), 1, 4)
+    return (64, 32, 8) if num_envs >= 32 else (min(256, triton.next_power_of_2(num_steps)), 1, 2)
 
 
 def gae_triton(

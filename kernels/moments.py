@@ -98,12 +98,14 @@ def update_moments_triton(mean: Tensor, variance: Tensor, count: Tensor, x: Tens
     """`update_moments_reference` in two launches and a copy of the count."""
     x = x.contiguous()
     rows, columns = x.shape
-    block_d = min(64, triton.next_power_of_2(columns))
+    block_d = min(32, triton.next_power_of_2(columns))
     grid = (triton.cdiv(rows, BLOCK_ROWS), triton.cdiv(columns, block_d))
     partial = torch.empty(grid[0], 3, columns, dtype=torch.float64, device=x.device)
     new_count = torch.empty(columns, dtype=torch.float64, device=x.device)
     flags = x if valid is None else valid.contiguous().view(torch.uint8)
-    block_moments_kernel[grid](x, flags, partial, rows, columns, HAS_VALID=valid is not None, BLOCK_B=BLOCK_ROWS, BLOCK_D=block_d, num_warps=8)
+    block_moments_kernel[grid](
+        x, flags, partial, rows, columns, HAS_VALID=valid is not None, BLOCK_B=BLOCK_ROWS, BLOCK_D=block_d, num_warps=8
+    )
     merge_moments_kernel[(grid[1],)](partial, mean, variance, count, new_count, grid[0], columns, BLOCK_D=block_d, num_warps=1)
     count.copy_(new_count[0])
 

@@ -77,7 +77,9 @@ def word_to_uniforms(word):
 
 
 @triton.jit
-def random_kernel(key_ptr, gamma_ptr, step_ptr, out_ptr, offset, count, total_words, words_per_stream, NORMAL: tl.constexpr, BLOCK: tl.constexpr):
+def random_kernel(
+    key_ptr, gamma_ptr, step_ptr, out_ptr, offset, count, total_words, words_per_stream, NORMAL: tl.constexpr, BLOCK: tl.constexpr
+):
     """Lane i makes word i % W of stream i // W and writes its two numbers to out [N, count]."""
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = lane < total_words

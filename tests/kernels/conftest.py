@@ -1,25 +1,82 @@
-"""These tests run kernels in Triton's interpreter, which must be chosen before Triton is imported: tests/test_kernels_interpreted.py starts them."""
+"""These tests run kernels in Triton's interpreter; tests/test_kernels_interpreted.py starts them with that choice made.
+
+Every test runs twice, with programs in order and in random order: the interpreter is serial, so only this shows what depends on order.
+Memory that a launcher allocates starts as NaN, and so does a masked load that names no `other`: on a GPU both hold anything.
+"""
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["test_*.py"]
 
 
-def slice_scan(handle: Any, axis: int, combine: Any, reverse: bool) -> Any:
-    raise NotImplementedError
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel does not write stays NaN, what it must not read is NaN."""
+    from triton.runtime import interpreter
+
+    for name in ("empty", "empty_like"):
+        real = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *size, real=real, **options: _spoiled(real(*size, **options)))
+    builder = type(interpreter.interpreter_builder)
+    masked_load = builder.create_masked_load
+
+    def poisoned(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        loaded = masked_load(self, pointers, mask, other, *rest)
+        if other is None and np.issubdtype(loaded.data.dtype, np.floating):
+            loaded.data = np.where(mask.data, loaded.data, np.nan)
+        return loaded
+
+    monkeypatch.setattr(builder, "create_masked_load", poisoned)
+
+
+def _spoiled(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor.fill_(77)
 
 
 @pytest.fixture(autouse=True, params=["in order", "shuffled"])
-def program_order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run every test with programs in order and in random order: the interpreter is serial, so only this shows what depends on order."""
+def _program_order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the programs of a grid their numbers in another order."""
     from triton.runtime import interpreter
 
-    if request.param == "shuffled":
-        generator = np.random.default_rng(0)
-        monkeypatch.setattr(interpreter, "range", lambda *bounds: [int(i) for i in generator.permutation(np.arange(*bounds))], raising=False)
-    yield
+    if request.param == "in order":
+        return
+    builder = type(interpreter.interpreter_builder)
+    set_dim, set_idx = builder.set_grid_dim, builder.set_grid_idx
+    generator, order = np.random.default_rng(0), np.zeros(0, int)
+
+    def shuffle(self: Any, *grid: int) -> None:
+        nonlocal order
+        order = generator.permutation(int(np.prod(grid)))
+        set_dim(self, *grid)
+
+    def renumbered(self: Any, *index: int) -> None:
+        grid = self.grid_dim
+        set_idx(self, *(int(i) for i in np.unravel_index(order[np.ravel_multi_index(index, grid)], grid)))
+
+    monkeypatch.setattr(builder, "set_grid_dim", shuffle)
+    monkeypatch.setattr(builder, "set_grid_idx", renumbered)
+
+
+@pytest.fixture(autouse=True)
+def _fast_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scan a slice at a time with the same operations: the interpreter's own scan walks element by element, a hundred times slower."""
+    from triton.runtime import interpreter
+
+    def generic_scan(self: Any, inputs: Any) -> list[Any]:
+        columns = [np.moveaxis(item.handle.data, self.axis, 0) for item in inputs]
+        total = [self.to_tensor(column[0], item.dtype) for column, item in zip(columns, inputs)]
+        rows = [[item.handle.data for item in total]]
+        for i in range(1, len(columns[0])):
+            now = [self.to_tensor(column[i], item.dtype) for column, item in zip(columns, inputs)]
+            combined = self.combine_fn.fn(*total, *now)
+            total = list(combined) if isinstance(combined, tuple) else [combined]
+            rows.append([item.handle.data for item in total])
+        stacked = (np.moveaxis(np.stack(column), 0, self.axis) for column in zip(*rows))
+        return [self.to_tensor(column, item.dtype) for column, item in zip(stacked, inputs)]
+
+    monkeypatch.setattr(interpreter.ScanOps, "generic_scan", generic_scan)

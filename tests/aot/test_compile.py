@@ -1,0 +1,157 @@
+"""Every kernel compiles ahead of time for three generations of GPU, without spills and within a bound of registers.
+
+The interpreter accepts programs that the compiler refuses (a loop-carried type that changes, `break`, a global), so both are needed.
+"""
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import compiler as nvidia
+from triton.compiler import ASTSource
+
+from gpurl.kernels import adam, gae, moments, random
+
+ROOT = Path(__file__).resolve().parents[2]
+ARCHITECTURES = (80, 90, 100)
+F, D, B, L = "*fp32", "*fp64", "*u8", "*i64"
+
+
+@dataclass
+class Case:
+    """One specialisation of a kernel: argument types in order, a number for each constexpr; `even`: integers that are multiples of 16."""
+
+    kernel: Any
+    types: list[str]
+    constants: dict[str, Any]
+    registers: int
+    num_warps: int = 4
+    even: tuple[str, ...] = ()
+    vectors: tuple[int, int] = (0, 0)  # 16-byte loads and stores wanted at least
+    stack: int = 0  # bytes; libdevice's cosine has a path for huge angles that needs some
+    name: str = ""
+
+
+def gae_case(block_t: int, block_n: int, num_warps: int, registers: int, has_valid: bool = False) -> Case:
+    types = [F, F, F, B, B, B, F, F, F, "i32", "i32", "fp32", "fp32"]
+    constants = {"HAS_VALID": has_valid, "BLOCK_T": block_t, "BLOCK_N": block_n}
+    vectors = (6, 4) if block_n > 1 else (0, 0)
+    return Case(
+        gae.gae_kernel,
+        types,
+        constants,
+        registers,
+        num_warps,
+        even=("N",),
+        vectors=vectors,
+        name=f"gae {block_t}x{block_n} valid {has_valid}",
+    )
+
+
+def adam_case(decoupled: bool, has_target: bool, even: bool) -> Case:
+    types = [F, F, F, F, F, F, F, "i32", "fp32", "fp32", "fp32", "fp32", "fp32"]
+    constants = {"DECOUPLED": decoupled, "HAS_TARGET": has_target, "BLOCK": adam.BLOCK}
+    vectors = (8 + 2 * has_target, 6 + 2 * has_target) if even else (0, 0)
+    return Case(
+        adam.adam_kernel, types, constants, 80, even=("P",) if even else (), vectors=vectors, name=f"adam {decoupled} {has_target} {even}"
+    )
+
+
+def moments_case(has_valid: bool, width: int) -> Case:
+    constants = {"HAS_VALID": has_valid, "BLOCK_B": moments.BLOCK_ROWS, "BLOCK_D": width}
+    return Case(moments.block_moments_kernel, [F, B, D, "i32", "i32"], constants, 128, 8, name=f"block moments {width} valid {has_valid}")
+
+
+def random_case(normal: bool) -> Case:
+    types = [L, L, L, F, "i32", "i32", "i32", "i32"]
+    return Case(random.random_kernel, types, {"NORMAL": normal, "BLOCK": 512}, 72, stack=32 * normal, name=f"random normal {normal}")
+
+
+CASES = [
+    *(gae_case(8, 32, 1, 112, valid) for valid in (False, True)),
+    *(gae_case(64, 32, 8, 128, valid) for valid in (False, True)),
+    *(gae_case(256, 1, 2, 72, valid) for valid in (False, True)),
+    Case(gae.gae_moments_kernel, [F, F, "i32"], {"BLOCK_P": 128}, 48, name="gae moments"),
+    Case(adam.square_sums_kernel, [F, D, "i32"], {"BLOCK": adam.BLOCK}, 48, even=("P",), vectors=(2, 0), name="square sums"),
+    *(
+        Case(adam.prologue_kernel, [D, L, F, D, F, "i32", "fp32"], {"CLIP": clip, "BLOCK": 256}, 48, name=f"prologue {clip}")
+        for clip in (False, True)
+    ),
+    *(adam_case(decoupled, has_target, even) for decoupled in (False, True) for has_target in (False, True) for even in (False, True)),
+    *(moments_case(valid, width) for valid in (False, True) for width in (1, 8, 32)),
+    *(
+        Case(moments.merge_moments_kernel, [D, D, D, D, D, "i32", "i32"], {"BLOCK_D": width}, 96, 1, name=f"merge moments {width}")
+        for width in (1, 8, 32)
+    ),
+    Case(
+        moments.normalize_kernel, [F, F, F, F, "i32", "i32", "fp32"], {"BLOCK": 1024}, 48, even=("size",), vectors=(2, 2), name="normalize"
+    ),
+    random_case(False),
+    random_case(True),
+]
+
+
+def compile_case(case: Case, architecture: int) -> Any:
+    """The compiled kernel, pointers and `even` integers taken for multiples of 16 as the launcher takes them."""
+    names = case.kernel.arg_names
+    signature = dict(zip([name for name in names if name not in case.constants], case.types, strict=True)) | dict.fromkeys(
+        case.constants, "constexpr"
+    )
+    signature = {name: signature[name] for name in names}
+    hints = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*") or name in case.even}
+    source = ASTSource(fn=case.kernel, signature=signature, constexprs=case.constants, attrs=hints)
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": case.num_warps})
+
+
+def resources(ptx: str, architecture: int, folder: Path) -> tuple[int, int, int]:
+    """(registers, bytes of stack, bytes of spills) that Triton's own assembler tells."""
+    (folder / "k.ptx").write_text(ptx)
+    suffix = "a" if architecture >= 90 else ""
+    command = [
+        nvidia.get_ptxas(architecture).path,
+        f"--gpu-name=sm_{architecture}{suffix}",
+        "-v",
+        str(folder / "k.ptx"),
+        "-o",
+        str(folder / "k.cubin"),
+    ]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    used = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*Used (\d+) registers", told, re.DOTALL)
+    assert used, told
+    stack, stores, loads, registers = map(int, used.groups())
+    return registers, stack, stores + loads
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_compiles_without_spills(case: Case, architecture: int, tmp_path: Path) -> None:
+    ptx = compile_case(case, architecture).asm["ptx"]
+    registers, stack, spilled = resources(ptx, architecture, tmp_path)
+    assert spilled == 0
+    assert stack <= case.stack
+    assert registers <= case.registers
+    loads, stores = len(re.findall(r"ld\.global\S*\.v4\.b32", ptx)), len(re.findall(r"st\.global\S*\.v4\.b32", ptx))
+    assert loads >= case.vectors[0]
+    assert stores >= case.vectors[1]
+
+
+def test_a_spilling_kernel_is_seen(tmp_path: Path) -> None:
+    case = gae_case(64, 32, 1, 0)
+    assert resources(compile_case(case, 90).asm["ptx"], 90, tmp_path)[2] > 0
+
+
+def test_every_kernel_stands_in_the_table() -> None:
+    tested = {case.kernel.fn.__name__ for case in CASES}
+    for path in (ROOT / "kernels").glob("*.py"):
+        defined = set(re.findall(r"@triton\.jit[^\n]*\ndef (\w+_kernel)\(", path.read_text()))
+        assert defined <= tested, path.name

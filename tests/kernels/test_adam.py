@@ -1,0 +1,124 @@
+"""Flat Adam in Triton against the reference, torch.optim and float64; clip, decay, target update, and a gradient that is not finite."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpurl.kernels import adam as module
+from gpurl.kernels.adam import AdamOptions, AdamState, _adam_step_cpu, adam_step, adam_step_reference, adam_step_triton
+
+FUNCTIONS = [adam_step_reference, adam_step_triton, _adam_step_cpu]
+SIZES = [1, 5, 1024, 2500]
+GUARD = 64
+
+
+class Flat:
+    """The arrays of one optimiser, each between NaN on both sides."""
+
+    def __init__(self, size: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.memory = torch.full((4, size + 2 * GUARD), torch.nan)
+        self.parameters, self.exp_avg, self.exp_avg_sq, self.target = self.memory[:, GUARD : GUARD + size]
+        self.memory[:, GUARD : GUARD + size] = 0.0
+        self.parameters.copy_(torch.randn(size, generator=generator))
+        self.target.copy_(torch.randn(size, generator=generator))
+        self.step = torch.tensor(0)
+
+    def apply(self, function: Any, gradient: Tensor, learning_rate: float = 1e-2, **options: Any) -> Tensor:
+        target = self.target if "tau" in options else None
+        state = AdamState(self.parameters, self.exp_avg, self.exp_avg_sq, self.step, target)
+        return function(state, gradient, torch.tensor(learning_rate), AdamOptions(**options))
+
+    def assert_guarded(self) -> None:
+        assert bool(self.memory[:, :GUARD].isnan().all())
+        assert bool(self.memory[:, -GUARD:].isnan().all())
+
+
+def gradients(size: int, count: int) -> list[Tensor]:
+    """Magnitudes from 1e-3 to 10."""
+    generator = torch.Generator().manual_seed(9)
+    return [torch.randn(size, generator=generator) * 10.0 ** (k % 5 - 3) for k in range(count)]
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+@pytest.mark.parametrize(("weight_decay", "decoupled"), [(0.0, False), (0.1, False), (0.1, True)])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_torch_optim_in_float64(function: Any, size: int, weight_decay: float, decoupled: bool, max_grad_norm: float | None) -> None:
+    flat = Flat(size)
+    peer = torch.nn.Parameter(flat.parameters.double())
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    optimizer = kind([peer], lr=1e-2, betas=(0.8, 0.99), eps=1e-6, weight_decay=weight_decay)
+    for gradient in gradients(size, 6):
+        options = {"betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": weight_decay, "decoupled": decoupled, "max_grad_norm": max_grad_norm}
+        norm = flat.apply(function, gradient.clone(), **options)
+        peer.grad = gradient.double()
+        if max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_([peer], max_grad_norm)
+        optimizer.step()
+        torch.testing.assert_close(norm.double(), gradient.double().norm(), rtol=1e-6, atol=0.0)
+        torch.testing.assert_close(flat.parameters.double(), peer.detach(), rtol=3e-6, atol=3e-6)
+        torch.testing.assert_close(flat.exp_avg_sq.double(), optimizer.state[peer]["exp_avg_sq"], rtol=3e-6, atol=1e-12)
+    assert int(flat.step) == 6
+    flat.assert_guarded()
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_by_hand(function: Any) -> None:
+    flat = Flat(1)
+    flat.parameters.fill_(1.0)
+    flat.target.fill_(3.0)
+    norm = flat.apply(function, torch.tensor([4.0]), learning_rate=0.5, betas=(0.5, 0.75), eps=0.0, max_grad_norm=2.0, tau=0.25)
+    # clipped to 2; m = 1, corrected 2; v = 1, corrected 4; step 0.5 * 2 / 2; target 3 + 0.25 (0.5 - 3)
+    assert float(norm) == 4.0
+    assert float(flat.parameters) == pytest.approx(0.5, abs=1e-6)
+    assert (float(flat.exp_avg), float(flat.exp_avg_sq)) == pytest.approx((1.0, 1.0), abs=1e-6)
+    assert float(flat.target) == pytest.approx(2.375, abs=1e-6)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_late_steps_have_exact_bias_corrections(function: Any) -> None:
+    for start in (0, 1000, 10**7):
+        flat = Flat(3)
+        flat.parameters.zero_()
+        flat.step.fill_(start)
+        flat.apply(function, torch.tensor([1.0, 2.0, -3.0]), learning_rate=1.0, eps=0.0)
+        count = start + 1
+        wanted = (1 - 0.9) / (1 - 0.9**count) / ((1 - 0.999) / (1 - 0.999**count)) ** 0.5
+        tolerance = 2e-5 if function is _adam_step_cpu else 1e-6  # torch takes 1 - beta in float32
+        torch.testing.assert_close(flat.parameters, torch.tensor([-1.0, -1.0, 1.0]) * wanted, rtol=tolerance, atol=0.0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_gradient_that_is_not_finite_changes_nothing(function: Any, bad: float) -> None:
+    flat = Flat(1500)
+    for gradient in gradients(1500, 2):
+        flat.apply(function, gradient, tau=0.1, max_grad_norm=1.0)
+    before = flat.memory.clone()
+    gradient = torch.ones(1500)
+    gradient[1200] = bad
+    assert not bool(flat.apply(function, gradient, tau=0.1, max_grad_norm=1.0, weight_decay=0.1).isfinite())
+    assert torch.equal(flat.memory.nan_to_num(), before.nan_to_num())
+    assert int(flat.step) == 2
+
+
+def test_no_target_without_tau() -> None:
+    flat = Flat(70)
+    before = flat.target.clone()
+    flat.apply(adam_step_triton, torch.ones(70))
+    assert torch.equal(flat.target, before)
+
+
+def test_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = []
+    monkeypatch.setattr(module, "adam_step_triton", lambda *arguments: launched.append(1) or adam_step_triton(*arguments))
+    for backend in ("torch", "triton"):
+        monkeypatch.setenv("GPURL_BACKEND", backend)
+        flat, wanted = Flat(100), Flat(100)
+        flat.apply(adam_step, torch.ones(100), tau=0.5)
+        wanted.apply(adam_step_reference, torch.ones(100), tau=0.5)
+        torch.testing.assert_close(flat.memory, wanted.memory, rtol=1e-6, atol=1e-6, equal_nan=True)
+        assert len(launched) == (backend == "triton")

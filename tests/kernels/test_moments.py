@@ -1,0 +1,107 @@
+"""Running moments and normalising in Triton against the reference, float64 over all rows at once, and hand numbers."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpurl.kernels import moments as module
+from gpurl.kernels.moments import (
+    normalize,
+    normalize_reference,
+    normalize_triton,
+    update_moments,
+    update_moments_reference,
+    update_moments_triton,
+)
+
+UPDATES = [update_moments_reference, update_moments_triton]
+
+
+def fresh(columns: int) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.zeros(columns, dtype=torch.float64), torch.ones(columns, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("share", [None, 0.7])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (300, 7), (513, 70)])
+@pytest.mark.parametrize("update", UPDATES)
+def test_batches_merge_into_the_moments_of_all_rows(update: Any, rows: int, columns: int, share: float | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    mean, variance, count = fresh(columns)
+    kept = []
+    for scale, shift in ((1.0, 0.0), (0.1, 5.0), (3.0, -2.0)):
+        x = torch.randn(rows, columns, generator=generator) * scale + shift
+        valid = None if share is None else torch.rand(rows, generator=generator) < share
+        if valid is not None:
+            x = torch.where(valid.unsqueeze(1), x, torch.nan)
+        update(mean, variance, count, x, valid)
+        kept.append(x if valid is None else x[valid])
+    rows_kept = torch.cat(kept).double()
+    assert float(count) == len(rows_kept)
+    if len(rows_kept):
+        torch.testing.assert_close(mean, rows_kept.mean(0), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(variance, rows_kept.var(0, correction=0), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_by_hand(update: Any) -> None:
+    mean, variance, count = fresh(1)
+    update(mean, variance, count, torch.tensor([[1.0], [3.0]]))
+    assert (float(mean), float(variance), float(count)) == (2.0, 1.0, 2.0)
+    update(mean, variance, count, torch.tensor([[5.0], [7.0]]))
+    assert (float(mean), float(variance), float(count)) == (4.0, 5.0, 4.0)
+    update(mean, variance, count, torch.full((2, 1), torch.nan), torch.zeros(2, dtype=torch.bool))
+    assert (float(mean), float(variance), float(count)) == (4.0, 5.0, 4.0)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_no_valid_row_at_all_leaves_the_start(update: Any) -> None:
+    mean, variance, count = fresh(3)
+    update(mean, variance, count, torch.ones(600, 3), torch.zeros(600, dtype=torch.bool))
+    assert mean.tolist() == [0.0] * 3
+    assert variance.tolist() == [1.0] * 3
+    assert float(count) == 0.0
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_a_mean_far_from_zero_keeps_the_variance(update: Any) -> None:
+    x = torch.randn(700, 4, generator=torch.Generator().manual_seed(1)) + 1e5
+    mean, variance, count = fresh(4)
+    update(mean, variance, count, x)
+    torch.testing.assert_close(variance, x.double().var(0, correction=0), rtol=1e-9, atol=0.0)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (2, 5, 300), (0, 4), (1, 1025)])
+@pytest.mark.parametrize("function", [normalize_reference, normalize_triton])
+def test_normalize_in_float64(function: Any, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x, mean = torch.randn(shape, generator=generator) * 4.0, torch.randn(shape[-1], generator=generator)
+    inv_std = torch.rand(shape[-1], generator=generator) + 0.5
+    wanted = ((x.double() - mean.double()) * inv_std.double()).clamp(-3.0, 3.0)
+    torch.testing.assert_close(function(x, mean, inv_std, 3.0).double(), wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("function", [normalize_reference, normalize_triton])
+def test_normalize_keeps_nan_and_clips_infinity(function: Any) -> None:
+    x = torch.tensor([[torch.nan, torch.inf, -torch.inf, 1.0]])
+    got = function(x, torch.zeros(4), torch.ones(4), 5.0)[0]
+    assert bool(got[0].isnan())
+    assert got[1:].tolist() == [5.0, -5.0, 1.0]
+
+
+def test_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = []
+    for name in ("update_moments_triton", "normalize_triton"):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *arrays, real=real, name=name: launched.append(name) or real(*arrays))
+    x = torch.arange(12.0).reshape(4, 3)
+    results = []
+    for backend in ("torch", "triton"):
+        monkeypatch.setenv("GPURL_BACKEND", backend)
+        mean, variance, count = fresh(3)
+        update_moments(mean, variance, count, x)
+        results.append((mean, variance, normalize(x, mean.float(), variance.rsqrt().float(), 1.0)))
+    for wanted, got in zip(*results):
+        torch.testing.assert_close(got, wanted)
+    assert launched == ["update_moments_triton", "normalize_triton"]

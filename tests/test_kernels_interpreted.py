@@ -1,0 +1,26 @@
+"""Runs tests/kernels/ under Triton's interpreter, in a process of its own: the choice is made when Triton is imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = sorted((ROOT / "tests" / "kernels").glob("test_*.py"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_kernels_under_the_interpreter(file: Path) -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-q", str(file)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def test_every_kernel_file_has_its_test() -> None:
+    kernels = {path.stem for path in (ROOT / "kernels").glob("*.py")} - {"__init__", "backend"}
+    assert kernels <= {file.stem.removeprefix("test_") for file in FILES}
