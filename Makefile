@@ -23,10 +23,11 @@ train: setup
 	$(BIN)/gpurl train ppo chasing --num-envs 4096 --total-steps 100_000_000 --max-seconds 110 --eval-every 4_000_000
 
 test: setup .tr36/.installed lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 GPURL_TRITON36=.tr36 $(BIN)/python -m pytest -n 2
 
 lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 bench: setup

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,4 +48,5 @@ def make_env(name: str, num_envs: int, device: torch.device | str = "cpu", seed:
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise UsageError(f"environment {name!r} has no option {', '.join(unknown)}; it has: {', '.join(known) or 'none'}")
-    return env_class(num_envs=num_envs, device=device, seed=seed, **named_options, **options)
+    make: Callable[..., VecEnv] = env_class  # every task takes these three, and its own options
+    return make(num_envs=num_envs, device=device, seed=seed, **named_options, **options)

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from gpurl.registration import register
+
 if TYPE_CHECKING:
     from gpurl.api import Run, evaluate_run, resume, train
     from gpurl.envs.registry import make_env
@@ -19,6 +21,9 @@ _HOME = {
     "resume": "gpurl.api",
     "train": "gpurl.api",
 }
+
+
+register()
 
 
 def __getattr__(name: str) -> Any:

@@ -48,6 +48,9 @@ class Head(nn.Module):
 class Gaussian(Head):
     """Diagonal normal with a log standard deviation that does not depend on the state; clipped on the way to the environment, not before."""
 
+    center: Tensor
+    half_width: Tensor
+
     def __init__(self, space: Box, initial_std: float = 1.0, min_log_std: float = -5.0, max_log_std: float = 2.0) -> None:
         super().__init__()
         self.num_outputs = math.prod(space.shape)

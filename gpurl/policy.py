@@ -66,9 +66,9 @@ def load(path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = 
     parts, _ = load_checkpoint(chosen or path, device)
     try:
         meta, settings = parts["meta"], parts["meta"]["settings"]
-        spaces = [space_from_dict(meta[name]) for name in ("observation_space", "action_space")]
+        obs_space, action_space = (space_from_dict(meta[name]) for name in ("observation_space", "action_space"))
         config = build_algorithm_config(settings["algorithm"], settings)
-        algorithm = make_algorithm(settings["algorithm"], config, *spaces, num_envs=num_envs, device=device)
+        algorithm = make_algorithm(settings["algorithm"], config, obs_space, action_space, num_envs, device)
         algorithm.load_state_dict(parts["model"])
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise CheckpointError(f"{chosen or path} is not a policy this version can read: {error}") from None

@@ -221,7 +221,7 @@ class Trainer:
     def _check_fits(self, parts: dict[str, dict[str, Any]]) -> None:
         """CheckpointError unless the checkpoint is of this algorithm, these spaces and this many environments."""
         meta = parts["meta"]
-        pairs = {"algorithm": (meta["settings"]["algorithm"], self.settings.algorithm)}
+        pairs: dict[str, tuple[Any, Any]] = {"algorithm": (meta["settings"]["algorithm"], self.settings.algorithm)}
         for name in ("observation_space", "action_space"):
             pairs[name] = (meta[name], space_to_dict(getattr(self.algorithm, name)))
         pairs["num_envs"] = (meta["settings"]["num_envs"], self.config.num_envs)

@@ -22,7 +22,10 @@ def test_ppo_learns_pendulum(tmp_path: Path) -> None:
 
 
 def test_a2c_learns_cart_pole(tmp_path: Path) -> None:
-    assert learned_return(tmp_path, "a2c", "cart_pole", num_envs=256, total_steps=600_000, learning_rate=3e-3, normalize_advantage="batch") >= 300
+    assert (
+        learned_return(tmp_path, "a2c", "cart_pole", num_envs=256, total_steps=600_000, learning_rate=3e-3, normalize_advantage="batch")
+        >= 300
+    )
 
 
 @pytest.mark.parametrize(("bonus", "wanted"), [(True, 9.0), (False, 1.5)])
@@ -33,5 +36,11 @@ def test_ppo_learns_to_chase(tmp_path: Path, bonus: bool, wanted: float) -> None
 
 @pytest.mark.parametrize(("memory", "low", "high"), [("gru", 400.0, 500.0), ("none", 0.0, 200.0)])
 def test_only_a_memory_balances_without_velocities(tmp_path: Path, memory: str, low: float, high: float) -> None:
-    settings = {"num_envs": 256, "horizon": 32, "total_steps": 1_000_000, "network": {"memory": memory}, "env_options": {"velocities": False}}
+    settings = {
+        "num_envs": 256,
+        "horizon": 32,
+        "total_steps": 1_000_000,
+        "network": {"memory": memory},
+        "env_options": {"velocities": False},
+    }
     assert low <= learned_return(tmp_path, "ppo", "cart_pole", **settings) <= high

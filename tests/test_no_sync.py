@@ -1,6 +1,6 @@
 """Proof without a GPU that nothing waits for one: whole iterations of every algorithm on every torch env under FakeTensorMode.
 
-Fake tensors have no values, so `.item()`, `if tensor:`, `nonzero` and boolean indexing raise there; `no_host_looks` takes the GPU's code paths.
+Fake tensors have no values, so `.item()`, `if tensor:`, `nonzero` and boolean indexing raise there. `no_host_looks` takes the GPU's paths.
 """
 
 import dataclasses
@@ -39,7 +39,9 @@ def fake_trainer(settings: Settings) -> Trainer:
 def test_an_iteration_never_looks_at_a_tensor(algorithm: str, env: str, options: dict[str, bool], memory: str, nan: str) -> None:
     if nan == "skip" and env != "chasing":
         pytest.skip("the env does not matter to --nan")
-    settings = make_settings(algorithm, env, num_envs=8, horizon=3, minibatches=1, nan=nan, network={"memory": memory, "hidden": [8]}, env_options=options)
+    settings = make_settings(
+        algorithm, env, num_envs=8, horizon=3, minibatches=1, nan=nan, network={"memory": memory, "hidden": [8]}, env_options=options
+    )
     with FakeTensorMode(), no_host_looks():
         trainer = fake_trainer(settings)
         trainer.start()
@@ -49,7 +51,9 @@ def test_an_iteration_never_looks_at_a_tensor(algorithm: str, env: str, options:
         assert trainer.steps == 8 * 3 * 2
 
 
-@pytest.mark.parametrize("change", [{"squash": True}, {"normalize_advantage": "minibatch"}, {"clip_range_value": 0.2}, {"schedule": "linear"}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"squash": True}, {"normalize_advantage": "minibatch"}, {"clip_range_value": 0.2}, {"schedule": "linear"}], ids=str
+)
 def test_options_do_not_look_either(change: dict[str, object]) -> None:
     settings = make_settings("ppo", "pendulum", num_envs=8, horizon=2, minibatches=1, **change)
     with FakeTensorMode(), no_host_looks():

@@ -10,7 +10,7 @@ from gpurl.kernels.random import CounterRandom
 
 
 class AlternatingEnv(TorchEnv):
-    """A -> B -> A ..., reward 0 in A and 1 in B, cut off after 3 steps, restart in A. With gamma 0.9: V(A) = 0.9 / 0.19, V(B) = 1 / 0.19."""
+    """A -> B -> A ..., reward 0 in A, 1 in B, cut off after 3 steps, restart in A. With gamma 0.9: V(A) = 0.9 / 0.19, V(B) = 1 / 0.19."""
 
     single_observation_space = Box(0.0, 1.0, (2,), np.float32)
     single_action_space = Discrete(2)
