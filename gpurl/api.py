@@ -1,5 +1,6 @@
 """What a user calls from Python: `train` runs one job from its settings to its learning curve; `evaluate_run` plays a trained policy."""
 
+import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,9 @@ from gpurl.config import Settings, make_settings, merge
 from gpurl.display import Display
 from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import CheckpointError, UsageError
+from gpurl.errors import CheckpointError, GpurlError, UsageError
 from gpurl.evaluator import evaluate, greedy, scripted
+from gpurl.host_memory import keep_large_blocks
 from gpurl.logger import Logger
 from gpurl.plot import plot_curve
 from gpurl.policy import Policy, load
@@ -61,6 +63,8 @@ def run(settings: Settings, resume_from: Path | None = None, command: list[str] 
     device = choose_device(config.device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    if device.type == "cpu":
+        keep_large_blocks()
     env = make_env(settings.env, config.num_envs, device, config.seed, **settings.env_options)
     eval_env = _eval_env(settings, device)
     model = make_algorithm(
@@ -96,7 +100,10 @@ def _run_logged(trainer: Trainer, eval_env: VecEnv | None) -> tuple[Outcome, dic
     baseline: dict[str, float] = {}
     if outcome.reason != "signal" and eval_env is not None and (act := scripted(eval_env)):
         baseline = evaluate(act, eval_env, config.eval_episodes, seed=EVAL_SEED)
-    plot_curve(trainer.folder, {"scripted policy": baseline["eval/mean_reward"]} if baseline else None)
+    try:
+        plot_curve(trainer.folder, {"scripted policy": baseline["eval/mean_reward"]} if baseline else None)
+    except GpurlError as error:  # a full disk: the training is done and must not fail for its picture
+        logging.getLogger("gpurl").warning("no learning curve: %s", error)
     if eval_env is not None:
         eval_env.close()
     return outcome, baseline
@@ -123,6 +130,8 @@ def choose_device(name: str) -> torch.device:
 
 def evaluate_run(path: str | Path, episodes: int = 100, device: str = "auto", seed: int = EVAL_SEED, best: bool = True) -> dict[str, float]:
     """Play `episodes` greedy episodes with the policy of a run; returns mean, standard deviation and length."""
+    if episodes < 1:
+        raise UsageError(f"episodes must be at least 1, got {episodes}")
     chosen = choose_device(device)
     policy = load(path, str(chosen), best=best)
     env = make_env(policy.settings["env"], episodes, chosen, seed, **policy.settings["env_options"])

@@ -1,5 +1,6 @@
 """The command line. Nothing heavy is imported before it is known what is wanted, so that --help answers at once."""
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,8 @@ Exit codes: 0 done, 2 wrong use, 3 the environment misbehaves, 4 NaN or infinity
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # finds my_env.py beside the user; last, so that no file there hides a library
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if words else 2

@@ -11,6 +11,7 @@ from gpurl.config import Settings, TrainConfig, make_settings, merge, read_confi
 from gpurl.errors import CheckpointError, UsageError
 
 SIMPLE_TYPES = (bool, int, float, str)
+NUMBER = r"[-+]?[\d._]+([eE][-+]?\d+)?"
 
 
 def parse_train(words: list[str]) -> tuple[Settings, Path | None]:
@@ -44,10 +45,17 @@ def _spelled_out(word: str) -> list[str]:
         if value.lower() in ("true", "false"):
             head, _, last = name.rpartition(".")
             return [f"--{head + '.' if head else ''}{'' if value.lower() == 'true' else 'no-'}{last}"]
-        return [f"--{name}", *(part for item in value.strip("[]()").split(",") for part in _spelled_out(item.strip()))]
-    if re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", word) and float(word).is_integer():
-        return [str(int(float(word)))]
-    return [word]
+        parts = [part.strip() for part in value.strip("[]()").split(",")]
+        if value[:1] not in ("[", "(") and not all(re.fullmatch(NUMBER, part) for part in parts):
+            parts = [value]  # a path may hold a comma
+        return [f"--{name}", *map(_number, parts)]
+    return [_number(word)]
+
+
+def _number(word: str) -> str:
+    """`1e6` as 1000000, for settings that are whole numbers."""
+    is_whole = re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", word) and float(word).is_integer()
+    return str(int(float(word))) if is_whole else word
 
 
 def _take_option(words: list[str], option: str) -> tuple[list[str], str | None]:
@@ -84,6 +92,9 @@ def _named(names: list[str], values: dict[str, Any], wants_help: bool) -> tuple[
             print(text)
             sys.exit(0)
         raise UsageError(f"an algorithm and an environment are needed, got {' '.join(names) or 'neither'}: {text}")
+    for name in (algorithm, env):
+        if not isinstance(name, str):
+            raise UsageError(f"algorithm and env must be names, got {name!r}")
     return algorithm, env
 
 

@@ -98,14 +98,16 @@ def make_settings(algorithm: str, env: str, **values: Any) -> Settings:
     env_class, _ = resolve_env(env)
     algorithm_config = config_class(resolve_algorithm(algorithm))
     merged = merge(preset(algorithm, env), values)
-    options = dict(merged.pop("env_options", {}))
+    options = merged.pop("env_options", {})
+    if not isinstance(options, dict):
+        raise UsageError(f"env_options is {options!r}; it must be `name: value` pairs")
     unknown = sorted(set(options) - set(env_options(env_class)))
     if unknown:
         raise UsageError(f"environment {env!r} has no option {unknown[0]!r}; it has: {', '.join(env_options(env_class)) or 'none'}")
     train_fields = {item.name for item in dataclasses.fields(TrainConfig)}
     train = build(TrainConfig, {name: value for name, value in merged.items() if name in train_fields})
     rest = {name: value for name, value in merged.items() if name not in train_fields}
-    return Settings(algorithm, env, train, build(algorithm_config, rest, also=train_fields), options)
+    return Settings(algorithm, env, train, build(algorithm_config, rest, also=train_fields), dict(options))
 
 
 def build_algorithm_config(algorithm: str, saved: dict[str, Any]) -> Any:
@@ -141,6 +143,8 @@ def build(kind: type, values: dict[str, Any], also: set[str] | None = None) -> A
             value = tuple(value)
         if isinstance(value, int) and not isinstance(value, bool) and "float" in str(hints[name]):
             value = float(value)
+        elif isinstance(value, float) and value.is_integer() and hints[name] in (int, int | None):
+            value = int(value)  # total_steps=1e6
         try:
             arguments[name] = typeguard.check_type(value, hints[name])
         except typeguard.TypeCheckError:
@@ -168,10 +172,17 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number, as in YAML 1.2 and everywhere else; to PyYAML it is text."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789"))
+
+
 def read_config(path: str | Path) -> dict[str, Any]:
     """Values of a YAML file of settings; UsageError says what is wrong with it."""
     try:
-        values = yaml.safe_load(Path(path).read_text())
+        values = _Loader(Path(path).read_text(encoding="utf-8")).get_single_data()
     except FileNotFoundError:
         raise UsageError(f"there is no config file {path}") from None
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:

@@ -1,11 +1,11 @@
 """Says what this machine has, what it lacks and how to get it; lists the environments; starts the benchmarks."""
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -43,10 +43,15 @@ def _devices() -> list[str]:
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
-            lines.append(f"  cuda:{index} {properties.name}, {properties.total_memory / 2**30:.0f} GiB, compute {properties.major}.{properties.minor}")
+            memory = f"{properties.total_memory / 2**30:.0f} GiB"
+            lines.append(f"  cuda:{index} {properties.name}, {memory}, compute {properties.major}.{properties.minor}")
         return lines
     if torch.version.cuda is None:
-        advice = "this torch is a CPU build: install torch 2.13.0 for CUDA to use a GPU" if shutil.which("nvidia-smi") else "no NVIDIA driver found; the CPU is used"
+        advice = (
+            "this torch is a CPU build: install torch 2.13.0 for CUDA to use a GPU"
+            if shutil.which("nvidia-smi")
+            else "no NVIDIA driver found; the CPU is used"
+        )
     else:
         advice = f"torch is built for CUDA {torch.version.cuda}, but sees no device: check the driver with nvidia-smi"
     return [*lines, f"  no CUDA device: {advice}"]
@@ -83,11 +88,13 @@ def env_table() -> str:
 
 def run_benchmarks(words: list[str]) -> int:
     """Run benchmarks/throughput.py and benchmarks/kernels.py of the source tree; `words` go to both."""
-    folder = Path(__file__).resolve().parent.parent / "benchmarks"
-    if not folder.is_dir():
-        raise UsageError(f"the benchmarks are in the source tree, there is no {folder}; clone the project and run make bench")
-    for script in ("throughput.py", "kernels.py"):
-        code = subprocess.run([sys.executable, str(folder / script), *words], check=False).returncode  # noqa: S603
+    root = Path(__file__).resolve().parent.parent
+    script = root / "benchmarks" / "throughput.py"
+    if not script.is_file():
+        raise UsageError(f"the benchmarks are in the source tree only, there is no {script}; clone the project and run make bench")
+    sys.path.insert(0, str(root))
+    for name in ("throughput", "kernels"):
+        code = importlib.import_module(f"benchmarks.{name}").main(words)
         if code:
             return code
     return 0

@@ -235,7 +235,8 @@ class Logger:
             with self._events_alarm:
                 self._queue.put(None, timeout=CLOSE_SECONDS)
                 self._thread.join(CLOSE_SECONDS)
-        self._lines.close()
+        with self._lines_alarm:
+            self._lines.close()
 
     def _send(self, *item: Any) -> None:
         try:
@@ -253,7 +254,8 @@ class Logger:
                     events.write_text(step, wall_time, *rest)
                 else:
                     events.write_scalars(step, wall_time, in_style(rest[0], self._style))
-        events.close()
+        with self._events_alarm:
+            events.close()
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

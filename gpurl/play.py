@@ -6,12 +6,15 @@ import torch
 
 from gpurl.api import choose_device
 from gpurl.envs.registry import make_env
-from gpurl.plot import plot_episode
+from gpurl.errors import UsageError
+from gpurl.plot_episode import plot_episode
 from gpurl.policy import load
 
 
 def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: int = 0, max_steps: int = 20_000) -> Path:
     """Play `episodes` greedy episodes one after the other, print each; returns the picture of the first, in the run folder."""
+    if episodes < 1:
+        raise UsageError(f"episodes must be at least 1, got {episodes}")
     chosen = choose_device(device)
     policy = load(path, str(chosen))
     env = make_env(policy.settings["env"], 1, chosen, seed, **policy.settings["env_options"])

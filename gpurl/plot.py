@@ -1,12 +1,14 @@
 """The learning curve of one run as a picture: returns against env steps, and beside it what explains them."""
 
+import contextlib
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpurl.errors import UsageError
+from gpurl.errors import GpurlError, UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,16 +31,36 @@ SIDE_PANELS = (  # colour, and the label of each tag that may stand there; the f
 def plot_curve(folder: Path, reference: dict[str, float] | None = None) -> Path:
     """Draw `folder`/learning_curve.png from its metrics.jsonl; `reference` returns such as {"random": -1.2} become dashed lines."""
     import matplotlib as mpl
-    from matplotlib.figure import Figure
 
     series = read_metrics(folder)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(10.5, 4.6), dpi=150, layout="constrained")  # Figure itself, not pyplot: no global state, no window
-        figure.suptitle(_title(folder), fontsize=12, fontweight="bold")
-        figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
+        figure = new_figure(4.6, _title(folder))
         _draw(figure, series, reference or {})
-        path = folder / "learning_curve.png"
-        figure.savefig(path)
+        return save_figure(figure, folder / "learning_curve.png")
+
+
+def new_figure(height: float, title: str) -> "Figure":
+    """An empty figure, 10.5 by `height` inches."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    engine = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+    figure = Figure(figsize=(10.5, height), dpi=150, layout=engine)  # Figure itself, not pyplot: no global state, no window
+    figure.suptitle(title, fontsize=12, fontweight="bold")
+    return figure
+
+
+def save_figure(figure: "Figure", path: Path) -> Path:
+    """Write the picture `path`, whole or not at all; GpurlError when the disk refuses."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        figure.savefig(part, format="png")
+        os.replace(part, path)
+    except OSError as error:
+        raise GpurlError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
     return path
 
 
@@ -51,14 +73,16 @@ def read_metrics(folder: Path) -> Series:
         raise UsageError(f"{folder} is not the folder of a run: no metrics.jsonl can be read there ({error.strerror})") from error
     for line in text.splitlines():
         try:
-            record = json.loads(line)
-            step = float(record.pop("step"))
+            numbers = {tag: math.nan if value is None else float(value) for tag, value in json.loads(line).items()}
+            step = numbers.pop("step")
+            if math.isnan(step):
+                continue
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
-        for tag, value in record.items():
+        for tag, number in numbers.items():
             steps, values = series.setdefault(tag, ([], []))
             steps.append(step)
-            values.append(math.nan if value is None else float(value))
+            values.append(number)
     return series
 
 
@@ -86,7 +110,7 @@ def _draw(figure: "Figure", series: Series, reference: dict[str, float]) -> None
             axes.set_ylim(bottom=0)
         elif finite and 0 < 100 * min(finite) < max(finite):
             axes.set_yscale("log")
-        _finish(axes, "env steps" if is_last else "")
+        finish_axes(axes, "env steps" if is_last else "")
         axes.tick_params(labelbottom=is_last)
     returns.set_xlim(left=0)
     figure.align_ylabels(figure.axes[1:])
@@ -111,7 +135,7 @@ def _draw_returns(axes: "Axes", series: Series, reference: dict[str, float]) -> 
     for (name, value), dashes in zip(reference.items(), ["--", ":", "-."] * len(reference)):
         axes.axhline(value, color="#666666", linestyle=dashes, linewidth=1.2, label=f"{name} ({value:.4g})")
     axes.set_ylabel("episode return")
-    _finish(axes, "env steps")
+    finish_axes(axes, "env steps")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=True, framealpha=0.85, edgecolor="none", loc="best")
 
@@ -122,7 +146,8 @@ def _line(axes: "Axes", points: tuple[list[float], list[float]], **look: Any) ->
     axes.plot(*points, **({"markersize": 4} | look))
 
 
-def _finish(axes: "Axes", x_label: str) -> None:
+def finish_axes(axes: "Axes", x_label: str) -> None:
+    """Grid, label, and 20k or 1.5M for large numbers."""
     from matplotlib.ticker import EngFormatter
 
     axes.grid(color=PALE, linewidth=0.6)

@@ -11,6 +11,8 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +61,23 @@ def _first_free(parent: Path, stamp: str) -> Path:
 
 def _safe_name(name: str) -> str:
     """`name` as one folder name: "gymnasium_cpu:Pendulum-v1" becomes "gymnasium_cpu_Pendulum-v1", "../x" becomes "x"."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._-")[-100:] or "unnamed"
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-100:].strip("._-") or "unnamed"
 
 
 def write_run_info(folder: Path, config: dict[str, Any], argv: list[str]) -> None:
     """Write config.yaml, command.txt, versions.json and, inside a git repository, git.diff: what it takes to repeat the run."""
-    (folder / "config.yaml").write_text(yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
-    (folder / "command.txt").write_text(shlex.join(argv) + "\n", encoding="utf-8")
-    (folder / "versions.json").write_text(json.dumps(_versions(), indent=1) + "\n", encoding="utf-8")
-    diff = _git_diff()
-    if diff is not None:
-        (folder / "git.diff").write_bytes(diff)
+    files = {
+        "config.yaml": yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True).encode(),
+        "command.txt": f"{shlex.join(argv)}\n".encode(),
+        "versions.json": f"{json.dumps(_versions(), indent=1)}\n".encode(),
+        "git.diff": _git_diff(),
+    }
+    try:
+        for name, content in files.items():
+            if content is not None:
+                (folder / name).write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"cannot write {error.filename or folder}: {error.strerror}; choose another place with --run-dir") from error
 
 
 def _plain(value: Any) -> Any:
@@ -112,8 +120,9 @@ def _git_diff() -> bytes | None:
         return None
 
 
-def lock_run(folder: Path) -> FileLock:
-    """The held lock of a run folder, until `.release()` or the end of the process; CheckpointError if another process trains there."""
+@contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """A `with` block that holds the run folder alone, at most until the process ends; CheckpointError if another process trains there."""
     lock, holder = FileLock(folder / "run.lock", thread_local=False), folder / "run.pid"
     try:
         lock.acquire(timeout=LOCK_SECONDS)
@@ -124,4 +133,7 @@ def lock_run(folder: Path) -> FileLock:
     except OSError as error:
         lock.release()
         raise CheckpointError(f"cannot lock the run folder {folder}: {error}") from error
-    return lock
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,46 @@
+"""README's Python runs as it stands: the environment of one's own by module path, and the three lines."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+GPURL = [sys.executable, "-m", "gpurl.cli"]
+
+
+def run(command: list[str], folder: Path) -> str:
+    """Output of `command` in `folder`, gpurl being importable but the folder only because it is the working one."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1]), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_environment_of_ones_own(tmp_path: Path) -> None:
+    (code,) = (block for block in BLOCKS if block.startswith("# my_env.py"))
+    assert len(code.splitlines()) <= 40
+    (tmp_path / "my_env.py").write_text(code)
+    assert "keeps the contract" in run([*GPURL, "check-env", "my_env"], tmp_path)
+    told = run([*GPURL, "train", "ppo", "my_env", "--num-envs", "256", "--total-steps", "300_000", "--run-dir", "run"], tmp_path)
+    value = re.search(r"evaluated return (-?[\d.]+)", told)
+    assert value, told
+    assert float(value[1]) > 60.0  # doing nothing gets about -400, the best possible is 100 less the way to the origin
+
+
+def test_the_three_lines(tmp_path: Path) -> None:
+    (code,) = (block for block in BLOCKS if block.startswith("import gpurl"))
+    assert len(code.splitlines()) == 3
+    code = code.replace("4096", "64").replace("20_000_000", "10_000")
+    run([sys.executable, "-c", code + "assert policy.act([[0.0] * 8]).shape == (1, 2), policy.act([[0.0] * 8])\n"], tmp_path)
+
+
+@pytest.mark.parametrize("word", re.findall(r"^gpurl (\S+)", README, re.MULTILINE))
+def test_commands_exist(word: str) -> None:
+    from gpurl.cli import COMMANDS
+
+    assert word in COMMANDS
