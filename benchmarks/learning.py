@@ -19,7 +19,12 @@ TASKS: list[tuple[str, str, dict[str, Any], float]] = [  # algorithm, env, setti
     ("ppo", "cart_pole", {}, 475.0),
     ("ppo", "pendulum", {}, -200.0),
     ("ppo", "acrobot", {"num_envs": 1024, "horizon": 16, "total_steps": 2_000_000}, -100.0),
-    ("ppo", "mountain_car_continuous", {"num_envs": 1024, "horizon": 32, "total_steps": 4_000_000, "gamma": 0.999, "initial_std": 1.5}, 90.0),
+    (
+        "ppo",
+        "mountain_car_continuous",
+        {"num_envs": 1024, "horizon": 32, "total_steps": 4_000_000, "gamma": 0.999, "initial_std": 1.5},
+        90.0,
+    ),
     ("a2c", "cart_pole", {"num_envs": 1024, "total_steps": 3_000_000, "learning_rate": 3e-3}, 475.0),
     ("ppo", "chasing", {"total_steps": 20_000_000}, 10.0),
     ("ppo", "chasing", {"total_steps": 20_000_000, "env_options": {"bonus": False}}, 1.5),
@@ -36,13 +41,17 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run tasks whose environment's name holds this")
     options = parser.parse_args()
     device = choose_device(options.device)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS, check=False).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS, check=False
+    ).stdout.strip()
     output = RESULTS / f"learning_{device.type}.csv"
     is_new = not output.exists()
     with output.open("a", newline="") as file, tempfile.TemporaryDirectory() as folder:
         writer = csv.writer(file)
         if is_new:
-            writer.writerow(["algorithm", "env", "settings", "seed", "steps", "seconds", "return", "wanted", "device", "torch", "commit", "date"])
+            writer.writerow(
+                ["algorithm", "env", "settings", "seed", "steps", "seconds", "return", "wanted", "device", "torch", "commit", "date"]
+            )
         for algorithm, env, settings, wanted in TASKS:
             if options.only not in env:
                 continue
@@ -54,11 +63,29 @@ def main() -> None:
                 value = evaluate_run(run.folder, 100, str(device), best=False)["eval/mean_reward"]
                 returns.append(value)
                 name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-                writer.writerow([algorithm, env, settings, seed, run.outcome.steps, f"{seconds:.1f}", f"{value:.3f}", wanted, name, torch.__version__, commit, date.today()])
+                writer.writerow(
+                    [
+                        algorithm,
+                        env,
+                        settings,
+                        seed,
+                        run.outcome.steps,
+                        f"{seconds:.1f}",
+                        f"{value:.3f}",
+                        wanted,
+                        name,
+                        torch.__version__,
+                        commit,
+                        date.today(),
+                    ]
+                )
                 file.flush()
             median = statistics.median(returns)
             verdict = "reached" if median >= wanted else "NOT reached"
-            print(f"{algorithm} {env} {settings}: returns {', '.join(f'{value:.2f}' for value in returns)}; wanted {wanted}: {verdict}", flush=True)
+            print(
+                f"{algorithm} {env} {settings}: returns {', '.join(f'{value:.2f}' for value in returns)}; wanted {wanted}: {verdict}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

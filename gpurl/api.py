@@ -68,7 +68,13 @@ def run(settings: Settings, resume_from: Path | None = None, command: list[str] 
     env = make_env(settings.env, config.num_envs, device, config.seed, **settings.env_options)
     eval_env = _eval_env(settings, device)
     model = make_algorithm(
-        settings.algorithm, settings.algorithm_config, env.single_observation_space, env.single_action_space, config.num_envs, device, config.seed
+        settings.algorithm,
+        settings.algorithm_config,
+        env.single_observation_space,
+        env.single_action_space,
+        config.num_envs,
+        device,
+        config.seed,
     )
     parts = None if resume_from is None else load_checkpoint(resume_from, device)[0]
     root = Path(config.root)
@@ -140,5 +146,3 @@ def evaluate_run(path: str | Path, episodes: int = 100, device: str = "auto", se
         return evaluate(greedy(policy.algorithm), env, episodes, carry, seed)
     finally:
         env.close()
-
-

@@ -80,14 +80,18 @@ def summary(finished: Any) -> str:
     outcome, lines = finished.outcome, []
     values = outcome.evaluation
     if values:
-        text = f"evaluated return {values['eval/mean_reward']:.2f} ± {values['eval/std_reward']:.2f} over {values['eval/episodes']:.0f} episodes"
+        text = f"evaluated return {spread(values, 2)} over {values['eval/episodes']:.0f} episodes"
         if finished.baseline:
-            base = finished.baseline
-            text += f"; the scripted policy gets {base['eval/mean_reward']:.2f} ± {base['eval/std_reward']:.2f}"
+            text += f"; the scripted policy gets {spread(finished.baseline, 2)}"
         lines.append(text)
     lines.append(f"ended by {outcome.reason} after {outcome.steps:,} steps")
     lines.append(f"run folder {finished.folder} (learning_curve.png, metrics.jsonl, checkpoints; tensorboard --logdir {finished.folder})")
     return "\n".join(lines)
+
+
+def spread(values: dict[str, float], digits: int) -> str:
+    """`mean ± standard deviation` of an evaluation."""
+    return f"{values['eval/mean_reward']:.{digits}f} ± {values['eval/std_reward']:.{digits}f}"
 
 
 # ---- commands on a run ----
@@ -99,7 +103,7 @@ def evaluate(words: list[str]) -> int:
     from gpurl.api import evaluate_run
 
     values = evaluate_run(options["RUN"], options["episodes"], options["device"], best=not options["latest"])
-    print(f"return {values['eval/mean_reward']:.3f} ± {values['eval/std_reward']:.3f}, length {values['eval/mean_ep_length']:.1f}, {values['eval/episodes']:.0f} episodes")
+    print(f"return {spread(values, 3)}, length {values['eval/mean_ep_length']:.1f}, {values['eval/episodes']:.0f} episodes")
     return 0
 
 

@@ -121,7 +121,9 @@ def _parse_flags(base: Settings, flags: list[str]) -> Settings:
         ],
     )
     known = {item.name for item in dataclasses.fields(options)}
-    default = combined(base.train, base.algorithm_config, options(**{name: value for name, value in base.env_options.items() if name in known}))
+    default = combined(
+        base.train, base.algorithm_config, options(**{name: value for name, value in base.env_options.items() if name in known})
+    )
     try:
         parsed: Any = tyro.cli(combined, args=flags, default=default, prog=f"gpurl train {base.algorithm} {base.env}", description="Train.")
     except SystemExit as stop:

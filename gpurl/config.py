@@ -1,8 +1,9 @@
-"""Settings of a run: defaults, then the preset of the algorithm and environment, then a file, then what the user typed; the last one wins."""
+"""Settings of a run: defaults, then the preset of the task, then a file, then what the user typed; the last one wins."""
 
 import dataclasses
 import difflib
 import re
+import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,9 +102,13 @@ def make_settings(algorithm: str, env: str, **values: Any) -> Settings:
     options = merged.pop("env_options", {})
     if not isinstance(options, dict):
         raise UsageError(f"env_options is {options!r}; it must be `name: value` pairs")
+    options = dict(options)
     unknown = sorted(set(options) - set(env_options(env_class)))
     if unknown:
         raise UsageError(f"environment {env!r} has no option {unknown[0]!r}; it has: {', '.join(env_options(env_class)) or 'none'}")
+    hints = typing.get_type_hints(env_class.__init__)
+    for name, value in options.items():
+        options[name] = _checked(f"env option {name}", value, hints.get(name, Any))
     train_fields = {item.name for item in dataclasses.fields(TrainConfig)}
     train = build(TrainConfig, {name: value for name, value in merged.items() if name in train_fields})
     rest = {name: value for name, value in merged.items() if name not in train_fields}
@@ -130,8 +135,6 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def build(kind: type, values: dict[str, Any], also: set[str] | None = None) -> Any:
     """A dataclass `kind` from plain values (nested dicts for nested dataclasses), each checked against the field's type."""
-    import typeguard
-
     hints = _hints(kind)
     arguments = {}
     for name, value in values.items():
@@ -141,20 +144,25 @@ def build(kind: type, values: dict[str, Any], also: set[str] | None = None) -> A
             value = build(hints[name], value)
         elif isinstance(value, list):
             value = tuple(value)
-        if isinstance(value, int) and not isinstance(value, bool) and "float" in str(hints[name]):
-            value = float(value)
-        elif isinstance(value, float) and value.is_integer() and hints[name] in (int, int | None):
-            value = int(value)  # total_steps=1e6
-        try:
-            arguments[name] = typeguard.check_type(value, hints[name])
-        except typeguard.TypeCheckError:
-            raise UsageError(f"{name} is {value!r}; it must be {getattr(hints[name], '__name__', hints[name])}") from None
+        arguments[name] = _checked(name, value, hints[name])
     return kind(**arguments)
 
 
-def _hints(kind: type) -> dict[str, Any]:
-    import typing
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    """`value` if it is of the type `hint`; a whole float passes for an int, an int for a float."""
+    import typeguard
 
+    if isinstance(value, int) and not isinstance(value, bool) and "float" in str(hint):
+        value = float(value)
+    elif isinstance(value, float) and value.is_integer() and hint in (int, int | None):
+        value = int(value)  # total_steps=1e6
+    try:
+        return typeguard.check_type(value, hint)
+    except typeguard.TypeCheckError:
+        raise UsageError(f"{name} is {value!r}; it must be {getattr(hint, '__name__', hint)}") from None
+
+
+def _hints(kind: type) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
 

@@ -1,4 +1,4 @@
-"""Policy heads: what the numbers of the actor network mean for an action space. No torch.distributions: it costs several times the mathematics.
+"""Policy heads: what the numbers of the actor network mean for an action space. No torch.distributions: they cost more than the formulas.
 
 Actions inside are in the head's own units ([-1, 1] spans a bounded Box); `to_env` gives what the environment receives.
 """
@@ -46,7 +46,7 @@ class Head(nn.Module):
 
 
 class Gaussian(Head):
-    """Diagonal normal with a log standard deviation that does not depend on the state; clipped on the way to the environment, not before."""
+    """Diagonal normal with a log standard deviation that no state changes; clipped on the way to the environment, not before."""
 
     center: Tensor
     half_width: Tensor

@@ -53,7 +53,9 @@ def evaluate(act: Act, env: VecEnv, episodes: int, carry: Carry = (), seed: int 
         if step % LOOK_EVERY == LOOK_EVERY - 1 and bool((finished >= wanted).all()):
             break
     else:
-        raise EnvError(f"{type(env).__name__}: {int((finished < wanted).sum())} of {env.num_envs} evaluation episodes did not end in {max_steps} steps")
+        raise EnvError(
+            f"{type(env).__name__}: {int((finished < wanted).sum())} of {env.num_envs} evaluation episodes did not end in {max_steps} steps"
+        )
     count, total, squares, length = sums.tolist()
     mean = total / count
     deviation = max(squares / count - mean * mean, 0.0) ** 0.5

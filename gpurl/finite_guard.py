@@ -27,7 +27,10 @@ class FiniteGuard:
         columns = {name: buffer[name] for name in CHECKED if name in buffer.columns and buffer[name].is_floating_point()}
         if host_may_look(buffer.device) and all(bool(torch.isfinite(column.sum())) for column in columns.values()):
             return None
-        bad = {name: ~torch.isfinite(column).flatten(2).all(2) if column.dim() > 2 else ~torch.isfinite(column) for name, column in columns.items()}
+        bad = {
+            name: ~torch.isfinite(column).flatten(2).all(2) if column.dim() > 2 else ~torch.isfinite(column)
+            for name, column in columns.items()
+        }
         rows = torch.stack(list(bad.values())).any(0)
         ended = buffer["terminated"] | buffer["truncated"]
         rows[:-1] |= bad["obs"][1:] & ~ended[:-1] if "obs" in bad else False
@@ -54,7 +57,8 @@ class FiniteGuard:
         if count and stop:
             where = ", ".join(map(str, env_ids)) if env_ids else str(first % num_envs)
             raise NonFiniteError(
-                f"environment {self.env_name!r} gave NaN or infinity {count} times (iteration {iteration}, step {first // num_envs} of the rollout, "
+                f"environment {self.env_name!r} gave NaN or infinity {count} times "
+                f"(iteration {iteration}, step {first // num_envs} of the rollout, "
                 f"environments {where}); nothing of it was trained on. --nan skip goes on without those steps"
             )
         return count

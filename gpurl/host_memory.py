@@ -1,4 +1,4 @@
-"""Keeps large blocks with the process. glibc gives every freed tensor above 128 KiB back to the system, and its next use faults every page in again."""
+"""Keeps large blocks with the process: else glibc hands freed tensors back to the system, and the next ones fault every page in again."""
 
 import ctypes
 import platform

@@ -79,7 +79,7 @@ class _PpoLoss(torch.autograd.Function):
 
 
 def _value_error(value: Tensor, terms: PpoTerms, clip_range_value: float | None) -> tuple[Tensor, Tensor]:
-    """([B] squared error, [B] half its derivative); with a clip the larger of the plain and the clipped error (PPO2, Dhariwal et al. 2017)."""
+    """([B] squared error, [B] half its derivative); with a clip the larger of plain and clipped error (PPO2, Dhariwal et al. 2017)."""
     error = value - terms.returns
     if clip_range_value is None:
         return error.square(), error

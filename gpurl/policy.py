@@ -29,7 +29,10 @@ class Policy:
         if self._carry is None or (self._carry and self._carry[0].shape[0] != batch.shape[0]):
             self._carry = self.algorithm.initial_carry(batch.shape[0])
         if not deterministic and batch.shape[0] != self.algorithm.num_envs:
-            raise UsageError(f"a sampling policy draws for {self.algorithm.num_envs} environments, got {batch.shape[0]} observations; load(..., num_envs=...)")
+            raise UsageError(
+                f"a sampling policy draws for {self.algorithm.num_envs} environments, got {batch.shape[0]} observations; "
+                "load(..., num_envs=...) makes one for more"
+            )
         decision = self.algorithm.act(batch, self._carry, explore=not deterministic)
         self._carry = decision.carry
         return self._like(decision.action[0] if is_single else decision.action, obs)

@@ -1,5 +1,6 @@
 """The one training loop: act, step, record, update; with logging, evaluation, checkpoints and stopping around it."""
 
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,7 +190,10 @@ class Trainer:
         try:
             save_checkpoint(self.folder / "checkpoints", self.steps, self._parts(), keep=self.config.keep_checkpoints, is_best=is_best)
         except CheckpointError as error:
-            display.note(f"warning: no checkpoint at step {self.steps}: {error}")
+            text = f"warning: no checkpoint at step {self.steps}: {error}"
+            display.note(text)
+            if self.config.quiet:
+                print(text, file=sys.stderr, flush=True)
 
     def _parts(self) -> dict[str, dict[str, Any]]:
         counters = {"steps": self.steps, "iteration": self.iteration, "elapsed": self.elapsed, "next_eval": self.next_eval}

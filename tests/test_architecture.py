@@ -97,7 +97,7 @@ def test_the_old_top_level_names_are_refused() -> None:
 
 
 def test_import_is_light() -> None:
-    """`import gpurl` and `--help` must not wait for torch; gymnasium and its numpy are there because importing gpurl registers the tasks."""
+    """`import gpurl` and `--help` must not wait for torch; gymnasium is there because the tasks are registered with it."""
     heavy = "{'torch', 'triton', 'tyro', 'matplotlib', 'tensorboard'}"
     code = f"import sys, gpurl, gpurl.cli; gpurl.cli.main(['--help']); assert not {heavy} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -30,7 +30,7 @@ def test_a2c_learns_cart_pole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("bonus", "wanted"), [(True, 9.0), (False, 1.5)])
 def test_ppo_learns_to_chase(tmp_path: Path, bonus: bool, wanted: float) -> None:
-    settings = {"num_envs": 512, "horizon": 32, "total_steps": 2_500_000, "env_options": {"bonus": bonus}}
+    settings = {"num_envs": 256, "minibatches": 8, "total_steps": 2_000_000, "env_options": {"bonus": bonus}}
     assert learned_return(tmp_path, "ppo", "chasing", **settings) >= wanted
 
 

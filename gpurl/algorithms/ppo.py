@@ -119,8 +119,8 @@ class PPO(Algorithm):
         rows = self.num_envs if self.is_recurrent else self.num_envs * config.horizon
         if rows % config.minibatches:
             raise UsageError(
-                f"{label} splits {unit} = {rows} rows into minibatches = {config.minibatches}, which leaves {rows % config.minibatches} over "
-                f"(num_envs {self.num_envs}, horizon {config.horizon})"
+                f"{label} splits {unit} = {rows} rows into minibatches = {config.minibatches}, "
+                f"which leaves {rows % config.minibatches} over (num_envs {self.num_envs}, horizon {config.horizon})"
             )
 
     # ---- acting ----
@@ -276,7 +276,7 @@ class PPO(Algorithm):
         return torch.cat((stats, torch.stack((loss.detach(), norm))))
 
     def _adapt_learning_rate(self, kl: Tensor) -> None:
-        """Slower when the last epoch found the policy over twice target_kl away, faster when under half (the rule of rsl_rl and rl_games)."""
+        """Slower when the last epoch found the policy over twice target_kl away, faster when under half, as rsl_rl and rl_games."""
         rate, target = self.optimizer.learning_rate, self.config.target_kl
         factor = 1.0 + 0.5 * (kl < 0.5 * target).float() - (kl > 2.0 * target).float() / 3.0  # 1.5, 1 or 1 / 1.5
         rate.mul_(factor).clamp_(*LEARNING_RATE_LIMITS)

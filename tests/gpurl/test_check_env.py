@@ -63,8 +63,7 @@ def spoiled(tensor: Tensor, value: float) -> Tensor:
 
 
 OBS, NUMBERS, FLAGS = (
-    f"wanted a tensor of shape {form}, on cpu, got "
-    for form in ("(8, 3), torch.float32", "(8,), torch.float32", "(8,), torch.bool")
+    f"wanted a tensor of shape {form}, on cpu, got " for form in ("(8, 3), torch.float32", "(8,), torch.float32", "(8,), torch.bool")
 )
 STEP_MUTANTS: dict[str, tuple[Change, str]] = {
     "reward in float64": (lambda t: t._replace(reward=t.reward.double()), f"reward: {NUMBERS}torch.float64"),

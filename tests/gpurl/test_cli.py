@@ -308,6 +308,7 @@ def test_wrong_words_name_what_would_do(words: list[str], message: str, run_fold
         ("network: {hiden: [3]}\n", "did you mean hidden"),
         ("quiet: 1\n", "quiet is 1; it must be bool"),
         ("env_options: 5\n", "env_options is 5; it must be"),
+        ("env_options: {dim: two}\n", "env option dim is 'two'; it must be int"),
         ("env_options: {dmi: 5}\n", "has no option 'dmi'; it has: max_episode_steps, dim"),
         ("device: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
         ("save_every: 60\n", "save_every is 60; it must be str"),

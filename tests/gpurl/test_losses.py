@@ -9,7 +9,15 @@ from torch import Tensor
 from gpurl.losses import PPO_STATS, PpoTerms, explained_variance, gaussian_log_prob, ppo_loss
 
 
-def terms_of(advantage: Tensor, old: Tensor, returns: Tensor, old_value: Tensor, weight: Tensor | None = None, clip: float = 0.2, entropy: float = 0.01) -> PpoTerms:
+def terms_of(
+    advantage: Tensor,
+    old: Tensor,
+    returns: Tensor,
+    old_value: Tensor,
+    weight: Tensor | None = None,
+    clip: float = 0.2,
+    entropy: float = 0.01,
+) -> PpoTerms:
     dtype = advantage.dtype
     return PpoTerms(old, advantage, returns, old_value, weight, torch.tensor(clip, dtype=dtype), torch.tensor(entropy, dtype=dtype))
 
@@ -92,7 +100,9 @@ def test_gaussian_log_prob_and_gradient_equal_torch_distributions() -> None:
     got = gaussian_log_prob(mean, log_std, action)
     wanted = torch.distributions.Normal(mean, log_std.exp()).log_prob(action).sum(-1)
     torch.testing.assert_close(got, wanted)
-    for ours, theirs in zip(torch.autograd.grad((got * weight).sum(), (mean, log_std)), torch.autograd.grad((wanted * weight).sum(), (mean, log_std))):
+    for ours, theirs in zip(
+        torch.autograd.grad((got * weight).sum(), (mean, log_std)), torch.autograd.grad((wanted * weight).sum(), (mean, log_std))
+    ):
         torch.testing.assert_close(ours, theirs)
 
 

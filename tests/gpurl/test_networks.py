@@ -84,9 +84,21 @@ def test_shared_trunk_is_shared_and_separate_is_not() -> None:
     for shared in (True, False):
         network = ActorCritic(NetworkConfig(shared=shared), 6, 2)
         features, _ = network.features(obs, ())
-        touched = {id(p) for p, g in zip(network.parameters(), torch.autograd.grad(network.actor(features).sum(), list(network.parameters()), allow_unused=True)) if g is not None}
+        touched = {
+            id(p)
+            for p, g in zip(
+                network.parameters(), torch.autograd.grad(network.actor(features).sum(), list(network.parameters()), allow_unused=True)
+            )
+            if g is not None
+        }
         features, _ = network.features(obs, ())
-        other = {id(p) for p, g in zip(network.parameters(), torch.autograd.grad(network.value(features).sum(), list(network.parameters()), allow_unused=True)) if g is not None}
+        other = {
+            id(p)
+            for p, g in zip(
+                network.parameters(), torch.autograd.grad(network.value(features).sum(), list(network.parameters()), allow_unused=True)
+            )
+            if g is not None
+        }
         assert bool(touched & other) == shared
 
 

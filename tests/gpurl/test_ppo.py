@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
-from tests.tiny_envs import AlternatingEnv, RandomWalk
 
 from gpurl.algorithms import make_algorithm
 from gpurl.algorithms.a2c import A2CConfig
@@ -17,16 +16,19 @@ from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import no_host_looks
 from gpurl.networks import NetworkConfig
+from tests.tiny_envs import AlternatingEnv, RandomWalk
 
 GRU = NetworkConfig(hidden=(16,), memory="gru", memory_size=8)
 
 
 def make(env: VecEnv, name: str = "ppo", **settings: object) -> PPO:
-    config = (A2CConfig if name == "a2c" else PPOConfig)(**{"horizon": 8, "minibatches": 1 if name == "a2c" else 2, **settings})  # type: ignore[arg-type]
-    return make_algorithm(name, config, env.single_observation_space, env.single_action_space, env.num_envs, "cpu", 0)  # type: ignore[return-value]
+    config = (A2CConfig if name == "a2c" else PPOConfig)(**{"horizon": 8, "minibatches": 1 if name == "a2c" else 2, **settings})
+    return make_algorithm(name, config, env.single_observation_space, env.single_action_space, env.num_envs, "cpu", 0)
 
 
-def collect(algorithm: PPO, env: VecEnv, obs: torch.Tensor, carry: tuple[torch.Tensor, ...]) -> tuple[RolloutBuffer, torch.Tensor, tuple[torch.Tensor, ...]]:
+def collect(
+    algorithm: PPO, env: VecEnv, obs: torch.Tensor, carry: tuple[torch.Tensor, ...]
+) -> tuple[RolloutBuffer, torch.Tensor, tuple[torch.Tensor, ...]]:
     buffer = algorithm.make_buffer()
     while not algorithm.is_ready(buffer):
         decision = algorithm.act(obs, carry)
@@ -47,13 +49,23 @@ def run_updates(algorithm: PPO, env: VecEnv, count: int) -> dict[str, torch.Tens
     return metrics
 
 
-@pytest.mark.parametrize(("name", "normalize_value", "memory"), [("ppo", True, "none"), ("ppo", False, "none"), ("ppo", True, "gru"), ("a2c", False, "none")])
+@pytest.mark.parametrize(
+    ("name", "normalize_value", "memory"), [("ppo", True, "none"), ("ppo", False, "none"), ("ppo", True, "gru"), ("a2c", False, "none")]
+)
 def test_truncation_is_not_termination(name: str, normalize_value: bool, memory: str) -> None:
     """Values of the alternating task under gamma 0.9 are 4.737 and 5.263; a reset-observation bootstrap gives 3.14, a terminal one 0.75."""
     env = AlternatingEnv(16)
     network = NetworkConfig(hidden=(32,), memory=memory, memory_size=16)
     algorithm = make(
-        env, name, gamma=0.9, gae_lambda=0.9, learning_rate=5e-3, normalize_obs=False, normalize_value=normalize_value, network=network, schedule="constant"
+        env,
+        name,
+        gamma=0.9,
+        gae_lambda=0.9,
+        learning_rate=5e-3,
+        normalize_obs=False,
+        normalize_value=normalize_value,
+        network=network,
+        schedule="constant",
     )
     run_updates(algorithm, env, 250 if (name, memory) == ("ppo", "none") else 700)
     carry = algorithm.initial_carry(1)
@@ -98,7 +110,7 @@ def test_first_minibatch_has_ratio_one_whatever_the_normaliser_does(network: Net
 
 @pytest.mark.parametrize("network", [NetworkConfig(), GRU])
 def test_rows_that_are_not_valid_are_never_trained_on(network: NetworkConfig) -> None:
-    """Whatever stands in masked rows, garbage or NaN, the weights after the update are the same, and the masked rows do matter without the mask."""
+    """Whatever stands in masked rows, the weights after the update are the same; without the mask the rows do matter."""
 
     def weights_after(garbage: float, masked: bool) -> torch.Tensor:
         env = RandomWalk(8)

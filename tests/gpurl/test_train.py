@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.tiny_envs import RandomWalk
 
 import gpurl
 from gpurl.api import resume, train
 from gpurl.checkpoint import latest_checkpoint, list_checkpoints, load_checkpoint
 from gpurl.errors import CheckpointError, EnvError, NonFiniteError, UsageError
+from tests.tiny_envs import RandomWalk
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL: dict[str, Any] = {
-    "num_envs": 16, "horizon": 8, "minibatches": 2, "eval_episodes": 4, "quiet": True, "device": "cpu", "network": {"hidden": [16]}, "log_every": 0.0,
+    "num_envs": 16, "horizon": 8, "minibatches": 2, "eval_episodes": 4, "quiet": True, "device": "cpu", "network": {"hidden": [16]},
+    "log_every": 0.0,
 }  # fmt: skip
 ITERATION = 16 * 8
 
@@ -127,11 +128,28 @@ def test_save_every_counts_iterations_and_old_checkpoints_go(tmp_path: Path) -> 
 
 def start(arguments: list[str], **options: Any) -> "subprocess.Popen[str]":
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, "-m", "gpurl.cli", *arguments], cwd=options.pop("cwd", ROOT), env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    return subprocess.Popen(
+        [sys.executable, "-m", "gpurl.cli", *arguments],
+        cwd=options.pop("cwd", ROOT),
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
 
 
 def train_forever(folder: Path) -> "subprocess.Popen[str]":
-    flags = ["num_envs=16", "horizon=8", "total_steps=1e9", "eval_episodes=0", "save_every=3i", "device=cpu", f"run_dir={folder}", "network.hidden=16,16"]
+    flags = [
+        "num_envs=16",
+        "horizon=8",
+        "total_steps=1e9",
+        "eval_episodes=0",
+        "save_every=3i",
+        "device=cpu",
+        f"run_dir={folder}",
+        "network.hidden=16,16",
+    ]
     process = start(["train", "ppo", "pendulum", *flags])
     deadline = time.monotonic() + 60
     while latest_checkpoint(folder / "checkpoints") is None and time.monotonic() < deadline and process.poll() is None:
@@ -182,7 +200,7 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     (["train", "pp", "chasing"], 2, "did you mean ppo"),
     (["train", "ppo", "chasing", "--num-env", "8"], 2, "--num-envs"),
     (["train", "ppo", "chasing", "--env.dim", "9"], 2, "dim must be 1 to 8, got 9"),
-    (["train", "ppo", "pendulum", "--num-envs", "10", "--horizon", "3", "--minibatches", "4"], 2, "num_envs * horizon = 30 rows into minibatches = 4"),
+    (["train", "ppo", "pendulum", "num_envs=10", "horizon=3", "minibatches=4"], 2, "num_envs * horizon = 30 rows into minibatches = 4"),
     (["train", "ppo", "pendulum", "--device", "cuda:7"], 2, "device cuda:7 is not there"),
     (["train", "ppo", "pendulum", "--nan", "ignore"], 2, "it must be stop or skip"),
     (["train", "ppo", "pendulum", "--save-every", "soon"], 2, "seconds as 60s or iterations as 100i"),
@@ -240,7 +258,8 @@ def test_a_full_disk_warns_and_trains_on(tmp_path: Path) -> None:
     code = (
         "import resource, sys\nfrom gpurl.cli import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
-        f"sys.exit(main(['train', 'ppo', 'pendulum', 'num_envs=16', 'horizon=8', 'total_steps=1000', 'save_every=1i', 'device=cpu', r'run_dir={tmp_path / 'run'}', 'network.hidden=128,128']))"
+        "words = 'num_envs=16 horizon=8 total_steps=1000 save_every=1i device=cpu network.hidden=128,128'.split()\n"
+        f"sys.exit(main(['train', 'ppo', 'pendulum', *words, r'run_dir={tmp_path / 'run'}']))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -265,7 +284,11 @@ class BrokenWalk(RandomWalk):
             timestep.reward[3] = float("nan")
         if self.fault == "nan obs":
             timestep.obs[3] = float("inf")
-        changes = {"shape": {"obs": timestep.obs[:, :2]}, "dtype": {"reward": timestep.reward.double()}, "device": {"terminated": timestep.terminated.to("meta")}}
+        changes = {
+            "shape": {"obs": timestep.obs[:, :2]},
+            "dtype": {"reward": timestep.reward.double()},
+            "device": {"terminated": timestep.terminated.to("meta")},
+        }
         return timestep._replace(**changes.get(self.fault, {}))  # type: ignore[arg-type]
 
 
