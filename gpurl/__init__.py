@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from gpurl.host_settings import wait_briefly
 from gpurl.registration import register
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ _HOME = {
 }
 
 
+wait_briefly()
 register()
 
 

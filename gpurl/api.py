@@ -16,7 +16,7 @@ from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, GpurlError, UsageError
 from gpurl.evaluator import evaluate, greedy, scripted
-from gpurl.host_memory import keep_large_blocks
+from gpurl.host_settings import keep_large_blocks
 from gpurl.logger import Logger
 from gpurl.plot import plot_curve
 from gpurl.policy import Policy, load

@@ -13,7 +13,7 @@ from gpurl.errors import UsageError
 
 PACKAGES = ("gpurl", "torch", "triton", "numpy", "gymnasium", "tyro", "rich", "safetensors", "tensorboard", "matplotlib")
 SIMULATORS = {  # module: (what it brings, how to get it)
-    "envpool": ("gymnasium_cpu with workers=envpool", "pip install 'gpurl[envpool]'"),
+    "envpool": ("gymnasium_cpu with --env.vectorization envpool", "pip install 'gpurl[envpool]'"),
     "mujoco": ("Gymnasium's MuJoCo tasks", "pip install 'gymnasium[mujoco]'"),
     "Box2D": ("Gymnasium's Box2D tasks", "pip install 'gymnasium[box2d]'"),
     "ale_py": ("Atari tasks", "pip install 'gymnasium[atari]'"),
@@ -39,7 +39,8 @@ def _devices() -> list[str]:
     import torch
 
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    lines = [f"  {cpus} CPU cores, torch uses {torch.get_num_threads()} threads, wait mode {os.environ.get('OMP_WAIT_POLICY', 'default')}"]
+    waits = os.environ.get("OMP_WAIT_POLICY") or f"with spin count {os.environ.get('GOMP_SPINCOUNT')}"
+    lines = [f"  {cpus} CPU cores, torch uses {torch.get_num_threads()} threads, OpenMP waits {waits}"]
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)

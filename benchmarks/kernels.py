@@ -1,0 +1,166 @@
+"""Kernels against their references: compared first, then timed in turn with the reference and with torch's own equivalent.
+
+`kernel` is what the product calls: Triton on a GPU, on a CPU torch's fused step for Adam and the reference itself for the others.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.results_table import Row, machine, number, parser, save, table
+from benchmarks.timing import median_seconds
+from gpurl.api import choose_device
+from gpurl.errors import GpurlError
+from gpurl.kernels import adam, gae, moments, random
+
+Function = Callable[[], tuple[Tensor, ...]]
+GAE_SIZES = ((32, 4096), (128, 4096), (2048, 8))  # T, N
+ADAM_SIZES = (10_240, 1_048_576)  # parameters: PPO's two 64x64 networks on Chasing, and a large one
+MOMENTS_SIZES = ((131_072, 8), (131_072, 64))  # B, D
+RANDOM_SIZES = ((4096, 2), (65_536, 2), (4096, 64))  # N, draws
+
+
+@dataclass
+class Case:
+    """One kernel at one size; each function returns what it computed. `torch` computes the same unless it draws random numbers."""
+
+    name: str
+    kernel: Function
+    reference: Function
+    torch: Function | None = None
+    torch_is_random: bool = False
+    tolerance: float = 1e-5
+
+
+def check(case: Case) -> None:
+    """GpurlError unless the kernel, and torch's equivalent, give what the reference gives."""
+    wanted = case.reference()
+    others = {"kernel": case.kernel, "torch": None if case.torch_is_random else case.torch}
+    for label, function in others.items():
+        if function is None:
+            continue
+        for position, (got, want) in enumerate(zip(function(), wanted, strict=True)):
+            try:
+                torch.testing.assert_close(got, want, rtol=case.tolerance, atol=case.tolerance)
+            except AssertionError as error:
+                message = f"{case.name}: result {position} of the {label} is not the reference's, so nothing is timed. {error}"
+                raise GpurlError(message) from None
+
+
+# ---- the cases ----
+
+
+def gae_case(num_steps: int, num_envs: int, device: torch.device) -> Case:
+    """A rollout in which 2 % of the steps end an episode."""
+    generator = torch.Generator().manual_seed(0)
+    reward, value, final_value = (torch.randn(num_steps + extra, num_envs, generator=generator).to(device) for extra in (0, 1, 0))
+    kind = torch.rand(num_steps, num_envs, generator=generator).to(device)
+    arguments = (reward, value, final_value, kind < 0.01, (kind >= 0.01) & (kind < 0.02), 0.99, 0.95)
+    return Case(f"gae {num_steps}x{num_envs}", lambda: gae.gae(*arguments), lambda: gae.gae_reference(*arguments), tolerance=1e-4)
+
+
+def adam_case(size: int, device: torch.device) -> Case:
+    """A step with the gradient clipped to norm 1, in place, each function on a copy of its own; torch's on the one flat parameter."""
+    generator = torch.Generator().manual_seed(0)
+    start, gradient = (torch.randn(size, generator=generator).to(device) for _ in range(2))
+
+    def stepping(function: Callable[..., Tensor]) -> Function:
+        count = torch.zeros((), dtype=torch.int64, device=device)
+        state = adam.AdamState(start.clone(), torch.zeros_like(start), torch.zeros_like(start), count)
+        own_gradient, rate = gradient.clone(), torch.tensor(1e-3, device=device)
+        return lambda: (function(state, own_gradient, rate, adam.AdamOptions(eps=1e-5, max_grad_norm=1.0)), state.parameters)
+
+    parameter = torch.nn.Parameter(start.clone())
+    parameter.grad = gradient.clone()
+    optimizer = torch.optim.Adam([parameter], lr=1e-3, eps=1e-5, fused=True)
+
+    def torch_step() -> tuple[Tensor, ...]:
+        norm = torch.nn.utils.clip_grad_norm_([parameter], 1.0)
+        optimizer.step()
+        return norm, parameter.detach()
+
+    return Case(f"adam_step {size}", stepping(adam.adam_step), stepping(adam.adam_step_reference), torch_step)
+
+
+def update_moments_case(rows: int, columns: int, device: torch.device) -> Case:
+    """Taking a rollout's observations into running moments."""
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)).to(device)
+
+    def updating(function: Callable[..., None]) -> Function:
+        mean, variance = (make(columns, dtype=torch.float64, device=device) for make in (torch.zeros, torch.ones))
+        count = torch.ones((), dtype=torch.float64, device=device)
+
+        def update() -> tuple[Tensor, ...]:
+            function(mean, variance, count, x)
+            return mean, variance, count
+
+        return update
+
+    return Case(f"update_moments {rows}x{columns}", updating(moments.update_moments), updating(moments.update_moments_reference))
+
+
+def normalize_case(rows: int, columns: int, device: torch.device) -> Case:
+    """Normalising and clipping a rollout's observations."""
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)).to(device)
+    arguments = (x, x.mean(0), 1.0 / x.std(0), 2.0)
+    return Case(f"normalize {rows}x{columns}", lambda: (moments.normalize(*arguments),), lambda: (moments.normalize_reference(*arguments),))
+
+
+def random_case(kind: str, num_envs: int, draws: int, device: torch.device) -> Case:
+    """Uniform or normal numbers of a step; torch's are others, from one stream."""
+    key, gamma = random.stream_constants(0, num_envs, device)
+    arguments = (key, gamma, torch.tensor(5, device=device), 0, draws)
+    kernel, reference = (getattr(random, f"random_{kind}{suffix}") for suffix in ("", "_reference"))
+    draw = torch.rand if kind == "uniform" else torch.randn
+    return Case(
+        f"random_{kind} {num_envs}x{draws}",
+        lambda: (kernel(*arguments),),
+        lambda: (reference(*arguments),),
+        lambda: (draw(num_envs, draws, device=device),),
+        torch_is_random=True,
+    )
+
+
+def all_cases(device: torch.device) -> list[Case]:
+    """Every kernel at every size."""
+    return [
+        *(gae_case(*size, device) for size in GAE_SIZES),
+        *(adam_case(size, device) for size in ADAM_SIZES),
+        *(update_moments_case(*size, device) for size in MOMENTS_SIZES),
+        *(normalize_case(*size, device) for size in MOMENTS_SIZES),
+        *(random_case(kind, *size, device) for kind in ("uniform", "normal") for size in RANDOM_SIZES),
+    ]
+
+
+# ---- measuring ----
+
+
+def main(words: list[str] | None = None) -> int:
+    """Compare, measure, print and save."""
+    options = parser(__doc__, budget=0.5).parse_args(words)
+    device = choose_device(options.device)
+    found, lines, rows = all_cases(device), [], list[Row]()
+    for case in found:
+        check(case)
+    for case in found:
+        functions = {"kernel": case.kernel, "reference": case.reference, "torch": case.torch}
+        seconds = median_seconds({name: function for name, function in functions.items() if function}, device, options.seconds)
+        for name, value in seconds.items():
+            rows.append({"case": case.name, "function": name, "value": f"{value * 1e6:.2f}", "unit": "us", **machine(str(device))})
+        lines.append([case.name, *_cells(seconds)])
+    print(f"kernels: microseconds a call on {rows[0]['device']}, {rows[0]['threads']} CPU threads; all agree with their references")
+    print(table(["kernel", "kernel", "reference", "torch", "reference/kernel", "torch/kernel"], lines))
+    print(f"written to {save('kernels', rows, options.out)}\n")
+    return 0
+
+
+def _cells(seconds: dict[str, float]) -> list[str]:
+    times = [number(seconds[name] * 1e6) if name in seconds else "" for name in ("kernel", "reference", "torch")]
+    return times + [f"{seconds[name] / seconds['kernel']:.2f}" if name in seconds else "" for name in ("reference", "torch")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
