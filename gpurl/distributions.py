@@ -5,6 +5,7 @@ Actions inside are in the head's own units ([-1, 1] spans a bounded Box); `to_en
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 
 import gymnasium
 import numpy as np
@@ -14,9 +15,9 @@ from torch import Tensor, nn
 
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
-from gpurl.losses import gaussian_log_prob
 
 LOG_2PI = math.log(2.0 * math.pi)
+Backward = Callable[[Tensor, Tensor], Tensor]  # (d loss / d log_prob [B], d loss / d entropy) -> d loss / d output [B, num_outputs]
 
 
 class Head(nn.Module):
@@ -29,12 +30,16 @@ class Head(nn.Module):
         """(action [N, ...], its log-probability [N])."""
 
     @abstractmethod
-    def log_prob(self, output: Tensor, action: Tensor) -> Tensor:
-        """[...] log-probability of `action`, which `sample` gave."""
+    def evaluate(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Backward]:
+        """(log-probability [...] of `action`, which `sample` gave; entropy in nats, [...] or 0-d where it is the same for all; backward).
 
-    @abstractmethod
-    def entropy(self, output: Tensor) -> Tensor:
-        """Entropy in nats: [...], or 0-d where it is the same for all."""
+        `backward` takes the derivatives of a loss by the two and gives that by `output`; those of the head's own parameters it writes into
+        their `.grad`. It is for flat batches [B], and at most once.
+        """
+
+    def log_prob(self, output: Tensor, action: Tensor) -> Tensor:
+        """[...] log-probability of `action`."""
+        return self.evaluate(output, action)[0]
 
     @abstractmethod
     def mode(self, output: Tensor) -> Tensor:
@@ -75,11 +80,19 @@ class Gaussian(Head):
         log_prob = noise.square().sum(-1).mul_(-0.5).sub_(log_std.sum() + 0.5 * LOG_2PI * self.num_outputs)
         return action, log_prob
 
-    def log_prob(self, output: Tensor, action: Tensor) -> Tensor:
-        return gaussian_log_prob(output, self.bounded_log_std(), action)
+    def evaluate(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Backward]:
+        log_std = self.bounded_log_std()
+        inv_std, entropy = (-log_std).exp(), log_std.sum() + 0.5 * (1.0 + LOG_2PI) * self.num_outputs
+        z = (action - output).mul_(inv_std)
+        log_prob = (0.5 * self.num_outputs - entropy) - z.square().sum(-1).mul_(0.5)
 
-    def entropy(self, output: Tensor) -> Tensor:
-        return self.bounded_log_std().sum() + 0.5 * (1.0 + LOG_2PI) * self.num_outputs
+        def backward(log_prob_slope: Tensor, entropy_slope: Tensor) -> Tensor:
+            weighted = log_prob_slope.unsqueeze(-1) * z
+            slope = (weighted * z).sum(0).add_(entropy_slope.sum() - log_prob_slope.sum())
+            torch.mul(slope, log_std == self.log_std, out=self.log_std.grad)  # at a limit of log_std nothing moves it
+            return weighted.mul_(inv_std)
+
+        return log_prob, entropy, backward
 
     def mode(self, output: Tensor) -> Tensor:
         return output
@@ -107,12 +120,15 @@ class TanhGaussian(Gaussian):
         action, log_prob = super().sample(output, rng)
         return action, log_prob - self._log_slope(action)
 
-    def log_prob(self, output: Tensor, action: Tensor) -> Tensor:
-        return super().log_prob(output, action) - self._log_slope(action)
+    def evaluate(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Backward]:
+        """The entropy is the Gaussian's plus the mean log slope at the mode: the squashed one has no closed form."""
+        log_prob, entropy, gaussian_backward = super().evaluate(output, action)
 
-    def entropy(self, output: Tensor) -> Tensor:
-        """Entropy of the Gaussian plus the mean log slope at the mode: the squashed one has no closed form."""
-        return super().entropy(output) + self._log_slope(output)
+        def backward(log_prob_slope: Tensor, entropy_slope: Tensor) -> Tensor:
+            gradient = gaussian_backward(log_prob_slope, entropy_slope)
+            return gradient.addcmul_(entropy_slope.unsqueeze(-1), output.tanh(), value=-2.0)  # tanh's log slope has the slope -2 tanh
+
+        return log_prob - self._log_slope(action), entropy + self._log_slope(output), backward
 
     def to_env(self, action: Tensor) -> Tensor:
         return super().to_env(action.tanh())
@@ -134,12 +150,17 @@ class Categorical(Head):
         action = (output + gumbel).argmax(-1)
         return action, self.log_prob(output, action)
 
-    def log_prob(self, output: Tensor, action: Tensor) -> Tensor:
-        return output.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    def evaluate(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Backward]:
+        log_probs, index = output.log_softmax(-1), action.unsqueeze(-1)
+        probability = log_probs.exp()
+        entropy = -(probability * log_probs).sum(-1)
 
-    def entropy(self, output: Tensor) -> Tensor:
-        log_prob = output.log_softmax(-1)
-        return -(log_prob.exp() * log_prob).sum(-1)
+        def backward(log_prob_slope: Tensor, entropy_slope: Tensor) -> Tensor:
+            of_log_prob, of_entropy = log_prob_slope.unsqueeze(-1), entropy_slope.unsqueeze(-1)
+            gradient = probability * -(of_log_prob + of_entropy * (log_probs + entropy.unsqueeze(-1)))
+            return gradient.scatter_add_(-1, index, of_log_prob)
+
+        return log_probs.gather(-1, index).squeeze(-1), entropy, backward
 
     def mode(self, output: Tensor) -> Tensor:
         return output.argmax(-1)
@@ -158,11 +179,17 @@ class MultiCategorical(Head):
         pairs = [part.sample(logits, rng) for part, logits in self._split(output)]
         return torch.stack([action for action, _ in pairs], dim=-1), torch.stack([log_prob for _, log_prob in pairs]).sum(0)
 
-    def log_prob(self, output: Tensor, action: Tensor) -> Tensor:
-        return torch.stack([part.log_prob(logits, action[..., k]) for k, (part, logits) in enumerate(self._split(output))]).sum(0)
+    def evaluate(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Backward]:
+        parts = [part.evaluate(logits, action[..., k]) for k, (part, logits) in enumerate(self._split(output))]
 
-    def entropy(self, output: Tensor) -> Tensor:
-        return torch.stack([part.entropy(logits) for part, logits in self._split(output)]).sum(0)
+        def backward(log_prob_slope: Tensor, entropy_slope: Tensor) -> Tensor:
+            return torch.cat([of_part(log_prob_slope, entropy_slope) for _, _, of_part in parts], dim=-1)
+
+        return (
+            torch.stack([log_prob for log_prob, _, _ in parts]).sum(0),
+            torch.stack([entropy for _, entropy, _ in parts]).sum(0),
+            backward,
+        )
 
     def mode(self, output: Tensor) -> Tensor:
         return torch.stack([part.mode(logits) for part, logits in self._split(output)], dim=-1)

@@ -1,14 +1,16 @@
-"""Networks: an MLP whose forward and backward are written out, a GRU trunk, and the actor-critic of both."""
+"""Networks: stacked MLPs whose forward and backward are written out, a GRU before them, and the actor-critic of both."""
 
+import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gpurl.errors import UsageError
 
+MANY_ROWS = 1024
+MANY_NUMBERS = 16384
 Carry = tuple[Tensor, ...]  # () without memory, else one [N, H] tensor a memory
 
 
@@ -28,77 +30,71 @@ class NetworkConfig:
     """Units of the memory."""
 
     def __post_init__(self) -> None:
-        for field, choices in (("activation", tuple(_BACKWARD)), ("memory", ("none", "gru"))):
+        for field, choices in (("activation", tuple(_FORWARD)), ("memory", ("none", "gru"))):
             if getattr(self, field) not in choices:
                 raise UsageError(f"network.{field} is {getattr(self, field)!r}; it must be one of {', '.join(choices)}")
         if self.shared and not self.hidden:
             raise UsageError("network.shared needs at least one hidden layer to share, network.hidden is empty")
 
 
-def _affine(x: Tensor, weight: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
-    """scale * (x W^T + b); x: [B, in], weight: [out, in], bias: [out]."""
-    return torch.addmm(bias, x, weight.t(), beta=scale, alpha=scale)
-
-
 def _tanh_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """tanh(x W^T + b). On a CPU as 2 sigmoid(2z) - 1: a third of the time of torch.tanh there, absolute error 1e-7."""
-    if x.device.type != "cpu":
-        return _affine(x, weight, bias).tanh_()
-    z = _affine(x, weight, bias, scale=2.0).sigmoid_()
+    """tanh of `stacked_affine`. Of many numbers on a CPU as 2 sigmoid(2z) - 1: a third of torch.tanh's time there, absolute error 1e-7."""
+    if x.device.type != "cpu" or x.shape[-2] * bias.numel() < MANY_NUMBERS:
+        return stacked_affine(x, weight, bias).tanh_()
+    z = stacked_affine(x, weight, bias, scale=2.0).sigmoid_()
     return torch.add(z.new_full((), -1.0), z, alpha=2.0, out=z)
 
 
-LAYERS = {
-    "none": _affine,
+_FORWARD = {
     "tanh": _tanh_layer,
-    "elu": lambda x, weight, bias: torch.nn.functional.elu_(_affine(x, weight, bias)),
-    "relu": lambda x, weight, bias: _affine(x, weight, bias).relu_(),
+    "elu": lambda x, weight, bias: torch.nn.functional.elu_(stacked_affine(x, weight, bias)),
+    "relu": lambda x, weight, bias: stacked_affine(x, weight, bias).relu_(),
 }
-_BACKWARD = {  # gradient before the activation from the gradient and the value after it, written to `out`
-    "tanh": lambda gradient, h, out: torch.ops.aten.tanh_backward.grad_input(gradient, h, grad_input=out),
-    "elu": lambda gradient, h, out: torch.ops.aten.elu_backward.grad_input(gradient, 1.0, 1.0, 1.0, True, h, grad_input=out),
-    "relu": lambda gradient, h, out: torch.ops.aten.threshold_backward.grad_input(gradient, h, 0.0, grad_input=out),
+_BACKWARD = {  # gradient before the activation from the gradient and the value after it, in place of the gradient
+    "tanh": lambda gradient, h: torch.ops.aten.tanh_backward.grad_input(gradient, h, grad_input=gradient),
+    "elu": lambda gradient, h: torch.ops.aten.elu_backward.grad_input(gradient, 1.0, 1.0, 1.0, True, h, grad_input=gradient),
+    "relu": lambda gradient, h: torch.ops.aten.threshold_backward.grad_input(gradient, h, 0.0, grad_input=gradient),
 }
 
 
-def mlp_forward(x: Tensor, activations: tuple[str, ...], weights: tuple[Tensor, ...]) -> list[Tensor]:
-    """Outputs of all layers, the last one the result. x: [B, in]; weights: (weight [out, in], bias [out]) a layer, in order."""
-    outputs = []
-    for number, activation in enumerate(activations):
-        x = LAYERS[activation](x, weights[2 * number], weights[2 * number + 1])
-        outputs.append(x)
-    return outputs
+def _one_by_one(x: Tensor) -> bool:
+    """Whether matrices go through one multiplication each: on a CPU a batched one of many rows [..., B, D] uses one core only."""
+    return x.device.type == "cpu" and x.shape[-2] >= MANY_ROWS
 
 
-class _MlpFunction(torch.autograd.Function):
-    """mlp_forward with its gradient: fewer nodes for autograd to walk, activations in place, nothing kept but layer outputs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, activations: tuple[str, ...], *weights: Tensor) -> Tensor:
-        outputs = mlp_forward(x, activations, weights)
-        ctx.save_for_backward(x, *outputs, *weights[0::2])
-        ctx.activations = activations
-        return outputs[-1]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = gradients[0]
-        num_layers = len(ctx.activations)
-        inputs, weights = ctx.saved_tensors[: num_layers + 1], ctx.saved_tensors[num_layers + 1 :]
-        result: list[Tensor] = []
-        for layer in reversed(range(num_layers)):
-            if ctx.activations[layer] != "none":  # in place, but never in the caller's gradient
-                out = gradient if layer < num_layers - 1 else torch.empty_like(gradient)
-                gradient = _BACKWARD[ctx.activations[layer]](gradient, inputs[layer + 1], out)
-            result += [gradient.sum(0), _weight_gradient(gradient, inputs[layer])]
-            if layer > 0 or ctx.needs_input_grad[0]:
-                gradient = gradient @ weights[layer]
-        return gradient if ctx.needs_input_grad[0] else None, None, *reversed(result)
+def stacked_affine(x: Tensor, weight: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
+    """scale * (x_e W_e^T + b_e), [E, B, out]; x: [E, B, in], or [B, in] for all; weight: [E, out, in]; bias: [E, 1, out]."""
+    num_towers = weight.shape[0]
+    x = x if x.dim() == 3 else x.expand(num_towers, *x.shape)
+    if not _one_by_one(x):
+        return torch.baddbmm(bias, x, weight.transpose(1, 2), beta=scale, alpha=scale)
+    out = x.new_empty(num_towers, x.shape[1], weight.shape[1])
+    for e in range(num_towers):
+        torch.addmm(bias[e], x[e], weight[e].t(), beta=scale, alpha=scale, out=out[e])
+    return out
 
 
-def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    """[out, in] from gradient [B, out] and x [B, in]; the thinner factor goes first, which CPU libraries do up to 5 times faster."""
-    return gradient.t() @ x if gradient.shape[1] <= x.shape[1] else (x.t() @ gradient).t()
+def stacked_weight_gradient(gradient: Tensor, x: Tensor, out: Tensor) -> None:
+    """sum over rows of gradient_e x_e -> out [E, out, in]; gradient: [E, B, out]; x: [E, B, in], or [B, in] for all."""
+    x = x if x.dim() == 3 else x.expand(gradient.shape[0], *x.shape)
+    if not _one_by_one(x):
+        torch.bmm(gradient.transpose(1, 2), x, out=out)
+        return
+    for e in range(gradient.shape[0]):  # the thinner factor goes first, which CPU libraries do up to 5 times faster
+        if gradient.shape[2] <= x.shape[2]:
+            torch.mm(gradient[e].t(), x[e], out=out[e])
+        else:
+            out[e].copy_(torch.mm(x[e].t(), gradient[e]).t())
+
+
+def stacked_input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
+    """gradient_e W_e, [E, B, in]; gradient: [E, B, out]; weight: [E, out, in]."""
+    if not _one_by_one(gradient):
+        return torch.bmm(gradient, weight)
+    out = gradient.new_empty(*gradient.shape[:2], weight.shape[2])
+    for e in range(gradient.shape[0]):
+        torch.mm(gradient[e], weight[e], out=out[e])
+    return out
 
 
 class Layer(nn.Module):
@@ -109,25 +105,46 @@ class Layer(nn.Module):
         self.weight = nn.Parameter(nn.init.orthogonal_(torch.empty(num_outputs, num_inputs), gain))
         self.bias = nn.Parameter(torch.zeros(num_outputs))
 
-
-class Mlp(nn.Module):
-    """sizes[0] inputs to sizes[-1] outputs; every layer but the last is activated, the last one too when `last_activated`."""
-
-    def __init__(self, sizes: tuple[int, ...], activation: str, output_gain: float = math.sqrt(2.0), last_activated: bool = False) -> None:
-        super().__init__()
-        gains = [math.sqrt(2.0)] * (len(sizes) - 2) + [output_gain]
-        self.layers = nn.ModuleList(Layer(i, o, gain) for i, o, gain in zip(sizes, sizes[1:], gains))
-        self.activations = (activation,) * (len(sizes) - 2) + (activation if last_activated else "none",)
-
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in] -> [..., out]."""
-        weights = tuple(self.parameters())
-        flat = x.flatten(0, -2) if x.dim() > 2 else x
-        if torch.is_grad_enabled():
-            y: Tensor = _MlpFunction.apply(flat, self.activations, *weights)
-        else:
-            y = mlp_forward(flat, self.activations, weights)[-1]
-        return y.unflatten(0, x.shape[:-1]) if x.dim() > 2 else y
+        """x: [B, in] -> [B, out]."""
+        return torch.addmm(self.bias, x, self.weight.t())
+
+    def backward(self, gradient: Tensor, x: Tensor) -> None:
+        """Write the gradients of weight and bias into their `.grad`; gradient: [B, out] of the output for x [B, in]."""
+        torch.mm(gradient.t(), x, out=self.weight.grad)
+        torch.sum(gradient, 0, out=self.bias.grad)
+
+
+class Towers(nn.Module):
+    """E networks of equal hidden layers, activated throughout, as one: weights [E, out, in], one matrix multiplication a layer."""
+
+    def __init__(self, num_towers: int, sizes: tuple[int, ...], activation: str) -> None:
+        super().__init__()
+        self.activation = activation
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for num_inputs, num_outputs in itertools.pairwise(sizes):
+            stack = [nn.init.orthogonal_(torch.empty(num_outputs, num_inputs), math.sqrt(2.0)) for _ in range(num_towers)]
+            self.weights.append(nn.Parameter(torch.stack(stack)))
+            self.biases.append(nn.Parameter(torch.zeros(num_towers, 1, num_outputs)))
+        self._layers = list(zip(self.weights, self.biases))  # a plain list: walking an nn.Module costs more than a small layer
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """x: [B, in] -> x and the outputs [E, B, H] of all layers; without layers x itself, [1, B, in]."""
+        outputs = [x if self._layers else x.unsqueeze(0)]
+        for weight, bias in self._layers:
+            outputs.append(_FORWARD[self.activation](outputs[-1], weight, bias))
+        return outputs
+
+    def backward(self, gradient: Tensor, outputs: list[Tensor], needs_input: bool) -> Tensor | None:
+        """Write the parameters' gradients into their `.grad`; gradient: [E, B, H] of the last output, overwritten -> that of x [B, in]."""
+        for number in reversed(range(len(self._layers))):
+            weight, bias = self._layers[number]
+            gradient = _BACKWARD[self.activation](gradient, outputs[number + 1])
+            torch.sum(gradient, 1, keepdim=True, out=bias.grad)
+            stacked_weight_gradient(gradient, outputs[number], weight.grad)
+            if number or needs_input:
+                gradient = stacked_input_gradient(gradient, weight)
+        return gradient.sum(0) if needs_input else None
 
 
 class Gru(nn.Module):
@@ -142,17 +159,17 @@ class Gru(nn.Module):
     def _step(self, gates: Tensor, h: Tensor) -> Tensor:
         """gates: [N, 3H] of the input; h: [N, H] -> [N, H]."""
         reset_in, update_in, new_in = gates.chunk(3, dim=-1)
-        reset_h, update_h, new_h = _affine(h, self.recurrent.weight, self.recurrent.bias).chunk(3, dim=-1)
+        reset_h, update_h, new_h = self.recurrent(h).chunk(3, dim=-1)
         new = torch.tanh(new_in + torch.sigmoid(reset_in + reset_h) * new_h)
         return torch.lerp(new, h, torch.sigmoid(update_in + update_h))
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
         """One step: x [N, in], h [N, H] -> next h [N, H]."""
-        return self._step(_affine(x, self.input.weight, self.input.bias), h)
+        return self._step(self.input(x), h)
 
     def unroll(self, x: Tensor, h: Tensor, start: Tensor) -> Tensor:
         """x: [T, N, in]; h: [N, H] before the first step; start: [T, N] bool, where the memory is emptied before the step -> [T, N, H]."""
-        gates = _affine(x.flatten(0, 1), self.input.weight, self.input.bias).unflatten(0, x.shape[:2])
+        gates = self.input(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         keep = (~start).unsqueeze(2)
         outputs = []
         for t in range(x.shape[0]):
@@ -160,37 +177,57 @@ class Gru(nn.Module):
             outputs.append(h)
         return torch.stack(outputs)
 
+    def backward(self, outputs: Tensor, gradient: Tensor) -> None:
+        """Write the parameters' gradients into their `.grad`; gradient: [T, N, H] of `outputs`, which `unroll` gave under autograd."""
+        parameters = list(self.parameters())
+        for parameter, found in zip(parameters, torch.autograd.grad(outputs, parameters, gradient)):
+            assert parameter.grad is not None
+            parameter.grad.copy_(found)
+
 
 class ActorCritic(nn.Module):
-    """Observation features to the policy head's numbers and to a value; separate or shared trunk, with or without memory."""
+    """Observations to the policy head's numbers and to a value; separate towers or one that both read, with or without memory.
+
+    The gradient is written out in `backward`: for small networks autograd's walk costs more than the arithmetic.
+    """
 
     def __init__(self, config: NetworkConfig, num_inputs: int, num_outputs: int) -> None:
         super().__init__()
         self.memory = Gru(num_inputs, config.memory_size) if config.memory == "gru" else None
-        width = config.memory_size if self.memory is not None else num_inputs
-        hidden, activation = config.hidden, config.activation
-        self.trunk = Mlp((width, *hidden), activation, last_activated=True) if config.shared else None
-        sizes = hidden[-1:] if config.shared else (width, *hidden)
-        self.actor = Mlp((*sizes, num_outputs), activation, output_gain=0.01)
-        self.critic = Mlp((*sizes, 1), activation, output_gain=1.0)
+        sizes = (config.memory_size if self.memory is not None else num_inputs, *config.hidden)
+        self.towers = Towers(1 if config.shared else 2, sizes, config.activation)
+        self.actor = Layer(sizes[-1], num_outputs, 0.01)
+        self.critic = Layer(sizes[-1], 1, 1.0)
 
     def initial_carry(self, num_envs: int, device: torch.device) -> Carry:
         """Empty memory of `num_envs` episodes."""
         return () if self.memory is None else (torch.zeros(num_envs, self.memory.size, device=device),)
 
-    def features(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        """obs: [N, D], one step -> (features [N, F], next carry)."""
-        if self.memory is not None:
-            obs = self.memory(obs, carry[0])
-            carry = (obs,)
-        return (obs if self.trunk is None else self.trunk(obs)), carry
+    def remember(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        """obs: [N, D], one step -> (what the towers read [N, F], next carry)."""
+        if self.memory is None:
+            return obs, carry
+        memory = self.memory(obs, carry[0])
+        return memory, (memory,)
 
-    def unrolled_features(self, obs: Tensor, carry: Carry, start: Tensor) -> Tensor:
-        """obs: [T, N, D] of consecutive steps -> [T, N, F]; start [T, N]: a new episode begins at this step."""
-        if self.memory is not None:
-            obs = self.memory.unroll(obs, carry[0], start)
-        return obs if self.trunk is None else self.trunk(obs)
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """x: [B, F] -> (the policy head's numbers [B, A], value [B], what `backward` needs)."""
+        outputs = self.towers(x)
+        return self.actor(outputs[-1][0]), self.critic(outputs[-1][-1]).squeeze(1), outputs
 
-    def value(self, features: Tensor) -> Tensor:
-        """[..., F] -> [...]."""
-        return self.critic(features).squeeze(-1)
+    def value(self, x: Tensor) -> Tensor:
+        """x: [B, F] -> [B]."""
+        return self.critic(self.towers(x)[-1][-1]).squeeze(1)
+
+    def backward(self, output_gradient: Tensor, value_gradient: Tensor, outputs: list[Tensor]) -> Tensor | None:
+        """Write all gradients into the parameters' `.grad`; with a memory returns that of x [B, F], else None."""
+        last, of_value = outputs[-1], value_gradient.unsqueeze(1)
+        self.actor.backward(output_gradient, last[0])
+        self.critic.backward(of_value, last[-1])
+        gradient = torch.empty_like(last)
+        torch.mm(output_gradient, self.actor.weight, out=gradient[0])
+        if len(last) == 2:
+            torch.mm(of_value, self.critic.weight, out=gradient[1])
+        else:
+            gradient[0].addmm_(of_value, self.critic.weight)
+        return self.towers.backward(gradient, outputs, needs_input=self.memory is not None)

@@ -21,11 +21,9 @@ class FlatAdam:
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         device = self.parameters[0].device
         sizes = [parameter.numel() for parameter in self.parameters]
-        self._pads = [torch.zeros(-size % ALIGNMENT, device=device) for size in sizes]
         used = sum(size + -size % ALIGNMENT for size in sizes)
         self.flat = torch.zeros(used + -used % BLOCK, device=device)
         self.gradient = torch.zeros_like(self.flat)
-        self._gradient_used = self.gradient[:used]
         step = torch.zeros((), dtype=torch.int64, device=device)
         self.state = AdamState(self.flat, torch.zeros_like(self.flat), torch.zeros_like(self.flat), step)
         self.options = AdamOptions(eps=epsilon, weight_decay=weight_decay, decoupled=True, max_grad_norm=max_grad_norm)
@@ -39,13 +37,14 @@ class FlatAdam:
             view = self.flat[offset : offset + size].view_as(parameter)
             view.copy_(parameter.detach())
             parameter.data = view
+            parameter.grad = self.gradient[offset : offset + size].view_as(parameter)
             offset += size + -size % ALIGNMENT
 
-    def step(self, loss: Tensor) -> Tensor:
-        """Differentiate the 0-d `loss` and take one step; returns the gradient's norm before clipping, 0-d."""
-        gradients = torch.autograd.grad(loss, self.parameters)
-        pieces = [piece for pair in zip((gradient.reshape(-1) for gradient in gradients), self._pads) for piece in pair if piece.numel()]
-        torch.cat(pieces, out=self._gradient_used)
+    def step(self) -> Tensor:
+        """Take one step along the gradients that were written into the parameters' `.grad`; returns their norm before clipping, 0-d.
+
+        `.grad` of every parameter is a view of one flat tensor: write into it, never assign it.
+        """
         return adam_step(self.state, self.gradient, self.learning_rate, self.options)
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -167,10 +167,12 @@ def adam_step_triton(state: AdamState, gradient: Tensor, learning_rate: Tensor, 
 def _adam_step_cpu(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> Tensor:
     """torch's own fused CPU kernel: the reference's twenty passes over the parameters in one."""
     norm = torch.linalg.vector_norm(gradient)
-    if not math.isfinite(norm.item()):
+    size = norm.item()
+    if not math.isfinite(size):
         return norm
     state.step.add_(1)
-    scale = None if options.max_grad_norm is None else 1.0 / (options.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+    excess = 1.0 if options.max_grad_norm is None else (size + 1e-6) / options.max_grad_norm
+    scale = torch.tensor(excess) if excess > 1.0 else None
     fused = torch._fused_adamw_ if options.decoupled else torch._fused_adam_
     fused(
         [state.parameters], [gradient], [state.exp_avg], [state.exp_avg_sq], [], [state.step.float()], lr=learning_rate,

@@ -15,13 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpurl.kernels.backend import use_triton
+from gpurl.kernels.backend import host_may_look, use_triton
 
 WORDS_PER_STEP = 1 << 16
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as int64
 MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 MULTIPLIER_2 = 0x94D049BB133111EB - (1 << 64)
 TWO_PI = 2.0 * math.pi
+FEW_NUMBERS, STEPS_AHEAD = 1024, 32
 
 
 def _mix13_(z: Tensor) -> Tensor:
@@ -40,8 +41,8 @@ def stream_constants(seed: int, num_streams: int, device: torch.device | str = "
 
 
 def random_words_reference(key: Tensor, gamma: Tensor, step: Tensor, offset: int, num_words: int) -> Tensor:
-    """[N, W] int64: words offset .. offset+W-1 of the current step of each stream. key, gamma: [N] int64; step: 0-d int64."""
-    number = torch.arange(offset, offset + num_words, dtype=torch.int64, device=key.device) + step * WORDS_PER_STEP
+    """[N, W] int64: words offset .. offset+W-1 of a step of each stream. key, gamma: [N] int64; step: int64, 0-d or [N]."""
+    number = torch.arange(offset, offset + num_words, dtype=torch.int64, device=key.device) + step.unsqueeze(-1) * WORDS_PER_STEP
     return _mix13_((gamma.unsqueeze(1) * number).add_(key.unsqueeze(1)))
 
 
@@ -139,18 +140,23 @@ class CounterRandom:
         self.key, self.gamma = stream_constants(seed, num_streams, device)
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.offset = 0
+        self._ahead: dict[tuple[Any, int, int], tuple[int, Tensor]] = {}  # (kernel, offset, count): (first step, [steps, N, count])
+        self._host_step = 0 if host_may_look(self.device) and not use_triton(self.key) else None
 
     def subset(self, index: Tensor) -> "CounterRandom":
         """The streams `index` [M] at the same step: they draw what they would draw in the full batch."""
         part = object.__new__(CounterRandom)
         part.num_envs, part.device, part.step, part.offset = index.shape[0], self.device, self.step, self.offset
         part.key, part.gamma = self.key[index], self.gamma[index]
+        part._host_step = None
         return part
 
     def advance(self) -> None:
         """Go to the next step."""
         self.step += 1
         self.offset = 0
+        if self._host_step is not None:
+            self._host_step += 1
 
     def uniform(self, low: float | Tensor = 0.0, high: float | Tensor = 1.0, shape: tuple[int, ...] = ()) -> Tensor:
         """[N, *shape] float32 uniform in [low, high)."""
@@ -173,9 +179,22 @@ class CounterRandom:
 
     def _draw(self, kernel: Any, shape: tuple[int, ...]) -> Tensor:
         count = math.prod(shape)
-        numbers = kernel(self.key, self.gamma, self.step, self.offset, count)
+        if self._host_step is not None and 0 < self.num_envs * count <= FEW_NUMBERS:
+            numbers = self._drawn_ahead(kernel, count, self._host_step)
+        else:
+            numbers = kernel(self.key, self.gamma, self.step, self.offset, count)
         self.offset += (count + 1) // 2
         return numbers.reshape(self.num_envs, *shape)
+
+    def _drawn_ahead(self, kernel: Any, count: int, step: int) -> Tensor:
+        """[N, count] out of the numbers of `STEPS_AHEAD` steps, drawn together: thirty calls cost a CPU more than a thousand numbers."""
+        first, block = self._ahead.get((kernel, self.offset, count), (0, None))
+        if block is None or not first <= step < first + STEPS_AHEAD:
+            steps = torch.arange(step, step + STEPS_AHEAD).repeat_interleave(self.num_envs)
+            numbers = kernel(self.key.repeat(STEPS_AHEAD), self.gamma.repeat(STEPS_AHEAD), steps, self.offset, count)
+            first, block = step, numbers.view(STEPS_AHEAD, self.num_envs, count)
+            self._ahead[kernel, self.offset, count] = first, block
+        return block[step - first]  # the caller may overwrite it: no number is drawn twice
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole state: constants and counter."""
@@ -189,3 +208,6 @@ class CounterRandom:
         self.gamma.copy_(state["gamma"])
         self.step.copy_(state["step"])
         self.offset = 0
+        self._ahead.clear()
+        if self._host_step is not None:
+            self._host_step = int(self.step)

@@ -233,3 +233,22 @@ def test_a_restored_generator_continues() -> None:
     assert torch.equal(rng.normal((3,)), other.normal((3,)))
     with pytest.raises(ValueError, match="8 streams, this one 9"):
         CounterRandom(5, 9).load_state_dict(rng.state_dict())
+
+
+def test_steps_drawn_ahead_have_the_numbers_of_their_step() -> None:
+    """Few numbers are drawn for many steps at once; callers may overwrite theirs, and a resume may begin anywhere."""
+    rng, saved = CounterRandom(5, 3), {}
+    constants = stream_constants(5, 3)
+    for step in range(70):
+        if step == 40:
+            saved = {name: value.clone() for name, value in rng.state_dict().items()}
+        first, second = rng.uniform(shape=(2,)), rng.normal((1,))
+        assert torch.equal(first, random_uniform_reference(*constants, torch.tensor(step), 0, 2))
+        assert torch.equal(second, random_normal_reference(*constants, torch.tensor(step), 1, 1))
+        first.fill_(9.0)
+        rng.advance()
+    for other in (CounterRandom(6, 3), rng):
+        other.load_state_dict(saved)
+        assert torch.equal(other.uniform(shape=(2,)), random_uniform_reference(*constants, torch.tensor(40), 0, 2))
+        other.advance()
+        assert torch.equal(other.uniform(shape=(2,)), random_uniform_reference(*constants, torch.tensor(41), 0, 2))

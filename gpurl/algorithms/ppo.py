@@ -18,12 +18,13 @@ from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.gae import gae
 from gpurl.kernels.random import CounterRandom
-from gpurl.losses import PPO_STATS, PpoTerms, explained_variance, ppo_loss
-from gpurl.networks import ActorCritic, Carry, NetworkConfig
+from gpurl.losses import PpoTerms, explained_variance, ppo_loss
+from gpurl.networks import ActorCritic, Carry, Gru, NetworkConfig
 from gpurl.normalizer import Normalizer, ValueNormalizer
 from gpurl.optimizer import FlatAdam
 
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)  # of the KL-adaptive rate, as in rsl_rl
+GATHERED_ROWS = 8192
 CHOICES = {"schedule": ("kl", "linear", "constant"), "normalize_advantage": ("batch", "minibatch", "none")}
 
 
@@ -130,21 +131,21 @@ class PPO(Algorithm):
 
     @torch.no_grad()
     def act(self, obs: Tensor, carry: Carry = (), explore: bool = True) -> Decision:
-        features, next_carry = self.network.features(self._normalized(obs), carry)
-        output = self.network.actor(features)
+        inputs, next_carry = self.network.remember(self._normalized(obs), carry)
+        output, value, _ = self.network(inputs)
         if not explore:
             return Decision(self.head.to_env(self.head.mode(output)), next_carry, {})
         action, log_prob = self.head.sample(output, self.action_random)
         self.action_random.advance()
-        columns = {"action": action, "log_prob": log_prob, "value": self._true_value(self.network.value(features))}
+        columns = {"action": action, "log_prob": log_prob, "value": self._true_value(value)}
         if self.is_recurrent:
             columns["carry"] = carry[0]
         return Decision(self.head.to_env(action), next_carry, columns)
 
     @torch.no_grad()
     def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
-        features, _ = self.network.features(self._normalized(obs), carry)
-        return self._true_value(self.network.value(features))
+        inputs, _ = self.network.remember(self._normalized(obs), carry)
+        return self._true_value(self.network.value(inputs))
 
     def _normalized(self, obs: Tensor) -> Tensor:
         """[N, *obs] -> [N, D] float32."""
@@ -192,25 +193,27 @@ class PPO(Algorithm):
     # ---- learning ----
 
     def update(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
+        # gradients are written out, so autograd is off where no memory needs it; inference mode spares a small CPU update a seventh
+        with torch.no_grad() if self.is_recurrent else torch.inference_mode():
+            return self._update(buffer)
+
+    def _update(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
         data, advantage_moments = self._targets(buffer)
         metrics = {"train/explained_variance": explained_variance(buffer["value"], data["true_returns"])}
         if self.config.normalize_advantage == "batch":
             mean, variance, _ = advantage_moments.unbind()
             data["advantage"] = (data["advantage"] - mean) / (variance.sqrt() + 1e-8)
         del data["true_returns"]
-        stats = torch.zeros(len(PPO_STATS) + 2, device=self.device)
-        for _ in range(self.config.epochs):
-            epoch_stats = torch.zeros_like(stats)
-            for minibatch in self._minibatches(data):
-                epoch_stats += self._minibatch_step(minibatch)
-            stats += epoch_stats
+        for epoch in range(self.config.epochs):
+            is_last = epoch == self.config.epochs - 1
+            steps = [self._minibatch_step(minibatch, is_last) for minibatch in self._minibatches(data)]
+        parts = {name: torch.stack([step[name] for step in steps]).mean() for name in steps[0]}  # of the last epoch
         if self.config.schedule == "kl":
-            self._adapt_learning_rate(epoch_stats[PPO_STATS.index("approx_kl")] / self.config.minibatches)
+            self._adapt_learning_rate(parts["approx_kl"])
         if self.normalizer is not None:
             self.normalizer.update(buffer["obs"].flatten(2).float(), buffer.columns.get("valid"))
         self.num_updates += 1
-        steps = self.config.epochs * self.config.minibatches
-        return metrics | self._named(stats / steps)
+        return metrics | self._named(parts)
 
     def _targets(self, buffer: RolloutBuffer) -> tuple[dict[str, Tensor], Tensor]:
         """Columns [T, N, ...] for the minibatches, and the advantage's moments [3]."""
@@ -237,31 +240,31 @@ class PPO(Algorithm):
         return data, moments
 
     def _minibatches(self, data: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """One pass in a new random order: of steps, or of whole environments when there is a memory to unroll."""
-        if self.is_recurrent:
-            order = self._permutation(())
-            for index in order.chunk(self.config.minibatches):
-                yield {name: column.index_select(1, index) for name, column in data.items()}
-        else:
-            flat = {name: column.flatten(0, 1) for name, column in data.items()}
-            order = self._permutation((self.config.horizon,))
-            for index in order.chunk(self.config.minibatches):
-                yield {name: column.index_select(0, index) for name, column in flat.items()}
+        """One pass in a new random order: of steps, or of whole environments when there is a memory to unroll.
+
+        Small minibatches are gathered many at a time and then cut: a gather costs as much for 64 rows as for thousands.
+        """
+        axis = 1 if self.is_recurrent else 0
+        columns = data if self.is_recurrent else {name: column.flatten(0, 1) for name, column in data.items()}
+        order = self._permutation(() if self.is_recurrent else (self.config.horizon,))
+        size = order.shape[0] // self.config.minibatches
+        for index in order.split(max(GATHERED_ROWS // size, 1) * size):
+            gathered = {name: column.index_select(axis, index).split(size, axis) for name, column in columns.items()}
+            for number in range(index.shape[0] // size):
+                yield {name: pieces[number] for name, pieces in gathered.items()}
 
     def _permutation(self, shape: tuple[int, ...]) -> Tensor:
         keys = self.shuffle_random.integers(0, 1 << 24, shape).flatten().int()  # int32 sorts several times faster than float32
         self.shuffle_random.advance()
         return keys.argsort(stable=True)
 
-    def _minibatch_step(self, minibatch: dict[str, Tensor]) -> Tensor:
-        """One optimiser step; returns its PPO_STATS, loss and gradient norm, [7]."""
-        if self.is_recurrent:
-            start = torch.cat((torch.zeros_like(minibatch["ended"][:1]), minibatch["ended"][:-1]))
-            features = self.network.unrolled_features(minibatch["obs"], (minibatch["carry"][0],), start).flatten(0, 1)
+    def _minibatch_step(self, minibatch: dict[str, Tensor], wants_parts: bool) -> dict[str, Tensor]:
+        """One optimiser step; returns the gradient's norm and, if wanted, the 0-d parts of the loss."""
+        inputs, memory = minibatch["obs"], self.network.memory
+        if memory is not None:
+            sequence = _unrolled(memory, minibatch)
+            inputs = sequence.detach().flatten(0, 1)
             minibatch = {name: column.flatten(0, 1) for name, column in minibatch.items()}
-        else:
-            features, _ = self.network.features(minibatch["obs"], ())
-        output = self.network.actor(features)
         weight = _mean_weight(minibatch.get("valid"))
         advantage = minibatch["advantage"]
         if self.config.normalize_advantage == "minibatch":
@@ -269,11 +272,14 @@ class PPO(Algorithm):
         terms = PpoTerms(
             minibatch["log_prob"], advantage, minibatch["returns"], minibatch["value"], weight, self.clip_range, self.entropy_coef
         )
-        log_prob = self.head.log_prob(output, minibatch["action"])
-        value = self.network.value(features)
-        loss, stats = ppo_loss(log_prob, value, self.head.entropy(output), terms, self.config.value_coef, self.config.clip_range_value)
-        norm = self.optimizer.step(loss)
-        return torch.cat((stats, torch.stack((loss.detach(), norm))))
+        output, value, outputs = self.network(inputs)
+        log_prob, entropy, head_backward = self.head.evaluate(output, minibatch["action"])
+        config = self.config
+        slopes, parts = ppo_loss(log_prob, value, entropy, terms, config.value_coef, config.clip_range_value, wants_parts)
+        gradient = self.network.backward(head_backward(slopes.log_prob, slopes.entropy), slopes.value, outputs)
+        if memory is not None and gradient is not None:
+            memory.backward(sequence, gradient.view_as(sequence))
+        return parts | {"grad_norm": self.optimizer.step()}
 
     def _adapt_learning_rate(self, kl: Tensor) -> None:
         """Slower when the last epoch found the policy over twice target_kl away, faster when under half, as rsl_rl and rl_games."""
@@ -281,14 +287,16 @@ class PPO(Algorithm):
         factor = 1.0 + 0.5 * (kl < 0.5 * target).float() - (kl > 2.0 * target).float() / 3.0  # 1.5, 1 or 1 / 1.5
         rate.mul_(factor).clamp_(*LEARNING_RATE_LIMITS)
 
-    def _named(self, stats: Tensor) -> dict[str, Tensor]:
-        *terms, loss, norm = stats.unbind()
-        metrics = {f"train/{name}": value for name, value in zip(PPO_STATS, terms)}
-        metrics["train/entropy_loss"] = -metrics.pop("train/entropy")
-        metrics |= {"train/loss": loss, "train/grad_norm": norm, "train/learning_rate": self.optimizer.learning_rate.clone()}
-        metrics |= {"train/n_updates": self.num_updates.clone(), "train/clip_range": self.clip_range.clone()}
+    def _named(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Means over the update, as they are logged."""
+        policy_loss, value_loss, entropy = -parts["surrogate"], parts["value_loss"], parts["entropy"]
+        metrics = {f"train/{name}": parts[name] for name in ("value_loss", "approx_kl", "clip_fraction", "grad_norm")}
+        metrics |= {"train/policy_gradient_loss": policy_loss, "train/entropy_loss": -entropy}
+        metrics["train/loss"] = policy_loss + self.config.value_coef * value_loss - self.entropy_coef * entropy
+        metrics |= {"train/learning_rate": self.optimizer.learning_rate.clone(), "train/clip_range": self.clip_range.clone()}
+        metrics["train/n_updates"] = self.num_updates.clone()
         if isinstance(self.head, Gaussian):
-            metrics["train/std"] = self.head.bounded_log_std().detach().exp().mean()
+            metrics["train/std"] = self.head.bounded_log_std().exp().mean()
         return metrics
 
     def schedule(self, progress: float) -> None:
@@ -310,6 +318,13 @@ class PPO(Algorithm):
         self.num_updates.copy_(state["num_updates"])
 
 
+@torch.enable_grad()
+def _unrolled(memory: Gru, minibatch: dict[str, Tensor]) -> Tensor:
+    """[T, B, H] memories of a minibatch of environments, for autograd to go back through."""
+    start = torch.cat((torch.zeros_like(minibatch["ended"][:1]), minibatch["ended"][:-1]))
+    return memory.unroll(minibatch["obs"], minibatch["carry"][0], start)
+
+
 def _mean_weight(valid: Tensor | None) -> Tensor | None:
     """[B] weights summing to 1 over valid rows; None where all are."""
     return None if valid is None else valid / valid.sum().clamp(min=1)
@@ -318,6 +333,6 @@ def _mean_weight(valid: Tensor | None) -> Tensor | None:
 def _normalized_advantage(advantage: Tensor, weight: Tensor | None) -> Tensor:
     """(A - mean) / std over the valid rows of a minibatch [B]."""
     if weight is None:
-        return (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+        return torch.nn.functional.layer_norm(advantage, advantage.shape, eps=1e-12)
     mean = (advantage * weight).sum()
     return (advantage - mean) / (((advantage - mean).square() * weight).sum().sqrt() + 1e-8)

@@ -7,11 +7,47 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
-from gpurl.distributions import Gaussian, TanhGaussian, make_head
+from gpurl.distributions import Gaussian, Head, TanhGaussian, make_head
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 
 BOX = Box(-1.0, 1.0, (2,), np.float32)
+
+
+def entropy_of(head: Head, output: torch.Tensor) -> torch.Tensor:
+    return head.evaluate(output, head.mode(output))[1]
+
+
+@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("space", [BOX, Discrete(5), MultiDiscrete([2, 3, 4])])
+def test_the_gradient_written_out_is_autograds(space: object, squash: bool) -> None:
+    torch.manual_seed(0)
+    head = make_head(space, squash, initial_std=0.7).double()  # type: ignore[arg-type]
+    output = torch.randn(50, head.num_outputs, dtype=torch.float64, requires_grad=True)
+    action, _ = head.sample(output.detach().float(), CounterRandom(3, 50))
+    action = action.detach().double() if action.is_floating_point() else action
+    log_prob, entropy, backward = head.evaluate(output, action)
+    of_log_prob = torch.randn(50, dtype=torch.float64)
+    of_entropy = torch.randn(entropy.shape, dtype=torch.float64)
+    leaves = [output, *head.parameters()]
+    wanted = torch.autograd.grad((log_prob * of_log_prob).sum() + (entropy * of_entropy).sum(), leaves)
+    for parameter in head.parameters():
+        parameter.grad = torch.full_like(parameter, torch.nan)
+    with torch.no_grad():
+        got = [backward(of_log_prob, of_entropy), *(parameter.grad for parameter in head.parameters())]
+    for ours, autograds in zip(got, wanted):
+        torch.testing.assert_close(ours, autograds, rtol=1e-9, atol=1e-10)
+
+
+def test_a_standard_deviation_at_its_limit_is_not_moved() -> None:
+    head = Gaussian(BOX)
+    head.log_std.data = torch.tensor([5.0, 0.0])
+    head.log_std.grad = torch.full((2,), torch.nan)
+    with torch.no_grad():
+        _, _, backward = head.evaluate(torch.zeros(3, 2), torch.ones(3, 2))
+        backward(torch.ones(3), torch.tensor(1.0))
+    assert head.log_std.grad[0] == 0.0
+    assert head.log_std.grad[1] != 0.0
 
 
 @pytest.mark.parametrize("space", [BOX, Box(-2.0, 4.0, (1,), np.float32), Discrete(5), MultiDiscrete([2, 3, 4])])
@@ -30,7 +66,7 @@ def test_categorical_samples_follow_the_probabilities() -> None:
     frequency = torch.bincount(action, minlength=4) / 200_000
     torch.testing.assert_close(frequency, logits.softmax(0), atol=0.005, rtol=0)
     peer = torch.distributions.Categorical(logits=logits)
-    assert float(head.entropy(logits)) == pytest.approx(float(peer.entropy()), rel=1e-6)
+    assert float(entropy_of(head, logits)) == pytest.approx(float(peer.entropy()), rel=1e-6)
     assert int(head.mode(logits)) == 3
 
 
@@ -39,13 +75,13 @@ def test_multi_categorical_sums_its_parts() -> None:
     output, action = torch.randn(7, 5), torch.tensor([[1, 2]] * 7)
     parts = [torch.distributions.Categorical(logits=logits) for logits in output.split([2, 3], dim=1)]
     torch.testing.assert_close(head.log_prob(output, action), parts[0].log_prob(action[:, 0]) + parts[1].log_prob(action[:, 1]))
-    torch.testing.assert_close(head.entropy(output), parts[0].entropy() + parts[1].entropy())
+    torch.testing.assert_close(entropy_of(head, output), parts[0].entropy() + parts[1].entropy())
 
 
 def test_gaussian_entropy_samples_and_limits() -> None:
     head = Gaussian(BOX, initial_std=0.5)
     peer = torch.distributions.Normal(torch.zeros(2), 0.5)
-    assert float(head.entropy(torch.zeros(4, 2)).detach()) == pytest.approx(float(peer.entropy().sum()), rel=1e-6)
+    assert float(entropy_of(head, torch.zeros(4, 2)).detach()) == pytest.approx(float(peer.entropy().sum()), rel=1e-6)
     action, _ = head.sample(torch.ones(100_000, 2), CounterRandom(0, 100_000))
     assert action.mean(0).detach().numpy() == pytest.approx([1.0, 1.0], abs=0.01)
     assert action.std(0).detach().numpy() == pytest.approx([0.5, 0.5], abs=0.01)

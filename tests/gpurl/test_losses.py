@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpurl.losses import PPO_STATS, PpoTerms, explained_variance, gaussian_log_prob, ppo_loss
+from gpurl.losses import PpoTerms, explained_variance, ppo_loss
 
 
 def terms_of(
@@ -35,6 +35,10 @@ def plain_ppo(log_prob: Tensor, value: Tensor, entropy: Tensor, terms: PpoTerms,
     return policy + value_coef * (error * weight).sum() - terms.entropy_coef * mean_entropy
 
 
+def loss_of(parts: dict[str, Tensor], terms: PpoTerms, value_coef: float) -> Tensor:
+    return -parts["surrogate"] + value_coef * parts["value_loss"] - terms.entropy_coef * parts["entropy"]
+
+
 @pytest.mark.parametrize("value_clip", [None, 0.3])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("scalar_entropy", [False, True])
@@ -50,29 +54,36 @@ def test_ppo_loss_and_gradient_equal_autograd_in_float64(value_clip: float | Non
         weight = mask / mask.sum()
     terms = terms_of(*leaf, weight=weight)
     inputs = (log_prob, value, entropy)
-    loss, stats = ppo_loss(*inputs, terms, 0.7, value_clip)
+    with torch.no_grad():
+        slopes, parts = ppo_loss(*inputs, terms, 0.7, value_clip)
     expected = plain_ppo(*inputs, terms, 0.7, value_clip)
-    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
-    for got, wanted in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs)):
+    torch.testing.assert_close(loss_of(parts, terms, 0.7), expected.detach(), rtol=1e-12, atol=1e-12)
+    for got, wanted in zip(slopes, torch.autograd.grad(expected, inputs)):
         torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
     ratio = (log_prob - terms.old_log_prob).exp()
     outside = ((ratio - 1).abs() > 0.2).double()
     mean = outside.mean() if weight is None else (outside * weight).sum()
-    torch.testing.assert_close(stats[PPO_STATS.index("clip_fraction")], mean.detach().to(stats.dtype))
+    torch.testing.assert_close(parts["clip_fraction"], mean.detach())
+    again, nothing = ppo_loss(*(item.detach() for item in inputs), terms, 0.7, value_clip, wants_parts=False)
+    assert nothing == {}
+    assert all(torch.equal(one, other) for one, other in zip(slopes, again))
 
 
 def test_ppo_loss_by_hand() -> None:
     """Ratios 1.5 and 0.5 with clip 0.2: A > 0 is held at 1.2, A < 0 at 0.8; the clipped rows have no gradient."""
     old = torch.zeros(3)
-    log_prob = torch.tensor([math.log(1.5), math.log(0.5), math.log(1.1)], requires_grad=True)
-    value = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    log_prob = torch.tensor([math.log(1.5), math.log(0.5), math.log(1.1)])
+    value = torch.tensor([1.0, 2.0, 3.0])
     terms = terms_of(torch.tensor([2.0, -1.0, 1.0]), old, torch.tensor([0.0, 2.0, 5.0]), torch.zeros(3), entropy=0.5)
-    loss, stats = ppo_loss(log_prob, value, torch.tensor(4.0, requires_grad=True), terms, 2.0)
-    policy = -(1.2 * 2.0 - 0.8 * 1.0 + 1.1) / 3
-    assert math.isclose(float(loss), policy + 2.0 * (1 + 0 + 4) / 3 - 0.5 * 4.0, rel_tol=1e-6)
-    assert torch.allclose(torch.autograd.grad(loss, log_prob, retain_graph=True)[0], torch.tensor([0.0, 0.0, -1.1 / 3]))
-    assert torch.allclose(torch.autograd.grad(loss, value)[0], torch.tensor([2 * 2 * 1.0, 0.0, 2 * 2 * -2.0]) / 3)
-    assert torch.allclose(stats, torch.tensor([policy, 5 / 3, 4.0, float((log_prob.exp() - 1 - log_prob).mean()), 2 / 3]), atol=1e-6)
+    slopes, parts = ppo_loss(log_prob, value, torch.tensor(4.0), terms, 2.0)
+    surrogate = (1.2 * 2.0 - 0.8 * 1.0 + 1.1) / 3
+    assert math.isclose(float(loss_of(parts, terms, 2.0)), -surrogate + 2.0 * (1 + 0 + 4) / 3 - 0.5 * 4.0, rel_tol=1e-6)
+    assert torch.allclose(slopes.log_prob, torch.tensor([0.0, 0.0, -1.1 / 3]))
+    assert torch.allclose(slopes.value, torch.tensor([2 * 2 * 1.0, 0.0, 2 * 2 * -2.0]) / 3)
+    assert float(slopes.entropy) == -0.5
+    kl = float((log_prob.exp() - 1 - log_prob).mean())
+    for name, wanted in {"surrogate": surrogate, "value_loss": 5 / 3, "entropy": 4.0, "approx_kl": kl, "clip_fraction": 2 / 3}.items():
+        assert float(parts[name]) == pytest.approx(wanted, abs=1e-6)
 
 
 def test_rows_of_weight_zero_change_nothing() -> None:
@@ -81,29 +92,17 @@ def test_rows_of_weight_zero_change_nothing() -> None:
     weight = torch.full((20,), 1 / 15)
     weight[15:] = 0.0
 
-    def loss_of(rows: int, weighted: bool) -> Tensor:
+    def parts_of(rows: int, weighted: bool) -> dict[str, Tensor]:
         log_prob, value, *rest = [column[:rows] for column in columns]
-        return ppo_loss(log_prob, value, log_prob, terms_of(*rest, weight=weight[:rows] if weighted else None), 1.0)[0]
+        slopes, parts = ppo_loss(log_prob, value, log_prob, terms_of(*rest, weight=weight[:rows] if weighted else None), 1.0)
+        assert all(bool((slope[15:] == 0.0).all()) for slope in slopes)
+        return parts
 
-    before = loss_of(20, True)
-    torch.testing.assert_close(before, loss_of(15, False))
+    before = parts_of(20, True)
+    torch.testing.assert_close(before, parts_of(15, False))
     for column in columns:
-        column[15:] = 100.0
-    torch.testing.assert_close(before, loss_of(15, True))
-
-
-def test_gaussian_log_prob_and_gradient_equal_torch_distributions() -> None:
-    torch.manual_seed(0)
-    mean = torch.randn(9, 4, 3, dtype=torch.float64, requires_grad=True)
-    log_std = torch.randn(3, dtype=torch.float64, requires_grad=True)
-    action, weight = torch.randn(9, 4, 3, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64)
-    got = gaussian_log_prob(mean, log_std, action)
-    wanted = torch.distributions.Normal(mean, log_std.exp()).log_prob(action).sum(-1)
-    torch.testing.assert_close(got, wanted)
-    for ours, theirs in zip(
-        torch.autograd.grad((got * weight).sum(), (mean, log_std)), torch.autograd.grad((wanted * weight).sum(), (mean, log_std))
-    ):
-        torch.testing.assert_close(ours, theirs)
+        column[15:] = 3.0
+    torch.testing.assert_close(before, parts_of(20, True))
 
 
 def test_explained_variance_of_known_cases() -> None:

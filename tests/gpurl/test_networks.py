@@ -1,59 +1,101 @@
-"""Networks against torch.nn and float64 autograd."""
+"""Networks and the gradients they write against torch.nn and float64 autograd."""
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gpurl.errors import UsageError
-from gpurl.networks import ActorCritic, Gru, Mlp, NetworkConfig
+from gpurl.networks import ActorCritic, Gru, Layer, NetworkConfig
 
 ACTIVATIONS = {"tanh": nn.Tanh, "elu": nn.ELU, "relu": nn.ReLU}
 
 
-def as_sequential(mlp: Mlp) -> nn.Sequential:
+def with_gradients(module: nn.Module) -> None:
+    """What FlatAdam gives every parameter: a place for its gradient."""
+    for parameter in module.parameters():
+        parameter.grad = torch.full_like(parameter, torch.nan)
+
+
+def as_sequential(network: ActorCritic, tower: int, head: Layer, activation: str) -> nn.Sequential:
+    """One of the two networks in float64, from torch.nn."""
     modules: list[nn.Module] = []
-    for number, layer in enumerate(mlp.layers):
-        linear = nn.Linear(*reversed(layer.weight.shape), dtype=torch.float64)
-        linear.weight.data = layer.weight.detach().double()
-        linear.bias.data = layer.bias.detach().double().clone()
-        modules.append(linear)
-        if mlp.activations[number] != "none":
-            modules.append(ACTIVATIONS[mlp.activations[number]]())
-    return nn.Sequential(*modules)
+    for weight, bias in zip(network.towers.weights, network.towers.biases):
+        modules += [linear_of(weight[tower], bias[tower, 0]), ACTIVATIONS[activation]()]
+    return nn.Sequential(*modules, linear_of(head.weight, head.bias))
 
 
+def linear_of(weight: Tensor, bias: Tensor) -> nn.Linear:
+    linear = nn.Linear(*reversed(weight.shape), dtype=torch.float64)
+    linear.weight.data, linear.bias.data = weight.detach().double(), bias.detach().double().clone()
+    return linear
+
+
+@pytest.mark.parametrize("rows", [11, 3000])  # few rows go through one batched multiplication, many through one each
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("last_activated", [False, True])
-def test_mlp_and_its_gradients_equal_torch_nn(activation: str, last_activated: bool) -> None:
+@pytest.mark.parametrize("hidden", [(7, 6), (40,), ()])
+def test_actor_critic_and_its_gradients_equal_torch_nn(hidden: tuple[int, ...], activation: str, shared: bool, rows: int) -> None:
+    if shared and not hidden:
+        pytest.skip("nothing to share")
     torch.manual_seed(0)
-    mlp = Mlp((5, 7, 6, 3), activation, last_activated=last_activated)
-    for layer in mlp.layers:
-        layer.bias.data.normal_()
-    peer = as_sequential(mlp)
-    x = torch.randn(11, 5, requires_grad=True)
-    x64 = x.detach().double().requires_grad_()
-    weight = torch.randn(11, 3)
-    (mlp(x) * weight).sum().backward()
-    (peer(x64) * weight).sum().backward()
+    network = ActorCritic(NetworkConfig(hidden=hidden, activation=activation, shared=shared), 5, 3)
+    for parameter in network.parameters():
+        parameter.data.normal_(0.0, 0.5)
+    with_gradients(network)
+    peers = [as_sequential(network, 0, network.actor, activation), as_sequential(network, -1, network.critic, activation)]
+    x, of_output, of_value = torch.randn(rows, 5), torch.randn(rows, 3), torch.randn(rows)
     with torch.no_grad():
-        torch.testing.assert_close(mlp(x).double(), peer(x64), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(x.grad.double(), x64.grad, rtol=1e-5, atol=1e-5)
-    linears = [module for module in peer if isinstance(module, nn.Linear)]
-    for layer, linear in zip(mlp.layers, linears):
-        torch.testing.assert_close(layer.weight.grad.double(), linear.weight.grad, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(layer.bias.grad.double(), linear.bias.grad, rtol=1e-5, atol=1e-5)
+        output, value, outputs = network(x)
+        torch.testing.assert_close(network.value(x), value)
+        network.backward(of_output, of_value, outputs)
+    wanted_output, wanted_value = peers[0](x.double()), peers[1](x.double()).squeeze(1)
+    torch.testing.assert_close(output.double(), wanted_output, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(value.double(), wanted_value, rtol=1e-5, atol=1e-5)
+    ((wanted_output * of_output).sum() + (wanted_value * of_value).sum()).backward()
+    close = {"rtol": 1e-4, "atol": 1e-5 * rows}
+    for layer in range(len(hidden)):
+        found = [[peer[2 * layer].weight.grad, peer[2 * layer].bias.grad] for peer in peers]
+        pairs = [[sum(both) for both in zip(*found)]] if shared else found
+        for tower, (weight, bias) in enumerate(pairs):
+            torch.testing.assert_close(network.towers.weights[layer].grad[tower].double(), weight, **close)
+            torch.testing.assert_close(network.towers.biases[layer].grad[tower, 0].double(), bias, **close)
+    for head, peer in zip((network.actor, network.critic), peers):
+        torch.testing.assert_close(head.weight.grad.double(), peer[-1].weight.grad, **close)
+        torch.testing.assert_close(head.bias.grad.double(), peer[-1].bias.grad, **close)
 
 
-def test_mlp_takes_leading_axes() -> None:
-    mlp = Mlp((4, 8, 2), "tanh")
-    x = torch.randn(3, 5, 4)
-    torch.testing.assert_close(mlp(x), mlp(x.flatten(0, 1)).unflatten(0, (3, 5)))
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_gradient_reaches_what_comes_before(shared: bool) -> None:
+    """With a memory `backward` gives the gradient of its input, and the memory's own are autograd's."""
+    torch.manual_seed(0)
+    network = ActorCritic(NetworkConfig(hidden=(6,), memory="gru", memory_size=4, shared=shared), 3, 2)
+    with_gradients(network)
+    x, h, start = torch.randn(5, 7, 3), torch.randn(7, 4), torch.rand(5, 7) < 0.3
+    of_output, of_value = torch.randn(35, 2), torch.randn(35)
+    sequence = network.memory.unroll(x, h, start)
+    inputs = sequence.detach().flatten(0, 1)
+    with torch.no_grad():
+        _, _, outputs = network(inputs)
+        gradient = network.backward(of_output, of_value, outputs)
+    network.memory.backward(sequence, gradient.view_as(sequence))
+    peers = [as_sequential(network, 0, network.actor, "tanh"), as_sequential(network, -1, network.critic, "tanh")]
+    again = network.memory.unroll(x, h, start)
+    flat = again.flatten(0, 1).double()
+    loss = (peers[0](flat) * of_output).sum() + (peers[1](flat).squeeze(1) * of_value).sum()
+    parameters = list(network.memory.parameters())
+    for parameter, wanted in zip(parameters, torch.autograd.grad(loss, parameters)):
+        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_weights_are_orthogonal_with_their_gain() -> None:
-    layer = Mlp((16, 16, 4), "tanh", output_gain=0.01).layers
-    torch.testing.assert_close(layer[0].weight @ layer[0].weight.t(), 2.0 * torch.eye(16), atol=1e-5, rtol=0)
-    torch.testing.assert_close(layer[1].weight @ layer[1].weight.t(), 1e-4 * torch.eye(4), atol=1e-9, rtol=1e-4)
+    network = ActorCritic(NetworkConfig(hidden=(16, 16)), 16, 4)
+    for stack in network.towers.weights:
+        for weight in stack:
+            torch.testing.assert_close(weight @ weight.t(), 2.0 * torch.eye(16), atol=1e-5, rtol=0)
+        assert not torch.equal(stack[0], stack[1])
+    actor, critic = network.actor.weight, network.critic.weight
+    torch.testing.assert_close(actor @ actor.t(), 1e-4 * torch.eye(4), atol=1e-9, rtol=1e-4)
+    torch.testing.assert_close(critic @ critic.t(), torch.eye(1), atol=1e-5, rtol=0)
 
 
 def test_gru_equals_torch_gru() -> None:
@@ -77,29 +119,6 @@ def test_gru_unroll_empties_the_memory_at_episode_starts() -> None:
     fresh = gru.unroll(x[3:, 1:], torch.zeros(1, 5), torch.zeros(3, 1, dtype=torch.bool))
     torch.testing.assert_close(unrolled[3:, 1:], fresh)
     assert (unrolled[3, 0] - gru(x[3], torch.zeros(2, 5))[0]).abs().max() > 1e-3  # the other environment kept its memory
-
-
-def test_shared_trunk_is_shared_and_separate_is_not() -> None:
-    obs = torch.randn(4, 6)
-    for shared in (True, False):
-        network = ActorCritic(NetworkConfig(shared=shared), 6, 2)
-        features, _ = network.features(obs, ())
-        touched = {
-            id(p)
-            for p, g in zip(
-                network.parameters(), torch.autograd.grad(network.actor(features).sum(), list(network.parameters()), allow_unused=True)
-            )
-            if g is not None
-        }
-        features, _ = network.features(obs, ())
-        other = {
-            id(p)
-            for p, g in zip(
-                network.parameters(), torch.autograd.grad(network.value(features).sum(), list(network.parameters()), allow_unused=True)
-            )
-            if g is not None
-        }
-        assert bool(touched & other) == shared
 
 
 def test_unknown_activation_is_refused_by_name() -> None:
