@@ -2,18 +2,15 @@
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from benchmarks.results_table import Row, machine, number, parser, save, table
 from benchmarks.timing import median_seconds
-from gpurl.algorithms import make_algorithm
-from gpurl.api import choose_device
+from gpurl.api import choose_device, make_trainer
 from gpurl.config import Settings, make_settings
 from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
-from gpurl.host_settings import keep_large_blocks
 from gpurl.trainer import Trainer
 
 SIZES = (64, 512, 4096, 16384, 65536)
@@ -24,13 +21,7 @@ PLAIN_SIZE = 4096
 
 def ready_trainer(settings: Settings, device: torch.device, env: VecEnv | None = None) -> Trainer:
     """The product's trainer by `settings`, set up as gpurl.api.run does and ready for `iterate`; without evaluation, files and screen."""
-    config = settings.train
-    if device.type == "cpu":
-        keep_large_blocks()
-    env = env or make_env(settings.env, config.num_envs, device, config.seed, **settings.env_options)
-    spaces = env.single_observation_space, env.single_action_space
-    algorithm = make_algorithm(settings.algorithm, settings.algorithm_config, *spaces, config.num_envs, device, config.seed)
-    trainer = Trainer(settings, algorithm, env, None, Path())
+    trainer = make_trainer(settings, device, env=env)
     trainer.start()
     return trainer
 

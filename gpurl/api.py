@@ -16,6 +16,7 @@ from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, GpurlError, UsageError
 from gpurl.evaluator import evaluate, greedy, scripted
+from gpurl.host_network import FEW_ROWS
 from gpurl.host_settings import keep_large_blocks
 from gpurl.logger import Logger
 from gpurl.plot import plot_curve
@@ -61,34 +62,34 @@ def run(settings: Settings, resume_from: Path | None = None, command: list[str] 
     """Train by `settings`, in a new run folder or on from the one in `resume_from`."""
     config = settings.train
     device = choose_device(config.device)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    if device.type == "cpu":
-        keep_large_blocks()
-    env = make_env(settings.env, config.num_envs, device, config.seed, **settings.env_options)
-    eval_env = _eval_env(settings, device)
-    model = make_algorithm(
-        settings.algorithm,
-        settings.algorithm_config,
-        env.single_observation_space,
-        env.single_action_space,
-        config.num_envs,
-        device,
-        config.seed,
-    )
     parts = None if resume_from is None else load_checkpoint(resume_from, device)[0]
-    root = Path(config.root)
-    folder = resume_from or create_run_folder(root, settings.env, settings.algorithm, config.seed, config.run_dir)
-    with lock_run(folder):
-        trainer = Trainer(settings, model, env, eval_env, folder)
+    eval_env = _eval_env(settings, device)
+    trainer = make_trainer(settings, device, eval_env)
+    trainer.folder = resume_from or create_run_folder(Path(config.root), settings.env, settings.algorithm, config.seed, config.run_dir)
+    with lock_run(trainer.folder):
         if parts is None:
-            write_run_info(folder, settings.to_dict(), command or sys.argv)
+            write_run_info(trainer.folder, settings.to_dict(), command or sys.argv)
             trainer.start()
         else:
             trainer.restore(parts)
         outcome, baseline = _run_logged(trainer, eval_env)
-    env.close()
-    return Run(folder, outcome, baseline)
+    trainer.env.close()
+    return Run(trainer.folder, outcome, baseline)
+
+
+def make_trainer(settings: Settings, device: torch.device, eval_env: VecEnv | None = None, env: VecEnv | None = None) -> Trainer:
+    """The environments, the algorithm and the loop of a run, in a process set up for it; call `start` or `restore` next."""
+    config = settings.train
+    if env is None:
+        env = make_env(settings.env, config.num_envs, device, config.seed, **settings.env_options)
+    spaces = env.single_observation_space, env.single_action_space
+    model = make_algorithm(settings.algorithm, settings.algorithm_config, *spaces, config.num_envs, device, config.seed)
+    if device.type == "cpu":
+        keep_large_blocks()
+        threads = config.threads or (1 if model.largest_batch() <= FEW_ROWS else None)  # threads that wait for each other gain nothing
+        if threads is not None:
+            torch.set_num_threads(threads)
+    return Trainer(settings, model, env, eval_env, Path())
 
 
 def _run_logged(trainer: Trainer, eval_env: VecEnv | None) -> tuple[Outcome, dict[str, float]]:

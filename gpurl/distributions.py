@@ -6,6 +6,7 @@ Actions inside are in the head's own units ([-1, 1] spans a bounded Box); `to_en
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -17,7 +18,8 @@ from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 
 LOG_2PI = math.log(2.0 * math.pi)
-Backward = Callable[[Tensor, Tensor], Tensor]  # (d loss / d log_prob [B], d loss / d entropy) -> d loss / d output [B, num_outputs]
+Array = Any  # a Tensor or a numpy array
+Backward = Callable[[Array, Array], Array]  # (d loss / d log_prob [B], d loss / d entropy) -> d loss / d output [B, num_outputs]
 
 
 class Head(nn.Module):
@@ -80,17 +82,20 @@ class Gaussian(Head):
         log_prob = noise.square().sum(-1).mul_(-0.5).sub_(log_std.sum() + 0.5 * LOG_2PI * self.num_outputs)
         return action, log_prob
 
-    def evaluate(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Backward]:
-        log_std = self.bounded_log_std()
-        inv_std, entropy = (-log_std).exp(), log_std.sum() + 0.5 * (1.0 + LOG_2PI) * self.num_outputs
-        z = (action - output).mul_(inv_std)
-        log_prob = (0.5 * self.num_outputs - entropy) - z.square().sum(-1).mul_(0.5)
+    def evaluate(self, output: Array, action: Array) -> tuple[Array, Array, Backward]:
+        """As `Head.evaluate`, for tensors or numpy arrays."""
+        xp: Any = torch if isinstance(output, Tensor) else np
+        own: Any = (self.bounded_log_std(), self.log_std, self.log_std.grad)
+        log_std, unbounded, gradient = own if xp is torch else (x.detach().numpy() for x in own)
+        inv_std, entropy = xp.exp(-log_std), log_std.sum() + 0.5 * (1.0 + LOG_2PI) * self.num_outputs
+        z = (action - output) * inv_std
+        log_prob = (0.5 * self.num_outputs - entropy) - 0.5 * (z * z).sum(-1)
 
-        def backward(log_prob_slope: Tensor, entropy_slope: Tensor) -> Tensor:
-            weighted = log_prob_slope.unsqueeze(-1) * z
-            slope = (weighted * z).sum(0).add_(entropy_slope.sum() - log_prob_slope.sum())
-            torch.mul(slope, log_std == self.log_std, out=self.log_std.grad)  # at a limit of log_std nothing moves it
-            return weighted.mul_(inv_std)
+        def backward(log_prob_slope: Array, entropy_slope: Array) -> Array:
+            weighted = log_prob_slope[..., None] * z
+            slope = (weighted * z).sum(0) + (entropy_slope.sum() - log_prob_slope.sum())
+            xp.multiply(slope, log_std == unbounded, out=gradient)  # at a limit of log_std nothing moves it
+            return weighted * inv_std
 
         return log_prob, entropy, backward
 

@@ -1,76 +1,82 @@
 """Losses as pure functions of tensors, with the derivative written out where it is short: autograd's walk through forty nodes costs more.
 
-Means are over the batch, or weighted by `weight` [B] summing to 1 (rows that are not real transitions weigh 0).
+Means are over the batch, or weighted by `weight` [B] summing to 1 (rows that are not real transitions weigh 0). `ppo_loss` takes tensors,
+or numpy arrays where batches are so small that torch's calls cost more than the arithmetic: one formula for both.
 """
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+Array = Any  # a Tensor or a numpy array, the same throughout a call
+
 
 class PpoTerms(NamedTuple):
-    """What the loss needs beside the networks' outputs: [B] tensors, and 0-d ones for what a schedule may change."""
+    """What the loss needs beside the networks' outputs: [B] arrays, and 0-d ones for what a schedule may change."""
 
-    old_log_prob: Tensor
-    advantage: Tensor
-    returns: Tensor
-    old_value: Tensor
-    weight: Tensor | None
-    clip_range: Tensor
-    entropy_coef: Tensor
+    old_log_prob: Array
+    advantage: Array
+    returns: Array
+    old_value: Array
+    weight: Array | None
+    clip_range: Array
+    entropy_coef: Array
 
 
 class PpoSlopes(NamedTuple):
     """Derivatives of the loss by log_prob [B], value [B] and entropy, [B] or 0-d."""
 
-    log_prob: Tensor
-    value: Tensor
-    entropy: Tensor
+    log_prob: Array
+    value: Array
+    entropy: Array
 
 
 def ppo_loss(
-    log_prob: Tensor,
-    value: Tensor,
-    entropy: Tensor,
+    log_prob: Array,
+    value: Array,
+    entropy: Array,
     terms: PpoTerms,
     value_coef: float,
     clip_range_value: float | None = None,
     wants_parts: bool = True,
-) -> tuple[PpoSlopes, dict[str, Tensor]]:
+) -> tuple[PpoSlopes, dict[str, Array]]:
     """(derivatives, 0-d parts if wanted) of -mean min(r A, clip(r, 1 +- c) A) + value_coef mean (V - R)^2 - entropy_coef mean H.
 
     Schulman et al. 2017, equations 7 and 9. log_prob, value: [B]; entropy: [B] or 0-d. The parts are the means of min(r A, clip(r) A), the
     squared value error, the KL divergence from the acting policy, the share of clipped ratios, and the entropy.
     """
-    weight: Any = 1.0 / log_prob.numel() if terms.weight is None else terms.weight
+    xp: Any = torch if isinstance(log_prob, Tensor) else np
+    weight = 1.0 / len(log_prob) if terms.weight is None else terms.weight
     log_ratio = log_prob - terms.old_log_prob
-    ratio = log_ratio.exp()
-    clipped_ratio = torch.clamp(ratio, 1.0 - terms.clip_range, 1.0 + terms.clip_range)
+    ratio = xp.exp(log_ratio)
+    clipped_ratio = xp.clip(ratio, 1.0 - terms.clip_range, 1.0 + terms.clip_range)
     surrogate, clipped_surrogate = ratio * terms.advantage, clipped_ratio * terms.advantage
     square, half_slope = _value_error(value, terms, clip_range_value)
-    policy_slope = (surrogate * -weight).mul_(surrogate <= clipped_surrogate)
+    policy_slope = surrogate * -weight * (surrogate <= clipped_surrogate)
     value_slope = half_slope * (weight * (2.0 * value_coef))
-    entropy_slope = -terms.entropy_coef if entropy.dim() == 0 else (-terms.entropy_coef * weight).expand_as(entropy)
+    entropy_slope = -terms.entropy_coef * (1.0 if entropy.ndim == 0 else xp.ones_like(entropy) * weight)
     slopes = PpoSlopes(policy_slope, value_slope, entropy_slope)
     if not wants_parts:
         return slopes, {}
-    kl = (ratio - 1.0).sub_(log_ratio)  # k3 of Schulman 2020: unbiased, never negative
-    rows = torch.stack((torch.minimum(surrogate, clipped_surrogate), square, kl, ratio != clipped_ratio))
-    parts = dict(zip(("surrogate", "value_loss", "approx_kl", "clip_fraction"), rows.mul_(weight).sum(1).unbind()))
-    return slopes, parts | {"entropy": entropy if entropy.dim() == 0 else (entropy * weight).sum()}
+    kl = ratio - 1.0 - log_ratio  # k3 of Schulman 2020: unbiased, never negative
+    rows = xp.stack((xp.minimum(surrogate, clipped_surrogate), square, kl, ratio != clipped_ratio)) * weight
+    parts = dict(zip(("surrogate", "value_loss", "approx_kl", "clip_fraction"), rows.sum(1)))
+    return slopes, parts | {"entropy": entropy if entropy.ndim == 0 else (entropy * weight).sum()}
 
 
-def _value_error(value: Tensor, terms: PpoTerms, clip_range_value: float | None) -> tuple[Tensor, Tensor]:
+def _value_error(value: Array, terms: PpoTerms, clip_range_value: float | None) -> tuple[Array, Array]:
     """([B] squared error, [B] half its derivative); with a clip the larger of plain and clipped error (PPO2, Dhariwal et al. 2017)."""
     error = value - terms.returns
     if clip_range_value is None:
-        return error.square(), error
+        return error * error, error
+    xp: Any = torch if isinstance(value, Tensor) else np
     step = value - terms.old_value
-    clipped_error = terms.old_value + step.clamp(-clip_range_value, clip_range_value) - terms.returns
-    square, clipped_square = error.square(), clipped_error.square()
-    inside = step.abs() <= clip_range_value
-    return torch.maximum(square, clipped_square), torch.where(square >= clipped_square, error, clipped_error * inside)
+    clipped_error = terms.old_value + xp.clip(step, -clip_range_value, clip_range_value) - terms.returns
+    square, clipped_square = error * error, clipped_error * clipped_error
+    inside = abs(step) <= clip_range_value
+    return xp.maximum(square, clipped_square), xp.where(square >= clipped_square, error, clipped_error * inside)
 
 
 def explained_variance(value: Tensor, returns: Tensor) -> Tensor:

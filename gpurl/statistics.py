@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gpurl.envs.vec_env import Timestep
+from gpurl.kernels.backend import host_may_look
 
 
 class EpisodeStatistics:
@@ -21,7 +22,7 @@ class EpisodeStatistics:
     def add(self, timestep: Timestep) -> None:
         """Take one step's info in."""
         info = timestep.info
-        if "episode" in info:
+        if "episode" in info and not (host_may_look(self.sums.device) and not bool(info["_episode"].any())):
             mask = info["_episode"]
             rows = torch.stack((torch.ones_like(info["episode"]["r"]), info["episode"]["r"], info["episode"]["l"].float()))
             self.sums += torch.where(mask, rows, 0.0).sum(1)

@@ -172,12 +172,13 @@ def _adam_step_cpu(state: AdamState, gradient: Tensor, learning_rate: Tensor, op
         return norm
     state.step.add_(1)
     excess = 1.0 if options.max_grad_norm is None else (size + 1e-6) / options.max_grad_norm
-    scale = torch.tensor(excess) if excess > 1.0 else None
+    if excess > 1.0:
+        gradient.mul_(1.0 / excess)
     fused = torch._fused_adamw_ if options.decoupled else torch._fused_adam_
     fused(
         [state.parameters], [gradient], [state.exp_avg], [state.exp_avg_sq], [], [state.step.float()], lr=learning_rate,
         beta1=options.betas[0], beta2=options.betas[1], weight_decay=options.weight_decay, eps=options.eps,
-        amsgrad=False, maximize=False, grad_scale=scale,
+        amsgrad=False, maximize=False,
     )  # fmt: skip
     if state.target is not None:
         state.target.lerp_(state.parameters, options.tau)

@@ -190,8 +190,9 @@ class CounterRandom:
         """[N, count] out of the numbers of `STEPS_AHEAD` steps, drawn together: thirty calls cost a CPU more than a thousand numbers."""
         first, block = self._ahead.get((kernel, self.offset, count), (0, None))
         if block is None or not first <= step < first + STEPS_AHEAD:
-            steps = torch.arange(step, step + STEPS_AHEAD).repeat_interleave(self.num_envs)
-            numbers = kernel(self.key.repeat(STEPS_AHEAD), self.gamma.repeat(STEPS_AHEAD), steps, self.offset, count)
+            with torch.inference_mode(False):  # they outlive the mode that is on now
+                steps = torch.arange(step, step + STEPS_AHEAD).repeat_interleave(self.num_envs)
+                numbers = kernel(self.key.repeat(STEPS_AHEAD), self.gamma.repeat(STEPS_AHEAD), steps, self.offset, count)
             first, block = step, numbers.view(STEPS_AHEAD, self.num_envs, count)
             self._ahead[kernel, self.offset, count] = first, block
         return block[step - first]  # the caller may overwrite it: no number is drawn twice

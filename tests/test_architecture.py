@@ -12,7 +12,7 @@ LEAVES = {"errors", "discovery", "host_settings"}  # standard library only; anyo
 LAYERS = [  # a module imports from its own layer or from earlier ones
     {"kernels"},
     {"envs.vec_env", "envs.torch_env"},
-    {"losses", "normalizer", "optimizer", "networks", "distributions", "buffers"},
+    {"losses", "normalizer", "optimizer", "networks", "host_network", "distributions", "buffers"},
     {"algorithms"},
     {
         "config",

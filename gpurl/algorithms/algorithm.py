@@ -74,6 +74,10 @@ class Algorithm(ABC, nn.Module):
         """Learn from the buffer; returns 0-d metrics on the device, named as they are logged."""
 
     @abstractmethod
+    def largest_batch(self) -> int:
+        """Rows of the largest batch that goes through the networks many times."""
+
+    @abstractmethod
     def schedule(self, progress: float) -> None:
         """Set what changes with training; progress runs from 0 to 1."""
 

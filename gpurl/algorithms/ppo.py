@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from gymnasium.spaces import Box
 from torch import Tensor
@@ -15,10 +16,11 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.distributions import Gaussian, make_head
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
+from gpurl.host_network import FEW_ROWS, HostNetwork
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.gae import gae
 from gpurl.kernels.random import CounterRandom
-from gpurl.losses import PpoTerms, explained_variance, ppo_loss
+from gpurl.losses import Array, PpoTerms, explained_variance, ppo_loss
 from gpurl.networks import ActorCritic, Carry, Gru, NetworkConfig
 from gpurl.normalizer import Normalizer, ValueNormalizer
 from gpurl.optimizer import FlatAdam
@@ -108,6 +110,7 @@ class PPO(Algorithm):
         if device.type != "cpu":
             self.to(device)
         self.optimizer = FlatAdam(self, config.learning_rate, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm)
+        self.host_network = HostNetwork(self.network) if host_may_look(device) and not self.is_recurrent else None
         self.action_random = CounterRandom(seed * 2 + 1, num_envs, device)
         self.shuffle_random = CounterRandom(seed * 2 + 2, num_envs, device)
         self.clip_range = torch.tensor(config.clip_range, device=device)
@@ -132,7 +135,7 @@ class PPO(Algorithm):
     @torch.no_grad()
     def act(self, obs: Tensor, carry: Carry = (), explore: bool = True) -> Decision:
         inputs, next_carry = self.network.remember(self._normalized(obs), carry)
-        output, value, _ = self.network(inputs)
+        output, value = self._outputs(inputs)
         if not explore:
             return Decision(self.head.to_env(self.head.mode(output)), next_carry, {})
         action, log_prob = self.head.sample(output, self.action_random)
@@ -146,6 +149,14 @@ class PPO(Algorithm):
     def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
         inputs, _ = self.network.remember(self._normalized(obs), carry)
         return self._true_value(self.network.value(inputs))
+
+    def _outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(the head's numbers [N, A], value [N]) for x [N, F]."""
+        if self.host_network is not None and x.shape[0] <= FEW_ROWS:
+            output, value, _ = self.host_network(x.detach().numpy())
+            return torch.from_numpy(output), torch.from_numpy(value)
+        output, value, _ = self.network(x)
+        return output, value
 
     def _normalized(self, obs: Tensor) -> Tensor:
         """[N, *obs] -> [N, D] float32."""
@@ -182,8 +193,8 @@ class PPO(Algorithm):
         if is_last or not host_may_look(self.device):
             return self.value(final_obs, carry)
         value = torch.zeros_like(timestep.reward)
-        index = timestep.truncated.nonzero().squeeze(1)
-        if index.numel():
+        if bool(timestep.truncated.any()):
+            index = timestep.truncated.nonzero().squeeze(1)
             value[index] = self.value(final_obs[index], tuple(memory[index] for memory in carry))
         return value
 
@@ -207,7 +218,8 @@ class PPO(Algorithm):
         for epoch in range(self.config.epochs):
             is_last = epoch == self.config.epochs - 1
             steps = [self._minibatch_step(minibatch, is_last) for minibatch in self._minibatches(data)]
-        parts = {name: torch.stack([step[name] for step in steps]).mean() for name in steps[0]}  # of the last epoch
+        # of the last epoch
+        parts = {name: torch.stack([torch.as_tensor(step[name]) for step in steps]).mean() for name in steps[0]}
         if self.config.schedule == "kl":
             self._adapt_learning_rate(parts["approx_kl"])
         if self.normalizer is not None:
@@ -239,44 +251,46 @@ class PPO(Algorithm):
         data |= {name: buffer[name] for name in ("valid", "carry", "ended") if name in buffer.columns}
         return data, moments
 
-    def _minibatches(self, data: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    def _minibatches(self, data: dict[str, Tensor]) -> Iterator[dict[str, Array]]:
         """One pass in a new random order: of steps, or of whole environments when there is a memory to unroll.
 
-        Small minibatches are gathered many at a time and then cut: a gather costs as much for 64 rows as for thousands.
+        Small minibatches are gathered many at a time and then cut: a gather costs as much for 64 rows as for thousands. They are numpy
+        arrays where the whole step has a numpy form.
         """
         axis = 1 if self.is_recurrent else 0
         columns = data if self.is_recurrent else {name: column.flatten(0, 1) for name, column in data.items()}
         order = self._permutation(() if self.is_recurrent else (self.config.horizon,))
         size = order.shape[0] // self.config.minibatches
+        in_numpy = self.host_network is not None and size <= FEW_ROWS and type(self.head) is Gaussian and "valid" not in data
         for index in order.split(max(GATHERED_ROWS // size, 1) * size):
-            gathered = {name: column.index_select(axis, index).split(size, axis) for name, column in columns.items()}
+            gathered = {name: column.index_select(axis, index) for name, column in columns.items()}
+            pieces = {name: np.split(c.numpy(), len(c) // size) if in_numpy else c.split(size, axis) for name, c in gathered.items()}
             for number in range(index.shape[0] // size):
-                yield {name: pieces[number] for name, pieces in gathered.items()}
+                yield {name: parts[number] for name, parts in pieces.items()}
 
     def _permutation(self, shape: tuple[int, ...]) -> Tensor:
         keys = self.shuffle_random.integers(0, 1 << 24, shape).flatten().int()  # int32 sorts several times faster than float32
         self.shuffle_random.advance()
         return keys.argsort(stable=True)
 
-    def _minibatch_step(self, minibatch: dict[str, Tensor], wants_parts: bool) -> dict[str, Tensor]:
+    def _minibatch_step(self, minibatch: dict[str, Array], wants_parts: bool) -> dict[str, Array]:
         """One optimiser step; returns the gradient's norm and, if wanted, the 0-d parts of the loss."""
-        inputs, memory = minibatch["obs"], self.network.memory
+        config, memory, inputs = self.config, self.network.memory, minibatch["obs"]
+        network: Any = self.network if isinstance(inputs, Tensor) else self.host_network
         if memory is not None:
             sequence = _unrolled(memory, minibatch)
             inputs = sequence.detach().flatten(0, 1)
             minibatch = {name: column.flatten(0, 1) for name, column in minibatch.items()}
         weight = _mean_weight(minibatch.get("valid"))
         advantage = minibatch["advantage"]
-        if self.config.normalize_advantage == "minibatch":
+        if config.normalize_advantage == "minibatch":
             advantage = _normalized_advantage(advantage, weight)
-        terms = PpoTerms(
-            minibatch["log_prob"], advantage, minibatch["returns"], minibatch["value"], weight, self.clip_range, self.entropy_coef
-        )
-        output, value, outputs = self.network(inputs)
+        scalars = (self.clip_range, self.entropy_coef) if network is self.network else (self.clip_range.numpy(), self.entropy_coef.numpy())
+        terms = PpoTerms(minibatch["log_prob"], advantage, minibatch["returns"], minibatch["value"], weight, *scalars)
+        output, value, outputs = network(inputs)
         log_prob, entropy, head_backward = self.head.evaluate(output, minibatch["action"])
-        config = self.config
         slopes, parts = ppo_loss(log_prob, value, entropy, terms, config.value_coef, config.clip_range_value, wants_parts)
-        gradient = self.network.backward(head_backward(slopes.log_prob, slopes.entropy), slopes.value, outputs)
+        gradient = network.backward(head_backward(slopes.log_prob, slopes.entropy), slopes.value, outputs)
         if memory is not None and gradient is not None:
             memory.backward(sequence, gradient.view_as(sequence))
         return parts | {"grad_norm": self.optimizer.step()}
@@ -298,6 +312,9 @@ class PPO(Algorithm):
         if isinstance(self.head, Gaussian):
             metrics["train/std"] = self.head.bounded_log_std().exp().mean()
         return metrics
+
+    def largest_batch(self) -> int:
+        return max(self.num_envs, self.num_envs * self.config.horizon // self.config.minibatches)
 
     def schedule(self, progress: float) -> None:
         if self.config.schedule == "linear":
@@ -330,8 +347,11 @@ def _mean_weight(valid: Tensor | None) -> Tensor | None:
     return None if valid is None else valid / valid.sum().clamp(min=1)
 
 
-def _normalized_advantage(advantage: Tensor, weight: Tensor | None) -> Tensor:
+def _normalized_advantage(advantage: Array, weight: Tensor | None) -> Array:
     """(A - mean) / std over the valid rows of a minibatch [B]."""
+    if not isinstance(advantage, Tensor):
+        centred = advantage - advantage.mean()
+        return centred / (np.sqrt(np.dot(centred, centred) / len(centred)) + 1e-8)
     if weight is None:
         return torch.nn.functional.layer_norm(advantage, advantage.shape, eps=1e-12)
     mean = (advantage * weight).sum()

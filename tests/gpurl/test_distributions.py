@@ -26,13 +26,13 @@ def test_the_gradient_written_out_is_autograds(space: object, squash: bool) -> N
     output = torch.randn(50, head.num_outputs, dtype=torch.float64, requires_grad=True)
     action, _ = head.sample(output.detach().float(), CounterRandom(3, 50))
     action = action.detach().double() if action.is_floating_point() else action
+    for parameter in head.parameters():
+        parameter.grad = torch.full_like(parameter, torch.nan)
     log_prob, entropy, backward = head.evaluate(output, action)
     of_log_prob = torch.randn(50, dtype=torch.float64)
     of_entropy = torch.randn(entropy.shape, dtype=torch.float64)
     leaves = [output, *head.parameters()]
     wanted = torch.autograd.grad((log_prob * of_log_prob).sum() + (entropy * of_entropy).sum(), leaves)
-    for parameter in head.parameters():
-        parameter.grad = torch.full_like(parameter, torch.nan)
     with torch.no_grad():
         got = [backward(of_log_prob, of_entropy), *(parameter.grad for parameter in head.parameters())]
     for ours, autograds in zip(got, wanted):

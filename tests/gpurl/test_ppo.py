@@ -183,6 +183,39 @@ def test_every_action_space_trains(space: object, name: str) -> None:
     assert all(space.contains(action.numpy().astype(space.dtype)) for action in decision.action)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"network": NetworkConfig(hidden=(7,), activation="elu", shared=True)},
+        {"network": NetworkConfig(hidden=(), activation="relu")},
+        {"network": NetworkConfig(hidden=(9, 8), activation="relu"), "clip_range_value": 0.1, "normalize_advantage": "minibatch"},
+        {"entropy_coef": 0.3, "max_grad_norm": 0.01, "initial_std": 8.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("space", [SPACES[0], SPACES[2]], ids=["continuous", "discrete"])
+def test_small_batches_in_numpy_learn_what_torch_learns(space: object, settings: dict[str, object]) -> None:
+    """The same updates with and without the numpy forms; a standard deviation above its limit must stay there in both."""
+
+    def run(in_numpy: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor], bool]:
+        env = RandomWalk(8)
+        env.single_action_space = space  # type: ignore[assignment]
+        algorithm = make(env, learning_rate=1e-2, **settings)
+        assert algorithm.host_network is not None
+        if not in_numpy:
+            algorithm.host_network = None
+        metrics = run_updates(algorithm, env, 2)
+        kinds = {type(column) for minibatch in algorithm._minibatches({"obs": torch.zeros(8, 8, 3)}) for column in minibatch.values()}
+        return algorithm.optimizer.flat, metrics, kinds == {np.ndarray}
+
+    (flat, metrics, used), (wanted_flat, wanted, unused) = run(True), run(False)
+    assert used == isinstance(space, Box)
+    assert not unused
+    torch.testing.assert_close(flat, wanted_flat, rtol=1e-3, atol=2e-5)
+    torch.testing.assert_close(metrics, wanted, rtol=1e-3, atol=1e-4)
+
+
 def test_linear_schedule_reaches_zero_and_kl_schedule_follows_the_target() -> None:
     env = RandomWalk(8)
     linear = make(env, schedule="linear", learning_rate=0.1)
