@@ -25,7 +25,7 @@ TASKS: list[tuple[str, str, dict[str, Any], float]] = [  # algorithm, env, setti
         {"num_envs": 1024, "horizon": 32, "total_steps": 4_000_000, "gamma": 0.999, "initial_std": 1.5},
         90.0,
     ),
-    ("a2c", "cart_pole", {"num_envs": 1024, "total_steps": 3_000_000, "learning_rate": 3e-3}, 475.0),
+    ("a2c", "cart_pole", {}, 475.0),
     ("ppo", "chasing", {"total_steps": 20_000_000}, 10.0),
     ("ppo", "chasing", {"total_steps": 20_000_000, "env_options": {"bonus": False}}, 1.5),
     ("ppo", "chasing", {"total_steps": 20_000_000, "env_options": {"discrete": True}}, 9.0),

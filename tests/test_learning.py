@@ -22,10 +22,7 @@ def test_ppo_learns_pendulum(tmp_path: Path) -> None:
 
 
 def test_a2c_learns_cart_pole(tmp_path: Path) -> None:
-    assert (
-        learned_return(tmp_path, "a2c", "cart_pole", num_envs=256, total_steps=600_000, learning_rate=3e-3, normalize_advantage="batch")
-        >= 300
-    )
+    assert learned_return(tmp_path, "a2c", "cart_pole") >= 400
 
 
 @pytest.mark.parametrize(("bonus", "wanted"), [(True, 9.0), (False, 1.5)])
