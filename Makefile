@@ -35,11 +35,11 @@ bench: setup
 
 # against rsl-rl-lib, skrl and stable-baselines3 in an environment of their own
 peers: setup
-	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python -m benchmarks.peers
 
 # the long learning runs
 learn: setup
-	$(BIN)/python benchmarks/learning.py
+	$(BIN)/python -m benchmarks.learning
 
 clean:
 	rm -rf $(VENV) .tr36 .venv-peers

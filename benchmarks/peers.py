@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.results_table import RESULTS, ROOT, Row, number, save, table
 from gpurl.errors import GpurlError, UsageError
+from gpurl.host_settings import SPIN_COUNT
 
 TORCH = "torch==2.13.0"
 PEERS = ("rsl-rl-lib==5.5.1", "skrl==2.1.1", "stable-baselines3==2.9.2", "tensorboard")
@@ -42,7 +43,9 @@ def run_once(python: Path, job: dict[str, Any], threads: int, waits: str) -> Res
     """One process of peer_loops.py; GpurlError with its last words when it fails."""
     environment = {name: value for name, value in os.environ.items() if name not in WAIT_SETTINGS}
     environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    environment |= {} if waits == "default" else {"OMP_WAIT_POLICY": waits.upper()}
+    environment |= {"default": {"GOMP_SPINCOUNT": "300000"}, "brief": {"GOMP_SPINCOUNT": SPIN_COUNT}}.get(
+        waits, {"OMP_WAIT_POLICY": waits.upper()}
+    )
     command = [str(python), "-m", "benchmarks.peer_loops", json.dumps(job)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -119,7 +122,12 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--python", type=Path, help="Python that has the peers; default .venv-peers, which is made")
     parser.add_argument("--rounds", type=int, default=5, help="runs of every trainer, in alternating order")
     parser.add_argument("--threads", type=int, default=cores, help=f"OMP_NUM_THREADS of all; default {cores}")
-    parser.add_argument("--waits", choices=("default", "passive", "active"), default="default", help="OMP_WAIT_POLICY of all")
+    parser.add_argument(
+        "--waits",
+        choices=("default", "brief", "passive", "active"),
+        default="default",
+        help="how threads of all wait; brief is gpurl's own choice",
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--activation", choices=("tanh", "elu", "relu"), default="tanh")
     parser.add_argument("--num-envs", type=int, help=f"default {NUM_ENVS}")
