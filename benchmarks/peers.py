@@ -22,6 +22,7 @@ TRAINERS = {"chasing": ("gpurl", "rsl_rl", "skrl", "sb3"), "pendulum": ("gpurl",
 NUM_ENVS = {"chasing": 4096, "pendulum": 8}
 SCORES = {"chasing": "reward/step", "pendulum": "return"}
 WAIT_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")  # all that change how a thread waits
+SPINS = {"default": "300000", "brief": SPIN_COUNT}  # libgomp's own, and what gpurl sets
 Result = dict[str, Any]
 
 
@@ -43,9 +44,7 @@ def run_once(python: Path, job: dict[str, Any], threads: int, waits: str) -> Res
     """One process of peer_loops.py; GpurlError with its last words when it fails."""
     environment = {name: value for name, value in os.environ.items() if name not in WAIT_SETTINGS}
     environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    environment |= {"default": {"GOMP_SPINCOUNT": "300000"}, "brief": {"GOMP_SPINCOUNT": SPIN_COUNT}}.get(
-        waits, {"OMP_WAIT_POLICY": waits.upper()}
-    )
+    environment |= {"GOMP_SPINCOUNT": SPINS[waits]} if waits in SPINS else {"OMP_WAIT_POLICY": waits.upper()}
     command = [str(python), "-m", "benchmarks.peer_loops", json.dumps(job)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -124,8 +123,8 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=cores, help=f"OMP_NUM_THREADS of all; default {cores}")
     parser.add_argument(
         "--waits",
-        choices=("default", "brief", "passive", "active"),
-        default="default",
+        choices=(*SPINS, "passive", "active"),
+        default="brief",
         help="how threads of all wait; brief is gpurl's own choice",
     )
     parser.add_argument("--device", default="cpu", help="cpu or cuda")

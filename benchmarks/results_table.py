@@ -27,7 +27,7 @@ def machine(device: str) -> Row:
         "torch": torch.__version__,
         "triton": importlib.metadata.version("triton"),
         "threads": str(torch.get_num_threads()),
-        "waits": os.environ.get("OMP_WAIT_POLICY", "default").lower(),
+        "waits": os.environ.get("OMP_WAIT_POLICY", f"spin {os.environ.get('GOMP_SPINCOUNT', 'default')}").lower(),
     }
 
 
