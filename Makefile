@@ -1,4 +1,4 @@
-# make train | test | bench | learn | check; everything goes into .venv
+# make train | test | lint | bench | peers | learn; everything goes into .venv
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin

@@ -66,6 +66,7 @@ class TorchEnv(VecEnv):
         return self.observe(self._state), {}
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
+        actions = torch.as_tensor(actions, device=self.device)  # Gymnasium's own action_space.sample() gives an array
         next_state, reward, terminated = self.transition(self._state, actions, self._random)
         self.episode_length_buf += 1
         if self.max_episode_steps is None:

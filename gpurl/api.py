@@ -62,17 +62,23 @@ def run(settings: Settings, resume_from: Path | None = None, command: list[str] 
     """Train by `settings`, in a new run folder or on from the one in `resume_from`."""
     config = settings.train
     device = choose_device(config.device)
+    if resume_from is not None and not (resume_from / "checkpoints").is_dir():
+        raise CheckpointError(f"{resume_from} is not a run folder, there is no checkpoints/ in it; give the folder of the run itself")
     parts = None if resume_from is None else load_checkpoint(resume_from, device)[0]
+    threads = torch.get_num_threads()
     eval_env = _eval_env(settings, device)
     trainer = make_trainer(settings, device, eval_env)
     trainer.folder = resume_from or create_run_folder(Path(config.root), settings.env, settings.algorithm, config.seed, config.run_dir)
-    with lock_run(trainer.folder):
-        if parts is None:
-            write_run_info(trainer.folder, settings.to_dict(), command or sys.argv)
-            trainer.start()
-        else:
-            trainer.restore(parts)
-        outcome, baseline = _run_logged(trainer, eval_env)
+    try:
+        with lock_run(trainer.folder):
+            if parts is None:
+                write_run_info(trainer.folder, settings.to_dict(), command or sys.argv)
+                trainer.start()
+            else:
+                trainer.restore(parts)
+            outcome, baseline = _run_logged(trainer, eval_env)
+    finally:
+        torch.set_num_threads(threads)
     trainer.env.close()
     return Run(trainer.folder, outcome, baseline)
 
@@ -135,7 +141,9 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def evaluate_run(path: str | Path, episodes: int = 100, device: str = "auto", seed: int = EVAL_SEED, best: bool = True) -> dict[str, float]:
+def evaluate_run(
+    path: str | Path, episodes: int = 100, device: str = "auto", seed: int = EVAL_SEED + 1, best: bool = True
+) -> dict[str, float]:
     """Play `episodes` greedy episodes with the policy of a run; returns mean, standard deviation and length."""
     if episodes < 1:
         raise UsageError(f"episodes must be at least 1, got {episodes}")

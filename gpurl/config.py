@@ -26,7 +26,7 @@ class TrainConfig:
     device: str = "auto"
     """cpu, cuda, cuda:1, ..., or auto: cuda if there is one."""
     max_seconds: float | None = None
-    """Stop after this much wall-clock time."""
+    """Stop after this much wall-clock time, counted anew when a run is resumed."""
     stop_return: float | None = None
     """Stop when an evaluation reaches this mean return."""
     eval_every: int | None = None
@@ -156,6 +156,8 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
         value = float(value)
     elif isinstance(value, float) and value.is_integer() and hint in (int, int | None):
         value = int(value)  # total_steps=1e6
+    elif hint is str and type(value) in (int, float):
+        value = str(value)  # save_every: 60 in YAML
     try:
         return typeguard.check_type(value, hint)
     except typeguard.TypeCheckError:
@@ -170,7 +172,7 @@ def _hints(kind: type) -> dict[str, Any]:
 def _unknown_setting(name: str, kind: type, known: set[str]) -> str:
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"no setting is called {name!r}; {hint}{kind.__name__} has: {', '.join(sorted(_hints(kind)))}"
+    return f"no setting is called {name!r}; {hint}there are: {', '.join(sorted(known))}"
 
 
 def _plain(value: Any) -> Any:

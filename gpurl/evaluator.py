@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.algorithm import Algorithm, restart_carry
+from gpurl.algorithms.algorithm import Algorithm, episode_ends, restart_carry
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import EnvError
 from gpurl.networks import Carry
@@ -42,9 +42,9 @@ def evaluate(act: Act, env: VecEnv, episodes: int, carry: Carry = (), seed: int 
     sums = torch.zeros(4, dtype=torch.float64, device=env.device)  # episodes, returns, squared returns, lengths
     for step in range(max_steps * wanted):
         action, carry = act(obs, carry)
-        obs, _, terminated, truncated, info = env.step(action)
-        done = terminated | truncated
-        carry = restart_carry(carry, done)
+        timestep = env.step(action)
+        obs, info = timestep.obs, timestep.info
+        carry = restart_carry(carry, episode_ends(timestep))
         counts = info["_episode"] & (finished < wanted)
         returns, lengths = info["episode"]["r"].double(), info["episode"]["l"].double()
         rows = torch.stack((torch.ones_like(returns), returns, returns.square(), lengths))

@@ -11,7 +11,7 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.errors import NonFiniteError
 from gpurl.kernels.backend import host_may_look
 
-CHECKED = ("obs", "reward", "final_value", "value", "log_prob")
+CHECKED = ("obs", "action", "reward", "final_value", "value", "log_prob")
 
 
 class FiniteGuard:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from gpurl.algorithms.algorithm import episode_ends
 from gpurl.api import choose_device
 from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
@@ -27,8 +28,9 @@ def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: in
         if played == 0:
             frames.append((obs[0].flatten().cpu(), action[0].flatten().float().cpu(), timestep.reward[0].cpu()))
         obs = timestep.obs
-        if bool(timestep.terminated[0] | timestep.truncated[0]):
+        if bool(episode_ends(timestep)[0]):
             policy.reset()
+        if bool(timestep.terminated[0] | timestep.truncated[0]):
             played += 1
             end = "terminated" if bool(timestep.terminated[0]) else "cut off by time"
             episode = timestep.info["episode"]

@@ -23,7 +23,7 @@ class EpisodeStatistics:
         """Take one step's info in."""
         info = timestep.info
         if "episode" in info and not (host_may_look(self.sums.device) and not bool(info["_episode"].any())):
-            mask = info["_episode"]
+            mask = info["_episode"] & torch.isfinite(info["episode"]["r"])
             rows = torch.stack((torch.ones_like(info["episode"]["r"]), info["episode"]["r"], info["episode"]["l"].float()))
             self.sums += torch.where(mask, rows, 0.0).sum(1)
         for name, value in info.get("log", {}).items():

@@ -59,6 +59,7 @@ class Trainer:
         self.save_seconds, self.save_iterations = parse_interval(self.config.save_every)
         self.last_save = self.last_log = time.monotonic()
         self.logged_steps = 0
+        self.began_at, self.evaluation_is_new = 0.0, False
 
     # ---- the loop ----
 
@@ -105,6 +106,7 @@ class Trainer:
     def run(self, logger: Logger, display: Display) -> Outcome:
         """Train until a limit is reached or a signal comes. Whatever ends it, an error included, the state is saved first."""
         began, before = time.monotonic(), self.elapsed
+        self.began_at, self.evaluation_is_new = before, False  # limits of time and return are of this process, not of an earlier one
         self.last_save = self.last_log = began
         self.logged_steps = self.steps
         reason = "" if self.steps < self.config.total_steps else "total_steps"
@@ -136,10 +138,10 @@ class Trainer:
     def _limit_reached(self) -> str:
         if self.steps >= self.config.total_steps:
             return "total_steps"
-        if self.config.max_seconds is not None and self.elapsed >= self.config.max_seconds:
+        if self.config.max_seconds is not None and self.elapsed - self.began_at >= self.config.max_seconds:
             return "max_seconds"
-        if self.config.stop_return is not None and self.evaluation.get("eval/mean_reward", float("-inf")) >= self.config.stop_return:
-            return "stop_return"
+        if self.config.stop_return is not None and self.evaluation_is_new:
+            return "stop_return" if self.evaluation["eval/mean_reward"] >= self.config.stop_return else ""
         return ""
 
     # ---- around the loop ----
@@ -172,7 +174,7 @@ class Trainer:
             return
         carry = self.algorithm.initial_carry(self.eval_env.num_envs)
         values = evaluate(greedy(self.algorithm), self.eval_env, self.config.eval_episodes, carry, EVAL_SEED)
-        self.evaluation = {**values, "at_step": self.steps}
+        self.evaluation, self.evaluation_is_new = {**values, "at_step": self.steps}, True
         logger.write(self.steps, values)
         display.update(self.steps, values)
         if values["eval/mean_reward"] > self.best_return:

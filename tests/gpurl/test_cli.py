@@ -311,7 +311,6 @@ def test_wrong_words_name_what_would_do(words: list[str], message: str, run_fold
         ("env_options: {dim: two}\n", "env option dim is 'two'; it must be int"),
         ("env_options: {dmi: 5}\n", "has no option 'dmi'; it has: max_episode_steps, dim"),
         ("device: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
-        ("save_every: 60\n", "save_every is 60; it must be str"),
     ],
 )
 def test_a_bad_file_is_named_with_its_fault(tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -282,8 +282,8 @@ class BrokenWalk(RandomWalk):
             return timestep
         if self.fault == "nan reward":
             timestep.reward[3] = float("nan")
-        if self.fault == "nan obs":
-            timestep.obs[3] = float("inf")
+        if self.fault in ("nan obs", "inf obs"):
+            timestep.obs[3] = float(self.fault[:3])
         changes = {
             "shape": {"obs": timestep.obs[:, :2]},
             "dtype": {"reward": timestep.reward.double()},
@@ -297,7 +297,7 @@ def train_broken(folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str, **ch
     return small_run(folder, 3, "ppo", "tests.gpurl.test_train:BrokenWalk", **changes)
 
 
-@pytest.mark.parametrize("fault", ["nan reward", "nan obs"])
+@pytest.mark.parametrize("fault", ["nan reward", "nan obs", "inf obs"])
 def test_nan_stops_with_env_step_and_index_and_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     with pytest.raises(NonFiniteError, match=r"BrokenWalk' gave NaN or infinity .* step [45] of the rollout, environments 3\)"):
         train_broken(tmp_path / "run", monkeypatch, fault)
@@ -306,6 +306,31 @@ def test_nan_stops_with_env_step_and_index_and_is_not_trained_on(tmp_path: Path,
     run = train_broken(tmp_path / "skip", monkeypatch, fault, nan="skip")
     assert run.outcome.reason == "total_steps"
     assert all(torch.isfinite(value).all() for value in load_checkpoint(run.folder)[0]["model"].values())
+    records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    norms = [record["train/grad_norm"] for record in records if "train/grad_norm" in record]
+    assert len(norms) == 3
+    assert None not in norms  # each update did learn from the other rows
+
+
+def test_a_checkpoint_folder_is_not_a_run_folder(tmp_path: Path) -> None:
+    folder = small_run(tmp_path / "run", 2).folder
+    step = list_checkpoints(folder / "checkpoints")[-1]
+    before = sorted(path.name for path in step.iterdir())
+    for wrong in (step, folder / "checkpoints"):
+        with pytest.raises(CheckpointError, match="is not a run folder"):
+            resume(wrong, total_steps=10_000)
+    assert sorted(path.name for path in step.iterdir()) == before
+    assert resume(folder, total_steps=3 * ITERATION).outcome.steps == 3 * ITERATION
+
+
+def test_limits_of_time_count_anew_and_threads_are_given_back(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    folder = small_run(tmp_path / "run", 10_000, max_seconds=0.5).folder
+    again = resume(folder)
+    assert again.outcome.reason == "max_seconds"
+    assert torch.get_num_threads() == before
+    times = [json.loads(line)["time/time_elapsed"] for line in (folder / "metrics.jsonl").read_text().splitlines() if "time/fps" in line]
+    assert times[-1] >= 0.9
 
 
 @pytest.mark.parametrize("fault", ["shape", "dtype", "device"])
