@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gpurl.envs.vec_env import Timestep, VecEnv
+from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.random import CounterRandom
 
@@ -29,6 +30,8 @@ class TorchEnv(VecEnv):
 
     def __init__(self, num_envs: int, device: torch.device | str = "cpu", seed: int = 0, max_episode_steps: int | None = None) -> None:
         super().__init__(num_envs, device)
+        if max_episode_steps is not None and max_episode_steps < 1:
+            raise UsageError(f"max_episode_steps must be at least 1, got {max_episode_steps}")
         if max_episode_steps is not None:
             self.max_episode_steps = max_episode_steps
         self._new_random(seed)
@@ -62,7 +65,7 @@ class TorchEnv(VecEnv):
             mask = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
             self._state = {name: _select(mask, fresh[name], value) for name, value in self._state.items()}
             self._restart_clocks(mask)
-        self._random.advance()
+        self._random.advance(None if mask is None else torch.as_tensor(mask, device=self.device).any())  # nobody restarts: nothing happened
         return self.observe(self._state), {}
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]

@@ -18,10 +18,10 @@ from gpurl.errors import UsageError
 class Timestep(NamedTuple):
     """What a step returns; unpacks as Gymnasium's five values.
 
-    info always holds "final_obs" [N, *obs], the true successor, which differs from `obs` only where an episode ended, and
-    "_final_obs" [N] bool, the mask of those. It may hold "valid" [N] bool (False: not a real transition, never trained on),
-    "episode" {"r" [N], "l" [N]} with "_episode" [N] bool, "time_outs" (= truncated), "state" and "action_mask" tensors, and "log",
-    a dict of scalars or tensors whose means go to the logger as env/<name>.
+    info always holds "final_obs" [N, *obs], the true successor, which differs from `obs` only where an episode ended, "_final_obs" [N]
+    bool, the mask of those, "time_outs" (= truncated), and "episode" {"r" [N], "l" [N]}, return and length so far, with "_episode" [N]
+    bool where they are final. It may hold "valid" [N] bool (False: not a real transition, never trained on), "state" and "action_mask"
+    tensors, and "log", a dict of scalars or tensors whose means go to the logger as env/<name>.
     """
 
     obs: Tensor  # [N, *obs] what the policy sees next

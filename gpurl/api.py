@@ -136,6 +136,10 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UsageError(f"no device is called {name!r}; it must be auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device {name} is not supported; it must be auto, cpu, cuda or cuda:N")
+    if device.type == "cpu":
+        return torch.device("cpu")  # without an index, as tensors say it
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"device {name} is not there: torch sees {torch.cuda.device_count()} CUDA devices; gpurl doctor says why")
     return device

@@ -91,7 +91,8 @@ def _named(names: list[str], values: dict[str, Any], wants_help: bool) -> tuple[
         if wants_help:
             print(text)
             sys.exit(0)
-        raise UsageError(f"an algorithm and an environment are needed, got {' '.join(names) or 'neither'}: {text}")
+        got = " ".join(names) or "neither in front of the settings"
+        raise UsageError(f"an algorithm and an environment are needed, got {got}: {text}")
     for name in (algorithm, env):
         if not isinstance(name, str):
             raise UsageError(f"algorithm and env must be names, got {name!r}")

@@ -12,6 +12,8 @@ import yaml
 
 from gpurl.errors import UsageError
 
+LEAST = {"num_envs": 1, "total_steps": 1, "keep_checkpoints": 1, "threads": 1, "eval_every": 1, "eval_episodes": 0, "seed": 0}
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -42,7 +44,8 @@ class TrainConfig:
     tag_style: str = "sb3"
     """TensorBoard names: sb3, cleanrl, rsl_rl or rl_games."""
     nan: str = "stop"
-    """What to do about NaN or infinity from an environment: stop, or skip (those steps are not trained on, their environments restart)."""
+    """What to do about NaN or infinity from an environment: stop, or skip (those steps are not trained on, their
+    environments restart before the next rollout)."""
     stagger: bool = True
     """Start environments at different clocks, so that time limits do not all fall on one step."""
     threads: int | None = None
@@ -57,9 +60,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.nan not in ("stop", "skip"):
             raise UsageError(f"nan is {self.nan!r}; it must be stop or skip")
-        for name in ("num_envs", "total_steps", "keep_checkpoints"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"{name} must be at least {least}, got {value}")
         parse_interval(self.save_every)
 
 

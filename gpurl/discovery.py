@@ -29,10 +29,13 @@ def find_class(name: str, package: ModuleType, base: type, kind: str, hidden: fr
     elif _importable(module_name):
         full_name = module_name
     else:
-        near = difflib.get_close_matches(module_name, known, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(module_name.lower(), known, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         raise UsageError(f"no {kind} is called {module_name!r}; {hint}Known: {', '.join(known)}; or give the module path of your own")
-    module = importlib.import_module(full_name)
+    try:
+        module = importlib.import_module(full_name)
+    except (SyntaxError, NameError, ImportError) as error:
+        raise UsageError(f"{kind} {full_name} cannot be imported: {type(error).__name__}: {error}") from error
     found = [value for value in vars(module).values() if _is_own_subclass(value, base, module)]
     if class_name:
         found = [value for value in found if value.__name__ == class_name]

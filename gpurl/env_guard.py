@@ -31,6 +31,8 @@ def check_step(env: VecEnv, timestep: Timestep) -> None:
         ("truncated", timestep.truncated, row, torch.bool),
         ("info['final_obs']", info.get("final_obs"), shape, dtype),
     ]
+    if "_episode" not in info or not {"r", "l"} <= set(info.get("episode", ())):
+        raise EnvError(f"{type(env).__name__}.step: wanted info['episode'] with r and l and info['_episode'], got {sorted(info)}")
     if "valid" in info:
         wanted.append(("info['valid']", info["valid"], row, torch.bool))
     for key, value, value_shape, value_dtype in wanted:

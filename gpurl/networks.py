@@ -33,6 +33,8 @@ class NetworkConfig:
         for field, choices in (("activation", tuple(_FORWARD)), ("memory", ("none", "gru"))):
             if getattr(self, field) not in choices:
                 raise UsageError(f"network.{field} is {getattr(self, field)!r}; it must be one of {', '.join(choices)}")
+        if min((*self.hidden, self.memory_size)) < 1:
+            raise UsageError(f"network.hidden and network.memory_size must be at least 1, got {self.hidden} and {self.memory_size}")
         if self.shared and not self.hidden:
             raise UsageError("network.shared needs at least one hidden layer to share, network.hidden is empty")
 
@@ -214,10 +216,6 @@ class ActorCritic(nn.Module):
         """x: [B, F] -> (the policy head's numbers [B, A], value [B], what `backward` needs)."""
         outputs = self.towers(x)
         return self.actor(outputs[-1][0]), self.critic(outputs[-1][-1]).squeeze(1), outputs
-
-    def value(self, x: Tensor) -> Tensor:
-        """x: [B, F] -> [B]."""
-        return self.critic(self.towers(x)[-1][-1]).squeeze(1)
 
     def backward(self, output_gradient: Tensor, value_gradient: Tensor, outputs: list[Tensor]) -> Tensor | None:
         """Write all gradients into the parameters' `.grad`; with a memory returns that of x [B, F], else None."""

@@ -151,12 +151,17 @@ class CounterRandom:
         part._host_step = None
         return part
 
-    def advance(self) -> None:
-        """Go to the next step."""
-        self.step += 1
+    def advance(self, really: Tensor | None = None) -> None:
+        """Go to the next step; with `really`, a 0-d bool on the device, only where it is true."""
+        self.step += 1 if really is None else really
         self.offset = 0
-        if self._host_step is not None:
+        if self._host_step is None:
+            return
+        if really is None:
             self._host_step += 1
+        else:
+            self._host_step = int(self.step) if host_may_look(self.device) else None
+            self._ahead.clear()  # the step may be drawn again, and what was drawn may be overwritten
 
     def uniform(self, low: float | Tensor = 0.0, high: float | Tensor = 1.0, shape: tuple[int, ...] = ()) -> Tensor:
         """[N, *shape] float32 uniform in [low, high)."""

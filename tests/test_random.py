@@ -252,3 +252,17 @@ def test_steps_drawn_ahead_have_the_numbers_of_their_step() -> None:
         assert torch.equal(other.uniform(shape=(2,)), random_uniform_reference(*constants, torch.tensor(40), 0, 2))
         other.advance()
         assert torch.equal(other.uniform(shape=(2,)), random_uniform_reference(*constants, torch.tensor(41), 0, 2))
+
+
+def test_an_advance_that_does_not_happen_leaves_the_step_to_be_drawn_again() -> None:
+    rng = CounterRandom(5, 3)
+    wanted = rng.uniform(shape=(2,)).clone()
+    rng.uniform(shape=(2,)).zero_()
+    rng.advance(torch.tensor(False))
+    got = rng.uniform(shape=(2,))
+    assert torch.equal(got, wanted)
+    got.zero_()  # a caller may overwrite its numbers
+    rng.advance(torch.tensor(False))
+    assert torch.equal(rng.uniform(shape=(2,)), wanted)
+    rng.advance(torch.tensor(True))
+    assert torch.equal(rng.uniform(shape=(2,)), random_uniform_reference(*stream_constants(5, 3), torch.tensor(1), 0, 2))

@@ -80,6 +80,13 @@ class PPOConfig(AlgorithmConfig):
         for name in ("horizon", "epochs", "minibatches"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "target_kl", "clip_range", "clip_range_value", "max_grad_norm", "initial_std"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"{name} must be above 0, got {value}")
+        for name in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
 
 
 class PPO(Algorithm):
@@ -148,7 +155,7 @@ class PPO(Algorithm):
     @torch.no_grad()
     def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
         inputs, _ = self.network.remember(self._normalized(obs), carry)
-        return self._true_value(self.network.value(inputs))
+        return self._true_value(self._outputs(inputs)[1])
 
     def _outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(the head's numbers [N, A], value [N]) for x [N, F]."""
@@ -302,7 +309,7 @@ class PPO(Algorithm):
         rate.mul_(factor).clamp_(*LEARNING_RATE_LIMITS)
 
     def _named(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Means over the update, as they are logged."""
+        """Means over the last epoch, as they are logged."""
         policy_loss, value_loss, entropy = -parts["surrogate"], parts["value_loss"], parts["entropy"]
         metrics = {f"train/{name}": parts[name] for name in ("value_loss", "approx_kl", "clip_fraction", "grad_norm")}
         metrics |= {"train/policy_gradient_loss": policy_loss, "train/entropy_loss": -entropy}

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import gymnasium
@@ -289,3 +290,16 @@ def test_nothing_reads_a_tensor_on_the_host(name: str, options: dict[str, Any]) 
         obs, _ = env.reset(options={"reset_mask": step.truncated})
     assert obs.shape == step.obs.shape == (6, *env.single_observation_space.shape)
     assert env.graph_safe
+
+
+def test_a_reset_of_no_environment_changes_nothing() -> None:
+    """A GPU cannot know whether the mask is empty, so an empty one must cost nothing but time."""
+    for looks in (nullcontext, no_host_looks):
+        with looks():
+            plain, reset = make_env("chasing", 6, seed=3), make_env("chasing", 6, seed=3)
+            action = torch.zeros(6, 2)
+            for env in (plain, reset):
+                env.reset(seed=3)
+            for _ in range(5):
+                reset.reset(options={"reset_mask": torch.zeros(6, dtype=torch.bool)})
+                assert torch.equal(plain.step(action).obs, reset.step(action).obs)

@@ -63,6 +63,16 @@ def test_make_vec_gives_the_tensor_environment(env_id: str) -> None:
     env.close()
 
 
+@pytest.mark.parametrize("env_id", ["gpurl/Chasing-v0", "gpurl/CartPole-v0", "gpurl/Pendulum-v0"])
+def test_make_vec_takes_gymnasiums_own_actions(env_id: str) -> None:
+    env = gymnasium.make_vec(env_id, num_envs=4)
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    action = env.action_space.sample()
+    assert isinstance(action, np.ndarray)
+    assert env.step(action)[1].shape == (4,)
+
+
 def test_make_vec_hands_options_on() -> None:
     assert gymnasium.make_vec("gpurl/Chasing-v0", num_envs=8, dim=3, discrete=True).single_action_space.n == 27
     assert gymnasium.make_vec("gpurl/CartPole-v0", num_envs=8, velocities=False).single_observation_space.shape == (2,)
