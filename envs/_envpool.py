@@ -1,6 +1,5 @@
 """An EnvPool as a Gymnasium vector environment whose seed can be set at a reset, which EnvPool itself takes only when it is made."""
 
-import difflib
 from typing import Any
 
 import gymnasium
@@ -8,7 +7,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from gpurl.errors import UsageError
+from gpurl.errors import UsageError, did_you_mean
 
 
 class EnvPool(gymnasium.vector.VectorEnv):
@@ -19,9 +18,8 @@ class EnvPool(gymnasium.vector.VectorEnv):
             import envpool
         except ImportError as error:
             raise UsageError(f"vectorization='envpool' needs EnvPool: pip install 'gpurl[envpool]' ({error})") from error
-        if task not in envpool.list_all_envs():
-            near = difflib.get_close_matches(task, envpool.list_all_envs(), n=3, cutoff=0.5)
-            raise UsageError(f"EnvPool has no task {task!r}{'; did you mean ' + ' or '.join(near) + '?' if near else ''}")
+        if task not in (known := envpool.list_all_envs()):
+            raise UsageError(f"EnvPool has no task {task!r}; {did_you_mean(task, known)}It has {len(known)} others")
         self._make = lambda seed: envpool.make(task, env_type="gymnasium", num_envs=num_envs, seed=seed % 2**31, **options)
         self._pool, self._made_with, self._is_fresh = self._make(seed), seed, True
         self.num_envs, self.max_episode_steps = num_envs, self._pool.config["max_episode_steps"]

@@ -1,5 +1,6 @@
 """Gymnasium spaces at the border to numpy: batches of observations become one array, a policy's actions become the environment's."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,8 +27,8 @@ class Decoder(NamedTuple):
 
 
 def make_encoder(space: gymnasium.Space, name: str = "the observation", inside: bool = False) -> Encoder:
-    """A Box keeps its shape and becomes float32, images (uint8 with two axes or more) stay uint8; everything else is flattened as
-    `gymnasium.spaces.flatten` does it. UsageError names the part that cannot be. `inside`: it is part of a Dict or Tuple."""
+    """A Box keeps its shape (a single number becomes a row of one) and becomes float32, images (uint8 with two axes or more) stay uint8;
+    everything else is flattened as `gymnasium.spaces.flatten` does it. UsageError names the part that cannot be. `inside`: it is part of a Dict or Tuple."""
     if isinstance(space, Box):
         return _box_encoder(space, name, inside)
     if isinstance(space, Discrete):
@@ -50,7 +51,9 @@ def _box_encoder(space: Box, name: str, inside: bool) -> Encoder:
         raise UsageError(f"gymnasium_cpu does not mix images with other observations: {name} is {space}; leave it out with a wrapper")
     dtype: Any = np.uint8 if is_image else np.float32
     with np.errstate(over="ignore"):  # float64 limits beyond float32 become infinite
-        box = Box(space.low.astype(dtype), space.high.astype(dtype), space.shape, dtype)
+        box = Box(np.atleast_1d(space.low).astype(dtype), np.atleast_1d(space.high).astype(dtype), dtype=dtype)
+    if space.shape == ():
+        return Encoder(box, lambda batch: np.array(batch, dtype).reshape(-1, 1))
     return Encoder(box, lambda batch: np.array(batch, dtype))
 
 
@@ -88,25 +91,34 @@ def stack_rows(space: gymnasium.Space, rows: list[Any]) -> Any:
 
 
 def make_decoder(space: gymnasium.Space) -> Decoder:
-    """The policy counts choices from 0 and sends float32 for a Box; UsageError for a space that policies have no actions for."""
-    if isinstance(space, Box):
+    """The policy counts choices from 0, in one row, and sends float32 for a Box; UsageError for a space that policies have no actions for."""
+    if isinstance(space, Box) and math.prod(space.shape):
         return _box_decoder(space)
     if isinstance(space, Discrete):
         return Decoder(Discrete(int(space.n)), lambda actions: (actions + space.start).astype(space.dtype, copy=False))
     if isinstance(space, MultiDiscrete):
-        return Decoder(MultiDiscrete(space.nvec), lambda actions: (actions + space.start).astype(space.dtype, copy=False))
-    raise UsageError(f"gymnasium_cpu needs a Box, Discrete or MultiDiscrete action space, this one is {space}")
+        return _choices_decoder(space, space.nvec, space.start)
+    if isinstance(space, MultiBinary):
+        return _choices_decoder(space, np.full(space.shape, 2), np.zeros(space.shape, np.int64))
+    raise UsageError(f"gymnasium_cpu needs a Box, Discrete, MultiDiscrete or MultiBinary action space, this one is {space}")
+
+
+def _choices_decoder(space: gymnasium.Space, sizes: np.ndarray, start: np.ndarray) -> Decoder:
+    """sizes, start: [*space.shape] choices of each part, and the number of the first."""
+    return Decoder(
+        MultiDiscrete(sizes.flatten()), lambda actions: (actions.reshape(-1, *sizes.shape) + start).astype(space.dtype, copy=False)
+    )
 
 
 def _box_decoder(space: Box) -> Decoder:
     is_integer = np.issubdtype(space.dtype, np.integer)
     low, high = space.low, space.high
     with np.errstate(over="ignore"):
-        box = Box(low.astype(np.float32), high.astype(np.float32), space.shape, np.float32)
+        box = Box(np.atleast_1d(low).astype(np.float32), np.atleast_1d(high).astype(np.float32), dtype=np.float32)
 
     def decode(actions: np.ndarray) -> np.ndarray:
         # a policy scales by center and half width in float32, which can step over a limit by one rounding
-        actions = np.minimum(np.maximum(np.rint(actions) if is_integer else actions, low), high)
-        return actions.reshape(-1, *space.shape).astype(space.dtype, copy=False)
+        actions = np.rint(actions) if is_integer else actions
+        return np.minimum(np.maximum(actions.reshape(-1, *low.shape), low), high).astype(space.dtype, copy=False)
 
     return Decoder(box, decode)

@@ -1,6 +1,5 @@
 """The numpy vector environment behind gymnasium_cpu: how it is made, how it is closed, and what went wrong in which environment."""
 
-import difflib
 import importlib
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from gpurl.envs._envpool import EnvPool
-from gpurl.errors import EnvError, UsageError
+from gpurl.errors import EnvError, UsageError, did_you_mean
 
 MakeEnv = Callable[[], gymnasium.Env]
 VECTORIZATIONS = ("sync", "async", "vector", "envpool")
@@ -48,10 +47,8 @@ def find_spec(task: str) -> EnvSpec:
             importlib.import_module(package)
         return gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
-        near = difflib.get_close_matches(name, gymnasium.registry, n=3, cutoff=0.5)
-        hint = f" Near names: {', '.join(near)}." if near else ""
         where = " PACKAGE:ID imports the package that registers a task, as in ale_py:ALE/Pong-v5." if "/" in name and not colon else ""
-        raise UsageError(f"Gymnasium has no task {task!r}: {error}{hint}{where}") from error
+        raise UsageError(f"Gymnasium has no task {task!r}; {did_you_mean(name, gymnasium.registry)}{error}{where}") from error
 
 
 def make_pool(task: str, num_envs: int, seed: int, options: dict[str, Any]) -> EnvPool:

@@ -2,14 +2,14 @@
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from gpurl.discovery import find_class, module_names
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import UsageError
+from gpurl.errors import UsageError, did_you_mean
 
 NOT_ENVS = frozenset({"registry", "single_env", "vec_env", "torch_env"})
 
@@ -41,12 +41,17 @@ def env_options(env_class: type[VecEnv]) -> dict[str, inspect.Parameter]:
     return {name: parameter for name, parameter in parameters.items() if name not in shared and parameter.kind not in kinds}
 
 
+def check_options(name: str, env_class: type[VecEnv], options: Iterable[str]) -> None:
+    """UsageError for a name in `options` that is no option of the environment."""
+    known = env_options(env_class)
+    if unknown := sorted(set(options) - set(known)):
+        hint = did_you_mean(unknown[0], known)
+        raise UsageError(f"environment {name!r} has no option {', '.join(unknown)}; {hint}it has: {', '.join(known) or 'none'}")
+
+
 def make_env(name: str, num_envs: int, device: torch.device | str = "cpu", seed: int = 0, **options: Any) -> VecEnv:
     """Make `num_envs` environments of the task `name` on `device`; options are the task's own. Raises UsageError with near names."""
     env_class, named_options = resolve_env(name)
-    known = env_options(env_class)
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise UsageError(f"environment {name!r} has no option {', '.join(unknown)}; it has: {', '.join(known) or 'none'}")
+    check_options(name, env_class, options)
     make: Callable[..., VecEnv] = env_class  # every task takes these three, and its own options
     return make(num_envs=num_envs, device=device, seed=seed, **named_options, **options)

@@ -88,15 +88,6 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu") -> tuple[dic
     raise CheckpointError(f"no checkpoint to load in {path}: {'; '.join(problems) or 'no folder step_* there or in its checkpoints/'}")
 
 
-def verify_checkpoint(folder: Path) -> str | None:
-    """Why the checkpoint is not, byte for byte, what was written; None if it is."""
-    try:
-        _check(Path(folder))
-    except CheckpointError as error:
-        return str(error)
-    return None
-
-
 def list_checkpoints(folder: Path) -> list[Path]:
     """All `step_*` of a folder of checkpoints or of a run folder, oldest first, intact or not."""
     return _steps(_checkpoint_root(folder))

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpurl.errors import GpurlError, UsageError
+from gpurl.errors import GpurlError, UsageError, did_you_mean
 
 USAGE = """usage: gpurl COMMAND ...
 
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         if words[0] not in COMMANDS:
-            raise UsageError(f"gpurl has no command {words[0]!r}; {near_names(words[0], list(COMMANDS))}")
+            raise UsageError(f"gpurl has no command {words[0]!r}; {did_you_mean(words[0], COMMANDS)}Known: {', '.join(COMMANDS)}")
         return COMMANDS[words[0]](words[1:])
     except GpurlError as error:
         print(f"gpurl: {error}", file=sys.stderr)
@@ -48,14 +48,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 141
-
-
-def near_names(name: str, known: list[str]) -> str:
-    """`did you mean ...? Known: ...`"""
-    import difflib
-
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return (f"did you mean {' or '.join(near)}? " if near else "") + f"Known: {', '.join(known)}"
 
 
 # ---- gpurl train ----

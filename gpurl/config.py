@@ -1,7 +1,6 @@
 """Settings of a run: defaults, then the preset of the task, then a file, then what the user typed; the last one wins."""
 
 import dataclasses
-import difflib
 import re
 import typing
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from gpurl.errors import UsageError
+from gpurl.errors import UsageError, did_you_mean
 
 LEAST = {"num_envs": 1, "total_steps": 1, "keep_checkpoints": 1, "threads": 1, "eval_every": 1, "eval_episodes": 0, "seed": 0}
 
@@ -97,7 +96,7 @@ def make_settings(algorithm: str, env: str, **values: Any) -> Settings:
     Raises UsageError for a name that nothing has, or a value of the wrong kind.
     """
     from gpurl.algorithms import config_class, resolve_algorithm
-    from gpurl.envs.registry import env_options, resolve_env
+    from gpurl.envs.registry import check_options, resolve_env
     from gpurl.presets import preset
 
     env_class, _ = resolve_env(env)
@@ -107,11 +106,14 @@ def make_settings(algorithm: str, env: str, **values: Any) -> Settings:
     if not isinstance(options, dict):
         raise UsageError(f"env_options is {options!r}; it must be `name: value` pairs")
     options = dict(options)
-    unknown = sorted(set(options) - set(env_options(env_class)))
-    if unknown:
-        raise UsageError(f"environment {env!r} has no option {unknown[0]!r}; it has: {', '.join(env_options(env_class)) or 'none'}")
+    check_options(env, env_class, options)
     hints = typing.get_type_hints(env_class.__init__)
     for name, value in options.items():
+        if not _is_plain(value):
+            raise UsageError(
+                f"env option {name} is a {type(value).__name__}; a run is written down to be resumed, so its options are numbers, texts, "
+                "lists and dicts of them. Give the path of a module whose class makes the environment itself: README shows one"
+            )
         options[name] = _checked(f"env option {name}", value, hints.get(name, Any))
     train_fields = {item.name for item in dataclasses.fields(TrainConfig)}
     train = build(TrainConfig, {name: value for name, value in merged.items() if name in train_fields})
@@ -174,9 +176,14 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _unknown_setting(name: str, kind: type, known: set[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"no setting is called {name!r}; {hint}there are: {', '.join(sorted(known))}"
+    return f"no setting is called {name!r}; {did_you_mean(name, known)}Known: {', '.join(sorted(known))}"
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether YAML and JSON can hold it."""
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_plain(item) for name, item in value.items())
+    return all(map(_is_plain, value)) if isinstance(value, list | tuple) else value is None or isinstance(value, bool | int | float | str)
 
 
 def _plain(value: Any) -> Any:

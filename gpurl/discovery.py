@@ -1,13 +1,12 @@
 """Finds the one class a file defines by the file's name: `pendulum` in a package folder, or anybody's `my_project.my_module`."""
 
-import difflib
 import importlib
 import importlib.util
 import inspect
 import pkgutil
 from types import ModuleType
 
-from gpurl.errors import UsageError
+from gpurl.errors import UsageError, did_you_mean
 
 
 def module_names(package: ModuleType, hidden: frozenset[str] = frozenset()) -> list[str]:
@@ -29,8 +28,7 @@ def find_class(name: str, package: ModuleType, base: type, kind: str, hidden: fr
     elif _importable(module_name):
         full_name = module_name
     else:
-        near = difflib.get_close_matches(module_name.lower(), known, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        hint = did_you_mean(module_name.lower(), known)
         raise UsageError(f"no {kind} is called {module_name!r}; {hint}Known: {', '.join(known)}; or give the module path of your own")
     try:
         module = importlib.import_module(full_name)

@@ -1,4 +1,7 @@
-"""The errors gpurl raises on purpose, each with the exit code that the command line returns for it."""
+"""The errors gpurl raises on purpose, each with the exit code that the command line returns for it; and the near names they tell."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class GpurlError(Exception):
@@ -29,3 +32,9 @@ class CheckpointError(GpurlError):
     """A checkpoint that is damaged, missing, newer than this program, or made for something else."""
 
     exit_code = 5
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean ppo or a2c? `, or nothing where no name of `known` is near."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}? " if near else ""

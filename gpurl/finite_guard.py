@@ -49,8 +49,8 @@ class FiniteGuard:
         """0-d tensors for the host."""
         return {"non_finite_rows": self.count.clone(), "first_non_finite": self.first.clone()}
 
-    def read(self, values: dict[str, float], num_envs: int, stop: bool, iteration: int, env_ids: list[int]) -> int:
-        """How many bad rows there were since the last `read`; raises NonFiniteError when `stop`. Starts anew."""
+    def stop_if_bad(self, values: dict[str, float], num_envs: int, stop: bool, iteration: int, env_ids: list[int]) -> None:
+        """Raise NonFiniteError if `stop` and there were bad rows since the last call. values: `metrics()`, on the host."""
         count, first = int(values.pop("non_finite_rows")), int(values.pop("first_non_finite"))
         self.first.fill_(-1)
         self.count.zero_()
@@ -59,6 +59,6 @@ class FiniteGuard:
             raise NonFiniteError(
                 f"environment {self.env_name!r} gave NaN or infinity {count} times "
                 f"(iteration {iteration}, step {first // num_envs} of the rollout, "
-                f"environments {where}); nothing of it was trained on. --nan skip goes on without those steps"
+                f"environments {where}); nothing of it was trained on. "
+                "To leave such steps out and go on: gpurl train --resume RUN --nan skip"
             )
-        return count

@@ -165,7 +165,7 @@ class Trainer:
         display.update(self.steps, values)
 
     def _report_bad(self, values: dict[str, float], env_ids: list[int]) -> None:
-        self.guard.read(values, self.env.num_envs, self.config.nan == "stop", self.iteration, env_ids)
+        self.guard.stop_if_bad(values, self.env.num_envs, self.config.nan == "stop", self.iteration, env_ids)
 
     def _evaluate(self, logger: Logger, display: Display) -> None:
         """Play the evaluation episodes, keep the checkpoint when they are the best so far."""

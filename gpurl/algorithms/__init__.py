@@ -8,7 +8,7 @@ import torch
 from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig
 from gpurl.discovery import find_class, module_names
 
-NOT_ALGORITHMS = frozenset({"algorithm", "on_policy", "actor_critic"})
+NOT_ALGORITHMS = frozenset({"algorithm"})
 
 
 def algorithm_names() -> list[str]:
