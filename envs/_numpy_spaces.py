@@ -1,6 +1,5 @@
 """Gymnasium spaces at the border to numpy: batches of observations become one array, a policy's actions become the environment's."""
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,8 +26,8 @@ class Decoder(NamedTuple):
 
 
 def make_encoder(space: gymnasium.Space, name: str = "the observation", inside: bool = False) -> Encoder:
-    """A Box keeps its shape (a single number becomes a row of one) and becomes float32, images (uint8 with two axes or more) stay uint8;
-    everything else is flattened as `gymnasium.spaces.flatten` does it. UsageError names the part that cannot be. `inside`: it is part of a Dict or Tuple."""
+    """A Box keeps its shape (a single number becomes a row of one) and becomes float32; images (uint8 with two axes or more) stay uint8;
+    all else is flattened as by `gymnasium.spaces.flatten`. `inside`: part of a Dict or Tuple. UsageError names what cannot be."""
     if isinstance(space, Box):
         return _box_encoder(space, name, inside)
     if isinstance(space, Discrete):
@@ -91,8 +90,8 @@ def stack_rows(space: gymnasium.Space, rows: list[Any]) -> Any:
 
 
 def make_decoder(space: gymnasium.Space) -> Decoder:
-    """The policy counts choices from 0, in one row, and sends float32 for a Box; UsageError for a space that policies have no actions for."""
-    if isinstance(space, Box) and math.prod(space.shape):
+    """The policy counts choices from 0, in one row, and sends float32 for a Box; UsageError for a space it has no actions for."""
+    if isinstance(space, Box) and space.low.size:
         return _box_decoder(space)
     if isinstance(space, Discrete):
         return Decoder(Discrete(int(space.n)), lambda actions: (actions + space.start).astype(space.dtype, copy=False))

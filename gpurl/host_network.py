@@ -1,25 +1,32 @@
-"""The actor-critic's forward and backward in numpy, on the same memory: for a few rows torch's calls cost more than the arithmetic.
+"""The actor-critic's forward and backward in numpy, on the same memory: for a few rows torch's calls cost more than the arithmetic."""
 
-A call of torch takes 4 us and up on a CPU, one of numpy half a microsecond; from some hundred rows on torch is quicker.
-"""
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 
 from gpurl.networks import ActorCritic
 
-FEW_ROWS = 256
+FEW_ROWS, MANY_NUMBERS = 256, 2048
 
 
-def _elu(z: np.ndarray) -> None:
-    np.copyto(z, np.expm1(np.minimum(z, 0.0)), where=z < 0.0)
+def _tanh(z: np.ndarray) -> None:
+    """Of many numbers 2 sigmoid(2z) - 1: torch's sigmoid takes a third of the time of anybody's tanh, with an absolute error of 1e-7."""
+    if z.size < MANY_NUMBERS:
+        np.tanh(z, out=z)
+        return
+    z *= 2.0
+    torch.from_numpy(z).sigmoid_()
+    z *= 2.0
+    z -= 1.0
 
 
-def _relu(z: np.ndarray) -> None:
-    np.maximum(z, 0.0, out=z)
-
-
-ACTIVATIONS = {"tanh": lambda z: np.tanh(z, out=z), "elu": _elu, "relu": _relu}  # in place
+ACTIVATIONS: dict[str, Callable[[np.ndarray], Any]] = {  # in place
+    "tanh": _tanh,
+    "elu": lambda z: torch.nn.functional.elu_(torch.from_numpy(z)),
+    "relu": lambda z: np.maximum(z, 0.0, out=z),
+}
 SLOPES = {  # by the value after the activation
     "tanh": lambda h: 1.0 - h * h,
     "elu": lambda h: np.minimum(h, 0.0) + 1.0,
@@ -59,7 +66,7 @@ class HostNetwork:
         np.add.reduce(of_output, 0, out=self.actor[3])
         np.matmul(of_value, last[-1], out=self.critic[1][0])
         self.critic[3][0] = of_value.sum()
-        gradient = np.empty_like(last)
+        gradient, ones = np.empty_like(last), np.ones((1, last.shape[1]), np.float32)
         np.matmul(of_output, self.actor[0], out=gradient[0])
         if len(last) == 2:
             np.multiply.outer(of_value, self.critic[0][0], out=gradient[1])
@@ -68,7 +75,7 @@ class HostNetwork:
         for number in reversed(range(len(self.layers))):
             weight, weight_gradient, _, bias_gradient = self.layers[number]
             gradient *= SLOPES[self.activation](outputs[number + 1])
-            np.add.reduce(gradient, 1, keepdims=True, out=bias_gradient)
+            np.matmul(ones, gradient, out=bias_gradient)
             np.matmul(gradient.transpose(0, 2, 1), outputs[number], out=weight_gradient)
             if number:
                 gradient = np.matmul(gradient, weight)

@@ -1,16 +1,15 @@
 """Losses as pure functions of tensors, with the derivative written out where it is short: autograd's walk through forty nodes costs more.
 
-Means are over the batch, or weighted by `weight` [B] summing to 1 (rows that are not real transitions weigh 0). `ppo_loss` takes tensors,
-or numpy arrays where batches are so small that torch's calls cost more than the arithmetic: one formula for both.
+Means are over the batch, or weighted by `weight` [B] summing to 1 (rows that are not real transitions weigh 0). `ppo_loss` takes tensors
+or numpy arrays.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-Array = Any  # a Tensor or a numpy array, the same throughout a call
+from gpurl.arrays import Array, clip, namespace
 
 
 class PpoTerms(NamedTuple):
@@ -47,11 +46,11 @@ def ppo_loss(
     Schulman et al. 2017, equations 7 and 9. log_prob, value: [B]; entropy: [B] or 0-d. The parts are the means of min(r A, clip(r) A), the
     squared value error, the KL divergence from the acting policy, the share of clipped ratios, and the entropy.
     """
-    xp: Any = torch if isinstance(log_prob, Tensor) else np
+    xp = namespace(log_prob)
     weight = 1.0 / len(log_prob) if terms.weight is None else terms.weight
     log_ratio = log_prob - terms.old_log_prob
     ratio = xp.exp(log_ratio)
-    clipped_ratio = xp.clip(ratio, 1.0 - terms.clip_range, 1.0 + terms.clip_range)
+    clipped_ratio = clip(ratio, 1.0 - terms.clip_range, 1.0 + terms.clip_range)
     surrogate, clipped_surrogate = ratio * terms.advantage, clipped_ratio * terms.advantage
     square, half_slope = _value_error(value, terms, clip_range_value)
     policy_slope = surrogate * -weight * (surrogate <= clipped_surrogate)
@@ -71,9 +70,9 @@ def _value_error(value: Array, terms: PpoTerms, clip_range_value: float | None) 
     error = value - terms.returns
     if clip_range_value is None:
         return error * error, error
-    xp: Any = torch if isinstance(value, Tensor) else np
+    xp = namespace(value)
     step = value - terms.old_value
-    clipped_error = terms.old_value + xp.clip(step, -clip_range_value, clip_range_value) - terms.returns
+    clipped_error = terms.old_value + clip(step, -clip_range_value, clip_range_value) - terms.returns
     square, clipped_square = error * error, clipped_error * clipped_error
     inside = abs(step) <= clip_range_value
     return xp.maximum(square, clipped_square), xp.where(square >= clipped_square, error, clipped_error * inside)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from gpurl.arrays import Array, clip, of_kind
 from gpurl.kernels.moments import normalize, update_moments
 
 
@@ -24,9 +25,11 @@ class Normalizer(nn.Module):
         self.register_buffer("shift", torch.zeros(size))  # what is applied: float32 copies made once an update
         self.register_buffer("inv_std", torch.ones(size))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Array) -> Array:
         """x: [..., D] -> (x - mean) / std, clipped."""
-        return normalize(x, self.shift, self.inv_std, self.clip)
+        if isinstance(x, Tensor):
+            return normalize(x, self.shift, self.inv_std, self.clip)
+        return clip((x - of_kind(self.shift, x)) * of_kind(self.inv_std, x), -self.clip, self.clip)
 
     def update(self, x: Tensor, valid: Tensor | None = None) -> None:
         """Take x [..., D] in; rows where valid [...] is False are left out."""
@@ -45,6 +48,6 @@ class ValueNormalizer(Normalizer):
         """[...] true returns -> the critic's scale."""
         return (value - self.shift).mul_(self.inv_std)
 
-    def denormalized(self, value: Tensor) -> Tensor:
+    def denormalized(self, value: Array) -> Array:
         """[...] the critic's numbers -> true returns."""
-        return value / self.inv_std + self.shift
+        return value / of_kind(self.inv_std, value) + of_kind(self.shift, value)

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -166,14 +167,14 @@ def adam_step_triton(state: AdamState, gradient: Tensor, learning_rate: Tensor, 
 
 def _adam_step_cpu(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> Tensor:
     """torch's own fused CPU kernel: the reference's twenty passes over the parameters in one."""
-    norm = torch.linalg.vector_norm(gradient)
-    size = norm.item()
-    if not math.isfinite(size):
-        return norm
-    state.step.add_(1)
-    excess = 1.0 if options.max_grad_norm is None else (size + 1e-6) / options.max_grad_norm
+    flat = gradient.numpy()
+    norm = math.sqrt(np.dot(flat, flat))
+    if not math.isfinite(norm):
+        return torch.tensor(norm)
+    state.step.numpy()[...] += 1
+    excess = 1.0 if options.max_grad_norm is None else (norm + 1e-6) / options.max_grad_norm
     if excess > 1.0:
-        gradient.mul_(1.0 / excess)
+        flat *= 1.0 / excess
     fused = torch._fused_adamw_ if options.decoupled else torch._fused_adam_
     fused(
         [state.parameters], [gradient], [state.exp_avg], [state.exp_avg_sq], [], [state.step.float()], lr=learning_rate,
@@ -182,7 +183,7 @@ def _adam_step_cpu(state: AdamState, gradient: Tensor, learning_rate: Tensor, op
     )  # fmt: skip
     if state.target is not None:
         state.target.lerp_(state.parameters, options.tau)
-    return norm
+    return torch.tensor(norm)
 
 
 def adam_step(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> Tensor:

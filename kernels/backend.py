@@ -1,6 +1,7 @@
 """The one place that decides between Triton and torch, and whether the host may look at a tensor.
 
-`GPURL_BACKEND=auto|triton|torch`: auto takes Triton for CUDA tensors. `triton` on CPU tensors needs `TRITON_INTERPRET=1`.
+`GPURL_BACKEND=auto|triton|torch`, read when gpurl is imported: auto takes Triton for CUDA tensors. `triton` on CPU tensors needs
+`TRITON_INTERPRET=1`.
 """
 
 import os
@@ -10,17 +11,20 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+CHOICES = ("auto", "triton", "torch")
+choice = os.environ.get("GPURL_BACKEND", "auto")
 _host_may_look = True
 
 
 def use_triton(tensor: Tensor) -> bool:
     """Whether kernels on `tensor` go through Triton."""
-    choice = os.environ.get("GPURL_BACKEND", "auto")
-    if choice not in ("auto", "triton", "torch"):
-        raise ValueError(f"GPURL_BACKEND is {choice!r}; it must be auto, triton or torch")
+    if choice == "auto":
+        return tensor.is_cuda
+    if choice not in CHOICES:
+        raise ValueError(f"GPURL_BACKEND is {choice!r}; it must be {', '.join(CHOICES)}")
     if choice == "triton" and not tensor.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError("GPURL_BACKEND=triton on CPU tensors needs TRITON_INTERPRET=1, set before Python starts")
-    return tensor.is_cuda if choice == "auto" else choice == "triton"
+    return choice == "triton"
 
 
 def host_may_look(device: torch.device) -> bool:

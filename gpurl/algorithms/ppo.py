@@ -12,6 +12,7 @@ from gymnasium.spaces import Box
 from torch import Tensor
 
 from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig, Decision, episode_ends
+from gpurl.arrays import Array, as_tensor, of_kind
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.distributions import Gaussian, make_head
 from gpurl.envs.vec_env import Timestep
@@ -20,7 +21,7 @@ from gpurl.host_network import FEW_ROWS, HostNetwork
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.gae import gae
 from gpurl.kernels.random import CounterRandom
-from gpurl.losses import Array, PpoTerms, explained_variance, ppo_loss
+from gpurl.losses import PpoTerms, explained_variance, ppo_loss
 from gpurl.networks import ActorCritic, Carry, Gru, NetworkConfig
 from gpurl.normalizer import Normalizer, ValueNormalizer
 from gpurl.optimizer import FlatAdam
@@ -117,7 +118,10 @@ class PPO(Algorithm):
         if device.type != "cpu":
             self.to(device)
         self.optimizer = FlatAdam(self, config.learning_rate, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm)
-        self.host_network = HostNetwork(self.network) if host_may_look(device) and not self.is_recurrent else None
+        self.host_network: HostNetwork | None = None
+        if host_may_look(device) and not self.is_recurrent:
+            self.host_network = HostNetwork(self.network)
+            self.head.share_with_numpy()
         self.action_random = CounterRandom(seed * 2 + 1, num_envs, device)
         self.shuffle_random = CounterRandom(seed * 2 + 2, num_envs, device)
         self.clip_range = torch.tensor(config.clip_range, device=device)
@@ -139,38 +143,48 @@ class PPO(Algorithm):
     def initial_carry(self, num_envs: int) -> Carry:
         return self.network.initial_carry(num_envs, self.device)
 
-    @torch.no_grad()
     def act(self, obs: Tensor, carry: Carry = (), explore: bool = True) -> Decision:
-        inputs, next_carry = self.network.remember(self._normalized(obs), carry)
+        rows = self._rows(obs)
+        if isinstance(rows, np.ndarray):
+            return self._act(rows, (), explore)
+        with torch.no_grad():
+            return self._act(rows, carry, explore)
+
+    def _act(self, rows: Array, carry: Carry, explore: bool) -> Decision:
+        """rows: [N, D] observations."""
+        inputs, next_carry = self.network.remember(self._normalized(rows), carry)
         output, value = self._outputs(inputs)
         if not explore:
-            return Decision(self.head.to_env(self.head.mode(output)), next_carry, {})
+            return Decision(as_tensor(self.head.to_env(self.head.mode(output))), next_carry, {})
         action, log_prob = self.head.sample(output, self.action_random)
         self.action_random.advance()
-        columns = {"action": action, "log_prob": log_prob, "value": self._true_value(value)}
+        columns = {"action": as_tensor(action), "log_prob": as_tensor(log_prob), "value": as_tensor(self._true_value(value))}
         if self.is_recurrent:
             columns["carry"] = carry[0]
-        return Decision(self.head.to_env(action), next_carry, columns)
+        return Decision(as_tensor(self.head.to_env(action)), next_carry, columns)
 
     @torch.no_grad()
     def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
-        inputs, _ = self.network.remember(self._normalized(obs), carry)
-        return self._true_value(self._outputs(inputs)[1])
+        inputs, _ = self.network.remember(self._normalized(self._rows(obs)), carry)
+        return as_tensor(self._true_value(self._outputs(inputs)[1]))
 
-    def _outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _rows(self, obs: Tensor) -> Array:
+        """obs [N, *obs] -> [N, D] float32, as an array where numpy is quicker."""
+        if self.host_network is not None and obs.shape[0] <= FEW_ROWS:
+            return obs.detach().numpy().reshape(obs.shape[0], -1).astype(np.float32, copy=False)
+        return obs.flatten(1).float()
+
+    def _outputs(self, x: Array) -> tuple[Array, Array]:
         """(the head's numbers [N, A], value [N]) for x [N, F]."""
-        if self.host_network is not None and x.shape[0] <= FEW_ROWS:
-            output, value, _ = self.host_network(x.detach().numpy())
-            return torch.from_numpy(output), torch.from_numpy(value)
-        output, value, _ = self.network(x)
+        network: Any = self.network if isinstance(x, Tensor) else self.host_network
+        output, value, _ = network(x)
         return output, value
 
-    def _normalized(self, obs: Tensor) -> Tensor:
-        """[N, *obs] -> [N, D] float32."""
-        obs = obs.flatten(1) if obs.dtype == torch.float32 else obs.flatten(1).float()
-        return obs if self.normalizer is None else self.normalizer(obs)
+    def _normalized(self, rows: Array) -> Array:
+        """[..., D] float32."""
+        return rows if self.normalizer is None else self.normalizer(rows)
 
-    def _true_value(self, value: Tensor) -> Tensor:
+    def _true_value(self, value: Array) -> Array:
         return value if self.value_normalizer is None else self.value_normalizer.denormalized(value)
 
     # ---- recording ----
@@ -252,7 +266,7 @@ class PPO(Algorithm):
         if self.value_normalizer is not None:
             self.value_normalizer.update(returns.unsqueeze(-1), valid)
             old_value, target = self.value_normalizer.normalized(old_value), self.value_normalizer.normalized(target)
-        obs = self._normalized(buffer["obs"].flatten(0, 1)).unflatten(0, buffer["reward"].shape)
+        obs = self._normalized(buffer["obs"].flatten(2).float())
         data = {"obs": obs, "action": buffer["action"], "log_prob": buffer["log_prob"], "value": old_value, "advantage": advantage}
         data |= {"returns": target, "true_returns": returns}
         data |= {name: buffer[name] for name in ("valid", "carry", "ended") if name in buffer.columns}
@@ -261,17 +275,17 @@ class PPO(Algorithm):
     def _minibatches(self, data: dict[str, Tensor]) -> Iterator[dict[str, Array]]:
         """One pass in a new random order: of steps, or of whole environments when there is a memory to unroll.
 
-        Small minibatches are gathered many at a time and then cut: a gather costs as much for 64 rows as for thousands. They are numpy
-        arrays where the whole step has a numpy form.
+        Small minibatches are gathered many at a time and then cut: a gather costs as much for 64 rows as for thousands. They are arrays
+        where numpy is quicker.
         """
         axis = 1 if self.is_recurrent else 0
         columns = data if self.is_recurrent else {name: column.flatten(0, 1) for name, column in data.items()}
         order = self._permutation(() if self.is_recurrent else (self.config.horizon,))
         size = order.shape[0] // self.config.minibatches
-        in_numpy = self.host_network is not None and size <= FEW_ROWS and type(self.head) is Gaussian and "valid" not in data
+        in_numpy = self.host_network is not None and size <= FEW_ROWS
         for index in order.split(max(GATHERED_ROWS // size, 1) * size):
             gathered = {name: column.index_select(axis, index) for name, column in columns.items()}
-            pieces = {name: np.split(c.numpy(), len(c) // size) if in_numpy else c.split(size, axis) for name, c in gathered.items()}
+            pieces = {name: c.numpy().reshape(-1, size, *c.shape[1:]) if in_numpy else c.split(size, axis) for name, c in gathered.items()}
             for number in range(index.shape[0] // size):
                 yield {name: parts[number] for name, parts in pieces.items()}
 
@@ -292,7 +306,7 @@ class PPO(Algorithm):
         advantage = minibatch["advantage"]
         if config.normalize_advantage == "minibatch":
             advantage = _normalized_advantage(advantage, weight)
-        scalars = (self.clip_range, self.entropy_coef) if network is self.network else (self.clip_range.numpy(), self.entropy_coef.numpy())
+        scalars = of_kind(self.clip_range, advantage), of_kind(self.entropy_coef, advantage)
         terms = PpoTerms(minibatch["log_prob"], advantage, minibatch["returns"], minibatch["value"], weight, *scalars)
         output, value, outputs = network(inputs)
         log_prob, entropy, head_backward = self.head.evaluate(output, minibatch["action"])
@@ -349,17 +363,17 @@ def _unrolled(memory: Gru, minibatch: dict[str, Tensor]) -> Tensor:
     return memory.unroll(minibatch["obs"], minibatch["carry"][0], start)
 
 
-def _mean_weight(valid: Tensor | None) -> Tensor | None:
+def _mean_weight(valid: Array | None) -> Array | None:
     """[B] weights summing to 1 over valid rows; None where all are."""
+    if isinstance(valid, np.ndarray):
+        return valid * np.float32(1.0 / max(int(np.count_nonzero(valid)), 1))
     return None if valid is None else valid / valid.sum().clamp(min=1)
 
 
-def _normalized_advantage(advantage: Array, weight: Tensor | None) -> Array:
+def _normalized_advantage(advantage: Array, weight: Array | None) -> Array:
     """(A - mean) / std over the valid rows of a minibatch [B]."""
-    if not isinstance(advantage, Tensor):
-        centred = advantage - advantage.mean()
-        return centred / (np.sqrt(np.dot(centred, centred) / len(centred)) + 1e-8)
-    if weight is None:
+    if weight is None and isinstance(advantage, Tensor):
         return torch.nn.functional.layer_norm(advantage, advantage.shape, eps=1e-12)
-    mean = (advantage * weight).sum()
-    return (advantage - mean) / (((advantage - mean).square() * weight).sum().sqrt() + 1e-8)
+    weight = 1.0 / len(advantage) if weight is None else weight
+    centred = advantage - (advantage * weight).sum()
+    return centred / ((centred * centred * weight).sum() ** 0.5 + 1e-8)

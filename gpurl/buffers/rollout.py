@@ -14,6 +14,7 @@ class RolloutBuffer:
         self.columns: dict[str, Tensor] = {}
         self.size = 0  # rows written
         self._recorded: tuple[str, ...] = ()
+        self._steps: list[tuple[Tensor, ...]] = []  # of each step its row of every recorded column
 
     def add(self, row: dict[str, Tensor]) -> None:
         """row: column name -> [N, ...] of the step."""
@@ -24,8 +25,8 @@ class RolloutBuffer:
                 name: torch.empty(self.horizon, *value.shape, dtype=value.dtype, device=self.device) for name, value in row.items()
             }
             self._recorded = tuple(row)
-        for name in self._recorded:
-            self.columns[name][self.size].copy_(row[name])
+            self._steps = list(zip(*(column.unbind(0) for column in self.columns.values())))
+        torch._foreach_copy_(self._steps[self.size], [row[name] for name in self._recorded])
         self.size += 1
 
     def clear(self) -> None:

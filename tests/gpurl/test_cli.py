@@ -309,7 +309,7 @@ def test_wrong_words_name_what_would_do(words: list[str], message: str, run_fold
         ("quiet: 1\n", "quiet is 1; it must be bool"),
         ("env_options: 5\n", "env_options is 5; it must be"),
         ("env_options: {dim: two}\n", "env option dim is 'two'; it must be int"),
-        ("env_options: {dmi: 5}\n", "has no option 'dmi'; it has: max_episode_steps, dim"),
+        ("env_options: {dmi: 5}\n", "has no option dmi; did you mean dim? it has: max_episode_steps, dim"),
         ("device: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
     ],
 )

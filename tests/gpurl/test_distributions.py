@@ -95,6 +95,8 @@ def test_box_actions_are_clipped_and_scaled_on_the_way_out_only() -> None:
     assert head.to_env(raw).tolist() == [[1.0, 7.5], [2.0, 0.0]]
     free = Gaussian(Box(-np.inf, np.inf, (2,), np.float32))
     assert torch.equal(free.to_env(raw), raw)
+    mixed = Gaussian(Box(np.float32([-np.inf, -1e30]), np.float32([2.0, 1e30])))  # one limit, and limits that limit nothing
+    assert torch.equal(mixed.to_env(raw), torch.tensor([[0.5, 0.5], [2.0, -7.0]]))
     grid = Gaussian(Box(-1.0, 1.0, (2, 3), np.float32))
     assert grid.to_env(torch.zeros(4, 6)).shape == (4, 2, 3)
 
@@ -116,7 +118,9 @@ def test_squashed_log_prob_is_exact_far_out() -> None:
 
 
 def test_spaces_without_a_head_are_refused_by_name() -> None:
-    with pytest.raises(UsageError, match=r"PPO needs a Box, Discrete or MultiDiscrete action space, this one is Dict"):
+    with pytest.raises(UsageError, match=r"PPO needs a Box of at least one number, a Discrete or .* action space, this one is Dict"):
         make_head(Dict({"a": Discrete(2)}), algorithm="PPO")
+    with pytest.raises(UsageError, match="at least one number"):
+        make_head(Box(-1.0, 1.0, (0,), np.float32))
     with pytest.raises(UsageError, match="bounded Box"):
         make_head(Box(-np.inf, np.inf, (2,), np.float32), squash=True)

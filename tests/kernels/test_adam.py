@@ -116,7 +116,7 @@ def test_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = []
     monkeypatch.setattr(module, "adam_step_triton", lambda *arguments: launched.append(1) or adam_step_triton(*arguments))
     for backend in ("torch", "triton"):
-        monkeypatch.setenv("GPURL_BACKEND", backend)
+        monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
         flat, wanted = Flat(100), Flat(100)
         flat.apply(adam_step, torch.ones(100), tau=0.5)
         wanted.apply(adam_step_reference, torch.ones(100), tau=0.5)

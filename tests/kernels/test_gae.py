@@ -107,7 +107,7 @@ def test_dispatch_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = []
     monkeypatch.setattr(module, "gae_triton", lambda *arguments: launched.append(1) or gae_triton(*arguments))
     for backend in ("torch", "triton"):
-        monkeypatch.setenv("GPURL_BACKEND", backend)
+        monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
         for got, wanted in zip(gae(*strided, GAMMA, LAMBDA), gae_reference(*arrays, GAMMA, LAMBDA)):
             torch.testing.assert_close(got, wanted, rtol=2e-6, atol=2e-6)
         assert len(launched) == (backend == "triton")

@@ -98,7 +98,7 @@ def test_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.arange(12.0).reshape(4, 3)
     results = []
     for backend in ("torch", "triton"):
-        monkeypatch.setenv("GPURL_BACKEND", backend)
+        monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
         mean, variance, count = fresh(3)
         update_moments(mean, variance, count, x)
         results.append((mean, variance, normalize(x, mean.float(), variance.rsqrt().float(), 1.0)))

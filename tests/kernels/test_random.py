@@ -69,7 +69,7 @@ def test_no_numbers_of_no_streams() -> None:
 def test_a_generator_takes_the_triton_path(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     for backend in ("torch", "triton"):
-        monkeypatch.setenv("GPURL_BACKEND", backend)
+        monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
         rng = CounterRandom(9, 21, DEVICE)
         for _ in range(2):
             rng.advance()
