@@ -138,29 +138,35 @@ class CounterRandom:
         self.num_envs = num_streams
         self.device = torch.device(device)
         self.key, self.gamma = stream_constants(seed, num_streams, device)
-        self.step = torch.zeros((), dtype=torch.int64, device=device)
+        self._step = torch.zeros((), dtype=torch.int64, device=device)
         self.offset = 0
-        self._ahead: dict[tuple[Any, int, int], tuple[int, Tensor]] = {}  # (kernel, offset, count): (first step, [steps, N, count])
-        self._host_step = 0 if host_may_look(self.device) and not use_triton(self.key) else None
+        self._host_step = 0 if host_may_look(self.device) and not use_triton(self.key) else None  # where it is a number, it counts
+        # drawn for several steps: (kernel, offset, shape): (first step, [N, *shape] of each, words of a step)
+        self._ahead: dict[tuple[Any, int, tuple[int, ...]], tuple[int, tuple[Tensor, ...], int]] = {}
+
+    @property
+    def step(self) -> Tensor:
+        """0-d int64 on the device: steps so far."""
+        return self._step if self._host_step is None else self._step.fill_(self._host_step)
 
     def subset(self, index: Tensor) -> "CounterRandom":
         """The streams `index` [M] at the same step: they draw what they would draw in the full batch."""
         part = object.__new__(CounterRandom)
-        part.num_envs, part.device, part.step, part.offset = index.shape[0], self.device, self.step, self.offset
+        part.num_envs, part.device, part._step, part.offset = index.shape[0], self.device, self.step, self.offset
         part.key, part.gamma = self.key[index], self.gamma[index]
-        part._host_step = None
+        part._host_step, part._ahead = None, {}
         return part
 
     def advance(self, really: Tensor | None = None) -> None:
         """Go to the next step; with `really`, a 0-d bool on the device, only where it is true."""
-        self.step += 1 if really is None else really
         self.offset = 0
-        if self._host_step is None:
-            return
-        if really is None:
+        if really is None and self._host_step is not None:
             self._host_step += 1
-        else:
-            self._host_step = int(self.step) if host_may_look(self.device) else None
+            return
+        step = self.step
+        step += 1 if really is None else really
+        if self._host_step is not None:
+            self._host_step = int(step) if host_may_look(self.device) else None
             self._ahead.clear()  # the step may be drawn again, and what was drawn may be overwritten
 
     def uniform(self, low: float | Tensor = 0.0, high: float | Tensor = 1.0, shape: tuple[int, ...] = ()) -> Tensor:
@@ -183,24 +189,28 @@ class CounterRandom:
         return self._draw(random_uniform, shape).mul_(high - low).to(torch.int64).clamp_(max=high - low - 1).add_(low)
 
     def _draw(self, kernel: Any, shape: tuple[int, ...]) -> Tensor:
+        if self._host_step is not None:
+            first, blocks, words = self._ahead.get((kernel, self.offset, shape), (0, (), 0))
+            if 0 <= self._host_step - first < len(blocks):
+                self.offset += words
+                return blocks[self._host_step - first]  # the caller may overwrite it: no number is drawn twice
         count = math.prod(shape)
         if self._host_step is not None and 0 < self.num_envs * count <= FEW_NUMBERS:
-            numbers = self._drawn_ahead(kernel, count, self._host_step)
+            numbers = self._draw_ahead(kernel, shape, self._host_step)
         else:
-            numbers = kernel(self.key, self.gamma, self.step, self.offset, count)
+            numbers = kernel(self.key, self.gamma, self.step, self.offset, count).reshape(self.num_envs, *shape)
         self.offset += (count + 1) // 2
-        return numbers.reshape(self.num_envs, *shape)
+        return numbers
 
-    def _drawn_ahead(self, kernel: Any, count: int, step: int) -> Tensor:
-        """[N, count] out of the numbers of `STEPS_AHEAD` steps, drawn together: thirty calls cost a CPU more than a thousand numbers."""
-        first, block = self._ahead.get((kernel, self.offset, count), (0, None))
-        if block is None or not first <= step < first + STEPS_AHEAD:
-            with torch.inference_mode(False):  # they outlive the mode that is on now
-                steps = torch.arange(step, step + STEPS_AHEAD).repeat_interleave(self.num_envs)
-                numbers = kernel(self.key.repeat(STEPS_AHEAD), self.gamma.repeat(STEPS_AHEAD), steps, self.offset, count)
-            first, block = step, numbers.view(STEPS_AHEAD, self.num_envs, count)
-            self._ahead[kernel, self.offset, count] = first, block
-        return block[step - first]  # the caller may overwrite it: no number is drawn twice
+    def _draw_ahead(self, kernel: Any, shape: tuple[int, ...], step: int) -> Tensor:
+        """[N, *shape], and the same of the next steps: thirty calls cost a CPU more than a thousand numbers."""
+        count = math.prod(shape)
+        with torch.inference_mode(False):  # they outlive the mode that is on now
+            steps = torch.arange(step, step + STEPS_AHEAD).repeat_interleave(self.num_envs)
+            numbers = kernel(self.key.repeat(STEPS_AHEAD), self.gamma.repeat(STEPS_AHEAD), steps, self.offset, count)
+            blocks = numbers.view(STEPS_AHEAD, self.num_envs, *shape).unbind(0)
+        self._ahead[kernel, self.offset, shape] = step, blocks, (count + 1) // 2
+        return blocks[0]
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole state: constants and counter."""
@@ -212,8 +222,8 @@ class CounterRandom:
             raise ValueError(f"random state has {state['key'].shape[0]} streams, this one {self.num_envs}")
         self.key.copy_(state["key"])
         self.gamma.copy_(state["gamma"])
-        self.step.copy_(state["step"])
+        self._step.copy_(state["step"])
         self.offset = 0
         self._ahead.clear()
         if self._host_step is not None:
-            self._host_step = int(self.step)
+            self._host_step = int(self._step)

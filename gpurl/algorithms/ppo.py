@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 from torch import Tensor
 
 from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig, Decision, episode_ends
-from gpurl.arrays import Array, as_tensor, of_kind
+from gpurl.arrays import Array, as_tensor
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.distributions import Gaussian, make_head
 from gpurl.envs.vec_env import Timestep
@@ -126,6 +126,8 @@ class PPO(Algorithm):
         self.shuffle_random = CounterRandom(seed * 2 + 2, num_envs, device)
         self.clip_range = torch.tensor(config.clip_range, device=device)
         self.entropy_coef = torch.tensor(config.entropy_coef, device=device)
+        self.host_scalars = (self.clip_range.numpy(), self.entropy_coef.numpy()) if self.host_network is not None else ()
+        self.no_value = torch.zeros(num_envs, device=device)
         self.num_updates = torch.zeros((), dtype=torch.int64, device=device)
 
     def _check_minibatches(self) -> None:
@@ -213,10 +215,10 @@ class PPO(Algorithm):
         final_obs = timestep.info["final_obs"]
         if is_last or not host_may_look(self.device):
             return self.value(final_obs, carry)
-        value = torch.zeros_like(timestep.reward)
-        if bool(timestep.truncated.any()):
-            index = timestep.truncated.nonzero().squeeze(1)
-            value[index] = self.value(final_obs[index], tuple(memory[index] for memory in carry))
+        if not bool(timestep.truncated.any()):
+            return self.no_value
+        value, index = self.no_value.clone(), timestep.truncated.nonzero().squeeze(1)
+        value[index] = self.value(final_obs[index], tuple(memory[index] for memory in carry))
         return value
 
     def is_ready(self, buffer: RolloutBuffer) -> bool:
@@ -278,14 +280,18 @@ class PPO(Algorithm):
         Small minibatches are gathered many at a time and then cut: a gather costs as much for 64 rows as for thousands. They are arrays
         where numpy is quicker.
         """
-        axis = 1 if self.is_recurrent else 0
+        axis, rows = (1, (0, 2)) if self.is_recurrent else (0, (1,))  # of what is gathered, and of a minibatch in it once it is cut
         columns = data if self.is_recurrent else {name: column.flatten(0, 1) for name, column in data.items()}
         order = self._permutation(() if self.is_recurrent else (self.config.horizon,))
         size = order.shape[0] // self.config.minibatches
         in_numpy = self.host_network is not None and size <= FEW_ROWS
         for index in order.split(max(GATHERED_ROWS // size, 1) * size):
-            gathered = {name: column.index_select(axis, index) for name, column in columns.items()}
-            pieces = {name: c.numpy().reshape(-1, size, *c.shape[1:]) if in_numpy else c.split(size, axis) for name, c in gathered.items()}
+            cut = {name: column.index_select(axis, index).unflatten(axis, (-1, size)) for name, column in columns.items()}
+            if "valid" in cut:
+                cut["weight"] = _mean_weight(cut.pop("valid"), rows)
+            if self.config.normalize_advantage == "minibatch":
+                cut["advantage"] = _normalized_advantage(cut["advantage"], cut.get("weight"), rows)
+            pieces = {name: column.numpy() if in_numpy else column.unbind(axis) for name, column in cut.items()}
             for number in range(index.shape[0] // size):
                 yield {name: parts[number] for name, parts in pieces.items()}
 
@@ -302,12 +308,9 @@ class PPO(Algorithm):
             sequence = _unrolled(memory, minibatch)
             inputs = sequence.detach().flatten(0, 1)
             minibatch = {name: column.flatten(0, 1) for name, column in minibatch.items()}
-        weight = _mean_weight(minibatch.get("valid"))
-        advantage = minibatch["advantage"]
-        if config.normalize_advantage == "minibatch":
-            advantage = _normalized_advantage(advantage, weight)
-        scalars = of_kind(self.clip_range, advantage), of_kind(self.entropy_coef, advantage)
-        terms = PpoTerms(minibatch["log_prob"], advantage, minibatch["returns"], minibatch["value"], weight, *scalars)
+        scalars = (self.clip_range, self.entropy_coef) if network is self.network else self.host_scalars
+        old_log_prob, advantage, returns, old_value = (minibatch[name] for name in ("log_prob", "advantage", "returns", "value"))
+        terms = PpoTerms(old_log_prob, advantage, returns, old_value, minibatch.get("weight"), *scalars)
         output, value, outputs = network(inputs)
         log_prob, entropy, head_backward = self.head.evaluate(output, minibatch["action"])
         slopes, parts = ppo_loss(log_prob, value, entropy, terms, config.value_coef, config.clip_range_value, wants_parts)
@@ -363,17 +366,13 @@ def _unrolled(memory: Gru, minibatch: dict[str, Tensor]) -> Tensor:
     return memory.unroll(minibatch["obs"], minibatch["carry"][0], start)
 
 
-def _mean_weight(valid: Array | None) -> Array | None:
-    """[B] weights summing to 1 over valid rows; None where all are."""
-    if isinstance(valid, np.ndarray):
-        return valid * np.float32(1.0 / max(int(np.count_nonzero(valid)), 1))
-    return None if valid is None else valid / valid.sum().clamp(min=1)
+def _mean_weight(valid: Tensor, rows: tuple[int, ...]) -> Tensor:
+    """Weights of the axes `rows` that sum to 1 where valid."""
+    return valid / valid.sum(rows, keepdim=True).clamp(min=1)
 
 
-def _normalized_advantage(advantage: Array, weight: Array | None) -> Array:
-    """(A - mean) / std over the valid rows of a minibatch [B]."""
-    if weight is None and isinstance(advantage, Tensor):
-        return torch.nn.functional.layer_norm(advantage, advantage.shape, eps=1e-12)
-    weight = 1.0 / len(advantage) if weight is None else weight
-    centred = advantage - (advantage * weight).sum()
-    return centred / ((centred * centred * weight).sum() ** 0.5 + 1e-8)
+def _normalized_advantage(advantage: Tensor, weight: Tensor | None, rows: tuple[int, ...]) -> Tensor:
+    """(A - mean) / std over the axes `rows`, weighted by `weight` or all alike."""
+    share = 1.0 / math.prod(advantage.shape[axis] for axis in rows) if weight is None else weight
+    centred = advantage - (advantage * share).sum(rows, keepdim=True)
+    return centred / ((centred.square() * share).sum(rows, keepdim=True).sqrt() + 1e-8)

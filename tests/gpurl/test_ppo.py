@@ -217,7 +217,8 @@ def test_small_batches_in_numpy_learn_what_torch_learns(kind: type, space: objec
         if not in_numpy:
             algorithm.host_network = None
         metrics = run_updates(algorithm, env, 2)
-        kinds = {type(column) for minibatch in algorithm._minibatches({"obs": torch.zeros(8, 8, 3)}) for column in minibatch.values()}
+        data = {"obs": torch.zeros(8, 8, 3), "advantage": torch.zeros(8, 8)}
+        kinds = {type(column) for minibatch in algorithm._minibatches(data) for column in minibatch.values()}
         return algorithm.optimizer.flat, metrics, kinds == {np.ndarray}
 
     (flat, metrics, used), (wanted_flat, wanted, unused) = run(True), run(False)
@@ -256,12 +257,15 @@ def test_advantages_are_normalised_per_batch_or_minibatch() -> None:
     raw = algorithm._targets(buffer)[0]["advantage"]
     from gpurl.algorithms.ppo import _normalized_advantage
 
-    flat = _normalized_advantage(raw.flatten(), None)
-    assert float(flat.mean()) == pytest.approx(0.0, abs=1e-6)
-    assert float(flat.std(correction=0)) == pytest.approx(1.0, abs=1e-5)
-    weight = torch.zeros(64)
-    weight[:40] = 1 / 40
-    torch.testing.assert_close(_normalized_advantage(raw.flatten(), weight)[:40], _normalized_advantage(raw.flatten()[:40], None))
+    rows = raw.view(2, 32)  # two minibatches
+    got = _normalized_advantage(rows, None, (1,))
+    torch.testing.assert_close(got.mean(1), torch.zeros(2), rtol=0, atol=1e-6)
+    torch.testing.assert_close(got.std(1, correction=0), torch.ones(2), rtol=0, atol=1e-5)
+    weight = torch.zeros(2, 32)
+    weight[:, :20] = 1 / 20
+    torch.testing.assert_close(_normalized_advantage(rows, weight, (1,))[:, :20], _normalized_advantage(rows[:, :20], None, (1,)))
+    of_envs = raw.view(8, 2, 4)  # [T, minibatch, envs]
+    torch.testing.assert_close(_normalized_advantage(of_envs, None, (0, 2)).mean((0, 2)), torch.zeros(2), rtol=0, atol=1e-6)
 
 
 def test_sizes_and_spaces_that_do_not_fit_are_refused_by_name() -> None:
