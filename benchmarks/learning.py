@@ -1,20 +1,18 @@
 """Long learning runs: each task to its published score, over seeds; `make learn`. Writes results/learning_<device>.csv."""
 
 import argparse
-import csv
+import json
 import statistics
-import subprocess
 import tempfile
 import time
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.results_table import RESULTS, Row, machine, save
 from gpurl.api import choose_device, evaluate_run, train
 
-RESULTS = Path(__file__).resolve().parent / "results"
 TASKS: list[tuple[str, str, dict[str, Any], float]] = [  # algorithm, env, settings, mean return to reach
     ("ppo", "cart_pole", {}, 475.0),
     ("ppo", "pendulum", {}, -200.0),
@@ -33,59 +31,36 @@ TASKS: list[tuple[str, str, dict[str, Any], float]] = [  # algorithm, env, setti
 ]
 
 
+def learn(algorithm: str, env: str, settings: dict[str, Any], seed: int, device: torch.device) -> tuple[float, Row]:
+    """(greedy return of one training, its row in the file)."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        run = train(algorithm, env, seed=seed, device=str(device), root=folder, eval_episodes=0, quiet=True, **settings)
+        seconds = time.monotonic() - began
+        value = evaluate_run(run.folder, 100, str(device), best=False)["eval/mean_reward"]
+    case = {"algorithm": algorithm, "env": env, "settings": json.dumps(settings), "seed": str(seed), "steps": str(run.outcome.steps)}
+    return value, case | {"seconds": f"{seconds:.1f}", "value": f"{value:.3f}", "unit": "return", **machine(str(device))}
+
+
 def main() -> None:
     """Run every task with every seed and tell which reach their score."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--only", default="", help="run tasks whose environment's name holds this")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="where the CSV file goes; default benchmarks/results")
     options = parser.parse_args()
     device = choose_device(options.device)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS, check=False
-    ).stdout.strip()
-    output = RESULTS / f"learning_{device.type}.csv"
-    is_new = not output.exists()
-    with output.open("a", newline="") as file, tempfile.TemporaryDirectory() as folder:
-        writer = csv.writer(file)
-        if is_new:
-            writer.writerow(
-                ["algorithm", "env", "settings", "seed", "steps", "seconds", "return", "wanted", "device", "torch", "commit", "date"]
-            )
-        for algorithm, env, settings, wanted in TASKS:
-            if options.only not in env:
-                continue
-            returns = []
-            for seed in range(options.seeds):
-                began = time.monotonic()
-                run = train(algorithm, env, seed=seed, device=str(device), root=folder, eval_episodes=0, quiet=True, **settings)
-                seconds = time.monotonic() - began
-                value = evaluate_run(run.folder, 100, str(device), best=False)["eval/mean_reward"]
-                returns.append(value)
-                name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-                writer.writerow(
-                    [
-                        algorithm,
-                        env,
-                        settings,
-                        seed,
-                        run.outcome.steps,
-                        f"{seconds:.1f}",
-                        f"{value:.3f}",
-                        wanted,
-                        name,
-                        torch.__version__,
-                        commit,
-                        date.today(),
-                    ]
-                )
-                file.flush()
-            median = statistics.median(returns)
-            verdict = "reached" if median >= wanted else "NOT reached"
-            print(
-                f"{algorithm} {env} {settings}: returns {', '.join(f'{value:.2f}' for value in returns)}; wanted {wanted}: {verdict}",
-                flush=True,
-            )
+    for algorithm, env, settings, wanted in TASKS:
+        if options.only not in env:
+            continue
+        returns = []
+        for seed in range(options.seeds):
+            value, row = learn(algorithm, env, settings, seed, device)
+            returns.append(value)
+            save("learning", [row], options.out)
+        verdict = "reached" if statistics.median(returns) >= wanted else "NOT reached"
+        print(f"{algorithm} {env} {settings}: {', '.join(f'{value:.2f}' for value in returns)}; wanted {wanted}: {verdict}", flush=True)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from gpurl.host_settings import keep_large_blocks
 from gpurl.logger import Logger
 from gpurl.plot import plot_curve
 from gpurl.policy import Policy, load
-from gpurl.run_folder import create_run_folder, lock_run, write_run_info
+from gpurl.run_folder import create_run_folder, lock_run, note_resume, write_run_info
 from gpurl.trainer import EVAL_SEED, Outcome, Trainer
 
 
@@ -54,7 +54,7 @@ def resume(path: str | Path, **changes: Any) -> Run:
         raise CheckpointError(f"there is no run folder {folder}")
     parts, _ = load_checkpoint(folder)
     saved = parts["meta"]["settings"]
-    values = merge({name: value for name, value in saved.items() if name not in ("algorithm", "env")}, {**changes, "run_dir": str(folder)})
+    values = merge({name: value for name, value in saved.items() if name not in ("algorithm", "env")}, {"run_dir": str(folder), **changes})
     return run(make_settings(saved["algorithm"], saved["env"], **values), resume_from=folder)
 
 
@@ -64,6 +64,8 @@ def run(settings: Settings, resume_from: Path | None = None, command: list[str] 
     device = choose_device(config.device)
     if resume_from is not None and not (resume_from / "checkpoints").is_dir():
         raise CheckpointError(f"{resume_from} is not a run folder, there is no checkpoints/ in it; give the folder of the run itself")
+    if resume_from is not None and config.run_dir is not None and Path(config.run_dir).resolve() != resume_from.resolve():
+        raise UsageError(f"a run goes on in its own folder, {resume_from}: leave out run_dir {config.run_dir}")
     parts = None if resume_from is None else load_checkpoint(resume_from, device)[0]
     threads = torch.get_num_threads()
     eval_env = _eval_env(settings, device)
@@ -76,6 +78,7 @@ def run(settings: Settings, resume_from: Path | None = None, command: list[str] 
                 trainer.start()
             else:
                 trainer.restore(parts)
+                note_resume(trainer.folder, settings.to_dict(), command or sys.argv)
             outcome, baseline = _run_logged(trainer, eval_env)
     finally:
         torch.set_num_threads(threads)
@@ -111,7 +114,7 @@ def _run_logged(trainer: Trainer, eval_env: VecEnv | None) -> tuple[Outcome, dic
     finally:
         logger.close()
     baseline: dict[str, float] = {}
-    if outcome.reason != "signal" and eval_env is not None and (act := scripted(eval_env)):
+    if outcome.reason != "signal" and eval_env is not None and outcome.evaluation and (act := scripted(eval_env)):
         baseline = evaluate(act, eval_env, config.eval_episodes, seed=EVAL_SEED)
     try:
         plot_curve(trainer.folder, {"scripted policy": baseline["eval/mean_reward"]} if baseline else None)

@@ -22,6 +22,10 @@ class EnvError(GpurlError):
     exit_code = 3
 
 
+class EndlessEpisodeError(EnvError):
+    """Episodes that did not end within the steps an evaluation waits for them."""
+
+
 class NonFiniteError(GpurlError):
     """NaN or infinity where a number was needed."""
 

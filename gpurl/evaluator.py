@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gpurl.algorithms.algorithm import Algorithm, episode_ends, restart_carry
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import EnvError
+from gpurl.errors import EndlessEpisodeError
 from gpurl.networks import Carry
 
 Act = Callable[[Tensor, Carry], tuple[Tensor, Carry]]
@@ -34,7 +34,7 @@ def scripted(env: VecEnv) -> Act | None:
 def evaluate(act: Act, env: VecEnv, episodes: int, carry: Carry = (), seed: int = 0, max_steps: int = 20_000) -> dict[str, float]:
     """Play `episodes` episodes (rounded up to a multiple of env.num_envs) and return their statistics, named as they are logged.
 
-    Raises EnvError when not all end within `max_steps` steps an episode.
+    Raises EndlessEpisodeError when not all end within `max_steps` steps an episode.
     """
     wanted = -(-episodes // env.num_envs)
     obs, _ = env.reset(seed=seed)
@@ -53,8 +53,10 @@ def evaluate(act: Act, env: VecEnv, episodes: int, carry: Carry = (), seed: int 
         if step % LOOK_EVERY == LOOK_EVERY - 1 and bool((finished >= wanted).all()):
             break
     else:
-        raise EnvError(
-            f"{type(env).__name__}: {int((finished < wanted).sum())} of {env.num_envs} evaluation episodes did not end in {max_steps} steps"
+        late = int((finished < wanted).sum())
+        raise EndlessEpisodeError(
+            f"{type(env).__name__}: episodes of {late} of {env.num_envs} environments did not end in {max_steps} steps; "
+            "a time limit (max_episode_steps) ends them"
         )
     count, total, squares, length = sums.tolist()
     mean = total / count

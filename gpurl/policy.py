@@ -31,7 +31,7 @@ class Policy:
         if not deterministic and batch.shape[0] != self.algorithm.num_envs:
             raise UsageError(
                 f"a sampling policy draws for {self.algorithm.num_envs} environments, got {batch.shape[0]} observations; "
-                "load(..., num_envs=...) makes one for more"
+                f"load(..., num_envs={batch.shape[0]}) makes one that fits"
             )
         decision = self.algorithm.act(batch, self._carry, explore=not deterministic)
         self._carry = decision.carry

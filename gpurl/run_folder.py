@@ -66,18 +66,33 @@ def _safe_name(name: str) -> str:
 
 def write_run_info(folder: Path, config: dict[str, Any], argv: list[str]) -> None:
     """Write config.yaml, command.txt, versions.json and, inside a git repository, git.diff: what it takes to repeat the run."""
-    files = {
-        "config.yaml": yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True).encode(),
-        "command.txt": f"{shlex.join(argv)}\n".encode(),
-        "versions.json": f"{json.dumps(_versions(), indent=1)}\n".encode(),
-        "git.diff": _git_diff(),
-    }
+    _write(folder, "config.yaml", _as_yaml(config))
+    _write(folder, "command.txt", _as_line(argv))
+    _write(folder, "versions.json", f"{json.dumps(_versions(), indent=1)}\n".encode())
+    if (diff := _git_diff()) is not None:
+        _write(folder, "git.diff", diff)
+
+
+def note_resume(folder: Path, config: dict[str, Any], argv: list[str]) -> None:
+    """config.yaml becomes that of the run as it goes on; command.txt gets another line."""
+    _write(folder, "config.yaml", _as_yaml(config))
+    _write(folder, "command.txt", _as_line(argv), "ab")
+
+
+def _as_yaml(config: dict[str, Any]) -> bytes:
+    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True).encode()
+
+
+def _as_line(argv: list[str]) -> bytes:
+    return f"{shlex.join(argv)}\n".encode()
+
+
+def _write(folder: Path, name: str, content: bytes, mode: str = "wb") -> None:
     try:
-        for name, content in files.items():
-            if content is not None:
-                (folder / name).write_bytes(content)
+        with (folder / name).open(mode) as file:
+            file.write(content)
     except OSError as error:
-        raise UsageError(f"cannot write {error.filename or folder}: {error.strerror}; choose another place with --run-dir") from error
+        raise UsageError(f"cannot write {folder / name}: {error.strerror}; choose another place with --run-dir") from error
 
 
 def _plain(value: Any) -> Any:

@@ -47,11 +47,11 @@ class EpisodeStatistics:
         return {**self.last, "rollout/episodes": episodes, **values}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": self.sums, "last": dict(self.last)}
+        return {"sums": self.sums, "last": dict(self.last), "terms": dict(self.terms), "num_terms": self.num_terms}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sums.copy_(state["sums"])
-        self.last = dict(state["last"])
+        self.last, self.terms, self.num_terms = dict(state["last"]), dict(state["terms"]), state["num_terms"]
 
 
 class Stopwatch:

@@ -15,7 +15,7 @@ from gpurl.display import Display
 from gpurl.env_guard import check_reset, check_step
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import CheckpointError
+from gpurl.errors import CheckpointError, EndlessEpisodeError
 from gpurl.evaluator import evaluate, greedy
 from gpurl.finite_guard import FiniteGuard
 from gpurl.interrupt import StopRequest
@@ -173,7 +173,12 @@ class Trainer:
         if self.eval_env is None:
             return
         carry = self.algorithm.initial_carry(self.eval_env.num_envs)
-        values = evaluate(greedy(self.algorithm), self.eval_env, self.config.eval_episodes, carry, EVAL_SEED)
+        try:
+            values = evaluate(greedy(self.algorithm), self.eval_env, self.config.eval_episodes, carry, EVAL_SEED)
+        except EndlessEpisodeError as error:
+            self._warn(display, f"no more evaluations: {error}")
+            self.eval_env = None
+            return
         self.evaluation, self.evaluation_is_new = {**values, "at_step": self.steps}, True
         logger.write(self.steps, values)
         display.update(self.steps, values)
@@ -192,10 +197,12 @@ class Trainer:
         try:
             save_checkpoint(self.folder / "checkpoints", self.steps, self._parts(), keep=self.config.keep_checkpoints, is_best=is_best)
         except CheckpointError as error:
-            text = f"warning: no checkpoint at step {self.steps}: {error}"
-            display.note(text)
-            if self.config.quiet:
-                print(text, file=sys.stderr, flush=True)
+            self._warn(display, f"no checkpoint at step {self.steps}: {error}")
+
+    def _warn(self, display: Display, text: str) -> None:
+        display.note(f"warning: {text}")
+        if self.config.quiet:
+            print(f"warning: {text}", file=sys.stderr, flush=True)
 
     def _parts(self) -> dict[str, dict[str, Any]]:
         counters = {"steps": self.steps, "iteration": self.iteration, "elapsed": self.elapsed, "next_eval": self.next_eval}
@@ -219,7 +226,8 @@ class Trainer:
         self.steps, self.iteration, self.elapsed, self.next_eval = (saved[name] for name in ("steps", "iteration", "elapsed", "next_eval"))
         self.best_return, self.evaluation = saved["best_return"], dict(saved["evaluation"])
         self.statistics.load_state_dict(saved["statistics"])
-        self.obs, _ = self.env.reset(seed=self.config.seed)
+        # where the environment has no state, other episodes than the first ones again
+        self.obs, _ = self.env.reset(seed=self.config.seed if parts["env"] else self.config.seed + self.iteration)
         if parts["env"]:
             self.env.load_state_dict(parts["env"])
             self.obs, self.carry = saved["obs"], tuple(saved["carry"])

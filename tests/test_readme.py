@@ -32,6 +32,16 @@ def test_the_environment_of_ones_own(tmp_path: Path) -> None:
     assert float(value[1]) > 60.0  # doing nothing gets about -400, the best possible is 100 less the way to the origin
 
 
+def test_the_gymnasium_environment_of_ones_own(tmp_path: Path) -> None:
+    (code,) = (block for block in BLOCKS if block.startswith("# my_gym.py"))
+    (tmp_path / "my_gym.py").write_text(code)
+    assert "keeps the contract" in run([*GPURL, "check-env", "my_gym"], tmp_path)
+    small = ["num_envs=4", "horizon=8", "minibatches=2", "total_steps=64", "eval_episodes=1", "run_dir=run"]
+    run([*GPURL, "train", "ppo", "my_gym", "--env.gravity", "3.7", *small], tmp_path)
+    assert "gravity: 3.7" in (tmp_path / "run" / "config.yaml").read_text()
+    run([*GPURL, "train", "--resume", "run", "total_steps=128"], tmp_path)
+
+
 def test_the_three_lines(tmp_path: Path) -> None:
     (code,) = (block for block in BLOCKS if block.startswith("import gpurl"))
     assert len([line for line in code.splitlines() if line]) == 3

@@ -43,3 +43,13 @@ class RandomWalk(TorchEnv):
 
     def observe(self, state: State) -> Tensor:
         return state["x"]
+
+
+class Endless(RandomWalk):
+    """Never ends."""
+
+    max_episode_steps = None
+
+    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+        next_state, reward, terminated = super().transition(state, action, rng)
+        return {"x": 0.5 * next_state["x"]}, reward, torch.zeros_like(terminated)

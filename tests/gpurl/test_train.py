@@ -14,9 +14,11 @@ import pytest
 import torch
 
 import gpurl
-from gpurl.api import resume, train
+from gpurl.api import make_trainer, resume, train
 from gpurl.checkpoint import latest_checkpoint, list_checkpoints, load_checkpoint
+from gpurl.config import make_settings
 from gpurl.errors import CheckpointError, EnvError, NonFiniteError, UsageError
+from gpurl.statistics import EpisodeStatistics
 from tests.tiny_envs import RandomWalk
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -102,6 +104,58 @@ def test_resume_is_not_having_stopped(tmp_path: Path, algorithm: str, env: str, 
     assert first.outcome.steps == 7 * ITERATION
     resumed = resume(tmp_path / "parts", stop_return=None)
     assert_same(state_of(whole.folder), state_of(resumed.folder))
+
+
+def test_a_resumed_run_writes_down_how_it_goes_on(tmp_path: Path) -> None:
+    folder = small_run(tmp_path / "run", 2).folder
+    resume(folder, total_steps=3 * ITERATION)
+    from gpurl.config import read_config
+
+    assert read_config(folder / "config.yaml")["total_steps"] == 3 * ITERATION
+    assert len((folder / "command.txt").read_text().splitlines()) == 2
+    with pytest.raises(UsageError, match=r"goes on in its own folder, .*run: leave out run_dir .*elsewhere"):
+        resume(folder, run_dir=str(tmp_path / "elsewhere"))
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_objects_are_no_settings(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"env option env is a function; .* Give the path of a module"):
+        train("ppo", "gymnasium_cpu", env_options={"env": lambda: None}, run_dir=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_simulator_that_cannot_be_saved_goes_on_with_other_episodes(tmp_path: Path) -> None:
+    settings = make_settings("ppo", "gymnasium_cpu:Pendulum-v1", **{**SMALL, "eval_episodes": 0, "total_steps": 4 * ITERATION})
+    first, again = (make_trainer(settings, torch.device("cpu")) for _ in range(2))
+    first.start()
+    beginning = first.obs.clone()
+    first.iterate()
+    again.restore(first._parts())
+    assert not torch.equal(again.obs, beginning)
+    again.env.close()
+    first.env.close()
+
+
+def test_endless_episodes_end_the_evaluation_and_not_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = small_run(tmp_path / "run", 2, env="tests.tiny_envs:Endless", eval_every=ITERATION)
+    assert run.outcome.steps == 2 * ITERATION
+    assert run.outcome.evaluation == {}
+    told = capsys.readouterr().err
+    assert told.count("no more evaluations: Endless: episodes of 4 of 4 environments did not end in 20000 steps") == 1
+
+
+def test_means_of_an_environments_own_terms_survive_a_resume() -> None:
+    env = RandomWalk(4)
+    env.reset(seed=0)
+    whole, first, second = (EpisodeStatistics(env.device) for _ in range(3))
+    for number, value in enumerate((1.0, 2.0, 6.0)):
+        timestep = env.step(torch.zeros(4, 2))
+        timestep.info["log"] = {"height": torch.tensor(value)}
+        whole.add(timestep)
+        (first if number < 1 else second).add(timestep)
+        if number == 0:
+            second.load_state_dict(first.state_dict())
+    assert float(second.metrics()["env/height"]) == float(whole.metrics()["env/height"]) == 3.0
 
 
 def test_same_seed_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
