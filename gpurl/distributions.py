@@ -232,5 +232,7 @@ def make_head(space: gymnasium.Space, squash: bool = False, initial_std: float =
             raise UsageError(f"{algorithm} numbers actions from 0, this space is {space}")
         return Categorical(int(space.n))
     if isinstance(space, MultiDiscrete):
-        return MultiCategorical(tuple(int(n) for n in space.nvec.flatten()))
+        if space.nvec.ndim != 1 or space.start.any():
+            raise UsageError(f"{algorithm} numbers choices from 0 and in one row, this space is {space}")
+        return MultiCategorical(tuple(int(n) for n in space.nvec))
     raise UsageError(f"{algorithm} needs a Box of at least one number, a Discrete or a MultiDiscrete action space, this one is {space}")

@@ -51,8 +51,7 @@ def block_moments_kernel(x_ptr, valid_ptr, partial_ptr, B, D, HAS_VALID: tl.cons
     count = tl.sum(weight, axis=0)
     mean = tl.sum(x, axis=0) / tl.maximum(count, 1.0)
     deviation = tl.where(used, x - mean[None, :], 0.0)
-    drift = tl.sum(deviation, axis=0)
-    square = tl.sum(deviation * deviation, axis=0) - drift * drift / tl.maximum(count, 1.0)
+    square = tl.sum(deviation * deviation, axis=0)
     out = partial_ptr + tl.program_id(0).to(tl.int64) * 3 * D + column
     tl.store(out, count, mask=column < D)
     tl.store(out + D, mean, mask=column < D)

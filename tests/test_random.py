@@ -247,7 +247,10 @@ def test_steps_drawn_ahead_have_the_numbers_of_their_step() -> None:
         assert torch.equal(second, random_normal_reference(*constants, torch.tensor(step), 1, 1))
         first.fill_(9.0)
         rng.advance()
-    for other in (CounterRandom(6, 3), rng):
+    stranger = CounterRandom(6, 3)  # at the same step, with numbers of its own drawn
+    stranger.load_state_dict(stranger.state_dict() | {"step": torch.tensor(40)})
+    stranger.uniform(shape=(2,))
+    for other in (stranger, rng):
         other.load_state_dict(saved)
         assert torch.equal(other.uniform(shape=(2,)), random_uniform_reference(*constants, torch.tensor(40), 0, 2))
         other.advance()

@@ -174,7 +174,7 @@ class PPO(Algorithm):
         """obs [N, *obs] -> [N, D] float32, as an array where numpy is quicker."""
         if self.host_network is not None and obs.shape[0] <= FEW_ROWS:
             return obs.detach().numpy().reshape(obs.shape[0], -1).astype(np.float32, copy=False)
-        return obs.flatten(1).float()
+        return obs.reshape(obs.shape[0], -1).float()
 
     def _outputs(self, x: Array) -> tuple[Array, Array]:
         """(the head's numbers [N, A], value [N]) for x [N, F]."""
@@ -246,7 +246,7 @@ class PPO(Algorithm):
         if self.config.schedule == "kl":
             self._adapt_learning_rate(parts["approx_kl"])
         if self.normalizer is not None:
-            self.normalizer.update(buffer["obs"].flatten(2).float(), buffer.columns.get("valid"))
+            self.normalizer.update(_flat(buffer["obs"]), buffer.columns.get("valid"))
         self.num_updates += 1
         return metrics | self._named(parts)
 
@@ -268,7 +268,7 @@ class PPO(Algorithm):
         if self.value_normalizer is not None:
             self.value_normalizer.update(returns.unsqueeze(-1), valid)
             old_value, target = self.value_normalizer.normalized(old_value), self.value_normalizer.normalized(target)
-        obs = self._normalized(buffer["obs"].flatten(2).float())
+        obs = self._normalized(_flat(buffer["obs"]))
         data = {"obs": obs, "action": buffer["action"], "log_prob": buffer["log_prob"], "value": old_value, "advantage": advantage}
         data |= {"returns": target, "true_returns": returns}
         data |= {name: buffer[name] for name in ("valid", "carry", "ended") if name in buffer.columns}
@@ -357,6 +357,11 @@ class PPO(Algorithm):
         self.action_random.load_state_dict(state["action_random"])
         self.shuffle_random.load_state_dict(state["shuffle_random"])
         self.num_updates.copy_(state["num_updates"])
+
+
+def _flat(obs: Tensor) -> Tensor:
+    """[T, N, *obs] -> [T, N, D] float32."""
+    return obs.reshape(*obs.shape[:2], -1).float()
 
 
 @torch.enable_grad()

@@ -86,7 +86,7 @@ def test_gaussian_entropy_samples_and_limits() -> None:
     assert action.mean(0).detach().numpy() == pytest.approx([1.0, 1.0], abs=0.01)
     assert action.std(0).detach().numpy() == pytest.approx([0.5, 0.5], abs=0.01)
     head.log_std.data.fill_(50.0)
-    assert float(head.bounded_log_std()[0]) == 2.0
+    assert float(head.bounded_log_std()[0].detach()) == 2.0
 
 
 def test_box_actions_are_clipped_and_scaled_on_the_way_out_only() -> None:
@@ -120,6 +120,9 @@ def test_squashed_log_prob_is_exact_far_out() -> None:
 def test_spaces_without_a_head_are_refused_by_name() -> None:
     with pytest.raises(UsageError, match=r"PPO needs a Box of at least one number, a Discrete or .* action space, this one is Dict"):
         make_head(Dict({"a": Discrete(2)}), algorithm="PPO")
+    for space in (MultiDiscrete([[2, 3], [4, 5]]), MultiDiscrete([2, 3], start=[1, 0])):
+        with pytest.raises(UsageError, match="from 0 and in one row"):
+            make_head(space)
     with pytest.raises(UsageError, match="at least one number"):
         make_head(Box(-1.0, 1.0, (0,), np.float32))
     with pytest.raises(UsageError, match="bounded Box"):

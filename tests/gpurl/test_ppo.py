@@ -121,7 +121,7 @@ def test_replaying_stored_observations_gives_the_acting_log_probabilities(memory
         inputs = data["obs"]
     output, _, _ = algorithm.network(inputs.flatten(0, 1))
     log_prob = algorithm.head.log_prob(output, buffer["action"].flatten(0, 1)).unflatten(0, (20, 12))
-    assert float((log_prob - buffer["log_prob"]).abs().max()) < 1e-6 * float(buffer["log_prob"].abs().max().clamp(min=1))
+    assert float((log_prob - buffer["log_prob"]).detach().abs().max()) < 1e-6 * float(buffer["log_prob"].abs().max().clamp(min=1))
 
 
 @pytest.mark.parametrize("network", [NetworkConfig(), GRU, NetworkConfig(shared=True)])
@@ -156,6 +156,19 @@ def test_rows_that_are_not_valid_are_never_trained_on(network: NetworkConfig) ->
     clean = weights_after(0.0, True)
     assert torch.equal(clean, weights_after(1e6, True))
     assert not torch.equal(clean, weights_after(1e3, False))
+
+
+def test_single_numbers_are_seen_and_done() -> None:
+    """Spaces of shape (): one number an environment, observed and acted, in both forms."""
+    env = RandomWalk(8)
+    env.single_action_space = Box(-2.0, 2.0, (), np.float32)
+    env.single_observation_space = Box(-9.0, 9.0, (), np.float32)
+    env.observe = lambda state: state["x"][:, 0]  # type: ignore[method-assign]
+    for in_numpy in (True, False):
+        algorithm = make(env)
+        algorithm.host_network = algorithm.host_network if in_numpy else None
+        run_updates(algorithm, env, 2)
+        assert algorithm.act(torch.zeros(8)).action.shape == (8,)
 
 
 def test_final_value_by_rows_equals_final_value_by_mask() -> None:
