@@ -14,7 +14,7 @@ from gpurl.algorithms.ppo import PPO, PPOConfig
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import UsageError
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import host_may_look, no_host_looks
 from gpurl.networks import NetworkConfig
 from tests.tiny_envs import AlternatingEnv, RandomWalk
 
@@ -178,8 +178,11 @@ def test_final_value_by_rows_equals_final_value_by_mask() -> None:
         env = RandomWalk(8)
         algorithm = make(env)
         obs, _ = env.reset(seed=0)
+        env.stagger(torch.arange(8) % 7)  # cut off at different steps
         buffer, _, _ = collect(algorithm, env, obs, ())
         assert bool(buffer["truncated"].any())
+        if host_may_look(buffer.device):  # nothing of an earlier step is left
+            assert not bool(buffer["final_value"][:-1][~buffer["truncated"][:-1]].any())
         return algorithm._targets(buffer)[0]["advantage"]
 
     by_rows = advantage()
@@ -268,14 +271,14 @@ def test_advantages_are_normalised_per_batch_or_minibatch() -> None:
     obs, _ = env.reset(seed=0)
     buffer, _, _ = collect(algorithm, env, obs, ())
     raw = algorithm._targets(buffer)[0]["advantage"]
-    from gpurl.algorithms.ppo import _normalized_advantage
+    from gpurl.algorithms.ppo import _mean_weight, _normalized_advantage
 
     rows = raw.view(2, 32)  # two minibatches
     got = _normalized_advantage(rows, None, (1,))
     torch.testing.assert_close(got.mean(1), torch.zeros(2), rtol=0, atol=1e-6)
     torch.testing.assert_close(got.std(1, correction=0), torch.ones(2), rtol=0, atol=1e-5)
-    weight = torch.zeros(2, 32)
-    weight[:, :20] = 1 / 20
+    weight = _mean_weight(torch.arange(32).expand(2, 32) < 20, (1,))
+    torch.testing.assert_close(weight[:, :20], torch.full((2, 20), 1 / 20))
     torch.testing.assert_close(_normalized_advantage(rows, weight, (1,))[:, :20], _normalized_advantage(rows[:, :20], None, (1,)))
     of_envs = raw.view(8, 2, 4)  # [T, minibatch, envs]
     torch.testing.assert_close(_normalized_advantage(of_envs, None, (0, 2)).mean((0, 2)), torch.zeros(2), rtol=0, atol=1e-6)
