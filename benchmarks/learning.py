@@ -31,15 +31,17 @@ TASKS: list[tuple[str, str, dict[str, Any], float]] = [  # algorithm, env, setti
 ]
 
 
-def learn(algorithm: str, env: str, settings: dict[str, Any], seed: int, device: torch.device) -> tuple[float, Row]:
+def learn(algorithm: str, env: str, settings: dict[str, Any], wanted: float, seed: int, device: torch.device) -> tuple[float, Row]:
     """(greedy return of one training, its row in the file)."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         run = train(algorithm, env, seed=seed, device=str(device), root=folder, eval_episodes=0, quiet=True, **settings)
         seconds = time.monotonic() - began
         value = evaluate_run(run.folder, 100, str(device), best=False)["eval/mean_reward"]
+        threads = json.loads((run.folder / "versions.json").read_text())["threads"]
     case = {"algorithm": algorithm, "env": env, "settings": json.dumps(settings), "seed": str(seed), "steps": str(run.outcome.steps)}
-    return value, case | {"seconds": f"{seconds:.1f}", "value": f"{value:.3f}", "unit": "return", **machine(str(device))}
+    case |= {"seconds": f"{seconds:.1f}", "wanted": f"{wanted}", "value": f"{value:.3f}", "unit": "return"}
+    return value, case | machine(str(device)) | {"threads": str(threads)}
 
 
 def main() -> None:
@@ -56,7 +58,7 @@ def main() -> None:
             continue
         returns = []
         for seed in range(options.seeds):
-            value, row = learn(algorithm, env, settings, seed, device)
+            value, row = learn(algorithm, env, settings, wanted, seed, device)
             returns.append(value)
             save("learning", [row], options.out)
         verdict = "reached" if statistics.median(returns) >= wanted else "NOT reached"

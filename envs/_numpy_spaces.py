@@ -95,11 +95,12 @@ def make_decoder(space: gymnasium.Space) -> Decoder:
         return _box_decoder(space)
     if isinstance(space, Discrete):
         return Decoder(Discrete(int(space.n)), lambda actions: (actions + space.start).astype(space.dtype, copy=False))
-    if isinstance(space, MultiDiscrete):
+    if isinstance(space, MultiDiscrete) and space.nvec.size:
         return _choices_decoder(space, space.nvec, space.start)
     if isinstance(space, MultiBinary):
         return _choices_decoder(space, np.full(space.shape, 2), np.zeros(space.shape, np.int64))
-    raise UsageError(f"gymnasium_cpu needs a Box, Discrete, MultiDiscrete or MultiBinary action space, this one is {space}")
+    wanted = "a Box of at least one number, a Discrete, MultiDiscrete or MultiBinary action space"
+    raise UsageError(f"gymnasium_cpu needs {wanted}, this one is {space}")
 
 
 def _choices_decoder(space: gymnasium.Space, sizes: np.ndarray, start: np.ndarray) -> Decoder:

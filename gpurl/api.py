@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from gpurl.config import Settings, make_settings, merge
 from gpurl.display import Display
 from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import CheckpointError, GpurlError, UsageError
+from gpurl.errors import CheckpointError, EndlessEpisodeError, GpurlError, UsageError
 from gpurl.evaluator import evaluate, greedy, scripted
 from gpurl.host_network import FEW_ROWS
 from gpurl.host_settings import keep_large_blocks
@@ -54,7 +55,7 @@ def resume(path: str | Path, **changes: Any) -> Run:
         raise CheckpointError(f"there is no run folder {folder}")
     parts, _ = load_checkpoint(folder)
     saved = parts["meta"]["settings"]
-    values = merge({name: value for name, value in saved.items() if name not in ("algorithm", "env")}, {"run_dir": str(folder), **changes})
+    values = merge({name: value for name, value in saved.items() if name not in ("algorithm", "env")}, changes)
     return run(make_settings(saved["algorithm"], saved["env"], **values), resume_from=folder)
 
 
@@ -115,7 +116,8 @@ def _run_logged(trainer: Trainer, eval_env: VecEnv | None) -> tuple[Outcome, dic
         logger.close()
     baseline: dict[str, float] = {}
     if outcome.reason != "signal" and eval_env is not None and outcome.evaluation and (act := scripted(eval_env)):
-        baseline = evaluate(act, eval_env, config.eval_episodes, seed=EVAL_SEED)
+        with suppress(EndlessEpisodeError):
+            baseline = evaluate(act, eval_env, config.eval_episodes, seed=EVAL_SEED)
     try:
         plot_curve(trainer.folder, {"scripted policy": baseline["eval/mean_reward"]} if baseline else None)
     except GpurlError as error:  # a full disk: the training is done and must not fail for its picture

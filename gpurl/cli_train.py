@@ -25,7 +25,7 @@ def parse_train(words: list[str]) -> tuple[Settings, Path | None]:
         if names:
             raise UsageError(f"--resume takes algorithm and environment from the run; leave out {' '.join(names)}")
         algorithm, env, saved = _saved_settings(Path(resume))
-        values = merge(saved | {"run_dir": resume}, values)
+        values = merge(saved, values)
     else:
         algorithm, env = _named(names, values, "--help" in flags or "-h" in flags)
     values = {name: value for name, value in values.items() if name not in ("algorithm", "env")}

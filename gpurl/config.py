@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from gpurl.errors import UsageError, did_you_mean
@@ -48,7 +49,7 @@ class TrainConfig:
     stagger: bool = True
     """Start environments at different clocks, so that time limits do not all fall on one step."""
     threads: int | None = None
-    """CPU threads of torch; by default what torch chooses."""
+    """CPU threads of torch; by default what torch chooses, or 1 where batches are small."""
     root: str = "runs"
     """Folder under which the run folder is made."""
     run_dir: str | None = None
@@ -85,9 +86,11 @@ class Settings:
     env_options: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain nested values, as written to config.yaml; `make_settings(**...)` takes them back."""
+        """Plain nested values, as written to config.yaml, without the run's folder; `make_settings(**...)` takes them back."""
         values = {"algorithm": self.algorithm, "env": self.env, "env_options": dict(self.env_options)}
-        return values | dataclasses.asdict(self.train) | _plain(dataclasses.asdict(self.algorithm_config))
+        values |= dataclasses.asdict(self.train) | _plain(dataclasses.asdict(self.algorithm_config))
+        del values["run_dir"]
+        return values
 
 
 def make_settings(algorithm: str, env: str, **values: Any) -> Settings:
@@ -109,12 +112,12 @@ def make_settings(algorithm: str, env: str, **values: Any) -> Settings:
     check_options(env, env_class, options)
     hints = typing.get_type_hints(env_class.__init__)
     for name, value in options.items():
-        if not _is_plain(value):
-            raise UsageError(
-                f"env option {name} is a {type(value).__name__}; a run is written down to be resumed, so its options are numbers, texts, "
-                "lists and dicts of them. Give the path of a module whose class makes the environment itself: README shows one"
-            )
         options[name] = _checked(f"env option {name}", value, hints.get(name, Any))
+        if (kind := _unwritable(options[name])) is not None:
+            raise UsageError(
+                f"env option {name} holds a {kind}; a run is written down to be resumed, so its options are Python's numbers, texts, and "
+                "lists and dicts of them. What cannot be written goes into a module of your own: README shows one"
+            )
     train_fields = {item.name for item in dataclasses.fields(TrainConfig)}
     train = build(TrainConfig, {name: value for name, value in merged.items() if name in train_fields})
     rest = {name: value for name, value in merged.items() if name not in train_fields}
@@ -158,6 +161,8 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     """`value` if it is of the type `hint`; a whole float passes for an int, an int for a float."""
     import typeguard
 
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, int) and not isinstance(value, bool) and "float" in str(hint):
         value = float(value)
     elif isinstance(value, float) and value.is_integer() and hint in (int, int | None):
@@ -179,11 +184,14 @@ def _unknown_setting(name: str, kind: type, known: set[str]) -> str:
     return f"no setting is called {name!r}; {did_you_mean(name, known)}Known: {', '.join(sorted(known))}"
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether YAML and JSON can hold it."""
+def _unwritable(value: Any) -> str | None:
+    """The type of the first thing in `value` that YAML and JSON cannot hold, None where they can hold all."""
     if isinstance(value, dict):
-        return all(isinstance(name, str) and _is_plain(item) for name, item in value.items())
-    return all(map(_is_plain, value)) if isinstance(value, list | tuple) else value is None or isinstance(value, bool | int | float | str)
+        keys = (f"key of type {type(name).__name__}" for name in value if not isinstance(name, str))
+        return next(keys, None) or _unwritable(list(value.values()))
+    if isinstance(value, list | tuple):
+        return next(filter(None, map(_unwritable, value)), None)
+    return None if value is None or type(value) in (bool, int, float, str) else type(value).__name__
 
 
 def _plain(value: Any) -> Any:

@@ -71,7 +71,8 @@ class Gaussian(Head):
         self.log_std = nn.Parameter(torch.full((self.num_outputs,), math.log(initial_std)))
         self.min_log_std, self.max_log_std = min_log_std, max_log_std
         low, high = space.low.flatten().astype(np.float64), space.high.flatten().astype(np.float64)
-        scaled = high - low <= MAX_WIDTH
+        with np.errstate(over="ignore"):
+            scaled = high - low <= MAX_WIDTH
         self.bounded = bool(scaled.all())
         self.is_clipped = bool((scaled | np.isfinite(low) | np.isfinite(high)).any())
         self.is_scaled = bool((scaled & ((low != -1) | (high != 1))).any())
@@ -141,7 +142,7 @@ class TanhGaussian(Gaussian):
     def __init__(self, space: Box, initial_std: float = 1.0) -> None:
         super().__init__(space, initial_std)
         if not self.bounded:
-            raise UsageError(f"a tanh-squashed policy needs a bounded Box action space, this one is {space}")
+            raise UsageError(f"a tanh-squashed policy needs a bounded Box action space, at most {MAX_WIDTH:g} wide, this one is {space}")
 
     def sample(self, output: Array, rng: CounterRandom) -> tuple[Array, Array]:
         action, log_prob = super().sample(output, rng)
@@ -231,7 +232,7 @@ def make_head(space: gymnasium.Space, squash: bool = False, initial_std: float =
         if space.start != 0:
             raise UsageError(f"{algorithm} numbers actions from 0, this space is {space}")
         return Categorical(int(space.n))
-    if isinstance(space, MultiDiscrete):
+    if isinstance(space, MultiDiscrete) and space.nvec.size:
         if space.nvec.ndim != 1 or space.start.any():
             raise UsageError(f"{algorithm} numbers choices from 0 and in one row, this space is {space}")
         return MultiCategorical(tuple(int(n) for n in space.nvec))

@@ -3,6 +3,7 @@
 import importlib.metadata
 import itertools
 import json
+import logging
 import os
 import platform
 import re
@@ -74,9 +75,15 @@ def write_run_info(folder: Path, config: dict[str, Any], argv: list[str]) -> Non
 
 
 def note_resume(folder: Path, config: dict[str, Any], argv: list[str]) -> None:
-    """config.yaml becomes that of the run as it goes on; command.txt gets another line."""
-    _write(folder, "config.yaml", _as_yaml(config))
-    _write(folder, "command.txt", _as_line(argv), "ab")
+    """config.yaml becomes that of the run as it goes on; command.txt gets another line. A full disk is a warning: the run can go on."""
+    new = folder / ".config.yaml.new"
+    try:
+        new.write_bytes(_as_yaml(config))
+        new.replace(folder / "config.yaml")
+        with (folder / "command.txt").open("ab") as file:
+            file.write(_as_line(argv))
+    except OSError as error:
+        logging.getLogger("gpurl").warning("config.yaml and command.txt of %s stay as they were: %s", folder, error)
 
 
 def _as_yaml(config: dict[str, Any]) -> bytes:
@@ -87,10 +94,9 @@ def _as_line(argv: list[str]) -> bytes:
     return f"{shlex.join(argv)}\n".encode()
 
 
-def _write(folder: Path, name: str, content: bytes, mode: str = "wb") -> None:
+def _write(folder: Path, name: str, content: bytes) -> None:
     try:
-        with (folder / name).open(mode) as file:
-            file.write(content)
+        (folder / name).write_bytes(content)
     except OSError as error:
         raise UsageError(f"cannot write {folder / name}: {error.strerror}; choose another place with --run-dir") from error
 
@@ -113,7 +119,8 @@ def _versions() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = None
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    return found | {"cuda": torch.version.cuda, "platform": platform.platform(), "cpus": os.cpu_count(), "devices": gpus or ["cpu"]}
+    found |= {"cuda": torch.version.cuda, "platform": platform.platform(), "cpus": os.cpu_count(), "devices": gpus or ["cpu"]}
+    return found | {"threads": torch.get_num_threads()}
 
 
 def _git_diff() -> bytes | None:

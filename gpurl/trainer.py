@@ -218,8 +218,17 @@ class Trainer:
         }
 
     def restore(self, parts: dict[str, dict[str, Any]]) -> None:
-        """Continue exactly from a checkpoint's parts; where the environment cannot restore a state, its episodes begin anew."""
-        self._check_fits(parts)
+        """Continue exactly from a checkpoint's parts; where the environment cannot restore a state, its episodes begin anew.
+
+        CheckpointError when they are of something else or lack a part.
+        """
+        try:
+            self._check_fits(parts)
+            self._restore(parts)
+        except KeyError as error:
+            raise CheckpointError(f"the checkpoint has no {error}: it was written by another version of gpurl") from error
+
+    def _restore(self, parts: dict[str, dict[str, Any]]) -> None:
         self.algorithm.load_state_dict(parts["model"])
         self.algorithm.load_extra_state(parts["training"])
         saved = parts["trainer"]

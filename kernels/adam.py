@@ -168,7 +168,8 @@ def adam_step_triton(state: AdamState, gradient: Tensor, learning_rate: Tensor, 
 def _adam_step_cpu(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> Tensor:
     """torch's own fused CPU kernel: the reference's twenty passes over the parameters in one."""
     flat = gradient.numpy()
-    norm = math.sqrt(np.dot(flat, flat))
+    with np.errstate(over="ignore", invalid="ignore"):  # found below
+        norm = math.sqrt(np.dot(flat, flat))
     if not math.isfinite(norm):
         return torch.tensor(norm)
     state.step.numpy()[...] += 1

@@ -189,14 +189,15 @@ class CounterRandom:
         return self._draw(random_uniform, shape).mul_(high - low).to(torch.int64).clamp_(max=high - low - 1).add_(low)
 
     def _draw(self, kernel: Any, shape: tuple[int, ...]) -> Tensor:
-        if self._host_step is not None:
+        step = self._host_step if host_may_look(self.device) else None
+        if step is not None:
             first, blocks, words = self._ahead.get((kernel, self.offset, shape), (0, (), 0))
-            if 0 <= self._host_step - first < len(blocks):
+            if 0 <= step - first < len(blocks):
                 self.offset += words
-                return blocks[self._host_step - first]  # the caller may overwrite it: no number is drawn twice
+                return blocks[step - first]  # the caller may overwrite it: no number is drawn twice
         count = math.prod(shape)
-        if self._host_step is not None and 0 < self.num_envs * count <= FEW_NUMBERS:
-            numbers = self._draw_ahead(kernel, shape, self._host_step)
+        if step is not None and 0 < self.num_envs * count <= FEW_NUMBERS:
+            numbers = self._draw_ahead(kernel, shape, step)
         else:
             numbers = kernel(self.key, self.gamma, self.step, self.offset, count).reshape(self.num_envs, *shape)
         self.offset += (count + 1) // 2
@@ -214,7 +215,7 @@ class CounterRandom:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole state: constants and counter."""
-        return {"key": self.key, "gamma": self.gamma, "step": self.step}
+        return {"key": self.key, "gamma": self.gamma, "step": self.step.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from `state_dict()` of a generator with as many streams."""

@@ -53,3 +53,6 @@ class Endless(RandomWalk):
     def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
         next_state, reward, terminated = super().transition(state, action, rng)
         return {"x": 0.5 * next_state["x"]}, reward, torch.zeros_like(terminated)
+
+    def scripted_action(self, obs: Tensor) -> Tensor:
+        return torch.zeros(obs.shape[0], 2)

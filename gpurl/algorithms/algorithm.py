@@ -45,6 +45,12 @@ class Algorithm(ABC, nn.Module):
         self.observation_space, self.action_space = observation_space, action_space
         self.num_envs, self.device = num_envs, device
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Algorithm":
+        raise TypeError(
+            f"{type(self).__name__} shares memory between weights, optimiser and arrays, which a copy would tear apart: "
+            "make another one (make_algorithm, gpurl.load) and give it the state_dict()"
+        )
+
     @abstractmethod
     def initial_carry(self, num_envs: int) -> Carry:
         """Memory at the start of an episode: () or tensors [num_envs, H]."""

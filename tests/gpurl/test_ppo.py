@@ -1,5 +1,6 @@
 """PPO and A2C: known values, exact replay of what was acted, masked rows, and the settings that must have an effect."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -164,11 +165,20 @@ def test_single_numbers_are_seen_and_done() -> None:
     env.single_action_space = Box(-2.0, 2.0, (), np.float32)
     env.single_observation_space = Box(-9.0, 9.0, (), np.float32)
     env.observe = lambda state: state["x"][:, 0]  # type: ignore[method-assign]
+    actions = []
     for in_numpy in (True, False):
         algorithm = make(env)
         algorithm.host_network = algorithm.host_network if in_numpy else None
         run_updates(algorithm, env, 2)
-        assert algorithm.act(torch.zeros(8)).action.shape == (8,)
+        actions.append(algorithm.act(torch.linspace(-3.0, 3.0, 8)).action)
+        assert actions[-1].shape == (8,)
+        assert bool((actions[-1].abs() <= 2.0).all())
+    torch.testing.assert_close(*actions, rtol=1e-3, atol=1e-3)
+
+
+def test_an_algorithm_is_not_copied_apart() -> None:
+    with pytest.raises(TypeError, match="PPO shares memory"):
+        copy.deepcopy(make(RandomWalk(8)))
 
 
 def test_final_value_by_rows_equals_final_value_by_mask() -> None:

@@ -141,10 +141,10 @@ def test_without_git_there_is_no_diff(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_full_disk_at_the_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Path, mode: str = "r") -> None:
+    def fail(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(Path, "open", fail)
+    monkeypatch.setattr(Path, "write_bytes", fail)
     with pytest.raises(UsageError, match=r"cannot write .*config.yaml: No space left on device; choose another place with --run-dir"):
         info(tmp_path / "run", monkeypatch, tmp_path)
 

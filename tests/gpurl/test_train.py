@@ -16,6 +16,7 @@ import torch
 import gpurl
 from gpurl.api import make_trainer, resume, train
 from gpurl.checkpoint import latest_checkpoint, list_checkpoints, load_checkpoint
+from gpurl.cli import main
 from gpurl.config import make_settings
 from gpurl.errors import CheckpointError, EnvError, NonFiniteError, UsageError
 from gpurl.statistics import EpisodeStatistics
@@ -106,21 +107,30 @@ def test_resume_is_not_having_stopped(tmp_path: Path, algorithm: str, env: str, 
     assert_same(state_of(whole.folder), state_of(resumed.folder))
 
 
-def test_a_resumed_run_writes_down_how_it_goes_on(tmp_path: Path) -> None:
+def test_a_resumed_run_writes_down_how_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = small_run(tmp_path / "run", 2).folder
     resume(folder, total_steps=3 * ITERATION)
     from gpurl.config import read_config
 
     assert read_config(folder / "config.yaml")["total_steps"] == 3 * ITERATION
     assert len((folder / "command.txt").read_text().splitlines()) == 2
+    assert main(["train", "--config", str(folder / "config.yaml"), f"root={tmp_path / 'again'}"]) == 0
+    (folder / "config.yaml").chmod(0o400)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", lambda path, content: (_ for _ in ()).throw(OSError(28, "No space left on device", str(path))))
+        resume(folder, total_steps=4 * ITERATION)  # with a warning
+    assert read_config(folder / "config.yaml")["total_steps"] == 3 * ITERATION
     with pytest.raises(UsageError, match=r"goes on in its own folder, .*run: leave out run_dir .*elsewhere"):
         resume(folder, run_dir=str(tmp_path / "elsewhere"))
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_objects_are_no_settings(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"env option env is a function; .* Give the path of a module"):
+    with pytest.raises(UsageError, match=r"env option env holds a function; .* goes into a module of your own"):
         train("ppo", "gymnasium_cpu", env_options={"env": lambda: None}, run_dir=str(tmp_path / "run"))
+    with pytest.raises(UsageError, match=r"env option task_options holds a Generator"):
+        make_settings("ppo", "gymnasium_cpu:Pendulum-v1", env_options={"task_options": {"g": [1.0, np.random.default_rng()]}})
+    assert make_settings("ppo", "chasing", env_options={"dim": np.int64(3)}, num_envs=np.int64(4)).to_dict()["env_options"] == {"dim": 3}
     assert not (tmp_path / "run").exists()
 
 
@@ -140,6 +150,7 @@ def test_endless_episodes_end_the_evaluation_and_not_the_training(tmp_path: Path
     run = small_run(tmp_path / "run", 2, env="tests.tiny_envs:Endless", eval_every=ITERATION)
     assert run.outcome.steps == 2 * ITERATION
     assert run.outcome.evaluation == {}
+    assert (run.folder / "learning_curve.png").exists()
     told = capsys.readouterr().err
     assert told.count("no more evaluations: Endless: episodes of 4 of 4 environments did not end in 20000 steps") == 1
 
@@ -292,7 +303,6 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"num_envs 16, this run 32"):
         resume(tmp_path / "run", num_envs=32, total_steps=10**4)
     from gpurl.api import run
-    from gpurl.config import make_settings
 
     values = {**SMALL, "run_dir": str(tmp_path / "run"), "total_steps": 10**4}
     with pytest.raises(CheckpointError, match=r"algorithm ppo, this run a2c"):
