@@ -3,7 +3,7 @@
 from typing import Any
 
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {
-    ("ppo", "chasing"): {"num_envs": 4096, "horizon": 32, "minibatches": 16, "gamma": 0.99, "initial_std": 0.5},
+    ("ppo", "chasing"): {"num_envs": 4096, "horizon": 32, "minibatches": 16, "gamma": 0.99, "initial_std": 0.5, "entropy_coef": 0.005},
     ("ppo", "cart_pole"): {"num_envs": 1024, "horizon": 16, "total_steps": 1_000_000, "learning_rate": 2e-3, "schedule": "linear"},
     ("a2c", "cart_pole"): {"num_envs": 16, "horizon": 16, "total_steps": 500_000, "learning_rate": 1e-3, "schedule": "linear"},
     ("ppo", "pendulum"): {"num_envs": 1024, "horizon": 16, "total_steps": 1_000_000, "gamma": 0.95},
