@@ -37,6 +37,7 @@ def test_only_a_memory_balances_without_velocities(tmp_path: Path, memory: str, 
         "num_envs": 256,
         "horizon": 32,
         "total_steps": 1_000_000,
+        "learning_rate": 1e-3,
         "network": {"memory": memory},
         "env_options": {"velocities": False},
     }
