@@ -1,6 +1,8 @@
 """The numpy vector environment behind gymnasium_cpu: how it is made, how it is closed, and what went wrong in which environment."""
 
 import importlib
+import os
+import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +11,9 @@ from multiprocessing.connection import wait
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import Box
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from gpurl.envs._envpool import EnvPool
@@ -20,23 +24,41 @@ VECTORIZATIONS = ("sync", "async", "vector", "envpool")
 
 
 class Watched(gymnasium.Wrapper):
-    """Environment number `index`; an exception in it becomes an EnvError that says so and can travel between processes."""
+    """Environment number `index`; an exception in it becomes an EnvError that says so and can travel between processes.
 
-    def __init__(self, make: MakeEnv, index: int) -> None:
+    In a process of its own it leaves Ctrl-C, which a terminal sends to all processes, to the trainer.
+    """
+
+    def __init__(self, make: MakeEnv, index: int, trainer_pid: int) -> None:
+        if os.getpid() != trainer_pid:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         super().__init__(make())
         self.index = index
+        space = self.env.observation_space
+        self._shape = space.shape if isinstance(space, Box) else None  # of other spaces Gymnasium itself tells what does not fit
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         try:
-            return self.env.reset(**options)
+            result = self.env.reset(**options)
         except Exception:
             raise EnvError(f"environment {self.index} failed in reset:\n{traceback.format_exc()}") from None
+        self._check_shape("reset", result[0])
+        return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         try:
-            return self.env.step(action)
+            result = self.env.step(action)
         except Exception:
             raise EnvError(f"environment {self.index} failed in step:\n{traceback.format_exc()}") from None
+        self._check_shape("step", result[0])
+        return result
+
+    def _check_shape(self, call: str, obs: Any) -> None:
+        if self._shape is not None and np.shape(obs) != self._shape:
+            raise EnvError(
+                f"environment {self.index} failed in {call}: wanted an observation of shape {self._shape}, as {self.env} says, "
+                f"got {np.shape(obs)}"
+            )
 
 
 def find_spec(task: str) -> EnvSpec:
@@ -69,7 +91,7 @@ def make_task(spec: EnvSpec, num_envs: int, vectorization: str, options: dict[st
 
 def make_copies(make: MakeEnv, name: str, num_envs: int, vectorization: str) -> VectorEnv:
     """`num_envs` environments of what `make` returns, in this process or in one each."""
-    makers = [partial(Watched, make, index) for index in range(num_envs)]
+    makers = [partial(Watched, make, index, os.getpid()) for index in range(num_envs)]
     with _explained(name):
         if vectorization == "sync":
             return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -112,9 +134,6 @@ def kill(env: VectorEnv) -> None:
         env.close()
         return
     for process in processes:
-        process.terminate()
-    for process in processes:
-        process.join(timeout=5.0)
         process.kill()
         process.join()
     for pipe in inner.parent_pipes:

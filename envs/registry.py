@@ -9,7 +9,7 @@ import torch
 
 from gpurl.discovery import find_class, module_names
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import UsageError, did_you_mean
+from gpurl.errors import EnvError, UsageError, did_you_mean
 
 NOT_ENVS = frozenset({"registry", "single_env", "vec_env", "torch_env"})
 
@@ -24,6 +24,8 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
 
     What stands behind the colon is a task of an adapter that takes `task=`, or one of several classes of a module.
     """
+    if not isinstance(name, str):
+        raise UsageError(f"an environment is given by its name or module path, got a {type(name).__name__}: {name!r}")
     module_name, _, task = name.partition(":")
     if task and module_name in env_names():
         env_class = find_class(module_name, sys.modules["gpurl.envs"], VecEnv, "environment", NOT_ENVS)
@@ -53,5 +55,12 @@ def make_env(name: str, num_envs: int, device: torch.device | str = "cpu", seed:
     """Make `num_envs` environments of the task `name` on `device`; options are the task's own. Raises UsageError with near names."""
     env_class, named_options = resolve_env(name)
     check_options(name, env_class, options)
+    shared = {"num_envs", "device", "seed"}
+    parameters = inspect.signature(env_class).parameters.values()
+    missing = shared - {parameter.name for parameter in parameters}
+    if missing and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        raise EnvError(
+            f"{env_class.__name__}.__init__: wanted num_envs, device and seed among its arguments, {', '.join(sorted(missing))} missing"
+        )
     make: Callable[..., VecEnv] = env_class  # every task takes these three, and its own options
     return make(num_envs=num_envs, device=device, seed=seed, **named_options, **options)

@@ -8,10 +8,12 @@ environment's number and the step, not on the batch.
 from abc import abstractmethod
 from typing import Any
 
+import numpy as np
 import torch
+from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
-from gpurl.envs.vec_env import Timestep, VecEnv
+from gpurl.envs.vec_env import Timestep, VecEnv, check_tensor
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.random import CounterRandom
@@ -52,6 +54,8 @@ class TorchEnv(VecEnv):
         """[n, *obs] what the policy sees of `state`."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
+        if seed is not None and not isinstance(seed, (int, np.integer)):
+            raise UsageError(f"reset takes one seed, of which every environment draws its own numbers, got {seed!r}")
         if seed is not None:
             self._new_random(seed)
         fresh = self.initial_state(self._random)
@@ -69,8 +73,10 @@ class TorchEnv(VecEnv):
         return self.observe(self._state), {}
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
-        actions = torch.as_tensor(actions, device=self.device)  # Gymnasium's own action_space.sample() gives an array
-        next_state, reward, terminated = self.transition(self._state, actions, self._random)
+        next_state, reward, terminated = self.transition(self._state, self._checked_action(actions), self._random)
+        where = f"{type(self).__name__}.transition"
+        check_tensor(f"{where}: reward", reward, (self.num_envs,), torch.float32, self.device)
+        check_tensor(f"{where}: terminated", terminated, (self.num_envs,), torch.bool, self.device)
         self.episode_length_buf += 1
         if self.max_episode_steps is None:
             truncated = torch.zeros_like(terminated)
@@ -99,6 +105,22 @@ class TorchEnv(VecEnv):
         """Set the episode clocks [N] int64 so that time limits do not all fall on one step; the first, cut episodes are not counted."""
         self.episode_length_buf.copy_(clocks)
         self._episode_start.copy_(clocks)
+
+    def _checked_action(self, actions: Any) -> Tensor:
+        """Tensor [N, *action], float32 or int64, of what was given: Gymnasium's own action_space.sample() is an array."""
+        if not self._state:
+            raise UsageError(f"{type(self).__name__}.step: reset() comes before the first step")
+        action, name, space = torch.as_tensor(actions, device=self.device), f"{type(self).__name__}.step", self.single_action_space
+        shape, dtype = (self.num_envs, *(space.shape or ())), torch.float32 if isinstance(space, Box) else torch.int64
+        if action.shape != shape:
+            raise UsageError(f"{name}: wanted actions of shape {shape}, got {tuple(action.shape)}")
+        if action.is_floating_point() != dtype.is_floating_point:
+            raise UsageError(f"{name}: wanted actions of {space}, got {action.dtype}")
+        if isinstance(space, Discrete) and host_may_look(self.device):
+            low, high = int(space.start), int(space.start + space.n - 1)
+            if not low <= int(action.min()) <= int(action.max()) <= high:
+                raise UsageError(f"{name}: wanted actions from {low} to {high}, got {int(action.min())} to {int(action.max())}")
+        return action.to(dtype)
 
     def _new_random(self, seed: int) -> None:
         self._random = CounterRandom(seed, self.num_envs, self.device)

@@ -7,12 +7,13 @@ next one and `info["final_obs"]` holds the true successor.
 from typing import Any, NamedTuple
 
 import gymnasium
+import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from gpurl.errors import UsageError
+from gpurl.errors import EnvError, UsageError
 
 
 class Timestep(NamedTuple):
@@ -44,9 +45,12 @@ class VecEnv(gymnasium.vector.VectorEnv):
     episode_length_buf: Tensor  # [N] int64 clocks, settable: staggered starts
 
     def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
-        if num_envs < 1:
-            raise UsageError(f"num_envs must be at least 1, got {num_envs}")
-        self.num_envs = num_envs
+        if not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
+            raise UsageError(f"num_envs must be a whole number of at least 1, got {num_envs!r}")
+        for key in ("single_observation_space", "single_action_space"):
+            if not isinstance(space := getattr(self, key, None), gymnasium.Space):
+                raise EnvError(f"{type(self).__name__}.{key}: wanted a gymnasium.Space, got {space!r}")
+        self.num_envs = int(num_envs)
         self.device = torch.device(device)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -69,3 +73,21 @@ class VecEnv(gymnasium.vector.VectorEnv):
         """Continue from `state_dict()` of an env with as many environments."""
         if state:
             raise NotImplementedError(f"{type(self).__name__} cannot restore a state")
+
+
+def check_tensor(where: str, value: object, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """EnvError that begins with `where`, unless `value` is a tensor of this shape and dtype on `device`; costs a device nothing."""
+    # the common case is one line of comparisons; whatever differs is looked at again, and named
+    if type(value) is Tensor and value.shape == shape and value.dtype == dtype and value.device == device:
+        return
+    if not isinstance(value, Tensor):
+        got = "nothing" if value is None else f"a {type(value).__name__}"
+    elif value.shape != shape:
+        got = f"shape {tuple(value.shape)}"
+    elif value.dtype != dtype:
+        got = str(value.dtype)
+    elif value.device.type != device.type or device.index not in (None, value.device.index):
+        got = f"a tensor on {value.device}"
+    else:
+        return
+    raise EnvError(f"{where}: wanted a tensor of shape {shape}, {dtype}, on {device}, got {got}")

@@ -1,6 +1,7 @@
 """What a user calls from Python: `train` runs one job from its settings to its learning curve; `evaluate_run` plays a trained policy."""
 
 import logging
+import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from gpurl.evaluator import evaluate, greedy, scripted
 from gpurl.host_network import FEW_ROWS
 from gpurl.host_settings import keep_large_blocks
 from gpurl.logger import Logger
-from gpurl.plot import plot_curve
+from gpurl.plot import note_references, plot_curve
 from gpurl.policy import Policy, load
 from gpurl.run_folder import create_run_folder, lock_run, note_resume, write_run_info
 from gpurl.trainer import EVAL_SEED, Outcome, Trainer
@@ -43,20 +44,31 @@ def train(algorithm: str = "ppo", env: str = "chasing", **settings: Any) -> Run:
     """Train `algorithm` on `env` and return the run.
 
     settings: any field of `gpurl.config.TrainConfig` and of the algorithm's config, and `env_options`, a dict of the task's own options.
-    `gpurl train ALGORITHM ENV --help` lists them. Raises UsageError, EnvError, NonFiniteError or CheckpointError (gpurl.errors).
+    `gpurl train ALGORITHM ENV --help` lists them. Raises UsageError, EnvError, NonFiniteError or CheckpointError (gpurl.errors). After
+    SIGINT or SIGTERM the run is saved, then the signal goes to the caller: KeyboardInterrupt, or the caller's own handler.
     """
-    return run(make_settings(algorithm, env, **settings))
+    return _signals_passed_on(run(make_settings(algorithm, env, **settings)))
 
 
 def resume(path: str | Path, **changes: Any) -> Run:
-    """Go on with the run in `path` from its latest good checkpoint; `changes` are settings that may change, total_steps above all."""
+    """Go on with the run in `path` from its latest good checkpoint; `changes` are settings that may change, total_steps above all.
+
+    Raises as `train` does.
+    """
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"there is no run folder {folder}")
     parts, _ = load_checkpoint(folder)
     saved = parts["meta"]["settings"]
     values = merge({name: value for name, value in saved.items() if name not in ("algorithm", "env")}, changes)
-    return run(make_settings(saved["algorithm"], saved["env"], **values), resume_from=folder)
+    return _signals_passed_on(run(make_settings(saved["algorithm"], saved["env"], **values), resume_from=folder))
+
+
+def _signals_passed_on(finished: Run) -> Run:
+    """`finished`, unless a signal ended it: a sweep around the run must end too."""
+    if finished.outcome.signal_number is not None:
+        signal.raise_signal(finished.outcome.signal_number)
+    return finished
 
 
 def run(settings: Settings, resume_from: Path | None = None, command: list[str] | None = None) -> Run:
@@ -83,7 +95,9 @@ def run(settings: Settings, resume_from: Path | None = None, command: list[str] 
             outcome, baseline = _run_logged(trainer, eval_env)
     finally:
         torch.set_num_threads(threads)
-    trainer.env.close()
+        for each in (trainer.env, eval_env):
+            if each is not None:
+                each.close()
     return Run(trainer.folder, outcome, baseline)
 
 
@@ -119,11 +133,11 @@ def _run_logged(trainer: Trainer, eval_env: VecEnv | None) -> tuple[Outcome, dic
         with suppress(EndlessEpisodeError):
             baseline = evaluate(act, eval_env, config.eval_episodes, seed=EVAL_SEED)
     try:
-        plot_curve(trainer.folder, {"scripted policy": baseline["eval/mean_reward"]} if baseline else None)
+        if baseline:
+            note_references(trainer.folder, {"scripted policy": baseline["eval/mean_reward"]})
+        plot_curve(trainer.folder)
     except GpurlError as error:  # a full disk: the training is done and must not fail for its picture
         logging.getLogger("gpurl").warning("no learning curve: %s", error)
-    if eval_env is not None:
-        eval_env.close()
     return outcome, baseline
 
 
@@ -158,7 +172,8 @@ def evaluate_run(
         raise UsageError(f"episodes must be at least 1, got {episodes}")
     chosen = choose_device(device)
     policy = load(path, str(chosen), best=best)
-    env = make_env(policy.settings["env"], episodes, chosen, seed, **policy.settings["env_options"])
+    count = min(episodes, policy.settings["num_envs"])  # an environment may be a process
+    env = make_env(policy.settings["env"], count, chosen, seed, **policy.settings["env_options"])
     carry = policy.algorithm.initial_carry(env.num_envs)
     try:
         return evaluate(greedy(policy.algorithm), env, episodes, carry, seed)

@@ -16,7 +16,7 @@ NUMBER = r"[-+]?[\d._]+([eE][-+]?\d+)?"
 
 def parse_train(words: list[str]) -> tuple[Settings, Path | None]:
     """(settings, run folder to resume or None)."""
-    words = [word for original in words for word in _spelled_out(original)]
+    words = _switches([word for original in words for word in _spelled_out(original)])
     words, resume = _take_option(words, "--resume")
     words, config = _take_option(words, "--config")
     names, flags = _positionals(words)
@@ -43,13 +43,28 @@ def _spelled_out(word: str) -> list[str]:
     if match:
         name, value = match[1], match[2]
         if value.lower() in ("true", "false"):
-            head, _, last = name.rpartition(".")
-            return [f"--{head + '.' if head else ''}{'' if value.lower() == 'true' else 'no-'}{last}"]
+            return [_switch(name, value)]
         parts = [part.strip() for part in value.strip("[]()").split(",")]
         if value[:1] not in ("[", "(") and not all(re.fullmatch(NUMBER, part) for part in parts):
             parts = [value]  # a path may hold a comma
         return [f"--{name}", *map(_number, parts)]
     return [_number(word)]
+
+
+def _switches(words: list[str]) -> list[str]:
+    """`--quiet true` as `--quiet`, `--quiet false` as `--no-quiet`."""
+    result: list[str] = []
+    for word in words:
+        if word.lower() in ("true", "false") and result and result[-1].startswith("--"):
+            result[-1] = _switch(result[-1][2:], word)
+        else:
+            result.append(word)
+    return result
+
+
+def _switch(name: str, value: str) -> str:
+    head, dot, last = name.rpartition(".")
+    return f"--{head}{dot}{'' if value.lower() == 'true' else 'no-'}{last}"
 
 
 def _number(word: str) -> str:

@@ -4,15 +4,20 @@ import dataclasses
 import re
 import typing
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import yaml
 
+from gpurl.checks import check_choices, check_numbers
 from gpurl.errors import UsageError, did_you_mean
+from gpurl.logger import ALIASES
 
-LEAST = {"num_envs": 1, "total_steps": 1, "keep_checkpoints": 1, "threads": 1, "eval_every": 1, "eval_episodes": 0, "seed": 0}
+LEAST = {
+    **{"num_envs": 1, "total_steps": 1, "keep_checkpoints": 1, "threads": 1, "eval_every": 1},
+    **{"eval_episodes": 0, "seed": 0, "log_every": 0},
+}
 
 
 @dataclass(frozen=True)
@@ -58,12 +63,10 @@ class TrainConfig:
     """Print nothing but errors."""
 
     def __post_init__(self) -> None:
-        if self.nan not in ("stop", "skip"):
-            raise UsageError(f"nan is {self.nan!r}; it must be stop or skip")
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(f"{name} must be at least {least}, got {value}")
+        check_choices(self, {"nan": ("stop", "skip"), "tag_style": tuple(ALIASES)})
+        check_numbers(self, LEAST, above_zero=("max_seconds",))
+        if self.stop_return is not None and self.eval_episodes == 0:
+            raise UsageError(f"stop_return {self.stop_return} needs evaluations, but eval_episodes is 0: they would never be played")
         parse_interval(self.save_every)
 
 
@@ -163,6 +166,8 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
 
     if isinstance(value, np.generic):
         value = value.item()
+    elif isinstance(value, PurePath) or type(value).__module__ == "torch":
+        value = str(value)  # run_dir=Path(...), device=torch.device(...)
     if isinstance(value, int) and not isinstance(value, bool) and "float" in str(hint):
         value = float(value)
     elif isinstance(value, float) and value.is_integer() and hint in (int, int | None):
@@ -172,7 +177,17 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     try:
         return typeguard.check_type(value, hint)
     except typeguard.TypeCheckError:
-        raise UsageError(f"{name} is {value!r}; it must be {getattr(hint, '__name__', hint)}") from None
+        raise UsageError(f"{name} is {value!r}; it must be {_in_words(hint)}") from None
+
+
+def _in_words(hint: Any) -> str:
+    """`int`, `float or None`, `a list of int`."""
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple:
+        return f"a list of {_in_words(parts[0])}"
+    if parts and typing.get_origin(hint) is not dict:
+        return " or ".join(map(_in_words, parts))
+    return "None" if hint is type(None) else str(getattr(hint, "__name__", hint))
 
 
 def _hints(kind: type) -> dict[str, Any]:

@@ -149,14 +149,23 @@ class TanhGaussian(Gaussian):
         return action, log_prob - self._log_slope(action)
 
     def evaluate(self, output: Array, action: Array) -> tuple[Array, Array, Backward]:
-        """The entropy is the Gaussian's plus the mean log slope at the mode: the squashed one has no closed form."""
+        """The squashed entropy, H(u) + E[log slope at u], has no closed form: of each row this is the estimate by its own action.
+
+        Its mean over actions of the policy is the entropy. What `backward` gives for it is the slope along u = output + std z with z kept,
+        whose mean is the entropy's slope.
+        """
+        xp, (unbounded, log_std_gradient) = namespace(output), self._own_log_std(output)
         log_prob, entropy, gaussian_backward = super().evaluate(output, action)
+        log_slope = self._log_slope(action)
 
         def backward(log_prob_slope: Array, entropy_slope: Array) -> Array:
             gradient = gaussian_backward(log_prob_slope, entropy_slope)
-            return gradient - 2.0 * entropy_slope[..., None] * namespace(output).tanh(output)  # tanh's log slope has the slope -2 tanh
+            of_action = -2.0 * entropy_slope[..., None] * xp.tanh(action)  # the log slope of tanh has the slope -2 tanh
+            is_free = clip(unbounded, self.min_log_std, self.max_log_std) == unbounded
+            xp.add(log_std_gradient, (of_action * (action - output)).sum(0) * is_free, out=log_std_gradient)
+            return gradient + of_action
 
-        return log_prob - self._log_slope(action), entropy + self._log_slope(output), backward
+        return log_prob - log_slope, entropy + log_slope, backward
 
     def to_env(self, action: Array) -> Array:
         return super().to_env(namespace(action).tanh(action))
@@ -228,6 +237,8 @@ def make_head(space: gymnasium.Space, squash: bool = False, initial_std: float =
     """The head for `space`; UsageError names the space where there is none."""
     if isinstance(space, Box) and space.low.size:
         return (TanhGaussian if squash else Gaussian)(space, initial_std)
+    if squash:
+        raise UsageError(f"squash is for continuous actions, a Box; this action space is {space}")
     if isinstance(space, Discrete):
         if space.start != 0:
             raise UsageError(f"{algorithm} numbers actions from 0, this space is {space}")

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpurl.envs.vec_env import Timestep, VecEnv
+from gpurl.envs.vec_env import Timestep, VecEnv, check_tensor
 from gpurl.errors import EnvError
 
 IMAGE = np.dtype(np.uint8)
@@ -13,13 +13,15 @@ IMAGE = np.dtype(np.uint8)
 def check_reset(env: VecEnv, obs: Tensor) -> None:
     """EnvError unless obs [N, *obs] is what `env.reset` must return."""
     space = env.single_observation_space
-    _check(env, "reset", "obs", obs, (env.num_envs, *(space.shape or ())), torch.uint8 if space.dtype == IMAGE else torch.float32)
+    dtype = torch.uint8 if space.dtype == IMAGE else torch.float32
+    check_tensor(f"{type(env).__name__}.reset: obs", obs, (env.num_envs, *(space.shape or ())), dtype, env.device)
 
 
 def check_step(env: VecEnv, timestep: Timestep) -> None:
     """EnvError naming the key, what was wanted and what was got, unless `timestep` has the form that `gpurl.envs.vec_env` sets."""
+    name = type(env).__name__
     if not isinstance(timestep, Timestep):
-        raise EnvError(f"{type(env).__name__}.step: wanted a gpurl.envs.vec_env.Timestep, got a {type(timestep).__name__}")
+        raise EnvError(f"{name}.step: wanted a gpurl.envs.vec_env.Timestep, got a {type(timestep).__name__}")
     space, device = env.single_observation_space, env.device
     shape, dtype = (env.num_envs, *(space.shape or ())), torch.uint8 if space.dtype == IMAGE else torch.float32
     row = (env.num_envs,)
@@ -32,25 +34,8 @@ def check_step(env: VecEnv, timestep: Timestep) -> None:
         ("info['final_obs']", info.get("final_obs"), shape, dtype),
     ]
     if "_episode" not in info or not {"r", "l"} <= set(info.get("episode", ())):
-        raise EnvError(f"{type(env).__name__}.step: wanted info['episode'] with r and l and info['_episode'], got {sorted(info)}")
+        raise EnvError(f"{name}.step: wanted info['episode'] with r and l and info['_episode'], got {sorted(info)}")
     if "valid" in info:
         wanted.append(("info['valid']", info["valid"], row, torch.bool))
     for key, value, value_shape, value_dtype in wanted:
-        # the common case is one line of comparisons; whatever differs is looked at again, and named
-        if type(value) is not Tensor or value.shape != value_shape or value.dtype != value_dtype or value.device != device:
-            _check(env, "step", key, value, value_shape, value_dtype)
-
-
-def _check(env: VecEnv, call: str, key: str, value: object, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    if not isinstance(value, Tensor):
-        got = "nothing" if value is None else f"a {type(value).__name__}"
-    elif value.shape != shape:
-        got = f"shape {tuple(value.shape)}"
-    elif value.dtype != dtype:
-        got = str(value.dtype)
-    elif value.device.type != env.device.type or env.device.index not in (None, value.device.index):
-        got = f"a tensor on {value.device}"
-    else:
-        return
-    want = f"a tensor of shape {shape}, {dtype}, on {env.device}"
-    raise EnvError(f"{type(env).__name__}.{call}: {key}: wanted {want}, got {got}")
+        check_tensor(f"{name}.step: {key}", value, value_shape, value_dtype, device)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gpurl.algorithms.algorithm import Algorithm, episode_ends, restart_carry
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import EndlessEpisodeError
+from gpurl.errors import EndlessEpisodeError, NonFiniteError
 from gpurl.networks import Carry
 
 Act = Callable[[Tensor, Carry], tuple[Tensor, Carry]]
@@ -31,23 +31,40 @@ def scripted(env: VecEnv) -> Act | None:
     return None if function is None else lambda obs, carry: (function(obs), carry)
 
 
-def evaluate(act: Act, env: VecEnv, episodes: int, carry: Carry = (), seed: int = 0, max_steps: int = 20_000) -> dict[str, float]:
+class Stopped(Exception):
+    """The evaluation was left because `should_stop` said so."""
+
+
+def evaluate(
+    act: Act,
+    env: VecEnv,
+    episodes: int,
+    carry: Carry = (),
+    seed: int = 0,
+    max_steps: int = 20_000,
+    should_stop: Callable[[], object] = bool,
+) -> dict[str, float]:
     """Play `episodes` episodes (rounded up to a multiple of env.num_envs) and return their statistics, named as they are logged.
 
-    Raises EndlessEpisodeError when not all end within `max_steps` steps an episode.
+    Episodes whose return is NaN or infinite are counted apart, as eval/non_finite_episodes, and left out of the rest. Raises
+    EndlessEpisodeError when not all end within `max_steps` steps an episode, NonFiniteError when no return is finite.
     """
     wanted = -(-episodes // env.num_envs)
     obs, _ = env.reset(seed=seed)
     finished = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
-    sums = torch.zeros(4, dtype=torch.float64, device=env.device)  # episodes, returns, squared returns, lengths
+    sums = torch.zeros(5, dtype=torch.float64, device=env.device)  # finite ones, returns, squared returns, lengths; the others
     for step in range(max_steps * wanted):
+        if should_stop():
+            raise Stopped
         action, carry = act(obs, carry)
         timestep = env.step(action)
         obs, info = timestep.obs, timestep.info
         carry = restart_carry(carry, episode_ends(timestep))
         counts = info["_episode"] & (finished < wanted)
         returns, lengths = info["episode"]["r"].double(), info["episode"]["l"].double()
-        rows = torch.stack((torch.ones_like(returns), returns, returns.square(), lengths))
+        is_finite = returns.isfinite()
+        rows = torch.stack((is_finite, returns, returns.square(), lengths, ~is_finite))
+        rows[:4] = torch.where(is_finite, rows[:4], 0.0)
         sums += torch.where(counts, rows, 0.0).sum(1)
         finished += counts
         if step % LOOK_EVERY == LOOK_EVERY - 1 and bool((finished >= wanted).all()):
@@ -58,7 +75,10 @@ def evaluate(act: Act, env: VecEnv, episodes: int, carry: Carry = (), seed: int 
             f"{type(env).__name__}: episodes of {late} of {env.num_envs} environments did not end in {max_steps} steps; "
             "a time limit (max_episode_steps) ends them"
         )
-    count, total, squares, length = sums.tolist()
+    count, total, squares, length, non_finite = sums.tolist()
+    if not count:
+        raise NonFiniteError(f"{type(env).__name__}: the return of each of {non_finite:.0f} evaluation episodes is NaN or infinite")
     mean = total / count
     deviation = max(squares / count - mean * mean, 0.0) ** 0.5
-    return {"eval/mean_reward": mean, "eval/std_reward": deviation, "eval/mean_ep_length": length / count, "eval/episodes": count}
+    values = {"eval/mean_reward": mean, "eval/std_reward": deviation, "eval/mean_ep_length": length / count, "eval/episodes": count}
+    return values | ({"eval/non_finite_episodes": non_finite} if non_finite else {})

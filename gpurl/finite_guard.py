@@ -1,4 +1,4 @@
-"""Keeps NaN and infinity of an environment out of training, without a host sync.
+"""Keeps NaN and infinity of an environment out of training, without a host sync, and tells them from those of a policy that diverged.
 
 A row that holds one, or whose successor does, is marked as not valid and zeroed: it weighs nothing in targets, losses and statistics.
 The host learns of it at once on a CPU, and on a GPU with the next log entry.
@@ -11,7 +11,9 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.errors import NonFiniteError
 from gpurl.kernels.backend import host_may_look
 
-CHECKED = ("obs", "action", "reward", "final_value", "value", "log_prob")
+FROM_ENV, FROM_POLICY = ("obs", "reward"), ("action", "value", "log_prob")
+CHECKED = (*FROM_ENV, *FROM_POLICY, "final_value")  # the last comes of both: final_obs, seen by the policy
+NAMED_ENVS = 10
 
 
 class FiniteGuard:
@@ -21,6 +23,7 @@ class FiniteGuard:
         self.env_name = env_name
         self.first = torch.full((), -1, dtype=torch.int64, device=device)  # t * N + env of the first bad row
         self.count = torch.zeros((), dtype=torch.int64, device=device)
+        self.policy_diverged = torch.zeros((), dtype=torch.bool, device=device)  # it gave NaN where the environment gave none
 
     def clean(self, buffer: RolloutBuffer) -> Tensor | None:
         """Mark and zero bad rows; returns which environments had any, [N] bool, or None where the host saw that all is finite."""
@@ -43,22 +46,38 @@ class FiniteGuard:
         index = torch.where(flat.any(), flat.int().argmax(), -1)
         self.first.copy_(torch.where(self.first >= 0, self.first, index))
         self.count += flat.sum()
+        self.policy_diverged |= _any(bad, FROM_POLICY, rows) & ~_any(bad, FROM_ENV, rows)
         return rows.any(0)
 
     def metrics(self) -> dict[str, Tensor]:
         """0-d tensors for the host."""
-        return {"non_finite_rows": self.count.clone(), "first_non_finite": self.first.clone()}
+        numbers = {"non_finite_rows": self.count, "first_non_finite": self.first, "policy_diverged": self.policy_diverged.long()}
+        return {name: number.clone() for name, number in numbers.items()}
 
     def stop_if_bad(self, values: dict[str, float], num_envs: int, stop: bool, iteration: int, env_ids: list[int]) -> None:
-        """Raise NonFiniteError if `stop` and there were bad rows since the last call. values: `metrics()`, on the host."""
-        count, first = int(values.pop("non_finite_rows")), int(values.pop("first_non_finite"))
+        """Raise NonFiniteError if there were bad rows since the last call and `stop`, or if the policy itself diverged.
+
+        values: `metrics()`, on the host. env_ids: the environments with bad rows, where the host knows them.
+        """
+        count, first, policy_diverged = (int(values[name]) for name in ("non_finite_rows", "first_non_finite", "policy_diverged"))
         self.first.fill_(-1)
         self.count.zero_()
-        if count and stop:
-            where = ", ".join(map(str, env_ids)) if env_ids else str(first % num_envs)
+        self.policy_diverged.zero_()
+        at = f"iteration {iteration}, step {first // num_envs} of the rollout"
+        if policy_diverged:
             raise NonFiniteError(
-                f"environment {self.env_name!r} gave NaN or infinity {count} times "
-                f"(iteration {iteration}, step {first // num_envs} of the rollout, "
-                f"environments {where}); nothing of it was trained on. "
-                "To leave such steps out and go on: gpurl train --resume RUN --nan skip"
+                f"the policy gave NaN or infinity ({at}), the observations of {self.env_name!r} are finite: its weights diverged. "
+                "Go back to an older checkpoint (gpurl eval RUN shows the best) with a lower learning_rate or max_grad_norm"
             )
+        if count and stop:
+            named = ", ".join(map(str, env_ids[:NAMED_ENVS])) if env_ids else str(first % num_envs)
+            more = f" and {len(env_ids) - NAMED_ENVS} more" if len(env_ids) > NAMED_ENVS else ""
+            raise NonFiniteError(
+                f"environment {self.env_name!r} gave NaN or infinity {count} times ({at}, environments {named}{more}); nothing of it was "
+                "trained on. To leave such steps out and go on: gpurl train --resume RUN --nan skip"
+            )
+
+
+def _any(bad: dict[str, Tensor], names: tuple[str, ...], rows: Tensor) -> Tensor:
+    """0-d: whether any of `names` is bad in `rows` [T, N], the valid ones."""
+    return torch.stack([(bad[name] & rows).any() for name in names if name in bad] or [torch.zeros_like(rows).any()]).any()

@@ -1,4 +1,4 @@
-"""Turns SIGINT and SIGTERM into a request that the training loop honours between iterations; a second signal ends the process."""
+"""Turns SIGINT and SIGTERM into a request that training honours between steps of work; a second signal ends the process."""
 
 import os
 import signal

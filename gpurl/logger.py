@@ -13,8 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gpurl.errors import UsageError
-
 log = logging.getLogger("gpurl")  # not `warnings`: a filter that raises must not end a training
 
 QUEUE_LENGTH = 4096
@@ -192,8 +190,6 @@ class Logger:
     """Writes the scalars of one run; after a resume with `start_step` the files read as if the run had never been killed."""
 
     def __init__(self, folder: Path, tag_style: str = "sb3", start_step: int = 0) -> None:
-        if tag_style not in ALIASES:
-            raise UsageError(f"no tag style {tag_style!r}; choose one of {', '.join(ALIASES)}")
         self._style, self._start_step = tag_style, start_step
         self._lines, self._lines_alarm = _AppendFile(folder / "metrics.jsonl"), _Unfailing("metrics.jsonl")
         latest: dict[str, float] = {}

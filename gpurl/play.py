@@ -10,10 +10,11 @@ from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
 from gpurl.plot_episode import plot_episode
 from gpurl.policy import load
+from gpurl.run_folder import run_of
 
 
 def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: int = 0, max_steps: int = 20_000) -> Path:
-    """Play `episodes` greedy episodes one after the other, print each; returns the picture of the first, in the run folder."""
+    """Play `episodes` greedy episodes one after the other, print each; returns the picture of the first, in the run's folder."""
     if episodes < 1:
         raise UsageError(f"episodes must be at least 1, got {episodes}")
     chosen = choose_device(device)
@@ -21,7 +22,7 @@ def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: in
     env = make_env(policy.settings["env"], 1, chosen, seed, **policy.settings["env_options"])
     obs, _ = env.reset(seed=seed)
     frames: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-    played, picture = 0, Path(path) / "episode.png"
+    played, picture = 0, run_of(Path(path)) / "episode.png"
     for _ in range(max_steps * episodes):
         action = policy.act(obs)
         timestep = env.step(action)

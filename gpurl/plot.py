@@ -21,6 +21,7 @@ STYLE: dict[Any, Any] = {
     **{"font.family": "DejaVu Sans", "font.size": 9.5, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": "#999999"},
     **{"xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True},
 }
+REFERENCES = "references.json"
 SIDE_PANELS = (  # colour, and the label of each tag that may stand there; the first tag present is drawn
     (PURPLE, {"train/value_loss": "value loss", "train/critic_loss": "critic loss", "train/loss": "loss"}),
     (GREEN, {"train/approx_kl": "KL", "train/entropy_loss": "entropy loss", "train/ent_coef": "entropy weight"}),
@@ -28,15 +29,33 @@ SIDE_PANELS = (  # colour, and the label of each tag that may stand there; the f
 )
 
 
-def plot_curve(folder: Path, reference: dict[str, float] | None = None) -> Path:
-    """Draw `folder`/learning_curve.png from its metrics.jsonl; `reference` returns such as {"random": -1.2} become dashed lines."""
+def plot_curve(folder: Path) -> Path:
+    """Draw `folder`/learning_curve.png from its metrics.jsonl, with the returns of its references.json as dashed lines."""
     import matplotlib as mpl
 
     series = read_metrics(folder)
     with mpl.rc_context(STYLE):
         figure = new_figure(4.6, _title(folder))
-        _draw(figure, series, reference or {})
+        _draw(figure, series, _read_references(folder))
         return save_figure(figure, folder / "learning_curve.png")
+
+
+def note_references(folder: Path, returns: dict[str, float]) -> None:
+    """Keep `returns` such as {"scripted policy": 10.4} for the curve of the run in `folder`; GpurlError when the disk refuses."""
+    path = folder / REFERENCES
+    try:
+        path.write_text(f"{json.dumps(returns)}\n", encoding="utf-8")
+    except OSError as error:
+        raise GpurlError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _read_references(folder: Path) -> dict[str, float]:
+    """The returns kept by `note_references`, {} where there are none or the file is damaged."""
+    try:
+        returns = json.loads((folder / REFERENCES).read_text(encoding="utf-8"))
+        return {str(name): float(value) for name, value in returns.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def new_figure(height: float, title: str) -> "Figure":

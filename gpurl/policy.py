@@ -38,9 +38,17 @@ class Policy:
         return self._like(decision.action[0] if is_single else decision.action, obs)
 
     def value(self, obs: np.ndarray | Tensor) -> Any:
-        """Expected return from obs: a number for [*obs], [N] for [N, *obs]."""
+        """Expected return from obs: a number for [*obs], [N] for [N, *obs].
+
+        A policy with memory takes obs as what follows the observations it acted on: ask before `act(obs)`, not after it.
+        """
         batch, is_single = self._batch(obs)
-        value = self.algorithm.value(batch, self._carry or self.algorithm.initial_carry(batch.shape[0]))
+        carry = self._carry or self.algorithm.initial_carry(batch.shape[0])
+        if carry and carry[0].shape[0] != batch.shape[0]:
+            raise UsageError(
+                f"the policy remembers {carry[0].shape[0]} episodes, got {batch.shape[0]} observations; reset() empties its memory"
+            )
+        value = self.algorithm.value(batch, carry)
         return float(value[0]) if is_single else self._like(value, obs)
 
     def reset(self) -> None:

@@ -26,6 +26,7 @@ from gpurl.errors import CheckpointError, UsageError
 MAX_DIFF_BYTES = 1 << 20
 GIT_SECONDS = 10.0
 LOCK_SECONDS = 0.3  # a holder keeps its lock for hours: waiting longer helps nobody
+RUN_INFO = {"config.yaml", "command.txt", "versions.json", "git.diff", "run.lock", "run.pid"}
 PACKAGES = ("torch", "triton", "gpurl", "gymnasium", "numpy")
 
 
@@ -43,7 +44,7 @@ def create_run_folder(root: Path, env: str, algorithm: str, seed: int, name: str
 
 def _chosen_folder(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
+    if not {entry.name for entry in folder.iterdir()} <= RUN_INFO:  # those alone are of a run that failed before its first step
         raise UsageError(f"{folder} already holds files: continue that run with --resume, or give another name to --run-dir")
     return folder
 
@@ -58,6 +59,18 @@ def _first_free(parent: Path, stamp: str) -> Path:
             continue
         return folder
     raise AssertionError("unreachable")
+
+
+def run_of(path: Path) -> Path:
+    """The run folder that `path` is, or that the checkpoint `path` belongs to; of a checkpoint elsewhere the folder around it.
+
+    Nothing is ever written into a checkpoint: it would not be the one its manifest describes.
+    """
+    path = path.absolute()
+    if (path / "checkpoints").is_dir():
+        return path
+    folder = path if path.name == "checkpoints" else path.parent
+    return folder.parent if folder.name == "checkpoints" else folder
 
 
 def _safe_name(name: str) -> str:

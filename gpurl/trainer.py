@@ -1,7 +1,10 @@
 """The one training loop: act, step, record, update; with logging, evaluation, checkpoints and stopping around it."""
 
+import math
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,8 @@ from gpurl.display import Display
 from gpurl.env_guard import check_reset, check_step
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import CheckpointError, EndlessEpisodeError
-from gpurl.evaluator import evaluate, greedy
+from gpurl.errors import CheckpointError, EndlessEpisodeError, EnvError, NonFiniteError
+from gpurl.evaluator import Stopped, evaluate, greedy
 from gpurl.finite_guard import FiniteGuard
 from gpurl.interrupt import StopRequest
 from gpurl.kernels.backend import host_may_look
@@ -55,7 +58,7 @@ class Trainer:
         self.obs = torch.empty(0)
         self.carry = algorithm.initial_carry(env.num_envs)
         self.eval_every = self.config.eval_every or max(self.config.total_steps // 10, 1)
-        self.next_eval = self.eval_every
+        self.next_eval = self._evaluation_after(0)
         self.save_seconds, self.save_iterations = parse_interval(self.config.save_every)
         self.last_save = self.last_log = time.monotonic()
         self.logged_steps = 0
@@ -86,7 +89,11 @@ class Trainer:
         """Collect, then update; returns the update's metrics, on the device."""
         self.stopwatch.mark("collect")
         before = self.buffer.size
-        self.collect()
+        try:
+            self.collect()
+        except EnvError as error:
+            at = self.steps + (self.buffer.size - before) * self.env.num_envs
+            raise EnvError(f"environment {self.settings.env!r} at env step {at}: {error}") from error
         collected = self.buffer.size - before
         bad_envs = self.guard.clean(self.buffer)
         if bad_envs is not None and self.config.nan == "skip":
@@ -117,16 +124,19 @@ class Trainer:
                     self.elapsed = before + time.monotonic() - began
                     self._log_if_due(metrics, logger, display)
                     if self.steps >= self.next_eval:
-                        self._evaluate(logger, display)
+                        self._evaluate(logger, display, stop)
                     reason = "signal" if stop.signal_number else self._limit_reached()
                     if not reason and self._save_is_due():
                         self.save(display)
-            except Exception:
+            except BaseException as error:
                 self.buffer.clear()  # a rollout that broke off is not kept; weights and counters are those of the last update
-                self.save(display)
-                raise
+                if not (stop.signal_number and isinstance(error, (Stopped, EnvError))):  # what a signal broke is no error
+                    self.save(display)
+                    raise
+                reason = "signal"
             if reason != "signal" and self.evaluation.get("at_step") != self.steps:
-                self._evaluate(logger, display)
+                with suppress(Stopped):
+                    self._evaluate(logger, display, stop)
             self.save(display)
         return Outcome(reason, self.steps, self.evaluation, stop.signal_number)
 
@@ -134,6 +144,9 @@ class Trainer:
         """total_steps rounded up to whole iterations."""
         rows = self.buffer.horizon * self.env.num_envs
         return -(-self.config.total_steps // rows) * rows
+
+    def _evaluation_after(self, steps: int) -> int:
+        return (steps // self.eval_every + 1) * self.eval_every
 
     def _limit_reached(self) -> str:
         if self.steps >= self.config.total_steps:
@@ -160,6 +173,8 @@ class Trainer:
         values |= {"time/collect_seconds": phases.get("collect", 0.0), "time/update_seconds": phases.get("update", 0.0)}
         values |= {"time/fps": (self.steps - self.logged_steps) / max(seconds, 1e-9), "time/iterations": float(self.iteration)}
         values |= {"time/total_timesteps": float(self.steps), "time/time_elapsed": self.elapsed}
+        if not math.isfinite(values.get("train/grad_norm", 0.0)):
+            self._warn(display, f"the gradient at step {self.steps} is not finite, its steps are left out; a lower learning_rate may help")
         self.last_log, self.logged_steps = now, self.steps
         logger.write(self.steps, values)
         display.update(self.steps, values)
@@ -167,18 +182,28 @@ class Trainer:
     def _report_bad(self, values: dict[str, float], env_ids: list[int]) -> None:
         self.guard.stop_if_bad(values, self.env.num_envs, self.config.nan == "stop", self.iteration, env_ids)
 
-    def _evaluate(self, logger: Logger, display: Display) -> None:
-        """Play the evaluation episodes, keep the checkpoint when they are the best so far."""
-        self.next_eval = (self.steps // self.eval_every + 1) * self.eval_every
+    def _evaluate(self, logger: Logger, display: Display, stop: StopRequest) -> None:
+        """Play the evaluation episodes, keep the checkpoint when they are the best so far. Raises Stopped once `stop` is asked for."""
+        self.next_eval = self._evaluation_after(self.steps)
         if self.eval_env is None:
             return
-        carry = self.algorithm.initial_carry(self.eval_env.num_envs)
+        carry, act = self.algorithm.initial_carry(self.eval_env.num_envs), greedy(self.algorithm)
         try:
-            values = evaluate(greedy(self.algorithm), self.eval_env, self.config.eval_episodes, carry, EVAL_SEED)
+            values = evaluate(act, self.eval_env, self.config.eval_episodes, carry, EVAL_SEED, should_stop=lambda: stop.signal_number)
         except EndlessEpisodeError as error:
             self._warn(display, f"no more evaluations: {error}")
             self.eval_env = None
             return
+        except NonFiniteError as error:
+            if self.config.nan == "stop":
+                raise
+            self._warn(display, f"no evaluation at step {self.steps}: {error}")
+            return
+        if "eval/non_finite_episodes" in values:
+            text = f"{values['eval/non_finite_episodes']:.0f} evaluation episodes of environment {self.settings.env!r} gave NaN or infinity"
+            if self.config.nan == "stop":
+                raise NonFiniteError(f"{text}; to leave such episodes out and go on: gpurl train --resume RUN --nan skip")
+            self._warn(display, f"{text} and are left out")
         self.evaluation, self.evaluation_is_new = {**values, "at_step": self.steps}, True
         logger.write(self.steps, values)
         display.update(self.steps, values)
@@ -205,7 +230,7 @@ class Trainer:
             print(f"warning: {text}", file=sys.stderr, flush=True)
 
     def _parts(self) -> dict[str, dict[str, Any]]:
-        counters = {"steps": self.steps, "iteration": self.iteration, "elapsed": self.elapsed, "next_eval": self.next_eval}
+        counters = {"steps": self.steps, "iteration": self.iteration, "elapsed": self.elapsed}
         results = {"best_return": self.best_return, "evaluation": dict(self.evaluation)}
         running = {"obs": self.obs, "carry": list(self.carry), "statistics": self.statistics.state_dict()}
         spaces = {name: space_to_dict(getattr(self.algorithm, name)) for name in ("observation_space", "action_space")}
@@ -232,7 +257,8 @@ class Trainer:
         self.algorithm.load_state_dict(parts["model"])
         self.algorithm.load_extra_state(parts["training"])
         saved = parts["trainer"]
-        self.steps, self.iteration, self.elapsed, self.next_eval = (saved[name] for name in ("steps", "iteration", "elapsed", "next_eval"))
+        self.steps, self.iteration, self.elapsed = (saved[name] for name in ("steps", "iteration", "elapsed"))
+        self.next_eval = self._evaluation_after(self.steps)
         self.best_return, self.evaluation = saved["best_return"], dict(saved["evaluation"])
         self.statistics.load_state_dict(saved["statistics"])
         # where the environment has no state, other episodes than the first ones again
@@ -242,12 +268,19 @@ class Trainer:
             self.obs, self.carry = saved["obs"], tuple(saved["carry"])
 
     def _check_fits(self, parts: dict[str, dict[str, Any]]) -> None:
-        """CheckpointError unless the checkpoint is of this algorithm, these spaces and this many environments."""
-        meta = parts["meta"]
-        pairs: dict[str, tuple[Any, Any]] = {"algorithm": (meta["settings"]["algorithm"], self.settings.algorithm)}
+        """CheckpointError unless the checkpoint is of this algorithm, these spaces and settings that a run keeps."""
+        for name, of_checkpoint, of_run in self._kept(parts["meta"]):
+            if of_checkpoint != of_run:
+                raise CheckpointError(f"the checkpoint has {name} {of_checkpoint}, this run {of_run}; a resumed run keeps it")
+
+    def _kept(self, meta: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+        """What a resume may not change: (name, the checkpoint's value, this run's value)."""
+        saved, wanted = meta["settings"], self.settings.to_dict()
+        yield "algorithm", saved["algorithm"], wanted["algorithm"]
         for name in ("observation_space", "action_space"):
-            pairs[name] = (meta[name], space_to_dict(getattr(self.algorithm, name)))
-        pairs["num_envs"] = (meta["settings"]["num_envs"], self.config.num_envs)
-        for name, (saved, wanted) in pairs.items():
-            if saved != wanted:
-                raise CheckpointError(f"the checkpoint has {name} {saved}, this run {wanted}")
+            yield name, meta[name], space_to_dict(getattr(self.algorithm, name))
+        for name in ("num_envs", "seed", *self.algorithm.config.fixed):
+            if isinstance(wanted[name], dict):
+                yield from ((f"{name}.{inner}", saved[name][inner], value) for inner, value in wanted[name].items())
+            else:
+                yield name, saved[name], wanted[name]

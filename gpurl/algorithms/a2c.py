@@ -22,12 +22,15 @@ class A2CConfig(PPOConfig):
     """batch, minibatch or none."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if (self.epochs, self.minibatches) != (1, 1) or self.schedule == "kl":
             raise UsageError(
                 f"a2c takes one step a rollout: epochs and minibatches must be 1 and schedule not kl, "
                 f"got epochs {self.epochs}, minibatches {self.minibatches}, schedule {self.schedule}; ppo has them"
             )
+        for name in ("clip_range", "clip_range_value", "target_kl"):
+            if getattr(self, name) != getattr(PPOConfig, name):
+                raise UsageError(f"a2c clips nothing and aims at no KL: {name} {getattr(self, name)} would have no effect; ppo has it")
+        super().__post_init__()
 
 
 class A2C(PPO):

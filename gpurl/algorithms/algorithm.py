@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
 import torch
@@ -27,6 +27,7 @@ class Decision(NamedTuple):
 class AlgorithmConfig:
     """Settings every algorithm has."""
 
+    fixed: ClassVar[tuple[str, ...]] = ()  # settings that a run keeps when it is resumed: they shape the weights or count at the start only
     gamma: float = 0.99
     """Discount factor."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig, Decision, episode_ends
 from gpurl.arrays import Array, as_tensor
 from gpurl.buffers.rollout import RolloutBuffer
+from gpurl.checks import check_choices, check_numbers
 from gpurl.distributions import Gaussian, make_head
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
@@ -28,12 +29,16 @@ from gpurl.optimizer import FlatAdam
 
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)  # of the KL-adaptive rate, as in rsl_rl
 GATHERED_ROWS = 8192
+LEAST = {"horizon": 1, "epochs": 1, "minibatches": 1, "entropy_coef": 0, "value_coef": 0, "weight_decay": 0}
+ABOVE_ZERO = ("learning_rate", "target_kl", "clip_range", "clip_range_value", "max_grad_norm", "initial_std")
 CHOICES = {"schedule": ("kl", "linear", "constant"), "normalize_advantage": ("batch", "minibatch", "none")}
 
 
 @dataclass(frozen=True)
 class PPOConfig(AlgorithmConfig):
     """Settings of PPO; the defaults suit thousands of environments."""
+
+    fixed = ("network", "squash", "normalize_obs", "normalize_value", "initial_std")
 
     horizon: int = 32
     """Steps of every environment between updates."""
@@ -75,19 +80,13 @@ class PPOConfig(AlgorithmConfig):
     """Shape of the networks."""
 
     def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise UsageError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
-        for name in ("horizon", "epochs", "minibatches"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "target_kl", "clip_range", "clip_range_value", "max_grad_norm", "initial_std"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"{name} must be above 0, got {value}")
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
+        check_choices(self, CHOICES)
+        check_numbers(self, LEAST, ABOVE_ZERO, zero_to_one=("gamma", "gae_lambda"))
+        if self.schedule == "kl" and self.epochs * self.minibatches == 1:
+            raise UsageError(
+                "schedule kl needs a second step on each rollout, to see how far the first one went: with epochs 1 and minibatches 1 "
+                "take schedule linear or constant"
+            )
 
 
 class PPO(Algorithm):
@@ -350,6 +349,7 @@ class PPO(Algorithm):
             "action_random": self.action_random.state_dict(),
             "shuffle_random": self.shuffle_random.state_dict(),
             "num_updates": self.num_updates,
+            "set_rate": self._set_rate(),
         }
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
@@ -357,6 +357,11 @@ class PPO(Algorithm):
         self.action_random.load_state_dict(state["action_random"])
         self.shuffle_random.load_state_dict(state["shuffle_random"])
         self.num_updates.copy_(state["num_updates"])
+        if state["set_rate"] != self._set_rate():  # the user has changed it since
+            self.optimizer.learning_rate.fill_(self.config.learning_rate)
+
+    def _set_rate(self) -> dict[str, Any]:
+        return {"schedule": self.config.schedule, "learning_rate": self.config.learning_rate}
 
 
 def _flat(obs: Tensor) -> Tensor:

@@ -303,3 +303,42 @@ def test_a_reset_of_no_environment_changes_nothing() -> None:
             for _ in range(5):
                 reset.reset(options={"reset_mask": torch.zeros(6, dtype=torch.bool)})
                 assert torch.equal(plain.step(action).obs, reset.step(action).obs)
+
+
+@pytest.mark.parametrize(("name", "action", "message"), [
+    ("chasing", torch.zeros(4, 1), r"wanted actions of shape \(4, 2\), got \(4, 1\)"),
+    ("chasing", torch.zeros(1, 2), r"wanted actions of shape \(4, 2\), got \(1, 2\)"),
+    ("pendulum", torch.zeros(3), r"wanted actions of shape \(4, 1\), got \(3,\)"),
+    ("chasing", torch.zeros(4, 2, dtype=torch.int64), r"wanted actions of Box.*, got torch.int64"),
+    ("cart_pole", torch.zeros(4), r"wanted actions of Discrete\(2\), got torch.float32"),
+    ("cart_pole", torch.tensor([0, 1, 7, 0]), r"wanted actions from 0 to 1, got 0 to 7"),
+    ("mountain_car", torch.tensor([0, 1, 2, -1]), r"wanted actions from 0 to 2, got -1 to 2"),
+])  # fmt: skip
+def test_wrong_actions_are_refused(name: str, action: Tensor, message: str) -> None:
+    env = make_env(name, 4)
+    with pytest.raises(UsageError, match=r"reset\(\) comes before the first step"):
+        env.step(action)
+    env.reset()
+    with pytest.raises(UsageError, match=message):
+        env.step(action)
+
+
+def test_double_actions_give_the_same_float_step() -> None:
+    steps = []
+    for dtype in (torch.float32, torch.float64):
+        env = make_env("pendulum", 4)
+        env.reset(seed=3)
+        steps.append(env.step(torch.full((4, 1), 0.5, dtype=dtype)))
+    assert torch.equal(steps[0].obs, steps[1].obs)
+    assert steps[1].obs.dtype == steps[1].reward.dtype == torch.float32
+
+
+@pytest.mark.parametrize("num_envs", ["4", 4.0, 0])
+def test_a_number_of_environments_that_is_none(num_envs: Any) -> None:
+    with pytest.raises(UsageError, match=r"num_envs must be a whole number of at least 1, got"):
+        make_env("chasing", num_envs)
+
+
+def test_one_seed_for_all() -> None:
+    with pytest.raises(UsageError, match=r"reset takes one seed, .* got \[1, 2, 3, 4\]"):
+        make_env("chasing", 4).reset(seed=[1, 2, 3, 4])  # type: ignore[arg-type]

@@ -527,3 +527,37 @@ def test_packed_transfer_keeps_every_array() -> None:
     for tensor, other in zip(tensors, sent):
         assert tensor.dtype == other.dtype
         assert torch.equal(tensor, other)
+
+
+class Misshapen(gymnasium.Env[np.ndarray, np.ndarray]):
+    """Says it shows 3 numbers; shows 2 after `good` calls."""
+
+    observation_space = Box(-1.0, 1.0, (3,), np.float32)
+    action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, good: int) -> None:
+        self.good = good
+
+    def show(self) -> np.ndarray:
+        self.good -= 1
+        return np.zeros(3 if self.good >= 0 else 2, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return self.show(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return self.show(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("good", [0, 2])
+def test_an_observation_of_another_shape_is_named(good: int) -> None:
+    env = make_env("gymnasium_cpu", 2, env=lambda: Misshapen(good))
+    call = "reset" if good == 0 else "step"
+
+    def play() -> None:
+        env.reset()
+        env.step(torch.zeros(2, 1))
+        env.step(torch.zeros(2, 1))
+
+    with pytest.raises(EnvError, match=rf"environment 0 failed in {call}: wanted .* shape \(3,\), as .*Misshapen.* says, got \(2,\)"):
+        play()

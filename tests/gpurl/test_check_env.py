@@ -346,3 +346,29 @@ def test_the_guard_takes_cuda_without_a_number_for_any_cuda() -> None:
     env.device = torch.device("cuda:1")
     with pytest.raises(EnvError, match="on cuda:1, got a tensor on cuda:0"):
         check_reset(env, obs)
+
+
+# ---- environments that cannot even be made ----
+
+
+class Spaceless(TorchEnv):
+    """Has forgotten its action space."""
+
+    single_observation_space = LIMITED
+    initial_state, transition, observe = RandomWalk.initial_state, RandomWalk.transition, RandomWalk.observe
+
+
+class Deviceless(RandomWalk):
+    """Takes no device."""
+
+    def __init__(self, num_envs: int, seed: int = 0) -> None:
+        super().__init__(num_envs, "cpu", seed)
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("Spaceless", r"Spaceless.single_action_space: wanted a gymnasium.Space, got None"),
+    ("Deviceless", r"Deviceless.__init__: wanted num_envs, device and seed among its arguments, device missing"),
+])  # fmt: skip
+def test_what_cannot_be_made_is_named(name: str, message: str) -> None:
+    with pytest.raises(EnvError, match=message):
+        check_env(f"tests.gpurl.test_check_env:{name}")

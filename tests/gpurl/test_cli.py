@@ -1,6 +1,7 @@
 """The command line, called in this process: every command on a small run, every spelling of a setting, exit codes of wrong words."""
 
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -352,3 +353,25 @@ def test_every_error_has_its_exit_code(
     monkeypatch.setitem(cli.COMMANDS, "doctor", fail)
     assert main(["doctor"]) == code
     assert capsys.readouterr().err == ("" if code == 130 else "gpurl: x\n")
+
+
+def test_switches_take_true_and_false() -> None:
+    words = ["train", "ppo", "chasing"][1:]
+    assert settings(*words, "--quiet", "true", "--stagger", "False", "--env.discrete", "true", "--env.bonus", "false") == settings(
+        *words, "--quiet", "--no-stagger", "--env.discrete", "--env.no-bonus"
+    )
+
+
+def test_gymnasiums_tasks_share_a_preset_of_few_environments() -> None:
+    wanted = settings("ppo", "gymnasium_cpu:Pendulum-v1")
+    assert (wanted["num_envs"], wanted["horizon"], wanted["minibatches"]) == (8, 256, 32)
+
+
+def test_drawing_the_curve_again_keeps_the_baseline(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    small = [word for word in SMALL if not word.startswith("total_steps")]
+    assert main(["train", "ppo", "chasing", *small, f"total_steps={ITERATION}", f"run_dir={folder}", "quiet=true"]) == 0
+    first = (folder / "learning_curve.png").read_bytes()
+    assert list(json.loads((folder / "references.json").read_text())) == ["scripted policy"]
+    assert main(["plot", str(folder)]) == 0
+    assert (folder / "learning_curve.png").read_bytes() == first

@@ -18,8 +18,7 @@ def entropy_of(head: Head, output: torch.Tensor) -> torch.Tensor:
     return head.evaluate(output, head.mode(output))[1]
 
 
-@pytest.mark.parametrize("squash", [False, True])
-@pytest.mark.parametrize("space", [BOX, Discrete(5), MultiDiscrete([2, 3, 4])])
+@pytest.mark.parametrize(("space", "squash"), [(BOX, False), (BOX, True), (Discrete(5), False), (MultiDiscrete([2, 3, 4]), False)])
 def test_the_gradient_written_out_is_autograds(space: object, squash: bool) -> None:
     torch.manual_seed(0)
     head = make_head(space, squash, initial_std=0.7).double()  # type: ignore[arg-type]
@@ -29,6 +28,10 @@ def test_the_gradient_written_out_is_autograds(space: object, squash: bool) -> N
     for parameter in head.parameters():
         parameter.grad = torch.full_like(parameter, torch.nan)
     log_prob, entropy, backward = head.evaluate(output, action)
+    if squash:  # its entropy moves with an action that moves with the policy, its log-probability is of an action that stays
+        assert isinstance(head, TanhGaussian)
+        std = head.bounded_log_std().exp()
+        entropy = head.evaluate(output, output + std * ((action - output) / std).detach())[1]
     of_log_prob = torch.randn(50, dtype=torch.float64)
     of_entropy = torch.randn(entropy.shape, dtype=torch.float64)
     leaves = [output, *head.parameters()]
@@ -117,6 +120,30 @@ def test_squashed_log_prob_is_exact_far_out() -> None:
     assert float((head.log_prob(u, u)).detach()) == pytest.approx(-0.5 * math.log(2 * math.pi) - exact, rel=1e-6)
 
 
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 0.5), (0.0, 2.0), (1.0, 1.0), (-0.5, 5.0)])
+def test_the_squashed_entropy_and_its_slopes_are_those_of_the_integral(mean: float, std: float) -> None:
+    def integral(mean: float, std: float) -> float:
+        """Entropy in nats of tanh(u), u normal: that of u and the mean log slope of tanh."""
+        z = torch.linspace(-9.0, 9.0, 20_001, dtype=torch.float64)
+        u, density = mean + std * z, torch.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+        log_slope = 2.0 * (math.log(2.0) - u - torch.nn.functional.softplus(-2.0 * u))
+        return math.log(std) + 0.5 * math.log(2 * math.pi * math.e) + float(torch.trapezoid(log_slope * density, z))
+
+    rows, step = 200_000, 1e-4
+    head = TanhGaussian(Box(-1.0, 1.0, (1,), np.float32), initial_std=std).double()
+    head.log_std.grad = torch.full_like(head.log_std, torch.nan)
+    output = torch.full((rows, 1), mean, dtype=torch.float64)
+    with torch.no_grad():
+        action, _ = head.sample(output, CounterRandom(5, rows))
+        _, entropy, backward = head.evaluate(output, action)
+        of_output = backward(torch.zeros(rows, dtype=torch.float64), torch.full((rows,), 1.0 / rows, dtype=torch.float64))
+    assert float(entropy.mean()) == pytest.approx(integral(mean, std), abs=0.03)
+    of_mean = (integral(mean + step, std) - integral(mean - step, std)) / (2 * step)
+    of_log_std = (integral(mean, std * math.exp(step)) - integral(mean, std * math.exp(-step))) / (2 * step)
+    assert float(of_output.sum()) == pytest.approx(of_mean, abs=0.02)
+    assert float(head.log_std.grad[0]) == pytest.approx(of_log_std, abs=0.03)
+
+
 def test_spaces_without_a_head_are_refused_by_name() -> None:
     with pytest.raises(UsageError, match=r"PPO needs a Box of at least one number, a Discrete or .* action space, this one is Dict"):
         make_head(Dict({"a": Discrete(2)}), algorithm="PPO")
@@ -127,3 +154,5 @@ def test_spaces_without_a_head_are_refused_by_name() -> None:
         make_head(Box(-1.0, 1.0, (0,), np.float32))
     with pytest.raises(UsageError, match="bounded Box"):
         make_head(Box(-np.inf, np.inf, (2,), np.float32), squash=True)
+    with pytest.raises(UsageError, match=r"squash is for continuous actions, a Box; this action space is Discrete\(4\)"):
+        make_head(Discrete(4), squash=True)

@@ -1,11 +1,16 @@
 """The evaluator: whose episodes count, and a memory that ends with its episode in every autoreset mode."""
 
+import pytest
 import torch
 from torch import Tensor
 
 from gpurl.envs.registry import make_env
+from gpurl.envs.torch_env import State
+from gpurl.errors import NonFiniteError
 from gpurl.evaluator import evaluate
+from gpurl.kernels.random import CounterRandom
 from gpurl.networks import Carry
+from tests.tiny_envs import AlternatingEnv
 
 
 def test_a_memory_is_empty_at_every_episodes_first_step() -> None:
@@ -43,3 +48,29 @@ def env_steps_since_start(starts: list[Tensor]) -> list[Tensor]:
         now = torch.where(start, torch.where(begins, 0, -1), now + 1)
         counts.append(now.clone())
     return counts
+
+
+class Faulty(AlternatingEnv):
+    """Returns 1 an episode; NaN in the first `faulty` environments."""
+
+    faulty = 0
+
+    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+        next_state, reward, ended = super().transition(state, action, rng)
+        return next_state, torch.where(torch.arange(self.num_envs) < self.faulty, torch.nan, reward), ended
+
+
+def test_episodes_without_a_finite_return_are_counted_apart() -> None:
+    def act(obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        return torch.zeros(4, dtype=torch.int64), carry
+
+    env = Faulty(4)
+    env.faulty = 1
+    values = evaluate(act, env, 8)
+    assert values == {
+        **{"eval/mean_reward": 1.0, "eval/std_reward": 0.0, "eval/mean_ep_length": 3.0},
+        **{"eval/episodes": 6.0, "eval/non_finite_episodes": 2.0},
+    }
+    env.faulty = 4
+    with pytest.raises(NonFiniteError, match="the return of each of 8 evaluation episodes is NaN or infinite"):
+        evaluate(act, env, 8)

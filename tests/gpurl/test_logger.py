@@ -12,7 +12,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gpurl import logger as module
-from gpurl.errors import UsageError
 from gpurl.logger import ALIASES, NON_FINITE, Logger, in_style
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -180,11 +179,6 @@ def test_rsl_rl_counts_iterations_and_an_evaluation_stands_at_the_last_one(tmp_p
     logger.close()
     assert curve(tmp_path, "Policy/mean_std") == [(1, 0.5)]
     assert curve(tmp_path, "eval/mean_reward") == [(1, 3.0)]
-
-
-def test_an_unknown_style_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="choose one of sb3, cleanrl, rsl_rl, rl_games"):
-        Logger(tmp_path, "wandb")
 
 
 # ---- disks that fail ----

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from gpurl import plot, plot_episode
 from gpurl.errors import GpurlError, UsageError
-from gpurl.plot import plot_curve, read_metrics
+from gpurl.plot import note_references, plot_curve, read_metrics
 from gpurl.plot_episode import COLORS, MAX_LINES
 
 
@@ -97,7 +97,9 @@ def test_nan_is_a_gap(tmp_path: Path, drawn: list[Figure]) -> None:
 
 
 def test_reference_returns_are_dashed_lines_with_their_value(tmp_path: Path, drawn: list[Figure]) -> None:
-    plot_curve(usual_log(tmp_path), {"random": -12.345678, "scripted policy": 7.0})
+    folder = usual_log(tmp_path)
+    note_references(folder, {"random": -12.345678, "scripted policy": 7.0})
+    plot_curve(folder)
     axes = drawn[0].axes[0]
     for label, value, dashes in (("random (-12.35)", -12.345678, "--"), ("scripted policy (7)", 7.0, ":")):
         (found,) = (line for line in axes.get_lines() if line.get_label() == label)

@@ -47,6 +47,15 @@ def test_a_chosen_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.M
     assert create_run_folder(tmp_path, "chasing", "ppo", 0, "~/mine") == tmp_path / "mine"
 
 
+def test_what_a_run_leaves_that_failed_at_once_is_taken_again(tmp_path: Path) -> None:
+    for name in ("config.yaml", "command.txt", "versions.json", "git.diff", "run.lock", "run.pid"):
+        (tmp_path / name).touch()
+    assert create_run_folder(tmp_path, "chasing", "ppo", 0, str(tmp_path)) == tmp_path
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UsageError, match="already holds files"):
+        create_run_folder(tmp_path, "chasing", "ppo", 0, str(tmp_path))
+
+
 def test_a_folder_with_files_is_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"already holds files: continue that run with --resume, or give another name to --run-dir"):

@@ -18,7 +18,9 @@ from gpurl.api import make_trainer, resume, train
 from gpurl.checkpoint import latest_checkpoint, list_checkpoints, load_checkpoint
 from gpurl.cli import main
 from gpurl.config import make_settings
+from gpurl.envs.torch_env import State
 from gpurl.errors import CheckpointError, EnvError, NonFiniteError, UsageError
+from gpurl.kernels.random import CounterRandom
 from gpurl.statistics import EpisodeStatistics
 from tests.tiny_envs import RandomWalk
 
@@ -38,7 +40,7 @@ def small_run(folder: Path, iterations: int, algorithm: str = "ppo", env: str = 
 def state_of(folder: Path) -> dict[str, Any]:
     parts, _ = load_checkpoint(folder)
     parts.pop("meta")
-    for name in ("elapsed", "next_eval", "best_return", "evaluation", "statistics"):
+    for name in ("elapsed", "best_return", "evaluation", "statistics"):
         parts["trainer"].pop(name)
     return parts
 
@@ -270,7 +272,14 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     (["train", "ppo", "pendulum", "--device", "mps"], 2, "device mps is not supported"),
     (["train", "ppo", "pendulum", "--initial-std", "0"], 2, "initial_std must be above 0, got 0.0"),
     (["train", "--num-envs", "8", "ppo", "pendulum"], 2, "neither in front of the settings"),
-    (["train", "ppo", "pendulum", "--nan", "ignore"], 2, "it must be stop or skip"),
+    (["train", "ppo", "pendulum", "--nan", "ignore"], 2, "it must be one of stop, skip"),
+    (["train", "ppo", "pendulum", "--tag-style", "wandb"], 2, "it must be one of sb3, cleanrl, rsl_rl, rl_games"),
+    (["train", "ppo", "pendulum", "--epochs", "1", "--minibatches", "1"], 2, "schedule kl needs a second step on each rollout"),
+    (["train", "ppo", "pendulum", "--learning-rate", "inf"], 2, "learning_rate must be a finite number, got inf"),
+    (["train", "ppo", "pendulum", "--value-coef", "-1"], 2, "value_coef must be at least 0, got -1.0"),
+    (["train", "ppo", "pendulum", "--eval-episodes", "0", "--stop-return", "1"], 2, "stop_return 1.0 needs evaluations"),
+    (["train", "ppo", "cart_pole", "--squash"], 2, "squash is for continuous actions"),
+    (["train", "a2c", "cart_pole", "--clip-range", "0.1"], 2, "a2c clips nothing"),
     (["train", "ppo", "pendulum", "--save-every", "soon"], 2, "seconds as 60s or iterations as 100i"),
     (["train", "ppo", "pendulum", "--config", "missing.yaml"], 2, "there is no config file missing.yaml"),
     (["train", "--resume", "nowhere"], 5, "there is no run folder nowhere"),
@@ -290,6 +299,25 @@ def test_unknown_settings_name_the_near_ones(tmp_path: Path) -> None:
         small_run(tmp_path / "run", 1, learning_rte=1e-3)
     with pytest.raises(UsageError, match=r"horizon is 'long'; it must be int"):
         small_run(tmp_path / "run", 1, horizon="long")
+    with pytest.raises(UsageError, match=r"hidden is 16; it must be a list of int"):
+        small_run(tmp_path / "run", 1, network={"hidden": 16})
+    with pytest.raises(UsageError, match=r"max_seconds is 'soon'; it must be float or None"):
+        small_run(tmp_path / "run", 1, max_seconds="soon")
+    with pytest.raises(UsageError, match=r"given by its name or module path, got a RandomWalk"):
+        train("ppo", RandomWalk(4))  # type: ignore[arg-type]
+
+
+def test_paths_and_devices_are_settings_too(tmp_path: Path) -> None:
+    run = train("ppo", "pendulum", **{**SMALL, "run_dir": tmp_path / "run", "device": torch.device("cpu"), "total_steps": ITERATION})
+    assert run.folder == tmp_path / "run"
+
+
+def test_a_run_that_failed_before_its_first_step_leaves_its_folder_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(RandomWalk, "observe", lambda self, state: state["x"].double())
+        with pytest.raises(EnvError, match=r"RandomWalk.reset: obs: wanted a tensor of shape .* got torch.float64"):
+            small_run(tmp_path / "run", 1, env="tests.tiny_envs:RandomWalk")
+    assert small_run(tmp_path / "run", 1, env="tests.tiny_envs:RandomWalk").outcome.steps == ITERATION
 
 
 def test_an_existing_run_folder_is_not_overwritten(tmp_path: Path) -> None:
@@ -309,6 +337,31 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
         run(make_settings("a2c", "pendulum", **{**values, "minibatches": 1}), tmp_path / "run")
     with pytest.raises(CheckpointError, match=r"observation_space .*, this run"):
         run(make_settings("ppo", "chasing", **values), tmp_path / "run")
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"network": {"hidden": [8]}}, r"network.hidden \[16\], this run \[8\]"),
+    ({"network": {"memory": "gru"}}, r"network.memory none, this run gru"),
+    ({"normalize_obs": False}, r"normalize_obs True, this run False"),
+    ({"squash": True}, r"squash False, this run True"),
+    ({"initial_std": 0.3}, r"initial_std 1.0, this run 0.3"),
+    ({"seed": 7}, r"seed 0, this run 7"),
+])  # fmt: skip
+def test_what_shapes_a_run_stays_when_it_is_resumed(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    folder = small_run(tmp_path / "run", 1).folder
+    with pytest.raises(CheckpointError, match=message):
+        resume(folder, total_steps=10**4, **changes)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "kl"])
+def test_a_resumed_run_takes_the_rate_and_the_evaluations_it_is_given(tmp_path: Path, schedule: str) -> None:
+    folder = small_run(tmp_path / "run", 2, schedule=schedule, eval_every=10**6).folder
+    resume(folder, total_steps=5 * ITERATION, learning_rate=1e-5, schedule="constant", eval_every=ITERATION)
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rates = {record["step"]: record["train/learning_rate"] for record in records if "train/learning_rate" in record}
+    assert [rates[step * ITERATION] for step in (3, 4, 5)] == pytest.approx([1e-5] * 3)
+    evaluated = [record["step"] for record in records if "eval/mean_reward" in record]
+    assert evaluated == [step * ITERATION for step in (2, 3, 4, 5)]
 
 
 def test_a_cut_off_checkpoint_falls_back_to_the_older_one(tmp_path: Path) -> None:
@@ -364,6 +417,34 @@ def train_broken(folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str, **ch
     return small_run(folder, 3, "ppo", "tests.gpurl.test_train:BrokenWalk", **changes)
 
 
+class WrongWalk(RandomWalk):
+    """A RandomWalk whose transition returns what `wrong` makes of it."""
+
+    wrong: Any = None
+
+    def transition(self, state: State, action: torch.Tensor, rng: CounterRandom) -> tuple[State, torch.Tensor, torch.Tensor]:
+        return self.wrong(*super().transition(state, action, rng))
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    (lambda self, state, reward, ended: (state, reward.unsqueeze(1), ended), r"reward: wanted .* \(16,\), .* shape \(16, 1\)"),
+    (lambda self, state, reward, ended: (state, reward.double(), ended), r"reward: wanted .* got torch.float64"),
+    (lambda self, state, reward, ended: (state, reward, ended.float()), r"terminated: wanted .* torch.bool, .* got torch.float32"),
+])  # fmt: skip
+def test_a_wrong_transition_is_named_with_its_env_and_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Any, message: str
+) -> None:
+    monkeypatch.setattr(WrongWalk, "wrong", wrong)
+    name = "tests.gpurl.test_train:WrongWalk"
+    with pytest.raises(EnvError, match=rf"environment '{name}' at env step 0: WrongWalk.transition: {message}"):
+        small_run(tmp_path / "run", 3, env=name)
+
+
+def test_a_gradient_that_is_not_finite_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small_run(tmp_path / "run", 1, value_coef=1e38, normalize_value=False, eval_episodes=0)
+    assert f"the gradient at step {ITERATION} is not finite" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("fault", ["nan reward", "nan obs", "inf obs"])
 def test_nan_stops_with_env_step_and_index_and_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     with pytest.raises(NonFiniteError, match=r"BrokenWalk' gave NaN or infinity .* step [45] of the rollout, environments 3\)"):
@@ -402,5 +483,5 @@ def test_limits_of_time_count_anew_and_threads_are_given_back(tmp_path: Path) ->
 
 @pytest.mark.parametrize("fault", ["shape", "dtype", "device"])
 def test_a_wrong_shape_dtype_or_device_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    with pytest.raises(EnvError, match=r"BrokenWalk"):
+    with pytest.raises(EnvError, match=rf"BrokenWalk' at env step {4 * 16}: BrokenWalk.step: "):
         train_broken(tmp_path / "run", monkeypatch, fault)

@@ -1,0 +1,113 @@
+"""What interrupts a run, wherever it is: in an evaluation, in worker processes, in somebody's sweep of runs."""
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpurl.api import evaluate_run, train
+from gpurl.checkpoint import latest_checkpoint, load_checkpoint
+from gpurl.evaluator import Stopped, evaluate
+from gpurl.play import play_run
+from tests.gpurl.test_train import SMALL, small_run, start
+from tests.tiny_envs import Endless, RandomWalk
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_workers_too_saves_and_exits_with_its_code(tmp_path: Path, number: int, code: int) -> None:
+    """A terminal's Ctrl-C and a scheduler's SIGTERM go to the whole process group."""
+    folder = tmp_path / "run"
+    flags = ["num_envs=2", "horizon=64", "total_steps=1e9", "eval_episodes=0", "save_every=1000000s", "device=cpu", f"run_dir={folder}"]
+    words = ["train", "ppo", "gymnasium_cpu:CartPole-v1", "--env.vectorization", "async", "--log-every", "0", *flags]
+    process = start(words, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while steps_logged(folder) < 3 * 128 and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    assert latest_checkpoint(folder) is None
+    os.killpg(process.pid, number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == code, errors
+    assert "Traceback" not in errors
+    assert load_checkpoint(folder)[0]["trainer"]["steps"] >= 3 * 128
+
+
+def steps_logged(folder: Path) -> int:
+    file = folder / "metrics.jsonl"
+    lines = file.read_text().splitlines()[:-1] if file.is_file() else []  # the last one may be half written
+    return max((int(json.loads(line)["step"]) for line in lines), default=0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_what_called_train_too(tmp_path: Path, number: int) -> None:
+    class Terminated(Exception):
+        pass
+
+    def on_terminate(*_: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, on_terminate)
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), number))
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Terminated):
+            train("ppo", "pendulum", **{**SMALL, "run_dir": str(tmp_path / "run"), "total_steps": 10**9})
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGTERM, before)
+    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] > 0
+
+
+def test_an_evaluation_ends_as_soon_as_it_is_told_to() -> None:
+    asked: list[bool] = []
+
+    def should_stop() -> bool:
+        asked.append(True)
+        return len(asked) == 4
+
+    with pytest.raises(Stopped):
+        evaluate(lambda obs, carry: (torch.zeros(4, 2), carry), Endless(4), 4, should_stop=should_stop)
+    assert len(asked) == 4
+
+
+def test_a_signal_in_an_evaluation_ends_the_run(tmp_path: Path) -> None:
+    """Its episodes never end, so only the signal can."""
+    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+    began = time.monotonic()
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            small_run(tmp_path / "run", 10**6, env="tests.tiny_envs:Endless", eval_every=128)
+    finally:
+        timer.cancel()
+    assert time.monotonic() - began < 10
+    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] >= 128
+
+
+def test_playing_a_checkpoint_leaves_it_as_it_is(tmp_path: Path) -> None:
+    folder = small_run(tmp_path / "run", 1).folder
+    checkpoint = latest_checkpoint(folder)
+    assert checkpoint is not None
+    before = sorted(checkpoint.iterdir())
+    assert play_run(checkpoint, episodes=1, device="cpu") == folder / "episode.png"
+    assert sorted(checkpoint.iterdir()) == before
+    assert evaluate_run(checkpoint, episodes=2, device="cpu")["eval/episodes"] == 2
+
+
+def test_an_evaluation_makes_no_more_environments_than_the_run_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = small_run(tmp_path / "run", 1, env="tests.tiny_envs:RandomWalk", num_envs=4)
+    made: list[int] = []
+    init = RandomWalk.__init__
+
+    def counted(env: RandomWalk, num_envs: int, *args: Any, **named: Any) -> None:
+        made.append(num_envs)
+        init(env, num_envs, *args, **named)
+
+    monkeypatch.setattr(RandomWalk, "__init__", counted)
+    assert evaluate_run(run.folder, episodes=10, device="cpu")["eval/episodes"] == 12
+    assert made == [4]
