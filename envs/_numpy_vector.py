@@ -42,7 +42,7 @@ class Watched(gymnasium.Wrapper):
             result = self.env.reset(**options)
         except Exception:
             raise EnvError(f"environment {self.index} failed in reset:\n{traceback.format_exc()}") from None
-        self._check_shape("reset", result[0])
+        self._check("reset", result, "(obs, info)", 2)
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -50,15 +50,16 @@ class Watched(gymnasium.Wrapper):
             result = self.env.step(action)
         except Exception:
             raise EnvError(f"environment {self.index} failed in step:\n{traceback.format_exc()}") from None
-        self._check_shape("step", result[0])
+        self._check("step", result, "(obs, reward, terminated, truncated, info)", 5)
         return result
 
-    def _check_shape(self, call: str, obs: Any) -> None:
-        if self._shape is not None and np.shape(obs) != self._shape:
-            raise EnvError(
-                f"environment {self.index} failed in {call}: wanted an observation of shape {self._shape}, as {self.env} says, "
-                f"got {np.shape(obs)}"
-            )
+    def _check(self, call: str, result: Any, wanted: str, length: int) -> None:
+        where = f"environment {self.index} failed in {call}"
+        if not isinstance(result, tuple) or len(result) != length:
+            got = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+            raise EnvError(f"{where}: wanted {wanted}, got {got}")
+        if self._shape is not None and np.shape(result[0]) != self._shape:
+            raise EnvError(f"{where}: wanted an observation of shape {self._shape}, as {self.env} says, got {np.shape(result[0])}")
 
 
 def find_spec(task: str) -> EnvSpec:

@@ -4,6 +4,7 @@ The environments step in numpy, one after the other or in processes; what leaves
 A simulator's state cannot be saved: a resumed run begins new episodes.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -198,8 +199,14 @@ class GymnasiumCpu(VecEnv):
         return explained
 
     def close_extras(self, **kwargs: Any) -> None:
-        if not self._is_broken:
+        if self._is_broken:
+            return
+        try:
             self._env.close()
+        except Exception as error:  # workers that are gone cannot be told to end; what ended them must not be hidden by this
+            logging.getLogger("gpurl").warning("%s did not close: %s: %s", self._env, type(error).__name__, error)
+            if hasattr(self._env.unwrapped, "processes"):
+                kill(self._env)
 
 
 def _autoreset_mode(env: gymnasium.vector.VectorEnv) -> AutoresetMode:

@@ -37,7 +37,7 @@ class TorchEnv(VecEnv):
         if max_episode_steps is not None:
             self.max_episode_steps = max_episode_steps
         self._new_random(seed)
-        self._state: State = {}
+        self._state: State | None = None  # before the first reset
         self._episode_return = torch.zeros(num_envs, device=self.device)
         self._episode_start = torch.zeros(num_envs, dtype=torch.int64, device=self.device)  # clock at which the episode really began
 
@@ -60,7 +60,7 @@ class TorchEnv(VecEnv):
             self._new_random(seed)
         fresh = self.initial_state(self._random)
         mask = (options or {}).get("reset_mask")
-        if mask is None or not self._state:
+        if mask is None or self._state is None:
             self._state = fresh
             self.episode_length_buf.zero_()
             self._episode_return.zero_()
@@ -73,6 +73,8 @@ class TorchEnv(VecEnv):
         return self.observe(self._state), {}
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
+        if self._state is None:
+            raise UsageError(f"{type(self).__name__}.step: reset() comes before the first step")
         next_state, reward, terminated = self.transition(self._state, self._checked_action(actions), self._random)
         where = f"{type(self).__name__}.transition"
         check_tensor(f"{where}: reward", reward, (self.num_envs,), torch.float32, self.device)
@@ -92,7 +94,7 @@ class TorchEnv(VecEnv):
 
     def state_dict(self) -> dict[str, Any]:
         clocks = {"length": self.episode_length_buf, "start": self._episode_start, "return": self._episode_return}
-        return {"state": dict(self._state), "clocks": clocks, "random": self._random.state_dict()}
+        return {"state": dict(self._state or {}), "clocks": clocks, "random": self._random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._random.load_state_dict(state["random"])
@@ -108,8 +110,6 @@ class TorchEnv(VecEnv):
 
     def _checked_action(self, actions: Any) -> Tensor:
         """Tensor [N, *action], float32 or int64, of what was given: Gymnasium's own action_space.sample() is an array."""
-        if not self._state:
-            raise UsageError(f"{type(self).__name__}.step: reset() comes before the first step")
         action, name, space = torch.as_tensor(actions, device=self.device), f"{type(self).__name__}.step", self.single_action_space
         shape, dtype = (self.num_envs, *(space.shape or ())), torch.float32 if isinstance(space, Box) else torch.int64
         if action.shape != shape:

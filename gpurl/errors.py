@@ -32,6 +32,10 @@ class NonFiniteError(GpurlError):
     exit_code = 4
 
 
+class DivergedError(NonFiniteError):
+    """NaN or infinity that the policy made itself."""
+
+
 class CheckpointError(GpurlError):
     """A checkpoint that is damaged, missing, newer than this program, or made for something else."""
 

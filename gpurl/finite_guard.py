@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpurl.buffers.rollout import RolloutBuffer
-from gpurl.errors import NonFiniteError
+from gpurl.errors import DivergedError, NonFiniteError
 from gpurl.kernels.backend import host_may_look
 
 FROM_ENV, FROM_POLICY = ("obs", "reward"), ("action", "value", "log_prob")
@@ -55,7 +55,7 @@ class FiniteGuard:
         return {name: number.clone() for name, number in numbers.items()}
 
     def stop_if_bad(self, values: dict[str, float], num_envs: int, stop: bool, iteration: int, env_ids: list[int]) -> None:
-        """Raise NonFiniteError if there were bad rows since the last call and `stop`, or if the policy itself diverged.
+        """Raise NonFiniteError if there were bad rows since the last call and `stop`, DivergedError if they are the policy's own.
 
         values: `metrics()`, on the host. env_ids: the environments with bad rows, where the host knows them.
         """
@@ -65,9 +65,9 @@ class FiniteGuard:
         self.policy_diverged.zero_()
         at = f"iteration {iteration}, step {first // num_envs} of the rollout"
         if policy_diverged:
-            raise NonFiniteError(
-                f"the policy gave NaN or infinity ({at}), the observations of {self.env_name!r} are finite: its weights diverged. "
-                "Go back to an older checkpoint (gpurl eval RUN shows the best) with a lower learning_rate or max_grad_norm"
+            raise DivergedError(
+                f"the policy gave NaN or infinity ({at}), the observations of {self.env_name!r} are finite: its weights diverged, they are "
+                "not saved. To go on from the last checkpoint with smaller steps: gpurl train --resume RUN --learning-rate RATE"
             )
         if count and stop:
             named = ", ".join(map(str, env_ids[:NAMED_ENVS])) if env_ids else str(first % num_envs)

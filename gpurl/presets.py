@@ -8,8 +8,8 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("a2c", "cart_pole"): {"num_envs": 16, "horizon": 16, "total_steps": 500_000, "learning_rate": 1e-3, "schedule": "linear"},
     ("ppo", "pendulum"): {"num_envs": 1024, "horizon": 16, "total_steps": 1_000_000, "gamma": 0.95},
     ("ppo", "gymnasium_cpu"): {
-        **{"num_envs": 8, "horizon": 256, "epochs": 10, "minibatches": 32, "total_steps": 1_000_000},
-        **{"learning_rate": 3e-4, "schedule": "linear"},
+        **{"num_envs": 8, "horizon": 256, "epochs": 10, "minibatches": 8, "total_steps": 1_000_000},
+        **{"learning_rate": 1e-3, "schedule": "linear"},
     },
     ("a2c", "gymnasium_cpu"): {"num_envs": 16, "total_steps": 1_000_000, "schedule": "linear"},
 }

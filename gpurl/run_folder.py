@@ -44,7 +44,8 @@ def create_run_folder(root: Path, env: str, algorithm: str, seed: int, name: str
 
 def _chosen_folder(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    if not {entry.name for entry in folder.iterdir()} <= RUN_INFO:  # those alone are of a run that failed before its first step
+    names = {entry.name for entry in folder.iterdir()}
+    if names and not ("run.pid" in names and names <= RUN_INFO):  # those are of a run that failed before its first step
         raise UsageError(f"{folder} already holds files: continue that run with --resume, or give another name to --run-dir")
     return folder
 

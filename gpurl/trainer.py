@@ -4,7 +4,6 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from gpurl.display import Display
 from gpurl.env_guard import check_reset, check_step
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import CheckpointError, EndlessEpisodeError, EnvError, NonFiniteError
+from gpurl.errors import CheckpointError, DivergedError, EndlessEpisodeError, EnvError, NonFiniteError
 from gpurl.evaluator import Stopped, evaluate, greedy
 from gpurl.finite_guard import FiniteGuard
 from gpurl.interrupt import StopRequest
@@ -54,6 +53,7 @@ class Trainer:
         self.steps = self.iteration = 0
         self.elapsed = 0.0  # seconds of training, over all resumes
         self.evaluation: dict[str, float] = {}
+        self.evaluated_at = -1
         self.best_return = float("-inf")
         self.obs = torch.empty(0)
         self.carry = algorithm.initial_carry(env.num_envs)
@@ -96,9 +96,10 @@ class Trainer:
             raise EnvError(f"environment {self.settings.env!r} at env step {at}: {error}") from error
         collected = self.buffer.size - before
         bad_envs = self.guard.clean(self.buffer)
-        if bad_envs is not None and self.config.nan == "skip":
-            self.obs, _ = self.env.reset(options={"reset_mask": bad_envs})
-            self.carry = restart_carry(self.carry, bad_envs)
+        if bad_envs is not None:
+            self.carry = restart_carry(self.carry, bad_envs)  # whatever a memory has seen NaN with
+            if self.config.nan == "skip":
+                self.obs, _ = self.env.reset(options={"reset_mask": bad_envs})
         self.stopwatch.mark("update")
         self.algorithm.schedule(self.steps / self.config.total_steps)
         metrics = self.algorithm.update(self.buffer)
@@ -111,7 +112,10 @@ class Trainer:
         return metrics
 
     def run(self, logger: Logger, display: Display) -> Outcome:
-        """Train until a limit is reached or a signal comes. Whatever ends it, an error included, the state is saved first."""
+        """Train until a limit is reached or a signal comes. Whatever ends it, an error included, the state is saved first.
+
+        Only a policy that diverged is not.
+        """
         began, before = time.monotonic(), self.elapsed
         self.began_at, self.evaluation_is_new = before, False  # limits of time and return are of this process, not of an earlier one
         self.last_save = self.last_log = began
@@ -128,15 +132,15 @@ class Trainer:
                     reason = "signal" if stop.signal_number else self._limit_reached()
                     if not reason and self._save_is_due():
                         self.save(display)
+                if reason != "signal" and self.evaluated_at != self.steps:
+                    self._evaluate(logger, display, stop)
             except BaseException as error:
                 self.buffer.clear()  # a rollout that broke off is not kept; weights and counters are those of the last update
                 if not (stop.signal_number and isinstance(error, (Stopped, EnvError))):  # what a signal broke is no error
-                    self.save(display)
+                    if not isinstance(error, DivergedError):  # LATEST stays a policy that one can go on from
+                        self.save(display)
                     raise
                 reason = "signal"
-            if reason != "signal" and self.evaluation.get("at_step") != self.steps:
-                with suppress(Stopped):
-                    self._evaluate(logger, display, stop)
             self.save(display)
         return Outcome(reason, self.steps, self.evaluation, stop.signal_number)
 
@@ -184,7 +188,7 @@ class Trainer:
 
     def _evaluate(self, logger: Logger, display: Display, stop: StopRequest) -> None:
         """Play the evaluation episodes, keep the checkpoint when they are the best so far. Raises Stopped once `stop` is asked for."""
-        self.next_eval = self._evaluation_after(self.steps)
+        self.next_eval, self.evaluated_at = self._evaluation_after(self.steps), self.steps
         if self.eval_env is None:
             return
         carry, act = self.algorithm.initial_carry(self.eval_env.num_envs), greedy(self.algorithm)
@@ -260,6 +264,7 @@ class Trainer:
         self.steps, self.iteration, self.elapsed = (saved[name] for name in ("steps", "iteration", "elapsed"))
         self.next_eval = self._evaluation_after(self.steps)
         self.best_return, self.evaluation = saved["best_return"], dict(saved["evaluation"])
+        self.evaluated_at = int(self.evaluation.get("at_step", -1))
         self.statistics.load_state_dict(saved["statistics"])
         # where the environment has no state, other episodes than the first ones again
         self.obs, _ = self.env.reset(seed=self.config.seed if parts["env"] else self.config.seed + self.iteration)

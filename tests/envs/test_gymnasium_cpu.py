@@ -561,3 +561,30 @@ def test_an_observation_of_another_shape_is_named(good: int) -> None:
 
     with pytest.raises(EnvError, match=rf"environment 0 failed in {call}: wanted .* shape \(3,\), as .*Misshapen.* says, got \(2,\)"):
         play()
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"), [(np.zeros(3, np.float32), "a ndarray"), ((np.zeros(3, np.float32),), "a tuple of 1"), (None, "a NoneType")]
+)
+def test_what_is_no_step_is_named(monkeypatch: pytest.MonkeyPatch, returned: Any, got: str) -> None:
+    """The mistakes of an environment written for the older Gym."""
+    env = make_env("gymnasium_cpu", 2, env=lambda: Misshapen(99))
+    monkeypatch.setattr(Misshapen, "reset", lambda self, **options: returned)
+    with pytest.raises(EnvError, match=rf"environment 0 failed in reset: wanted \(obs, info\), got {got}"):
+        env.reset()
+    monkeypatch.undo()
+    env = make_env("gymnasium_cpu", 2, env=lambda: Misshapen(99))
+    env.reset()
+    monkeypatch.setattr(Misshapen, "step", lambda self, action: returned)
+    with pytest.raises(EnvError, match=rf"environment 0 failed in step: wanted \(obs, reward, .*info\), got {got}"):
+        env.step(torch.zeros(2, 1))
+
+
+def test_an_environment_whose_workers_are_gone_closes_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    env = make_env("gymnasium_cpu:CartPole-v1", 2, vectorization="async")
+    env.reset(seed=0)
+    for process in env._env.processes:  # type: ignore[attr-defined]
+        process.kill()
+        process.join()
+    env.close()
+    assert "did not close" in caplog.text

@@ -348,6 +348,27 @@ def test_the_guard_takes_cuda_without_a_number_for_any_cuda() -> None:
         check_reset(env, obs)
 
 
+class Bandit(TorchEnv):
+    """Has no state: the second action pays."""
+
+    single_observation_space = Box(0.0, 1.0, (1,), np.float32)
+    single_action_space = Discrete(2)
+    max_episode_steps = 1
+
+    def initial_state(self, rng: CounterRandom) -> State:
+        return {}
+
+    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+        return {}, action.float(), torch.zeros_like(action, dtype=torch.bool)
+
+    def observe(self, state: State) -> Tensor:
+        return torch.zeros(self.num_envs, 1)
+
+
+def test_an_environment_needs_no_state() -> None:
+    assert [problem for problem in check_env("tests.gpurl.test_check_env:Bandit") if "reset()" in problem] == []
+
+
 # ---- environments that cannot even be made ----
 
 

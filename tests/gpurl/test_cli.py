@@ -364,7 +364,13 @@ def test_switches_take_true_and_false() -> None:
 
 def test_gymnasiums_tasks_share_a_preset_of_few_environments() -> None:
     wanted = settings("ppo", "gymnasium_cpu:Pendulum-v1")
-    assert (wanted["num_envs"], wanted["horizon"], wanted["minibatches"]) == (8, 256, 32)
+    assert (wanted["num_envs"], wanted["horizon"], wanted["minibatches"]) == (8, 256, 8)
+
+
+@pytest.mark.parametrize("words", [["network.memory=gru"], ["num_envs=1", "horizon=16"]])
+def test_the_preset_of_gymnasiums_tasks_takes_a_memory_and_one_environment(tmp_path: Path, words: list[str]) -> None:
+    small = ["total_steps=16", "eval_episodes=0", "epochs=1", "device=cpu", "quiet=true", f"run_dir={tmp_path / 'run'}"]
+    assert main(["train", "ppo", "gymnasium_cpu:CartPole-v1", *small, *words]) == 0
 
 
 def test_drawing_the_curve_again_keeps_the_baseline(tmp_path: Path) -> None:

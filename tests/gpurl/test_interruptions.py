@@ -11,19 +11,22 @@ from typing import Any
 import pytest
 import torch
 
-from gpurl.api import evaluate_run, train
+from gpurl.api import evaluate_run, resume, train
 from gpurl.checkpoint import latest_checkpoint, load_checkpoint
+from gpurl.errors import DivergedError, NonFiniteError
 from gpurl.evaluator import Stopped, evaluate
+from gpurl.finite_guard import FiniteGuard
 from gpurl.play import play_run
 from tests.gpurl.test_train import SMALL, small_run, start
 from tests.tiny_envs import Endless, RandomWalk
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_to_the_workers_too_saves_and_exits_with_its_code(tmp_path: Path, number: int, code: int) -> None:
+@pytest.mark.parametrize(("number", "code", "episodes"), [(signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 0), (signal.SIGTERM, 143, 2)])
+def test_a_signal_to_the_workers_too_saves_and_exits_with_its_code(tmp_path: Path, number: int, code: int, episodes: int) -> None:
     """A terminal's Ctrl-C and a scheduler's SIGTERM go to the whole process group."""
     folder = tmp_path / "run"
-    flags = ["num_envs=2", "horizon=64", "total_steps=1e9", "eval_episodes=0", "save_every=1000000s", "device=cpu", f"run_dir={folder}"]
+    flags = ["num_envs=2", "horizon=64", "total_steps=1e9", f"eval_episodes={episodes}", "save_every=1000000s", "device=cpu"]
+    flags.append(f"run_dir={folder}")
     words = ["train", "ppo", "gymnasium_cpu:CartPole-v1", "--env.vectorization", "async", "--log-every", "0", *flags]
     process = start(words, start_new_session=True)
     deadline = time.monotonic() + 60
@@ -75,18 +78,51 @@ def test_an_evaluation_ends_as_soon_as_it_is_told_to() -> None:
     assert len(asked) == 4
 
 
-def test_a_signal_in_an_evaluation_ends_the_run(tmp_path: Path) -> None:
-    """Its episodes never end, so only the signal can."""
+@pytest.mark.parametrize("total", [1, 10**6])
+def test_a_signal_in_an_evaluation_ends_the_run(tmp_path: Path, total: int) -> None:
+    """Its episodes never end, so only the signal can: in the evaluations between updates, and in the last one."""
     timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
     began = time.monotonic()
     try:
         timer.start()
         with pytest.raises(KeyboardInterrupt):
-            small_run(tmp_path / "run", 10**6, env="tests.tiny_envs:Endless", eval_every=128)
+            small_run(tmp_path / "run", total, env="tests.tiny_envs:Endless", eval_every=128)
     finally:
         timer.cancel()
     assert time.monotonic() - began < 10
     assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] >= 128
+
+
+def test_an_error_in_the_last_evaluation_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("gpurl.trainer.evaluate", failing(NonFiniteError("no return")))
+        with pytest.raises(NonFiniteError, match="no return"):
+            small_run(tmp_path / "run", 2, eval_every=10**9)
+    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 2 * 128
+    monkeypatch.setattr("gpurl.api.evaluate", failing(NonFiniteError("the scripted policy's")))
+    assert small_run(tmp_path / "chasing", 1, env="chasing").baseline == {}
+
+
+def failing(error: Exception) -> Any:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    return fail
+
+
+def test_a_policy_that_diverged_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_if_bad, count = FiniteGuard.stop_if_bad, iter(range(100))
+
+    def diverging(guard: FiniteGuard, *args: Any) -> None:
+        if next(count) == 2:
+            raise DivergedError("the policy gave NaN")
+        stop_if_bad(guard, *args)
+
+    monkeypatch.setattr(FiniteGuard, "stop_if_bad", diverging)
+    with pytest.raises(DivergedError):
+        small_run(tmp_path / "run", 5, save_every="1i", eval_episodes=0)
+    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 2 * 128
+    assert resume(tmp_path / "run", learning_rate=1e-5).outcome.steps == 5 * 128
 
 
 def test_playing_a_checkpoint_leaves_it_as_it_is(tmp_path: Path) -> None:

@@ -51,6 +51,10 @@ def test_what_a_run_leaves_that_failed_at_once_is_taken_again(tmp_path: Path) ->
     for name in ("config.yaml", "command.txt", "versions.json", "git.diff", "run.lock", "run.pid"):
         (tmp_path / name).touch()
     assert create_run_folder(tmp_path, "chasing", "ppo", 0, str(tmp_path)) == tmp_path
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text("num_envs: 8  # written by hand")
+    with pytest.raises(UsageError, match="already holds files"):
+        create_run_folder(tmp_path, "chasing", "ppo", 0, str(tmp_path / "mine"))
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(UsageError, match="already holds files"):
         create_run_folder(tmp_path, "chasing", "ppo", 0, str(tmp_path))

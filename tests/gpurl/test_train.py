@@ -440,6 +440,7 @@ def test_a_wrong_transition_is_named_with_its_env_and_step(
         small_run(tmp_path / "run", 3, env=name)
 
 
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 def test_a_gradient_that_is_not_finite_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small_run(tmp_path / "run", 1, value_coef=1e38, normalize_value=False, eval_episodes=0)
     assert f"the gradient at step {ITERATION} is not finite" in capsys.readouterr().err

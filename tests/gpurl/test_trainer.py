@@ -12,6 +12,7 @@ from gpurl.config import make_settings
 from gpurl.display import Display
 from gpurl.envs.torch_env import State
 from gpurl.envs.vec_env import Timestep
+from gpurl.kernels.backend import no_host_looks
 from gpurl.kernels.random import CounterRandom
 from gpurl.logger import Logger
 from gpurl.trainer import Outcome
@@ -38,6 +39,15 @@ class LostSight(Endless):
     def step(self, actions: Tensor) -> Timestep:
         timestep = super().step(actions)
         timestep.obs[3] = torch.where(self.episode_length_buf[3] >= 3, torch.nan, timestep.obs[3])
+        return timestep
+
+
+class Blinking(Endless):
+    """Environment 3 shows NaN once, at its third step."""
+
+    def step(self, actions: Tensor) -> Timestep:
+        timestep = super().step(actions)
+        timestep.obs[3] = torch.where(self.episode_length_buf[3] == 3, torch.nan, timestep.obs[3])
         return timestep
 
 
@@ -82,3 +92,17 @@ def test_a_memory_that_saw_nan_is_emptied_with_its_environment() -> None:
     assert torch.equal(memory[3], torch.zeros(8))
     assert bool(torch.isfinite(memory).all())
     assert bool((memory[:3] != 0.0).any(1).all())
+
+
+def test_what_a_memory_has_of_a_nan_is_not_blamed_on_the_policy() -> None:
+    """Where the host hears of it some iterations later, as on a GPU."""
+    network = {"hidden": [8], "memory": "gru", "memory_size": 8}
+    settings = make_settings("ppo", "tests.gpurl.test_trainer:Blinking", **SMALL, network=network, stagger=False)
+    with no_host_looks():
+        trainer = make_trainer(settings, CPU)
+        trainer.start()
+        for _ in range(3):
+            trainer.iterate()
+    told = {name: int(value) for name, value in trainer.guard.metrics().items()}
+    assert told["non_finite_rows"] > 0
+    assert told["policy_diverged"] == 0
