@@ -356,12 +356,12 @@ def test_what_shapes_a_run_stays_when_it_is_resumed(tmp_path: Path, changes: dic
 @pytest.mark.parametrize("schedule", ["constant", "kl"])
 def test_a_resumed_run_takes_the_rate_and_the_evaluations_it_is_given(tmp_path: Path, schedule: str) -> None:
     folder = small_run(tmp_path / "run", 2, schedule=schedule, eval_every=10**6).folder
-    resume(folder, total_steps=5 * ITERATION, learning_rate=1e-5, schedule="constant", eval_every=ITERATION)
+    resume(folder, total_steps=5 * ITERATION, learning_rate=1e-5, schedule="constant", eval_every=2 * ITERATION)
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rates = {record["step"]: record["train/learning_rate"] for record in records if "train/learning_rate" in record}
     assert [rates[step * ITERATION] for step in (3, 4, 5)] == pytest.approx([1e-5] * 3)
     evaluated = [record["step"] for record in records if "eval/mean_reward" in record]
-    assert evaluated == [step * ITERATION for step in (2, 3, 4, 5)]
+    assert evaluated == [step * ITERATION for step in (2, 4, 5)]
 
 
 def test_a_cut_off_checkpoint_falls_back_to_the_older_one(tmp_path: Path) -> None:
