@@ -16,7 +16,7 @@ from gpurl.config import Settings, make_settings, merge
 from gpurl.display import Display
 from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import CheckpointError, EndlessEpisodeError, GpurlError, NonFiniteError, UsageError
+from gpurl.errors import CheckpointError, EndlessEpisodeError, GpurlError, UsageError
 from gpurl.evaluator import evaluate, greedy, scripted
 from gpurl.host_network import FEW_ROWS
 from gpurl.host_settings import keep_large_blocks
@@ -130,8 +130,9 @@ def _run_logged(trainer: Trainer, eval_env: VecEnv | None) -> tuple[Outcome, dic
         logger.close()
     baseline: dict[str, float] = {}
     if outcome.signal_number is None and eval_env is not None and outcome.evaluation and (act := scripted(eval_env)):
-        with suppress(EndlessEpisodeError, NonFiniteError):
-            baseline = evaluate(act, eval_env, config.eval_episodes, seed=EVAL_SEED)
+        with suppress(EndlessEpisodeError):
+            values = evaluate(act, eval_env, config.eval_episodes, seed=EVAL_SEED)
+            baseline = values if values["eval/episodes"] else {}
     try:
         if baseline:
             note_references(trainer.folder, {"scripted policy": baseline["eval/mean_reward"]})

@@ -95,7 +95,9 @@ def evaluate(words: list[str]) -> int:
     from gpurl.api import evaluate_run
 
     values = evaluate_run(options["RUN"], options["episodes"], options["device"], best=not options["latest"])
-    print(f"return {spread(values, 3)}, length {values['eval/mean_ep_length']:.1f}, {values['eval/episodes']:.0f} episodes")
+    left_out = values.get("eval/non_finite_episodes", 0.0)
+    more = f"; {left_out:.0f} gave NaN or infinity and are left out" if left_out else ""
+    print(f"return {spread(values, 3)}, length {values['eval/mean_ep_length']:.1f}, {values['eval/episodes']:.0f} episodes{more}")
     return 0
 
 

@@ -162,12 +162,13 @@ def build(kind: type, values: dict[str, Any], also: set[str] | None = None) -> A
 
 def _checked(name: str, value: Any, hint: Any) -> Any:
     """`value` if it is of the type `hint`; a whole float passes for an int, an int for a float."""
+    import torch
     import typeguard
 
     if isinstance(value, np.generic):
         value = value.item()
-    elif isinstance(value, PurePath) or type(value).__module__ == "torch":
-        value = str(value)  # run_dir=Path(...), device=torch.device(...)
+    elif isinstance(value, (PurePath, torch.device)):
+        value = str(value)  # run_dir, device
     if isinstance(value, int) and not isinstance(value, bool) and "float" in str(hint):
         value = float(value)
     elif isinstance(value, float) and value.is_integer() and hint in (int, int | None):

@@ -1,5 +1,6 @@
 """Greedy evaluation in environments of their own: every environment counts its first episodes only, so short ones are not favoured."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from gpurl.algorithms.algorithm import Algorithm, episode_ends, restart_carry
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import EndlessEpisodeError, NonFiniteError
+from gpurl.errors import EndlessEpisodeError
 from gpurl.networks import Carry
 
 Act = Callable[[Tensor, Carry], tuple[Tensor, Carry]]
@@ -46,8 +47,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Play `episodes` episodes (rounded up to a multiple of env.num_envs) and return their statistics, named as they are logged.
 
-    Episodes whose return is NaN or infinite are counted apart, as eval/non_finite_episodes, and left out of the rest. Raises
-    EndlessEpisodeError when not all end within `max_steps` steps an episode, NonFiniteError when no return is finite.
+    Episodes whose return is NaN or infinite are counted apart, as eval/non_finite_episodes, and left out of the rest; without any other
+    the mean is NaN. Raises EndlessEpisodeError when not all end within `max_steps` steps an episode.
     """
     wanted = -(-episodes // env.num_envs)
     obs, _ = env.reset(seed=seed)
@@ -76,9 +77,8 @@ def evaluate(
             "a time limit (max_episode_steps) ends them"
         )
     count, total, squares, length, non_finite = sums.tolist()
-    if not count:
-        raise NonFiniteError(f"{type(env).__name__}: the return of each of {non_finite:.0f} evaluation episodes is NaN or infinite")
-    mean = total / count
-    deviation = max(squares / count - mean * mean, 0.0) ** 0.5
-    values = {"eval/mean_reward": mean, "eval/std_reward": deviation, "eval/mean_ep_length": length / count, "eval/episodes": count}
+    divisor = count or math.nan
+    mean = total / divisor
+    deviation = max(squares / divisor - mean * mean, 0.0) ** 0.5
+    values = {"eval/mean_reward": mean, "eval/std_reward": deviation, "eval/mean_ep_length": length / divisor, "eval/episodes": count}
     return values | ({"eval/non_finite_episodes": non_finite} if non_finite else {})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gpurl.checks import check_choices
 from gpurl.errors import UsageError
 
 MANY_ROWS = 1024
@@ -30,9 +31,7 @@ class NetworkConfig:
     """Units of the memory."""
 
     def __post_init__(self) -> None:
-        for field, choices in (("activation", tuple(_FORWARD)), ("memory", ("none", "gru"))):
-            if getattr(self, field) not in choices:
-                raise UsageError(f"network.{field} is {getattr(self, field)!r}; it must be one of {', '.join(choices)}")
+        check_choices(self, {"activation": tuple(_FORWARD), "memory": ("none", "gru")}, prefix="network.")
         if min((*self.hidden, self.memory_size)) < 1:
             raise UsageError(f"network.hidden and network.memory_size must be at least 1, got {self.hidden} and {self.memory_size}")
         if self.shared and not self.hidden:

@@ -198,16 +198,13 @@ class Trainer:
             self._warn(display, f"no more evaluations: {error}")
             self.eval_env = None
             return
-        except NonFiniteError as error:
-            if self.config.nan == "stop":
-                raise
-            self._warn(display, f"no evaluation at step {self.steps}: {error}")
-            return
-        if "eval/non_finite_episodes" in values:
-            text = f"{values['eval/non_finite_episodes']:.0f} evaluation episodes of environment {self.settings.env!r} gave NaN or infinity"
+        if non_finite := values.get("eval/non_finite_episodes"):
+            text = f"{non_finite:.0f} evaluation episodes of environment {self.settings.env!r} gave NaN or infinity"
             if self.config.nan == "stop":
                 raise NonFiniteError(f"{text}; to leave such episodes out and go on: gpurl train --resume RUN --nan skip")
             self._warn(display, f"{text} and are left out")
+        if not values["eval/episodes"]:
+            return
         self.evaluation, self.evaluation_is_new = {**values, "at_step": self.steps}, True
         logger.write(self.steps, values)
         display.update(self.steps, values)

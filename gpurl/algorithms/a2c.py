@@ -22,10 +22,9 @@ class A2CConfig(PPOConfig):
     """batch, minibatch or none."""
 
     def __post_init__(self) -> None:
-        if (self.epochs, self.minibatches) != (1, 1) or self.schedule == "kl":
+        if (self.epochs, self.minibatches) != (1, 1):
             raise UsageError(
-                f"a2c takes one step a rollout: epochs and minibatches must be 1 and schedule not kl, "
-                f"got epochs {self.epochs}, minibatches {self.minibatches}, schedule {self.schedule}; ppo has them"
+                f"a2c takes one step a rollout: epochs and minibatches must be 1, got {self.epochs} and {self.minibatches}; ppo has them"
             )
         for name in ("clip_range", "clip_range_value", "target_kl"):
             if getattr(self, name) != getattr(PPOConfig, name):

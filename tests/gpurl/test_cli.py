@@ -381,3 +381,10 @@ def test_drawing_the_curve_again_keeps_the_baseline(tmp_path: Path) -> None:
     assert list(json.loads((folder / "references.json").read_text())) == ["scripted policy"]
     assert main(["plot", str(folder)]) == 0
     assert (folder / "learning_curve.png").read_bytes() == first
+
+
+def test_eval_tells_what_it_left_out(run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"eval/mean_reward": 1.0, "eval/std_reward": 0.0, "eval/mean_ep_length": 3.0, "eval/episodes": 6.0}
+    monkeypatch.setattr("gpurl.api.evaluate_run", lambda *_, **__: {**values, "eval/non_finite_episodes": 2.0})
+    assert main(["eval", str(run_folder)]) == 0
+    assert capsys.readouterr().out == "return 1.000 ± 0.000, length 3.0, 6 episodes; 2 gave NaN or infinity and are left out\n"

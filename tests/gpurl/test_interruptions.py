@@ -1,8 +1,10 @@
-"""What interrupts a run, wherever it is: in an evaluation, in worker processes, in somebody's sweep of runs."""
+"""What interrupts a run, wherever it is: a signal or a kill, in an evaluation, in worker processes, in somebody's sweep of runs."""
 
 import json
+import math
 import os
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -17,8 +19,61 @@ from gpurl.errors import DivergedError, NonFiniteError
 from gpurl.evaluator import Stopped, evaluate
 from gpurl.finite_guard import FiniteGuard
 from gpurl.play import play_run
-from tests.gpurl.test_train import SMALL, small_run, start
+from tests.small_runs import ITERATION, SMALL, small_run, start
 from tests.tiny_envs import Endless, RandomWalk
+
+
+def train_forever(folder: Path) -> "subprocess.Popen[str]":
+    flags = [
+        "num_envs=16",
+        "horizon=8",
+        "total_steps=1e9",
+        "eval_episodes=0",
+        "save_every=3i",
+        "device=cpu",
+        f"run_dir={folder}",
+        "network.hidden=16,16",
+    ]
+    process = start(["train", "ppo", "pendulum", *flags])
+    deadline = time.monotonic() + 60
+    while latest_checkpoint(folder / "checkpoints") is None and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_exits_with_its_code(tmp_path: Path, number: int, code: int) -> None:
+    process = train_forever(tmp_path / "run")
+    process.send_signal(number)
+    began = time.monotonic()
+    process.communicate(timeout=30)
+    assert process.returncode == code
+    assert time.monotonic() - began < 10
+    saved = load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"]
+    resumed = resume(tmp_path / "run", total_steps=saved + 2 * ITERATION)
+    assert resumed.outcome.steps == saved + 2 * ITERATION
+
+
+def test_kill_9_loses_one_interval_at_most(tmp_path: Path) -> None:
+    process = train_forever(tmp_path / "run")
+    time.sleep(0.7)
+    process.kill()
+    process.communicate()
+    saved = load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"]
+    assert saved >= 3 * ITERATION
+    assert resume(tmp_path / "run", total_steps=saved + ITERATION).outcome.steps == saved + ITERATION
+
+
+def test_two_runs_in_one_folder(tmp_path: Path) -> None:
+    process = train_forever(tmp_path / "run")
+    try:
+        second = start(["train", "--resume", str(tmp_path / "run")])
+        _, errors = second.communicate(timeout=60)
+        assert second.returncode == 5
+        assert str(tmp_path / "run") in errors
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize(("number", "code", "episodes"), [(signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 0), (signal.SIGTERM, 143, 2)])
@@ -30,14 +85,14 @@ def test_a_signal_to_the_workers_too_saves_and_exits_with_its_code(tmp_path: Pat
     words = ["train", "ppo", "gymnasium_cpu:CartPole-v1", "--env.vectorization", "async", "--log-every", "0", *flags]
     process = start(words, start_new_session=True)
     deadline = time.monotonic() + 60
-    while steps_logged(folder) < 3 * 128 and time.monotonic() < deadline and process.poll() is None:
+    while steps_logged(folder) < 3 * ITERATION and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
     assert latest_checkpoint(folder) is None
     os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == code, errors
     assert "Traceback" not in errors
-    assert load_checkpoint(folder)[0]["trainer"]["steps"] >= 3 * 128
+    assert load_checkpoint(folder)[0]["trainer"]["steps"] >= 3 * ITERATION
 
 
 def steps_logged(folder: Path) -> int:
@@ -86,28 +141,23 @@ def test_a_signal_in_an_evaluation_ends_the_run(tmp_path: Path, total: int) -> N
     try:
         timer.start()
         with pytest.raises(KeyboardInterrupt):
-            small_run(tmp_path / "run", total, env="tests.tiny_envs:Endless", eval_every=128)
+            small_run(tmp_path / "run", total, env="tests.tiny_envs:Endless", eval_every=ITERATION)
     finally:
         timer.cancel()
     assert time.monotonic() - began < 10
-    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] >= 128
+    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] >= ITERATION
 
 
 def test_an_error_in_the_last_evaluation_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("gpurl.trainer.evaluate", failing(NonFiniteError("no return")))
-        with pytest.raises(NonFiniteError, match="no return"):
-            small_run(tmp_path / "run", 2, eval_every=10**9)
-    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 2 * 128
-    monkeypatch.setattr("gpurl.api.evaluate", failing(NonFiniteError("the scripted policy's")))
+    nothing = {"eval/mean_reward": math.nan, "eval/std_reward": math.nan, "eval/episodes": 0.0, "eval/non_finite_episodes": 4.0}
+    monkeypatch.setattr("gpurl.api.evaluate", lambda *_, **__: nothing)  # the scripted policy's
     assert small_run(tmp_path / "chasing", 1, env="chasing").baseline == {}
-
-
-def failing(error: Exception) -> Any:
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    return fail
+    monkeypatch.setattr("gpurl.trainer.evaluate", lambda *_, **__: nothing)
+    with pytest.raises(NonFiniteError, match=r"4 evaluation episodes of environment 'pendulum' gave NaN .*--nan skip"):
+        small_run(tmp_path / "run", 2, eval_every=10**9)
+    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 2 * ITERATION
+    skipping = small_run(tmp_path / "skip", 2, eval_every=ITERATION, nan="skip")
+    assert (skipping.outcome.steps, skipping.outcome.evaluation) == (2 * ITERATION, {})
 
 
 def test_a_policy_that_diverged_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +171,8 @@ def test_a_policy_that_diverged_is_not_saved(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(FiniteGuard, "stop_if_bad", diverging)
     with pytest.raises(DivergedError):
         small_run(tmp_path / "run", 5, save_every="1i", eval_episodes=0)
-    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 2 * 128
-    assert resume(tmp_path / "run", learning_rate=1e-5).outcome.steps == 5 * 128
+    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 2 * ITERATION
+    assert resume(tmp_path / "run", learning_rate=1e-5).outcome.steps == 5 * ITERATION
 
 
 def test_playing_a_checkpoint_leaves_it_as_it_is(tmp_path: Path) -> None:

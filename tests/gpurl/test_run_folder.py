@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from gpurl import run_folder as module
 from gpurl.errors import CheckpointError, UsageError
-from gpurl.run_folder import create_run_folder, lock_run, write_run_info
+from gpurl.run_folder import create_run_folder, lock_run, run_of, write_run_info
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -58,6 +58,15 @@ def test_what_a_run_leaves_that_failed_at_once_is_taken_again(tmp_path: Path) ->
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(UsageError, match="already holds files"):
         create_run_folder(tmp_path, "chasing", "ppo", 0, str(tmp_path))
+
+
+def test_pictures_go_beside_a_checkpoint_never_into_it(tmp_path: Path) -> None:
+    run, copied = tmp_path / "run", tmp_path / "elsewhere" / "step_000000000008"
+    checkpoint = run / "checkpoints" / "step_000000000008"
+    for folder in (checkpoint, copied):
+        folder.mkdir(parents=True)
+    assert run_of(run) == run_of(run / "checkpoints") == run_of(checkpoint) == run
+    assert run_of(copied) == copied.parent
 
 
 def test_a_folder_with_files_is_refused_with_advice(tmp_path: Path) -> None:

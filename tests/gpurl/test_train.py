@@ -1,11 +1,8 @@
 """Whole runs through the Python API and the command line: files, resume bit for bit, stopping, killing, and every kind of bad input."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +15,10 @@ from gpurl.api import make_trainer, resume, train
 from gpurl.checkpoint import latest_checkpoint, list_checkpoints, load_checkpoint
 from gpurl.cli import main
 from gpurl.config import make_settings
-from gpurl.envs.torch_env import State
-from gpurl.errors import CheckpointError, EnvError, NonFiniteError, UsageError
-from gpurl.kernels.random import CounterRandom
+from gpurl.errors import CheckpointError, EnvError, UsageError
 from gpurl.statistics import EpisodeStatistics
+from tests.small_runs import ITERATION, ROOT, SMALL, small_run, start
 from tests.tiny_envs import RandomWalk
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-SMALL: dict[str, Any] = {
-    "num_envs": 16, "horizon": 8, "minibatches": 2, "eval_episodes": 4, "quiet": True, "device": "cpu", "network": {"hidden": [16]},
-    "log_every": 0.0,
-}  # fmt: skip
-ITERATION = 16 * 8
-
-
-def small_run(folder: Path, iterations: int, algorithm: str = "ppo", env: str = "pendulum", **changes: Any) -> gpurl.Run:
-    minibatches = {"minibatches": 1} if algorithm == "a2c" else {}
-    return train(algorithm, env, **{**SMALL, "run_dir": str(folder), "total_steps": iterations * ITERATION, **minibatches, **changes})
 
 
 def state_of(folder: Path) -> dict[str, Any]:
@@ -190,75 +174,6 @@ def test_save_every_counts_iterations_and_old_checkpoints_go(tmp_path: Path) -> 
     assert [path.name for path in list_checkpoints(run.folder / "checkpoints")][-2:] == [f"step_{n * ITERATION:012d}" for n in (6, 7)]
 
 
-# ---- a process that dies ----
-
-
-def start(arguments: list[str], **options: Any) -> "subprocess.Popen[str]":
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, "-m", "gpurl.cli", *arguments],
-        cwd=options.pop("cwd", ROOT),
-        env=env,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **options,
-    )
-
-
-def train_forever(folder: Path) -> "subprocess.Popen[str]":
-    flags = [
-        "num_envs=16",
-        "horizon=8",
-        "total_steps=1e9",
-        "eval_episodes=0",
-        "save_every=3i",
-        "device=cpu",
-        f"run_dir={folder}",
-        "network.hidden=16,16",
-    ]
-    process = start(["train", "ppo", "pendulum", *flags])
-    deadline = time.monotonic() + 60
-    while latest_checkpoint(folder / "checkpoints") is None and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.05)
-    return process
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_exits_with_its_code(tmp_path: Path, number: int, code: int) -> None:
-    process = train_forever(tmp_path / "run")
-    process.send_signal(number)
-    began = time.monotonic()
-    process.communicate(timeout=30)
-    assert process.returncode == code
-    assert time.monotonic() - began < 10
-    saved = load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"]
-    resumed = resume(tmp_path / "run", total_steps=saved + 2 * ITERATION)
-    assert resumed.outcome.steps == saved + 2 * ITERATION
-
-
-def test_kill_9_loses_one_interval_at_most(tmp_path: Path) -> None:
-    process = train_forever(tmp_path / "run")
-    time.sleep(0.7)
-    process.kill()
-    process.communicate()
-    saved = load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"]
-    assert saved >= 3 * ITERATION
-    assert resume(tmp_path / "run", total_steps=saved + ITERATION).outcome.steps == saved + ITERATION
-
-
-def test_two_runs_in_one_folder(tmp_path: Path) -> None:
-    process = train_forever(tmp_path / "run")
-    try:
-        second = start(["train", "--resume", str(tmp_path / "run")])
-        _, errors = second.communicate(timeout=60)
-        assert second.returncode == 5
-        assert str(tmp_path / "run") in errors
-    finally:
-        process.kill()
-        process.communicate()
-
-
 # ---- bad input ----
 
 
@@ -387,80 +302,6 @@ def test_a_full_disk_warns_and_trains_on(tmp_path: Path) -> None:
     assert "ended by total_steps" in done.stdout
 
 
-# ---- environments that misbehave ----
-
-
-class BrokenWalk(RandomWalk):
-    """A RandomWalk whose fault comes at its 5th step."""
-
-    fault = ""
-
-    def step(self, actions: torch.Tensor) -> Any:
-        timestep = super().step(actions)
-        self.count = getattr(self, "count", 0) + 1
-        if self.count < 5 or self.count > 6:
-            return timestep
-        if self.fault == "nan reward":
-            timestep.reward[3] = float("nan")
-        if self.fault in ("nan obs", "inf obs"):
-            timestep.obs[3] = float(self.fault[:3])
-        changes = {
-            "shape": {"obs": timestep.obs[:, :2]},
-            "dtype": {"reward": timestep.reward.double()},
-            "device": {"terminated": timestep.terminated.to("meta")},
-        }
-        return timestep._replace(**changes.get(self.fault, {}))  # type: ignore[arg-type]
-
-
-def train_broken(folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str, **changes: Any) -> gpurl.Run:
-    monkeypatch.setattr(BrokenWalk, "fault", fault)
-    return small_run(folder, 3, "ppo", "tests.gpurl.test_train:BrokenWalk", **changes)
-
-
-class WrongWalk(RandomWalk):
-    """A RandomWalk whose transition returns what `wrong` makes of it."""
-
-    wrong: Any = None
-
-    def transition(self, state: State, action: torch.Tensor, rng: CounterRandom) -> tuple[State, torch.Tensor, torch.Tensor]:
-        return self.wrong(*super().transition(state, action, rng))
-
-
-@pytest.mark.parametrize(("wrong", "message"), [
-    (lambda self, state, reward, ended: (state, reward.unsqueeze(1), ended), r"reward: wanted .* \(16,\), .* shape \(16, 1\)"),
-    (lambda self, state, reward, ended: (state, reward.double(), ended), r"reward: wanted .* got torch.float64"),
-    (lambda self, state, reward, ended: (state, reward, ended.float()), r"terminated: wanted .* torch.bool, .* got torch.float32"),
-])  # fmt: skip
-def test_a_wrong_transition_is_named_with_its_env_and_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Any, message: str
-) -> None:
-    monkeypatch.setattr(WrongWalk, "wrong", wrong)
-    name = "tests.gpurl.test_train:WrongWalk"
-    with pytest.raises(EnvError, match=rf"environment '{name}' at env step 0: WrongWalk.transition: {message}"):
-        small_run(tmp_path / "run", 3, env=name)
-
-
-@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
-def test_a_gradient_that_is_not_finite_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small_run(tmp_path / "run", 1, value_coef=1e38, normalize_value=False, eval_episodes=0)
-    assert f"the gradient at step {ITERATION} is not finite" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("fault", ["nan reward", "nan obs", "inf obs"])
-def test_nan_stops_with_env_step_and_index_and_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    with pytest.raises(NonFiniteError, match=r"BrokenWalk' gave NaN or infinity .* step [45] of the rollout, environments 3\)"):
-        train_broken(tmp_path / "run", monkeypatch, fault)
-    parts, _ = load_checkpoint(tmp_path / "run")  # nothing is lost: the state was saved before stopping
-    assert all(torch.isfinite(value).all() for value in parts["model"].values())
-    run = train_broken(tmp_path / "skip", monkeypatch, fault, nan="skip")
-    assert run.outcome.reason == "total_steps"
-    assert all(torch.isfinite(value).all() for value in load_checkpoint(run.folder)[0]["model"].values())
-    records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    norms = [record["train/grad_norm"] for record in records if "train/grad_norm" in record]
-    assert len(norms) == 3
-    assert None not in norms  # each update did learn from the other rows
-
-
 def test_a_checkpoint_folder_is_not_a_run_folder(tmp_path: Path) -> None:
     folder = small_run(tmp_path / "run", 2).folder
     step = list_checkpoints(folder / "checkpoints")[-1]
@@ -480,9 +321,3 @@ def test_limits_of_time_count_anew_and_threads_are_given_back(tmp_path: Path) ->
     assert torch.get_num_threads() == before
     times = [json.loads(line)["time/time_elapsed"] for line in (folder / "metrics.jsonl").read_text().splitlines() if "time/fps" in line]
     assert times[-1] >= 0.9
-
-
-@pytest.mark.parametrize("fault", ["shape", "dtype", "device"])
-def test_a_wrong_shape_dtype_or_device_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    with pytest.raises(EnvError, match=rf"BrokenWalk' at env step {4 * 16}: BrokenWalk.step: "):
-        train_broken(tmp_path / "run", monkeypatch, fault)
