@@ -28,6 +28,11 @@ def as_tensor(x: Array) -> Tensor:
     return x if isinstance(x, Tensor) else torch.from_numpy(x)
 
 
+def as_whole(x: Array) -> Array:
+    """`x` as int64."""
+    return x.long() if isinstance(x, Tensor) else x.astype(np.int64)
+
+
 def clip(x: Array, low: Array, high: Array) -> Array:
     """Into [low, high]; np.clip takes five times as long as its two halves."""
     return x.clamp(low, high) if isinstance(x, Tensor) else np.minimum(np.maximum(x, low), high)

@@ -11,7 +11,7 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.errors import DivergedError, NonFiniteError
 from gpurl.kernels.backend import host_may_look
 
-FROM_ENV, FROM_POLICY = ("obs", "reward"), ("action", "value", "log_prob")
+FROM_ENV, FROM_POLICY = ("obs", "reward", "final_obs"), ("action", "value", "log_prob")
 CHECKED = (*FROM_ENV, *FROM_POLICY, "final_value")  # the last comes of both: final_obs, seen by the policy
 NAMED_ENVS = 10
 

@@ -129,11 +129,11 @@ class Towers(nn.Module):
             self.biases.append(nn.Parameter(torch.zeros(num_towers, 1, num_outputs)))
         self._layers = list(zip(self.weights, self.biases))  # a plain list: walking an nn.Module costs more than a small layer
 
-    def forward(self, x: Tensor) -> list[Tensor]:
-        """x: [B, in] -> x and the outputs [E, B, H] of all layers; without layers x itself, [1, B, in]."""
+    def forward(self, x: Tensor, first: int = 0) -> list[Tensor]:
+        """x: [B, in] -> x and the outputs [E, B, H] of all layers; without layers x itself, [1, B, in]. E: the towers from `first` on."""
         outputs = [x if self._layers else x.unsqueeze(0)]
         for weight, bias in self._layers:
-            outputs.append(_FORWARD[self.activation](outputs[-1], weight, bias))
+            outputs.append(_FORWARD[self.activation](outputs[-1], weight[first:], bias[first:]))
         return outputs
 
     def backward(self, gradient: Tensor, outputs: list[Tensor], needs_input: bool) -> Tensor | None:
@@ -215,6 +215,10 @@ class ActorCritic(nn.Module):
         """x: [B, F] -> (the policy head's numbers [B, A], value [B], what `backward` needs)."""
         outputs = self.towers(x)
         return self.actor(outputs[-1][0]), self.critic(outputs[-1][-1]).squeeze(1), outputs
+
+    def value(self, x: Tensor) -> Tensor:
+        """x: [B, F] -> value [B], without the actor."""
+        return self.critic(self.towers(x, first=-1)[-1][-1]).squeeze(1)
 
     def backward(self, output_gradient: Tensor, value_gradient: Tensor, outputs: list[Tensor]) -> Tensor | None:
         """Write all gradients into the parameters' `.grad`; with a memory returns that of x [B, F], else None."""

@@ -77,8 +77,16 @@ class Algorithm(ABC, nn.Module):
         """Whether it is time to update."""
 
     @abstractmethod
+    def prepare(self, buffer: Buffer) -> dict[str, Tensor]:
+        """What `learn` learns from: targets of a rollout, or a sample of a replay buffer."""
+
+    @abstractmethod
+    def learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Take the optimiser's steps; returns 0-d metrics on the device, named as they are logged. data: what `prepare` gave."""
+
     def update(self, buffer: Buffer) -> dict[str, Tensor]:
-        """Learn from the buffer; returns 0-d metrics on the device, named as they are logged."""
+        """Learn from the buffer; returns the metrics."""
+        return self.learn(self.prepare(buffer))
 
     @abstractmethod
     def largest_batch(self) -> int:

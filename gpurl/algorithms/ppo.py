@@ -12,7 +12,8 @@ from gymnasium.spaces import Box
 from torch import Tensor
 
 from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig, Decision, episode_ends
-from gpurl.arrays import Array, as_tensor
+from gpurl.arrays import Array, as_tensor, namespace
+from gpurl.buffers.packed import PackedRows
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
 from gpurl.distributions import Gaussian, make_head
@@ -200,9 +201,12 @@ class PPO(Algorithm):
             "reward": timestep.reward,
             "terminated": timestep.terminated,
             "truncated": timestep.truncated,
-            "final_value": self._final_value(timestep, decision.carry, is_last=buffer.size == buffer.horizon - 1),
             **decision.columns,
         }
+        if self.is_recurrent or host_may_look(self.device):
+            row["final_value"] = self._final_value(timestep, decision.carry, is_last=buffer.size == buffer.horizon - 1)
+        else:  # a value of every final_obs, of which few count, costs a device less in one batch after the rollout
+            row["final_obs"] = timestep.info["final_obs"]
         if self.is_recurrent:
             row["ended"] = episode_ends(timestep)
         if "valid" in timestep.info:
@@ -225,38 +229,42 @@ class PPO(Algorithm):
 
     # ---- learning ----
 
-    def update(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
-        # gradients are written out, so autograd is off where no memory needs it; inference mode spares a small CPU update a seventh
-        with torch.no_grad() if self.is_recurrent else torch.inference_mode():
-            return self._update(buffer)
+    # gradients are written out, so autograd is off where no memory needs it; inference mode spares a small CPU update a seventh
 
-    def _update(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
-        data, advantage_moments = self._targets(buffer)
-        metrics = {"train/explained_variance": explained_variance(buffer["value"], data["true_returns"])}
-        if self.config.normalize_advantage == "batch":
-            mean, variance, _ = advantage_moments.unbind()
-            data["advantage"] = (data["advantage"] - mean) / (variance.sqrt() + 1e-8)
-        del data["true_returns"]
-        for epoch in range(self.config.epochs):
-            is_last = epoch == self.config.epochs - 1
-            steps = [self._minibatch_step(minibatch, is_last) for minibatch in self._minibatches(data)]
-        # of the last epoch
-        parts = {name: torch.stack([torch.as_tensor(step[name]) for step in steps]).mean() for name in steps[0]}
-        if self.config.schedule == "kl":
-            self._adapt_learning_rate(parts["approx_kl"])
-        if self.normalizer is not None:
-            self.normalizer.update(_flat(buffer["obs"]), buffer.columns.get("valid"))
-        self.num_updates += 1
-        return metrics | self._named(parts)
+    def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
+        """{"packed": a row a sample}, with a memory columns [T, N, ...] instead; and the explained variance."""
+        with torch.no_grad() if self.is_recurrent else torch.inference_mode():
+            data, advantage_moments = self._targets(buffer)
+            metrics = {"explained_variance": explained_variance(buffer["value"], data.pop("true_returns"))}
+            if self.config.normalize_advantage == "batch":
+                mean, variance, _ = advantage_moments.unbind()
+                data["advantage"] = (data["advantage"] - mean) / (variance.sqrt() + 1e-8)
+            if self.normalizer is not None:  # after this rollout's observations were normalised as they were when acted on
+                self.normalizer.update(_flat(buffer["obs"]), buffer.columns.get("valid"))
+            if self.is_recurrent:
+                return data | metrics
+            self.packed_rows = PackedRows(data)
+            return {"packed": self.packed_rows.pack(data)} | metrics
+
+    def learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        with torch.no_grad() if self.is_recurrent else torch.inference_mode():
+            for epoch in range(self.config.epochs):
+                is_last = epoch == self.config.epochs - 1
+                steps = [self._minibatch_step(minibatch, is_last) for minibatch in self._minibatches(data)]
+            # of the last epoch
+            parts = {name: torch.stack([torch.as_tensor(step[name]) for step in steps]).mean() for name in steps[0]}
+            if self.config.schedule == "kl":
+                self._adapt_learning_rate(parts["approx_kl"])
+            self.num_updates += 1
+            return {"train/explained_variance": data["explained_variance"]} | self._named(parts)
 
     def _targets(self, buffer: RolloutBuffer) -> tuple[dict[str, Tensor], Tensor]:
         """Columns [T, N, ...] for the minibatches, and the advantage's moments [3]."""
-        valid = buffer.columns.get("valid")
-        value = torch.cat((buffer["value"], buffer["final_value"][-1:]))
+        valid, final_value = buffer.columns.get("valid"), self._final_values(buffer)
         advantage, returns, moments = gae(
             buffer["reward"],
-            value,
-            buffer["final_value"],
+            torch.cat((buffer["value"], final_value[-1:])),
+            final_value,
             buffer["terminated"],
             buffer["truncated"],
             self.config.gamma,
@@ -273,26 +281,39 @@ class PPO(Algorithm):
         data |= {name: buffer[name] for name in ("valid", "carry", "ended") if name in buffer.columns}
         return data, moments
 
-    def _minibatches(self, data: dict[str, Tensor]) -> Iterator[dict[str, Array]]:
-        """One pass in a new random order: of steps, or of whole environments when there is a memory to unroll.
+    def _final_values(self, buffer: RolloutBuffer) -> Tensor:
+        """[T, N] value of each final_obs, as it was recorded or from the observations that were."""
+        if "final_value" in buffer.columns:
+            return buffer["final_value"]
+        return self._true_value(self.network.value(self._normalized(_flat(buffer["final_obs"]).flatten(0, 1)))).view_as(buffer["value"])
 
-        Small minibatches are gathered many at a time and then cut: a gather costs as much for 64 rows as for thousands. They are arrays
-        where numpy is quicker.
-        """
-        axis, rows = (1, (0, 2)) if self.is_recurrent else (0, (1,))  # of what is gathered, and of a minibatch in it once it is cut
-        columns = data if self.is_recurrent else {name: column.flatten(0, 1) for name, column in data.items()}
-        order = self._permutation(() if self.is_recurrent else (self.config.horizon,))
+    def _minibatches(self, data: dict[str, Tensor]) -> Iterator[dict[str, Array]]:
+        """One pass in a new random order: of steps, or of whole environments when there is a memory to unroll."""
+        if self.is_recurrent:
+            yield from self._minibatches_of_envs({name: column for name, column in data.items() if column.dim()})
+            return
+        # small minibatches are gathered many at a time and then cut: a gather costs as much for 64 rows as for thousands
+        order = self._permutation((self.config.horizon,))
         size = order.shape[0] // self.config.minibatches
         in_numpy = self.host_network is not None and size <= FEW_ROWS
         for index in order.split(max(GATHERED_ROWS // size, 1) * size):
-            cut = {name: column.index_select(axis, index).unflatten(axis, (-1, size)) for name, column in columns.items()}
-            if "valid" in cut:
-                cut["weight"] = _mean_weight(cut.pop("valid"), rows)
-            if self.config.normalize_advantage == "minibatch":
-                cut["advantage"] = _normalized_advantage(cut["advantage"], cut.get("weight"), rows)
-            pieces = {name: column.numpy() if in_numpy else column.unbind(axis) for name, column in cut.items()}
-            for number in range(index.shape[0] // size):
-                yield {name: parts[number] for name, parts in pieces.items()}
+            rows = data["packed"].index_select(0, index).unflatten(0, (-1, size))
+            for minibatch in rows.numpy() if in_numpy else rows.unbind(0):
+                yield self._weighted(self.packed_rows.unpack(minibatch))
+
+    def _minibatches_of_envs(self, columns: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        order = self._permutation(())
+        for index in order.split(order.shape[0] // self.config.minibatches):
+            yield self._weighted({name: column.index_select(1, index) for name, column in columns.items()})
+
+    def _weighted(self, minibatch: dict[str, Array]) -> dict[str, Array]:
+        """`minibatch` with weights that sum to 1 where its rows are valid, and with normalised advantages if that is done by minibatch."""
+        if "valid" in minibatch:
+            valid = minibatch.pop("valid")
+            minibatch["weight"] = valid / namespace(valid).maximum(valid.sum(), namespace(valid).ones_like(valid.sum()))
+        if self.config.normalize_advantage == "minibatch":
+            minibatch["advantage"] = _normalized_advantage(minibatch["advantage"], minibatch.get("weight"))
+        return minibatch
 
     def _permutation(self, shape: tuple[int, ...]) -> Tensor:
         keys = self.shuffle_random.integers(0, 1 << 24, shape).flatten().int()  # int32 sorts several times faster than float32
@@ -376,13 +397,8 @@ def _unrolled(memory: Gru, minibatch: dict[str, Tensor]) -> Tensor:
     return memory.unroll(minibatch["obs"], minibatch["carry"][0], start)
 
 
-def _mean_weight(valid: Tensor, rows: tuple[int, ...]) -> Tensor:
-    """Weights of the axes `rows` that sum to 1 where valid."""
-    return valid / valid.sum(rows, keepdim=True).clamp(min=1)
-
-
-def _normalized_advantage(advantage: Tensor, weight: Tensor | None, rows: tuple[int, ...]) -> Tensor:
-    """(A - mean) / std over the axes `rows`, weighted by `weight` or all alike."""
-    share = 1.0 / math.prod(advantage.shape[axis] for axis in rows) if weight is None else weight
-    centred = advantage - (advantage * share).sum(rows, keepdim=True)
-    return centred / ((centred.square() * share).sum(rows, keepdim=True).sqrt() + 1e-8)
+def _normalized_advantage(advantage: Array, weight: Array | None) -> Array:
+    """(A - mean) / std, weighted by `weight` or all alike."""
+    share = 1.0 / math.prod(advantage.shape) if weight is None else weight
+    centred = advantage - (advantage * share).sum()
+    return centred / ((centred * centred * share).sum() ** 0.5 + 1e-8)

@@ -282,7 +282,7 @@ def test_small_batches_in_numpy_learn_what_torch_learns(kind: type, space: objec
         if not in_numpy:
             algorithm.host_network = None
         metrics = run_updates(algorithm, env, 2)
-        data = {"obs": torch.zeros(8, 8, 3), "advantage": torch.zeros(8, 8)}
+        data = {"packed": torch.zeros(64, algorithm.packed_rows.width)}
         kinds = {type(column) for minibatch in algorithm._minibatches(data) for column in minibatch.values()}
         return algorithm.optimizer.flat, metrics, kinds == {np.ndarray}
 
@@ -320,17 +320,19 @@ def test_advantages_are_normalised_per_batch_or_minibatch() -> None:
     obs, _ = env.reset(seed=0)
     buffer, _, _ = collect(algorithm, env, obs, ())
     raw = algorithm._targets(buffer)[0]["advantage"]
-    from gpurl.algorithms.ppo import _mean_weight, _normalized_advantage
-
-    rows = raw.view(2, 32)  # two minibatches
-    got = _normalized_advantage(rows, None, (1,))
-    torch.testing.assert_close(got.mean(1), torch.zeros(2), rtol=0, atol=1e-6)
-    torch.testing.assert_close(got.std(1, correction=0), torch.ones(2), rtol=0, atol=1e-5)
-    weight = _mean_weight(torch.arange(32).expand(2, 32) < 20, (1,))
-    torch.testing.assert_close(weight[:, :20], torch.full((2, 20), 1 / 20))
-    torch.testing.assert_close(_normalized_advantage(rows, weight, (1,))[:, :20], _normalized_advantage(rows[:, :20], None, (1,)))
-    of_envs = raw.view(8, 2, 4)  # [T, minibatch, envs]
-    torch.testing.assert_close(_normalized_advantage(of_envs, None, (0, 2)).mean((0, 2)), torch.zeros(2), rtol=0, atol=1e-6)
+    by_minibatch = make(env, normalize_advantage="minibatch")
+    for rows in (raw.flatten(), raw.view(8, 8)[:, :4]):  # of steps; of environments
+        got = by_minibatch._weighted({"advantage": rows})["advantage"]
+        torch.testing.assert_close(torch.stack((got.mean(), got.std(correction=0))), torch.tensor([0.0, 1.0]), rtol=0, atol=1e-5)
+        valid = torch.arange(rows.numel()).view(rows.shape) < 20
+        part = by_minibatch._weighted({"advantage": rows, "valid": valid})
+        torch.testing.assert_close(part["weight"][valid], torch.full((20,), 1 / 20))
+        torch.testing.assert_close(part["advantage"][valid], by_minibatch._weighted({"advantage": rows[valid]})["advantage"])
+    nothing = by_minibatch._weighted({"advantage": rows, "valid": torch.zeros_like(valid)})
+    assert not bool(nothing["weight"].any())
+    assert bool(nothing["advantage"].isfinite().all())
+    packed = algorithm.prepare(buffer)["packed"][:, algorithm.packed_rows.places["advantage"]]
+    torch.testing.assert_close(torch.stack((packed.mean(), packed.std(correction=0))), torch.tensor([0.0, 1.0]), rtol=0, atol=1e-5)
 
 
 def test_sizes_and_spaces_that_do_not_fit_are_refused_by_name() -> None:
