@@ -36,7 +36,7 @@ class TorchEnv(VecEnv):
             raise UsageError(f"max_episode_steps must be at least 1, got {max_episode_steps}")
         if max_episode_steps is not None:
             self.max_episode_steps = max_episode_steps
-        self._new_random(seed)
+        self._random = CounterRandom(seed, self.num_envs, self.device)
         self._state: State | None = None  # before the first reset
         self._episode_return = torch.zeros(num_envs, device=self.device)
         self._episode_start = torch.zeros(num_envs, dtype=torch.int64, device=self.device)  # clock at which the episode really began
@@ -57,20 +57,20 @@ class TorchEnv(VecEnv):
         if seed is not None and not isinstance(seed, (int, np.integer)):
             raise UsageError(f"reset takes one seed, of which every environment draws its own numbers, got {seed!r}")
         if seed is not None:
-            self._new_random(seed)
-        fresh = self.initial_state(self._random)
+            self._random.load_state_dict(CounterRandom(int(seed), self.num_envs, self.device).state_dict())
+        state = self.initial_state(self._random)
         mask = (options or {}).get("reset_mask")
         if mask is None or self._state is None:
-            self._state = fresh
             self.episode_length_buf.zero_()
             self._episode_return.zero_()
             self._episode_start.zero_()
         else:
             mask = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
-            self._state = {name: _select(mask, fresh[name], value) for name, value in self._state.items()}
+            state = {name: _select(mask, state[name], value) for name, value in self._state.items()}
             self._restart_clocks(mask)
         self._random.advance(None if mask is None else torch.as_tensor(mask, device=self.device).any())  # nobody restarts: nothing happened
-        return self.observe(self._state), {}
+        self._set_state(state)
+        return self.observe(state), {}
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         if self._state is None:
@@ -98,7 +98,7 @@ class TorchEnv(VecEnv):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._random.load_state_dict(state["random"])
-        self._state = {name: value.to(self.device, copy=True) for name, value in state["state"].items()}
+        self._set_state({name: value.to(self.device, copy=True) for name, value in state["state"].items()})
         self.episode_length_buf.copy_(state["clocks"]["length"])
         self._episode_start.copy_(state["clocks"]["start"])
         self._episode_return.copy_(state["clocks"]["return"])
@@ -122,8 +122,14 @@ class TorchEnv(VecEnv):
                 raise UsageError(f"{name}: wanted actions from {low} to {high}, got {int(action.min())} to {int(action.max())}")
         return action.to(dtype)
 
-    def _new_random(self, seed: int) -> None:
-        self._random = CounterRandom(seed, self.num_envs, self.device)
+    def _set_state(self, state: State) -> None:
+        """On a GPU the state stays in its place, where a CUDA graph finds it again; what was observed before must not be a view of it."""
+        if host_may_look(self.device):
+            self._state = state
+        elif self._state is None:
+            self._state = {name: value.clone() for name, value in state.items()}
+        else:
+            torch._foreach_copy_(list(self._state.values()), [state[name] for name in self._state])
 
     def _episode_info(self, done: Tensor) -> dict[str, Any]:
         length = self.episode_length_buf - self._episode_start
@@ -137,12 +143,13 @@ class TorchEnv(VecEnv):
                 self._state = next_state
                 return final_obs
             fresh = self.initial_state(self._random.subset(index))
-            self._state = {name: value.index_copy(0, index, fresh[name]) for name, value in next_state.items()}
+            state = {name: value.index_copy(0, index, fresh[name]) for name, value in next_state.items()}
         else:
             fresh = self.initial_state(self._random)
-            self._state = {name: _select(done, fresh[name], value) for name, value in next_state.items()}
+            state = {name: _select(done, fresh[name], value) for name, value in next_state.items()}
         self._restart_clocks(done)
-        return self.observe(self._state)
+        self._set_state(state)
+        return self.observe(state)
 
     def _restart_clocks(self, mask: Tensor) -> None:
         self.episode_length_buf.masked_fill_(mask, 0)

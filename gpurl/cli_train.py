@@ -55,7 +55,9 @@ def _switches(words: list[str]) -> list[str]:
     """`--quiet true` as `--quiet`, `--quiet false` as `--no-quiet`."""
     result: list[str] = []
     for word in words:
-        if word.lower() in ("true", "false") and result and result[-1].startswith("--"):
+        if word in ("--no-graph", "--no_graph"):
+            result += ["--graph", "off"]
+        elif word.lower() in ("true", "false") and result and result[-1].startswith("--"):
             result[-1] = _switch(result[-1][2:], word)
         else:
             result.append(word)

@@ -53,6 +53,8 @@ class TrainConfig:
     environments restart before the next rollout)."""
     stagger: bool = True
     """Start environments at different clocks, so that time limits do not all fall on one step."""
+    graph: str = "auto"
+    """CUDA graphs: full (the whole iteration), policy (all but the environment), off, or auto, the most that the environment allows."""
     threads: int | None = None
     """CPU threads of torch; by default what torch chooses, or 1 where batches are small."""
     root: str = "runs"
@@ -63,7 +65,7 @@ class TrainConfig:
     """Print nothing but errors."""
 
     def __post_init__(self) -> None:
-        check_choices(self, {"nan": ("stop", "skip"), "tag_style": tuple(ALIASES)})
+        check_choices(self, {"nan": ("stop", "skip"), "tag_style": tuple(ALIASES), "graph": ("auto", "full", "policy", "off")})
         check_numbers(self, LEAST, above_zero=("max_seconds",))
         if self.stop_return is not None and self.eval_episodes == 0:
             raise UsageError(f"stop_return {self.stop_return} needs evaluations, but eval_episodes is 0: they would never be played")

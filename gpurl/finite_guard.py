@@ -54,6 +54,12 @@ class FiniteGuard:
         numbers = {"non_finite_rows": self.count, "first_non_finite": self.first, "policy_diverged": self.policy_diverged.long()}
         return {name: number.clone() for name, number in numbers.items()}
 
+    def load(self, numbers: dict[str, Tensor]) -> None:
+        """Go back to what `metrics` gave."""
+        self.count.copy_(numbers["non_finite_rows"])
+        self.first.copy_(numbers["first_non_finite"])
+        self.policy_diverged.copy_(numbers["policy_diverged"])
+
     def stop_if_bad(self, values: dict[str, float], num_envs: int, stop: bool, iteration: int, env_ids: list[int]) -> None:
         """Raise NonFiniteError if there were bad rows since the last call and `stop`, DivergedError if they are the policy's own.
 

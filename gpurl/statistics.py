@@ -9,14 +9,15 @@ from torch import Tensor
 from gpurl.envs.vec_env import Timestep
 from gpurl.kernels.backend import host_may_look
 
+MARKS_AHEAD = 12  # four iterations
+
 
 class EpisodeStatistics:
     """Sums over finished episodes since the last `read`: returns, lengths, and the env's own info["log"] terms."""
 
     def __init__(self, device: torch.device) -> None:
         self.sums = torch.zeros(3, device=device)  # episodes, sum of returns, sum of lengths
-        self.terms: dict[str, Tensor] = {}
-        self.num_terms = 0
+        self.terms: dict[str, Tensor] = {}  # sum and count of each of info["log"]
         self.last: dict[str, float] = {}
 
     def add(self, timestep: Timestep) -> None:
@@ -26,32 +27,43 @@ class EpisodeStatistics:
             mask = info["_episode"] & torch.isfinite(info["episode"]["r"])
             rows = torch.stack((torch.ones_like(info["episode"]["r"]), info["episode"]["r"], info["episode"]["l"].float()))
             self.sums += torch.where(mask, rows, 0.0).sum(1)
+        self.add_log(info)
+
+    def add_log(self, info: dict[str, Any]) -> None:
+        """Take in the environment's own terms."""
         for name, value in info.get("log", {}).items():
             mean = torch.as_tensor(value, dtype=torch.float32, device=self.sums.device).mean()
-            self.terms[name] = self.terms[name] + mean if name in self.terms else mean
-        self.num_terms += bool(info.get("log"))
+            if name not in self.terms:
+                self.terms[name] = torch.zeros(2, device=self.sums.device)
+            self.terms[name] += torch.stack((mean, torch.ones_like(mean)))
 
     def metrics(self) -> dict[str, Tensor]:
         """0-d tensors to be moved to the host with the others, then given to `read`."""
         count, returns, lengths = self.sums.clone().unbind()
         metrics = {"episodes": count, "returns": returns, "lengths": lengths}
-        return metrics | {f"env/{name}": value / max(self.num_terms, 1) for name, value in self.terms.items()}
+        for name, term in self.terms.items():
+            metrics[f"sum {name}"], metrics[f"count {name}"] = term.clone().unbind()
+        return metrics
 
     def read(self, values: dict[str, float]) -> dict[str, float]:
         """Log entries from the host values of `metrics()`; starts the sums anew. Without a finished episode the last entries stand."""
-        episodes, returns, lengths = (values.pop(name) for name in ("episodes", "returns", "lengths"))
+        episodes, returns, lengths = (values[name] for name in ("episodes", "returns", "lengths"))
         if episodes > 0:
             self.last = {"rollout/ep_rew_mean": returns / episodes, "rollout/ep_len_mean": lengths / episodes}
         self.sums.zero_()
-        self.terms, self.num_terms = {}, 0
-        return {**self.last, "rollout/episodes": episodes, **values}
+        for term in self.terms.values():
+            term.zero_()
+        means = {f"env/{name}": values[f"sum {name}"] / count for name in self.terms if (count := values[f"count {name}"])}
+        return {**self.last, "rollout/episodes": episodes, **means}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": self.sums, "last": dict(self.last), "terms": dict(self.terms), "num_terms": self.num_terms}
+        return {"sums": self.sums, "last": dict(self.last), "terms": dict(self.terms)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sums.copy_(state["sums"])
-        self.last, self.terms, self.num_terms = dict(state["last"]), dict(state["terms"]), state["num_terms"]
+        self.last = dict(state["last"])
+        for name, term in state["terms"].items():
+            self.terms.setdefault(name, torch.zeros_like(term)).copy_(term)
 
 
 class Stopwatch:
@@ -62,8 +74,10 @@ class Stopwatch:
         self.marks: list[tuple[str, Any]] = []
 
     def mark(self, phase: str) -> None:
-        """`phase` begins now; the phase before ends."""
+        """`phase` begins now; the phase before ends. Python runs at most a few iterations ahead of a GPU, so that a signal soon counts."""
         if self.is_cuda:
+            if len(self.marks) >= MARKS_AHEAD:
+                self.marks[-MARKS_AHEAD][1].synchronize()
             event = torch.cuda.Event(enable_timing=True)
             event.record()
             self.marks.append((phase, event))

@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
-from gpurl.algorithms.algorithm import Algorithm, episode_ends, restart_carry
+from gpurl.algorithms.algorithm import Algorithm, Decision, episode_ends, restart_carry
 from gpurl.checkpoint import save_checkpoint
 from gpurl.config import Settings, parse_interval
 from gpurl.display import Display
 from gpurl.env_guard import check_reset, check_step
 from gpurl.envs.torch_env import TorchEnv
-from gpurl.envs.vec_env import VecEnv
+from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import CheckpointError, DivergedError, EndlessEpisodeError, EnvError, NonFiniteError
 from gpurl.evaluator import Stopped, evaluate, greedy
 from gpurl.finite_guard import FiniteGuard
+from gpurl.graphed import Graphed, choose_graphs
+from gpurl.graphs import Backend, CudaGraphs
 from gpurl.interrupt import StopRequest
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.random import CounterRandom
@@ -63,6 +66,11 @@ class Trainer:
         self.last_save = self.last_log = time.monotonic()
         self.logged_steps = 0
         self.began_at, self.evaluation_is_new = 0.0, False
+        self.graph_backend: Backend | None = CudaGraphs(env.device) if env.device.type == "cuda" else None
+        self.graphs: Graphed | None = None  # after the first iteration, where there are any
+        self.graph_level = ""  # off, policy or full, once it is chosen
+        self.timestep: Timestep | None = None  # the newest
+        self.notes: list[str] = []  # for the screen
 
     # ---- the loop ----
 
@@ -74,35 +82,57 @@ class Trainer:
             clocks = CounterRandom(self.config.seed + 7, self.env.num_envs, self.env.device)
             self.env.stagger(clocks.integers(0, self.env.max_episode_steps))
 
+    def act(self) -> Decision:
+        """The algorithm's decision at the present observations."""
+        return self.algorithm.act(self.obs, self.carry)
+
+    def take_in(self, decision: Decision, timestep: Timestep) -> None:
+        """Record what `decision` led to, and go on from there."""
+        self.algorithm.record(self.buffer, self.obs, decision, timestep)
+        self.statistics.add(timestep)
+        self.carry = restart_carry(decision.carry, episode_ends(timestep)) if decision.carry else ()
+        self.obs = timestep.obs
+
     def collect(self) -> None:
         """Step the environments until the algorithm is ready to update."""
         while not self.algorithm.is_ready(self.buffer):
-            decision = self.algorithm.act(self.obs, self.carry)
-            timestep = self.env.step(decision.action)
-            check_step(self.env, timestep)
-            self.algorithm.record(self.buffer, self.obs, decision, timestep)
-            self.statistics.add(timestep)
-            self.carry = restart_carry(decision.carry, episode_ends(timestep)) if decision.carry else ()
-            self.obs = timestep.obs
+            decision = self.act()
+            self.timestep = self.env.step(decision.action)
+            check_step(self.env, self.timestep)
+            self.take_in(decision, self.timestep)
+
+    def prepare(self) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+        """(what the algorithm learns from, which environments gave NaN or infinity [N] or None): the phase after collecting."""
+        bad_envs = self.guard.clean(self.buffer)
+        if bad_envs is not None:
+            self.carry = restart_carry(self.carry, bad_envs)  # whatever a memory has seen NaN with
+        return self.algorithm.prepare(self.buffer), bad_envs
+
+    def learn(self, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The algorithm's steps on what `prepare` gave; returns its metrics."""
+        return self.algorithm.learn(data)
 
     def iterate(self) -> dict[str, torch.Tensor]:
-        """Collect, then update; returns the update's metrics, on the device."""
+        """Collect, then update; returns the update's metrics, on the device, true until the next call."""
+        if self.timestep is not None and not self.graph_level:
+            self.graph_level, self.graphs, notes = choose_graphs(self)
+            self.notes += notes
+        stages = self.graphs or self
         self.stopwatch.mark("collect")
         before = self.buffer.size
         try:
-            self.collect()
+            stages.collect()
         except EnvError as error:
             at = self.steps + (self.buffer.size - before) * self.env.num_envs
             raise EnvError(f"environment {self.settings.env!r} at env step {at}: {error}") from error
         collected = self.buffer.size - before
-        bad_envs = self.guard.clean(self.buffer)
-        if bad_envs is not None:
-            self.carry = restart_carry(self.carry, bad_envs)  # whatever a memory has seen NaN with
-            if self.config.nan == "skip":
-                self.obs, _ = self.env.reset(options={"reset_mask": bad_envs})
         self.stopwatch.mark("update")
+        data, bad_envs = stages.prepare()
+        if bad_envs is not None and self.config.nan == "skip":
+            obs, _ = self.env.reset(options={"reset_mask": bad_envs})
+            self.obs = obs if self.graphs is None else self.obs.copy_(obs)
         self.algorithm.schedule(self.steps / self.config.total_steps)
-        metrics = self.algorithm.update(self.buffer)
+        metrics = stages.learn(data)
         self.buffer.clear()
         self.stopwatch.mark("other")
         self.iteration += 1
@@ -125,6 +155,8 @@ class Trainer:
             try:
                 while not reason:
                     metrics = self.iterate()
+                    while self.notes:
+                        display.note(self.notes.pop(0))
                     self.elapsed = before + time.monotonic() - began
                     self._log_if_due(metrics, logger, display)
                     if self.steps >= self.next_eval:
@@ -229,6 +261,27 @@ class Trainer:
         display.note(f"warning: {text}")
         if self.config.quiet:
             print(f"warning: {text}", file=sys.stderr, flush=True)
+
+    def running_state(self) -> dict[str, Any]:
+        """Copies of all that an iteration changes; what an environment that cannot restore a state holds is not among it."""
+        parts: dict[str, Any] = {
+            "model": self.algorithm.state_dict(),
+            "training": self.algorithm.extra_state(),
+            "env": self.env.state_dict(),
+        }
+        parts |= {"statistics": self.statistics.state_dict(), "guard": self.guard.metrics(), "obs": self.obs, "carry": list(self.carry)}
+        return tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, parts)
+
+    def load_running_state(self, state: dict[str, Any]) -> None:
+        """Go back to a `running_state()`, every tensor in its place."""
+        self.algorithm.load_state_dict(state["model"])
+        self.algorithm.load_extra_state(state["training"])
+        if state["env"]:
+            self.env.load_state_dict(state["env"])
+        self.statistics.load_state_dict(state["statistics"])
+        self.guard.load(state["guard"])
+        for place, value in zip((self.obs, *self.carry), (state["obs"], *state["carry"])):
+            place.copy_(value)
 
     def _parts(self) -> dict[str, dict[str, Any]]:
         counters = {"steps": self.steps, "iteration": self.iteration, "elapsed": self.elapsed}

@@ -13,11 +13,12 @@ class RolloutBuffer:
         self.horizon, self.num_envs, self.device = horizon, num_envs, device
         self.columns: dict[str, Tensor] = {}
         self.size = 0  # rows written
+        self.row: Tensor | None = None  # [1] int64, the next row, where a CUDA graph of one step serves all of them
         self._recorded: tuple[str, ...] = ()
         self._steps: list[tuple[Tensor, ...]] = []  # of each step its row of every recorded column
 
     def add(self, row: dict[str, Tensor]) -> None:
-        """row: column name -> [N, ...] of the step."""
+        """row: column name -> [N, ...] of the step, the same names each time."""
         if self.size == self.horizon:
             raise UsageError(f"the rollout holds {self.horizon} steps and is full; clear() it after the update")
         if not self.columns:
@@ -26,12 +27,19 @@ class RolloutBuffer:
             }
             self._recorded = tuple(row)
             self._steps = list(zip(*(column.unbind(0) for column in self.columns.values())))
-        torch._foreach_copy_(self._steps[self.size], [row[name] for name in self._recorded])
+        if self.row is None:
+            torch._foreach_copy_(self._steps[self.size], [row[name] for name in self._recorded])
+        else:
+            for name in self._recorded:
+                self.columns[name].index_copy_(0, self.row, row[name].unsqueeze(0))
+            self.row += 1
         self.size += 1
 
     def clear(self) -> None:
         """Begin the next rollout in the same memory; columns that were not recorded but derived go."""
         self.size = 0
+        if self.row is not None:
+            self.row.zero_()
         self.columns = {name: self.columns[name] for name in self._recorded}
 
     def __getitem__(self, name: str) -> Tensor:

@@ -1,0 +1,194 @@
+"""An iteration of the training loop in CUDA graphs: the whole of it, or all but the environment.
+
+full    one graph plays the rollout, one prepares the targets, one learns. For environments that a graph can hold (`graph_safe`).
+policy  one graph acts, one takes in what the environment answered; both serve every step, since the row of the rollout is a number on the
+        device. The environment is stepped in between, as it is or by a graph of its own on torch's current stream.
+"""
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gpurl.algorithms.algorithm import Decision
+from gpurl.env_guard import check_step
+from gpurl.envs.vec_env import Timestep
+from gpurl.errors import EnvError
+from gpurl.graphs import Backend
+
+if TYPE_CHECKING:
+    from gpurl.trainer import Trainer
+
+WARM_UPS = 2
+Prepared = tuple[dict[str, Tensor], Tensor | None]
+
+
+class Graphed:
+    """What both levels share: targets and learning. Captured after a first iteration without graphs; the run is left as it was."""
+
+    def __init__(self, trainer: "Trainer", backend: Backend) -> None:
+        self.trainer = trainer
+        saved = trainer.running_state()
+        try:
+            for _ in range(WARM_UPS):
+                backend.warm_up(self._iteration)
+                trainer.buffer.clear()
+            self._capture_collecting(backend)
+            self._prepare, self.prepared = backend.capture(self._in_place(trainer.prepare))
+            self._learn, self.metrics = backend.capture(lambda: trainer.learn(self.prepared[0]))
+        finally:
+            trainer.load_running_state(saved)
+            trainer.buffer.clear()
+
+    def collect(self) -> None:
+        """Fill the buffer."""
+        raise NotImplementedError
+
+    def prepare(self) -> Prepared:
+        """As `Trainer.prepare`."""
+        self._prepare()
+        return self.prepared
+
+    def learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As `Trainer.learn`, on what `prepare` gave last."""
+        self._learn()
+        return self.metrics
+
+    def _iteration(self) -> None:
+        """All that will be captured, once."""
+        self._rehearse_collecting()
+        self.trainer.learn(self._in_place(self.trainer.prepare)()[0])
+
+    def _rehearse_collecting(self) -> None:
+        raise NotImplementedError
+
+    def _capture_collecting(self, backend: Backend) -> None:
+        raise NotImplementedError
+
+    def _in_place(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """`function`, after which observations and memory are where they were before."""
+
+        def moved_back() -> Any:
+            trainer = self.trainer
+            obs, carry = trainer.obs, trainer.carry
+            result = function()
+            for place, tensor in zip((obs, *carry), (trainer.obs, *trainer.carry)):
+                if tensor is not place:
+                    place.copy_(tensor)
+            trainer.obs, trainer.carry = obs, carry
+            return result
+
+        return moved_back
+
+
+class WholeGraphs(Graphed):
+    """Level full."""
+
+    def collect(self) -> None:
+        self._collect()
+        self.trainer.buffer.size = self._size
+
+    def _rehearse_collecting(self) -> None:
+        self._in_place(self.trainer.collect)()
+
+    def _capture_collecting(self, backend: Backend) -> None:
+        self._collect, _ = backend.capture(self._in_place(self.trainer.collect))
+        self._size = self.trainer.buffer.size
+
+
+class PolicyGraphs(Graphed):
+    """Level policy."""
+
+    def __init__(self, trainer: "Trainer", backend: Backend) -> None:
+        timestep = trainer.timestep  # the next ones have the same tensors
+        assert timestep is not None, "graphs are made after a first iteration without"
+        self.has_valid = "valid" in timestep.info
+        self.inputs = [tensor.clone() for tensor in _inputs(timestep)]
+        self.timestep = _timestep(self.inputs, self.has_valid)
+        trainer.buffer.row = torch.zeros(1, dtype=torch.int64, device=trainer.env.device)
+        try:
+            super().__init__(trainer, backend)
+        except BaseException:
+            trainer.buffer.row = None
+            raise
+
+    def collect(self) -> None:
+        trainer = self.trainer
+        while not trainer.algorithm.is_ready(trainer.buffer):
+            self._act()
+            timestep = trainer.env.step(self.decision.action)
+            check_step(trainer.env, timestep)
+            if ("valid" in timestep.info) != self.has_valid:
+                raise EnvError(f"{type(trainer.env).__name__}.step: info['valid'] must be there always or never; run with --no-graph")
+            torch._foreach_copy_(self.inputs, _inputs(timestep))
+            self._take()
+            trainer.buffer.size += 1
+            trainer.statistics.add_log(timestep.info)
+
+    def _rehearse_collecting(self) -> None:
+        trainer = self.trainer
+        while not trainer.algorithm.is_ready(trainer.buffer):
+            self.decision: Decision = trainer.act()
+            self._in_place(self._take_in)()
+
+    def _capture_collecting(self, backend: Backend) -> None:
+        trainer = self.trainer
+        self._act, self.decision = backend.capture(trainer.act)
+        self._take, _ = backend.capture(self._in_place(self._take_in))
+
+    def _take_in(self) -> None:
+        self.trainer.take_in(self.decision, self.timestep)
+
+
+LEVELS: dict[str, type[Graphed]] = {"full": WholeGraphs, "policy": PolicyGraphs}
+
+
+def choose_graphs(trainer: "Trainer") -> tuple[str, Graphed | None, list[str]]:
+    """(level, its graphs, a line for each level that was wanted and could not be) by the settings, the device and the environment."""
+    wanted, backend, notes = trainer.config.graph, trainer.graph_backend, list[str]()
+    if wanted == "off":
+        return "off", None, []
+    if backend is None:
+        return "off", None, [] if wanted == "auto" else [f"no CUDA graphs: there are none on {trainer.env.device}"]
+    for level in ("policy",) if wanted == "policy" else ("full", "policy"):
+        obstacle = _obstacle_to_full(trainer) if level == "full" else ""
+        if not obstacle:
+            try:
+                return level, LEVELS[level](trainer, backend), notes
+            except RuntimeError as error:
+                obstacle = _cause(error)
+        notes.append(f"CUDA graph level {level} is not possible: {obstacle}")
+    return "off", None, notes
+
+
+def _obstacle_to_full(trainer: "Trainer") -> str:
+    """Why a graph cannot hold the environment, or nothing."""
+    if not trainer.env.graph_safe:
+        return f"{trainer.settings.env} is not graph_safe, it is stepped between graphs"
+    log = trainer.timestep.info.get("log", {}) if trainer.timestep is not None else {}
+    if numbers := [name for name, value in log.items() if not isinstance(value, Tensor)]:
+        return f"info['log'] of {trainer.settings.env} holds Python numbers ({', '.join(numbers)}), a graph would repeat them; give tensors"
+    return ""
+
+
+def _cause(error: RuntimeError) -> str:
+    """The first line of `error` and the line of code that raised it."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{str(error).splitlines()[0]} ({Path(place.filename).name}:{place.lineno}: {place.line})"
+
+
+def _inputs(timestep: Timestep) -> list[Tensor]:
+    """What a step of the environment brings into the graph, in a fixed order."""
+    info = timestep.info
+    tensors = [*timestep[:4], info["final_obs"], info["episode"]["r"], info["episode"]["l"], info["_episode"]]
+    return [*tensors, info["valid"]] if "valid" in info else tensors
+
+
+def _timestep(inputs: list[Tensor], has_valid: bool) -> Timestep:
+    """The Timestep whose tensors `_inputs` lists."""
+    obs, reward, terminated, truncated, final_obs, episode_return, length, finished, *valid = inputs
+    info: dict[str, Any] = {"final_obs": final_obs, "episode": {"r": episode_return, "l": length}, "_episode": finished}
+    return Timestep(obs, reward, terminated, truncated, info | ({"valid": valid[0]} if has_valid else {}))
