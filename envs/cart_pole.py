@@ -8,11 +8,14 @@ import math
 
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
 from gpurl.envs.torch_env import State, TorchEnv
-from gpurl.kernels.random import CounterRandom
+from gpurl.kernels.env_step import TritonTask
+from gpurl.kernels.random import CounterRandom, uniform_columns
 
 GRAVITY = 9.8  # m/s^2
 POLE_MASS = 0.1  # kg
@@ -24,6 +27,45 @@ MAX_POSITION = 2.4  # m
 MAX_ANGLE = math.radians(12.0)
 INITIAL_RANGE = 0.05  # of all four state variables
 POLE_SHARE = POLE_MASS * HALF_LENGTH / TOTAL_MASS  # m
+
+
+@triton.jit
+def cart_pole_initial_state(key, gamma, counter, OPTIONS: tl.constexpr):
+    """`CartPole.initial_state`: position, velocity, angle, angular velocity."""
+    uniform = uniform_columns(key, gamma, counter, 4)
+    state = ()
+    for k in tl.static_range(4):
+        state = state + (uniform[k] * 0.1 - 0.05,)
+    return state
+
+
+@triton.jit
+def cart_pole_transition(state, action, key, gamma, counter, OPTIONS: tl.constexpr):
+    """`CartPole.transition`."""
+    POLE: tl.constexpr = OPTIONS[3]
+    position, velocity, angle, angular_velocity = state
+    sine = tl.sin(angle)
+    cosine = tl.cos(angle)
+    push = action[0].to(tl.float32) * OPTIONS[4] - OPTIONS[4] * 0.5 + POLE * angular_velocity * angular_velocity * sine
+    inertia = 0.5 * 4.0 / 3.0 - POLE * cosine * cosine
+    angular_acceleration = tl.div_rn(9.8 * sine - cosine * push, inertia)
+    acceleration = push - POLE * angular_acceleration * cosine
+    position = position + 0.02 * velocity
+    velocity = velocity + 0.02 * acceleration
+    angle = angle + 0.02 * angular_velocity
+    angular_velocity = angular_velocity + 0.02 * angular_acceleration
+    outside = (tl.abs(position) > OPTIONS[1]) | (tl.abs(angle) > OPTIONS[2])
+    return (position, velocity, angle, angular_velocity), tl.full(position.shape, 1.0, tl.float32), outside
+
+
+@triton.jit
+def cart_pole_observe(state, OPTIONS: tl.constexpr):
+    """`CartPole.observe`."""
+    if OPTIONS[0]:
+        obs = state
+    else:
+        obs = (state[0], state[2])
+    return obs
 
 
 class CartPole(TorchEnv):
@@ -68,3 +110,7 @@ class CartPole(TorchEnv):
 
     def observe(self, state: State) -> Tensor:
         return state["motion"] if self.velocities else state["motion"][:, ::2].contiguous()
+
+    def triton_task(self) -> TritonTask:
+        options = (self.velocities, MAX_POSITION, MAX_ANGLE, POLE_SHARE, 2 * FORCE / TOTAL_MASS)
+        return TritonTask(cart_pole_initial_state, cart_pole_transition, cart_pole_observe, options, words=0)

@@ -9,12 +9,15 @@ import math
 
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
 from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.errors import UsageError
-from gpurl.kernels.random import CounterRandom
+from gpurl.kernels.env_step import TritonTask
+from gpurl.kernels.random import CounterRandom, normal_columns, uniform_columns
 
 INITIAL_DISTANCE = 8.0  # per coordinate
 TIME_STEP = 0.01
@@ -22,6 +25,74 @@ CHASER_DAMPING = 0.75
 TARGET_DAMPING = 0.5
 ACTION_COST = 0.02
 CAPTURE_BONUS = 8.0
+
+
+@triton.jit
+def chasing_initial_state(key, gamma, counter, OPTIONS: tl.constexpr):
+    """`Chasing.initial_state`: target, its velocity, chaser, its velocity, distance."""
+    DIM: tl.constexpr = OPTIONS[0]
+    position = normal_columns(key, gamma, counter, 2 * DIM)
+    still, target, chaser = (), (), ()
+    square = tl.zeros_like(position[0])
+    for k in tl.static_range(DIM):
+        still = still + (tl.zeros_like(position[0]),)
+        target = target + (position[k],)
+        chaser = chaser + (position[DIM + k] - 8.0,)
+        square += (target[k] - chaser[k]) * (target[k] - chaser[k])
+    return target + still + chaser + still + (tl.sqrt_rn(square),)
+
+
+@triton.jit
+def chasing_transition(state, action, key, gamma, counter, OPTIONS: tl.constexpr):
+    """`Chasing.transition`."""
+    DIM: tl.constexpr = OPTIONS[0]
+    DISCRETE: tl.constexpr = OPTIONS[1]
+    BONUS: tl.constexpr = OPTIONS[2]
+    drift = uniform_columns(key, gamma, counter, DIM)
+    force = ()
+    choice = action[0]
+    length = tl.zeros_like(drift[0])
+    drift_length = tl.zeros_like(drift[0])
+    for k in tl.static_range(DIM):
+        if DISCRETE:
+            force = force + ((choice % 3 - 1).to(tl.float32),)
+            choice = choice // 3
+        else:
+            force = force + (action[k],)
+        length += force[k] * force[k]
+        drift_length += drift[k] * drift[k]
+    length = tl.sqrt_rn(length)
+    divisor = tl.maximum(length, 1.0)
+    drift_divisor = tl.maximum(tl.sqrt_rn(drift_length), 1.0)
+    target, target_velocity, chaser, chaser_velocity = (), (), (), ()
+    square = tl.zeros_like(length)
+    for k in tl.static_range(DIM):
+        pull = drift[k]
+        if BONUS:
+            pull = tl.div_rn(pull, drift_divisor)
+        target_velocity = target_velocity + (pull + 0.5 * state[DIM + k],)
+        chaser_velocity = chaser_velocity + (tl.div_rn(force[k], divisor) + 0.75 * state[3 * DIM + k],)
+        target = target + (state[k] + 0.01 * target_velocity[k],)
+        chaser = chaser + (state[2 * DIM + k] + 0.01 * chaser_velocity[k],)
+        square += (target[k] - chaser[k]) * (target[k] - chaser[k])
+    distance = tl.sqrt_rn(square)
+    captured = distance < OPTIONS[3]
+    reward = state[4 * DIM] - distance
+    if BONUS:
+        reward = reward - 0.02 * length + tl.where(captured, 8.0, 0.0)
+    else:
+        reward = reward - 0.02 * divisor
+    return target + target_velocity + chaser + chaser_velocity + (distance,), reward, captured
+
+
+@triton.jit
+def chasing_observe(state, OPTIONS: tl.constexpr):
+    """`Chasing.observe`: all but the distance."""
+    DIM: tl.constexpr = OPTIONS[0]
+    obs = ()
+    for k in tl.static_range(4 * DIM):
+        obs = obs + (state[k],)
+    return obs
 
 
 class Chasing(TorchEnv):
@@ -79,6 +150,10 @@ class Chasing(TorchEnv):
 
     def observe(self, state: State) -> Tensor:
         return state["obs"]
+
+    def triton_task(self) -> TritonTask:
+        options = (self.dim, self.discrete, self.bonus, self.capture_radius)
+        return TritonTask(chasing_initial_state, chasing_transition, chasing_observe, options, words=(self.dim + 1) // 2)
 
     def scripted_action(self, obs: Tensor) -> Tensor:
         """The baseline: pursue the target at full speed. obs [N, 4 dim] -> action [N, dim], or [N] int64 for the discrete task."""

@@ -8,11 +8,14 @@ import math
 
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 from gymnasium.spaces import Box
 from torch import Tensor
 
 from gpurl.envs.torch_env import State, TorchEnv
-from gpurl.kernels.random import CounterRandom
+from gpurl.kernels.env_step import TritonTask
+from gpurl.kernels.random import CounterRandom, uniform_columns
 
 GRAVITY = 10.0  # m/s^2
 MASS = 1.0  # kg
@@ -23,6 +26,33 @@ MAX_TORQUE = 2.0  # N m
 INERTIA = MASS * LENGTH**2 / 3.0  # kg m^2, rod about its end
 VELOCITY_COST = 0.1
 TORQUE_COST = 0.001
+
+
+@triton.jit
+def pendulum_initial_state(key, gamma, counter, OPTIONS: tl.constexpr):
+    """`Pendulum.initial_state`: cosine, sine, velocity, angle."""
+    uniform = uniform_columns(key, gamma, counter, 2)
+    angle = (uniform[0] * 2.0 - 1.0) * 3.141592653589793
+    return tl.cos(angle), tl.sin(angle), uniform[1] * 2.0 - 1.0, angle
+
+
+@triton.jit
+def pendulum_transition(state, action, key, gamma, counter, OPTIONS: tl.constexpr):
+    """`Pendulum.transition`."""
+    sine, velocity, angle = state[1], state[2], state[3]
+    torque = tl.minimum(tl.maximum(action[0], -2.0), 2.0)
+    cost = angle * angle + 0.1 * velocity * velocity + 0.001 * torque * torque
+    velocity = velocity + 0.75 * sine + 0.15 * torque
+    velocity = tl.minimum(tl.maximum(velocity, -8.0), 8.0)
+    angle = angle + 0.05 * velocity
+    angle = angle - 6.283185307179586 * tl.floor(angle * 0.15915494309189535 + 0.5)
+    return (tl.cos(angle), tl.sin(angle), velocity, angle), -cost, tl.zeros(cost.shape, tl.int1)
+
+
+@triton.jit
+def pendulum_observe(state, OPTIONS: tl.constexpr):
+    """`Pendulum.observe`."""
+    return state[0], state[1], state[2]
 
 
 class Pendulum(TorchEnv):
@@ -52,3 +82,6 @@ class Pendulum(TorchEnv):
 
     def observe(self, state: State) -> Tensor:
         return state["obs"]
+
+    def triton_task(self) -> TritonTask:
+        return TritonTask(pendulum_initial_state, pendulum_transition, pendulum_observe, (), words=0)

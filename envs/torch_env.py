@@ -15,7 +15,8 @@ from torch import Tensor
 
 from gpurl.envs.vec_env import Timestep, VecEnv, check_tensor
 from gpurl.errors import UsageError
-from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.backend import host_may_look, use_triton
+from gpurl.kernels.env_step import Clocks, RandomStreams, TritonTask, env_step_triton
 from gpurl.kernels.random import CounterRandom
 
 State = dict[str, Tensor]
@@ -53,6 +54,10 @@ class TorchEnv(VecEnv):
     def observe(self, state: State) -> Tensor:
         """[n, *obs] what the policy sees of `state`."""
 
+    def triton_task(self) -> TritonTask | None:
+        """The three functions in Triton, for a GPU to take a step in one launch; None where there are none."""
+        return None
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
         if seed is not None and not isinstance(seed, (int, np.integer)):
             raise UsageError(f"reset takes one seed, of which every environment draws its own numbers, got {seed!r}")
@@ -75,7 +80,10 @@ class TorchEnv(VecEnv):
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         if self._state is None:
             raise UsageError(f"{type(self).__name__}.step: reset() comes before the first step")
-        next_state, reward, terminated = self.transition(self._state, self._checked_action(actions), self._random)
+        action = self._checked_action(actions)
+        if use_triton(self.episode_length_buf) and (task := self.triton_task()) is not None:
+            return self._step_in_triton(task, self._state, action)
+        next_state, reward, terminated = self.transition(self._state, action, self._random)
         where = f"{type(self).__name__}.transition"
         check_tensor(f"{where}: reward", reward, (self.num_envs,), torch.float32, self.device)
         check_tensor(f"{where}: terminated", terminated, (self.num_envs,), torch.bool, self.device)
@@ -91,6 +99,16 @@ class TorchEnv(VecEnv):
         obs = self._autoreset(next_state, final_obs, done)
         self._random.advance()
         return Timestep(obs, reward, terminated, truncated, info)
+
+    def _step_in_triton(self, task: TritonTask, state: State, action: Tensor) -> Timestep:
+        clocks = Clocks(self.episode_length_buf, self._episode_start, self._episode_return)
+        streams = RandomStreams(self._random.key, self._random.gamma, self._random.step)
+        obs_width = self.single_observation_space.shape[0]  # type: ignore[index]
+        result = env_step_triton(task, list(state.values()), clocks, streams, action, obs_width, self.max_episode_steps)
+        self._random.advance()
+        info = {"time_outs": result.truncated, "_final_obs": result.done, "final_obs": result.final_obs, "_episode": result.counted}
+        info["episode"] = {"r": result.episode_return, "l": result.episode_length}
+        return Timestep(result.obs, result.reward, result.terminated, result.truncated, info)
 
     def state_dict(self) -> dict[str, Any]:
         clocks = {"length": self.episode_length_buf, "start": self._episode_start, "return": self._episode_return}

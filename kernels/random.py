@@ -78,6 +78,32 @@ def word_to_uniforms(word):
 
 
 @triton.jit
+def uniform_columns(key, gamma, counter, COUNT: tl.constexpr):
+    """COUNT blocks of float32 in [0, 1), as `random_uniform_reference` gives them from word `counter` of each lane's stream on."""
+    columns = ()
+    for pair in tl.static_range((COUNT + 1) // 2):
+        low, high = word_to_uniforms(splitmix_word(key, gamma, counter + pair))
+        columns = columns + (low,)
+        if 2 * pair + 1 < COUNT:
+            columns = columns + (high,)
+    return columns
+
+
+@triton.jit
+def normal_columns(key, gamma, counter, COUNT: tl.constexpr):
+    """COUNT blocks of standard normal float32, as `random_normal_reference` gives them from word `counter` of each lane's stream on."""
+    columns = ()
+    for pair in tl.static_range((COUNT + 1) // 2):
+        first, second = word_to_uniforms(splitmix_word(key, gamma, counter + pair))
+        radius = tl.sqrt_rn(-2.0 * tl.log(first + 5.9604644775390625e-8))
+        angle = second * 6.283185307179586
+        columns = columns + (radius * tl.cos(angle),)
+        if 2 * pair + 1 < COUNT:
+            columns = columns + (radius * tl.sin(angle),)
+    return columns
+
+
+@triton.jit
 def random_kernel(
     key_ptr, gamma_ptr, step_ptr, out_ptr, offset, count, total_words, words_per_stream, NORMAL: tl.constexpr, BLOCK: tl.constexpr
 ):

@@ -15,7 +15,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import compiler as nvidia
 from triton.compiler import ASTSource
 
-from gpurl.kernels import adam, gae, moments, random
+from gpurl.envs.registry import make_env
+from gpurl.kernels import adam, env_step, gae, moments, random
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = (80, 90, 100)
@@ -27,7 +28,7 @@ class Case:
     """One specialisation of a kernel: argument types in order, a number for each constexpr; `even`: integers that are multiples of 16."""
 
     kernel: Any
-    types: list[str]
+    types: list[Any]
     constants: dict[str, Any]
     registers: int
     num_warps: int = 4
@@ -67,6 +68,18 @@ def moments_case(has_valid: bool, width: int) -> Case:
     return Case(moments.block_moments_kernel, [F, B, D, "i32", "i32"], constants, 128, 8, name=f"block moments {width} valid {has_valid}")
 
 
+def env_step_case(name: str, registers: int, **options: Any) -> Case:
+    env = make_env(name, 2, "cpu", 0, **options)
+    env.reset()
+    task, states = env.triton_task(), list(env._state.values())
+    discrete = env.single_action_space.shape == ()
+    streams, clocks = [L, L, L], [L, L, F]
+    types = [(F,) * len(states), *clocks, L if discrete else F, *streams, F, F, F, B, B, B, F, L, B, "i32", "i64"]
+    constants = env_step.task_constants(task, states) | {"OBS_WIDTH": env.single_observation_space.shape[0], "BLOCK": env_step.BLOCK}
+    constants["ACTION_WIDTH"] = 1 if discrete else env.single_action_space.shape[0]
+    return Case(env_step.env_step_kernel, types, constants, registers, 2, even=("N",), stack=32, name=f"step {name} {options}")
+
+
 def random_case(normal: bool) -> Case:
     types = [L, L, L, F, "i32", "i32", "i32", "i32"]
     return Case(random.random_kernel, types, {"NORMAL": normal, "BLOCK": 512}, 72, stack=32 * normal, name=f"random normal {normal}")
@@ -93,6 +106,12 @@ CASES = [
     ),
     random_case(False),
     random_case(True),
+    *(
+        env_step_case("chasing", 64 if dim == 2 else 136, dim=dim, discrete=discrete)
+        for dim, discrete in ((2, False), (2, True), (8, False))
+    ),
+    env_step_case("cart_pole", 56),
+    env_step_case("pendulum", 56),
 ]
 
 
@@ -103,7 +122,9 @@ def compile_case(case: Case, architecture: int) -> Any:
         case.constants, "constexpr"
     )
     signature = {name: signature[name] for name in names}
-    hints = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*") or name in case.even}
+    places = [(i,) for i, name in enumerate(names) if str(signature[name]).startswith("*") or name in case.even]
+    places += [(i, j) for i, name in enumerate(names) if isinstance(signature[name], tuple) for j in range(len(signature[name]))]
+    hints = {place: [["tt.divisibility", 16]] for place in places}
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=case.constants, attrs=hints)
     return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": case.num_warps})
 
