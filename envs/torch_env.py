@@ -106,8 +106,9 @@ class TorchEnv(VecEnv):
         obs_width = self.single_observation_space.shape[0]  # type: ignore[index]
         result = env_step_triton(task, list(state.values()), clocks, streams, action, obs_width, self.max_episode_steps)
         self._random.advance()
-        info = {"time_outs": result.truncated, "_final_obs": result.done, "final_obs": result.final_obs, "_episode": result.counted}
-        info["episode"] = {"r": result.episode_return, "l": result.episode_length}
+        episode = {"r": result.episode_return, "l": result.episode_length}
+        info = {"time_outs": result.truncated, "_final_obs": result.done, "episode": episode, "_episode": result.counted}
+        info["final_obs"] = result.final_obs
         return Timestep(result.obs, result.reward, result.terminated, result.truncated, info)
 
     def state_dict(self) -> dict[str, Any]:
