@@ -14,13 +14,15 @@ from benchmarks.results_table import Row, machine, number, parser, save, table
 from benchmarks.timing import median_seconds
 from gpurl.api import choose_device
 from gpurl.errors import GpurlError
-from gpurl.kernels import adam, gae, moments, random
+from gpurl.kernels import adam, gae, moments, permutation, random
 
 Function = Callable[[], tuple[Tensor, ...]]
 GAE_SIZES = ((32, 4096), (128, 4096), (2048, 8))  # T, N
 ADAM_SIZES = (10_240, 1_048_576)  # parameters: PPO's two 64x64 networks on Chasing, and a large one
 MOMENTS_SIZES = ((131_072, 8), (131_072, 64))  # B, D
 RANDOM_SIZES = ((4096, 2), (65_536, 2), (4096, 64))  # N, draws
+PERMUTATION_SIZES = (8192, 131_072)  # S
+GATHER_SIZES = ((131_072, (16,)), (131_072, (11, 1, 1, 1, 1, 1)))  # S, widths of the columns that a row packs
 
 
 @dataclass
@@ -124,6 +126,32 @@ def random_case(kind: str, num_envs: int, draws: int, device: torch.device) -> C
     )
 
 
+def permutation_case(size: int, device: torch.device) -> Case:
+    """A random order; torch's is another one."""
+    arguments = (*random.stream_constants(0, 1, device), torch.tensor(5, device=device), 0, size)
+    return Case(
+        f"permutation {size}",
+        lambda: (permutation.permutation(*arguments),),
+        lambda: (permutation.permutation_reference(*arguments),),
+        lambda: (torch.randperm(size, device=device),),
+        torch_is_random=True,
+    )
+
+
+def gather_rows_case(size: int, widths: tuple[int, ...], device: torch.device) -> Case:
+    """All rows in random order; torch is given the order, and gathers each column by itself."""
+    packed = torch.randn(size, sum(widths), generator=torch.Generator().manual_seed(0)).to(device)
+    stream = (*random.stream_constants(0, 1, device), torch.tensor(5, device=device), 0)
+    order = permutation.permutation(*stream, size)
+    columns = [column.contiguous() for column in packed.split(widths, dim=1)]
+    return Case(
+        f"gather_rows {size}x{'+'.join(map(str, widths))}",
+        lambda: permutation.gather_rows(packed, *stream, 0, size).split(widths, dim=1),
+        lambda: permutation.gather_rows_reference(packed, *stream, 0, size).split(widths, dim=1),
+        lambda: tuple(column.index_select(0, order) for column in columns),
+    )
+
+
 def all_cases(device: torch.device) -> list[Case]:
     """Every kernel at every size."""
     return [
@@ -132,6 +160,8 @@ def all_cases(device: torch.device) -> list[Case]:
         *(update_moments_case(*size, device) for size in MOMENTS_SIZES),
         *(normalize_case(*size, device) for size in MOMENTS_SIZES),
         *(random_case(kind, *size, device) for kind in ("uniform", "normal") for size in RANDOM_SIZES),
+        *(permutation_case(size, device) for size in PERMUTATION_SIZES),
+        *(gather_rows_case(*size, device) for size in GATHER_SIZES),
     ]
 
 

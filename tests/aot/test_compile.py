@@ -16,7 +16,7 @@ from triton.backends.nvidia import compiler as nvidia
 from triton.compiler import ASTSource
 
 from gpurl.envs.registry import make_env
-from gpurl.kernels import adam, env_step, gae, moments, random
+from gpurl.kernels import adam, env_step, gae, moments, permutation, random
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = (80, 90, 100)
@@ -85,6 +85,21 @@ def random_case(normal: bool) -> Case:
     return Case(random.random_kernel, types, {"NORMAL": normal, "BLOCK": 512}, 72, stack=32 * normal, name=f"random normal {normal}")
 
 
+def permutation_case(size: int, registers: int) -> Case:
+    a, b, rounds = permutation._network(size)
+    constants = {"SIZE": size, "A": a, "B": b, "ROUNDS": rounds, "BLOCK": permutation.BLOCK}
+    return Case(permutation.permutation_kernel, [L, L, L, L, "i32"], constants, registers, name=f"permutation {size}")
+
+
+def gather_rows_case(size: int, width: int, registers: int, vectors: tuple[int, int] = (0, 0)) -> Case:
+    a, b, rounds = permutation._network(size)
+    block_width = min(triton.next_power_of_2(width), permutation.WIDEST_TILE)
+    tile = {"BLOCK_ROWS": max(permutation.BLOCK // block_width, 1), "BLOCK_WIDTH": block_width}
+    constants = {"SIZE": size, "WIDTH": width, "A": a, "B": b, "ROUNDS": rounds, **tile}
+    types = [F, L, L, L, F, "i32", "i32", "i32"]
+    return Case(permutation.gather_rows_kernel, types, constants, registers, vectors=vectors, name=f"gather rows {size}x{width}")
+
+
 CASES = [
     *(gae_case(8, 32, 1, 112, valid) for valid in (False, True)),
     *(gae_case(64, 32, 8, 128, valid) for valid in (False, True)),
@@ -104,6 +119,10 @@ CASES = [
     Case(
         moments.normalize_kernel, [F, F, F, F, "i32", "i32", "fp32"], {"BLOCK": 1024}, 48, even=("size",), vectors=(2, 2), name="normalize"
     ),
+    *(permutation_case(size, 64) for size in (5, 1000, 100_003, 131_072)),  # 33, 9 and 5 rounds, with walks; without
+    *(gather_rows_case(size, 16, 64, (2, 2)) for size in (5, 100_003, 131_072)),
+    *(gather_rows_case(131_072, width, 64, (2, 2)) for width in (8, 96, 2048)),
+    *(gather_rows_case(131_072, width, 64) for width in (1, 11)),
     random_case(False),
     random_case(True),
     env_step_case("chasing", 64),
