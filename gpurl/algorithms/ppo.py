@@ -22,6 +22,7 @@ from gpurl.errors import UsageError
 from gpurl.host_network import FEW_ROWS, HostNetwork
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.gae import gae
+from gpurl.kernels.permutation import gather_rows, permutation
 from gpurl.kernels.random import CounterRandom
 from gpurl.losses import PpoTerms, explained_variance, ppo_loss
 from gpurl.networks import ActorCritic, Carry, Gru, NetworkConfig
@@ -123,7 +124,7 @@ class PPO(Algorithm):
             self.host_network = HostNetwork(self.network)
             self.head.share_with_numpy()
         self.action_random = CounterRandom(seed * 2 + 1, num_envs, device)
-        self.shuffle_random = CounterRandom(seed * 2 + 2, num_envs, device)
+        self.shuffle_random = CounterRandom(seed * 2 + 2, 1, device)
         self.clip_range = torch.tensor(config.clip_range, device=device)
         self.entropy_coef = torch.tensor(config.entropy_coef, device=device)
         self.host_scalars = (self.clip_range.numpy(), self.entropy_coef.numpy()) if self.host_network is not None else ()
@@ -292,18 +293,24 @@ class PPO(Algorithm):
         if self.is_recurrent:
             yield from self._minibatches_of_envs({name: column for name, column in data.items() if column.dim()})
             return
-        # small minibatches are gathered many at a time and then cut: a gather costs as much for 64 rows as for thousands
-        order = self._permutation((self.config.horizon,))
-        size = order.shape[0] // self.config.minibatches
+        size = data["packed"].shape[0] // self.config.minibatches
         in_numpy = self.host_network is not None and size <= FEW_ROWS
-        for index in order.split(max(GATHERED_ROWS // size, 1) * size):
-            rows = data["packed"].index_select(0, index).unflatten(0, (-1, size))
+        for rows in self._shuffled(data["packed"], size):
             for minibatch in rows.numpy() if in_numpy else rows.unbind(0):
                 yield self._weighted(self.packed_rows.unpack(minibatch))
 
+    def _shuffled(self, packed: Tensor, size: int) -> Iterator[Tensor]:
+        """All rows of `packed` [S, W] in a new random order, in pieces [minibatches, size, W]."""
+        if not host_may_look(self.device):
+            yield gather_rows(packed, *self._next_shuffle(), start=0, count=packed.shape[0]).unflatten(0, (-1, size))
+            return
+        # as many minibatches at a time as a cache holds: a gather costs as much for 64 rows as for thousands
+        for index in permutation(*self._next_shuffle(), packed.shape[0]).split(max(GATHERED_ROWS // size, 1) * size):
+            yield packed.index_select(0, index).unflatten(0, (-1, size))
+
     def _minibatches_of_envs(self, columns: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        order = self._permutation(())
-        for index in order.split(order.shape[0] // self.config.minibatches):
+        order = permutation(*self._next_shuffle(), self.num_envs)
+        for index in order.split(self.num_envs // self.config.minibatches):
             yield self._weighted({name: column.index_select(1, index) for name, column in columns.items()})
 
     def _weighted(self, minibatch: dict[str, Array]) -> dict[str, Array]:
@@ -315,10 +322,10 @@ class PPO(Algorithm):
             minibatch["advantage"] = _normalized_advantage(minibatch["advantage"], minibatch.get("weight"))
         return minibatch
 
-    def _permutation(self, shape: tuple[int, ...]) -> Tensor:
-        keys = self.shuffle_random.integers(0, 1 << 24, shape).flatten().int()  # int32 sorts several times faster than float32
+    def _next_shuffle(self) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Key, gamma, step and offset of an order that was not used before."""
         self.shuffle_random.advance()
-        return keys.argsort(stable=True)
+        return self.shuffle_random.key, self.shuffle_random.gamma, self.shuffle_random.step, 0
 
     def _minibatch_step(self, minibatch: dict[str, Array], wants_parts: bool) -> dict[str, Array]:
         """One optimiser step; returns the gradient's norm and, if wanted, the 0-d parts of the loss."""
