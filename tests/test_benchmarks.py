@@ -36,6 +36,7 @@ def assert_measured(rows: list[dict[str, str]]) -> None:
 @pytest.fixture
 def _small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"GAE_SIZES": [(4, 5)], "ADAM_SIZES": [1000], "MOMENTS_SIZES": [(33, 3)], "RANDOM_SIZES": [(7, 3)]}
+    small |= {"PPO_LOSS_SIZES": [("gaussian", 9, 2), ("categorical", 9, 3)]}
     for name, sizes in small.items():
         monkeypatch.setattr(kernels, name, sizes)
 
@@ -84,6 +85,8 @@ def test_kernels_are_timed_beside_reference_and_torch(tmp_path: Path) -> None:
         "normalize 33x3": ["kernel", "reference"],
         "random_uniform 7x3": ["kernel", "reference", "torch"],
         "random_normal 7x3": ["kernel", "reference", "torch"],
+        "ppo_loss gaussian 9x2": ["kernel", "reference", "torch"],
+        "ppo_loss categorical 9x3": ["kernel", "reference", "torch"],
     }
 
 
