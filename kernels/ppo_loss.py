@@ -21,6 +21,7 @@ from gpurl.kernels.backend import use_triton
 
 PARTS = ("surrogate", "value_loss", "approx_kl", "clip_fraction", "entropy")
 LOG_2PI = tl.constexpr(math.log(2.0 * math.pi))
+SUMS_BLOCK = 4096  # numbers of `partial` that a program of the second launch adds at a time
 Results = tuple[Tensor, Tensor, Tensor]
 
 
@@ -306,7 +307,7 @@ def _launch(
     block_k = min(16, triton.next_power_of_2(width))
     ppo_sums_kernel[(triton.cdiv(width, block_k),)](
         partial, parameter, scalars.entropy_coef, parts, parameter_gradient, programs, num_columns, *limits,
-        IS_GAUSSIAN=is_gaussian, BLOCK_P=4096 // block_k, BLOCK_K=block_k, BLOCK_A=block_a, num_warps=4,
+        IS_GAUSSIAN=is_gaussian, BLOCK_P=SUMS_BLOCK // block_k, BLOCK_K=block_k, BLOCK_A=block_a, num_warps=4,
     )  # fmt: skip
     return output_gradient, value_gradient, parts
 

@@ -85,7 +85,7 @@ def ppo_loss_case(kind: str, width: int, everything: bool, registers: int) -> Ca
 
 
 def ppo_sums_case(kind: str, width: int, block_k: int) -> Case:
-    constants = {"IS_GAUSSIAN": kind == "gaussian", "BLOCK_P": 4096 // block_k, "BLOCK_K": block_k, "BLOCK_A": width}
+    constants = {"IS_GAUSSIAN": kind == "gaussian", "BLOCK_P": ppo_loss.SUMS_BLOCK // block_k, "BLOCK_K": block_k, "BLOCK_A": width}
     ones = {"P": 1, "A": 1} if width == 1 else {}
     types = [F] * 5 + ["i32"] * (2 - len(ones)) + ["fp32"] * 2
     return Case(ppo_loss.ppo_sums_kernel, types, constants | ones, 112, name=f"ppo sums {kind} {width}")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import triton
 from gymnasium.spaces import Box
 from torch import Tensor
 
@@ -265,6 +266,23 @@ def test_strided_columns_give_the_same_bits(kind: str) -> None:
         assert_same(run(kind, "_reference", variant, CLIPPED), wanted)
 
 
+@pytest.mark.parametrize("suffix", ["_reference", "_triton"])
+def test_of_equal_errors_the_plain_one_has_the_slope(suffix: str) -> None:
+    rows = PpoRows(*(torch.tensor([x]) for x in (0.0, 0.0, 0.0, 0.5, -1.0)))  # the value 1 is clipped to 0: 0.5 off on the other side
+    case = Problem(torch.zeros(1, 2), None, torch.tensor([1.0]), rows, PpoScalars(torch.tensor(0.2), torch.tensor(0.0)))
+    _, value, parts = run("categorical", suffix, case, PpoOptions(1.0, 1.0))
+    assert value.tolist() == [1.0]
+    assert float(parts[1]) == 0.25
+
+
+def test_partial_sums_in_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SUMS_BLOCK", 32)
+    monkeypatch.setattr(module, "_tile", lambda columns: (8, triton.next_power_of_2(columns), 1))
+    for kind, size in (("gaussian", (70, 18)), ("categorical", (70, 3))):
+        case = problem(kind, size)
+        assert_same(run(kind, "_triton", case, OPTIONS), run(kind, "_reference", case, OPTIONS), rtol=3e-5)
+
+
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
 def test_sums_over_many_rows_keep_their_digits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_tile", lambda columns: (2048, 2, 4))
@@ -300,21 +318,21 @@ def test_the_reference_works_in_inference_mode_and_on_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "triton", "reference"),
+    ("function", "fast", "reference"),
     [
         (gaussian_ppo_loss, gaussian_ppo_loss_triton, gaussian_ppo_loss_reference),
         (categorical_ppo_loss, categorical_ppo_loss_triton, categorical_ppo_loss_reference),
     ],
 )
 def test_dispatch(
-    function: Callable[..., Results], triton: Callable[..., Results], reference: Callable[..., Results], monkeypatch: pytest.MonkeyPatch
+    function: Callable[..., Results], fast: Callable[..., Results], reference: Callable[..., Results], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[str] = []
-    for implementation in (triton, reference):
+    for implementation in (fast, reference):
         name = implementation.__name__
         monkeypatch.setattr(module, name, lambda *arguments, name=name: called.append(name))
     arguments = [torch.zeros(2, 2)] * (7 if function is gaussian_ppo_loss else 5)
     for backend in ("torch", "triton"):
         monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
         function(*arguments)
-    assert called == [reference.__name__, triton.__name__]
+    assert called == [reference.__name__, fast.__name__]
