@@ -7,14 +7,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor
 
 from benchmarks.results_table import Row, machine, number, parser, save, table
 from benchmarks.timing import median_seconds
 from gpurl.api import choose_device
+from gpurl.distributions import Categorical, Gaussian, Head
 from gpurl.errors import GpurlError
-from gpurl.kernels import adam, gae, moments, permutation, random
+from gpurl.kernels import adam, gae, moments, permutation, ppo_loss, random
+from gpurl.losses import PpoTerms
+from gpurl.losses import ppo_loss as torch_ppo_loss
 
 Function = Callable[[], tuple[Tensor, ...]]
 GAE_SIZES = ((32, 4096), (128, 4096), (2048, 8))  # T, N
@@ -23,6 +28,13 @@ MOMENTS_SIZES = ((131_072, 8), (131_072, 64))  # B, D
 RANDOM_SIZES = ((4096, 2), (65_536, 2), (4096, 64))  # N, draws
 PERMUTATION_SIZES = (8192, 131_072)  # S
 GATHER_SIZES = ((131_072, (16,)), (131_072, (11, 1, 1, 1, 1, 1)))  # S, widths of the columns that a row packs
+PPO_LOSS_SIZES = (  # B, numbers of the actor
+    ("gaussian", 8192, 2),
+    ("gaussian", 32_768, 2),
+    ("gaussian", 32_768, 8),
+    ("categorical", 32_768, 2),
+    ("categorical", 32_768, 18),
+)
 
 
 @dataclass
@@ -35,6 +47,7 @@ class Case:
     torch: Function | None = None
     torch_is_random: bool = False
     tolerance: float = 1e-5
+    absolute_tolerance: float | None = None  # None: the same
 
 
 def check(case: Case) -> None:
@@ -46,7 +59,8 @@ def check(case: Case) -> None:
             continue
         for position, (got, want) in enumerate(zip(function(), wanted, strict=True)):
             try:
-                torch.testing.assert_close(got, want, rtol=case.tolerance, atol=case.tolerance)
+                absolute = case.tolerance if case.absolute_tolerance is None else case.absolute_tolerance
+                torch.testing.assert_close(got, want, rtol=case.tolerance, atol=absolute)
             except AssertionError as error:
                 message = f"{case.name}: result {position} of the {label} is not the reference's, so nothing is timed. {error}"
                 raise GpurlError(message) from None
@@ -152,6 +166,45 @@ def gather_rows_case(size: int, widths: tuple[int, ...], device: torch.device) -
     )
 
 
+def ppo_loss_case(kind: str, rows: int, width: int, device: torch.device) -> Case:
+    """A minibatch in one matrix, two fifths of its ratios clipped; torch's is the head, gpurl.losses and the head's backward."""
+    generator = torch.Generator().manual_seed(0)
+    output, value = torch.randn(rows, width, generator=generator), torch.randn(rows, generator=generator)
+    action = output + torch.randn(rows, width, generator=generator)
+    head: Head = Gaussian(Box(-1.0, 1.0, (width,), np.float32))
+    if kind == "categorical":
+        head, action = Categorical(width), torch.randint(width, (rows, 1), generator=generator)
+    shift = 0.15 * torch.randint(-2, 3, (rows,), generator=generator)  # of no log-ratio to where rounding decides on the clip
+    old_log_prob = head.log_prob(output, action.squeeze(1) if kind == "categorical" else action).detach() - shift
+    columns = torch.stack((old_log_prob, *(torch.randn(rows, generator=generator) for _ in range(3))), 1)
+    packed = torch.cat((action.float(), columns), 1).to(device)
+    output, value, head = output.to(device), value.to(device), head.to(device)
+    batch = ppo_loss.PpoRows(packed[:, :-4], *packed[:, -4:].unbind(1))
+    scalars = ppo_loss.PpoScalars(torch.tensor(0.2, device=device), torch.tensor(0.01, device=device))
+    options, own = ppo_loss.PpoOptions(1.0, None, -5.0, 2.0), list(head.parameters())
+
+    def calling(function: Callable[..., tuple[Tensor, ...]]) -> Function:
+        if not own:
+            return lambda: function(output, value, batch, scalars, options)
+        gradient = torch.empty(width, device=device)
+        return lambda: (*function(output, own[0], value, batch, scalars, options, gradient), gradient)
+
+    for parameter in own:
+        parameter.grad = torch.zeros_like(parameter)
+    torch_action = batch.action if own else batch.action.squeeze(1).long()
+    terms = PpoTerms(*batch[1:5], None, scalars.clip_range, scalars.entropy_coef)
+
+    @torch.no_grad()
+    def torch_loss() -> tuple[Tensor, ...]:
+        log_prob, entropy, backward = head.evaluate(output, torch_action)
+        slopes, parts = torch_ppo_loss(log_prob, value, entropy, terms, options.value_coef)
+        gradient = backward(slopes.log_prob, slopes.entropy)
+        return gradient, slopes.value, torch.stack(list(parts.values())), *(parameter.grad for parameter in own)
+
+    kernel, reference = (calling(getattr(ppo_loss, f"{kind}_ppo_loss{suffix}")) for suffix in ("", "_reference"))
+    return Case(f"ppo_loss {kind} {rows}x{width}", kernel, reference, torch_loss, tolerance=1e-4, absolute_tolerance=1e-3 / rows)
+
+
 def all_cases(device: torch.device) -> list[Case]:
     """Every kernel at every size."""
     return [
@@ -162,6 +215,7 @@ def all_cases(device: torch.device) -> list[Case]:
         *(random_case(kind, *size, device) for kind in ("uniform", "normal") for size in RANDOM_SIZES),
         *(permutation_case(size, device) for size in PERMUTATION_SIZES),
         *(gather_rows_case(*size, device) for size in GATHER_SIZES),
+        *(ppo_loss_case(*size, device) for size in PPO_LOSS_SIZES),
     ]
 
 

@@ -16,7 +16,7 @@ from triton.backends.nvidia import compiler as nvidia
 from triton.compiler import ASTSource
 
 from gpurl.envs.registry import make_env
-from gpurl.kernels import adam, env_step, gae, moments, permutation, random
+from gpurl.kernels import adam, env_step, gae, moments, permutation, ppo_loss, random
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = (80, 90, 100)
@@ -100,6 +100,25 @@ def gather_rows_case(size: int, width: int, registers: int, vectors: tuple[int, 
     return Case(permutation.gather_rows_kernel, types, constants, registers, vectors=vectors, name=f"gather rows {size}x{width}")
 
 
+def ppo_loss_case(kind: str, width: int, everything: bool, registers: int) -> Case:
+    """`everything`: valid rows, moments and a clip of the value, or none of them; width 1: all integers that may be 1 are."""
+    block_b, block_a, num_warps = ppo_loss._tile(width)
+    flags = dict.fromkeys(("HAS_VALID", "HAS_MOMENTS", "CLIP_VALUE"), everything)
+    constants = {"IS_GAUSSIAN": kind == "gaussian", **flags, "BLOCK_B": block_b, "BLOCK_A": block_a}
+    integers = ("B", "A", "output_stride", "value_stride", "action_stride", "stride")
+    ones = dict.fromkeys(integers, 1) if width == 1 else {}  # Triton makes a constant of an integer that is 1
+    types = [F] * 16 + ["i32"] * (6 - len(ones)) + ["fp32"] * 4
+    name = f"ppo loss {kind} {width} {'all' if everything else 'plain'}"
+    return Case(ppo_loss.ppo_loss_kernel, types, constants | ones, registers, num_warps, name=name)
+
+
+def ppo_sums_case(kind: str, width: int, block_k: int) -> Case:
+    constants = {"IS_GAUSSIAN": kind == "gaussian", "BLOCK_P": ppo_loss.SUMS_BLOCK // block_k, "BLOCK_K": block_k, "BLOCK_A": width}
+    ones = {"P": 1, "A": 1} if width == 1 else {}
+    types = [F] * 5 + ["i32"] * (2 - len(ones)) + ["fp32"] * 2
+    return Case(ppo_loss.ppo_sums_kernel, types, constants | ones, 112, name=f"ppo sums {kind} {width}")
+
+
 CASES = [
     *(gae_case(8, 32, 1, 112, valid) for valid in (False, True)),
     *(gae_case(64, 32, 8, 128, valid) for valid in (False, True)),
@@ -130,6 +149,12 @@ CASES = [
     env_step_case("chasing", 136, dim=8),
     env_step_case("cart_pole", 56),
     env_step_case("pendulum", 56),
+    *(
+        ppo_loss_case(kind, width, everything, registers)
+        for kind in ("gaussian", "categorical")
+        for width, everything, registers in ((1, True, 48), (2, False, 48), (8, True, 96), (18, True, 144), (128, False, 144))
+    ),
+    *(ppo_sums_case(*sizes) for sizes in (("categorical", 2, 8), ("gaussian", 1, 8), ("gaussian", 8, 16), ("gaussian", 128, 16))),
 ]
 
 
