@@ -3,6 +3,7 @@
 Actions inside are in the head's own units ([-1, 1] spans a bounded Box); `to_env` gives what the environment receives.
 """
 
+import dataclasses
 import itertools
 import math
 from abc import abstractmethod
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from gpurl.arrays import Array, add_at, clip, log_softmax, namespace, of_kind, pick, softplus
 from gpurl.errors import UsageError
+from gpurl.kernels.ppo_loss import PpoOptions, PpoRows, PpoScalars, Results, categorical_ppo_loss, gaussian_ppo_loss
 from gpurl.kernels.random import CounterRandom
 
 LOG_2PI = math.log(2.0 * math.pi)
@@ -27,6 +29,7 @@ class Head(nn.Module):
     """A family of distributions over one action space. `output` is [..., num_outputs] from the actor network, a tensor or numpy array."""
 
     num_outputs: int
+    has_fused_loss = False  # whether `ppo_loss` is there
 
     @abstractmethod
     def sample(self, output: Array, rng: CounterRandom) -> tuple[Array, Array]:
@@ -39,6 +42,10 @@ class Head(nn.Module):
         `backward` takes the derivatives of a loss by the two and gives that by `output`; those of the head's own parameters it writes into
         their `.grad`. It is for flat batches [B], and at most once.
         """
+
+    def ppo_loss(self, output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions) -> Results:
+        """`evaluate`, the loss and its gradients in one kernel: see `gpurl.kernels.ppo_loss`; writes the head's own into their `.grad`."""
+        raise NotImplementedError
 
     def log_prob(self, output: Array, action: Array) -> Array:
         """[...] log-probability of `action`."""
@@ -62,6 +69,7 @@ class Gaussian(Head):
     A dimension with two limits is scaled so that [-1, 1] spans them; others, and those wider than MAX_WIDTH, keep the environment's units.
     """
 
+    has_fused_loss = True
     units: Tensor  # [4, A]: least, greatest, half width and centre of the policy's actions in the environment's
 
     def __init__(self, space: Box, initial_std: float = 1.0, min_log_std: float = -5.0, max_log_std: float = 2.0) -> None:
@@ -119,6 +127,11 @@ class Gaussian(Head):
 
         return log_prob, entropy, backward
 
+    def ppo_loss(self, output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions) -> Results:
+        limited = dataclasses.replace(options, min_log_std=self.min_log_std, max_log_std=self.max_log_std)
+        assert self.log_std.grad is not None
+        return gaussian_ppo_loss(output, self.log_std, value, rows, scalars, limited, self.log_std.grad)
+
     def mode(self, output: Array) -> Array:
         return output
 
@@ -138,6 +151,8 @@ class TanhGaussian(Gaussian):
 
     log p(tanh u) = log N(u) - sum 2 (log 2 - u - softplus(-2u))   (Haarnoja et al. 2018, appendix C, in its stable form)
     """
+
+    has_fused_loss = False
 
     def __init__(self, space: Box, initial_std: float = 1.0) -> None:
         super().__init__(space, initial_std)
@@ -178,6 +193,8 @@ class TanhGaussian(Gaussian):
 class Categorical(Head):
     """One of n actions, int64 [N]; sampled by the Gumbel maximum, which needs no host sync."""
 
+    has_fused_loss = True
+
     def __init__(self, num_actions: int) -> None:
         super().__init__()
         self.num_outputs = num_actions
@@ -199,6 +216,9 @@ class Categorical(Head):
             return add_at(gradient, action, log_prob_slope)
 
         return pick(log_probs, action), entropy, backward
+
+    def ppo_loss(self, output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions) -> Results:
+        return categorical_ppo_loss(output, value, rows, scalars, options)
 
     def mode(self, output: Array) -> Array:
         return output.argmax(-1)

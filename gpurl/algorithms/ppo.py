@@ -20,9 +20,10 @@ from gpurl.distributions import Gaussian, make_head
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.host_network import FEW_ROWS, HostNetwork
-from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.backend import host_may_look, use_triton
 from gpurl.kernels.gae import gae
 from gpurl.kernels.permutation import gather_rows, permutation
+from gpurl.kernels.ppo_loss import PARTS, PpoOptions, PpoRows, PpoScalars
 from gpurl.kernels.random import CounterRandom
 from gpurl.losses import PpoTerms, explained_variance, ppo_loss
 from gpurl.networks import ActorCritic, Carry, Gru, NetworkConfig
@@ -123,6 +124,8 @@ class PPO(Algorithm):
         if host_may_look(device) and not self.is_recurrent:
             self.host_network = HostNetwork(self.network)
             self.head.share_with_numpy()
+        # in one kernel where there is one; elsewhere the head and the loss apart take less than its reference
+        self.fuses_loss = self.head.has_fused_loss and use_triton(self.optimizer.flat) and not self.is_recurrent
         self.action_random = CounterRandom(seed * 2 + 1, num_envs, device)
         self.shuffle_random = CounterRandom(seed * 2 + 2, 1, device)
         self.clip_range = torch.tensor(config.clip_range, device=device)
@@ -296,8 +299,20 @@ class PPO(Algorithm):
         size = data["packed"].shape[0] // self.config.minibatches
         in_numpy = self.host_network is not None and size <= FEW_ROWS
         for rows in self._shuffled(data["packed"], size):
+            if self.fuses_loss:
+                yield from self._views(rows)
+                continue
             for minibatch in rows.numpy() if in_numpy else rows.unbind(0):
                 yield self._weighted(self.packed_rows.unpack(minibatch))
+
+    def _views(self, rows: Tensor) -> Iterator[dict[str, Tensor]]:
+        """The minibatches of rows [minibatches, size, W] as the fused loss takes them: columns in place, and the number of valid rows."""
+        place = self.packed_rows.places.get("valid")
+        counts = None if place is None else rows[:, :, place].sum(1).unbind(0)
+        for number, minibatch in enumerate(map(self.packed_rows.views, rows.unbind(0))):
+            if self.config.normalize_advantage == "minibatch":
+                minibatch["advantage"] = self._weighted(dict(minibatch))["advantage"]
+            yield minibatch if counts is None else minibatch | {"num_valid": counts[number]}
 
     def _shuffled(self, packed: Tensor, size: int) -> Iterator[Tensor]:
         """All rows of `packed` [S, W] in a new random order, in pieces [minibatches, size, W]."""
@@ -337,11 +352,19 @@ class PPO(Algorithm):
             minibatch = {name: column.flatten(0, 1) for name, column in minibatch.items()}
         scalars = (self.clip_range, self.entropy_coef) if network is self.network else self.host_scalars
         old_log_prob, advantage, returns, old_value = (minibatch[name] for name in ("log_prob", "advantage", "returns", "value"))
-        terms = PpoTerms(old_log_prob, advantage, returns, old_value, minibatch.get("weight"), *scalars)
         output, value, outputs = network(inputs)
-        log_prob, entropy, head_backward = self.head.evaluate(output, minibatch["action"])
-        slopes, parts = ppo_loss(log_prob, value, entropy, terms, config.value_coef, config.clip_range_value, wants_parts)
-        gradient = network.backward(head_backward(slopes.log_prob, slopes.entropy), slopes.value, outputs)
+        if self.fuses_loss:
+            rows = PpoRows(minibatch["action"], old_log_prob, advantage, returns, old_value, minibatch.get("valid"))
+            options = PpoOptions(config.value_coef, config.clip_range_value)
+            numbers = PpoScalars(self.clip_range, self.entropy_coef, num_valid=minibatch.get("num_valid"))
+            found = self.head.ppo_loss(output, value, rows, numbers, options)
+            of_output, of_value, parts = found[0], found[1], dict(zip(PARTS, found[2].unbind()))
+        else:
+            terms = PpoTerms(old_log_prob, advantage, returns, old_value, minibatch.get("weight"), *scalars)
+            log_prob, entropy, head_backward = self.head.evaluate(output, minibatch["action"])
+            slopes, parts = ppo_loss(log_prob, value, entropy, terms, config.value_coef, config.clip_range_value, wants_parts)
+            of_output, of_value = head_backward(slopes.log_prob, slopes.entropy), slopes.value
+        gradient = network.backward(of_output, of_value, outputs)
         if memory is not None and gradient is not None:
             memory.backward(sequence, gradient.view_as(sequence))
         return parts | {"grad_norm": self.optimizer.step()}
