@@ -16,7 +16,7 @@ from torch import Tensor
 from gpurl.envs.vec_env import Timestep, VecEnv, check_tensor
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_may_look, use_triton
-from gpurl.kernels.env_step import Clocks, RandomStreams, TritonTask, env_step_triton
+from gpurl.kernels.env_step import Clocks, RandomStreams, TritonEnv, TritonTask, env_step_triton
 from gpurl.kernels.random import CounterRandom
 
 State = dict[str, Tensor]
@@ -81,8 +81,8 @@ class TorchEnv(VecEnv):
         if self._state is None:
             raise UsageError(f"{type(self).__name__}.step: reset() comes before the first step")
         action = self._checked_action(actions)
-        if use_triton(self.episode_length_buf) and (task := self.triton_task()) is not None:
-            return self._step_in_triton(task, self._state, action)
+        if (in_triton := self.in_triton()) is not None:
+            return self._step_in_triton(in_triton, action)
         next_state, reward, terminated = self.transition(self._state, action, self._random)
         where = f"{type(self).__name__}.transition"
         check_tensor(f"{where}: reward", reward, (self.num_envs,), torch.float32, self.device)
@@ -100,11 +100,22 @@ class TorchEnv(VecEnv):
         self._random.advance()
         return Timestep(obs, reward, terminated, truncated, info)
 
-    def _step_in_triton(self, task: TritonTask, state: State, action: Tensor) -> Timestep:
+    def in_triton(self) -> TritonEnv | None:
+        """State, clocks and random streams as the kernels change them; None where kernels do not run or the task has none."""
+        task = self.triton_task() if use_triton(self.episode_length_buf) else None
+        if task is None or self._state is None:
+            return None
         clocks = Clocks(self.episode_length_buf, self._episode_start, self._episode_return)
         streams = RandomStreams(self._random.key, self._random.gamma, self._random.step)
-        obs_width = self.single_observation_space.shape[0]  # type: ignore[index]
-        result = env_step_triton(task, list(state.values()), clocks, streams, action, obs_width, self.max_episode_steps)
+        (obs_width,) = self.single_observation_space.shape or ()
+        return TritonEnv(task, tuple(self._state.values()), clocks, streams, obs_width, self.max_episode_steps)
+
+    def skip_random(self, steps: int) -> None:
+        """Count the random numbers of `steps` steps as drawn: a kernel has drawn them."""
+        self._random.advance(by=steps)
+
+    def _step_in_triton(self, env: TritonEnv, action: Tensor) -> Timestep:
+        result = env_step_triton(env, action)
         self._random.advance()
         episode = {"r": result.episode_return, "l": result.episode_length}
         info = {"time_outs": result.truncated, "_final_obs": result.done, "episode": episode, "_episode": result.counted}

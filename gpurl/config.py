@@ -20,6 +20,14 @@ LEAST = {
 }
 
 
+CHOICES: dict[str, tuple[str, ...]] = {
+    "nan": ("stop", "skip"),
+    "tag_style": tuple(ALIASES),
+    "graph": ("auto", "full", "policy", "off"),
+    "rollout": ("auto", "persistent", "steps"),
+}
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Settings of the training loop, the same for every algorithm."""
@@ -55,6 +63,8 @@ class TrainConfig:
     """Start environments at different clocks, so that time limits do not all fall on one step."""
     graph: str = "auto"
     """CUDA graphs: full (the whole iteration), policy (all but the environment), off, or auto, the most that the environment allows."""
+    rollout: str = "auto"
+    """persistent (one kernel plays a whole rollout), steps, or auto: persistent where the task and the policy have it, on a GPU."""
     threads: int | None = None
     """CPU threads of torch; by default what torch chooses, or 1 where batches are small."""
     root: str = "runs"
@@ -65,7 +75,7 @@ class TrainConfig:
     """Print nothing but errors."""
 
     def __post_init__(self) -> None:
-        check_choices(self, {"nan": ("stop", "skip"), "tag_style": tuple(ALIASES), "graph": ("auto", "full", "policy", "off")})
+        check_choices(self, CHOICES)
         check_numbers(self, LEAST, above_zero=("max_seconds",))
         if self.stop_return is not None and self.eval_episodes == 0:
             raise UsageError(f"stop_return {self.stop_return} needs evaluations, but eval_episodes is 0: they would never be played")

@@ -153,7 +153,8 @@ def choose_graphs(trainer: "Trainer") -> tuple[str, Graphed | None, list[str]]:
         return "off", None, []
     if backend is None:
         return "off", None, [] if wanted == "auto" else [f"no CUDA graphs: there are none on {trainer.env.device}"]
-    for level in ("policy",) if wanted == "policy" else ("full", "policy"):
+    levels = ["policy"] if wanted == "policy" else ["full"] if trainer.persistent is not None else ["full", "policy"]
+    for level in levels:
         obstacle = _obstacle_to_full(trainer) if level == "full" else ""
         if not obstacle:
             try:

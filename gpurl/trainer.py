@@ -27,6 +27,7 @@ from gpurl.interrupt import StopRequest
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.random import CounterRandom
 from gpurl.logger import Logger
+from gpurl.persistent import PersistentRollout, make_persistent
 from gpurl.spaces import space_to_dict
 from gpurl.statistics import EpisodeStatistics, Stopwatch, to_host
 
@@ -69,7 +70,9 @@ class Trainer:
         self.graph_backend: Backend | None = CudaGraphs(env.device) if env.device.type == "cuda" else None
         self.graphs: Graphed | None = None  # after the first iteration, where there are any
         self.graph_level = ""  # off, policy or full, once it is chosen
-        self.timestep: Timestep | None = None  # the newest
+        self.persistent: PersistentRollout | None = None  # one kernel for whole rollouts, where there is one
+        self.is_warm = False  # after the first iteration
+        self.timestep: Timestep | None = None  # the newest, where the environment is stepped
         self.notes: list[str] = []  # for the screen
 
     # ---- the loop ----
@@ -81,6 +84,17 @@ class Trainer:
         if self.config.stagger and isinstance(self.env, TorchEnv) and self.env.max_episode_steps is not None:
             clocks = CounterRandom(self.config.seed + 7, self.env.num_envs, self.env.device)
             self.env.stagger(clocks.integers(0, self.env.max_episode_steps))
+        self._choose_rollout()
+
+    def _choose_rollout(self) -> None:
+        """The rollout kernel, where it can play this policy in this environment."""
+        if self.config.rollout == "steps" or self.config.graph == "policy":  # that one steps the environment
+            return
+        made = make_persistent(self.algorithm, self.env)
+        if isinstance(made, PersistentRollout):
+            self.persistent = made
+        elif self.config.rollout == "persistent":
+            self.notes.append(f"no persistent rollout kernel: {made}")
 
     def act(self) -> Decision:
         """The algorithm's decision at the present observations."""
@@ -95,6 +109,9 @@ class Trainer:
 
     def collect(self) -> None:
         """Step the environments until the algorithm is ready to update."""
+        if self.persistent is not None:
+            self.persistent.play(self.buffer, self.obs, self.statistics)
+            return
         while not self.algorithm.is_ready(self.buffer):
             decision = self.act()
             self.timestep = self.env.step(decision.action)
@@ -114,7 +131,7 @@ class Trainer:
 
     def iterate(self) -> dict[str, torch.Tensor]:
         """Collect, then update; returns the update's metrics, on the device, true until the next call."""
-        if self.timestep is not None and not self.graph_level:
+        if self.is_warm and not self.graph_level:
             self.graph_level, self.graphs, notes = choose_graphs(self)
             self.notes += notes
         stages = self.graphs or self
@@ -135,6 +152,7 @@ class Trainer:
         metrics = stages.learn(data)
         self.buffer.clear()
         self.stopwatch.mark("other")
+        self.is_warm = True
         self.iteration += 1
         self.steps += collected * self.env.num_envs
         if bad_envs is not None and host_may_look(self.env.device):
@@ -321,6 +339,7 @@ class Trainer:
         if parts["env"]:
             self.env.load_state_dict(parts["env"])
             self.obs, self.carry = saved["obs"], tuple(saved["carry"])
+        self._choose_rollout()
 
     def _check_fits(self, parts: dict[str, dict[str, Any]]) -> None:
         """CheckpointError unless the checkpoint is of this algorithm, these spaces and settings that a run keeps."""

@@ -44,6 +44,17 @@ class RandomStreams(NamedTuple):
     step: Tensor
 
 
+class TritonEnv(NamedTuple):
+    """Environments as the kernels take them: states [N] or [N, D] each and clocks are changed in place, the streams' step is not."""
+
+    task: TritonTask
+    states: tuple[Tensor, ...]
+    clocks: Clocks
+    streams: RandomStreams
+    obs_width: int
+    max_steps: int | None  # None: no time limit
+
+
 class StepResult(NamedTuple):
     """What a step tells of [N] environments; flags are bool."""
 
@@ -149,39 +160,31 @@ def env_step_kernel(
     tl.store(return_ptr + env, tl.where(done, 0.0, episode_return), mask=inside)
 
 
-def column_widths(states: list[Tensor]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(columns of each state tensor [N] or [N, D], number of its first column)."""
-    widths = tuple(1 if state.dim() == 1 else state.shape[1] for state in states)
-    return widths, tuple(sum(widths[:i]) for i in range(len(widths)))
+def step_limit(env: TritonEnv) -> int:
+    """The greatest clock."""
+    return NO_LIMIT if env.max_steps is None else env.max_steps
 
 
-def task_constants(task: TritonTask, states: list[Tensor]) -> dict[str, Any]:
-    """The constexprs that every kernel around `task` takes."""
-    widths, starts = column_widths(states)
+def env_constants(env: TritonEnv) -> dict[str, Any]:
+    """The constexprs that every kernel around `env` takes."""
+    task, widths = env.task, tuple(1 if state.dim() == 1 else state.shape[1] for state in env.states)
     functions = {"INITIAL": task.initial_state, "TRANSITION": task.transition, "OBSERVE": task.observe}
-    return {**functions, "OPTIONS": task.options, "WORDS": task.words, "WIDTHS": widths, "STARTS": starts}
+    starts = tuple(sum(widths[:i]) for i in range(len(widths)))
+    return {**functions, "OPTIONS": task.options, "WORDS": task.words, "WIDTHS": widths, "STARTS": starts, "OBS_WIDTH": env.obs_width}
 
 
-def env_step_triton(
-    task: TritonTask, states: list[Tensor], clocks: Clocks, streams: RandomStreams, action: Tensor, obs_width: int, max_steps: int | None
-) -> StepResult:
-    """One step of all environments; states [N] or [N, D] and clocks change in place, the streams' step does not.
-
-    action: [N, A] float32, or [N] int64. max_steps None: no time limit.
-    """
-    num_envs = clocks.length.shape[0]
+def env_step_triton(env: TritonEnv, action: Tensor) -> StepResult:
+    """One step of all environments; action: [N, A] float32, or [N] int64."""
+    num_envs, device = env.clocks.length.shape[0], action.device
     action = action.contiguous()
-    device = action.device
-    obs, final_obs = (torch.empty(num_envs, obs_width, device=device) for _ in range(2))
+    obs, final_obs = (torch.empty(num_envs, env.obs_width, device=device) for _ in range(2))
     reward, episode_return = (torch.empty(num_envs, device=device) for _ in range(2))
     terminated, truncated, done, counted = (torch.empty(num_envs, dtype=torch.bool, device=device) for _ in range(4))
     episode_length = torch.empty(num_envs, dtype=torch.int64, device=device)
     flags = [flag.view(torch.uint8) for flag in (terminated, truncated, done, counted)]
     env_step_kernel[(triton.cdiv(num_envs, BLOCK),)](
-        tuple(states), *clocks, action, *streams,
+        env.states, *env.clocks, action, *env.streams,
         obs, final_obs, reward, *flags[:3], episode_return, episode_length, flags[3],
-        num_envs, NO_LIMIT if max_steps is None else max_steps,
-        **task_constants(task, states), OBS_WIDTH=obs_width, ACTION_WIDTH=1 if action.dim() == 1 else action.shape[1],
-        BLOCK=BLOCK, num_warps=2,
+        num_envs, step_limit(env), **env_constants(env), ACTION_WIDTH=1 if action.dim() == 1 else action.shape[1], BLOCK=BLOCK, num_warps=2,
     )  # fmt: skip
     return StepResult(obs, final_obs, reward, terminated, truncated, done, episode_return, episode_length, counted)

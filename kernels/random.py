@@ -183,14 +183,14 @@ class CounterRandom:
         part._host_step, part._ahead = None, {}
         return part
 
-    def advance(self, really: Tensor | None = None) -> None:
-        """Go to the next step; with `really`, a 0-d bool on the device, only where it is true."""
+    def advance(self, really: Tensor | None = None, by: int = 1) -> None:
+        """Go to the next step, or `by` steps further; with `really`, a 0-d bool on the device, only where it is true."""
         self.offset = 0
         if really is None and self._host_step is not None:
-            self._host_step += 1
+            self._host_step += by
             return
         step = self.step
-        step += 1 if really is None else really
+        step += by if really is None else really
         if self._host_step is not None:
             self._host_step = int(step) if host_may_look(self.device) else None
             self._ahead.clear()  # the step may be drawn again, and what was drawn may be overwritten

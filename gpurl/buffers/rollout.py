@@ -35,6 +35,10 @@ class RolloutBuffer:
             self.row += 1
         self.size += 1
 
+    def hold(self, columns: dict[str, Tensor]) -> None:
+        """Take columns [T, N, ...] that a kernel fills whole, in place of `add`."""
+        self.columns, self._recorded = dict(columns), tuple(columns)
+
     def clear(self) -> None:
         """Begin the next rollout in the same memory; columns that were not recorded but derived go."""
         self.size = 0

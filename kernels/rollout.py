@@ -1,0 +1,200 @@
+"""A whole rollout in one launch: T steps of policy and environment for a block of environments, which no other block needs to know of.
+
+The weights do not change during a rollout and random numbers are counted, so nothing is waited for: state and clocks stay in registers,
+weights come from the cache, the rollout is written once. For tasks with Triton functions and small networks; the loop of `gpurl.trainer`
+is the reference, with the same actions for the same random bits.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpurl.kernels.env_step import (
+    RandomStreams,
+    TritonEnv,
+    advance,
+    env_constants,
+    load_states,
+    step_limit,
+    store_columns,
+    store_states,
+)
+from gpurl.kernels.policy import (
+    ACTIVATIONS,
+    PolicyTensors,
+    categorical_sample,
+    gaussian_sample,
+    linear_columns,
+    load_inputs,
+    run_tower,
+    to_env_columns,
+    value_column,
+)
+
+# what ahead-of-time compilation says: 64x64 networks take 255 registers a thread so and none is spilled; two programs fit a multiprocessor
+BLOCK, NUM_WARPS = 16, 4
+LEAST_UNITS, MOST_UNITS = 16, 64  # of a layer: what a product takes, and what registers hold
+MOST_COLUMNS, MOST_STATES = 64, 24  # of observations, of actions or logits; of states
+
+
+class RolloutTensors(NamedTuple):
+    """What a rollout is: [T, N, ...] contiguous, float32 unless said otherwise."""
+
+    obs: Tensor  # [T, N, D]
+    action: Tensor  # [T, N, A], or [T, N] int64
+    log_prob: Tensor
+    value: Tensor
+    reward: Tensor
+    final_value: Tensor  # of final_obs where truncated and in the last row, else 0
+    terminated: Tensor  # bool
+    truncated: Tensor  # bool
+
+
+class PolicyShape(NamedTuple):
+    """Constants of the network."""
+
+    sizes: tuple[int, ...]  # of the hidden layers
+    activation: str
+    num_outputs: int  # of the actor
+    discrete: bool
+    shared: bool
+    obs_limit: float | None  # clip of normalised observations; None: they are not normalised
+    precision: str = "tf32x3"  # of the products: three TF32 ones, which are float32's but for the last bit, or tf32; plain ones spill
+
+
+@triton.jit(do_not_specialize=["T"])
+def rollout_kernel(
+    state_ptrs, length_ptr, start_ptr, return_ptr, env_key_ptr, env_gamma_ptr, env_step_ptr, key_ptr, gamma_ptr, step_ptr,
+    weights, biases, actor_weight, actor_bias, critic_weight, critic_bias, obs_shift, obs_inv_std, value_shift, value_inv_std,
+    log_std, units,
+    obs_ptr, action_ptr, log_prob_ptr, value_ptr, reward_ptr, final_value_ptr, terminated_ptr, truncated_ptr, next_obs_ptr,
+    final_obs_ptr, partial_ptr,
+    T, N, max_steps,
+    INITIAL: tl.constexpr, TRANSITION: tl.constexpr, OBSERVE: tl.constexpr, OPTIONS: tl.constexpr, WORDS: tl.constexpr,
+    WIDTHS: tl.constexpr, STARTS: tl.constexpr, OBS_WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    NUM_OUTPUTS: tl.constexpr, DISCRETE: tl.constexpr,
+    SIZES: tl.constexpr, LAST: tl.constexpr, CRITIC_TOWER: tl.constexpr, ACTIVATION: tl.constexpr, OBS_LIMIT: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program plays BLOCK environments for T steps; state and clocks are changed in place, counters of random numbers are not."""
+    env = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = env < N
+    state = load_states(state_ptrs, env, inside, WIDTHS)
+    length = tl.load(length_ptr + env, mask=inside, other=0)
+    start = tl.load(start_ptr + env, mask=inside, other=0)
+    episode_return = tl.load(return_ptr + env, mask=inside, other=0.0)
+    env_counter = tl.load(env_step_ptr) * 65536
+    counter = tl.load(step_ptr) * 65536
+    row = env
+    episodes = tl.zeros((BLOCK,), tl.float32)
+    returns = tl.zeros((BLOCK,), tl.float32)
+    lengths = tl.zeros((BLOCK,), tl.float32)
+    left = T  # a number of this kernel, where the loop's own is one of Python in the interpreter
+    for _ in tl.range(0, T, num_stages=1):
+        store_columns(obs_ptr, row, inside, OBSERVE(state, OPTIONS), 0, OBS_WIDTH)
+        tl.debug_barrier()  # what is stored is read again as a matrix, by other threads of this program
+        x = load_inputs(obs_ptr, row, inside, obs_shift, obs_inv_std, OBS_WIDTH, PADDED, OBS_LIMIT)
+        value = value_column(
+            x, weights, biases, critic_weight, critic_bias, value_shift, value_inv_std, CRITIC_TOWER, OBS_WIDTH, PADDED,
+            SIZES, LAST, ACTIVATION, PRECISION,
+        )  # fmt: skip
+        hidden = run_tower(x, weights, biases, 0, OBS_WIDTH, PADDED, SIZES, ACTIVATION, PRECISION)
+        output = linear_columns(hidden, actor_weight, actor_bias, LAST, NUM_OUTPUTS)
+        # keys are read again in each step: in registers they would be spilled
+        key = tl.load(key_ptr + env, mask=inside, other=0)
+        gamma = tl.load(gamma_ptr + env, mask=inside, other=0)
+        if DISCRETE:
+            action, log_prob = categorical_sample(output, key, gamma, counter)
+            env_action = action
+            store_columns(action_ptr, row, inside, action, 0, 1)
+        else:
+            action, log_prob = gaussian_sample(output, log_std, key, gamma, counter)
+            env_action = to_env_columns(action, units)
+            store_columns(action_ptr, row, inside, action, 0, NUM_OUTPUTS)
+        key = tl.load(env_key_ptr + env, mask=inside, other=0)
+        gamma = tl.load(env_gamma_ptr + env, mask=inside, other=0)
+        length += 1
+        left -= 1
+        state, final_obs, reward, terminated, truncated = advance(
+            state, env_action, length, max_steps, key, gamma, env_counter, INITIAL, TRANSITION, OBSERVE, OPTIONS, WORDS
+        )
+        wants_value = inside & (truncated | (left == 0))
+        final_value = tl.zeros((BLOCK,), tl.float32)
+        if tl.max(wants_value.to(tl.int32), axis=0) > 0:
+            store_columns(final_obs_ptr, env, inside, final_obs, 0, OBS_WIDTH)
+            tl.debug_barrier()
+            x = load_inputs(final_obs_ptr, env, inside, obs_shift, obs_inv_std, OBS_WIDTH, PADDED, OBS_LIMIT)
+            final_value = value_column(
+                x, weights, biases, critic_weight, critic_bias, value_shift, value_inv_std, CRITIC_TOWER, OBS_WIDTH, PADDED,
+                SIZES, LAST, ACTIVATION, PRECISION,
+            )  # fmt: skip
+            tl.debug_barrier()  # before the next step writes there again
+        done = terminated | truncated
+        episode_return += reward
+        counted = done & (start == 0) & (tl.abs(episode_return) < float("inf")) & inside
+        episodes += tl.where(counted, 1.0, 0.0)
+        returns += tl.where(counted, episode_return, 0.0)
+        lengths += tl.where(counted, (length - start).to(tl.float32), 0.0)
+        tl.store(log_prob_ptr + row, log_prob, mask=inside)
+        tl.store(value_ptr + row, value, mask=inside)
+        tl.store(reward_ptr + row, reward, mask=inside)
+        tl.store(final_value_ptr + row, tl.where(wants_value, final_value, 0.0), mask=inside)
+        tl.store(terminated_ptr + row, terminated.to(tl.uint8), mask=inside)
+        tl.store(truncated_ptr + row, truncated.to(tl.uint8), mask=inside)
+        length = tl.where(done, 0, length)
+        start = tl.where(done, 0, start)
+        episode_return = tl.where(done, 0.0, episode_return)
+        env_counter += 65536
+        counter += 65536
+        row += N
+    store_states(state_ptrs, env, inside, state, WIDTHS, STARTS)
+    store_columns(next_obs_ptr, env, inside, OBSERVE(state, OPTIONS), 0, OBS_WIDTH)
+    tl.store(length_ptr + env, length, mask=inside)
+    tl.store(start_ptr + env, start, mask=inside)
+    tl.store(return_ptr + env, episode_return, mask=inside)
+    tl.store(partial_ptr + tl.program_id(0) * 3, tl.sum(episodes, axis=0))
+    tl.store(partial_ptr + tl.program_id(0) * 3 + 1, tl.sum(returns, axis=0))
+    tl.store(partial_ptr + tl.program_id(0) * 3 + 2, tl.sum(lengths, axis=0))
+
+
+def rollout_obstacle(env: TritonEnv, shape: PolicyShape) -> str:
+    """Why the kernel cannot play `env` by a policy of this shape, or nothing."""
+    if not shape.sizes:
+        return "it needs a hidden layer"
+    for size in shape.sizes:
+        if not LEAST_UNITS <= size <= MOST_UNITS or size & (size - 1):
+            return f"it takes layers of powers of two from {LEAST_UNITS} to {MOST_UNITS} units, not of {size}"
+    if (states := sum(env_constants(env)["WIDTHS"])) > MOST_STATES:
+        return f"it takes environments of {MOST_STATES} numbers, not of {states}"
+    widest = max(env.obs_width, shape.num_outputs)
+    return f"it takes {MOST_COLUMNS} observations or outputs, not {widest}" if widest > MOST_COLUMNS else ""
+
+
+def rollout_constants(env: TritonEnv, shape: PolicyShape) -> dict[str, Any]:
+    """The kernel's constexprs."""
+    network = {"SIZES": shape.sizes, "LAST": shape.sizes[-1], "CRITIC_TOWER": 0 if shape.shared else 1}
+    network |= {"ACTIVATION": ACTIVATIONS[shape.activation], "OBS_LIMIT": shape.obs_limit or 0.0, "PRECISION": shape.precision}
+    padded = max(triton.next_power_of_2(env.obs_width), LEAST_UNITS)
+    return {**env_constants(env), **network, "NUM_OUTPUTS": shape.num_outputs, "DISCRETE": shape.discrete, "PADDED": padded, "BLOCK": BLOCK}
+
+
+def rollout_triton(
+    env: TritonEnv, streams: RandomStreams, policy: PolicyTensors, shape: PolicyShape, rollout: RolloutTensors, next_obs: Tensor
+) -> Tensor:
+    """Play a rollout; returns [3]: episodes that ended, the sum of their returns and of their lengths.
+
+    streams: of the actions. The environments' state and clocks, the rollout and next_obs [N, D], the observations after it, are written;
+    the streams' steps are not advanced.
+    """
+    num_steps, num_envs = rollout.reward.shape
+    programs = triton.cdiv(num_envs, BLOCK)
+    partial = torch.empty(programs, 3, device=next_obs.device)
+    flags = [flag.view(torch.uint8) for flag in (rollout.terminated, rollout.truncated)]
+    rollout_kernel[(programs,)](
+        env.states, *env.clocks, *env.streams, *streams, *policy, *rollout[:6], *flags, next_obs, torch.empty_like(next_obs), partial,
+        num_steps, num_envs, step_limit(env), **rollout_constants(env, shape), num_warps=NUM_WARPS,
+    )  # fmt: skip
+    return partial.sum(0)
