@@ -15,10 +15,11 @@ FEW_ROWS = 256  # so many go through numpy where the kernel does not serve: head
 class HostNetwork(ActorCriticCpu):
     """`network` without a memory, whose parameters and `.grad` lie in CPU memory for good, as FlatAdam leaves them."""
 
-    def __init__(self, network: ActorCritic) -> None:
+    def __init__(self, network: ActorCritic, steps: PpoSteps | None = None) -> None:
         towers, actor, critic = network.towers, network.actor, network.critic
         hidden = list(zip(towers.weights, towers.biases))
         super().__init__(hidden, (actor.weight, actor.bias), (critic.weight, critic.bias), towers.activation)
+        self.steps = steps
 
     def __call__(self, x: Array) -> tuple[Array, Array, Array]:
         """As `ActorCritic.forward`."""
@@ -28,6 +29,11 @@ class HostNetwork(ActorCriticCpu):
     def backward(self, of_output: Array, of_value: Array, x: Array) -> None:  # type: ignore[override]
         """As `ActorCritic.backward`."""
         super().backward(as_tensor(x), as_tensor(of_output), as_tensor(of_value))
+
+    def learn(self, rollout: Tensor, order: Tensor, minibatches: int, clip_range: float, entropy_coef: float) -> dict[str, Tensor]:
+        """`ppo_steps` of this network's loss and optimiser."""
+        assert self.steps is not None
+        return self.ppo_steps(self.steps, rollout, order, minibatches, clip_range, entropy_coef)
 
 
 def ppo_steps_of(

@@ -264,10 +264,9 @@ def test_the_number_of_threads_changes_nothing() -> None:
     columns = rollout_of(Model(NetworkConfig(), 8, gaussian(2)), 20000, 8, True)
 
     def run(threads: int) -> tuple[Tensor, ...]:
-        before = torch.get_num_threads()
+        before, model = torch.get_num_threads(), Model(NetworkConfig(), 8, gaussian(2), max_grad_norm=1.0)
         torch.set_num_threads(threads)
         try:
-            model = Model(NetworkConfig(), 8, gaussian(2), max_grad_norm=1.0)
             steps = ppo_steps_of(model.head, model.optimizer, 1.0, None, True)
             assert steps is not None
             parts = model.host.ppo_steps(steps, packed(columns), torch.arange(20000), 2, 0.2, 0.01)

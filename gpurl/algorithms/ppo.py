@@ -18,7 +18,8 @@ from gpurl.checks import check_choices, check_numbers
 from gpurl.distributions import Gaussian, make_head
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
-from gpurl.host_network import FEW_ROWS, HostNetwork
+from gpurl.host_network import FEW_ROWS, HostNetwork, ppo_steps_of
+from gpurl.kernels import c_library
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.gae import gae
 from gpurl.kernels.random import CounterRandom
@@ -118,8 +119,9 @@ class PPO(Algorithm):
             self.to(device)
         self.optimizer = FlatAdam(self, config.learning_rate, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm)
         self.host_network: HostNetwork | None = None
-        if host_may_look(device) and not self.is_recurrent:
-            self.host_network = HostNetwork(self.network)
+        if host_may_look(device) and not self.is_recurrent and c_library.load().functions is not None:
+            options = config.value_coef, config.clip_range_value, config.normalize_advantage == "minibatch"
+            self.host_network = HostNetwork(self.network, ppo_steps_of(self.head, self.optimizer, *options))
             self.head.share_with_numpy()
         self.action_random = CounterRandom(seed * 2 + 1, num_envs, device)
         self.shuffle_random = CounterRandom(seed * 2 + 2, num_envs, device)
@@ -177,8 +179,7 @@ class PPO(Algorithm):
 
     def _outputs(self, x: Array) -> tuple[Array, Array]:
         """(the head's numbers [N, A], value [N]) for x [N, F]."""
-        network: Any = self.network if isinstance(x, Tensor) else self.host_network
-        output, value, _ = network(x)
+        output, value, _ = (self.host_network or self.network)(x)
         return output, value
 
     def _normalized(self, rows: Array) -> Array:
@@ -237,17 +238,32 @@ class PPO(Algorithm):
             mean, variance, _ = advantage_moments.unbind()
             data["advantage"] = (data["advantage"] - mean) / (variance.sqrt() + 1e-8)
         del data["true_returns"]
-        for epoch in range(self.config.epochs):
-            is_last = epoch == self.config.epochs - 1
-            steps = [self._minibatch_step(minibatch, is_last) for minibatch in self._minibatches(data)]
-        # of the last epoch
-        parts = {name: torch.stack([torch.as_tensor(step[name]) for step in steps]).mean() for name in steps[0]}
+        learn = self._learn_on_host if self.host_network is not None and self.host_network.steps is not None else self._learn
+        parts = learn(data)
         if self.config.schedule == "kl":
             self._adapt_learning_rate(parts["approx_kl"])
         if self.normalizer is not None:
             self.normalizer.update(_flat(buffer["obs"]), buffer.columns.get("valid"))
         self.num_updates += 1
         return metrics | self._named(parts)
+
+    def _learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        """All epochs; returns the 0-d means of the last one's steps."""
+        for epoch in range(self.config.epochs):
+            is_last = epoch == self.config.epochs - 1
+            steps = [self._minibatch_step(minibatch, is_last) for minibatch in self._minibatches(data)]
+        return {name: torch.stack([torch.as_tensor(step[name]) for step in steps]).mean() for name in steps[0]}
+
+    def _learn_on_host(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The same, an epoch a call."""
+        assert self.host_network is not None
+        names = ("obs", "action", "log_prob", "value", "advantage", "returns", *(["valid"] if "valid" in data else []))
+        rollout = torch.cat([_flat(data[name]).flatten(0, 1) for name in names], 1)
+        scalars = float(self.clip_range), float(self.entropy_coef)
+        for _ in range(self.config.epochs):
+            order = self._permutation((self.config.horizon,))
+            parts = self.host_network.learn(rollout, order, self.config.minibatches, *scalars)
+        return {name: part.mean().float() for name, part in parts.items()}
 
     def _targets(self, buffer: RolloutBuffer) -> tuple[dict[str, Tensor], Tensor]:
         """Columns [T, N, ...] for the minibatches, and the advantage's moments [3]."""
@@ -302,12 +318,12 @@ class PPO(Algorithm):
     def _minibatch_step(self, minibatch: dict[str, Array], wants_parts: bool) -> dict[str, Array]:
         """One optimiser step; returns the gradient's norm and, if wanted, the 0-d parts of the loss."""
         config, memory, inputs = self.config, self.network.memory, minibatch["obs"]
-        network: Any = self.network if isinstance(inputs, Tensor) else self.host_network
+        network: Any = self.host_network or self.network
         if memory is not None:
             sequence = _unrolled(memory, minibatch)
             inputs = sequence.detach().flatten(0, 1)
             minibatch = {name: column.flatten(0, 1) for name, column in minibatch.items()}
-        scalars = (self.clip_range, self.entropy_coef) if network is self.network else self.host_scalars
+        scalars = (self.clip_range, self.entropy_coef) if isinstance(inputs, Tensor) else self.host_scalars
         old_log_prob, advantage, returns, old_value = (minibatch[name] for name in ("log_prob", "advantage", "returns", "value"))
         terms = PpoTerms(old_log_prob, advantage, returns, old_value, minibatch.get("weight"), *scalars)
         output, value, outputs = network(inputs)
@@ -364,9 +380,9 @@ class PPO(Algorithm):
         return {"schedule": self.config.schedule, "learning_rate": self.config.learning_rate}
 
 
-def _flat(obs: Tensor) -> Tensor:
-    """[T, N, *obs] -> [T, N, D] float32."""
-    return obs.reshape(*obs.shape[:2], -1).float()
+def _flat(column: Tensor) -> Tensor:
+    """[T, N, ...] -> [T, N, D] float32."""
+    return column.reshape(*column.shape[:2], -1).float()
 
 
 @torch.enable_grad()
