@@ -54,7 +54,7 @@ class TrainConfig:
     stagger: bool = True
     """Start environments at different clocks, so that time limits do not all fall on one step."""
     threads: int | None = None
-    """CPU threads of torch; by default what torch chooses, or 1 where batches are small."""
+    """CPU threads; by default measured at the start: the quickest number up to what torch chooses."""
     root: str = "runs"
     """Folder under which the run folder is made."""
     run_dir: str | None = None
