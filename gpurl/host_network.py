@@ -5,7 +5,8 @@ from torch import Tensor
 
 from gpurl.arrays import Array, as_tensor, of_kind
 from gpurl.distributions import Categorical, Gaussian, Head
-from gpurl.kernels.actor_critic_cpu import ActorCriticCpu, GaussianHead, LossOptions, PpoSteps
+from gpurl.kernels import c_library
+from gpurl.kernels.actor_critic_cpu import MAX_LAYERS, ActorCriticCpu, GaussianHead, LossOptions, PpoSteps
 from gpurl.networks import ActorCritic
 from gpurl.optimizer import FlatAdam
 
@@ -21,6 +22,12 @@ class HostNetwork(ActorCriticCpu):
         super().__init__(hidden, (actor.weight, actor.bias), (critic.weight, critic.bias), towers.activation)
         self.steps = steps
 
+    @staticmethod
+    def serves(network: ActorCritic) -> bool:
+        """Whether there is a kernel on this machine, and one for this network."""
+        num_layers = sum(len(weight) for weight in network.towers.weights)
+        return network.memory is None and num_layers <= MAX_LAYERS and c_library.load().functions is not None
+
     def __call__(self, x: Array) -> tuple[Array, Array, Array]:
         """As `ActorCritic.forward`."""
         output, value = self.forward(as_tensor(x))
@@ -34,6 +41,12 @@ class HostNetwork(ActorCriticCpu):
         """`ppo_steps` of this network's loss and optimiser."""
         assert self.steps is not None
         return self.ppo_steps(self.steps, rollout, order, minibatches, clip_range, entropy_coef)
+
+
+def packed_rollout(data: dict[str, Tensor]) -> Tensor:
+    """[T * N, W] float32 of columns [T, N, ...]: a row holds all that a minibatch wants of a step, so that no column is gathered by itself."""
+    names = ("obs", "action", "log_prob", "value", "advantage", "returns", *(["valid"] if "valid" in data else []))
+    return torch.cat([data[name].flatten(0, 1).reshape(data[name].shape[:2].numel(), -1).float() for name in names], 1)
 
 
 def ppo_steps_of(

@@ -70,7 +70,7 @@ class PpoSteps:
     """The loss and the optimiser of `ActorCriticCpu.ppo_steps`: tensors that stay where they are, and constants."""
 
     def __init__(self, options: LossOptions, state: AdamState, gradient: Tensor, learning_rate: Tensor, adam: AdamOptions) -> None:
-        assert adam.decoupled and state.target is None, "only what PPO needs is written"
+        assert (adam.decoupled, state.target) == (True, None), "only what PPO needs is written"
         self._tensors = (options.head, state, gradient, learning_rate)  # keeps them alive
         head, clip = options.head, options.clip_range_value
         least, most = (head.least, head.most) if head else (0.0, 0.0)
@@ -117,7 +117,7 @@ class ActorCriticCpu:
         """Write the gradients of a loss whose derivatives by the outputs for x [B, D] are of_output [B, A] and of_value [B]."""
         x, of_output, of_value = x.contiguous(), of_output.contiguous(), of_value.contiguous()
         rows = self._check(x)
-        assert of_output.shape == (rows, self.num_outputs) and of_value.shape == (rows,), (x.shape, of_output.shape, of_value.shape)
+        assert (of_output.shape, of_value.shape) == ((rows, self.num_outputs), (rows,)), (x.shape, of_output.shape, of_value.shape)
         self._call(self._functions.backward, x.data_ptr(), rows, of_output.data_ptr(), of_value.data_ptr())
 
     def ppo_steps(
@@ -128,8 +128,9 @@ class ActorCriticCpu:
         rollout: [.., W] float32, a row of it obs [D], action [actions], log_prob, value, advantage, returns, and perhaps valid, 1 or 0.
         """
         row = self.num_inputs + steps.actions + 4
-        assert rollout.is_contiguous() and rollout.dtype == torch.float32 and rollout.shape[1] - row in (0, 1), (rollout.shape, row)
-        assert order.is_contiguous() and order.dtype == torch.int64 and len(order) % minibatches == 0, (order.shape, minibatches)
+        rollout, order = rollout.contiguous(), order.contiguous()
+        assert (rollout.dtype, order.dtype, len(order) % minibatches) == (torch.float32, torch.int64, 0), (order.shape, minibatches)
+        assert rollout.shape[1] - row in (0, 1), (rollout.shape, row)
         steps.loss.has_valid, steps.loss.clip_range, steps.loss.entropy_coef = rollout.shape[1] - row, clip_range, entropy_coef
         parts = torch.empty(minibatches, len(PARTS), dtype=torch.float64)
         self._call(
@@ -139,7 +140,7 @@ class ActorCriticCpu:
         return dict(zip(PARTS, parts.unbind(1)))
 
     def _check(self, x: Tensor) -> int:
-        assert x.dtype == torch.float32 and x.dim() == 2 and x.shape[1] == self.num_inputs, (x.dtype, x.shape, self.num_inputs)
+        assert (x.dtype, x.shape[1:]) == (torch.float32, (self.num_inputs,)), (x.dtype, x.shape, self.num_inputs)
         return x.shape[0]
 
     def _call(self, function: Any, *arguments: Any) -> None:
@@ -150,8 +151,7 @@ class ActorCriticCpu:
 @functools.cache
 def _functions() -> Any:
     """The library with the types of its functions."""
-    functions: Any = c_library.load().functions
-    assert functions is not None, c_library.load().why
+    functions = c_library.functions()
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     functions.plan_make.argtypes, functions.plan_make.restype = [pointer, number, number, number, number], pointer
     functions.plan_free.argtypes, functions.plan_free.restype = [pointer], None

@@ -13,11 +13,12 @@ import stat
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
 # not -ffast-math: NaN and infinity are to be seen
-FLAGS = "-O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=fast -fvisibility=hidden -pthread -shared -fPIC".split()
+FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+FLAGS += ["-fvisibility=hidden", "-pthread", "-shared", "-fPIC"]
 BUILD_SECONDS = 120
 
 
@@ -47,6 +48,13 @@ def load() -> Library:
         return Library(None, f"{compiler} failed: {last[0] if last else error}")
     except OSError as error:
         return Library(None, str(error))
+
+
+def functions() -> Any:
+    """The library's functions; only where `load` found them."""
+    found, why = load()
+    assert found is not None, why
+    return found
 
 
 def _cache_folder() -> Path:

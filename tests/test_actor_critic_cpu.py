@@ -186,7 +186,13 @@ def torch_step(model: Model, columns: dict[str, Tensor], options: dict[str, obje
         centred = advantage - (advantage * share).sum()
         advantage = centred / ((centred.square() * share).sum().sqrt() + 1e-8)
     terms = PpoTerms(
-        columns["log_prob"], advantage, columns["returns"], columns["value"], weight, torch.tensor(0.2), torch.tensor(options["entropy_coef"])
+        columns["log_prob"],
+        advantage,
+        columns["returns"],
+        columns["value"],
+        weight,
+        torch.tensor(0.2),
+        torch.tensor(options["entropy_coef"]),
     )
     output, value, kept = model.network(columns["obs"])
     log_prob, entropy, backward = model.head.evaluate(output, columns["action"])

@@ -18,11 +18,10 @@ from gpurl.checks import check_choices, check_numbers
 from gpurl.distributions import Gaussian, make_head
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
-from gpurl.host_network import FEW_ROWS, HostNetwork, ppo_steps_of
-from gpurl.kernels import c_library
+from gpurl.host_network import FEW_ROWS, HostNetwork, packed_rollout, ppo_steps_of
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.gae import gae
-from gpurl.kernels.random import CounterRandom
+from gpurl.kernels.random import CounterRandom, order_of
 from gpurl.losses import PpoTerms, explained_variance, ppo_loss
 from gpurl.networks import ActorCritic, Carry, Gru, NetworkConfig
 from gpurl.normalizer import Normalizer, ValueNormalizer
@@ -119,7 +118,7 @@ class PPO(Algorithm):
             self.to(device)
         self.optimizer = FlatAdam(self, config.learning_rate, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm)
         self.host_network: HostNetwork | None = None
-        if host_may_look(device) and not self.is_recurrent and c_library.load().functions is not None:
+        if host_may_look(device) and HostNetwork.serves(self.network):
             options = config.value_coef, config.clip_range_value, config.normalize_advantage == "minibatch"
             self.host_network = HostNetwork(self.network, ppo_steps_of(self.head, self.optimizer, *options))
             self.head.share_with_numpy()
@@ -257,12 +256,9 @@ class PPO(Algorithm):
     def _learn_on_host(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         """The same, an epoch a call."""
         assert self.host_network is not None
-        names = ("obs", "action", "log_prob", "value", "advantage", "returns", *(["valid"] if "valid" in data else []))
-        rollout = torch.cat([_flat(data[name]).flatten(0, 1) for name in names], 1)
-        scalars = float(self.clip_range), float(self.entropy_coef)
+        rollout, scalars = packed_rollout(data), (float(self.clip_range), float(self.entropy_coef))
         for _ in range(self.config.epochs):
-            order = self._permutation((self.config.horizon,))
-            parts = self.host_network.learn(rollout, order, self.config.minibatches, *scalars)
+            parts = self.host_network.learn(rollout, self._permutation((self.config.horizon,)), self.config.minibatches, *scalars)
         return {name: part.mean().float() for name, part in parts.items()}
 
     def _targets(self, buffer: RolloutBuffer) -> tuple[dict[str, Tensor], Tensor]:
@@ -313,7 +309,7 @@ class PPO(Algorithm):
     def _permutation(self, shape: tuple[int, ...]) -> Tensor:
         keys = self.shuffle_random.integers(0, 1 << 24, shape).flatten().int()  # int32 sorts several times faster than float32
         self.shuffle_random.advance()
-        return keys.argsort(stable=True)
+        return order_of(keys)
 
     def _minibatch_step(self, minibatch: dict[str, Array], wants_parts: bool) -> dict[str, Array]:
         """One optimiser step; returns the gradient's norm and, if wanted, the 0-d parts of the loss."""
@@ -380,9 +376,9 @@ class PPO(Algorithm):
         return {"schedule": self.config.schedule, "learning_rate": self.config.learning_rate}
 
 
-def _flat(column: Tensor) -> Tensor:
-    """[T, N, ...] -> [T, N, D] float32."""
-    return column.reshape(*column.shape[:2], -1).float()
+def _flat(obs: Tensor) -> Tensor:
+    """[T, N, *obs] -> [T, N, D] float32."""
+    return obs.reshape(*obs.shape[:2], -1).float()
 
 
 @torch.enable_grad()

@@ -1,0 +1,48 @@
+/* random.py's numbers and a stable order of random keys, one stream after the other: torch makes a dozen passes over memory for them. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define WORDS_PER_STEP 65536
+#define UNIT 5.9604644775390625e-8f  /* 2^-24 */
+#define DIGIT_BITS 12
+#define DIGITS (1 << DIGIT_BITS)
+
+static inline uint64_t mixed(uint64_t z)
+{
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+/* out [streams, count] in [0, 1), or standard normal; step: one number, or one of each stream where step_stride is 1 */
+EXPORT void random_numbers(const uint64_t *key, const uint64_t *gamma, const uint64_t *step, int64_t step_stride, uint64_t offset,
+                           int64_t streams, int64_t count, int64_t is_normal, float *out)
+{
+    for (int64_t stream = 0; stream < streams; stream++, out += count) {
+        uint64_t number = step[stream * step_stride] * WORDS_PER_STEP + offset;
+        for (int64_t i = 0; i < count; i += 2, number++) {
+            uint64_t word = mixed(gamma[stream] * number + key[stream]);
+            float first = (float)(int32_t)((word >> 8) & 0xFFFFFF) * UNIT, second = (float)(int32_t)(word >> 40) * UNIT;
+            if (is_normal) {
+                float radius = sqrtf(-2.0f * logf(first + UNIT)), angle = second * 6.28318530717958647692f;
+                first = radius * cosf(angle), second = radius * sinf(angle);
+            }
+            out[i] = first;
+            if (i + 1 < count) out[i + 1] = second;
+        }
+    }
+}
+
+/* order [count]: the stable order of keys [count], 0 .. 2^24 - 1, by two passes of counting; spare: [count] */
+EXPORT void order_of_keys(const int32_t *keys, int64_t count, int64_t *order, int64_t *spare)
+{
+    int64_t starts[2][DIGITS + 1];
+    memset(starts, 0, sizeof starts);
+    for (int64_t i = 0; i < count; i++) starts[0][keys[i] % DIGITS + 1]++, starts[1][(keys[i] >> DIGIT_BITS) + 1]++;
+    for (int digit = 1; digit < DIGITS; digit++) starts[0][digit] += starts[0][digit - 1], starts[1][digit] += starts[1][digit - 1];
+    for (int64_t i = 0; i < count; i++) spare[starts[0][keys[i] % DIGITS]++] = i;
+    for (int64_t i = 0; i < count; i++) order[starts[1][keys[spare[i]] >> DIGIT_BITS]++] = spare[i];
+}
