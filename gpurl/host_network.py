@@ -44,9 +44,10 @@ class HostNetwork(ActorCriticCpu):
 
 
 def packed_rollout(data: dict[str, Tensor]) -> Tensor:
-    """[T * N, W] float32 of columns [T, N, ...]: a row holds all that a minibatch wants of a step, so that no column is gathered by itself."""
+    """[T * N, W] float32 of columns [T, N, ...]: all that a minibatch wants of a step in one row, no column is gathered by itself."""
     names = ("obs", "action", "log_prob", "value", "advantage", "returns", *(["valid"] if "valid" in data else []))
-    return torch.cat([data[name].flatten(0, 1).reshape(data[name].shape[:2].numel(), -1).float() for name in names], 1)
+    num_rows = data["value"].numel()
+    return torch.cat([data[name].reshape(num_rows, -1).float() for name in names], 1)
 
 
 def ppo_steps_of(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 SPIN_COUNT = "5000"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-TRIALS, WORTHWHILE = 5, 0.95  # the quickest of so many counts: the others met a neighbour; more threads must gain a twentieth
+TRIALS, MORE_MUST_GAIN = 5, 1.05  # the quickest of so many counts, the others met a neighbour; twice the threads must gain a twentieth
 LARGEST_KEPT = 32 << 20  # bytes, glibc's own maximum of the mmap threshold
 
 
@@ -34,16 +34,11 @@ def keep_large_blocks() -> bool:
 
 def quickest_threads(most: int, set_threads: Callable[[int], object], work: Callable[[], object]) -> int:
     """The number of threads, 1, 2, 4 .. most, under which `work` takes least time; fewer where more gain nothing."""
-    best, least = 1, float("inf")
-    for threads in sorted({min(1 << power, most) for power in range(most.bit_length() + 1)}):
+    counts = sorted({min(1 << power, most) for power in range(most.bit_length() + 1)})
+    least = dict.fromkeys(counts, float("inf"))
+    for threads in counts * TRIALS if most > 1 else []:  # in turns: a neighbour's burst must not fall on one of them
         set_threads(threads)
-        seconds = min(_seconds(work) for _ in range(TRIALS))
-        if seconds < WORTHWHILE * least:
-            best, least = threads, seconds
-    return best
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+        began = time.perf_counter()
+        work()
+        least[threads] = min(least[threads], time.perf_counter() - began)
+    return min(counts, key=lambda threads: least[threads] * MORE_MUST_GAIN ** counts.index(threads))

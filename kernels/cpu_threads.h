@@ -1,4 +1,4 @@
-/* Threads that share the slices of a job. They sleep between jobs: a machine's cores are seldom ours alone, spinning would take them away. */
+/* Threads that share the slices of a job. They sleep between jobs: cores are seldom ours alone, and spinning would take them away. */
 
 #include <pthread.h>
 #include <signal.h>

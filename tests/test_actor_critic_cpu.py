@@ -2,7 +2,10 @@
 
 import itertools
 import math
+import os
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -286,3 +289,28 @@ def test_the_number_of_threads_changes_nothing() -> None:
     for threads in (1, 2, 3, 7):
         for got, wanted in zip(run(threads), first):
             assert torch.equal(got, wanted), threads
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    """Those of the parent are not there, and nothing waits for them."""
+    before, model, x = torch.get_num_threads(), model_of(SHAPES[0]), torch.randn(4096, 8)
+    torch.set_num_threads(3)
+    try:
+        wanted, _, _ = model.host(x)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            os._exit(0 if torch.equal(model.host(x)[0], wanted) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert torch.equal(model.host(x)[0], wanted)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_several_python_threads_share_one_network() -> None:
+    model, x = model_of(SHAPES[0]), torch.randn(3000, 8)
+    wanted, _, _ = model.host(x)
+    with ThreadPoolExecutor(4) as pool:
+        for output in pool.map(lambda _: model.host(x)[0], range(40)):
+            assert torch.equal(output, wanted)
