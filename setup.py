@@ -5,4 +5,5 @@ from setuptools import setup
 setup(
     package_dir={"gpurl": "gpurl", "gpurl.envs": "envs", "gpurl.kernels": "kernels"},
     packages=["gpurl", "gpurl.algorithms", "gpurl.buffers", "gpurl.envs", "gpurl.kernels"],
+    package_data={"gpurl.kernels": ["*.c", "*.h"]},  # built by the user's compiler at first use
 )

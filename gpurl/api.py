@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gpurl.algorithms import make_algorithm
+from gpurl.algorithms.algorithm import Algorithm
 from gpurl.checkpoint import load_checkpoint
 from gpurl.config import Settings, make_settings, merge
 from gpurl.display import Display
@@ -18,8 +19,7 @@ from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, EndlessEpisodeError, GpurlError, UsageError
 from gpurl.evaluator import evaluate, greedy, scripted
-from gpurl.host_network import FEW_ROWS
-from gpurl.host_settings import keep_large_blocks
+from gpurl.host_settings import keep_large_blocks, quickest_threads
 from gpurl.logger import Logger
 from gpurl.plot import note_references, plot_curve
 from gpurl.policy import Policy, load
@@ -82,7 +82,8 @@ def run(settings: Settings, resume_from: Path | None = None, command: list[str] 
     parts = None if resume_from is None else load_checkpoint(resume_from, device)[0]
     threads = torch.get_num_threads()
     eval_env = _eval_env(settings, device)
-    trainer = make_trainer(settings, device, eval_env)
+    earlier = None if parts is None else parts["trainer"].get("threads")  # sums of torch depend on it in their last bits
+    trainer = make_trainer(settings, device, eval_env, threads=earlier)
     trainer.folder = resume_from or create_run_folder(Path(config.root), settings.env, settings.algorithm, config.seed, config.run_dir)
     try:
         with lock_run(trainer.folder):
@@ -101,8 +102,13 @@ def run(settings: Settings, resume_from: Path | None = None, command: list[str] 
     return Run(trainer.folder, outcome, baseline)
 
 
-def make_trainer(settings: Settings, device: torch.device, eval_env: VecEnv | None = None, env: VecEnv | None = None) -> Trainer:
-    """The environments, the algorithm and the loop of a run, in a process set up for it; call `start` or `restore` next."""
+def make_trainer(
+    settings: Settings, device: torch.device, eval_env: VecEnv | None = None, env: VecEnv | None = None, threads: int | None = None
+) -> Trainer:
+    """The environments, the algorithm and the loop of a run, in a process set up for it; call `start` or `restore` next.
+
+    threads: of the CPU, where the settings name none and torch has as many.
+    """
     config = settings.train
     if env is None:
         env = make_env(settings.env, config.num_envs, device, config.seed, **settings.env_options)
@@ -110,10 +116,16 @@ def make_trainer(settings: Settings, device: torch.device, eval_env: VecEnv | No
     model = make_algorithm(settings.algorithm, settings.algorithm_config, *spaces, config.num_envs, device, config.seed)
     if device.type == "cpu":
         keep_large_blocks()
-        threads = config.threads or (1 if model.largest_batch() <= FEW_ROWS else None)  # threads that wait for each other gain nothing
-        if threads is not None:
-            torch.set_num_threads(threads)
+        known = threads if threads is not None and threads <= torch.get_num_threads() else None
+        torch.set_num_threads(config.threads or known or _quickest_threads(model))
     return Trainer(settings, model, env, eval_env, Path())
+
+
+def _quickest_threads(model: Algorithm) -> int:
+    """Up to torch's own number, by a few passes of the largest batch; threads that wait for each other gain nothing."""
+    rows = model.largest_batch()
+    obs, carry = torch.zeros(rows, *(model.observation_space.shape or ())), model.initial_carry(rows)
+    return quickest_threads(torch.get_num_threads(), torch.set_num_threads, lambda: model.value(obs, carry))
 
 
 def _run_logged(trainer: Trainer, eval_env: VecEnv | None) -> tuple[Outcome, dict[str, float]]:
@@ -124,6 +136,7 @@ def _run_logged(trainer: Trainer, eval_env: VecEnv | None) -> tuple[Outcome, dic
         if not trainer.steps:
             logger.hyper_parameters(settings.to_dict())
         title = f"{settings.algorithm} on {settings.env}, {config.num_envs} environments, {trainer.env.device}"
+        title += f", {torch.get_num_threads()} threads" if trainer.env.device.type == "cpu" else ""
         with Display(title, trainer.planned_steps(), quiet=config.quiet) as display:
             outcome = trainer.run(logger, display)
     finally:

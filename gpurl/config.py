@@ -66,7 +66,7 @@ class TrainConfig:
     rollout: str = "auto"
     """persistent (one kernel plays a whole rollout), steps, or auto: persistent where the task and the policy have it, on a GPU."""
     threads: int | None = None
-    """CPU threads of torch; by default what torch chooses, or 1 where batches are small."""
+    """CPU threads; by default measured at the start: the quickest number up to what torch chooses."""
     root: str = "runs"
     """Folder under which the run folder is made."""
     run_dir: str | None = None

@@ -40,7 +40,7 @@ def _devices() -> list[str]:
 
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     waits = os.environ.get("OMP_WAIT_POLICY") or f"with spin count {os.environ.get('GOMP_SPINCOUNT')}"
-    lines = [f"  {cpus} CPU cores, torch uses {torch.get_num_threads()} threads, OpenMP waits {waits}"]
+    lines = [f"  {cpus} CPU cores, torch uses {torch.get_num_threads()} threads, OpenMP waits {waits}", _cpu_kernels()]
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
@@ -56,6 +56,13 @@ def _devices() -> list[str]:
     else:
         advice = f"torch is built for CUDA {torch.version.cuda}, but sees no device: check the driver with nvidia-smi"
     return [*lines, f"  no CUDA device: {advice}"]
+
+
+def _cpu_kernels() -> str:
+    from gpurl.kernels import c_library
+
+    functions, why = c_library.load()
+    return f"  CPU kernels: {why if functions is not None else f'torch serves instead, which is slower: {why}'}"
 
 
 def _simulators() -> list[str]:

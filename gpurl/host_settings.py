@@ -1,11 +1,14 @@
-"""What a process asks of a CPU host: short waits of OpenMP's threads, and memory that is kept instead of given back."""
+"""What a process asks of a CPU host: short waits of OpenMP's threads, memory that is kept instead of given back, how many threads."""
 
 import ctypes
 import os
 import platform
+import time
+from collections.abc import Callable
 
 SPIN_COUNT = "5000"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+TRIALS, MORE_MUST_GAIN = 5, 1.05  # the quickest of so many counts, the others met a neighbour; twice the threads must gain a twentieth
 LARGEST_KEPT = 32 << 20  # bytes, glibc's own maximum of the mmap threshold
 
 
@@ -27,3 +30,15 @@ def keep_large_blocks() -> bool:
         return False
     libc = ctypes.CDLL(None)
     return bool(libc.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT) and libc.mallopt(M_TRIM_THRESHOLD, 1 << 30))
+
+
+def quickest_threads(most: int, set_threads: Callable[[int], object], work: Callable[[], object]) -> int:
+    """The number of threads, 1, 2, 4 .. most, under which `work` takes least time; fewer where more gain nothing."""
+    counts = sorted({min(1 << power, most) for power in range(most.bit_length() + 1)})
+    least = dict.fromkeys(counts, float("inf"))
+    for threads in counts * TRIALS if most > 1 else []:  # in turns: a neighbour's burst must not fall on one of them
+        set_threads(threads)
+        began = time.perf_counter()
+        work()
+        least[threads] = min(least[threads], time.perf_counter() - began)
+    return min(counts, key=lambda threads: least[threads] * MORE_MUST_GAIN ** counts.index(threads))

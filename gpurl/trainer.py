@@ -302,7 +302,7 @@ class Trainer:
             place.copy_(value)
 
     def _parts(self) -> dict[str, dict[str, Any]]:
-        counters = {"steps": self.steps, "iteration": self.iteration, "elapsed": self.elapsed}
+        counters = {"steps": self.steps, "iteration": self.iteration, "elapsed": self.elapsed, "threads": torch.get_num_threads()}
         results = {"best_return": self.best_return, "evaluation": dict(self.evaluation)}
         running = {"obs": self.obs, "carry": list(self.carry), "statistics": self.statistics.state_dict()}
         spaces = {name: space_to_dict(getattr(self.algorithm, name)) for name in ("observation_space", "action_space")}

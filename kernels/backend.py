@@ -1,4 +1,4 @@
-"""The one place that decides between Triton and torch, and whether the host may look at a tensor.
+"""The one place that decides between Triton, C and torch, and whether the host may look at a tensor.
 
 `GPURL_BACKEND=auto|triton|torch`, read when gpurl is imported: auto takes Triton for CUDA tensors. `triton` on CPU tensors needs
 `TRITON_INTERPRET=1`.
@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+from gpurl.kernels import c_library
 
 CHOICES = ("auto", "triton", "torch")
 choice = os.environ.get("GPURL_BACKEND", "auto")
@@ -30,6 +32,11 @@ def use_triton(tensor: Tensor) -> bool:
 def host_may_look(device: torch.device) -> bool:
     """Whether reading a value of a tensor on `device` costs nothing: true on a CPU, where work on a few rows beats a masked full batch."""
     return device.type == "cpu" and _host_may_look
+
+
+def use_c(tensor: Tensor) -> bool:
+    """Whether work on `tensor` goes to the C kernels: on a CPU where they could be built; fake tensors have no memory to give them."""
+    return type(tensor) is Tensor and host_may_look(tensor.device) and c_library.load().functions is not None
 
 
 @contextmanager

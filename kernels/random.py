@@ -7,6 +7,7 @@ with mix13 from Stafford's "Better bit mixing" (variant 13) and an odd gamma of 
 Uniforms take 24 bits of a half; normals come in Box-Muller pairs (Box and Muller 1958).
 """
 
+import ctypes
 import math
 from typing import Any
 
@@ -15,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpurl.kernels.backend import host_may_look, use_triton
+from gpurl.kernels import c_library
+from gpurl.kernels.backend import host_may_look, use_c, use_triton
 
 WORDS_PER_STEP = 1 << 16
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as int64
@@ -144,13 +146,26 @@ def random_normal_triton(key: Tensor, gamma: Tensor, step: Tensor, offset: int, 
     return _random_triton(key, gamma, step, offset, count, normal=True)
 
 
+def _random_c(key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int, normal: bool) -> Tensor:
+    """One pass, where torch makes a dozen; uniform bits are the reference's, logarithm and cosine to rounding."""
+    out = torch.empty(key.shape[0], count)
+    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (key.contiguous(), gamma.contiguous(), step.contiguous(), out)]
+    numbers = [ctypes.c_int64(number) for number in (int(step.dim() > 0), offset, *out.shape, normal)]
+    c_library.functions().random_numbers(*pointers[:3], *numbers, pointers[3])
+    return out
+
+
 def random_uniform(key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int) -> Tensor:
     """[N, count] float32 in [0, 1); see `random_uniform_reference`."""
+    if use_c(key) and not use_triton(key):
+        return _random_c(key, gamma, step, offset, count, normal=False)
     return (random_uniform_triton if use_triton(key) else random_uniform_reference)(key, gamma, step, offset, count)
 
 
 def random_normal(key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int) -> Tensor:
     """[N, count] float32 standard normal; see `random_normal_reference`."""
+    if use_c(key) and not use_triton(key):
+        return _random_c(key, gamma, step, offset, count, normal=True)
     return (random_normal_triton if use_triton(key) else random_normal_reference)(key, gamma, step, offset, count)
 
 

@@ -19,7 +19,7 @@ from gpurl.checks import check_choices, check_numbers
 from gpurl.distributions import Gaussian, make_head
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
-from gpurl.host_network import FEW_ROWS, HostNetwork
+from gpurl.host_network import FEW_ROWS, HostNetwork, ppo_steps_of
 from gpurl.kernels.backend import host_may_look, use_triton
 from gpurl.kernels.gae import gae
 from gpurl.kernels.permutation import gather_rows, permutation
@@ -121,8 +121,9 @@ class PPO(Algorithm):
             self.to(device)
         self.optimizer = FlatAdam(self, config.learning_rate, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm)
         self.host_network: HostNetwork | None = None
-        if host_may_look(device) and not self.is_recurrent:
-            self.host_network = HostNetwork(self.network)
+        if host_may_look(device) and HostNetwork.serves(self.network):
+            options = config.value_coef, config.clip_range_value, config.normalize_advantage == "minibatch"
+            self.host_network = HostNetwork(self.network, ppo_steps_of(self.head, self.optimizer, *options))
             self.head.share_with_numpy()
         # in one kernel where there is one; elsewhere the head and the loss apart take less than its reference
         self.fuses_loss = self.head.has_fused_loss and use_triton(self.optimizer.flat) and not self.is_recurrent
@@ -182,8 +183,7 @@ class PPO(Algorithm):
 
     def _outputs(self, x: Array) -> tuple[Array, Array]:
         """(the head's numbers [N, A], value [N]) for x [N, F]."""
-        network: Any = self.network if isinstance(x, Tensor) else self.host_network
-        output, value, _ = network(x)
+        output, value, _ = (self.host_network or self.network)(x)
         return output, value
 
     def _normalized(self, rows: Array) -> Array:
@@ -252,15 +252,28 @@ class PPO(Algorithm):
 
     def learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad() if self.is_recurrent else torch.inference_mode():
-            for epoch in range(self.config.epochs):
-                is_last = epoch == self.config.epochs - 1
-                steps = [self._minibatch_step(minibatch, is_last) for minibatch in self._minibatches(data)]
-            # of the last epoch
-            parts = {name: torch.stack([torch.as_tensor(step[name]) for step in steps]).mean() for name in steps[0]}
+            in_c = self.host_network is not None and self.host_network.steps is not None
+            parts = self._learn_in_c(data["packed"]) if in_c else self._learn(data)
             if self.config.schedule == "kl":
                 self._adapt_learning_rate(parts["approx_kl"])
             self.num_updates += 1
             return {"train/explained_variance": data["explained_variance"]} | self._named(parts)
+
+    def _learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        """All epochs; returns the 0-d means of the last one's steps."""
+        for epoch in range(self.config.epochs):
+            is_last = epoch == self.config.epochs - 1
+            steps = [self._minibatch_step(minibatch, is_last) for minibatch in self._minibatches(data)]
+        return {name: torch.stack([torch.as_tensor(step[name]) for step in steps]).mean() for name in steps[0]}
+
+    def _learn_in_c(self, packed: Tensor) -> dict[str, Tensor]:
+        """The same on a CPU, an epoch a call."""
+        assert self.host_network is not None
+        scalars, has_valid = (float(self.clip_range), float(self.entropy_coef)), "valid" in self.packed_rows.places
+        for _ in range(self.config.epochs):
+            order = permutation(*self._next_shuffle(), packed.shape[0])
+            parts = self.host_network.learn(packed, has_valid, order, self.config.minibatches, *scalars)
+        return {name: part.mean().float() for name, part in parts.items()}
 
     def _targets(self, buffer: RolloutBuffer) -> tuple[dict[str, Tensor], Tensor]:
         """Columns [T, N, ...] for the minibatches, and the advantage's moments [3]."""
@@ -345,12 +358,12 @@ class PPO(Algorithm):
     def _minibatch_step(self, minibatch: dict[str, Array], wants_parts: bool) -> dict[str, Array]:
         """One optimiser step; returns the gradient's norm and, if wanted, the 0-d parts of the loss."""
         config, memory, inputs = self.config, self.network.memory, minibatch["obs"]
-        network: Any = self.network if isinstance(inputs, Tensor) else self.host_network
+        network: Any = self.host_network or self.network
         if memory is not None:
             sequence = _unrolled(memory, minibatch)
             inputs = sequence.detach().flatten(0, 1)
             minibatch = {name: column.flatten(0, 1) for name, column in minibatch.items()}
-        scalars = (self.clip_range, self.entropy_coef) if network is self.network else self.host_scalars
+        scalars = (self.clip_range, self.entropy_coef) if isinstance(inputs, Tensor) else self.host_scalars
         old_log_prob, advantage, returns, old_value = (minibatch[name] for name in ("log_prob", "advantage", "returns", "value"))
         output, value, outputs = network(inputs)
         if self.fuses_loss:

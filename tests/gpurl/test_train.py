@@ -24,7 +24,7 @@ from tests.tiny_envs import RandomWalk
 def state_of(folder: Path) -> dict[str, Any]:
     parts, _ = load_checkpoint(folder)
     parts.pop("meta")
-    for name in ("elapsed", "best_return", "evaluation", "statistics"):
+    for name in ("elapsed", "best_return", "evaluation", "statistics", "threads"):
         parts["trainer"].pop(name)
     return parts
 

@@ -1,0 +1,85 @@
+/* Threads that share the slices of a job. They sleep between jobs: cores are seldom ours alone, and spinning would take them away. */
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define MAX_THREADS 64
+
+static pthread_mutex_t one_caller = PTHREAD_MUTEX_INITIALIZER;  /* held through a whole call: plans and threads serve one at a time */
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t wake, finished;
+    int started, wanted, busy;  /* threads there are; those that may help with this job; those that do */
+    void (*run)(void *job, int thread, int64_t slice);
+    void *job;
+    int64_t slices;
+    atomic_llong next;  /* the slice to take */
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .finished = PTHREAD_COND_INITIALIZER};
+
+static void take_slices(int thread)
+{
+    for (int64_t slice; (slice = atomic_fetch_add(&pool.next, 1)) < pool.slices;) pool.run(pool.job, thread, slice);
+}
+
+static void *helper(void *number)
+{
+    int thread = (int)(intptr_t)number;
+    pthread_mutex_lock(&pool.lock);
+    for (;;) {
+        while (thread > pool.wanted || atomic_load(&pool.next) >= pool.slices) pthread_cond_wait(&pool.wake, &pool.lock);
+        pool.busy++;
+        pthread_mutex_unlock(&pool.lock);
+        take_slices(thread);
+        pthread_mutex_lock(&pool.lock);
+        if (--pool.busy == 0) pthread_cond_signal(&pool.finished);
+    }
+    return NULL;
+}
+
+/* A forked process has none of the threads */
+static void forget_threads(void)
+{
+    pthread_mutex_init(&one_caller, NULL);
+    pthread_mutex_init(&pool.lock, NULL);
+    pthread_cond_init(&pool.wake, NULL);
+    pthread_cond_init(&pool.finished, NULL);
+    pool.started = pool.wanted = pool.busy = 0;
+}
+
+static void start_threads(int count)
+{
+    static int is_registered;
+    if (!is_registered) is_registered = !pthread_atfork(NULL, NULL, forget_threads);
+    sigset_t every, before;
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &before);  /* signals are for the caller's threads */
+    for (pthread_t thread; pool.started < count; pool.started++) {
+        if (pthread_create(&thread, NULL, helper, (void *)(intptr_t)(pool.started + 1))) break;
+        pthread_detach(thread);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* run(job, thread, slice) for all slices, on up to `threads` threads: the caller is number 0. Waits for no thread that has not begun. */
+static void run_slices(void (*run)(void *, int, int64_t), void *job, int64_t slices, int64_t threads)
+{
+    if (threads > slices) threads = slices;
+    if (threads <= 1) {
+        for (int64_t slice = 0; slice < slices; slice++) run(job, 0, slice);
+        return;
+    }
+    pthread_mutex_lock(&pool.lock);
+    start_threads((int)threads - 1);
+    pool.run = run, pool.job = job, pool.slices = slices, pool.wanted = (int)threads - 1;
+    atomic_store(&pool.next, 0);
+    pthread_cond_broadcast(&pool.wake);
+    pthread_mutex_unlock(&pool.lock);
+    take_slices(0);
+    pthread_mutex_lock(&pool.lock);
+    pool.wanted = 0;
+    while (pool.busy) pthread_cond_wait(&pool.finished, &pool.lock);
+    pthread_mutex_unlock(&pool.lock);
+}

@@ -1,0 +1,276 @@
+/* The MLP actor-critic for one block of rows: its layers in the form that the products read, forward, and backward to sums of gradients. */
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu_vectors.h"
+
+#define BLOCK 96          /* rows: a multiple of TILE and LANES; a tower's activations of so many take half of a core's second cache */
+#define TILE 6            /* rows of a product's tile: 6 x 16 sums fill twelve of the sixteen vector registers */
+#define WIDE 16           /* columns of a tile */
+#define MAX_SLICES 32
+#define SLICE_ROWS 384    /* fewer are not worth another thread: their work takes as long as waking one ten times */
+#define MAX_LAYERS 64
+#define MOST_SUMS (1 << 23)  /* floats of all slices' sums: large networks have fewer slices */
+
+enum { TANH, ELU, RELU };
+enum { GAUSSIAN, CATEGORICAL };
+enum { LOG_PROB, VALUE, ADVANTAGE, RETURNS, VALID, EXTRA_COLUMNS };  /* of a row of the rollout, after obs and action; VALID if has_valid */
+enum { SURROGATE, VALUE_LOSS, KL, CLIPPED, ENTROPY, NORM, PARTS };   /* what a step tells */
+
+typedef struct {  /* weight [outputs, inputs] and bias [outputs], and where their gradients go */
+    int64_t inputs, outputs, tower;
+    const float *weight, *bias;
+    float *weight_gradient, *bias_gradient;
+} Layer;
+
+typedef struct {  /* of PPO's loss; a row of the rollout is obs [inputs], action [actions], then columns as LOG_PROB and so on */
+    int64_t head, actions, has_valid, normalizes_advantage, clips_value;
+    double clip_range, entropy_coef, value_coef, clip_range_value, min_log_std, max_log_std;
+    const float *log_std;
+    float *log_std_gradient;
+} Loss;
+
+typedef struct {
+    Layer layer;
+    int64_t inputs_wide, outputs_wide;  /* padded */
+    float *forward;   /* weight^T in panels [outputs_wide / WIDE, inputs, WIDE]; of a head the weight itself, [outputs, inputs_wide] */
+    float *backward;  /* weight in panels [inputs_wide / WIDE, outputs, WIDE] */
+    float *bias;      /* [outputs_wide] */
+    int64_t weight_sum, bias_sum;  /* where a slice's sums of gradients begin: [inputs, outputs_wide], of a head [outputs, inputs_wide] */
+} Packed;
+
+typedef struct {
+    int64_t towers, hidden, inputs, inputs_wide, outputs, widest, activation;
+    Packed layers[MAX_LAYERS], heads[2];  /* layers: tower by tower; heads: actor, critic */
+    int64_t num_sums, log_std_sum;        /* floats a slice sums up */
+    int64_t max_slices;
+    float *sums;                          /* [max_slices, num_sums] */
+    double (*parts)[PARTS];               /* [max_slices, PARTS] */
+    float *packed;                        /* what the layers' pointers point into */
+    int64_t scratch_floats;
+    float *scratch[MAX_THREADS];
+} Plan;
+
+enum { FORWARD, BACKWARD, LEARN };
+typedef struct {  /* one pass over `rows` rows */
+    Plan *plan;
+    int mode;
+    int64_t rows, row;           /* row: floats from one row of x to the next */
+    const float *x;              /* [rows, inputs]; LEARN: the rollout, of which `index` [rows] says the rows */
+    const int64_t *index;
+    float *output, *value;       /* FORWARD writes them: [rows, outputs], [rows] */
+    const float *of_output, *of_value;  /* BACKWARD reads them: derivatives of a loss by the two */
+    const Loss *loss;
+    float weight, mean, scale;   /* of a valid row; what the advantage is normalised with */
+    float *std, log_std_total;   /* of a Gaussian: 1 / std [outputs]; sum of the log standard deviations inside their limits */
+} Job;
+
+static float *new_floats(int64_t count) { return aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64); }
+
+/* ---- activations ---- */
+
+static void activate(int64_t activation, float *z, int64_t count)
+{
+    if (activation == TANH)
+        for (int64_t i = 0; i < count; i += LANES) store(z + i, hyperbolic_tangent(load(z + i)));
+    else if (activation == RELU)
+        for (int64_t i = 0; i < count; i += LANES) store(z + i, at_least(load(z + i), all(0.0f)));
+    else
+        for (int64_t i = 0; i < count; i += LANES) {
+            v8 x = load(z + i);
+            store(z + i, choose(x > all(0.0f), x, exponential(x) - all(1.0f)));
+        }
+}
+
+/* gradient [rows, wide] times the activation's slope, by its value h; the columns' sums are added to bias_sum [wide] */
+INLINE void slope_pass(int activation, float *gradient, const float *h, int64_t rows, int64_t wide, float *bias_sum)
+{
+    for (int64_t column = 0; column < wide; column += LANES) {
+        v8 sum = load(bias_sum + column);
+        for (int64_t at = column; at < rows * wide; at += wide) {
+            v8 value = load(h + at), slope;
+            if (activation == TANH) slope = all(1.0f) - value * value;
+            else if (activation == ELU) slope = at_most(value, all(0.0f)) + all(1.0f);
+            else slope = share(value > all(0.0f));
+            v8 changed = load(gradient + at) * slope;
+            store(gradient + at, changed);
+            sum += changed;
+        }
+        store(bias_sum + column, sum);
+    }
+}
+
+/* ---- matrix products ---- */
+
+/* c [rows, WIDE] = start + a b over `depth` steps; rows is a constant, so that the sums stay in registers */
+INLINE void tile(const int rows, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t b_step,
+                 const float *start, int64_t start_row, float *c, int64_t c_row)
+{
+    v8 sum[TILE][2];
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++) sum[i][0] = load(start + i * start_row), sum[i][1] = load(start + i * start_row + LANES);
+    for (int64_t k = 0; k < depth; k++, a += a_step, b += b_step) {
+        v8 left = load(b), right = load(b + LANES);
+#pragma GCC unroll 6
+        for (int i = 0; i < rows; i++) {
+            v8 factor = all(a[i * a_row]);
+            sum[i][0] += factor * left;
+            sum[i][1] += factor * right;
+        }
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++) store(c + i * c_row, sum[i][0]), store(c + i * c_row + LANES, sum[i][1]);
+}
+
+/* c [rows, columns] = start + a [rows, depth] b [depth, columns]; columns: a multiple of WIDE; b_panel: floats from one panel of WIDE
+   columns to the next, over WIDE; start_row 0 repeats one row */
+INLINE void product(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b,
+                    int64_t b_panel, int64_t b_step, const float *start, int64_t start_row, float *c, int64_t c_row)
+{
+    for (int64_t n = 0; n < columns; n += WIDE)
+        for (int64_t m = 0; m < rows; m += TILE) {
+#define PART(count) tile(count, depth, a + m * a_row, a_row, a_step, b + n * b_panel, b_step, start + m * start_row + n, start_row, \
+                         c + m * c_row + n, c_row)
+            switch (rows - m) {
+            case 1: PART(1); break;
+            case 2: PART(2); break;
+            case 3: PART(3); break;
+            case 4: PART(4); break;
+            case 5: PART(5); break;
+            default: PART(TILE);
+            }
+        }
+}
+
+/* a is stored by rows. Each of the two stands alone: inside its caller the loop's addresses would go through memory */
+static NOINLINE void product_of_rows(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, const float *b,
+                                     int64_t b_panel, int64_t b_step, const float *start, int64_t start_row, float *c, int64_t c_row)
+{
+    product(rows, columns, depth, a, a_row, 1, b, b_panel, b_step, start, start_row, c, c_row);
+}
+
+/* a is stored by columns */
+static NOINLINE void product_of_columns(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_step, const float *b,
+                                        int64_t b_step, const float *start, int64_t start_row, float *c, int64_t c_row)
+{
+    product(rows, columns, depth, a, 1, a_step, b, 1, b_step, start, start_row, c, c_row);
+}
+
+/* output [outputs, BLOCK] = weight h^T + bias; h: [rows, wide]. A head is thin: sums along h waste less than columns padded to WIDE */
+static void head_forward(const Packed *head, const float *h, int64_t rows, float *output)
+{
+    int64_t wide = head->inputs_wide;
+    for (int64_t o = 0; o < head->layer.outputs; o++)
+        for (int64_t r = 0; r < rows; r += 4) {
+            v8 sum[4] = {all(0.0f), all(0.0f), all(0.0f), all(0.0f)};
+            for (int64_t k = 0; k < wide; k += LANES) {
+                v8 weight = load(head->forward + o * wide + k);
+                for (int i = 0; i < 4; i++) sum[i] += weight * load(h + (r + i) * wide + k);
+            }
+            for (int i = 0; i < 4; i++) output[o * BLOCK + r + i] = total(sum[i]) + head->bias[o];
+        }
+}
+
+/* ---- a block of rows ---- */
+
+typedef struct {  /* where a block's numbers lie in its thread's scratch */
+    float *x, *gradient, *next_gradient;  /* [BLOCK, inputs_wide], 2 x [BLOCK, widest] */
+    float *output, *of_output;            /* [outputs + 1, BLOCK]: the actor's, then the value */
+    float *columns;                       /* [actions + EXTRA_COLUMNS, BLOCK] of the rollout */
+    float *hidden[MAX_LAYERS];            /* [BLOCK, outputs_wide] */
+} Block;
+
+static Block block_in(const Plan *plan, float *scratch)
+{
+    Block block;
+    block.x = scratch, scratch += BLOCK * plan->inputs_wide;
+    block.gradient = scratch, scratch += BLOCK * plan->widest;
+    block.next_gradient = scratch, scratch += BLOCK * plan->widest;
+    block.output = scratch, scratch += BLOCK * (plan->outputs + 1);
+    block.of_output = scratch, scratch += BLOCK * (plan->outputs + 1);
+    block.columns = scratch, scratch += BLOCK * (plan->outputs + EXTRA_COLUMNS);
+    for (int64_t l = 0; l < plan->towers * plan->hidden; l++) block.hidden[l] = scratch, scratch += BLOCK * plan->layers[l].outputs_wide;
+    return block;
+}
+
+/* What head number `number` reads: the last hidden layer of its tower, or x */
+static float *input_of_head(const Plan *plan, const Block *block, int number)
+{
+    return plan->hidden ? block->hidden[(plan->heads[number].layer.tower + 1) * plan->hidden - 1] : block->x;
+}
+
+/* Copy rows first .. first + count, repeating the last up to `padded` */
+static void gather(const Job *job, const Block *block, int64_t first, int64_t count, int64_t padded)
+{
+    const Plan *plan = job->plan;
+    int64_t inputs = plan->inputs, row = job->row;
+    for (int64_t r = 0; r < padded; r++) {
+        int64_t at = first + (r < count ? r : count - 1);
+        const float *from = job->x + (job->index ? job->index[at] : at) * row;
+        if (job->index && at + 8 < job->rows) __builtin_prefetch(job->x + job->index[at + 8] * row);
+        float *to = block->x + r * plan->inputs_wide;
+        for (int64_t d = 0; d < inputs; d++) to[d] = from[d];
+        for (int64_t d = inputs; d < plan->inputs_wide; d++) to[d] = 0.0f;
+        for (int64_t c = inputs; c < row; c++) block->columns[(c - inputs) * BLOCK + r] = from[c];
+    }
+}
+
+static void forward_block(const Plan *plan, const Block *block, int64_t rows)
+{
+    for (int64_t l = 0; l < plan->towers * plan->hidden; l++) {
+        const Packed *p = &plan->layers[l];
+        const float *input = l % plan->hidden ? block->hidden[l - 1] : block->x;
+        product_of_rows(rows, p->outputs_wide, p->layer.inputs, input, p->inputs_wide, p->forward, p->layer.inputs, WIDE, p->bias, 0,
+                        block->hidden[l], p->outputs_wide);
+        activate(plan->activation, block->hidden[l], rows * p->outputs_wide);
+        for (int64_t r = 0; p->layer.outputs < p->outputs_wide && r < rows; r++)  /* where x is infinite they are NaN: 0 times infinity */
+            memset(block->hidden[l] + r * p->outputs_wide + p->layer.outputs, 0, (p->outputs_wide - p->layer.outputs) * sizeof(float));
+    }
+    for (int i = 0; i < 2; i++)
+        head_forward(&plan->heads[i], input_of_head(plan, block, i), rows, block->output + (i ? plan->outputs * BLOCK : 0));
+}
+
+/* Add the gradients of a block, from of_output, to sums */
+static void backward_block(const Plan *plan, const Block *block, int64_t rows, float *sums)
+{
+    static const float zeros[WIDE];
+    for (int64_t tower = plan->towers - 1; tower >= 0; tower--) {
+        float *gradient = block->gradient, *next = block->next_gradient;
+        int is_first = 1;
+        for (int i = 0; i < 2; i++) {
+            const Packed *p = &plan->heads[i];
+            if (p->layer.tower != tower) continue;
+            const float *of_output = block->of_output + (i ? plan->outputs * BLOCK : 0);
+            int64_t wide = p->inputs_wide, outputs = p->layer.outputs;
+            float *sum = sums + p->weight_sum;
+            product_of_rows(outputs, wide, rows, of_output, BLOCK, input_of_head(plan, block, i), 1, wide, sum, wide, sum, wide);
+            for (int64_t o = 0; o < outputs; o++) {
+                v8 bias = all(0.0f);
+                for (int64_t r = 0; r < rows; r += LANES) bias += load(of_output + o * BLOCK + r);
+                sums[p->bias_sum + o] += total(bias);
+            }
+            for (int64_t n = 0; plan->hidden && n < wide; n += WIDE)
+                product_of_columns(rows, WIDE, outputs, of_output, BLOCK, p->forward + n, wide, is_first ? zeros : gradient + n,
+                                   is_first ? 0 : wide, gradient + n, wide);
+            is_first = 0;
+        }
+        for (int64_t l = (tower + 1) * plan->hidden - 1; l >= tower * plan->hidden; l--) {
+            const Packed *p = &plan->layers[l];
+            const float *input = l % plan->hidden ? block->hidden[l - 1] : block->x;
+            int64_t wide = p->outputs_wide;
+            float *sum = sums + p->weight_sum, *bias_sum = sums + p->bias_sum;
+            if (plan->activation == TANH) slope_pass(TANH, gradient, block->hidden[l], rows, wide, bias_sum);
+            else if (plan->activation == ELU) slope_pass(ELU, gradient, block->hidden[l], rows, wide, bias_sum);
+            else slope_pass(RELU, gradient, block->hidden[l], rows, wide, bias_sum);
+            product_of_columns(p->layer.inputs, wide, rows, input, p->inputs_wide, gradient, wide, sum, wide, sum, wide);
+            if (l % plan->hidden == 0) break;
+            for (int64_t n = 0; n < p->inputs_wide; n += WIDE)
+                product_of_rows(rows, WIDE, p->layer.outputs, gradient, wide, p->backward + n * p->layer.outputs, 1, WIDE, zeros, 0,
+                                next + n, p->inputs_wide);
+            float *used = gradient;
+            gradient = next, next = used;
+        }
+    }
+}

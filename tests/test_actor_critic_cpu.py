@@ -1,0 +1,317 @@
+"""The C actor-critic against the torch path and float64, at odd sizes; NaN, threads, and PPO's steps in one call."""
+
+import itertools
+import math
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor, nn
+
+from gpurl.distributions import Categorical, Gaussian, Head
+from gpurl.host_network import HostNetwork, ppo_steps_of
+from gpurl.kernels import c_library
+from gpurl.losses import PpoTerms, ppo_loss
+from gpurl.networks import ActorCritic, NetworkConfig
+from gpurl.optimizer import FlatAdam
+
+pytestmark = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
+
+SHAPES = [  # hidden, inputs, outputs
+    ((64, 64), 8, 2),
+    ((32,), 1, 1),
+    ((), 3, 5),
+    ((7, 13, 5), 17, 18),
+    ((256, 128, 64), 17, 2),
+]
+ROWS = (1, 5, 97, 1000)
+
+
+@pytest.fixture(autouse=True)
+def _gradients_are_written_out() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+class Model(nn.Module):
+    """A network and a head under one flat Adam, as PPO has them."""
+
+    def __init__(self, config: NetworkConfig, inputs: int, head: Head, **adam: float) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.head, self.network = head, ActorCritic(config, inputs, head.num_outputs)
+        for parameter in self.network.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)  # biases of 0 and a small actor would hide mistakes
+        self.optimizer = FlatAdam(self, 1e-2, **adam)
+        self.host = HostNetwork(self.network)
+
+
+def gaussian(outputs: int) -> Gaussian:
+    return Gaussian(Box(-1.0, 1.0, (outputs,), np.float32))
+
+
+def model_of(shape: tuple[tuple[int, ...], int, int], activation: str = "tanh", shared: bool = False) -> Model:
+    hidden, inputs, outputs = shape
+    return Model(NetworkConfig(hidden=hidden, activation=activation, shared=shared and bool(hidden)), inputs, gaussian(outputs))
+
+
+@torch.enable_grad()
+def in_float64(model: Model, x: Tensor, of_output: Tensor, of_value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, value and flat gradient in float64, by autograd and by the textbook's formulas."""
+    towers, activation = model.network.towers, {"tanh": torch.tanh, "elu": nn.functional.elu, "relu": torch.relu}
+    flat = model.optimizer.flat.double().requires_grad_()
+    begin = model.optimizer.flat.data_ptr()
+
+    def own(parameter: Tensor) -> Tensor:
+        offset = (parameter.data_ptr() - begin) // 4
+        return flat[offset : offset + parameter.numel()].view_as(parameter)
+
+    h = x.double().expand(towers.weights[0].shape[0] if len(towers.weights) else 1, *x.shape)
+    for weight, bias in zip(towers.weights, towers.biases):
+        h = activation[towers.activation](torch.baddbmm(own(bias), h, own(weight).transpose(1, 2)))
+    output = h[0] @ own(model.network.actor.weight).t() + own(model.network.actor.bias)
+    value = (h[-1] @ own(model.network.critic.weight).t() + own(model.network.critic.bias)).squeeze(1)
+    loss = (output * of_output.double()).sum() + (value * of_value.double()).sum()
+    (gradient,) = torch.autograd.grad(loss, flat)
+    return output.detach(), value.detach(), gradient
+
+
+def assert_near(got: Tensor, wanted: Tensor, tolerance: float) -> None:
+    """Within `tolerance` of the largest number."""
+    assert got.shape == wanted.shape
+    assert float((got.double() - wanted).abs().max()) <= tolerance * float(wanted.abs().max()) + 1e-6
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("activation", "shared"), list(itertools.product(("tanh", "elu", "relu"), (False, True))))
+def test_forward_and_backward_are_those_of_float64(shape: tuple[tuple[int, ...], int, int], activation: str, shared: bool) -> None:
+    model = model_of(shape, activation, shared)
+    for rows in ROWS[: 3 if activation == "relu" else 4]:  # among more rows float64 finds a relu on the other side of 0
+        x, of_output, of_value = torch.randn(rows, shape[1]), torch.randn(rows, shape[2]), torch.randn(rows)
+        output, value, gradient = in_float64(model, x, of_output, of_value)
+        model.optimizer.gradient.fill_(math.nan)  # everything must be written
+        model.head.log_std.grad.zero_()  # but this, which is the head's
+        got_output, got_value, kept = model.host(x)
+        model.host.backward(of_output, of_value, kept)
+        assert_near(got_output, output, 1e-6)
+        assert_near(got_value, value, 1e-6)
+        written = ~model.optimizer.gradient.isnan()
+        assert int(written.sum()) == sum(parameter.numel() for parameter in model.parameters())
+        assert_near(model.optimizer.gradient.nan_to_num(0.0), gradient, 3e-6)
+
+
+def test_a_large_batch_in_slices() -> None:
+    model = model_of(SHAPES[0])
+    x, of_output, of_value = torch.randn(32768, 8), torch.randn(32768, 2), torch.randn(32768)
+    output, value, gradient = in_float64(model, x, of_output, of_value)
+    model.optimizer.gradient.zero_()
+    got_output, got_value, kept = model.host(x)
+    model.host.backward(of_output, of_value, kept)
+    assert_near(got_output, output, 1e-6)
+    assert_near(got_value, value, 1e-6)
+    assert_near(model.optimizer.gradient, gradient, 1e-5)
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    model, x = model_of(SHAPES[3]), torch.randn(1000, 17)
+    output, value, _ = model.host(x)
+    for rows in (slice(0, 1), slice(5, 12), slice(300, 999)):
+        part_output, part_value, _ = model.host(x[rows])
+        assert torch.equal(part_output, output[rows])
+        assert torch.equal(part_value, value[rows])
+
+
+@pytest.mark.parametrize("activation", ["tanh", "elu", "relu"])
+def test_nan_and_infinity_go_through(activation: str) -> None:
+    model = model_of(((64, 64), 8, 2), activation)
+    x = torch.randn(50, 8)
+    x[7, 3] = math.nan
+    output, value, kept = model.host(x)
+    assert torch.equal(torch.isnan(value).nonzero().flatten(), torch.tensor([7]))
+    assert torch.equal(torch.isnan(output).any(1).nonzero().flatten(), torch.tensor([7]))
+    model.host.backward(torch.ones(50, 2), torch.ones(50), kept)
+    assert not bool(torch.isfinite(model.optimizer.gradient.sum()))
+    x[7, 3] = math.inf
+    wanted, _, _ = model.network(x)
+    torch.testing.assert_close(model.host(x)[0], wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "elu", "relu"])
+def test_the_activation_over_its_whole_range(activation: str) -> None:
+    """One unit with weight 1 between x and the value: the activation itself."""
+    model = model_of(((1,), 1, 1), activation, shared=True)
+    network = model.network
+    for parameter in network.parameters():
+        parameter.data.fill_(1.0 if parameter.dim() > 1 and parameter.numel() == 1 and parameter is not network.towers.biases[0] else 0.0)
+    x = torch.cat((torch.linspace(-30.0, 30.0, 20001), torch.tensor([0.0, -200.0, 200.0, math.inf, -math.inf]))).unsqueeze(1)
+    wanted = {"tanh": torch.tanh, "elu": nn.functional.elu, "relu": torch.relu}[activation](x.double()).squeeze(1)
+    value = model.host(x)[1].double()
+    assert float(((value - wanted).nan_to_num(0.0).abs() / wanted.abs().clamp(1.0, 1e30)).max()) < 2e-7
+    assert torch.equal(value.isinf(), wanted.isinf())
+    assert float(value[20001]) == 0.0
+
+
+# ---- PPO's steps ----
+
+
+def rollout_of(model: Model, rows: int, inputs: int, has_valid: bool, spread: float = 0.2) -> dict[str, Tensor]:
+    """Columns near what the policy itself would have recorded."""
+    generator = torch.Generator().manual_seed(rows)
+    obs = torch.randn(rows, inputs, generator=generator)
+    output, value, _ = model.network(obs)
+    noise = torch.randn(output.shape, generator=generator)
+    is_gaussian = isinstance(model.head, Gaussian)
+    action = output + noise if is_gaussian else (output + noise).argmax(-1)
+    log_prob = model.head.log_prob(output, action) + spread * torch.randn(rows, generator=generator)
+    columns = {"obs": obs, "action": action, "log_prob": log_prob, "value": value + spread * torch.randn(rows, generator=generator)}
+    columns |= {"advantage": torch.randn(rows, generator=generator), "returns": value + torch.randn(rows, generator=generator)}
+    if has_valid:
+        columns["valid"] = torch.rand(rows, generator=generator) < 0.7
+    return {name: column.detach() for name, column in columns.items()}
+
+
+def packed(columns: dict[str, Tensor]) -> Tensor:
+    return torch.cat([column.reshape(len(column), -1).float() for column in columns.values()], 1)
+
+
+def torch_step(model: Model, columns: dict[str, Tensor], options: dict[str, object], normalizes: bool) -> dict[str, Tensor]:
+    """A step by networks.py, distributions.py, losses.py and adam.py."""
+    weight, advantage = None, columns["advantage"]
+    if "valid" in columns:
+        weight = columns["valid"] / columns["valid"].sum()
+    if normalizes:
+        share = torch.full_like(advantage, 1.0 / len(advantage)) if weight is None else weight
+        centred = advantage - (advantage * share).sum()
+        advantage = centred / ((centred.square() * share).sum().sqrt() + 1e-8)
+    terms = PpoTerms(
+        columns["log_prob"],
+        advantage,
+        columns["returns"],
+        columns["value"],
+        weight,
+        torch.tensor(0.2),
+        torch.tensor(options["entropy_coef"]),
+    )
+    output, value, kept = model.network(columns["obs"])
+    log_prob, entropy, backward = model.head.evaluate(output, columns["action"])
+    slopes, parts = ppo_loss(log_prob, value, entropy, terms, options["value_coef"], options["clip_range_value"])
+    model.network.backward(backward(slopes.log_prob, slopes.entropy), slopes.value, kept)
+    return parts | {"grad_norm": model.optimizer.step()}
+
+
+@pytest.mark.parametrize("has_valid", [False, True])
+@pytest.mark.parametrize(("normalizes", "clip_range_value"), [(False, None), (True, 0.15)])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("kind", "outputs"), [("gaussian", 1), ("gaussian", 5), ("categorical", 2), ("categorical", 18)])
+def test_steps_are_those_of_the_torch_path(
+    kind: str, outputs: int, shared: bool, normalizes: bool, clip_range_value: float | None, has_valid: bool
+) -> None:
+    """Three steps on a shuffled rollout: parts, gradients and weights; a log standard deviation at its limit stays there."""
+    adam = {"max_grad_norm": 0.5, "weight_decay": 0.01}
+    config = NetworkConfig(hidden=(24, 16), activation="elu", shared=shared)
+    options = {"value_coef": 0.7, "clip_range_value": clip_range_value, "entropy_coef": 0.3}
+    for rows in (1, 5, 97, 1000):
+        models = []
+        for _ in range(2):
+            models.append(Model(config, 3, gaussian(outputs) if kind == "gaussian" else Categorical(outputs), **adam))
+            if kind == "gaussian":
+                models[-1].head.log_std.data[0] = 2.5
+        mine, other = models
+        columns = rollout_of(mine, 3 * rows, 3, has_valid and rows > 1)
+        order = torch.randperm(3 * rows, generator=torch.Generator().manual_seed(1))
+        steps = ppo_steps_of(mine.head, mine.optimizer, 0.7, clip_range_value, normalizes)
+        assert steps is not None
+        got = mine.host.ppo_steps(steps, packed(columns), "valid" in columns, order, 3, 0.2, 0.3)
+        for number, index in enumerate(order.split(rows)):
+            wanted = torch_step(other, {name: column[index] for name, column in columns.items()}, options, normalizes)
+            for name, part in wanted.items():
+                assert float(got[name][number]) == pytest.approx(float(part.detach()), rel=2e-4, abs=2e-6), (rows, number, name)
+        torch.testing.assert_close(mine.optimizer.flat, other.optimizer.flat, rtol=1e-3, atol=2e-5)
+        assert int(mine.optimizer.state.step) == 3
+
+
+def test_adam_is_the_reference() -> None:
+    """On the gradient that the step left behind."""
+    model = Model(NetworkConfig(), 3, gaussian(2), max_grad_norm=0.01, weight_decay=0.1)
+    from gpurl.kernels.adam import adam_step_reference
+
+    steps = ppo_steps_of(model.head, model.optimizer, 1.0, None, False)
+    assert steps is not None
+    columns = rollout_of(model, 64, 3, False)
+    state = model.optimizer.state
+    for _ in range(5):
+        twin = state._replace(**{name: getattr(state, name).clone() for name in ("parameters", "exp_avg", "exp_avg_sq", "step")})
+        norm = model.host.ppo_steps(steps, packed(columns), "valid" in columns, torch.arange(64), 1, 0.2, 0.0)["grad_norm"]
+        wanted = adam_step_reference(twin, model.optimizer.gradient, model.optimizer.learning_rate, model.optimizer.options)
+        assert float(norm) == pytest.approx(float(wanted), rel=1e-6)
+        for name in ("parameters", "exp_avg", "exp_avg_sq", "step"):
+            torch.testing.assert_close(getattr(state, name), getattr(twin, name), rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["obs", "action", "advantage", "returns", "log_prob"])
+def test_a_step_with_nan_changes_nothing_and_says_so(name: str) -> None:
+    model = Model(NetworkConfig(), 3, gaussian(2), max_grad_norm=1.0)
+    columns = rollout_of(model, 700, 3, False)
+    columns[name].view(700, -1)[300, 0] = math.nan
+    before = model.optimizer.flat.clone()
+    steps = ppo_steps_of(model.head, model.optimizer, 1.0, None, False)
+    assert steps is not None
+    parts = model.host.ppo_steps(steps, packed(columns), "valid" in columns, torch.arange(700), 1, 0.2, 0.0)
+    assert not math.isfinite(float(parts["grad_norm"]))
+    assert torch.equal(before, model.optimizer.flat)
+    assert int(model.optimizer.state.step) == 0
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    """Bit for bit, and again in a second run."""
+
+    columns = rollout_of(Model(NetworkConfig(), 8, gaussian(2)), 20000, 8, True)
+
+    def run(threads: int) -> tuple[Tensor, ...]:
+        before, model = torch.get_num_threads(), Model(NetworkConfig(), 8, gaussian(2), max_grad_norm=1.0)
+        torch.set_num_threads(threads)
+        try:
+            steps = ppo_steps_of(model.head, model.optimizer, 1.0, None, True)
+            assert steps is not None
+            parts = model.host.ppo_steps(steps, packed(columns), "valid" in columns, torch.arange(20000), 2, 0.2, 0.01)
+            output, value, kept = model.host(columns["obs"])
+            model.host.backward(output, value, kept)
+            return model.optimizer.flat.clone(), model.optimizer.gradient.clone(), output, torch.stack(list(parts.values()))
+        finally:
+            torch.set_num_threads(before)
+
+    first = run(1)
+    for threads in (1, 2, 3, 7):
+        for got, wanted in zip(run(threads), first):
+            assert torch.equal(got, wanted), threads
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    """Those of the parent are not there, and nothing waits for them."""
+    before, model, x = torch.get_num_threads(), model_of(SHAPES[0]), torch.randn(4096, 8)
+    torch.set_num_threads(3)
+    try:
+        wanted, _, _ = model.host(x)
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a handler in Python would wait for the kernel to return
+            signal.alarm(20)
+            os._exit(0 if torch.equal(model.host(x)[0], wanted) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert torch.equal(model.host(x)[0], wanted)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_several_python_threads_share_one_network() -> None:
+    model, x = model_of(SHAPES[0]), torch.randn(3000, 8)
+    wanted, _, _ = model.host(x)
+    with ThreadPoolExecutor(4) as pool:
+        for output in pool.map(lambda _: model.host(x)[0], range(40)):
+            assert torch.equal(output, wanted)
