@@ -222,7 +222,8 @@ EXPORT Plan *plan_make(const Layer *layers, int64_t towers, int64_t hidden, int6
 /* x: [rows, inputs] -> output [rows, outputs], value [rows] */
 EXPORT int forward(Plan *plan, const float *x, int64_t rows, float *output, float *value, int64_t threads)
 {
-    Job job = {.plan = plan, .mode = FORWARD, .rows = rows, .row = plan->inputs, .x = x, .output = output, .value = value};
+    Job job = {.plan = plan, .mode = FORWARD, .rows = rows, .row = plan->inputs, .used = plan->inputs, .x = x, .output = output,
+               .value = value};
     pthread_mutex_lock(&one_caller);
     int failed = run_job(&job, threads);
     pthread_mutex_unlock(&one_caller);
@@ -232,18 +233,20 @@ EXPORT int forward(Plan *plan, const float *x, int64_t rows, float *output, floa
 /* Writes the gradients of a loss with the derivatives of_output [rows, outputs] and of_value [rows] */
 EXPORT int backward(Plan *plan, const float *x, int64_t rows, const float *of_output, const float *of_value, int64_t threads)
 {
-    Job job = {.plan = plan, .mode = BACKWARD, .rows = rows, .row = plan->inputs, .x = x, .of_output = of_output, .of_value = of_value};
+    Job job = {.plan = plan, .mode = BACKWARD, .rows = rows, .row = plan->inputs, .used = plan->inputs, .x = x, .of_output = of_output,
+               .of_value = of_value};
     pthread_mutex_lock(&one_caller);
     int failed = run_job(&job, threads);
     pthread_mutex_unlock(&one_caller);
     return failed;
 }
 
-/* Steps of PPO: rollout [.., row], order [minibatches * rows] -> parts [minibatches, PARTS] */
+/* Steps of PPO: rollout [.., row], what is behind the columns of a row is not read; order [minibatches * rows] -> parts [minibatches, PARTS] */
 EXPORT int ppo_steps(Plan *plan, const Loss *loss, const Adam *adam, const float *rollout, int64_t row, const int64_t *order, int64_t rows,
                      int64_t minibatches, double *parts, int64_t threads)
 {
-    Job job = {.plan = plan, .mode = LEARN, .rows = rows, .row = row, .x = rollout, .loss = loss};
+    int64_t used = plan->inputs + loss->actions + (loss->has_valid ? EXTRA_COLUMNS : VALID);
+    Job job = {.plan = plan, .mode = LEARN, .rows = rows, .row = row, .used = used, .x = rollout, .loss = loss};
     int failed = !(job.std = malloc(plan->outputs * sizeof(float)));
     pthread_mutex_lock(&one_caller);
     for (int64_t step = 0; step < minibatches && !failed; step++, parts += PARTS) {

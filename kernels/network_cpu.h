@@ -57,7 +57,7 @@ enum { FORWARD, BACKWARD, LEARN };
 typedef struct {  /* one pass over `rows` rows */
     Plan *plan;
     int mode;
-    int64_t rows, row;           /* row: floats from one row of x to the next */
+    int64_t rows, row, used;     /* row: floats from one row of x to the next, of which the first `used` are read */
     const float *x;              /* [rows, inputs]; LEARN: the rollout, of which `index` [rows] says the rows */
     const int64_t *index;
     float *output, *value;       /* FORWARD writes them: [rows, outputs], [rows] */
@@ -205,7 +205,7 @@ static float *input_of_head(const Plan *plan, const Block *block, int number)
 static void gather(const Job *job, const Block *block, int64_t first, int64_t count, int64_t padded)
 {
     const Plan *plan = job->plan;
-    int64_t inputs = plan->inputs, row = job->row;
+    int64_t inputs = plan->inputs, row = job->row, used = job->used;
     for (int64_t r = 0; r < padded; r++) {
         int64_t at = first + (r < count ? r : count - 1);
         const float *from = job->x + (job->index ? job->index[at] : at) * row;
@@ -213,7 +213,7 @@ static void gather(const Job *job, const Block *block, int64_t first, int64_t co
         float *to = block->x + r * plan->inputs_wide;
         for (int64_t d = 0; d < inputs; d++) to[d] = from[d];
         for (int64_t d = inputs; d < plan->inputs_wide; d++) to[d] = 0.0f;
-        for (int64_t c = inputs; c < row; c++) block->columns[(c - inputs) * BLOCK + r] = from[c];
+        for (int64_t c = inputs; c < used; c++) block->columns[(c - inputs) * BLOCK + r] = from[c];
     }
 }
 

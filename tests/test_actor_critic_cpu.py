@@ -176,7 +176,8 @@ def rollout_of(model: Model, rows: int, inputs: int, has_valid: bool, spread: fl
 
 
 def packed(columns: dict[str, Tensor]) -> Tensor:
-    return torch.cat([column.reshape(len(column), -1).float() for column in columns.values()], 1)
+    rows = torch.cat([column.reshape(len(column), -1).float() for column in columns.values()], 1)
+    return torch.nn.functional.pad(rows, (0, 40), value=math.nan)  # what is behind is not read
 
 
 def torch_step(model: Model, columns: dict[str, Tensor], options: dict[str, object], normalizes: bool) -> dict[str, Tensor]:
