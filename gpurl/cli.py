@@ -14,6 +14,7 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl eval RUN [--episodes 100]                                             evaluate a trained policy
   gpurl play RUN [--episodes 3]                                               play episodes and draw one
   gpurl plot RUN                                                              draw the learning curve again
+  gpurl plot --bench [FOLDER] [--out FOLDER]                                  draw what the benchmarks measured
   gpurl envs                                                                  what there is to train on
   gpurl check-env MODULE                                                      say what is wrong with an environment
   gpurl bench                                                                 measure throughput and kernels
@@ -112,13 +113,29 @@ def play(words: list[str]) -> int:
 
 
 def plot(words: list[str]) -> int:
-    """`gpurl plot RUN`."""
+    """`gpurl plot RUN`, `gpurl plot --bench [FOLDER]`."""
+    if "--bench" in words:
+        return plot_bench([word for word in words if word != "--bench"])
     options = parse(words, "plot", "RUN", {})
     from pathlib import Path
 
     from gpurl.plot import plot_curve
 
     print(plot_curve(Path(options["RUN"])))
+    return 0
+
+
+def plot_bench(words: list[str]) -> int:
+    """`gpurl plot --bench [FOLDER] [--out FOLDER]`."""
+    from pathlib import Path
+
+    from gpurl.doctor import results_folder
+    from gpurl.plot_bench import plot_bench as draw
+
+    folder = [words.pop(0)] if words and not words[0].startswith("-") else []
+    out = parse(words, "plot --bench [FOLDER]", None, {"out": ""})["out"]
+    for picture in draw(Path(folder[0]) if folder else results_folder(), Path(out) if out else None):
+        print(picture)
     return 0
 
 

@@ -24,6 +24,7 @@ LAYERS = [  # a module imports from its own layer or from earlier ones
         "logger",
         "display",
         "plot",
+        "plot_bench",
         "plot_episode",
         "run_folder",
         "interrupt",
