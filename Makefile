@@ -33,7 +33,7 @@ lint: setup
 bench: setup
 	$(BIN)/gpurl bench
 
-# against rsl-rl-lib, skrl and stable-baselines3 in an environment of their own
+# against rsl-rl-lib, rl-games, skrl, stable-baselines3 and a LeanRL-style loop, in an environment of their own
 peers: setup
 	$(BIN)/python -m benchmarks.peers
 

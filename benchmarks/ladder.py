@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.processes import Result, cores, host_environment, orders, run_once
+from benchmarks.processes import Result, cores, host_environment, run_once, take_turns
 from benchmarks.results_table import Row, machine, number, save, table
 from benchmarks.timing import median_seconds
 from benchmarks.training import how_trained, ready_trainer, shape
@@ -101,26 +101,21 @@ def measure_here(job: dict[str, Any]) -> Result:
 
 def measure(rungs: dict[str, Rung], common: dict[str, Any], rounds: int) -> tuple[dict[str, list[Result]], dict[str, str]]:
     """(results of every rung, one a round; what is wrong with those that failed, of which nothing is kept)."""
-    results, failed, wanted = dict[str, list[Result]](), dict[str, str](), None
-    for order in orders(list(rungs), rounds):
-        for name in order:
-            if name in failed:
-                continue
-            rung = rungs[name]
-            job = common | {"name": name, "settings": rung.settings, "wanted": wanted}
-            environment = host_environment(cores(), "brief") | rung.environment
-            try:
-                found = run_once(Path(sys.executable), "benchmarks.ladder", job, environment, f"rung {name}")
-            except GpurlError as error:
-                if wanted is None:
-                    raise  # there is nothing to compare the others with
-                failed[name] = str(error)
-                results.pop(name, None)
-                continue
-            wanted = wanted or found["returns"]
-            results.setdefault(name, []).append(found)
-            print(f"{name}: {number(found['rate'])} env-steps/s", flush=True)
-    return results, failed
+    wanted: list[float] | None = None
+
+    def run(name: str, round_number: int) -> Result:
+        nonlocal wanted
+        first, rung = next(iter(rungs)), rungs[name]
+        if wanted is None and name != first:
+            raise GpurlError(f"{first} failed, and there is nothing else to compare with")
+        job = common | {"name": name, "settings": rung.settings, "wanted": wanted}
+        environment = host_environment(cores(), "brief") | rung.environment
+        found = run_once(Path(sys.executable), "benchmarks.ladder", job, environment, f"rung {name}")
+        wanted = wanted or found["returns"]
+        print(f"{name}: {number(found['rate'])} env-steps/s", flush=True)
+        return found
+
+    return take_turns(list(rungs), rounds, run)
 
 
 def rows_of(rungs: dict[str, Rung], results: dict[str, list[Result]], common: dict[str, Any]) -> list[Row]:

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +42,23 @@ def run_once(python: Path, module: str, job: dict[str, Any], environment: dict[s
 def orders(names: list[str], rounds: int) -> list[list[str]]:
     """Who runs after whom, round by round: a b c, c b a, a b c, ..."""
     return [list(reversed(names)) if number % 2 else list(names) for number in range(rounds)]
+
+
+def take_turns(names: list[str], rounds: int, run: Callable[[str, int], Result]) -> tuple[dict[str, list[Result]], dict[str, str]]:
+    """(results of every name, one a round; what GpurlErrors said of those that failed, which run no more and of which nothing is kept).
+
+    run: gets a name and the number of the round. GpurlError when all fail.
+    """
+    results, failed = dict[str, list[Result]](), dict[str, str]()
+    for round_number, order in enumerate(orders(names, rounds)):
+        for name in order:
+            if name in failed:
+                continue
+            try:
+                results.setdefault(name, []).append(run(name, round_number))
+            except GpurlError as error:
+                failed[name] = str(error)
+                del results[name]
+    if not results:
+        raise GpurlError("; ".join(failed.values()))
+    return {name: results[name] for name in names if name in results}, failed
