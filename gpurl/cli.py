@@ -15,6 +15,7 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl play RUN [--episodes 3]                                               play episodes and draw one
   gpurl plot RUN                                                              draw the learning curve again
   gpurl plot --bench [FOLDER] [--out FOLDER]                                  draw what the benchmarks measured
+  gpurl profile ALGORITHM ENV [settings] [--out FOLDER] [--iterations 3]      say where the time of a training goes, write a trace
   gpurl envs                                                                  what there is to train on
   gpurl check-env MODULE                                                      say what is wrong with an environment
   gpurl bench                                                                 measure throughput and kernels
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 141
 
 
-# ---- gpurl train ----
+# ---- gpurl train, gpurl profile ----
 
 
 def train(words: list[str]) -> int:
@@ -66,6 +67,18 @@ def train(words: list[str]) -> int:
     if not quiet:
         print(summary(finished))
     return 128 + outcome.signal_number if outcome.signal_number else 0
+
+
+def profile(words: list[str]) -> int:
+    """`gpurl profile ALGORITHM ENV [settings]`: a few iterations, what they spend their time on, and a trace file."""
+    from gpurl.cli_train import parse_profile
+
+    settings, options = parse_profile(words)
+    from gpurl.profile import profile as measure
+    from gpurl.profile_report import report
+
+    print(report(measure(settings, **options)))
+    return 0
 
 
 def summary(finished: Any) -> str:
@@ -203,6 +216,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "envs": envs,
     "check-env": check_env,
     "bench": bench,
+    "profile": profile,
     "doctor": doctor,
 }
 
