@@ -47,18 +47,24 @@ def orders(names: list[str], rounds: int) -> list[list[str]]:
 def take_turns(names: list[str], rounds: int, run: Callable[[str, int], Result]) -> tuple[dict[str, list[Result]], dict[str, str]]:
     """(results of every name, one a round; what GpurlErrors said of those that failed, which run no more and of which nothing is kept).
 
-    run: gets a name and the number of the round. GpurlError when all fail.
+    run: gets a name and the number of the round. Ctrl-C ends the turns, and what was measured by then counts. GpurlError when there is
+    nothing.
     """
     results, failed = dict[str, list[Result]](), dict[str, str]()
-    for round_number, order in enumerate(orders(names, rounds)):
-        for name in order:
-            if name in failed:
-                continue
-            try:
-                results.setdefault(name, []).append(run(name, round_number))
-            except GpurlError as error:
-                failed[name] = str(error)
-                del results[name]
+    turns = [(name, round_number) for round_number, order in enumerate(orders(names, rounds)) for name in order]
+    for name, round_number in turns:
+        if name in failed:
+            continue
+        try:
+            found = run(name, round_number)
+        except GpurlError as error:
+            failed[name] = str(error)
+            results.pop(name, None)
+        except KeyboardInterrupt:
+            failed["the rest"] = f"interrupted in round {round_number + 1}, when {name} ran"
+            break
+        else:
+            results.setdefault(name, []).append(found)
     if not results:
         raise GpurlError("; ".join(failed.values()))
     return {name: results[name] for name in names if name in results}, failed

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-MEASURED = ("value", "lowest", "highest", "seconds", "date")  # columns that two measurements of the same thing may differ in
+MEASURED = ("value", "lowest", "highest", "rounds", "seconds", "date")  # columns that two measurements of the same thing may differ in
 Row = dict[str, str]
 
 

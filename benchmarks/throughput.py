@@ -4,6 +4,7 @@ With --ladder instead: the same training with one thing more switched on at a ti
 """
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable
 
@@ -112,8 +113,9 @@ def main(words: list[str] | None = None) -> int:
     if options.ladder:
         return ladder.run(device, options.rounds, options.seconds, options.out)
     sweep, lines = Sweep(device, options.seconds), []
-    for horizon in options.horizon:
-        lines += [sweep.chasing(size, horizon) for size in options.num_envs]
+    for horizon, size in itertools.product(options.horizon, options.num_envs):
+        lines.append(sweep.chasing(size, horizon))
+        save("throughput", sweep.rows, options.out)  # what was measured stays, however long the next size takes
     lines += [sweep.alone(name, options.horizon[0]) for name in PLAIN_ENVS]
     possible = sweep.limits()
     print(f"throughput: environment steps a second on {sweep.rows[0]['device']}, {sweep.rows[0]['threads']} CPU threads")

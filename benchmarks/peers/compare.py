@@ -87,7 +87,7 @@ def rows_of(options: argparse.Namespace, results: dict[str, list[Result]]) -> li
         for key, unit in units.items():
             label = {"case": f"{options.case} {options.activation}", "trainer": name.partition(":")[0], "version": found[0]["version"]}
             label |= {"note": found[0]["note"], "num_envs": str(options.num_envs), "horizon": str(options.horizon)}
-            value = {"value": f"{medians(found, key):.4g}", "unit": unit, "rounds": str(options.rounds)}
+            value = {"value": f"{medians(found, key):.4g}", "unit": unit, "rounds": str(len(found))}
             spread = {"lowest": f"{min(speeds):.4g}", "highest": f"{max(speeds):.4g}"} if key == "steps_per_second" else {}
             rows.append(label | value | spread | found[0]["machine"])
     return rows
