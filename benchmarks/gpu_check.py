@@ -44,11 +44,11 @@ def parts(out: Path) -> list[Part]:
     return [
         Part("doctor", ("-m", "gpurl.cli", "doctor"), 60),
         Part("GPU tests", (*pytest, "-m", "gpu", "tests"), 180),
-        Part("kernel tests", (*pytest, "tests/kernels"), 90, (("GPURL_KERNEL_DEVICE", "cuda"),)),
+        Part("kernel tests", (*pytest, "tests/kernels"), 120, (("GPURL_KERNEL_DEVICE", "cuda"),)),
         Part("kernels", ("-m", "benchmarks.kernels", *bench, "--seconds", "0.2"), 60),
         Part("sweep", ("-m", "benchmarks.throughput", *bench, *sizes, "--seconds", "0.2"), 120),
         Part("ladder", ("-m", "benchmarks.throughput", *bench, "--ladder", "--rounds", "2", "--seconds", "0.2"), 180),
-        Part("profile", ("-m", "gpurl.cli", "profile", "ppo", "chasing", "--device", "cuda", "--out", str(out / "profile")), 60),
+        Part("profile", ("-m", "gpurl.cli", "profile", "ppo", "chasing", "--device", "cuda"), 60),
         Part("peers", ("-m", "benchmarks.peers", *bench, *peers), 240, needs_peers=True),
     ]
 
@@ -165,7 +165,7 @@ def main(words: list[str] | None = None) -> int:
         if missing:
             print(f"{what}: neither installed nor in {options.wheels}: {' '.join(missing)}\n  (and what these need; make gpu-check-wheels)")
     if options.dry_run:
-        print(table(["part", "limit", "command"], [[part.name, f"{part.seconds:.0f} s", " ".join(part.command)] for part in wanted]))
+        print("\n".join(f"{part.name}, at most {part.seconds:.0f} s: {' '.join(part.command)}" for part in wanted))
     if not name:
         return NO_GPU
     if own_missing:

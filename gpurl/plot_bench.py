@@ -21,7 +21,7 @@ CURVES = {  # case: (label, colour)
 TRAINING = "chasing training"
 LIMIT, PEERS_CASE = "chasing limit ", "chasing "
 DASHES = ("-", "--", ":", "-.")  # of the horizons
-MARKERS = "sD^vP*Xph<>8"
+MARKERS, APART = "sD^vPXphd<>8", 1.06  # peers with the same number of environments stand side by side, by this factor
 
 
 def plot_bench(folder: Path, out: Path | None = None) -> list[Path]:
@@ -117,9 +117,11 @@ def _draw_curves(axes: "Axes", rows: list[Row]) -> None:
 
 def _draw_peers(axes: "Axes", rows: list[Row]) -> None:
     for number, row in enumerate(rows):
-        mode = f" ({row['note']})" if row.get("note") not in (None, "", "default") else ""
+        mode = row.get("note", "").removeprefix("default").removeprefix(", ")
         look: dict[str, Any] = {"color": ORANGE, "linestyle": "none", "marker": MARKERS[number % len(MARKERS)], "markeredgecolor": "white"}
-        axes.plot([float(row["num_envs"])], [float(row["value"])], label=f"{row['trainer']} {row['version']}{mode}", markersize=6, **look)
+        place = float(row["num_envs"]) * APART ** (number - (len(rows) - 1) / 2)
+        label = f"{row['trainer']} {row['version']}{f' ({mode})' if mode else ''}"
+        axes.plot([place], [float(row["value"])], label=label, markersize=7, **look)
 
 
 def _draw_limits(axes: "Axes", rows: list[Row]) -> None:

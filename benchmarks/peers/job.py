@@ -73,7 +73,7 @@ def rollouts(job: Job) -> int:
 
 
 def result(job: Job, outcome: Outcome) -> dict[str, Any]:
-    """What peers.py reads."""
+    """What compare.py reads."""
     seconds = [after - before for before, after in itertools.pairwise(outcome.marks)][job.warm_up :]
     peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     values: dict[str, Any] = {

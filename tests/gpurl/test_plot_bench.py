@@ -36,7 +36,7 @@ def results(tmp_path: Path) -> Path:
     new += [row("chasing training", 64, 100.0, horizon="128"), row("cart_pole env", 4096, 1e6)]
     limits = [row("chasing limit arithmetic", "-", 5e5 * n, precision=name) for n, name in enumerate(("float32", "bf16"), 1)]
     write(tmp_path / "throughput_cpu.csv", [*old, *new, *limits])
-    peers = [row("chasing tanh", 4096, 10.0 * n, trainer=name, version="1", note="") for n, name in enumerate(("gpurl", "skrl"), 1)]
+    peers = [row("chasing tanh", 4096, 10.0 * n, trainer=name, version="1", note="default") for n, name in enumerate(("gpurl", "skrl"), 1)]
     peers += [row("chasing tanh", 4096, 30.0, trainer="rl_games", version="1", note="max-autotune")]
     peers += [row("chasing tanh", 4096, 77.0, trainer="skrl", version="1", note="") | {"unit": "peak MiB"}]
     peers += [row("pendulum tanh", 8, 99.0, trainer="sb3", version="1", note="")]
@@ -69,8 +69,10 @@ def test_rows_become_curves_in_order_of_size(results: Path, monkeypatch: pytest.
 
 def test_peers_are_points_with_their_mode(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = curves(drawn(results, monkeypatch))
-    assert found["skrl 1"] == [(4096, 20)]
-    assert found["rl_games 1 (max-autotune)"] == [(4096, 30)]
+    (skrl,), (rl_games,) = found["skrl 1"], found["rl_games 1 (max-autotune)"]
+    assert (skrl[1], rl_games[1]) == (20, 30)
+    assert skrl[0] < 4096 < rl_games[0] < 1.1 * 4096  # side by side
+    assert skrl[0] * rl_games[0] == pytest.approx(4096**2)
     assert not [name for name in found if name.startswith(("gpurl 1", "sb3"))]  # gpurl is a curve, Pendulum another case
 
 
