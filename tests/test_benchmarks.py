@@ -188,11 +188,27 @@ def test_a_row_of_the_same_commit_is_replaced_and_others_stay(tmp_path: Path, mo
 
 def test_every_column_of_any_row_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results_table, "commit", lambda: "c1")
-    for row in ({"case": "a", "note": "x"}, {"case": "b", "horizon": "32"}, {"case": "a", "note": "x", "horizon": ""}):
+    for row in ({"case": "a", "note": "x"}, {"case": "b", "horizon": "32"}, {"case": "a", "note": "x"}):
         path = results_table.save("script", [{"value": "1", "device": "cpu", **row}], tmp_path)
     rows = results_table.read_rows(path)
     assert [(row["case"], row["note"], row["horizon"]) for row in rows] == [("b", "", "32"), ("a", "x", "")]
     assert results_table.read_rows(tmp_path / "none.csv") == []
+
+
+def test_the_driver_is_what_nvidia_smi_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["580.159.03\n580.159.03\n", "", None])
+
+    def run(command: list[str], **options: Any) -> Any:
+        if (answer := next(answers)) is None:
+            raise FileNotFoundError(command[0])
+        return SimpleNamespace(stdout=answer)
+
+    monkeypatch.setattr(results_table.subprocess, "run", run)
+    for wanted in ("580.159.03", "unknown", "unknown"):
+        results_table.driver_version.cache_clear()
+        assert results_table.driver_version() == wanted
+    results_table.driver_version.cache_clear()
+    assert results_table.machine("cpu")["driver"] == "-"
 
 
 def test_a_commit_outside_git_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

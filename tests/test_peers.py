@@ -166,6 +166,17 @@ def test_a_trainer_that_fails_does_not_stop_the_others(
         compare.main([*WORDS, "--trainers", "skrl", "--out", str(tmp_path)])
 
 
+def test_an_interruption_keeps_what_was_measured() -> None:
+    def run(name: str, round_number: int) -> dict[str, Any]:
+        if (name, round_number) == ("b", 1):
+            raise KeyboardInterrupt
+        return {"ran": (name, round_number)}
+
+    results, failed = processes.take_turns(["a", "b", "c"], 3, run)
+    assert results == {name: [{"ran": (name, number)} for number in numbers] for name, numbers in (("a", [0]), ("b", [0]), ("c", [0, 1]))}
+    assert failed == {"the rest": "interrupted in round 2, when b ran"}
+
+
 def test_a_process_gets_the_same_threads_and_waits_whatever_is_set_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
 
