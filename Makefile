@@ -1,9 +1,9 @@
-# make train | test | lint | bench | peers | learn; everything goes into .venv
+# make train | test | lint | bench | peers | learn; everything goes into .venv; make gpu-check for a machine with a GPU
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup train test lint bench peers learn clean
+.PHONY: setup train test lint bench peers learn gpu-check gpu-check-wheels clean
 
 setup: $(VENV)/.installed
 
@@ -33,13 +33,21 @@ lint: setup
 bench: setup
 	$(BIN)/gpurl bench
 
-# against rsl-rl-lib, skrl and stable-baselines3 in an environment of their own
+# against rsl-rl-lib, rl-games, skrl, stable-baselines3 and a LeanRL-style loop, in an environment of their own
 peers: setup
 	$(BIN)/python -m benchmarks.peers
+
+# on a machine with a GPU and no network, with the Python there that has torch (PYTHON=...): GPU tests and all measurements, 10 minutes
+gpu-check:
+	$(PYTHON) -m benchmarks.gpu_check $(ARGS)
+
+# elsewhere, before: what that machine's Python lacks, into wheels/; ARGS="--python-version 3.12 --have FILE" (a pip freeze of it)
+gpu-check-wheels:
+	$(PYTHON) -m benchmarks.wheels $(ARGS)
 
 # the long learning runs
 learn: setup
 	$(BIN)/python -m benchmarks.learning
 
 clean:
-	rm -rf $(VENV) .tr36 .venv-peers
+	rm -rf $(VENV) .tr36 .venv-peers .gpu-check

@@ -1,14 +1,22 @@
-"""Environment steps a second: the environment alone, with the policy acting and storing, and in full PPO training."""
+"""Environment steps a second: the environment alone, with the policy acting and storing, in full PPO training, and what is possible.
 
+With --ladder instead: the same training with one thing more switched on at a time (ladder.py).
+"""
+
+import argparse
+import itertools
 import sys
 from collections.abc import Callable
 
 import torch
 
+from benchmarks import ladder
+from benchmarks.limits import limits
 from benchmarks.results_table import Row, machine, number, parser, save, table
 from benchmarks.timing import median_seconds
-from gpurl.api import choose_device, make_trainer
-from gpurl.config import Settings, make_settings
+from benchmarks.training import EPOCHS, HIDDEN, how_trained, ready_trainer, shape
+from gpurl.api import choose_device
+from gpurl.config import make_settings
 from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.trainer import Trainer
@@ -17,13 +25,6 @@ SIZES = (64, 512, 4096, 16384, 65536)
 HORIZON = 32
 PLAIN_ENVS = ("cart_pole", "pendulum")  # measured alone, at PLAIN_SIZE
 PLAIN_SIZE = 4096
-
-
-def ready_trainer(settings: Settings, device: torch.device, env: VecEnv | None = None) -> Trainer:
-    """The product's trainer by `settings`, set up as gpurl.api.run does and ready for `iterate`; without evaluation, files and screen."""
-    trainer = make_trainer(settings, device, env=env)
-    trainer.start()
-    return trainer
 
 
 def random_steps(env: VecEnv, horizon: int) -> Callable[[], None]:
@@ -49,39 +50,77 @@ def collecting(trainer: Trainer) -> Callable[[], None]:
     return collect
 
 
-def cases(size: int, horizon: int, device: torch.device) -> dict[str, Callable[[], object]]:
-    """What is measured on `size` Chasing environments; every call is size * horizon environment steps."""
-    shape = {"num_envs": size, "horizon": horizon, "epochs": 4, "minibatches": 4, "network": {"hidden": [64, 64]}}
-    trainer = ready_trainer(make_settings("ppo", "chasing", **shape), device)
-    alone = random_steps(make_env("chasing", size, device), horizon)
-    return {"chasing env": alone, "chasing env+policy": collecting(trainer), "chasing training": trainer.iterate}
+def cases(trainer: Trainer, env: VecEnv, horizon: int) -> dict[str, Callable[[], object]]:
+    """What is measured; every call is num_envs * horizon environment steps, of the trainer or of the bare `env`."""
+    return {"chasing env": random_steps(env, horizon), "chasing env+policy": collecting(trainer), "chasing training": trainer.iterate}
+
+
+# ---- measuring ----
+
+
+class Sweep:
+    """Measures one case after the other and keeps the rows."""
+
+    def __init__(self, device: torch.device, budget: float) -> None:
+        self.device, self.budget = device, budget
+        self.rows: list[Row] = []
+
+    def chasing(self, size: int, horizon: int) -> list[str]:
+        """The three cases at one size, as a line of the table."""
+        trainer = ready_trainer(make_settings("ppo", "chasing", **shape(size, horizon)), self.device)
+        functions, how = cases(trainer, make_env("chasing", size, self.device), horizon), how_trained(trainer)
+        return ["chasing", str(size), str(horizon), *(self._measure(case, size, horizon, how, each) for case, each in functions.items())]
+
+    def alone(self, name: str, horizon: int) -> list[str]:
+        """Another environment without a policy, as a line of the table."""
+        steps = random_steps(make_env(name, PLAIN_SIZE, self.device), horizon)
+        return [name, str(PLAIN_SIZE), str(horizon), self._measure(f"{name} env", PLAIN_SIZE, horizon, {}, steps), "", ""]
+
+    def limits(self) -> str:
+        """What the device allows, as a line of text."""
+        env = make_env("chasing", 1, self.device)
+        obs_size, action_size = env.single_observation_space.shape[0], env.single_action_space.shape[0]
+        found = limits(self.device, obs_size, action_size, HIDDEN, EPOCHS, self.budget)
+        for name, rate in found.items():
+            kind, precision = name.split()
+            self._keep(f"chasing limit {kind}", "-", "-", {"precision": precision}, rate)
+        return "possible at most: " + ", ".join(f"{number(rate)} by {name}" for name, rate in found.items())
+
+    def _measure(self, case: str, size: int, horizon: int, how: Row, function: Callable[[], object]) -> str:
+        seconds = median_seconds({case: function}, self.device, self.budget)[case]
+        self._keep(case, str(size), str(horizon), {} if case.endswith(" env") else how, size * horizon / seconds)
+        return number(size * horizon / seconds)
+
+    def _keep(self, case: str, size: str, horizon: str, how: Row, rate: float) -> None:
+        row = {"case": case, "num_envs": size, "horizon": horizon, "precision": "-", "graph": "-", "rollout": "-"} | how
+        self.rows.append(row | {"value": f"{rate:.0f}", "unit": "env_steps/s"} | machine(str(self.device)))
+
+
+def parse(words: list[str] | None) -> argparse.Namespace:
+    """The options."""
+    options = parser(__doc__, budget=1.0)
+    options.add_argument("--num-envs", type=int, nargs="+", default=SIZES, help=f"default {' '.join(map(str, SIZES))}")
+    options.add_argument("--horizon", type=int, nargs="+", default=[HORIZON], help=f"steps between updates; default {HORIZON}")
+    options.add_argument("--ladder", action="store_true", help=f"one thing more at a time, at {ladder.NUM_ENVS} environments")
+    options.add_argument("--rounds", type=int, default=3, help="ladder: processes a rung, in alternating order; default 3")
+    return options.parse_args(words)
 
 
 def main(words: list[str] | None = None) -> int:
     """Measure, print and save."""
-    options_parser = parser(__doc__, budget=1.0)
-    options_parser.add_argument("--num-envs", type=int, nargs="+", default=SIZES, help=f"default {' '.join(map(str, SIZES))}")
-    options_parser.add_argument("--horizon", type=int, default=HORIZON, help=f"steps between updates; default {HORIZON}")
-    options = options_parser.parse_args(words)
+    options = parse(words)
     device = choose_device(options.device)
-    rows: list[Row] = []
-
-    def measure(case: str, size: int, function: Callable[[], object]) -> str:
-        seconds = median_seconds({case: function}, device, options.seconds)[case]
-        rate = size * options.horizon / seconds
-        rows.append({"case": case, "num_envs": str(size), "value": f"{rate:.0f}", "unit": "env_steps/s", **machine(str(device))})
-        return number(rate)
-
-    lines = []
-    for size in options.num_envs:
-        functions = cases(size, options.horizon, device)
-        lines.append(["chasing", str(size), *(measure(case, size, function) for case, function in functions.items())])
-    for name in PLAIN_ENVS:
-        alone = random_steps(make_env(name, PLAIN_SIZE, device), options.horizon)
-        lines.append([name, str(PLAIN_SIZE), measure(f"{name} env", PLAIN_SIZE, alone), "", ""])
-    print(f"throughput: environment steps a second on {rows[0]['device']}, {rows[0]['threads']} CPU threads, horizon {options.horizon}")
-    print(table(["task", "environments", "environment", "+ policy", "+ training"], lines))
-    print(f"written to {save('throughput', rows, options.out)}\n")
+    if options.ladder:
+        return ladder.run(device, options.rounds, options.seconds, options.out)
+    sweep, lines = Sweep(device, options.seconds), []
+    for horizon, size in itertools.product(options.horizon, options.num_envs):
+        lines.append(sweep.chasing(size, horizon))
+        save("throughput", sweep.rows, options.out)  # what was measured stays, however long the next size takes
+    lines += [sweep.alone(name, options.horizon[0]) for name in PLAIN_ENVS]
+    possible = sweep.limits()
+    print(f"throughput: environment steps a second on {sweep.rows[0]['device']}, {sweep.rows[0]['threads']} CPU threads")
+    print(table(["task", "environments", "horizon", "environment", "+ policy", "+ training"], lines))
+    print(f"{possible}\nwritten to {save('throughput', sweep.rows, options.out)}\n")
     return 0
 
 

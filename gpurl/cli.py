@@ -14,6 +14,8 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl eval RUN [--episodes 100]                                             evaluate a trained policy
   gpurl play RUN [--episodes 3]                                               play episodes and draw one
   gpurl plot RUN                                                              draw the learning curve again
+  gpurl plot --bench [FOLDER] [--out FOLDER]                                  draw what the benchmarks measured
+  gpurl profile ALGORITHM ENV [settings] [--out FOLDER] [--iterations 3]      say where the time of a training goes, write a trace
   gpurl envs                                                                  what there is to train on
   gpurl check-env MODULE                                                      say what is wrong with an environment
   gpurl bench                                                                 measure throughput and kernels
@@ -50,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 141
 
 
-# ---- gpurl train ----
+# ---- gpurl train, gpurl profile ----
 
 
 def train(words: list[str]) -> int:
@@ -65,6 +67,18 @@ def train(words: list[str]) -> int:
     if not quiet:
         print(summary(finished))
     return 128 + outcome.signal_number if outcome.signal_number else 0
+
+
+def profile(words: list[str]) -> int:
+    """`gpurl profile ALGORITHM ENV [settings]`: a few iterations, what they spend their time on, and a trace file."""
+    from gpurl.cli_train import parse_profile
+
+    settings, options = parse_profile(words)
+    from gpurl.profile import profile as measure
+    from gpurl.profile_report import report
+
+    print(report(measure(settings, **options)))
+    return 0
 
 
 def summary(finished: Any) -> str:
@@ -112,13 +126,29 @@ def play(words: list[str]) -> int:
 
 
 def plot(words: list[str]) -> int:
-    """`gpurl plot RUN`."""
+    """`gpurl plot RUN`, `gpurl plot --bench [FOLDER]`."""
+    if "--bench" in words:
+        return plot_bench([word for word in words if word != "--bench"])
     options = parse(words, "plot", "RUN", {})
     from pathlib import Path
 
     from gpurl.plot import plot_curve
 
     print(plot_curve(Path(options["RUN"])))
+    return 0
+
+
+def plot_bench(words: list[str]) -> int:
+    """`gpurl plot --bench [FOLDER] [--out FOLDER]`."""
+    from pathlib import Path
+
+    from gpurl.doctor import results_folder
+    from gpurl.plot_bench import plot_bench as draw
+
+    folder = [words.pop(0)] if words and not words[0].startswith("-") else []
+    out = parse(words, "plot --bench [FOLDER]", None, {"out": ""})["out"]
+    for picture in draw(Path(folder[0]) if folder else results_folder(), Path(out) if out else None):
+        print(picture)
     return 0
 
 
@@ -186,6 +216,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "envs": envs,
     "check-env": check_env,
     "bench": bench,
+    "profile": profile,
     "doctor": doctor,
 }
 

@@ -1,4 +1,4 @@
-"""Turns the words behind `gpurl train` into settings: a dataclass of the loop's, the algorithm's and the environment's options for tyro."""
+"""Turns the words behind `gpurl train` and `gpurl profile` into settings, by tyro and a dataclass of all that can be set."""
 
 import dataclasses
 import re
@@ -35,6 +35,29 @@ def parse_train(words: list[str]) -> tuple[Settings, Path | None]:
     flags = ["--" + flag[len(prefix) :] if flag.startswith(prefix) else flag for flag in flags]
     settings = _parse_flags(base, flags)
     return settings, None if resume is None else Path(resume)
+
+
+def parse_profile(words: list[str]) -> tuple[Settings, dict[str, Any]]:
+    """(settings, the options of gpurl.profile.profile)."""
+    words = [word for original in words for word in _spelled_out(original)]
+    words, out = _take_option(words, "--out")
+    options: dict[str, Any] = {"out": out}
+    for name in ("iterations", "warm_up"):
+        for flag in dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")):
+            words, number = _take_option(words, flag, "a number")
+            if number is not None:
+                options[name] = _whole(flag, number)
+    settings, resume = parse_train(words)
+    if resume is not None:
+        raise UsageError(f"gpurl profile begins anew, it cannot go on with {resume}; name the algorithm and the environment")
+    return settings, options
+
+
+def _whole(flag: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{flag} must be a whole number, got {text}") from None
 
 
 def _spelled_out(word: str) -> list[str]:
@@ -75,12 +98,12 @@ def _number(word: str) -> str:
     return str(int(float(word))) if is_whole else word
 
 
-def _take_option(words: list[str], option: str) -> tuple[list[str], str | None]:
+def _take_option(words: list[str], option: str, what: str = "a path") -> tuple[list[str], str | None]:
     if option not in words:
         return words, None
     at = words.index(option)
     if at + 1 >= len(words) or words[at + 1].startswith("--"):
-        raise UsageError(f"{option} needs a path behind it")
+        raise UsageError(f"{option} needs {what} behind it")
     return words[:at] + words[at + 2 :], words[at + 1]
 
 

@@ -96,13 +96,23 @@ def env_table() -> str:
 
 def run_benchmarks(words: list[str]) -> int:
     """Run benchmarks/throughput.py and benchmarks/kernels.py of the source tree; `words` go to both."""
-    root = Path(__file__).resolve().parent.parent
-    script = root / "benchmarks" / "throughput.py"
-    if not script.is_file():
-        raise UsageError(f"the benchmarks are in the source tree only, there is no {script}; clone the project and run make bench")
-    sys.path.insert(0, str(root))
+    sys.path.insert(0, str(_source_tree()))
     for name in ("throughput", "kernels"):
         code = importlib.import_module(f"benchmarks.{name}").main(words)
         if code:
             return code
     return 0
+
+
+def results_folder() -> Path:
+    """Where the benchmarks of the source tree write."""
+    return _source_tree() / "benchmarks" / "results"
+
+
+def _source_tree() -> Path:
+    """The folder that holds benchmarks/; UsageError for an installation without it."""
+    root = Path(__file__).resolve().parent.parent
+    script = root / "benchmarks" / "throughput.py"
+    if not script.is_file():
+        raise UsageError(f"the benchmarks are in the source tree only, there is no {script}; clone the project and run make bench")
+    return root

@@ -24,6 +24,7 @@ LAYERS = [  # a module imports from its own layer or from earlier ones
         "logger",
         "display",
         "plot",
+        "plot_bench",
         "plot_episode",
         "run_folder",
         "interrupt",
@@ -31,7 +32,7 @@ LAYERS = [  # a module imports from its own layer or from earlier ones
         "env_guard",
     },
     {"trainer", "evaluator"},
-    {"api", "policy", "play", "doctor", "check_env", "registration"},
+    {"api", "policy", "play", "doctor", "check_env", "registration", "profile", "profile_report"},
     {"cli", "cli_train", "__init__"},
 ]
 SOURCES = [

@@ -1,7 +1,6 @@
 """The benchmarks at tiny sizes: they run, write what they measured, and time nothing that is wrong."""
 
 import csv
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import kernels, peer_loops, peers, results_table, throughput, timing
+from benchmarks import kernels, limits, results_table, throughput, timing, training
 from gpurl import doctor
+from gpurl.config import make_settings
 from gpurl.envs.registry import make_env
 from gpurl.errors import GpurlError, UsageError
 from gpurl.kernels import adam, gae
@@ -42,18 +42,31 @@ def _small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernels, name, sizes)
 
 
-def test_throughput_measures_three_things_a_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def _small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throughput, "PLAIN_SIZE", 6)
-    assert throughput.main([*QUICK, "--num-envs", "4", "8", "--horizon", "2", "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr(limits, "SQUARE", {"cpu": 64})
+
+
+@pytest.mark.usefixtures("_small_machine")
+def test_throughput_measures_three_things_a_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert throughput.main([*QUICK, "--num-envs", "4", "8", "--horizon", "2", "4", "--out", str(tmp_path)]) == 0
     rows = rows_in(tmp_path, "throughput")
     assert_measured(rows)
-    chasing = [(f"chasing {what}", size) for size in ("4", "8") for what in ("env", "env+policy", "training")]
-    assert [(row["case"], row["num_envs"]) for row in rows] == [*chasing, ("cart_pole env", "6"), ("pendulum env", "6")]
+    whats = ("env", "env+policy", "training")
+    chasing = [(f"chasing {what}", size, horizon) for horizon in ("2", "4") for size in ("4", "8") for what in whats]
+    others = [("cart_pole env", "6", "2"), ("pendulum env", "6", "2"), ("chasing limit arithmetic", "-", "-")]
+    assert [(row["case"], row["num_envs"], row["horizon"]) for row in rows] == [*chasing, *others]
+    config = make_settings("ppo", "chasing").train
+    how = (config.precision, config.graph, config.rollout)
+    for row in rows:
+        stepped_by_policy = row["case"] in ("chasing env+policy", "chasing training")
+        got = (row["precision"], row["graph"], row["rollout"])
+        assert got == (how if stepped_by_policy else ("float32" if "limit" in row["case"] else "-", "-", "-"))
     assert "+ training" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("_small_machine")
 def test_throughput_counts_all_steps_of_a_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(throughput, "median_seconds", lambda functions, device, budget: dict.fromkeys(functions, 0.5))
     throughput.main([*QUICK, "--num-envs", "4", "--horizon", "2", "--out", str(tmp_path)])
@@ -61,16 +74,45 @@ def test_throughput_counts_all_steps_of_a_call(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_every_case_takes_horizon_steps_of_every_environment() -> None:
-    functions = throughput.cases(4, 3, CPU)
+    trainer = training.ready_trainer(make_settings("ppo", "chasing", **training.shape(4, 3)), CPU)
+    env: Any = make_env("chasing", 4)
+    functions = throughput.cases(trainer, env, 3)
     functions["chasing training"]()
     functions["chasing env+policy"]()
-    trainer = functions["chasing training"].__self__  # type: ignore[attr-defined]
+    functions["chasing env"]()
     assert trainer.steps == 4 * 3
     assert trainer.buffer.size == 0
     assert int(trainer.env._random.step) == 1 + 2 * 3  # the reset, then the steps
-    env: Any = make_env("chasing", 4)
-    throughput.random_steps(env, 3)()
     assert int(env._random.step) == 1 + 3
+
+
+# ---- limits ----
+
+
+def test_an_environment_step_costs_what_the_networks_have_weights_for() -> None:
+    # by hand: actor 8*64 + 64*64 + 64*2 = 4736, critic 8*64 + 64*64 + 64 = 4672
+    assert limits.multiply_adds(8, 2, (64, 64)) == 9408
+    assert limits.flop_per_step(8, 2, (64, 64), epochs=4) == 2 * 9408 * 13
+    # a row of 14 floats; an epoch gathers and packs 13 floats and moves 256 hidden ones 11 times
+    assert limits.bytes_per_step(8, 2, (64, 64), epochs=4) == 4 * (14 + 4 * (26 + 11 * 256))
+    network = training.ready_trainer(make_settings("ppo", "chasing", **training.shape(4, 3)), CPU).algorithm.network  # type: ignore[attr-defined]
+    assert sum(part.numel() for name, part in network.named_parameters() if "weight" in name) == 9408
+
+
+def test_the_limit_is_the_rate_over_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "fastest_seconds", lambda function, device, budget: 0.5)
+    found = limits.limits(CPU, 8, 2, (64, 64), 4, 0.0)
+    assert found == {"arithmetic float32": pytest.approx(2 * 1024**3 / 0.5 / (2 * 9408 * 13))}
+
+
+def test_the_fastest_call_counts_for_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, seconds = [0.0], iter([1.0, 5.0, 2.0, 9.0])
+
+    def function() -> None:
+        clock[0] += next(seconds)
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    assert timing.fastest_seconds(function, CPU, budget=10.0) == 2.0  # the first one warms up
 
 
 @pytest.mark.usefixtures("_small_kernels")
@@ -150,6 +192,39 @@ def test_a_row_of_the_same_commit_is_replaced_and_others_stay(tmp_path: Path, mo
         ]
 
 
+def test_every_column_of_any_row_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_table, "commit", lambda: "c1")
+    for row in ({"case": "a", "note": "x"}, {"case": "b", "horizon": "32"}, {"case": "a", "note": "x"}):
+        path = results_table.save("script", [{"value": "1", "device": "cpu", **row}], tmp_path)
+    rows = results_table.read_rows(path)
+    assert [(row["case"], row["note"], row["horizon"]) for row in rows] == [("b", "", "32"), ("a", "x", "")]
+    assert results_table.read_rows(tmp_path / "none.csv") == []
+
+
+def test_the_driver_is_what_nvidia_smi_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["580.159.03\n580.159.03\n", "", None])
+
+    def run(command: list[str], **options: Any) -> Any:
+        if (answer := next(answers)) is None:
+            raise FileNotFoundError(command[0])
+        return SimpleNamespace(stdout=answer)
+
+    monkeypatch.setattr(results_table.subprocess, "run", run)
+    for wanted in ("580.159.03", "unknown", "unknown"):
+        results_table.driver_version.cache_clear()
+        assert results_table.driver_version() == wanted
+    results_table.driver_version.cache_clear()
+    assert results_table.machine("cpu")["driver"] == "-"
+
+
+def test_a_commit_outside_git_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(results_table, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert results_table.commit() == "unknown"
+    monkeypatch.setenv("GPURL_COMMIT", "abc1234")
+    assert results_table.commit() == "abc1234"
+
+
 def test_bench_runs_both_and_needs_the_source_tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[Any] = []
     for module in (throughput, kernels):
@@ -165,87 +240,3 @@ def test_bench_runs_both_and_needs_the_source_tree(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(doctor, "__file__", str(tmp_path / "gpurl" / "doctor.py"))
     with pytest.raises(UsageError, match="clone the project"):
         doctor.run_benchmarks([])
-
-
-# ---- peers ----
-
-
-def small_job(case: str, **changes: Any) -> peer_loops.Job:
-    small = {"num_envs": 4, "horizon": 2, "iterations": 2, "warm_up": 1, "total_steps": 64}
-    return peer_loops.Job(case, "gpurl", **(small | changes))
-
-
-def test_the_stopwatch_reads_once_a_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter(range(100))
-    monkeypatch.setattr(peer_loops, "now", lambda device: float(next(ticks)))
-    outcome = peer_loops.chasing_gpurl(small_job("chasing"))
-    assert outcome.marks == [0.0, 1.0, 2.0, 3.0]  # the start of the clock, one to warm up, two timed
-    assert outcome.steps == 4 * 2
-    assert -1.0 < outcome.score < 1.0
-
-
-def test_warm_up_is_left_out_of_a_result() -> None:
-    outcome = peer_loops.Outcome([0.0, 50.0, 52.0, 56.0], 300, 1.0)
-    found = peer_loops.result(small_job("chasing"), outcome)
-    assert found["steps_per_second"] == 100.0
-    assert 50.0 < found["peak_mib"] < 50_000.0
-    json.dumps(found)
-
-
-def test_pendulum_trains_to_the_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"PENDULUM_HORIZON": 8, "PENDULUM_EPOCHS": 1, "PENDULUM_BATCH": 16, "PENDULUM_EPISODES": 2}.items():
-        monkeypatch.setattr(peer_loops, name, value)
-    outcome = peer_loops.pendulum_gpurl(small_job("pendulum"))
-    assert len(outcome.marks) == 1 + 64 // (4 * 8)
-    assert -2000.0 < outcome.score < 0.0
-
-
-def test_peers_take_turns_and_the_best_one_is_the_measure(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    speeds, ran = {"gpurl": 300.0, "rsl_rl": 100.0, "skrl": 200.0}, []
-
-    def run_once(python: Path, job: dict[str, Any], threads: int, waits: str) -> dict[str, Any]:
-        ran.append(job["trainer"])
-        machine = {"device": "cpu", "threads": str(threads), "waits": waits}
-        values = {"score": 1.0, "note": "", "peak_mib": 10.0, "gpu_mib": 0.0, "version": "1", "machine": machine}
-        return values | {"steps_per_second": speeds[job["trainer"]] + job["seed"]}
-
-    monkeypatch.setattr(peers, "run_once", run_once)
-    words = ["--python", "python", "--rounds", "3", "--trainers", *speeds, "--threads", "2", "--waits", "passive", "--out", str(tmp_path)]
-    assert peers.main(words) == 0
-    assert ran == ["gpurl", "rsl_rl", "skrl", "skrl", "rsl_rl", "gpurl", "gpurl", "rsl_rl", "skrl"]
-    assert f"gpurl / best peer (skrl): {301 / 201:.2f}" in capsys.readouterr().out
-    rows = rows_in(tmp_path, "peers")
-    assert [(row["trainer"], row["value"]) for row in rows if row["unit"] == "env_steps/s"] == [
-        ("gpurl", "301"),
-        ("rsl_rl", "101"),
-        ("skrl", "201"),
-    ]
-    assert {(row["waits"], row["threads"], row["rounds"]) for row in rows} == {("passive", "2", "3")}
-
-
-def test_a_process_gets_the_same_threads_and_waits_whatever_is_set_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    seen: dict[str, Any] = {}
-
-    def fake_run(command: list[str], **options: Any) -> Any:
-        seen.update(options["env"], job=json.loads(command[-1]))
-        return peers.subprocess.CompletedProcess(command, seen.pop("code", 0), stdout='noise\nRESULT {"score": 1}\nmore', stderr="broken")
-
-    monkeypatch.setattr(peers.subprocess, "run", fake_run)
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert peers.run_once(tmp_path, {"trainer": "skrl"}, 2, "default") == {"score": 1}
-    assert "OMP_WAIT_POLICY" not in seen
-    assert seen["OMP_NUM_THREADS"] == "2"
-    assert seen["job"] == {"trainer": "skrl"}
-    peers.run_once(tmp_path, {"trainer": "skrl"}, 2, "passive")
-    assert seen["OMP_WAIT_POLICY"] == "PASSIVE"
-    seen["code"] = 1
-    with pytest.raises(GpurlError, match="skrl on chasing ended with code 1:\nbroken"):
-        peers.run_once(tmp_path, {"trainer": "skrl", "case": "chasing"}, 2, "default")
-
-
-def test_a_trainer_without_the_case_is_refused() -> None:
-    with pytest.raises(UsageError, match="pendulum is not measured with skrl"):
-        peers.parse(["--case", "pendulum", "--trainers", "skrl", "gpurl"])

@@ -2,26 +2,59 @@
 
 Every test runs twice, with programs in order and in random order: the interpreter is serial, so only this shows what depends on order.
 Memory that a launcher allocates starts as NaN, and so does a masked load that names no `other`: on a GPU both hold anything.
+
+GPURL_KERNEL_DEVICE=cuda runs the same tests on a GPU instead, compiled, once each: what a test makes without naming a device lies there.
 """
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
-collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["test_*.py"]
+INTERPRETED, DEVICE = os.environ.get("TRITON_INTERPRET") == "1", os.environ.get("GPURL_KERNEL_DEVICE")
+FACTORIES = (torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros)
+RANDOM_FACTORIES = (torch.rand, torch.randint, torch.randn, torch.randperm)
+
+collect_ignore_glob = [] if INTERPRETED or DEVICE else ["test_*.py"]
+
+
+class OnDevice(TorchFunctionMode):
+    """Tensors made without a device are moved to `device`: made on the CPU first, random ones are the same numbers everywhere."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        options = options or {}
+        made = function(*arguments, **options)
+        is_new = function in FACTORIES + RANDOM_FACTORIES and options.get("device") is None
+        return made.to(self.device) if is_new else made
+
+
+@pytest.fixture(autouse=True)
+def _on_device() -> Iterator[None]:
+    if DEVICE is None:
+        yield
+        return
+    with OnDevice(DEVICE):
+        yield
 
 
 @pytest.fixture(autouse=True)
 def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a kernel does not write stays NaN, what it must not read is NaN."""
-    from triton.runtime import interpreter
-
     for name in ("empty", "empty_like"):
         real = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *size, real=real, **options: _spoiled(real(*size, **options)))
+    if not INTERPRETED:
+        return
+    from triton.runtime import interpreter
+
     builder = type(interpreter.interpreter_builder)
     masked_load = builder.create_masked_load
 
@@ -38,13 +71,13 @@ def _spoiled(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor.fill_(77)
 
 
-@pytest.fixture(autouse=True, params=["in order", "shuffled"])
+@pytest.fixture(autouse=True, params=["in order", "shuffled"] if INTERPRETED else ["as the GPU likes"])
 def _program_order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the programs of a grid their numbers in another order."""
+    if request.param != "shuffled":
+        return
     from triton.runtime import interpreter
 
-    if request.param == "in order":
-        return
     builder = type(interpreter.interpreter_builder)
     set_dim, set_idx = builder.set_grid_dim, builder.set_grid_idx
     generator, order = np.random.default_rng(0), np.zeros(0, int)
@@ -65,6 +98,8 @@ def _program_order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 @pytest.fixture(autouse=True)
 def _fast_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scan a slice at a time with the same operations: the interpreter's own scan walks element by element, a hundred times slower."""
+    if not INTERPRETED:
+        return
     from triton.runtime import interpreter
 
     def generic_scan(self: Any, inputs: Any) -> list[Any]:

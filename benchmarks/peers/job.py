@@ -1,0 +1,87 @@
+"""What one process of the comparison measures and gives back, and the hyper-parameters that all trainers share."""
+
+import dataclasses
+import importlib.metadata
+import itertools
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import gpurl
+from benchmarks.results_table import machine
+
+EPOCHS = MINIBATCHES = 4
+HIDDEN = (64, 64)
+CHASING = {
+    "learning_rate": 1e-3,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "clip_range": 0.2,
+    "entropy_coef": 0.0,
+    "value_coef": 1.0,
+    "max_grad_norm": 1.0,
+}
+# rl-zoo's PPO on Pendulum-v1, without state-dependent exploration
+PENDULUM = {
+    "learning_rate": 1e-3,
+    "gamma": 0.9,
+    "gae_lambda": 0.95,
+    "clip_range": 0.2,
+    "entropy_coef": 0.0,
+    "value_coef": 0.5,
+    "max_grad_norm": 0.5,
+}
+PENDULUM_HORIZON, PENDULUM_EPOCHS, PENDULUM_BATCH, PENDULUM_EPISODES = 1024, 10, 64, 50
+ACTIVATIONS = {"tanh": nn.Tanh, "elu": nn.ELU, "relu": nn.ReLU}
+DISTRIBUTIONS = {"rsl_rl": "rsl-rl-lib", "skrl": "skrl", "sb3": "stable-baselines3", "rl_games": "rl-games", "leanrl_style": "torch"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What one process measures."""
+
+    case: str  # chasing or pendulum
+    trainer: str
+    mode: str = "default"  # of the trainer, one of MODES in its file
+    num_envs: int = 4096
+    horizon: int = 32  # of chasing
+    iterations: int = 12  # timed ones, of chasing
+    warm_up: int = 3  # iterations not timed
+    total_steps: int = 100_000  # of pendulum, rounded up to whole iterations
+    activation: str = "tanh"
+    device: str = "cpu"
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a trainer did: the clock once an iteration, environment steps between two readings, and how well it did in the end."""
+
+    marks: list[float]
+    steps: int
+    score: float  # chasing: mean reward of a step in the last rollout; pendulum: mean return of greedy episodes
+    note: str = ""
+
+
+def rollouts(job: Job) -> int:
+    """Rollouts that a chasing job takes: the first only starts the clock."""
+    return 1 + job.warm_up + job.iterations
+
+
+def result(job: Job, outcome: Outcome) -> dict[str, Any]:
+    """What compare.py reads."""
+    seconds = [after - before for before, after in itertools.pairwise(outcome.marks)][job.warm_up :]
+    peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    values: dict[str, Any] = {
+        "steps_per_second": outcome.steps / statistics.median(seconds),
+        "score": outcome.score,
+        "note": job.mode + (f", {outcome.note}" if outcome.note else ""),
+    }
+    values["peak_mib"] = int(peak[1]) / 1024 if peak else float("nan")
+    values["gpu_mib"] = torch.cuda.max_memory_allocated() / 2**20 if job.device.startswith("cuda") else 0.0
+    values["version"] = gpurl.__version__ if job.trainer == "gpurl" else importlib.metadata.version(DISTRIBUTIONS[job.trainer])
+    return values | {"machine": machine(job.device)}

@@ -1,0 +1,98 @@
+"""rl_games' Runner on Chasing: compiled by torch.compile unless told otherwise, which is how it comes.
+
+Its Runner lets CUDA compute float32 products in TF32. It cuts minibatches from the rollout without shuffling.
+"""
+
+import dataclasses
+import tempfile
+from typing import Any
+
+from rl_games.common import env_configurations, vecenv
+from rl_games.common.algo_observer import IsaacAlgoObserver
+from rl_games.common.ivecenv import IVecEnv
+from rl_games.torch_runner import Runner
+from torch import Tensor
+
+from benchmarks.peers.job import CHASING, EPOCHS, HIDDEN, MINIBATCHES, Job, Outcome, rollouts
+from benchmarks.peers.timed_chasing import TimedChasing
+
+MODES: dict[str, dict[str, Any]] = {  # max-autotune is what it documents as the fastest, bf16 what its examples use
+    "default": {"torch_compile": True},
+    "eager": {"torch_compile": False},
+    "max-autotune": {"torch_compile": "max-autotune"},
+    "bf16": {"torch_compile": "max-autotune", "mixed_precision": True},
+}
+
+
+class RlGamesEnv(IVecEnv):
+    """TimedChasing as rl_games' vector environment of tensors; rl_games clips the actions itself."""
+
+    def __init__(self, env: TimedChasing) -> None:
+        self.env = env
+
+    def reset(self) -> Tensor:
+        """The first observations."""
+        return self.env.reset()[0]
+
+    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        """(observations, rewards [N], dones [N] uint8, infos)."""
+        obs, reward, terminated, truncated, _ = self.env.step(actions)
+        return obs, reward, (terminated | truncated).byte(), {"time_outs": truncated}
+
+    def get_env_info(self) -> dict[str, Any]:
+        """The spaces."""
+        return {"observation_space": self.env.single_observation_space, "action_space": self.env.single_action_space}
+
+
+def chasing(job: Job) -> Outcome:
+    """rl_games' continuous A2CAgent, which is its PPO."""
+    env = TimedChasing(job)
+    vecenv.register("GPURL", lambda config_name, num_actors, **options: RlGamesEnv(env))
+    env_configurations.register("chasing", {"vecenv_type": "GPURL", "env_creator": None})
+    runner = Runner(IsaacAlgoObserver())
+    with tempfile.TemporaryDirectory() as folder:
+        runner.load_config(settings(job, folder))
+        runner.run({"train": True})
+    return dataclasses.replace(env.outcome(), note="TF32" if job.device.startswith("cuda") else "")
+
+
+def settings(job: Job, folder: str) -> dict[str, Any]:
+    """What rl_games reads from a YAML file, by the hyper-parameters of all."""
+    sigma = {"sigma_activation": "None", "sigma_init": {"name": "const_initializer", "val": 0}, "fixed_sigma": True}
+    space = {"mu_activation": "None", "mu_init": {"name": "default"}, **sigma}
+    mlp = {"units": list(HIDDEN), "activation": job.activation, "initializer": {"name": "default"}}
+    rollout = {"num_actors": job.num_envs, "horizon_length": job.horizon, "mini_epochs": EPOCHS, "max_epochs": rollouts(job)}
+    learning = {
+        "gamma": CHASING["gamma"],
+        "tau": CHASING["gae_lambda"],
+        "e_clip": CHASING["clip_range"],
+        "entropy_coef": CHASING["entropy_coef"],
+    }
+    learning |= {
+        "learning_rate": CHASING["learning_rate"],
+        "lr_schedule": None,
+        "grad_norm": CHASING["max_grad_norm"],
+        "truncate_grads": True,
+    }
+    loss = {"critic_coef": 2 * CHASING["value_coef"], "clip_value": False, "bound_loss_type": "none", "bounds_loss_coef": 0.0}
+    plain = {"normalize_input": False, "normalize_value": False, "normalize_advantage": True, "value_bootstrap": True}
+    files = {"name": "chasing", "env_name": "chasing", "train_dir": folder, "print_stats": False, "save_best_after": 1_000_000}
+    config = {
+        **rollout,
+        **learning,
+        **loss,
+        **plain,
+        **files,
+        **MODES[job.mode],
+        "device": job.device,
+        "reward_shaper": {"scale_value": 1.0},
+    }
+    config["minibatch_size"] = job.num_envs * job.horizon // MINIBATCHES
+    return {
+        "seed": job.seed + 1,  # 0 would be no seed
+        "torch_threads": 0,  # as many as OMP_NUM_THREADS says
+        "algo": {"name": "a2c_continuous"},
+        "model": {"name": "continuous_a2c_logstd"},
+        "network": {"name": "actor_critic", "separate": True, "space": {"continuous": space}, "mlp": mlp},
+        "config": config,
+    }

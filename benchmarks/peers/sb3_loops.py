@@ -1,0 +1,119 @@
+"""stable-baselines3's PPO on Chasing and on Gymnasium's Pendulum; it has one mode."""
+
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+
+from benchmarks.peers import job as cases
+from benchmarks.peers.job import ACTIVATIONS, CHASING, EPOCHS, HIDDEN, MINIBATCHES, PENDULUM, Job, Outcome, rollouts
+from benchmarks.peers.timed_chasing import TimedChasing
+from benchmarks.timing import now
+
+MODES = {"default": None}
+
+
+def sb3_env(env: TimedChasing) -> Any:
+    """TimedChasing as stable-baselines3's VecEnv: numpy views of the tensors on a CPU, one shared empty info but where an episode ended."""
+
+    class Sb3Env(VecEnv):
+        def __init__(self) -> None:
+            super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
+
+        def reset(self) -> np.ndarray:
+            return env.reset()[0].cpu().numpy()
+
+        def step_async(self, actions: np.ndarray) -> None:
+            self.actions = torch.from_numpy(actions).to(env.device)
+
+        def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+            obs, reward, terminated, truncated, info = env.step(self.actions)
+            done, limit, final_obs = (tensor.cpu().numpy() for tensor in (terminated | truncated, truncated, info["final_obs"]))
+            infos: list[dict[str, Any]] = [{}] * env.num_envs
+            for index in done.nonzero()[0]:
+                infos[index] = {"terminal_observation": final_obs[index], "TimeLimit.truncated": bool(limit[index])}
+            return obs.cpu().numpy(), reward.cpu().numpy(), done, infos
+
+        def close(self) -> None: ...
+
+        def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+            return [None] * env.num_envs
+
+        def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None: ...
+
+        def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+            return [None] * env.num_envs
+
+        def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+            return [False] * env.num_envs
+
+    return Sb3Env()
+
+
+def sb3_settings(values: dict[str, float]) -> dict[str, Any]:
+    """Our names of hyper-parameters in stable-baselines3's."""
+    names = {"entropy_coef": "ent_coef", "value_coef": "vf_coef"}
+    return {names.get(name, name): value for name, value in values.items()}
+
+
+def chasing(job: Job) -> Outcome:
+    """stable-baselines3's PPO."""
+    env = TimedChasing(job)
+    shape = {"n_steps": job.horizon, "batch_size": job.num_envs * job.horizon // MINIBATCHES, "n_epochs": EPOCHS}
+    network = {"net_arch": list(HIDDEN), "activation_fn": ACTIVATIONS[job.activation]}
+    model = PPO("MlpPolicy", sb3_env(env), **shape, **sb3_settings(CHASING), policy_kwargs=network, seed=None, device=job.device)
+    model.learn(rollouts(job) * job.horizon * job.num_envs)
+    return env.outcome()
+
+
+def pendulum(job: Job) -> Outcome:
+    """stable-baselines3 on Pendulum-v1, in whichever of its vector environments is quicker."""
+    marks: list[float] = []
+
+    class Clock(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_start(self) -> None:
+            marks.append(now(torch.device(job.device)))
+
+    env = quicker_vec_env(job.num_envs)
+    shape = {"n_steps": cases.PENDULUM_HORIZON, "batch_size": cases.PENDULUM_BATCH, "n_epochs": cases.PENDULUM_EPOCHS}
+    network = {"net_arch": list(HIDDEN), "activation_fn": ACTIVATIONS[job.activation]}
+    model = PPO("MlpPolicy", env, **shape, **sb3_settings(PENDULUM), policy_kwargs=network, seed=job.seed, device=job.device)
+    model.learn(job.total_steps, callback=Clock())
+    marks.append(now(torch.device(job.device)))
+    copies = DummyVecEnv([one_pendulum] * cases.PENDULUM_EPISODES)
+    score, _ = evaluate_policy(model, copies, n_eval_episodes=cases.PENDULUM_EPISODES, deterministic=True, warn=False)
+    note = type(env).__name__
+    env.close()
+    return Outcome(marks, job.num_envs * cases.PENDULUM_HORIZON, float(score), note)
+
+
+def one_pendulum() -> gymnasium.Env:
+    """One Pendulum-v1; processes need a function of a module."""
+    return gymnasium.make("Pendulum-v1")
+
+
+def quicker_vec_env(num_envs: int) -> Any:
+    """stable-baselines3's vector environment, in this process or in others, that takes 200 steps sooner."""
+    seconds, kept = {}, {}
+    for kind in (DummyVecEnv, SubprocVecEnv):
+        env = kind([one_pendulum] * num_envs)
+        env.reset()
+        action = np.zeros((num_envs, 1), np.float32)
+        began = time.perf_counter()
+        for _ in range(200):
+            env.step(action)
+        seconds[kind], kept[kind] = time.perf_counter() - began, env
+    quicker = min(seconds, key=lambda kind: seconds[kind])
+    for kind, env in kept.items():
+        if kind is not quicker:
+            env.close()
+    return kept[quicker]

@@ -1,0 +1,101 @@
+"""skrl's PPO in its SequentialTrainer on Chasing; it has one mode."""
+
+import itertools
+from typing import Any
+
+import torch
+from skrl.agents.torch.ppo import PPO
+from skrl.memories.torch import RandomMemory
+from skrl.models.torch import DeterministicMixin, GaussianMixin, Model
+from skrl.trainers.torch import SequentialTrainer
+from torch import Tensor, nn
+
+from benchmarks.peers.job import ACTIVATIONS, CHASING, EPOCHS, HIDDEN, MINIBATCHES, Job, Outcome, rollouts
+from benchmarks.peers.timed_chasing import TimedChasing
+
+MODES = {"default": None}
+
+
+class SkrlEnv:
+    """TimedChasing as skrl's trainer takes it: columns of rewards and flags; actions are clipped to the Box."""
+
+    num_agents = 1
+
+    def __init__(self, env: TimedChasing) -> None:
+        self.env, self.num_envs, self.device = env, env.num_envs, env.device
+
+    def reset(self) -> tuple[Tensor, dict[str, Any]]:
+        """(observations, info)."""
+        return self.env.reset()
+
+    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """Observations, and reward, terminated and truncated as [N, 1]."""
+        obs, reward, terminated, truncated, _ = self.env.step(actions.clamp(-1.0, 1.0))
+        return obs, reward.unsqueeze(1), terminated.unsqueeze(1), truncated.unsqueeze(1), {}
+
+    def state(self) -> None:
+        """No privileged state."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def skrl_models(env: TimedChasing, activation: str) -> dict[str, Any]:
+    """Policy and value networks as in skrl's examples."""
+    spaces = {"observation_space": env.single_observation_space, "action_space": env.single_action_space, "device": env.device}
+
+    def network(inputs: int, outputs: int) -> nn.Sequential:
+        sizes, layers = (inputs, *HIDDEN), list[nn.Module]()
+        for size, next_size in itertools.pairwise(sizes):
+            layers += [nn.Linear(size, next_size), ACTIVATIONS[activation]()]
+        return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
+
+    class Policy(GaussianMixin, Model):
+        def __init__(self) -> None:
+            Model.__init__(self, **spaces)
+            GaussianMixin.__init__(self)
+            self.net, self.log_std = network(self.num_observations, self.num_actions), nn.Parameter(torch.zeros(self.num_actions))
+
+        def compute(self, inputs: dict[str, Tensor], role: str = "") -> tuple[Tensor, dict[str, Tensor]]:
+            return self.net(inputs["observations"]), {"log_std": self.log_std}
+
+    class Value(DeterministicMixin, Model):
+        def __init__(self) -> None:
+            Model.__init__(self, **spaces)
+            DeterministicMixin.__init__(self)
+            self.net = network(self.num_observations, 1)
+
+        def compute(self, inputs: dict[str, Tensor], role: str = "") -> tuple[Tensor, dict[str, Tensor]]:
+            return self.net(inputs["observations"]), {}
+
+    return {"policy": Policy(), "value": Value()}
+
+
+def chasing(job: Job) -> Outcome:
+    """skrl's PPO in its SequentialTrainer."""
+    env = TimedChasing(job)
+    settings = {
+        "rollouts": job.horizon,
+        "learning_epochs": EPOCHS,
+        "mini_batches": MINIBATCHES,
+        "discount_factor": CHASING["gamma"],
+        "gae_lambda": CHASING["gae_lambda"],
+        "learning_rate": CHASING["learning_rate"],
+        "grad_norm_clip": CHASING["max_grad_norm"],
+        "ratio_clip": CHASING["clip_range"],
+        "value_clip": 0.0,
+        "value_loss_scale": CHASING["value_coef"],
+        "entropy_loss_scale": CHASING["entropy_coef"],
+        "experiment": {"write_interval": 0, "checkpoint_interval": 0},
+    }
+    agent = PPO(
+        models=skrl_models(env, job.activation),
+        memory=RandomMemory(memory_size=job.horizon, num_envs=job.num_envs, device=env.device),
+        observation_space=env.single_observation_space,
+        action_space=env.single_action_space,
+        device=env.device,
+        cfg=settings,
+    )
+    limits = {"timesteps": rollouts(job) * job.horizon, "headless": True, "disable_progressbar": True}
+    SequentialTrainer(env=SkrlEnv(env), agents=agent, cfg=limits).train()
+    return env.outcome()

@@ -1,0 +1,31 @@
+"""The product's own training, set up as the benchmarks measure it, and the columns that tell how it was run."""
+
+from typing import Any
+
+import torch
+
+from benchmarks.results_table import Row
+from gpurl.api import make_trainer
+from gpurl.config import Settings
+from gpurl.envs.vec_env import VecEnv
+from gpurl.trainer import Trainer
+
+HIDDEN, EPOCHS, MINIBATCHES = (64, 64), 4, 4
+
+
+def ready_trainer(settings: Settings, device: torch.device, env: VecEnv | None = None) -> Trainer:
+    """The product's trainer by `settings`, set up as gpurl.api.run does and ready for `iterate`; without evaluation, files and screen."""
+    trainer = make_trainer(settings, device, env=env)
+    trainer.start()
+    return trainer
+
+
+def shape(size: int, horizon: int) -> dict[str, Any]:
+    """The settings that all measurements of training share."""
+    return {"num_envs": size, "horizon": horizon, "epochs": EPOCHS, "minibatches": MINIBATCHES, "network": {"hidden": list(HIDDEN)}}
+
+
+def how_trained(trainer: Trainer) -> Row:
+    """The columns that tell how `trainer` steps and learns."""
+    config = trainer.config
+    return {"precision": config.precision, "graph": config.graph, "rollout": config.rollout}
