@@ -26,6 +26,6 @@ def shape(size: int, horizon: int) -> dict[str, Any]:
 
 
 def how_trained(trainer: Trainer) -> Row:
-    """The columns that tell how `trainer` steps and learns."""
-    config = trainer.config
-    return {"precision": config.precision, "graph": config.graph, "rollout": config.rollout}
+    """The columns that tell how `trainer` really steps and learns, after two iterations."""
+    rollout = "steps" if trainer.persistent is None else "persistent"
+    return {"precision": trainer.config.precision, "graph": trainer.graph_level or "off", "rollout": rollout}

@@ -54,6 +54,12 @@ class TorchEnv(VecEnv):
     def observe(self, state: State) -> Tensor:
         """[n, *obs] what the policy sees of `state`."""
 
+    def compile(self) -> None:
+        """Compile `transition` and `observe` by torch.compile at their first calls; random numbers are drawn as before, in between."""
+        self._random.stay_out_of_compiling()
+        self.transition = torch.compile(self.transition, dynamic=False)  # type: ignore[method-assign]
+        self.observe = torch.compile(self.observe, dynamic=False)  # type: ignore[method-assign]
+
     def triton_task(self) -> TritonTask | None:
         """The three functions in Triton, for a GPU to take a step in one launch; None where there are none."""
         return None

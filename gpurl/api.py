@@ -16,6 +16,7 @@ from gpurl.checkpoint import load_checkpoint
 from gpurl.config import Settings, make_settings, merge
 from gpurl.display import Display
 from gpurl.envs.registry import make_env
+from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, EndlessEpisodeError, GpurlError, UsageError
 from gpurl.evaluator import evaluate, greedy, scripted
@@ -112,8 +113,16 @@ def make_trainer(
     config = settings.train
     if env is None:
         env = make_env(settings.env, config.num_envs, device, config.seed, **settings.env_options)
+    if config.compile:
+        if not isinstance(env, TorchEnv):
+            raise UsageError(f"compile is for tensor tasks, whose functions torch knows; {settings.env} is none")
+        env.compile()
     spaces = env.single_observation_space, env.single_action_space
     model = make_algorithm(settings.algorithm, settings.algorithm_config, *spaces, config.num_envs, device, config.seed)
+    if config.precision == "tf32" and device.type != "cuda":
+        raise UsageError(f"precision tf32 is a GPU's, this run is on {device}; leave it out, or take --device cuda")
+    torch.backends.cuda.matmul.allow_tf32 = config.precision != "float32"
+    model.set_precision(config.precision)
     if device.type == "cpu":
         keep_large_blocks()
         known = threads if threads is not None and threads <= torch.get_num_threads() else None

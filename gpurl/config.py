@@ -25,6 +25,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "tag_style": tuple(ALIASES),
     "graph": ("auto", "full", "policy", "off"),
     "rollout": ("auto", "persistent", "steps"),
+    "precision": ("float32", "tf32", "bf16"),
 }
 
 
@@ -65,6 +66,10 @@ class TrainConfig:
     """CUDA graphs: full (the whole iteration), policy (all but the environment), off, or auto, the most that the environment allows."""
     rollout: str = "auto"
     """persistent (one kernel plays a whole rollout), steps, or auto: persistent where the task and the policy have it, on a GPU."""
+    precision: str = "float32"
+    """Of the networks' products: float32, tf32 (a GPU's, 3 digits) or bf16 (2 digits; weights and gradients stay float32)."""
+    compile: bool = False
+    """Compile the environment's own functions with torch.compile: fewer launches for tasks without Triton functions, a slow start."""
     threads: int | None = None
     """CPU threads; by default measured at the start: the quickest number up to what torch chooses."""
     root: str = "runs"

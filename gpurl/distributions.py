@@ -17,8 +17,11 @@ from torch import Tensor, nn
 
 from gpurl.arrays import Array, add_at, clip, log_softmax, namespace, of_kind, pick, softplus
 from gpurl.errors import UsageError
+from gpurl.kernels.backend import use_triton
+from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.ppo_loss import PpoOptions, PpoRows, PpoScalars, Results, categorical_ppo_loss, gaussian_ppo_loss
 from gpurl.kernels.random import CounterRandom
+from gpurl.kernels.sample import MOST_COLUMNS, categorical_sample_triton, gaussian_sample_triton
 
 LOG_2PI = math.log(2.0 * math.pi)
 MAX_WIDTH = 1e6  # of action limits that mean something: those of float32 stand where a task has none
@@ -29,7 +32,7 @@ class Head(nn.Module):
     """A family of distributions over one action space. `output` is [..., num_outputs] from the actor network, a tensor or numpy array."""
 
     num_outputs: int
-    has_fused_loss = False  # whether `ppo_loss` is there
+    has_kernels = False  # whether `ppo_loss` is there, and `decide` draws in one
 
     @abstractmethod
     def sample(self, output: Array, rng: CounterRandom) -> tuple[Array, Array]:
@@ -42,6 +45,11 @@ class Head(nn.Module):
         `backward` takes the derivatives of a loss by the two and gives that by `output`; those of the head's own parameters it writes into
         their `.grad`. It is for flat batches [B], and at most once.
         """
+
+    def decide(self, output: Array, rng: CounterRandom) -> tuple[Array, Array, Array]:
+        """(action, its log-probability, what the environment receives), as `sample` and `to_env` give them."""
+        action, log_prob = self.sample(output, rng)
+        return action, log_prob, self.to_env(action)
 
     def ppo_loss(self, output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions) -> Results:
         """`evaluate`, the loss and its gradients in one kernel: see `gpurl.kernels.ppo_loss`; writes the head's own into their `.grad`."""
@@ -69,7 +77,7 @@ class Gaussian(Head):
     A dimension with two limits is scaled so that [-1, 1] spans them; others, and those wider than MAX_WIDTH, keep the environment's units.
     """
 
-    has_fused_loss = True
+    has_kernels = True
     units: Tensor  # [4, A]: least, greatest, half width and centre of the policy's actions in the environment's
 
     def __init__(self, space: Box, initial_std: float = 1.0, min_log_std: float = -5.0, max_log_std: float = 2.0) -> None:
@@ -127,6 +135,13 @@ class Gaussian(Head):
 
         return log_prob, entropy, backward
 
+    def decide(self, output: Array, rng: CounterRandom) -> tuple[Array, Array, Array]:
+        if not (self.has_kernels and isinstance(output, Tensor) and use_triton(output)) or self.num_outputs > MOST_COLUMNS:
+            return super().decide(output, rng)
+        streams = RandomStreams(rng.key, rng.gamma, rng.step)
+        action, log_prob, env_action = gaussian_sample_triton(output, self.bounded_log_std(), self.units, streams, rng.offset)
+        return action, log_prob, env_action.reshape(-1, *self.shape) if len(self.shape) != 1 else env_action
+
     def ppo_loss(self, output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions) -> Results:
         limited = dataclasses.replace(options, min_log_std=self.min_log_std, max_log_std=self.max_log_std)
         assert self.log_std.grad is not None
@@ -152,7 +167,7 @@ class TanhGaussian(Gaussian):
     log p(tanh u) = log N(u) - sum 2 (log 2 - u - softplus(-2u))   (Haarnoja et al. 2018, appendix C, in its stable form)
     """
 
-    has_fused_loss = False
+    has_kernels = False
 
     def __init__(self, space: Box, initial_std: float = 1.0) -> None:
         super().__init__(space, initial_std)
@@ -193,7 +208,7 @@ class TanhGaussian(Gaussian):
 class Categorical(Head):
     """One of n actions, int64 [N]; sampled by the Gumbel maximum, which needs no host sync."""
 
-    has_fused_loss = True
+    has_kernels = True
 
     def __init__(self, num_actions: int) -> None:
         super().__init__()
@@ -216,6 +231,12 @@ class Categorical(Head):
             return add_at(gradient, action, log_prob_slope)
 
         return pick(log_probs, action), entropy, backward
+
+    def decide(self, output: Array, rng: CounterRandom) -> tuple[Array, Array, Array]:
+        if not (isinstance(output, Tensor) and use_triton(output)) or self.num_outputs > MOST_COLUMNS:
+            return super().decide(output, rng)
+        action, log_prob = categorical_sample_triton(output, RandomStreams(rng.key, rng.gamma, rng.step), rng.offset)
+        return action, log_prob, action
 
     def ppo_loss(self, output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions) -> Results:
         return categorical_ppo_loss(output, value, rows, scalars, options)

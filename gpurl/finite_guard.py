@@ -30,13 +30,12 @@ class FiniteGuard:
         columns = {name: buffer[name] for name in CHECKED if name in buffer.columns and buffer[name].is_floating_point()}
         if host_may_look(buffer.device) and all(bool(torch.isfinite(column.sum())) for column in columns.values()):
             return None
-        bad = {
-            name: ~torch.isfinite(column).flatten(2).all(2) if column.dim() > 2 else ~torch.isfinite(column)
-            for name, column in columns.items()
-        }
-        rows = torch.stack(list(bad.values())).any(0)
-        ended = buffer["terminated"] | buffer["truncated"]
-        rows[:-1] |= bad["obs"][1:] & ~ended[:-1] if "obs" in bad else False
+        of_env, of_policy = (sum(name in names for name in columns) for names in (FROM_ENV, FROM_POLICY))
+        # x 0 is 0 or NaN: few operations a column, and no finite number overflows
+        bad = torch.stack([(column * 0.0).flatten(2).sum(2) if column.dim() > 2 else column * 0.0 for column in columns.values()]) != 0.0
+        rows = bad.any(0)
+        if "obs" in columns:  # the first of them
+            rows[:-1] |= bad[0, 1:] & ~(buffer["terminated"] | buffer["truncated"])[:-1]
         valid = buffer.columns.setdefault("valid", torch.ones_like(rows))
         rows &= valid  # what is not trained on anyway may hold anything
         valid &= ~rows
@@ -46,7 +45,8 @@ class FiniteGuard:
         index = torch.where(flat.any(), flat.int().argmax(), -1)
         self.first.copy_(torch.where(self.first >= 0, self.first, index))
         self.count += flat.sum()
-        self.policy_diverged |= _any(bad, FROM_POLICY, rows) & ~_any(bad, FROM_ENV, rows)
+        from_env, from_policy, _ = (bad & rows).flatten(1).any(1).split((of_env, of_policy, len(columns) - of_env - of_policy))
+        self.policy_diverged |= from_policy.any() & ~from_env.any()
         return rows.any(0)
 
     def metrics(self) -> dict[str, Tensor]:
@@ -82,8 +82,3 @@ class FiniteGuard:
                 f"environment {self.env_name!r} gave NaN or infinity {count} times ({at}, environments {named}{more}); nothing of it was "
                 "trained on. To leave such steps out and go on: gpurl train --resume RUN --nan skip"
             )
-
-
-def _any(bad: dict[str, Tensor], names: tuple[str, ...], rows: Tensor) -> Tensor:
-    """0-d: whether any of `names` is bad in `rows` [T, N], the valid ones."""
-    return torch.stack([(bad[name] & rows).any() for name in names if name in bad] or [torch.zeros_like(rows).any()]).any()

@@ -78,6 +78,9 @@ def stacked_affine(x: Tensor, weight: Tensor, bias: Tensor, scale: float = 1.0) 
 def stacked_weight_gradient(gradient: Tensor, x: Tensor, out: Tensor) -> None:
     """sum over rows of gradient_e x_e -> out [E, out, in]; gradient: [E, B, out]; x: [E, B, in], or [B, in] for all."""
     x = x if x.dim() == 3 else x.expand(gradient.shape[0], *x.shape)
+    if out.dtype != gradient.dtype:
+        out.copy_(torch.bmm(gradient.transpose(1, 2), x))
+        return
     if not _one_by_one(x):
         torch.bmm(gradient.transpose(1, 2), x, out=out)
         return
@@ -122,6 +125,7 @@ class Towers(nn.Module):
     def __init__(self, num_towers: int, sizes: tuple[int, ...], activation: str) -> None:
         super().__init__()
         self.activation = activation
+        self.dtype = torch.float32  # of the products; bfloat16 keeps the parameters and their gradients float32
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for num_inputs, num_outputs in itertools.pairwise(sizes):
             stack = [nn.init.orthogonal_(torch.empty(num_outputs, num_inputs), math.sqrt(2.0)) for _ in range(num_towers)]
@@ -131,21 +135,22 @@ class Towers(nn.Module):
 
     def forward(self, x: Tensor, first: int = 0) -> list[Tensor]:
         """x: [B, in] -> x and the outputs [E, B, H] of all layers; without layers x itself, [1, B, in]. E: the towers from `first` on."""
-        outputs = [x if self._layers else x.unsqueeze(0)]
+        outputs = [x.to(self.dtype) if self._layers else x.unsqueeze(0)]
         for weight, bias in self._layers:
-            outputs.append(_FORWARD[self.activation](outputs[-1], weight[first:], bias[first:]))
+            outputs.append(_FORWARD[self.activation](outputs[-1], weight[first:].to(self.dtype), bias[first:].to(self.dtype)))
         return outputs
 
     def backward(self, gradient: Tensor, outputs: list[Tensor], needs_input: bool) -> Tensor | None:
         """Write the parameters' gradients into their `.grad`; gradient: [E, B, H] of the last output, overwritten -> that of x [B, in]."""
+        gradient = gradient.to(outputs[-1].dtype)
         for number in reversed(range(len(self._layers))):
             weight, bias = self._layers[number]
             gradient = _BACKWARD[self.activation](gradient, outputs[number + 1])
-            torch.sum(gradient, 1, keepdim=True, out=bias.grad)
+            torch.sum(gradient, 1, keepdim=True, dtype=torch.float32, out=bias.grad)
             stacked_weight_gradient(gradient, outputs[number], weight.grad)
             if number or needs_input:
-                gradient = stacked_input_gradient(gradient, weight)
-        return gradient.sum(0) if needs_input else None
+                gradient = stacked_input_gradient(gradient, weight.to(gradient.dtype))
+        return gradient.sum(0, dtype=torch.float32) if needs_input else None
 
 
 class Gru(nn.Module):
@@ -177,6 +182,11 @@ class Gru(nn.Module):
             h = self._step(gates[t], h * keep[t])
             outputs.append(h)
         return torch.stack(outputs)
+
+    @torch.enable_grad()
+    def unroll_episodes(self, x: Tensor, h: Tensor, ended: Tensor) -> Tensor:
+        """`unroll` for autograd to go back through, where episodes ended [T, N] with the step."""
+        return self.unroll(x, h, torch.cat((torch.zeros_like(ended[:1]), ended[:-1])))
 
     def backward(self, outputs: Tensor, gradient: Tensor) -> None:
         """Write the parameters' gradients into their `.grad`; gradient: [T, N, H] of `outputs`, which `unroll` gave under autograd."""
@@ -214,15 +224,16 @@ class ActorCritic(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         """x: [B, F] -> (the policy head's numbers [B, A], value [B], what `backward` needs)."""
         outputs = self.towers(x)
-        return self.actor(outputs[-1][0]), self.critic(outputs[-1][-1]).squeeze(1), outputs
+        last = outputs[-1].float()
+        return self.actor(last[0]), self.critic(last[-1]).squeeze(1), outputs
 
     def value(self, x: Tensor) -> Tensor:
         """x: [B, F] -> value [B], without the actor."""
-        return self.critic(self.towers(x, first=-1)[-1][-1]).squeeze(1)
+        return self.critic(self.towers(x, first=-1)[-1][-1].float()).squeeze(1)
 
     def backward(self, output_gradient: Tensor, value_gradient: Tensor, outputs: list[Tensor]) -> Tensor | None:
         """Write all gradients into the parameters' `.grad`; with a memory returns that of x [B, F], else None."""
-        last, of_value = outputs[-1], value_gradient.unsqueeze(1)
+        last, of_value = outputs[-1].float(), value_gradient.unsqueeze(1)
         self.actor.backward(output_gradient, last[0])
         self.critic.backward(of_value, last[-1])
         gradient = torch.empty_like(last)

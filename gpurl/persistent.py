@@ -32,7 +32,8 @@ def policy_shape(algorithm: PPO) -> PolicyShape:
     """The constants of its network."""
     network, head, normalizer = algorithm.config.network, algorithm.head, algorithm.normalizer
     limit = None if normalizer is None else normalizer.clip
-    return PolicyShape(network.hidden, network.activation, head.num_outputs, isinstance(head, Categorical), network.shared, limit)
+    products = "tf32x3" if algorithm.precision == "float32" else "tf32"
+    return PolicyShape(network.hidden, network.activation, head.num_outputs, isinstance(head, Categorical), network.shared, limit, products)
 
 
 class PersistentRollout:

@@ -70,6 +70,12 @@ class Spans:
             owner: Any = getattr(trainer, place) if place else trainer
             setattr(owner, method, self._timed(phase, getattr(owner, method)))
 
+    def watch_graphs(self, trainer: Trainer) -> None:
+        """Time the replays too, once there are graphs."""
+        if trainer.graphs is not None:
+            for phase, method in (("rollout", "collect"), ("post", "prepare"), ("update", "learn")):
+                setattr(trainer.graphs, method, self._timed(phase, getattr(trainer.graphs, method)))
+
     def _timed(self, phase: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def call(*arguments: Any, **options: Any) -> Any:
@@ -120,6 +126,7 @@ def _measured(trainer: Trainer, iterations: int, warm_up: int, folder: Path) -> 
     spans = Spans(trainer)
     for _ in range(warm_up):
         trainer.iterate()
+    spans.watch_graphs(trainer)
     lasted, host = _clocked(trainer, spans, iterations)
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":

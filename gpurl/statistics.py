@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gpurl.envs.vec_env import Timestep
 from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.episode_sums import add_episodes
 
 MARKS_AHEAD = 12  # four iterations
 
@@ -24,9 +25,7 @@ class EpisodeStatistics:
         """Take one step's info in."""
         info = timestep.info
         if "episode" in info and not (host_may_look(self.sums.device) and not bool(info["_episode"].any())):
-            mask = info["_episode"] & torch.isfinite(info["episode"]["r"])
-            rows = torch.stack((torch.ones_like(info["episode"]["r"]), info["episode"]["r"], info["episode"]["l"].float()))
-            self.sums += torch.where(mask, rows, 0.0).sum(1)
+            add_episodes(self.sums, info["_episode"], info["episode"]["r"], info["episode"]["l"])
         self.add_log(info)
 
     def add_log(self, info: dict[str, Any]) -> None:

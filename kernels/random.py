@@ -229,6 +229,10 @@ class CounterRandom:
             raise ValueError(f"integers({low}, {high}): needs 1 to 2**24 values, got {high - low}")
         return self._draw(random_uniform, shape).mul_(high - low).to(torch.int64).clamp_(max=high - low - 1).add_(low)
 
+    def stay_out_of_compiling(self) -> None:
+        """What draws is called as it is from functions that torch compiles: it keeps numbers for later and calls kernels of its own."""
+        self._draw = torch.compiler.disable(self._draw)  # type: ignore[method-assign]
+
     def _draw(self, kernel: Any, shape: tuple[int, ...]) -> Tensor:
         step = self._host_step if host_may_look(self.device) else None
         if step is not None:

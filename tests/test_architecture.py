@@ -31,7 +31,7 @@ LAYERS = [  # a module imports from its own layer or from earlier ones
         "finite_guard",
         "env_guard",
     },
-    {"trainer", "evaluator"},
+    {"graphs", "graphed", "persistent", "trainer", "evaluator"},
     {"api", "policy", "play", "doctor", "check_env", "registration", "profile", "profile_report"},
     {"cli", "cli_train", "__init__"},
 ]

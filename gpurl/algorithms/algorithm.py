@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.envs.vec_env import Timestep
+from gpurl.errors import UsageError
 from gpurl.networks import Carry
 
 Buffer = RolloutBuffer
@@ -91,6 +92,11 @@ class Algorithm(ABC, nn.Module):
     @abstractmethod
     def largest_batch(self) -> int:
         """Rows of the largest batch that goes through the networks many times."""
+
+    def set_precision(self, precision: str) -> None:
+        """Compute products in float32, tf32 or bf16; parameters, gradients and sums stay float32."""
+        if precision != "float32":
+            raise UsageError(f"{type(self).__name__} computes in float32 only, precision is {precision}")
 
     @abstractmethod
     def schedule(self, progress: float) -> None:

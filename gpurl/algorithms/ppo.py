@@ -12,8 +12,8 @@ from gymnasium.spaces import Box
 from torch import Tensor
 
 from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig, Decision, episode_ends
-from gpurl.arrays import Array, as_tensor, namespace
-from gpurl.buffers.packed import PackedRows
+from gpurl.arrays import Array, as_tensor
+from gpurl.buffers.minibatches import Minibatches
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
 from gpurl.distributions import Gaussian, make_head
@@ -22,16 +22,14 @@ from gpurl.errors import UsageError
 from gpurl.host_network import FEW_ROWS, HostNetwork, ppo_steps_of
 from gpurl.kernels.backend import host_may_look, use_triton
 from gpurl.kernels.gae import gae
-from gpurl.kernels.permutation import gather_rows, permutation
 from gpurl.kernels.ppo_loss import PARTS, PpoOptions, PpoRows, PpoScalars
 from gpurl.kernels.random import CounterRandom
 from gpurl.losses import PpoTerms, explained_variance, ppo_loss
-from gpurl.networks import ActorCritic, Carry, Gru, NetworkConfig
+from gpurl.networks import ActorCritic, Carry, NetworkConfig
 from gpurl.normalizer import Normalizer, ValueNormalizer
 from gpurl.optimizer import FlatAdam
 
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)  # of the KL-adaptive rate, as in rsl_rl
-GATHERED_ROWS = 8192
 LEAST = {"horizon": 1, "epochs": 1, "minibatches": 1, "entropy_coef": 0, "value_coef": 0, "weight_decay": 0}
 ABOVE_ZERO = ("learning_rate", "target_kl", "clip_range", "clip_range_value", "max_grad_norm", "initial_std")
 CHOICES = {"schedule": ("kl", "linear", "constant"), "normalize_advantage": ("batch", "minibatch", "none")}
@@ -111,6 +109,7 @@ class PPO(Algorithm):
         label = type(self).__name__
         if not isinstance(observation_space, Box):
             raise UsageError(f"{label} needs a Box observation space, this one is {observation_space}")
+        self.precision = "float32"
         self.is_recurrent = config.network.memory != "none"
         num_inputs = math.prod(observation_space.shape)
         self.head = make_head(action_space, config.squash, config.initial_std, label)
@@ -126,14 +125,21 @@ class PPO(Algorithm):
             self.host_network = HostNetwork(self.network, ppo_steps_of(self.head, self.optimizer, *options))
             self.head.share_with_numpy()
         # in one kernel where there is one; elsewhere the head and the loss apart take less than its reference
-        self.fuses_loss = self.head.has_fused_loss and use_triton(self.optimizer.flat) and not self.is_recurrent
+        self.fuses_loss = self.head.has_kernels and use_triton(self.optimizer.flat) and not self.is_recurrent
         self.action_random = CounterRandom(seed * 2 + 1, num_envs, device)
-        self.shuffle_random = CounterRandom(seed * 2 + 2, 1, device)
+        order_random = CounterRandom(seed * 2 + 2, 1, device)
+        self.minibatches = Minibatches(config.minibatches, config.normalize_advantage == "minibatch", order_random)
         self.clip_range = torch.tensor(config.clip_range, device=device)
         self.entropy_coef = torch.tensor(config.entropy_coef, device=device)
         self.host_scalars = (self.clip_range.numpy(), self.entropy_coef.numpy()) if self.host_network is not None else ()
         self.no_value = torch.zeros(num_envs, device=device)
         self.num_updates = torch.zeros((), dtype=torch.int64, device=device)
+
+    def set_precision(self, precision: str) -> None:
+        if precision == "bf16":
+            self.network.towers.dtype = torch.bfloat16
+            self.host_network = None  # it computes in float32
+        self.precision = precision
 
     def _check_minibatches(self) -> None:
         label = type(self).__name__
@@ -163,12 +169,12 @@ class PPO(Algorithm):
         output, value = self._outputs(inputs)
         if not explore:
             return Decision(as_tensor(self.head.to_env(self.head.mode(output))), next_carry, {})
-        action, log_prob = self.head.sample(output, self.action_random)
+        action, log_prob, env_action = self.head.decide(output, self.action_random)
         self.action_random.advance()
         columns = {"action": as_tensor(action), "log_prob": as_tensor(log_prob), "value": as_tensor(self._true_value(value))}
         if self.is_recurrent:
             columns["carry"] = carry[0]
-        return Decision(as_tensor(self.head.to_env(action)), next_carry, columns)
+        return Decision(as_tensor(env_action), next_carry, columns)
 
     @torch.no_grad()
     def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
@@ -247,8 +253,7 @@ class PPO(Algorithm):
                 self.normalizer.update(_flat(buffer["obs"]), buffer.columns.get("valid"))
             if self.is_recurrent:
                 return data | metrics
-            self.packed_rows = PackedRows(data)
-            return {"packed": self.packed_rows.pack(data)} | metrics
+            return {"packed": self.minibatches.pack(data)} | metrics
 
     def learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad() if self.is_recurrent else torch.inference_mode():
@@ -269,9 +274,9 @@ class PPO(Algorithm):
     def _learn_in_c(self, packed: Tensor) -> dict[str, Tensor]:
         """The same on a CPU, an epoch a call."""
         assert self.host_network is not None
-        scalars, has_valid = (float(self.clip_range), float(self.entropy_coef)), "valid" in self.packed_rows.places
+        scalars, has_valid = (float(self.clip_range), float(self.entropy_coef)), "valid" in self.minibatches.rows.places
         for _ in range(self.config.epochs):
-            order = permutation(*self._next_shuffle(), packed.shape[0])
+            order = self.minibatches.order(packed.shape[0])
             parts = self.host_network.learn(packed, has_valid, order, self.config.minibatches, *scalars)
         return {name: part.mean().float() for name, part in parts.items()}
 
@@ -305,62 +310,19 @@ class PPO(Algorithm):
         return self._true_value(self.network.value(self._normalized(_flat(buffer["final_obs"]).flatten(0, 1)))).view_as(buffer["value"])
 
     def _minibatches(self, data: dict[str, Tensor]) -> Iterator[dict[str, Array]]:
-        """One pass in a new random order: of steps, or of whole environments when there is a memory to unroll."""
+        """One pass, in the form that `_minibatch_step` takes."""
         if self.is_recurrent:
-            yield from self._minibatches_of_envs({name: column for name, column in data.items() if column.dim()})
-            return
-        size = data["packed"].shape[0] // self.config.minibatches
-        in_numpy = self.host_network is not None and size <= FEW_ROWS
-        for rows in self._shuffled(data["packed"], size):
-            if self.fuses_loss:
-                yield from self._views(rows)
-                continue
-            for minibatch in rows.numpy() if in_numpy else rows.unbind(0):
-                yield self._weighted(self.packed_rows.unpack(minibatch))
-
-    def _views(self, rows: Tensor) -> Iterator[dict[str, Tensor]]:
-        """The minibatches of rows [minibatches, size, W] as the fused loss takes them: columns in place, and the number of valid rows."""
-        place = self.packed_rows.places.get("valid")
-        counts = None if place is None else rows[:, :, place].sum(1).unbind(0)
-        for number, minibatch in enumerate(map(self.packed_rows.views, rows.unbind(0))):
-            if self.config.normalize_advantage == "minibatch":
-                minibatch["advantage"] = self._weighted(dict(minibatch))["advantage"]
-            yield minibatch if counts is None else minibatch | {"num_valid": counts[number]}
-
-    def _shuffled(self, packed: Tensor, size: int) -> Iterator[Tensor]:
-        """All rows of `packed` [S, W] in a new random order, in pieces [minibatches, size, W]."""
-        if not host_may_look(self.device):
-            yield gather_rows(packed, *self._next_shuffle(), start=0, count=packed.shape[0]).unflatten(0, (-1, size))
-            return
-        # as many minibatches at a time as a cache holds: a gather costs as much for 64 rows as for thousands
-        for index in permutation(*self._next_shuffle(), packed.shape[0]).split(max(GATHERED_ROWS // size, 1) * size):
-            yield packed.index_select(0, index).unflatten(0, (-1, size))
-
-    def _minibatches_of_envs(self, columns: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        order = permutation(*self._next_shuffle(), self.num_envs)
-        for index in order.split(self.num_envs // self.config.minibatches):
-            yield self._weighted({name: column.index_select(1, index) for name, column in columns.items()})
-
-    def _weighted(self, minibatch: dict[str, Array]) -> dict[str, Array]:
-        """`minibatch` with weights that sum to 1 where its rows are valid, and with normalised advantages if that is done by minibatch."""
-        if "valid" in minibatch:
-            valid = minibatch.pop("valid")
-            minibatch["weight"] = valid / namespace(valid).maximum(valid.sum(), namespace(valid).ones_like(valid.sum()))
-        if self.config.normalize_advantage == "minibatch":
-            minibatch["advantage"] = _normalized_advantage(minibatch["advantage"], minibatch.get("weight"))
-        return minibatch
-
-    def _next_shuffle(self) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Key, gamma, step and offset of an order that was not used before."""
-        self.shuffle_random.advance()
-        return self.shuffle_random.key, self.shuffle_random.gamma, self.shuffle_random.step, 0
+            return self.minibatches.of_envs({name: column for name, column in data.items() if column.dim()})
+        if self.fuses_loss:
+            return self.minibatches.in_place(data["packed"])
+        return self.minibatches.of_steps(data["packed"], few=FEW_ROWS if self.host_network is not None else 0)
 
     def _minibatch_step(self, minibatch: dict[str, Array], wants_parts: bool) -> dict[str, Array]:
         """One optimiser step; returns the gradient's norm and, if wanted, the 0-d parts of the loss."""
         config, memory, inputs = self.config, self.network.memory, minibatch["obs"]
         network: Any = self.host_network or self.network
         if memory is not None:
-            sequence = _unrolled(memory, minibatch)
+            sequence = memory.unroll_episodes(minibatch["obs"], minibatch["carry"][0], minibatch["ended"])
             inputs = sequence.detach().flatten(0, 1)
             minibatch = {name: column.flatten(0, 1) for name, column in minibatch.items()}
         scalars = (self.clip_range, self.entropy_coef) if isinstance(inputs, Tensor) else self.host_scalars
@@ -411,7 +373,7 @@ class PPO(Algorithm):
         return {
             "optimizer": self.optimizer.state_dict(),
             "action_random": self.action_random.state_dict(),
-            "shuffle_random": self.shuffle_random.state_dict(),
+            "shuffle_random": self.minibatches.random.state_dict(),
             "num_updates": self.num_updates,
             "set_rate": self._set_rate(),
         }
@@ -419,7 +381,7 @@ class PPO(Algorithm):
     def load_extra_state(self, state: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         self.action_random.load_state_dict(state["action_random"])
-        self.shuffle_random.load_state_dict(state["shuffle_random"])
+        self.minibatches.random.load_state_dict(state["shuffle_random"])
         self.num_updates.copy_(state["num_updates"])
         if state["set_rate"] != self._set_rate():  # the user has changed it since
             self.optimizer.learning_rate.fill_(self.config.learning_rate)
@@ -431,17 +393,3 @@ class PPO(Algorithm):
 def _flat(obs: Tensor) -> Tensor:
     """[T, N, *obs] -> [T, N, D] float32."""
     return obs.reshape(*obs.shape[:2], -1).float()
-
-
-@torch.enable_grad()
-def _unrolled(memory: Gru, minibatch: dict[str, Tensor]) -> Tensor:
-    """[T, B, H] memories of a minibatch of environments, for autograd to go back through."""
-    start = torch.cat((torch.zeros_like(minibatch["ended"][:1]), minibatch["ended"][:-1]))
-    return memory.unroll(minibatch["obs"], minibatch["carry"][0], start)
-
-
-def _normalized_advantage(advantage: Array, weight: Array | None) -> Array:
-    """(A - mean) / std, weighted by `weight` or all alike."""
-    share = 1.0 / math.prod(advantage.shape) if weight is None else weight
-    centred = advantage - (advantage * share).sum()
-    return centred / ((centred * centred * share).sum() ** 0.5 + 1e-8)

@@ -18,7 +18,7 @@ from triton.backends.nvidia import compiler as nvidia
 from triton.compiler import ASTSource
 
 from gpurl.envs.registry import make_env
-from gpurl.kernels import adam, env_step, gae, moments, permutation, ppo_loss, random, rollout
+from gpurl.kernels import adam, env_step, episode_sums, gae, moments, permutation, ppo_loss, random, rollout, sample
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = (80, 90, 100)
@@ -70,6 +70,12 @@ def adam_case(decoupled: bool, has_target: bool, even: bool) -> Case:
 def moments_case(has_valid: bool, width: int) -> Case:
     constants = {"HAS_VALID": has_valid, "BLOCK_B": moments.BLOCK_ROWS, "BLOCK_D": width}
     return Case(moments.block_moments_kernel, [F, B, D, "i32", "i32"], constants, 128, 8, name=f"block moments {width} valid {has_valid}")
+
+
+def sample_case(width: int, discrete: bool, registers: int) -> Case:
+    types = [F, F, F, L, L, L, L if discrete else F, L if discrete else F, F, "i32", "i32"]
+    constants = {"NUM_OUTPUTS": width, "DISCRETE": discrete, "BLOCK": sample.BLOCK}
+    return Case(sample.sample_kernel, types, constants, registers, even=("N",), stack=32, name=f"sample {width} {discrete}")
 
 
 STREAMS, CLOCKS = [L, L, L], [L, L, F]
@@ -179,13 +185,15 @@ CASES = [
     env_step_case("chasing", 136, dim=8),
     env_step_case("cart_pole", 56),
     env_step_case("pendulum", 56),
+    *(sample_case(*case) for case in ((2, False, 64), (8, False, 96), (2, True, 64), (18, True, 128))),
+    Case(episode_sums.add_episodes_kernel, [F, B, F, L, "i32"], {"BLOCK": episode_sums.BLOCK}, 128, 8, name="episode sums"),
     rollout_case("chasing", (64, 64), architectures=(90, 100)),
     dataclasses.replace(
         rollout_case("chasing", (64, 64), architectures=(80,)), spills=16, stack=40
     ),  # of an older generation, four numbers
     rollout_case("chasing", (64, 64), "tf32"),
     rollout_case("cart_pole", (64, 64)),
-    rollout_case("pendulum", (32,)),
+    rollout_case("pendulum", (32, 32)),
     *(
         ppo_loss_case(kind, width, everything, registers)
         for kind in ("gaussian", "categorical")

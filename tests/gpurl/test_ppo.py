@@ -282,7 +282,7 @@ def test_small_batches_in_numpy_learn_what_torch_learns(kind: type, space: objec
         if not in_numpy:
             algorithm.host_network = None
         metrics = run_updates(algorithm, env, 2)
-        data = {"packed": torch.zeros(64, algorithm.packed_rows.width)}
+        data = {"packed": torch.zeros(64, algorithm.minibatches.rows.width)}
         kinds = {type(column) for minibatch in algorithm._minibatches(data) for column in minibatch.values()}
         return algorithm.optimizer.flat, metrics, kinds == {np.ndarray}
 
@@ -322,16 +322,16 @@ def test_advantages_are_normalised_per_batch_or_minibatch() -> None:
     raw = algorithm._targets(buffer)[0]["advantage"]
     by_minibatch = make(env, normalize_advantage="minibatch")
     for rows in (raw.flatten(), raw.view(8, 8)[:, :4]):  # of steps; of environments
-        got = by_minibatch._weighted({"advantage": rows})["advantage"]
+        got = by_minibatch.minibatches.weighted({"advantage": rows})["advantage"]
         torch.testing.assert_close(torch.stack((got.mean(), got.std(correction=0))), torch.tensor([0.0, 1.0]), rtol=0, atol=1e-5)
         valid = torch.arange(rows.numel()).view(rows.shape) < 20
-        part = by_minibatch._weighted({"advantage": rows, "valid": valid})
+        part = by_minibatch.minibatches.weighted({"advantage": rows, "valid": valid})
         torch.testing.assert_close(part["weight"][valid], torch.full((20,), 1 / 20))
-        torch.testing.assert_close(part["advantage"][valid], by_minibatch._weighted({"advantage": rows[valid]})["advantage"])
-    nothing = by_minibatch._weighted({"advantage": rows, "valid": torch.zeros_like(valid)})
+        torch.testing.assert_close(part["advantage"][valid], by_minibatch.minibatches.weighted({"advantage": rows[valid]})["advantage"])
+    nothing = by_minibatch.minibatches.weighted({"advantage": rows, "valid": torch.zeros_like(valid)})
     assert not bool(nothing["weight"].any())
     assert bool(nothing["advantage"].isfinite().all())
-    packed = algorithm.prepare(buffer)["packed"][:, algorithm.packed_rows.places["advantage"]]
+    packed = algorithm.prepare(buffer)["packed"][:, algorithm.minibatches.rows.places["advantage"]]
     torch.testing.assert_close(torch.stack((packed.mean(), packed.std(correction=0))), torch.tensor([0.0, 1.0]), rtol=0, atol=1e-5)
 
 

@@ -152,7 +152,10 @@ def test_means_of_an_environments_own_terms_survive_a_resume() -> None:
         (first if number < 1 else second).add(timestep)
         if number == 0:
             second.load_state_dict(first.state_dict())
-    assert float(second.metrics()["env/height"]) == float(whole.metrics()["env/height"]) == 3.0
+    for statistics in (second, whole):
+        entries = statistics.read({name: float(value) for name, value in statistics.metrics().items()})
+        assert entries["env/height"] == 3.0
+    assert "env/height" not in whole.read({name: float(value) for name, value in whole.metrics().items()})  # nothing since
 
 
 def test_same_seed_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
@@ -321,3 +324,47 @@ def test_limits_of_time_count_anew_and_threads_are_given_back(tmp_path: Path) ->
     assert torch.get_num_threads() == before
     times = [json.loads(line)["time/time_elapsed"] for line in (folder / "metrics.jsonl").read_text().splitlines() if "time/fps" in line]
     assert times[-1] >= 0.9
+
+
+def test_a_compiled_task_is_the_same_task(tmp_path: Path) -> None:
+    """Chasing draws inside `transition`; the same seed then gives the same rollout but for rounding."""
+    from gpurl.envs.chasing import Chasing
+
+    plain, compiled = Chasing(64, seed=3), Chasing(64, seed=3)
+    compiled.compile()
+    action = torch.linspace(-1.0, 1.0, 128).view(64, 2)
+    for env in (plain, compiled):
+        env.reset()
+    for _ in range(3):
+        steps = [env.step(action) for env in (plain, compiled)]
+        torch.testing.assert_close(steps[1][:4], steps[0][:4], rtol=1e-5, atol=1e-5)
+    with pytest.raises(UsageError, match=r"compile is for tensor tasks, .* gymnasium_cpu:Pendulum-v1 is none"):
+        train("ppo", "gymnasium_cpu:Pendulum-v1", num_envs=1, compile=True, run_dir=str(tmp_path / "run"))
+
+
+def test_products_in_bf16_learn_about_the_same(tmp_path: Path) -> None:
+    """bfloat16 has 8 bits: outputs are off by some percent of their spread, gradients too; weights stay float32."""
+    from gpurl.networks import ActorCritic, NetworkConfig
+
+    torch.manual_seed(0)
+    network = ActorCritic(NetworkConfig(), 8, 2)
+    for parameter in network.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+        parameter.grad = torch.zeros_like(parameter)
+    x, of_output, of_value = torch.randn(500, 8), torch.randn(500, 2), torch.randn(500)
+    results = []
+    with torch.no_grad():
+        for dtype in (torch.float32, torch.bfloat16):
+            network.towers.dtype = dtype
+            output, value, kept = network(x)
+            network.backward(of_output, of_value, kept)
+            assert {tensor.dtype for tensor in (output, value, *(p.grad for p in network.parameters()))} == {torch.float32}
+            results.append([output, value, network.value(x), *(p.grad.clone() for p in network.parameters())])
+    for exact, rounded in zip(*results):
+        error = float((exact - rounded).norm() / exact.norm())
+        assert error < 0.02
+    assert not torch.equal(results[0][0], results[1][0])
+    run = small_run(tmp_path / "run", 3, precision="bf16")
+    assert run.outcome.steps == 3 * ITERATION
+    with pytest.raises(UsageError, match="precision tf32 is a GPU's, this run is on cpu"):
+        small_run(tmp_path / "other", 1, precision="tf32")

@@ -1,0 +1,63 @@
+"""An action drawn from a policy's outputs in one launch: the action, its log-probability and what the environment receives.
+
+The reference is `gpurl.distributions`: `Gaussian.sample`, `Gaussian.to_env` and `Categorical.sample`, with the same random bits.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpurl.kernels.env_step import RandomStreams, load_columns, store_columns
+from gpurl.kernels.policy import categorical_sample, gaussian_sample, to_env_columns
+
+BLOCK = 128
+MOST_COLUMNS = 64  # of actions or logits
+
+
+@triton.jit(do_not_specialize=["offset"])
+def sample_kernel(
+    output_ptr, log_std_ptr, units_ptr, key_ptr, gamma_ptr, step_ptr, action_ptr, env_action_ptr, log_prob_ptr, N, offset,
+    NUM_OUTPUTS: tl.constexpr, DISCRETE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program draws for BLOCK environments."""
+    env = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = env < N
+    output = load_columns(output_ptr, env, inside, NUM_OUTPUTS)
+    key = tl.load(key_ptr + env, mask=inside, other=0)
+    gamma = tl.load(gamma_ptr + env, mask=inside, other=0)
+    counter = tl.load(step_ptr) * 65536 + offset
+    if DISCRETE:
+        action, log_prob = categorical_sample(output, key, gamma, counter)
+        store_columns(action_ptr, env, inside, action, 0, 1)
+    else:
+        action, log_prob = gaussian_sample(output, log_std_ptr, key, gamma, counter)
+        store_columns(action_ptr, env, inside, action, 0, NUM_OUTPUTS)
+        store_columns(env_action_ptr, env, inside, to_env_columns(action, units_ptr), 0, NUM_OUTPUTS)
+    tl.store(log_prob_ptr + env, log_prob, mask=inside)
+
+
+def gaussian_sample_triton(
+    mean: Tensor, log_std: Tensor, units: Tensor, streams: RandomStreams, offset: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(action [N, A], log_prob [N], the environment's action [N, A]) for mean [N, A], log_std [A] inside its limits, units [4, A]."""
+    mean = mean.contiguous()
+    num_envs, width = mean.shape
+    action, env_action, log_prob = torch.empty_like(mean), torch.empty_like(mean), mean.new_empty(num_envs)
+    sample_kernel[(triton.cdiv(num_envs, BLOCK),)](
+        mean, log_std, units, *streams, action, env_action, log_prob, num_envs, offset,
+        NUM_OUTPUTS=width, DISCRETE=False, BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
+    return action, log_prob, env_action
+
+
+def categorical_sample_triton(logits: Tensor, streams: RandomStreams, offset: int) -> tuple[Tensor, Tensor]:
+    """(action [N] int64, log_prob [N]) for logits [N, n]."""
+    logits = logits.contiguous()
+    num_envs, width = logits.shape
+    action, log_prob = torch.empty(num_envs, dtype=torch.int64, device=logits.device), logits.new_empty(num_envs)
+    sample_kernel[(triton.cdiv(num_envs, BLOCK),)](
+        logits, logits, logits, *streams, action, action, log_prob, num_envs, offset,
+        NUM_OUTPUTS=width, DISCRETE=True, BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
+    return action, log_prob

@@ -1,0 +1,120 @@
+"""Whole iterations on a GPU: graphs equal the loop, one kernel equals the steps, nothing waits, seeds repeat."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from gpurl.api import make_trainer
+from gpurl.config import make_settings
+from gpurl.trainer import Trainer
+
+pytestmark = pytest.mark.gpu
+ITERATIONS = 10
+SHAPE: dict[str, Any] = {"num_envs": 512, "horizon": 16, "minibatches": 2, "network": {"hidden": [64, 64]}, "total_steps": 10_000_000}
+
+
+def trainer_of(env: str, algorithm: str = "ppo", **changes: Any) -> Trainer:
+    shape = SHAPE | ({"minibatches": 1} if algorithm == "a2c" else {})
+    torch.manual_seed(0)
+    trainer = make_trainer(make_settings(algorithm, env, **{**shape, **changes}), torch.device("cuda"))
+    trainer.folder = Path("unused")
+    trainer.start()
+    return trainer
+
+
+def results(trainer: Trainer, iterations: int = ITERATIONS) -> dict[str, Any]:
+    for _ in range(iterations):
+        trainer.iterate()
+    torch.cuda.synchronize()
+    state = trainer.running_state()
+    return {name: state[name] for name in ("model", "env", "obs", "statistics")}
+
+
+def largest_difference(one: Any, other: Any) -> float:
+    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
+    return max(float((a.double() - b.double()).abs().max()) for a, b in pairs if isinstance(a, torch.Tensor))
+
+
+@pytest.mark.parametrize("level", ["full", "policy"])
+@pytest.mark.parametrize(
+    ("env", "changes"),
+    [
+        ("chasing", {}),
+        ("cart_pole", {"schedule": "linear"}),
+        ("pendulum", {"algorithm": "a2c"}),
+        ("acrobot", {"network": {"memory": "gru", "hidden": [64]}}),
+    ],
+    ids=str,
+)
+def test_graphs_do_what_the_loop_does(env: str, changes: dict[str, Any], level: str) -> None:
+    trainer = trainer_of(env, graph=level, rollout="steps", **changes)
+    got, wanted = results(trainer), results(trainer_of(env, graph="off", rollout="steps", **changes))
+    assert (trainer.graph_level, trainer.notes) == (level, [])
+    difference = largest_difference(got, wanted)
+    print(f"{env} {level} {changes}: largest difference to the loop after {ITERATIONS} iterations {difference:.2e}")
+    assert difference == 0.0
+
+
+def test_a_captured_persistent_rollout_is_the_same_as_without_a_graph() -> None:
+    runs = [trainer_of("chasing", graph=graph, rollout="persistent") for graph in ("full", "off")]
+    assert largest_difference(*(results(run) for run in runs)) == 0.0
+    assert [run.graph_level for run in runs] == ["full", "off"]
+
+
+@pytest.mark.parametrize("env", ["chasing", "cart_pole", "pendulum"])
+def test_one_kernel_plays_what_the_steps_play(env: str) -> None:
+    """The first rollouts, before rounding makes other episodes of them; products are three TF32 ones here and float32 there."""
+    columns = []
+    for rollout in ("persistent", "steps"):
+        trainer = trainer_of(env, graph="off", rollout=rollout)
+        assert (trainer.persistent is not None) == (rollout == "persistent")
+        trainer.collect()
+        found = {name: column.clone() for name, column in trainer.buffer.columns.items()}
+        used = found["truncated"].clone()
+        used[-1] = True
+        found["final_value"] = torch.where(used, trainer.algorithm._final_values(trainer.buffer), 0.0)
+        columns.append(
+            {name: found[name] for name in ("obs", "action", "log_prob", "value", "reward", "final_value", "terminated", "truncated")}
+        )
+    for name, column in columns[0].items():
+        torch.testing.assert_close(column, columns[1][name], rtol=1e-3, atol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("env", ["chasing", "cart_pole", "pendulum", "mountain_car", "acrobot", "mountain_car_continuous"])
+@pytest.mark.parametrize("rollout", ["auto", "steps"])
+def test_an_iteration_never_waits_for_the_device(env: str, rollout: str) -> None:
+    trainer = trainer_of(env, graph="off", rollout=rollout)
+    results(trainer, 2)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer.iterate()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    assert largest_difference(results(trainer_of("chasing")), results(trainer_of("chasing"))) == 0.0
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_less_precise_products_stay_close(precision: str) -> None:
+    exact, rounded = (results(trainer_of("chasing", precision=each), 2)["model"] for each in ("float32", precision))
+    change = max(float((one - other).norm() / one.norm()) for one, other in zip(exact.values(), rounded.values()) if one.numel() > 1000)
+    print(f"{precision}: weights differ by {change:.2e} after 2 iterations")
+    assert 0.0 < change < 0.1
+
+
+def test_chasing_is_learned() -> None:
+    trainer = trainer_of("chasing", num_envs=4096, horizon=32, minibatches=4, total_steps=20_000_000)
+    first = last = 0.0
+    for number in range(150):
+        trainer.iterate()
+        if number in (20, 149):
+            episodes, returns, _ = trainer.statistics.sums.tolist()
+            first, last = last, returns / max(episodes, 1.0)
+            trainer.statistics.sums.zero_()
+    print(f"mean return {first:.2f} early, {last:.2f} after 20 M steps")
+    assert last > first + 2.0

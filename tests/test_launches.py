@@ -1,0 +1,95 @@
+"""How many operations and launches an iteration takes on a GPU, counted on a CPU: launches of Triton's kernels and torch's own operations.
+
+Nothing is computed: tensors are fake, and a kernel's launch only counts. Views are no launches.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpurl.algorithms import make_algorithm
+from gpurl.config import make_settings
+from gpurl.envs.registry import make_env
+from gpurl.kernels import backend
+from gpurl.kernels.backend import no_host_looks
+from gpurl.trainer import Trainer
+from tests.fake_graphs import storage, tensors
+
+ALLOCATIONS = {"empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh"}
+
+
+class Launches(TorchDispatchMode):
+    """Counts what a GPU would be given: launches of kernels, and operations on its tensors that are no views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        given, made = tensors((args, kwargs)), tensors(result)
+        is_new = not {storage(tensor) for tensor in made} <= {storage(tensor) for tensor in given}
+        name = function.overloadpacket.__name__
+        if name not in ALLOCATIONS and (is_new or function._schema.is_mutable):
+            self.count[name] += 1
+        return result
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    counting = Launches()
+    monkeypatch.setattr(backend, "choice", "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # what the choice asks for on a CPU; Triton is imported and compiles, but nothing is run
+
+    def launch(self: Any, *_: Any, **__: Any) -> None:
+        counting.count[self.fn.__name__] += 1
+
+    monkeypatch.setattr(triton.runtime.jit.JITFunction, "run", launch)
+    return counting
+
+
+def make_trainer(env: str, **changes: Any) -> Trainer:
+    shape = {"num_envs": 32, "horizon": 8, "epochs": 2, "minibatches": 4, "total_steps": 10_000}
+    settings = make_settings("ppo", env, **shape, **changes)
+    made = make_env(env, 32, "cpu", 0)
+    model = make_algorithm("ppo", settings.algorithm_config, made.single_observation_space, made.single_action_space, 32)
+    return Trainer(settings, model, made, None, Path("unused"))
+
+
+@pytest.mark.parametrize("env", ["chasing", "cart_pole", "pendulum"])
+def test_the_fused_path_takes_few(env: str, launches: Launches) -> None:
+    with FakeTensorMode(), no_host_looks():
+        trainer = make_trainer(env, rollout="steps")
+        trainer.start()
+        trainer.iterate()
+        launches.count.clear()
+        with launches:
+            trainer.collect()
+            a_step = launches.count.total() / 8
+            launches.count.clear()
+            data, _ = trainer.prepare()
+            prepared, launches.count = launches.count, Counter()
+            trainer.learn(data)
+        a_minibatch = launches.count.total() / 8
+    print(f"{env}: {a_step:.1f} a step, {prepared.total()} to prepare, {a_minibatch:.1f} a minibatch: {launches.count}, {prepared}")
+    assert a_step <= 20
+    assert prepared.total() <= 130
+    assert a_minibatch <= 60
+
+
+def test_a_rollout_by_one_kernel_takes_a_launch_and_what_counts_for_it(launches: Launches) -> None:
+    with FakeTensorMode(), no_host_looks():
+        trainer = make_trainer("chasing")
+        trainer.start()
+        assert trainer.persistent is not None
+        trainer.iterate()
+        launches.count.clear()
+        with launches:
+            trainer.collect()
+    assert launches.count["rollout_kernel"] == 1
+    assert launches.count.total() <= 6
