@@ -185,8 +185,8 @@ def test_masked_and_indexed_restarts_are_the_same(name: str, options: dict[str, 
     indexed_run = [env.reset(options={"reset_mask": torch.arange(33) % 2 == 0})[0], *play(env, 40)]
     with no_host_looks():
         masked_run = [masked.reset(options={"reset_mask": torch.arange(33) % 2 == 0})[0], *play(masked, 40)]
-    torch.testing.assert_close(indexed_run, masked_run, rtol=1e-6, atol=1e-6)  # normal numbers are C's here and torch's there
-    torch.testing.assert_close(env.state_dict(), masked.state_dict(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(indexed_run, masked_run, rtol=1e-5, atol=1e-5)  # normal numbers are C's here and torch's there
+    torch.testing.assert_close(env.state_dict(), masked.state_dict(), rtol=1e-5, atol=1e-5)
 
 
 @every_task
