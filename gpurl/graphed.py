@@ -31,6 +31,7 @@ class Graphed:
 
     def __init__(self, trainer: "Trainer", backend: Backend) -> None:
         self.trainer = trainer
+        trainer.obs = trainer.obs.clone()  # a place that no environment writes into
         saved = trainer.running_state()
         try:
             for _ in range(WARM_UPS):

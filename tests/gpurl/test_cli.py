@@ -55,6 +55,14 @@ def exit_code(words: list[str]) -> int | str | None:
 # ---- what there is ----
 
 
+def test_graphs_are_switched_off_by_a_word() -> None:
+    for words in (["--no-graph"], ["--no_graph"], ["--graph", "off"], ["graph=off"]):
+        assert settings("ppo", "chasing", *words)["graph"] == "off"
+    assert settings("ppo", "chasing")["graph"] == "auto"
+    with pytest.raises(UsageError, match=r"graph is 'on'; it must be one of auto, full, policy, off"):
+        settings("ppo", "chasing", "--graph", "on")
+
+
 def test_help_answers_within_a_second() -> None:
     def seconds() -> float:
         began = time.monotonic()
