@@ -35,9 +35,9 @@ class Timestep(NamedTuple):
 class VecEnv(gymnasium.vector.VectorEnv):
     """N environments in tensors on `device`. A subclass sets the single spaces and calls `super().__init__(num_envs, device)`.
 
-    `graph_safe` says that a CUDA graph can hold `step`: the host reads nothing of it, no number of Python changes from one step to the next,
-    state stays in its place. Without it the environment is stepped between graphs, on torch's current stream, where a simulator may replay a
-    graph of its own; it must not keep the actions it is given, their place is used again.
+    `graph_safe` says that a CUDA graph can hold `step`: the host reads nothing of it, no number of Python changes from one step to the
+    next, state stays in its place. Without it the environment is stepped between graphs, on torch's current stream, where a simulator may
+    replay a graph of its own; it must not keep the actions it is given, their place is used again.
     """
 
     single_observation_space: gymnasium.Space
