@@ -46,10 +46,10 @@ def parts(out: Path) -> list[Part]:
         Part("GPU tests", (*pytest, "-m", "gpu", "tests"), 180),
         Part("kernel tests", (*pytest, "tests/kernels"), 120, (("GPURL_KERNEL_DEVICE", "cuda"),)),
         Part("kernels", ("-m", "benchmarks.kernels", *bench, "--seconds", "0.2"), 60),
-        Part("sweep", ("-m", "benchmarks.throughput", *bench, *sizes, "--seconds", "0.2"), 120),
-        Part("ladder", ("-m", "benchmarks.throughput", *bench, "--ladder", "--rounds", "2", "--seconds", "0.2"), 180),
+        Part("peers", ("-m", "benchmarks.peers", *bench, *peers), 150, needs_peers=True),
+        Part("sweep", ("-m", "benchmarks.throughput", *bench, *sizes, "--seconds", "0.2"), 90),
+        Part("ladder", ("-m", "benchmarks.throughput", *bench, "--ladder", "--rounds", "2", "--seconds", "0.2"), 120),
         Part("profile", ("-m", "gpurl.cli", "profile", "ppo", "chasing", "--device", "cuda"), 60),
-        Part("peers", ("-m", "benchmarks.peers", *bench, *peers), 240, needs_peers=True),
     ]
 
 

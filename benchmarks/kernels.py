@@ -1,6 +1,7 @@
 """Kernels against their references: compared first, then timed in turn with the reference and with torch's own equivalent.
 
-`kernel` is what the product calls: Triton on a GPU, on a CPU torch's fused step for Adam and the reference itself for the others.
+`kernel` is what the product calls: Triton on a GPU; on a CPU, C for GAE and random numbers, torch's fused step for Adam, else the
+reference itself.
 """
 
 import sys
@@ -17,12 +18,13 @@ from benchmarks.timing import median_seconds
 from gpurl.api import choose_device
 from gpurl.distributions import Categorical, Gaussian, Head
 from gpurl.errors import GpurlError
+from gpurl.graphs import CudaGraphs
 from gpurl.kernels import adam, gae, moments, permutation, ppo_loss, random
 from gpurl.losses import PpoTerms
 from gpurl.losses import ppo_loss as torch_ppo_loss
 
 Function = Callable[[], tuple[Tensor, ...]]
-GAE_SIZES = ((32, 4096), (128, 4096), (2048, 8))  # T, N
+GAE_SIZES = ((32, 4096), (128, 4096), (256, 4096), (2048, 8))  # T, N
 ADAM_SIZES = (10_240, 1_048_576)  # parameters: PPO's two 64x64 networks on Chasing, and a large one
 MOMENTS_SIZES = ((131_072, 8), (131_072, 64))  # B, D
 RANDOM_SIZES = ((4096, 2), (65_536, 2), (4096, 64))  # N, draws
@@ -78,27 +80,31 @@ def gae_case(num_steps: int, num_envs: int, device: torch.device) -> Case:
     return Case(f"gae {num_steps}x{num_envs}", lambda: gae.gae(*arguments), lambda: gae.gae_reference(*arguments), tolerance=1e-4)
 
 
-def adam_case(size: int, device: torch.device) -> Case:
+def adam_case(size: int, device: torch.device, has_target: bool = False) -> Case:
     """A step with the gradient clipped to norm 1, in place, each function on a copy of its own; torch's on the one flat parameter."""
     generator = torch.Generator().manual_seed(0)
     start, gradient = (torch.randn(size, generator=generator).to(device) for _ in range(2))
 
     def stepping(function: Callable[..., Tensor]) -> Function:
         count = torch.zeros((), dtype=torch.int64, device=device)
-        state = adam.AdamState(start.clone(), torch.zeros_like(start), torch.zeros_like(start), count)
+        own_target = start.clone() if has_target else None
+        state = adam.AdamState(start.clone(), torch.zeros_like(start), torch.zeros_like(start), count, own_target)
         own_gradient, rate = gradient.clone(), torch.tensor(1e-3, device=device)
-        return lambda: (function(state, own_gradient, rate, adam.AdamOptions(eps=1e-5, max_grad_norm=1.0)), state.parameters)
+        options = adam.AdamOptions(eps=1e-5, max_grad_norm=1.0, tau=0.005)
+        return lambda: (function(state, own_gradient, rate, options), state.parameters, *([own_target] if has_target else []))
 
     parameter = torch.nn.Parameter(start.clone())
     parameter.grad = gradient.clone()
-    optimizer = torch.optim.Adam([parameter], lr=1e-3, eps=1e-5, fused=True)
+    optimizer, target = torch.optim.Adam([parameter], lr=1e-3, eps=1e-5, fused=True), start.clone()
 
     def torch_step() -> tuple[Tensor, ...]:
         norm = torch.nn.utils.clip_grad_norm_([parameter], 1.0)
         optimizer.step()
-        return norm, parameter.detach()
+        return norm, parameter.detach(), *([target.lerp_(parameter.detach(), 0.005)] if has_target else [])
 
-    return Case(f"adam_step {size}", stepping(adam.adam_step), stepping(adam.adam_step_reference), torch_step)
+    return Case(
+        f"adam_step {size}{' with target' if has_target else ''}", stepping(adam.adam_step), stepping(adam.adam_step_reference), torch_step
+    )
 
 
 def update_moments_case(rows: int, columns: int, device: torch.device) -> Case:
@@ -210,6 +216,7 @@ def all_cases(device: torch.device) -> list[Case]:
     return [
         *(gae_case(*size, device) for size in GAE_SIZES),
         *(adam_case(size, device) for size in ADAM_SIZES),
+        adam_case(ADAM_SIZES[-1], device, has_target=True),
         *(update_moments_case(*size, device) for size in MOMENTS_SIZES),
         *(normalize_case(*size, device) for size in MOMENTS_SIZES),
         *(random_case(kind, *size, device) for kind in ("uniform", "normal") for size in RANDOM_SIZES),
@@ -222,6 +229,15 @@ def all_cases(device: torch.device) -> list[Case]:
 # ---- measuring ----
 
 
+def in_a_graph(case: Case, device: torch.device) -> Callable[[], None] | None:
+    """The kernel's call as a training replays it: on a GPU Python takes longer to launch than most kernels to run."""
+    if device.type != "cuda":
+        return None
+    graphs = CudaGraphs(device)
+    graphs.warm_up(case.kernel)
+    return graphs.capture(case.kernel)[0]
+
+
 def main(words: list[str] | None = None) -> int:
     """Compare, measure, print and save."""
     options = parser(__doc__, budget=0.5).parse_args(words)
@@ -230,19 +246,20 @@ def main(words: list[str] | None = None) -> int:
     for case in found:
         check(case)
     for case in found:
-        functions = {"kernel": case.kernel, "reference": case.reference, "torch": case.torch}
+        functions = {"kernel": case.kernel, "graph": in_a_graph(case, device), "reference": case.reference, "torch": case.torch}
         seconds = median_seconds({name: function for name, function in functions.items() if function}, device, options.seconds)
         for name, value in seconds.items():
             rows.append({"case": case.name, "function": name, "value": f"{value * 1e6:.2f}", "unit": "us", **machine(str(device))})
         lines.append([case.name, *_cells(seconds)])
+        save("kernels", rows, options.out)  # what was measured stays
     print(f"kernels: microseconds a call on {rows[0]['device']}, {rows[0]['threads']} CPU threads; all agree with their references")
-    print(table(["kernel", "kernel", "reference", "torch", "reference/kernel", "torch/kernel"], lines))
+    print(table(["kernel", "kernel", "in a graph", "reference", "torch", "reference/kernel", "torch/kernel"], lines))
     print(f"written to {save('kernels', rows, options.out)}\n")
     return 0
 
 
 def _cells(seconds: dict[str, float]) -> list[str]:
-    times = [number(seconds[name] * 1e6) if name in seconds else "" for name in ("kernel", "reference", "torch")]
+    times = [number(seconds[name] * 1e6) if name in seconds else "" for name in ("kernel", "graph", "reference", "torch")]
     return times + [f"{seconds[name] / seconds['kernel']:.2f}" if name in seconds else "" for name in ("reference", "torch")]
 
 

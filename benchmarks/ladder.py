@@ -16,7 +16,7 @@ import torch
 from benchmarks.processes import Result, cores, host_environment, run_once, take_turns
 from benchmarks.results_table import Row, machine, number, save, table
 from benchmarks.timing import median_seconds
-from benchmarks.training import how_trained, ready_trainer, shape
+from benchmarks.training import how_trained, ready_trainer, shape, warm
 from gpurl.config import make_settings
 from gpurl.errors import GpurlError
 from gpurl.trainer import Trainer
@@ -91,6 +91,7 @@ def measure_here(job: dict[str, Any]) -> Result:
     returns = first_rollout(trainer)
     if job["wanted"] is not None:
         check(job["name"], returns, job["wanted"], job["settings"]["precision"])
+    warm(trainer)
     seconds = median_seconds({"": trainer.iterate}, device, job["seconds"])[""]
     rate = job["num_envs"] * job["horizon"] / seconds
     return {"returns": returns, "rate": rate, "how": how_trained(trainer), "machine": machine(str(device))}

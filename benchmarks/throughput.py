@@ -14,7 +14,7 @@ from benchmarks import ladder
 from benchmarks.limits import limits
 from benchmarks.results_table import Row, machine, number, parser, save, table
 from benchmarks.timing import median_seconds
-from benchmarks.training import EPOCHS, HIDDEN, how_trained, ready_trainer, shape
+from benchmarks.training import EPOCHS, HIDDEN, how_trained, ready_trainer, shape, warm
 from gpurl.api import choose_device
 from gpurl.config import make_settings
 from gpurl.envs.registry import make_env
@@ -68,6 +68,7 @@ class Sweep:
     def chasing(self, size: int, horizon: int) -> list[str]:
         """The three cases at one size, as a line of the table."""
         trainer = ready_trainer(make_settings("ppo", "chasing", **shape(size, horizon)), self.device)
+        warm(trainer)
         functions, how = cases(trainer, make_env("chasing", size, self.device), horizon), how_trained(trainer)
         return ["chasing", str(size), str(horizon), *(self._measure(case, size, horizon, how, each) for case, each in functions.items())]
 
@@ -88,7 +89,9 @@ class Sweep:
 
     def _measure(self, case: str, size: int, horizon: int, how: Row, function: Callable[[], object]) -> str:
         seconds = median_seconds({case: function}, self.device, self.budget)[case]
-        self._keep(case, str(size), str(horizon), {} if case.endswith(" env") else how, size * horizon / seconds)
+        if not case.endswith("training"):  # collecting by itself runs without graphs
+            how = how | {"graph": "off"} if case.endswith("policy") else {}
+        self._keep(case, str(size), str(horizon), how, size * horizon / seconds)
         return number(size * horizon / seconds)
 
     def _keep(self, case: str, size: str, horizon: str, how: Row, rate: float) -> None:

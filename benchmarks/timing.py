@@ -19,7 +19,7 @@ def now(device: torch.device) -> float:
 
 
 def median_seconds(functions: dict[str, Callable[[], Any]], device: torch.device, budget: float) -> dict[str, float]:
-    """Median seconds a call of each function, after one call to warm up, which compiles and allocates.
+    """Median seconds a call of each function, after one call to warm up, which compiles and allocates, and one to see how long it takes.
 
     A round takes one sample of every function, the next one goes the other way. There are three rounds at least and as many as fit into
     `budget` seconds; fewer when they have taken ten times the budget.
@@ -46,9 +46,8 @@ def fastest_seconds(function: Callable[[], Any], device: torch.device, budget: f
 
 def _calls_a_sample(function: Callable[[], Any], device: torch.device) -> int:
     """How often to call `function` in a sample."""
+    _sample(function, 1, device)  # compiles and allocates
     seconds = _sample(function, 1, device)
-    if seconds < SAMPLE_SECONDS:  # the first call may have been the slow one
-        seconds = _sample(function, 1, device)
     return math.ceil(SAMPLE_SECONDS / max(seconds, 1e-7))
 
 

@@ -20,12 +20,18 @@ def ready_trainer(settings: Settings, device: torch.device, env: VecEnv | None =
     return trainer
 
 
+def warm(trainer: Trainer) -> None:
+    """On a GPU iterate until everything is compiled and captured, so that none of it is measured."""
+    for _ in range(3 if trainer.env.device.type == "cuda" else 0):
+        trainer.iterate()
+
+
 def shape(size: int, horizon: int) -> dict[str, Any]:
     """The settings that all measurements of training share."""
     return {"num_envs": size, "horizon": horizon, "epochs": EPOCHS, "minibatches": MINIBATCHES, "network": {"hidden": list(HIDDEN)}}
 
 
 def how_trained(trainer: Trainer) -> Row:
-    """The columns that tell how `trainer` really steps and learns, after two iterations."""
+    """The columns that tell how `trainer` really steps and learns; call `warm` first."""
     rollout = "steps" if trainer.persistent is None else "persistent"
     return {"precision": trainer.config.precision, "graph": trainer.graph_level or "off", "rollout": rollout}

@@ -100,6 +100,8 @@ class TorchEnv(VecEnv):
             truncated = (self.episode_length_buf >= self.max_episode_steps) & ~terminated
         done = terminated | truncated
         self._episode_return += reward
+        if not host_may_look(self.device):  # what passes through unchanged is about to be overwritten in its place
+            next_state = {name: value.clone() if value is self._state[name] else value for name, value in next_state.items()}
         info = {"time_outs": truncated, "_final_obs": done, **self._episode_info(done)}
         info["final_obs"] = final_obs = self.observe(next_state)
         obs = self._autoreset(next_state, final_obs, done)

@@ -81,7 +81,7 @@ def run(settings: Settings, resume_from: Path | None = None, command: list[str] 
     if resume_from is not None and config.run_dir is not None and Path(config.run_dir).resolve() != resume_from.resolve():
         raise UsageError(f"a run goes on in its own folder, {resume_from}: leave out run_dir {config.run_dir}")
     parts = None if resume_from is None else load_checkpoint(resume_from, device)[0]
-    threads = torch.get_num_threads()
+    threads, allow_tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
     eval_env = _eval_env(settings, device)
     earlier = None if parts is None else parts["trainer"].get("threads")  # sums of torch depend on it in their last bits
     trainer = make_trainer(settings, device, eval_env, threads=earlier)
@@ -97,6 +97,7 @@ def run(settings: Settings, resume_from: Path | None = None, command: list[str] 
             outcome, baseline = _run_logged(trainer, eval_env)
     finally:
         torch.set_num_threads(threads)
+        torch.backends.cuda.matmul.allow_tf32 = allow_tf32
         for each in (trainer.env, eval_env):
             if each is not None:
                 each.close()
@@ -173,7 +174,7 @@ def _eval_env(settings: Settings, device: torch.device) -> VecEnv | None:
 def choose_device(name: str) -> torch.device:
     """The torch device called `name`; auto takes CUDA where it is. UsageError when it is not there."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -182,8 +183,10 @@ def choose_device(name: str) -> torch.device:
         raise UsageError(f"device {name} is not supported; it must be auto, cpu, cuda or cuda:N")
     if device.type == "cpu":
         return torch.device("cpu")  # without an index, as tensors say it
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"device {name} is not there: torch sees {torch.cuda.device_count()} CUDA devices; gpurl doctor says why")
+    device = torch.device("cuda", device.index or 0)  # with an index, as tensors say it
+    torch.cuda.set_device(device)  # where Triton launches
     return device
 
 

@@ -67,7 +67,8 @@ class TrainConfig:
     rollout: str = "auto"
     """persistent (one kernel plays a whole rollout), steps, or auto: persistent where the task and the policy have it, on a GPU."""
     precision: str = "float32"
-    """Of the networks' products: float32, tf32 (a GPU's, 3 digits) or bf16 (2 digits; weights and gradients stay float32)."""
+    """Of the networks' products: float32, tf32 (a GPU's, 3 digits) or bf16 (2 digits, no persistent rollout); weights and gradients stay
+    float32."""
     compile: bool = False
     """Compile the environment's own functions with torch.compile: fewer launches for tasks without Triton functions, a slow start."""
     threads: int | None = None
@@ -82,6 +83,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_choices(self, CHOICES)
         check_numbers(self, LEAST, above_zero=("max_seconds",))
+        if self.graph == "policy" and self.rollout == "persistent":
+            raise UsageError(
+                "graph policy steps the environment between graphs, rollout persistent plays it in one kernel: take one of them"
+            )
         if self.stop_return is not None and self.eval_episodes == 0:
             raise UsageError(f"stop_return {self.stop_return} needs evaluations, but eval_episodes is 0: they would never be played")
         parse_interval(self.save_every)

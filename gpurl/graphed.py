@@ -75,11 +75,13 @@ class Graphed:
         def moved_back() -> Any:
             trainer = self.trainer
             obs, carry = trainer.obs, trainer.carry
-            result = function()
-            for place, tensor in zip((obs, *carry), (trainer.obs, *trainer.carry)):
-                if tensor is not place:
-                    place.copy_(tensor)
-            trainer.obs, trainer.carry = obs, carry
+            try:
+                result = function()
+                for place, tensor in zip((obs, *carry), (trainer.obs, *trainer.carry)):
+                    if tensor is not place:
+                        place.copy_(tensor)
+            finally:
+                trainer.obs, trainer.carry = obs, carry
             return result
 
         return moved_back
@@ -96,8 +98,13 @@ class WholeGraphs(Graphed):
         self._in_place(self.trainer.collect)()
 
     def _capture_collecting(self, backend: Backend) -> None:
+        terms = set(self.trainer.statistics.terms)
         self._collect, _ = backend.capture(self._in_place(self.trainer.collect))
         self._size = self.trainer.buffer.size
+        if new := set(self.trainer.statistics.terms) - terms:
+            raise RuntimeError(
+                f"info['log'] brought {', '.join(sorted(new))} in its fourth rollout; its names must be there from the first"
+            )
 
 
 class PolicyGraphs(Graphed):
@@ -120,7 +127,7 @@ class PolicyGraphs(Graphed):
         trainer = self.trainer
         while not trainer.algorithm.is_ready(trainer.buffer):
             self._act()
-            timestep = trainer.env.step(self.decision.action)
+            timestep = trainer.env.step(self.decision.action.clone())  # one that keeps it must not see the next one in its place
             check_step(trainer.env, timestep)
             if ("valid" in timestep.info) != self.has_valid:
                 raise EnvError(f"{type(trainer.env).__name__}.step: info['valid'] must be there always or never; run with --no-graph")
@@ -170,6 +177,8 @@ def _obstacle_to_full(trainer: "Trainer") -> str:
     """Why a graph cannot hold the environment, or nothing."""
     if not trainer.env.graph_safe:
         return f"{trainer.settings.env} is not graph_safe, it is stepped between graphs"
+    if not trainer.env.state_dict():
+        return f"{trainer.settings.env} cannot restore its state, which warming up changes"
     log = trainer.timestep.info.get("log", {}) if trainer.timestep is not None else {}
     if numbers := [name for name, value in log.items() if not isinstance(value, Tensor)]:
         return f"info['log'] of {trainer.settings.env} holds Python numbers ({', '.join(numbers)}), a graph would repeat them; give tensors"
@@ -177,7 +186,9 @@ def _obstacle_to_full(trainer: "Trainer") -> str:
 
 
 def _cause(error: RuntimeError) -> str:
-    """The first line of `error` and the line of code that raised it."""
+    """The first line of the innermost error, and the line of code that raised it."""
+    while isinstance(error.__context__, RuntimeError):  # a capture that ends in an error tells of that alone
+        error = error.__context__
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{str(error).splitlines()[0]} ({Path(place.filename).name}:{place.lineno}: {place.line})"
 

@@ -33,15 +33,23 @@ class CudaGraphs:
 
     def warm_up(self, function: Function) -> None:
         """Raises RuntimeError where `function` waits for the device: a graph could not hold that."""
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream), _no_waiting():
-            function()
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        current = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self.stream), _no_waiting():
+                function()
+        finally:  # what goes on must not overtake what was begun
+            current.wait_stream(self.stream)
 
     def capture(self, function: Function) -> tuple[Callable[[], None], Any]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-            result = function()
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+                result = function()
+        except BaseException:  # a capture that broke leaves its stream chosen and its pool in use
+            torch.cuda.set_stream(current)
+            self.pool = torch.cuda.graph_pool_handle()
+            raise
         return graph.replay, result
 
 

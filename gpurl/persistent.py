@@ -23,6 +23,8 @@ def make_persistent(algorithm: Algorithm, env: VecEnv) -> "PersistentRollout | s
         return f"it plays policies of PPO, not of {type(algorithm).__name__}"
     if algorithm.is_recurrent:
         return "it plays policies without a memory"
+    if algorithm.precision == "bf16":
+        return "it acts in more precision than bf16, which the update would take for another policy"
     if type(algorithm.head) not in (Gaussian, Categorical):
         return f"it does not know {type(algorithm.head).__name__} actions"
     return rollout_obstacle(in_triton, policy_shape(algorithm)) or PersistentRollout(algorithm, env)
@@ -49,7 +51,7 @@ class PersistentRollout:
         if not buffer.columns:
             buffer.hold(self._columns(buffer.horizon)._asdict())
         in_triton, random = self.env.in_triton(), self.algorithm.action_random
-        assert in_triton is not None, "obstacle() is asked first"
+        assert in_triton is not None, "make_persistent is asked first"
         rollout = RolloutTensors(**{name: buffer[name] for name in RolloutTensors._fields})
         streams = RandomStreams(random.key, random.gamma, random.step)
         statistics.sums += rollout_triton(in_triton, streams, self._tensors(), self.shape, rollout, obs)

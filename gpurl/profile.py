@@ -98,11 +98,12 @@ def profile(settings: Settings, iterations: int = 3, warm_up: int = 3, out: str 
 
     `iterations` are those with the clock, and again those under the profiler. The folder is `out`, else a new one under ROOT/profile.
     """
-    for name, value, least in (("iterations", iterations, 1), ("warm_up", warm_up, 0)):
-        if value < least:
-            raise UsageError(f"{name} must be at least {least}, got {value}")
     config, threads = settings.train, torch.get_num_threads()
     device = choose_device(config.device)
+    # graphs are made in the second iteration
+    for name, value, least in (("iterations", iterations, 1), ("warm_up", warm_up, 2 if device.type == "cuda" else 0)):
+        if value < least:
+            raise UsageError(f"{name} must be at least {least}, got {value}")
     trainer = make_trainer(settings, device)
     folder = _made(Path(out)) if out else create_run_folder(Path(config.root) / "profile", settings.env, settings.algorithm, config.seed)
     try:

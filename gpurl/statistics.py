@@ -61,6 +61,8 @@ class EpisodeStatistics:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sums.copy_(state["sums"])
         self.last = dict(state["last"])
+        for term in self.terms.values():
+            term.zero_()
         for name, term in state["terms"].items():
             self.terms.setdefault(name, torch.zeros_like(term)).copy_(term)
 

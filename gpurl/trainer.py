@@ -72,7 +72,7 @@ class Trainer:
         self.graph_level = ""  # off, policy or full, once it is chosen
         self.persistent: PersistentRollout | None = None  # one kernel for whole rollouts, where there is one
         self.is_warm = False  # after the first iteration
-        self.timestep: Timestep | None = None  # the newest, where the environment is stepped
+        self.timestep: Timestep | None = None  # the newest, until graphs are chosen
         self.notes: list[str] = []  # for the screen
 
     # ---- the loop ----
@@ -116,6 +116,8 @@ class Trainer:
             decision = self.act()
             self.timestep = self.env.step(decision.action)
             check_step(self.env, self.timestep)
+            if self.timestep.obs is self.obs:
+                raise EnvError(f"{type(self.env).__name__}.step: obs is the tensor that was returned before, now changed: return a new one")
             self.take_in(decision, self.timestep)
 
     def prepare(self) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
@@ -133,7 +135,10 @@ class Trainer:
         """Collect, then update; returns the update's metrics, on the device, true until the next call."""
         if self.is_warm and not self.graph_level:
             self.graph_level, self.graphs, notes = choose_graphs(self)
+            self.timestep = None
             self.notes += notes
+            if self.graph_backend is not None:
+                self.notes.append(f"CUDA graphs {self.graph_level}, rollout {'steps' if self.persistent is None else 'persistent'}")
         stages = self.graphs or self
         self.stopwatch.mark("collect")
         before = self.buffer.size

@@ -140,7 +140,7 @@ def adam_kernel(
             tl.store(target_ptr + offset, target + tau * (parameters - target), mask=inside)
 
 
-@functools.lru_cache(maxsize=16)
+@functools.cache  # for good: CUDA graphs hold the place
 def _log_betas(device: torch.device, betas: tuple[float, float]) -> Tensor:
     return torch.tensor([math.log(beta) for beta in betas], dtype=torch.float64, device=device)
 

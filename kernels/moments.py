@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpurl.kernels.backend import use_triton
 
-BLOCK_ROWS = 256
+TILE, LEAST_ROWS = 8192, 256  # numbers of a block, and rows of it at least: the blocks are merged one after the other
 
 
 def update_moments_reference(mean: Tensor, variance: Tensor, count: Tensor, x: Tensor, valid: Tensor | None = None) -> None:
@@ -93,18 +93,22 @@ def normalize_kernel(x_ptr, mean_ptr, inv_std_ptr, out_ptr, size, D, clip, BLOCK
     tl.store(out_ptr + offset, y, mask=inside)
 
 
+def block_rows(block_d: int) -> int:
+    """Rows of a block that is `block_d` columns wide."""
+    return max(TILE // block_d, LEAST_ROWS)
+
+
 def update_moments_triton(mean: Tensor, variance: Tensor, count: Tensor, x: Tensor, valid: Tensor | None = None) -> None:
     """`update_moments_reference` in two launches and a copy of the count."""
     x = x.contiguous()
     rows, columns = x.shape
     block_d = min(32, triton.next_power_of_2(columns))
-    grid = (triton.cdiv(rows, BLOCK_ROWS), triton.cdiv(columns, block_d))
+    block_b = block_rows(block_d)
+    grid = (triton.cdiv(rows, block_b), triton.cdiv(columns, block_d))
     partial = torch.empty(grid[0], 3, columns, dtype=torch.float64, device=x.device)
     new_count = torch.empty(columns, dtype=torch.float64, device=x.device)
     flags = x if valid is None else valid.contiguous().view(torch.uint8)
-    block_moments_kernel[grid](
-        x, flags, partial, rows, columns, HAS_VALID=valid is not None, BLOCK_B=BLOCK_ROWS, BLOCK_D=block_d, num_warps=8
-    )
+    block_moments_kernel[grid](x, flags, partial, rows, columns, HAS_VALID=valid is not None, BLOCK_B=block_b, BLOCK_D=block_d, num_warps=8)
     merge_moments_kernel[(grid[1],)](partial, mean, variance, count, new_count, grid[0], columns, BLOCK_D=block_d, num_warps=1)
     count.copy_(new_count[0])
 

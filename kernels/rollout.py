@@ -83,17 +83,18 @@ def rollout_kernel(
     env = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = env < N
     state = load_states(state_ptrs, env, inside, WIDTHS)
-    length = tl.load(length_ptr + env, mask=inside, other=0)
-    start = tl.load(start_ptr + env, mask=inside, other=0)
+    length = tl.load(length_ptr + env, mask=inside, other=0).to(tl.int32)
+    start = tl.load(start_ptr + env, mask=inside, other=0).to(tl.int32)
     episode_return = tl.load(return_ptr + env, mask=inside, other=0.0)
     env_counter = tl.load(env_step_ptr) * 65536
     counter = tl.load(step_ptr) * 65536
-    row = env
+    first_row = tl.zeros((), tl.int64)  # of the step; with few registers carried from step to step none is spilled
     episodes = tl.zeros((BLOCK,), tl.float32)
     returns = tl.zeros((BLOCK,), tl.float32)
     lengths = tl.zeros((BLOCK,), tl.float32)
     left = T  # a number of this kernel, where the loop's own is one of Python in the interpreter
     for _ in tl.range(0, T, num_stages=1):
+        row = first_row + env
         store_columns(obs_ptr, row, inside, OBSERVE(state, OPTIONS), 0, OBS_WIDTH)
         tl.debug_barrier()  # what is stored is read again as a matrix, by other threads of this program
         x = load_inputs(obs_ptr, row, inside, obs_shift, obs_inv_std, OBS_WIDTH, PADDED, OBS_LIMIT)
@@ -149,11 +150,11 @@ def rollout_kernel(
         episode_return = tl.where(done, 0.0, episode_return)
         env_counter += 65536
         counter += 65536
-        row += N
+        first_row += N
     store_states(state_ptrs, env, inside, state, WIDTHS, STARTS)
     store_columns(next_obs_ptr, env, inside, OBSERVE(state, OPTIONS), 0, OBS_WIDTH)
-    tl.store(length_ptr + env, length, mask=inside)
-    tl.store(start_ptr + env, start, mask=inside)
+    tl.store(length_ptr + env, length.to(tl.int64), mask=inside)
+    tl.store(start_ptr + env, start.to(tl.int64), mask=inside)
     tl.store(return_ptr + env, episode_return, mask=inside)
     tl.store(partial_ptr + tl.program_id(0) * 3, tl.sum(episodes, axis=0))
     tl.store(partial_ptr + tl.program_id(0) * 3 + 1, tl.sum(returns, axis=0))

@@ -31,7 +31,16 @@ class FakeGraphs:
             result = function()
         recorder.put_back()
         self.captured.append(recorder)
-        return recorder.replay, result
+        recorder.results = {storage(tensor) for tensor in tensors(result)}
+        return lambda: self._replay(recorder), result
+
+    def _replay(self, recorder: "Recorder") -> None:
+        """Graphs that share a pool write over what others left behind: only what a function returned or another one reads stays."""
+        read = {storage(tensor) for each in self.captured for _, *given, _ in each.operations for tensor in tensors(given)}
+        for other in self.captured:
+            if other is not recorder:
+                other.spoil(read | other.results)
+        recorder.replay()
 
 
 class Refusal(TorchDispatchMode):
@@ -52,6 +61,7 @@ class Recorder(Refusal):
         self.operations: list[tuple[Any, Any, Any, list[Tensor]]] = []
         self.made: set[int] = set()  # storages that began during the capture
         self.before: dict[int, tuple[Tensor, Tensor]] = {}  # what others held
+        self.results: set[int] = set()  # storages of what the function returned
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -82,6 +92,14 @@ class Recorder(Refusal):
             for tensor, value in self.before.values():
                 tensor.copy_(value)
         self.before.clear()
+
+    def spoil(self, kept: set[int]) -> None:
+        """Fill with rubbish what was made by the way."""
+        with torch.inference_mode():
+            for *_, results in self.operations:
+                for tensor in results:
+                    if storage(tensor) not in kept:
+                        tensor.fill_(float("nan") if tensor.is_floating_point() else 1)
 
     def replay(self) -> None:
         with torch.inference_mode():

@@ -124,6 +124,7 @@ def test_kernels_are_timed_beside_reference_and_torch(tmp_path: Path) -> None:
     assert measured == {
         "gae 4x5": ["kernel", "reference"],
         "adam_step 1000": ["kernel", "reference", "torch"],
+        "adam_step 1000 with target": ["kernel", "reference", "torch"],
         "update_moments 33x3": ["kernel", "reference"],
         "normalize 33x3": ["kernel", "reference"],
         "random_uniform 7x3": ["kernel", "reference", "torch"],
@@ -171,10 +172,10 @@ def test_functions_take_turns_and_the_slow_one_is_slow(monkeypatch: pytest.Monke
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     functions = {"a": function("a", 1.0), "b": function("b", 2.0)}
     assert timing.median_seconds(functions, CPU, budget=3.0) == {"a": 1.0, "b": 2.0}
-    assert calls == ["a", "b", "a", "b", "b", "a", "a", "b"]  # to warm up, then the three rounds that there are at least
+    assert calls == ["a", "a", "b", "b", "a", "b", "b", "a", "a", "b"]  # to warm up and to see how long one takes, then three rounds
     calls.clear()
     timing.median_seconds(functions, CPU, budget=0.1)
-    assert len(calls) == 2 + 2  # one round takes more than ten times the budget
+    assert len(calls) == 4 + 2  # one round takes more than ten times the budget
 
 
 def test_a_row_of_the_same_commit_is_replaced_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -14,6 +15,7 @@ from gpurl.config import make_settings
 from gpurl.envs.registry import make_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import Timestep
+from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import no_host_looks
 from gpurl.trainer import Trainer
 from tests.fake_graphs import FakeGraphs, Recorder
@@ -71,7 +73,7 @@ def test_graphs_do_what_the_loop_does(env: str, changes: dict[str, Any], level: 
     trainer = make_trainer(env, level, **changes)
     got, wanted = results(trainer), results(make_trainer(env, "off", **changes))
     assert trainer.graph_level == level
-    assert trainer.notes == []
+    assert trainer.notes == [f"CUDA graphs {level}, rollout steps"]
     assert_equal(got, wanted)
 
 
@@ -214,7 +216,7 @@ def test_an_env_that_is_not_safe_is_stepped_between_graphs() -> None:
     trainer = make_trainer(NotSafe(), "auto")
     results(trainer)
     assert trainer.graph_level == "policy"
-    assert trainer.notes == ["CUDA graph level full is not possible: chasing is not graph_safe, it is stepped between graphs"]
+    assert trainer.notes[0] == "CUDA graph level full is not possible: chasing is not graph_safe, it is stepped between graphs"
     assert trainer.env.steps == 4 * ITERATIONS
     assert_equal(results(trainer, 1)["model"], results(make_trainer(NotSafe(), "off"), ITERATIONS + 1)["model"])
 
@@ -223,7 +225,7 @@ def test_falling_back_names_the_line_that_waited() -> None:
     trainer = make_trainer(Looking(), "full")
     got = results(trainer)
     assert trainer.graph_level == "policy"
-    (note,) = trainer.notes
+    note, _ = trainer.notes
     assert "synchronizing operation: _local_scalar_dense (fake_graphs.py" in note or "float(action.sum())" in note
     assert_equal(got["model"], results(make_trainer(Looking(), "off"))["model"])
 
@@ -240,6 +242,89 @@ def test_python_numbers_in_a_log_keep_the_env_out_of_the_graph() -> None:
     results(trainer)
     assert trainer.graph_level == "full"
     assert float(trainer.statistics.terms["term"][1]) == 4 * ITERATIONS
+
+
+class Keeping(NotSafe):
+    """One that remembers the action it was given, and pays for a change of it in the next step."""
+
+    def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
+        timestep = super().step(actions)
+        before, self.last_action = getattr(self, "last_action", actions), actions
+        return timestep._replace(reward=timestep.reward - (actions - before).abs().sum(1))
+
+
+class Forgetful(NotSafe):
+    """One that says a graph can hold it, but cannot restore a state."""
+
+    graph_safe = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+class SamePlace(NotSafe):
+    """One that writes its observations into the same tensor."""
+
+    def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
+        timestep = super().step(actions)
+        self.place = timestep.obs.clone() if not hasattr(self, "place") else self.place.copy_(timestep.obs)
+        return timestep._replace(obs=self.place)
+
+
+def test_an_action_that_is_kept_stays_what_it_was() -> None:
+    trainer = make_trainer(Keeping(), "policy")
+    assert_equal(results(trainer)["model"], results(make_trainer(Keeping(), "off"))["model"])
+    assert trainer.graph_level == "policy"
+
+
+def test_an_env_that_cannot_restore_its_state_is_not_warmed_up() -> None:
+    trainer = make_trainer(Forgetful(), "auto")
+    got = results(trainer)
+    assert (trainer.graph_level, "cannot restore its state" in trainer.notes[0]) == ("policy", True)
+    assert_equal(got["model"], results(make_trainer(Forgetful(), "off"))["model"])
+
+
+@pytest.mark.parametrize("level", ["off", "policy"])
+def test_observations_written_over_are_refused(level: str) -> None:
+    with pytest.raises(EnvError, match=r"SamePlace\.step: obs is the tensor that was returned before"):
+        results(make_trainer(SamePlace(), level))
+
+
+def test_a_state_that_passes_through_does_not_change_with_the_next_episode() -> None:
+    """On a GPU the state stays in its place; `final_obs` must not be a view of it."""
+
+    class Still(TorchEnv):
+        single_observation_space, single_action_space, max_episode_steps = Box(-9.0, 9.0, (2,)), Box(-1.0, 1.0, (1,)), 3
+
+        def initial_state(self, rng: Any) -> Any:
+            return {"goal": rng.normal((2,))}
+
+        def transition(self, state: Any, action: Any, rng: Any) -> Any:
+            return state, action[:, 0], torch.zeros(8, dtype=torch.bool)
+
+        def observe(self, state: Any) -> Any:
+            return state["goal"]
+
+    env = Still(8)
+    first, _ = env.reset(seed=1)
+    first = first.clone()
+    for _ in range(3):
+        timestep = env.step(torch.zeros(8, 1))
+    assert torch.equal(timestep.info["final_obs"], first)
+    assert not torch.equal(timestep.obs, first)
+
+
+def test_terms_that_begin_in_a_warm_up_count_from_the_run_only() -> None:
+    trainer = make_trainer()
+    before = trainer.statistics.state_dict()
+    trainer.statistics.add_log({"log": {"late": torch.ones(3)}})
+    trainer.statistics.load_state_dict(before)
+    assert trainer.statistics.terms["late"].tolist() == [0.0, 0.0]
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"graph policy steps .* rollout persistent plays"):
+        make_settings("ppo", "chasing", graph="policy", rollout="persistent")
 
 
 def test_without_a_gpu_there_are_none() -> None:

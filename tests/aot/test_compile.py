@@ -68,7 +68,7 @@ def adam_case(decoupled: bool, has_target: bool, even: bool) -> Case:
 
 
 def moments_case(has_valid: bool, width: int) -> Case:
-    constants = {"HAS_VALID": has_valid, "BLOCK_B": moments.BLOCK_ROWS, "BLOCK_D": width}
+    constants = {"HAS_VALID": has_valid, "BLOCK_B": moments.block_rows(width), "BLOCK_D": width}
     return Case(moments.block_moments_kernel, [F, B, D, "i32", "i32"], constants, 128, 8, name=f"block moments {width} valid {has_valid}")
 
 
