@@ -62,11 +62,12 @@ class Sweep:
     """Measures one case after the other and keeps the rows."""
 
     def __init__(self, device: torch.device, budget: float) -> None:
-        self.device, self.budget = device, budget
+        self.device, self.budget, self.threads = device, budget, torch.get_num_threads()
         self.rows: list[Row] = []
 
     def chasing(self, size: int, horizon: int) -> list[str]:
         """The three cases at one size, as a line of the table."""
+        torch.set_num_threads(self.threads)  # of which the trainer takes as many as are quickest at its size
         trainer = ready_trainer(make_settings("ppo", "chasing", **shape(size, horizon)), self.device)
         warm(trainer)
         functions, how = cases(trainer, make_env("chasing", size, self.device), horizon), how_trained(trainer)
