@@ -122,7 +122,7 @@ def main(words: list[str] | None = None) -> int:
         save("throughput", sweep.rows, options.out)  # what was measured stays, however long the next size takes
     lines += [sweep.alone(name, options.horizon[0]) for name in PLAIN_ENVS]
     possible = sweep.limits()
-    print(f"throughput: environment steps a second on {sweep.rows[0]['device']}, {sweep.rows[0]['threads']} CPU threads")
+    print(f"throughput: environment steps a second on {sweep.rows[0]['device']}, {sweep.threads} CPU threads at most")
     print(table(["task", "environments", "horizon", "environment", "+ policy", "+ training"], lines))
     print(f"{possible}\nwritten to {save('throughput', sweep.rows, options.out)}\n")
     return 0
