@@ -49,7 +49,7 @@ def _picture(throughput: Path, peers: Path, target: Path) -> Path:
         raise UsageError(f"{throughput} has no rows of env_steps/s")
     newest, older = _newest(rows)
     peer_rows, _ = _newest([row for row in _read(peers) if row["case"].startswith(PEERS_CASE)])
-    figure = new_figure(5.6, f"PPO on Chasing, two 64×64 networks · {_device(newest[0])}")
+    figure = new_figure(5.6, f"PPO on Chasing, two 64×64 networks · {_device(newest)}")
     axes = figure.add_subplot()
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -78,8 +78,10 @@ def _newest(rows: list[Row]) -> tuple[list[Row], list[Row]]:
     return [row for row in rows if row["commit"] == last], [row for row in rows if row["commit"] != last]
 
 
-def _device(row: Row) -> str:
-    return f"{row['threads']} threads of {row['cpu']}" if row["device"] == "cpu" else row["device"]
+def _device(rows: list[Row]) -> str:
+    """The GPU, or the CPU and the most threads that a row took of it."""
+    threads = max(int(row["threads"] or 0) for row in rows)
+    return f"{threads} threads of {rows[0]['cpu']}" if rows[0]["device"] == "cpu" else rows[0]["device"]
 
 
 def _horizons(rows: Sequence[Row]) -> list[str]:
