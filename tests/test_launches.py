@@ -36,7 +36,8 @@ class Launches(TorchDispatchMode):
         is_new = not {storage(tensor) for tensor in made} <= {storage(tensor) for tensor in given}
         name = function.overloadpacket.__name__
         if name not in ALLOCATIONS and (is_new or function._schema.is_mutable):
-            self.count[name] += 1
+            # of a list the tensors of one dtype are copied in one launch, as RolloutBuffer gives them on a GPU
+            self.count[name] += len({tensor.dtype for tensor in tensors(args[0])}) if name == "_foreach_copy_" else 1
         return result
 
 
