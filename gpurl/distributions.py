@@ -53,7 +53,7 @@ class Head(nn.Module):
 
     def ppo_loss(self, output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions) -> Results:
         """`evaluate`, the loss and its gradients in one kernel: see `gpurl.kernels.ppo_loss`; writes the head's own into their `.grad`."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no kernel of the loss: has_kernels says so, evaluate() is there")
 
     def log_prob(self, output: Array, action: Array) -> Array:
         """[...] log-probability of `action`."""

@@ -6,6 +6,7 @@ policy  one graph acts, one takes in what the environment answered; both serve e
 """
 
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ WARM_UPS = 2
 Prepared = tuple[dict[str, Tensor], Tensor | None]
 
 
-class Graphed:
+class Graphed(ABC):
     """What both levels share: targets and learning. Captured after a first iteration without graphs; the run is left as it was."""
 
     def __init__(self, trainer: "Trainer", backend: Backend) -> None:
@@ -44,9 +45,9 @@ class Graphed:
             trainer.load_running_state(saved)
             trainer.buffer.clear()
 
+    @abstractmethod
     def collect(self) -> None:
         """Fill the buffer."""
-        raise NotImplementedError
 
     def prepare(self) -> Prepared:
         """As `Trainer.prepare`."""
@@ -63,11 +64,13 @@ class Graphed:
         self._rehearse_collecting()
         self.trainer.learn(self._in_place(self.trainer.prepare)()[0])
 
+    @abstractmethod
     def _rehearse_collecting(self) -> None:
-        raise NotImplementedError
+        """Fill the buffer by what will be captured, without capturing it."""
 
+    @abstractmethod
     def _capture_collecting(self, backend: Backend) -> None:
-        raise NotImplementedError
+        """Capture what `collect` replays."""
 
     def _in_place(self, function: Callable[[], Any]) -> Callable[[], Any]:
         """`function`, after which observations and memory are where they were before."""
@@ -102,9 +105,7 @@ class WholeGraphs(Graphed):
         self._collect, _ = backend.capture(self._in_place(self.trainer.collect))
         self._size = self.trainer.buffer.size
         if new := set(self.trainer.statistics.terms) - terms:
-            raise RuntimeError(
-                f"info['log'] brought {', '.join(sorted(new))} in its fourth rollout; its names must be there from the first"
-            )
+            raise RuntimeError(f"info['log'] brought {', '.join(sorted(new))} late; its names must be there from the first rollout on")
 
 
 class PolicyGraphs(Graphed):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpurl.kernels.backend import use_triton
 
-TILE, LEAST_ROWS = 8192, 256  # numbers of a block, and rows of it at least: the blocks are merged one after the other
+TILE, LEAST_ROWS = 4096, 256  # numbers of a block, and rows of it at least: the blocks are merged one after the other
 
 
 def update_moments_reference(mean: Tensor, variance: Tensor, count: Tensor, x: Tensor, valid: Tensor | None = None) -> None:
