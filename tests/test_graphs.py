@@ -322,6 +322,24 @@ def test_terms_that_begin_in_a_warm_up_count_from_the_run_only() -> None:
     assert trainer.statistics.terms["late"].tolist() == [0.0, 0.0]
 
 
+class Late(NotSafe):
+    """One that says it is safe and logs a name from its fourth rollout on: the one that is captured."""
+
+    graph_safe = True
+
+    def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
+        timestep = super().step(actions)
+        timestep.info["log"] = {"late": timestep.reward.mean()} if self.steps > 12 else {}
+        return timestep
+
+
+def test_names_that_come_late_keep_the_env_out_of_the_graph() -> None:
+    trainer = make_trainer(Late(), "auto")
+    results(trainer)
+    assert trainer.graph_level == "policy"
+    assert "info['log'] brought late late; its names must be there from the first rollout on" in trainer.notes[0]
+
+
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(UsageError, match=r"graph policy steps .* rollout persistent plays"):
         make_settings("ppo", "chasing", graph="policy", rollout="persistent")
