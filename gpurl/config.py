@@ -170,12 +170,13 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def build(kind: type, values: dict[str, Any], also: set[str] | None = None) -> Any:
     """A dataclass `kind` from plain values (nested dicts for nested dataclasses), each checked against the field's type."""
     hints = _hints(kind)
+    nested = {item.name: item.default_factory for item in dataclasses.fields(kind) if dataclasses.is_dataclass(hints[item.name])}
     arguments = {}
     for name, value in values.items():
         if name not in hints:
             raise UsageError(_unknown_setting(name, kind, set(hints) | (also or set())))
         if dataclasses.is_dataclass(hints[name]) and isinstance(value, dict):
-            value = build(hints[name], value)
+            value = build(hints[name], merge(dataclasses.asdict(nested[name]()), value))  # over what this dataclass starts it with
         elif isinstance(value, list):
             value = tuple(value)
         arguments[name] = _checked(name, value, hints[name])

@@ -16,6 +16,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
 from gpurl.arrays import Array, add_at, clip, log_softmax, namespace, of_kind, pick, softplus
+from gpurl.box_units import BoxUnits
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import use_triton
 from gpurl.kernels.env_step import RandomStreams
@@ -24,7 +25,6 @@ from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.sample import MOST_COLUMNS, categorical_sample_triton, gaussian_sample_triton
 
 LOG_2PI = math.log(2.0 * math.pi)
-MAX_WIDTH = 1e6  # of action limits that mean something: those of float32 stand where a task has none
 Backward = Callable[[Array, Array], Array]  # (d loss / d log_prob [B], d loss / d entropy) -> d loss / d output [B, num_outputs]
 
 
@@ -72,31 +72,16 @@ class Head(nn.Module):
 
 
 class Gaussian(Head):
-    """Diagonal normal with a log standard deviation that no state changes; clipped on the way to the environment, not before.
-
-    A dimension with two limits is scaled so that [-1, 1] spans them; others, and those wider than MAX_WIDTH, keep the environment's units.
-    """
+    """Diagonal normal with a log standard deviation that no state changes; clipped on the way to the environment, not before."""
 
     has_kernels = True
-    units: Tensor  # [4, A]: least, greatest, half width and centre of the policy's actions in the environment's
 
     def __init__(self, space: Box, initial_std: float = 1.0, min_log_std: float = -5.0, max_log_std: float = 2.0) -> None:
         super().__init__()
         self.num_outputs = math.prod(map(int, space.shape))
-        self.shape = space.shape
+        self.box = BoxUnits(space)
         self.log_std = nn.Parameter(torch.full((self.num_outputs,), math.log(initial_std)))
         self.min_log_std, self.max_log_std = min_log_std, max_log_std
-        low, high = space.low.flatten().astype(np.float64), space.high.flatten().astype(np.float64)
-        with np.errstate(over="ignore"):
-            scaled = high - low <= MAX_WIDTH
-        self.bounded = bool(scaled.all())
-        self.is_clipped = bool((scaled | np.isfinite(low) | np.isfinite(high)).any())
-        self.is_scaled = bool((scaled & ((low != -1) | (high != 1))).any())
-        limits = np.where(scaled, -1.0, low), np.where(scaled, 1.0, high)
-        with np.errstate(over="ignore", invalid="ignore"):  # of limits that are infinite, or become so in float32
-            units = np.stack((*limits, np.where(scaled, (high - low) / 2, 1.0), np.where(scaled, (low + high) / 2, 0.0))).astype(np.float32)
-            self.register_buffer("units", torch.tensor(units.tolist()), persistent=False)
-        self._host_units = tuple(units)
         self._host_log_std: tuple[np.ndarray, np.ndarray] | None = None
 
     def share_with_numpy(self) -> None:
@@ -139,8 +124,8 @@ class Gaussian(Head):
         if not (self.has_kernels and isinstance(output, Tensor) and use_triton(output)) or self.num_outputs > MOST_COLUMNS:
             return super().decide(output, rng)
         streams = RandomStreams(rng.key, rng.gamma, rng.step)
-        action, log_prob, env_action = gaussian_sample_triton(output, self.bounded_log_std(), self.units, streams, rng.offset)
-        return action, log_prob, env_action.reshape(-1, *self.shape) if len(self.shape) != 1 else env_action
+        action, log_prob, env_action = gaussian_sample_triton(output, self.bounded_log_std(), self.box.units, streams, rng.offset)
+        return action, log_prob, self.box.shaped(env_action)
 
     def ppo_loss(self, output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions) -> Results:
         limited = dataclasses.replace(options, min_log_std=self.min_log_std, max_log_std=self.max_log_std)
@@ -151,14 +136,7 @@ class Gaussian(Head):
         return output
 
     def to_env(self, action: Array) -> Array:
-        units = self.units if isinstance(action, Tensor) else self._host_units
-        if self.bounded:
-            action = clip(action, -1.0, 1.0)
-        elif self.is_clipped:
-            action = clip(action, units[0], units[1])
-        if self.is_scaled:
-            action = action * units[2] + units[3]
-        return action.reshape(*action.shape[:-1], *self.shape) if len(self.shape) != 1 else action
+        return self.box.to_env(action)
 
 
 class TanhGaussian(Gaussian):
@@ -171,8 +149,7 @@ class TanhGaussian(Gaussian):
 
     def __init__(self, space: Box, initial_std: float = 1.0) -> None:
         super().__init__(space, initial_std)
-        if not self.bounded:
-            raise UsageError(f"a tanh-squashed policy needs a bounded Box action space, at most {MAX_WIDTH:g} wide, this one is {space}")
+        self.box.must_be_bounded("a tanh-squashed policy")
 
     def sample(self, output: Array, rng: CounterRandom) -> tuple[Array, Array]:
         action, log_prob = super().sample(output, rng)

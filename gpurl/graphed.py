@@ -33,7 +33,7 @@ class Graphed(ABC):
     def __init__(self, trainer: "Trainer", backend: Backend) -> None:
         self.trainer = trainer
         trainer.obs = trainer.obs.clone()  # a place that no environment writes into
-        saved = trainer.running_state()
+        saved = trainer.running_state(iterations=WARM_UPS)
         try:
             for _ in range(WARM_UPS):
                 backend.warm_up(self._iteration)

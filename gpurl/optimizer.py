@@ -9,6 +9,22 @@ ALIGNMENT = 4  # floats: every weight starts at 16 bytes, which vectorised loads
 BLOCK = 1024  # the whole is padded to the kernel's block
 
 
+def flatten(module: nn.Module) -> tuple[Tensor, Tensor]:
+    """Move the parameters of `module` into one flat float32 tensor, and their gradients into another: (parameters, gradients)."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    sizes = [parameter.numel() for parameter in parameters]
+    used = sum(size + -size % ALIGNMENT for size in sizes)
+    flat = torch.zeros(used + -used % BLOCK, device=parameters[0].device)
+    gradient, offset = torch.zeros_like(flat), 0
+    for parameter, size in zip(parameters, sizes):
+        view = flat[offset : offset + size].view_as(parameter)
+        view.copy_(parameter.detach())
+        parameter.data = view
+        parameter.grad = gradient[offset : offset + size].view_as(parameter)
+        offset += size + -size % ALIGNMENT
+    return flat, gradient
+
+
 class FlatAdam:
     """Adam over `module`'s parameters, moved into one flat float32 tensor (a later `copy.deepcopy` of the module would undo that).
 
@@ -16,36 +32,34 @@ class FlatAdam:
     """
 
     def __init__(
-        self, module: nn.Module, learning_rate: float, epsilon: float = 1e-5, weight_decay: float = 0.0, max_grad_norm: float | None = None
+        self,
+        module: nn.Module,
+        learning_rate: float,
+        epsilon: float = 1e-5,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = None,
+        target: nn.Module | None = None,
+        tau: float = 1.0,
     ) -> None:
-        self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        device = self.parameters[0].device
-        sizes = [parameter.numel() for parameter in self.parameters]
-        used = sum(size + -size % ALIGNMENT for size in sizes)
-        self.flat = torch.zeros(used + -used % BLOCK, device=device)
-        self.gradient = torch.zeros_like(self.flat)
-        step = torch.zeros((), dtype=torch.int64, device=device)
+        """target: a module of the same form that follows `module`, by the share `tau` of the difference a step."""
+        self.flat, self.gradient = flatten(module)
+        step = torch.zeros((), dtype=torch.int64, device=self.flat.device)
         self.state = AdamState(self.flat, torch.zeros_like(self.flat), torch.zeros_like(self.flat), step)
-        self.options = AdamOptions(eps=epsilon, weight_decay=weight_decay, decoupled=True, max_grad_norm=max_grad_norm)
-        self.learning_rate = torch.tensor(learning_rate, device=device)
-        self._move_into_flat()
+        self.options = AdamOptions(eps=epsilon, weight_decay=weight_decay, decoupled=True, max_grad_norm=max_grad_norm, tau=tau)
+        self.learning_rate = torch.tensor(learning_rate, device=self.flat.device)
+        self.target = None
+        if target is not None:
+            self.target, _ = flatten(target)
+            self.target.copy_(self.flat)
 
-    def _move_into_flat(self) -> None:
-        offset = 0
-        for parameter in self.parameters:
-            size = parameter.numel()
-            view = self.flat[offset : offset + size].view_as(parameter)
-            view.copy_(parameter.detach())
-            parameter.data = view
-            parameter.grad = self.gradient[offset : offset + size].view_as(parameter)
-            offset += size + -size % ALIGNMENT
-
-    def step(self) -> Tensor:
+    def step(self, move_target: bool = True) -> Tensor:
         """Take one step along the gradients that were written into the parameters' `.grad`; returns their norm before clipping, 0-d.
 
-        `.grad` of every parameter is a view of one flat tensor: write into it, never assign it.
+        `.grad` of every parameter is a view of one flat tensor: write into it, never assign it. A gradient that is not finite changes
+        nothing, the target neither.
         """
-        return adam_step(self.state, self.gradient, self.learning_rate, self.options)
+        state = self.state if self.target is None or not move_target else self.state._replace(target=self.target)
+        return adam_step(state, self.gradient, self.learning_rate, self.options)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Moments, step and learning rate."""

@@ -76,7 +76,7 @@ class PersistentRollout:
         of_obs, of_value = self.algorithm.normalizer, self.algorithm.value_normalizer
         obs = (self.zero, self.one) if of_obs is None else (of_obs.shift, of_obs.inv_std)
         value = (self.zero, self.one) if of_value is None else (of_value.shift, of_value.inv_std)
-        own = (head.bounded_log_std().detach(), head.units) if isinstance(head, Gaussian) else (self.zero, self.zero)
+        own = (head.bounded_log_std().detach(), head.box.units) if isinstance(head, Gaussian) else (self.zero, self.zero)
         layers = tuple(network.towers.weights), tuple(network.towers.biases)
         ends = network.actor.weight, network.actor.bias, network.critic.weight, network.critic.bias
         return PolicyTensors(*layers, *ends, *obs, *value, *own)

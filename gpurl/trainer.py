@@ -55,6 +55,7 @@ class Trainer:
         self.stopwatch = Stopwatch(env.device)
         self.guard = FiniteGuard(settings.env, env.device)
         self.steps = self.iteration = 0
+        self.stored = 0  # transitions since nothing was stored: at the start, or when a run went on without its replay
         self.elapsed = 0.0  # seconds of training, over all resumes
         self.evaluation: dict[str, float] = {}
         self.evaluated_at = -1
@@ -153,8 +154,10 @@ class Trainer:
         if bad_envs is not None and self.config.nan == "skip":
             obs, _ = self.env.reset(options={"reset_mask": bad_envs})
             self.obs = obs if self.graphs is None else self.obs.copy_(obs)
-        self.algorithm.schedule(self.steps / self.config.total_steps)
-        metrics = stages.learn(data)
+            self.algorithm.cut(bad_envs)
+        self.algorithm.schedule(self.steps / self.config.total_steps, self.steps)
+        self.stored += collected * self.env.num_envs
+        metrics = stages.learn(data) if self.algorithm.may_learn(self.stored) else {}
         self.buffer.clear()
         self.stopwatch.mark("other")
         self.is_warm = True
@@ -285,20 +288,15 @@ class Trainer:
         if self.config.quiet:
             print(f"warning: {text}", file=sys.stderr, flush=True)
 
-    def running_state(self) -> dict[str, Any]:
-        """Copies of all that an iteration changes; what an environment that cannot restore a state holds is not among it."""
-        parts: dict[str, Any] = {
-            "model": self.algorithm.state_dict(),
-            "training": self.algorithm.extra_state(),
-            "env": self.env.state_dict(),
-        }
+    def running_state(self, iterations: int = 1) -> dict[str, Any]:
+        """Copies of all that so many iterations change; what an environment that cannot restore a state holds is not among it."""
+        parts: dict[str, Any] = {"algorithm": self.algorithm.snapshot(iterations * self.buffer.horizon), "env": self.env.state_dict()}
         parts |= {"statistics": self.statistics.state_dict(), "guard": self.guard.metrics(), "obs": self.obs, "carry": list(self.carry)}
         return tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, parts)
 
     def load_running_state(self, state: dict[str, Any]) -> None:
         """Go back to a `running_state()`, every tensor in its place."""
-        self.algorithm.load_state_dict(state["model"])
-        self.algorithm.load_extra_state(state["training"])
+        self.algorithm.go_back(state["algorithm"])
         if state["env"]:
             self.env.load_state_dict(state["env"])
         self.statistics.load_state_dict(state["statistics"])
@@ -317,6 +315,7 @@ class Trainer:
             "env": self.env.state_dict(),
             "trainer": {**counters, **results, **running},
             "meta": {"settings": self.settings.to_dict(), **spaces},
+            "replay": self.algorithm.replay_state(),
         }
 
     def restore(self, parts: dict[str, dict[str, Any]]) -> None:
@@ -344,6 +343,9 @@ class Trainer:
         if parts["env"]:
             self.env.load_state_dict(parts["env"])
             self.obs, self.carry = saved["obs"], tuple(saved["carry"])
+        self.stored = self.algorithm.load_replay_state(parts.get("replay", {}))
+        if self.stored and not parts["env"]:
+            self.algorithm.cut()
         self._choose_rollout()
 
     def _check_fits(self, parts: dict[str, dict[str, Any]]) -> None:

@@ -29,7 +29,7 @@ class PolicyTensors(NamedTuple):
     value_shift: Tensor  # [1] of the value normaliser
     value_inv_std: Tensor
     log_std: Tensor  # [A] of a Gaussian, inside its limits; anything of a categorical policy
-    units: Tensor  # [4, A] as Gaussian.units
+    units: Tensor  # [4, A] as BoxUnits.units
 
 
 @triton.jit

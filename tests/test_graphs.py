@@ -151,7 +151,7 @@ def test_a_log_entry_and_a_checkpoint_in_between_change_nothing() -> None:
         other.iterate()
         other.statistics.read({name: float(value) for name, value in other.statistics.metrics().items()})
         other._parts()
-    assert_equal(trainer.running_state()["model"], other.running_state()["model"])
+    assert_equal(trainer.running_state()["algorithm"]["model"], other.running_state()["algorithm"]["model"])
     assert float(trainer.statistics.sums[0]) > float(other.statistics.sums[0]) == 0
 
 
@@ -218,7 +218,7 @@ def test_an_env_that_is_not_safe_is_stepped_between_graphs() -> None:
     assert trainer.graph_level == "policy"
     assert trainer.notes[0] == "CUDA graph level full is not possible: chasing is not graph_safe, it is stepped between graphs"
     assert trainer.env.steps == 4 * ITERATIONS
-    assert_equal(results(trainer, 1)["model"], results(make_trainer(NotSafe(), "off"), ITERATIONS + 1)["model"])
+    assert_equal(results(trainer, 1)["algorithm"]["model"], results(make_trainer(NotSafe(), "off"), ITERATIONS + 1)["algorithm"]["model"])
 
 
 def test_falling_back_names_the_line_that_waited() -> None:
@@ -227,7 +227,7 @@ def test_falling_back_names_the_line_that_waited() -> None:
     assert trainer.graph_level == "policy"
     note, _ = trainer.notes
     assert "synchronizing operation: _local_scalar_dense (fake_graphs.py" in note or "float(action.sum())" in note
-    assert_equal(got["model"], results(make_trainer(Looking(), "off"))["model"])
+    assert_equal(got["algorithm"]["model"], results(make_trainer(Looking(), "off"))["algorithm"]["model"])
 
 
 def test_python_numbers_in_a_log_keep_the_env_out_of_the_graph() -> None:
@@ -273,7 +273,7 @@ class SamePlace(NotSafe):
 
 def test_an_action_that_is_kept_stays_what_it_was() -> None:
     trainer = make_trainer(Keeping(), "policy")
-    assert_equal(results(trainer)["model"], results(make_trainer(Keeping(), "off"))["model"])
+    assert_equal(results(trainer)["algorithm"]["model"], results(make_trainer(Keeping(), "off"))["algorithm"]["model"])
     assert trainer.graph_level == "policy"
 
 
@@ -281,7 +281,7 @@ def test_an_env_that_cannot_restore_its_state_is_not_warmed_up() -> None:
     trainer = make_trainer(Forgetful(), "auto")
     got = results(trainer)
     assert (trainer.graph_level, "cannot restore its state" in trainer.notes[0]) == ("policy", True)
-    assert_equal(got["model"], results(make_trainer(Forgetful(), "off"))["model"])
+    assert_equal(got["algorithm"]["model"], results(make_trainer(Forgetful(), "off"))["algorithm"]["model"])
 
 
 @pytest.mark.parametrize("level", ["off", "policy"])

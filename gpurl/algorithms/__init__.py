@@ -8,7 +8,7 @@ import torch
 from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig
 from gpurl.discovery import find_class, module_names
 
-NOT_ALGORITHMS = frozenset({"algorithm"})
+NOT_ALGORITHMS = frozenset({"algorithm", "off_policy", "actor_critic"})
 
 
 def algorithm_names() -> list[str]:
@@ -38,6 +38,7 @@ def make_algorithm(
     """Build the algorithm `name` for these spaces, its weights drawn from `seed`, whatever has been drawn before."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        algorithm = resolve_algorithm(name)(config, observation_space, action_space, num_envs, torch.device(device), seed)  # type: ignore[call-arg, arg-type]
+        kind = resolve_algorithm(name).for_space(action_space)
+        algorithm = kind(config, observation_space, action_space, num_envs, torch.device(device), seed)  # type: ignore[call-arg, arg-type]
     algorithm.name = name
     return algorithm

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
+from gpurl.kernels.backend import host_may_look
 from gpurl.networks import Carry
 
 Buffer = RolloutBuffer
@@ -46,6 +47,11 @@ class Algorithm(ABC, nn.Module):
         super().__init__()
         self.observation_space, self.action_space = observation_space, action_space
         self.num_envs, self.device = num_envs, device
+
+    @classmethod
+    def for_space(cls, action_space: gymnasium.Space) -> "type[Algorithm]":
+        """The form of this algorithm for the space, with the same settings."""
+        return cls
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Algorithm":
         raise TypeError(
@@ -99,8 +105,15 @@ class Algorithm(ABC, nn.Module):
             raise UsageError(f"{type(self).__name__} computes in float32 only, precision is {precision}")
 
     @abstractmethod
-    def schedule(self, progress: float) -> None:
-        """Set what changes with training; progress runs from 0 to 1."""
+    def schedule(self, progress: float, steps: int) -> None:
+        """Set what changes with training; progress runs from 0 to 1, `steps` of the environments were taken before this iteration's."""
+
+    def may_learn(self, stored: int) -> bool:
+        """Whether `learn` has enough to learn from when `stored` transitions were collected since nothing was stored."""
+        return True
+
+    def cut(self, mask: Tensor | None = None) -> None:
+        """The environments were reset from outside, all or those of mask [N]: what was recorded last is not continued by what comes."""
 
     @abstractmethod
     def extra_state(self) -> dict[str, Any]:
@@ -110,12 +123,41 @@ class Algorithm(ABC, nn.Module):
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Continue from `extra_state()`."""
 
+    def replay_state(self) -> dict[str, Any]:
+        """The stored transitions, where they are to be in checkpoints; else {}."""
+        return {}
+
+    def load_replay_state(self, state: dict[str, Any]) -> int:
+        """Continue from `replay_state()`; returns how many transitions are stored now."""
+        return 0
+
+    def snapshot(self, steps: int) -> dict[str, Any]:
+        """All that collecting up to `steps` steps and learning change; not copies, but for what would be too large."""
+        return {"model": self.state_dict(), "training": self.extra_state()}
+
+    def go_back(self, snapshot: dict[str, Any]) -> None:
+        """Undo what happened since `snapshot`, every tensor in its place."""
+        self.load_state_dict(snapshot["model"])
+        self.load_extra_state(snapshot["training"])
+
 
 def episode_ends(timestep: Timestep) -> Tensor:
     """[N] bool: what follows belongs to another episode. A step that is not a real transition ends one too: a reset happened in it."""
     ended = timestep.terminated | timestep.truncated
     valid = timestep.info.get("valid")
     return ended if valid is None else ended | ~valid
+
+
+def final_value(algorithm: Algorithm, timestep: Timestep, carry: Carry, is_last: bool) -> Tensor:
+    """[N] value of the true successor: needed where truncated, and everywhere after the last step of a rollout; else 0 may stand there."""
+    final_obs = timestep.info["final_obs"]
+    if is_last or not host_may_look(algorithm.device):
+        return algorithm.value(final_obs, carry)
+    value = torch.zeros(len(final_obs))
+    if bool(timestep.truncated.any()):
+        index = timestep.truncated.nonzero().squeeze(1)
+        value[index] = algorithm.value(final_obs[index], tuple(memory[index] for memory in carry))
+    return value
 
 
 def restart_carry(carry: Carry, ended: Tensor) -> Carry:

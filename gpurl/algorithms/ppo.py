@@ -11,7 +11,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig, Decision, episode_ends
+from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig, Decision, episode_ends, final_value
 from gpurl.arrays import Array, as_tensor
 from gpurl.buffers.minibatches import Minibatches
 from gpurl.buffers.rollout import RolloutBuffer
@@ -132,7 +132,6 @@ class PPO(Algorithm):
         self.clip_range = torch.tensor(config.clip_range, device=device)
         self.entropy_coef = torch.tensor(config.entropy_coef, device=device)
         self.host_scalars = (self.clip_range.numpy(), self.entropy_coef.numpy()) if self.host_network is not None else ()
-        self.no_value = torch.zeros(num_envs, device=device)
         self.num_updates = torch.zeros((), dtype=torch.int64, device=device)
 
     def set_precision(self, precision: str) -> None:
@@ -214,7 +213,7 @@ class PPO(Algorithm):
             **decision.columns,
         }
         if self.is_recurrent or host_may_look(self.device):
-            row["final_value"] = self._final_value(timestep, decision.carry, is_last=buffer.size == buffer.horizon - 1)
+            row["final_value"] = final_value(self, timestep, decision.carry, is_last=buffer.size == buffer.horizon - 1)
         else:  # a value of every final_obs, of which few count, costs a device less in one batch after the rollout
             row["final_obs"] = timestep.info["final_obs"]
         if self.is_recurrent:
@@ -222,17 +221,6 @@ class PPO(Algorithm):
         if "valid" in timestep.info:
             row["valid"] = timestep.info["valid"]
         buffer.add(row)
-
-    def _final_value(self, timestep: Timestep, carry: Carry, is_last: bool) -> Tensor:
-        """[N] value of the true successor: needed where truncated, and everywhere after the last step of the rollout."""
-        final_obs = timestep.info["final_obs"]
-        if is_last or not host_may_look(self.device):
-            return self.value(final_obs, carry)
-        if not bool(timestep.truncated.any()):
-            return self.no_value
-        value, index = self.no_value.clone(), timestep.truncated.nonzero().squeeze(1)
-        value[index] = self.value(final_obs[index], tuple(memory[index] for memory in carry))
-        return value
 
     def is_ready(self, buffer: RolloutBuffer) -> bool:
         return buffer.size == buffer.horizon
@@ -365,7 +353,7 @@ class PPO(Algorithm):
     def largest_batch(self) -> int:
         return max(self.num_envs, self.num_envs * self.config.horizon // self.config.minibatches)
 
-    def schedule(self, progress: float) -> None:
+    def schedule(self, progress: float, steps: int) -> None:
         if self.config.schedule == "linear":
             self.optimizer.learning_rate.fill_(self.config.learning_rate * max(1.0 - progress, 0.0))
 

@@ -18,7 +18,7 @@ from triton.backends.nvidia import compiler as nvidia
 from triton.compiler import ASTSource
 
 from gpurl.envs.registry import make_env
-from gpurl.kernels import adam, env_step, episode_sums, gae, moments, permutation, ppo_loss, random, rollout, sample
+from gpurl.kernels import adam, env_step, episode_sums, gae, moments, permutation, ppo_loss, random, replay, rollout, sample
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = (80, 90, 100)
@@ -79,6 +79,12 @@ def sample_case(width: int, discrete: bool, registers: int) -> Case:
 
 
 STREAMS, CLOCKS = [L, L, L], [L, L, F]
+
+
+def replay_case(obs: str, out: str, obs_size: int, num_steps: int, draws: bool, block_b: int, block_d: int) -> Case:
+    types = [obs, F, B, "*i32", obs, L, L, *STREAMS, L, out, F, F, F, out, F, "i32", "i32", "i32", "i32", "i32", "fp32"]
+    constants = {"D": obs_size, "W": 9, "NUM_STEPS": num_steps, "DRAWS": draws, "BLOCK_B": block_b, "BLOCK_D": block_d, "BLOCK_W": 16}
+    return Case(replay.replay_sample_kernel, types, constants, 128, name=f"replay {obs} {obs_size} n {num_steps} draws {draws}")
 
 
 def triton_env(name: str, options: dict[str, Any]) -> tuple[env_step.TritonEnv, int, bool]:
@@ -180,6 +186,9 @@ CASES = [
     *(gather_rows_case(131_072, width, 64) for width in (1, 11)),
     random_case(False),
     random_case(True),
+    *(replay_case(obs, F, 60, num_steps, draws, 32, 64) for obs in (F, "*bf16") for num_steps in (1, 3) for draws in (False, True)),
+    replay_case(F, F, 376, 3, True, 8, 256),
+    replay_case(B, B, 7056, 1, True, 8, 256),
     env_step_case("chasing", 64),
     env_step_case("chasing", 64, discrete=True),
     env_step_case("chasing", 136, dim=8),

@@ -1,0 +1,223 @@
+"""What DDPG, TD3, SAC and REDQ share: an actor, an ensemble of critics as one network, its target, and how their opinions are joined."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor
+
+from gpurl.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from gpurl.box_units import BoxUnits
+from gpurl.buffers.rollout import RolloutBuffer
+from gpurl.checks import check_choices, check_numbers
+from gpurl.ensemble import BodyConfig, Stack, Tape, make_network, set_dtype
+from gpurl.errors import UsageError
+from gpurl.kernels.categorical_projection import categorical_projection
+from gpurl.kernels.gae import gae
+from gpurl.networks import Carry
+from gpurl.optimizer import FlatAdam
+from gpurl.value_losses import categorical_td_loss, td_loss, whole_pmf_min
+
+
+@dataclass(frozen=True)
+class ActorCriticConfig(OffPolicyConfig):
+    """Settings of every off-policy actor-critic."""
+
+    fixed = (*OffPolicyConfig.fixed, "actor_network", "critic_network", "num_critics", "atoms", "v_min", "v_max")
+
+    actor_learning_rate: float | None = None
+    """The actor's step size; by default learning_rate."""
+    tau: float = 0.005
+    """Share of the difference by which target networks follow, an update."""
+    policy_delay: int = 1
+    """Updates of the critics to one of the actor."""
+    num_critics: int = 2
+    """Critics, each with a start of its own."""
+    target_subset: int | None = None
+    """Critics, drawn anew for each update, whose target networks are asked; by default all."""
+    target_aggregate: str = "min"
+    """How their answers are joined into the target: min or mean."""
+    actor_aggregate: str = "min"
+    """What the actor climbs: min or mean of all critics, or the first one."""
+    atoms: int = 0
+    """Critics give a distribution over so many values (C51) instead of one number; 0: one number."""
+    v_min: float = -10.0
+    """Least value of such a distribution, of scaled rewards."""
+    v_max: float = 10.0
+    """Greatest value."""
+    fit_returns: float = 0.0
+    """Weight of the squared difference to the return of the rollout, summed to its end and valued from there (ElegantRL's lambda_fit_cum_r)."""
+    actor_network: BodyConfig = field(default_factory=BodyConfig)
+    """Shape of the actor."""
+    critic_network: BodyConfig = field(default_factory=BodyConfig)
+    """Shape of each critic."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choices = {"target_aggregate": ("min", "mean"), "actor_aggregate": ("min", "mean", "first")}
+        check_choices(self, choices)
+        least = {"policy_delay": 1, "num_critics": 1, "target_subset": 1, "atoms": 0, "fit_returns": 0}
+        check_numbers(self, least, ("actor_learning_rate",), zero_to_one=("tau",))
+        if self.updates % self.policy_delay:
+            raise UsageError(f"the actor moves every policy_delay {self.policy_delay} updates, updates {self.updates} is no multiple of it")
+        if self.target_subset is not None and self.target_subset > self.num_critics:
+            raise UsageError(f"target_subset {self.target_subset} is more than num_critics {self.num_critics}")
+        if self.atoms == 1 or self.v_min >= self.v_max:
+            raise UsageError(f"atoms must be 0 or at least 2 and v_min below v_max, got {self.atoms}, {self.v_min} and {self.v_max}")
+        if self.fit_returns and (self.horizon < 2 or self.atoms):
+            raise UsageError("fit_returns needs a rollout to sum over, horizon 2 or more, and critics of one number, atoms 0")
+
+
+class ActorCritic(OffPolicy):
+    """Continuous actions in [-1, 1]. A subclass says what the actor does with its numbers."""
+
+    config: ActorCriticConfig
+    has_target_actor = False
+    delays_target = False  # whether target networks follow when the actor moves, else at every update
+
+    def make_networks(self, seed: int) -> None:
+        space, config = self.action_space, self.config
+        if not isinstance(space, Box) or not space.low.size:
+            raise UsageError(f"{self.label} needs a Box action space, this one is {space}{self.instead()}")
+        self.box = BoxUnits(space)
+        self.box.must_be_bounded(self.label)
+        self.num_actions = space.low.size
+        self.actor = make_network(1, self.num_inputs, self.actor_outputs(), config.actor_network)
+        self.critic, self.target_critic = (self._make_critic() for _ in range(2))
+        self.target_actor: Stack | None = None
+        if self.has_target_actor:
+            self.target_actor = make_network(1, self.num_inputs, self.actor_outputs(), config.actor_network)
+        self.register_buffer("support", torch.linspace(config.v_min, config.v_max, max(config.atoms, 1)), persistent=False)
+
+    def _make_critic(self) -> Stack:
+        config = self.config
+        return make_network(config.num_critics, self.num_inputs + self.num_actions, max(config.atoms, 1), config.critic_network)
+
+    def instead(self) -> str:
+        """What the error about a space adds."""
+        return "; dqn and its kin choose among a few"
+
+    def make_optimizers(self) -> dict[str, FlatAdam]:
+        config = self.config
+        options = {"epsilon": 1e-8, "weight_decay": config.weight_decay, "max_grad_norm": config.max_grad_norm, "tau": config.tau}
+        critic = FlatAdam(self.critic, config.learning_rate, target=self.target_critic, **options)  # type: ignore[arg-type]
+        actor = FlatAdam(self.actor, self.rate_of("actor"), target=self.target_actor, **options)  # type: ignore[arg-type]
+        return {"critic": critic, "actor": actor}
+
+    def rate_of(self, optimizer: str) -> float:
+        own = self.config.actor_learning_rate if optimizer == "actor" else None
+        return self.config.learning_rate if own is None else own
+
+    def set_precision(self, precision: str) -> None:
+        if precision == "bf16":
+            set_dtype(self, torch.bfloat16)
+
+    def action_shape(self) -> tuple[int, ...]:
+        return (self.num_actions,)
+
+    def random_action(self) -> Tensor:
+        return self.action_random.uniform(-1.0, 1.0, (self.num_actions,))
+
+    def to_env(self, action: Tensor) -> Tensor:
+        return self.box.to_env(action)
+
+    # ---- what a subclass says ----
+
+    @abstractmethod
+    def actor_outputs(self) -> int:
+        """Numbers that the actor gives."""
+
+    @abstractmethod
+    def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(action [B, A] of the target at next_obs [B, D], what its value gains by its entropy [B] or None)."""
+
+    @abstractmethod
+    def actor_step(self, obs: Tensor, wants_parts: bool) -> dict[str, Tensor]:
+        """One step of the actor at obs [B, D], and of what depends on it; 0-d parts if wanted."""
+
+    # ---- values ----
+
+    def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
+        with torch.no_grad():
+            inputs = self.inputs(obs)
+            return self._joined(self._values(self.critic, inputs, self.greedy(inputs))[1], "mean")
+
+    def _values(self, critic: Stack, obs: Tensor, action: Tensor, tape: Tape | None = None) -> tuple[Tensor, Tensor]:
+        """(what the critics give [E, B, 1 or atoms], their values [E, B])."""
+        output = critic.forward(torch.cat((obs, action), 1), tape)
+        return output, output.squeeze(2) if not self.config.atoms else output.softmax(-1) @ self.support
+
+    @staticmethod
+    def _joined(values: Tensor, how: str) -> Tensor:
+        """[E, B] -> [B]."""
+        return values.amin(0) if how == "min" else values.mean(0) if how == "mean" else values[0]
+
+    def _asked(self, answers: Tensor) -> Tensor:
+        """[E, B, ...] -> those of the critics that are drawn for this update."""
+        count = self.config.target_subset
+        if count is None or count == len(answers):
+            return answers
+        order = self.choice_random.uniform(shape=(len(answers),))[0].argsort()
+        return answers.index_select(0, order[:count])
+
+    # ---- learning ----
+
+    def learn_from(self, batch: dict[str, Tensor], number: int, wants_parts: bool) -> tuple[dict[str, Tensor], Tensor]:
+        moves_actor = (number + 1) % self.config.policy_delay == 0
+        parts, error = self.critic_step(batch, move_target=moves_actor or not self.delays_target)
+        if moves_actor:
+            parts |= self.actor_step(batch["obs"], wants_parts)
+        return parts, error
+
+    def critic_step(self, batch: dict[str, Tensor], move_target: bool) -> tuple[dict[str, Tensor], Tensor]:
+        """One step of the critics; (0-d parts, error [B])."""
+        config, tape = self.config, Tape()
+        action, bonus = self.next_action(batch["next_obs"])
+        next_output, next_values = self._values(self.target_critic, batch["next_obs"], action)
+        output, values = self._values(self.critic, batch["obs"], batch["action"], tape)
+        if config.atoms:
+            pmf = self._asked(next_output).softmax(-1)
+            pmf = pmf.mean(0) if config.target_aggregate == "mean" else whole_pmf_min(pmf, pmf @ self.support)
+            target = categorical_projection(pmf, batch["reward"], batch["discount"], config.v_min, config.v_max, bonus)
+            gradient, loss, error = categorical_td_loss(output, target, batch["weight"])
+        else:
+            next_value = self._joined(self._asked(next_values), config.target_aggregate)
+            target = batch["reward"] + batch["discount"] * (next_value if bonus is None else next_value + bonus)
+            gradient, loss, error = td_loss(values, target, batch["weight"], None)
+            if config.fit_returns:
+                gradient = gradient + config.fit_returns * td_loss(values, batch["fit_return"], batch["weight"], None)[0]
+            gradient = gradient.unsqueeze(2)
+        self.critic.backward(gradient, tape, needs_input=False)
+        norm = self.optimizers["critic"].step(move_target)
+        return {"critic_loss": loss, "qf_values": values.mean(), "critic_grad_norm": norm}, error
+
+    def climb(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """(the derivative of -mean Q(obs, action) by action [B, A], Q [B]), Q joined as the actor sees it."""
+        how, tape = self.config.actor_aggregate, Tape()
+        output, values = self._values(self.critic, obs, action, tape)
+        members, rows = values.shape
+        if how == "min":
+            share = torch.zeros_like(values).scatter_(0, values.argmin(0, keepdim=True), -1.0 / rows)
+        else:
+            share = torch.full_like(values, -1.0 / (rows * members)) if how == "mean" else torch.zeros_like(values)
+            if how == "first":
+                share[0] = -1.0 / rows
+        gradient = share.unsqueeze(2)
+        if self.config.atoms:  # of a mean by its logits: p (z - mean)
+            gradient = gradient * output.softmax(-1) * (self.support - values.unsqueeze(2))
+        of_input = self.critic.backward(gradient, tape, needs_weights=False)
+        return of_input.sum(0)[:, self.num_inputs :], self._joined(values, how)
+
+    # ---- returns of a rollout ----
+
+    def extra_columns(self) -> dict[str, tuple[int, ...]]:
+        return {"fit_return": ()} if self.config.fit_returns else {}
+
+    def more_columns(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
+        if not self.config.fit_returns:
+            return {}
+        final_value = self.value(buffer["final_obs"].flatten(0, 1)).view_as(buffer["reward"])
+        value = torch.cat((torch.zeros_like(final_value[:1]), final_value))  # with lambda 1 they cancel out, but at the end of the rollout
+        arguments = buffer["terminated"], buffer["truncated"], self.config.gamma, 1.0, buffer.columns.get("valid")
+        return {"fit_return": gae(buffer["reward"] * self.config.reward_scale, value, final_value, *arguments)[1]}

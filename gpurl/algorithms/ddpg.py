@@ -1,0 +1,86 @@
+"""Deep deterministic policy gradient (Lillicrap et al. 2016), and by its settings TD3 (Fujimoto et al. 2018)."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gpurl.algorithms.actor_critic import ActorCritic, ActorCriticConfig
+from gpurl.checks import check_choices, check_numbers
+from gpurl.errors import UsageError
+from gpurl.exploration import KINDS, ActionNoise
+from gpurl.networks import Carry
+
+
+@dataclass(frozen=True)
+class DDPGConfig(ActorCriticConfig):
+    """Settings of DDPG."""
+
+    fixed = (*ActorCriticConfig.fixed, "target_actor")
+
+    num_critics: int = 1
+    """Critics, each with a start of its own."""
+    actor_aggregate: str = "first"
+    """What the actor climbs: min or mean of all critics, or the first one."""
+    noise: str = "gaussian"
+    """Noise on actions: gaussian, ladder (over environments), episode (a width for each) or ornstein_uhlenbeck."""
+    noise_std: float = 0.1
+    """Its standard deviation, of actions in [-1, 1]; of ornstein_uhlenbeck its sigma."""
+    noise_std_range: tuple[float, ...] = (0.05, 0.8)
+    """Least and greatest standard deviation of ladder and episode."""
+    target_noise: float = 0.0
+    """Standard deviation of the noise on the target's actions (TD3)."""
+    target_noise_clip: float = 0.5
+    """How far that noise goes."""
+    delay_targets: bool = True
+    """Target networks follow when the actor moves (TD3), else the critics' do at every update."""
+    target_actor: bool = True
+    """The target's actions are those of a target actor; else of the actor itself."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choices(self, {"noise": KINDS})
+        check_numbers(self, {"noise_std": 0, "target_noise": 0, "target_noise_clip": 0})
+        if len(self.noise_std_range) != 2 or not 0 < self.noise_std_range[0] <= self.noise_std_range[1]:
+            raise UsageError(f"noise_std_range must be two numbers above 0, the least first, got {self.noise_std_range}")
+
+
+class DDPG(ActorCritic):
+    """A deterministic actor."""
+
+    config: DDPGConfig
+
+    def make_networks(self, seed: int) -> None:
+        config = self.config
+        self.has_target_actor, self.delays_target = config.target_actor, config.delay_targets
+        super().make_networks(seed)
+        least, most = config.noise_std_range
+        self.noise = ActionNoise(config.noise, config.noise_std, (least, most), self.num_envs, self.num_actions, self.device)
+
+    def actor_outputs(self) -> int:
+        return self.num_actions
+
+    def initial_carry(self, num_envs: int) -> Carry:
+        return self.noise.initial_carry(num_envs)
+
+    def decide(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        return self.noise.add(self.greedy(obs), carry, self.action_random)
+
+    def greedy(self, obs: Tensor) -> Tensor:
+        return self.actor.forward(obs)[0].tanh_()
+
+    def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
+        config = self.config
+        action = (self.target_actor or self.actor).forward(next_obs)[0].tanh_()
+        if config.target_noise:  # equation 14 of Fujimoto et al.
+            noise = self.update_random.normal((self.num_actions,)).mul_(config.target_noise)
+            action = (action + noise.clamp_(-config.target_noise_clip, config.target_noise_clip)).clamp_(-1.0, 1.0)
+        return action, None
+
+    def actor_step(self, obs: Tensor, wants_parts: bool) -> dict[str, Tensor]:
+        tape: list[Tensor] = []
+        action = self.actor.forward(obs, tape)[0].tanh()
+        slope, value = self.climb(obs, action)
+        of_output = slope * (1.0 - action * action)
+        self.actor.backward(of_output.unsqueeze(0), tape, needs_input=False)
+        norm = self.optimizers["actor"].step()
+        return {"actor_loss": -value.mean(), "actor_grad_norm": norm} if wants_parts else {}

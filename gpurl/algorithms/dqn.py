@@ -1,0 +1,220 @@
+"""Deep Q-learning (Mnih et al. 2015) and its family by flags: double, dueling, noisy, distributional, n-step, prioritised, ensembles."""
+
+from dataclasses import dataclass, field
+
+import torch
+from gymnasium.spaces import Discrete
+from torch import Tensor
+
+from gpurl.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from gpurl.checks import check_choices, check_numbers
+from gpurl.ensemble import Stack, Tape, set_dtype
+from gpurl.errors import UsageError
+from gpurl.kernels.categorical_projection import categorical_projection
+from gpurl.kernels.random import CounterRandom
+from gpurl.networks import Carry
+from gpurl.optimizer import FlatAdam
+from gpurl.q_networks import QNetworkConfig, make_q_network
+from gpurl.value_losses import categorical_td_loss, quantile_td_loss, td_loss, whole_pmf_min
+
+LADDER_BASE, LADDER_POWER = 0.4, 7.0  # of Ape-X (Horgan et al. 2018, section 4): epsilon_i = 0.4 ** (1 + 7 i / (N - 1))
+
+
+@dataclass(frozen=True)
+class DQNConfig(OffPolicyConfig):
+    """Settings of DQN."""
+
+    fixed = (*OffPolicyConfig.fixed, "network", "num_critics", "atoms", "quantiles", "v_min", "v_max")
+
+    learning_rate: float = 1e-3
+    """Adam's step size."""
+    max_grad_norm: float | None = 10.0
+    """Gradient norm above which a gradient is scaled down."""
+    double: bool = True
+    """The network itself chooses the next action, its target values it (van Hasselt et al. 2016); else the target does both."""
+    target_interval: int = 1
+    """Updates between moves of the target network."""
+    tau: float = 0.01
+    """Share of the difference by which it moves; 1 copies."""
+    huber: bool = True
+    """Errors above 1 count linearly; else the square of all."""
+    num_critics: int = 1
+    """Networks with starts of their own; the target is the least of their answers (ElegantRL's double DQN has 2)."""
+    atoms: int = 0
+    """A distribution over so many values between v_min and v_max (C51, Bellemare et al. 2017); 0: none."""
+    v_min: float = -10.0
+    """Least value, of scaled rewards."""
+    v_max: float = 10.0
+    """Greatest value."""
+    quantiles: int = 0
+    """So many quantiles of the return (QR-DQN, Dabney et al. 2018); 0: none."""
+    epsilon_start: float = 1.0
+    """Share of random actions at the start."""
+    epsilon_end: float = 0.05
+    """Share of random actions from epsilon_fraction of the training on."""
+    epsilon_fraction: float = 0.2
+    """Share of the training over which it falls, linearly."""
+    epsilon_ladder: bool = False
+    """Every environment keeps a share of its own, from 0.4 down to 0.4^8 (Ape-X), in place of the three above."""
+    network: QNetworkConfig = field(default_factory=QNetworkConfig)
+    """Shape of the networks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least = {"target_interval": 1, "num_critics": 1, "atoms": 0, "quantiles": 0}
+        check_numbers(self, least, zero_to_one=("tau", "epsilon_start", "epsilon_end", "epsilon_fraction"))
+        check_choices(self, {})
+        if self.atoms == 1 or self.v_min >= self.v_max:
+            raise UsageError(f"atoms must be 0 or at least 2 and v_min below v_max, got {self.atoms}, {self.v_min} and {self.v_max}")
+        if self.atoms and self.quantiles:
+            raise UsageError(f"atoms {self.atoms} and quantiles {self.quantiles} are two kinds of distribution: take one of them")
+        if self.network.heads > 1 and self.num_critics > 1:
+            raise UsageError(f"network.heads {self.network.heads} and num_critics {self.num_critics} are two kinds of ensemble: take one")
+
+
+class DQN(OffPolicy):
+    """Action values of a Discrete space. A subclass may have several agents and mix their values: see `mix`."""
+
+    config: DQNConfig
+    num_agents = 1
+
+    def make_networks(self, seed: int) -> None:
+        config = self.config
+        self.num_actions = self.read_space()
+        self.width = max(config.atoms, config.quantiles, 1)  # numbers an action
+        sizes = config.num_critics, self.num_inputs // self.num_agents, self.num_actions, self.width
+        self.network, self.target = (make_q_network(*sizes, config.network) for _ in range(2))
+        self.register_buffer("support", torch.linspace(config.v_min, config.v_max, max(config.atoms, 1)), persistent=False)
+        self.register_buffer("epsilon", self._ladder() if config.epsilon_ladder else torch.tensor(config.epsilon_start), persistent=False)
+
+    def read_space(self) -> int:
+        """The number of actions; UsageError for a space that has none."""
+        space = self.action_space
+        if not isinstance(space, Discrete):
+            raise UsageError(f"{self.label} needs a Discrete action space, this one is {space}; ddpg, td3 and sac take a Box")
+        if space.start != 0:
+            raise UsageError(f"{self.label} numbers actions from 0, this space is {space}")
+        return int(space.n)
+
+    def _ladder(self) -> Tensor:
+        """[N]"""
+        return LADDER_BASE ** (1.0 + LADDER_POWER * torch.linspace(0.0, 1.0, self.num_envs))
+
+    def make_optimizers(self) -> dict[str, FlatAdam]:
+        config = self.config
+        options = {"weight_decay": config.weight_decay, "max_grad_norm": config.max_grad_norm, "tau": config.tau}
+        return {"network": FlatAdam(self.network, config.learning_rate, epsilon=1e-8, target=self.target, **options)}  # type: ignore[arg-type]
+
+    def set_precision(self, precision: str) -> None:
+        if precision == "bf16":
+            set_dtype(self, torch.bfloat16)
+
+    # ---- acting ----
+
+    def decide(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        if self.config.network.noisy:
+            return self.greedy(obs, self.action_random), carry
+        best, chance = self.greedy(obs), self.random_action()
+        explores = self.action_random.uniform(shape=best.shape[1:]) < self.epsilon.view(-1, *[1] * (best.dim() - 1))
+        return torch.where(explores, chance, best), carry
+
+    def greedy(self, obs: Tensor, noise: CounterRandom | None = None) -> Tensor:
+        return self.means(self.answers(self.network, obs, noise=noise)).mean(0).argmax(-1).squeeze(-1)
+
+    def random_action(self) -> Tensor:
+        return self.action_random.integers(0, self.num_actions, () if self.num_agents == 1 else (self.num_agents,))
+
+    def to_env(self, action: Tensor) -> Tensor:
+        return action
+
+    def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
+        with torch.no_grad():
+            return self.mix(self.means(self.answers(self.network, self.inputs(obs))).mean(0).amax(-1))
+
+    # ---- values ----
+
+    def answers(self, network: Stack, obs: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None) -> Tensor:
+        """obs: [B, D] -> [E, B, G, A, Z] numbers of every agent's every action."""
+        rows = obs.reshape(obs.shape[0] * self.num_agents, -1)
+        return network.forward(rows, tape, noise).view(-1, len(obs), self.num_agents, self.num_actions, self.width)
+
+    def means(self, answers: Tensor) -> Tensor:
+        """[..., Z] -> [...] expected returns."""
+        if self.config.atoms:
+            return answers.softmax(-1) @ self.support
+        return answers.mean(-1) if self.config.quantiles else answers.squeeze(-1)
+
+    def mix(self, values: Tensor) -> Tensor:
+        """Of the agents' values [..., G] the team's [...]."""
+        return values.squeeze(-1)
+
+    def unmix(self, gradient: Tensor) -> Tensor:
+        """The derivative by `mix`'s values [..., G] of what has the derivative [...] by its result."""
+        return gradient.unsqueeze(-1)
+
+    # ---- learning ----
+
+    def learn_from(self, batch: dict[str, Tensor], number: int, wants_parts: bool) -> tuple[dict[str, Tensor], Tensor]:
+        tape = Tape()
+        noise = self.update_random if self.config.network.noisy else None  # each pass draws its own
+        answers = self.answers(self.network, batch["obs"], tape, noise)
+        action = batch["action"].long().view(1, -1, self.num_agents, 1, 1).expand(len(answers), -1, -1, 1, self.width)
+        taken = answers.gather(3, action).squeeze(3)  # [E, B, G, Z]
+        gradient, loss, error = self._loss(taken, self._target(batch, noise), batch)
+        of_answers = torch.zeros_like(answers).scatter_(3, action, gradient.unsqueeze(3))
+        self.network.backward(of_answers.flatten(3).flatten(1, 2), tape, needs_input=False)
+        norm = self._step()
+        return {"loss": loss, "q_values": self.means(taken).mean(), "grad_norm": norm}, error
+
+    def _step(self) -> Tensor:
+        """The optimiser's step, and the target's where it is due."""
+        optimizer, interval = self.optimizers["network"], self.config.target_interval
+        if interval == 1:
+            return optimizer.step()
+        norm = optimizer.step(move_target=False)
+        assert optimizer.target is not None
+        due = (optimizer.state.step % interval == 0) * self.config.tau  # on the device: a graph of some updates is replayed for all
+        optimizer.target.lerp_(optimizer.flat, due)
+        return norm
+
+    def _target(self, batch: dict[str, Tensor], noise: CounterRandom | None) -> Tensor:
+        """What the next state is worth: [B], or of a distribution [B, Z]."""
+        answers = self.answers(self.target, batch["next_obs"], noise=noise)  # [E, B, G, A, Z]
+        values = self.means(answers)
+        chooser = self.means(self.answers(self.network, batch["next_obs"], noise=noise)).mean(0) if self.config.double else values.amin(0)
+        best = chooser.argmax(-1, keepdim=True)  # [B, G, 1]
+        if self.width == 1:
+            value = self.mix(values.gather(3, best.expand(len(values), -1, -1, -1)).squeeze(3)).amin(0)
+            return batch["reward"] + batch["discount"] * value
+        chosen = answers.gather(3, best.unsqueeze(-1).expand(len(answers), -1, -1, -1, self.width))[:, :, 0, 0]  # [E, B, Z]
+        if self.config.quantiles:
+            least = chosen if len(chosen) == 1 else whole_pmf_min(chosen, chosen.mean(-1)).unsqueeze(0)
+            return batch["reward"].unsqueeze(1) + batch["discount"].unsqueeze(1) * least[0]
+        pmf = chosen.softmax(-1)
+        pmf = pmf[0] if len(pmf) == 1 else whole_pmf_min(pmf, pmf @ self.support)
+        return categorical_projection(pmf, batch["reward"], batch["discount"], self.config.v_min, self.config.v_max)
+
+    def _loss(self, taken: Tensor, target: Tensor, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """(derivative by taken [E, B, G, Z], loss 0-d, error [B])."""
+        if self.width == 1:
+            delta = 1.0 if self.config.huber else None
+            gradient, loss, error = td_loss(self.mix(taken.squeeze(3)), target, batch["weight"], delta)
+            return self.unmix(gradient).unsqueeze(3), loss, error
+        function = quantile_td_loss if self.config.quantiles else categorical_td_loss
+        gradient, loss, error = function(taken.squeeze(2), target, batch["weight"])
+        return gradient.unsqueeze(2), loss, error
+
+    def schedule(self, progress: float, steps: int) -> None:
+        super().schedule(progress, steps)
+        config = self.config
+        if not config.epsilon_ladder:
+            share = min(progress / config.epsilon_fraction, 1.0) if config.epsilon_fraction else 1.0
+            self.epsilon.fill_(config.epsilon_start + (config.epsilon_end - config.epsilon_start) * share)
+
+    def extra_state(self) -> dict[str, object]:
+        return super().extra_state() | {"epsilon": self.epsilon}
+
+    def load_extra_state(self, state: dict[str, object]) -> None:
+        super().load_extra_state(state)
+        if not self.config.epsilon_ladder:
+            self.epsilon.copy_(state["epsilon"])  # type: ignore[arg-type]

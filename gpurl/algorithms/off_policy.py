@@ -1,0 +1,306 @@
+"""What all off-policy algorithms share: steps go into a replay buffer, and every few steps some batches of it are learnt from."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor
+
+from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig, Decision
+from gpurl.buffers.prioritized import PrioritizedReplay
+from gpurl.buffers.replay import Replay
+from gpurl.buffers.rollout import RolloutBuffer
+from gpurl.checks import check_choices, check_numbers
+from gpurl.envs.vec_env import Timestep
+from gpurl.errors import UsageError
+from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.random import CounterRandom
+from gpurl.networks import Carry
+from gpurl.normalizer import Normalizer
+from gpurl.optimizer import FlatAdam
+
+
+RANDOM = ("action_random", "update_random", "choice_random")
+
+
+@dataclass(frozen=True)
+class OffPolicyConfig(AlgorithmConfig):
+    """Settings of every off-policy algorithm."""
+
+    fixed = ("normalize_obs",)
+
+    horizon: int = 1
+    """Steps of every environment between updates."""
+    updates: int = 8
+    """Optimiser steps after each horizon, each on a batch of its own."""
+    batch_size: int = 256
+    """Transitions of a batch."""
+    replay_size: int = 1_000_000
+    """Transitions that are kept, the newest."""
+    learning_starts: int = 5_000
+    """Transitions before the first update; until then actions are random."""
+    n_step: int = 1
+    """Rewards that a target sums before it trusts the critic; never past the end of an episode."""
+    learning_rate: float = 3e-4
+    """Adam's step size."""
+    schedule: str = "constant"
+    """Learning rates over time: constant or linear (to 0)."""
+    max_grad_norm: float | None = None
+    """Gradient norm above which a gradient is scaled down."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay (AdamW)."""
+    reward_scale: float = 1.0
+    """Rewards are multiplied by this before they are learnt from."""
+    normalize_obs: bool = False
+    """Running normalisation of observations, inside the policy; the replay keeps them as they were."""
+    prioritized: bool = False
+    """Draw transitions by their last error (Schaul et al. 2016) instead of uniformly."""
+    priority_exponent: float = 0.5
+    """How much the error counts when drawing: 0 not at all."""
+    importance_exponent: float = 0.4
+    """How much of the bias of such draws is taken back at the start of training; all of it at the end."""
+    priority_decay: float = 0.999
+    """How fast the greatest error seen, which new transitions get, is forgotten: its share left after an update."""
+    storage: str = "float32"
+    """How the replay keeps observations: float32, or bfloat16 at half the memory (2 digits); images stay uint8."""
+    final_share: float = 1.0 / 16.0
+    """Final observations the replay keeps, as a share of its transitions; more for episodes that time cuts off before 16 steps."""
+    save_replay: bool = False
+    """Write the replay into every checkpoint, so that a resumed run goes on with it; else it is filled anew."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, {"schedule": ("constant", "linear"), "storage": ("float32", "bfloat16")})
+        least = dict.fromkeys(("horizon", "updates", "batch_size", "replay_size", "learning_starts", "n_step"), 1)
+        above_zero = ("learning_rate", "max_grad_norm", "reward_scale", "final_share")
+        one = ("gamma", "priority_exponent", "importance_exponent", "priority_decay")
+        check_numbers(self, least | {"weight_decay": 0}, above_zero, zero_to_one=one)
+        for name in ("learning_starts", "replay_size"):
+            if self.batch_size > getattr(self, name):
+                raise UsageError(f"a batch of batch_size {self.batch_size} is more than {name} {getattr(self, name)} transitions hold")
+
+
+class OffPolicy(Algorithm):
+    """Collects `horizon` steps into a rollout, moves them into the replay in `prepare`, and takes `updates` steps in `learn`."""
+
+    config: OffPolicyConfig
+    replay: Replay  # there when a buffer was made: a policy by itself needs none
+    normalizer: Normalizer | None
+
+    def __init__(
+        self,
+        config: OffPolicyConfig,
+        observation_space: gymnasium.Space,
+        action_space: gymnasium.Space,
+        num_envs: int,
+        device: torch.device,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(observation_space, action_space, num_envs, device)
+        self.config, self.seed, self.label = config, seed, type(self).__name__
+        if not isinstance(observation_space, Box):
+            raise UsageError(f"{self.label} needs a Box observation space, this one is {observation_space}")
+        self.num_inputs = int(np.prod(observation_space.shape))
+        self.normalizer = Normalizer(self.num_inputs) if config.normalize_obs else None
+        self.make_networks(seed)
+        if device.type != "cpu":
+            self.to(device)
+        self.optimizers = self.make_optimizers()
+        self.action_random = CounterRandom(seed * 4 + 1, num_envs, device)
+        self.update_random = CounterRandom(seed * 4 + 2, config.batch_size, device)  # a stream a row of the batch
+        self.choice_random = CounterRandom(seed * 4 + 3, 1, device)  # for all of it
+        self.is_random = torch.ones((), dtype=torch.bool, device=device)  # whether actions are, before learning starts
+        self.num_updates = torch.zeros((), dtype=torch.int64, device=device)
+
+    # ---- what an algorithm is ----
+
+    @abstractmethod
+    def make_networks(self, seed: int) -> None:
+        """Set the modules; UsageError for spaces that do not fit."""
+
+    @abstractmethod
+    def make_optimizers(self) -> dict[str, FlatAdam]:
+        """name -> an optimiser of some of the modules, each with its target network if it has one."""
+
+    @abstractmethod
+    def decide(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        """(action with exploration as it is stored [N, ...], carry) at normalised obs [N, D]."""
+
+    @abstractmethod
+    def greedy(self, obs: Tensor) -> Tensor:
+        """[N, ...] the best action at normalised obs [N, D], as it is stored."""
+
+    @abstractmethod
+    def random_action(self) -> Tensor:
+        """[N, ...] uniform over all actions, as it is stored."""
+
+    @abstractmethod
+    def to_env(self, action: Tensor) -> Tensor:
+        """[N, *action] what the environment receives."""
+
+    @abstractmethod
+    def learn_from(self, batch: dict[str, Tensor], number: int, wants_parts: bool) -> tuple[dict[str, Tensor], Tensor]:
+        """One optimiser step of each network whose turn it is, at update `number` of this iteration.
+
+        batch: as `Replay.sample`, with observations normalised and rewards scaled. Returns (0-d parts to log, if wanted; error [B] of each
+        transition).
+        """
+
+    def action_shape(self) -> tuple[int, ...]:
+        """Of a stored action."""
+        return ()
+
+    def extra_columns(self) -> dict[str, tuple[int, ...]]:
+        """What else a step stores beside reward and action, name -> shape, () or (n,)."""
+        return {}
+
+    def more_columns(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
+        """These columns [T, N, ...] of a rollout."""
+        return {}
+
+    # ---- acting ----
+
+    def initial_carry(self, num_envs: int) -> Carry:
+        return ()
+
+    @torch.no_grad()
+    def act(self, obs: Tensor, carry: Carry = (), explore: bool = True) -> Decision:
+        inputs = self.inputs(obs)
+        if not explore:
+            return Decision(self.to_env(self.greedy(inputs)), carry, {})
+        if not host_may_look(self.device):
+            action, carry = self.decide(inputs, carry)
+            chance = self.random_action()
+            action = torch.where(self.is_random.view([1] * action.dim()), chance, action)
+        elif self.is_random:
+            action = self.random_action()
+        else:
+            action, carry = self.decide(inputs, carry)
+        self.action_random.advance()
+        return Decision(self.to_env(action), carry, {"action": action})
+
+    def inputs(self, obs: Tensor) -> Tensor:
+        """[N, *obs] -> [N, D] float32, normalised."""
+        rows = obs.reshape(obs.shape[0], -1).float()
+        return rows if self.normalizer is None else self.normalizer(rows)
+
+    # ---- recording ----
+
+    def make_buffer(self) -> RolloutBuffer:
+        """The rollout of one iteration, and behind it the replay."""
+        config, space = self.config, self.observation_space
+        columns = {"reward": (), "action": self.action_shape()} | self.extra_columns()
+        kind = torch.uint8 if space.dtype == np.uint8 else torch.float32
+        size = max(config.replay_size, config.horizon * self.num_envs)
+        arguments = (size, self.num_envs, tuple(space.shape or ()), columns, self.device, self.seed * 4 + 4, kind)
+        if config.prioritized:
+            self.replay = PrioritizedReplay(
+                *arguments,
+                config.storage,
+                config.final_share,
+                exponent=config.priority_exponent,
+                importance=config.importance_exponent,
+                decay=config.priority_decay,
+            )
+        else:
+            self.replay = Replay(*arguments, config.storage, config.final_share)
+        return RolloutBuffer(config.horizon, self.num_envs, self.device)
+
+    def record(self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep) -> None:
+        row = {"obs": obs, "reward": timestep.reward, "terminated": timestep.terminated, "truncated": timestep.truncated}
+        row |= {"final_obs": timestep.info["final_obs"], **decision.columns}
+        if "valid" in timestep.info:
+            row["valid"] = timestep.info["valid"]
+        buffer.add(row)
+
+    def is_ready(self, buffer: RolloutBuffer) -> bool:
+        return buffer.size == buffer.horizon
+
+    def cut(self, mask: Tensor | None = None) -> None:
+        self.replay.cut(torch.ones(self.num_envs, dtype=torch.bool, device=self.device) if mask is None else mask)
+
+    # ---- learning ----
+
+    def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
+        """Move the rollout into the replay."""
+        with torch.inference_mode():
+            self.replay.add(buffer.columns | self.more_columns(buffer))
+            if self.normalizer is not None:
+                rows = buffer["obs"].reshape(buffer.horizon, self.num_envs, -1).float()
+                self.normalizer.update(rows, buffer.columns.get("valid"))
+        return {}
+
+    def may_learn(self, stored: int) -> bool:
+        return stored >= self.config.learning_starts
+
+    def learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        config, metrics = self.config, dict[str, Tensor]()
+        with torch.inference_mode():
+            for number in range(config.updates):
+                batch = self.replay.sample(config.batch_size, config.gamma, config.n_step)
+                for name in ("obs", "next_obs"):
+                    batch[name] = self.inputs(batch[name])
+                if config.reward_scale != 1.0:
+                    batch["reward"] = batch["reward"] * config.reward_scale
+                metrics, error = self.learn_from(batch, number, wants_parts=number == config.updates - 1)
+                self.update_random.advance()
+                self.choice_random.advance()
+                if isinstance(self.replay, PrioritizedReplay):
+                    self.replay.update_priorities(batch["index"], error)
+            self.num_updates += config.updates
+            rate = next(iter(self.optimizers.values())).learning_rate
+            metrics = {f"train/{name}": value for name, value in metrics.items()}
+            return metrics | {"train/n_updates": self.num_updates.clone(), "train/learning_rate": rate.clone()}
+
+    def largest_batch(self) -> int:
+        return max(self.num_envs, self.config.batch_size)
+
+    def schedule(self, progress: float, steps: int) -> None:
+        self.is_random.fill_(steps + self.config.horizon * self.num_envs < self.config.learning_starts)
+        if isinstance(self.replay, PrioritizedReplay):
+            self.replay.set_progress(progress)
+        if self.config.schedule == "linear":
+            for name, optimizer in self.optimizers.items():
+                optimizer.learning_rate.fill_(self.rate_of(name) * max(1.0 - progress, 0.0))
+
+    def rate_of(self, optimizer: str) -> float:
+        """The learning rate that an optimiser starts with."""
+        return self.config.learning_rate
+
+    # ---- states ----
+
+    def extra_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+        state |= {name: getattr(self, name).state_dict() for name in RANDOM}
+        rates = {"schedule": self.config.schedule} | {name: self.rate_of(name) for name in self.optimizers}
+        return state | {"num_updates": self.num_updates, "is_random": self.is_random, "set_rates": rates}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state[name])
+            saved = state["set_rates"]
+            if (saved["schedule"], saved[name]) != (self.config.schedule, self.rate_of(name)):  # the user has changed it since
+                optimizer.learning_rate.fill_(self.rate_of(name))
+        for name in RANDOM:
+            getattr(self, name).load_state_dict(state[name])
+        self.num_updates.copy_(state["num_updates"])
+        self.is_random.copy_(state["is_random"])
+
+    def replay_state(self) -> dict[str, Any]:
+        return self.replay.state_dict() if self.config.save_replay else {}
+
+    def load_replay_state(self, state: dict[str, Any]) -> int:
+        if not state:
+            return 0
+        self.replay.load_state_dict(state)
+        return min(int(self.replay.ring.counts[0]), self.replay.num_rows) * self.num_envs
+
+    def snapshot(self, steps: int) -> dict[str, Any]:
+        return super().snapshot(steps) | {"replay": self.replay.snapshot(steps)}
+
+    def go_back(self, snapshot: dict[str, Any]) -> None:
+        super().go_back(snapshot)
+        self.replay.go_back(snapshot["replay"])

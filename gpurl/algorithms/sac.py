@@ -1,0 +1,131 @@
+"""Soft actor-critic (Haarnoja et al. 2018) with a fixed or a learned temperature; a Discrete space takes its form for few actions."""
+
+import math
+from dataclasses import dataclass
+
+import gymnasium
+import torch
+from gymnasium.spaces import Discrete
+from torch import Tensor, nn
+
+from gpurl.algorithms.algorithm import Algorithm
+from gpurl.algorithms.actor_critic import ActorCritic, ActorCriticConfig
+from gpurl.errors import UsageError
+from gpurl.networks import Carry
+from gpurl.optimizer import FlatAdam
+from gpurl.squash import squashed_backward, squashed_mode, squashed_sample
+
+
+@dataclass(frozen=True)
+class SACConfig(ActorCriticConfig):
+    """Settings of SAC."""
+
+    temperature: float | None = None
+    """Weight of the entropy; by default learned."""
+    initial_temperature: float = 1.0
+    """Where a learned one starts."""
+    temperature_learning_rate: float | None = None
+    """Its step size; by default learning_rate."""
+    target_entropy: float | None = None
+    """Entropy in nats that a learned temperature aims at; by default minus the number of actions, or 0.89 of the greatest of a Discrete space."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("temperature", "initial_temperature", "temperature_learning_rate"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"{name} must be above 0, got {value}")
+
+
+class SAC(ActorCritic):
+    """A stochastic actor whose entropy counts as reward."""
+
+    config: SACConfig
+
+    @classmethod
+    def for_space(cls, action_space: gymnasium.Space) -> type[Algorithm]:
+        if cls is not SAC or not isinstance(action_space, Discrete):
+            return cls
+        from gpurl.algorithms.discrete_sac import DiscreteSAC  # which is made of this one
+
+        return DiscreteSAC
+
+    def make_networks(self, seed: int) -> None:
+        super().make_networks(seed)
+        self.make_temperature()
+
+    def make_temperature(self) -> None:
+        """Set the weight of the entropy and what it aims at."""
+        self.temperature = Temperature(self.config.temperature or self.config.initial_temperature)
+        wanted = self.config.target_entropy
+        self.target_entropy = self.usual_entropy() if wanted is None else wanted
+
+    def usual_entropy(self) -> float:
+        """Minus the number of actions (Haarnoja et al. 2018, appendix D)."""
+        return -float(self.num_actions)
+
+    def make_optimizers(self) -> dict[str, FlatAdam]:
+        optimizers = super().make_optimizers()
+        if self.config.temperature is None:
+            optimizers["temperature"] = FlatAdam(self.temperature, self.rate_of("temperature"), epsilon=1e-8)
+        return optimizers
+
+    def rate_of(self, optimizer: str) -> float:
+        own = self.config.temperature_learning_rate if optimizer == "temperature" else None
+        return super().rate_of(optimizer) if own is None else own
+
+    def actor_outputs(self) -> int:
+        return 2 * self.num_actions
+
+    def decide(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        noise = self.action_random.normal((self.num_actions,))
+        return squashed_sample(self.actor.forward(obs)[0], noise).action, carry
+
+    def greedy(self, obs: Tensor) -> Tensor:
+        return squashed_mode(self.actor.forward(obs)[0])
+
+    def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
+        drawn = squashed_sample(self.actor.forward(next_obs)[0], self.update_random.normal((self.num_actions,)))
+        return drawn.action, drawn.log_prob * -self.temperature.value()
+
+    def actor_step(self, obs: Tensor, wants_parts: bool) -> dict[str, Tensor]:
+        tape: list[Tensor] = []
+        output = self.actor.forward(obs, tape)[0]
+        drawn = squashed_sample(output, self.update_random.normal((self.num_actions,)))
+        slope, value = self.climb(obs, drawn.action)
+        temperature = self.temperature.value()
+        of_output = self.penalized(squashed_backward(drawn, slope, temperature / len(obs)), output)
+        self.actor.backward(of_output.unsqueeze(0), tape, needs_input=False)
+        norm = self.move_actor()
+        entropy = -drawn.log_prob.mean()
+        parts = {"actor_loss": -value.mean() - temperature * entropy, "actor_grad_norm": norm, "entropy": entropy} if wants_parts else {}
+        return parts | self.temperature_step(entropy, wants_parts)
+
+    def penalized(self, gradient: Tensor, output: Tensor) -> Tensor:
+        """The derivative by the actor's numbers [B, 2A], with that of whatever else the actor pays for."""
+        return gradient
+
+    def move_actor(self) -> Tensor:
+        """The optimiser's step; returns the gradient's norm."""
+        return self.optimizers["actor"].step()
+
+    def temperature_step(self, entropy: Tensor, wants_parts: bool) -> dict[str, Tensor]:
+        """Along the slope of log temperature * (entropy - wanted): up when the entropy is less than wanted."""
+        if "temperature" in self.optimizers:
+            gradient = self.temperature.log.grad
+            assert gradient is not None
+            gradient.copy_(entropy - self.target_entropy)
+            self.optimizers["temperature"].step()
+        return {"ent_coef": self.temperature.value().clone()} if wants_parts else {}
+
+
+class Temperature(nn.Module):
+    """The weight of the entropy, kept as its logarithm."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.tensor(math.log(value)))
+
+    def value(self) -> Tensor:
+        """0-d."""
+        return self.log.exp()

@@ -1,0 +1,23 @@
+"""Twin delayed DDPG (Fujimoto et al. 2018): DDPG with two critics, a delayed actor and noise on the target's actions."""
+
+from dataclasses import dataclass
+
+from gpurl.algorithms.ddpg import DDPG, DDPGConfig
+
+
+@dataclass(frozen=True)
+class TD3Config(DDPGConfig):
+    """Settings of TD3."""
+
+    num_critics: int = 2
+    """Critics, each with a start of its own."""
+    policy_delay: int = 2
+    """Updates of the critics to one of the actor."""
+    target_noise: float = 0.2
+    """Standard deviation of the noise on the target's actions."""
+
+
+class TD3(DDPG):
+    """DDPG under TD3Config."""
+
+    config: TD3Config

@@ -1,0 +1,39 @@
+"""Value decomposition networks (Sunehag et al. 2018): DQN for a team, whose value is the sum of its agents' own."""
+
+from gymnasium.spaces import MultiDiscrete
+from torch import Tensor
+
+from gpurl.algorithms.algorithm import Decision
+from gpurl.algorithms.dqn import DQN, DQNConfig
+from gpurl.buffers.rollout import RolloutBuffer
+from gpurl.envs.vec_env import Timestep
+from gpurl.errors import UsageError
+
+
+class VDN(DQN):
+    """Agents share one network and the mean of their rewards; observations are [N, A, D], actions [N, A]."""
+
+    config: DQNConfig
+    takes_agents = True
+
+    def read_space(self) -> int:
+        space = self.action_space
+        if not isinstance(space, MultiDiscrete) or space.nvec.ndim != 1 or len({*space.nvec}) != 1 or space.start.any():
+            raise UsageError(f"VDN needs a MultiDiscrete action space, the same number for each agent, this one is {space}; dqn takes a Discrete")
+        self.num_agents = len(space.nvec)
+        if self.config.atoms or self.config.quantiles:
+            raise UsageError("VDN sums values, not distributions: leave out atoms and quantiles")
+        return int(space.nvec[0])
+
+    def action_shape(self) -> tuple[int, ...]:
+        return (self.num_agents,)
+
+    def record(self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep) -> None:
+        reward = timestep.reward.mean(1) if timestep.reward.dim() > 1 else timestep.reward
+        super().record(buffer, obs, decision, timestep._replace(reward=reward))
+
+    def mix(self, values: Tensor) -> Tensor:
+        return values.sum(-1)
+
+    def unmix(self, gradient: Tensor) -> Tensor:
+        return gradient.unsqueeze(-1).expand(*gradient.shape, self.num_agents)

@@ -1,0 +1,81 @@
+"""Prioritised replay (Schaul et al. 2016): transitions are drawn in proportion to a power of their last error."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpurl.buffers.replay import Replay
+from gpurl.errors import UsageError
+from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.prioritized import prioritized_draw, prioritized_update
+
+LEAST_ERROR = 1e-6  # so that no transition is never drawn again
+
+
+class PrioritizedReplay(Replay):
+    """P(i) = p_i / sum p with p = (error + LEAST_ERROR) ** exponent; weights (P_min / P_i) ** beta, P_min the batch's least.
+
+    New transitions get the greatest priority seen, which decays by `decay` an update, lest one early error outlives all. beta goes from
+    `importance` to 1 with training. Transitions that are not to be learnt from have priority 0.
+    """
+
+    def __init__(self, *arguments: Any, exponent: float = 0.5, importance: float = 0.4, decay: float = 0.999, **options: Any) -> None:
+        super().__init__(*arguments, **options, also_bytes=4)
+        self.exponent, self.importance, self.decay = exponent, importance, decay
+        self.priority = torch.zeros(self.num_rows, self.num_envs, device=self.device)  # raised to the exponent already
+        self.greatest = torch.ones((), device=self.device)
+        self.beta = torch.tensor(importance, device=self.device)
+
+    def add(self, columns: dict[str, Tensor]) -> None:
+        steps = columns["truncated"].shape[0]
+        rows = self._next_rows(steps)
+        super().add(columns)
+        new = self.greatest.expand(steps, self.num_envs)
+        self.priority.index_copy_(0, rows, new * columns["valid"] if "valid" in columns else new)
+
+    def sample(self, batch_size: int, gamma: float, num_steps: int = 1) -> dict[str, Tensor]:
+        """As Replay.sample, by priority; weight is the importance weight, at most 1."""
+        index, probability = prioritized_draw(self.priority.view(-1), self._streams(), 0, batch_size)
+        batch = self._sample(batch_size, gamma, num_steps, index)
+        drawn = probability > 0
+        least = torch.where(drawn, probability, torch.inf).min()
+        batch["weight"] = batch["weight"] * torch.where(drawn, (least / probability) ** self.beta, 0.0)
+        return batch
+
+    def update_priorities(self, index: Tensor, error: Tensor) -> None:
+        """Set the priorities of transitions `index` [B] from their errors [B] >= 0; of one that comes twice the greater counts.
+
+        An error that is NaN or infinite raises UsageError where the host may look, and leaves the priority as it was where it may not.
+        """
+        finite = error.isfinite()
+        if host_may_look(self.device) and not bool(finite.all()):
+            raise UsageError(f"priorities must be finite, {int((~finite).sum())} of {error.numel()} errors are NaN or infinite")
+        priority = (error.abs() + LEAST_ERROR) ** self.exponent
+        kept = self.priority.view(-1)[index]
+        priority = torch.where(finite & (kept > 0), priority, kept)  # what has priority 0 is not to be learnt from
+        torch.maximum(self.greatest * self.decay, priority.max(), out=self.greatest)
+        prioritized_update(self.priority.view(-1), index, priority)
+
+    def set_progress(self, progress: float) -> None:
+        """Move beta; progress runs from 0 to 1."""
+        self.beta.fill_(self.importance + (1.0 - self.importance) * min(progress, 1.0))
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        return state | {"priority": self.priority[: state["flags"].shape[0]], "greatest": self.greatest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "priority" not in state:
+            raise UsageError("the saved replay has no priorities: it was drawn from uniformly")
+        super().load_state_dict(state)
+        self.priority[: state["priority"].shape[0]].copy_(state["priority"])
+        self.greatest.copy_(state["greatest"])
+
+    def snapshot(self, steps: int) -> dict[str, Any]:
+        return super().snapshot(steps) | {"priority": self.priority.clone(), "greatest": self.greatest.clone()}
+
+    def go_back(self, snapshot: dict[str, Any]) -> None:
+        super().go_back(snapshot)
+        self.priority.copy_(snapshot["priority"])
+        self.greatest.copy_(snapshot["greatest"])

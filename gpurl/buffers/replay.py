@@ -1,0 +1,150 @@
+"""The replay buffer: the newest transitions of N environments on the device, drawn uniformly; the ring itself is `gpurl.kernels.replay`."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpurl.buffers.memory import available_bytes, in_gib
+from gpurl.buffers.packed import PackedRows
+from gpurl.errors import UsageError
+from gpurl.kernels.env_step import RandomStreams
+from gpurl.kernels.random import CounterRandom
+from gpurl.kernels.replay import Block, Ring, new_ring, replay_add, replay_sample, ring_bytes
+
+SHARE_TO_TAKE = 0.9  # of the free memory
+
+
+class Replay:
+    """A ring of `size` transitions, rounded up to whole steps of all environments.
+
+    columns: what a step of one environment stores beside its observation, name -> shape, () or (n,), "reward" first. storage: float32 or
+    bfloat16, of float observations; uint8 ones stay as they are. final_share: final observations to keep, as a share of all transitions;
+    with fewer the oldest truncated ends are not learnt from.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        num_envs: int,
+        obs_shape: tuple[int, ...],
+        columns: dict[str, tuple[int, ...]],
+        device: torch.device,
+        seed: int = 0,
+        obs_dtype: torch.dtype = torch.float32,
+        storage: str = "float32",
+        final_share: float = 1.0 / 16.0,
+        also_bytes: int = 0,
+    ) -> None:
+        """also_bytes: a transition's, of what a subclass keeps."""
+        self.num_envs, self.obs_shape, self.device = num_envs, obs_shape, device
+        self.num_rows = -(-size // num_envs)
+        self.rows = PackedRows({name: torch.empty(1, 1, *shape) for name, shape in columns.items()})
+        assert self.rows.places["reward"] == 0, "the ring takes the first column for the reward"
+        kind = obs_dtype if obs_dtype == torch.uint8 else getattr(torch, storage)
+        obs_size, num_final = math.prod(obs_shape), max(math.ceil(final_share * self.num_rows * num_envs), 1)
+        shape = num_envs, obs_size, self.rows.width, num_final, kind
+        self.bytes = ring_bytes(self.num_rows, *shape) + also_bytes * self.num_rows * num_envs
+        self._must_fit(storage if kind != torch.uint8 else "uint8")
+        self.ring: Ring = new_ring(self.num_rows, *shape, device)
+        self.random = CounterRandom(seed, 1, device)
+
+    def _must_fit(self, storage: str) -> None:
+        """UsageError instead of running out of memory."""
+        free = available_bytes(self.device)
+        if free is None or self.bytes <= free:
+            return
+        held = self.num_rows * self.num_envs
+        fits = int(held * SHARE_TO_TAKE * free / self.bytes)
+        half = ", storage bfloat16 takes half as much for observations" if storage == "float32" else ""
+        raise UsageError(
+            f"a replay of {held:,} transitions takes {in_gib(self.bytes)} on {self.device}, where {in_gib(free)} are free: "
+            f"replay_size {fits:,} would fit{half}"
+        )
+
+    def add(self, columns: dict[str, Tensor]) -> None:
+        """Write steps over the oldest: name -> [h, N, ...] of the columns, obs, final_obs, terminated, truncated and perhaps valid."""
+        flags = columns["truncated"].view(torch.uint8) * 2 + columns["terminated"].view(torch.uint8)
+        if "valid" in columns:
+            flags += columns["valid"].logical_not().view(torch.uint8) * 4
+        steps = flags.shape[0]
+        numbers = self.rows.pack(columns).view(steps, self.num_envs, -1)
+        obs, final_obs = (columns[name].reshape(steps, self.num_envs, -1) for name in ("obs", "final_obs"))
+        replay_add(self.ring, Block(obs, numbers, flags, final_obs))
+
+    def sample(self, batch_size: int, gamma: float, num_steps: int = 1) -> dict[str, Tensor]:
+        """name -> [B, ...]: the columns of the first step; obs and next_obs [B, D]; reward and discount of up to `num_steps` steps; index;
+        weight, 0 where there is nothing to learn from. Some row must have been added."""
+        return self._sample(batch_size, gamma, num_steps, None)
+
+    def _sample(self, batch_size: int, gamma: float, num_steps: int, index: Tensor | None) -> dict[str, Tensor]:
+        self.random.advance()
+        batch = replay_sample(self.ring, batch_size, gamma, num_steps, self._streams(), index=index)
+        found = batch._asdict()
+        return {**self.rows.views(found.pop("numbers")), **found}
+
+    def _streams(self) -> RandomStreams:
+        return RandomStreams(self.random.key, self.random.gamma, self.random.step)
+
+    def cut(self, mask: Tensor) -> None:
+        """What follows the newest step belongs to other episodes where mask [N]: it was reset from outside. A step that ended stays so."""
+        ring, num_final = self.ring, self.ring.owner.shape[0] - 1
+        row = (ring.counts[0] - 1) % self.num_rows
+        flags = ring.flags.index_select(0, row.view(1)).squeeze(0)
+        cut = mask & ((flags & 3) == 0) & (ring.counts[0] > 0)
+        entry = (cut.cumsum(0) - 1 + ring.counts[1]) % num_final
+        place = torch.where(cut, entry, num_final + torch.arange(self.num_envs, device=self.device))
+        ring.final_obs.index_copy_(0, place, ring.final_obs[num_final:].clone())
+        owned = row * self.num_envs + torch.arange(self.num_envs, device=self.device)
+        ring.owner.index_copy_(0, torch.where(cut, entry, num_final), owned)
+        slot = ring.slot.index_select(0, row.view(1)).squeeze(0)
+        ring.slot.index_copy_(0, row.view(1), torch.where(cut, entry.int(), slot).unsqueeze(0))
+        ring.flags.index_copy_(0, row.view(1), (flags + cut.view(torch.uint8) * 2).unsqueeze(0))
+        ring.counts[1] += cut.sum()
+
+    # ---- states ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that was stored, without the rows that never were."""
+        stored = min(int(self.ring.counts[0]), self.num_rows)
+        tensors = self.ring._asdict()
+        rows = {name: tensors[name][:stored] for name in ("obs", "numbers", "flags", "slot")}
+        return {**tensors, **rows, "random": self.random.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()` of a buffer of this shape."""
+        for name, tensor in self.ring._asdict().items():
+            saved = state[name]
+            if saved.shape[1:] != tensor.shape[1:] or saved.dtype != tensor.dtype or saved.shape[0] > tensor.shape[0]:
+                raise UsageError(
+                    f"the saved replay is of another environment or size: its {name} is {saved.dtype} {tuple(saved.shape)}, "
+                    f"this one's {tensor.dtype} {tuple(tensor.shape)}"
+                )
+        if int(state["counts"][0]) > self.num_rows != state["flags"].shape[0]:
+            raise UsageError(f"the saved replay has {state['flags'].shape[0]} rows and is full, this one has {self.num_rows}: keep replay_size")
+        for name, tensor in self.ring._asdict().items():
+            tensor[: state[name].shape[0]].copy_(state[name])
+        self.random.load_state_dict(state["random"])
+
+    def snapshot(self, steps: int) -> dict[str, Any]:
+        """Copies of all that adding up to `steps` steps and sampling change."""
+        ring, rows = self.ring, self._next_rows(steps)
+        kept = {name: getattr(ring, name).index_select(0, rows) for name in ("obs", "numbers", "flags", "slot")}
+        kept |= {name: getattr(ring, name).clone() for name in ("final_obs", "owner", "counts")}
+        return kept | {"random": self.random.state_dict()}
+
+    def go_back(self, snapshot: dict[str, Any]) -> None:
+        """Undo what happened since the `snapshot`, every tensor in its place."""
+        ring = self.ring
+        ring.counts.copy_(snapshot["counts"])
+        rows = self._next_rows(snapshot["flags"].shape[0])
+        for name in ("obs", "numbers", "flags", "slot"):
+            getattr(ring, name).index_copy_(0, rows, snapshot[name])
+        ring.final_obs.copy_(snapshot["final_obs"])
+        ring.owner.copy_(snapshot["owner"])
+        self.random.load_state_dict(snapshot["random"])
+
+    def _next_rows(self, steps: int) -> Tensor:
+        """[min(steps, T)] int64: the rows that the next steps go into."""
+        return (self.ring.counts[0] + torch.arange(min(steps, self.num_rows), device=self.device)) % self.num_rows

@@ -1,0 +1,182 @@
+"""Stacked networks: E members of one shape as one module, weights [E, out, in], with the backward pass written out.
+
+A tape is the list of what the backward pass will need; without one a forward pass keeps nothing. Every member starts on its own.
+"""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpurl.checks import check_choices
+from gpurl.errors import UsageError
+from gpurl.kernels.random import CounterRandom
+from gpurl.networks import stacked_affine, stacked_input_gradient, stacked_weight_gradient
+
+Tape = list[Any]
+LAYER_NORM_EPSILON = 1e-5
+ACTIVATE = {"none": lambda z: z, "tanh": torch.tanh_, "elu": torch.nn.functional.elu_, "relu": torch.relu_}  # in place
+SLOPE = {  # gradient before the activation, from that after it and the value after it
+    "none": lambda gradient, y: gradient,
+    "tanh": lambda gradient, y: torch.ops.aten.tanh_backward(gradient, y),
+    "elu": lambda gradient, y: torch.ops.aten.elu_backward(gradient, 1.0, 1.0, 1.0, True, y),
+    "relu": lambda gradient, y: torch.ops.aten.threshold_backward(gradient, y, 0.0),
+}
+
+
+@dataclass(frozen=True)
+class BodyConfig:
+    """Shape of the networks of off-policy algorithms."""
+
+    hidden: tuple[int, ...] = (256, 256)
+    """Units of the hidden layers; of the residual blocks, all alike, for simba and bro."""
+    activation: str = "relu"
+    """tanh, elu or relu; simba and bro have relu."""
+    layer_norm: bool = False
+    """Normalise every hidden layer before its activation (mlp)."""
+    body: str = "mlp"
+    """mlp, or residual blocks: simba (Lee et al. 2024) or bro (Nauman et al. 2024)."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, {"activation": ("tanh", "elu", "relu"), "body": ("mlp", "simba", "bro")}, prefix="network.")
+        if min(self.hidden, default=1) < 1:
+            raise UsageError(f"network.hidden must be at least 1, got {self.hidden}")
+        if self.body == "mlp":
+            return
+        if len(set(self.hidden)) != 1:
+            raise UsageError(f"network.body {self.body} has residual blocks of one width, network.hidden is {self.hidden}")
+        if self.activation != "relu" or self.layer_norm:
+            raise UsageError(f"network.body {self.body} has relu and layer norms of its own: leave out network.activation and layer_norm")
+
+
+class Op(nn.Module):
+    """One step of a stack: x [E, B, in], or [B, in] for all members, -> [E, B, out]."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None) -> Tensor:
+        """noise: where layers are noisy, what they draw from; without it they are not."""
+
+    @abstractmethod
+    def backward(self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True) -> Tensor:
+        """The gradient by x [E, B, in], from that by the result; writes those of the parameters into their `.grad` if wanted.
+
+        Takes its entries off the end of the tape. Without `needs_input` what it returns means nothing.
+        """
+
+
+class Dense(Op):
+    """Affine, then normalised if wanted, then activated. Weights and biases start uniform in +-1/sqrt(in), as torch.nn.Linear's do."""
+
+    def __init__(self, members: int, num_inputs: int, num_outputs: int, activation: str = "none", layer_norm: bool = False) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(num_inputs)
+        self.weight = nn.Parameter(torch.empty(members, num_outputs, num_inputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(members, 1, num_outputs).uniform_(-bound, bound))
+        self.activation, self.norm = activation, Norm(members, num_outputs) if layer_norm else None
+        self.dtype: torch.dtype | None = None  # of the products, where they are not to have the parameters' own
+
+    def forward(self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None) -> Tensor:
+        z = stacked_affine(self._cast(x), self._cast(self.weight), self._cast(self.bias)).to(x.dtype)
+        if self.norm is not None:
+            z = self.norm(z, tape)
+        y = ACTIVATE[self.activation](z)
+        if tape is not None:
+            tape.append((x, y))
+        return y
+
+    def backward(self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True) -> Tensor:
+        x, y = tape.pop()
+        gradient = SLOPE[self.activation](gradient, y)
+        if self.norm is not None:
+            gradient = self.norm.backward(gradient, tape, needs_weights=needs_weights)
+        if needs_weights:
+            assert self.weight.grad is not None
+            torch.sum(gradient, 1, keepdim=True, out=self.bias.grad)
+            stacked_weight_gradient(self._cast(gradient), self._cast(x), self.weight.grad)
+        return stacked_input_gradient(self._cast(gradient), self._cast(self.weight)).to(x.dtype) if needs_input else gradient
+
+    def _cast(self, x: Tensor) -> Tensor:
+        return x if self.dtype is None else x.to(self.dtype)
+
+
+class Norm(Op):
+    """Layer normalisation (Ba et al. 2016) with a gain and a shift of each member."""
+
+    def __init__(self, members: int, size: int) -> None:
+        super().__init__()
+        self.gain, self.shift = nn.Parameter(torch.ones(members, 1, size)), nn.Parameter(torch.zeros(members, 1, size))
+
+    def forward(self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None) -> Tensor:
+        normal, mean, inv_std = torch.native_layer_norm(x, x.shape[-1:], None, None, LAYER_NORM_EPSILON)
+        if tape is not None:
+            tape.append((x, normal, mean, inv_std))
+        return torch.addcmul(self.shift, normal, self.gain)
+
+    def backward(self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True) -> Tensor:
+        x, normal, mean, inv_std = tape.pop()
+        if needs_weights:
+            torch.sum(gradient * normal, 1, keepdim=True, out=self.gain.grad)
+            torch.sum(gradient, 1, keepdim=True, out=self.shift.grad)
+        of_normal, only_input = gradient * self.gain, [True, False, False]
+        return torch.ops.aten.native_layer_norm_backward(of_normal, x, x.shape[-1:], mean, inv_std, None, None, only_input)[0]
+
+
+class Stack(Op):
+    """Steps one after the other."""
+
+    def __init__(self, steps: list[Op]) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(steps)
+        self._steps = steps  # a plain list: walking an nn.Module costs more than a small layer
+
+    def forward(self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None) -> Tensor:
+        for step in self._steps:
+            x = step.forward(x, tape, noise)
+        return x
+
+    def backward(self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True) -> Tensor:
+        for number in reversed(range(len(self._steps))):
+            gradient = self._steps[number].backward(gradient, tape, needs_input or number > 0, needs_weights)
+        return gradient
+
+
+class Residual(Stack):
+    """x plus what the steps make of it; x: [E, B, H]."""
+
+    def forward(self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None) -> Tensor:
+        return x + super().forward(x, tape, noise)
+
+    def backward(self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True) -> Tensor:
+        return gradient + super().backward(gradient, tape, True, needs_weights)
+
+
+def make_trunk(members: int, num_inputs: int, config: BodyConfig) -> tuple[list[Op], int]:
+    """(hidden layers of `members` networks, the size of what they give)."""
+    sizes = (num_inputs, *config.hidden)
+    if config.body == "mlp":
+        layers = [Dense(members, *pair, config.activation, config.layer_norm) for pair in zip(sizes, sizes[1:])]
+        return list[Op](layers), sizes[-1]
+    width = sizes[-1]
+    if config.body == "bro":
+        blocks = [Residual([Dense(members, width, width, "relu", True), Dense(members, width, width, "none", True)]) for _ in config.hidden]
+        return [Dense(members, num_inputs, width, "relu", True), *blocks], width
+    blocks = [
+        Residual([Norm(members, width), Dense(members, width, 4 * width, "relu"), Dense(members, 4 * width, width)]) for _ in config.hidden
+    ]
+    return [Dense(members, num_inputs, width), *blocks, Norm(members, width)], width
+
+
+def make_network(members: int, num_inputs: int, num_outputs: int, config: BodyConfig) -> Stack:
+    """`members` networks from [B, num_inputs] to [E, B, num_outputs]."""
+    trunk, width = make_trunk(members, num_inputs, config)
+    return Stack([*trunk, Dense(members, width, num_outputs)])
+
+
+def set_dtype(network: nn.Module, dtype: torch.dtype) -> None:
+    """Compute the products of all layers in `dtype`; parameters and gradients stay float32."""
+    for layer in network.modules():
+        if isinstance(layer, Dense):
+            layer.dtype = dtype

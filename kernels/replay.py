@@ -1,0 +1,302 @@
+"""The replay ring: blocks of steps go in, batches of transitions come out, with n-step returns that never cross the end of an episode.
+
+A ring holds T rows of N environments. The observation after a row is that of the next row, so none is stored twice; where an episode ended
+the true successor lies in a table of final observations, and that of the newest row in the table's last N entries.
+For a row k of an environment and m = the steps up to the first that ended an episode, is the newest, or is n steps from k:
+    reward = sum_{j<m} gamma^j r[k+j],   discount = gamma^m where the last of them did not terminate, else 0,
+    next_obs = what followed that last step                          (Sutton and Barto 2018, equation 7.1; truncation is no termination)
+"""
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpurl.kernels import c_library
+from gpurl.kernels.backend import use_c, use_triton
+from gpurl.kernels.env_step import RandomStreams
+from gpurl.kernels.random import WORDS_PER_STEP, random_words_reference, splitmix_word
+
+TERMINATED, TRUNCATED, INVALID = 1, 2, 4  # bits of a row's flags; an invalid row is no real transition
+DONE = TERMINATED | TRUNCATED
+UNIT = 2.0**-53
+STORED_KINDS = (torch.float32, torch.bfloat16, torch.uint8)  # of observations
+ELEMENTS = 2048  # of observations that a program of the kernel holds at a time
+
+
+class Ring(NamedTuple):
+    """Contiguous tensors."""
+
+    obs: Tensor  # [T, N, D] float32, bfloat16 or uint8
+    numbers: Tensor  # [T, N, W] float32: the reward, then whatever else belongs to a step
+    flags: Tensor  # [T, N] uint8
+    slot: Tensor  # [T, N] int32: the entry of its final observation, where an episode ended
+    final_obs: Tensor  # [F + N, D], of the kind of obs
+    owner: Tensor  # [F + 1] int64: the row, t N + n, whose final observation this is; older ones are overwritten, the last is nobody's
+    counts: Tensor  # [2] int64: steps written, final observations written
+
+
+class Block(NamedTuple):
+    """Steps that go in: h <= T of them."""
+
+    obs: Tensor  # [h, N, D] float32 or uint8
+    numbers: Tensor  # [h, N, W] float32
+    flags: Tensor  # [h, N] uint8
+    final_obs: Tensor  # [h, N, D]: the true successor; read where an episode ended and in the last step
+
+
+class Batch(NamedTuple):
+    """Transitions that come out."""
+
+    index: Tensor  # [B] int64: t N + n
+    obs: Tensor  # [B, D] float32, or uint8 where the ring's are
+    numbers: Tensor  # [B, W] float32, as they were stored
+    reward: Tensor  # [B] float32, of up to n steps
+    discount: Tensor  # [B] float32: of the value of next_obs
+    next_obs: Tensor  # [B, D]
+    weight: Tensor  # [B] float32: 0 where there is nothing to learn from, else 1
+
+
+def new_ring(num_rows: int, num_envs: int, obs_size: int, num_numbers: int, num_final: int, kind: torch.dtype, device: torch.device) -> Ring:
+    """An empty ring."""
+    if kind not in STORED_KINDS:
+        raise ValueError(f"observations are stored as float32, bfloat16 or uint8, not {kind}")
+    shape = (num_rows, num_envs)
+    return Ring(
+        torch.zeros(*shape, obs_size, dtype=kind, device=device),
+        torch.zeros(*shape, num_numbers, device=device),
+        torch.zeros(shape, dtype=torch.uint8, device=device),
+        torch.zeros(shape, dtype=torch.int32, device=device),
+        torch.zeros(num_final + num_envs, obs_size, dtype=kind, device=device),
+        torch.full((num_final + 1,), -1, dtype=torch.int64, device=device),
+        torch.zeros(2, dtype=torch.int64, device=device),
+    )
+
+
+def ring_bytes(num_rows: int, num_envs: int, obs_size: int, num_numbers: int, num_final: int, kind: torch.dtype) -> int:
+    """What `new_ring` takes."""
+    per_row = obs_size * kind.itemsize + num_numbers * 4 + 1 + 4
+    return num_rows * num_envs * per_row + (num_final + num_envs) * obs_size * kind.itemsize + (num_final + 1) * 8 + 16
+
+
+# ---- going in ----
+
+
+def replay_add_reference(ring: Ring, block: Block) -> None:
+    """The specification, arguments as in `replay_add`."""
+    num_rows, num_envs = ring.flags.shape
+    num_final, steps = ring.owner.shape[0] - 1, block.flags.shape[0]
+    row = (ring.counts[0] + torch.arange(steps, device=ring.flags.device)) % num_rows
+    ended = ((block.flags & DONE) != 0).flatten()
+    entry = ended.cumsum(0) - 1 + ring.counts[1]  # final observations are numbered in the order of t N + n
+    total = ring.counts[1] + ended.sum()
+    kept = ended & (entry >= total - num_final)  # of more than the table holds, the last
+    entry %= num_final
+    ring.obs.index_copy_(0, row, block.obs.to(ring.obs.dtype))
+    ring.numbers.index_copy_(0, row, block.numbers)
+    ring.flags.index_copy_(0, row, block.flags)
+    ring.slot.index_copy_(0, row, torch.where(ended, entry, 0).int().view(steps, num_envs))
+    flat = (row.unsqueeze(1) * num_envs + torch.arange(num_envs, device=row.device)).flatten()
+    spare = num_final + torch.arange(steps * num_envs, device=row.device) % num_envs  # for all others, which shapes must not depend on
+    ring.final_obs.index_copy_(0, torch.where(kept, entry, spare), block.final_obs.flatten(0, 1).to(ring.final_obs.dtype))
+    ring.owner.index_copy_(0, torch.where(kept, entry, num_final), flat)
+    ring.final_obs[num_final:] = block.final_obs[-1].to(ring.final_obs.dtype)
+    ring.counts[0] += steps
+    ring.counts[1] = total
+
+
+# ---- coming out ----
+
+
+def uniform_index_reference(streams: RandomStreams, offset: int, batch_size: int, size: Tensor) -> Tensor:
+    """[B] int64 uniform in [0, size), of 53 bits each: word number offset + i of the one stream's step; size: 0-d int64."""
+    words = random_words_reference(*streams, offset, batch_size).view(-1)
+    fraction = (words >> 11).bitwise_and_((1 << 53) - 1).double() * (size.double() * UNIT)
+    return fraction.long().clamp_(max=size - 1)
+
+
+def replay_sample_reference(
+    ring: Ring, batch_size: int, gamma: float, num_steps: int, streams: RandomStreams, offset: int = 0, index: Tensor | None = None
+) -> Batch:
+    """The specification, arguments and result as in `replay_sample`."""
+    (num_rows, num_envs), num_final = ring.flags.shape, ring.owner.shape[0] - 1
+    written = ring.counts[0]
+    if index is None:
+        index = uniform_index_reference(streams, offset, batch_size, (written.clamp(max=num_rows) * num_envs).clamp(min=1))
+    flags, rewards, newest = ring.flags.view(-1), ring.numbers.view(-1, ring.numbers.shape[2])[:, 0], (written - 1) % num_rows
+    env = index % num_envs
+    here = last = index // num_envs
+    reward, discount = torch.zeros(len(index), device=index.device), torch.ones(len(index), device=index.device)
+    going = torch.ones_like(index, dtype=torch.bool)
+    for step in range(num_steps):
+        at = here * num_envs + env
+        bits = flags[at]
+        if step:
+            going = going & ((bits & INVALID) == 0)
+        reward = torch.where(going, reward + discount * rewards[at], reward)
+        discount = torch.where(going, discount * gamma, discount)
+        last = torch.where(going, here, last)
+        going = going & ((bits & DONE) == 0) & (here != newest)
+        here = (here + 1) % num_rows
+    end = last * num_envs + env
+    bits, entry = flags[end], ring.slot.view(-1)[end].long()
+    ended, terminated = (bits & DONE) != 0, (bits & TERMINATED) != 0
+    in_table = ended | (last == newest)
+    obs = ring.obs.view(-1, ring.obs.shape[2])
+    final = ring.final_obs[torch.where(ended, entry, num_final + env)]
+    next_obs = torch.where(in_table.unsqueeze(1), final, obs[(last + 1) % num_rows * num_envs + env])
+    lost = ended & ~terminated & (ring.owner[entry] != end)  # its final observation was overwritten
+    weight = ((flags[index] & INVALID) == 0) & ~lost
+    kind = torch.uint8 if obs.dtype == torch.uint8 else torch.float32
+    numbers = ring.numbers.view(-1, ring.numbers.shape[2])[index]
+    return Batch(index, obs[index].to(kind), numbers, reward, discount.masked_fill(terminated, 0.0), next_obs.to(kind), weight.float())
+
+
+@triton.jit(do_not_specialize=["offset"])
+def replay_sample_kernel(
+    obs_ptr, numbers_ptr, flags_ptr, slot_ptr, final_ptr, owner_ptr, counts_ptr, key_ptr, gamma_ptr, step_ptr,
+    index_ptr, out_obs_ptr, out_numbers_ptr, reward_ptr, discount_ptr, next_obs_ptr, weight_ptr,
+    offset, T, N, F, B, discount_factor,
+    D: tl.constexpr, W: tl.constexpr, NUM_STEPS: tl.constexpr, DRAWS: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """A program draws or reads BLOCK_B rows, walks them up to NUM_STEPS further, and copies what belongs to them."""
+    lane = tl.program_id(0).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
+    inside = lane < B
+    written = tl.load(counts_ptr)
+    newest = (written + T - 1) % T
+    if DRAWS:
+        size = tl.maximum(tl.minimum(written, T) * N, 1)
+        word = splitmix_word(tl.load(key_ptr), tl.load(gamma_ptr), tl.load(step_ptr) * 65536 + offset + lane)
+        unit = size.to(tl.float64) * 1.1102230246251565e-16  # 2**-53
+        index = tl.minimum(((word >> 11).to(tl.int64).to(tl.float64) * unit).to(tl.int64), size - 1)
+        tl.store(index_ptr + lane, index, mask=inside)
+    else:
+        index = tl.load(index_ptr + lane, mask=inside, other=0)
+    env = index % N
+    here = index // N
+    last = here
+    going = lane >= 0
+    reward = tl.zeros([BLOCK_B], tl.float32)
+    discount = reward + 1.0
+    for step in tl.static_range(NUM_STEPS):
+        at = here * N + env
+        bits = tl.load(flags_ptr + at)
+        if step > 0:
+            going = going & ((bits & 4) == 0)
+        reward = tl.where(going, reward + discount * tl.load(numbers_ptr + at * W), reward)
+        discount = tl.where(going, discount * discount_factor, discount)
+        last = tl.where(going, here, last)
+        going = going & ((bits & 3) == 0) & (here != newest)
+        here = tl.where(here + 1 == T, 0, here + 1)
+    end = last * N + env
+    bits = tl.load(flags_ptr + end)
+    entry = tl.load(slot_ptr + end).to(tl.int64)
+    ended = (bits & 3) != 0
+    terminated = (bits & 1) != 0
+    lost = ended & (terminated == 0) & (tl.load(owner_ptr + entry) != end)
+    is_valid = ((tl.load(flags_ptr + index) & 4) == 0) & (lost == 0)
+    tl.store(reward_ptr + lane, reward, mask=inside)
+    tl.store(discount_ptr + lane, tl.where(terminated, 0.0, discount), mask=inside)
+    tl.store(weight_ptr + lane, is_valid.to(tl.float32), mask=inside)
+    which = tl.arange(0, BLOCK_W)
+    numbers_mask = inside[:, None] & (which < W)[None, :]
+    numbers = tl.load(numbers_ptr + index[:, None] * W + which[None, :], mask=numbers_mask, other=0.0)
+    tl.store(out_numbers_ptr + lane[:, None] * W + which[None, :], numbers, mask=numbers_mask)
+    after = tl.where(last + 1 == T, 0, last + 1) * N + env
+    in_table = ended | (last == newest)
+    entry = tl.where(ended, entry, F + env)
+    source = tl.where(in_table[:, None], final_ptr + entry[:, None] * D, obs_ptr + after[:, None] * D)
+    for first in range(0, D, BLOCK_D):
+        column = first + tl.arange(0, BLOCK_D)
+        mask = inside[:, None] & (column < D)[None, :]
+        place = lane[:, None] * D + column[None, :]
+        obs = tl.load(obs_ptr + index[:, None] * D + column[None, :], mask=mask, other=0)
+        tl.store(out_obs_ptr + place, obs.to(out_obs_ptr.dtype.element_ty), mask=mask)
+        next_obs = tl.load(source + column[None, :], mask=mask, other=0)
+        tl.store(next_obs_ptr + place, next_obs.to(next_obs_ptr.dtype.element_ty), mask=mask)
+
+
+def _empty_batch(ring: Ring, batch_size: int, index: Tensor | None) -> Batch:
+    """Memory for a batch; `index` is its own."""
+    device, obs_size = ring.obs.device, ring.obs.shape[2]
+    kind = torch.uint8 if ring.obs.dtype == torch.uint8 else torch.float32
+    obs, next_obs = (torch.empty(batch_size, obs_size, dtype=kind, device=device) for _ in range(2))
+    reward, discount, weight = (torch.empty(batch_size, device=device) for _ in range(3))
+    index = torch.empty(batch_size, dtype=torch.int64, device=device) if index is None else index
+    return Batch(index, obs, torch.empty(batch_size, ring.numbers.shape[2], device=device), reward, discount, next_obs, weight)
+
+
+def replay_sample_triton(
+    ring: Ring, batch_size: int, gamma: float, num_steps: int, streams: RandomStreams, offset: int = 0, index: Tensor | None = None
+) -> Batch:
+    """`replay_sample_reference` in one launch."""
+    (num_rows, num_envs), num_final = ring.flags.shape, ring.owner.shape[0] - 1
+    obs_size, width = ring.obs.shape[2], ring.numbers.shape[2]
+    out = _empty_batch(ring, batch_size, index)
+    block_d = min(triton.next_power_of_2(obs_size), 256)
+    block_b = max(min(ELEMENTS // block_d, 32), 1)
+    replay_sample_kernel[(triton.cdiv(batch_size, block_b),)](
+        *ring, *streams, *out, offset, num_rows, num_envs, num_final, batch_size, gamma, D=obs_size, W=width, NUM_STEPS=num_steps,
+        DRAWS=index is None, BLOCK_B=block_b, BLOCK_D=block_d, BLOCK_W=triton.next_power_of_2(width), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+# ---- C ----
+
+
+def _pointers(tensors: tuple[Tensor, ...]) -> "ctypes.Array[ctypes.c_void_p]":
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+def _sizes(ring: Ring) -> "ctypes.Array[ctypes.c_int64]":
+    kind = STORED_KINDS.index(ring.obs.dtype)
+    return (ctypes.c_int64 * 6)(*ring.flags.shape, ring.obs.shape[2], ring.numbers.shape[2], ring.owner.shape[0] - 1, kind)
+
+
+def _replay_add_c(ring: Ring, block: Block) -> None:
+    c_library.functions().replay_add(_pointers(ring), _sizes(ring), _pointers(block), ctypes.c_int64(block.flags.shape[0]))
+
+
+def _replay_sample_c(
+    ring: Ring, batch_size: int, gamma: float, num_steps: int, streams: RandomStreams, offset: int = 0, index: Tensor | None = None
+) -> Batch:
+    out = _empty_batch(ring, batch_size, index)
+    numbers = [ctypes.c_int64(number) for number in (offset, batch_size, num_steps, index is None)]
+    c_library.functions().replay_sample(_pointers(ring), _sizes(ring), _pointers(streams), _pointers(out), *numbers, ctypes.c_float(gamma))
+    return out
+
+
+# ---- dispatch ----
+
+
+def replay_add(ring: Ring, block: Block) -> None:
+    """Write a block of steps behind the newest, over the oldest."""
+    steps, num_rows = block.flags.shape[0], ring.flags.shape[0]
+    if not 0 < steps <= num_rows:
+        raise ValueError(f"a block of {steps} steps does not fit a ring of {num_rows}")
+    if use_c(ring.obs) and not use_triton(ring.obs):
+        _replay_add_c(ring, Block(*(tensor.contiguous() for tensor in block)))
+    else:
+        replay_add_reference(ring, block)
+
+
+def replay_sample(
+    ring: Ring, batch_size: int, gamma: float, num_steps: int, streams: RandomStreams, offset: int = 0, index: Tensor | None = None
+) -> Batch:
+    """A batch of transitions of up to `num_steps` steps: uniform over all rows, or the rows `index` [B] int64 (t N + n).
+
+    streams: one, of which the words offset .. offset + B - 1 of its step are taken. An empty ring gives batches of zeros, all of which
+    count as written: ask for none.
+    """
+    if not 0 < batch_size <= WORDS_PER_STEP - offset:
+        raise ValueError(f"a batch has 1 to {WORDS_PER_STEP - offset} transitions, not {batch_size}")
+    if use_triton(ring.obs):
+        function = replay_sample_triton
+    else:
+        function = _replay_sample_c if use_c(ring.obs) else replay_sample_reference
+    return function(ring, batch_size, gamma, num_steps, streams, offset, index)

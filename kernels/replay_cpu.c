@@ -1,0 +1,124 @@
+/* replay.py's ring on a CPU: one call writes a block of steps, one draws and gathers a batch, where torch takes a dozen each. */
+
+#include <stdint.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define WORDS_PER_STEP 65536
+#define UNIT 1.1102230246251565e-16 /* 2^-53 */
+
+enum { TERMINATED = 1, TRUNCATED = 2, INVALID = 4, DONE = 3 };
+enum { OBS, NUMBERS, FLAGS, SLOT, FINAL_OBS, OWNER, COUNTS };                      /* of a Ring */
+enum { ROWS, ENVS, OBS_SIZE, WIDTH, FINALS, KIND };                                /* of its sizes */
+enum { FLOAT32, BFLOAT16, UINT8 };                                                 /* kinds of its observations */
+enum { BLOCK_OBS, BLOCK_NUMBERS, BLOCK_FLAGS, BLOCK_FINAL };                       /* of a Block */
+enum { INDEX, OUT_OBS, OUT_NUMBERS, REWARD, DISCOUNT, NEXT_OBS, WEIGHT };          /* of a Batch */
+
+static inline uint64_t mixed(uint64_t z)
+{
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+static const int64_t stored_bytes[] = {4, 2, 1}, given_bytes[] = {4, 4, 1};
+
+/* rows of observations [count] from what is given to how they are stored; bfloat16 rounds to even, NaN stays NaN */
+static void store(char *to, const char *from, int64_t count, int64_t kind)
+{
+    if (kind != BFLOAT16) {
+        memcpy(to, from, (size_t)(count * stored_bytes[kind]));
+        return;
+    }
+    const float *numbers = (const float *)from;
+    uint16_t *halves = (uint16_t *)to;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &numbers[i], 4);
+        uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+        halves[i] = (uint16_t)((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
+    }
+}
+
+static void load(char *to, const char *from, int64_t count, int64_t kind)
+{
+    if (kind != BFLOAT16) {
+        memcpy(to, from, (size_t)(count * stored_bytes[kind]));
+        return;
+    }
+    const uint16_t *halves = (const uint16_t *)from;
+    uint32_t *bits = (uint32_t *)to;
+    for (int64_t i = 0; i < count; i++) bits[i] = (uint32_t)halves[i] << 16;
+}
+
+/* As replay_add_reference: `steps` rows behind the newest. */
+EXPORT void replay_add(void **ring, const int64_t *size, void **block, int64_t steps)
+{
+    int64_t envs = size[ENVS], finals = size[FINALS], kind = size[KIND];
+    int64_t stored = size[OBS_SIZE] * stored_bytes[kind], given = size[OBS_SIZE] * given_bytes[kind];
+    int64_t *counts = ring[COUNTS], *owner = ring[OWNER];
+    const uint8_t *flags = block[BLOCK_FLAGS];
+    const char *final_obs = block[BLOCK_FINAL];
+    for (int64_t t = 0; t < steps; t++, counts[0]++) {
+        int64_t row = counts[0] % size[ROWS] * envs, from = t * envs;
+        store((char *)ring[OBS] + row * stored, (const char *)block[BLOCK_OBS] + from * given, envs * size[OBS_SIZE], kind);
+        memcpy((float *)ring[NUMBERS] + row * size[WIDTH], (float *)block[BLOCK_NUMBERS] + from * size[WIDTH],
+               (size_t)(envs * size[WIDTH]) * sizeof(float));
+        memcpy((uint8_t *)ring[FLAGS] + row, flags + from, (size_t)envs);
+        for (int64_t n = 0; n < envs; n++) {
+            int32_t *slot = (int32_t *)ring[SLOT] + row + n;
+            *slot = 0;
+            if (!(flags[from + n] & DONE)) continue;
+            *slot = (int32_t)(counts[1]++ % finals);
+            owner[*slot] = row + n;
+            store((char *)ring[FINAL_OBS] + *slot * stored, final_obs + (from + n) * given, size[OBS_SIZE], kind);
+        }
+    }
+    store((char *)ring[FINAL_OBS] + finals * stored, final_obs + (steps - 1) * envs * given, envs * size[OBS_SIZE], kind);
+}
+
+/* As replay_sample_reference; draws the rows, or takes those in out[INDEX]. */
+EXPORT void replay_sample(void **ring, const int64_t *size, const uint64_t **streams, void **out, uint64_t offset, int64_t batch_size,
+                          int64_t num_steps, int64_t draws, float gamma)
+{
+    int64_t rows = size[ROWS], envs = size[ENVS], width = size[WIDTH], kind = size[KIND];
+    int64_t stored = size[OBS_SIZE] * stored_bytes[kind], given = size[OBS_SIZE] * given_bytes[kind];
+    const int64_t *counts = ring[COUNTS], *owner = ring[OWNER];
+    const float *numbers = ring[NUMBERS];
+    const uint8_t *flags = ring[FLAGS];
+    const char *obs = ring[OBS];
+    int64_t *index = out[INDEX], newest = (counts[0] + rows - 1) % rows;
+    int64_t filled = (counts[0] < rows ? counts[0] : rows) * envs, total = filled < 1 ? 1 : filled;
+    double unit = (double)total * UNIT;
+    uint64_t first_word = streams[2][0] * WORDS_PER_STEP + offset;
+    if (draws)
+        for (int64_t i = 0; i < batch_size; i++) {
+            uint64_t word = mixed(streams[1][0] * (first_word + (uint64_t)i) + streams[0][0]);
+            int64_t drawn = (int64_t)((double)(int64_t)(word >> 11) * unit);
+            index[i] = drawn < total ? drawn : total - 1;
+        }
+    for (int64_t i = 0; i < batch_size; i++) {
+        int64_t n = index[i] % envs, last = index[i] / envs;
+        if (i + 4 < batch_size) { /* rows lie anywhere in memory */
+            __builtin_prefetch(obs + index[i + 4] * stored), __builtin_prefetch(flags + index[i + 4]);
+            __builtin_prefetch(numbers + index[i + 4] * width);
+        }
+        float reward = 0.0f, discount = 1.0f;
+        for (int64_t step = 0, here = last; step < num_steps; step++, here = here + 1 == rows ? 0 : here + 1) {
+            int64_t at = here * envs + n;
+            if (step && flags[at] & INVALID) break;
+            reward += discount * numbers[at * width], discount *= gamma, last = here;
+            if (flags[at] & DONE || here == newest) break;
+        }
+        int64_t end = last * envs + n, after = (last + 1 == rows ? 0 : last + 1) * envs + n, slot = ((const int32_t *)ring[SLOT])[end];
+        int ended = flags[end] & DONE, terminated = flags[end] & TERMINATED;
+        int lost = ended && !terminated && owner[slot] != end;
+        ((float *)out[REWARD])[i] = reward;
+        ((float *)out[DISCOUNT])[i] = terminated ? 0.0f : discount;
+        ((float *)out[WEIGHT])[i] = !(flags[index[i]] & INVALID) && !lost ? 1.0f : 0.0f;
+        memcpy((float *)out[OUT_NUMBERS] + i * width, numbers + index[i] * width, (size_t)width * sizeof(float));
+        load((char *)out[OUT_OBS] + i * given, obs + index[i] * stored, size[OBS_SIZE], kind);
+        const char *final_obs = (const char *)ring[FINAL_OBS] + (ended ? slot : size[FINALS] + n) * stored;
+        load((char *)out[NEXT_OBS] + i * given, ended || last == newest ? final_obs : obs + after * stored, size[OBS_SIZE], kind);
+    }
+}

@@ -1,0 +1,203 @@
+"""The replay ring in torch and in C against a list of episodes that is walked in float64."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpurl.kernels import c_library, replay
+from gpurl.kernels.env_step import RandomStreams
+from gpurl.kernels.random import stream_constants
+from gpurl.kernels.replay import INVALID, TERMINATED, TRUNCATED, Batch, Block, Ring, new_ring, ring_bytes
+
+needs_c = pytest.mark.skipif(c_library.load().functions is None, reason="no C library")
+FORMS = [
+    pytest.param((replay.replay_add_reference, replay.replay_sample_reference), id="torch"),
+    pytest.param((replay._replay_add_c, replay._replay_sample_c), id="C", marks=needs_c),
+]
+Form = tuple[Callable[..., None], Callable[..., Batch]]
+ENVS, OBS, GAMMA = 3, 5, 0.9
+
+
+def streams(step: int = 0) -> RandomStreams:
+    return RandomStreams(*stream_constants(5, 1), torch.tensor(step))
+
+
+class World:
+    """Environments whose observations are all different numbers; remembers every step."""
+
+    def __init__(self, seed: int = 0, kind: torch.dtype = torch.float32, ends: float = 0.2, width: int = 3) -> None:
+        self.random, self.kind, self.ends, self.width = np.random.default_rng(seed), kind, ends, width
+        self.obs = self._observe()
+        self.steps: list[dict[str, np.ndarray]] = []
+
+    def _observe(self) -> np.ndarray:
+        if self.kind == torch.uint8:
+            return self.random.integers(0, 256, (ENVS, OBS)).astype(np.uint8)
+        return self.random.normal(size=(ENVS, OBS)).astype(np.float32)
+
+    def block(self, steps: int, invalid: float = 0.0) -> Block:
+        rows = []
+        for _ in range(steps):
+            flags = np.where(self.random.random(ENVS) < self.ends, self.random.choice([TERMINATED, TRUNCATED], ENVS), 0)
+            flags |= np.where(self.random.random(ENVS) < invalid, INVALID, 0)
+            after, fresh = self._observe(), self._observe()
+            row = {"obs": self.obs, "numbers": self.random.normal(size=(ENVS, self.width)).astype(np.float32)}
+            row |= {"flags": flags.astype(np.uint8), "final_obs": after}
+            self.obs = np.where((flags & 3 != 0)[:, None], fresh, after)
+            rows.append(row)
+        self.steps += rows
+        return Block(*(torch.from_numpy(np.stack([row[name] for row in rows])) for name in Block._fields))
+
+    def transition(self, t: int, n: int, num_steps: int) -> tuple[float, float, np.ndarray, bool]:
+        """(reward, discount, next_obs, may be learnt from), by walking on from step `t` of environment `n`."""
+        total, discount, at = 0.0, 1.0, t
+        while True:
+            step = self.steps[at]
+            total += discount * float(step["numbers"][n, 0])
+            discount *= GAMMA
+            ended = step["flags"][n] & 3
+            if ended or at + 1 == len(self.steps) or at + 1 == t + num_steps or self.steps[at + 1]["flags"][n] & INVALID:
+                is_valid = not self.steps[t]["flags"][n] & INVALID
+                return total, 0.0 if ended & TERMINATED else discount, step["final_obs"][n], is_valid
+            at += 1
+
+
+def filled(world: World, form: Form, num_rows: int, blocks: tuple[int, ...], num_final: int = 200, invalid: float = 0.0) -> Ring:
+    kind = world.kind
+    ring = new_ring(num_rows, ENVS, OBS, world.width, num_final, kind, torch.device("cpu"))
+    for steps in blocks:
+        form[0](ring, world.block(steps, invalid))
+    return ring
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("num_steps", [1, 3, 5])
+@pytest.mark.parametrize("blocks", [(1,), (2, 2), (4, 4, 4, 4, 4), (7, 7, 7, 2), (1,) * 37, (16,), (16, 1)], ids=str)
+@pytest.mark.parametrize("kind", [torch.float32, torch.uint8])
+def test_every_row_gives_the_transition_that_was_played(form: Form, num_steps: int, blocks: tuple[int, ...], kind: torch.dtype) -> None:
+    world, num_rows = World(kind=kind), 16
+    ring = filled(world, form, num_rows, blocks, invalid=0.1)
+    written = sum(blocks)
+    stored = range(max(written - num_rows, 0), written)
+    index = torch.tensor([(t % num_rows) * ENVS + n for t in stored for n in range(ENVS)])
+    batch = form[1](ring, len(index), GAMMA, num_steps, streams(), index=index)
+    for i, (t, n) in enumerate((t, n) for t in stored for n in range(ENVS)):
+        reward, discount, next_obs, is_valid = world.transition(t, n, num_steps)
+        assert float(batch.reward[i]) == pytest.approx(reward, abs=1e-5)
+        assert float(batch.discount[i]) == pytest.approx(discount, abs=1e-6)
+        assert float(batch.weight[i]) == float(is_valid)
+        np.testing.assert_array_equal(batch.obs[i].numpy(), world.steps[t]["obs"][n])
+        np.testing.assert_array_equal(batch.numbers[i].numpy(), world.steps[t]["numbers"][n])
+        np.testing.assert_array_equal(batch.next_obs[i].numpy(), next_obs)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_newest_slots_by_hand(form: Form) -> None:
+    """Full ring of 16 rows, n = 3, rewards 20 each: a window ends at the newest row and does not run on into the oldest."""
+    ring = new_ring(16, 1, 1, 1, 4, torch.float32, torch.device("cpu"))
+    for step in range(20):
+        obs = torch.tensor([[[float(step)]]])
+        form[0](ring, Block(obs, torch.full((1, 1, 1), 20.0), torch.zeros(1, 1, dtype=torch.uint8), obs + 1))
+    batch = form[1](ring, 3, 0.5, 3, streams(), index=torch.tensor([1, 2, 3]))  # steps 17, 18, 19; 19 is the newest
+    assert batch.reward.tolist() == [35.0, 30.0, 20.0]
+    assert batch.discount.tolist() == [0.125, 0.25, 0.5]
+    assert batch.next_obs.flatten().tolist() == [20.0, 20.0, 20.0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_truncated_end_whose_final_observation_is_gone_is_not_learnt_from(form: Form) -> None:
+    ring = new_ring(8, 1, 1, 1, 2, torch.float32, torch.device("cpu"))
+    flags = [TRUNCATED, TERMINATED, TERMINATED, TRUNCATED, 0]
+    for step, bits in enumerate(flags):
+        obs = torch.tensor([[[float(step)]]])
+        form[0](ring, Block(obs, torch.ones(1, 1, 1), torch.full((1, 1), bits, dtype=torch.uint8), obs + 100))
+    batch = form[1](ring, 5, 0.5, 1, streams(), index=torch.arange(5))
+    assert batch.weight.tolist() == [0.0, 1.0, 1.0, 1.0, 1.0]
+    assert batch.discount.tolist() == [0.5, 0.0, 0.0, 0.5, 0.5]
+    assert batch.next_obs.flatten().tolist()[2:] == [102.0, 103.0, 104.0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_more_ends_in_a_block_than_the_table_holds(form: Form) -> None:
+    world = World(ends=1.0)
+    ring = filled(world, form, 8, (8,), num_final=5)
+    batch = form[1](ring, 8 * ENVS, GAMMA, 1, streams(), index=torch.arange(8 * ENVS))
+    truncated = torch.tensor([[step["flags"][n] == TRUNCATED for n in range(ENVS)] for step in world.steps]).flatten()
+    kept = torch.arange(8 * ENVS) >= 8 * ENVS - 5
+    assert torch.equal(batch.weight.bool(), ~truncated | kept)
+    for i in torch.nonzero(kept).flatten().tolist():
+        np.testing.assert_array_equal(batch.next_obs[i].numpy(), world.steps[i // ENVS]["final_obs"][i % ENVS])
+
+
+@needs_c
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.uint8])
+def test_c_is_the_reference_to_the_bit(kind: torch.dtype) -> None:
+    given = torch.uint8 if kind == torch.uint8 else torch.float32
+    rings = [new_ring(16, ENVS, OBS, 3, 7, kind, torch.device("cpu")) for _ in range(2)]
+    world = World(kind=given)
+    for round_number, steps in enumerate((3, 5, 16, 1, 7)):
+        block = world.block(steps, invalid=0.1)
+        for ring, add in zip(rings, (replay.replay_add_reference, replay._replay_add_c)):
+            add(ring, block)
+        for name, ours, theirs in zip(Ring._fields, *rings):
+            if name == "owner":  # the last is nobody's
+                ours, theirs = ours[:-1], theirs[:-1]
+            assert torch.equal(ours, theirs), name
+        batches = [
+            sample(ring, 100, GAMMA, 3, streams(round_number), 8)
+            for ring, sample in zip(rings, (replay.replay_sample_reference, replay._replay_sample_c))
+        ]
+        for name, ours, theirs in zip(Batch._fields, *batches):
+            assert ours.dtype == theirs.dtype
+            torch.testing.assert_close(ours, theirs, rtol=1e-6 if name == "reward" else 0, atol=1e-6 if name == "reward" else 0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_bfloat16_keeps_infinity_and_nan_apart(form: Form) -> None:
+    ring = new_ring(2, 1, 4, 1, 1, torch.bfloat16, torch.device("cpu"))
+    obs = torch.tensor([[[float("inf"), float("nan"), 1.00390625, 1.01171875]]])  # the last two lie between two numbers: to the even one
+    form[0](ring, Block(obs, torch.zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.uint8), obs))
+    out = form[1](ring, 1, 0.5, 1, streams(), index=torch.tensor([0])).obs[0].tolist()
+    assert out[0] == float("inf")
+    assert out[1] != out[1]
+    assert out[2:] == [1.0, 1.015625]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_draws_are_uniform_over_what_is_stored(form: Form) -> None:
+    ring = filled(World(), form, 100, (40,))
+    batch = form[1](ring, 60_000, GAMMA, 1, streams())
+    counts = torch.bincount(batch.index, minlength=300).double()
+    assert counts[120:].sum() == 0
+    chi_square = ((counts[:120] - 500) ** 2 / 500).sum()
+    assert 70 < float(chi_square) < 190  # 119 degrees of freedom: mean 119, standard deviation 15
+    later = form[1](ring, 60_000, GAMMA, 1, streams(1))
+    assert not torch.equal(batch.index, later.index)
+    assert torch.equal(batch.index[8:], form[1](ring, 59_992, GAMMA, 1, streams(), 8).index)
+
+
+def test_every_row_of_a_large_ring_can_be_drawn() -> None:
+    """24 bits would give 2**25 rows half of them never; 53 give them all alike."""
+    index = replay.uniform_index_reference(streams(), 0, 60_000, torch.tensor(1 << 40))
+    assert int(index.unique().numel()) == 60_000
+    assert int((index & 0xFFFF).unique().numel()) > 30_000  # the low bits are drawn too
+    assert 0 <= int(index.min()) < int(index.max()) < 1 << 40
+
+
+def test_wrong_sizes_are_named() -> None:
+    ring = filled(World(), FORMS[0].values[0], 4, (2,))
+    with pytest.raises(ValueError, match="a block of 5 steps does not fit a ring of 4"):
+        replay.replay_add(ring, World().block(5))
+    with pytest.raises(ValueError, match="1 to 65536 transitions, not 65537"):
+        replay.replay_sample(ring, 65537, GAMMA, 1, streams())
+    with pytest.raises(ValueError, match="not torch.float16"):
+        new_ring(1, 1, 1, 1, 1, torch.float16, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", replay.STORED_KINDS)
+def test_the_estimate_is_what_is_taken(kind: torch.dtype) -> None:
+    ring: Any = new_ring(10, 3, 7, 4, 11, kind, torch.device("cpu"))
+    assert sum(tensor.nbytes for tensor in ring) == ring_bytes(10, 3, 7, 4, 11, kind)
