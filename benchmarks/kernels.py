@@ -19,7 +19,7 @@ from gpurl.api import choose_device
 from gpurl.distributions import Categorical, Gaussian, Head
 from gpurl.errors import GpurlError
 from gpurl.graphs import CudaGraphs
-from gpurl.kernels import adam, gae, moments, permutation, ppo_loss, random
+from gpurl.kernels import adam, categorical_projection, gae, moments, permutation, ppo_loss, random
 from gpurl.losses import PpoTerms
 from gpurl.losses import ppo_loss as torch_ppo_loss
 
@@ -37,6 +37,7 @@ PPO_LOSS_SIZES = (  # B, numbers of the actor
     ("categorical", 32_768, 2),
     ("categorical", 32_768, 18),
 )
+PROJECTION_SIZES = ((256, 51), (2048, 51), (2048, 101))  # B, atoms
 
 
 @dataclass
@@ -211,6 +212,16 @@ def ppo_loss_case(kind: str, rows: int, width: int, device: torch.device) -> Cas
     return Case(f"ppo_loss {kind} {rows}x{width}", kernel, reference, torch_loss, tolerance=1e-4, absolute_tolerance=1e-3 / rows)
 
 
+def projection_case(rows: int, atoms: int, device: torch.device) -> Case:
+    """The next distributions of two critics, moved by reward and discount."""
+    generator = torch.Generator().manual_seed(0)
+    pmf = torch.randn(2, rows, atoms, generator=generator).softmax(-1).to(device)
+    reward, chance = (torch.randn(rows, generator=generator).to(device) for _ in range(2))
+    arguments = (pmf, reward, torch.where(chance > 2.0, 0.0, 0.99), -10.0, 10.0)
+    kernel, reference = (getattr(categorical_projection, f"categorical_projection{suffix}") for suffix in ("", "_reference"))
+    return Case(f"categorical_projection 2x{rows}x{atoms}", lambda: (kernel(*arguments),), lambda: (reference(*arguments),))
+
+
 def all_cases(device: torch.device) -> list[Case]:
     """Every kernel at every size."""
     return [
@@ -223,6 +234,7 @@ def all_cases(device: torch.device) -> list[Case]:
         *(permutation_case(size, device) for size in PERMUTATION_SIZES),
         *(gather_rows_case(*size, device) for size in GATHER_SIZES),
         *(ppo_loss_case(*size, device) for size in PPO_LOSS_SIZES),
+        *(projection_case(*size, device) for size in PROJECTION_SIZES),
     ]
 
 

@@ -18,7 +18,20 @@ from triton.backends.nvidia import compiler as nvidia
 from triton.compiler import ASTSource
 
 from gpurl.envs.registry import make_env
-from gpurl.kernels import adam, env_step, episode_sums, gae, moments, permutation, ppo_loss, random, replay, rollout, sample
+from gpurl.kernels import (
+    adam,
+    categorical_projection,
+    env_step,
+    episode_sums,
+    gae,
+    moments,
+    permutation,
+    ppo_loss,
+    random,
+    replay,
+    rollout,
+    sample,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = (80, 90, 100)
@@ -161,6 +174,15 @@ def ppo_sums_case(kind: str, width: int, block_k: int) -> Case:
     return Case(ppo_loss.ppo_sums_kernel, types, constants | ones, 112, name=f"ppo sums {kind} {width}")
 
 
+def projection_case(num_atoms: int, has_shift: bool) -> Case:
+    block_r, block_z = categorical_projection._tile(num_atoms)
+    constants = {"HAS_SHIFT": has_shift, "BLOCK_R": block_r, "BLOCK_Z": block_z}
+    types = [F] * 5 + ["i32"] * 3 + ["fp32"] * 2
+    name = f"categorical projection {num_atoms} shift {has_shift}"
+    kernel = categorical_projection.categorical_projection_kernel
+    return Case(kernel, types, constants, 40, categorical_projection.NUM_WARPS, name=name)
+
+
 CASES = [
     *(gae_case(8, 32, 1, 112, valid) for valid in (False, True)),
     *(gae_case(64, 32, 8, 128, valid) for valid in (False, True)),
@@ -208,6 +230,7 @@ CASES = [
         for kind in ("gaussian", "categorical")
         for width, everything, registers in ((1, True, 48), (2, False, 48), (8, True, 96), (18, True, 144), (128, False, 144))
     ),
+    *(projection_case(num_atoms, has_shift) for num_atoms in (51, 101, 251) for has_shift in (False, True)),
     *(ppo_sums_case(*sizes) for sizes in (("categorical", 2, 8), ("gaussian", 1, 8), ("gaussian", 8, 16), ("gaussian", 128, 16))),
 ]
 
