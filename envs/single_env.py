@@ -16,7 +16,8 @@ from gpurl.envs.registry import make_env
 class SingleEnv(gymnasium.Env[np.ndarray, Any]):
     """The task `name` with its own `options`.
 
-    Its time limit holds inside, so `gymnasium.make(..., max_episode_steps=...)` can only shorten it.
+    Its time limit holds inside, so `gymnasium.make(..., max_episode_steps=...)` can only shorten it. Of several agents'
+    rewards it gives the mean.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012, Gymnasium declares it so
@@ -38,7 +39,7 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         actions = torch.as_tensor(action, device=self._env.device).unsqueeze(0)
         _, reward, terminated, truncated, info = self._env.step(actions)
-        return _to_numpy(info["final_obs"]), float(reward), bool(terminated), bool(truncated), {}
+        return _to_numpy(info["final_obs"]), float(reward.mean()), bool(terminated), bool(truncated), {}
 
 
 def _to_numpy(obs: Tensor) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
 from gpurl.envs.vec_env import Timestep, VecEnv, check_tensor
@@ -48,7 +48,7 @@ class TorchEnv(VecEnv):
 
     @abstractmethod
     def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
-        """(next state, reward [N] float32, terminated [N] bool) after `action` [N, *action]."""
+        """(next state, reward [N] or [N, A] float32, terminated [N] bool) after `action` [N, *action]."""
 
     @abstractmethod
     def observe(self, state: State) -> Tensor:
@@ -61,7 +61,7 @@ class TorchEnv(VecEnv):
         self.observe = torch.compile(self.observe, dynamic=False)  # type: ignore[method-assign]
 
     def triton_task(self) -> TritonTask | None:
-        """The three functions in Triton, for a GPU to take a step in one launch; None where there are none."""
+        """The three functions in Triton, for a GPU to take a step in one launch; None where there are none, or several agents."""
         return None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
@@ -91,7 +91,7 @@ class TorchEnv(VecEnv):
             return self._step_in_triton(in_triton, action)
         next_state, reward, terminated = self.transition(self._state, action, self._random)
         where = f"{type(self).__name__}.transition"
-        check_tensor(f"{where}: reward", reward, (self.num_envs,), torch.float32, self.device)
+        check_tensor(f"{where}: reward", reward, self.reward_shape, torch.float32, self.device)
         check_tensor(f"{where}: terminated", terminated, (self.num_envs,), torch.bool, self.device)
         self.episode_length_buf += 1
         if self.max_episode_steps is None:
@@ -99,7 +99,7 @@ class TorchEnv(VecEnv):
         else:
             truncated = (self.episode_length_buf >= self.max_episode_steps) & ~terminated
         done = terminated | truncated
-        self._episode_return += reward
+        self._episode_return += reward if self.num_agents == 1 else reward.mean(1)
         if not host_may_look(self.device):  # what passes through unchanged is about to be overwritten in its place
             next_state = {name: value.clone() if value is self._state[name] else value for name, value in next_state.items()}
         info = {"time_outs": truncated, "_final_obs": done, **self._episode_info(done)}
@@ -158,6 +158,10 @@ class TorchEnv(VecEnv):
             low, high = int(space.start), int(space.start + space.n - 1)
             if not low <= int(action.min()) <= int(action.max()) <= high:
                 raise UsageError(f"{name}: wanted actions from {low} to {high}, got {int(action.min())} to {int(action.max())}")
+        if isinstance(space, MultiDiscrete) and host_may_look(self.device):
+            choice = action - torch.as_tensor(space.start)
+            if bool(((choice < 0) | (choice >= torch.as_tensor(space.nvec))).any()):
+                raise UsageError(f"{name}: wanted actions of {space}, got {int(action.min())} to {int(action.max())}")
         return action.to(dtype)
 
     def _set_state(self, state: State) -> None:

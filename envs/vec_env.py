@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.spaces import MultiDiscrete
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
@@ -21,12 +22,13 @@ class Timestep(NamedTuple):
 
     info always holds "final_obs" [N, *obs], the true successor, which differs from `obs` only where an episode ended, "_final_obs" [N]
     bool, the mask of those, "time_outs" (= truncated), and "episode" {"r" [N], "l" [N]}, return and length so far, with "_episode" [N]
-    bool where they are final. It may hold "valid" [N] bool (False: not a real transition, never trained on), "state" and "action_mask"
-    tensors, and "log", a dict of scalars or tensors whose means go to the logger as env/<name>.
+    bool where they are final; with several agents the return is the mean over agents of their summed rewards. It may hold "valid" [N] bool
+    (False: not a real transition, never trained on), "state" and "action_mask" tensors, and "log", a dict of scalars or tensors whose means
+    go to the logger as env/<name>.
     """
 
     obs: Tensor  # [N, *obs] what the policy sees next
-    reward: Tensor  # [N] float32
+    reward: Tensor  # [N] float32; [N, A] with several agents, a shared reward given to each alike
     terminated: Tensor  # [N] bool: the task ended, the value after it is zero
     truncated: Tensor  # [N] bool: cut off by time, the value of final_obs still counts; never together with terminated
     info: dict[str, Any]
@@ -38,6 +40,9 @@ class VecEnv(gymnasium.vector.VectorEnv):
     `graph_safe` says that a CUDA graph can hold `step`: the host reads nothing of it, no number of Python changes from one step to the
     next, state stays in its place. Without it the environment is stepped between graphs, on torch's current stream, where a simulator may
     replay a graph of its own; it must not keep the actions it is given, their place is used again.
+
+    With `num_agents` A > 1 the single spaces are joint: observations (A, D), actions MultiDiscrete([n] * A) or a Box (A, d); so obs is
+    [N, A, D], actions are [N, A] or [N, A, d] and reward is [N, A]. An episode begins and ends for all agents at once.
     """
 
     single_observation_space: gymnasium.Space
@@ -47,6 +52,7 @@ class VecEnv(gymnasium.vector.VectorEnv):
     graph_safe: bool = False
     max_episode_steps: int | None = None
     reward_threshold: float | None = None  # return at which the task counts as solved, where one is published
+    reward_shape: tuple[int, ...]  # (N,), with several agents (N, A)
     episode_length_buf: Tensor  # [N] int64 clocks, settable: staggered starts
 
     def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
@@ -55,7 +61,12 @@ class VecEnv(gymnasium.vector.VectorEnv):
         for key in ("single_observation_space", "single_action_space"):
             if not isinstance(space := getattr(self, key, None), gymnasium.Space):
                 raise EnvError(f"{type(self).__name__}.{key}: wanted a gymnasium.Space, got {space!r}")
+            shape, least = space.shape or (), 1 if isinstance(space, MultiDiscrete) else 2
+            if self.num_agents > 1 and (len(shape) < least or shape[0] != self.num_agents):
+                wanted = f"a joint space, whose first axis is that of {self.num_agents} agents"
+                raise EnvError(f"{type(self).__name__}.{key}: wanted {wanted}, got {space}")
         self.num_envs = int(num_envs)
+        self.reward_shape = (self.num_envs,) if self.num_agents == 1 else (self.num_envs, self.num_agents)
         self.device = torch.device(device)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
         self.observation_space = batch_space(self.single_observation_space, num_envs)

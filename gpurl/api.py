@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gpurl.algorithms import make_algorithm
+from gpurl.algorithms import algorithm_names, make_algorithm, resolve_algorithm
 from gpurl.algorithms.algorithm import Algorithm
 from gpurl.checkpoint import load_checkpoint
 from gpurl.config import Settings, make_settings, merge
@@ -114,6 +114,7 @@ def make_trainer(
     config = settings.train
     if env is None:
         env = make_env(settings.env, config.num_envs, device, config.seed, **settings.env_options)
+    _check_agents(settings, env)
     if config.compile:
         if not isinstance(env, TorchEnv):
             raise UsageError(f"compile is for tensor tasks, whose functions torch knows; {settings.env} is none")
@@ -129,6 +130,15 @@ def make_trainer(
         known = threads if threads is not None and threads <= torch.get_num_threads() else None
         torch.set_num_threads(config.threads or known or _quickest_threads(model))
     return Trainer(settings, model, env, eval_env, Path())
+
+
+def _check_agents(settings: Settings, env: VecEnv) -> None:
+    """UsageError where `env` has several agents and the algorithm knows of one."""
+    if env.num_agents == 1 or resolve_algorithm(settings.algorithm).takes_agents:
+        return
+    able = [name for name in algorithm_names() if resolve_algorithm(name).takes_agents]
+    hint = f"; {', '.join(able)} {'take' if len(able) > 1 else 'takes'} several" if able else ""
+    raise UsageError(f"{settings.algorithm} is for one agent, {settings.env} has {env.num_agents}{hint}")
 
 
 def _quickest_threads(model: Algorithm) -> int:

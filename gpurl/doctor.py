@@ -86,8 +86,9 @@ def env_table() -> str:
             continue
         env = make_env(name, 1)
         own = ", ".join(f"{key}={option.default}" for key, option in options.items() if key != "max_episode_steps")
+        agents = f"{env.num_agents} agents, " if env.num_agents > 1 else ""
         lines.append(
-            f"{name}\n    observation {env.single_observation_space.shape}, action {env.single_action_space}, "
+            f"{name}\n    {agents}observation {env.single_observation_space.shape}, action {env.single_action_space}, "
             f"{env.max_episode_steps} steps{', options: ' + own if own else ''}"
         )
     lines.append("or the module path of your own (README: an environment of your own)")

@@ -28,7 +28,7 @@ def check_step(env: VecEnv, timestep: Timestep) -> None:
     info = timestep.info
     wanted = [
         ("obs", timestep.obs, shape, dtype),
-        ("reward", timestep.reward, row if env.num_agents == 1 else (env.num_envs, env.num_agents), torch.float32),
+        ("reward", timestep.reward, env.reward_shape, torch.float32),
         ("terminated", timestep.terminated, row, torch.bool),
         ("truncated", timestep.truncated, row, torch.bool),
         ("info['final_obs']", info.get("final_obs"), shape, dtype),

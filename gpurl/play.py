@@ -1,4 +1,4 @@
-"""Plays a trained policy and draws its first episode: what it saw, did and got, over time."""
+"""Plays a trained policy and draws its first episode: what it saw, did and got (several agents: in the mean), over time."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: in
         action = policy.act(obs)
         timestep = env.step(action)
         if played == 0:
-            frames.append((obs[0].flatten().cpu(), action[0].flatten().float().cpu(), timestep.reward[0].cpu()))
+            frames.append((obs[0].flatten().cpu(), action[0].flatten().float().cpu(), timestep.reward[0].mean().cpu()))
         obs = timestep.obs
         if bool(episode_ends(timestep)[0]):
             policy.reset()

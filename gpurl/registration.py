@@ -17,7 +17,8 @@ TASK = re.compile(r"^class ([A-Z]\w*)\(TorchEnv\)", re.MULTILINE)
 def register() -> None:
     """Register every TorchEnv of gpurl.envs as gpurl/<Class>-v0; a second call changes nothing.
 
-    `make_vec` gives the tensor environment itself, `make` a numpy view of one (`SingleEnv`). Keyword arguments are the task's own.
+    `make_vec` gives the tensor environment itself (of several agents' rewards the mean, `MeanReward`), `make` a numpy view of one
+    (`SingleEnv`). Keyword arguments are the task's own.
     """
     for module_name, class_name in tasks():
         env_id = f"gpurl/{class_name}-v0"
@@ -25,7 +26,7 @@ def register() -> None:
             registration.register(
                 env_id,
                 entry_point=f"gpurl.envs.single_env:{module_name}",
-                vector_entry_point=f"gpurl.envs.{module_name}:{class_name}",
+                vector_entry_point=f"gpurl.envs.mean_reward:{module_name}",
             )
 
 

@@ -9,7 +9,7 @@ import pytest
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from gpurl.algorithms import algorithm_names, make_algorithm
+from gpurl.algorithms import algorithm_names, make_algorithm, resolve_algorithm
 from gpurl.config import Settings, make_settings
 from gpurl.envs.registry import env_names, env_options, make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
@@ -22,6 +22,14 @@ VARIANTS = [(name, {}) for name in TORCH_ENVS]
 VARIANTS += [(name, {"discrete": True}) for name in TORCH_ENVS if "discrete" in env_options(resolve_env(name)[0])]
 
 
+CASES = [
+    (algorithm, env, options)
+    for algorithm in algorithm_names()
+    for env, options in VARIANTS
+    if resolve_env(env)[0].num_agents == 1 or resolve_algorithm(algorithm).takes_agents  # others are refused
+]
+
+
 def fake_trainer(settings: Settings) -> Trainer:
     env = make_env(settings.env, settings.train.num_envs, "cpu", 0, **settings.env_options)
     spaces = (env.single_observation_space, env.single_action_space)
@@ -29,8 +37,7 @@ def fake_trainer(settings: Settings) -> Trainer:
     return Trainer(settings, model, env, None, Path("unused"))
 
 
-@pytest.mark.parametrize(("env", "options"), VARIANTS, ids=str)
-@pytest.mark.parametrize("algorithm", algorithm_names())
+@pytest.mark.parametrize(("algorithm", "env", "options"), CASES, ids=str)
 @pytest.mark.parametrize("memory", ["none", "gru"])
 @pytest.mark.parametrize("nan", ["stop", "skip"])
 def test_an_iteration_never_looks_at_a_tensor(algorithm: str, env: str, options: dict[str, bool], memory: str, nan: str) -> None:

@@ -56,3 +56,23 @@ class Endless(RandomWalk):
 
     def scripted_action(self, obs: Tensor) -> Tensor:
         return torch.zeros(obs.shape[0], 2)
+
+
+class Walkers(TorchEnv):
+    """Three agents on a line, each paid for being near the origin; the episode ends for all when one is too far, or after 7 steps."""
+
+    num_agents = 3
+    single_observation_space = Box(-np.inf, np.inf, (3, 2), np.float32)
+    single_action_space = Box(-1.0, 1.0, (3, 1), np.float32)
+    max_episode_steps = 7
+
+    def initial_state(self, rng: CounterRandom) -> State:
+        return {"x": rng.normal((3,))}
+
+    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+        x = state["x"] + 0.3 * action.clamp(-1.0, 1.0).squeeze(2)
+        return {"x": x}, -x.abs(), x.abs().amax(1) > 2.5
+
+    def observe(self, state: State) -> Tensor:
+        x = state["x"]
+        return torch.stack((x, x.mean(1, keepdim=True).expand_as(x)), dim=2)

@@ -40,6 +40,7 @@ class Algorithm(ABC, nn.Module):
     Nothing in act, record or update waits for the device: metrics stay tensors.
     """
 
+    takes_agents: ClassVar[bool] = False  # obs [N, A, D], actions [N, A] or [N, A, d], reward [N, A]; without it one agent only
     config: AlgorithmConfig
     name: str
 

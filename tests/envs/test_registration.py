@@ -52,15 +52,28 @@ def test_registering_imports_no_torch_and_twice_changes_nothing() -> None:
 def test_make_vec_gives_the_tensor_environment(env_id: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        env = gymnasium.make_vec(env_id, num_envs=3, device="cpu", seed=7, max_episode_steps=2)
-    assert isinstance(env, TorchEnv)
+        env = gymnasium.make_vec(env_id, num_envs=3, device="cpu", seed=7, max_episode_steps=1)
+    task = env.unwrapped
+    assert isinstance(task, TorchEnv)
+    assert (env is task) == (task.num_agents == 1)
     assert env.spec.id == env_id
-    assert env.max_episode_steps == 2
+    assert task.max_episode_steps == 1
     obs, _ = env.reset()
     assert obs.shape == env.observation_space.shape
-    truncated = [env.step(torch.as_tensor(env.action_space.sample())).truncated.all().item() for _ in range(2)]
-    assert truncated == [False, True]
+    for _ in range(2):
+        _, reward, _, truncated, _ = env.step(torch.as_tensor(env.action_space.sample()))
+        assert reward.shape == (3,)
+        assert bool(truncated.all())
     env.close()
+
+
+def test_make_vec_gives_the_mean_over_agents() -> None:
+    env = gymnasium.make_vec("gpurl/TwoStepGame-v0", num_envs=4)
+    env.reset(seed=0)
+    env.step(np.ones((4, 2), np.int64))
+    _, reward, terminated, _, info = env.step(np.array([[0, 0], [0, 1], [1, 0], [1, 1]]))
+    assert reward.tolist() == info["episode"]["r"].tolist() == [0.0, 1.0, 1.0, 8.0]
+    assert bool(terminated.all())
 
 
 @pytest.mark.parametrize("env_id", ["gpurl/Chasing-v0", "gpurl/CartPole-v0", "gpurl/Pendulum-v0"])
@@ -111,7 +124,7 @@ def test_a_single_env_returns_what_the_tensor_environment_does(env_id: str) -> N
             obs, reward, terminated, truncated, _ = env.step(action)
             want = peer.step(torch.as_tensor(action).unsqueeze(0))
             np.testing.assert_array_equal(obs, want.info["final_obs"][0].numpy())
-            assert (reward, terminated, truncated) == (float(want.reward), bool(want.terminated), bool(want.truncated))
+            assert (reward, terminated, truncated) == (float(want.reward.mean()), bool(want.terminated), bool(want.truncated))
             assert [type(value) for value in (reward, terminated, truncated)] == [float, bool, bool]
             if terminated:
                 break

@@ -46,6 +46,7 @@ def largest_difference(one: Any, other: Any) -> float:
         ("cart_pole", {"schedule": "linear"}),
         ("pendulum", {"algorithm": "a2c"}),
         ("acrobot", {"network": {"memory": "gru", "hidden": [64]}}),
+        ("two_step_game", {"algorithm": "tests.joint_ppo"}),
     ],
     ids=str,
 )

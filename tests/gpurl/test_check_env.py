@@ -18,7 +18,7 @@ from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.random import CounterRandom
-from tests.tiny_envs import RandomWalk
+from tests.tiny_envs import RandomWalk, Walkers
 
 
 def built_in() -> list[str]:
@@ -32,7 +32,7 @@ def built_in() -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("name", [*built_in(), "tests.tiny_envs:AlternatingEnv", "tests.tiny_envs:RandomWalk"])
+@pytest.mark.parametrize("name", [*built_in(), "tests.tiny_envs:AlternatingEnv", "tests.tiny_envs:RandomWalk", "tests.tiny_envs:Walkers"])
 def test_good_environments_pass(name: str) -> None:
     assert check_env(name, steps=24) == []
 
@@ -328,13 +328,12 @@ def test_the_guard_names_env_key_wanted_and_got() -> None:
 
 
 def test_the_guard_wants_a_reward_per_agent() -> None:
-    env = RandomWalk(4)
-    env.num_agents = 2
+    env = Walkers(4)
     env.reset(seed=0)
-    timestep = env.step(torch.zeros(4, 2))
-    check_step(env, timestep._replace(reward=torch.zeros(4, 2)))
-    with pytest.raises(EnvError, match=r"reward: wanted a tensor of shape \(4, 2\)"):
-        check_step(env, timestep)
+    timestep = env.step(torch.zeros(4, 3, 1))
+    check_step(env, timestep)
+    with pytest.raises(EnvError, match=r"reward: wanted a tensor of shape \(4, 3\)"):
+        check_step(env, timestep._replace(reward=timestep.reward.mean(1)))
 
 
 def test_the_guard_takes_cuda_without_a_number_for_any_cuda() -> None:
