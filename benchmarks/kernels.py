@@ -1,7 +1,7 @@
 """Kernels against their references: compared first, then timed in turn with the reference and with torch's own equivalent.
 
-`kernel` is what the product calls: Triton on a GPU; on a CPU, C for GAE and random numbers, torch's fused step for Adam, else the
-reference itself.
+`kernel` is what the product calls: Triton on a GPU; on a CPU, C for GAE, random numbers and drawing by priority, torch's fused step for
+Adam, else the reference itself.
 """
 
 import sys
@@ -19,7 +19,8 @@ from gpurl.api import choose_device
 from gpurl.distributions import Categorical, Gaussian, Head
 from gpurl.errors import GpurlError
 from gpurl.graphs import CudaGraphs
-from gpurl.kernels import adam, categorical_projection, gae, moments, permutation, ppo_loss, random
+from gpurl.kernels import adam, categorical_projection, gae, moments, permutation, ppo_loss, prioritized, random
+from gpurl.kernels.env_step import RandomStreams
 from gpurl.losses import PpoTerms
 from gpurl.losses import ppo_loss as torch_ppo_loss
 
@@ -30,6 +31,7 @@ MOMENTS_SIZES = ((131_072, 8), (131_072, 64))  # B, D
 RANDOM_SIZES = ((4096, 2), (65_536, 2), (4096, 64))  # N, draws
 PERMUTATION_SIZES = (8192, 131_072)  # S
 GATHER_SIZES = ((131_072, (16,)), (131_072, (11, 1, 1, 1, 1, 1)))  # S, widths of the columns that a row packs
+PRIORITIZED_SIZES = ((200_000, 256), (5_000_000, 8192))  # S, B
 PPO_LOSS_SIZES = (  # B, numbers of the actor
     ("gaussian", 8192, 2),
     ("gaussian", 32_768, 2),
@@ -173,6 +175,20 @@ def gather_rows_case(size: int, widths: tuple[int, ...], device: torch.device) -
     )
 
 
+def prioritized_draw_case(size: int, batch_size: int, device: torch.device) -> Case:
+    """A batch by priority; torch.multinomial's is another one, comes without probabilities and is not stratified."""
+    priority = torch.rand(size, generator=torch.Generator().manual_seed(0)).to(device) ** 3
+    streams = RandomStreams(*random.stream_constants(0, 1, device), torch.tensor(5, device=device))
+    arguments = (priority, streams, 0, batch_size)
+    return Case(
+        f"prioritized_draw {size}x{batch_size}",
+        lambda: prioritized.prioritized_draw(*arguments),
+        lambda: prioritized.prioritized_draw_reference(*arguments),
+        lambda: (torch.multinomial(priority, batch_size, replacement=True),),
+        torch_is_random=True,
+    )
+
+
 def ppo_loss_case(kind: str, rows: int, width: int, device: torch.device) -> Case:
     """A minibatch in one matrix, two fifths of its ratios clipped; torch's is the head, gpurl.losses and the head's backward."""
     generator = torch.Generator().manual_seed(0)
@@ -233,6 +249,7 @@ def all_cases(device: torch.device) -> list[Case]:
         *(random_case(kind, *size, device) for kind in ("uniform", "normal") for size in RANDOM_SIZES),
         *(permutation_case(size, device) for size in PERMUTATION_SIZES),
         *(gather_rows_case(*size, device) for size in GATHER_SIZES),
+        *(prioritized_draw_case(*size, device) for size in PRIORITIZED_SIZES),
         *(ppo_loss_case(*size, device) for size in PPO_LOSS_SIZES),
         *(projection_case(*size, device) for size in PROJECTION_SIZES),
     ]

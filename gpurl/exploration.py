@@ -21,7 +21,9 @@ class ActionNoise:
     ornstein_uhlenbeck  a drift x <- x - theta x dt + std sqrt(dt) normal, anew each episode (Uhlenbeck and Ornstein 1930)
     """
 
-    def __init__(self, kind: str, std: float, std_range: tuple[float, float], num_envs: int, num_actions: int, device: torch.device) -> None:
+    def __init__(
+        self, kind: str, std: float, std_range: tuple[float, float], num_envs: int, num_actions: int, device: torch.device
+    ) -> None:
         self.kind, self.std, self.num_actions, self.device = kind, std, num_actions, device
         self.least, self.most = std_range
         self.ladder = torch.linspace(self.least, self.most, num_envs, device=device).unsqueeze(1)

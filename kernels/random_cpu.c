@@ -3,16 +3,10 @@
 #include <math.h>
 #include <stdint.h>
 
-#define EXPORT __attribute__((visibility("default")))
-#define WORDS_PER_STEP 65536
-#define UNIT 5.9604644775390625e-8f  /* 2^-24 */
+#include "random_cpu.h"
 
-static inline uint64_t mixed(uint64_t z)
-{
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-}
+#define EXPORT __attribute__((visibility("default")))
+#define UNIT 5.9604644775390625e-8f  /* 2^-24 */
 
 /* out [streams, count] in [0, 1), or standard normal; step: one number, or one of each stream where step_stride is 1 */
 EXPORT void random_numbers(const uint64_t *key, const uint64_t *gamma, const uint64_t *step, int64_t step_stride, uint64_t offset,

@@ -60,7 +60,9 @@ class Batch(NamedTuple):
     weight: Tensor  # [B] float32: 0 where there is nothing to learn from, else 1
 
 
-def new_ring(num_rows: int, num_envs: int, obs_size: int, num_numbers: int, num_final: int, kind: torch.dtype, device: torch.device) -> Ring:
+def new_ring(
+    num_rows: int, num_envs: int, obs_size: int, num_numbers: int, num_final: int, kind: torch.dtype, device: torch.device
+) -> Ring:
     """An empty ring."""
     if kind not in STORED_KINDS:
         raise ValueError(f"observations are stored as float32, bfloat16 or uint8, not {kind}")

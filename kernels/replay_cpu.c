@@ -3,8 +3,9 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "random_cpu.h"
+
 #define EXPORT __attribute__((visibility("default")))
-#define WORDS_PER_STEP 65536
 #define UNIT 1.1102230246251565e-16 /* 2^-53 */
 
 enum { TERMINATED = 1, TRUNCATED = 2, INVALID = 4, DONE = 3 };
@@ -13,13 +14,6 @@ enum { ROWS, ENVS, OBS_SIZE, WIDTH, FINALS, KIND };                             
 enum { FLOAT32, BFLOAT16, UINT8 };                                                 /* kinds of its observations */
 enum { BLOCK_OBS, BLOCK_NUMBERS, BLOCK_FLAGS, BLOCK_FINAL };                       /* of a Block */
 enum { INDEX, OUT_OBS, OUT_NUMBERS, REWARD, DISCOUNT, NEXT_OBS, WEIGHT };          /* of a Batch */
-
-static inline uint64_t mixed(uint64_t z)
-{
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-}
 
 static const int64_t stored_bytes[] = {4, 2, 1}, given_bytes[] = {4, 4, 1};
 

@@ -25,7 +25,9 @@ class DiscreteSAC(SAC):
         if not isinstance(space, Discrete):
             raise UsageError(f"{self.label} needs a Discrete action space, this one is {space}; sac takes a Box")
         if config.atoms or config.fit_returns:
-            raise UsageError(f"{self.label} has critics of one number an action: leave out atoms {config.atoms} and fit_returns {config.fit_returns}")
+            raise UsageError(
+                f"{self.label} has critics of one number an action: leave out atoms {config.atoms} and fit_returns {config.fit_returns}"
+            )
         self.num_actions = int(space.n)
         self.head = Categorical(self.num_actions)
         self.actor = make_network(1, self.num_inputs, self.num_actions, config.actor_network)

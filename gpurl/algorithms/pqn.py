@@ -164,7 +164,9 @@ class PQN(Algorithm):
                 final = self._values(buffer["final_obs"].flatten(0, 1)).amax(-1).view_as(buffer["value"])
             value, valid = torch.cat((buffer["value"], final[-1:])), buffer.columns.get("valid")
             ends = buffer["terminated"], buffer["truncated"]
-            returns = gae(buffer["reward"] * self.config.reward_scale, value, final, *ends, self.config.gamma, self.config.q_lambda, valid)[1]
+            returns = gae(buffer["reward"] * self.config.reward_scale, value, final, *ends, self.config.gamma, self.config.q_lambda, valid)[
+                1
+            ]
             rows = buffer["obs"].reshape(buffer.horizon, self.num_envs, -1)
             data = {"obs": self._inputs(rows), "action": buffer["action"], "returns": returns}
             if valid is not None:
@@ -213,5 +215,8 @@ class PQN(Algorithm):
         self.minibatches.random.load_state_dict(state["shuffle_random"])
         self.epsilon.copy_(state["epsilon"])
         self.num_updates.copy_(state["num_updates"])
-        if state["set_rate"] != {"schedule": self.config.schedule, "learning_rate": self.config.learning_rate}:  # the user has changed it since
+        if state["set_rate"] != {
+            "schedule": self.config.schedule,
+            "learning_rate": self.config.learning_rate,
+        }:  # the user has changed it since
             self.optimizer.learning_rate.fill_(self.config.learning_rate)

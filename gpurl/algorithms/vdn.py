@@ -19,7 +19,9 @@ class VDN(DQN):
     def read_space(self) -> int:
         space = self.action_space
         if not isinstance(space, MultiDiscrete) or space.nvec.ndim != 1 or len({*space.nvec}) != 1 or space.start.any():
-            raise UsageError(f"VDN needs a MultiDiscrete action space, the same number for each agent, this one is {space}; dqn takes a Discrete")
+            raise UsageError(
+                f"VDN needs a MultiDiscrete action space, the same number for each agent, this one is {space}; dqn takes a Discrete"
+            )
         self.num_agents = len(space.nvec)
         if self.config.atoms or self.config.quantiles:
             raise UsageError("VDN sums values, not distributions: leave out atoms and quantiles")

@@ -122,7 +122,9 @@ class Replay:
                     f"this one's {tensor.dtype} {tuple(tensor.shape)}"
                 )
         if int(state["counts"][0]) > self.num_rows != state["flags"].shape[0]:
-            raise UsageError(f"the saved replay has {state['flags'].shape[0]} rows and is full, this one has {self.num_rows}: keep replay_size")
+            raise UsageError(
+                f"the saved replay has {state['flags'].shape[0]} rows and is full, this one has {self.num_rows}: keep replay_size"
+            )
         for name, tensor in self.ring._asdict().items():
             tensor[: state[name].shape[0]].copy_(state[name])
         self.random.load_state_dict(state["random"])

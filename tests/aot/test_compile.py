@@ -27,6 +27,7 @@ from gpurl.kernels import (
     moments,
     permutation,
     ppo_loss,
+    prioritized,
     random,
     replay,
     rollout,
@@ -35,7 +36,7 @@ from gpurl.kernels import (
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = (80, 90, 100)
-F, D, B, L = "*fp32", "*fp64", "*u8", "*i64"
+F, D, B, L, W = "*fp32", "*fp64", "*u8", "*i64", "*i32"
 
 
 @dataclass
@@ -155,6 +156,23 @@ def gather_rows_case(size: int, width: int, registers: int, vectors: tuple[int, 
     return Case(permutation.gather_rows_kernel, types, constants, registers, vectors=vectors, name=f"gather rows {size}x{width}")
 
 
+def block_sums_case(even: bool) -> Case:
+    constants = {"BLOCK": prioritized.BLOCK}
+    even_names, vectors = (("S",), (2, 0)) if even else ((), (0, 0))
+    return Case(
+        prioritized.block_sums_kernel, [F, D, "i32"], constants, 40, even=even_names, vectors=vectors, name=f"block sums even {even}"
+    )
+
+
+def draw_case(size: int) -> Case:
+    """Of one entry, whose number Triton makes a constant, and of many."""
+    ones = {"S": 1} if size == 1 else {}
+    constants = {"SEARCH_STEPS": triton.cdiv(size, prioritized.BLOCK).bit_length(), "BLOCK": prioritized.BLOCK}
+    types = [F, D, D, D, W, L, L, L, L, F] + ["i32"] * (3 - len(ones))
+    even, vectors = (("S",), (2, 0)) if size % 16 == 0 else ((), (0, 0))
+    return Case(prioritized.draw_kernel, types, constants | ones, 72, even=even, vectors=vectors, name=f"prioritized draw {size}")
+
+
 def ppo_loss_case(kind: str, width: int, everything: bool, registers: int) -> Case:
     """`everything`: valid rows, moments and a clip of the value, or none of them; width 1: all integers that may be 1 are."""
     block_b, block_a, num_warps = ppo_loss._tile(width)
@@ -206,6 +224,11 @@ CASES = [
     *(gather_rows_case(size, 16, 64, (2, 2)) for size in (5, 100_003, 131_072)),
     *(gather_rows_case(131_072, width, 64, (2, 2)) for width in (8, 96, 2048)),
     *(gather_rows_case(131_072, width, 64) for width in (1, 11)),
+    *(block_sums_case(even) for even in (False, True)),
+    Case(prioritized.prefix_kernel, [D, D, D, W, "i32", "i32"], {"BLOCK": prioritized.PREFIX_BLOCK}, 96, 8, name="prefix"),
+    *(draw_case(size) for size in (1, 1023, 200_000, 5_000_000, 1 << 26)),
+    Case(prioritized.clear_priorities_kernel, [W, L, "i32"], {"BLOCK": prioritized.UPDATE_BLOCK}, 32, name="clear priorities"),
+    Case(prioritized.raise_priorities_kernel, [W, L, F, "i32"], {"BLOCK": prioritized.UPDATE_BLOCK}, 32, name="raise priorities"),
     random_case(False),
     random_case(True),
     *(replay_case(obs, F, 60, num_steps, draws, 32, 64) for obs in (F, "*bf16") for num_steps in (1, 3) for draws in (False, True)),

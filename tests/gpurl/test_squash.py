@@ -55,5 +55,7 @@ def test_backward_is_the_gradient() -> None:
     assert float(got[:10, 3:].abs().max()) == 0.0
     assert LOG_STD_LIMITS == (-5.0, 2.0)
     constant = squashed_backward(squashed_sample(output, noise), of_action, 0.7)
-    (wanted,) = torch.autograd.grad((squashed_sample(leaf, noise).action * of_action).sum() + 0.7 * squashed_sample(leaf, noise).log_prob.sum(), leaf)
+    (wanted,) = torch.autograd.grad(
+        (squashed_sample(leaf, noise).action * of_action).sum() + 0.7 * squashed_sample(leaf, noise).log_prob.sum(), leaf
+    )
     torch.testing.assert_close(constant, wanted, rtol=1e-10, atol=1e-12)

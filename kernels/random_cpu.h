@@ -1,0 +1,12 @@
+/* The words of random.py's streams: word number `offset` of step s of a stream is mixed(key + (s WORDS_PER_STEP + offset) gamma). */
+
+#include <stdint.h>
+
+#define WORDS_PER_STEP 65536
+
+static inline uint64_t mixed(uint64_t z)
+{
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
