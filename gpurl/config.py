@@ -170,7 +170,7 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def build(kind: type, values: dict[str, Any], also: set[str] | None = None) -> Any:
     """A dataclass `kind` from plain values (nested dicts for nested dataclasses), each checked against the field's type."""
     hints = _hints(kind)
-    nested = {item.name: item.default_factory for item in dataclasses.fields(kind) if dataclasses.is_dataclass(hints[item.name])}
+    nested: dict[str, Any] = {item.name: item.default_factory for item in dataclasses.fields(kind)}
     arguments = {}
     for name, value in values.items():
         if name not in hints:

@@ -3,6 +3,7 @@
 A tape is the list of what the backward pass will need; without one a forward pass keeps nothing. Every member starts on its own.
 """
 
+import itertools
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -157,7 +158,7 @@ def make_trunk(members: int, num_inputs: int, config: BodyConfig) -> tuple[list[
     """(hidden layers of `members` networks, the size of what they give)."""
     sizes = (num_inputs, *config.hidden)
     if config.body == "mlp":
-        layers = [Dense(members, *pair, config.activation, config.layer_norm) for pair in zip(sizes, sizes[1:])]
+        layers = [Dense(members, *pair, config.activation, config.layer_norm) for pair in itertools.pairwise(sizes)]
         return list[Op](layers), sizes[-1]
     width = sizes[-1]
     if config.body == "bro":

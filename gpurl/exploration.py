@@ -1,4 +1,4 @@
-"""Noise on deterministic actions: one width for all, a ladder of widths over environments, widths drawn anew each episode, or a slow drift."""
+"""Noise on deterministic actions: of one width, a width for each environment or each episode, or a slow drift."""
 
 import math
 

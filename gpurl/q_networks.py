@@ -1,6 +1,8 @@
 """Networks that value every action of a few: noisy layers, dueling streams, heads on one trunk, and embedded actions."""
 
 import dataclasses
+import functools
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -153,8 +155,7 @@ def make_q_network(members: int, num_inputs: int, num_actions: int, atoms: int, 
     """`members` networks, or as many heads as config.heads, from [B, num_inputs] to [E, B, num_actions * atoms]."""
     is_mlp = config.body == "mlp"
     own = config.hidden[-1:] if is_mlp else ()  # the last hidden layer belongs to the heads
-    kind: type[Dense] = NoisyDense if config.noisy else Dense
-    options = {"scale": config.noise_scale} if config.noisy else {}
+    kind = functools.partial(NoisyDense, scale=config.noise_scale) if config.noisy else Dense
     trunk, width = make_trunk(members, num_inputs, dataclasses.replace(config, hidden=config.hidden[:-1]) if own else config)
     if config.heads > 1:
         trunk, members = [*trunk, Fan(config.heads)], config.heads
@@ -164,8 +165,8 @@ def make_q_network(members: int, num_inputs: int, num_actions: int, atoms: int, 
         last = len(sizes) - 2
         return Stack(
             [
-                kind(members, *pair, "none" if number == last else config.activation, config.layer_norm and number < last, **options)
-                for number, pair in enumerate(zip(sizes, sizes[1:]))
+                kind(members, *pair, "none" if number == last else config.activation, config.layer_norm and number < last)
+                for number, pair in enumerate(itertools.pairwise(sizes))
             ]
         )
 

@@ -148,7 +148,7 @@ def random_normal_triton(key: Tensor, gamma: Tensor, step: Tensor, offset: int, 
 
 def _random_c(key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int, normal: bool) -> Tensor:
     """One pass, where torch makes a dozen; uniform bits are the reference's, logarithm and cosine to rounding."""
-    out = torch.empty(key.shape[0], count)
+    out = torch.empty(key.shape[0], count, dtype=torch.float32)
     pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (key.contiguous(), gamma.contiguous(), step.contiguous(), out)]
     numbers = [ctypes.c_int64(number) for number in (int(step.dim() > 0), offset, *out.shape, normal)]
     c_library.functions().random_numbers(*pointers[:3], *numbers, pointers[3])

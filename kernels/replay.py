@@ -69,7 +69,7 @@ def new_ring(
     shape = (num_rows, num_envs)
     return Ring(
         torch.zeros(*shape, obs_size, dtype=kind, device=device),
-        torch.zeros(*shape, num_numbers, device=device),
+        torch.zeros(*shape, num_numbers, dtype=torch.float32, device=device),
         torch.zeros(shape, dtype=torch.uint8, device=device),
         torch.zeros(shape, dtype=torch.int32, device=device),
         torch.zeros(num_final + num_envs, obs_size, dtype=kind, device=device),
@@ -227,9 +227,10 @@ def _empty_batch(ring: Ring, batch_size: int, index: Tensor | None) -> Batch:
     device, obs_size = ring.obs.device, ring.obs.shape[2]
     kind = torch.uint8 if ring.obs.dtype == torch.uint8 else torch.float32
     obs, next_obs = (torch.empty(batch_size, obs_size, dtype=kind, device=device) for _ in range(2))
-    reward, discount, weight = (torch.empty(batch_size, device=device) for _ in range(3))
+    reward, discount, weight = (torch.empty(batch_size, dtype=torch.float32, device=device) for _ in range(3))
     index = torch.empty(batch_size, dtype=torch.int64, device=device) if index is None else index
-    return Batch(index, obs, torch.empty(batch_size, ring.numbers.shape[2], device=device), reward, discount, next_obs, weight)
+    numbers = torch.empty(batch_size, ring.numbers.shape[2], dtype=torch.float32, device=device)
+    return Batch(index, obs, numbers, reward, discount, next_obs, weight)
 
 
 def replay_sample_triton(

@@ -193,7 +193,7 @@ def test_wrong_sizes_are_named() -> None:
         replay.replay_add(ring, World().block(5))
     with pytest.raises(ValueError, match="1 to 65536 transitions, not 65537"):
         replay.replay_sample(ring, 65537, GAMMA, 1, streams())
-    with pytest.raises(ValueError, match="not torch.float16"):
+    with pytest.raises(ValueError, match=r"not torch.float16"):
         new_ring(1, 1, 1, 1, 1, torch.float16, torch.device("cpu"))
 
 

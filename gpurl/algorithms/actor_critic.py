@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from gymnasium.spaces import Box
@@ -24,7 +25,7 @@ from gpurl.value_losses import categorical_td_loss, td_loss, whole_pmf_min
 class ActorCriticConfig(OffPolicyConfig):
     """Settings of every off-policy actor-critic."""
 
-    fixed = (*OffPolicyConfig.fixed, "actor_network", "critic_network", "num_critics", "atoms", "v_min", "v_max")
+    fixed: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.fixed, "actor_network", "critic_network", "num_critics", "atoms", "v_min", "v_max")
 
     actor_learning_rate: float | None = None
     """The actor's step size; by default learning_rate."""
@@ -47,7 +48,7 @@ class ActorCriticConfig(OffPolicyConfig):
     v_max: float = 10.0
     """Greatest value."""
     fit_returns: float = 0.0
-    """Weight of the squared difference to the return of the rollout, summed to its end and valued from there (ElegantRL's lambda_fit_cum_r)."""
+    """Weight of the squared difference to the return up to the end of the rollout and the value there (ElegantRL's lambda_fit_cum_r)."""
     actor_network: BodyConfig = field(default_factory=BodyConfig)
     """Shape of the actor."""
     critic_network: BodyConfig = field(default_factory=BodyConfig)
@@ -73,6 +74,7 @@ class ActorCritic(OffPolicy):
     """Continuous actions in [-1, 1]. A subclass says what the actor does with its numbers."""
 
     config: ActorCriticConfig
+    support: Tensor  # [Z] the values of a distribution's atoms
     has_target_actor = False
     delays_target = False  # whether target networks follow when the actor moves, else at every update
 

@@ -1,6 +1,7 @@
 """Deep deterministic policy gradient (Lillicrap et al. 2016), and by its settings TD3 (Fujimoto et al. 2018)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from gpurl.networks import Carry
 class DDPGConfig(ActorCriticConfig):
     """Settings of DDPG."""
 
-    fixed = (*ActorCriticConfig.fixed, "target_actor")
+    fixed: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.fixed, "target_actor")
 
     num_critics: int = 1
     """Critics, each with a start of its own."""

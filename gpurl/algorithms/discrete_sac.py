@@ -1,13 +1,12 @@
 """Soft actor-critic over a few actions (Christodoulou 2019): expectations over all actions in place of draws. `sac` takes it by itself."""
 
+import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor
 
-import torch
-
-from gpurl.algorithms.sac import SAC, SACConfig, Temperature
+from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.distributions import Categorical
-from gpurl.ensemble import Stack, Tape, make_network
+from gpurl.ensemble import Tape, make_network
 from gpurl.errors import UsageError
 from gpurl.networks import Carry
 from gpurl.value_losses import td_loss

@@ -1,13 +1,14 @@
 """Deep Q-learning (Mnih et al. 2015) and its family by flags: double, dueling, noisy, distributional, n-step, prioritised, ensembles."""
 
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from gpurl.algorithms.off_policy import OffPolicy, OffPolicyConfig
-from gpurl.checks import check_choices, check_numbers
+from gpurl.checks import check_numbers
 from gpurl.ensemble import Stack, Tape, set_dtype
 from gpurl.errors import UsageError
 from gpurl.kernels.categorical_projection import categorical_projection
@@ -24,7 +25,7 @@ LADDER_BASE, LADDER_POWER = 0.4, 7.0  # of Ape-X (Horgan et al. 2018, section 4)
 class DQNConfig(OffPolicyConfig):
     """Settings of DQN."""
 
-    fixed = (*OffPolicyConfig.fixed, "network", "num_critics", "atoms", "quantiles", "v_min", "v_max")
+    fixed: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.fixed, "network", "num_critics", "atoms", "quantiles", "v_min", "v_max")
 
     learning_rate: float = 1e-3
     """Adam's step size."""
@@ -63,7 +64,6 @@ class DQNConfig(OffPolicyConfig):
         super().__post_init__()
         least = {"target_interval": 1, "num_critics": 1, "atoms": 0, "quantiles": 0}
         check_numbers(self, least, zero_to_one=("tau", "epsilon_start", "epsilon_end", "epsilon_fraction"))
-        check_choices(self, {})
         if self.atoms == 1 or self.v_min >= self.v_max:
             raise UsageError(f"atoms must be 0 or at least 2 and v_min below v_max, got {self.atoms}, {self.v_min} and {self.v_max}")
         if self.atoms and self.quantiles:
@@ -77,6 +77,8 @@ class DQN(OffPolicy):
 
     config: DQNConfig
     num_agents = 1
+    support: Tensor  # [Z] the values of a distribution's atoms
+    epsilon: Tensor  # share of random actions, 0-d or [N]
 
     def make_networks(self, seed: int) -> None:
         config = self.config
@@ -211,10 +213,10 @@ class DQN(OffPolicy):
             share = min(progress / config.epsilon_fraction, 1.0) if config.epsilon_fraction else 1.0
             self.epsilon.fill_(config.epsilon_start + (config.epsilon_end - config.epsilon_start) * share)
 
-    def extra_state(self) -> dict[str, object]:
+    def extra_state(self) -> dict[str, Any]:
         return super().extra_state() | {"epsilon": self.epsilon}
 
-    def load_extra_state(self, state: dict[str, object]) -> None:
+    def load_extra_state(self, state: dict[str, Any]) -> None:
         super().load_extra_state(state)
         if not self.config.epsilon_ladder:
-            self.epsilon.copy_(state["epsilon"])  # type: ignore[arg-type]
+            self.epsilon.copy_(state["epsilon"])

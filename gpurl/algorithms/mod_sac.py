@@ -40,13 +40,14 @@ class ModSAC(SAC):
 
     config: ModSACConfig
     has_target_actor = True
+    loss_mean: Tensor  # 0-d
+    moves: Tensor  # 0-d: of the actor in this iteration
     due: Tensor  # 0-d bool: whether the actor moves now
 
     def make_networks(self, seed: int) -> None:
         super().make_networks(seed)
-        self.loss_mean: Tensor
         self.register_buffer("loss_mean", torch.tensor(FIRST_LOSS))
-        self.register_buffer("moves", torch.zeros(()))  # of the actor in this iteration
+        self.register_buffer("moves", torch.zeros(()))
 
     def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
         assert self.target_actor is not None

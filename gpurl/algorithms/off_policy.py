@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -23,7 +23,6 @@ from gpurl.networks import Carry
 from gpurl.normalizer import Normalizer
 from gpurl.optimizer import FlatAdam
 
-
 RANDOM = ("action_random", "update_random", "choice_random")
 
 
@@ -31,7 +30,7 @@ RANDOM = ("action_random", "update_random", "choice_random")
 class OffPolicyConfig(AlgorithmConfig):
     """Settings of every off-policy algorithm."""
 
-    fixed = ("normalize_obs",)
+    fixed: ClassVar[tuple[str, ...]] = ("normalize_obs",)
 
     horizon: int = 1
     """Steps of every environment between updates."""

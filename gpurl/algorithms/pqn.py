@@ -1,4 +1,4 @@
-"""Parallelised Q-network (Gallici et al. 2024): Q-learning on rollouts, without a replay or a target network; layer norms keep it stable."""
+"""Parallelised Q-network (Gallici et al. 2024): Q-learning on rollouts; layer norms stand in for replay and target network."""
 
 import math
 from dataclasses import dataclass, field

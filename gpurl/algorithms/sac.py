@@ -8,8 +8,8 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
-from gpurl.algorithms.algorithm import Algorithm
 from gpurl.algorithms.actor_critic import ActorCritic, ActorCriticConfig
+from gpurl.algorithms.algorithm import Algorithm
 from gpurl.errors import UsageError
 from gpurl.networks import Carry
 from gpurl.optimizer import FlatAdam
@@ -27,7 +27,7 @@ class SACConfig(ActorCriticConfig):
     temperature_learning_rate: float | None = None
     """Its step size; by default learning_rate."""
     target_entropy: float | None = None
-    """Entropy in nats that a learned temperature aims at; by default minus the number of actions, or 0.89 of the greatest of a Discrete space."""
+    """Entropy in nats that a learned temperature aims at; by default minus the number of actions, of a Discrete space 0.89 of its most."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Whole updates of the off-policy actor-critics against a plain float64 update with autograd and torch.optim, weights and noise the same."""
+"""Whole updates of the off-policy actor-critics against plain float64 ones by autograd and torch.optim, with the same weights and noise."""
 
 import copy
 from collections.abc import Iterator
@@ -14,7 +14,6 @@ from torch.nn import functional
 from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
 from gpurl.algorithms.actor_critic import ActorCritic
 from gpurl.config import build
-from gpurl.errors import UsageError
 
 OBS, ACTIONS, ROWS = 5, 2, 16
 OBS_SPACE, ACTION_SPACE = Box(-np.inf, np.inf, (OBS,), np.float32), Box(-1.0, 1.0, (ACTIONS,), np.float32)
