@@ -26,7 +26,7 @@ class Squashed(NamedTuple):
 
 def squashed_sample(output: Tensor, noise: Tensor) -> Squashed:
     """output: [B, 2A], means before log standard deviations; noise: [B, A] standard normal."""
-    mean, unlimited = output.chunk(2, dim=-1)
+    (mean, unlimited), noise = output.chunk(2, dim=-1), noise.to(output.dtype)
     log_std = unlimited.clamp(*LOG_STD_LIMITS)
     step = log_std.exp() * noise
     u = mean + step

@@ -109,7 +109,7 @@ class ActorCriticCpu:
         """x: [B, D] float32 -> (output [B, A], value [B])."""
         x = x.contiguous()
         rows = self._check(x)
-        output, value = torch.empty(rows, self.num_outputs), torch.empty(rows)
+        output, value = torch.empty(rows, self.num_outputs, dtype=torch.float32), torch.empty(rows, dtype=torch.float32)
         self._call(self._functions.forward, x.data_ptr(), rows, output.data_ptr(), value.data_ptr())
         return output, value
 

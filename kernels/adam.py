@@ -151,7 +151,7 @@ def adam_step_triton(state: AdamState, gradient: Tensor, learning_rate: Tensor, 
     size = parameters.numel()
     programs = triton.cdiv(size, BLOCK)
     partial = torch.empty(programs, dtype=torch.float64, device=parameters.device)
-    scalars = torch.empty(5, device=parameters.device)
+    scalars = torch.empty(5, dtype=torch.float32, device=parameters.device)
     square_sums_kernel[(programs,)](gradient, partial, size, BLOCK=BLOCK, num_warps=4)
     prologue_kernel[(1,)](
         partial, step, learning_rate, _log_betas(parameters.device, options.betas), scalars, programs, options.max_grad_norm or 1.0,

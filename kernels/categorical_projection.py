@@ -85,7 +85,7 @@ def categorical_projection_triton(
     """`categorical_projection_reference` in one launch."""
     tensors = [tensor.float().contiguous() for tensor in (pmf, reward, discount, reward if shift is None else shift)]
     num_atoms, (block_r, block_z) = pmf.shape[-1], _tile(pmf.shape[-1])
-    rows, out = pmf.numel() // num_atoms, torch.empty(pmf.shape, device=pmf.device)
+    rows, out = pmf.numel() // num_atoms, torch.empty(pmf.shape, dtype=torch.float32, device=pmf.device)
     scalars = [ctypes.c_float(number).value for number in (v_min, (num_atoms - 1) / (v_max - v_min))]  # as a GPU takes them
     categorical_projection_kernel[(triton.cdiv(rows, block_r),)](
         *tensors, out, rows, reward.shape[0], num_atoms, *scalars,

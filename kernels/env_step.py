@@ -177,8 +177,8 @@ def env_step_triton(env: TritonEnv, action: Tensor) -> StepResult:
     """One step of all environments; action: [N, A] float32, or [N] int64."""
     num_envs, device = env.clocks.length.shape[0], action.device
     action = action.contiguous()
-    obs, final_obs = (torch.empty(num_envs, env.obs_width, device=device) for _ in range(2))
-    reward, episode_return = (torch.empty(num_envs, device=device) for _ in range(2))
+    obs, final_obs = (torch.empty(num_envs, env.obs_width, dtype=torch.float32, device=device) for _ in range(2))
+    reward, episode_return = (torch.empty(num_envs, dtype=torch.float32, device=device) for _ in range(2))
     terminated, truncated, done, counted = (torch.empty(num_envs, dtype=torch.bool, device=device) for _ in range(4))
     episode_length = torch.empty(num_envs, dtype=torch.int64, device=device)
     flags = [flag.view(torch.uint8) for flag in (terminated, truncated, done, counted)]

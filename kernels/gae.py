@@ -183,7 +183,7 @@ def gae_c(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`gae_reference` in one pass: a step of torch costs a CPU more than the arithmetic of a few environments."""
     tensors = [tensor if tensor is None else tensor.contiguous() for tensor in (reward, value, final_value, terminated, truncated, valid)]
-    advantage, returns, moments = torch.empty(reward.shape), torch.empty(reward.shape), torch.empty(3)
+    advantage, returns, moments = (torch.empty(shape, dtype=torch.float32) for shape in (reward.shape, reward.shape, (3,)))
     pointers = [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in (*tensors, advantage, returns, moments)]
     sizes = [ctypes.c_int64(size) for size in reward.shape]
     factors = ctypes.c_float(gamma), ctypes.c_float(gae_lambda)
@@ -206,5 +206,7 @@ def gae(
     reward: [T, N] float32; value: [T+1, N], row T after the last step; final_value: [T, N], the value of final_obs, read only where
     truncated (it may hold anything elsewhere); terminated, truncated, valid: [T, N] bool, valid None for all.
     """
+    if reward.dim() != 2 or value.shape != (reward.shape[0] + 1, reward.shape[1]):  # C and Triton would read what lies beside
+        raise ValueError(f"reward must be [T, N] and value [T + 1, N], got {tuple(reward.shape)} and {tuple(value.shape)}")
     function = gae_triton if use_triton(reward) else gae_c if use_c(reward) else gae_reference
     return function(reward, value, final_value, terminated, truncated, gamma, gae_lambda, valid)

@@ -291,8 +291,8 @@ def _launch(
     action = rows.action if is_gaussian else rows.action.reshape(num_rows, 1)
     output, action = (x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous() for x in (output, action))
     columns = _columns(rows)
-    output_gradient, value_gradient = torch.empty(output.shape, device=output.device), torch.empty(num_rows, device=output.device)
-    partial, parts = torch.empty(programs, width, device=output.device), torch.empty(5, device=output.device)
+    shapes = output.shape, (num_rows,), (programs, width), (5,)
+    output_gradient, value_gradient, partial, parts = (torch.empty(shape, dtype=torch.float32, device=output.device) for shape in shapes)
     num_valid = rows.valid.sum() if rows.valid is not None and scalars.num_valid is None else scalars.num_valid
     optional = (log_std, gradient_out, scalars.advantage_moments, num_valid)
     parameter, parameter_gradient, moments, num_valid = (parts if tensor is None else tensor for tensor in optional)  # a pointer, not read

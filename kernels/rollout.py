@@ -192,7 +192,7 @@ def rollout_triton(
     """
     num_steps, num_envs = rollout.reward.shape
     programs = triton.cdiv(num_envs, BLOCK)
-    partial = torch.empty(programs, 3, device=next_obs.device)
+    partial = torch.empty(programs, 3, dtype=torch.float32, device=next_obs.device)
     flags = [flag.view(torch.uint8) for flag in (rollout.terminated, rollout.truncated)]
     rollout_kernel[(programs,)](
         env.states, *env.clocks, *env.streams, *streams, *policy, *rollout[:6], *flags, next_obs, torch.empty_like(next_obs), partial,
