@@ -6,7 +6,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+
 import gpurl
+from gpurl.algorithms import algorithm_names, config_class, resolve_algorithm
+from gpurl.algorithms.actor_critic import ActorCritic
+from gpurl.algorithms.discrete_sac import DiscreteSAC
+from gpurl.algorithms.dqn import DQN
+from gpurl.algorithms.off_policy import OffPolicy
+from gpurl.algorithms.pqn import PQN
+from gpurl.algorithms.sac import SAC
+from gpurl.algorithms.vdn import VDN
 from gpurl.api import train
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,6 +26,33 @@ SMALL: dict[str, Any] = {
     "log_every": 0.0,
 }  # fmt: skip
 ITERATION = 16 * 8
+
+
+OFF_POLICY = [name for name in algorithm_names() if issubclass(resolve_algorithm(name), OffPolicy)]
+
+
+def small_settings(algorithm: str, rows: int = 8) -> dict[str, Any]:
+    """Settings with which an iteration of `algorithm` takes milliseconds, and learns from the first; rows: of a batch."""
+    fields = config_class(resolve_algorithm(algorithm)).__dataclass_fields__
+    values: dict[str, Any] = {"updates": 4, "batch_size": rows, "learning_starts": rows, "replay_size": 16 * rows, "minibatches": 1}
+    values |= {name: {"hidden": [8]} for name in ("network", "actor_network", "critic_network")}
+    if "policy_delay" in fields and fields["policy_delay"].default > 1:
+        values["policy_delay"] = 2
+    return {name: value for name, value in values.items() if name in fields}
+
+
+def takes(algorithm: str, space: gymnasium.Space, num_agents: int = 1) -> bool:
+    """Whether `algorithm` is for this action space and so many agents."""
+    kind = resolve_algorithm(algorithm)
+    if num_agents > 1 and not kind.takes_agents:
+        return False
+    if issubclass(kind, VDN):
+        return isinstance(space, MultiDiscrete)
+    if issubclass(kind, DQN | PQN | DiscreteSAC):
+        return isinstance(space, Discrete)
+    if kind is SAC:
+        return isinstance(space, Box | Discrete)
+    return isinstance(space, Box) if issubclass(kind, ActorCritic) else True
 
 
 def small_run(folder: Path, iterations: int, algorithm: str = "ppo", env: str = "pendulum", **changes: Any) -> gpurl.Run:

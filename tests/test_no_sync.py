@@ -4,18 +4,21 @@ Fake tensors have no values, so `.item()`, `if tensor:`, `nonzero` and boolean i
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from gpurl.algorithms import algorithm_names, make_algorithm, resolve_algorithm
+from gpurl.algorithms.ppo import PPO
 from gpurl.config import Settings, make_settings
 from gpurl.envs.registry import env_names, env_options, make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import no_host_looks
 from gpurl.trainer import Trainer
+from tests.small_runs import small_settings, takes
 
 TORCH_ENVS = [name for name in env_names() if issubclass(resolve_env(name)[0], TorchEnv)]
 VARIANTS = [(name, {}) for name in TORCH_ENVS]
@@ -23,10 +26,11 @@ VARIANTS += [(name, {"discrete": True}) for name in TORCH_ENVS if "discrete" in 
 
 
 CASES = [
-    (algorithm, env, options)
+    (algorithm, name, options)
+    for name, options in VARIANTS
+    for env in [make_env(name, 1, "cpu", 0, **options)]
     for algorithm in algorithm_names()
-    for env, options in VARIANTS
-    if resolve_env(env)[0].num_agents == 1 or resolve_algorithm(algorithm).takes_agents  # others are refused
+    if takes(algorithm, env.single_action_space, env.num_agents)  # others are refused
 ]
 
 
@@ -43,27 +47,60 @@ def fake_trainer(settings: Settings) -> Trainer:
 def test_an_iteration_never_looks_at_a_tensor(algorithm: str, env: str, options: dict[str, bool], memory: str, nan: str) -> None:
     if nan == "skip" and env != "chasing":
         pytest.skip("the env does not matter to --nan")
-    settings = make_settings(
-        algorithm, env, num_envs=8, horizon=3, minibatches=1, nan=nan, network={"memory": memory, "hidden": [8]}, env_options=options
-    )
+    shape = small_settings(algorithm)
+    if memory != "none":
+        if not issubclass(resolve_algorithm(algorithm), PPO):
+            pytest.skip(f"{algorithm} has no memory")
+        shape["network"] = shape["network"] | {"memory": memory}
+    settings = make_settings(algorithm, env, num_envs=8, horizon=3, nan=nan, env_options=options, **shape)
     with FakeTensorMode(), no_host_looks():
         trainer = fake_trainer(settings)
         trainer.start()
         for _ in range(2):
             metrics = trainer.iterate()
+        assert metrics
         assert all(value.dim() == 0 for value in metrics.values())
         assert trainer.steps == 8 * 3 * 2
 
 
-@pytest.mark.parametrize(
-    "change", [{"squash": True}, {"normalize_advantage": "minibatch"}, {"clip_range_value": 0.2}, {"schedule": "linear"}], ids=str
-)
-def test_options_do_not_look_either(change: dict[str, object]) -> None:
-    settings = make_settings("ppo", "pendulum", num_envs=8, horizon=2, minibatches=1, **change)
+OPTIONS: list[tuple[str, str, dict[str, Any]]] = [
+    *(
+        ("ppo", "pendulum", change)
+        for change in ({"squash": True}, {"normalize_advantage": "minibatch"}, {"clip_range_value": 0.2}, {"schedule": "linear"})
+    ),
+    *(
+        ("ddpg", "pendulum", change)
+        for change in ({"noise": "ornstein_uhlenbeck"}, {"noise": "ladder"}, {"noise": "episode"}, {"target_noise": 0.2})
+    ),
+    *(
+        ("sac", "pendulum", change)
+        for change in (
+            {"prioritized": True, "n_step": 3, "schedule": "linear"},
+            {"fit_returns": 0.1, "normalize_obs": True, "storage": "bfloat16"},
+            {"atoms": 11, "temperature": 0.2, "num_critics": 4, "target_subset": 2},
+            {"critic_network": {"hidden": [8, 8], "body": "simba"}, "actor_network": {"hidden": [8], "body": "bro"}},
+        )
+    ),
+    *(
+        ("dqn", "cart_pole", change)
+        for change in (
+            {"quantiles": 5, "num_critics": 2, "double": False, "target_interval": 3},
+            {"epsilon_ladder": True, "prioritized": True},
+            {"network": {"hidden": [8], "heads": 3, "dueling": True}},
+            {"network": {"hidden": [8], "action_embedding": 4}},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "env", "change"), OPTIONS, ids=str)
+def test_options_do_not_look_either(algorithm: str, env: str, change: dict[str, Any]) -> None:
+    settings = make_settings(algorithm, env, num_envs=8, horizon=2, **(small_settings(algorithm) | change))
     with FakeTensorMode(), no_host_looks():
         trainer = fake_trainer(settings)
         trainer.start()
-        trainer.iterate()
+        for _ in range(2):
+            assert trainer.iterate()
 
 
 def test_the_proof_can_fail() -> None:
