@@ -64,24 +64,26 @@ def test_draws_are_those_of_float64(draw: Any, size: int) -> None:
         np.testing.assert_allclose(probability.numpy(), priority.numpy()[index] / running[-1], rtol=1e-6)
 
 
+@pytest.mark.parametrize("places", [(1, 3, 4, 5), (1, 100, 101, 290)], ids=["one group", "several"])
 @pytest.mark.parametrize("draw", DRAWS)
-def test_by_hand(draw: Any) -> None:
-    priority = torch.tensor([0.0, 3.0, 0.0, 1.0, 4.0, 0.0])
-    for uniform, entry in ((0.0, 1), (0.374, 1), (0.375, 3), (0.499, 3), (0.5, 4), (BELOW_ONE, 4)):
+def test_by_hand(draw: Any, places: tuple[int, ...]) -> None:
+    priority = torch.zeros(300)
+    priority[list(places)] = torch.tensor([3.0, 1.0, 2.0, 2.0])
+    for uniform, number in ((0.0, 0), (0.374, 0), (0.375, 1), (0.499, 1), (0.5, 2), (0.749, 2), (0.75, 3), (BELOW_ONE, 3)):
         index, probability = draw(priority, aimed(uniform), 0, 1)
-        assert index.tolist() == [entry]
-        assert probability.tolist() == [priority[entry] / 8.0]
+        assert index.tolist() == [places[number]]
+        assert probability.tolist() == [priority[places[number]] / 8.0]
 
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_the_first_and_the_last_number(draw: Any) -> None:
-    """6 + u of the greatest u is 7 in float64, so the number is the total itself."""
-    assert 6 + BELOW_ONE == 7.0
-    for size in (9, 200, 3000):
+    """7 + u of the greatest u is 8 in float64, so of eight draws the last number is the total itself, beyond every entry."""
+    assert 7 + BELOW_ONE == 8.0
+    for size, dead in ((9, 3), (200, 3), (200, 100), (3000, 1500)):
         priority = torch.zeros(size)
-        priority[5:-3] = 0.1
-        assert draw(priority, aimed(0.0), 0, 7)[0][0] == 5
-        assert draw(priority, aimed(BELOW_ONE, number=26), 20, 7)[0][6] == size - 4
+        priority[5:-dead] = 0.1
+        assert draw(priority, aimed(0.0), 0, 8)[0][0] == 5
+        assert draw(priority, aimed(BELOW_ONE, number=27), 20, 8)[0][7] == size - dead - 1
 
 
 @pytest.mark.parametrize("draw", DRAWS)

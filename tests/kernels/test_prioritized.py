@@ -95,7 +95,7 @@ def test_by_hand() -> None:
 def test_the_number_may_be_the_total() -> None:
     priority = torch.zeros(70)
     priority[5:-20] = 0.1
-    assert int(prioritized_draw_triton(priority, aimed_here(BELOW_ONE, number=26), 20, 7)[0][6]) == 49
+    assert int(prioritized_draw_triton(priority, aimed_here(BELOW_ONE, number=27), 20, 8)[0][7]) == 49
 
 
 @pytest.mark.usefixtures("_blocks")
@@ -131,16 +131,19 @@ def test_nothing_to_draw() -> None:
 
 
 def test_a_block_that_only_rounding_found_gives_way() -> None:
-    """A parallel sum may rise by a rounding where a block adds nothing: the last block with a share is taken, and its last entry."""
-    priority = torch.zeros(48)
-    priority[:16], priority[18] = 1.0, 16.0
-    sums, last = torch.tensor([16.0, 16.0, 0.0], dtype=torch.float64), torch.tensor([1], dtype=torch.int32)
-    prefix = torch.tensor([16.0, 20.0, 32.0], dtype=torch.float64)  # as if the last block had 12 of the second
+    """A parallel sum may rise by a rounding where a block adds nothing: then it is an entry of the last block with a share."""
+    priority = torch.zeros(64)
+    priority[16:32], priority[34] = 1.0, 16.0
+    sums, last = torch.tensor([0.0, 16.0, 16.0, 0.0], dtype=torch.float64), torch.tensor([2], dtype=torch.int32)
+    prefix = torch.tensor([4.0, 20.0, 28.0, 32.0], dtype=torch.float64)  # as if the first and the last block had 4
     scales = torch.tensor([32.0, 1 / 32], dtype=torch.float64)
-    index, probability = torch.empty(1, dtype=torch.int64), torch.empty(1)
-    draw_kernel[(1,)](priority, sums, prefix, scales, last, *aimed_here(0.75), index, probability, 48, 3, 0, SEARCH_STEPS=2, BLOCK=16)
-    assert index.tolist() == [18]
-    assert probability.tolist() == [0.5]
+    for uniform in (0.05, 0.95):
+        index, probability = torch.empty(1, dtype=torch.int64), torch.empty(1)
+        draw_kernel[(1,)](
+            priority, sums, prefix, scales, last, *aimed_here(uniform), index, probability, 64, 4, 0, SEARCH_STEPS=3, BLOCK=16
+        )
+        assert index.tolist() == [34]
+        assert probability.tolist() == [0.5]
 
 
 def test_nothing_is_read_or_written_outside() -> None:
