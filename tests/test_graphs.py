@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from gpurl.algorithms import make_algorithm
+from gpurl.algorithms.off_policy import OffPolicy
 from gpurl.config import make_settings
 from gpurl.envs.registry import make_env
 from gpurl.envs.torch_env import TorchEnv
@@ -19,6 +20,7 @@ from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import no_host_looks
 from gpurl.trainer import Trainer
 from tests.fake_graphs import FakeGraphs, Recorder
+from tests.small_runs import OFF_POLICY, small_settings
 
 ITERATIONS = 5
 SMALL: dict[str, Any] = {"num_envs": 8, "horizon": 4, "minibatches": 2, "network": {"hidden": [8, 8]}, "total_steps": 1000}
@@ -33,9 +35,12 @@ def _as_on_a_gpu() -> Iterator[None]:
 def make_trainer(env: TorchEnv | str = "chasing", level: str = "full", algorithm: str = "ppo", **changes: Any) -> Trainer:
     """A trainer with the fake backend; level off has none."""
     shape = SMALL | ({"minibatches": 1} if algorithm == "a2c" else {})
+    if algorithm in OFF_POLICY:
+        shape = {name: value for name, value in SMALL.items() if name not in ("minibatches", "network")} | small_settings(algorithm)
     name = env if isinstance(env, str) else "chasing"
     settings = make_settings(algorithm, name, **{**shape, "graph": level, **changes})
-    made = make_env(env, 8, "cpu", 0, max_episode_steps=6) if isinstance(env, str) else env
+    limit = {} if env == "two_step_game" else {"max_episode_steps": 6}
+    made = make_env(env, 8, "cpu", 0, **limit) if isinstance(env, str) else env
     spaces = made.single_observation_space, made.single_action_space
     model = make_algorithm(algorithm, settings.algorithm_config, *spaces, 8)
     trainer = Trainer(settings, model, made, None, Path("unused"))
@@ -48,7 +53,8 @@ def results(trainer: Trainer, iterations: int = ITERATIONS) -> dict[str, Any]:
     """All that a run consists of after some iterations."""
     for _ in range(iterations):
         metrics = trainer.iterate()
-    return trainer.running_state() | {"metrics": {name: value.clone() for name, value in metrics.items()}}
+    replay = trainer.algorithm.replay.state_dict() if isinstance(trainer.algorithm, OffPolicy) else {}
+    return trainer.running_state() | {"metrics": {name: value.clone() for name, value in metrics.items()}, "replay": replay}
 
 
 def assert_equal(got: Any, wanted: Any) -> None:
@@ -66,6 +72,16 @@ def assert_equal(got: Any, wanted: Any) -> None:
         ("chasing", {"network": {"memory": "gru", "hidden": [8]}, "schedule": "constant"}),
         ("cart_pole", {"normalize_advantage": "minibatch", "clip_range_value": 0.2, "normalize_obs": False}),
         ("pendulum", {"squash": True, "entropy_coef": 0.01, "nan": "skip"}),
+        ("pendulum", {"algorithm": "sac", "learning_starts": 70, "schedule": "linear", "nan": "skip"}),
+        ("pendulum", {"algorithm": "td3", "noise": "ornstein_uhlenbeck", "normalize_obs": True, "n_step": 3}),
+        ("chasing", {"algorithm": "redq", "prioritized": True, "fit_returns": 0.1}),
+        ("chasing", {"algorithm": "mod_sac", "storage": "bfloat16"}),
+        ("chasing", {"algorithm": "fast_td3", "final_share": 0.01}),
+        ("cart_pole", {"algorithm": "rainbow", "target_interval": 3, "tau": 1.0}),
+        ("cart_pole", {"algorithm": "sac", "n_step": 2}),
+        ("cart_pole", {"algorithm": "dqn", "quantiles": 5, "num_critics": 2}),
+        ("cart_pole", {"algorithm": "pqn"}),
+        ("two_step_game", {"algorithm": "vdn", "epsilon_fraction": 1.0}),
     ],
     ids=str,
 )
@@ -133,7 +149,9 @@ def test_what_a_schedule_changes_is_not_baked_in(change: Any) -> None:
             change(trainer)
         runs[name] = results(trainer, 2)
     assert_equal(runs["graph"], runs["eager"])
-    assert not torch.equal(runs["graph"]["training"]["optimizer"]["exp_avg"], runs["unchanged"]["training"]["optimizer"]["exp_avg"])
+    assert not torch.equal(
+        runs["graph"]["algorithm"]["training"]["optimizer"]["exp_avg"], runs["unchanged"]["algorithm"]["training"]["optimizer"]["exp_avg"]
+    )
 
 
 @pytest.mark.parametrize("schedule", ["linear", "kl"])
