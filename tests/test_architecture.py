@@ -12,7 +12,21 @@ LEAVES = {"errors", "checks", "discovery", "host_settings"}  # standard library 
 LAYERS = [  # a module imports from its own layer or from earlier ones
     {"kernels", "arrays"},
     {"envs.vec_env", "envs.torch_env"},
-    {"losses", "value_losses", "normalizer", "optimizer", "networks", "host_network", "distributions", "buffers"},
+    {
+        "losses",
+        "value_losses",
+        "normalizer",
+        "optimizer",
+        "networks",
+        "ensemble",
+        "q_networks",
+        "host_network",
+        "distributions",
+        "box_units",
+        "squash",
+        "exploration",
+        "buffers",
+    },
     {"algorithms"},
     {
         "config",

@@ -30,7 +30,7 @@ def results(trainer: Trainer, iterations: int = ITERATIONS) -> dict[str, Any]:
         trainer.iterate()
     torch.cuda.synchronize()
     state = trainer.running_state()
-    return {name: state[name] for name in ("model", "env", "obs", "statistics")}
+    return {name: state[name] for name in ("algorithm", "env", "obs", "statistics")}
 
 
 def largest_difference(one: Any, other: Any) -> float:
@@ -102,7 +102,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_less_precise_products_stay_close(precision: str) -> None:
-    exact, rounded = (results(trainer_of("chasing", precision=each), 2)["model"] for each in ("float32", precision))
+    exact, rounded = (results(trainer_of("chasing", precision=each), 2)["algorithm"]["model"] for each in ("float32", precision))
     change = max(float((one - other).norm() / one.norm()) for one, other in zip(exact.values(), rounded.values()) if one.numel() > 1000)
     print(f"{precision}: weights differ by {change:.2e} after 2 iterations")
     assert 0.0 < change < 0.1

@@ -72,7 +72,7 @@ def test_one_launch_plays_what_the_loop_plays(
             torch.testing.assert_close(
                 column, other[name], rtol=1e-4, atol=1e-4, msg=lambda text, name=name, n=number: f"{n} {name}: {text}"
             )
-    got["random"], wanted["random"] = (run["training"]["action_random"] for run in (got, wanted))
+    got["random"], wanted["random"] = (run["algorithm"]["training"]["action_random"] for run in (got, wanted))
     for name in ("env", "obs", "statistics", "random"):
         torch.testing.assert_close(got[name], wanted[name], rtol=1e-4, atol=1e-4)
     assert float(wanted["statistics"]["sums"][0]) > 20
