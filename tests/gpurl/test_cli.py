@@ -280,7 +280,7 @@ def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixt
         (["plto"], "did you mean plot"),
         (["check_env"], "did you mean check-env"),
         (["xyz"], "Known: train, eval, play"),
-        (["train", "a3c", "chasing"], "did you mean a2c"),
+        (["train", "a3c", "chasing"], "did you mean sac or a2c"),
         (["train", "ppo", "cartpole"], "did you mean cart_pole"),
         (["train", "ppo", "no.such.module"], "Known: acrobot"),
         (["train", "ppo", "chasing:big"], "has no tasks to choose from"),
