@@ -52,12 +52,14 @@ class FlatAdam:
             self.target, _ = flatten(target)
             self.target.copy_(self.flat)
 
-    def step(self, move_target: bool = True) -> Tensor:
+    def step(self, move_target: bool = True, wanted: Tensor | None = None) -> Tensor:
         """Take one step along the gradients that were written into the parameters' `.grad`; returns their norm before clipping, 0-d.
 
         `.grad` of every parameter is a view of one flat tensor: write into it, never assign it. A gradient that is not finite changes
-        nothing, the target neither.
+        nothing, the target neither. wanted: 0-d bool on the device; where it is False nothing changes and the norm is NaN.
         """
+        if wanted is not None:
+            self.gradient[0] += torch.where(wanted, 0.0, torch.nan)  # of a weight, which the next backward pass writes
         state = self.state if self.target is None or not move_target else self.state._replace(target=self.target)
         return adam_step(state, self.gradient, self.learning_rate, self.options)
 

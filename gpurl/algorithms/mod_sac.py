@@ -81,8 +81,7 @@ class ModSAC(SAC):
     def move_actor(self) -> Tensor:
         optimizer = self.optimizers["actor"]
         norm = torch.linalg.vector_norm(optimizer.gradient)
-        optimizer.gradient.mul_(torch.where(self.due, 1.0, torch.nan))  # a gradient of NaN moves nothing, and no host need look
-        optimizer.step()
+        optimizer.step(wanted=self.due)
         return norm
 
     def temperature_step(self, entropy: Tensor, wants_parts: bool) -> dict[str, Tensor]:
