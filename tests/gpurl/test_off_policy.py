@@ -346,7 +346,9 @@ def test_what_does_not_fit_is_refused(name: str, env: str, settings: dict[str, A
 
 def test_a_replay_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpurl.buffers.replay.available_bytes", lambda device: 1_000_000)
-    with pytest.raises(UsageError, match=r"a replay of 1,000,000 transitions takes .* GiB on cpu, where .* are free: replay_size [\d,]+ would"):
+    with pytest.raises(
+        UsageError, match=r"a replay of 1,000,000 transitions takes .* GiB on cpu, where .* are free: replay_size [\d,]+ would"
+    ):
         make("sac", RandomWalk(8), replay_size=1_000_000).make_buffer()
     (fits,) = [int(word.replace(",", "")) for word in _error_of(1_000_000).split() if word.replace(",", "").isdigit()][-1:]
     make("sac", RandomWalk(8), replay_size=fits).make_buffer()
