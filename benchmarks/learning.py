@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.results_table import RESULTS, Row, machine, save
 from gpurl.api import choose_device, evaluate_run, train
+from gpurl.errors import EnvError, UsageError
 
 TASKS: list[tuple[str, str, dict[str, Any], float]] = [  # algorithm, env, settings, mean return to reach
     ("ppo", "cart_pole", {}, 475.0),
@@ -24,6 +25,14 @@ TASKS: list[tuple[str, str, dict[str, Any], float]] = [  # algorithm, env, setti
         90.0,
     ),
     ("a2c", "cart_pole", {}, 475.0),
+    *((name, "pendulum", {}, -200.0) for name in ("ddpg", "td3", "sac", "mod_sac", "redq")),
+    *(
+        ("dqn", "cart_pole", change, 450.0)
+        for change in ({}, {"double": False}, {"network": {"dueling": True}}, {"atoms": 51, "v_min": 0.0, "v_max": 10.0}, {"quantiles": 25})
+    ),
+    *((name, "cart_pole", {}, 450.0) for name in ("rainbow", "pqn")),
+    ("dqn", "gymnasium_cpu:LunarLander-v3", {"num_envs": 16, "total_steps": 500_000, "updates": 16}, 200.0),
+    ("sac", "gymnasium_cpu:LunarLanderContinuous-v3", {"num_envs": 16, "total_steps": 500_000, "updates": 16}, 200.0),
     ("ppo", "chasing", {"total_steps": 20_000_000}, 10.0),
     ("ppo", "chasing", {"total_steps": 20_000_000, "env_options": {"bonus": False}}, 1.5),
     ("ppo", "chasing", {"total_steps": 20_000_000, "env_options": {"discrete": True}}, 9.0),
@@ -58,9 +67,15 @@ def main() -> None:
             continue
         returns = []
         for seed in range(options.seeds):
-            value, row = learn(algorithm, env, settings, wanted, seed, device)
+            try:
+                value, row = learn(algorithm, env, settings, wanted, seed, device)
+            except (EnvError, UsageError) as error:  # a simulator that is not installed
+                print(f"{algorithm} {env} is left out: {error}", flush=True)
+                break
             returns.append(value)
             save("learning", [row], options.out)
+        if not returns:
+            continue
         verdict = "reached" if statistics.median(returns) >= wanted else "NOT reached"
         print(f"{algorithm} {env} {settings}: {', '.join(f'{value:.2f}' for value in returns)}; wanted {wanted}: {verdict}", flush=True)
 

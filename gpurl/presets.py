@@ -2,7 +2,24 @@
 
 from typing import Any
 
-PRESETS: dict[tuple[str, str], dict[str, Any]] = {
+FEW_ENVS = {"num_envs": 64, "total_steps": 1_000_000}  # what a replay of single steps learns best from, next to 8 updates of 256
+REPLAYING = ("ddpg", "td3", "sac", "discrete_sac", "redq", "mod_sac", "dqn", "rainbow", "vdn")
+SMALL_NETWORKS = {name: {"hidden": [128, 128]} for name in ("actor_network", "critic_network")}
+PENDULUM = {"num_envs": 64, "total_steps": 40_000, "learning_starts": 1280, "learning_rate": 1e-3, "tau": 0.01, "reward_scale": 0.1}
+CART_POLE = {
+    **{"num_envs": 32, "total_steps": 100_000, "horizon": 4, "updates": 32, "batch_size": 64, "learning_starts": 1000},
+    **{"replay_size": 50_000, "learning_rate": 1e-3, "schedule": "linear", "tau": 0.02, "n_step": 3, "reward_scale": 0.1},
+}
+
+PRESETS: dict[tuple[str, str], dict[str, Any]] = {  # "*": every environment, under what is known of one
+    **{(name, "*"): FEW_ENVS for name in REPLAYING},
+    **{(name, "gymnasium_cpu"): {"num_envs": 8, "total_steps": 200_000} for name in REPLAYING},
+    **{(name, "pendulum"): PENDULUM | SMALL_NETWORKS for name in ("ddpg", "td3", "sac", "mod_sac")},
+    ("redq", "pendulum"): PENDULUM | SMALL_NETWORKS | {"num_critics": 5, "updates": 8, "policy_delay": 2},
+    ("dqn", "cart_pole"): CART_POLE | {"network": {"hidden": [64, 64]}},
+    ("rainbow", "cart_pole"): CART_POLE | {"network": {"hidden": [64, 64]}, "v_min": 0.0, "v_max": 10.0},
+    ("pqn", "cart_pole"): {"num_envs": 32, "horizon": 64, "total_steps": 300_000, "reward_scale": 0.1},
+    ("pqn", "gymnasium_cpu"): {"num_envs": 32, "horizon": 64, "total_steps": 500_000},
     ("ppo", "chasing"): {"num_envs": 4096, "horizon": 32, "minibatches": 16, "gamma": 0.99, "initial_std": 0.5, "entropy_coef": 0.005},
     ("ppo", "cart_pole"): {"num_envs": 1024, "horizon": 16, "total_steps": 1_000_000, "learning_rate": 2e-3, "schedule": "linear"},
     ("a2c", "cart_pole"): {"num_envs": 16, "horizon": 16, "total_steps": 500_000, "learning_rate": 1e-3, "schedule": "linear"},
@@ -17,4 +34,4 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
 
 def preset(algorithm: str, env: str) -> dict[str, Any]:
     """The preset for `algorithm` on `env`, {} where there is none; what stands behind a colon, a task of an adapter, shares one."""
-    return dict(PRESETS.get((algorithm, env.partition(":")[0]), {}))
+    return dict(PRESETS.get((algorithm, "*"), {}) | PRESETS.get((algorithm, env.partition(":")[0]), {}))

@@ -125,6 +125,7 @@ def _made(folder: Path) -> Path:
 def _measured(trainer: Trainer, iterations: int, warm_up: int, folder: Path) -> Profile:
     device, config = trainer.env.device, trainer.algorithm.config
     spans = Spans(trainer)
+    trainer.stored = 1 << 62  # learn from the first iteration on, however little a replay holds by then
     for _ in range(warm_up):
         trainer.iterate()
     spans.watch_graphs(trainer)
@@ -143,7 +144,7 @@ def _measured(trainer: Trainer, iterations: int, warm_up: int, folder: Path) -> 
         raise GpurlError(f"cannot write {trace}: {error}") from error
     settings = trainer.settings
     title = f"{settings.algorithm} on {settings.env}, {settings.train.num_envs} environments, {_device_name(device)}"
-    minibatches = getattr(config, "epochs", 1) * getattr(config, "minibatches", 1)
+    minibatches = getattr(config, "updates", getattr(config, "epochs", 1) * getattr(config, "minibatches", 1))
     is_cuda = device.type == "cuda"
     found = Profile(title, iterations, trainer.buffer.horizon, minibatches, lasted, is_cuda, trace, _top(profiler, is_cuda))
     _count(found, list(profiler.events() or ()))

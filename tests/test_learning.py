@@ -21,6 +21,35 @@ def test_ppo_learns_pendulum(tmp_path: Path) -> None:
     assert learned_return(tmp_path, "ppo", "pendulum", total_steps=400_000) >= -300
 
 
+def best_return(folder: Path, algorithm: str, env: str, wanted: float, **settings: Any) -> float:
+    """Of a run that stops when an evaluation reaches `wanted`."""
+    settings = {"eval_episodes": 64, "stop_return": wanted} | settings
+    run = train(algorithm, env, root=str(folder), quiet=True, device="cpu", **settings)
+    return run.outcome.evaluation["eval/mean_reward"]
+
+
+@pytest.mark.parametrize("algorithm", ["ddpg", "td3", "sac", "mod_sac", "redq"])
+def test_actors_learn_pendulum_from_a_replay(tmp_path: Path, algorithm: str) -> None:
+    assert best_return(tmp_path, algorithm, "pendulum", -200.0, eval_every=6400) >= -200
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("dqn", {}),
+        ("dqn", {"double": False}),
+        ("dqn", {"network": {"dueling": True}}),
+        ("dqn", {"atoms": 51, "v_min": 0.0, "v_max": 10.0}),
+        ("dqn", {"quantiles": 25}),
+        ("rainbow", {}),
+        ("pqn", {}),
+    ],
+    ids=str,
+)
+def test_values_learn_cart_pole(tmp_path: Path, algorithm: str, settings: dict[str, Any]) -> None:
+    assert best_return(tmp_path, algorithm, "cart_pole", 450.0, eval_every=10_000, **settings) >= 450
+
+
 def test_a2c_learns_cart_pole(tmp_path: Path) -> None:
     assert learned_return(tmp_path, "a2c", "cart_pole") >= 400
 

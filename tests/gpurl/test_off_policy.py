@@ -1,4 +1,4 @@
-"""What every algorithm that replays must do: value truncated and terminated ends rightly, leave out what is no transition, resume, refuse."""
+"""What every algorithm that replays must do: value ends rightly, leave out what is no transition, resume, refuse."""
 
 from pathlib import Path
 from typing import Any

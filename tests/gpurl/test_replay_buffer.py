@@ -1,0 +1,149 @@
+"""Replay buffers: what goes in comes out under its names, and prioritised draws and weights are those of their formulas."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpurl.buffers.prioritized import LEAST_ERROR, PrioritizedReplay
+from gpurl.buffers.replay import Replay
+
+ENVS = 4
+COLUMNS: dict[str, tuple[int, ...]] = {"reward": (), "action": (2,), "extra": ()}
+
+
+def steps(count: int, seed: int = 0, ends: float = 0.0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, ENVS)
+    columns = {name: torch.randn(*shape, 3, generator=generator) for name in ("obs", "final_obs")}
+    columns |= {name: torch.randn(*shape, *more, generator=generator) for name, more in COLUMNS.items()}
+    terminated = torch.rand(shape, generator=generator) < ends
+    return columns | {"terminated": terminated, "truncated": ~terminated & (torch.rand(shape, generator=generator) < ends)}
+
+
+def uniform(size: int = 40, **options: object) -> Replay:
+    return Replay(size, ENVS, (3,), COLUMNS, torch.device("cpu"), **options)  # type: ignore[arg-type]
+
+
+def prioritized(size: int = 40, exponent: float = 0.6, importance: float = 0.4, decay: float = 1.0) -> PrioritizedReplay:
+    arguments = size, ENVS, (3,), COLUMNS, torch.device("cpu")
+    return PrioritizedReplay(*arguments, exponent=exponent, importance=importance, decay=decay)
+
+
+def test_columns_come_out_under_their_names() -> None:
+    replay, columns = uniform(), steps(10, ends=0.3)
+    replay.add(columns)
+    batch = replay.sample(500, 0.9)
+    for name, value in columns.items():
+        if name in batch:
+            torch.testing.assert_close(batch[name], value.flatten(0, 1)[batch["index"]], msg=name)
+    assert {name: tuple(batch[name].shape) for name in ("reward", "action", "extra", "weight")} == {
+        "reward": (500,),
+        "action": (500, 2),
+        "extra": (500,),
+        "weight": (500,),
+    }
+
+
+def test_images_stay_bytes_and_keep_no_shape() -> None:
+    replay = Replay(8, ENVS, (2, 3), {"reward": ()}, torch.device("cpu"), obs_dtype=torch.uint8, storage="bfloat16")
+    columns = steps(2) | {name: torch.randint(0, 256, (2, ENVS, 2, 3), dtype=torch.uint8) for name in ("obs", "final_obs")}
+    replay.add(columns)
+    batch = replay.sample(50, 0.9)
+    assert batch["obs"].dtype == torch.uint8
+    assert torch.equal(batch["obs"].view(50, 2, 3), columns["obs"].flatten(0, 1)[batch["index"]])
+
+
+def test_sizes_are_rounded_up_to_whole_steps_and_the_oldest_goes() -> None:
+    replay = uniform(size=10)
+    assert replay.num_rows == 3
+    for seed in range(5):
+        replay.add(steps(1, seed))
+    kept = torch.cat([steps(1, seed)["extra"] for seed in (2, 3, 4)]).flatten().sort().values
+    drawn = replay.sample(500, 0.9)["extra"].unique()
+    torch.testing.assert_close(drawn, kept)
+
+
+def test_no_draw_comes_twice() -> None:
+    replay = uniform()
+    replay.add(steps(10))
+    first, second = replay.sample(64, 0.9)["index"], replay.sample(64, 0.9)["index"]
+    assert not torch.equal(first, second)
+
+
+def test_weights_take_back_the_bias_of_the_draws() -> None:
+    """With beta 1 the weighted mean over draws is the plain mean over all that is stored, up to one constant factor."""
+    replay, columns = prioritized(importance=1.0), steps(10)
+    replay.add(columns)
+    errors = torch.linspace(0.1, 5.0, 40)
+    replay.update_priorities(torch.arange(40), errors)
+    drawn = replay.sample(40_000, 0.9)
+    priority = (errors + LEAST_ERROR) ** 0.6
+    wanted = priority.double() / priority.double().sum()
+    shares = torch.bincount(drawn["index"], minlength=40).double() / 40_000
+    torch.testing.assert_close(shares, wanted, rtol=0.1, atol=1e-3)
+    estimate = (drawn["weight"].double() * drawn["extra"].double()).sum() / drawn["weight"].double().sum()
+    assert float(estimate) == pytest.approx(float(columns["extra"].double().mean()), abs=0.02)
+    torch.testing.assert_close(drawn["weight"].double(), (wanted[drawn["index"]].min() / wanted[drawn["index"]]), rtol=1e-5, atol=0)
+
+
+def test_beta_goes_to_one_and_without_it_nothing_is_weighed() -> None:
+    replay = prioritized(importance=0.4)
+    replay.add(steps(10))
+    replay.update_priorities(torch.arange(40), torch.linspace(0.1, 5.0, 40))
+    replay.beta.fill_(0.0)
+    assert replay.sample(100, 0.9)["weight"].unique().tolist() == [1.0]
+    for progress, wanted in ((0.0, 0.4), (0.5, 0.7), (1.0, 1.0), (2.0, 1.0)):
+        replay.set_progress(progress)
+        assert float(replay.beta) == pytest.approx(wanted)
+
+
+def test_an_exponent_of_zero_is_uniform() -> None:
+    replay = prioritized(exponent=0.0)
+    replay.add(steps(10))
+    replay.update_priorities(torch.arange(40), torch.linspace(0.0, 50.0, 40))
+    assert replay.priority.unique().tolist() == [1.0]
+
+
+def test_new_transitions_have_the_greatest_priority_seen_which_fades() -> None:
+    replay = prioritized(decay=0.5)
+    replay.add(steps(3))
+    assert replay.priority[:3].unique().tolist() == [1.0]
+    replay.update_priorities(torch.tensor([0, 1]), torch.tensor([9.0, 0.5]))
+    greatest = (9.0 + LEAST_ERROR) ** 0.6
+    replay.add(steps(1))
+    torch.testing.assert_close(replay.priority[3], torch.full((ENVS,), greatest))
+    replay.update_priorities(torch.tensor([2]), torch.tensor([0.1]))
+    replay.add(steps(1))
+    torch.testing.assert_close(replay.priority[4], torch.full((ENVS,), greatest / 2))
+
+
+def test_of_a_transition_that_comes_twice_the_greater_error_counts() -> None:
+    replay = prioritized()
+    replay.add(steps(3))
+    replay.update_priorities(torch.tensor([5, 5, 5]), torch.tensor([1.0, 7.0, 2.0]))
+    assert float(replay.priority.view(-1)[5]) == pytest.approx((7.0 + LEAST_ERROR) ** 0.6)
+
+
+def test_what_is_no_transition_keeps_priority_zero() -> None:
+    replay, columns = prioritized(), steps(4)
+    columns["valid"] = torch.ones(4, ENVS, dtype=torch.bool)
+    columns["valid"][1, 2] = False
+    replay.add(columns)
+    assert float(replay.priority[1, 2]) == 0.0
+    replay.update_priorities(torch.tensor([6]), torch.tensor([3.0]))  # row 1, environment 2
+    assert float(replay.priority[1, 2]) == 0.0
+    assert 6 not in replay.sample(2000, 0.9)["index"]
+
+
+def test_a_saved_replay_draws_what_it_would_have_drawn() -> None:
+    one = prioritized()
+    for seed in range(3):
+        one.add(steps(5, seed))
+        one.update_priorities(torch.arange(10), torch.rand(10))
+    other = prioritized()
+    other.load_state_dict({name: value.clone() if isinstance(value, Tensor) else value for name, value in one.state_dict().items()})
+    for _ in range(3):
+        mine, theirs = one.sample(32, 0.9, 3), other.sample(32, 0.9, 3)
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+        one.add(steps(2, 9))
+        other.add(steps(2, 9))
