@@ -110,7 +110,7 @@ def test_the_soft_value_of_a_bandit() -> None:
 
 
 class Regulator(TorchEnv):
-    """x' = 0.9 x + 0.5 u, cost x^2 + 0.1 u^2: at gamma 0.95 the best control is u = -1.344266 x (Riccati's equation)."""
+    """x' = 0.9 x + 0.5 u, cost x^2 + 0.1 u^2: at gamma 0.95 the best control is u = -1.344266 x and costs 1.241968 x^2 (Riccati)."""
 
     single_observation_space, single_action_space = Box(-2.0, 2.0, (1,), np.float32), Box(-1.0, 1.0, (1,), np.float32)
     max_episode_steps = 20
@@ -128,17 +128,21 @@ class Regulator(TorchEnv):
 
 
 @pytest.mark.parametrize("name", ["ddpg", "td3"])
-def test_the_gain_of_a_linear_regulator(name: str) -> None:
+def test_a_linear_regulator_costs_what_it_must(name: str) -> None:
+    """The least discounted cost from x is 1.241968 x^2; around its gain the cost is flat, so the gain itself is known less well."""
     env = Regulator(32)
     settings = {"gamma": 0.95, "learning_rate": 1e-3, "updates": 4, "batch_size": 128, "learning_starts": 320, "tau": 0.05}
     settings |= {"actor_network": {"hidden": [32, 32]}, "critic_network": {"hidden": [64, 64]}, "replay_size": 50_000, "schedule": "linear"}
     settings |= {"noise_std": 0.3, "target_noise": 0.0, "normalize_obs": False}
     algorithm = make(name, env, **settings)
     play(algorithm, env, 900)
-    x = torch.linspace(-0.5, 0.5, 21).unsqueeze(1)
-    action = algorithm.act(x, explore=False).action
-    gain = -float((action * x).sum() / (x * x).sum())
-    assert gain == pytest.approx(1.344266, rel=0.05)
+    start = x = torch.linspace(-0.6, 0.6, 20).unsqueeze(1)
+    cost = torch.zeros_like(x)
+    for step in range(100):
+        action = algorithm.act(x, explore=False).action
+        cost += 0.95**step * (x.square() + 0.1 * action.square())
+        x = 0.9 * x + 0.5 * action
+    assert 1.0 - 1e-4 <= float(cost.sum() / (1.241968 * start.square().sum())) <= 1.08
 
 
 # ---- what is no transition ----
