@@ -19,6 +19,7 @@ from gpurl.kernels import backend
 from gpurl.kernels.backend import no_host_looks
 from gpurl.trainer import Trainer
 from tests.fake_graphs import storage, tensors
+from tests.small_runs import small_settings
 
 ALLOCATIONS = {"empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh"}
 
@@ -60,6 +61,40 @@ def make_trainer(env: str, **changes: Any) -> Trainer:
     made = make_env(env, 32, "cpu", 0)
     model = make_algorithm("ppo", settings.algorithm_config, made.single_observation_space, made.single_action_space, 32)
     return Trainer(settings, model, made, None, Path("unused"))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "most", "changes"),
+    [
+        ("sac", "pendulum", 150, {}),
+        ("td3", "pendulum", 80, {}),
+        ("redq", "pendulum", 100, {"policy_delay": 4}),
+        ("fast_sac", "pendulum", 165, {}),
+        ("dqn", "cart_pole", 62, {}),
+        ("rainbow", "cart_pole", 245, {}),
+    ],
+)
+def test_an_update_from_a_replay_takes_few(algorithm: str, env: str, most: int, changes: dict[str, Any], launches: Launches) -> None:
+    network = {name: {"hidden": [64, 64]} for name in ("network", "actor_network", "critic_network") if name in small_settings(algorithm)}
+    shape = {"num_envs": 32, "horizon": 2, **small_settings(algorithm), **network, **changes}
+    settings = make_settings(algorithm, env, **shape)
+    with FakeTensorMode(), no_host_looks():
+        made = make_env(env, 32, "cpu", 0)
+        model = make_algorithm(algorithm, settings.algorithm_config, made.single_observation_space, made.single_action_space, 32)
+        trainer = Trainer(settings, model, made, None, Path("unused"))
+        trainer.start()
+        trainer.iterate()
+        launches.count.clear()
+        with launches:
+            trainer.collect()
+            a_step = launches.count.total() / 2
+            launches.count.clear()
+            data, _ = trainer.prepare()
+            stored, launches.count = launches.count.total(), Counter()
+            trainer.learn(data)
+        updates = settings.algorithm_config.updates
+    print(f"{algorithm}: {a_step:.1f} a step, {stored} to store, {launches.count.total() / updates:.1f} an update: {launches.count}")
+    assert launches.count.total() / updates <= most
 
 
 @pytest.mark.parametrize("env", ["chasing", "cart_pole", "pendulum"])
