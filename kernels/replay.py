@@ -24,7 +24,7 @@ TERMINATED, TRUNCATED, INVALID = 1, 2, 4  # bits of a row's flags; an invalid ro
 DONE = TERMINATED | TRUNCATED
 UNIT = 2.0**-53
 STORED_KINDS = (torch.float32, torch.bfloat16, torch.uint8)  # of observations
-ELEMENTS = 2048  # of observations that a program of the kernel holds at a time
+ELEMENTS = 1024  # of observations that a program of the kernel holds at a time
 
 
 class Ring(NamedTuple):
@@ -57,7 +57,7 @@ class Batch(NamedTuple):
     reward: Tensor  # [B] float32, of up to n steps
     discount: Tensor  # [B] float32: of the value of next_obs
     next_obs: Tensor  # [B, D]
-    weight: Tensor  # [B] float32: 0 where there is nothing to learn from, else 1
+    weight: Tensor  # [B] float32: 0 where there is nothing to learn from (no transition, or its successor is gone), else 1
 
 
 def new_ring(
@@ -149,9 +149,11 @@ def replay_sample_reference(
     in_table = ended | (last == newest)
     obs = ring.obs.view(-1, ring.obs.shape[2])
     final = ring.final_obs[torch.where(ended, entry, num_final + env)]
-    next_obs = torch.where(in_table.unsqueeze(1), final, obs[(last + 1) % num_rows * num_envs + env])
-    lost = ended & ~terminated & (ring.owner[entry] != end)  # its final observation was overwritten
-    weight = ((flags[index] & INVALID) == 0) & ~lost
+    after = (last + 1) % num_rows * num_envs + env
+    next_obs = torch.where(in_table.unsqueeze(1), final, obs[after])
+    overwritten = ended & ~terminated & (ring.owner[entry] != end)
+    broken = ~in_table & ((flags[after] & INVALID) != 0)  # what follows is no observation of this episode
+    weight = ((flags[index] & INVALID) == 0) & ~overwritten & ~broken
     kind = torch.uint8 if obs.dtype == torch.uint8 else torch.float32
     numbers = ring.numbers.view(-1, ring.numbers.shape[2])[index]
     return Batch(index, obs[index].to(kind), numbers, reward, discount.masked_fill(terminated, 0.0), next_obs.to(kind), weight.float())
@@ -200,6 +202,9 @@ def replay_sample_kernel(
     ended = (bits & 3) != 0
     terminated = (bits & 1) != 0
     lost = ended & (terminated == 0) & (tl.load(owner_ptr + entry) != end)
+    after = tl.where(last + 1 == T, 0, last + 1) * N + env
+    in_table = ended | (last == newest)
+    lost = lost | ((in_table == 0) & ((tl.load(flags_ptr + after) & 4) != 0))
     is_valid = ((tl.load(flags_ptr + index) & 4) == 0) & (lost == 0)
     tl.store(reward_ptr + lane, reward, mask=inside)
     tl.store(discount_ptr + lane, tl.where(terminated, 0.0, discount), mask=inside)
@@ -208,8 +213,6 @@ def replay_sample_kernel(
     numbers_mask = inside[:, None] & (which < W)[None, :]
     numbers = tl.load(numbers_ptr + index[:, None] * W + which[None, :], mask=numbers_mask, other=0.0)
     tl.store(out_numbers_ptr + lane[:, None] * W + which[None, :], numbers, mask=numbers_mask)
-    after = tl.where(last + 1 == T, 0, last + 1) * N + env
-    in_table = ended | (last == newest)
     entry = tl.where(ended, entry, F + env)
     source = tl.where(in_table[:, None], final_ptr + entry[:, None] * D, obs_ptr + after[:, None] * D)
     for first in range(0, D, BLOCK_D):

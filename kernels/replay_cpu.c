@@ -106,13 +106,14 @@ EXPORT void replay_sample(void **ring, const int64_t *size, const uint64_t **str
         }
         int64_t end = last * envs + n, after = (last + 1 == rows ? 0 : last + 1) * envs + n, slot = ((const int32_t *)ring[SLOT])[end];
         int ended = flags[end] & DONE, terminated = flags[end] & TERMINATED;
-        int lost = ended && !terminated && owner[slot] != end;
+        int in_table = ended || last == newest;
+        int lost = in_table ? ended && !terminated && owner[slot] != end : flags[after] & INVALID;
         ((float *)out[REWARD])[i] = reward;
         ((float *)out[DISCOUNT])[i] = terminated ? 0.0f : discount;
         ((float *)out[WEIGHT])[i] = !(flags[index[i]] & INVALID) && !lost ? 1.0f : 0.0f;
         memcpy((float *)out[OUT_NUMBERS] + i * width, numbers + index[i] * width, (size_t)width * sizeof(float));
         load((char *)out[OUT_OBS] + i * given, obs + index[i] * stored, size[OBS_SIZE], kind);
         const char *final_obs = (const char *)ring[FINAL_OBS] + (ended ? slot : size[FINALS] + n) * stored;
-        load((char *)out[NEXT_OBS] + i * given, ended || last == newest ? final_obs : obs + after * stored, size[OBS_SIZE], kind);
+        load((char *)out[NEXT_OBS] + i * given, in_table ? final_obs : obs + after * stored, size[OBS_SIZE], kind);
     }
 }

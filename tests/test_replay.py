@@ -60,7 +60,8 @@ class World:
             discount *= GAMMA
             ended = step["flags"][n] & 3
             if ended or at + 1 == len(self.steps) or at + 1 == t + num_steps or self.steps[at + 1]["flags"][n] & INVALID:
-                is_valid = not self.steps[t]["flags"][n] & INVALID
+                is_continued = not ended and at + 1 < len(self.steps)
+                is_valid = not self.steps[t]["flags"][n] & INVALID and not (is_continued and self.steps[at + 1]["flags"][n] & INVALID)
                 return total, 0.0 if ended & TERMINATED else discount, step["final_obs"][n], is_valid
             at += 1
 
