@@ -36,7 +36,7 @@ class Ring(NamedTuple):
     slot: Tensor  # [T, N] int32: the entry of its final observation, where an episode ended
     final_obs: Tensor  # [F + N, D], of the kind of obs
     owner: Tensor  # [F + 1] int64: the row, t N + n, whose final observation this is; older ones are overwritten, the last is nobody's
-    counts: Tensor  # [2] int64: steps written, final observations written
+    counts: Tensor  # [3] int64: steps written, final observations written, the newest row: a division less for whoever reads
 
 
 class Block(NamedTuple):
@@ -74,14 +74,14 @@ def new_ring(
         torch.zeros(shape, dtype=torch.int32, device=device),
         torch.zeros(num_final + num_envs, obs_size, dtype=kind, device=device),
         torch.full((num_final + 1,), -1, dtype=torch.int64, device=device),
-        torch.zeros(2, dtype=torch.int64, device=device),
+        torch.zeros(3, dtype=torch.int64, device=device),
     )
 
 
 def ring_bytes(num_rows: int, num_envs: int, obs_size: int, num_numbers: int, num_final: int, kind: torch.dtype) -> int:
     """What `new_ring` takes."""
     per_row = obs_size * kind.itemsize + num_numbers * 4 + 1 + 4
-    return num_rows * num_envs * per_row + (num_final + num_envs) * obs_size * kind.itemsize + (num_final + 1) * 8 + 16
+    return num_rows * num_envs * per_row + (num_final + num_envs) * obs_size * kind.itemsize + (num_final + 1) * 8 + 24
 
 
 # ---- going in ----
@@ -108,6 +108,7 @@ def replay_add_reference(ring: Ring, block: Block) -> None:
     ring.final_obs[num_final:] = block.final_obs[-1].to(ring.final_obs.dtype)
     ring.counts[0] += steps
     ring.counts[1] = total
+    ring.counts[2] = row[-1]
 
 
 # ---- coming out ----
@@ -128,7 +129,7 @@ def replay_sample_reference(
     written = ring.counts[0]
     if index is None:
         index = uniform_index_reference(streams, offset, batch_size, (written.clamp(max=num_rows) * num_envs).clamp(min=1))
-    flags, rewards, newest = ring.flags.view(-1), ring.numbers.view(-1, ring.numbers.shape[2])[:, 0], (written - 1) % num_rows
+    flags, rewards, newest = ring.flags.view(-1), ring.numbers.view(-1, ring.numbers.shape[2])[:, 0], ring.counts[2]
     env = index % num_envs
     here = last = index // num_envs
     reward, discount = torch.zeros(len(index), device=index.device), torch.ones(len(index), device=index.device)
@@ -171,7 +172,7 @@ def replay_sample_kernel(
     lane = tl.program_id(0).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
     inside = lane < B
     written = tl.load(counts_ptr)
-    newest = (written + T - 1) % T
+    newest = tl.load(counts_ptr + 2)
     if DRAWS:
         size = tl.maximum(tl.minimum(written, T) * N, 1)
         word = splitmix_word(tl.load(key_ptr), tl.load(gamma_ptr), tl.load(step_ptr) * 65536 + offset + lane)
@@ -180,8 +181,8 @@ def replay_sample_kernel(
         tl.store(index_ptr + lane, index, mask=inside)
     else:
         index = tl.load(index_ptr + lane, mask=inside, other=0)
-    env = index % N
     here = index // N
+    env = index - here * N  # a division of 64 bits is slow, two are two calls
     last = here
     going = lane >= 0
     reward = tl.zeros([BLOCK_B], tl.float32)

@@ -68,6 +68,7 @@ EXPORT void replay_add(void **ring, const int64_t *size, void **block, int64_t s
             store((char *)ring[FINAL_OBS] + *slot * stored, final_obs + (from + n) * given, size[OBS_SIZE], kind);
         }
     }
+    counts[2] = (counts[0] - 1) % size[ROWS];
     store((char *)ring[FINAL_OBS] + finals * stored, final_obs + (steps - 1) * envs * given, envs * size[OBS_SIZE], kind);
 }
 
@@ -81,7 +82,7 @@ EXPORT void replay_sample(void **ring, const int64_t *size, const uint64_t **str
     const float *numbers = ring[NUMBERS];
     const uint8_t *flags = ring[FLAGS];
     const char *obs = ring[OBS];
-    int64_t *index = out[INDEX], newest = (counts[0] + rows - 1) % rows;
+    int64_t *index = out[INDEX], newest = counts[2];
     int64_t filled = (counts[0] < rows ? counts[0] : rows) * envs, total = filled < 1 ? 1 : filled;
     double unit = (double)total * UNIT;
     uint64_t first_word = streams[2][0] * WORDS_PER_STEP + offset;

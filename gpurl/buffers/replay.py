@@ -90,7 +90,7 @@ class Replay:
     def cut(self, mask: Tensor) -> None:
         """What follows the newest step belongs to other episodes where mask [N]: it was reset from outside. A step that ended stays so."""
         ring, num_final = self.ring, self.ring.owner.shape[0] - 1
-        row = (ring.counts[0] - 1) % self.num_rows
+        row = ring.counts[2]
         flags = ring.flags.index_select(0, row.view(1)).squeeze(0)
         cut = mask & ((flags & 3) == 0) & (ring.counts[0] > 0)
         entry = (cut.cumsum(0) - 1 + ring.counts[1]) % num_final

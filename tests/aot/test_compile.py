@@ -98,7 +98,9 @@ STREAMS, CLOCKS = [L, L, L], [L, L, F]
 def replay_case(obs: str, out: str, obs_size: int, num_steps: int, draws: bool, block_b: int, block_d: int) -> Case:
     types = [obs, F, B, "*i32", obs, L, L, *STREAMS, L, out, F, F, F, out, F, "i32", "i32", "i32", "i32", "i32", "fp32"]
     constants = {"D": obs_size, "W": 9, "NUM_STEPS": num_steps, "DRAWS": draws, "BLOCK_B": block_b, "BLOCK_D": block_d, "BLOCK_W": 16}
-    return Case(replay.replay_sample_kernel, types, constants, 128, name=f"replay {obs} {obs_size} n {num_steps} draws {draws}")
+    name = f"replay {obs} {obs_size} n {num_steps} draws {draws}"
+    # a 64-bit division is a call, around which ptxas saves a few numbers rather than take more than 48 registers
+    return Case(replay.replay_sample_kernel, types, constants, 64, stack=16, spills=32, name=name)
 
 
 def triton_env(name: str, options: dict[str, Any]) -> tuple[env_step.TritonEnv, int, bool]:
