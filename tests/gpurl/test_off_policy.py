@@ -20,10 +20,11 @@ from gpurl.checkpoint import load_checkpoint
 from gpurl.config import build, make_settings
 from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import CheckpointError, UsageError
+from gpurl.errors import CheckpointError, NonFiniteError, UsageError
 from gpurl.exploration import THETA, TIME_STEP, ActionNoise
 from gpurl.kernels.random import CounterRandom
 from gpurl.policy import load
+from tests.gpurl.test_misbehaving_envs import BrokenWalk
 from tests.small_runs import OFF_POLICY, small_settings, takes
 from tests.tiny_envs import AlternatingEnv, RandomWalk
 
@@ -214,6 +215,24 @@ def test_what_goes_back_goes_back_bit_for_bit() -> None:
     for name, value in algorithm.replay.ring._asdict().items():
         assert torch.equal(value[:-1] if name == "owner" else value, whole[name][:-1] if name == "owner" else whole[name]), name
     assert torch.equal(algorithm.replay.priority, priorities)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("fault", ["nan reward", "nan obs", "inf obs"])
+@pytest.mark.parametrize("horizon", [1, 4])
+def test_nan_of_an_environment_never_reaches_weights_or_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, horizon: int
+) -> None:
+    monkeypatch.setattr(BrokenWalk, "fault", fault)
+    settings = SMALL_RUN | small_settings("td3") | {"horizon": horizon, "save_replay": True, "total_steps": 96, "eval_episodes": 0}
+    name = "tests.gpurl.test_misbehaving_envs:BrokenWalk"
+    with pytest.raises(NonFiniteError, match="gave NaN or infinity"):
+        train("td3", name, run_dir=str(tmp_path / "stop"), **settings)
+    run = train("td3", name, run_dir=str(tmp_path / "skip"), nan="skip", **settings)
+    for folder in (tmp_path / "stop", run.folder):
+        parts, _ = load_checkpoint(folder)
+        kept = torch.utils._pytree.tree_leaves((parts["model"], parts["training"], parts["replay"]))
+        assert all(bool(value.isfinite().all()) for value in kept if isinstance(value, Tensor))
+    assert bool((parts["replay"]["flags"] & 4).any())
 
 
 # ---- ModSAC, noise, epsilon ----
