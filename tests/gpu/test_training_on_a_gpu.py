@@ -9,7 +9,9 @@ from torch.utils._pytree import tree_leaves
 
 from gpurl.api import make_trainer
 from gpurl.config import make_settings
+from gpurl.presets import preset
 from gpurl.trainer import Trainer
+from tests.small_runs import OFF_POLICY, small_settings
 
 pytestmark = pytest.mark.gpu
 ITERATIONS = 10
@@ -18,6 +20,8 @@ SHAPE: dict[str, Any] = {"num_envs": 512, "horizon": 16, "minibatches": 2, "netw
 
 def trainer_of(env: str, algorithm: str = "ppo", **changes: Any) -> Trainer:
     shape = SHAPE | ({"minibatches": 1} if algorithm == "a2c" else {})
+    if algorithm in OFF_POLICY:
+        shape = {"num_envs": 512, "horizon": 2, "total_steps": 10_000_000, **small_settings(algorithm, rows=1024)}
     torch.manual_seed(0)
     trainer = make_trainer(make_settings(algorithm, env, **{**shape, **changes}), torch.device("cuda"))
     trainer.folder = Path("unused")
@@ -47,6 +51,12 @@ def largest_difference(one: Any, other: Any) -> float:
         ("pendulum", {"algorithm": "a2c"}),
         ("acrobot", {"network": {"memory": "gru", "hidden": [64]}}),
         ("two_step_game", {"algorithm": "tests.joint_ppo"}),
+        ("pendulum", {"algorithm": "sac", "n_step": 3}),
+        ("chasing", {"algorithm": "redq", "prioritized": True}),
+        ("chasing", {"algorithm": "fast_td3", "storage": "bfloat16"}),
+        ("pendulum", {"algorithm": "mod_sac"}),
+        ("cart_pole", {"algorithm": "rainbow"}),
+        ("two_step_game", {"algorithm": "vdn"}),
     ],
     ids=str,
 )
@@ -94,6 +104,31 @@ def test_an_iteration_never_waits_for_the_device(env: str, rollout: str) -> None
         trainer.iterate()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env"), [("fast_sac", "chasing"), ("td3", "pendulum"), ("rainbow", "cart_pole"), ("pqn", "cart_pole")]
+)
+def test_an_iteration_from_a_replay_never_waits_either(algorithm: str, env: str) -> None:
+    changes = {"network": {"hidden": [64]}} if algorithm == "pqn" else {}
+    trainer = trainer_of(env, algorithm, graph="off", **changes)
+    results(trainer, 2)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert trainer.iterate()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_sac_learns_pendulum_in_graphs() -> None:
+    trainer = trainer_of("pendulum", "sac", **(preset("sac", "pendulum") | {"total_steps": 40_000, "graph": "full"}))
+    for number in range(40_000 // 64):
+        if number == 30_000 // 64:
+            trainer.statistics.sums.zero_()
+        trainer.iterate()
+    assert trainer.graph_level == "full"
+    episodes, returns, _ = trainer.statistics.sums.tolist()
+    assert returns / episodes > -300.0
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
