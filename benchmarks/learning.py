@@ -25,7 +25,7 @@ TASKS: list[tuple[str, str, dict[str, Any], float]] = [  # algorithm, env, setti
         90.0,
     ),
     ("a2c", "cart_pole", {}, 475.0),
-    *((name, "pendulum", {}, -200.0) for name in ("ddpg", "td3", "sac", "mod_sac", "redq")),
+    *((name, "pendulum", {}, -200.0) for name in ("ddpg", "td3", "sac", "mod_sac", "redq", "fast_td3", "fast_sac")),
     *(
         ("dqn", "cart_pole", change, 450.0)
         for change in ({}, {"double": False}, {"network": {"dueling": True}}, {"atoms": 51, "v_min": 0.0, "v_max": 10.0}, {"quantiles": 25})

@@ -6,6 +6,11 @@ FEW_ENVS = {"num_envs": 64, "total_steps": 1_000_000}  # what a replay of single
 REPLAYING = ("ddpg", "td3", "sac", "discrete_sac", "redq", "mod_sac", "dqn", "rainbow", "vdn")
 SMALL_NETWORKS = {name: {"hidden": [128, 128]} for name in ("actor_network", "critic_network")}
 PENDULUM = {"num_envs": 64, "total_steps": 40_000, "learning_starts": 1280, "learning_rate": 1e-3, "tau": 0.01, "reward_scale": 0.1}
+FAST_PENDULUM = {
+    **{"num_envs": 128, "total_steps": 50_000, "updates": 8, "batch_size": 512, "learning_starts": 2560, "replay_size": 100_000},
+    **{"learning_rate": 1e-3, "gamma": 0.97, "reward_scale": 0.1, "atoms": 51, "v_min": -30.0, "v_max": 0.0},
+    **{"actor_network": {"hidden": [64, 64]}, "critic_network": {"hidden": [128, 128]}},
+}
 CART_POLE = {
     **{"num_envs": 32, "total_steps": 100_000, "horizon": 4, "updates": 32, "batch_size": 64, "learning_starts": 1000},
     **{"replay_size": 50_000, "learning_rate": 1e-3, "schedule": "linear", "tau": 0.02, "n_step": 3, "reward_scale": 0.1},
@@ -16,6 +21,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {  # "*": every environment, un
     **{(name, "gymnasium_cpu"): {"num_envs": 8, "total_steps": 200_000} for name in REPLAYING},
     **{(name, "pendulum"): PENDULUM | SMALL_NETWORKS for name in ("ddpg", "td3", "sac", "mod_sac")},
     ("redq", "pendulum"): PENDULUM | SMALL_NETWORKS | {"num_critics": 5, "updates": 8, "policy_delay": 2},
+    **{(name, "pendulum"): FAST_PENDULUM for name in ("fast_td3", "fast_sac")},
     ("dqn", "cart_pole"): CART_POLE | {"network": {"hidden": [64, 64]}},
     ("rainbow", "cart_pole"): CART_POLE | {"network": {"hidden": [64, 64]}, "v_min": 0.0, "v_max": 10.0},
     ("pqn", "cart_pole"): {"num_envs": 32, "horizon": 64, "total_steps": 300_000, "reward_scale": 0.1},

@@ -28,7 +28,7 @@ def best_return(folder: Path, algorithm: str, env: str, wanted: float, **setting
     return run.outcome.evaluation["eval/mean_reward"]
 
 
-@pytest.mark.parametrize("algorithm", ["ddpg", "td3", "sac", "mod_sac", "redq"])
+@pytest.mark.parametrize("algorithm", ["ddpg", "td3", "sac", "mod_sac", "redq", "fast_td3", "fast_sac"])
 def test_actors_learn_pendulum_from_a_replay(tmp_path: Path, algorithm: str) -> None:
     assert best_return(tmp_path, algorithm, "pendulum", -200.0, eval_every=6400) >= -200
 
