@@ -72,7 +72,7 @@ def test_graphs_do_what_the_loop_does(level: str) -> None:
                 trainer.iterate()
         assert trainer.graph_level == graph
         found.append(trainer.running_state())
-    for name in ("model", "env", "obs"):
+    for name in ("algorithm", "env", "obs"):
         torch.testing.assert_close(found[0][name], found[1][name], rtol=0.0, atol=0.0)
 
 
