@@ -47,6 +47,12 @@ class BoxUnits(nn.Module):
             action = action * units[2] + units[3]
         return self.shaped(action)
 
+    def from_env(self, action: Tensor) -> Tensor:
+        """[N, *shape] as the environment takes it -> [N, A] in the policy's units, which those beyond the limits leave."""
+        rows = action.reshape(len(action), -1)
+        tiny = torch.finfo(rows.dtype).tiny  # in place of the width of a dimension that has one action only
+        return (rows - self.units[3]) / self.units[2].clamp(min=tiny) if self.is_scaled else rows
+
     def shaped(self, action: Array) -> Array:
         """[..., A] -> [..., *shape]."""
         return action.reshape(*action.shape[:-1], *self.shape) if len(self.shape) != 1 else action

@@ -23,7 +23,10 @@ STYLE: dict[Any, Any] = {
 }
 REFERENCES = "references.json"
 SIDE_PANELS = (  # colour, and the label of each tag that may stand there; the first tag present is drawn
-    (PURPLE, {"train/value_loss": "value loss", "train/critic_loss": "critic loss", "train/loss": "loss"}),
+    (
+        PURPLE,
+        {"train/value_loss": "value loss", "train/critic_loss": "critic loss", "train/loss": "loss", "train/actor_loss": "actor loss"},
+    ),
     (GREEN, {"train/approx_kl": "KL", "train/entropy_loss": "entropy loss", "train/ent_coef": "entropy weight"}),
     (INK, {"time/fps": "env steps/s"}),
 )

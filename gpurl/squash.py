@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-LOG_STD_LIMITS = (-5.0, 2.0)  # of the log standard deviation; beyond them nothing moves it
+LOG_STD_LIMITS = (-5.0, 2.0)  # of the log standard deviation; beyond them a gradient of draws moves it no more
+LARGEST_ACTION = 1.0 - 1e-6  # of those that somebody else took: 1 itself is infinitely far out
 
 
 class Squashed(NamedTuple):
@@ -46,3 +47,20 @@ def squashed_backward(drawn: Squashed, action_slope: Tensor, log_prob_slope: Ten
 def squashed_mode(output: Tensor) -> Tensor:
     """[B, A] the action of the mean."""
     return output.chunk(2, dim=-1)[0].tanh()
+
+
+def squashed_likelihood(output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """(log-probability [B] of the actions [B, A] that others took, its derivative by `output` [B, 2A]).
+
+    Actions count as at most 1 - 1e-6, where atanh is finite. A log_std beyond its limits is led back by the derivative, never further out.
+    """
+    mean, unlimited = output.chunk(2, dim=-1)
+    log_std = unlimited.clamp(*LOG_STD_LIMITS)
+    inv_std = log_std.neg().exp()
+    u = action.clamp(-LARGEST_ACTION, LARGEST_ACTION).atanh()
+    z = (u - mean) * inv_std
+    log_slope = 2.0 * (math.log(2.0) - u - softplus(-2.0 * u))
+    log_prob = (z.square() * -0.5 - log_std - 0.5 * math.log(2.0 * math.pi) - log_slope).sum(-1)
+    of_log_std, way_back = z.square() - 1.0, log_std - unlimited
+    moves = (way_back == 0.0) | (of_log_std * way_back > 0.0)
+    return log_prob, torch.cat((z * inv_std, of_log_std * moves), -1)

@@ -80,6 +80,7 @@ class Trainer:
 
     def start(self) -> None:
         """Begin a new run: reset the environments, at different clocks if wanted."""
+        self.algorithm.start()
         self.obs, _ = self.env.reset(seed=self.config.seed)
         check_reset(self.env, self.obs)
         if self.config.stagger and isinstance(self.env, TorchEnv) and self.env.max_episode_steps is not None:

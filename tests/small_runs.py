@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 import gpurl
@@ -19,6 +20,7 @@ from gpurl.algorithms.pqn import PQN
 from gpurl.algorithms.sac import SAC
 from gpurl.algorithms.vdn import VDN
 from gpurl.api import train
+from gpurl.envs.vec_env import VecEnv
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL: dict[str, Any] = {
@@ -28,7 +30,8 @@ SMALL: dict[str, Any] = {
 ITERATION = 16 * 8
 
 
-OFF_POLICY = [name for name in algorithm_names() if issubclass(resolve_algorithm(name), OffPolicy)]
+# without bc, which learns from no reward: tests/gpurl/test_bc.py
+OFF_POLICY = [name for name in algorithm_names() if issubclass(resolve_algorithm(name), OffPolicy) and name != "bc"]
 
 
 def small_settings(algorithm: str, rows: int = 8) -> dict[str, Any]:
@@ -39,6 +42,15 @@ def small_settings(algorithm: str, rows: int = 8) -> dict[str, Any]:
     if "policy_delay" in fields and fields["policy_delay"].default > 1:
         values["policy_delay"] = 2
     return {name: value for name, value in values.items() if name in fields}
+
+
+def some_demonstrations(folder: Path, env: VecEnv, rows: int = 20) -> str:
+    """A dataset for bc: what means nothing, of the environment's spaces."""
+    actions = gymnasium.vector.utils.batch_space(env.single_action_space, rows)
+    actions.seed(0)
+    obs = np.zeros((rows, *(env.single_observation_space.shape or ())), env.single_observation_space.dtype)
+    np.savez(folder / "demonstrations.npz", obs=obs, action=actions.sample())
+    return str(folder / "demonstrations.npz")
 
 
 def takes(algorithm: str, space: gymnasium.Space, num_agents: int = 1) -> bool:

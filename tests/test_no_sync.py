@@ -18,7 +18,7 @@ from gpurl.envs.torch_env import TorchEnv
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import no_host_looks
 from gpurl.trainer import Trainer
-from tests.small_runs import small_settings, takes
+from tests.small_runs import small_settings, some_demonstrations, takes
 
 TORCH_ENVS = [name for name in env_names() if issubclass(resolve_env(name)[0], TorchEnv)]
 VARIANTS = [(name, {}) for name in TORCH_ENVS]
@@ -44,7 +44,9 @@ def fake_trainer(settings: Settings) -> Trainer:
 @pytest.mark.parametrize(("algorithm", "env", "options"), CASES, ids=str)
 @pytest.mark.parametrize("memory", ["none", "gru"])
 @pytest.mark.parametrize("nan", ["stop", "skip"])
-def test_an_iteration_never_looks_at_a_tensor(algorithm: str, env: str, options: dict[str, bool], memory: str, nan: str) -> None:
+def test_an_iteration_never_looks_at_a_tensor(
+    algorithm: str, env: str, options: dict[str, bool], memory: str, nan: str, tmp_path: Path
+) -> None:
     if nan == "skip" and env != "chasing":
         pytest.skip("the env does not matter to --nan")
     shape = small_settings(algorithm)
@@ -52,6 +54,8 @@ def test_an_iteration_never_looks_at_a_tensor(algorithm: str, env: str, options:
         if not issubclass(resolve_algorithm(algorithm), PPO):
             pytest.skip(f"{algorithm} has no memory")
         shape["network"] = shape["network"] | {"memory": memory}
+    if algorithm == "bc":
+        shape["dataset"] = some_demonstrations(tmp_path, make_env(env, 1, "cpu", 0, **options))
     settings = make_settings(algorithm, env, num_envs=8, horizon=3, nan=nan, env_options=options, **shape)
     with FakeTensorMode(), no_host_looks():
         trainer = fake_trainer(settings)

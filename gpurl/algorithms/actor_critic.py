@@ -2,12 +2,13 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
+from gpurl.algorithms.algorithm import Algorithm
 from gpurl.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from gpurl.box_units import BoxUnits
 from gpurl.buffers.rollout import RolloutBuffer
@@ -25,7 +26,10 @@ from gpurl.value_losses import categorical_td_loss, td_loss, whole_pmf_min
 class ActorCriticConfig(OffPolicyConfig):
     """Settings of every off-policy actor-critic."""
 
-    fixed: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.fixed, "actor_network", "critic_network", "num_critics", "atoms", "v_min", "v_max")
+    fixed: ClassVar[tuple[str, ...]] = (
+        *OffPolicyConfig.fixed,
+        *("actor_network", "critic_network", "num_critics", "atoms", "v_min", "v_max", "actor_from"),
+    )
 
     actor_learning_rate: float | None = None
     """The actor's step size; by default learning_rate."""
@@ -51,6 +55,8 @@ class ActorCriticConfig(OffPolicyConfig):
     """Weight of the squared difference to the return up to the end of the rollout and the value there (ElegantRL's lambda_fit_cum_r)."""
     actor_network: BodyConfig = field(default_factory=BodyConfig)
     """Shape of the actor."""
+    actor_from: str | None = None
+    """Start from the actor of another run of the same shape, of bc or of this family: its folder or that of a checkpoint."""
     critic_network: BodyConfig = field(default_factory=BodyConfig)
     """Shape of each critic."""
 
@@ -114,6 +120,23 @@ class ActorCritic(OffPolicy):
     def set_precision(self, precision: str) -> None:
         if precision == "bf16":
             set_dtype(self, torch.bfloat16)
+
+    def start(self) -> None:
+        if self.config.actor_from is not None:
+            self._take_actor(self.config.actor_from)
+
+    def _take_actor(self, path: str) -> None:
+        """The weights of another run's actor, and what it makes of observations before, into this actor and its target."""
+        from gpurl.policy import load  # which knows all algorithms, this one too
+
+        source, optimizer = load(path, str(self.device)).algorithm, self.optimizers["actor"]
+        weights, found, wanted = source.state_dict(), _form_of_actor(source), _form_of_actor(self)
+        for name in wanted | found:
+            if found.get(name) != wanted.get(name):
+                raise UsageError(f"actor_from {path} does not fit: its {name} is {found.get(name)}, wanted {wanted.get(name)}")
+        self.load_state_dict({name: weights[name] for name in wanted if name in weights}, strict=False)
+        if optimizer.target is not None:
+            optimizer.target.copy_(optimizer.flat)
 
     def action_shape(self) -> tuple[int, ...]:
         return (self.num_actions,)
@@ -223,3 +246,9 @@ class ActorCritic(OffPolicy):
         value = torch.cat((torch.zeros_like(final_value[:1]), final_value))  # with lambda 1 they cancel out, but at the end of the rollout
         arguments = buffer["terminated"], buffer["truncated"], self.config.gamma, 1.0, buffer.columns.get("valid")
         return {"fit_return": gae(buffer["reward"] * self.config.reward_scale, value, final_value, *arguments)[1]}
+
+
+def _form_of_actor(algorithm: Algorithm) -> dict[str, Any]:
+    """What two runs must have alike for one to go on with the actor of the other: settings, and the shapes of what a checkpoint holds."""
+    tensors = {name: tuple(value.shape) for name, value in algorithm.state_dict().items() if name.startswith(("actor.", "normalizer."))}
+    return {"actor_network": getattr(algorithm.config, "actor_network", None), "action shape": algorithm.action_space.shape} | tensors

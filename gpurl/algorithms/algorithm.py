@@ -60,6 +60,9 @@ class Algorithm(ABC, nn.Module):
             "make another one (make_algorithm, gpurl.load) and give it the state_dict()"
         )
 
+    def start(self) -> None:
+        """A new run begins; one that is resumed, and a policy by itself, take their weights from a checkpoint instead."""
+
     @abstractmethod
     def initial_carry(self, num_envs: int) -> Carry:
         """Memory at the start of an episode: () or tensors [num_envs, H]."""

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
-from gpurl.squash import LOG_STD_LIMITS, squashed_backward, squashed_mode, squashed_sample
+from gpurl.squash import LOG_STD_LIMITS, squashed_backward, squashed_likelihood, squashed_mode, squashed_sample
 
 
 def numbers(rows: int = 50, actions: int = 3) -> tuple[Tensor, Tensor]:
@@ -59,3 +59,35 @@ def test_backward_is_the_gradient() -> None:
         (squashed_sample(leaf, noise).action * of_action).sum() + 0.7 * squashed_sample(leaf, noise).log_prob.sum(), leaf
     )
     torch.testing.assert_close(constant, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_likelihood_of_what_others_did_is_that_of_torch_and_so_is_its_gradient() -> None:
+    output, noise = numbers()
+    action = noise.mul(0.5).tanh()
+    leaf = output.clone().requires_grad_()
+    mean, log_std = leaf.chunk(2, -1)
+    wanted = TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform()).log_prob(action).sum(-1)
+    (gradient,) = torch.autograd.grad(wanted.sum(), leaf)
+    log_prob, got = squashed_likelihood(output, action)
+    torch.testing.assert_close(log_prob, wanted.detach(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(got, gradient, rtol=1e-10, atol=1e-10)
+
+
+def test_a_deviation_beyond_its_limits_is_led_back_and_never_further_out() -> None:
+    log_std = torch.tensor([-9.0, -9.0, 5.0, 5.0, -4.9])
+    u = torch.tensor([0.5, 0.0, 1.0, 80.0, 0.0])  # far, at the mean; near, far; at the mean, within the limits
+    output = torch.stack((torch.zeros(5), log_std), 1)
+    _, gradient = squashed_likelihood(output, u.clamp(max=7.0).tanh().unsqueeze(1))
+    slopes = gradient[:, 1].tolist()
+    assert slopes[0] > 1.0  # a wider one would be likelier
+    assert slopes[1] == 0.0
+    assert slopes[2] < -0.5
+    assert slopes[3] == pytest.approx((7.0 / 2.718281828**2) ** 2 - 1.0, abs=1e-2)
+    assert slopes[4] == -1.0
+
+
+def test_actions_at_the_limits_are_finite() -> None:
+    output = torch.zeros(2, 2)
+    log_prob, gradient = squashed_likelihood(output, torch.tensor([[1.0], [-1.0]]))
+    assert bool(log_prob.isfinite().all())
+    torch.testing.assert_close(gradient[:, 0], torch.tensor([1.0, -1.0]) * 7.254329, rtol=1e-2, atol=0)  # atanh(1 - 1e-6)

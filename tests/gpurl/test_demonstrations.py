@@ -1,0 +1,185 @@
+"""Datasets of what others did: what is read is what was written, and all that is damaged or of other spaces is told by name."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from safetensors.numpy import save_file
+
+from gpurl.buffers.demonstrations import read_demonstrations
+from gpurl.errors import UsageError
+
+OBS = Box(-np.inf, np.inf, (3,), np.float32)
+ACTION = Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
+RANDOM = np.random.default_rng(0)
+GOOD = {"obs": RANDOM.normal(size=(5, 3)), "action": RANDOM.uniform((-2.0, 0.0), (2.0, 1.0), (5, 2))}
+
+
+def written(path: Path, arrays: dict[str, Any]) -> str:
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+    else:
+        save_file(arrays, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_what_is_written_is_read(tmp_path: Path, suffix: str, kind: type) -> None:
+    arrays = {name: array.astype(kind) for name, array in GOOD.items()} | {"reward": np.zeros(5)}
+    obs, action = read_demonstrations(written(tmp_path / f"some{suffix}", arrays), OBS, ACTION)
+    assert obs.dtype == action.dtype == np.float32
+    np.testing.assert_array_equal(obs, arrays["obs"].astype(np.float32))
+    np.testing.assert_array_equal(action, arrays["action"].astype(np.float32))
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+@pytest.mark.parametrize(("space", "action"), [(Discrete(3), [0, 2, 1]), (MultiDiscrete([2, 3]), [[1, 2], [0, 0], [1, 1]])], ids=str)
+def test_images_and_choices(tmp_path: Path, suffix: str, space: Any, action: list[Any]) -> None:
+    images = RANDOM.integers(0, 256, (3, 4, 4, 1), np.uint8)
+    path = written(tmp_path / f"some{suffix}", {"obs": images, "action": np.array(action, np.int32)})
+    obs, read = read_demonstrations(path, Box(0, 255, (4, 4, 1), np.uint8), space)
+    assert (obs.dtype, read.dtype) == (np.uint8, np.int64)
+    np.testing.assert_array_equal(obs, images)
+    np.testing.assert_array_equal(read, action)
+
+
+def test_rounding_is_no_other_environment(tmp_path: Path) -> None:
+    action = np.array([[2.0 + 1e-6, 0.0 - 1e-6]])
+    read_demonstrations(written(tmp_path / "some.npz", {"obs": np.zeros((1, 3)), "action": action}), OBS, ACTION)
+
+
+def spoilt(name: str, row: int, value: float) -> dict[str, Any]:
+    changed = GOOD[name].copy()
+    changed[row, 0] = value
+    return GOOD | {name: changed}
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"obs": GOOD["obs"]}, "must hold obs and action, it lacks action; there is obs"),
+    ({"reward": np.zeros(3)}, "it lacks obs and action; there is reward"),
+    (GOOD | {"obs": GOOD["obs"][:4]}, "as many obs as action, one at least; it has 4 of obs and 5 of action"),
+    ({name: array[:0] for name, array in GOOD.items()}, "it has 0 of obs and 0 of action"),
+    (GOOD | {"action": np.array(1.0)}, "it has 5 of obs and 0 of action"),
+    (GOOD | {"obs": np.zeros((5, 4))}, r"its obs is float64 \[M, 4\], wanted float32 \[M, 3\] of Box\(-inf, inf, \(3,\), float32\)"),
+    (GOOD | {"action": np.zeros(5)}, r"its action is float64 \[M\], wanted float32 \[M, 2\]"),
+    (GOOD | {"action": np.zeros((5, 2), np.complex64)}, r"its action is complex64 \[M, 2\]"),
+    (GOOD | {"obs": np.full((5, 3), "x")}, r"its obs is <U1 \[M, 3\]"),
+    (spoilt("obs", 2, np.nan), "obs must be finite, row 2 holds nan"),
+    (spoilt("obs", 3, 1e300), "obs must be finite, row 3 holds inf"),
+    (spoilt("action", 1, -np.inf), "action must be finite, row 1 holds -inf"),
+    (spoilt("action", 4, 2.1), r"its action 4 is \[2\.\d+, .*wanted one of Box"),
+    (spoilt("action", 4, -2.001), r"its action 4 is \[-2\.\d+, .*wanted one of Box"),
+]
+
+
+@pytest.mark.parametrize(("arrays", "message"), REFUSED, ids=[message for _, message in REFUSED])
+@pytest.mark.filterwarnings("error")
+def test_what_does_not_fit_is_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_demonstrations(written(tmp_path / "some.npz", arrays), OBS, ACTION)
+
+
+@pytest.mark.parametrize(("action", "space", "message"), [
+    ([0.0, 1.0], Discrete(3), r"its action is float64 \[M\], wanted int64 \[M\] of Discrete\(3\)"),
+    ([0, 3], Discrete(3), r"its action 1 is 3, wanted one of Discrete\(3\)"),
+    ([-1, 1], Discrete(3), r"its action 0 is -1"),
+    ([[0, 1], [0, 2]], MultiDiscrete([3, 2]), r"its action 1 is \[0, 2\], wanted one of MultiDiscrete"),
+    ([0, 1], MultiDiscrete([3, 2]), r"its action is int64 \[M\], wanted int64 \[M, 2\]"),
+], ids=str)  # fmt: skip
+def test_choices_that_do_not_fit_are_refused(tmp_path: Path, action: list[Any], space: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_demonstrations(written(tmp_path / "some.npz", {"obs": GOOD["obs"][:2], "action": np.array(action)}), OBS, space)
+
+
+def test_images_are_not_made_of_other_numbers(tmp_path: Path) -> None:
+    path = written(tmp_path / "some.npz", {"obs": np.zeros((2, 4)), "action": np.zeros((2, 2))})
+    with pytest.raises(UsageError, match=r"its obs is float64 \[M, 4\], wanted uint8 \[M, 4\]"):
+        read_demonstrations(path, Box(0, 255, (4,), np.uint8), ACTION)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    whole = Path(written(tmp_path / "whole.npz", GOOD)).read_bytes()
+    tensors = Path(written(tmp_path / "whole.safetensors", GOOD)).read_bytes()
+    np.save(tmp_path / "one.npy", GOOD["obs"])
+    damaged = {"empty.npz": b"", "half.npz": whole[: len(whole) // 2], "turned.npz": whole.replace(whole[100:160], whole[100:160][::-1])}
+    damaged |= {"array.npz": (tmp_path / "one.npy").read_bytes(), "empty.safetensors": b"", "half.safetensors": tensors[:-8]}
+    for name, content in damaged.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UsageError, match=f"cannot read the dataset .*{name}"):
+            read_demonstrations(str(tmp_path / name), OBS, ACTION)
+    for name in ("nowhere.npz", "nowhere.safetensors"):
+        with pytest.raises(UsageError, match=r"cannot read the dataset .*No such file"):
+            read_demonstrations(str(tmp_path / name), OBS, ACTION)
+    with pytest.raises(UsageError, match=r"FILE\.npz, FILE\.safetensors or minari:DATASET_ID, got .*one\.npy"):
+        read_demonstrations(str(tmp_path / "one.npy"), OBS, ACTION)
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    """An array of objects is a pickle, which may run anything."""
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (tmp_path / "ran").touch, ()
+
+    np.savez(tmp_path / "bomb.npz", allow_pickle=True, obs=np.array([Bomb()], object), action=GOOD["action"])
+    with pytest.raises(UsageError, match=r"cannot read the dataset .*allow_pickle"):
+        read_demonstrations(str(tmp_path / "bomb.npz"), OBS, ACTION)
+    assert not (tmp_path / "ran").exists()
+
+
+# ---- Minari ----
+
+
+@pytest.fixture
+def minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("h5py")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    return pytest.importorskip("minari")
+
+
+def episodes(minari: Any, observations: list[Any], actions: list[Any]) -> list[Any]:
+    """As Minari holds them: one observation more than actions."""
+    made = []
+    for number, (obs, action) in enumerate(zip(observations, actions)):
+        ends = np.arange(len(action)) == len(action) - 1
+        columns = {"rewards": np.zeros(len(action)), "terminations": ends, "truncations": np.zeros_like(ends), "infos": {}}
+        made.append(minari.data_collector.EpisodeBuffer(id=number, observations=obs, actions=action, **columns))
+    return made
+
+
+@pytest.mark.parametrize("discrete", [False, True])
+def test_a_minari_dataset(minari: Any, discrete: bool) -> None:
+    lengths = (4, 1, 7)
+    observations = [RANDOM.normal(size=(length + 1, 3)).astype(np.float32) for length in lengths]
+    space = Discrete(4) if discrete else ACTION
+    draw = (lambda n: RANDOM.integers(0, 4, n)) if discrete else (lambda n: RANDOM.uniform((-2, 0), (2, 1), (n, 2)).astype(np.float32))
+    actions = [draw(length) for length in lengths]
+    spaces = {"observation_space": OBS, "action_space": space}
+    minari.create_dataset_from_buffers("ours/some-v0", episodes(minari, observations, actions), **spaces)
+    obs, action = read_demonstrations("minari:ours/some-v0", OBS, space)
+    np.testing.assert_array_equal(obs, np.concatenate([each[:-1] for each in observations]))
+    np.testing.assert_array_equal(action, np.concatenate(actions))
+    with pytest.raises(UsageError, match=r"minari:ours/some-v0 is of another environment: its obs is float32 \[M, 3\]"):
+        read_demonstrations("minari:ours/some-v0", Box(-1.0, 1.0, (9,)), space)
+
+
+def test_minari_datasets_that_are_none(minari: Any) -> None:
+    space = Dict({"place": OBS})
+    observations = [{"place": np.zeros((3, 3), np.float32)}]
+    spaces = {"observation_space": space, "action_space": ACTION}
+    minari.create_dataset_from_buffers("ours/dict-v0", episodes(minari, observations, [np.zeros((2, 2), np.float32)]), **spaces)
+    with pytest.raises(UsageError, match=r"minari:ours/dict-v0 must have observations of a Box, it has Dict\('place'"):
+        read_demonstrations("minari:ours/dict-v0", OBS, ACTION)
+    for name in ("ours/nowhere-v0", "", "no good name"):
+        with pytest.raises(UsageError, match=rf"cannot read minari:{name}.*minari download"):
+            read_demonstrations(f"minari:{name}", OBS, ACTION)
+
+
+def test_without_the_package_the_error_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "minari", None)
+    with pytest.raises(UsageError, match=r"minari:some-v0 needs Minari: pip install 'gpurl\[minari\]' \(import of minari"):
+        read_demonstrations("minari:some-v0", OBS, ACTION)
