@@ -8,8 +8,10 @@ For a row k of an environment and m = the steps up to the first that ended an ep
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -256,26 +258,49 @@ def replay_sample_triton(
 # ---- C ----
 
 
-def _pointers(tensors: tuple[Tensor, ...]) -> "ctypes.Array[ctypes.c_void_p]":
-    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+_Sizes, _Seven = ctypes.c_int64 * 6, ctypes.c_void_p * 7  # made here: a type costs more than its values
 
 
 def _sizes(ring: Ring) -> "ctypes.Array[ctypes.c_int64]":
-    kind = STORED_KINDS.index(ring.obs.dtype)
-    return (ctypes.c_int64 * 6)(*ring.flags.shape, ring.obs.shape[2], ring.numbers.shape[2], ring.owner.shape[0] - 1, kind)
+    rows, envs, obs_size = ring.obs.shape
+    return _Sizes(rows, envs, obs_size, ring.numbers.shape[2], ring.owner.shape[0] - 1, STORED_KINDS.index(ring.obs.dtype))
+
+
+def _pointers(tensors: tuple[Tensor, ...]) -> "ctypes.Array[ctypes.c_void_p]":
+    """At most seven."""
+    return _Seven(*map(Tensor.data_ptr, tensors))
+
+
+def _add_c(ring: Ring, given: Sequence[Tensor | None], steps: int, widths: list[int]) -> None:
+    """given: obs, final_obs, terminated, truncated, valid and the columns, which have so many numbers each; contiguous."""
+    addresses = [None if tensor is None else tensor.data_ptr() for tensor in given]
+    given_c, widths_c = (ctypes.c_void_p * len(addresses))(*addresses), (ctypes.c_int64 * len(widths))(*widths)
+    numbers = ctypes.c_int64(steps), widths_c, ctypes.c_int64(len(widths))
+    c_library.functions().replay_add(_pointers(ring), _sizes(ring), given_c, *numbers)
 
 
 def _replay_add_c(ring: Ring, block: Block) -> None:
-    c_library.functions().replay_add(_pointers(ring), _sizes(ring), _pointers(block), ctypes.c_int64(block.flags.shape[0]))
+    given = block.obs, block.final_obs, block.flags, None, None, block.numbers
+    _add_c(ring, [None if tensor is None else tensor.contiguous() for tensor in given], block.flags.shape[0], [ring.numbers.shape[2]])
 
 
 def _replay_sample_c(
     ring: Ring, batch_size: int, gamma: float, num_steps: int, streams: RandomStreams, offset: int = 0, index: Tensor | None = None
 ) -> Batch:
-    out = _empty_batch(ring, batch_size, index)
+    out = _empty_batch_c(ring, batch_size, index)
     numbers = [ctypes.c_int64(number) for number in (offset, batch_size, num_steps, index is None)]
     c_library.functions().replay_sample(_pointers(ring), _sizes(ring), _pointers(streams), _pointers(out), *numbers, ctypes.c_float(gamma))
     return out
+
+
+def _empty_batch_c(ring: Ring, batch_size: int, index: Tensor | None) -> Batch:
+    """As `_empty_batch`, by numpy, which takes half as long."""
+    obs_size, kind = ring.obs.shape[2], np.uint8 if ring.obs.dtype == torch.uint8 else np.float32
+    obs, next_obs = (torch.from_numpy(np.empty((batch_size, obs_size), kind)) for _ in range(2))
+    reward, discount, weight = (torch.from_numpy(np.empty(batch_size, np.float32)) for _ in range(3))
+    index = torch.from_numpy(np.empty(batch_size, np.int64)) if index is None else index
+    numbers = torch.from_numpy(np.empty((batch_size, ring.numbers.shape[2]), np.float32))
+    return Batch(index, obs, numbers, reward, discount, next_obs, weight)
 
 
 # ---- dispatch ----
@@ -283,13 +308,45 @@ def _replay_sample_c(
 
 def replay_add(ring: Ring, block: Block) -> None:
     """Write a block of steps behind the newest, over the oldest."""
-    steps, num_rows = block.flags.shape[0], ring.flags.shape[0]
+    _check_steps(ring, block.flags.shape[0])
+    (_replay_add_c if adds_columns(ring) else replay_add_reference)(ring, block)
+
+
+def _check_steps(ring: Ring, steps: int) -> None:
+    num_rows = ring.flags.shape[0]
     if not 0 < steps <= num_rows:
         raise ValueError(f"a block of {steps} steps does not fit a ring of {num_rows}")
-    if use_c(ring.obs) and not use_triton(ring.obs):
-        _replay_add_c(ring, Block(*(tensor.contiguous() for tensor in block)))
-    else:
-        replay_add_reference(ring, block)
+
+
+def adds_columns(ring: Ring) -> bool:
+    """Whether `replay_add_columns` works on this ring."""
+    return use_c(ring.obs) and not use_triton(ring.obs)
+
+
+def replay_add_columns(
+    ring: Ring, obs: Tensor, final_obs: Tensor, flags: tuple[Tensor, Tensor, Tensor | None], columns: Sequence[Tensor]
+) -> None:
+    """`replay_add` of steps that were not packed into a block, which would cost more than all the rest.
+
+    obs, final_obs: [h, N, ...]; flags: [h, N] bool, terminated, truncated, and valid where there is one; columns: [h, N] or [h, N, n], any
+    dtype, the numbers of a step in their order.
+    """
+    steps, envs, obs_size = flags[0].shape[0], ring.flags.shape[1], ring.obs.shape[2]
+    _check_steps(ring, steps)
+    widths = [column.shape[2] if column.dim() == 3 else 1 for column in columns]
+    if sum(widths) > ring.numbers.shape[2]:
+        raise ValueError(f"a step has {sum(widths)} numbers, the ring keeps {ring.numbers.shape[2]}")
+    kind = torch.uint8 if ring.obs.dtype == torch.uint8 else torch.float32
+    kinds = (kind, kind, torch.bool, torch.bool, torch.bool, *[torch.float32] * len(columns))
+    given: list[Tensor | None] = [obs, final_obs, *flags, *columns]
+    for place, (tensor, wanted, size) in enumerate(zip(given, kinds, (obs_size, obs_size, 1, 1, 1, *widths))):
+        if tensor is None:
+            continue
+        if tensor.numel() != steps * envs * size:
+            raise ValueError(f"{tuple(tensor.shape)} is not {size} numbers of {steps} steps of {envs} environments")
+        if tensor.dtype != wanted or not tensor.is_contiguous():
+            given[place] = tensor.to(wanted).contiguous()
+    _add_c(ring, given, steps, widths)
 
 
 def replay_sample(

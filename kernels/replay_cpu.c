@@ -7,12 +7,15 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define UNIT 1.1102230246251565e-16 /* 2^-53 */
+#define LINE 64   /* bytes of the cache's */
+#define AHEAD 4   /* transitions between asking for a row and reading it */
+#define MOST 1024 /* bytes of a row that are asked for: the processor sees by itself that more is read on */
 
 enum { TERMINATED = 1, TRUNCATED = 2, INVALID = 4, DONE = 3 };
 enum { OBS, NUMBERS, FLAGS, SLOT, FINAL_OBS, OWNER, COUNTS };                      /* of a Ring */
 enum { ROWS, ENVS, OBS_SIZE, WIDTH, FINALS, KIND };                                /* of its sizes */
 enum { FLOAT32, BFLOAT16, UINT8 };                                                 /* kinds of its observations */
-enum { BLOCK_OBS, BLOCK_NUMBERS, BLOCK_FLAGS, BLOCK_FINAL };                       /* of a Block */
+enum { GIVEN_OBS, GIVEN_FINAL, GIVEN_TERMINATED, GIVEN_TRUNCATED, GIVEN_VALID, GIVEN_COLUMNS }; /* of steps that go in */
 enum { INDEX, OUT_OBS, OUT_NUMBERS, REWARD, DISCOUNT, NEXT_OBS, WEIGHT };          /* of a Batch */
 
 static const int64_t stored_bytes[] = {4, 2, 1}, given_bytes[] = {4, 4, 1};
@@ -45,31 +48,40 @@ static void load(char *to, const char *from, int64_t count, int64_t kind)
     for (int64_t i = 0; i < count; i++) bits[i] = (uint32_t)halves[i] << 16;
 }
 
-/* As replay_add_reference: `steps` rows behind the newest. */
-EXPORT void replay_add(void **ring, const int64_t *size, void **block, int64_t steps)
+/* As replay_add_reference: `steps` rows behind the newest. The numbers of a step come in columns of so many numbers each; flags as bytes of
+ * 0 and 1, of which truncated and valid may be missing: those of terminated are then taken as they are. */
+EXPORT void replay_add(void **ring, const int64_t *size, void **given, int64_t steps, const int64_t *widths, int64_t num_columns)
 {
     int64_t envs = size[ENVS], finals = size[FINALS], kind = size[KIND];
-    int64_t stored = size[OBS_SIZE] * stored_bytes[kind], given = size[OBS_SIZE] * given_bytes[kind];
+    int64_t stored = size[OBS_SIZE] * stored_bytes[kind], given_row = size[OBS_SIZE] * given_bytes[kind];
     int64_t *counts = ring[COUNTS], *owner = ring[OWNER];
-    const uint8_t *flags = block[BLOCK_FLAGS];
-    const char *final_obs = block[BLOCK_FINAL];
+    const uint8_t *terminated = given[GIVEN_TERMINATED], *truncated = given[GIVEN_TRUNCATED], *valid = given[GIVEN_VALID];
+    const char *final_obs = given[GIVEN_FINAL];
     for (int64_t t = 0; t < steps; t++, counts[0]++) {
         int64_t row = counts[0] % size[ROWS] * envs, from = t * envs;
-        store((char *)ring[OBS] + row * stored, (const char *)block[BLOCK_OBS] + from * given, envs * size[OBS_SIZE], kind);
-        memcpy((float *)ring[NUMBERS] + row * size[WIDTH], (float *)block[BLOCK_NUMBERS] + from * size[WIDTH],
-               (size_t)(envs * size[WIDTH]) * sizeof(float));
-        memcpy((uint8_t *)ring[FLAGS] + row, flags + from, (size_t)envs);
+        store((char *)ring[OBS] + row * stored, (const char *)given[GIVEN_OBS] + from * given_row, envs * size[OBS_SIZE], kind);
+        float *numbers = (float *)ring[NUMBERS] + row * size[WIDTH];
+        for (int64_t column = 0; column < num_columns; numbers += widths[column], column++) {
+            int64_t width = widths[column];
+            const float *source = (const float *)given[GIVEN_COLUMNS + column] + from * width;
+            for (int64_t n = 0; n < envs; n++)
+                for (int64_t i = 0; i < width; i++) numbers[n * size[WIDTH] + i] = source[n * width + i];
+        }
         for (int64_t n = 0; n < envs; n++) {
             int32_t *slot = (int32_t *)ring[SLOT] + row + n;
+            uint8_t flags = terminated[from + n];
+            if (truncated && truncated[from + n]) flags |= TRUNCATED;
+            if (valid && !valid[from + n]) flags |= INVALID;
+            ((uint8_t *)ring[FLAGS])[row + n] = flags;
             *slot = 0;
-            if (!(flags[from + n] & DONE)) continue;
+            if (!(flags & DONE)) continue;
             *slot = (int32_t)(counts[1]++ % finals);
             owner[*slot] = row + n;
-            store((char *)ring[FINAL_OBS] + *slot * stored, final_obs + (from + n) * given, size[OBS_SIZE], kind);
+            store((char *)ring[FINAL_OBS] + *slot * stored, final_obs + (from + n) * given_row, size[OBS_SIZE], kind);
         }
     }
     counts[2] = (counts[0] - 1) % size[ROWS];
-    store((char *)ring[FINAL_OBS] + finals * stored, final_obs + (steps - 1) * envs * given, envs * size[OBS_SIZE], kind);
+    store((char *)ring[FINAL_OBS] + finals * stored, final_obs + (steps - 1) * envs * given_row, envs * size[OBS_SIZE], kind);
 }
 
 /* As replay_sample_reference; draws the rows, or takes those in out[INDEX]. */
@@ -81,7 +93,9 @@ EXPORT void replay_sample(void **ring, const int64_t *size, const uint64_t **str
     const int64_t *counts = ring[COUNTS], *owner = ring[OWNER];
     const float *numbers = ring[NUMBERS];
     const uint8_t *flags = ring[FLAGS];
+    const int32_t *slots = ring[SLOT];
     const char *obs = ring[OBS];
+    int64_t asked = (stored < MOST ? stored : MOST) - 1; /* of a row's bytes, which begin anywhere in a line */
     int64_t *index = out[INDEX], newest = counts[2];
     int64_t filled = (counts[0] < rows ? counts[0] : rows) * envs, total = filled < 1 ? 1 : filled;
     double unit = (double)total * UNIT;
@@ -94,9 +108,13 @@ EXPORT void replay_sample(void **ring, const int64_t *size, const uint64_t **str
         }
     for (int64_t i = 0; i < batch_size; i++) {
         int64_t n = index[i] % envs, last = index[i] / envs;
-        if (i + 4 < batch_size) { /* rows lie anywhere in memory */
-            __builtin_prefetch(obs + index[i + 4] * stored), __builtin_prefetch(flags + index[i + 4]);
-            __builtin_prefetch(numbers + index[i + 4] * width);
+        if (i + AHEAD < batch_size) { /* rows lie anywhere in memory; not a function: gcc drops calls of one that only prefetches */
+            int64_t soon = index[i + AHEAD], next = soon + envs < rows * envs ? soon + envs : soon;
+            for (int64_t byte = 0; byte < asked; byte += LINE)
+                __builtin_prefetch(obs + soon * stored + byte), __builtin_prefetch(obs + next * stored + byte);
+            __builtin_prefetch(obs + soon * stored + asked), __builtin_prefetch(obs + next * stored + asked);
+            __builtin_prefetch(flags + soon), __builtin_prefetch(flags + next);
+            __builtin_prefetch(slots + soon), __builtin_prefetch(numbers + soon * width);
         }
         float reward = 0.0f, discount = 1.0f;
         for (int64_t step = 0, here = last; step < num_steps; step++, here = here + 1 == rows ? 0 : here + 1) {
@@ -105,7 +123,7 @@ EXPORT void replay_sample(void **ring, const int64_t *size, const uint64_t **str
             reward += discount * numbers[at * width], discount *= gamma, last = here;
             if (flags[at] & DONE || here == newest) break;
         }
-        int64_t end = last * envs + n, after = (last + 1 == rows ? 0 : last + 1) * envs + n, slot = ((const int32_t *)ring[SLOT])[end];
+        int64_t end = last * envs + n, after = (last + 1 == rows ? 0 : last + 1) * envs + n, slot = slots[end];
         int ended = flags[end] & DONE, terminated = flags[end] & TERMINATED;
         int in_table = ended || last == newest;
         int lost = in_table ? ended && !terminated && owner[slot] != end : flags[after] & INVALID;

@@ -156,6 +156,43 @@ def test_c_is_the_reference_to_the_bit(kind: torch.dtype) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-6 if name == "reward" else 0, atol=1e-6 if name == "reward" else 0)
 
 
+@needs_c
+@pytest.mark.parametrize("has_valid", [False, True])
+@pytest.mark.parametrize("kind", replay.STORED_KINDS)
+def test_columns_go_in_as_a_block_of_them_does(kind: torch.dtype, has_valid: bool) -> None:
+    """Of other dtypes, not contiguous, with a shape, and fewer numbers than the ring keeps."""
+    rings = [new_ring(8, ENVS, OBS * 2, 4, 3, kind, torch.device("cpu")) for _ in range(2)]
+    generator = torch.Generator().manual_seed(0)
+    for steps in (3, 8, 1, 5):
+        obs, final_obs = (torch.randint(0, 256, (2, steps, OBS, ENVS), generator=generator).permute(1, 3, 0, 2) for _ in range(2))
+        obs, final_obs = (x.to(torch.uint8 if kind == torch.uint8 else torch.float32) for x in (obs, final_obs))
+        reward = torch.randn(steps, ENVS, generator=generator).double()
+        action = torch.randint(-9, 9, (steps, 2, ENVS), generator=generator).transpose(1, 2)
+        terminated, truncated, valid = (torch.rand(steps, ENVS, generator=generator) < chance for chance in (0.3, 0.3, 0.7))
+        flags = terminated * TERMINATED + truncated * TRUNCATED + (~valid * INVALID if has_valid else 0)
+        numbers = torch.cat((reward.unsqueeze(2), action, torch.zeros(steps, ENVS, 1)), 2).float()
+        replay.replay_add_reference(rings[0], Block(obs.flatten(2), numbers, flags.to(torch.uint8), final_obs.flatten(2)))
+        given_flags = terminated, truncated, valid if has_valid else None
+        replay.replay_add_columns(rings[1], obs, final_obs, given_flags, [reward, action])
+        for name, ours, theirs in zip(Ring._fields, *rings):
+            assert torch.equal(ours[:-1], theirs[:-1]) if name == "owner" else torch.equal(ours, theirs), name
+
+
+@needs_c
+def test_columns_of_wrong_sizes_are_refused() -> None:
+    ring, flag = new_ring(4, ENVS, OBS, 2, 3, torch.float32, torch.device("cpu")), torch.zeros(2, ENVS, dtype=torch.bool)
+    obs, reward = torch.zeros(2, ENVS, OBS), torch.zeros(2, ENVS)
+    with pytest.raises(ValueError, match=rf"\(2, {ENVS - 1}, {OBS}\) is not {OBS} numbers of 2 steps of {ENVS} environments"):
+        replay.replay_add_columns(ring, obs, obs[:, 1:], (flag, flag, None), [reward])
+    with pytest.raises(ValueError, match=rf"\(1, {ENVS}\) is not 1 numbers of 2 steps"):
+        replay.replay_add_columns(ring, obs, obs, (flag, flag, flag[:1]), [reward])
+    with pytest.raises(ValueError, match="a step has 3 numbers, the ring keeps 2"):
+        replay.replay_add_columns(ring, obs, obs, (flag, flag, None), [reward, torch.zeros(2, ENVS, 2)])
+    with pytest.raises(ValueError, match="a block of 5 steps does not fit"):
+        replay.replay_add_columns(ring, obs, obs, (flag.new_zeros(5, ENVS), flag, None), [reward])
+    assert not ring.counts.any()
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_bfloat16_keeps_infinity_and_nan_apart(form: Form) -> None:
     ring = new_ring(2, 1, 4, 1, 1, torch.bfloat16, torch.device("cpu"))

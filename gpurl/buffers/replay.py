@@ -11,7 +11,18 @@ from gpurl.buffers.packed import PackedRows
 from gpurl.errors import UsageError
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.random import CounterRandom
-from gpurl.kernels.replay import Block, Ring, new_ring, replay_add, replay_sample, ring_bytes
+from gpurl.kernels.replay import (
+    INVALID,
+    TRUNCATED,
+    Block,
+    Ring,
+    adds_columns,
+    new_ring,
+    replay_add,
+    replay_add_columns,
+    replay_sample,
+    ring_bytes,
+)
 
 SHARE_TO_TAKE = 0.9  # of the free memory
 
@@ -65,13 +76,16 @@ class Replay:
 
     def add(self, columns: dict[str, Tensor]) -> None:
         """Write steps over the oldest: name -> [h, N, ...] of the columns, obs, final_obs, terminated, truncated and perhaps valid."""
-        flags = columns["truncated"].view(torch.uint8) * 2 + columns["terminated"].view(torch.uint8)
-        if "valid" in columns:
-            flags += columns["valid"].logical_not().view(torch.uint8) * 4
-        steps = flags.shape[0]
-        numbers = self.rows.pack(columns).view(steps, self.num_envs, -1)
-        obs, final_obs = (columns[name].reshape(steps, self.num_envs, -1) for name in ("obs", "final_obs"))
-        replay_add(self.ring, Block(obs, numbers, flags, final_obs))
+        obs, final_obs, terminated, truncated = (columns[name] for name in ("obs", "final_obs", "terminated", "truncated"))
+        valid = columns.get("valid")
+        if adds_columns(self.ring):
+            others = [columns[name] for name in self.rows.places]
+            return replay_add_columns(self.ring, obs, final_obs, (terminated, truncated, valid), others)
+        flags = truncated.view(torch.uint8) * TRUNCATED + terminated.view(torch.uint8)
+        if valid is not None:
+            flags += valid.logical_not().view(torch.uint8) * INVALID
+        numbers = self.rows.pack(columns).view(*flags.shape, -1)
+        replay_add(self.ring, Block(obs.reshape(*flags.shape, -1), numbers, flags, final_obs.reshape(*flags.shape, -1)))
 
     def sample(self, batch_size: int, gamma: float, num_steps: int = 1) -> dict[str, Tensor]:
         """name -> [B, ...]: the columns of the first step; obs and next_obs [B, D]; reward and discount of up to `num_steps` steps; index;
@@ -82,7 +96,8 @@ class Replay:
         self.random.advance()
         batch = replay_sample(self.ring, batch_size, gamma, num_steps, self._streams(), index=index)
         found = batch._asdict()
-        return {**self.rows.views(found.pop("numbers")), **found}
+        numbers = found.pop("numbers")
+        return {name: numbers[:, place] for name, place in self.rows.places.items() if name != "reward"} | found
 
     def _streams(self) -> RandomStreams:
         return RandomStreams(self.random.key, self.random.gamma, self.random.step)
