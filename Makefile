@@ -33,9 +33,10 @@ lint: setup
 bench: setup
 	$(BIN)/gpurl bench
 
-# against rsl-rl-lib, rl-games, skrl, stable-baselines3 and a LeanRL-style loop, in an environment of their own
+# against rsl-rl-lib, rl-games, skrl, stable-baselines3, torchrl and loops written here, in an environment of their own
 peers: setup
 	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m benchmarks.off_policy
 
 # on a machine with a GPU and no network, with the Python there that has torch (PYTHON=...): GPU tests and all measurements, 10 minutes
 gpu-check:

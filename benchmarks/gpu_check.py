@@ -41,6 +41,7 @@ def parts(out: Path) -> list[Part]:
     pytest = ("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist")
     sizes = ("--num-envs", "256", "1024", "4096", "16384", "65536", "--horizon", "32", "128")
     peers = ("--python", sys.executable, "--rounds", "1", "--iterations", "10", "--warm-up", "4")
+    replays = ("--python", sys.executable, "--rounds", "1", "--sizes", '{"num_envs": [64]}')
     return [
         Part("doctor", ("-m", "gpurl.cli", "doctor"), 60),
         Part("GPU tests", (*pytest, "-m", "gpu", "tests"), 180),
@@ -50,6 +51,7 @@ def parts(out: Path) -> list[Part]:
         Part("sweep", ("-m", "benchmarks.throughput", *bench, *sizes, "--seconds", "0.2"), 90),
         Part("ladder", ("-m", "benchmarks.throughput", *bench, "--ladder", "--rounds", "2", "--seconds", "0.2"), 120),
         Part("profile", ("-m", "gpurl.cli", "profile", "ppo", "chasing", "--device", "cuda"), 60),
+        Part("off-policy", ("-m", "benchmarks.off_policy", *bench, *replays, "--seconds", "0.2"), 120, needs_peers=True),
     ]
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from benchmarks.results_table import Row, machine, number, parser, save, table
 from benchmarks.timing import median_seconds
+from benchmarks.training import captured
 from gpurl.api import choose_device
 from gpurl.distributions import Categorical, Gaussian, Head
 from gpurl.errors import GpurlError
-from gpurl.graphs import CudaGraphs
 from gpurl.kernels import adam, categorical_projection, gae, moments, permutation, ppo_loss, prioritized, random
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.losses import PpoTerms
@@ -258,15 +258,6 @@ def all_cases(device: torch.device) -> list[Case]:
 # ---- measuring ----
 
 
-def in_a_graph(case: Case, device: torch.device) -> Callable[[], None] | None:
-    """The kernel's call as a training replays it: on a GPU Python takes longer to launch than most kernels to run."""
-    if device.type != "cuda":
-        return None
-    graphs = CudaGraphs(device)
-    graphs.warm_up(case.kernel)
-    return graphs.capture(case.kernel)[0]
-
-
 def main(words: list[str] | None = None) -> int:
     """Compare, measure, print and save."""
     options = parser(__doc__, budget=0.5).parse_args(words)
@@ -275,7 +266,12 @@ def main(words: list[str] | None = None) -> int:
     for case in found:
         check(case)
     for case in found:
-        functions = {"kernel": case.kernel, "graph": in_a_graph(case, device), "reference": case.reference, "torch": case.torch}
+        functions = {
+            "kernel": case.kernel,
+            "graph": captured(case.kernel, device) if device.type == "cuda" else None,
+            "reference": case.reference,
+            "torch": case.torch,
+        }
         seconds = median_seconds({name: function for name, function in functions.items() if function}, device, options.seconds)
         for name, value in seconds.items():
             rows.append({"case": case.name, "function": name, "value": f"{value * 1e6:.2f}", "unit": "us", **machine(str(device))})

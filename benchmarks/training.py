@@ -1,5 +1,6 @@
 """The product's own training, set up as the benchmarks measure it, and the columns that tell how it was run."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from benchmarks.results_table import Row
 from gpurl.api import make_trainer
 from gpurl.config import Settings
 from gpurl.envs.vec_env import VecEnv
+from gpurl.graphs import CudaGraphs
 from gpurl.trainer import Trainer
 
 HIDDEN, EPOCHS, MINIBATCHES = (64, 64), 4, 4
@@ -35,3 +37,10 @@ def how_trained(trainer: Trainer) -> Row:
     """The columns that tell how `trainer` really steps and learns; call `warm` first."""
     rollout = "steps" if trainer.persistent is None else "persistent"
     return {"precision": trainer.config.precision, "graph": trainer.graph_level or "off", "rollout": rollout}
+
+
+def captured(function: Callable[[], Any], device: torch.device) -> Callable[[], None]:
+    """`function` as a training replays it: on a GPU Python takes longer to launch than most kernels to run."""
+    graphs = CudaGraphs(device)
+    graphs.warm_up(function)
+    return graphs.capture(function)[0]

@@ -114,7 +114,7 @@ EXPORT void replay_sample(void **ring, const int64_t *size, const uint64_t **str
                 __builtin_prefetch(obs + soon * stored + byte), __builtin_prefetch(obs + next * stored + byte);
             __builtin_prefetch(obs + soon * stored + asked), __builtin_prefetch(obs + next * stored + asked);
             __builtin_prefetch(flags + soon), __builtin_prefetch(flags + next);
-            __builtin_prefetch(slots + soon), __builtin_prefetch(numbers + soon * width);
+            __builtin_prefetch(numbers + soon * width);
         }
         float reward = 0.0f, discount = 1.0f;
         for (int64_t step = 0, here = last; step < num_steps; step++, here = here + 1 == rows ? 0 : here + 1) {
@@ -123,8 +123,9 @@ EXPORT void replay_sample(void **ring, const int64_t *size, const uint64_t **str
             reward += discount * numbers[at * width], discount *= gamma, last = here;
             if (flags[at] & DONE || here == newest) break;
         }
-        int64_t end = last * envs + n, after = (last + 1 == rows ? 0 : last + 1) * envs + n, slot = slots[end];
+        int64_t end = last * envs + n, after = (last + 1 == rows ? 0 : last + 1) * envs + n, slot = 0;
         int ended = flags[end] & DONE, terminated = flags[end] & TERMINATED;
+        if (ended) slot = slots[end];
         int in_table = ended || last == newest;
         int lost = in_table ? ended && !terminated && owner[slot] != end : flags[after] & INVALID;
         ((float *)out[REWARD])[i] = reward;

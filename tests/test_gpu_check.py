@@ -207,6 +207,12 @@ def test_every_part_is_a_command_that_exists(part: Part, monkeypatch: pytest.Mon
         from benchmarks.peers import compare
 
         seen.append(compare.parse(words))
+    elif module == "benchmarks.off_policy":
+        from benchmarks.off_policy import compare as replaying
+        from benchmarks.off_policy.job import Job
+
+        options = replaying.parse(words)
+        seen.append(Job("replay", "gpurl", seconds=options.seconds, **options.sizes))
     elif module == "benchmarks.kernels":
         from benchmarks.results_table import parser
 

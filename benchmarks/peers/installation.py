@@ -7,7 +7,15 @@ from pathlib import Path
 from benchmarks.results_table import ROOT
 
 TORCH = "torch==2.13.0"
-PEERS = ("rsl-rl-lib==5.5.1", "skrl==2.1.1", "stable-baselines3==2.9.2", "rl-games==1.6.5", "tensorboard")
+PEERS = (
+    "rsl-rl-lib==5.5.1",
+    "skrl==2.1.1",
+    "stable-baselines3==2.9.2",
+    "rl-games==1.6.5",
+    "torchrl==0.14.1",
+    "tensordict==0.14.3",
+    "tensorboard",
+)
 
 
 def make_environment(folder: Path) -> Path:

@@ -1,0 +1,40 @@
+"""One measurement of one library, in a process of its own in the peers' environment: reads a Job, prints what was measured."""
+
+import dataclasses
+import importlib
+import json
+import sys
+from typing import Any
+
+import torch
+
+from benchmarks.off_policy.job import Job, result
+from gpurl.host_settings import keep_large_blocks
+
+FILES = {"replay": "replays", "sac": "sac_updates", "redq": "redq_critics"}  # of the cases
+
+
+def job_of(words: str) -> Job:
+    """A job from JSON, which knows no tuples."""
+    values: dict[str, Any] = json.loads(words)
+    for field in dataclasses.fields(Job):
+        if isinstance(values.get(field.name), list):
+            values[field.name] = tuple(tuple(each) if isinstance(each, list) else each for each in values[field.name])
+    return Job(**values)
+
+
+def main(words: list[str]) -> None:
+    """Run the job given as JSON."""
+    job = job_of(words[0])
+    torch.manual_seed(job.seed)
+    if job.trainer == "gpurl" and job.device == "cpu":
+        keep_large_blocks()  # as its training does
+    case = importlib.import_module(f"benchmarks.off_policy.{FILES[job.case]}")
+    if job.only_compare:
+        print("RESULT " + json.dumps({"told": case.compare(job)}))
+    else:
+        print("RESULT " + json.dumps(result(job, case.measure(job))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
