@@ -1,4 +1,4 @@
-"""Noise on deterministic actions: of one width, a width for each environment or each episode, or a slow drift."""
+"""How far actions leave what is best: noise on continuous ones, of some width or a slow drift, and a share of random ones that falls."""
 
 import math
 
@@ -10,6 +10,11 @@ from gpurl.networks import Carry
 
 KINDS = ("gaussian", "ladder", "episode", "ornstein_uhlenbeck")
 THETA, TIME_STEP = 0.15, 1e-2  # of the Ornstein-Uhlenbeck process (Lillicrap et al. 2016, section 7; time step as in its usual code)
+
+
+def falling(start: float, end: float, fraction: float, progress: float) -> float:
+    """From start to end, linearly over this fraction of the training, then end; progress is from 0 to 1."""
+    return start + (end - start) * (min(progress / fraction, 1.0) if fraction else 1.0)
 
 
 class ActionNoise:

@@ -6,7 +6,9 @@ import itertools
 import math
 from dataclasses import dataclass
 
+import gymnasium
 import torch
+from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from gpurl.ensemble import ACTIVATE, SLOPE, BodyConfig, Dense, Op, Stack, Tape, make_trunk
@@ -175,3 +177,12 @@ def make_q_network(members: int, num_inputs: int, num_actions: int, atoms: int, 
     if config.dueling:
         return Stack([*trunk, Dueling(head(width, atoms), head(width, num_actions * atoms), num_actions)])
     return Stack([*trunk, head(width, num_actions * atoms)])
+
+
+def num_choices(space: gymnasium.Space, label: str, instead: str) -> int:
+    """The number of actions of a Discrete space from 0; else a UsageError with the algorithm's label and what takes another space."""
+    if not isinstance(space, Discrete):
+        raise UsageError(f"{label} needs a Discrete action space, this one is {space}; {instead}")
+    if space.start != 0:
+        raise UsageError(f"{label} numbers actions from 0, this space is {space}")
+    return int(space.n)

@@ -8,7 +8,7 @@ import torch
 from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig
 from gpurl.discovery import find_class, module_names
 
-NOT_ALGORITHMS = frozenset({"algorithm", "off_policy", "actor_critic"})
+NOT_ALGORITHMS = frozenset({"algorithm", "on_policy", "off_policy", "actor_critic"})
 
 
 def algorithm_names() -> list[str]:
@@ -39,6 +39,6 @@ def make_algorithm(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         kind = resolve_algorithm(name).for_space(action_space)
-        algorithm = kind(config, observation_space, action_space, num_envs, torch.device(device), seed)  # type: ignore[call-arg, arg-type]
+        algorithm = kind(config, observation_space, action_space, num_envs, torch.device(device), seed)
     algorithm.name = name
     return algorithm

@@ -13,7 +13,7 @@ from gpurl.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from gpurl.box_units import BoxUnits
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
-from gpurl.ensemble import BodyConfig, Stack, Tape, make_network, set_dtype
+from gpurl.ensemble import BodyConfig, Stack, Tape, make_network
 from gpurl.errors import UsageError
 from gpurl.kernels.categorical_projection import categorical_projection
 from gpurl.kernels.gae import gae
@@ -84,7 +84,7 @@ class ActorCritic(OffPolicy):
     has_target_actor = False
     delays_target = False  # whether target networks follow when the actor moves, else at every update
 
-    def make_networks(self, seed: int) -> None:
+    def make_networks(self) -> None:
         space, config = self.action_space, self.config
         if not isinstance(space, Box) or not space.low.size:
             raise UsageError(f"{self.label} needs a Box action space, this one is {space}{self.instead()}")
@@ -116,10 +116,6 @@ class ActorCritic(OffPolicy):
     def rate_of(self, optimizer: str) -> float:
         own = self.config.actor_learning_rate if optimizer == "actor" else None
         return self.config.learning_rate if own is None else own
-
-    def set_precision(self, precision: str) -> None:
-        if precision == "bf16":
-            set_dtype(self, torch.bfloat16)
 
     def start(self) -> None:
         if self.config.actor_from is not None:

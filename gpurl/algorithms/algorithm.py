@@ -1,18 +1,22 @@
 """What every algorithm is: it acts, it records a step in its buffer, it updates. One training loop serves all of them."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from gpurl.buffers.rollout import RolloutBuffer
+from gpurl.checks import check_choices, check_numbers
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_may_look
 from gpurl.networks import Carry
+from gpurl.normalizer import Normalizer
 
 Buffer = RolloutBuffer
 
@@ -29,9 +33,27 @@ class Decision(NamedTuple):
 class AlgorithmConfig:
     """Settings every algorithm has."""
 
-    fixed: ClassVar[tuple[str, ...]] = ()  # settings that a run keeps when it is resumed: they shape the weights or count at the start only
+    fixed: ClassVar[tuple[str, ...]] = ("normalize_obs",)  # a resumed run keeps them: they shape the weights or count at the start only
+    schedules: ClassVar[tuple[str, ...]] = ("constant", "linear")  # that the learning rate may follow
+
     gamma: float = 0.99
     """Discount factor."""
+    horizon: int = 32
+    """Steps of every environment between updates."""
+    learning_rate: float = 1e-3
+    """Adam's step size, or where it starts."""
+    schedule: str = "constant"
+    """Learning rate over time: constant or linear (to 0)."""
+    max_grad_norm: float | None = None
+    """Gradient norm above which a gradient is scaled down."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay (AdamW)."""
+    normalize_obs: bool = False
+    """Running normalisation of observations, inside the policy; what is stored stays as it was."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, {"schedule": self.schedules})
+        check_numbers(self, {"horizon": 1, "weight_decay": 0}, ("learning_rate", "max_grad_norm"), zero_to_one=("gamma",))
 
 
 class Algorithm(ABC, nn.Module):
@@ -43,11 +65,38 @@ class Algorithm(ABC, nn.Module):
     takes_agents: ClassVar[bool] = False  # obs [N, A, D], actions [N, A] or [N, A, d], reward [N, A]; without it one agent only
     config: AlgorithmConfig
     name: str
+    normalizer: Normalizer | None
 
-    def __init__(self, observation_space: gymnasium.Space, action_space: gymnasium.Space, num_envs: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        observation_space: gymnasium.Space,
+        action_space: gymnasium.Space,
+        num_envs: int,
+        device: torch.device,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
+        self.config, self.label = config, type(self).__name__
         self.observation_space, self.action_space = observation_space, action_space
-        self.num_envs, self.device = num_envs, device
+        self.num_envs, self.device, self.seed = num_envs, device, seed
+        if not isinstance(observation_space, Box):
+            raise UsageError(f"{self.label} needs a Box observation space, this one is {observation_space}")
+        self.num_inputs = math.prod(observation_space.shape)
+        self.normalizer = Normalizer(self.num_inputs) if config.normalize_obs else None
+        self.make_networks()
+        if device.type != "cpu":
+            self.to(device)
+        self.num_updates = torch.zeros((), dtype=torch.int64, device=device)
+        self.make_training()
+
+    @abstractmethod
+    def make_networks(self) -> None:
+        """Set the modules; UsageError for spaces that do not fit."""
+
+    @abstractmethod
+    def make_training(self) -> None:
+        """Set what trains the modules, which are on the device now: optimisers, random numbers, scalars."""
 
     @classmethod
     def for_space(cls, action_space: gymnasium.Space) -> "type[Algorithm]":
@@ -83,9 +132,14 @@ class Algorithm(ABC, nn.Module):
     def record(self, buffer: Buffer, obs: Tensor, decision: Decision, timestep: Timestep) -> None:
         """Store one step: `decision` was taken at `obs` and led to `timestep`."""
 
-    @abstractmethod
+    def inputs(self, obs: Tensor) -> Tensor:
+        """[N, *obs] -> [N, D] float32, normalised."""
+        rows = obs.reshape(obs.shape[0], -1).float()
+        return rows if self.normalizer is None else self.normalizer(rows)
+
     def is_ready(self, buffer: Buffer) -> bool:
         """Whether it is time to update."""
+        return buffer.size == buffer.horizon
 
     @abstractmethod
     def prepare(self, buffer: Buffer) -> dict[str, Tensor]:

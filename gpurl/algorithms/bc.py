@@ -17,7 +17,7 @@ from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
 from gpurl.distributions import Head, make_head
-from gpurl.ensemble import BodyConfig, Tape, make_network, set_dtype
+from gpurl.ensemble import BodyConfig, Tape, make_network
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.networks import Carry
@@ -65,7 +65,7 @@ class BC(OffPolicy):
     config: BCConfig
     teacher: "Policy | None" = None  # there when a buffer was made; no module of this one, so its weights are in no checkpoint
 
-    def make_networks(self, seed: int) -> None:
+    def make_networks(self) -> None:
         config, space = self.config, self.action_space
         self.head: CloneHead
         if isinstance(space, Box) and space.low.size:
@@ -78,10 +78,6 @@ class BC(OffPolicy):
         config = self.config
         options = {"weight_decay": config.weight_decay, "max_grad_norm": config.max_grad_norm}
         return {"actor": FlatAdam(self.actor, config.learning_rate, epsilon=1e-8, **options)}  # type: ignore[arg-type]
-
-    def set_precision(self, precision: str) -> None:
-        if precision == "bf16":
-            set_dtype(self, torch.bfloat16)
 
     # ---- acting ----
 

@@ -50,10 +50,10 @@ class DDPG(ActorCritic):
 
     config: DDPGConfig
 
-    def make_networks(self, seed: int) -> None:
+    def make_networks(self) -> None:
         config = self.config
         self.has_target_actor, self.delays_target = config.target_actor, config.delay_targets
-        super().make_networks(seed)
+        super().make_networks()
         least, most = config.noise_std_range
         self.noise = ActionNoise(config.noise, config.noise_std, (least, most), self.num_envs, self.num_actions, self.device)
 

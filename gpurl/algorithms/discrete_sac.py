@@ -1,7 +1,6 @@
 """Soft actor-critic over a few actions (Christodoulou 2019): expectations over all actions in place of draws. `sac` takes it by itself."""
 
 import torch
-from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from gpurl.algorithms.sac import SAC, SACConfig
@@ -9,6 +8,7 @@ from gpurl.distributions import Categorical
 from gpurl.ensemble import Tape, make_network
 from gpurl.errors import UsageError
 from gpurl.networks import Carry
+from gpurl.q_networks import num_choices
 from gpurl.value_losses import td_loss
 
 ENTROPY_SHARE = 0.89  # of the greatest entropy, that a learned temperature aims at, as in CleanRL; the paper's 0.98 leaves it near uniform
@@ -19,15 +19,13 @@ class DiscreteSAC(SAC):
 
     config: SACConfig
 
-    def make_networks(self, seed: int) -> None:
-        config, space = self.config, self.action_space
-        if not isinstance(space, Discrete):
-            raise UsageError(f"{self.label} needs a Discrete action space, this one is {space}; sac takes a Box")
+    def make_networks(self) -> None:
+        config = self.config
+        self.num_actions = num_choices(self.action_space, self.label, "sac takes a Box")
         if config.atoms or config.fit_returns:
             raise UsageError(
                 f"{self.label} has critics of one number an action: leave out atoms {config.atoms} and fit_returns {config.fit_returns}"
             )
-        self.num_actions = int(space.n)
         self.head = Categorical(self.num_actions)
         self.actor = make_network(1, self.num_inputs, self.num_actions, config.actor_network)
         self.critic, self.target_critic = (

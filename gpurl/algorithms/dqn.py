@@ -4,18 +4,18 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from gpurl.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from gpurl.checks import check_numbers
-from gpurl.ensemble import Stack, Tape, set_dtype
+from gpurl.ensemble import Stack, Tape
 from gpurl.errors import UsageError
+from gpurl.exploration import falling
 from gpurl.kernels.categorical_projection import categorical_projection
 from gpurl.kernels.random import CounterRandom
 from gpurl.networks import Carry
 from gpurl.optimizer import FlatAdam
-from gpurl.q_networks import QNetworkConfig, make_q_network
+from gpurl.q_networks import QNetworkConfig, make_q_network, num_choices
 from gpurl.value_losses import categorical_td_loss, quantile_td_loss, td_loss, whole_pmf_min
 
 LADDER_BASE, LADDER_POWER = 0.4, 7.0  # of Ape-X (Horgan et al. 2018, section 4): epsilon_i = 0.4 ** (1 + 7 i / (N - 1))
@@ -80,7 +80,7 @@ class DQN(OffPolicy):
     support: Tensor  # [Z] the values of a distribution's atoms
     epsilon: Tensor  # share of random actions, 0-d or [N]
 
-    def make_networks(self, seed: int) -> None:
+    def make_networks(self) -> None:
         config = self.config
         self.num_actions = self.read_space()
         self.width = max(config.atoms, config.quantiles, 1)  # numbers an action
@@ -91,12 +91,7 @@ class DQN(OffPolicy):
 
     def read_space(self) -> int:
         """The number of actions; UsageError for a space that has none."""
-        space = self.action_space
-        if not isinstance(space, Discrete):
-            raise UsageError(f"{self.label} needs a Discrete action space, this one is {space}; ddpg, td3 and sac take a Box")
-        if space.start != 0:
-            raise UsageError(f"{self.label} numbers actions from 0, this space is {space}")
-        return int(space.n)
+        return num_choices(self.action_space, self.label, "ddpg, td3 and sac take a Box")
 
     def _ladder(self) -> Tensor:
         """[N]"""
@@ -106,10 +101,6 @@ class DQN(OffPolicy):
         config = self.config
         options = {"weight_decay": config.weight_decay, "max_grad_norm": config.max_grad_norm, "tau": config.tau}
         return {"network": FlatAdam(self.network, config.learning_rate, epsilon=1e-8, target=self.target, **options)}  # type: ignore[arg-type]
-
-    def set_precision(self, precision: str) -> None:
-        if precision == "bf16":
-            set_dtype(self, torch.bfloat16)
 
     # ---- acting ----
 
@@ -210,8 +201,7 @@ class DQN(OffPolicy):
         super().schedule(progress, steps)
         config = self.config
         if not config.epsilon_ladder:
-            share = min(progress / config.epsilon_fraction, 1.0) if config.epsilon_fraction else 1.0
-            self.epsilon.fill_(config.epsilon_start + (config.epsilon_end - config.epsilon_start) * share)
+            self.epsilon.fill_(falling(config.epsilon_start, config.epsilon_end, config.epsilon_fraction, progress))
 
     def extra_state(self) -> dict[str, Any]:
         return super().extra_state() | {"epsilon": self.epsilon}

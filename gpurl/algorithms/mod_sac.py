@@ -44,8 +44,8 @@ class ModSAC(SAC):
     moves: Tensor  # 0-d: of the actor in this iteration
     due: Tensor  # 0-d bool: whether the actor moves now
 
-    def make_networks(self, seed: int) -> None:
-        super().make_networks(seed)
+    def make_networks(self) -> None:
+        super().make_networks()
         self.register_buffer("loss_mean", torch.tensor(FIRST_LOSS))
         self.register_buffer("moves", torch.zeros(()))
 

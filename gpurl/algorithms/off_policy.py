@@ -2,12 +2,10 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box
 from torch import Tensor
 
 from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig, Decision
@@ -15,12 +13,12 @@ from gpurl.buffers.prioritized import PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
+from gpurl.ensemble import set_dtype
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.random import CounterRandom
 from gpurl.networks import Carry
-from gpurl.normalizer import Normalizer
 from gpurl.optimizer import FlatAdam
 
 RANDOM = ("action_random", "update_random", "choice_random")
@@ -29,8 +27,6 @@ RANDOM = ("action_random", "update_random", "choice_random")
 @dataclass(frozen=True)
 class OffPolicyConfig(AlgorithmConfig):
     """Settings of every off-policy algorithm."""
-
-    fixed: ClassVar[tuple[str, ...]] = ("normalize_obs",)
 
     horizon: int = 1
     """Steps of every environment between updates."""
@@ -46,16 +42,8 @@ class OffPolicyConfig(AlgorithmConfig):
     """Rewards that a target sums before it trusts the critic; never past the end of an episode."""
     learning_rate: float = 3e-4
     """Adam's step size."""
-    schedule: str = "constant"
-    """Learning rates over time: constant or linear (to 0)."""
-    max_grad_norm: float | None = None
-    """Gradient norm above which a gradient is scaled down."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay (AdamW)."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this before they are learnt from."""
-    normalize_obs: bool = False
-    """Running normalisation of observations, inside the policy; the replay keeps them as they were."""
     prioritized: bool = False
     """Draw transitions by their last error (Schaul et al. 2016) instead of uniformly."""
     priority_exponent: float = 0.5
@@ -72,11 +60,11 @@ class OffPolicyConfig(AlgorithmConfig):
     """Write the replay into every checkpoint, so that a resumed run goes on with it; else it is filled anew."""
 
     def __post_init__(self) -> None:
-        check_choices(self, {"schedule": ("constant", "linear"), "storage": ("float32", "bfloat16")})
-        least = dict.fromkeys(("horizon", "updates", "batch_size", "replay_size", "learning_starts", "n_step"), 1)
-        above_zero = ("learning_rate", "max_grad_norm", "reward_scale", "final_share")
-        one = ("gamma", "priority_exponent", "importance_exponent", "priority_decay")
-        check_numbers(self, least | {"weight_decay": 0}, above_zero, zero_to_one=one)
+        super().__post_init__()
+        check_choices(self, {"storage": ("float32", "bfloat16")})
+        least = dict.fromkeys(("updates", "batch_size", "replay_size", "learning_starts", "n_step"), 1)
+        one = ("priority_exponent", "importance_exponent", "priority_decay")
+        check_numbers(self, least, ("reward_scale", "final_share"), zero_to_one=one)
         for name in ("learning_starts", "replay_size"):
             if self.batch_size > getattr(self, name):
                 raise UsageError(f"a batch of batch_size {self.batch_size} is more than {name} {getattr(self, name)} transitions hold")
@@ -87,38 +75,15 @@ class OffPolicy(Algorithm):
 
     config: OffPolicyConfig
     replay: Replay  # there when a buffer was made: a policy by itself needs none
-    normalizer: Normalizer | None
 
-    def __init__(
-        self,
-        config: OffPolicyConfig,
-        observation_space: gymnasium.Space,
-        action_space: gymnasium.Space,
-        num_envs: int,
-        device: torch.device,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(observation_space, action_space, num_envs, device)
-        self.config, self.seed, self.label = config, seed, type(self).__name__
-        if not isinstance(observation_space, Box):
-            raise UsageError(f"{self.label} needs a Box observation space, this one is {observation_space}")
-        self.num_inputs = int(np.prod(observation_space.shape))
-        self.normalizer = Normalizer(self.num_inputs) if config.normalize_obs else None
-        self.make_networks(seed)
-        if device.type != "cpu":
-            self.to(device)
+    def make_training(self) -> None:
         self.optimizers = self.make_optimizers()
-        self.action_random = CounterRandom(seed * 4 + 1, num_envs, device)
-        self.update_random = CounterRandom(seed * 4 + 2, config.batch_size, device)  # a stream a row of the batch
-        self.choice_random = CounterRandom(seed * 4 + 3, 1, device)  # for all of it
-        self.is_random = torch.ones((), dtype=torch.bool, device=device)  # whether actions are, before learning starts
-        self.num_updates = torch.zeros((), dtype=torch.int64, device=device)
+        self.action_random = CounterRandom(self.seed * 4 + 1, self.num_envs, self.device)
+        self.update_random = CounterRandom(self.seed * 4 + 2, self.config.batch_size, self.device)  # a stream a row of the batch
+        self.choice_random = CounterRandom(self.seed * 4 + 3, 1, self.device)  # for all of it
+        self.is_random = torch.ones((), dtype=torch.bool, device=self.device)  # whether actions are, before learning starts
 
     # ---- what an algorithm is ----
-
-    @abstractmethod
-    def make_networks(self, seed: int) -> None:
-        """Set the modules; UsageError for spaces that do not fit."""
 
     @abstractmethod
     def make_optimizers(self) -> dict[str, FlatAdam]:
@@ -160,6 +125,10 @@ class OffPolicy(Algorithm):
         """These columns [T, N, ...] of a rollout."""
         return {}
 
+    def set_precision(self, precision: str) -> None:
+        if precision == "bf16":
+            set_dtype(self, torch.bfloat16)
+
     # ---- acting ----
 
     def initial_carry(self, num_envs: int) -> Carry:
@@ -180,11 +149,6 @@ class OffPolicy(Algorithm):
             action, carry = self.decide(inputs, carry)
         self.action_random.advance()
         return Decision(self.to_env(action), carry, {"action": action})
-
-    def inputs(self, obs: Tensor) -> Tensor:
-        """[N, *obs] -> [N, D] float32, normalised."""
-        rows = obs.reshape(obs.shape[0], -1).float()
-        return rows if self.normalizer is None else self.normalizer(rows)
 
     # ---- recording ----
 
@@ -214,9 +178,6 @@ class OffPolicy(Algorithm):
         if "valid" in timestep.info:
             row["valid"] = timestep.info["valid"]
         buffer.add(row)
-
-    def is_ready(self, buffer: RolloutBuffer) -> bool:
-        return buffer.size == buffer.horizon
 
     def cut(self, mask: Tensor | None = None) -> None:
         self.replay.cut(torch.ones(self.num_envs, dtype=torch.bool, device=self.device) if mask is None else mask)

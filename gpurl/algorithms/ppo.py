@@ -1,54 +1,39 @@
 """Proximal policy optimisation (Schulman et al. 2017) over thousands of environments, with or without memory."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box
 from torch import Tensor
 
-from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig, Decision, episode_ends, final_value
+from gpurl.algorithms.algorithm import Decision
+from gpurl.algorithms.on_policy import OnPolicy, OnPolicyConfig, flat
 from gpurl.arrays import Array, as_tensor
-from gpurl.buffers.minibatches import Minibatches
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
 from gpurl.distributions import Gaussian, make_head
-from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.host_network import FEW_ROWS, HostNetwork, ppo_steps_of
 from gpurl.kernels.backend import host_may_look, use_triton
 from gpurl.kernels.gae import gae
 from gpurl.kernels.ppo_loss import PARTS, PpoOptions, PpoRows, PpoScalars
-from gpurl.kernels.random import CounterRandom
 from gpurl.losses import PpoTerms, explained_variance, ppo_loss
 from gpurl.networks import ActorCritic, Carry, NetworkConfig
-from gpurl.normalizer import Normalizer, ValueNormalizer
+from gpurl.normalizer import ValueNormalizer
 from gpurl.optimizer import FlatAdam
 
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)  # of the KL-adaptive rate, as in rsl_rl
-LEAST = {"horizon": 1, "epochs": 1, "minibatches": 1, "entropy_coef": 0, "value_coef": 0, "weight_decay": 0}
-ABOVE_ZERO = ("learning_rate", "target_kl", "clip_range", "clip_range_value", "max_grad_norm", "initial_std")
-CHOICES = {"schedule": ("kl", "linear", "constant"), "normalize_advantage": ("batch", "minibatch", "none")}
 
 
 @dataclass(frozen=True)
-class PPOConfig(AlgorithmConfig):
+class PPOConfig(OnPolicyConfig):
     """Settings of PPO; the defaults suit thousands of environments."""
 
-    fixed = ("network", "squash", "normalize_obs", "normalize_value", "initial_std")
+    fixed = (*OnPolicyConfig.fixed, "network", "squash", "normalize_value", "initial_std")
+    schedules = ("kl", "linear", "constant")
 
-    horizon: int = 32
-    """Steps of every environment between updates."""
-    epochs: int = 4
-    """Passes over each rollout."""
-    minibatches: int = 4
-    """Minibatches a pass."""
-    learning_rate: float = 1e-3
-    """Adam's step size, or where it starts."""
     schedule: str = "kl"
     """Learning rate over time: kl (keeps the policy's change near target_kl), linear (to 0) or constant."""
     target_kl: float = 0.01
@@ -65,8 +50,6 @@ class PPOConfig(AlgorithmConfig):
     """Weight of the squared value error."""
     max_grad_norm: float | None = 1.0
     """Gradient norm above which the gradient is scaled down."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay (AdamW)."""
     normalize_advantage: str = "batch"
     """batch, minibatch or none."""
     normalize_obs: bool = True
@@ -81,8 +64,10 @@ class PPOConfig(AlgorithmConfig):
     """Shape of the networks."""
 
     def __post_init__(self) -> None:
-        check_choices(self, CHOICES)
-        check_numbers(self, LEAST, ABOVE_ZERO, zero_to_one=("gamma", "gae_lambda"))
+        super().__post_init__()
+        check_choices(self, {"normalize_advantage": ("batch", "minibatch", "none")})
+        above_zero = ("target_kl", "clip_range", "clip_range_value", "initial_std")
+        check_numbers(self, {"entropy_coef": 0, "value_coef": 0}, above_zero, zero_to_one=("gae_lambda",))
         if self.schedule == "kl" and self.epochs * self.minibatches == 1:
             raise UsageError(
                 "schedule kl needs a second step on each rollout, to see how far the first one went: with epochs 1 and minibatches 1 "
@@ -90,65 +75,43 @@ class PPOConfig(AlgorithmConfig):
             )
 
 
-class PPO(Algorithm):
+class PPO(OnPolicy):
     """Actor and critic with their normalisers; one flat Adam; a rollout buffer of `horizon` steps."""
 
     config: PPOConfig
 
-    def __init__(
-        self,
-        config: PPOConfig,
-        observation_space: gymnasium.Space,
-        action_space: gymnasium.Space,
-        num_envs: int,
-        device: torch.device,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(observation_space, action_space, num_envs, device)
-        self.config = config
-        label = type(self).__name__
-        if not isinstance(observation_space, Box):
-            raise UsageError(f"{label} needs a Box observation space, this one is {observation_space}")
-        self.precision = "float32"
+    def make_networks(self) -> None:
+        config = self.config
         self.is_recurrent = config.network.memory != "none"
-        num_inputs = math.prod(observation_space.shape)
-        self.head = make_head(action_space, config.squash, config.initial_std, label)
-        self.network = ActorCritic(config.network, num_inputs, self.head.num_outputs)
-        self.normalizer = Normalizer(num_inputs) if config.normalize_obs else None
+        self.head = make_head(self.action_space, config.squash, config.initial_std, self.label)
+        self.network = ActorCritic(config.network, self.num_inputs, self.head.num_outputs)
         self.value_normalizer = ValueNormalizer() if config.normalize_value else None
-        if device.type != "cpu":
-            self.to(device)
-        self.optimizer = FlatAdam(self, config.learning_rate, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm)
+        self.precision = "float32"
+
+    def make_optimizer(self) -> FlatAdam:
+        config = self.config
+        return FlatAdam(self, config.learning_rate, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm)
+
+    def make_training(self) -> None:
+        config = self.config
+        self.normalizes_minibatches = config.normalize_advantage == "minibatch"
+        super().make_training()
         self.host_network: HostNetwork | None = None
-        if host_may_look(device) and HostNetwork.serves(self.network):
-            options = config.value_coef, config.clip_range_value, config.normalize_advantage == "minibatch"
+        if host_may_look(self.device) and HostNetwork.serves(self.network):
+            options = config.value_coef, config.clip_range_value, self.normalizes_minibatches
             self.host_network = HostNetwork(self.network, ppo_steps_of(self.head, self.optimizer, *options))
             self.head.share_with_numpy()
         # in one kernel where there is one; elsewhere the head and the loss apart take less than its reference
         self.fuses_loss = self.head.has_kernels and use_triton(self.optimizer.flat) and not self.is_recurrent
-        self.action_random = CounterRandom(seed * 2 + 1, num_envs, device)
-        order_random = CounterRandom(seed * 2 + 2, 1, device)
-        self.minibatches = Minibatches(config.minibatches, config.normalize_advantage == "minibatch", order_random)
-        self.clip_range = torch.tensor(config.clip_range, device=device)
-        self.entropy_coef = torch.tensor(config.entropy_coef, device=device)
+        self.clip_range = torch.tensor(config.clip_range, device=self.device)
+        self.entropy_coef = torch.tensor(config.entropy_coef, device=self.device)
         self.host_scalars = (self.clip_range.numpy(), self.entropy_coef.numpy()) if self.host_network is not None else ()
-        self.num_updates = torch.zeros((), dtype=torch.int64, device=device)
 
     def set_precision(self, precision: str) -> None:
         if precision == "bf16":
             self.network.towers.dtype = torch.bfloat16
             self.host_network = None  # it computes in float32
         self.precision = precision
-
-    def _check_minibatches(self) -> None:
-        label = type(self).__name__
-        config, unit = self.config, "num_envs" if self.is_recurrent else "num_envs * horizon"
-        rows = self.num_envs if self.is_recurrent else self.num_envs * config.horizon
-        if rows % config.minibatches:
-            raise UsageError(
-                f"{label} splits {unit} = {rows} rows into minibatches = {config.minibatches}, "
-                f"which leaves {rows % config.minibatches} over (num_envs {self.num_envs}, horizon {config.horizon})"
-            )
 
     # ---- acting ----
 
@@ -178,7 +141,8 @@ class PPO(Algorithm):
     @torch.no_grad()
     def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
         inputs, _ = self.network.remember(self._normalized(self._rows(obs)), carry)
-        return as_tensor(self._true_value(self._outputs(inputs)[1]))
+        value = self.network.value(inputs) if self.host_network is None else self._outputs(inputs)[1]
+        return as_tensor(self._true_value(value))
 
     def _rows(self, obs: Tensor) -> Array:
         """obs [N, *obs] -> [N, D] float32, as an array where numpy is quicker."""
@@ -198,33 +162,6 @@ class PPO(Algorithm):
     def _true_value(self, value: Array) -> Array:
         return value if self.value_normalizer is None else self.value_normalizer.denormalized(value)
 
-    # ---- recording ----
-
-    def make_buffer(self) -> RolloutBuffer:
-        self._check_minibatches()
-        return RolloutBuffer(self.config.horizon, self.num_envs, self.device)
-
-    def record(self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep) -> None:
-        row = {
-            "obs": obs,
-            "reward": timestep.reward,
-            "terminated": timestep.terminated,
-            "truncated": timestep.truncated,
-            **decision.columns,
-        }
-        if self.is_recurrent or host_may_look(self.device):
-            row["final_value"] = final_value(self, timestep, decision.carry, is_last=buffer.size == buffer.horizon - 1)
-        else:  # a value of every final_obs, of which few count, costs a device less in one batch after the rollout
-            row["final_obs"] = timestep.info["final_obs"]
-        if self.is_recurrent:
-            row["ended"] = episode_ends(timestep)
-        if "valid" in timestep.info:
-            row["valid"] = timestep.info["valid"]
-        buffer.add(row)
-
-    def is_ready(self, buffer: RolloutBuffer) -> bool:
-        return buffer.size == buffer.horizon
-
     # ---- learning ----
 
     # gradients are written out, so autograd is off where no memory needs it; inference mode spares a small CPU update a seventh
@@ -238,7 +175,7 @@ class PPO(Algorithm):
                 mean, variance, _ = advantage_moments.unbind()
                 data["advantage"] = (data["advantage"] - mean) / (variance.sqrt() + 1e-8)
             if self.normalizer is not None:  # after this rollout's observations were normalised as they were when acted on
-                self.normalizer.update(_flat(buffer["obs"]), buffer.columns.get("valid"))
+                self.normalizer.update(flat(buffer["obs"]), buffer.columns.get("valid"))
             if self.is_recurrent:
                 return data | metrics
             return {"packed": self.minibatches.pack(data)} | metrics
@@ -270,7 +207,7 @@ class PPO(Algorithm):
 
     def _targets(self, buffer: RolloutBuffer) -> tuple[dict[str, Tensor], Tensor]:
         """Columns [T, N, ...] for the minibatches, and the advantage's moments [3]."""
-        valid, final_value = buffer.columns.get("valid"), self._final_values(buffer)
+        valid, final_value = buffer.columns.get("valid"), self.final_values(buffer)
         advantage, returns, moments = gae(
             buffer["reward"],
             torch.cat((buffer["value"], final_value[-1:])),
@@ -285,17 +222,11 @@ class PPO(Algorithm):
         if self.value_normalizer is not None:
             self.value_normalizer.update(returns.unsqueeze(-1), valid)
             old_value, target = self.value_normalizer.normalized(old_value), self.value_normalizer.normalized(target)
-        obs = self._normalized(_flat(buffer["obs"]))
+        obs = self._normalized(flat(buffer["obs"]))
         data = {"obs": obs, "action": buffer["action"], "log_prob": buffer["log_prob"], "value": old_value, "advantage": advantage}
         data |= {"returns": target, "true_returns": returns}
         data |= {name: buffer[name] for name in ("valid", "carry", "ended") if name in buffer.columns}
         return data, moments
-
-    def _final_values(self, buffer: RolloutBuffer) -> Tensor:
-        """[T, N] value of each final_obs, as it was recorded or from the observations that were."""
-        if "final_value" in buffer.columns:
-            return buffer["final_value"]
-        return self._true_value(self.network.value(self._normalized(_flat(buffer["final_obs"]).flatten(0, 1)))).view_as(buffer["value"])
 
     def _minibatches(self, data: dict[str, Tensor]) -> Iterator[dict[str, Array]]:
         """One pass, in the form that `_minibatch_step` takes."""
@@ -349,35 +280,3 @@ class PPO(Algorithm):
         if isinstance(self.head, Gaussian):
             metrics["train/std"] = self.head.bounded_log_std().exp().mean()
         return metrics
-
-    def largest_batch(self) -> int:
-        return max(self.num_envs, self.num_envs * self.config.horizon // self.config.minibatches)
-
-    def schedule(self, progress: float, steps: int) -> None:
-        if self.config.schedule == "linear":
-            self.optimizer.learning_rate.fill_(self.config.learning_rate * max(1.0 - progress, 0.0))
-
-    def extra_state(self) -> dict[str, Any]:
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "action_random": self.action_random.state_dict(),
-            "shuffle_random": self.minibatches.random.state_dict(),
-            "num_updates": self.num_updates,
-            "set_rate": self._set_rate(),
-        }
-
-    def load_extra_state(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.action_random.load_state_dict(state["action_random"])
-        self.minibatches.random.load_state_dict(state["shuffle_random"])
-        self.num_updates.copy_(state["num_updates"])
-        if state["set_rate"] != self._set_rate():  # the user has changed it since
-            self.optimizer.learning_rate.fill_(self.config.learning_rate)
-
-    def _set_rate(self) -> dict[str, Any]:
-        return {"schedule": self.config.schedule, "learning_rate": self.config.learning_rate}
-
-
-def _flat(obs: Tensor) -> Tensor:
-    """[T, N, *obs] -> [T, N, D] float32."""
-    return obs.reshape(*obs.shape[:2], -1).float()

@@ -50,8 +50,8 @@ class SAC(ActorCritic):
 
         return DiscreteSAC
 
-    def make_networks(self, seed: int) -> None:
-        super().make_networks(seed)
+    def make_networks(self) -> None:
+        super().make_networks()
         self.make_temperature()
 
     def make_temperature(self) -> None:

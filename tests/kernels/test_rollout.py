@@ -44,7 +44,7 @@ def played(env: str, options: dict[str, Any], rollout: str, monkeypatch: pytest.
             trainer.collect()
             assert trainer.algorithm.is_ready(trainer.buffer)
             columns = {name: column.clone() for name, column in trainer.buffer.columns.items()}
-            columns["final_value"] = trainer.algorithm._final_values(trainer.buffer).clone()
+            columns["final_value"] = trainer.algorithm.final_values(trainer.buffer).clone()
             rollouts.append(columns)
             trainer.buffer.clear()
         return {"rollouts": rollouts, **trainer.running_state()}

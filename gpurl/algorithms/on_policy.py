@@ -1,0 +1,116 @@
+"""What all algorithms on rollouts share: `horizon` steps are collected, learnt from in shuffled minibatches some times, and thrown away."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig, Decision, episode_ends, final_value
+from gpurl.buffers.minibatches import Minibatches
+from gpurl.buffers.rollout import RolloutBuffer
+from gpurl.checks import check_numbers
+from gpurl.envs.vec_env import Timestep
+from gpurl.errors import UsageError
+from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.random import CounterRandom
+from gpurl.optimizer import FlatAdam
+
+
+@dataclass(frozen=True)
+class OnPolicyConfig(AlgorithmConfig):
+    """Settings of every algorithm on rollouts."""
+
+    epochs: int = 4
+    """Passes over each rollout."""
+    minibatches: int = 4
+    """Minibatches a pass."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(self, {"epochs": 1, "minibatches": 1})
+
+
+class OnPolicy(Algorithm):
+    """One flat Adam, a rollout buffer, minibatches in an order drawn anew each pass."""
+
+    config: OnPolicyConfig
+    is_recurrent = False  # minibatches are then of whole environments
+    normalizes_minibatches = False  # the advantage, each minibatch its own
+
+    def make_training(self) -> None:
+        self.optimizer = self.make_optimizer()
+        self.action_random = CounterRandom(self.seed * 2 + 1, self.num_envs, self.device)
+        order_random = CounterRandom(self.seed * 2 + 2, 1, self.device)
+        self.minibatches = Minibatches(self.config.minibatches, self.normalizes_minibatches, order_random)
+
+    @abstractmethod
+    def make_optimizer(self) -> FlatAdam:
+        """Of all weights."""
+
+    # ---- recording ----
+
+    def make_buffer(self) -> RolloutBuffer:
+        config, unit = self.config, "num_envs" if self.is_recurrent else "num_envs * horizon"
+        rows = self.num_envs if self.is_recurrent else self.num_envs * config.horizon
+        if rows % config.minibatches:
+            raise UsageError(
+                f"{self.label} splits {unit} = {rows} rows into minibatches = {config.minibatches}, "
+                f"which leaves {rows % config.minibatches} over (num_envs {self.num_envs}, horizon {config.horizon})"
+            )
+        return RolloutBuffer(config.horizon, self.num_envs, self.device)
+
+    def record(self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep) -> None:
+        row = {"obs": obs, "reward": timestep.reward, "terminated": timestep.terminated, "truncated": timestep.truncated}
+        row |= decision.columns
+        if self.is_recurrent or host_may_look(self.device):
+            row["final_value"] = final_value(self, timestep, decision.carry, is_last=buffer.size == buffer.horizon - 1)
+        else:  # a value of every final_obs, of which few count, costs a device less in one batch after the rollout
+            row["final_obs"] = timestep.info["final_obs"]
+        if self.is_recurrent:
+            row["ended"] = episode_ends(timestep)
+        if "valid" in timestep.info:
+            row["valid"] = timestep.info["valid"]
+        buffer.add(row)
+
+    def final_values(self, buffer: RolloutBuffer) -> Tensor:
+        """[T, N] value of each final_obs, as it was recorded or from the observations that were."""
+        if "final_value" in buffer.columns:
+            return buffer["final_value"]
+        return self.value(buffer["final_obs"].flatten(0, 1)).view_as(buffer["value"])
+
+    # ---- learning ----
+
+    def largest_batch(self) -> int:
+        return max(self.num_envs, self.num_envs * self.config.horizon // self.config.minibatches)
+
+    def schedule(self, progress: float, steps: int) -> None:
+        if self.config.schedule == "linear":
+            self.optimizer.learning_rate.fill_(self.config.learning_rate * max(1.0 - progress, 0.0))
+
+    # ---- states ----
+
+    def extra_state(self) -> dict[str, Any]:
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "action_random": self.action_random.state_dict(),
+            "shuffle_random": self.minibatches.random.state_dict(),
+            "num_updates": self.num_updates,
+            "set_rate": self._set_rate(),
+        }
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.action_random.load_state_dict(state["action_random"])
+        self.minibatches.random.load_state_dict(state["shuffle_random"])
+        self.num_updates.copy_(state["num_updates"])
+        if state["set_rate"] != self._set_rate():  # the user has changed it since
+            self.optimizer.learning_rate.fill_(self.config.learning_rate)
+
+    def _set_rate(self) -> dict[str, Any]:
+        return {"schedule": self.config.schedule, "learning_rate": self.config.learning_rate}
+
+
+def flat(obs: Tensor) -> Tensor:
+    """[T, N, *obs] -> [T, N, D] float32."""
+    return obs.reshape(*obs.shape[:2], -1).float()
