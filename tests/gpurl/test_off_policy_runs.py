@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor
 
 from gpurl.algorithms.discrete_sac import DiscreteSAC
@@ -14,7 +15,9 @@ from gpurl.api import resume, train
 from gpurl.buffers import memory
 from gpurl.checkpoint import load_checkpoint
 from gpurl.config import make_settings
-from gpurl.errors import CheckpointError, NonFiniteError, UsageError
+from gpurl.envs.torch_env import State, TorchEnv
+from gpurl.errors import CheckpointError, EnvError, NonFiniteError, UsageError
+from gpurl.kernels.random import CounterRandom
 from gpurl.policy import load
 from tests.gpurl.test_misbehaving_envs import BrokenWalk
 from tests.small_runs import assert_same, off_policy, play, small_settings, state_of
@@ -51,6 +54,59 @@ def test_a_policy_needs_no_replay(tmp_path: Path) -> None:
     assert not hasattr(policy.algorithm, "replay")
     assert policy.act(np.zeros(3, np.float32)).shape == (1,)
     assert isinstance(policy.value(np.zeros(3, np.float32)), float)
+
+
+class Counting(TorchEnv):
+    """Shows how many steps its episode has, so that a transition leads one further; tells none of its state where `forgets`."""
+
+    single_observation_space, single_action_space = Box(0.0, np.inf, (1,), np.float32), Box(-1.0, 1.0, (1,), np.float32)
+    breaks_at, forgets, ill_at = 0, False, 0  # calls of step
+    calls = 0
+
+    def initial_state(self, rng: CounterRandom) -> State:
+        return {"steps": torch.zeros(rng.num_envs, 1)}
+
+    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+        self.calls += 1
+        if self.calls == self.breaks_at:
+            raise EnvError("broken")
+        reward = torch.full((len(action),), torch.nan if self.calls == self.ill_at else 1.0)
+        return {"steps": state["steps"] + 1.0}, reward, torch.zeros(len(action), dtype=torch.bool)
+
+    def observe(self, state: State) -> Tensor:
+        return state["steps"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.forgets else super().state_dict()
+
+
+def stored_transitions(folder: Path, **settings: Any) -> tuple[Tensor, Tensor]:
+    """(obs, next_obs) of what the newest checkpoint's replay gives to learn from."""
+    algorithm = off_policy("td3", Counting(8), **settings)
+    algorithm.make_buffer()
+    algorithm.load_replay_state(load_checkpoint(folder)[0]["replay"])
+    batch = algorithm.replay.sample(500, 0.9)
+    return tuple(batch[name][batch["weight"] > 0, 0] for name in ("obs", "next_obs"))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("change", [{"breaks_at": 11}, {"forgets": True}, {"ill_at": 11}], ids=str)
+def test_no_transition_leads_over_what_was_not_stored(change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rollout that breaks off, environments that begin anew at a resume or because they gave NaN."""
+    for name, value in change.items():
+        monkeypatch.setattr(Counting, name, value)
+    kept = {"horizon": 4, "learning_starts": 10_000, "replay_size": 512, "save_replay": True}
+    settings = SMALL_RUN | small_settings("td3") | kept | {"total_steps": 4 * 32, "eval_episodes": 0, "nan": "skip"}
+    name = "tests.gpurl.test_off_policy_runs:Counting"
+    if "breaks_at" in change:
+        with pytest.raises(EnvError, match="broken"):
+            train("td3", name, run_dir=str(tmp_path), **settings)
+        monkeypatch.setattr(Counting, "breaks_at", 0)
+    else:
+        train("td3", name, run_dir=str(tmp_path), **settings)
+    resume(tmp_path, total_steps=8 * 32)
+    obs, next_obs = stored_transitions(tmp_path, **kept)
+    assert float(obs.max()) > 10.0
+    assert torch.equal(next_obs - obs, torch.ones_like(obs))
 
 
 @pytest.mark.parametrize("fault", ["nan reward", "nan obs", "inf obs"])
@@ -162,3 +218,11 @@ def test_nested_settings_lie_over_what_the_algorithm_starts_with() -> None:
     """`--network.hidden` of Rainbow must not turn off dueling."""
     config = make_settings("rainbow", "cart_pole", network={"hidden": [32]}).algorithm_config
     assert (config.network.hidden, config.network.dueling, config.network.noisy) == ((32,), True, True)
+
+
+@pytest.mark.parametrize(
+    ("env", "wanted"), [("chasing", (64, 1_000_000)), ("pendulum", (64, 40_000)), ("gymnasium_cpu:Pendulum-v1", (8, 200_000))]
+)
+def test_what_is_known_of_an_environment_lies_over_what_holds_for_all(env: str, wanted: tuple[int, int]) -> None:
+    settings = make_settings("sac", env).train
+    assert (settings.num_envs, settings.total_steps) == wanted
