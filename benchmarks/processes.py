@@ -1,19 +1,27 @@
 """Measurements in fresh processes: same threads and wait mode for all, a job as JSON, a result as JSON; and who runs after whom."""
 
+import argparse
+import importlib.metadata
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results_table import ROOT
+import gpurl
+from benchmarks.results_table import RESULTS, ROOT
 from gpurl.errors import GpurlError
 from gpurl.host_settings import SPIN_COUNT
 
 WAIT_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")  # all that change how a thread waits
 SPINS = {"default": "300000", "brief": SPIN_COUNT}  # libgomp's own, and what gpurl sets
 WAITS = (*SPINS, "passive", "active")
+DISTRIBUTIONS = {  # of trainers that are not gpurl
+    **{"rsl_rl": "rsl-rl-lib", "skrl": "skrl", "sb3": "stable-baselines3", "rl_games": "rl-games", "torchrl": "torchrl"},
+    **{"leanrl_style": "torch", "torch_loop": "torch"},
+}
 Result = dict[str, Any]
 
 
@@ -27,6 +35,29 @@ def host_environment(threads: int, waits: str) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in WAIT_SETTINGS}
     environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return environment | ({"GOMP_SPINCOUNT": SPINS[waits]} if waits in SPINS else {"OMP_WAIT_POLICY": waits.upper()})
+
+
+def comparison_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the options of every comparison of libraries."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--python", type=Path, help="Python that has the peers; default .venv-peers, which is made")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of every contestant, in alternating order")
+    parser.add_argument("--threads", type=int, default=cores(), help=f"OMP_NUM_THREADS of all; default {cores()}")
+    parser.add_argument("--waits", choices=WAITS, default="brief", help="how threads of all wait; brief is gpurl's own choice")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="where the CSV file goes")
+    return parser
+
+
+def version_of(trainer: str) -> str:
+    """Of the library that `trainer` is of."""
+    return gpurl.__version__ if trainer == "gpurl" else importlib.metadata.version(DISTRIBUTIONS[trainer])
+
+
+def resident_mib() -> float:
+    """The highest resident memory of this process."""
+    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) / 1024 if found else float("nan")
 
 
 def run_once(python: Path, module: str, job: dict[str, Any], environment: dict[str, str], name: str) -> Result:

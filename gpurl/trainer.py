@@ -194,7 +194,9 @@ class Trainer:
                 if reason != "signal" and self.evaluated_at != self.steps:
                     self._evaluate(logger, display, stop)
             except BaseException as error:
-                self.buffer.clear()  # a rollout that broke off is not kept; weights and counters are those of the last update
+                if self.buffer.size:  # a rollout that broke off is not kept; weights and counters are those of the last update
+                    self.buffer.clear()
+                    self.algorithm.cut()  # the environments are steps ahead of what is stored
                 if not (stop.signal_number and isinstance(error, (Stopped, EnvError))):  # what a signal broke is no error
                     if not isinstance(error, DivergedError):  # LATEST stays a policy that one can go on from
                         self.save(display)

@@ -8,10 +8,12 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from torch import Tensor
 
 import gpurl
-from gpurl.algorithms import algorithm_names, config_class, resolve_algorithm
+from gpurl.algorithms import algorithm_names, config_class, make_algorithm, resolve_algorithm
 from gpurl.algorithms.actor_critic import ActorCritic
 from gpurl.algorithms.discrete_sac import DiscreteSAC
 from gpurl.algorithms.dqn import DQN
@@ -20,6 +22,8 @@ from gpurl.algorithms.pqn import PQN
 from gpurl.algorithms.sac import SAC
 from gpurl.algorithms.vdn import VDN
 from gpurl.api import train
+from gpurl.checkpoint import load_checkpoint
+from gpurl.config import build
 from gpurl.envs.vec_env import VecEnv
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,7 +34,7 @@ SMALL: dict[str, Any] = {
 ITERATION = 16 * 8
 
 
-# without bc, which learns from no reward: tests/gpurl/test_bc.py
+# without bc, which learns from no reward: tests/gpurl/test_bc_runs.py
 OFF_POLICY = [name for name in algorithm_names() if issubclass(resolve_algorithm(name), OffPolicy) and name != "bc"]
 
 
@@ -70,6 +74,57 @@ def takes(algorithm: str, space: gymnasium.Space, num_agents: int = 1) -> bool:
 def small_run(folder: Path, iterations: int, algorithm: str = "ppo", env: str = "pendulum", **changes: Any) -> gpurl.Run:
     minibatches = {"minibatches": 1} if algorithm == "a2c" else {}
     return train(algorithm, env, **{**SMALL, "run_dir": str(folder), "total_steps": iterations * ITERATION, **minibatches, **changes})
+
+
+def off_policy(name: str, env: VecEnv, **settings: Any) -> OffPolicy:
+    """An algorithm that replays, with small settings."""
+    config = build(config_class(resolve_algorithm(name)), small_settings(name) | settings)
+    algorithm = make_algorithm(name, config, env.single_observation_space, env.single_action_space, env.num_envs)
+    assert isinstance(algorithm, OffPolicy)
+    return algorithm
+
+
+def play(algorithm: OffPolicy, env: VecEnv, iterations: int, learns: bool = True) -> dict[str, Tensor]:
+    """The training loop without what surrounds it."""
+    obs, _ = env.reset(seed=0)
+    buffer, carry, metrics = algorithm.make_buffer(), algorithm.initial_carry(env.num_envs), {}
+    for number in range(iterations):
+        algorithm.schedule(number / iterations, number * env.num_envs)
+        while not algorithm.is_ready(buffer):
+            decision = algorithm.act(obs, carry)
+            timestep = env.step(decision.action)
+            algorithm.record(buffer, obs, decision, timestep)
+            obs = timestep.obs
+        data = algorithm.prepare(buffer)
+        metrics = algorithm.learn(data) if learns else {}
+        buffer.clear()
+    return metrics
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    """What a run left in its newest checkpoint, without what differs from one process to the next."""
+    parts, _ = load_checkpoint(folder)
+    parts.pop("meta")
+    for name in ("elapsed", "best_return", "evaluation", "statistics", "threads"):
+        parts["trainer"].pop(name)
+    return parts
+
+
+def assert_same(one: Any, other: Any, at: str = "") -> None:
+    """Same types, same names, same bits."""
+    assert type(one) is type(other), at
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), at
+        for name in one:
+            assert_same(one[name], other[name], f"{at}.{name}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), at
+        for number, (a, b) in enumerate(zip(one, other)):
+            assert_same(a, b, f"{at}[{number}]")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), at
+    else:
+        assert one == other, at
 
 
 def start(arguments: list[str], **options: Any) -> "subprocess.Popen[str]":

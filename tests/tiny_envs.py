@@ -27,6 +27,12 @@ class AlternatingEnv(TorchEnv):
         return torch.nn.functional.one_hot(state["place"], 2).float()
 
 
+class ContinuousAlternating(AlternatingEnv):
+    """The same with an action that does nothing of another kind."""
+
+    single_action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+
 class RandomWalk(TorchEnv):
     """Noise to look at, episodes that end at random or after 7 steps; action spaces of every kind by class attribute."""
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.off_policy.job import LEFT_OUT
 from benchmarks.peers.installation import make_environment
-from benchmarks.processes import WAITS, Result, cores, host_environment, run_once, take_turns
-from benchmarks.results_table import RESULTS, ROOT, Row, number, save, table
+from benchmarks.processes import Result, comparison_parser, host_environment, run_once, take_turns
+from benchmarks.results_table import ROOT, Row, number, save, table
 from gpurl.errors import UsageError
 
 CONTESTANTS = {
@@ -89,17 +89,11 @@ def rows_of(results: dict[str, list[Result]]) -> list[Row]:
 def parse(words: list[str] | None) -> argparse.Namespace:
     """The options."""
     everyone = sorted({name.partition(":")[0] for names in CONTESTANTS.values() for name in names})
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = comparison_parser(__doc__)
     parser.add_argument("--case", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS), help="default all")
     parser.add_argument("--trainers", nargs="+", choices=everyone, default=everyone, help="default all")
-    parser.add_argument("--python", type=Path, help="Python that has the peers; default .venv-peers, which is made")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of every contestant, in alternating order")
-    parser.add_argument("--threads", type=int, default=cores(), help=f"OMP_NUM_THREADS of all; default {cores()}")
-    parser.add_argument("--waits", choices=WAITS, default="brief", help="how threads of all wait; brief is gpurl's own choice")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--seconds", type=float, default=1.0, help="time a measurement; default 1")
     parser.add_argument("--sizes", type=json.loads, default={}, metavar="JSON", help='fields of job.py\'s Job, as {"size": 5000000}')
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="where the CSV file goes")
     options = parser.parse_args(words)
     for case in options.case:
         if not names_of(case, options.trainers):

@@ -1,20 +1,16 @@
 """What one process of the comparison measures and gives back."""
 
-import importlib.metadata
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-import gpurl
+from benchmarks.processes import resident_mib, version_of
 from benchmarks.results_table import machine
 from benchmarks.timing import median_seconds
 from benchmarks.training import captured
 
-DISTRIBUTIONS = {"sb3": "stable-baselines3", "torchrl": "torchrl", "torch_loop": "torch"}
 LEFT_OUT = "left out: "  # an error that begins so is a reason why something is not measured here, not a failure
 Shape = tuple[int, int]  # numbers of an observation, of an action
 
@@ -50,8 +46,7 @@ class Measurement:
 def result(job: Job, measurements: list[Measurement]) -> dict[str, Any]:
     """What compare.py reads."""
     found = [list(vars(each).values()) for each in measurements]
-    version = gpurl.__version__ if job.trainer == "gpurl" else importlib.metadata.version(DISTRIBUTIONS[job.trainer])
-    return {"measurements": found, "version": version, "machine": machine(job.device)}
+    return {"measurements": found, "version": version_of(job.trainer), "machine": machine(job.device)}
 
 
 def timed(job: Job, functions: dict[str, Callable[[], Any]]) -> dict[str, float]:
@@ -66,5 +61,4 @@ def peak_mib(job: Job) -> float:
     """The process's highest resident memory; on a GPU the most that torch's allocator had in use."""
     if job.device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(job.device) / 2**20
-    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) / 1024 if found else float("nan")
+    return resident_mib()

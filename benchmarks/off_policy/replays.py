@@ -213,7 +213,7 @@ def check(job: Job, contestant: Contestant, steps: Step) -> None:
     held = job.size // num_envs * num_envs
     number = _compared(job, contestant, steps)
     if job.mode == "prioritized":
-        _check_draws_by_priority(job, contestant, num_steps * num_envs, held)
+        _check_draws_by_priority(job, contestant, held)
         return
     center, spread = num_steps * num_envs - (held + 1) / 2, held / 12**0.5
     if abs(number.double().mean() - center) > SAME_DRAWS * spread / CHECKED**0.5:
@@ -233,7 +233,7 @@ def _compared(job: Job, contestant: Contestant, steps: Step) -> Tensor:
     return number
 
 
-def _check_draws_by_priority(job: Job, contestant: Contestant, added: int, held: int) -> None:
+def _check_draws_by_priority(job: Job, contestant: Contestant, held: int) -> None:
     """GpurlError unless entries with a priority are drawn and others are not; leaves all with priorities of their own."""
     place = torch.arange(held, device=job.device)
     contestant.set_priorities((place < held // 4).float())

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.installation import make_environment
-from benchmarks.processes import WAITS, Result, cores, host_environment, run_once, take_turns
-from benchmarks.results_table import RESULTS, ROOT, Row, number, save, table
+from benchmarks.processes import Result, comparison_parser, host_environment, run_once, take_turns
+from benchmarks.results_table import ROOT, Row, number, save, table
 from gpurl.errors import UsageError
 
 ON_CPU = ("gpurl", "rsl_rl", "skrl", "sb3", "rl_games", "rl_games:eager", "leanrl_style")
@@ -95,21 +95,15 @@ def rows_of(options: argparse.Namespace, results: dict[str, list[Result]]) -> li
 
 def parse(words: list[str] | None) -> argparse.Namespace:
     """The options, with what depends on the case filled in."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = comparison_parser(__doc__)
     parser.add_argument("--case", choices=list(CONTESTANTS), default="chasing")
     parser.add_argument("--trainers", nargs="+", metavar="TRAINER[:MODE]", help=f"default those of the case and device; modes: {MODES}")
-    parser.add_argument("--python", type=Path, help="Python that has the peers; default .venv-peers, which is made")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of every trainer, in alternating order")
-    parser.add_argument("--threads", type=int, default=cores(), help=f"OMP_NUM_THREADS of all; default {cores()}")
-    parser.add_argument("--waits", choices=WAITS, default="brief", help="how threads of all wait; brief is gpurl's own choice")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--activation", choices=("tanh", "elu", "relu"), default="tanh")
     parser.add_argument("--num-envs", type=int, help=f"default {NUM_ENVS}")
     parser.add_argument("--horizon", type=int, default=32, help="chasing: steps between updates")
     parser.add_argument("--iterations", type=int, default=12, help="chasing: timed iterations")
     parser.add_argument("--warm-up", type=int, help="iterations before the timed ones; default 5, 1 for pendulum")
     parser.add_argument("--total-steps", type=int, default=100_000, help="pendulum: steps of a training")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="where the CSV file goes")
     options = parser.parse_args(words)
     usual = CONTESTANTS[options.case]["cuda" if options.device.startswith("cuda") else "cpu"]
     options.trainers = options.trainers or list(usual)

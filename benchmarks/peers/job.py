@@ -1,17 +1,14 @@
 """What one process of the comparison measures and gives back, and the hyper-parameters that all trainers share."""
 
 import dataclasses
-import importlib.metadata
 import itertools
-import re
 import statistics
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-import gpurl
+from benchmarks.processes import resident_mib, version_of
 from benchmarks.results_table import machine
 
 EPOCHS = MINIBATCHES = 4
@@ -37,7 +34,6 @@ PENDULUM = {
 }
 PENDULUM_HORIZON, PENDULUM_EPOCHS, PENDULUM_BATCH, PENDULUM_EPISODES = 1024, 10, 64, 50
 ACTIVATIONS = {"tanh": nn.Tanh, "elu": nn.ELU, "relu": nn.ReLU}
-DISTRIBUTIONS = {"rsl_rl": "rsl-rl-lib", "skrl": "skrl", "sb3": "stable-baselines3", "rl_games": "rl-games", "leanrl_style": "torch"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +71,12 @@ def rollouts(job: Job) -> int:
 def result(job: Job, outcome: Outcome) -> dict[str, Any]:
     """What compare.py reads."""
     seconds = [after - before for before, after in itertools.pairwise(outcome.marks)][job.warm_up :]
-    peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     values: dict[str, Any] = {
         "steps_per_second": outcome.steps / statistics.median(seconds),
         "score": outcome.score,
         "note": job.mode + (f", {outcome.note}" if outcome.note else ""),
     }
-    values["peak_mib"] = int(peak[1]) / 1024 if peak else float("nan")
+    values["peak_mib"] = resident_mib()
     values["gpu_mib"] = torch.cuda.max_memory_allocated() / 2**20 if job.device.startswith("cuda") else 0.0
-    values["version"] = gpurl.__version__ if job.trainer == "gpurl" else importlib.metadata.version(DISTRIBUTIONS[job.trainer])
+    values["version"] = version_of(job.trainer)
     return values | {"machine": machine(job.device)}

@@ -1,7 +1,6 @@
 """Whole updates of the off-policy actor-critics against plain float64 ones by autograd and torch.optim, with the same weights and noise."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,7 @@ OBS, ACTIONS, ROWS = 5, 2, 16
 OBS_SPACE, ACTION_SPACE = Box(-np.inf, np.inf, (OBS,), np.float32), Box(-1.0, 1.0, (ACTIONS,), np.float32)
 
 
-@pytest.fixture(autouse=True)
-def _in_float64() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("_in_float64")
 
 
 def make(name: str, **settings: Any) -> ActorCritic:

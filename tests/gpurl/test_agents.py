@@ -11,12 +11,13 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
-from gpurl import api
+from gpurl import api, play
 from gpurl.api import evaluate_run, make_trainer, resume
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.check_env import check_env
 from gpurl.checkpoint import load_checkpoint
 from gpurl.config import make_settings
+from gpurl.doctor import env_table
 from gpurl.env_guard import check_step
 from gpurl.envs.torch_env import State
 from gpurl.envs.vec_env import Timestep
@@ -25,7 +26,7 @@ from gpurl.evaluator import evaluate
 from gpurl.finite_guard import FiniteGuard
 from gpurl.kernels.backend import no_host_looks
 from gpurl.kernels.random import CounterRandom
-from gpurl.play import play_run
+from gpurl.plot_episode import plot_episode
 from gpurl.statistics import EpisodeStatistics
 from tests.fake_graphs import FakeGraphs
 from tests.joint_ppo import JointPPO
@@ -39,13 +40,22 @@ CPU = torch.device("cpu")
 # ---- training ----
 
 
-def test_one_policy_of_all_agents_learns_the_two_step_game(tmp_path: Path) -> None:
+def test_one_policy_of_all_agents_learns_the_two_step_game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And evaluates, plays and draws it."""
+    drawn = list[np.ndarray]()
+    monkeypatch.setattr(play, "plot_episode", lambda path, title, *columns: drawn.extend(columns) or plot_episode(path, title, *columns))
     run = small_run(tmp_path / "run", 40, ALGORITHM, "two_step_game", epochs=8, entropy_coef=0.05, learning_rate=0.01)
     assert run.outcome.evaluation["eval/mean_reward"] == 8.0
     assert run.baseline["eval/mean_reward"] == 8.0
     assert evaluate_run(run.folder, episodes=16, device="cpu", best=False)["eval/mean_ep_length"] == 2.0
-    assert play_run(run.folder, episodes=1, device="cpu").stat().st_size > 0
+    assert play.play_run(run.folder, episodes=1, device="cpu").stat().st_size > 0
+    assert [column.shape for column in drawn[:2]] == [(2, 10), (2, 2)]
+    assert drawn[2].tolist() == [0.0, 8.0]  # the mean of what the two are paid
+
+
+def test_the_list_of_environments_tells_of_agents() -> None:
+    assert "two_step_game\n    2 agents, observation (2, 5), action MultiDiscrete([2 2])," in env_table()
+    assert "pendulum\n    observation (3,)" in env_table()
 
 
 @pytest.mark.parametrize("env", ["two_step_game", WALKERS])

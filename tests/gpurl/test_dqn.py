@@ -1,7 +1,6 @@
 """Whole updates of the DQN family against plain float64 ones by autograd and torch.optim; teams; and actions of each kind of network."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,6 @@ from gpurl.errors import UsageError
 
 OBS, ACTIONS, ROWS, AGENTS = 4, 3, 16, 2
 OBS_SPACE = Box(-np.inf, np.inf, (OBS,), np.float32)
-
-
-@pytest.fixture
-def _in_float64() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def make(name: str = "dqn", **settings: Any) -> DQN:

@@ -1,6 +1,5 @@
-"""What every algorithm that replays must do: value ends rightly, leave out what is no transition, resume, refuse."""
+"""What every algorithm that replays must learn: values known by hand, from real transitions only; and how it explores."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,53 +8,14 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
-from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
+from gpurl.algorithms import config_class, resolve_algorithm
 from gpurl.algorithms.discrete_sac import DiscreteSAC
 from gpurl.algorithms.mod_sac import ModSAC
-from gpurl.algorithms.off_policy import OffPolicy
-from gpurl.algorithms.sac import SAC
-from gpurl.api import resume, train
-from gpurl.buffers import memory
-from gpurl.checkpoint import load_checkpoint
-from gpurl.config import build, make_settings
 from gpurl.envs.torch_env import State, TorchEnv
-from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import CheckpointError, NonFiniteError, UsageError
 from gpurl.exploration import THETA, TIME_STEP, ActionNoise
 from gpurl.kernels.random import CounterRandom
-from gpurl.policy import load
-from tests.gpurl.test_misbehaving_envs import BrokenWalk
-from tests.small_runs import OFF_POLICY, small_settings, takes
-from tests.tiny_envs import AlternatingEnv, RandomWalk
-
-
-def make(name: str, env: VecEnv, **settings: Any) -> OffPolicy:
-    config = build(config_class(resolve_algorithm(name)), small_settings(name) | settings)
-    algorithm = make_algorithm(name, config, env.single_observation_space, env.single_action_space, env.num_envs)
-    assert isinstance(algorithm, OffPolicy)
-    return algorithm
-
-
-def play(algorithm: OffPolicy, env: VecEnv, iterations: int, learns: bool = True) -> dict[str, Tensor]:
-    """The training loop without what surrounds it."""
-    obs, _ = env.reset(seed=0)
-    buffer, carry, metrics = algorithm.make_buffer(), algorithm.initial_carry(env.num_envs), {}
-    for number in range(iterations):
-        algorithm.schedule(number / iterations, number * env.num_envs)
-        while not algorithm.is_ready(buffer):
-            decision = algorithm.act(obs, carry)
-            timestep = env.step(decision.action)
-            algorithm.record(buffer, obs, decision, timestep)
-            obs = timestep.obs
-        data = algorithm.prepare(buffer)
-        metrics = algorithm.learn(data) if learns else {}
-        buffer.clear()
-    return metrics
-
-
-class ContinuousAlternating(AlternatingEnv):
-    single_action_space = Box(-1.0, 1.0, (1,), np.float32)
-
+from tests.small_runs import OFF_POLICY, off_policy, play, small_settings, takes
+from tests.tiny_envs import AlternatingEnv, ContinuousAlternating, RandomWalk
 
 ENVS: dict[type, type[TorchEnv]] = {Discrete: AlternatingEnv, Box: ContinuousAlternating}
 CYCLE = [(name, kind) for name in OFF_POLICY for kind in ENVS if takes(name, ENVS[kind].single_action_space)]
@@ -72,7 +32,7 @@ def test_truncation_is_not_termination(name: str, kind: type, n_step: int) -> No
     settings |= {network: {"hidden": [32]} for network in ("network", "actor_network", "critic_network") if network in small_settings(name)}
     if "temperature" in config_class(resolve_algorithm(name)).__dataclass_fields__:
         settings["temperature"] = 1e-4  # no reward for entropy
-    algorithm = make(name, env, **settings)
+    algorithm = off_policy(name, env, **settings)
     play(algorithm, env, 300)
     values = algorithm.value(torch.eye(2))
     torch.testing.assert_close(values, torch.tensor([0.9, 1.0]) / 0.19, atol=0.15, rtol=0)
@@ -99,7 +59,7 @@ def test_the_soft_value_of_a_bandit() -> None:
     env = Bandit(16)
     settings = {"gamma": 0.9, "temperature": 0.5, "learning_rate": 3e-3, "updates": 4, "batch_size": 64, "learning_starts": 64, "tau": 0.05}
     settings |= {"actor_network": {"hidden": [16]}, "critic_network": {"hidden": [16]}, "replay_size": 4000, "schedule": "linear"}
-    algorithm = make("sac", env, **settings)
+    algorithm = off_policy("sac", env, **settings)
     assert isinstance(algorithm, DiscreteSAC)
     play(algorithm, env, 700)
     one = torch.ones(1, 1)
@@ -135,7 +95,7 @@ def test_a_linear_regulator_costs_what_it_must(name: str) -> None:
     settings = {"gamma": 0.95, "learning_rate": 1e-3, "updates": 4, "batch_size": 128, "learning_starts": 320, "tau": 0.05}
     settings |= {"actor_network": {"hidden": [32, 32]}, "critic_network": {"hidden": [64, 64]}, "replay_size": 50_000, "schedule": "linear"}
     settings |= {"noise_std": 0.3, "target_noise": 0.0, "normalize_obs": False}
-    algorithm = make(name, env, **settings)
+    algorithm = off_policy(name, env, **settings)
     play(algorithm, env, 900)
     start = x = torch.linspace(-0.6, 0.6, 20).unsqueeze(1)
     cost = torch.zeros_like(x)
@@ -162,7 +122,7 @@ class Gaps(RandomWalk):
 @pytest.mark.parametrize("settings", [{}, {"prioritized": True}, {"n_step": 3}], ids=str)
 def test_steps_that_are_no_transition_are_not_learnt_from(settings: dict[str, Any]) -> None:
     env = Gaps(16)
-    algorithm = make("td3", env, horizon=4, normalize_obs=True, final_share=1.0, **settings)
+    algorithm = off_policy("td3", env, horizon=4, normalize_obs=True, final_share=1.0, **settings)
     metrics = play(algorithm, env, 20)
     assert float(metrics["train/critic_loss"]) < 1e4
     batch = algorithm.replay.sample(4000, 0.9, algorithm.config.n_step)
@@ -175,7 +135,7 @@ def test_steps_that_are_no_transition_are_not_learnt_from(settings: dict[str, An
 
 def test_a_reset_from_outside_cuts_what_was_recorded() -> None:
     env = RandomWalk(4)
-    algorithm = make("td3", env, replay_size=80)
+    algorithm = off_policy("td3", env, replay_size=80)
     play(algorithm, env, 3, learns=False)
     replay = algorithm.replay
     newest = (replay.ring.counts[0] - 1) * 4 + torch.arange(4)
@@ -197,7 +157,7 @@ def test_a_reset_from_outside_cuts_what_was_recorded() -> None:
 
 def test_what_goes_back_goes_back_bit_for_bit() -> None:
     env = RandomWalk(4)
-    algorithm = make("sac", env, replay_size=40, prioritized=True, horizon=3)
+    algorithm = off_policy("sac", env, replay_size=40, prioritized=True, horizon=3)
     play(algorithm, env, 5)
     before, whole = algorithm.snapshot(6), {name: value.clone() for name, value in algorithm.replay.ring._asdict().items()}
     before = torch.utils._pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, before)
@@ -217,24 +177,6 @@ def test_what_goes_back_goes_back_bit_for_bit() -> None:
     assert torch.equal(algorithm.replay.priority, priorities)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("fault", ["nan reward", "nan obs", "inf obs"])
-@pytest.mark.parametrize("horizon", [1, 4])
-def test_nan_of_an_environment_never_reaches_weights_or_replay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, horizon: int
-) -> None:
-    monkeypatch.setattr(BrokenWalk, "fault", fault)
-    settings = SMALL_RUN | small_settings("td3") | {"horizon": horizon, "save_replay": True, "total_steps": 96, "eval_episodes": 0}
-    name = "tests.gpurl.test_misbehaving_envs:BrokenWalk"
-    with pytest.raises(NonFiniteError, match="gave NaN or infinity"):
-        train("td3", name, run_dir=str(tmp_path / "stop"), **settings)
-    run = train("td3", name, run_dir=str(tmp_path / "skip"), nan="skip", **settings)
-    for folder in (tmp_path / "stop", run.folder):
-        parts, _ = load_checkpoint(folder)
-        kept = torch.utils._pytree.tree_leaves((parts["model"], parts["training"], parts["replay"]))
-        assert all(bool(value.isfinite().all()) for value in kept if isinstance(value, Tensor))
-    assert bool((parts["replay"]["flags"] & 4).any())
-
-
 # ---- ModSAC, noise, epsilon ----
 
 
@@ -242,7 +184,7 @@ def test_nan_of_an_environment_never_reaches_weights_or_replay(
 def test_mod_sac_moves_its_actor_as_its_critics_deserve(loss: float, wanted: list[bool]) -> None:
     """With perfect critics at every update; with hopeless ones at every second."""
     env = RandomWalk(4)
-    algorithm = make("mod_sac", env, updates=8, temperature=1e-9)
+    algorithm = off_policy("mod_sac", env, updates=8, temperature=1e-9)
     play(algorithm, env, 2, learns=False)
     assert isinstance(algorithm, ModSAC)
     moved = []
@@ -258,7 +200,7 @@ def test_mod_sac_moves_its_actor_as_its_critics_deserve(loss: float, wanted: lis
 
 
 def test_mod_sac_starts_at_one_half() -> None:
-    algorithm = make("mod_sac", RandomWalk(4))
+    algorithm = off_policy("mod_sac", RandomWalk(4))
     assert isinstance(algorithm, ModSAC)
     assert float(algorithm.loss_mean.square().neg().exp()) == pytest.approx(0.5)
 
@@ -289,143 +231,11 @@ def test_noise_of_every_kind() -> None:
 
 
 def test_epsilon_falls_and_the_ladder_stands() -> None:
-    algorithm: Any = make("dqn", AlternatingEnv(8), epsilon_start=0.9, epsilon_end=0.1, epsilon_fraction=0.5)
+    algorithm: Any = off_policy("dqn", AlternatingEnv(8), epsilon_start=0.9, epsilon_end=0.1, epsilon_fraction=0.5)
     for progress, wanted in ((0.0, 0.9), (0.25, 0.5), (0.5, 0.1), (1.0, 0.1)):
         algorithm.make_buffer()
         algorithm.schedule(progress, 0)
         assert float(algorithm.epsilon) == pytest.approx(wanted)
-    ladder: Any = make("dqn", AlternatingEnv(8), epsilon_ladder=True)
+    ladder: Any = off_policy("dqn", AlternatingEnv(8), epsilon_ladder=True)
     assert float(ladder.epsilon[0]) == pytest.approx(0.4)
     assert float(ladder.epsilon[-1]) == pytest.approx(0.4**8)
-
-
-# ---- a whole run ----
-
-
-SMALL_RUN: dict[str, Any] = {"num_envs": 8, "horizon": 2, "quiet": True, "device": "cpu", "eval_episodes": 2, "log_every": 0.0}
-
-
-@pytest.mark.parametrize(("name", "env"), [("sac", "pendulum"), ("rainbow", "cart_pole"), ("redq", "pendulum"), ("pqn", "cart_pole")])
-def test_resuming_is_not_having_stopped(name: str, env: str, tmp_path: Path) -> None:
-    settings = SMALL_RUN | small_settings(name) | {"horizon": 2}
-    if name != "pqn":
-        settings |= {"save_replay": True, "learning_starts": 24, "schedule": "linear"}
-    whole = train(name, env, run_dir=str(tmp_path / "whole"), total_steps=160, **settings)
-    train(name, env, run_dir=str(tmp_path / "halves"), total_steps=160, max_seconds=1e-9, **settings)
-    halves = resume(tmp_path / "halves", max_seconds=None)
-    (one, _), (other, _) = load_checkpoint(whole.folder), load_checkpoint(halves.folder)
-    for part in ("model", "training", "env", "replay"):
-        for mine, theirs in zip(torch.utils._pytree.tree_leaves(one[part]), torch.utils._pytree.tree_leaves(other[part]), strict=True):
-            assert torch.equal(mine, theirs) if isinstance(mine, Tensor) else mine == theirs, part
-
-
-def test_without_its_replay_a_run_fills_it_anew_before_it_learns(tmp_path: Path) -> None:
-    settings = SMALL_RUN | small_settings("td3") | {"learning_starts": 64}
-    run = train("td3", "pendulum", run_dir=str(tmp_path), total_steps=128, **settings)
-    updates = int(load_checkpoint(run.folder)[0]["training"]["num_updates"])
-    assert updates == 4 * 5  # after 64, 80, 96, 112 and 128 transitions
-    resume(tmp_path, total_steps=176)
-    assert int(load_checkpoint(tmp_path)[0]["training"]["num_updates"]) == updates
-    resume(tmp_path, total_steps=240)
-    assert int(load_checkpoint(tmp_path)[0]["training"]["num_updates"]) == updates + 4 * 1
-
-
-def test_a_policy_needs_no_replay(tmp_path: Path) -> None:
-    run = train("sac", "pendulum", run_dir=str(tmp_path), total_steps=32, **(SMALL_RUN | small_settings("sac")))
-    policy = load(run.folder)
-    assert not hasattr(policy.algorithm, "replay")
-    assert policy.act(np.zeros(3, np.float32)).shape == (1,)
-    assert isinstance(policy.value(np.zeros(3, np.float32)), float)
-
-
-# ---- refusals ----
-
-
-@pytest.mark.parametrize(
-    ("name", "env", "settings", "message"),
-    [
-        ("td3", "cart_pole", {}, r"TD3 needs a Box action space, this one is Discrete\(2\); dqn and its kin choose"),
-        ("dqn", "pendulum", {}, r"DQN needs a Discrete action space, this one is Box.*ddpg, td3 and sac take a Box"),
-        ("rainbow", "pendulum", {}, "Rainbow needs a Discrete action space"),
-        ("pqn", "pendulum", {}, "PQN needs a Discrete action space"),
-        ("discrete_sac", "pendulum", {}, r"DiscreteSAC needs a Discrete action space.*sac takes a Box"),
-        ("vdn", "cart_pole", {}, r"VDN needs a MultiDiscrete action space.*dqn takes a Discrete"),
-        ("sac", "chasing", {"batch_size": 6000}, "a batch of batch_size 6000 is more than learning_starts 5000 transitions hold"),
-        ("sac", "chasing", {"replay_size": 100}, "a batch of batch_size 256 is more than replay_size 100 transitions hold"),
-        ("td3", "pendulum", {"updates": 3}, "policy_delay 2 updates, updates 3 is no multiple"),
-        ("redq", "chasing", {"target_subset": 11}, "target_subset 11 is more than num_critics 10"),
-        ("sac", "pendulum", {"atoms": 1}, "atoms must be 0 or at least 2"),
-        ("dqn", "cart_pole", {"atoms": 5, "quantiles": 5}, "two kinds of distribution"),
-        ("sac", "pendulum", {"fit_returns": 0.1}, "fit_returns needs a rollout"),
-        ("mod_sac", "pendulum", {"policy_delay": 2}, "decides by itself when the actor moves"),
-        ("ddpg", "pendulum", {"noise_std_range": [0.5, 0.1]}, "two numbers above 0, the least first"),
-        ("sac", "cart_pole", {"atoms": 11}, "leave out atoms 11"),
-    ],
-)
-def test_what_does_not_fit_is_refused(name: str, env: str, settings: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=message):
-        train(name, env, run_dir=str(tmp_path), quiet=True, num_envs=4, total_steps=8, device="cpu", **settings)
-
-
-def test_a_replay_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpurl.buffers.replay.available_bytes", lambda device: 1_000_000)
-    with pytest.raises(
-        UsageError, match=r"a replay of 1,000,000 transitions takes .* GiB on cpu, where .* are free: replay_size [\d,]+ would"
-    ):
-        make("sac", RandomWalk(8), replay_size=1_000_000).make_buffer()
-    (fits,) = [int(word.replace(",", "")) for word in _error_of(1_000_000).split() if word.replace(",", "").isdigit()][-1:]
-    make("sac", RandomWalk(8), replay_size=fits).make_buffer()
-
-
-def _error_of(size: int) -> str:
-    with pytest.raises(UsageError) as caught:
-        make("sac", RandomWalk(8), replay_size=size).make_buffer()
-    return str(caught.value).split(" would fit")[0]
-
-
-def test_free_memory_is_known() -> None:
-    free = memory.available_bytes(torch.device("cpu"))
-    assert free is None or 2**20 < free < 2**50
-
-
-def test_a_saved_replay_of_another_environment_is_refused() -> None:
-    small, other = make("sac", RandomWalk(4)), make("sac", ContinuousAlternating(4))
-    for algorithm, env in ((small, RandomWalk(4)), (other, ContinuousAlternating(4))):
-        play(algorithm, env, 2, learns=False)
-    with pytest.raises(UsageError, match="the saved replay is of another environment or size: its obs is"):
-        other.replay.load_state_dict(small.replay.state_dict())
-    prioritized = make("sac", RandomWalk(4), prioritized=True)
-    prioritized.make_buffer()
-    with pytest.raises(UsageError, match="has no priorities"):
-        prioritized.replay.load_state_dict(small.replay.state_dict())
-    shorter = make("sac", RandomWalk(4), replay_size=64)
-    shorter.make_buffer()
-    play(full := make("sac", RandomWalk(4), replay_size=96), RandomWalk(4), 30, learns=False)
-    with pytest.raises(UsageError, match="another environment or size"):
-        shorter.replay.load_state_dict(full.replay.state_dict())
-
-
-def test_errors_that_are_no_numbers_are_refused_as_priorities() -> None:
-    algorithm: Any = make("dqn", AlternatingEnv(4), prioritized=True)
-    play(algorithm, AlternatingEnv(4), 3, learns=False)
-    index = torch.arange(4)
-    with pytest.raises(UsageError, match="1 of 4 errors are NaN or infinite"):
-        algorithm.replay.update_priorities(index, torch.tensor([1.0, float("nan"), 1.0, 1.0]))
-
-
-def test_sac_takes_the_form_of_its_space() -> None:
-    assert type(make("sac", AlternatingEnv(2))) is DiscreteSAC
-    assert type(make("sac", RandomWalk(2))) is SAC
-
-
-def test_a_resume_refuses_another_shape(tmp_path: Path) -> None:
-    settings = SMALL_RUN | small_settings("sac")
-    train("sac", "pendulum", run_dir=str(tmp_path), total_steps=32, **settings)
-    with pytest.raises(CheckpointError, match=r"num_critics 2, this run 3"):
-        resume(tmp_path, num_critics=3, total_steps=64)
-
-
-def test_nested_settings_lie_over_what_the_algorithm_starts_with() -> None:
-    """`--network.hidden` of Rainbow must not turn off dueling."""
-    config = make_settings("rainbow", "cart_pole", network={"hidden": [32]}).algorithm_config
-    assert (config.network.hidden, config.network.dueling, config.network.noisy) == ((32,), True, True)

@@ -88,6 +88,17 @@ def test_returns_stand_left_and_what_explains_them_right(tmp_path: Path, drawn: 
     assert returns.get_xlim()[0] == 0
 
 
+def test_the_loss_of_an_actor_stands_where_there_is_no_other(tmp_path: Path, drawn: list[Figure]) -> None:
+    losses = {"train/actor_loss": 0.5, "train/critic_loss": 0.25}
+    for number, (names, wanted) in enumerate(((["train/actor_loss"], "actor loss"), (list(losses), "critic loss"))):
+        plot_curve(
+            write_log(
+                tmp_path / str(number), *({"step": n, "rollout/ep_rew_mean": 1.0} | {name: losses[name] for name in names} for n in (1, 2))
+            )
+        )
+        assert drawn[number].axes[1].get_ylabel() == wanted
+
+
 def test_nan_is_a_gap(tmp_path: Path, drawn: list[Figure]) -> None:
     values = [1.0, None, 3.0]
     plot_curve(write_log(tmp_path, *({"step": n, "rollout/ep_rew_mean": value} for n, value in enumerate(values))))

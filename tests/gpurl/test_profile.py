@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from gpurl import profile as module
+from gpurl.algorithms.sac import SAC
 from gpurl.cli import main
 from gpurl.config import make_settings
 from gpurl.errors import UsageError
 from gpurl.profile import Phase, Profile, Spans, profile
 from gpurl.profile_report import report
+from tests.small_runs import small_settings
 
 SMALL = ["num_envs=16", "horizon=4", "minibatches=2", "epochs=3", "network.hidden=8", "device=cpu", "--iterations", "2", "--warm-up", "1"]
 CPU, CUDA = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
@@ -52,6 +54,17 @@ def test_every_algorithm_can_be_profiled_in_a_folder_of_its_own(tmp_path: Path) 
         for name in ("env", "policy", "store", "post", "update"):
             assert found.phases[name].host > 0
             assert found.phases[name].operators > 0
+
+
+def test_what_replays_is_profiled_as_it_runs_once_it_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acting by the policy and updating in every iteration, however far off learning_starts is."""
+    drawn = []
+    monkeypatch.setattr(SAC, "random_action", lambda self: drawn.append(1) or torch.zeros(self.num_envs, 2))
+    settings = small_settings("sac") | {"learning_starts": 10_000, "num_envs": 16, "horizon": 2, "device": "cpu", "root": str(tmp_path)}
+    found = profile(make_settings("sac", "chasing", **settings), iterations=2, warm_up=1)
+    assert len(drawn) == 2  # in the first iteration, before anything is scheduled
+    assert (found.horizon, found.minibatches) == (2, 4)
+    assert found.phases["update"].operators > 4 * found.phases["policy"].operators / 2
 
 
 def test_the_profiled_steps_are_counted_and_no_others(tmp_path: Path) -> None:

@@ -12,38 +12,13 @@ import torch
 
 import gpurl
 from gpurl.api import make_trainer, resume, train
-from gpurl.checkpoint import latest_checkpoint, list_checkpoints, load_checkpoint
+from gpurl.checkpoint import latest_checkpoint, list_checkpoints
 from gpurl.cli import main
 from gpurl.config import make_settings
 from gpurl.errors import CheckpointError, EnvError, UsageError
 from gpurl.statistics import EpisodeStatistics
-from tests.small_runs import ITERATION, ROOT, SMALL, small_run, start
+from tests.small_runs import ITERATION, ROOT, SMALL, assert_same, small_run, start, state_of
 from tests.tiny_envs import RandomWalk
-
-
-def state_of(folder: Path) -> dict[str, Any]:
-    parts, _ = load_checkpoint(folder)
-    parts.pop("meta")
-    for name in ("elapsed", "best_return", "evaluation", "statistics", "threads"):
-        parts["trainer"].pop(name)
-    return parts
-
-
-def assert_same(one: Any, other: Any, at: str = "") -> None:
-    assert type(one) is type(other), at
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), at
-        for name in one:
-            assert_same(one[name], other[name], f"{at}.{name}")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), at
-        for number, (a, b) in enumerate(zip(one, other)):
-            assert_same(a, b, f"{at}[{number}]")
-    elif isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), at
-    else:
-        assert one == other, at
-
 
 # ---- what a run leaves behind ----
 

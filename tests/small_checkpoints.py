@@ -1,0 +1,57 @@
+"""Checkpoints of a few numbers: made, read back with every bit compared, and looked at from outside."""
+
+import math
+import struct
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gpurl.checkpoint import load_checkpoint
+from gpurl.errors import CheckpointError
+
+
+def small_parts(step: int = 0) -> dict:
+    return {"model": {"weight": torch.full((3, 5), float(step)), "step": step}, "optim": {"m": [torch.arange(4), (1, math.inf)]}}
+
+
+def assert_same_bits(got: object, wanted: object) -> None:
+    """Same types, same order, same bits."""
+    assert type(got) is type(wanted)
+    if isinstance(wanted, Tensor) and isinstance(got, Tensor):
+        assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+        assert bytes(got.flatten().view(torch.uint8).tolist()) == bytes(wanted.flatten().view(torch.uint8).tolist())
+    elif isinstance(wanted, float):
+        assert struct.pack(">d", got) == struct.pack(">d", wanted)
+    elif isinstance(wanted, dict):
+        assert list(got) == list(wanted)
+        assert_same_bits(list(got.values()), list(wanted.values()))
+    elif isinstance(wanted, (list, tuple)):
+        assert len(got) == len(wanted)
+        for one, other in zip(got, wanted):
+            assert_same_bits(one, other)
+    else:
+        assert got == wanted
+
+
+def step_of(folder: Path) -> int:
+    """The step that a load gives, its tensors checked; a warning is an error here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parts, manifest = load_checkpoint(folder)
+    assert_same_bits(parts, small_parts(manifest["step"]))
+    return manifest["step"]
+
+
+def verify_checkpoint(path: Path) -> str | None:
+    """Why the checkpoint cannot be loaded; None if it can."""
+    try:
+        load_checkpoint(path)
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
+def entries(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
