@@ -18,7 +18,7 @@ def td_loss(q: Tensor, target: Tensor, weight: Tensor, huber_delta: float | None
     q: [E, B]; target: [B]. The error is the mean over members of |e|.
     """
     scale = _row_scale(weight)
-    difference = torch.where(scale != 0.0, q - target, 0.0)
+    difference = _select(scale, q - target)
     if huber_delta is None:
         gradient, rows = 2.0 * difference, difference.square()
     else:

@@ -128,7 +128,7 @@ class Replay:
         return {**tensors, **rows, "random": self.random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()` of a buffer of this shape."""
+        """Continue from `state_dict()` of a buffer of this size, or of a smaller one that was not overwritten yet."""
         for name, tensor in self.ring._asdict().items():
             saved = state[name]
             if saved.shape[1:] != tensor.shape[1:] or saved.dtype != tensor.dtype or saved.shape[0] > tensor.shape[0]:
@@ -136,12 +136,12 @@ class Replay:
                     f"the saved replay is of another environment or size: its {name} is {saved.dtype} {tuple(saved.shape)}, "
                     f"this one's {tensor.dtype} {tuple(tensor.shape)}"
                 )
-        if int(state["counts"][0]) > self.num_rows != state["flags"].shape[0]:
-            raise UsageError(
-                f"the saved replay has {state['flags'].shape[0]} rows and is full, this one has {self.num_rows}: keep replay_size"
-            )
+        rows = state["flags"].shape[0]
+        if int(state["counts"][0]) > rows != self.num_rows:  # its newest row is not its last
+            raise UsageError(f"the saved replay has {rows} rows and is full, this one has {self.num_rows}: keep replay_size")
         for name, tensor in self.ring._asdict().items():
             tensor[: state[name].shape[0]].copy_(state[name])
+        self.ring.final_obs[-self.num_envs :].copy_(state["final_obs"][-self.num_envs :])  # of the newest row, behind any table
         self.random.load_state_dict(state["random"])
 
     def snapshot(self, steps: int) -> dict[str, Any]:

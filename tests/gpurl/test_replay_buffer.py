@@ -1,11 +1,14 @@
 """Replay buffers: what goes in comes out under its names, and prioritised draws and weights are those of their formulas."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from gpurl.buffers.prioritized import LEAST_ERROR, PrioritizedReplay
 from gpurl.buffers.replay import Replay
+from gpurl.errors import UsageError
 
 ENVS = 4
 COLUMNS: dict[str, tuple[int, ...]] = {"reward": (), "action": (2,), "extra": ()}
@@ -27,6 +30,10 @@ def uniform(size: int = 40, **options: object) -> Replay:
 def prioritized(size: int = 40, exponent: float = 0.6, importance: float = 0.4, decay: float = 1.0) -> PrioritizedReplay:
     arguments = size, ENVS, (3,), COLUMNS, torch.device("cpu")
     return PrioritizedReplay(*arguments, exponent=exponent, importance=importance, decay=decay)
+
+
+def saved(replay: Replay) -> dict[str, Any]:
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in replay.state_dict().items()}
 
 
 def test_columns_come_out_under_their_names() -> None:
@@ -141,9 +148,34 @@ def test_a_saved_replay_draws_what_it_would_have_drawn() -> None:
         one.add(steps(5, seed))
         one.update_priorities(torch.arange(10), torch.rand(10))
     other = prioritized()
-    other.load_state_dict({name: value.clone() if isinstance(value, Tensor) else value for name, value in one.state_dict().items()})
+    other.load_state_dict(saved(one))
     for _ in range(3):
         mine, theirs = one.sample(32, 0.9, 3), other.sample(32, 0.9, 3)
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
         one.add(steps(2, 9))
         other.add(steps(2, 9))
+
+
+def test_a_larger_replay_goes_on_with_what_a_smaller_one_saved() -> None:
+    """Its table of final observations is longer, and those of the newest row stand behind it."""
+    one, larger = (uniform(size=size, final_share=0.5) for size in (400, 4000))
+    one.add(steps(30, ends=0.3))
+    larger.load_state_dict(saved(one))
+    for add_more in (False, True):
+        for replay in (one, larger) if add_more else ():
+            replay.cut(torch.tensor([True, False, True, False]))
+            replay.add(steps(1, seed=7))
+        index = torch.arange((30 + add_more) * ENVS)
+        mine, theirs = (replay._sample(len(index), 0.9, 3, index) for replay in (one, larger))
+        assert all(torch.equal(mine[name], theirs[name]) for name in ("obs", "next_obs", "reward", "discount", "weight"))
+
+
+@pytest.mark.parametrize("count", [14, 30], ids=["not yet as many steps as the other holds", "more"])
+def test_a_full_replay_goes_on_only_in_one_of_its_size(count: int) -> None:
+    """Rows behind its own were never written, but the count of steps says so."""
+    full = uniform(size=40)
+    for seed in range(count):
+        full.add(steps(1, seed))
+    uniform(size=40).load_state_dict(saved(full))
+    with pytest.raises(UsageError, match="the saved replay has 10 rows and is full, this one has 20: keep replay_size"):
+        uniform(size=80).load_state_dict(saved(full))
