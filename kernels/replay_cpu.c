@@ -48,8 +48,8 @@ static void load(char *to, const char *from, int64_t count, int64_t kind)
     for (int64_t i = 0; i < count; i++) bits[i] = (uint32_t)halves[i] << 16;
 }
 
-/* As replay_add_reference: `steps` rows behind the newest. The numbers of a step come in columns of so many numbers each; flags as bytes of
- * 0 and 1, of which truncated and valid may be missing: those of terminated are then taken as they are. */
+/* As replay_add_reference: `steps` rows behind the newest. The numbers of a step come in columns of so many numbers each; terminated,
+ * truncated and valid as bytes of 0 and 1, of which valid may be missing. */
 EXPORT void replay_add(void **ring, const int64_t *size, void **given, int64_t steps, const int64_t *widths, int64_t num_columns)
 {
     int64_t envs = size[ENVS], finals = size[FINALS], kind = size[KIND];
@@ -69,8 +69,7 @@ EXPORT void replay_add(void **ring, const int64_t *size, void **given, int64_t s
         }
         for (int64_t n = 0; n < envs; n++) {
             int32_t *slot = (int32_t *)ring[SLOT] + row + n;
-            uint8_t flags = terminated[from + n];
-            if (truncated && truncated[from + n]) flags |= TRUNCATED;
+            uint8_t flags = (uint8_t)(terminated[from + n] * TERMINATED | truncated[from + n] * TRUNCATED);
             if (valid && !valid[from + n]) flags |= INVALID;
             ((uint8_t *)ring[FLAGS])[row + n] = flags;
             *slot = 0;

@@ -11,18 +11,7 @@ from gpurl.buffers.packed import PackedRows
 from gpurl.errors import UsageError
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.random import CounterRandom
-from gpurl.kernels.replay import (
-    INVALID,
-    TRUNCATED,
-    Block,
-    Ring,
-    adds_columns,
-    new_ring,
-    replay_add,
-    replay_add_columns,
-    replay_sample,
-    ring_bytes,
-)
+from gpurl.kernels.replay import Block, Ring, new_ring, replay_add, replay_cut, replay_sample, ring_bytes
 
 SHARE_TO_TAKE = 0.9  # of the free memory
 
@@ -77,15 +66,8 @@ class Replay:
     def add(self, columns: dict[str, Tensor]) -> None:
         """Write steps over the oldest: name -> [h, N, ...] of the columns, obs, final_obs, terminated, truncated and perhaps valid."""
         obs, final_obs, terminated, truncated = (columns[name] for name in ("obs", "final_obs", "terminated", "truncated"))
-        valid = columns.get("valid")
-        if adds_columns(self.ring):
-            others = [columns[name] for name in self.rows.places]
-            return replay_add_columns(self.ring, obs, final_obs, (terminated, truncated, valid), others)
-        flags = truncated.view(torch.uint8) * TRUNCATED + terminated.view(torch.uint8)
-        if valid is not None:
-            flags += valid.logical_not().view(torch.uint8) * INVALID
-        numbers = self.rows.pack(columns).view(*flags.shape, -1)
-        replay_add(self.ring, Block(obs.reshape(*flags.shape, -1), numbers, flags, final_obs.reshape(*flags.shape, -1)))
+        numbers = [columns[name] for name in self.rows.places]
+        replay_add(self.ring, Block(obs, final_obs, terminated, truncated, columns.get("valid"), numbers))
 
     def sample(self, batch_size: int, gamma: float, num_steps: int = 1) -> dict[str, Tensor]:
         """name -> [B, ...]: the columns of the first step; obs and next_obs [B, D]; reward and discount of up to `num_steps` steps; index;
@@ -104,19 +86,7 @@ class Replay:
 
     def cut(self, mask: Tensor) -> None:
         """What follows the newest step belongs to other episodes where mask [N]: it was reset from outside. A step that ended stays so."""
-        ring, num_final = self.ring, self.ring.owner.shape[0] - 1
-        row = ring.counts[2]
-        flags = ring.flags.index_select(0, row.view(1)).squeeze(0)
-        cut = mask & ((flags & 3) == 0) & (ring.counts[0] > 0)
-        entry = (cut.cumsum(0) - 1 + ring.counts[1]) % num_final
-        place = torch.where(cut, entry, num_final + torch.arange(self.num_envs, device=self.device))
-        ring.final_obs.index_copy_(0, place, ring.final_obs[num_final:].clone())
-        owned = row * self.num_envs + torch.arange(self.num_envs, device=self.device)
-        ring.owner.index_copy_(0, torch.where(cut, entry, num_final), owned)
-        slot = ring.slot.index_select(0, row.view(1)).squeeze(0)
-        ring.slot.index_copy_(0, row.view(1), torch.where(cut, entry.int(), slot).unsqueeze(0))
-        ring.flags.index_copy_(0, row.view(1), (flags + cut.view(torch.uint8) * 2).unsqueeze(0))
-        ring.counts[1] += cut.sum()
+        replay_cut(self.ring, mask)
 
     # ---- states ----
 
