@@ -93,6 +93,24 @@ def test_weights_take_back_the_bias_of_the_draws() -> None:
     torch.testing.assert_close(drawn["weight"].double(), (wanted[drawn["index"]].min() / wanted[drawn["index"]]), rtol=1e-5, atol=0)
 
 
+def test_what_is_not_learnt_from_weighs_nothing_and_lowers_no_other_weight() -> None:
+    """Rows 0 to 3 are truncated, and their final observations were overwritten; their priority is the least, as their error was 0."""
+    replay = PrioritizedReplay(40, ENVS, (3,), COLUMNS, torch.device("cpu"), exponent=1.0, importance=1.0, final_share=0.1)
+    for seed in range(2):
+        columns = steps(1, seed)
+        columns["truncated"][:] = True
+        replay.add(columns)
+    replay.update_priorities(torch.arange(8), torch.tensor([0.01] * 4 + [1.0, 1.0, 1.0, 4.0]))
+    batch = replay.sample(2000, 0.9)
+    lost = batch["index"] < 4
+    assert 0 < int(lost.sum()) < 100
+    assert batch["weight"][lost].unique().tolist() == [0.0]
+    assert sorted(batch["weight"][~lost].unique().tolist()) == pytest.approx([0.25, 1.0])
+    replay.update_priorities(torch.arange(4, 8), torch.full((4,), 1e-30))
+    replay.priority[1] = 0.0
+    assert replay.sample(50, 0.9)["weight"].unique().tolist() == [0.0]
+
+
 def test_beta_goes_to_one_and_without_it_nothing_is_weighed() -> None:
     replay = prioritized(importance=0.4)
     replay.add(steps(10))
