@@ -20,11 +20,10 @@ from torch import Tensor
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import use_c, use_triton
 from gpurl.kernels.env_step import RandomStreams
-from gpurl.kernels.random import WORDS_PER_STEP, random_words_reference, splitmix_word
+from gpurl.kernels.random import WORDS_PER_STEP, random_fraction_reference, splitmix_word, word_to_fraction
 
 TERMINATED, TRUNCATED, INVALID = 1, 2, 4  # bits of a row's flags; an invalid row is no real transition
 DONE = TERMINATED | TRUNCATED
-UNIT = 2.0**-53
 STORED_KINDS = (torch.float32, torch.bfloat16, torch.uint8)  # of observations
 ELEMENTS = 1024  # of observations that a program of the kernel holds at a time
 
@@ -140,9 +139,8 @@ def replay_cut(ring: Ring, mask: Tensor) -> None:
 
 def uniform_index_reference(streams: RandomStreams, offset: int, batch_size: int, size: Tensor) -> Tensor:
     """[B] int64 uniform in [0, size), of 53 bits each: word number offset + i of the one stream's step; size: 0-d int64."""
-    words = random_words_reference(*streams, offset, batch_size).view(-1)
-    fraction = (words >> 11).bitwise_and_((1 << 53) - 1).double() * (size.double() * UNIT)
-    return fraction.long().clamp_(max=size - 1)
+    fraction = random_fraction_reference(*streams, offset, batch_size)[0]
+    return (fraction * size.double()).long().clamp_(max=size - 1)
 
 
 def replay_sample_reference(
@@ -200,8 +198,7 @@ def replay_sample_kernel(
     if DRAWS:
         size = tl.maximum(tl.minimum(written, T) * N, 1)
         word = splitmix_word(tl.load(key_ptr), tl.load(gamma_ptr), tl.load(step_ptr) * 65536 + offset + lane)
-        unit = size.to(tl.float64) * 1.1102230246251565e-16  # 2**-53
-        index = tl.minimum(((word >> 11).to(tl.int64).to(tl.float64) * unit).to(tl.int64), size - 1)
+        index = tl.minimum((word_to_fraction(word) * size.to(tl.float64)).to(tl.int64), size - 1)
         tl.store(index_ptr + lane, index, mask=inside)
     else:
         index = tl.load(index_ptr + lane, mask=inside, other=0)

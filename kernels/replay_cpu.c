@@ -6,7 +6,6 @@
 #include "random_cpu.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define UNIT 1.1102230246251565e-16 /* 2^-53 */
 #define LINE 64   /* bytes of the cache's */
 #define AHEAD 4   /* transitions between asking for a row and reading it */
 #define MOST 1024 /* bytes of a row that are asked for: the processor sees by itself that more is read on */
@@ -97,12 +96,11 @@ EXPORT void replay_sample(void **ring, const int64_t *size, const uint64_t **str
     int64_t asked = (stored < MOST ? stored : MOST) - 1; /* of a row's bytes, which begin anywhere in a line */
     int64_t *index = out[INDEX], newest = counts[2];
     int64_t filled = (counts[0] < rows ? counts[0] : rows) * envs, total = filled < 1 ? 1 : filled;
-    double unit = (double)total * UNIT;
     uint64_t first_word = streams[2][0] * WORDS_PER_STEP + offset;
     if (draws)
         for (int64_t i = 0; i < batch_size; i++) {
             uint64_t word = mixed(streams[1][0] * (first_word + (uint64_t)i) + streams[0][0]);
-            int64_t drawn = (int64_t)((double)(int64_t)(word >> 11) * unit);
+            int64_t drawn = (int64_t)(fraction(word) * (double)total);
             index[i] = drawn < total ? drawn : total - 1;
         }
     for (int64_t i = 0; i < batch_size; i++) {

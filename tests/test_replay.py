@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpurl.kernels import c_library, replay
 from gpurl.kernels.env_step import RandomStreams
@@ -202,27 +203,56 @@ def test_a_block_of_wrong_sizes_is_refused() -> None:
     assert not ring.counts.any()
 
 
+class Places(TorchDispatchMode):
+    """Keeps the indices of every write by index, per tensor written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[tuple[int, Tensor]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.index_copy_.default:
+            self.written.append((args[0].data_ptr(), args[2]))
+        return function(*args, **(kwargs or {}))
+
+
+def test_no_two_are_written_to_one_entry() -> None:
+    """Of two a CPU keeps the last; a GPU keeps any, and may keep another as the owner."""
+    ring, world = new_ring(8, ENVS, OBS, 3, 2, torch.float32, torch.device("cpu")), World(ends=0.9)
+    nothing = torch.zeros(1, ENVS, dtype=torch.bool)
+    with Places() as places:
+        replay.replay_add_reference(ring, world.block(7))
+        replay.replay_add_reference(ring, world.block(1)._replace(terminated=nothing, truncated=nothing))
+        replay.replay_cut(ring, torch.ones(ENVS, dtype=torch.bool))
+    for tensor in (ring.final_obs, ring.owner):
+        written = [index[index < 2] for place, index in places.written if place == tensor.data_ptr()]
+        assert len(written) == 3
+        assert all(len(index) == len(index.unique()) for index in written)
+        assert len(written[0]) == len(written[2]) == 2
+
+
 @pytest.mark.parametrize("num_final", [1, 2, 20])
 def test_a_cut_keeps_as_many_final_observations_as_the_table_holds(num_final: int) -> None:
     """An end that was told stays what it is; of more cuts than entries the last are kept, as of ends that go in."""
-    ring = new_ring(4, 4, 1, 1, num_final, torch.float32, torch.device("cpu"))
-    mask = torch.tensor([True, True, False, True])
+    ring = new_ring(4, 5, 1, 1, num_final, torch.float32, torch.device("cpu"))
+    mask = torch.tensor([True, True, True, False, True])
     replay.replay_cut(ring, mask)
     assert not ring.counts.any()  # there was nothing to cut
     assert not ring.flags.any()
-    flags = torch.tensor([0, TERMINATED, 0, 0], dtype=torch.uint8)
+    flags = torch.tensor([[0, TERMINATED, TRUNCATED, 0, 0]], dtype=torch.uint8)
     for step in range(2):
-        obs = torch.arange(4.0).view(1, 4, 1) + 10 * step
-        replay.replay_add_reference(ring, block_of(obs, torch.ones(1, 4, 1), flags.view(1, 4), obs + 100))
+        obs = torch.arange(5.0).view(1, 5, 1) + 10 * step
+        replay.replay_add_reference(ring, block_of(obs, torch.ones(1, 5, 1), flags, obs + 100))
     replay.replay_cut(ring, mask)
-    assert ring.flags.tolist() == [[0, TERMINATED, 0, 0], [TRUNCATED, TERMINATED, 0, TRUNCATED], [0] * 4, [0] * 4]
-    fresh = torch.full((1, 4, 1), -1.0)
-    replay.replay_add_reference(ring, block_of(fresh, torch.ones(1, 4, 1), 0 * flags.view(1, 4), fresh))
-    batch = replay.replay_sample_reference(ring, 4, 0.5, 2, streams(), index=torch.arange(4, 8))
-    assert batch.discount.tolist() == [0.5, 0.0, 0.25, 0.5]
-    assert batch.weight.tolist() == [float(num_final > 1), 1.0, 1.0, 1.0]
-    assert batch.next_obs.flatten().tolist()[2:] == [-1.0, 113.0]
-    assert batch.next_obs[0] == 110.0 or num_final == 1
+    assert ring.flags.tolist() == [[0, TERMINATED, TRUNCATED, 0, 0], [TRUNCATED, TERMINATED, TRUNCATED, 0, TRUNCATED], [0] * 5, [0] * 5]
+    fresh = torch.full((1, 5, 1), -1.0)
+    replay.replay_add_reference(ring, block_of(fresh, torch.ones(1, 5, 1), 0 * flags, fresh))
+    batch = replay.replay_sample_reference(ring, 5, 0.5, 2, streams(), index=torch.arange(5, 10))
+    assert batch.discount.tolist() == [0.5, 0.0, 0.5, 0.25, 0.5]
+    assert batch.weight.tolist() == [float(num_final > 1), 1.0, float(num_final > 2), 1.0, 1.0]
+    wanted = torch.tensor([110.0, 111.0, 112.0, -1.0, 114.0])
+    may_be_used = (batch.weight > 0) & (batch.discount > 0)
+    assert torch.equal(batch.next_obs.flatten()[may_be_used], wanted[may_be_used])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -249,6 +279,14 @@ def test_draws_are_uniform_over_what_is_stored(form: Form) -> None:
     assert torch.equal(batch.index[8:], form[1](ring, 59_992, GAMMA, 1, streams(), 8).index)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_an_empty_ring_gives_its_first_row(form: Form) -> None:
+    batch = form[1](filled(World(), form, 4, ()), 20, GAMMA, 2, streams())
+    assert batch.index.tolist() == [0] * 20
+    assert not batch.obs.any()
+    assert not batch.reward.any()
+
+
 def test_every_row_of_a_large_ring_can_be_drawn() -> None:
     """24 bits would give 2**25 rows half of them never; 53 give them all alike."""
     index = replay.uniform_index_reference(streams(), 0, 60_000, torch.tensor(1 << 40))
@@ -261,6 +299,8 @@ def test_wrong_sizes_are_named() -> None:
     ring = filled(World(), FORMS[0].values[0], 4, (2,))
     with pytest.raises(ValueError, match="1 to 65536 transitions, not 65537"):
         replay.replay_sample(ring, 65537, GAMMA, 1, streams())
+    with pytest.raises(ValueError, match="1 to 65496 transitions, not 65497"):  # further words are those of the next step
+        replay.replay_sample(ring, 65497, GAMMA, 1, streams(), 40)
     with pytest.raises(ValueError, match=r"not torch.float16"):
         new_ring(1, 1, 1, 1, 1, torch.float16, torch.device("cpu"))
 

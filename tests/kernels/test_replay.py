@@ -21,7 +21,7 @@ def filled(kind: torch.dtype, num_envs: int, obs_size: int, width: int, blocks: 
         obs, final_obs = (torch.randn(*shape, obs_size, generator=generator) for _ in range(2))
         if kind == torch.uint8:
             obs, final_obs = (x.mul(40).clamp(0, 255).to(torch.uint8) for x in (obs, final_obs))
-        ended, is_truncated, valid = (torch.rand(shape, generator=generator) < chance for chance in (0.2, 0.5, 0.9))
+        ended, is_truncated, valid = (torch.rand(shape, generator=generator) < chance for chance in (0.5, 0.5, 0.9))
         numbers = torch.randn(*shape, width, generator=generator)
         steps_in = (obs, final_obs, ended & ~is_truncated, ended & is_truncated, valid, numbers)
         *tensors, numbers = (tensor.to(ring.obs.device) for tensor in steps_in)
@@ -53,3 +53,9 @@ def test_kernel_is_the_reference(
     index = torch.arange(stored)
     again = replay.replay_sample_triton(ring, stored, 0.9, num_steps, streams(0), index=index)
     assert_same(again, replay.replay_sample_reference(ring, stored, 0.9, num_steps, streams(0), index=index))
+
+
+def test_an_empty_ring_gives_its_first_row() -> None:
+    batch = replay.replay_sample_triton(filled(torch.float32, 3, 5, 2, ()), 7, 0.9, 2, streams(0))
+    assert batch.index.tolist() == [0] * 7
+    assert not batch.reward.any()
