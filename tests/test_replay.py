@@ -267,6 +267,16 @@ def test_bfloat16_keeps_infinity_and_nan_apart(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_no_nan_rounds_to_a_number(form: Form) -> None:
+    """Those whose upper half is infinity's, and those that would run over into the sign."""
+    ring = new_ring(2, 1, 4, 1, 1, torch.bfloat16, torch.device("cpu"))
+    obs = torch.tensor([0x7F800001, 0x7FFFFFFF, -0x007FFFFF, -1], dtype=torch.int32).view(torch.float32).view(1, 1, 4)
+    assert bool(obs.isnan().all())
+    form[0](ring, block_of(obs, torch.zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.uint8), obs))
+    assert bool(ring.obs[0].isnan().all())
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_draws_are_uniform_over_what_is_stored(form: Form) -> None:
     ring = filled(World(), form, 100, (40,))
     batch = form[1](ring, 60_000, GAMMA, 1, streams())

@@ -9,6 +9,7 @@ from torch import Tensor
 from gpurl.buffers.prioritized import LEAST_ERROR, PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.errors import UsageError
+from gpurl.kernels.backend import no_host_looks
 
 ENVS = 4
 COLUMNS: dict[str, tuple[int, ...]] = {"reward": (), "action": (2,), "extra": ()}
@@ -149,6 +150,17 @@ def test_of_a_transition_that_comes_twice_the_greater_error_counts() -> None:
     assert float(replay.priority.view(-1)[5]) == pytest.approx((7.0 + LEAST_ERROR) ** 0.6)
 
 
+def test_errors_that_are_no_numbers_change_no_priority_where_the_host_may_not_look() -> None:
+    replay = prioritized()
+    replay.add(steps(3))
+    before = replay.priority.clone()
+    with no_host_looks():
+        replay.update_priorities(torch.arange(4), torch.tensor([torch.nan, torch.inf, -torch.inf, 7.0]))
+    before[0, 3] = (7.0 + LEAST_ERROR) ** 0.6
+    torch.testing.assert_close(replay.priority, before)
+    torch.testing.assert_close(replay.greatest, before[0, 3])
+
+
 def test_what_is_no_transition_keeps_priority_zero() -> None:
     replay, columns = prioritized(), steps(4)
     columns["valid"] = torch.ones(4, ENVS, dtype=torch.bool)
@@ -164,7 +176,7 @@ def test_a_saved_replay_draws_what_it_would_have_drawn() -> None:
     one = prioritized()
     for seed in range(3):
         one.add(steps(5, seed))
-        one.update_priorities(torch.arange(10), torch.rand(10))
+        one.update_priorities(torch.arange(10), 5.0 * torch.rand(10))
     other = prioritized()
     other.load_state_dict(saved(one))
     for _ in range(3):
@@ -172,6 +184,15 @@ def test_a_saved_replay_draws_what_it_would_have_drawn() -> None:
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
         one.add(steps(2, 9))
         other.add(steps(2, 9))
+
+
+def test_the_greatest_priority_goes_back_too() -> None:
+    replay = prioritized()
+    replay.add(steps(3))
+    before = replay.snapshot(1)
+    replay.update_priorities(torch.tensor([0]), torch.tensor([9.0]))
+    replay.go_back(before)
+    assert float(replay.greatest) == 1.0
 
 
 def test_a_larger_replay_goes_on_with_what_a_smaller_one_saved() -> None:
