@@ -21,7 +21,7 @@ from torch import Tensor
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import use_c, use_triton
 from gpurl.kernels.env_step import RandomStreams
-from gpurl.kernels.random import WORDS_PER_STEP, random_words_reference, splitmix_word
+from gpurl.kernels.random import WORDS_PER_STEP, random_fraction_reference, splitmix_word, word_to_fraction
 
 BLOCK, PREFIX_BLOCK = 1024, 2048  # entries that one program sums; sums that the prefix takes at a time
 C_GROUP = 64  # entries of a running sum: a walk through one costs as much as the search for it
@@ -40,8 +40,7 @@ def prioritized_draw_reference(priority: Tensor, streams: RandomStreams, offset:
     size, device = priority.shape[0], priority.device
     counted = _counted(priority)
     running = counted.cumsum(0, dtype=torch.float64)
-    words = random_words_reference(*streams, offset, batch_size)[0]
-    uniform = ((words >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
+    uniform = random_fraction_reference(*streams, offset, batch_size)[0]
     number = (torch.arange(batch_size, device=device) + uniform) * (running[-1] / batch_size)
     index = torch.searchsorted(running, number, right=True).clamp_(max=size - 1)
     last = torch.where(counted > 0.0, torch.arange(size, device=device), 0).amax()
@@ -104,8 +103,7 @@ def draw_kernel(
     """
     draw = tl.program_id(0)
     word = splitmix_word(tl.load(key_ptr), tl.load(gamma_ptr), tl.load(step_ptr) * 65536 + offset + draw)
-    uniform = (word >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16  # 2**-53
-    number = (draw.to(tl.float64) + uniform) * tl.load(scales_ptr)
+    number = (draw.to(tl.float64) + word_to_fraction(word)) * tl.load(scales_ptr)
     block = 0  # blocks known to end at or before the number
     for bit in tl.static_range(SEARCH_STEPS):
         further = block + (1 << (SEARCH_STEPS - 1 - bit))

@@ -70,7 +70,7 @@ EXPORT void prioritized_draw(const float *priority, const uint64_t *key, const u
         running[g] = total += sum_of_group(priority + start, size - start < group ? size - start : group);
     uint64_t number = *step * WORDS_PER_STEP + offset;
     for (int64_t i = 0; i < batch_size; i++, number++) {
-        double r = ((double)i + (double)(mixed(*gamma * number + *key) >> 11) * 0x1p-53) * (total / (double)batch_size);
+        double r = ((double)i + fraction(mixed(*gamma * number + *key))) * (total / (double)batch_size);
         place[i] = r < total ? r : nextafter(total, 0.0);  /* rounded up: below it the group found has a share */
         index[i] = group_of(running, groups, place[i]) * group;
         __builtin_prefetch(priority + index[i]);

@@ -4,7 +4,7 @@ A draw is a function of (seed, stream, step, draw number); a stream is an enviro
     word(e, c) = mix13(key[e] + c * gamma[e]),     c = step * 2**16 + number of the word within the step
 with mix13 from Stafford's "Better bit mixing" (variant 13) and an odd gamma of its own per stream, as in Steele, Lea and Flood,
 "Fast splittable pseudorandom number generators" (OOPSLA 2014), section 4. One 64-bit word gives two 32-bit halves, low half first.
-Uniforms take 24 bits of a half; normals come in Box-Muller pairs (Box and Muller 1958).
+Uniforms take 24 bits of a half, fractions 53 of a word; normals come in Box-Muller pairs (Box and Muller 1958).
 """
 
 import ctypes
@@ -54,6 +54,11 @@ def random_uniform_reference(key: Tensor, gamma: Tensor, step: Tensor, offset: i
     return halves.bitwise_right_shift_(8).bitwise_and_(0xFFFFFF)[:, :count] * 2.0**-24
 
 
+def random_fraction_reference(key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int) -> Tensor:
+    """[N, count] float64 in [0, 1), multiples of 2**-53, from as many words a stream: for places among more than 2**24."""
+    return ((random_words_reference(key, gamma, step, offset, count) >> 11).bitwise_and_((1 << 53) - 1)).double() * 2.0**-53
+
+
 def random_normal_reference(key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int) -> Tensor:
     """[N, count] float32 standard normal; each word gives the pair r cos(t), r sin(t) with r = sqrt(-2 ln(u + 2**-24))."""
     uniform = random_uniform_reference(key, gamma, step, offset, count + count % 2)
@@ -77,6 +82,12 @@ def word_to_uniforms(word):
     low = ((word >> 8) & 0xFFFFFF).to(tl.int32).to(tl.float32) * 5.9604644775390625e-8
     high = (word >> 40).to(tl.int32).to(tl.float32) * 5.9604644775390625e-8
     return low, high
+
+
+@triton.jit
+def word_to_fraction(word):
+    """A float64 in [0, 1) from the high 53 bits of a uint64 word."""
+    return (word >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
 
 
 @triton.jit

@@ -10,3 +10,6 @@ static inline uint64_t mixed(uint64_t z)
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
     return z ^ (z >> 31);
 }
+
+/* In [0, 1), of a word's high 53 bits. */
+static inline double fraction(uint64_t word) { return (double)(int64_t)(word >> 11) * 0x1p-53; }

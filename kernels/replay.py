@@ -20,11 +20,10 @@ from torch import Tensor
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import use_c, use_triton
 from gpurl.kernels.env_step import RandomStreams
-from gpurl.kernels.random import WORDS_PER_STEP, random_words_reference, splitmix_word
+from gpurl.kernels.random import WORDS_PER_STEP, random_fraction_reference, splitmix_word, word_to_fraction
 
 TERMINATED, TRUNCATED, INVALID = 1, 2, 4  # bits of a row's flags; an invalid row is no real transition
 DONE = TERMINATED | TRUNCATED
-UNIT = 2.0**-53
 STORED_KINDS = (torch.float32, torch.bfloat16, torch.uint8)  # of observations
 ELEMENTS = 1024  # of observations that a program of the kernel holds at a time
 
@@ -42,12 +41,14 @@ class Ring(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Steps that go in: h <= T of them."""
+    """Steps that go in: h <= T of them. Observations and columns may be of any dtype."""
 
-    obs: Tensor  # [h, N, D] float32 or uint8
-    numbers: Tensor  # [h, N, W] float32
-    flags: Tensor  # [h, N] uint8
-    final_obs: Tensor  # [h, N, D]: the true successor; read where an episode ended and in the last step
+    obs: Tensor  # [h, N, ...]
+    final_obs: Tensor  # [h, N, ...]: the true successor; read where an episode ended and in the last step
+    terminated: Tensor  # [h, N] bool
+    truncated: Tensor  # [h, N] bool
+    valid: Tensor | None  # [h, N] bool: whether the step is a real transition; None: all are
+    columns: Sequence[Tensor]  # [h, N] or [h, N, n] each: a step's numbers in their order, the reward first; at most W in all
 
 
 class Batch(NamedTuple):
@@ -82,8 +83,8 @@ def new_ring(
 
 def ring_bytes(num_rows: int, num_envs: int, obs_size: int, num_numbers: int, num_final: int, kind: torch.dtype) -> int:
     """What `new_ring` takes."""
-    per_row = obs_size * kind.itemsize + num_numbers * 4 + 1 + 4
-    return num_rows * num_envs * per_row + (num_final + num_envs) * obs_size * kind.itemsize + (num_final + 1) * 8 + 24
+    empty = new_ring(num_rows, num_envs, obs_size, num_numbers, num_final, kind, torch.device("meta"))
+    return sum(tensor.nbytes for tensor in empty)
 
 
 # ---- going in ----
@@ -91,26 +92,46 @@ def ring_bytes(num_rows: int, num_envs: int, obs_size: int, num_numbers: int, nu
 
 def replay_add_reference(ring: Ring, block: Block) -> None:
     """The specification, arguments as in `replay_add`."""
-    num_rows, num_envs = ring.flags.shape
-    num_final, steps = ring.owner.shape[0] - 1, block.flags.shape[0]
+    (num_rows, num_envs), steps = ring.flags.shape, block.terminated.shape[0]
     row = (ring.counts[0] + torch.arange(steps, device=ring.flags.device)) % num_rows
-    ended = ((block.flags & DONE) != 0).flatten()
-    entry = ended.cumsum(0) - 1 + ring.counts[1]  # final observations are numbered in the order of t N + n
-    total = ring.counts[1] + ended.sum()
-    kept = ended & (entry >= total - num_final)  # of more than the table holds, the last
-    entry %= num_final
-    ring.obs.index_copy_(0, row, block.obs.to(ring.obs.dtype))
-    ring.numbers.index_copy_(0, row, block.numbers)
-    ring.flags.index_copy_(0, row, block.flags)
-    ring.slot.index_copy_(0, row, torch.where(ended, entry, 0).int().view(steps, num_envs))
-    flat = (row.unsqueeze(1) * num_envs + torch.arange(num_envs, device=row.device)).flatten()
-    spare = num_final + torch.arange(steps * num_envs, device=row.device) % num_envs  # for all others, which shapes must not depend on
-    ring.final_obs.index_copy_(0, torch.where(kept, entry, spare), block.final_obs.flatten(0, 1).to(ring.final_obs.dtype))
-    ring.owner.index_copy_(0, torch.where(kept, entry, num_final), flat)
-    ring.final_obs[num_final:] = block.final_obs[-1].to(ring.final_obs.dtype)
+    obs, final_obs = (each.reshape(steps, num_envs, -1).to(ring.obs.dtype) for each in (block.obs, block.final_obs))
+    ring.obs.index_copy_(0, row, obs)
+    first = 0
+    for column, width in zip(block.columns, _widths(block)):
+        ring.numbers[:, :, first : first + width].index_copy_(0, row, column.reshape(steps, num_envs, width).float())
+        first += width
+    flags = block.truncated.view(torch.uint8) * TRUNCATED + block.terminated.view(torch.uint8)
+    if block.valid is not None:
+        flags += block.valid.logical_not().view(torch.uint8) * INVALID
+    ring.flags.index_copy_(0, row, flags)
+    ring.slot.index_copy_(0, row, _keep_final(ring, row, (flags & DONE) != 0, final_obs))
+    ring.final_obs[-num_envs:] = final_obs[-1]
     ring.counts[0] += steps
-    ring.counts[1] = total
     ring.counts[2] = row[-1]
+
+
+def _keep_final(ring: Ring, row: Tensor, ended: Tensor, final_obs: Tensor) -> Tensor:
+    """[h, N] int32, the slots of rows [h] in which episodes `ended` [h, N]; their final observations [h, N, D] go into the table."""
+    num_envs, num_final = ring.flags.shape[1], ring.owner.shape[0] - 1
+    env = torch.arange(num_envs, device=row.device)
+    entry = (ended.flatten().cumsum(0) - 1 + ring.counts[1]).view_as(ended)  # they are numbered in the order of t N + n
+    ring.counts[1] += ended.sum()
+    kept = ended & (entry >= ring.counts[1] - num_final)  # of more than the table holds, the last
+    entry %= num_final
+    place = torch.where(kept, entry, num_final + env).flatten()  # all others behind it, for no shape may depend on how many ended
+    ring.final_obs.index_copy_(0, place, final_obs.flatten(0, 1))
+    ring.owner.index_copy_(0, place.clamp(max=num_final), (row.unsqueeze(1) * num_envs + env).flatten())
+    return torch.where(ended, entry, 0).int()
+
+
+def replay_cut(ring: Ring, mask: Tensor) -> None:
+    """Truncate the newest step where mask [N] bool, unless it ended already: what follows belongs to other episodes."""
+    row = ring.counts[2:]
+    flags, slot = (each.index_select(0, row) for each in (ring.flags, ring.slot))
+    cut = mask & ((flags & DONE) == 0) & (ring.counts[0] > 0)
+    newest = ring.final_obs[-ring.flags.shape[1] :].clone().unsqueeze(0)
+    ring.slot.index_copy_(0, row, torch.where(cut, _keep_final(ring, row, cut, newest), slot))
+    ring.flags.index_copy_(0, row, flags + cut.view(torch.uint8) * TRUNCATED)
 
 
 # ---- coming out ----
@@ -118,9 +139,8 @@ def replay_add_reference(ring: Ring, block: Block) -> None:
 
 def uniform_index_reference(streams: RandomStreams, offset: int, batch_size: int, size: Tensor) -> Tensor:
     """[B] int64 uniform in [0, size), of 53 bits each: word number offset + i of the one stream's step; size: 0-d int64."""
-    words = random_words_reference(*streams, offset, batch_size).view(-1)
-    fraction = (words >> 11).bitwise_and_((1 << 53) - 1).double() * (size.double() * UNIT)
-    return fraction.long().clamp_(max=size - 1)
+    fraction = random_fraction_reference(*streams, offset, batch_size)[0]
+    return (fraction * size.double()).long().clamp_(max=size - 1)
 
 
 def replay_sample_reference(
@@ -178,8 +198,7 @@ def replay_sample_kernel(
     if DRAWS:
         size = tl.maximum(tl.minimum(written, T) * N, 1)
         word = splitmix_word(tl.load(key_ptr), tl.load(gamma_ptr), tl.load(step_ptr) * 65536 + offset + lane)
-        unit = size.to(tl.float64) * 1.1102230246251565e-16  # 2**-53
-        index = tl.minimum(((word >> 11).to(tl.int64).to(tl.float64) * unit).to(tl.int64), size - 1)
+        index = tl.minimum((word_to_fraction(word) * size.to(tl.float64)).to(tl.int64), size - 1)
         tl.store(index_ptr + lane, index, mask=inside)
     else:
         index = tl.load(index_ptr + lane, mask=inside, other=0)
@@ -229,14 +248,19 @@ def replay_sample_kernel(
 
 
 def _empty_batch(ring: Ring, batch_size: int, index: Tensor | None) -> Batch:
-    """Memory for a batch; `index` is its own."""
+    """Memory for a batch; `index` is its own. On a CPU it is numpy's, which takes half as long."""
     device, obs_size = ring.obs.device, ring.obs.shape[2]
-    kind = torch.uint8 if ring.obs.dtype == torch.uint8 else torch.float32
-    obs, next_obs = (torch.empty(batch_size, obs_size, dtype=kind, device=device) for _ in range(2))
-    reward, discount, weight = (torch.empty(batch_size, dtype=torch.float32, device=device) for _ in range(3))
-    index = torch.empty(batch_size, dtype=torch.int64, device=device) if index is None else index
-    numbers = torch.empty(batch_size, ring.numbers.shape[2], dtype=torch.float32, device=device)
-    return Batch(index, obs, numbers, reward, discount, next_obs, weight)
+    kind = "uint8" if ring.obs.dtype == torch.uint8 else "float32"
+
+    def empty(kind: str, *shape: int) -> Tensor:
+        if device.type == "cpu":
+            return torch.from_numpy(np.empty(shape, kind))
+        return torch.empty(shape, dtype=getattr(torch, kind), device=device)
+
+    obs, next_obs = (empty(kind, batch_size, obs_size) for _ in range(2))
+    reward, discount, weight = (empty("float32", batch_size) for _ in range(3))
+    index = empty("int64", batch_size) if index is None else index
+    return Batch(index, obs, empty("float32", batch_size, ring.numbers.shape[2]), reward, discount, next_obs, weight)
 
 
 def replay_sample_triton(
@@ -271,36 +295,22 @@ def _pointers(tensors: tuple[Tensor, ...]) -> "ctypes.Array[ctypes.c_void_p]":
     return _Seven(*map(Tensor.data_ptr, tensors))
 
 
-def _add_c(ring: Ring, given: Sequence[Tensor | None], steps: int, widths: list[int]) -> None:
-    """given: obs, final_obs, terminated, truncated, valid and the columns, which have so many numbers each; contiguous."""
-    addresses = [None if tensor is None else tensor.data_ptr() for tensor in given]
-    given_c, widths_c = (ctypes.c_void_p * len(addresses))(*addresses), (ctypes.c_int64 * len(widths))(*widths)
-    numbers = ctypes.c_int64(steps), widths_c, ctypes.c_int64(len(widths))
-    c_library.functions().replay_add(_pointers(ring), _sizes(ring), given_c, *numbers)
-
-
 def _replay_add_c(ring: Ring, block: Block) -> None:
-    given = block.obs, block.final_obs, block.flags, None, None, block.numbers
-    _add_c(ring, [None if tensor is None else tensor.contiguous() for tensor in given], block.flags.shape[0], [ring.numbers.shape[2]])
+    """`replay_add_reference` in one call, of what `_checked` gives."""
+    tensors, widths = (*block[:5], *block.columns), _widths(block)
+    addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    addresses_c, widths_c = (ctypes.c_void_p * len(addresses))(*addresses), (ctypes.c_int64 * len(widths))(*widths)
+    numbers = ctypes.c_int64(block.terminated.shape[0]), widths_c, ctypes.c_int64(len(widths))
+    c_library.functions().replay_add(_pointers(ring), _sizes(ring), addresses_c, *numbers)
 
 
 def _replay_sample_c(
     ring: Ring, batch_size: int, gamma: float, num_steps: int, streams: RandomStreams, offset: int = 0, index: Tensor | None = None
 ) -> Batch:
-    out = _empty_batch_c(ring, batch_size, index)
+    out = _empty_batch(ring, batch_size, index)
     numbers = [ctypes.c_int64(number) for number in (offset, batch_size, num_steps, index is None)]
     c_library.functions().replay_sample(_pointers(ring), _sizes(ring), _pointers(streams), _pointers(out), *numbers, ctypes.c_float(gamma))
     return out
-
-
-def _empty_batch_c(ring: Ring, batch_size: int, index: Tensor | None) -> Batch:
-    """As `_empty_batch`, by numpy, which takes half as long."""
-    obs_size, kind = ring.obs.shape[2], np.uint8 if ring.obs.dtype == torch.uint8 else np.float32
-    obs, next_obs = (torch.from_numpy(np.empty((batch_size, obs_size), kind)) for _ in range(2))
-    reward, discount, weight = (torch.from_numpy(np.empty(batch_size, np.float32)) for _ in range(3))
-    index = torch.from_numpy(np.empty(batch_size, np.int64)) if index is None else index
-    numbers = torch.from_numpy(np.empty((batch_size, ring.numbers.shape[2]), np.float32))
-    return Batch(index, obs, numbers, reward, discount, next_obs, weight)
 
 
 # ---- dispatch ----
@@ -308,45 +318,34 @@ def _empty_batch_c(ring: Ring, batch_size: int, index: Tensor | None) -> Batch:
 
 def replay_add(ring: Ring, block: Block) -> None:
     """Write a block of steps behind the newest, over the oldest."""
-    _check_steps(ring, block.flags.shape[0])
-    (_replay_add_c if adds_columns(ring) else replay_add_reference)(ring, block)
+    add = _replay_add_c if use_c(ring.obs) and not use_triton(ring.obs) else replay_add_reference
+    add(ring, _checked(ring, block))
 
 
-def _check_steps(ring: Ring, steps: int) -> None:
-    num_rows = ring.flags.shape[0]
+def _checked(ring: Ring, block: Block) -> Block:
+    """The block contiguous and of the dtypes that C reads; ValueError where it does not fit the ring."""
+    (num_rows, num_envs, obs_size), steps, widths = ring.obs.shape, block.terminated.shape[0], _widths(block)
     if not 0 < steps <= num_rows:
         raise ValueError(f"a block of {steps} steps does not fit a ring of {num_rows}")
-
-
-def adds_columns(ring: Ring) -> bool:
-    """Whether `replay_add_columns` works on this ring."""
-    return use_c(ring.obs) and not use_triton(ring.obs)
-
-
-def replay_add_columns(
-    ring: Ring, obs: Tensor, final_obs: Tensor, flags: tuple[Tensor, Tensor, Tensor | None], columns: Sequence[Tensor]
-) -> None:
-    """`replay_add` of steps that were not packed into a block, which would cost more than all the rest.
-
-    obs, final_obs: [h, N, ...]; flags: [h, N] bool, terminated, truncated, and valid where there is one; columns: [h, N] or [h, N, n], any
-    dtype, the numbers of a step in their order.
-    """
-    steps, envs, obs_size = flags[0].shape[0], ring.flags.shape[1], ring.obs.shape[2]
-    _check_steps(ring, steps)
-    widths = [column.shape[2] if column.dim() == 3 else 1 for column in columns]
     if sum(widths) > ring.numbers.shape[2]:
         raise ValueError(f"a step has {sum(widths)} numbers, the ring keeps {ring.numbers.shape[2]}")
+
+    def checked(tensor: Tensor, kind: torch.dtype, size: int) -> Tensor:
+        if tensor.numel() != steps * num_envs * size:
+            raise ValueError(f"{tuple(tensor.shape)} is not {size} numbers of {steps} steps of {num_envs} environments")
+        return tensor if tensor.dtype == kind and tensor.is_contiguous() else tensor.to(kind).contiguous()
+
     kind = torch.uint8 if ring.obs.dtype == torch.uint8 else torch.float32
-    kinds = (kind, kind, torch.bool, torch.bool, torch.bool, *[torch.float32] * len(columns))
-    given: list[Tensor | None] = [obs, final_obs, *flags, *columns]
-    for place, (tensor, wanted, size) in enumerate(zip(given, kinds, (obs_size, obs_size, 1, 1, 1, *widths))):
-        if tensor is None:
-            continue
-        if tensor.numel() != steps * envs * size:
-            raise ValueError(f"{tuple(tensor.shape)} is not {size} numbers of {steps} steps of {envs} environments")
-        if tensor.dtype != wanted or not tensor.is_contiguous():
-            given[place] = tensor.to(wanted).contiguous()
-    _add_c(ring, given, steps, widths)
+    obs, final_obs = (checked(tensor, kind, obs_size) for tensor in (block.obs, block.final_obs))
+    terminated, truncated = (checked(tensor, torch.bool, 1) for tensor in (block.terminated, block.truncated))
+    valid = None if block.valid is None else checked(block.valid, torch.bool, 1)
+    columns = [checked(column, torch.float32, width) for column, width in zip(block.columns, widths)]
+    return Block(obs, final_obs, terminated, truncated, valid, columns)
+
+
+def _widths(block: Block) -> list[int]:
+    """How many numbers each column has."""
+    return [column.shape[2] if column.dim() == 3 else 1 for column in block.columns]
 
 
 def replay_sample(

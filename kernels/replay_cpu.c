@@ -6,7 +6,6 @@
 #include "random_cpu.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define UNIT 1.1102230246251565e-16 /* 2^-53 */
 #define LINE 64   /* bytes of the cache's */
 #define AHEAD 4   /* transitions between asking for a row and reading it */
 #define MOST 1024 /* bytes of a row that are asked for: the processor sees by itself that more is read on */
@@ -48,8 +47,8 @@ static void load(char *to, const char *from, int64_t count, int64_t kind)
     for (int64_t i = 0; i < count; i++) bits[i] = (uint32_t)halves[i] << 16;
 }
 
-/* As replay_add_reference: `steps` rows behind the newest. The numbers of a step come in columns of so many numbers each; flags as bytes of
- * 0 and 1, of which truncated and valid may be missing: those of terminated are then taken as they are. */
+/* As replay_add_reference: `steps` rows behind the newest. The numbers of a step come in columns of so many numbers each; terminated,
+ * truncated and valid as bytes of 0 and 1, of which valid may be missing. */
 EXPORT void replay_add(void **ring, const int64_t *size, void **given, int64_t steps, const int64_t *widths, int64_t num_columns)
 {
     int64_t envs = size[ENVS], finals = size[FINALS], kind = size[KIND];
@@ -69,8 +68,7 @@ EXPORT void replay_add(void **ring, const int64_t *size, void **given, int64_t s
         }
         for (int64_t n = 0; n < envs; n++) {
             int32_t *slot = (int32_t *)ring[SLOT] + row + n;
-            uint8_t flags = terminated[from + n];
-            if (truncated && truncated[from + n]) flags |= TRUNCATED;
+            uint8_t flags = (uint8_t)(terminated[from + n] * TERMINATED | truncated[from + n] * TRUNCATED);
             if (valid && !valid[from + n]) flags |= INVALID;
             ((uint8_t *)ring[FLAGS])[row + n] = flags;
             *slot = 0;
@@ -98,12 +96,11 @@ EXPORT void replay_sample(void **ring, const int64_t *size, const uint64_t **str
     int64_t asked = (stored < MOST ? stored : MOST) - 1; /* of a row's bytes, which begin anywhere in a line */
     int64_t *index = out[INDEX], newest = counts[2];
     int64_t filled = (counts[0] < rows ? counts[0] : rows) * envs, total = filled < 1 ? 1 : filled;
-    double unit = (double)total * UNIT;
     uint64_t first_word = streams[2][0] * WORDS_PER_STEP + offset;
     if (draws)
         for (int64_t i = 0; i < batch_size; i++) {
             uint64_t word = mixed(streams[1][0] * (first_word + (uint64_t)i) + streams[0][0]);
-            int64_t drawn = (int64_t)((double)(int64_t)(word >> 11) * unit);
+            int64_t drawn = (int64_t)(fraction(word) * (double)total);
             index[i] = drawn < total ? drawn : total - 1;
         }
     for (int64_t i = 0; i < batch_size; i++) {

@@ -82,7 +82,8 @@ def _from_minari(name: str) -> dict[str, np.ndarray]:
 def _check_kind(source: str, name: str, array: np.ndarray, space: gymnasium.Space) -> None:
     """UsageError unless shape and dtype are those of the space."""
     shape = tuple(space.shape or ())
-    if array.shape[1:] != shape or not np.can_cast(array.dtype, space.dtype or np.int64, "same_kind"):
+    rule: Any = "safe" if space.dtype == np.uint8 else "same_kind"  # larger numbers would wrap round
+    if array.shape[1:] != shape or not np.can_cast(array.dtype, space.dtype or np.int64, rule):
         wanted, got = (", ".join(map(str, ("M", *each))) for each in (shape, array.shape[1:]))
         raise UsageError(
             f"{source} is of another environment: its {name} is {array.dtype} [{got}], wanted {space.dtype} [{wanted}] of {space}"
@@ -94,7 +95,8 @@ def _check_range(source: str, action: np.ndarray, space: Actions) -> None:
     low: Any
     high: Any
     if isinstance(space, Box):
-        slack = ROUNDING * (space.high.astype(np.float64) - space.low)
+        width = space.high.astype(np.float64) - space.low
+        slack = np.where(np.isfinite(width), ROUNDING * width, 0.0)
         low, high = space.low - slack, space.high + slack
     else:
         low, high = space.start, space.start + (space.n if isinstance(space, Discrete) else space.nvec) - 1

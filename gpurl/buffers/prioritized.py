@@ -14,14 +14,15 @@ LEAST_ERROR = 1e-6  # so that no transition is never drawn again
 
 
 class PrioritizedReplay(Replay):
-    """P(i) = p_i / sum p with p = (error + LEAST_ERROR) ** exponent; weights (P_min / P_i) ** beta, P_min the batch's least.
+    """P(i) = p_i / sum p with p = (error + LEAST_ERROR) ** exponent; weights (P_min / P_i) ** beta, P_min the least of
+    those in the batch that are learnt from.
 
     New transitions get the greatest priority seen, which decays by `decay` an update, lest one early error outlives all. beta goes from
     `importance` to 1 with training. Transitions that are not to be learnt from have priority 0.
     """
 
     def __init__(self, *arguments: Any, exponent: float = 0.5, importance: float = 0.4, decay: float = 0.999, **options: Any) -> None:
-        super().__init__(*arguments, **{"also_bytes": 4} | options)
+        super().__init__(*arguments, also_bytes=4, **options)
         self.exponent, self.importance, self.decay = exponent, importance, decay
         self.priority = torch.zeros(self.num_rows, self.num_envs, device=self.device)  # raised to the exponent already
         self.greatest = torch.ones((), device=self.device)
@@ -38,9 +39,9 @@ class PrioritizedReplay(Replay):
         """As Replay.sample, by priority; weight is the importance weight, at most 1."""
         index, probability = prioritized_draw(self.priority.view(-1), self._streams(), 0, batch_size)
         batch = self._sample(batch_size, gamma, num_steps, index)
-        drawn = probability > 0
-        least = torch.where(drawn, probability, torch.inf).min()
-        batch["weight"] = batch["weight"] * torch.where(drawn, (least / probability) ** self.beta, 0.0)
+        counts = (probability > 0) & (batch["weight"] > 0)
+        least = torch.where(counts, probability, torch.inf).min()
+        batch["weight"] = torch.where(counts, (least / probability) ** self.beta, 0.0)
         return batch
 
     def update_priorities(self, index: Tensor, error: Tensor) -> None:

@@ -11,18 +11,7 @@ from gpurl.buffers.packed import PackedRows
 from gpurl.errors import UsageError
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.random import CounterRandom
-from gpurl.kernels.replay import (
-    INVALID,
-    TRUNCATED,
-    Block,
-    Ring,
-    adds_columns,
-    new_ring,
-    replay_add,
-    replay_add_columns,
-    replay_sample,
-    ring_bytes,
-)
+from gpurl.kernels.replay import Block, Ring, new_ring, replay_add, replay_cut, replay_sample, ring_bytes
 
 SHARE_TO_TAKE = 0.9  # of the free memory
 
@@ -77,15 +66,8 @@ class Replay:
     def add(self, columns: dict[str, Tensor]) -> None:
         """Write steps over the oldest: name -> [h, N, ...] of the columns, obs, final_obs, terminated, truncated and perhaps valid."""
         obs, final_obs, terminated, truncated = (columns[name] for name in ("obs", "final_obs", "terminated", "truncated"))
-        valid = columns.get("valid")
-        if adds_columns(self.ring):
-            others = [columns[name] for name in self.rows.places]
-            return replay_add_columns(self.ring, obs, final_obs, (terminated, truncated, valid), others)
-        flags = truncated.view(torch.uint8) * TRUNCATED + terminated.view(torch.uint8)
-        if valid is not None:
-            flags += valid.logical_not().view(torch.uint8) * INVALID
-        numbers = self.rows.pack(columns).view(*flags.shape, -1)
-        replay_add(self.ring, Block(obs.reshape(*flags.shape, -1), numbers, flags, final_obs.reshape(*flags.shape, -1)))
+        numbers = [columns[name] for name in self.rows.places]
+        replay_add(self.ring, Block(obs, final_obs, terminated, truncated, columns.get("valid"), numbers))
 
     def sample(self, batch_size: int, gamma: float, num_steps: int = 1) -> dict[str, Tensor]:
         """name -> [B, ...]: the columns of the first step; obs and next_obs [B, D]; reward and discount of up to `num_steps` steps; index;
@@ -104,19 +86,7 @@ class Replay:
 
     def cut(self, mask: Tensor) -> None:
         """What follows the newest step belongs to other episodes where mask [N]: it was reset from outside. A step that ended stays so."""
-        ring, num_final = self.ring, self.ring.owner.shape[0] - 1
-        row = ring.counts[2]
-        flags = ring.flags.index_select(0, row.view(1)).squeeze(0)
-        cut = mask & ((flags & 3) == 0) & (ring.counts[0] > 0)
-        entry = (cut.cumsum(0) - 1 + ring.counts[1]) % num_final
-        place = torch.where(cut, entry, num_final + torch.arange(self.num_envs, device=self.device))
-        ring.final_obs.index_copy_(0, place, ring.final_obs[num_final:].clone())
-        owned = row * self.num_envs + torch.arange(self.num_envs, device=self.device)
-        ring.owner.index_copy_(0, torch.where(cut, entry, num_final), owned)
-        slot = ring.slot.index_select(0, row.view(1)).squeeze(0)
-        ring.slot.index_copy_(0, row.view(1), torch.where(cut, entry.int(), slot).unsqueeze(0))
-        ring.flags.index_copy_(0, row.view(1), (flags + cut.view(torch.uint8) * 2).unsqueeze(0))
-        ring.counts[1] += cut.sum()
+        replay_cut(self.ring, mask)
 
     # ---- states ----
 
@@ -128,7 +98,7 @@ class Replay:
         return {**tensors, **rows, "random": self.random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()` of a buffer of this shape."""
+        """Continue from `state_dict()` of a buffer of this size, or of a smaller one that was not overwritten yet."""
         for name, tensor in self.ring._asdict().items():
             saved = state[name]
             if saved.shape[1:] != tensor.shape[1:] or saved.dtype != tensor.dtype or saved.shape[0] > tensor.shape[0]:
@@ -136,12 +106,12 @@ class Replay:
                     f"the saved replay is of another environment or size: its {name} is {saved.dtype} {tuple(saved.shape)}, "
                     f"this one's {tensor.dtype} {tuple(tensor.shape)}"
                 )
-        if int(state["counts"][0]) > self.num_rows != state["flags"].shape[0]:
-            raise UsageError(
-                f"the saved replay has {state['flags'].shape[0]} rows and is full, this one has {self.num_rows}: keep replay_size"
-            )
+        rows = state["flags"].shape[0]
+        if int(state["counts"][0]) > rows != self.num_rows:  # its newest row is not its last
+            raise UsageError(f"the saved replay has {rows} rows and is full, this one has {self.num_rows}: keep replay_size")
         for name, tensor in self.ring._asdict().items():
             tensor[: state[name].shape[0]].copy_(state[name])
+        self.ring.final_obs[-self.num_envs :].copy_(state["final_obs"][-self.num_envs :])  # of the newest row, behind any table
         self.random.load_state_dict(state["random"])
 
     def snapshot(self, steps: int) -> dict[str, Any]:

@@ -95,10 +95,18 @@ def test_choices_that_do_not_fit_are_refused(tmp_path: Path, action: list[Any], 
         read_demonstrations(written(tmp_path / "some.npz", {"obs": GOOD["obs"][:2], "action": np.array(action)}), OBS, space)
 
 
-def test_images_are_not_made_of_other_numbers(tmp_path: Path) -> None:
-    path = written(tmp_path / "some.npz", {"obs": np.zeros((2, 4)), "action": np.zeros((2, 2))})
-    with pytest.raises(UsageError, match=r"its obs is float64 \[M, 4\], wanted uint8 \[M, 4\]"):
+@pytest.mark.parametrize("kind", ["float64", "uint16", "int8"])
+def test_images_are_not_made_of_other_numbers(tmp_path: Path, kind: str) -> None:
+    path = written(tmp_path / "some.npz", {"obs": np.zeros((2, 4), kind), "action": np.zeros((2, 2))})
+    with pytest.raises(UsageError, match=rf"its obs is {kind} \[M, 4\], wanted uint8 \[M, 4\]"):
         read_demonstrations(path, Box(0, 255, (4,), np.uint8), ACTION)
+
+
+def test_a_limit_on_one_side_is_one(tmp_path: Path) -> None:
+    space = Box(np.array([0.0], np.float32), np.array([np.inf], np.float32))
+    path = written(tmp_path / "some.npz", {"obs": np.zeros((3, 3)), "action": np.array([[1e9], [0.0], [-0.1]])})
+    with pytest.raises(UsageError, match=r"its action 2 is \[-0\.1"):
+        read_demonstrations(path, OBS, space)
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

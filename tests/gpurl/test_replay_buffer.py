@@ -1,11 +1,15 @@
 """Replay buffers: what goes in comes out under its names, and prioritised draws and weights are those of their formulas."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from gpurl.buffers.prioritized import LEAST_ERROR, PrioritizedReplay
 from gpurl.buffers.replay import Replay
+from gpurl.errors import UsageError
+from gpurl.kernels.backend import no_host_looks
 
 ENVS = 4
 COLUMNS: dict[str, tuple[int, ...]] = {"reward": (), "action": (2,), "extra": ()}
@@ -27,6 +31,10 @@ def uniform(size: int = 40, **options: object) -> Replay:
 def prioritized(size: int = 40, exponent: float = 0.6, importance: float = 0.4, decay: float = 1.0) -> PrioritizedReplay:
     arguments = size, ENVS, (3,), COLUMNS, torch.device("cpu")
     return PrioritizedReplay(*arguments, exponent=exponent, importance=importance, decay=decay)
+
+
+def saved(replay: Replay) -> dict[str, Any]:
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in replay.state_dict().items()}
 
 
 def test_columns_come_out_under_their_names() -> None:
@@ -86,6 +94,24 @@ def test_weights_take_back_the_bias_of_the_draws() -> None:
     torch.testing.assert_close(drawn["weight"].double(), (wanted[drawn["index"]].min() / wanted[drawn["index"]]), rtol=1e-5, atol=0)
 
 
+def test_what_is_not_learnt_from_weighs_nothing_and_lowers_no_other_weight() -> None:
+    """Rows 0 to 3 are truncated, and their final observations were overwritten; their priority is the least, as their error was 0."""
+    replay = PrioritizedReplay(40, ENVS, (3,), COLUMNS, torch.device("cpu"), exponent=1.0, importance=1.0, final_share=0.1)
+    for seed in range(2):
+        columns = steps(1, seed)
+        columns["truncated"][:] = True
+        replay.add(columns)
+    replay.update_priorities(torch.arange(8), torch.tensor([0.01] * 4 + [1.0, 1.0, 1.0, 4.0]))
+    batch = replay.sample(2000, 0.9)
+    lost = batch["index"] < 4
+    assert 0 < int(lost.sum()) < 100
+    assert batch["weight"][lost].unique().tolist() == [0.0]
+    assert sorted(batch["weight"][~lost].unique().tolist()) == pytest.approx([0.25, 1.0])
+    replay.update_priorities(torch.arange(4, 8), torch.full((4,), 1e-30))
+    replay.priority[1] = 0.0
+    assert replay.sample(50, 0.9)["weight"].unique().tolist() == [0.0]
+
+
 def test_beta_goes_to_one_and_without_it_nothing_is_weighed() -> None:
     replay = prioritized(importance=0.4)
     replay.add(steps(10))
@@ -124,6 +150,17 @@ def test_of_a_transition_that_comes_twice_the_greater_error_counts() -> None:
     assert float(replay.priority.view(-1)[5]) == pytest.approx((7.0 + LEAST_ERROR) ** 0.6)
 
 
+def test_errors_that_are_no_numbers_change_no_priority_where_the_host_may_not_look() -> None:
+    replay = prioritized()
+    replay.add(steps(3))
+    before = replay.priority.clone()
+    with no_host_looks():
+        replay.update_priorities(torch.arange(4), torch.tensor([torch.nan, torch.inf, -torch.inf, 7.0]))
+    before[0, 3] = (7.0 + LEAST_ERROR) ** 0.6
+    torch.testing.assert_close(replay.priority, before)
+    torch.testing.assert_close(replay.greatest, before[0, 3])
+
+
 def test_what_is_no_transition_keeps_priority_zero() -> None:
     replay, columns = prioritized(), steps(4)
     columns["valid"] = torch.ones(4, ENVS, dtype=torch.bool)
@@ -139,11 +176,45 @@ def test_a_saved_replay_draws_what_it_would_have_drawn() -> None:
     one = prioritized()
     for seed in range(3):
         one.add(steps(5, seed))
-        one.update_priorities(torch.arange(10), torch.rand(10))
+        one.update_priorities(torch.arange(10), 5.0 * torch.rand(10))
     other = prioritized()
-    other.load_state_dict({name: value.clone() if isinstance(value, Tensor) else value for name, value in one.state_dict().items()})
+    other.load_state_dict(saved(one))
     for _ in range(3):
         mine, theirs = one.sample(32, 0.9, 3), other.sample(32, 0.9, 3)
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
         one.add(steps(2, 9))
         other.add(steps(2, 9))
+
+
+def test_the_greatest_priority_goes_back_too() -> None:
+    replay = prioritized()
+    replay.add(steps(3))
+    before = replay.snapshot(1)
+    replay.update_priorities(torch.tensor([0]), torch.tensor([9.0]))
+    replay.go_back(before)
+    assert float(replay.greatest) == 1.0
+
+
+def test_a_larger_replay_goes_on_with_what_a_smaller_one_saved() -> None:
+    """Its table of final observations is longer, and those of the newest row stand behind it."""
+    one, larger = (uniform(size=size, final_share=0.5) for size in (400, 4000))
+    one.add(steps(30, ends=0.3))
+    larger.load_state_dict(saved(one))
+    for add_more in (False, True):
+        for replay in (one, larger) if add_more else ():
+            replay.cut(torch.tensor([True, False, True, False]))
+            replay.add(steps(1, seed=7))
+        index = torch.arange((30 + add_more) * ENVS)
+        mine, theirs = (replay._sample(len(index), 0.9, 3, index) for replay in (one, larger))
+        assert all(torch.equal(mine[name], theirs[name]) for name in ("obs", "next_obs", "reward", "discount", "weight"))
+
+
+@pytest.mark.parametrize("count", [14, 30], ids=["not yet as many steps as the other holds", "more"])
+def test_a_full_replay_goes_on_only_in_one_of_its_size(count: int) -> None:
+    """Rows behind its own were never written, but the count of steps says so."""
+    full = uniform(size=40)
+    for seed in range(count):
+        full.add(steps(1, seed))
+    uniform(size=40).load_state_dict(saved(full))
+    with pytest.raises(UsageError, match="the saved replay has 10 rows and is full, this one has 20: keep replay_size"):
+        uniform(size=80).load_state_dict(saved(full))

@@ -6,7 +6,7 @@ import torch
 from gpurl.kernels import replay
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.random import stream_constants
-from gpurl.kernels.replay import INVALID, STORED_KINDS, Batch, Block, Ring, new_ring
+from gpurl.kernels.replay import STORED_KINDS, Batch, Block, Ring, new_ring
 
 
 def streams(step: int) -> RandomStreams:
@@ -21,11 +21,11 @@ def filled(kind: torch.dtype, num_envs: int, obs_size: int, width: int, blocks: 
         obs, final_obs = (torch.randn(*shape, obs_size, generator=generator) for _ in range(2))
         if kind == torch.uint8:
             obs, final_obs = (x.mul(40).clamp(0, 255).to(torch.uint8) for x in (obs, final_obs))
-        flags = torch.randint(0, 3, shape, generator=generator) * (torch.rand(shape, generator=generator) < 0.3)
-        flags += INVALID * (torch.rand(shape, generator=generator) < 0.1)
+        ended, is_truncated, valid = (torch.rand(shape, generator=generator) < chance for chance in (0.5, 0.5, 0.9))
         numbers = torch.randn(*shape, width, generator=generator)
-        block = Block(obs, numbers, flags.to(torch.uint8), final_obs)
-        replay.replay_add_reference(ring, Block(*(tensor.to(ring.obs.device) for tensor in block)))
+        steps_in = (obs, final_obs, ended & ~is_truncated, ended & is_truncated, valid, numbers)
+        *tensors, numbers = (tensor.to(ring.obs.device) for tensor in steps_in)
+        replay.replay_add_reference(ring, Block(*tensors, [numbers]))
     return ring
 
 
@@ -53,3 +53,9 @@ def test_kernel_is_the_reference(
     index = torch.arange(stored)
     again = replay.replay_sample_triton(ring, stored, 0.9, num_steps, streams(0), index=index)
     assert_same(again, replay.replay_sample_reference(ring, stored, 0.9, num_steps, streams(0), index=index))
+
+
+def test_an_empty_ring_gives_its_first_row() -> None:
+    batch = replay.replay_sample_triton(filled(torch.float32, 3, 5, 2, ()), 7, 0.9, 2, streams(0))
+    assert batch.index.tolist() == [0] * 7
+    assert not batch.reward.any()
