@@ -130,6 +130,16 @@ def test_train_help_shows_every_setting_with_its_help(capsys: pytest.CaptureFixt
     assert "algorithms: a2c" in capsys.readouterr().out
 
 
+def test_a_default_that_is_changed_keeps_the_help_of_its_setting(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert exit_code(["train", "fast_td3", "chasing", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for line in ("Decoupled weight decay (AdamW). (default: 0.1)", "Updates of the critics to one of the actor. (default: 2)"):
+        assert line in text
+
+
 # ---- spellings and where settings come from ----
 
 
