@@ -1,5 +1,7 @@
 """Soft actor-critic over a few actions (Christodoulou 2019): expectations over all actions in place of draws. `sac` takes it by itself."""
 
+import math
+
 import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor
@@ -23,6 +25,8 @@ class DiscreteSAC(SAC):
         config, space = self.config, self.action_space
         if not isinstance(space, Discrete):
             raise UsageError(f"{self.label} needs a Discrete action space, this one is {space}; sac takes a Box")
+        if space.start != 0:
+            raise UsageError(f"{self.label} numbers actions from 0, this space is {space}")
         if config.atoms or config.fit_returns:
             raise UsageError(
                 f"{self.label} has critics of one number an action: leave out atoms {config.atoms} and fit_returns {config.fit_returns}"
@@ -37,7 +41,7 @@ class DiscreteSAC(SAC):
         self.make_temperature()
 
     def usual_entropy(self) -> float:
-        return ENTROPY_SHARE * float(torch.tensor(self.num_actions).log())
+        return ENTROPY_SHARE * math.log(self.num_actions)
 
     def action_shape(self) -> tuple[int, ...]:
         return ()
