@@ -387,6 +387,13 @@ def test_gymnasiums_tasks_share_a_preset_of_few_environments() -> None:
     assert (wanted["num_envs"], wanted["horizon"], wanted["minibatches"]) == (8, 256, 8)
 
 
+def test_what_is_known_of_a_task_wins_over_what_is_known_of_its_algorithm() -> None:
+    found = [settings("td3", env)["num_envs"] for env in ("chasing", "gymnasium_cpu:Pendulum-v1", "pendulum")]
+    assert found == [64, 8, 64]
+    assert settings("td3", "pendulum")["total_steps"] == 40_000
+    assert settings("td3", "chasing")["total_steps"] == 1_000_000
+
+
 @pytest.mark.parametrize("words", [["network.memory=gru"], ["num_envs=1", "horizon=16"]])
 def test_the_preset_of_gymnasiums_tasks_takes_a_memory_and_one_environment(tmp_path: Path, words: list[str]) -> None:
     small = ["total_steps=16", "eval_episodes=0", "epochs=1", "device=cpu", "quiet=true", f"run_dir={tmp_path / 'run'}"]
