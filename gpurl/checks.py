@@ -29,3 +29,9 @@ def check_numbers(config: Any, least: Mapping[str, float], above_zero: tuple[str
             raise UsageError(f"{name} must be above 0, got {value}")
         if name in zero_to_one and not 0 <= value <= 1:
             raise UsageError(f"{name} must be from 0 to 1, got {value}")
+
+
+def check_atoms(config: Any) -> None:
+    """UsageError unless `atoms` values between `v_min` and `v_max` are a distribution's, or none at all."""
+    if config.atoms == 1 or config.v_min >= config.v_max:
+        raise UsageError(f"atoms must be 0 or at least 2 and v_min below v_max, got {config.atoms}, {config.v_min} and {config.v_max}")

@@ -15,17 +15,11 @@ from torch import Tensor, nn
 from gpurl.checks import check_choices
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
-from gpurl.networks import stacked_affine, stacked_input_gradient, stacked_weight_gradient
+from gpurl.networks import SLOPE, stacked_affine, stacked_input_gradient, stacked_weight_gradient
 
 Tape = list[Any]
 LAYER_NORM_EPSILON = 1e-5
 ACTIVATE = {"none": lambda z: z, "tanh": torch.tanh_, "elu": torch.nn.functional.elu_, "relu": torch.relu_}  # in place
-SLOPE = {  # gradient before the activation, from that after it and the value after it
-    "none": lambda gradient, y: gradient,
-    "tanh": lambda gradient, y: torch.ops.aten.tanh_backward(gradient, y),
-    "elu": lambda gradient, y: torch.ops.aten.elu_backward(gradient, 1.0, 1.0, 1.0, True, y),
-    "relu": lambda gradient, y: torch.ops.aten.threshold_backward(gradient, y, 0.0),
-}
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,7 @@ class Op(nn.Module):
 
     @abstractmethod
     def backward(self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True) -> Tensor:
-        """The gradient by x [E, B, in], from that by the result; writes those of the parameters into their `.grad` if wanted.
+        """The gradient by x [E, B, in], from that by the result, overwritten; writes those of the parameters into their `.grad` if wanted.
 
         Takes its entries off the end of the tape. Without `needs_input` what it returns means nothing.
         """
@@ -80,24 +74,37 @@ class Dense(Op):
         self.dtype: torch.dtype | None = None  # of the products, where they are not to have the parameters' own
 
     def forward(self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None) -> Tensor:
-        z = stacked_affine(self._cast(x), self._cast(self.weight), self._cast(self.bias)).to(x.dtype)
-        if self.norm is not None:
-            z = self.norm(z, tape)
-        y = ACTIVATE[self.activation](z)
-        if tape is not None:
-            tape.append((x, y))
-        return y
+        return self._activated(self._affine(x, self.weight, self.bias), tape, x)
 
     def backward(self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True) -> Tensor:
-        x, y = tape.pop()
-        gradient = SLOPE[self.activation](gradient, y)
-        if self.norm is not None:
-            gradient = self.norm.backward(gradient, tape, needs_weights=needs_weights)
+        gradient, (x,) = self._before_activation(gradient, tape, needs_weights)
         if needs_weights:
-            assert self.weight.grad is not None
-            torch.sum(gradient, 1, keepdim=True, out=self.bias.grad)
-            stacked_weight_gradient(self._cast(gradient), self._cast(x), self.weight.grad)
-        return stacked_input_gradient(self._cast(gradient), self._cast(self.weight)).to(x.dtype) if needs_input else gradient
+            self._write_gradients(gradient, x, self.weight, self.bias)
+        return self._input_gradient(gradient, self.weight) if needs_input else gradient
+
+    def _activated(self, z: Tensor, tape: Tape | None, *inputs: Tensor) -> Tensor:
+        """What the layer gives for the products z of `inputs`, which the tape keeps beside it."""
+        y = ACTIVATE[self.activation](z if self.norm is None else self.norm(z, tape))
+        if tape is not None:
+            tape.append((y, *inputs))
+        return y
+
+    def _before_activation(self, gradient: Tensor, tape: Tape, needs_weights: bool) -> tuple[Tensor, list[Tensor]]:
+        """(gradient by the products, the `inputs` that `_activated` was given)."""
+        y, *inputs = tape.pop()
+        gradient = SLOPE[self.activation](gradient, y)
+        return gradient if self.norm is None else self.norm.backward(gradient, tape, needs_weights=needs_weights), inputs
+
+    def _affine(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return stacked_affine(self._cast(x), self._cast(weight), self._cast(bias)).to(x.dtype)
+
+    def _write_gradients(self, gradient: Tensor, x: Tensor, weight: nn.Parameter, bias: nn.Parameter) -> None:
+        assert weight.grad is not None
+        torch.sum(gradient, 1, keepdim=True, out=bias.grad)
+        stacked_weight_gradient(self._cast(gradient), self._cast(x), weight.grad)
+
+    def _input_gradient(self, gradient: Tensor, weight: Tensor) -> Tensor:
+        return stacked_input_gradient(self._cast(gradient), self._cast(weight)).to(gradient.dtype)
 
     def _cast(self, x: Tensor) -> Tensor:
         return x if self.dtype is None else x.to(self.dtype)
@@ -145,7 +152,7 @@ class Stack(Op):
 
 
 class Residual(Stack):
-    """x plus what the steps make of it; x: [E, B, H]."""
+    """x plus what the steps make of it, the last of which has no activation: it would overwrite the gradient; x: [E, B, H]."""
 
     def forward(self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None) -> Tensor:
         return x + super().forward(x, tape, noise)

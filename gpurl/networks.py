@@ -51,7 +51,8 @@ _FORWARD = {
     "elu": lambda x, weight, bias: torch.nn.functional.elu_(stacked_affine(x, weight, bias)),
     "relu": lambda x, weight, bias: stacked_affine(x, weight, bias).relu_(),
 }
-_BACKWARD = {  # gradient before the activation from the gradient and the value after it, in place of the gradient
+SLOPE = {  # gradient before the activation from the gradient and the value after it, in place of the gradient
+    "none": lambda gradient, h: gradient,
     "tanh": lambda gradient, h: torch.ops.aten.tanh_backward.grad_input(gradient, h, grad_input=gradient),
     "elu": lambda gradient, h: torch.ops.aten.elu_backward.grad_input(gradient, 1.0, 1.0, 1.0, True, h, grad_input=gradient),
     "relu": lambda gradient, h: torch.ops.aten.threshold_backward.grad_input(gradient, h, 0.0, grad_input=gradient),
@@ -145,7 +146,7 @@ class Towers(nn.Module):
         gradient = gradient.to(outputs[-1].dtype)
         for number in reversed(range(len(self._layers))):
             weight, bias = self._layers[number]
-            gradient = _BACKWARD[self.activation](gradient, outputs[number + 1])
+            gradient = SLOPE[self.activation](gradient, outputs[number + 1])
             torch.sum(gradient, 1, keepdim=True, dtype=torch.float32, out=bias.grad)
             stacked_weight_gradient(gradient, outputs[number], weight.grad)
             if number or needs_input:

@@ -11,10 +11,9 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
-from gpurl.ensemble import ACTIVATE, SLOPE, BodyConfig, Dense, Op, Stack, Tape, make_trunk
+from gpurl.ensemble import BodyConfig, Dense, Op, Stack, Tape, make_trunk
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
-from gpurl.networks import stacked_affine, stacked_input_gradient, stacked_weight_gradient
 from gpurl.value_losses import dueling, dueling_backward
 
 
@@ -65,35 +64,25 @@ class NoisyDense(Dense):
         drawn = noise.normal((num_inputs + num_outputs,)).to(x.dtype)
         of_input, of_output = (drawn.sign() * drawn.abs().sqrt()).split((num_inputs, num_outputs), dim=1)
         scaled = x * of_input
-        z = torch.addcmul(stacked_affine(x, self.weight, self.bias), stacked_affine(scaled, self.noise_weight, self.noise_bias), of_output)
-        y = ACTIVATE[self.activation](z if self.norm is None else self.norm(z, tape))
-        if tape is not None:
-            tape.append((x, y, scaled, of_input, of_output))
-        return y
+        of_noise = self._affine(scaled, self.noise_weight, self.noise_bias)
+        z = torch.addcmul(self._affine(x, self.weight, self.bias), of_noise, of_output)
+        return self._activated(z, tape, x, scaled, of_input, of_output)
 
     def backward(self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True) -> Tensor:
-        if len(tape[-1]) == 2:  # there was none
+        if len(tape[-1]) == 2:  # y and x: there was none
             if needs_weights:
                 for parameter in (self.noise_weight, self.noise_bias):
                     assert parameter.grad is not None
                     parameter.grad.zero_()
             return super().backward(gradient, tape, needs_input, needs_weights)
-        x, y, scaled, of_input, of_output = tape.pop()
-        gradient = SLOPE[self.activation](gradient, y)
-        if self.norm is not None:
-            gradient = self.norm.backward(gradient, tape, needs_weights=needs_weights)
+        gradient, (x, scaled, of_input, of_output) = self._before_activation(gradient, tape, needs_weights)
         of_noise = gradient * of_output
         if needs_weights:
-            for slope, inputs, weight, bias in (
-                (gradient, x, self.weight, self.bias),
-                (of_noise, scaled, self.noise_weight, self.noise_bias),
-            ):
-                assert weight.grad is not None
-                torch.sum(slope, 1, keepdim=True, out=bias.grad)
-                stacked_weight_gradient(slope, inputs, weight.grad)
+            self._write_gradients(gradient, x, self.weight, self.bias)
+            self._write_gradients(of_noise, scaled, self.noise_weight, self.noise_bias)
         if not needs_input:
             return gradient
-        return torch.addcmul(stacked_input_gradient(gradient, self.weight), stacked_input_gradient(of_noise, self.noise_weight), of_input)
+        return torch.addcmul(self._input_gradient(gradient, self.weight), self._input_gradient(of_noise, self.noise_weight), of_input)
 
 
 class Dueling(Op):

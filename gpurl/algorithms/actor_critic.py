@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from gpurl.algorithms.algorithm import Algorithm
 from gpurl.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from gpurl.box_units import BoxUnits
 from gpurl.buffers.rollout import RolloutBuffer
-from gpurl.checks import check_choices, check_numbers
+from gpurl.checks import check_atoms, check_choices, check_numbers
 from gpurl.ensemble import BodyConfig, Stack, Tape, make_network
 from gpurl.errors import UsageError
 from gpurl.kernels.categorical_projection import categorical_projection
@@ -70,8 +71,7 @@ class ActorCriticConfig(OffPolicyConfig):
             raise UsageError(f"the actor moves every policy_delay {self.policy_delay} updates, updates {self.updates} is no multiple of it")
         if self.target_subset is not None and self.target_subset > self.num_critics:
             raise UsageError(f"target_subset {self.target_subset} is more than num_critics {self.num_critics}")
-        if self.atoms == 1 or self.v_min >= self.v_max:
-            raise UsageError(f"atoms must be 0 or at least 2 and v_min below v_max, got {self.atoms}, {self.v_min} and {self.v_max}")
+        check_atoms(self)
         if self.fit_returns and (self.horizon < 2 or self.atoms):
             raise UsageError("fit_returns needs a rollout to sum over, horizon 2 or more, and critics of one number, atoms 0")
 
@@ -87,7 +87,7 @@ class ActorCritic(OffPolicy):
     def make_networks(self) -> None:
         space, config = self.action_space, self.config
         if not isinstance(space, Box) or not space.low.size:
-            raise UsageError(f"{self.label} needs a Box action space, this one is {space}{self.instead()}")
+            raise UsageError(f"{self.label} needs a Box action space, this one is {space}; dqn and its kin choose among a few")
         self.box = BoxUnits(space)
         self.box.must_be_bounded(self.label)
         self.num_actions = space.low.size
@@ -102,16 +102,11 @@ class ActorCritic(OffPolicy):
         config = self.config
         return make_network(config.num_critics, self.num_inputs + self.num_actions, max(config.atoms, 1), config.critic_network)
 
-    def instead(self) -> str:
-        """What the error about a space adds."""
-        return "; dqn and its kin choose among a few"
-
     def make_optimizers(self) -> dict[str, FlatAdam]:
         config = self.config
-        options = {"epsilon": 1e-8, "weight_decay": config.weight_decay, "max_grad_norm": config.max_grad_norm, "tau": config.tau}
-        critic = FlatAdam(self.critic, config.learning_rate, target=self.target_critic, **options)  # type: ignore[arg-type]
-        actor = FlatAdam(self.actor, self.rate_of("actor"), target=self.target_actor, **options)  # type: ignore[arg-type]
-        return {"critic": critic, "actor": actor}
+        adam = partial(FlatAdam, epsilon=1e-8, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm, tau=config.tau)
+        critic = adam(self.critic, self.rate_of("critic"), target=self.target_critic)
+        return {"critic": critic, "actor": adam(self.actor, self.rate_of("actor"), target=self.target_actor)}
 
     def rate_of(self, optimizer: str) -> float:
         own = self.config.actor_learning_rate if optimizer == "actor" else None
@@ -162,12 +157,12 @@ class ActorCritic(OffPolicy):
     def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
         with torch.no_grad():
             inputs = self.inputs(obs)
-            return self._joined(self._values(self.critic, inputs, self.greedy(inputs))[1], "mean")
+            return self._joined(self._values(inputs, self.greedy(inputs))[1], "mean")
 
-    def _values(self, critic: Stack, obs: Tensor, action: Tensor, tape: Tape | None = None) -> tuple[Tensor, Tensor]:
+    def _values(self, obs: Tensor, action: Tensor, tape: Tape | None = None) -> tuple[Tensor, Tensor]:
         """(what the critics give [E, B, 1 or atoms], their values [E, B])."""
-        output = critic.forward(torch.cat((obs, action), 1), tape)
-        return output, output.squeeze(2) if not self.config.atoms else output.softmax(-1) @ self.support
+        output = self.critic.forward(torch.cat((obs, action), 1), tape)
+        return output, output.softmax(-1) @ self.support if self.config.atoms else output.squeeze(2)
 
     @staticmethod
     def _joined(values: Tensor, how: str) -> Tensor:
@@ -195,15 +190,15 @@ class ActorCritic(OffPolicy):
         """One step of the critics; (0-d parts, error [B])."""
         config, tape = self.config, Tape()
         action, bonus = self.next_action(batch["next_obs"])
-        next_output, next_values = self._values(self.target_critic, batch["next_obs"], action)
-        output, values = self._values(self.critic, batch["obs"], batch["action"], tape)
+        answers = self._asked(self.target_critic.forward(torch.cat((batch["next_obs"], action), 1)))
+        output, values = self._values(batch["obs"], batch["action"], tape)
         if config.atoms:
-            pmf = self._asked(next_output).softmax(-1)
+            pmf = answers.softmax(-1)
             pmf = pmf.mean(0) if config.target_aggregate == "mean" else whole_pmf_min(pmf, pmf @ self.support)
             target = categorical_projection(pmf, batch["reward"], batch["discount"], config.v_min, config.v_max, bonus)
             gradient, loss, error = categorical_td_loss(output, target, batch["weight"])
         else:
-            next_value = self._joined(self._asked(next_values), config.target_aggregate)
+            next_value = self._joined(answers.squeeze(2), config.target_aggregate)
             target = batch["reward"] + batch["discount"] * (next_value if bonus is None else next_value + bonus)
             gradient, loss, error = td_loss(values, target, batch["weight"], None)
             if config.fit_returns:
@@ -216,14 +211,15 @@ class ActorCritic(OffPolicy):
     def climb(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """(the derivative of -mean Q(obs, action) by action [B, A], Q [B]), Q joined as the actor sees it."""
         how, tape = self.config.actor_aggregate, Tape()
-        output, values = self._values(self.critic, obs, action, tape)
+        output, values = self._values(obs, action, tape)
         members, rows = values.shape
-        if how == "min":
+        if how == "mean":
+            share = torch.full_like(values, -1.0 / (rows * members))
+        elif how == "min":
             share = torch.zeros_like(values).scatter_(0, values.argmin(0, keepdim=True), -1.0 / rows)
         else:
-            share = torch.full_like(values, -1.0 / (rows * members)) if how == "mean" else torch.zeros_like(values)
-            if how == "first":
-                share[0] = -1.0 / rows
+            share = torch.zeros_like(values)
+            share[0] = -1.0 / rows
         gradient = share.unsqueeze(2)
         if self.config.atoms:  # of a mean by its logits: p (z - mean)
             gradient = gradient * output.softmax(-1) * (self.support - values.unsqueeze(2))

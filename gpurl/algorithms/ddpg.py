@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gpurl.algorithms.actor_critic import ActorCritic, ActorCriticConfig
 from gpurl.checks import check_choices, check_numbers
+from gpurl.ensemble import Tape
 from gpurl.errors import UsageError
 from gpurl.exploration import KINDS, ActionNoise
 from gpurl.networks import Carry
@@ -19,9 +20,7 @@ class DDPGConfig(ActorCriticConfig):
     fixed: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.fixed, "target_actor")
 
     num_critics: int = 1
-    """Critics, each with a start of its own."""
     actor_aggregate: str = "first"
-    """What the actor climbs: min or mean of all critics, or the first one."""
     noise: str = "gaussian"
     """Noise on actions: gaussian, ladder (over environments), episode (a width for each) or ornstein_uhlenbeck."""
     noise_std: float = 0.1
@@ -78,7 +77,7 @@ class DDPG(ActorCritic):
         return action, None
 
     def actor_step(self, obs: Tensor, wants_parts: bool) -> dict[str, Tensor]:
-        tape: list[Tensor] = []
+        tape = Tape()
         action = self.actor.forward(obs, tape)[0].tanh()
         slope, value = self.climb(obs, action)
         of_output = slope * (1.0 - action * action)

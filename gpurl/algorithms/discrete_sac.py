@@ -1,5 +1,7 @@
 """Soft actor-critic over a few actions (Christodoulou 2019): expectations over all actions in place of draws. `sac` takes it by itself."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -35,7 +37,7 @@ class DiscreteSAC(SAC):
         self.make_temperature()
 
     def usual_entropy(self) -> float:
-        return ENTROPY_SHARE * float(torch.tensor(self.num_actions).log())
+        return ENTROPY_SHARE * math.log(self.num_actions)
 
     def action_shape(self) -> tuple[int, ...]:
         return ()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpurl.algorithms.off_policy import OffPolicy, OffPolicyConfig
-from gpurl.checks import check_numbers
+from gpurl.checks import check_atoms, check_numbers
 from gpurl.ensemble import Stack, Tape
 from gpurl.errors import UsageError
 from gpurl.exploration import falling
@@ -28,9 +28,7 @@ class DQNConfig(OffPolicyConfig):
     fixed: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.fixed, "network", "num_critics", "atoms", "quantiles", "v_min", "v_max")
 
     learning_rate: float = 1e-3
-    """Adam's step size."""
     max_grad_norm: float | None = 10.0
-    """Gradient norm above which a gradient is scaled down."""
     double: bool = True
     """The network itself chooses the next action, its target values it (van Hasselt et al. 2016); else the target does both."""
     target_interval: int = 1
@@ -64,8 +62,7 @@ class DQNConfig(OffPolicyConfig):
         super().__post_init__()
         least = {"target_interval": 1, "num_critics": 1, "atoms": 0, "quantiles": 0}
         check_numbers(self, least, zero_to_one=("tau", "epsilon_start", "epsilon_end", "epsilon_fraction"))
-        if self.atoms == 1 or self.v_min >= self.v_max:
-            raise UsageError(f"atoms must be 0 or at least 2 and v_min below v_max, got {self.atoms}, {self.v_min} and {self.v_max}")
+        check_atoms(self)
         if self.atoms and self.quantiles:
             raise UsageError(f"atoms {self.atoms} and quantiles {self.quantiles} are two kinds of distribution: take one of them")
         if self.network.heads > 1 and self.num_critics > 1:
@@ -99,8 +96,10 @@ class DQN(OffPolicy):
 
     def make_optimizers(self) -> dict[str, FlatAdam]:
         config = self.config
-        options = {"weight_decay": config.weight_decay, "max_grad_norm": config.max_grad_norm, "tau": config.tau}
-        return {"network": FlatAdam(self.network, config.learning_rate, epsilon=1e-8, target=self.target, **options)}  # type: ignore[arg-type]
+        optimizer = FlatAdam(
+            self.network, config.learning_rate, 1e-8, config.weight_decay, config.max_grad_norm, target=self.target, tau=config.tau
+        )
+        return {"network": optimizer}
 
     # ---- acting ----
 
@@ -181,8 +180,8 @@ class DQN(OffPolicy):
             return batch["reward"] + batch["discount"] * value
         chosen = answers.gather(3, best.unsqueeze(-1).expand(len(answers), -1, -1, -1, self.width))[:, :, 0, 0]  # [E, B, Z]
         if self.config.quantiles:
-            least = chosen if len(chosen) == 1 else whole_pmf_min(chosen, chosen.mean(-1)).unsqueeze(0)
-            return batch["reward"].unsqueeze(1) + batch["discount"].unsqueeze(1) * least[0]
+            least = chosen[0] if len(chosen) == 1 else whole_pmf_min(chosen, chosen.mean(-1))
+            return batch["reward"].unsqueeze(1) + batch["discount"].unsqueeze(1) * least
         pmf = chosen.softmax(-1)
         pmf = pmf[0] if len(pmf) == 1 else whole_pmf_min(pmf, pmf @ self.support)
         return categorical_projection(pmf, batch["reward"], batch["discount"], self.config.v_min, self.config.v_max)

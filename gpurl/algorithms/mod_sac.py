@@ -13,7 +13,7 @@ from gpurl.kernels.backend import host_may_look
 from gpurl.squash import squashed_sample
 
 LOSS_DECAY, FIRST_LOSS = 0.995, math.sqrt(math.log(2.0))  # at which reliability starts at one half
-TEMPERATURE_LIMITS = (-16.0, 2.0)  # of its logarithm
+TEMPERATURE_LIMITS = (-16.0, 2.0)  # of the logarithm of a learned one
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,6 @@ class ModSAC(SAC):
         self.register_buffer("loss_mean", torch.tensor(FIRST_LOSS))
         self.register_buffer("moves", torch.zeros(()))
 
-    def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
-        assert self.target_actor is not None
-        drawn = squashed_sample(self.target_actor.forward(next_obs)[0], self.update_random.normal((self.num_actions,)))
-        return drawn.action, drawn.log_prob * -self.temperature.value()
-
     def learn_from(self, batch: dict[str, Tensor], number: int, wants_parts: bool) -> tuple[dict[str, Tensor], Tensor]:
         parts, error = self.critic_step(batch, move_target=True)
         self.loss_mean.mul_(LOSS_DECAY).add_(parts["critic_loss"], alpha=1.0 - LOSS_DECAY)
@@ -86,5 +81,6 @@ class ModSAC(SAC):
 
     def temperature_step(self, entropy: Tensor, wants_parts: bool) -> dict[str, Tensor]:
         parts = super().temperature_step(entropy, wants_parts)
-        self.temperature.log.clamp_(*TEMPERATURE_LIMITS)
+        if "temperature" in self.optimizers:
+            self.temperature.log.clamp_(*TEMPERATURE_LIMITS)
         return parts

@@ -11,13 +11,9 @@ class RainbowConfig(DQNConfig):
     """Settings of Rainbow; exponents and decay as in its paper, table 1."""
 
     n_step: int = 3
-    """Rewards that a target sums before it trusts the critic; never past the end of an episode."""
     prioritized: bool = True
-    """Draw transitions by their last error (Schaul et al. 2016) instead of uniformly."""
     atoms: int = 51
-    """A distribution over so many values between v_min and v_max (C51, Bellemare et al. 2017); 0: none."""
     network: QNetworkConfig = field(default_factory=lambda: QNetworkConfig(dueling=True, noisy=True))
-    """Shape of the networks."""
 
 
 class Rainbow(DQN):

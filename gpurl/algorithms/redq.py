@@ -10,15 +10,11 @@ class REDQConfig(SACConfig):
     """Settings of REDQ."""
 
     num_critics: int = 10
-    """Critics, each with a start of its own."""
     target_subset: int | None = 2
     """Critics, drawn anew for each update, whose target networks are asked."""
     actor_aggregate: str = "mean"
-    """What the actor climbs: min or mean of all critics, or the first one."""
     updates: int = 20
-    """Optimiser steps after each horizon, each on a batch of its own."""
     policy_delay: int = 20
-    """Updates of the critics to one of the actor."""
 
 
 class REDQ(SAC):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gpurl.algorithms.actor_critic import ActorCritic, ActorCriticConfig
 from gpurl.algorithms.algorithm import Algorithm
+from gpurl.ensemble import Tape
 from gpurl.errors import UsageError
 from gpurl.networks import Carry
 from gpurl.optimizer import FlatAdam
@@ -85,11 +86,12 @@ class SAC(ActorCritic):
         return squashed_mode(self.actor.forward(obs)[0])
 
     def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
-        drawn = squashed_sample(self.actor.forward(next_obs)[0], self.update_random.normal((self.num_actions,)))
+        actor = self.target_actor or self.actor
+        drawn = squashed_sample(actor.forward(next_obs)[0], self.update_random.normal((self.num_actions,)))
         return drawn.action, drawn.log_prob * -self.temperature.value()
 
     def actor_step(self, obs: Tensor, wants_parts: bool) -> dict[str, Tensor]:
-        tape: list[Tensor] = []
+        tape = Tape()
         output = self.actor.forward(obs, tape)[0]
         drawn = squashed_sample(output, self.update_random.normal((self.num_actions,)))
         slope, value = self.climb(obs, drawn.action)

@@ -10,11 +10,8 @@ class TD3Config(DDPGConfig):
     """Settings of TD3."""
 
     num_critics: int = 2
-    """Critics, each with a start of its own."""
     policy_delay: int = 2
-    """Updates of the critics to one of the actor."""
     target_noise: float = 0.2
-    """Standard deviation of the noise on the target's actions."""
 
 
 class TD3(DDPG):

@@ -23,8 +23,13 @@ class VDN(DQN):
                 f"VDN needs a MultiDiscrete action space, the same number for each agent, this one is {space}; dqn takes a Discrete"
             )
         self.num_agents = len(space.nvec)
+        seen = self.observation_space.shape or ()
+        if len(seen) < 2 or seen[0] != self.num_agents:
+            raise UsageError(f"VDN needs an observation of each of its {self.num_agents} agents, this space is {self.observation_space}")
         if self.config.atoms or self.config.quantiles:
             raise UsageError("VDN sums values, not distributions: leave out atoms and quantiles")
+        if self.config.network.noisy:
+            raise UsageError("VDN explores by random actions of each agent: leave out network.noisy")
         return int(space.nvec[0])
 
     def action_shape(self) -> tuple[int, ...]:

@@ -21,8 +21,10 @@ class PrioritizedReplay(Replay):
     `importance` to 1 with training. Transitions that are not to be learnt from have priority 0.
     """
 
+    also_bytes = 4
+
     def __init__(self, *arguments: Any, exponent: float = 0.5, importance: float = 0.4, decay: float = 0.999, **options: Any) -> None:
-        super().__init__(*arguments, also_bytes=4, **options)
+        super().__init__(*arguments, **options)
         self.exponent, self.importance, self.decay = exponent, importance, decay
         self.priority = torch.zeros(self.num_rows, self.num_envs, device=self.device)  # raised to the exponent already
         self.greatest = torch.ones((), device=self.device)

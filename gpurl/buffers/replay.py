@@ -1,7 +1,7 @@
 """The replay buffer: the newest transitions of N environments on the device, drawn uniformly; the ring itself is `gpurl.kernels.replay`."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ class Replay:
     with fewer the oldest truncated ends are not learnt from.
     """
 
+    also_bytes: ClassVar[int] = 0  # of a transition, of what a subclass keeps beside the ring
+
     def __init__(
         self,
         size: int,
@@ -35,9 +37,7 @@ class Replay:
         obs_dtype: torch.dtype = torch.float32,
         storage: str = "float32",
         final_share: float = 1.0 / 16.0,
-        also_bytes: int = 0,
     ) -> None:
-        """also_bytes: a transition's, of what a subclass keeps."""
         self.num_envs, self.obs_shape, self.device = num_envs, obs_shape, device
         self.num_rows = -(-size // num_envs)
         self.rows = PackedRows({name: torch.empty(1, 1, *shape) for name, shape in columns.items()})
@@ -45,7 +45,7 @@ class Replay:
         kind = obs_dtype if obs_dtype == torch.uint8 else getattr(torch, storage)
         obs_size, num_final = math.prod(obs_shape), max(math.ceil(final_share * self.num_rows * num_envs), 1)
         shape = num_envs, obs_size, self.rows.width, num_final, kind
-        self.bytes = ring_bytes(self.num_rows, *shape) + also_bytes * self.num_rows * num_envs
+        self.bytes = ring_bytes(self.num_rows, *shape) + self.also_bytes * self.num_rows * num_envs
         self._must_fit(storage if kind != torch.uint8 else "uint8")
         self.ring: Ring = new_ring(self.num_rows, *shape, device)
         self.random = CounterRandom(seed, 1, device)

@@ -130,6 +130,16 @@ def test_train_help_shows_every_setting_with_its_help(capsys: pytest.CaptureFixt
     assert "algorithms: a2c" in capsys.readouterr().out
 
 
+def test_a_default_that_is_changed_keeps_the_help_of_its_setting(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert exit_code(["train", "fast_td3", "chasing", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for line in ("Decoupled weight decay (AdamW). (default: 0.1)", "Updates of the critics to one of the actor. (default: 2)"):
+        assert line in text
+
+
 # ---- spellings and where settings come from ----
 
 
@@ -375,6 +385,13 @@ def test_switches_take_true_and_false() -> None:
 def test_gymnasiums_tasks_share_a_preset_of_few_environments() -> None:
     wanted = settings("ppo", "gymnasium_cpu:Pendulum-v1")
     assert (wanted["num_envs"], wanted["horizon"], wanted["minibatches"]) == (8, 256, 8)
+
+
+def test_what_is_known_of_a_task_wins_over_what_is_known_of_its_algorithm() -> None:
+    found = [settings("td3", env)["num_envs"] for env in ("chasing", "gymnasium_cpu:Pendulum-v1", "pendulum")]
+    assert found == [64, 8, 64]
+    assert settings("td3", "pendulum")["total_steps"] == 40_000
+    assert settings("td3", "chasing")["total_steps"] == 1_000_000
 
 
 @pytest.mark.parametrize("words", [["network.memory=gru"], ["num_envs=1", "horizon=16"]])

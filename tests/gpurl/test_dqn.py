@@ -14,6 +14,7 @@ from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
 from gpurl.algorithms.dqn import DQN
 from gpurl.api import train
 from gpurl.config import build
+from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 
 OBS, ACTIONS, ROWS, AGENTS = 4, 3, 16, 2
@@ -188,10 +189,47 @@ def test_a_team_of_sums_gets_seven(seed: int, tmp_path: Any) -> None:
     assert run.outcome.evaluation["eval/mean_reward"] == 7.0
 
 
-def test_teams_that_are_none_are_refused() -> None:
-    config = build(config_class(resolve_algorithm("vdn")), {"atoms": 5})
-    with pytest.raises(UsageError, match="VDN sums values, not distributions"):
-        make_algorithm("vdn", config, Box(-1, 1, (2, 3), np.float32), MultiDiscrete([2, 2]), 4)
-    config = build(config_class(resolve_algorithm("vdn")), {})
-    with pytest.raises(UsageError, match=r"the same number for each agent, this one is MultiDiscrete\(\[2 3\]\)"):
-        make_algorithm("vdn", config, Box(-1, 1, (2, 3), np.float32), MultiDiscrete([2, 3]), 4)
+@pytest.mark.parametrize(
+    ("settings", "shape", "choices", "message"),
+    [
+        ({"atoms": 5}, (2, 3), [2, 2], "VDN sums values, not distributions"),
+        ({"network": {"noisy": True}}, (2, 3), [2, 2], "leave out network.noisy"),
+        ({}, (2, 3), [2, 3], r"the same number for each agent, this one is MultiDiscrete\(\[2 3\]\)"),
+        ({}, (4,), [2, 2], "an observation of each of its 2 agents"),
+        ({}, (3, 4), [2, 2], "an observation of each of its 2 agents"),
+    ],
+)
+def test_teams_that_are_none_are_refused(settings: dict[str, Any], shape: tuple[int, ...], choices: list[int], message: str) -> None:
+    config = build(config_class(resolve_algorithm("vdn")), settings)
+    with pytest.raises(UsageError, match=message):
+        make_algorithm("vdn", config, Box(-1, 1, shape, np.float32), MultiDiscrete(choices), 4)
+
+
+def test_a_team_is_paid_the_mean_of_its_agents_rewards() -> None:
+    algorithm = make("vdn", horizon=1)
+    buffer, obs, nobody = algorithm.make_buffer(), torch.zeros(4, AGENTS, OBS), torch.zeros(4, dtype=torch.bool)
+    reward = torch.tensor([1.0, 2.0]).expand(4, AGENTS)
+    algorithm.record(buffer, obs, algorithm.act(obs), Timestep(obs, reward, nobody, nobody, {"final_obs": obs}))
+    assert buffer["reward"].tolist() == [[1.5] * 4]
+
+
+def test_a_noisy_network_explores_by_its_noise_and_learns_with_a_draw_of_its_own_for_every_pass() -> None:
+    algorithm = make("rainbow")
+    obs = torch.randn(1, OBS).expand(4, OBS)
+    algorithm.is_random.fill_(False)
+    assert len({*algorithm.act(obs, explore=False).action.tolist()}) == 1
+    assert len({int(action) for _ in range(50) for action in algorithm.act(obs).action}) > 1
+    data, draws = {name: value.float() for name, value in batch(0).items()}, []
+    network, random = algorithm.config.network, algorithm.update_random
+    normal, passes, layers = random.normal, 3, 4  # this state, the next one by target and network; two layers of two streams
+
+    def counted(shape: tuple[int, ...]) -> Tensor:
+        draws.append(normal(shape))
+        return draws[-1]
+
+    random.normal = counted  # type: ignore[method-assign]
+    with torch.inference_mode():
+        algorithm.learn_from(data, 0, wants_parts=True)
+    assert network.noisy
+    assert len(draws) == passes * layers
+    assert len({float(draw[0, 0]) for draw in draws}) == len(draws)

@@ -217,6 +217,8 @@ def test_noise_of_every_kind() -> None:
             rows.append(action[:, 0])
         return torch.stack(rows)
 
+    at_the_limit, _ = ActionNoise("gaussian", 0.05, (0.01, 0.2), 1000, 1, torch.device("cpu")).add(still + 1.0, (), random)
+    assert float(at_the_limit.amax()) == 1.0 > float(at_the_limit.amin())
     assert float(draws("gaussian").std()) == pytest.approx(0.05, rel=0.02)
     ladder = draws("ladder").std(0)
     torch.testing.assert_close(ladder, torch.linspace(0.01, 0.2, 1000), rtol=0.3, atol=0.002)

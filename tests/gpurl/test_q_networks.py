@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpurl.ensemble import Dense, Stack, Tape
+from gpurl.ensemble import Dense, Stack, Tape, set_dtype
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.q_networks import ActionEmbedding, Dueling, Fan, NoisyDense, QNetworkConfig, make_q_network
@@ -101,6 +101,37 @@ def test_noise_is_new_each_draw_different_in_each_row_and_absent_without() -> No
     assert float(first[0, :, 0].std()) > 0.01
     assert float((first - second).abs().min()) > 0.0
     assert float(greedy[0, :, 0].std()) < 1e-6
+
+
+def test_a_noisy_layer_computes_in_bfloat16_too() -> None:
+    torch.manual_seed(0)
+    network, x = make_q_network(1, INPUTS, ACTIONS, 1, QNetworkConfig(hidden=(16,), noisy=True)), torch.randn(50, INPUTS)
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        set_dtype(network, dtype)
+        tape = Tape()
+        with torch.inference_mode():
+            output = network.forward(x, tape, CounterRandom(0, 50))
+            network.backward(torch.ones(1, 50, ACTIONS), tape)
+        results.append([output, *(parameter.grad.clone() for parameter in network.parameters() if parameter.grad is not None)])
+    for exact, rounded in zip(*results):
+        assert rounded.dtype == torch.float32
+        torch.testing.assert_close(exact, rounded, rtol=0.1, atol=0.05 * float(exact.abs().max()))
+    assert float((results[0][0] - results[1][0]).abs().max()) > 1e-4
+
+
+def test_the_noise_starts_as_a_share_of_the_inputs_root_and_the_last_layer_has_no_activation() -> None:
+    """Fortunato et al. 2018, section 3.2."""
+    network = make_q_network(2, INPUTS, ACTIONS, 1, QNetworkConfig(hidden=(16, 9), noisy=True, noise_scale=0.3, dueling=True))
+    layers = [layer for layer in network.modules() if isinstance(layer, Dense)]
+    assert [type(layer) for layer in layers] == [Dense] + [NoisyDense] * 4
+    assert [layer.activation for layer in layers] == ["relu", "relu", "none", "relu", "none"]
+    for layer in layers:
+        if isinstance(layer, NoisyDense):
+            for noise in (layer.noise_weight, layer.noise_bias):
+                torch.testing.assert_close(noise.detach(), torch.full_like(noise, 0.3 / layer.weight.shape[2] ** 0.5))
 
 
 def test_a_head_learns_by_itself_and_the_trunk_from_all() -> None:
