@@ -18,7 +18,8 @@ CART_POLE = {
 
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {  # "*": every environment, under what is known of one
     **{(name, "*"): FEW_ENVS for name in REPLAYING},
-    **{(name, "gymnasium_cpu"): {"num_envs": 8, "total_steps": 200_000} for name in REPLAYING},
+    **{(name, "gymnasium_cpu"): {"num_envs": 8, "total_steps": 200_000} for name in (*REPLAYING, "bc")},
+    **{(name, "gymnasium_cpu"): FEW_ENVS for name in ("fast_td3", "fast_sac")},
     **{(name, "pendulum"): PENDULUM | SMALL_NETWORKS for name in ("ddpg", "td3", "sac", "mod_sac")},
     ("redq", "pendulum"): PENDULUM | SMALL_NETWORKS | {"num_critics": 5, "updates": 8, "policy_delay": 2},
     **{(name, "pendulum"): FAST_PENDULUM for name in ("fast_td3", "fast_sac")},

@@ -63,7 +63,7 @@ class DQNConfig(OffPolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         least = {"target_interval": 1, "num_critics": 1, "atoms": 0, "quantiles": 0}
-        check_numbers(self, least, zero_to_one=("tau", "epsilon_start", "epsilon_end", "epsilon_fraction"))
+        check_numbers(self, least, ("tau",), zero_to_one=("tau", "epsilon_start", "epsilon_end", "epsilon_fraction"))
         if self.atoms == 1 or self.v_min >= self.v_max:
             raise UsageError(f"atoms must be 0 or at least 2 and v_min below v_max, got {self.atoms}, {self.v_min} and {self.v_max}")
         if self.atoms and self.quantiles:
