@@ -63,3 +63,8 @@ def test_doctor_tells_of_datasets_and_envs_of_tasks_without_a_limit(capsys: pyte
     text = capsys.readouterr().out
     assert "MultiDiscrete([2 2]), no time limit" in text
     assert "None steps" not in text
+
+
+def test_what_is_cloned_by_default_fits_those_that_go_on_from_it() -> None:
+    for name in ("ddpg", "td3", "sac", "mod_sac", "redq"):
+        assert preset("bc", "pendulum")["actor_network"] == preset(name, "pendulum")["actor_network"]
