@@ -19,6 +19,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "episode length": ("rollout/ep_len_mean",),
     "eval return": ("eval/mean_reward",),
     "value loss": ("train/value_loss", "train/critic_loss", "train/loss"),
+    "actor loss": ("train/actor_loss",),
     "KL": ("train/approx_kl",),
     "learning rate": ("train/learning_rate",),
 }

@@ -17,12 +17,13 @@ SIMULATORS = {  # module: (what it brings, how to get it)
     "mujoco": ("Gymnasium's MuJoCo tasks", "pip install 'gymnasium[mujoco]'"),
     "Box2D": ("Gymnasium's Box2D tasks", "pip install 'gymnasium[box2d]'"),
     "ale_py": ("Atari tasks", "pip install 'gymnasium[atari]'"),
+    "minari": ("datasets for gpurl train bc --dataset minari:ID", "pip install 'gpurl[minari]'"),
 }
 
 
 def report() -> str:
     """The whole report, ending with what to do where something is missing."""
-    return "\n".join(["versions", *_versions(), "", "devices", *_devices(), "", "simulators", *_simulators()])
+    return "\n".join(["versions", *_versions(), "", "devices", *_devices(), "", "simulators and datasets", *_simulators()])
 
 
 def _versions() -> list[str]:
@@ -87,9 +88,10 @@ def env_table() -> str:
         env = make_env(name, 1)
         own = ", ".join(f"{key}={option.default}" for key, option in options.items() if key != "max_episode_steps")
         agents = f"{env.num_agents} agents, " if env.num_agents > 1 else ""
+        limit = "no time limit" if env.max_episode_steps is None else f"{env.max_episode_steps} steps"
         lines.append(
             f"{name}\n    {agents}observation {env.single_observation_space.shape}, action {env.single_action_space}, "
-            f"{env.max_episode_steps} steps{', options: ' + own if own else ''}"
+            f"{limit}{', options: ' + own if own else ''}"
         )
     lines.append("or the module path of your own (README: an environment of your own)")
     return "\n".join(lines)

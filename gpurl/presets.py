@@ -18,8 +18,10 @@ CART_POLE = {
 
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {  # "*": every environment, under what is known of one
     **{(name, "*"): FEW_ENVS for name in REPLAYING},
-    **{(name, "gymnasium_cpu"): {"num_envs": 8, "total_steps": 200_000} for name in REPLAYING},
+    **{(name, "gymnasium_cpu"): {"num_envs": 8, "total_steps": 200_000} for name in (*REPLAYING, "bc")},
+    **{(name, "gymnasium_cpu"): FEW_ENVS for name in ("fast_td3", "fast_sac")},
     **{(name, "pendulum"): PENDULUM | SMALL_NETWORKS for name in ("ddpg", "td3", "sac", "mod_sac")},
+    ("bc", "pendulum"): {"actor_network": SMALL_NETWORKS["actor_network"]},  # for actor_from
     ("redq", "pendulum"): PENDULUM | SMALL_NETWORKS | {"num_critics": 5, "updates": 8, "policy_delay": 2},
     **{(name, "pendulum"): FAST_PENDULUM for name in ("fast_td3", "fast_sac")},
     ("dqn", "cart_pole"): CART_POLE | {"network": {"hidden": [64, 64]}},

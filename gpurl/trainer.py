@@ -178,6 +178,7 @@ class Trainer:
         self.last_save = self.last_log = began
         self.logged_steps = self.steps
         reason = "" if self.steps < self.config.total_steps else "total_steps"
+        self._tell_of_replay(display)
         with StopRequest() as stop:
             try:
                 while not reason:
@@ -209,6 +210,18 @@ class Trainer:
         """total_steps rounded up to whole iterations."""
         rows = self.buffer.horizon * self.env.num_envs
         return -(-self.config.total_steps // rows) * rows
+
+    def _tell_of_replay(self, display: Display) -> None:
+        """A word where the run ends before its replay holds enough to learn from, or fills a replay anew that was not saved."""
+        starts = getattr(self.algorithm.config, "learning_starts", 0)
+        left = self.planned_steps() - self.steps
+        if left <= 0 or self.algorithm.may_learn(self.stored):
+            return
+        if not self.algorithm.may_learn(self.stored + left):
+            holds = f"the replay holds {self.stored} transitions and {left} are to come"
+            self._warn(display, f"nothing will be learnt: {holds}, learning_starts is {starts}")
+        elif self.steps and not self.stored:
+            display.note(f"the replay was not saved (save_replay does): {starts} transitions are played before learning goes on")
 
     def _evaluation_after(self, steps: int) -> int:
         return (steps // self.eval_every + 1) * self.eval_every

@@ -252,3 +252,13 @@ def test_the_environment_is_made_once_for_the_same_versions(monkeypatch: pytest.
     monkeypatch.setattr(installation, "PEERS", ("rl-games==2.0",))
     installation.make_environment(folder)
     assert len(commands) == 8
+
+
+@pytest.mark.parametrize(("case", "horizon"), [("chasing", "16"), ("pendulum", "1024")])
+def test_a_row_has_the_horizon_that_was_played(case: str, horizon: str) -> None:
+    found = {"steps_per_second": 1.0, "peak_mib": 1.0, "score": 1.0, "version": "1", "note": "", "machine": {"device": "cpu"}}
+    rows = compare.rows_of(compare.parse(["--case", case, "--horizon", "16"]), {"gpurl": [found]})
+    assert [row["horizon"] for row in rows] == [horizon] * 3
+    assert {row["horizon"] for row in read_rows(ROOT / "benchmarks" / "results" / "peers_cpu.csv") if row["case"] == "pendulum tanh"} <= {
+        *("", "1024")
+    }

@@ -79,14 +79,16 @@ def report(options: argparse.Namespace, results: dict[str, list[Result]]) -> str
 
 def rows_of(options: argparse.Namespace, results: dict[str, list[Result]]) -> list[Row]:
     """Medians as rows: speed, memory and score of every contestant."""
-    rows = []
+    from benchmarks.peers.job import PENDULUM_HORIZON  # brings torch
+
+    rows, horizon = [], PENDULUM_HORIZON if options.case == "pendulum" else options.horizon
     units = {"steps_per_second": "env_steps/s", "peak_mib": "peak MiB", "score": SCORES[options.case]}
     units |= {"gpu_mib": "GPU MiB"} if options.device.startswith("cuda") else {}
     for name, found in results.items():
         speeds = [result["steps_per_second"] for result in found]
         for key, unit in units.items():
             label = {"case": f"{options.case} {options.activation}", "trainer": name.partition(":")[0], "version": found[0]["version"]}
-            label |= {"note": found[0]["note"], "num_envs": str(options.num_envs), "horizon": str(options.horizon)}
+            label |= {"note": found[0]["note"], "num_envs": str(options.num_envs), "horizon": str(horizon)}
             value = {"value": f"{medians(found, key):.4g}", "unit": unit, "rounds": str(len(found))}
             spread = {"lowest": f"{min(speeds):.4g}", "highest": f"{max(speeds):.4g}"} if key == "steps_per_second" else {}
             rows.append(label | value | spread | found[0]["machine"])

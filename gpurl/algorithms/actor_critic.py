@@ -66,7 +66,7 @@ class ActorCriticConfig(OffPolicyConfig):
         choices = {"target_aggregate": ("min", "mean"), "actor_aggregate": ("min", "mean", "first")}
         check_choices(self, choices)
         least = {"policy_delay": 1, "num_critics": 1, "target_subset": 1, "atoms": 0, "fit_returns": 0}
-        check_numbers(self, least, ("actor_learning_rate",), zero_to_one=("tau",))
+        check_numbers(self, least, ("actor_learning_rate", "tau"), zero_to_one=("tau",))
         if self.updates % self.policy_delay:
             raise UsageError(f"the actor moves every policy_delay {self.policy_delay} updates, updates {self.updates} is no multiple of it")
         if self.target_subset is not None and self.target_subset > self.num_critics:

@@ -61,7 +61,7 @@ class DQNConfig(OffPolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         least = {"target_interval": 1, "num_critics": 1, "atoms": 0, "quantiles": 0}
-        check_numbers(self, least, zero_to_one=("tau", "epsilon_start", "epsilon_end", "epsilon_fraction"))
+        check_numbers(self, least, ("tau",), zero_to_one=("tau", "epsilon_start", "epsilon_end", "epsilon_fraction"))
         check_atoms(self)
         if self.atoms and self.quantiles:
             raise UsageError(f"atoms {self.atoms} and quantiles {self.quantiles} are two kinds of distribution: take one of them")
