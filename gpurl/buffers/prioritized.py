@@ -22,7 +22,7 @@ class PrioritizedReplay(Replay):
     """
 
     def __init__(self, *arguments: Any, exponent: float = 0.5, importance: float = 0.4, decay: float = 0.999, **options: Any) -> None:
-        super().__init__(*arguments, also_bytes=4, **options)
+        super().__init__(*arguments, **{"also_bytes": 4} | options)
         self.exponent, self.importance, self.decay = exponent, importance, decay
         self.priority = torch.zeros(self.num_rows, self.num_envs, device=self.device)  # raised to the exponent already
         self.greatest = torch.ones((), device=self.device)
