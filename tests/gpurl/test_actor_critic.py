@@ -263,6 +263,7 @@ CASES = [
 def test_updates_are_those_of_plain_formulas(name: str, reference: Any, settings: dict[str, Any]) -> None:
     algorithm = make(name, **settings)
     plain = reference(algorithm)
+    torch.testing.assert_close(plain.weights["target_critic"], plain.weights["critic"], rtol=0.0, atol=0.0)  # where it starts
     for step in range(8):
         data, number = batch(step, name == "discrete_sac"), step % algorithm.config.updates
         with torch.inference_mode():
