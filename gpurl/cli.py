@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpurl.errors import GpurlError, UsageError, did_you_mean
+from gpurl.errors import CheckpointError, GpurlError, UsageError, did_you_mean
 
 USAGE = """usage: gpurl COMMAND ...
 
@@ -66,7 +66,9 @@ def train(words: list[str]) -> int:
     outcome, quiet = finished.outcome, settings.train.quiet
     if not quiet:
         print(summary(finished))
-    return 128 + outcome.signal_number if outcome.signal_number else 0
+    if outcome.signal_number:
+        return 128 + outcome.signal_number
+    return CheckpointError.exit_code if outcome.unsaved else 0
 
 
 def profile(words: list[str]) -> int:
@@ -91,6 +93,8 @@ def summary(finished: Any) -> str:
             text += f"; the scripted policy gets {spread(finished.baseline, 2)}"
         lines.append(text)
     lines.append(f"ended by {outcome.reason} after {outcome.steps:,} steps")
+    if outcome.unsaved:
+        lines.append(f"its last state is in no checkpoint: {outcome.unsaved}")
     lines.append(f"run folder {finished.folder} (learning_curve.png, metrics.jsonl, checkpoints; tensorboard --logdir {finished.folder})")
     return "\n".join(lines)
 

@@ -42,6 +42,7 @@ class Outcome:
     steps: int
     evaluation: dict[str, float]
     signal_number: int | None = None
+    unsaved: str = ""  # why the last state is in no checkpoint, where it is in none
 
 
 class Trainer:
@@ -203,8 +204,8 @@ class Trainer:
                         self.save(display)
                     raise
                 reason = "signal"
-            self.save(display)
-        return Outcome(reason, self.steps, self.evaluation, stop.signal_number)
+            unsaved = self.save(display)
+        return Outcome(reason, self.steps, self.evaluation, stop.signal_number, unsaved)
 
     def planned_steps(self) -> int:
         """total_steps rounded up to whole iterations."""
@@ -291,13 +292,15 @@ class Trainer:
             return self.iteration % self.save_iterations == 0
         return self.save_seconds is not None and time.monotonic() - self.last_save >= self.save_seconds
 
-    def save(self, display: Display, is_best: bool = False) -> None:
-        """Write a checkpoint; a full disk is a warning, the run goes on and tries again at the next interval."""
+    def save(self, display: Display, is_best: bool = False) -> str:
+        """Write a checkpoint; a full disk is a warning, which is returned, and the run tries again at the next interval."""
         self.last_save = time.monotonic()
         try:
             save_checkpoint(self.folder / "checkpoints", self.steps, self._parts(), keep=self.config.keep_checkpoints, is_best=is_best)
         except CheckpointError as error:
             self._warn(display, f"no checkpoint at step {self.steps}: {error}")
+            return str(error)
+        return ""
 
     def _warn(self, display: Display, text: str) -> None:
         display.note(f"warning: {text}")

@@ -63,7 +63,7 @@ class OffPolicyConfig(AlgorithmConfig):
         super().__post_init__()
         check_choices(self, {"storage": ("float32", "bfloat16")})
         least = dict.fromkeys(("updates", "batch_size", "replay_size", "learning_starts", "n_step"), 1)
-        one = ("priority_exponent", "importance_exponent", "priority_decay")
+        one = ("priority_exponent", "importance_exponent", "priority_decay", "final_share")
         check_numbers(self, least, ("reward_scale", "final_share"), zero_to_one=one)
         for name in ("learning_starts", "replay_size"):
             if self.batch_size > getattr(self, name):
@@ -158,6 +158,9 @@ class OffPolicy(Algorithm):
         columns = {"reward": (), "action": self.action_shape()} | self.extra_columns()
         kind = torch.uint8 if space.dtype == np.uint8 else torch.float32
         size = max(config.replay_size, config.horizon * self.num_envs)
+        if config.n_step > size // self.num_envs:
+            steps = f"{size // self.num_envs} steps of {self.num_envs} environments"
+            raise UsageError(f"n_step {config.n_step} is more than replay_size {config.replay_size} holds, {steps}")
         arguments = (size, self.num_envs, tuple(space.shape or ()), columns, self.device, self.seed * 4 + 4, kind)
         if config.prioritized:
             self.replay = PrioritizedReplay(

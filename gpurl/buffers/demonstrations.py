@@ -52,7 +52,10 @@ def _from_file(path: Path) -> dict[str, np.ndarray]:
     except MemoryError:
         raise
     except Exception as error:  # of what damage brings about, whatever its type
-        raise UsageError(f"cannot read the dataset {path}: {type(error).__name__}: {error}") from error
+        why = f"{type(error).__name__}: {error}"
+        if "allow_pickle" in why:  # numpy's advice would be to run what stands there
+            why = f"it is no {path.suffix} file, or holds Python objects, which are never unpickled"
+        raise UsageError(f"cannot read the dataset {path}: {why}") from error
     if missing := [name for name in NAMES if name not in arrays]:
         raise UsageError(
             f"{path} must hold {' and '.join(NAMES)}, it lacks {' and '.join(missing)}; there is {', '.join(found) or 'nothing'}"

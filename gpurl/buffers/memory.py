@@ -27,4 +27,4 @@ def available_bytes(device: torch.device) -> int | None:
 
 def in_gib(number: float) -> str:
     """`12.3 GiB`."""
-    return f"{number / 2**30:,.3g} GiB"
+    return f"{number / 2**30:,.1f} GiB"

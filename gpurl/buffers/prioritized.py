@@ -70,7 +70,7 @@ class PrioritizedReplay(Replay):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "priority" not in state:
-            raise UsageError("the saved replay has no priorities: it was drawn from uniformly")
+            raise UsageError("the saved replay has no priorities: it was drawn from uniformly; go on without prioritized")
         super().load_state_dict(state)
         self.priority[: state["priority"].shape[0]].copy_(state["priority"])
         self.greatest.copy_(state["greatest"])

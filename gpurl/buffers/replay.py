@@ -104,7 +104,7 @@ class Replay:
             if saved.shape[1:] != tensor.shape[1:] or saved.dtype != tensor.dtype or saved.shape[0] > tensor.shape[0]:
                 raise UsageError(
                     f"the saved replay is of another environment or size: its {name} is {saved.dtype} {tuple(saved.shape)}, "
-                    f"this one's {tensor.dtype} {tuple(tensor.shape)}"
+                    f"this one's {tensor.dtype} {tuple(tensor.shape)}; replay_size, storage and final_share must be those it was saved with"
                 )
         rows = state["flags"].shape[0]
         if int(state["counts"][0]) > rows != self.num_rows:  # its newest row is not its last

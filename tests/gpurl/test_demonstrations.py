@@ -134,7 +134,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
             return (tmp_path / "ran").touch, ()
 
     np.savez(tmp_path / "bomb.npz", allow_pickle=True, obs=np.array([Bomb()], object), action=GOOD["action"])
-    with pytest.raises(UsageError, match=r"cannot read the dataset .*allow_pickle"):
+    with pytest.raises(UsageError, match=r"cannot read the dataset .*Python objects, which are never unpickled"):
         read_demonstrations(str(tmp_path / "bomb.npz"), OBS, ACTION)
     assert not (tmp_path / "ran").exists()
 

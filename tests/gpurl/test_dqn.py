@@ -178,6 +178,16 @@ def test_the_greedy_action_is_of_the_greatest_value_and_chance_takes_its_share()
     assert float(share) == pytest.approx(0.3 * (ACTIONS - 1) / ACTIONS, abs=0.02)
 
 
+def test_several_networks_act_by_their_mean() -> None:
+    algorithm = make(num_critics=2)
+    with torch.no_grad():
+        for parameter in algorithm.network.parameters():
+            parameter.zero_()
+        *_, last = algorithm.network.parameters()  # the bias of the answers [E, 1, A]
+        last.copy_(torch.tensor([[[5.0, 1.0, 0.0]], [[0.0, 1.0, 0.0]]]))
+    assert algorithm.act(torch.zeros(4, OBS), explore=False).action.tolist() == [0] * 4  # the least of both answers is 1, of action 1
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_team_of_sums_gets_seven(seed: int, tmp_path: Any) -> None:
     """In the two-step game sums of agents' values rank the safe 7 above the 8 that needs both: 6.5 is what they make of it."""
@@ -218,6 +228,11 @@ def test_a_noisy_network_explores_by_its_noise_and_learns_with_a_draw_of_its_own
     obs = torch.randn(1, OBS).expand(4, OBS)
     algorithm.is_random.fill_(False)
     assert len({*algorithm.act(obs, explore=False).action.tolist()}) == 1
+    silent = make(network={"noisy": True, "noise_scale": 1e-6})  # and by no share of random actions
+    silent.is_random.fill_(False)
+    assert float(silent.epsilon) == 1.0
+    best = silent.act(obs, explore=False).action
+    assert all(torch.equal(silent.act(obs).action, best) for _ in range(50))
     assert len({int(action) for _ in range(50) for action in algorithm.act(obs).action}) > 1
     data, draws = {name: value.float() for name, value in batch(0).items()}, []
     network, random = algorithm.config.network, algorithm.update_random

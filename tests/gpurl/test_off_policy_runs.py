@@ -149,6 +149,10 @@ def test_nan_of_an_environment_never_reaches_weights_or_replay(
         ("mod_sac", "pendulum", {"policy_delay": 2}, "decides by itself when the actor moves"),
         ("ddpg", "pendulum", {"noise_std_range": [0.5, 0.1]}, "two numbers above 0, the least first"),
         ("sac", "cart_pole", {"atoms": 11}, "leave out atoms 11"),
+        ("sac", "pendulum", {"temperature": 0.0}, "temperature must be above 0, got 0.0"),
+        ("td3", "pendulum", {"tau": 0.0}, "tau must be above 0, got 0.0"),
+        ("td3", "pendulum", {"final_share": 1.5}, "final_share must be from 0 to 1, got 1.5"),
+        ("td3", "pendulum", {"n_step": 101, "replay_size": 400}, "n_step 101 is more than replay_size 400 holds, 100 steps of 4"),
     ],
 )
 def test_what_does_not_fit_is_refused(name: str, env: str, settings: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def test_a_cut_off_checkpoint_falls_back_to_the_older_one(tmp_path: Path) -> Non
         assert resume(folder, total_steps=5 * ITERATION).outcome.steps == 5 * ITERATION
 
 
-def test_a_full_disk_warns_and_trains_on(tmp_path: Path) -> None:
+def test_a_full_disk_warns_trains_on_and_ends_with_its_own_code(tmp_path: Path) -> None:
     code = (
         "import resource, sys\nfrom gpurl.cli import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
@@ -275,9 +275,10 @@ def test_a_full_disk_warns_and_trains_on(tmp_path: Path) -> None:
         f"sys.exit(main(['train', 'ppo', 'pendulum', *words, r'run_dir={tmp_path / 'run'}']))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == CheckpointError.exit_code, done.stderr
     assert "no checkpoint at step" in done.stdout + done.stderr
     assert "ended by total_steps" in done.stdout
+    assert "its last state is in no checkpoint" in done.stdout
 
 
 def test_a_checkpoint_folder_is_not_a_run_folder(tmp_path: Path) -> None:
