@@ -183,8 +183,9 @@ def make_network(members: int, num_inputs: int, num_outputs: int, config: BodyCo
     return Stack([*trunk, Dense(members, width, num_outputs)])
 
 
-def set_dtype(network: nn.Module, dtype: torch.dtype) -> None:
-    """Compute the products of all layers in `dtype`; parameters and gradients stay float32."""
-    for layer in network.modules():
-        if isinstance(layer, Dense):
-            layer.dtype = dtype
+def set_dtype(network: nn.Module, dtype: torch.dtype) -> int:
+    """Compute the products of all layers in `dtype`; parameters and gradients stay float32. Returns how many layers there are."""
+    layers = [layer for layer in network.modules() if isinstance(layer, Dense)]
+    for layer in layers:
+        layer.dtype = dtype
+    return len(layers)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import gpurl
 from gpurl.algorithms import algorithm_names, config_class, make_algorithm, resolve_algorithm
-from gpurl.algorithms.actor_critic import ActorCritic
+from gpurl.algorithms.actor_critic import OffPolicyActorCritic
 from gpurl.algorithms.discrete_sac import DiscreteSAC
 from gpurl.algorithms.dqn import DQN
 from gpurl.algorithms.off_policy import OffPolicy
@@ -68,7 +68,7 @@ def takes(algorithm: str, space: gymnasium.Space, num_agents: int = 1) -> bool:
         return isinstance(space, Discrete)
     if kind is SAC:
         return isinstance(space, Box | Discrete)
-    return isinstance(space, Box) if issubclass(kind, ActorCritic) else True
+    return isinstance(space, Box) if issubclass(kind, OffPolicyActorCritic) else True
 
 
 def small_run(folder: Path, iterations: int, algorithm: str = "ppo", env: str = "pendulum", **changes: Any) -> gpurl.Run:

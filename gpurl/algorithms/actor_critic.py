@@ -76,7 +76,7 @@ class ActorCriticConfig(OffPolicyConfig):
             raise UsageError("fit_returns needs a rollout to sum over, horizon 2 or more, and critics of one number, atoms 0")
 
 
-class ActorCritic(OffPolicy):
+class OffPolicyActorCritic(OffPolicy):
     """Continuous actions in [-1, 1]. A subclass says what the actor does with its numbers."""
 
     config: ActorCriticConfig

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
+from gpurl.ensemble import set_dtype
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_may_look
@@ -112,9 +113,9 @@ class Algorithm(ABC, nn.Module):
     def start(self) -> None:
         """A new run begins; one that is resumed, and a policy by itself, take their weights from a checkpoint instead."""
 
-    @abstractmethod
     def initial_carry(self, num_envs: int) -> Carry:
         """Memory at the start of an episode: () or tensors [num_envs, H]."""
+        return ()
 
     @abstractmethod
     def act(self, obs: Tensor, carry: Carry = (), explore: bool = True) -> Decision:
@@ -159,8 +160,8 @@ class Algorithm(ABC, nn.Module):
 
     def set_precision(self, precision: str) -> None:
         """Compute products in float32, tf32 or bf16; parameters, gradients and sums stay float32."""
-        if precision != "float32":
-            raise UsageError(f"{type(self).__name__} computes in float32 only, precision is {precision}")
+        if precision == "bf16" and not set_dtype(self, torch.bfloat16):
+            raise UsageError(f"{self.label} has no layers that compute in {precision}, only in float32")
 
     @abstractmethod
     def schedule(self, progress: float, steps: int) -> None:

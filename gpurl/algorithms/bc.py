@@ -76,8 +76,7 @@ class BC(OffPolicy):
 
     def make_optimizers(self) -> dict[str, FlatAdam]:
         config = self.config
-        options = {"weight_decay": config.weight_decay, "max_grad_norm": config.max_grad_norm}
-        return {"actor": FlatAdam(self.actor, config.learning_rate, epsilon=1e-8, **options)}  # type: ignore[arg-type]
+        return {"actor": FlatAdam(self.actor, config.learning_rate, 1e-8, config.weight_decay, config.max_grad_norm)}
 
     # ---- acting ----
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gpurl.algorithms.actor_critic import ActorCritic, ActorCriticConfig
+from gpurl.algorithms.actor_critic import ActorCriticConfig, OffPolicyActorCritic
 from gpurl.checks import check_choices, check_numbers
 from gpurl.ensemble import Tape
 from gpurl.errors import UsageError
@@ -44,7 +44,7 @@ class DDPGConfig(ActorCriticConfig):
             raise UsageError(f"noise_std_range must be two numbers above 0, the least first, got {self.noise_std_range}")
 
 
-class DDPG(ActorCritic):
+class DDPG(OffPolicyActorCritic):
     """A deterministic actor."""
 
     config: DDPGConfig

@@ -13,7 +13,6 @@ from gpurl.buffers.prioritized import PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
-from gpurl.ensemble import set_dtype
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_may_look
@@ -29,7 +28,6 @@ class OffPolicyConfig(AlgorithmConfig):
     """Settings of every off-policy algorithm."""
 
     horizon: int = 1
-    """Steps of every environment between updates."""
     updates: int = 8
     """Optimiser steps after each horizon, each on a batch of its own."""
     batch_size: int = 256
@@ -41,7 +39,6 @@ class OffPolicyConfig(AlgorithmConfig):
     n_step: int = 1
     """Rewards that a target sums before it trusts the critic; never past the end of an episode."""
     learning_rate: float = 3e-4
-    """Adam's step size."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this before they are learnt from."""
     prioritized: bool = False
@@ -125,14 +122,7 @@ class OffPolicy(Algorithm):
         """These columns [T, N, ...] of a rollout."""
         return {}
 
-    def set_precision(self, precision: str) -> None:
-        if precision == "bf16":
-            set_dtype(self, torch.bfloat16)
-
     # ---- acting ----
-
-    def initial_carry(self, num_envs: int) -> Carry:
-        return ()
 
     @torch.no_grad()
     def act(self, obs: Tensor, carry: Carry = (), explore: bool = True) -> Decision:

@@ -49,11 +49,9 @@ class PPOConfig(OnPolicyConfig):
     value_coef: float = 1.0
     """Weight of the squared value error."""
     max_grad_norm: float | None = 1.0
-    """Gradient norm above which the gradient is scaled down."""
     normalize_advantage: str = "batch"
     """batch, minibatch or none."""
     normalize_obs: bool = True
-    """Running normalisation of observations, inside the policy."""
     normalize_value: bool = True
     """The critic predicts normalised returns."""
     squash: bool = False

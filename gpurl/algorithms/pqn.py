@@ -10,7 +10,7 @@ from gpurl.algorithms.algorithm import Decision
 from gpurl.algorithms.on_policy import OnPolicy, OnPolicyConfig, flat
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_numbers
-from gpurl.ensemble import Tape, set_dtype
+from gpurl.ensemble import Tape
 from gpurl.errors import UsageError
 from gpurl.exploration import falling
 from gpurl.kernels.gae import gae
@@ -27,11 +27,8 @@ class PQNConfig(OnPolicyConfig):
     fixed = (*OnPolicyConfig.fixed, "network")
 
     minibatches: int = 16
-    """Minibatches a pass."""
     learning_rate: float = 5e-4
-    """Adam's step size, or where it starts."""
     schedule: str = "linear"
-    """Learning rate over time: constant or linear (to 0)."""
     q_lambda: float = 0.95
     """Decay of Q(lambda): how far a target trusts the rewards of the rollout before it trusts the network."""
     epsilon_start: float = 1.0
@@ -43,7 +40,6 @@ class PQNConfig(OnPolicyConfig):
     reward_scale: float = 1.0
     """Rewards are multiplied by this before they are learnt from."""
     max_grad_norm: float | None = 10.0
-    """Gradient norm above which the gradient is scaled down."""
     network: QNetworkConfig = field(default_factory=lambda: QNetworkConfig(hidden=(128, 128), layer_norm=True))
     """Shape of the network."""
 
@@ -65,19 +61,11 @@ class PQN(OnPolicy):
 
     def make_optimizer(self) -> FlatAdam:
         config = self.config
-        options = {"weight_decay": config.weight_decay, "max_grad_norm": config.max_grad_norm}
-        return FlatAdam(self.network, config.learning_rate, epsilon=1e-8, **options)  # type: ignore[arg-type]
+        return FlatAdam(self.network, config.learning_rate, 1e-8, config.weight_decay, config.max_grad_norm)
 
     def make_training(self) -> None:
         super().make_training()
         self.epsilon = torch.tensor(self.config.epsilon_start, device=self.device)
-
-    def set_precision(self, precision: str) -> None:
-        if precision == "bf16":
-            set_dtype(self, torch.bfloat16)
-
-    def initial_carry(self, num_envs: int) -> Carry:
-        return ()
 
     @torch.no_grad()
     def act(self, obs: Tensor, carry: Carry = (), explore: bool = True) -> Decision:

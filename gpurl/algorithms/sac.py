@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
-from gpurl.algorithms.actor_critic import ActorCritic, ActorCriticConfig
+from gpurl.algorithms.actor_critic import ActorCriticConfig, OffPolicyActorCritic
 from gpurl.algorithms.algorithm import Algorithm
 from gpurl.ensemble import Tape
 from gpurl.errors import UsageError
@@ -38,7 +38,7 @@ class SACConfig(ActorCriticConfig):
                 raise UsageError(f"{name} must be above 0, got {value}")
 
 
-class SAC(ActorCritic):
+class SAC(OffPolicyActorCritic):
     """A stochastic actor whose entropy counts as reward."""
 
     config: SACConfig

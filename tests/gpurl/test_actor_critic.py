@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
-from gpurl.algorithms.actor_critic import ActorCritic
+from gpurl.algorithms.actor_critic import OffPolicyActorCritic
 from gpurl.config import build
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
@@ -20,13 +20,13 @@ OBS, ACTIONS, ROWS = 5, 2, 16
 OBS_SPACE, ACTION_SPACE = Box(-np.inf, np.inf, (OBS,), np.float32), Box(-1.0, 1.0, (ACTIONS,), np.float32)
 
 
-def make(name: str, **settings: Any) -> ActorCritic:
+def make(name: str, **settings: Any) -> OffPolicyActorCritic:
     settings = {"batch_size": ROWS, "learning_starts": ROWS, "learning_rate": 1e-2, "tau": 0.1} | settings
     network = {"hidden": [8, 8], "layer_norm": False}
     config = build(config_class(resolve_algorithm(name)), {"actor_network": network, "critic_network": network} | settings)
     space = Discrete(ACTIONS) if name == "discrete_sac" else ACTION_SPACE
     algorithm = make_algorithm(name, config, OBS_SPACE, space, 4, seed=3)
-    assert isinstance(algorithm, ActorCritic)
+    assert isinstance(algorithm, OffPolicyActorCritic)
     return algorithm
 
 
@@ -44,7 +44,7 @@ def batch(seed: int, discrete: bool) -> dict[str, Tensor]:
 class Reference:
     """The same algorithm as plain formulas, stepped by autograd."""
 
-    def __init__(self, algorithm: ActorCritic) -> None:
+    def __init__(self, algorithm: OffPolicyActorCritic) -> None:
         self.config: Any = algorithm.config
         parts = {"actor": algorithm.actor, "critic": algorithm.critic, "target_critic": algorithm.target_critic}
         if algorithm.target_actor is not None:
