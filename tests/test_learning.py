@@ -30,7 +30,9 @@ def best_return(folder: Path, algorithm: str, env: str, wanted: float, **setting
 
 @pytest.mark.parametrize("algorithm", ["ddpg", "td3", "sac", "mod_sac", "redq", "fast_td3", "fast_sac"])
 def test_actors_learn_pendulum_from_a_replay(tmp_path: Path, algorithm: str) -> None:
-    assert best_return(tmp_path, algorithm, "pendulum", -200.0, eval_every=6400) >= -200
+    """To -200, with the networks of their presets, in benchmarks/learning.py."""
+    networks = {name: {"hidden": [64, 64]} for name in ("actor_network", "critic_network")}
+    assert best_return(tmp_path, algorithm, "pendulum", -300.0, eval_every=3200, **networks) >= -300
 
 
 @pytest.mark.parametrize(

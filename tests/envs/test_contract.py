@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpurl.envs import env_names, make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
+from gpurl.envs.two_step_game import TwoStepGame
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import no_host_looks
@@ -341,6 +342,19 @@ def test_wrong_actions_are_refused(name: str, action: Tensor, message: str) -> N
     env.reset()
     with pytest.raises(UsageError, match=message):
         env.step(action)
+
+
+def test_choices_may_begin_at_another_number() -> None:
+    class Later(TwoStepGame):
+        single_action_space = gymnasium.spaces.MultiDiscrete([2, 2], start=[1, 3])
+
+    env = Later(2)
+    env.reset()
+    for action in ([1, 3], [2, 4]):
+        assert torch.equal(env._checked_action(torch.tensor([action] * 2)), torch.tensor([action] * 2))
+    for action in ([0, 3], [2, 5], [1, 2]):
+        with pytest.raises(UsageError, match="wanted actions of MultiDiscrete"):
+            env._checked_action(torch.tensor([action] * 2))
 
 
 def test_double_actions_give_the_same_float_step() -> None:

@@ -11,10 +11,12 @@ import torch
 from gymnasium.utils.env_checker import check_env
 
 from gpurl.envs import env_names, make_env, resolve_env
+from gpurl.envs.mean_reward import MeanReward
 from gpurl.envs.single_env import SingleEnv
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.errors import UsageError
 from gpurl.registration import register, tasks
+from tests.tiny_envs import Walkers
 
 TASKS = list(tasks())
 every_id = pytest.mark.parametrize("env_id", [f"gpurl/{class_name}-v0" for _, class_name in TASKS])
@@ -74,6 +76,12 @@ def test_make_vec_gives_the_mean_over_agents() -> None:
     _, reward, terminated, _, info = env.step(np.array([[0, 0], [0, 1], [1, 0], [1, 1]]))
     assert reward.tolist() == info["episode"]["r"].tolist() == [0.0, 1.0, 1.0, 8.0]
     assert bool(terminated.all())
+    unlike, alone = MeanReward(Walkers(4)), Walkers(4)
+    for each in (unlike, alone):
+        each.reset(seed=0)
+    rewards = alone.step(torch.zeros(4, 3, 1)).reward
+    assert rewards.unique().numel() == 12
+    torch.testing.assert_close(unlike.step(torch.zeros(4, 3, 1))[1], rewards.sum(1) / 3)
 
 
 @pytest.mark.parametrize("env_id", ["gpurl/Chasing-v0", "gpurl/CartPole-v0", "gpurl/Pendulum-v0"])

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gpurl.algorithms.discrete_sac import DiscreteSAC
 from gpurl.algorithms.sac import SAC
-from gpurl.api import resume, train
+from gpurl.algorithms.td3 import TD3
+from gpurl.api import make_trainer, resume, train
 from gpurl.buffers import memory
 from gpurl.checkpoint import load_checkpoint
 from gpurl.config import make_settings
@@ -46,6 +47,27 @@ def test_without_its_replay_a_run_fills_it_anew_before_it_learns(tmp_path: Path)
     assert int(load_checkpoint(tmp_path)[0]["training"]["num_updates"]) == updates
     resume(tmp_path, total_steps=240)
     assert int(load_checkpoint(tmp_path)[0]["training"]["num_updates"]) == updates + 4 * 1
+
+
+def test_actions_are_random_until_learning_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 transitions are there after two iterations of 16. A run that goes on without its replay acts by its policy."""
+    drawn, right = list[int](), TD3.random_action
+
+    def random_action(self: TD3) -> Tensor:
+        drawn.append(trainer.iteration)
+        return right(self)
+
+    monkeypatch.setattr(TD3, "random_action", random_action)
+    settings = make_settings("td3", "pendulum", **(SMALL_RUN | small_settings("td3") | {"learning_starts": 24, "threads": 1}))
+    trainer = make_trainer(settings, torch.device("cpu"))
+    trainer.start()
+    for _ in range(4):
+        trainer.iterate()
+    assert drawn == [0, 0, 1, 1]
+    parts, trainer = trainer._parts(), make_trainer(settings, torch.device("cpu"))
+    trainer.restore(parts)
+    trainer.iterate()
+    assert (trainer.stored, len(drawn)) == (16, 4)
 
 
 def test_a_policy_needs_no_replay(tmp_path: Path) -> None:
