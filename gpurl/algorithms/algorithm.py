@@ -187,7 +187,7 @@ class Algorithm(ABC, nn.Module):
         return {}
 
     def load_replay_state(self, state: dict[str, Any]) -> int:
-        """Continue from `replay_state()`; returns how many transitions are stored now."""
+        """Continue from `replay_state()`; returns how many transitions were stored until then."""
         return 0
 
     def snapshot(self, steps: int) -> dict[str, Any]:

@@ -249,7 +249,7 @@ class OffPolicy(Algorithm):
         if not state:
             return 0
         self.replay.load_state_dict(state)
-        return min(int(self.replay.ring.counts[0]), self.replay.num_rows) * self.num_envs
+        return int(self.replay.ring.counts[0]) * self.num_envs  # overwritten ones too: learning_starts may be more than replay_size
 
     def snapshot(self, steps: int) -> dict[str, Any]:
         return super().snapshot(steps) | {"replay": self.replay.snapshot(steps)}

@@ -220,6 +220,14 @@ def test_a_saved_replay_of_another_environment_is_refused() -> None:
         shorter.replay.load_state_dict(full.replay.state_dict())
 
 
+def test_overwritten_transitions_count_as_stored_after_a_resume() -> None:
+    settings: dict[str, Any] = {"replay_size": 64, "save_replay": True}
+    play(played := off_policy("sac", RandomWalk(4), **settings), RandomWalk(4), 30, learns=False)
+    resumed = off_policy("sac", RandomWalk(4), **settings)
+    resumed.make_buffer()
+    assert resumed.load_replay_state(played.replay_state()) == 30 * 4  # of which 64 are left
+
+
 def test_errors_that_are_no_numbers_are_refused_as_priorities() -> None:
     algorithm: Any = off_policy("dqn", AlternatingEnv(4), prioritized=True)
     play(algorithm, AlternatingEnv(4), 3, learns=False)
