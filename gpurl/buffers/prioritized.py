@@ -41,7 +41,7 @@ class PrioritizedReplay(Replay):
         """As Replay.sample, by priority; weight is the importance weight, at most 1."""
         index, probability = prioritized_draw(self.priority.view(-1), self._streams(), 0, batch_size)
         batch = self._sample(batch_size, gamma, num_steps, index)
-        counts = (probability > 0) & (batch["weight"] > 0)
+        counts = probability * batch["weight"] > 0
         least = torch.where(counts, probability, torch.inf).min()
         batch["weight"] = torch.where(counts, (least / probability) ** self.beta, 0.0)
         return batch
