@@ -249,18 +249,17 @@ def replay_sample_kernel(
 
 def _empty_batch(ring: Ring, batch_size: int, index: Tensor | None) -> Batch:
     """Memory for a batch; `index` is its own. On a CPU it is numpy's, which takes half as long."""
-    device, obs_size = ring.obs.device, ring.obs.shape[2]
-    kind = "uint8" if ring.obs.dtype == torch.uint8 else "float32"
+    device, obs_size, width = ring.obs.device, ring.obs.shape[2], ring.numbers.shape[2]
+    is_bytes, on_cpu = ring.obs.dtype == torch.uint8, device.type == "cpu"
 
-    def empty(kind: str, *shape: int) -> Tensor:
-        if device.type == "cpu":
-            return torch.from_numpy(np.empty(shape, kind))
-        return torch.empty(shape, dtype=getattr(torch, kind), device=device)
+    def empty(shape: tuple[int, ...], kind: torch.dtype, of_numpy: type[np.generic]) -> Tensor:
+        return torch.from_numpy(np.empty(shape, of_numpy)) if on_cpu else torch.empty(shape, dtype=kind, device=device)
 
-    obs, next_obs = (empty(kind, batch_size, obs_size) for _ in range(2))
-    reward, discount, weight = (empty("float32", batch_size) for _ in range(3))
-    index = empty("int64", batch_size) if index is None else index
-    return Batch(index, obs, empty("float32", batch_size, ring.numbers.shape[2]), reward, discount, next_obs, weight)
+    of_obs = (torch.uint8, np.uint8) if is_bytes else (torch.float32, np.float32)
+    obs, next_obs = (empty((batch_size, obs_size), *of_obs) for _ in range(2))
+    reward, discount, weight = (empty((batch_size,), torch.float32, np.float32) for _ in range(3))
+    index = empty((batch_size,), torch.int64, np.int64) if index is None else index
+    return Batch(index, obs, empty((batch_size, width), torch.float32, np.float32), reward, discount, next_obs, weight)
 
 
 def replay_sample_triton(
