@@ -149,6 +149,32 @@ def test_nan_of_an_environment_never_reaches_weights_or_replay(
     assert bool((parts["replay"]["flags"] & 4).any())
 
 
+# ---- precision ----
+
+
+@pytest.mark.parametrize(
+    ("name", "env"), [("sac", "pendulum"), ("sac", "cart_pole"), ("td3", "pendulum"), ("rainbow", "cart_pole"), ("pqn", "cart_pole")]
+)
+def test_bf16_rounds_products_and_keeps_weights(name: str, env: str, tmp_path: Path) -> None:
+    settings = SMALL_RUN | small_settings(name) | {"horizon": 2, "total_steps": 96}
+    exact, rounded = (
+        load_checkpoint(train(name, env, run_dir=str(tmp_path / each), precision=each, **settings).folder)[0]
+        for each in ("float32", "bf16")
+    )
+    weights = [name for name in exact["model"] if name.endswith("weight")]
+    assert all(rounded["model"][name].dtype == torch.float32 for name in weights)
+    assert any(not torch.equal(exact["model"][name], rounded["model"][name]) for name in weights)
+    for name in weights:
+        torch.testing.assert_close(rounded["model"][name], exact["model"][name], rtol=0.0, atol=0.05)
+
+
+def test_bf16_is_refused_where_no_layer_computes_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = off_policy("sac", RandomWalk(4))
+    monkeypatch.setattr(algorithm, "modules", lambda: iter(()))
+    with pytest.raises(UsageError, match="SAC has no layers that compute in bf16, only in float32"):
+        algorithm.set_precision("bf16")
+
+
 # ---- refusals ----
 
 
