@@ -3,18 +3,22 @@
 A tape is the list of what the backward pass will need; without one a forward pass keeps nothing. Every member starts on its own.
 """
 
+import functools
 import itertools
 import math
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from gpurl.checks import check_choices
 from gpurl.errors import UsageError
+from gpurl.kernels.backend import use_c
 from gpurl.kernels.random import CounterRandom
+from gpurl.kernels.stack_cpu import Kept, StackCpu
 from gpurl.networks import SLOPE, stacked_affine, stacked_input_gradient, stacked_weight_gradient
 
 Tape = list[Any]
@@ -132,13 +136,54 @@ class Norm(Op):
         return torch.ops.aten.native_layer_norm_backward(of_normal, x, x.shape[-1:], mean, inv_std, None, None, only_input)[0]
 
 
+class Run(Op):
+    """Dense layers without a norm, one after the other: on a CPU one call of C. They belong to the stack, which lists their parameters."""
+
+    def __init__(self, layers: list[Dense]) -> None:
+        super().__init__()
+        self.layers = tuple(layers)  # no nn.ModuleList
+
+    @functools.cached_property
+    def _in_c(self) -> StackCpu:
+        return StackCpu([(layer.weight, layer.bias, layer.activation) for layer in self.layers])
+
+    def forward(self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None) -> Tensor:
+        if torch.is_grad_enabled() or x.dtype != torch.float32 or self.layers[0].dtype is not None or not use_c(x):
+            for layer in self.layers:
+                x = layer.forward(x, tape)
+            return x
+        x = x[0] if x.dim() == 3 and x.stride(0) == 0 else x  # the same rows for all members
+        x = x.contiguous()
+        y, kept = self._in_c.forward(x, keeps=tape is not None)
+        if tape is not None:
+            tape.append(kept)
+        return y
+
+    def backward(self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True) -> Tensor:
+        if isinstance(tape[-1], Kept):
+            return self._in_c.backward(gradient, tape.pop(), needs_input, needs_weights)
+        for number in reversed(range(len(self.layers))):
+            gradient = self.layers[number].backward(gradient, tape, needs_input or number > 0, needs_weights)
+        return gradient
+
+
+def _in_runs(steps: Iterable[Op]) -> list[Op]:
+    """The steps, of stacks in stacks too, as one list, layers that a run can take together in one."""
+    flat = [inner for step in steps for inner in (cast(list[Op], list(step.steps)) if type(step) is Stack else [step])]
+    found = list[Op]()
+    for is_plain, group in itertools.groupby(flat, lambda step: type(step) is Dense and step.norm is None):
+        members = list(group)
+        found += [Run(cast(list[Dense], members))] if is_plain else members
+    return found
+
+
 class Stack(Op):
     """Steps one after the other."""
 
     def __init__(self, steps: list[Op]) -> None:
         super().__init__()
         self.steps = nn.ModuleList(steps)
-        self._steps = steps  # a plain list: walking an nn.Module costs more than a small layer
+        self._steps = _in_runs(steps)  # a plain list: walking an nn.Module costs more than a small layer
 
     def forward(self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None) -> Tensor:
         for step in self._steps:

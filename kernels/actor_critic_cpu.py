@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gpurl.kernels import c_library
-from gpurl.kernels.adam import AdamOptions, AdamState
+from gpurl.kernels.adam import AdamOptions, AdamState, c_arguments
 
 ACTIVATIONS = ("tanh", "elu", "relu")
 PARTS = ("surrogate", "value_loss", "approx_kl", "clip_fraction", "entropy", "grad_norm")
@@ -57,20 +57,10 @@ class _Loss(ctypes.Structure):
     )
 
 
-class _Adam(ctypes.Structure):
-    _fields_ = _fields(
-        pointers="parameters gradient exp_avg exp_avg_sq step",
-        integers="size",
-        pointers_="learning_rate",
-        numbers="beta_1 beta_2 epsilon weight_decay max_norm",
-    )
-
-
 class PpoSteps:
     """The loss and the optimiser of `ActorCriticCpu.ppo_steps`: tensors that stay where they are, and constants."""
 
     def __init__(self, options: LossOptions, state: AdamState, gradient: Tensor, learning_rate: Tensor, adam: AdamOptions) -> None:
-        assert (adam.decoupled, state.target) == (True, None), "only what PPO needs is written"
         self._tensors = (options.head, state, gradient, learning_rate)  # keeps them alive
         head, clip = options.head, options.clip_range_value
         least, most = (head.least, head.most) if head else (0.0, 0.0)
@@ -80,9 +70,7 @@ class PpoSteps:
             head is None, options.actions, False, options.normalizes_advantage, clip is not None,
             0.0, 0.0, options.value_coef, clip or 0.0, least, most, *pointers,
         )  # fmt: skip
-        flat = [tensor.data_ptr() for tensor in (state.parameters, gradient, state.exp_avg, state.exp_avg_sq, state.step)]
-        max_norm = float("inf") if adam.max_grad_norm is None else adam.max_grad_norm
-        self.adam = _Adam(*flat, gradient.numel(), learning_rate.data_ptr(), *adam.betas, adam.eps, adam.weight_decay, max_norm)
+        self.adam = c_arguments(state, gradient, learning_rate, adam)
 
 
 class ActorCriticCpu:

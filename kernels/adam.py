@@ -7,18 +7,19 @@ Kingma and Ba 2015, algorithm 1; decoupled decay p <- p (1 - lr wd) as in Loshch
 torch.nn.utils.clip_grad_norm_'s. A gradient with NaN or infinity changes nothing at all.
 """
 
+import ctypes
 import functools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpurl.kernels.backend import host_may_look, use_triton
+from gpurl.kernels import c_library
+from gpurl.kernels.backend import use_c, use_triton
 
 BLOCK = 1024
 
@@ -165,34 +166,41 @@ def adam_step_triton(state: AdamState, gradient: Tensor, learning_rate: Tensor, 
     return scalars[3]
 
 
-def _adam_step_cpu(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> Tensor:
-    """torch's own fused CPU kernel: the reference's twenty passes over the parameters in one."""
-    flat = gradient.numpy()
-    with np.errstate(over="ignore", invalid="ignore"):  # found below
-        norm = math.sqrt(np.dot(flat, flat))
-    if not math.isfinite(norm):
-        return torch.tensor(norm)
-    state.step.numpy()[...] += 1
-    excess = 1.0 if options.max_grad_norm is None else (norm + 1e-6) / options.max_grad_norm
-    if excess > 1.0:
-        flat *= 1.0 / excess
-    fused = torch._fused_adamw_ if options.decoupled else torch._fused_adam_
-    fused(
-        [state.parameters], [gradient], [state.exp_avg], [state.exp_avg_sq], [], [state.step.float()], lr=learning_rate,
-        beta1=options.betas[0], beta2=options.betas[1], weight_decay=options.weight_decay, eps=options.eps,
-        amsgrad=False, maximize=False,
+def c_arguments(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> "AdamInC":
+    """What adam_cpu.h's step takes; the tensors must be contiguous and outlive it."""
+    parameters, exp_avg, exp_avg_sq, step, target = state
+    max_norm = math.inf if options.max_grad_norm is None else options.max_grad_norm
+    return AdamInC(
+        *(tensor.data_ptr() for tensor in (parameters, exp_avg, exp_avg_sq)), None if target is None else target.data_ptr(),
+        gradient.data_ptr(), step.data_ptr(), gradient.numel(), options.decoupled, learning_rate.data_ptr(),
+        *options.betas, options.eps, options.weight_decay, max_norm, options.tau,
     )  # fmt: skip
-    if state.target is not None:
-        state.target.lerp_(state.parameters, options.tau)
-    return torch.tensor(norm)
+
+
+class AdamInC(ctypes.Structure):
+    """adam_cpu.h's Adam."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("parameters", "exp_avg", "exp_avg_sq", "target", "gradient", "step")),
+        *((name, ctypes.c_int64) for name in ("size", "decoupled")),
+        ("learning_rate", ctypes.c_void_p),
+        *((name, ctypes.c_double) for name in ("beta_1", "beta_2", "epsilon", "weight_decay", "max_norm", "tau")),
+    ]
+
+
+def adam_step_c(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> Tensor:
+    """`adam_step_reference` in one pass, where torch makes twenty."""
+    function = c_library.functions().adam
+    function.restype = ctypes.c_double
+    return torch.tensor(function(ctypes.byref(c_arguments(state, gradient, learning_rate, options))))
 
 
 def adam_step(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> Tensor:
     """One step of `state`, in place, along `gradient` [P]; returns the gradient's norm before clipping, 0-d.
 
-    learning_rate: 0-d float32 on the device. The gradient may be overwritten by its clipped self.
+    learning_rate: 0-d float32 on the device.
     """
     if use_triton(gradient):
         return adam_step_triton(state, gradient, learning_rate, options)
-    function = _adam_step_cpu if host_may_look(gradient.device) else adam_step_reference
-    return function(state, gradient, learning_rate, options)
+    in_c = use_c(gradient) and gradient.dtype == torch.float32
+    return (adam_step_c if in_c else adam_step_reference)(state, gradient, learning_rate, options)

@@ -1,13 +1,14 @@
-/* adam.py's step, decoupled, on flat arrays in one pass: the square root and the division become vectors. */
+/* adam.py's step on flat arrays in one pass: the square root and the division become vectors. */
 
 #include <math.h>
 #include <stdint.h>
 
 typedef struct {
-    float *parameters, *gradient, *exp_avg, *exp_avg_sq;
-    int64_t *step, size;
+    float *parameters, *exp_avg, *exp_avg_sq, *target;  /* target may be NULL */
+    const float *gradient;
+    int64_t *step, size, decoupled;
     const float *learning_rate;
-    double beta_1, beta_2, epsilon, weight_decay, max_norm;  /* max_norm infinite: no clip */
+    double beta_1, beta_2, epsilon, weight_decay, max_norm, tau;  /* max_norm infinite: no clip */
 } Adam;
 
 /* One step; returns the gradient's norm. A gradient with NaN or infinity changes nothing. */
@@ -15,22 +16,28 @@ static double adam_step(const Adam *adam)
 {
     const float *restrict gradient = adam->gradient;
     float *restrict parameters = adam->parameters, *restrict exp_avg = adam->exp_avg, *restrict exp_avg_sq = adam->exp_avg_sq;
+    float *restrict target = adam->target;
     double sums[8] = {0.0};
-    for (int64_t i = 0; i < adam->size; i += 8)  /* the flat arrays are padded */
+    int64_t whole = adam->size / 8 * 8;
+    for (int64_t i = 0; i < whole; i += 8)
         for (int lane = 0; lane < 8; lane++) sums[lane] += (double)gradient[i + lane] * gradient[i + lane];
+    for (int64_t i = whole; i < adam->size; i++) sums[0] += (double)gradient[i] * gradient[i];
     double norm = sqrt(((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7])));
     if (!isfinite(norm)) return norm;
     double count = (double)++*adam->step, rate = *adam->learning_rate;
-    float clip = (float)fmin(adam->max_norm / (norm + 1e-6), 1.0), decay = (float)(1.0 - rate * adam->weight_decay);
+    float clip = (float)fmin(adam->max_norm / (norm + 1e-6), 1.0), tau = (float)adam->tau;
+    float keep = adam->decoupled ? (float)(1.0 - rate * adam->weight_decay) : 1.0f;
+    float decay = adam->decoupled ? 0.0f : (float)adam->weight_decay;
     float move_1 = (float)(1.0 - adam->beta_1), move_2 = (float)(1.0 - adam->beta_2), epsilon = (float)adam->epsilon;
     float size = (float)(rate / (1.0 - pow(adam->beta_1, count)));
     float correction = (float)(1.0 / sqrt(1.0 - pow(adam->beta_2, count)));
     for (int64_t i = 0; i < adam->size; i++) {
-        float g = gradient[i] * clip, average = exp_avg[i] + move_1 * (g - exp_avg[i]);
+        float g = gradient[i] * clip + decay * parameters[i], average = exp_avg[i] + move_1 * (g - exp_avg[i]);
         float square = exp_avg_sq[i] + move_2 * (g * g - exp_avg_sq[i]);
         exp_avg[i] = average;
         exp_avg_sq[i] = square;
-        parameters[i] = parameters[i] * decay - size * average / (sqrtf(square) * correction + epsilon);
+        parameters[i] = parameters[i] * keep - size * average / (sqrtf(square) * correction + epsilon);
     }
+    for (int64_t i = 0; target && i < adam->size; i++) target[i] += tau * (parameters[i] - target[i]);
     return norm;
 }

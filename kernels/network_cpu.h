@@ -1,20 +1,13 @@
 /* The MLP actor-critic for one block of rows: its layers in the form that the products read, forward, and backward to sums of gradients. */
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "cpu_vectors.h"
+#include "products_cpu.h"
 
 #define BLOCK 96          /* rows: a multiple of TILE and LANES; a tower's activations of so many take half of a core's second cache */
-#define TILE 6            /* rows of a product's tile: 6 x 16 sums fill twelve of the sixteen vector registers */
-#define WIDE 16           /* columns of a tile */
 #define MAX_SLICES 32
 #define SLICE_ROWS 384    /* fewer are not worth another thread: their work takes as long as waking one ten times */
 #define MAX_LAYERS 64
 #define MOST_SUMS (1 << 23)  /* floats of all slices' sums: large networks have fewer slices */
 
-enum { TANH, ELU, RELU };
 enum { GAUSSIAN, CATEGORICAL };
 enum { LOG_PROB, VALUE, ADVANTAGE, RETURNS, VALID, EXTRA_COLUMNS };  /* of a row of the rollout, after obs and action; VALID if has_valid */
 enum { SURROGATE, VALUE_LOSS, KL, CLIPPED, ENTROPY, NORM, PARTS };   /* what a step tells */
@@ -67,96 +60,7 @@ typedef struct {  /* one pass over `rows` rows */
     float *std, log_std_total;   /* of a Gaussian: 1 / std [outputs]; sum of the log standard deviations inside their limits */
 } Job;
 
-static float *new_floats(int64_t count) { return aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64); }
-
-/* ---- activations ---- */
-
-static void activate(int64_t activation, float *z, int64_t count)
-{
-    if (activation == TANH)
-        for (int64_t i = 0; i < count; i += LANES) store(z + i, hyperbolic_tangent(load(z + i)));
-    else if (activation == RELU)
-        for (int64_t i = 0; i < count; i += LANES) store(z + i, at_least(load(z + i), all(0.0f)));
-    else
-        for (int64_t i = 0; i < count; i += LANES) {
-            v8 x = load(z + i);
-            store(z + i, choose(x > all(0.0f), x, exponential(x) - all(1.0f)));
-        }
-}
-
-/* gradient [rows, wide] times the activation's slope, by its value h; the columns' sums are added to bias_sum [wide] */
-INLINE void slope_pass(int activation, float *gradient, const float *h, int64_t rows, int64_t wide, float *bias_sum)
-{
-    for (int64_t column = 0; column < wide; column += LANES) {
-        v8 sum = load(bias_sum + column);
-        for (int64_t at = column; at < rows * wide; at += wide) {
-            v8 value = load(h + at), slope;
-            if (activation == TANH) slope = all(1.0f) - value * value;
-            else if (activation == ELU) slope = at_most(value, all(0.0f)) + all(1.0f);
-            else slope = share(value > all(0.0f));
-            v8 changed = load(gradient + at) * slope;
-            store(gradient + at, changed);
-            sum += changed;
-        }
-        store(bias_sum + column, sum);
-    }
-}
-
-/* ---- matrix products ---- */
-
-/* c [rows, WIDE] = start + a b over `depth` steps; rows is a constant, so that the sums stay in registers */
-INLINE void tile(const int rows, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t b_step,
-                 const float *start, int64_t start_row, float *c, int64_t c_row)
-{
-    v8 sum[TILE][2];
-#pragma GCC unroll 6
-    for (int i = 0; i < rows; i++) sum[i][0] = load(start + i * start_row), sum[i][1] = load(start + i * start_row + LANES);
-    for (int64_t k = 0; k < depth; k++, a += a_step, b += b_step) {
-        v8 left = load(b), right = load(b + LANES);
-#pragma GCC unroll 6
-        for (int i = 0; i < rows; i++) {
-            v8 factor = all(a[i * a_row]);
-            sum[i][0] += factor * left;
-            sum[i][1] += factor * right;
-        }
-    }
-#pragma GCC unroll 6
-    for (int i = 0; i < rows; i++) store(c + i * c_row, sum[i][0]), store(c + i * c_row + LANES, sum[i][1]);
-}
-
-/* c [rows, columns] = start + a [rows, depth] b [depth, columns]; columns: a multiple of WIDE; b_panel: floats from one panel of WIDE
-   columns to the next, over WIDE; start_row 0 repeats one row */
-INLINE void product(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b,
-                    int64_t b_panel, int64_t b_step, const float *start, int64_t start_row, float *c, int64_t c_row)
-{
-    for (int64_t n = 0; n < columns; n += WIDE)
-        for (int64_t m = 0; m < rows; m += TILE) {
-#define PART(count) tile(count, depth, a + m * a_row, a_row, a_step, b + n * b_panel, b_step, start + m * start_row + n, start_row, \
-                         c + m * c_row + n, c_row)
-            switch (rows - m) {
-            case 1: PART(1); break;
-            case 2: PART(2); break;
-            case 3: PART(3); break;
-            case 4: PART(4); break;
-            case 5: PART(5); break;
-            default: PART(TILE);
-            }
-        }
-}
-
-/* a is stored by rows. Each of the two stands alone: inside its caller the loop's addresses would go through memory */
-static NOINLINE void product_of_rows(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, const float *b,
-                                     int64_t b_panel, int64_t b_step, const float *start, int64_t start_row, float *c, int64_t c_row)
-{
-    product(rows, columns, depth, a, a_row, 1, b, b_panel, b_step, start, start_row, c, c_row);
-}
-
-/* a is stored by columns */
-static NOINLINE void product_of_columns(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_step, const float *b,
-                                        int64_t b_step, const float *start, int64_t start_row, float *c, int64_t c_row)
-{
-    product(rows, columns, depth, a, 1, a_step, b, 1, b_step, start, start_row, c, c_row);
-}
+/* ---- heads ---- */
 
 /* output [outputs, BLOCK] = weight h^T + bias; h: [rows, wide]. A head is thin: sums along h waste less than columns padded to WIDE */
 static void head_forward(const Packed *head, const float *h, int64_t rows, float *output)
@@ -261,9 +165,7 @@ static void backward_block(const Plan *plan, const Block *block, int64_t rows, f
             const float *input = l % plan->hidden ? block->hidden[l - 1] : block->x;
             int64_t wide = p->outputs_wide;
             float *sum = sums + p->weight_sum, *bias_sum = sums + p->bias_sum;
-            if (plan->activation == TANH) slope_pass(TANH, gradient, block->hidden[l], rows, wide, bias_sum);
-            else if (plan->activation == ELU) slope_pass(ELU, gradient, block->hidden[l], rows, wide, bias_sum);
-            else slope_pass(RELU, gradient, block->hidden[l], rows, wide, bias_sum);
+            slope(plan->activation, gradient, block->hidden[l], rows, wide, bias_sum);
             product_of_columns(p->layer.inputs, wide, rows, input, p->inputs_wide, gradient, wide, sum, wide, sum, wide);
             if (l % plan->hidden == 0) break;
             for (int64_t n = 0; n < p->inputs_wide; n += WIDE)

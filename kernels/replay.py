@@ -8,8 +8,9 @@ For a row k of an environment and m = the steps up to the first that ended an ep
 """
 
 import ctypes
+import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +29,8 @@ STORED_KINDS = (torch.float32, torch.bfloat16, torch.uint8)  # of observations
 ELEMENTS = 1024  # of observations that a program of the kernel holds at a time
 
 
-class Ring(NamedTuple):
-    """Contiguous tensors."""
+class RingTensors(NamedTuple):
+    """Contiguous tensors, which stay where they are."""
 
     obs: Tensor  # [T, N, D] float32, bfloat16 or uint8
     numbers: Tensor  # [T, N, W] float32: the reward, then whatever else belongs to a step
@@ -38,6 +39,17 @@ class Ring(NamedTuple):
     final_obs: Tensor  # [F + N, D], of the kind of obs
     owner: Tensor  # [F + 1] int64: the row, t N + n, whose final observation this is; older ones are overwritten, the last is nobody's
     counts: Tensor  # [3] int64: steps written, final observations written, the newest row: a division less for whoever reads
+
+
+class Ring(RingTensors):
+    """The tensors, and what C is told of them, made once."""
+
+    @functools.cached_property
+    def in_c(self) -> tuple[Any, Any]:
+        """(addresses, sizes)."""
+        rows, envs, obs_size = self.obs.shape
+        sizes = rows, envs, obs_size, self.numbers.shape[2], self.owner.shape[0] - 1, STORED_KINDS.index(self.obs.dtype)
+        return _pointers(self), (ctypes.c_int64 * 6)(*sizes)
 
 
 class Block(NamedTuple):
@@ -281,12 +293,7 @@ def replay_sample_triton(
 # ---- C ----
 
 
-_Sizes, _Seven = ctypes.c_int64 * 6, ctypes.c_void_p * 7  # made here: a type costs more than its values
-
-
-def _sizes(ring: Ring) -> "ctypes.Array[ctypes.c_int64]":
-    rows, envs, obs_size = ring.obs.shape
-    return _Sizes(rows, envs, obs_size, ring.numbers.shape[2], ring.owner.shape[0] - 1, STORED_KINDS.index(ring.obs.dtype))
+_Seven = ctypes.c_void_p * 7  # made here: a type costs more than its values
 
 
 def _pointers(tensors: tuple[Tensor, ...]) -> "ctypes.Array[ctypes.c_void_p]":
@@ -300,7 +307,7 @@ def _replay_add_c(ring: Ring, block: Block) -> None:
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     addresses_c, widths_c = (ctypes.c_void_p * len(addresses))(*addresses), (ctypes.c_int64 * len(widths))(*widths)
     numbers = ctypes.c_int64(block.terminated.shape[0]), widths_c, ctypes.c_int64(len(widths))
-    c_library.functions().replay_add(_pointers(ring), _sizes(ring), addresses_c, *numbers)
+    c_library.functions().replay_add(*ring.in_c, addresses_c, *numbers)
 
 
 def _replay_sample_c(
@@ -308,7 +315,7 @@ def _replay_sample_c(
 ) -> Batch:
     out = _empty_batch(ring, batch_size, index)
     numbers = [ctypes.c_int64(number) for number in (offset, batch_size, num_steps, index is None)]
-    c_library.functions().replay_sample(_pointers(ring), _sizes(ring), _pointers(streams), _pointers(out), *numbers, ctypes.c_float(gamma))
+    c_library.functions().replay_sample(*ring.in_c, _pointers(streams), _pointers(out), *numbers, ctypes.c_float(gamma))
     return out
 
 

@@ -83,7 +83,7 @@ def of_an_iteration(launches: Launches, algorithm: str, env: str, **shape: Any) 
     [
         ("sac", "pendulum", 150, {}),
         ("td3", "pendulum", 80, {}),
-        ("redq", "pendulum", 100, {"policy_delay": 4}),
+        ("redq", "pendulum", 105, {"policy_delay": 4}),
         ("fast_sac", "pendulum", 160, {}),
         ("dqn", "cart_pole", 62, {}),
         ("rainbow", "cart_pole", 240, {}),

@@ -14,7 +14,7 @@ from gpurl.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from gpurl.box_units import BoxUnits
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_atoms, check_choices, check_numbers
-from gpurl.ensemble import BodyConfig, Stack, Tape, make_network
+from gpurl.ensemble import BodyConfig, Stack, Tape, make_network, set_dtype
 from gpurl.errors import UsageError
 from gpurl.kernels.categorical_projection import categorical_projection
 from gpurl.kernels.gae import gae
@@ -92,15 +92,28 @@ class OffPolicyActorCritic(OffPolicy):
         self.box.must_be_bounded(self.label)
         self.num_actions = space.low.size
         self.actor = make_network(1, self.num_inputs, self.actor_outputs(), config.actor_network)
-        self.critic, self.target_critic = (self._make_critic() for _ in range(2))
+        self.critic, self.target_critic = (self.make_critics(config.num_critics) for _ in range(2))
         self.target_actor: Stack | None = None
         if self.has_target_actor:
             self.target_actor = make_network(1, self.num_inputs, self.actor_outputs(), config.actor_network)
         self.register_buffer("support", torch.linspace(config.v_min, config.v_max, max(config.atoms, 1)), persistent=False)
 
-    def _make_critic(self) -> Stack:
-        config = self.config
-        return make_network(config.num_critics, self.num_inputs + self.num_actions, max(config.atoms, 1), config.critic_network)
+    def make_critics(self, count: int) -> Stack:
+        """Networks of what `critic_step` feeds them."""
+        return make_network(count, self.num_inputs + self.num_actions, max(self.config.atoms, 1), self.config.critic_network)
+
+    def make_training(self) -> None:
+        super().make_training()
+        count, drawn = self.config.target_subset, list[Stack]()
+        if count is not None and count < self.config.num_critics:
+            with torch.device("meta"):
+                drawn.append(self.make_critics(count).to_empty(device=self.device))
+        self._drawn = tuple(drawn)  # no nn.Module's: nothing of it is for a checkpoint
+
+    def set_precision(self, precision: str) -> None:
+        super().set_precision(precision)
+        for network in self._drawn if precision == "bf16" else ():
+            set_dtype(network, torch.bfloat16)
 
     def make_optimizers(self) -> dict[str, FlatAdam]:
         config = self.config
@@ -169,13 +182,14 @@ class OffPolicyActorCritic(OffPolicy):
         """[E, B] -> [B]."""
         return values.amin(0) if how == "min" else values.mean(0) if how == "mean" else values[0]
 
-    def _asked(self, answers: Tensor) -> Tensor:
-        """[E, B, ...] -> those of the critics that are drawn for this update."""
-        count = self.config.target_subset
-        if count is None or count == len(answers):
-            return answers
-        order = self.choice_random.uniform(shape=(len(answers),))[0].argsort()
-        return answers.index_select(0, order[:count])
+    def target_answers(self, inputs: Tensor) -> Tensor:
+        """[E, B, 1 or atoms]: what the target critics give for inputs [B, D + A], or those drawn for this update, which alone are asked."""
+        if not self._drawn:
+            return self.target_critic.forward(inputs)
+        (drawn,), order = self._drawn, self.choice_random.uniform(shape=(self.config.num_critics,))[0].argsort()
+        for copied, parameter in zip(drawn.parameters(), self.target_critic.parameters()):
+            torch.index_select(parameter, 0, order[: self.config.target_subset], out=copied)
+        return drawn.forward(inputs)
 
     # ---- learning ----
 
@@ -190,7 +204,7 @@ class OffPolicyActorCritic(OffPolicy):
         """One step of the critics; (0-d parts, error [B])."""
         config, tape = self.config, Tape()
         action, bonus = self.next_action(batch["next_obs"])
-        answers = self._asked(self.target_critic.forward(torch.cat((batch["next_obs"], action), 1)))
+        answers = self.target_answers(torch.cat((batch["next_obs"], action), 1))
         output, values = self._values(batch["obs"], batch["action"], tape)
         if config.atoms:
             pmf = answers.softmax(-1)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.distributions import Categorical
-from gpurl.ensemble import Tape, make_network
+from gpurl.ensemble import Stack, Tape, make_network
 from gpurl.errors import UsageError
 from gpurl.networks import Carry
 from gpurl.q_networks import num_choices
@@ -30,11 +30,12 @@ class DiscreteSAC(SAC):
             )
         self.head = Categorical(self.num_actions)
         self.actor = make_network(1, self.num_inputs, self.num_actions, config.actor_network)
-        self.critic, self.target_critic = (
-            make_network(config.num_critics, self.num_inputs, self.num_actions, config.critic_network) for _ in range(2)
-        )
+        self.critic, self.target_critic = (self.make_critics(config.num_critics) for _ in range(2))
         self.target_actor = None
         self.make_temperature()
+
+    def make_critics(self, count: int) -> Stack:
+        return make_network(count, self.num_inputs, self.num_actions, self.config.critic_network)
 
     def usual_entropy(self) -> float:
         return ENTROPY_SHARE * math.log(self.num_actions)
@@ -61,7 +62,7 @@ class DiscreteSAC(SAC):
 
     def critic_step(self, batch: dict[str, Tensor], move_target: bool) -> tuple[dict[str, Tensor], Tensor]:
         log_prob = self.actor.forward(batch["next_obs"])[0].log_softmax(-1)
-        next_value = self._joined(self._asked(self.target_critic.forward(batch["next_obs"])), self.config.target_aggregate)
+        next_value = self._joined(self.target_answers(batch["next_obs"]), self.config.target_aggregate)
         soft_value = (log_prob.exp() * (next_value - self.temperature.value() * log_prob)).sum(-1)
         tape, action = Tape(), batch["action"].long().view(1, -1, 1).expand(self.config.num_critics, -1, -1)
         answers = self.critic.forward(batch["obs"], tape)

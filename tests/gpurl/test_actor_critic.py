@@ -10,11 +10,13 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 from torch.nn import functional
 
+from gpurl import ensemble
 from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
 from gpurl.algorithms.actor_critic import OffPolicyActorCritic
 from gpurl.config import build
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
+from gpurl.kernels import adam
 
 OBS, ACTIONS, ROWS = 5, 2, 16
 OBS_SPACE, ACTION_SPACE = Box(-np.inf, np.inf, (OBS,), np.float32), Box(-1.0, 1.0, (ACTIONS,), np.float32)
@@ -276,6 +278,33 @@ def test_updates_are_those_of_plain_formulas(name: str, reference: Any, settings
             torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-7, atol=1e-9, msg=lambda text, part=part: f"{part}: {text}")
     if isinstance(plain, ReferenceSAC):
         torch.testing.assert_close(algorithm.temperature.log.detach(), plain.log_temperature.detach(), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["ddpg", "td3", "sac", "redq", "mod_sac", "discrete_sac"])
+def test_updates_in_c_are_those_in_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32; without a compiler both are torch's."""
+    in_c, in_torch = (make(name, updates=4, **({"policy_delay": 4} if name == "redq" else {})) for _ in range(2))
+    for step in range(8):
+        data = {column: values.float() for column, values in batch(step, name == "discrete_sac").items()}
+        for algorithm in (in_c, in_torch):
+            with torch.inference_mode(), monkeypatch.context() as patch:
+                for module in (ensemble, adam) if algorithm is in_torch else ():
+                    patch.setattr(module, "use_c", lambda tensor: False)
+                algorithm.learn_from(dict(data), step % 4, wants_parts=False)
+            algorithm.update_random.advance()
+            algorithm.choice_random.advance()
+    for ours, theirs in zip(in_c.parameters(), in_torch.parameters()):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_critics_that_are_drawn_compute_as_the_others_and_are_no_part_of_a_checkpoint() -> None:
+    algorithm = make("redq")
+    algorithm.set_precision("bf16")
+    (drawn,) = algorithm._drawn
+    assert {layer.dtype for layer in drawn.steps} == {torch.bfloat16}
+    assert [tuple(parameter.shape[:1]) for parameter in drawn.parameters()] == [(2,)] * 6
+    owned = {id(parameter) for parameter in algorithm.parameters()}
+    assert not owned & {id(parameter) for parameter in drawn.parameters()}
 
 
 def test_the_return_that_is_fitted_is_that_of_the_rollout_and_the_value_behind_it() -> None:

@@ -57,7 +57,7 @@ def plain(step: Any, x: Tensor, noise: CounterRandom | None) -> Tensor:
         return torch.relu(z) if step.activation == "relu" else z
     if isinstance(step, Stack):
         y = x
-        for inner in step._steps:
+        for inner in step.steps:
             y = plain(inner, y, noise)
         return x + y if type(step).__name__ == "Residual" else y
     return torch.nn.functional.layer_norm(x, x.shape[-1:]) * step.gain + step.shift
