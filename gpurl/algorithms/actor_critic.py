@@ -104,11 +104,9 @@ class OffPolicyActorCritic(OffPolicy):
 
     def make_training(self) -> None:
         super().make_training()
-        count, drawn = self.config.target_subset, list[Stack]()
-        if count is not None and count < self.config.num_critics:
-            with torch.device("meta"):
-                drawn.append(self.make_critics(count).to_empty(device=self.device))
-        self._drawn = tuple(drawn)  # no nn.Module's: nothing of it is for a checkpoint
+        count = self.config.target_subset or self.config.num_critics
+        with torch.device(self.device):  # in a tuple, for nothing of it is for a checkpoint
+            self._drawn = () if count == self.config.num_critics else (self.make_critics(count),)
 
     def set_precision(self, precision: str) -> None:
         super().set_precision(precision)
