@@ -393,6 +393,7 @@ def test_the_preset_of_gymnasiums_tasks_takes_a_memory_and_one_environment(tmp_p
     assert main(["train", "ppo", "gymnasium_cpu:CartPole-v1", *small, *words]) == 0
 
 
+@pytest.mark.curve
 def test_drawing_the_curve_again_keeps_the_baseline(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     small = [word for word in SMALL if not word.startswith("total_steps")]

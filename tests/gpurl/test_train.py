@@ -25,6 +25,7 @@ from tests.tiny_envs import RandomWalk
 # ---- what a run leaves behind ----
 
 
+@pytest.mark.curve
 def test_a_run_leaves_its_files_and_a_policy(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run", 4)
     assert run.outcome.reason == "total_steps"
@@ -109,6 +110,7 @@ def test_a_simulator_that_cannot_be_saved_goes_on_with_other_episodes(tmp_path: 
     first.env.close()
 
 
+@pytest.mark.curve
 def test_endless_episodes_end_the_evaluation_and_not_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -286,7 +288,7 @@ def test_a_full_disk_warns_trains_on_and_ends_with_its_own_code(tmp_path: Path) 
     code = (
         "import resource, sys\nfrom gpurl.cli import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
-        "words = 'num_envs=16 horizon=8 total_steps=1000 save_every=1i device=cpu network.hidden=128,128'.split()\n"
+        "words = 'num_envs=16 horizon=8 total_steps=1000 save_every=1i eval_episodes=0 device=cpu network.hidden=128,128'.split()\n"
         f"sys.exit(main(['train', 'ppo', 'pendulum', *words, r'run_dir={tmp_path / 'run'}']))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
