@@ -23,6 +23,7 @@ from gpurl.algorithms.sac import SAC
 from gpurl.algorithms.vdn import VDN
 from gpurl.api import train
 from gpurl.checkpoint import load_checkpoint
+from gpurl.cli import main
 from gpurl.config import build
 from gpurl.envs.vec_env import VecEnv
 
@@ -125,6 +126,14 @@ def assert_same(one: Any, other: Any, at: str = "") -> None:
         assert torch.equal(one, other), at
     else:
         assert one == other, at
+
+
+def exit_code(words: list[str]) -> int | str | None:
+    """What the process would end with: tyro and argparse leave by SystemExit."""
+    try:
+        return main(words)
+    except SystemExit as stop:
+        return stop.code
 
 
 def start(arguments: list[str], **options: Any) -> "subprocess.Popen[str]":

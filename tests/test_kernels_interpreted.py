@@ -10,13 +10,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "tests" / "kernels").glob("test_*.py"))
+PROCESSES = 4  # to start one takes longer than the tests of most files
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_kernels_under_the_interpreter(file: Path) -> None:
+@pytest.mark.parametrize("files", [FILES[i::PROCESSES] for i in range(PROCESSES)], ids=lambda files: " ".join(file.stem for file in files))
+def test_kernels_under_the_interpreter(files: list[Path]) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     environment.pop("PYTEST_XDIST_WORKER", None)
-    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", str(file)]
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", *map(str, files)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "100%" in done.stdout

@@ -290,7 +290,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("case", "architecture"),
     [(case, number) for case in CASES for number in case.architectures],
-    ids=lambda value: getattr(value, "name", value),
+    ids=lambda value: value.name if isinstance(value, Case) else f"sm_{value}",
 )
 def test_compiles_without_spills(case: Case, architecture: int, capsys: pytest.CaptureFixture[str]) -> None:
     ptx = compile_case(case, architecture).asm["ptx"]

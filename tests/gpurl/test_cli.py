@@ -22,6 +22,7 @@ from gpurl.config import TrainConfig, read_config
 from gpurl.envs.registry import NOT_ENVS
 from gpurl.errors import CheckpointError, EnvError, GpurlError, NonFiniteError, UsageError
 from gpurl.networks import NetworkConfig
+from tests.small_runs import exit_code
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ITERATION = 16 * 8
@@ -42,14 +43,6 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(*words: str) -> dict[str, Any]:
     parsed = parse_train(list(words))[0]
     return parsed.to_dict() | {"run_dir": parsed.train.run_dir}
-
-
-def exit_code(words: list[str]) -> int | str | None:
-    """What the process would end with: tyro and argparse leave by SystemExit."""
-    try:
-        return main(words)
-    except SystemExit as stop:
-        return stop.code
 
 
 # ---- what there is ----
@@ -400,6 +393,7 @@ def test_the_preset_of_gymnasiums_tasks_takes_a_memory_and_one_environment(tmp_p
     assert main(["train", "ppo", "gymnasium_cpu:CartPole-v1", *small, *words]) == 0
 
 
+@pytest.mark.curve
 def test_drawing_the_curve_again_keeps_the_baseline(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     small = [word for word in SMALL if not word.startswith("total_steps")]

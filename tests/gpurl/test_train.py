@@ -1,5 +1,6 @@
 """Whole runs through the Python API and the command line: files, resume bit for bit, stopping, killing, and every kind of bad input."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -16,13 +17,15 @@ from gpurl.checkpoint import latest_checkpoint, list_checkpoints
 from gpurl.cli import main
 from gpurl.config import make_settings
 from gpurl.errors import CheckpointError, EnvError, UsageError
+from gpurl.evaluator import evaluate
 from gpurl.statistics import EpisodeStatistics
-from tests.small_runs import ITERATION, ROOT, SMALL, assert_same, small_run, start, state_of
+from tests.small_runs import ITERATION, ROOT, SMALL, assert_same, exit_code, small_run, start, state_of
 from tests.tiny_envs import RandomWalk
 
 # ---- what a run leaves behind ----
 
 
+@pytest.mark.curve
 def test_a_run_leaves_its_files_and_a_policy(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run", 4)
     assert run.outcome.reason == "total_steps"
@@ -55,9 +58,9 @@ def test_the_written_configuration_repeats_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("algorithm", "env", "changes"), [
     ("ppo", "pendulum", {}),
-    ("ppo", "chasing", {"env_options": {"discrete": True}}),
+    ("ppo", "chasing", {"env_options": {"discrete": True, "max_episode_steps": 60}}),
     ("ppo", "cart_pole", {"network": {"hidden": [8], "memory": "gru", "memory_size": 8}, "env_options": {"velocities": False}}),
-    ("a2c", "acrobot", {}),
+    ("a2c", "acrobot", {"env_options": {"max_episode_steps": 60}}),
 ])  # fmt: skip
 def test_resume_is_not_having_stopped(tmp_path: Path, algorithm: str, env: str, changes: dict[str, Any]) -> None:
     """7 + 5 iterations in two runs leave the same bits as 12 in one: weights, optimiser, normalisers, random state, env state."""
@@ -107,13 +110,17 @@ def test_a_simulator_that_cannot_be_saved_goes_on_with_other_episodes(tmp_path: 
     first.env.close()
 
 
-def test_endless_episodes_end_the_evaluation_and_not_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.curve
+def test_endless_episodes_end_the_evaluation_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gpurl.trainer.evaluate", functools.partial(evaluate, max_steps=2000))
     run = small_run(tmp_path / "run", 2, env="tests.tiny_envs:Endless", eval_every=ITERATION)
     assert run.outcome.steps == 2 * ITERATION
     assert run.outcome.evaluation == {}
     assert (run.folder / "learning_curve.png").exists()
     told = capsys.readouterr().err
-    assert told.count("no more evaluations: Endless: episodes of 4 of 4 environments did not end in 20000 steps") == 1
+    assert told.count("no more evaluations: Endless: episodes of 4 of 4 environments did not end in 2000 steps") == 1
 
 
 def test_means_of_an_environments_own_terms_survive_a_resume() -> None:
@@ -179,11 +186,21 @@ def test_save_every_counts_iterations_and_old_checkpoints_go(tmp_path: Path) -> 
     (["trian"], 2, "did you mean train?"),
     (["eval", "nowhere"], 5, "nowhere"),
 ])  # fmt: skip
-def test_bad_words_are_named_with_what_would_do(words: list[str], code: int, message: str) -> None:
+def test_bad_words_are_named_with_what_would_do(
+    words: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(words) == code
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("words", "code"), [(["train", "ppo", "pendulum", "--learning-rate", "inf"], 2), (["eval", "nowhere"], 5)])
+def test_a_process_ends_with_the_code_and_without_a_traceback(words: list[str], code: int) -> None:
     process = start(words)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
-    assert message in errors
+    assert errors.startswith("gpurl: ")
     assert "Traceback" not in errors
 
 
@@ -271,7 +288,7 @@ def test_a_full_disk_warns_trains_on_and_ends_with_its_own_code(tmp_path: Path) 
     code = (
         "import resource, sys\nfrom gpurl.cli import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
-        "words = 'num_envs=16 horizon=8 total_steps=1000 save_every=1i device=cpu network.hidden=128,128'.split()\n"
+        "words = 'num_envs=16 horizon=8 total_steps=1000 save_every=1i eval_episodes=0 device=cpu network.hidden=128,128'.split()\n"
         f"sys.exit(main(['train', 'ppo', 'pendulum', *words, r'run_dir={tmp_path / 'run'}']))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)

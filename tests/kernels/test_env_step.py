@@ -20,7 +20,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("cart_pole", {"velocities": False}),
     ("pendulum", {}),
 ]
-STEPS, NUM_ENVS = 40, 77
+STEPS, NUM_ENVS = 20, 77
 
 
 def play(name: str, options: dict[str, Any], choice: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Timestep], dict[str, Any]]:

@@ -27,19 +27,21 @@ def inputs(shape: tuple[int, int], probability: float, seed: int = 0) -> tuple[T
 
 def exact(reward: Tensor, value: Tensor, final: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor) -> Tensor:
     """Equation 11 of Schulman et al. 2016 written as the sum over the rest of the episode, float64, one environment and step at a time."""
-    advantage = torch.zeros(reward.shape, dtype=torch.float64)
-    for t in range(reward.shape[0]):
-        for n in range(reward.shape[1]):
+    steps, envs = reward.shape
+    r, v, f, term, trunc, counts = (tensor.tolist() for tensor in (reward, value, final, terminated, truncated, valid))
+    advantage = [[0.0] * envs for _ in range(steps)]
+    for t in range(steps):
+        for n in range(envs):
             weight = 1.0
-            for k in range(t, reward.shape[0]):
-                if not valid[k, n]:
+            for k in range(t, steps):
+                if not counts[k][n]:
                     break
-                after = 0.0 if terminated[k, n] else float(final[k, n] if truncated[k, n] else value[k + 1, n])
-                advantage[t, n] += weight * (float(reward[k, n]) + GAMMA * after - float(value[k, n]))
+                after = 0.0 if term[k][n] else f[k][n] if trunc[k][n] else v[k + 1][n]
+                advantage[t][n] += weight * (r[k][n] + GAMMA * after - v[k][n])
                 weight *= GAMMA * LAMBDA
-                if terminated[k, n] or truncated[k, n]:
+                if term[k][n] or trunc[k][n]:
                     break
-    return advantage
+    return torch.tensor(advantage, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("invalid", [0.0, 0.2, 1.0])
@@ -87,7 +89,7 @@ def test_by_hand(function: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> None
 
 @pytest.mark.parametrize("tile", [(8, 32, 1), (64, 32, 8), (16, 1, 4)])
 def test_every_tile_gives_the_same(tile: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays = inputs((37, 70), 0.1)
+    arrays = inputs((37, 40), 0.1)
     monkeypatch.setattr(module, "_tile", lambda steps, envs: tile)
     for got, wanted in zip(gae_triton(*arrays, GAMMA, LAMBDA), gae_reference(*arrays, GAMMA, LAMBDA)):
         torch.testing.assert_close(got, wanted, rtol=2e-6, atol=2e-6)

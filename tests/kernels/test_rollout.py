@@ -30,7 +30,7 @@ def make_trainer(env: str, options: dict[str, Any], **changes: Any) -> Trainer:
 
 
 def played(env: str, options: dict[str, Any], rollout: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> dict[str, Any]:
-    """Three rollouts, and what is left behind."""
+    """Two rollouts, and what is left behind."""
     monkeypatch.setattr(backend, "choice", "triton" if rollout == "persistent" else "torch")
     with no_host_looks():
         trainer = make_trainer(env, options, rollout=rollout, **changes)
@@ -40,7 +40,7 @@ def played(env: str, options: dict[str, Any], rollout: str, monkeypatch: pytest.
         trainer.start()
         assert (trainer.persistent is not None) == (rollout == "persistent")
         rollouts = []
-        for _ in range(3):
+        for _ in range(2):
             trainer.collect()
             assert trainer.algorithm.is_ready(trainer.buffer)
             columns = {name: column.clone() for name, column in trainer.buffer.columns.items()}

@@ -12,7 +12,6 @@ from gpurl.envs.registry import make_env
 from gpurl.kernels import backend
 from gpurl.kernels.backend import no_host_looks
 from gpurl.trainer import Trainer
-from tests.kernels.conftest import INTERPRETED
 
 
 def trained(choice: str, env: str, iterations: int, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> dict[str, Any]:
@@ -41,8 +40,6 @@ def trained(choice: str, env: str, iterations: int, monkeypatch: pytest.MonkeyPa
     ],
     ids=str,
 )
-# both orders of programs have each kernel's own test
-@pytest.mark.parametrize("_program_order", ["shuffled" if INTERPRETED else "as the GPU likes"], indirect=True)
 def test_kernels_train_as_torch_does(env: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     got, wanted = (trained(choice, env, 2, monkeypatch, **changes) for choice in ("triton", "torch"))
     assert got["algorithm"]["training"].pop("set_rate") == wanted["algorithm"]["training"].pop("set_rate")  # words and no tensors
