@@ -188,7 +188,7 @@ def test_several_networks_act_by_their_mean() -> None:
     assert algorithm.act(torch.zeros(4, OBS), explore=False).action.tolist() == [0] * 4  # the least of both answers is 1, of action 1
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_team_of_sums_gets_seven(seed: int, tmp_path: Any) -> None:
     """In the two-step game sums of agents' values rank the safe 7 above the 8 that needs both: 6.5 is what they make of it."""
     settings = {"num_envs": 32, "horizon": 2, "updates": 4, "batch_size": 256, "learning_starts": 512, "replay_size": 20_000}
