@@ -1,7 +1,7 @@
 """Kernels against their references: compared first, then timed in turn with the reference and with torch's own equivalent.
 
-`kernel` is what the product calls: Triton on a GPU; on a CPU, C for GAE, random numbers and drawing by priority, torch's fused step for
-Adam, else the reference itself.
+`kernel` is what the product calls: Triton on a GPU; on a CPU, C for GAE, random numbers, drawing by priority and squashed actions,
+torch's fused step for Adam, else the reference itself.
 """
 
 import sys
@@ -19,7 +19,7 @@ from benchmarks.training import captured
 from gpurl.api import choose_device
 from gpurl.distributions import Categorical, Gaussian, Head
 from gpurl.errors import GpurlError
-from gpurl.kernels import adam, categorical_projection, gae, moments, permutation, ppo_loss, prioritized, random
+from gpurl.kernels import adam, categorical_projection, gae, moments, permutation, ppo_loss, prioritized, random, squash
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.losses import PpoTerms
 from gpurl.losses import ppo_loss as torch_ppo_loss
@@ -40,6 +40,7 @@ PPO_LOSS_SIZES = (  # B, numbers of the actor
     ("categorical", 32_768, 18),
 )
 PROJECTION_SIZES = ((256, 51), (2048, 51), (2048, 101))  # B, atoms
+SQUASH_SIZES = ((256, 8), (8192, 21))  # B, A
 
 
 @dataclass
@@ -238,6 +239,24 @@ def projection_case(rows: int, atoms: int, device: torch.device) -> Case:
     return Case(f"categorical_projection 2x{rows}x{atoms}", lambda: (kernel(*arguments),), lambda: (reference(*arguments),))
 
 
+def squash_case(rows: int, actions: int, device: torch.device) -> Case:
+    """A draw for a batch and its way back, as a step of SAC's actor takes them."""
+    generator = torch.Generator().manual_seed(0)
+    output, noise, slope = (torch.randn(rows, width, generator=generator).to(device) for width in (2 * actions, actions, actions))
+    of_log_prob = torch.tensor(0.2 / rows, device=device)
+
+    def calling(suffix: str) -> Function:
+        sample, backward = (getattr(squash, f"squashed_{name}{suffix}") for name in ("sample", "backward"))
+
+        def call() -> tuple[Tensor, ...]:
+            drawn = sample(output, noise)
+            return *drawn, backward(drawn, slope, of_log_prob)
+
+        return call
+
+    return Case(f"squashed {rows}x{actions}", calling(""), calling("_reference"), absolute_tolerance=1e-4)
+
+
 def all_cases(device: torch.device) -> list[Case]:
     """Every kernel at every size."""
     return [
@@ -252,6 +271,7 @@ def all_cases(device: torch.device) -> list[Case]:
         *(prioritized_draw_case(*size, device) for size in PRIORITIZED_SIZES),
         *(ppo_loss_case(*size, device) for size in PPO_LOSS_SIZES),
         *(projection_case(*size, device) for size in PROJECTION_SIZES),
+        *(squash_case(*size, device) for size in SQUASH_SIZES),
     ]
 
 

@@ -23,7 +23,6 @@ LAYERS = [  # a module imports from its own layer or from earlier ones
         "host_network",
         "distributions",
         "box_units",
-        "squash",
         "exploration",
         "buffers",
     },

@@ -37,7 +37,7 @@ def assert_measured(rows: list[dict[str, str]]) -> None:
 def _small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"GAE_SIZES": [(4, 5)], "ADAM_SIZES": [1000], "MOMENTS_SIZES": [(33, 3)], "RANDOM_SIZES": [(7, 3)]}
     small |= {"PERMUTATION_SIZES": [33], "GATHER_SIZES": [(33, (3, 1))], "PRIORITIZED_SIZES": [(33, 4)]}
-    small |= {"PPO_LOSS_SIZES": [("gaussian", 9, 2), ("categorical", 9, 3)], "PROJECTION_SIZES": [(5, 3)]}
+    small |= {"PPO_LOSS_SIZES": [("gaussian", 9, 2), ("categorical", 9, 3)], "PROJECTION_SIZES": [(5, 3)], "SQUASH_SIZES": [(5, 3)]}
     for name, sizes in small.items():
         monkeypatch.setattr(kernels, name, sizes)
 
@@ -135,6 +135,7 @@ def test_kernels_are_timed_beside_reference_and_torch(tmp_path: Path) -> None:
         "ppo_loss gaussian 9x2": ["kernel", "reference", "torch"],
         "ppo_loss categorical 9x3": ["kernel", "reference", "torch"],
         "categorical_projection 2x5x3": ["kernel", "reference"],
+        "squashed 5x3": ["kernel", "reference"],
     }
 
 

@@ -81,10 +81,10 @@ def of_an_iteration(launches: Launches, algorithm: str, env: str, **shape: Any) 
 @pytest.mark.parametrize(
     ("algorithm", "env", "most", "changes"),
     [
-        ("sac", "pendulum", 150, {}),
+        ("sac", "pendulum", 108, {}),
         ("td3", "pendulum", 80, {}),
-        ("redq", "pendulum", 105, {"policy_delay": 4}),
-        ("fast_sac", "pendulum", 160, {}),
+        ("redq", "pendulum", 81, {"policy_delay": 4}),
+        ("fast_sac", "pendulum", 131, {}),
         ("dqn", "cart_pole", 62, {}),
         ("rainbow", "cart_pole", 240, {}),
     ],

@@ -16,7 +16,7 @@ from gpurl.algorithms.redq import REDQ, REDQConfig
 from gpurl.ensemble import BodyConfig
 from gpurl.errors import GpurlError
 from gpurl.kernels.random import CounterRandom
-from gpurl.squash import squashed_sample
+from gpurl.kernels.squash import squashed_sample
 
 COMPARED = 10  # steps
 Batch = dict[str, Tensor]

@@ -20,9 +20,9 @@ from gpurl.distributions import Head, make_head
 from gpurl.ensemble import BodyConfig, Tape, make_network
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
+from gpurl.kernels.squash import squashed_likelihood, squashed_mode, squashed_sample
 from gpurl.networks import Carry
 from gpurl.optimizer import FlatAdam
-from gpurl.squash import squashed_likelihood, squashed_mode, squashed_sample
 
 if TYPE_CHECKING:
     from gpurl.policy import Policy
@@ -244,7 +244,7 @@ class Deterministic(CloneHead):
 
 
 class Squashed(Deterministic):
-    """A tanh-squashed Gaussian, loss -log p(action): see `gpurl.squash`."""
+    """A tanh-squashed Gaussian, loss -log p(action): see `gpurl.kernels.squash`."""
 
     def __init__(self, space: Box, algorithm: str) -> None:
         super().__init__(space, algorithm)

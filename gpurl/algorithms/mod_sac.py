@@ -10,7 +10,7 @@ from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_may_look
-from gpurl.squash import squashed_sample
+from gpurl.kernels.squash import squashed_sample
 
 LOSS_DECAY, FIRST_LOSS = 0.995, math.sqrt(math.log(2.0))  # at which reliability starts at one half
 TEMPERATURE_LIMITS = (-16.0, 2.0)  # of the logarithm of a learned one

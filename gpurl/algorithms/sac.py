@@ -12,9 +12,9 @@ from gpurl.algorithms.actor_critic import ActorCriticConfig, OffPolicyActorCriti
 from gpurl.algorithms.algorithm import Algorithm
 from gpurl.ensemble import Tape
 from gpurl.errors import UsageError
+from gpurl.kernels.squash import squashed_backward, squashed_mode, squashed_sample
 from gpurl.networks import Carry
 from gpurl.optimizer import FlatAdam
-from gpurl.squash import squashed_backward, squashed_mode, squashed_sample
 
 
 @dataclass(frozen=True)

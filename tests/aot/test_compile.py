@@ -30,6 +30,7 @@ from gpurl.kernels import (
     replay,
     rollout,
     sample,
+    squash,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -201,6 +202,19 @@ def projection_case(num_atoms: int, has_shift: bool) -> Case:
     return Case(kernel, types, constants, 40, categorical_projection.NUM_WARPS, name=name)
 
 
+def squash_cases(num_actions: int, registers: int, vectors: tuple[int, int] = (0, 0)) -> list[Case]:
+    """The draw and its way back; `vectors` of the draw."""
+    block_b, block_a = squash._tile(num_actions)
+    constants = {"A": num_actions, "BLOCK_B": block_b, "BLOCK_A": block_a}
+    ones = {"slope_stride": 1} if num_actions == 1 else {}  # Triton makes a constant of an integer that is 1
+    draw_types, backward_types = [F, F, F, F, F, B, "i32"], [F, F, B, F, F, F, "i32"] + ["i32"] * (1 - len(ones))
+    draw_name, backward_name = f"squashed draw {num_actions}", f"squashed backward {num_actions}"
+    return [
+        Case(squash.squashed_sample_kernel, draw_types, constants, registers, squash.NUM_WARPS, vectors=vectors, name=draw_name),
+        Case(squash.squashed_backward_kernel, backward_types, constants | ones, registers, squash.NUM_WARPS, name=backward_name),
+    ]
+
+
 CASES = [
     *(gae_case(8, 32, 1, 112, valid) for valid in (False, True)),
     *(gae_case(64, 32, 8, 128, valid) for valid in (False, True)),
@@ -255,6 +269,7 @@ CASES = [
         for width, everything, registers in ((1, True, 48), (2, False, 48), (8, True, 96), (18, True, 144), (128, False, 144))
     ),
     *(projection_case(num_atoms, has_shift) for num_atoms in (51, 101, 251) for has_shift in (False, True)),
+    *(case for sizes in ((1, 64), (8, 48, (3, 2)), (21, 64)) for case in squash_cases(*sizes)),
     *(ppo_sums_case(*sizes) for sizes in (("categorical", 2, 8), ("gaussian", 1, 8), ("gaussian", 8, 16), ("gaussian", 128, 16))),
 ]
 

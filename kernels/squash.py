@@ -1,0 +1,237 @@
+"""Squashed actions of an actor that gives mean and log standard deviation of each state; drawing, log-probability, and the way back.
+
+    a = tanh(u),   u = mean + step,   step = exp(log_std) noise,   log p(a) = sum_i log N(noise_i) - log_std_i - log(1 - tanh(u_i)^2)
+    log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|)))
+    dL/du = dL/da (1 - a^2) + 2 a dL/dlog p,   dL/dmean = dL/du,   dL/dlog_std = dL/du step - dL/dlog p, 0 beyond the limits of log_std
+
+Haarnoja et al. 2018 ("Soft actor-critic algorithms and applications"), appendix C, in a form that is stable however large u is. The
+gradient goes along u with the noise kept (the reparametrisation of their equation 11).
+"""
+
+import ctypes
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from gpurl.kernels import c_library
+from gpurl.kernels.backend import use_c, use_triton
+from gpurl.kernels.policy import clipped
+
+LOG_STD_LIMITS = (-5.0, 2.0)  # of the log standard deviation; beyond them a gradient of draws moves it no more
+LARGEST_ACTION = 1.0 - 1e-6  # of those that somebody else took: 1 itself is infinitely far out
+MIN_LOG_STD, MAX_LOG_STD = map(tl.constexpr, LOG_STD_LIMITS)
+LOG_2, HALF_LOG_2PI = tl.constexpr(math.log(2.0)), tl.constexpr(0.5 * math.log(2.0 * math.pi))
+TILE, NUM_WARPS = 256, 2  # numbers of a program: few, so that a batch of 256 rows busies a GPU
+
+
+class Squashed(NamedTuple):
+    """A drawn action and what its way back needs."""
+
+    action: Tensor  # [B, A] in [-1, 1]
+    log_prob: Tensor  # [B]
+    step: Tensor  # [B, A]: exp(log_std) noise
+    is_free: Tensor  # [B, A] bool: where log_std is within its limits
+
+
+# ---- torch ----
+
+
+def _log_slope(u: Tensor) -> Tensor:
+    """log(1 - tanh(u)^2)."""
+    size = u.abs()
+    return 2.0 * (LOG_2.value - size - softplus(-2.0 * size))
+
+
+def squashed_sample_reference(output: Tensor, noise: Tensor) -> Squashed:
+    """The specification; arguments and results as in `squashed_sample`, but for autograd and any dtype."""
+    (mean, unlimited), noise = output.chunk(2, dim=-1), noise.to(output.dtype)
+    log_std = unlimited.clamp(*LOG_STD_LIMITS)
+    step = log_std.exp() * noise
+    u = mean + step
+    log_density = noise.square() * -0.5 - log_std - HALF_LOG_2PI.value
+    return Squashed(u.tanh(), (log_density - _log_slope(u)).sum(-1), step, log_std == unlimited)
+
+
+def squashed_backward_reference(drawn: Squashed, action_slope: Tensor, log_prob_slope: Tensor) -> Tensor:
+    """The specification; arguments and result as in `squashed_backward`."""
+    action = drawn.action
+    of_u = action_slope * (1.0 - action * action) + 2.0 * log_prob_slope * action
+    of_log_std = (of_u * drawn.step - log_prob_slope) * drawn.is_free
+    return torch.cat((of_u, of_log_std), -1)
+
+
+# ---- Triton ----
+
+
+@triton.jit
+def _tile_of(B, A: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_A: tl.constexpr):
+    """(rows of this program [BLOCK_B], columns [BLOCK_A], which of the tile's cells there are)."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
+    column = tl.arange(0, BLOCK_A)
+    return row, column, (row < B)[:, None] & (column < A)[None, :]
+
+
+@triton.jit(do_not_specialize=["B"])
+def squashed_sample_kernel(
+    output_ptr, noise_ptr, action_ptr, log_prob_ptr, step_ptr, is_free_ptr, B,
+    A: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_A: tl.constexpr,
+):  # fmt: skip
+    """A program draws BLOCK_B rows; of exp(-2|u|) come both tanh and the logarithm of its slope."""
+    row, column, inside = _tile_of(B, A, BLOCK_B, BLOCK_A)
+    cell = row[:, None] * A + column[None, :]
+    first = row[:, None] * (2 * A) + column[None, :]
+    noise = tl.load(noise_ptr + cell, mask=inside, other=0.0)
+    unlimited = tl.load(output_ptr + first + A, mask=inside, other=0.0)
+    log_std = clipped(unlimited, MIN_LOG_STD, MAX_LOG_STD)
+    step = tl.exp(log_std) * noise
+    u = tl.load(output_ptr + first, mask=inside, other=0.0) + step
+    size = tl.abs(u)
+    e = tl.exp(-2.0 * size)
+    tanh_of_size = (1.0 - e) / (1.0 + e)
+    log_slope = 2.0 * (LOG_2 - size - tl.log(1.0 + e))
+    term = -0.5 * noise * noise - log_std - HALF_LOG_2PI - log_slope
+    tl.store(action_ptr + cell, tl.where(u < 0.0, -tanh_of_size, tanh_of_size), mask=inside)
+    tl.store(log_prob_ptr + row, tl.sum(tl.where(inside, term, 0.0), axis=1), mask=row < B)
+    tl.store(step_ptr + cell, step, mask=inside)
+    tl.store(is_free_ptr + cell, (log_std == unlimited).to(tl.uint8), mask=inside)
+
+
+@triton.jit(do_not_specialize=["B"])
+def squashed_backward_kernel(
+    action_ptr, step_ptr, is_free_ptr, action_slope_ptr, log_prob_slope_ptr, gradient_ptr, B, slope_stride,
+    A: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_A: tl.constexpr,
+):  # fmt: skip
+    """A program takes BLOCK_B rows; slope_stride: numbers from one row of action_slope to the next."""
+    row, column, inside = _tile_of(B, A, BLOCK_B, BLOCK_A)
+    cell = row[:, None] * A + column[None, :]
+    action = tl.load(action_ptr + cell, mask=inside, other=0.0)
+    step = tl.load(step_ptr + cell, mask=inside, other=0.0)
+    is_free = tl.load(is_free_ptr + cell, mask=inside, other=0).to(tl.float32)
+    action_slope = tl.load(action_slope_ptr + row[:, None] * slope_stride + column[None, :], mask=inside, other=0.0)
+    of_log_prob = tl.load(log_prob_slope_ptr)
+    of_u = action_slope * (1.0 - action * action) + 2.0 * of_log_prob * action
+    first = row[:, None] * (2 * A) + column[None, :]
+    tl.store(gradient_ptr + first, of_u, mask=inside)
+    tl.store(gradient_ptr + first + A, (of_u * step - of_log_prob) * is_free, mask=inside)
+
+
+def _tile(num_actions: int) -> tuple[int, int]:
+    """(BLOCK_B, BLOCK_A)."""
+    block_a = triton.next_power_of_2(num_actions)
+    return max(TILE // block_a, 1), block_a
+
+
+def squashed_sample_triton(output: Tensor, noise: Tensor) -> Squashed:
+    """`squashed_sample_reference` in one launch."""
+    drawn, (num_rows, num_actions) = _empty(noise), noise.shape
+    block_b, block_a = _tile(num_actions)
+    squashed_sample_kernel[(triton.cdiv(num_rows, block_b),)](
+        output.contiguous(), noise.contiguous(), *drawn[:3], drawn.is_free.view(torch.uint8), num_rows,
+        A=num_actions, BLOCK_B=block_b, BLOCK_A=block_a, num_warps=NUM_WARPS,
+    )  # fmt: skip
+    return drawn
+
+
+def squashed_backward_triton(drawn: Squashed, action_slope: Tensor, log_prob_slope: Tensor) -> Tensor:
+    """`squashed_backward_reference` in one launch."""
+    action_slope, (num_rows, num_actions) = _with_whole_rows(action_slope), drawn.action.shape
+    gradient = torch.empty((num_rows, 2 * num_actions), dtype=torch.float32, device=action_slope.device)
+    block_b, block_a = _tile(num_actions)
+    squashed_backward_kernel[(triton.cdiv(num_rows, block_b),)](
+        drawn.action, drawn.step, drawn.is_free.view(torch.uint8), action_slope, log_prob_slope, gradient, num_rows, action_slope.stride(0),
+        A=num_actions, BLOCK_B=block_b, BLOCK_A=block_a, num_warps=NUM_WARPS,
+    )  # fmt: skip
+    return gradient
+
+
+def _empty(noise: Tensor) -> Squashed:
+    """Room for draws by noise [B, A]."""
+    action, step = (torch.empty(noise.shape, dtype=torch.float32, device=noise.device) for _ in range(2))
+    log_prob = torch.empty(noise.shape[0], dtype=torch.float32, device=noise.device)
+    return Squashed(action, log_prob, step, torch.empty(noise.shape, dtype=torch.bool, device=noise.device))
+
+
+def _with_whole_rows(slope: Tensor) -> Tensor:
+    """`slope` [B, A], copied unless a row's numbers lie side by side: columns of a wider matrix, as a critic's gradient has them, do."""
+    return slope if slope.stride(1) == 1 or slope.shape[1] == 1 else slope.contiguous()
+
+
+# ---- C ----
+
+
+def squashed_sample_c(output: Tensor, noise: Tensor) -> Squashed:
+    """`squashed_sample_reference` in one pass."""
+    drawn, output, noise = _empty(noise), output.contiguous(), noise.contiguous()
+    term = torch.empty_like(noise)
+    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (output, noise, term, *drawn)]
+    sizes, limits = map(ctypes.c_int64, noise.shape), map(ctypes.c_float, LOG_STD_LIMITS)
+    c_library.functions().squashed_sample(*pointers[:2], *sizes, *limits, *pointers[2:])
+    return drawn
+
+
+def squashed_backward_c(drawn: Squashed, action_slope: Tensor, log_prob_slope: Tensor) -> Tensor:
+    """`squashed_backward_reference` in one pass."""
+    action_slope, (num_rows, num_actions) = _with_whole_rows(action_slope), drawn.action.shape
+    gradient = torch.empty((num_rows, 2 * num_actions), dtype=torch.float32)
+    tensors = drawn.action, drawn.step, drawn.is_free, action_slope, log_prob_slope, gradient
+    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+    stride, rows, width = (ctypes.c_int64(number) for number in (action_slope.stride(0), num_rows, num_actions))
+    c_library.functions().squashed_backward(*pointers[:4], stride, pointers[4], rows, width, pointers[5])
+    return gradient
+
+
+# ---- what callers take ----
+
+
+def squashed_sample(output: Tensor, noise: Tensor) -> Squashed:
+    """output: [B, 2A], means before log standard deviations; noise: [B, A] standard normal, of the same dtype.
+
+    Nothing for autograd: `squashed_backward` is the gradient. Other dtypes than float32 go through the reference.
+    """
+    if noise.dim() != 2 or output.shape != (noise.shape[0], 2 * noise.shape[1]):  # C and Triton would read what lies beside
+        raise ValueError(f"output must be [B, 2A] and noise [B, A], got {tuple(output.shape)} and {tuple(noise.shape)}")
+    if output.dtype != torch.float32 or noise.dtype != torch.float32:
+        return squashed_sample_reference(output, noise)
+    function = squashed_sample_triton if use_triton(output) else squashed_sample_c if use_c(output) else squashed_sample_reference
+    return function(output, noise)
+
+
+def squashed_backward(drawn: Squashed, action_slope: Tensor, log_prob_slope: Tensor) -> Tensor:
+    """The derivative of a loss by `output` [B, 2A], from those by the action [B, A] and by every log-probability.
+
+    log_prob_slope: 0-d on the device, the same for all rows, of the dtype of the others.
+    """
+    if action_slope.shape != drawn.action.shape or log_prob_slope.dim():
+        found = f"{tuple(drawn.action.shape)}, {tuple(action_slope.shape)} and {tuple(log_prob_slope.shape)}"
+        raise ValueError(f"action and its slope must be [B, A] and log_prob_slope 0-d, got {found}")
+    if {tensor.dtype for tensor in (drawn.action, action_slope, log_prob_slope)} != {torch.float32}:
+        return squashed_backward_reference(drawn, action_slope, log_prob_slope)
+    use = drawn.action
+    function = squashed_backward_triton if use_triton(use) else squashed_backward_c if use_c(use) else squashed_backward_reference
+    return function(drawn, action_slope, log_prob_slope)
+
+
+def squashed_mode(output: Tensor) -> Tensor:
+    """[B, A] the action of the mean."""
+    return output.chunk(2, dim=-1)[0].tanh()
+
+
+def squashed_likelihood(output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """(log-probability [B] of the actions [B, A] that others took, its derivative by `output` [B, 2A]).
+
+    Actions count as at most 1 - 1e-6, where atanh is finite. A log_std beyond its limits is led back by the derivative, never further out.
+    """
+    mean, unlimited = output.chunk(2, dim=-1)
+    log_std = unlimited.clamp(*LOG_STD_LIMITS)
+    inv_std = log_std.neg().exp()
+    u = action.clamp(-LARGEST_ACTION, LARGEST_ACTION).atanh()
+    z = (u - mean) * inv_std
+    log_prob = (z.square() * -0.5 - log_std - HALF_LOG_2PI.value - _log_slope(u)).sum(-1)
+    of_log_std, way_back = z.square() - 1.0, log_std - unlimited
+    moves = (way_back == 0.0) | (of_log_std * way_back > 0.0)
+    return log_prob, torch.cat((z * inv_std, of_log_std * moves), -1)

@@ -1,0 +1,176 @@
+"""Squashed Gaussian actions against torch.distributions, quadrature and autograd, in float64; and their form in C."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Normal, TanhTransform, TransformedDistribution
+
+from gpurl.kernels import backend, c_library
+from gpurl.kernels import squash as module
+from gpurl.kernels.squash import (
+    LOG_STD_LIMITS,
+    squashed_backward,
+    squashed_backward_c,
+    squashed_backward_reference,
+    squashed_likelihood,
+    squashed_mode,
+    squashed_sample,
+    squashed_sample_c,
+    squashed_sample_reference,
+)
+from tests import squash_laws
+from tests.squash_laws import Backward, GuardedMemory, Sample
+
+needs_c = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
+FORMS = pytest.mark.parametrize(
+    ("sample", "backward"),
+    [
+        pytest.param(squashed_sample_reference, squashed_backward_reference, id="torch"),
+        pytest.param(squashed_sample_c, squashed_backward_c, id="C", marks=needs_c),
+    ],
+)
+
+
+def numbers(rows: int = 50, actions: int = 3) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(rows, 2 * actions, dtype=torch.float64).clamp(max=2.0), torch.randn(rows, actions, dtype=torch.float64)
+
+
+def test_drawing_and_log_probability_are_those_of_torch() -> None:
+    output, noise = numbers()
+    drawn = squashed_sample_reference(output, noise)
+    mean, log_std = output.chunk(2, -1)
+    distribution = TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform())
+    torch.testing.assert_close(drawn.action, torch.tanh(mean + log_std.exp() * noise))
+    torch.testing.assert_close(drawn.log_prob, distribution.log_prob(drawn.action).sum(-1), rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(squashed_mode(output), mean.tanh())
+
+
+@pytest.mark.parametrize("u", [-20.0, -8.0, -1e-3, 0.0, 5.0, 12.0, 20.0])
+@FORMS
+def test_log_probability_far_out(sample: Sample, backward: Backward, u: float) -> None:
+    """log(1 - tanh^2 u) = 2 (log 2 - |u|) + O(e^-2|u|) where tanh itself is 1 to float32."""
+    output = torch.tensor([[u, 0.0]])
+    found = float(sample(output, torch.zeros(1, 1)).log_prob)
+    exact = torch.tensor(u, dtype=torch.float64)
+    slope = 2.0 * (torch.log(torch.tensor(2.0, dtype=torch.float64)) - exact - torch.nn.functional.softplus(-2.0 * exact))
+    assert found == pytest.approx(-0.9189385332046727 - float(slope), rel=3e-7)
+
+
+def test_density_integrates_to_one() -> None:
+    u = torch.linspace(-12.0, 12.0, 200_001, dtype=torch.float64)
+    mean, log_std = 0.4, -0.3
+    output = torch.tensor([[mean, log_std]], dtype=torch.float64).expand(len(u), 2)
+    drawn = squashed_sample_reference(output, ((u - mean) / torch.tensor(log_std, dtype=torch.float64).exp()).unsqueeze(1))
+    slope = 1.0 - u.tanh() ** 2  # da = (1 - tanh^2 u) du
+    assert float(torch.trapezoid(drawn.log_prob.exp() * slope, u)) == pytest.approx(1.0, abs=1e-9)
+
+
+def test_backward_is_the_gradient() -> None:
+    output, noise = numbers()
+    output[:5, 3:] = 10.0  # beyond the limits
+    output[5:10, 3:] = -9.0
+    output[10, :3], noise[10] = 0.0, 0.0  # |u| has no slope at 0
+    leaf = output.clone().requires_grad_()
+    drawn = squashed_sample_reference(leaf, noise)
+    of_action, of_log_prob = torch.randn_like(drawn.action), torch.tensor(0.7, dtype=torch.float64)
+    (wanted,) = torch.autograd.grad((drawn.action * of_action).sum() + of_log_prob * drawn.log_prob.sum(), leaf)
+    got = squashed_backward_reference(squashed_sample_reference(output, noise), of_action, of_log_prob)
+    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+    assert float(got[:10, 3:].abs().max()) == 0.0
+    assert LOG_STD_LIMITS == (-5.0, 2.0)
+
+
+def test_likelihood_of_what_others_did_is_that_of_torch_and_so_is_its_gradient() -> None:
+    output, noise = numbers()
+    action = noise.mul(0.5).tanh()
+    leaf = output.clone().requires_grad_()
+    mean, log_std = leaf.chunk(2, -1)
+    wanted = TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform()).log_prob(action).sum(-1)
+    (gradient,) = torch.autograd.grad(wanted.sum(), leaf)
+    log_prob, got = squashed_likelihood(output, action)
+    torch.testing.assert_close(log_prob, wanted.detach(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(got, gradient, rtol=1e-10, atol=1e-10)
+
+
+def test_a_deviation_beyond_its_limits_is_led_back_and_never_further_out() -> None:
+    log_std = torch.tensor([-9.0, -9.0, 5.0, 5.0, -4.9])
+    u = torch.tensor([0.5, 0.0, 1.0, 80.0, 0.0])  # far, at the mean; near, far; at the mean, within the limits
+    output = torch.stack((torch.zeros(5), log_std), 1)
+    _, gradient = squashed_likelihood(output, u.clamp(max=7.0).tanh().unsqueeze(1))
+    slopes = gradient[:, 1].tolist()
+    assert slopes[0] > 1.0  # a wider one would be likelier
+    assert slopes[1] == 0.0
+    assert slopes[2] < -0.5
+    assert slopes[3] == pytest.approx((7.0 / 2.718281828**2) ** 2 - 1.0, abs=1e-2)
+    assert slopes[4] == -1.0
+
+
+def test_actions_at_the_limits_are_finite() -> None:
+    output = torch.zeros(2, 2)
+    log_prob, gradient = squashed_likelihood(output, torch.tensor([[1.0], [-1.0]]))
+    assert bool(log_prob.isfinite().all())
+    torch.testing.assert_close(gradient[:, 0], torch.tensor([1.0, -1.0]) * 7.254329, rtol=1e-2, atol=0)  # atanh(1 - 1e-6)
+
+
+# ---- all forms ----
+
+
+@FORMS
+@pytest.mark.parametrize(("rows", "actions"), squash_laws.SIZES)
+def test_they_agree_with_float64_and_write_only_where_they_must(
+    sample: Sample, backward: Backward, rows: int, actions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = GuardedMemory()
+    monkeypatch.setattr(torch, "empty", memory)
+    squash_laws.draws_are_those_of_float64(sample, rows, actions)
+    squash_laws.the_way_back_is_that_of_float64(backward, rows, actions)
+    if sample is squashed_sample_c:
+        memory.assert_untouched()
+
+
+@FORMS
+def test_what_is_not_finite_goes_through(sample: Sample, backward: Backward) -> None:
+    squash_laws.what_is_not_finite_goes_through(sample, backward)
+    squash_laws.a_broken_row_stays_in_itself(sample, backward)
+
+
+@needs_c
+def test_rows_do_not_depend_on_their_batch() -> None:
+    squash_laws.rows_do_not_depend_on_their_batch(squashed_sample_c, squashed_backward_c)
+
+
+@needs_c
+def test_c_is_right_to_a_few_roundings_all_along_the_curve() -> None:
+    u = torch.linspace(-12.0, 12.0, 100_001)
+    output, noise = torch.stack((u, torch.zeros_like(u)), 1), torch.zeros(len(u), 1)
+    got, wanted = squashed_sample_c(output, noise), squashed_sample_reference(output.double(), noise.double())
+    torch.testing.assert_close(got.action.double(), wanted.action, rtol=0.0, atol=2e-7)
+    torch.testing.assert_close(got.log_prob.double(), wanted.log_prob, rtol=2e-7, atol=6e-7)
+
+
+@needs_c
+def test_float32_on_a_cpu_goes_to_c_and_all_else_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = list[str]()
+    for name in ("squashed_sample_c", "squashed_backward_c"):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *arguments, name=name, real=real: called.append(name) or real(*arguments))
+    output, noise = (tensor.float() for tensor in numbers())
+    drawn = squashed_sample(output, noise)
+    gradient = squashed_backward(drawn, noise, torch.tensor(0.1))
+    assert called == ["squashed_sample_c", "squashed_backward_c"]
+    with backend.no_host_looks():
+        torch.testing.assert_close(squashed_sample(output, noise), drawn)
+        torch.testing.assert_close(squashed_backward(drawn, noise, torch.tensor(0.1)), gradient)
+    assert squashed_sample(*numbers()).action.dtype == torch.float64
+    assert len(called) == 2
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    drawn = squashed_sample(torch.zeros(4, 6), torch.zeros(4, 3))
+    for output, noise in (((4, 6), (4, 2)), ((4, 6), (3, 3)), ((6,), (3,))):
+        with pytest.raises(ValueError, match=r"output must be \[B, 2A\] and noise \[B, A\], got"):
+            squashed_sample(torch.zeros(output), torch.zeros(noise))
+    for slope, of_log_prob in (((4, 2), ()), ((4, 3), (4, 1))):
+        with pytest.raises(ValueError, match=r"\[B, A\] and log_prob_slope 0-d, got \(4, 3\), "):
+            squashed_backward(drawn, torch.zeros(slope), torch.zeros(of_log_prob))
