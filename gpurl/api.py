@@ -3,7 +3,7 @@
 import logging
 import signal
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,13 +56,19 @@ def resume(path: str | Path, **changes: Any) -> Run:
 
     Raises as `train` does.
     """
-    folder = Path(path)
+    algorithm, env, saved = saved_settings(Path(path))
+    return _signals_passed_on(run(make_settings(algorithm, env, **merge(saved, changes)), resume_from=Path(path)))
+
+
+def saved_settings(folder: Path) -> tuple[str, str, dict[str, Any]]:
+    """(algorithm, env, all other settings) of the run in `folder`; CheckpointError where there is none or another process trains."""
     if not folder.is_dir():
         raise CheckpointError(f"there is no run folder {folder}")
-    parts, _ = load_checkpoint(folder)
-    saved = parts["meta"]["settings"]
-    values = merge({name: value for name, value in saved.items() if name not in ("algorithm", "env")}, changes)
-    return _signals_passed_on(run(make_settings(saved["algorithm"], saved["env"], **values), resume_from=folder))
+    if not (folder / "checkpoints").is_dir() and not (folder / "run.pid").exists():
+        raise CheckpointError(f"{folder} is not a run folder, there is no checkpoints/ in it; give the folder of the run itself")
+    with lock_run(folder):
+        saved = dict(load_checkpoint(folder, quiet=True)[0]["meta"]["settings"])
+    return saved.pop("algorithm"), saved.pop("env"), saved
 
 
 def _signals_passed_on(finished: Run) -> Run:
@@ -76,24 +82,30 @@ def run(settings: Settings, resume_from: Path | None = None, command: list[str] 
     """Train by `settings`, in a new run folder or on from the one in `resume_from`."""
     config = settings.train
     device = choose_device(config.device)
-    if resume_from is not None and not (resume_from / "checkpoints").is_dir():
-        raise CheckpointError(f"{resume_from} is not a run folder, there is no checkpoints/ in it; give the folder of the run itself")
-    if resume_from is not None and config.run_dir is not None and Path(config.run_dir).resolve() != resume_from.resolve():
+    if resume_from is None:
+        return _run(settings, device, None, None, command or sys.argv)
+    if config.run_dir is not None and Path(config.run_dir).resolve() != resume_from.resolve():
         raise UsageError(f"a run goes on in its own folder, {resume_from}: leave out run_dir {config.run_dir}")
-    parts = None if resume_from is None else load_checkpoint(resume_from, device)[0]
+    with lock_run(resume_from):  # first: who holds it may be about to write a checkpoint
+        return _run(settings, device, resume_from, load_checkpoint(resume_from, device)[0], command or sys.argv)
+
+
+def _run(settings: Settings, device: torch.device, folder: Path | None, parts: dict[str, Any] | None, command: list[str]) -> Run:
+    """Train in a new run folder, or on from `parts` of a checkpoint in `folder`, which is locked."""
+    config = settings.train
     threads, allow_tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
     eval_env = _eval_env(settings, device)
     earlier = None if parts is None else parts["trainer"].get("threads")  # sums of torch depend on it in their last bits
     trainer = make_trainer(settings, device, eval_env, threads=earlier)
-    trainer.folder = resume_from or create_run_folder(Path(config.root), settings.env, settings.algorithm, config.seed, config.run_dir)
+    trainer.folder = folder or create_run_folder(Path(config.root), settings.env, settings.algorithm, config.seed, config.run_dir)
     try:
-        with lock_run(trainer.folder):
+        with lock_run(trainer.folder) if parts is None else nullcontext():
             if parts is None:
-                write_run_info(trainer.folder, settings.to_dict(), command or sys.argv)
+                write_run_info(trainer.folder, settings.to_dict(), command)
                 trainer.start()
             else:
                 trainer.restore(parts)
-                note_resume(trainer.folder, settings.to_dict(), command or sys.argv)
+                note_resume(trainer.folder, settings.to_dict(), command)
             outcome, baseline = _run_logged(trainer, eval_env)
     finally:
         torch.set_num_threads(threads)

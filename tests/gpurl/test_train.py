@@ -1,6 +1,7 @@
 """Whole runs through the Python API and the command line: files, resume bit for bit, stopping, killing, and every kind of bad input."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 import torch
 
 import gpurl
-from gpurl.api import make_trainer, resume, train
-from gpurl.checkpoint import latest_checkpoint, list_checkpoints
+from gpurl.api import evaluate_run, make_trainer, resume, train
+from gpurl.checkpoint import best_checkpoint, latest_checkpoint, list_checkpoints, load_checkpoint, save_checkpoint
 from gpurl.cli import main
 from gpurl.config import make_settings
 from gpurl.errors import CheckpointError, EnvError, UsageError
@@ -257,14 +258,27 @@ def test_a_resumed_run_takes_the_rate_and_the_evaluations_it_is_given(tmp_path: 
     assert evaluated == [step * ITERATION for step in (2, 4, 5)]
 
 
-def test_a_cut_off_checkpoint_falls_back_to_the_older_one(tmp_path: Path) -> None:
+def test_a_cut_off_checkpoint_falls_back_to_the_older_one_and_tells_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = small_run(tmp_path / "run", 4, save_every="1i", eval_episodes=0).folder
     newest = latest_checkpoint(folder / "checkpoints")
     assert newest is not None
     model = newest / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-10])
-    with pytest.warns(UserWarning, match=newest.name):
-        assert resume(folder, total_steps=5 * ITERATION).outcome.steps == 5 * ITERATION
+    assert resume(folder, total_steps=5 * ITERATION).outcome.steps == 5 * ITERATION
+    (told,) = caplog.messages
+    assert f"{newest.name}: model.safetensors has" in told
+
+
+def test_a_damaged_best_checkpoint_leaves_the_latest_to_evaluate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = small_run(tmp_path / "run", 4, eval_every=ITERATION).folder
+    save_checkpoint(folder / "checkpoints", 10**6, load_checkpoint(folder)[0])
+    wanted = evaluate_run(folder, 4, "cpu", best=False)
+    best = best_checkpoint(folder)
+    assert best is not None
+    (best / "manifest.json").write_text("{}")
+    assert evaluate_run(folder, 4, "cpu") == wanted
+    (told,) = caplog.messages
+    assert re.search(rf"loaded \S+step_000001000000 instead: .*{best.name}", told)
 
 
 def test_a_full_disk_warns_trains_on_and_ends_with_its_own_code(tmp_path: Path) -> None:
