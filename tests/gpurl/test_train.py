@@ -175,6 +175,7 @@ def test_save_every_counts_iterations_and_old_checkpoints_go(tmp_path: Path) -> 
     (["train", "ppo", "cart_pole", "--squash"], 2, "squash is for continuous actions"),
     (["train", "a2c", "cart_pole", "--clip-range", "0.1"], 2, "a2c clips nothing"),
     (["train", "ppo", "pendulum", "--save-every", "soon"], 2, "seconds as 60s or iterations as 100i"),
+    (["train", "sac", "pendulum", "--critic-network.hidden", "0"], 2, "critic-network: hidden must be at least 1"),
     (["train", "ppo", "pendulum", "--config", "missing.yaml"], 2, "there is no config file missing.yaml"),
     (["train", "--resume", "nowhere"], 5, "there is no run folder nowhere"),
     (["trian"], 2, "did you mean train?"),
@@ -193,8 +194,11 @@ def test_unknown_settings_name_the_near_ones(tmp_path: Path) -> None:
         small_run(tmp_path / "run", 1, learning_rte=1e-3)
     with pytest.raises(UsageError, match=r"horizon is 'long'; it must be int"):
         small_run(tmp_path / "run", 1, horizon="long")
-    with pytest.raises(UsageError, match=r"hidden is 16; it must be a list of int"):
+    with pytest.raises(UsageError, match=r"^network: hidden is 16; it must be a list of int"):
         small_run(tmp_path / "run", 1, network={"hidden": 16})
+    for name in ("actor_network", "critic_network"):
+        with pytest.raises(UsageError, match=rf"^{name}: body is 'mpl'; it must be one of"):
+            train("sac", "pendulum", **{name: {"body": "mpl"}})
     with pytest.raises(UsageError, match=r"max_seconds is 'soon'; it must be float or None"):
         small_run(tmp_path / "run", 1, max_seconds="soon")
     with pytest.raises(UsageError, match=r"given by its name or module path, got a RandomWalk"):
