@@ -58,6 +58,7 @@ class PrioritizedReplay(Replay):
         kept = self.priority.view(-1)[index]
         priority = torch.where(finite & (kept > 0), priority, kept)  # what has priority 0 is not to be learnt from
         torch.maximum(self.greatest * self.decay, priority.max(), out=self.greatest)
+        self.greatest.clamp_(min=LEAST_ERROR**self.exponent)  # 0, of a batch with nothing to learn from, would last for ever
         prioritized_update(self.priority.view(-1), index, priority)
 
     def set_progress(self, progress: float) -> None:
