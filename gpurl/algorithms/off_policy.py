@@ -74,6 +74,7 @@ class OffPolicy(Algorithm):
     replay: Replay  # there when a buffer was made: a policy by itself needs none
 
     def make_training(self) -> None:
+        self.learning_starts = self.config.learning_starts
         self.optimizers = self.make_optimizers()
         self.action_random = CounterRandom(self.seed * 4 + 1, self.num_envs, self.device)
         self.update_random = CounterRandom(self.seed * 4 + 2, self.config.batch_size, self.device)  # a stream a row of the batch
@@ -185,9 +186,6 @@ class OffPolicy(Algorithm):
                 rows = buffer["obs"].reshape(buffer.horizon, self.num_envs, -1).float()
                 self.normalizer.update(rows, buffer.columns.get("valid"))
         return {}
-
-    def may_learn(self, stored: int) -> bool:
-        return stored >= self.config.learning_starts
 
     def learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         config, metrics = self.config, dict[str, Tensor]()
