@@ -264,5 +264,5 @@ def test_only_a_missing_simulator_leaves_a_task_out(
     assert "no_such_simulator:Task-v0 is left out: Gymnasium has no task" in capsys.readouterr().out
     for wrong in (("ppo", "pendulum", {"horizn": 1}, 0.0), ("ppo", "gymnasium_cpu:Pendulum-v77", {}, 0.0)):
         monkeypatch.setattr(learning, "TASKS", [missing, wrong])
-        with pytest.raises(UsageError, match="horizn|Pendulum-v77"):
+        with pytest.raises(UsageError, match=r"horizn|Pendulum-v77"):
             learning.main()
