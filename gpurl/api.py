@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from gpurl.algorithms import algorithm_names, make_algorithm, resolve_algorithm
 from gpurl.algorithms.algorithm import Algorithm
+from gpurl.buffers.memory import available_bytes, in_gib
 from gpurl.checkpoint import load_checkpoint
 from gpurl.config import Settings, make_settings, merge
 from gpurl.display import Display
-from gpurl.envs.registry import make_env
+from gpurl.envs.registry import make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, EndlessEpisodeError, GpurlError, UsageError
@@ -125,6 +127,7 @@ def make_trainer(
     """
     config = settings.train
     if env is None:
+        _must_fit(settings, device)
         env = make_env(settings.env, config.num_envs, device, config.seed, **settings.env_options)
     _check_agents(settings, env)
     if config.compile:
@@ -142,6 +145,22 @@ def make_trainer(
         known = threads if threads is not None and threads <= torch.get_num_threads() else None
         torch.set_num_threads(config.threads or known or _quickest_threads(model))
     return Trainer(settings, model, env, eval_env, Path())
+
+
+def _must_fit(settings: Settings, device: torch.device) -> None:
+    """UsageError for more environments than there is memory for their state and a rollout of their observations, which is not all."""
+    free, (env_class, _) = available_bytes(device), resolve_env(settings.env)
+    if free is None or not issubclass(env_class, TorchEnv):  # one of another kind may be a process
+        return
+    one, count = make_env(settings.env, 1, **settings.env_options), settings.train.num_envs
+    obs, _ = one.reset()
+    state = sum(leaf.nbytes for leaf in tree_leaves(one.state_dict()) if isinstance(leaf, torch.Tensor))
+    each = 2 * state + (settings.algorithm_config.horizon + 2) * obs.nbytes  # a step has both before and after it
+    if count * each > free:
+        raise UsageError(
+            f"{count:,} environments of {settings.env} take more than {in_gib(count * each)} on {device}, where {in_gib(free)} are free: "
+            f"num_envs must be below {free // each:,}"
+        )
 
 
 def _check_agents(settings: Settings, env: VecEnv) -> None:

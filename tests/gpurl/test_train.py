@@ -189,6 +189,21 @@ def test_bad_words_are_named_with_what_would_do(words: list[str], code: int, mes
     assert "Traceback" not in errors
 
 
+def test_more_environments_than_memory_are_refused_before_they_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpurl import api
+
+    monkeypatch.setattr(api, "available_bytes", lambda device: 2**30)
+    told = r"1,000,000,000 environments of chasing take more than [\d,.]+ GiB on cpu, where 1.0 GiB are free"
+    with pytest.raises(UsageError, match=told):
+        small_run(tmp_path / "run", 1, env="chasing", num_envs=10**9)
+    assert not (tmp_path / "run").exists()
+    obs, distance, clocks, random = 8 * 4, 4, 8 + 8 + 4, 3 * 8
+    each = 2 * (obs + distance + clocks + random) + (8 + 2) * obs  # the state, which holds obs, and a horizon of 8
+    with pytest.raises(UsageError, match=f"num_envs must be below {2**30 // each:,}"):
+        small_run(tmp_path / "run", 1, env="chasing", num_envs=2**30 // each + 1)
+    assert small_run(tmp_path / "run", 1, env="chasing").outcome.steps == ITERATION
+
+
 def test_unknown_settings_name_the_near_ones(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no setting is called 'learning_rte'; did you mean learning_rate"):
         small_run(tmp_path / "run", 1, learning_rte=1e-3)
