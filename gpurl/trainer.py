@@ -143,6 +143,7 @@ class Trainer:
             if self.graph_backend is not None:
                 self.notes.append(f"CUDA graphs {self.graph_level}, rollout {'steps' if self.persistent is None else 'persistent'}")
         stages = self.graphs or self
+        self.algorithm.schedule(self.steps / self.config.total_steps, self.steps)
         self.stopwatch.mark("collect")
         before = self.buffer.size
         try:
@@ -157,7 +158,6 @@ class Trainer:
             obs, _ = self.env.reset(options={"reset_mask": bad_envs})
             self.obs = obs if self.graphs is None else self.obs.copy_(obs)
             self.algorithm.cut(bad_envs)
-        self.algorithm.schedule(self.steps / self.config.total_steps, self.steps)
         self.stored += collected * self.env.num_envs
         metrics = stages.learn(data) if self.stored >= self.algorithm.learning_starts else {}
         self.buffer.clear()

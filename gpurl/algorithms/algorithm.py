@@ -166,7 +166,7 @@ class Algorithm(ABC, nn.Module):
 
     @abstractmethod
     def schedule(self, progress: float, steps: int) -> None:
-        """Set what changes with training; progress runs from 0 to 1, `steps` of the environments were taken before this iteration's."""
+        """Before an iteration: set what changes with training; progress runs from 0 to 1, `steps` of the environments were taken so far."""
 
     def cut(self, mask: Tensor | None = None) -> None:
         """The environments were reset from outside, all or those of mask [N]: what was recorded last is not continued by what comes."""
