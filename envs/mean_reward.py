@@ -1,7 +1,5 @@
 """A tensor task as `gymnasium.make_vec` gives it: itself, or with several agents behind a wrapper, since Gymnasium knows one reward [N]."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,10 +21,3 @@ def make_vector(name: str, num_envs: int, device: torch.device | str = "cpu", **
     """`num_envs` environments of the task `name`, reward [N]."""
     env = make_env(name, num_envs, device, **options)
     return env if env.num_agents == 1 else MeanReward(env)
-
-
-def __getattr__(name: str) -> Callable[..., VectorEnv]:
-    """The maker of one task, `gpurl.envs.mean_reward:pendulum`: what Gymnasium's registry needs as a string."""
-    if name.startswith("_"):
-        raise AttributeError(f"module {__name__} has no attribute {name}")
-    return partial(make_vector, name)

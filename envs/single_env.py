@@ -1,8 +1,6 @@
 """One environment of a tensor task as a plain `gymnasium.Env`: numpy in, numpy out, no autoreset. For debugging and for other tools."""
 
 import copy
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -45,10 +43,3 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
 def _to_numpy(obs: Tensor) -> np.ndarray:
     """The one row of obs [1, *obs], as a copy: what a tensor environment returns may be its state."""
     return obs[0].numpy(force=True).copy()
-
-
-def __getattr__(name: str) -> Callable[..., SingleEnv]:
-    """The maker of one task, `gpurl.envs.single_env:pendulum`: what Gymnasium's registry needs as a string."""
-    if name.startswith("_"):
-        raise AttributeError(f"module {__name__} has no attribute {name}")
-    return partial(SingleEnv, name)

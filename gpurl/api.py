@@ -3,19 +3,21 @@
 import logging
 import signal
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from gpurl.algorithms import algorithm_names, make_algorithm, resolve_algorithm
 from gpurl.algorithms.algorithm import Algorithm
+from gpurl.buffers.memory import available_bytes, in_gib
 from gpurl.checkpoint import load_checkpoint
 from gpurl.config import Settings, make_settings, merge
 from gpurl.display import Display
-from gpurl.envs.registry import make_env
+from gpurl.envs.registry import make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, EndlessEpisodeError, GpurlError, UsageError
@@ -56,13 +58,19 @@ def resume(path: str | Path, **changes: Any) -> Run:
 
     Raises as `train` does.
     """
-    folder = Path(path)
+    algorithm, env, saved = saved_settings(Path(path))
+    return _signals_passed_on(run(make_settings(algorithm, env, **merge(saved, changes)), resume_from=Path(path)))
+
+
+def saved_settings(folder: Path) -> tuple[str, str, dict[str, Any]]:
+    """(algorithm, env, all other settings) of the run in `folder`; CheckpointError where there is none or another process trains."""
     if not folder.is_dir():
         raise CheckpointError(f"there is no run folder {folder}")
-    parts, _ = load_checkpoint(folder)
-    saved = parts["meta"]["settings"]
-    values = merge({name: value for name, value in saved.items() if name not in ("algorithm", "env")}, changes)
-    return _signals_passed_on(run(make_settings(saved["algorithm"], saved["env"], **values), resume_from=folder))
+    if not (folder / "checkpoints").is_dir() and not (folder / "run.pid").exists():
+        raise CheckpointError(f"{folder} is not a run folder, there is no checkpoints/ in it; give the folder of the run itself")
+    with lock_run(folder):
+        saved = dict(load_checkpoint(folder, quiet=True)[0]["meta"]["settings"])
+    return saved.pop("algorithm"), saved.pop("env"), saved
 
 
 def _signals_passed_on(finished: Run) -> Run:
@@ -76,24 +84,30 @@ def run(settings: Settings, resume_from: Path | None = None, command: list[str] 
     """Train by `settings`, in a new run folder or on from the one in `resume_from`."""
     config = settings.train
     device = choose_device(config.device)
-    if resume_from is not None and not (resume_from / "checkpoints").is_dir():
-        raise CheckpointError(f"{resume_from} is not a run folder, there is no checkpoints/ in it; give the folder of the run itself")
-    if resume_from is not None and config.run_dir is not None and Path(config.run_dir).resolve() != resume_from.resolve():
+    if resume_from is None:
+        return _run(settings, device, None, None, command or sys.argv)
+    if config.run_dir is not None and Path(config.run_dir).resolve() != resume_from.resolve():
         raise UsageError(f"a run goes on in its own folder, {resume_from}: leave out run_dir {config.run_dir}")
-    parts = None if resume_from is None else load_checkpoint(resume_from, device)[0]
+    with lock_run(resume_from):  # first: who holds it may be about to write a checkpoint
+        return _run(settings, device, resume_from, load_checkpoint(resume_from, device)[0], command or sys.argv)
+
+
+def _run(settings: Settings, device: torch.device, folder: Path | None, parts: dict[str, Any] | None, command: list[str]) -> Run:
+    """Train in a new run folder, or on from `parts` of a checkpoint in `folder`, which is locked."""
+    config = settings.train
     threads, allow_tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
     eval_env = _eval_env(settings, device)
     earlier = None if parts is None else parts["trainer"].get("threads")  # sums of torch depend on it in their last bits
     trainer = make_trainer(settings, device, eval_env, threads=earlier)
-    trainer.folder = resume_from or create_run_folder(Path(config.root), settings.env, settings.algorithm, config.seed, config.run_dir)
+    trainer.folder = folder or create_run_folder(Path(config.root), settings.env, settings.algorithm, config.seed, config.run_dir)
     try:
-        with lock_run(trainer.folder):
+        with lock_run(trainer.folder) if parts is None else nullcontext():
             if parts is None:
-                write_run_info(trainer.folder, settings.to_dict(), command or sys.argv)
+                write_run_info(trainer.folder, settings.to_dict(), command)
                 trainer.start()
             else:
                 trainer.restore(parts)
-                note_resume(trainer.folder, settings.to_dict(), command or sys.argv)
+                note_resume(trainer.folder, settings.to_dict(), command)
             outcome, baseline = _run_logged(trainer, eval_env)
     finally:
         torch.set_num_threads(threads)
@@ -113,6 +127,7 @@ def make_trainer(
     """
     config = settings.train
     if env is None:
+        _must_fit(settings, device)
         env = make_env(settings.env, config.num_envs, device, config.seed, **settings.env_options)
     _check_agents(settings, env)
     if config.compile:
@@ -130,6 +145,22 @@ def make_trainer(
         known = threads if threads is not None and threads <= torch.get_num_threads() else None
         torch.set_num_threads(config.threads or known or _quickest_threads(model))
     return Trainer(settings, model, env, eval_env, Path())
+
+
+def _must_fit(settings: Settings, device: torch.device) -> None:
+    """UsageError for more environments than there is memory for their state and a rollout of their observations, which is not all."""
+    free, (env_class, _) = available_bytes(device), resolve_env(settings.env)
+    if free is None or not issubclass(env_class, TorchEnv):  # one of another kind may be a process
+        return
+    one, count = make_env(settings.env, 1, **settings.env_options), settings.train.num_envs
+    obs, _ = one.reset()
+    state = sum(leaf.nbytes for leaf in tree_leaves(one.state_dict()) if isinstance(leaf, torch.Tensor))
+    each = 2 * state + (settings.algorithm_config.horizon + 2) * obs.nbytes  # a step has both before and after it
+    if count * each > free:
+        raise UsageError(
+            f"{count:,} environments of {settings.env} take more than {in_gib(count * each)} on {device}, where {in_gib(free)} are free: "
+            f"num_envs must be below {free // each:,}"
+        )
 
 
 def _check_agents(settings: Settings, env: VecEnv) -> None:

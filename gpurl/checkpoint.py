@@ -8,12 +8,12 @@ name. The sums find damage, not malice: what is read is hostile until it is deco
 import hashlib
 import importlib.metadata
 import json
+import logging
 import os
 import re
 import shutil
 import stat
 import uuid
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -61,11 +61,13 @@ def save_checkpoint(folder: Path, step: int, parts: dict[str, State], *, keep: i
     return path
 
 
-def load_checkpoint(path: Path, device: str | torch.device = "cpu") -> tuple[dict[str, State], dict[str, Any]]:
+def load_checkpoint(
+    path: Path, device: str | torch.device = "cpu", best: bool = False, quiet: bool = False
+) -> tuple[dict[str, State], dict[str, Any]]:
     """The parts and the manifest of a checkpoint, of a folder of checkpoints, or of a run folder with `checkpoints/`.
 
-    A folder gives what LATEST names, else its newest intact checkpoint, with a warning. A checkpoint named outright must be
-    intact. CheckpointError in all other cases.
+    A folder gives what LATEST names (if `best` is wanted and there is one, what BEST names), else its newest intact checkpoint, with a
+    warning unless `quiet`. A checkpoint named outright must be intact. CheckpointError in all other cases.
     """
     path = Path(path)
     torch.empty(0, device=device)  # a device that is not there is no fault of the checkpoint: torch's own error
@@ -73,8 +75,9 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu") -> tuple[dic
         return _load(path, device)
     with _damage(path):
         latest, available = latest_checkpoint(path), list_checkpoints(path)[::-1]
-    problems = [] if latest or not available else [f"LATEST in {available[0].parent} names no checkpoint"]
-    for candidate in ([latest] if latest else []) + [other for other in available if other != latest]:
+        first = best_checkpoint(path) if best else None
+    problems = [] if first or latest or not available else [f"LATEST in {available[0].parent} names no checkpoint"]
+    for candidate in dict.fromkeys(filter(None, (first, latest, *available))):
         try:
             loaded = _load(candidate, device)
         except _NewerFormatError:
@@ -82,8 +85,8 @@ def load_checkpoint(path: Path, device: str | torch.device = "cpu") -> tuple[dic
         except CheckpointError as error:
             problems.append(str(error))
             continue
-        if problems:
-            warnings.warn(f"loaded {candidate} instead: {'; '.join(problems)}", stacklevel=2)
+        if problems and not quiet:
+            logging.getLogger("gpurl").warning("loaded %s instead: %s", candidate, "; ".join(problems))
         return loaded
     raise CheckpointError(f"no checkpoint to load in {path}: {'; '.join(problems) or 'no folder step_* there or in its checkpoints/'}")
 

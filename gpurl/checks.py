@@ -8,11 +8,11 @@ from typing import Any
 from gpurl.errors import UsageError
 
 
-def check_choices(config: Any, choices: Mapping[str, tuple[str, ...]], prefix: str = "") -> None:
-    """UsageError for a field of the dataclass `config` that is none of its `choices`; users write the field's name behind `prefix`."""
+def check_choices(config: Any, choices: Mapping[str, tuple[str, ...]]) -> None:
+    """UsageError for a field of the dataclass `config` that is none of its `choices`."""
     for name, known in choices.items():
         if (value := getattr(config, name)) not in known:
-            raise UsageError(f"{prefix}{name} is {value!r}; it must be one of {', '.join(known)}")
+            raise UsageError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
 
 
 def check_numbers(config: Any, least: Mapping[str, float], above_zero: tuple[str, ...] = (), zero_to_one: tuple[str, ...] = ()) -> None:

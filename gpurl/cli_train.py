@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from gpurl.config import Settings, TrainConfig, make_settings, merge, read_config
-from gpurl.errors import CheckpointError, UsageError
+from gpurl.errors import UsageError
 
 SIMPLE_TYPES = (bool, int, float, str)
 NUMBER = r"[-+]?[\d._]+([eE][-+]?\d+)?"
@@ -24,7 +24,9 @@ def parse_train(words: list[str]) -> tuple[Settings, Path | None]:
     if resume is not None:
         if names:
             raise UsageError(f"--resume takes algorithm and environment from the run; leave out {' '.join(names)}")
-        algorithm, env, saved = _saved_settings(Path(resume))
+        from gpurl.api import saved_settings
+
+        algorithm, env, saved = saved_settings(Path(resume))
         values = merge(saved, values)
     else:
         algorithm, env = _named(names, values, "--help" in flags or "-h" in flags)
@@ -137,15 +139,6 @@ def _named(names: list[str], values: dict[str, Any], wants_help: bool) -> tuple[
         if not isinstance(name, str):
             raise UsageError(f"algorithm and env must be names, got {name!r}")
     return algorithm, env
-
-
-def _saved_settings(folder: Path) -> tuple[str, str, dict[str, Any]]:
-    from gpurl.checkpoint import load_checkpoint
-
-    if not folder.is_dir():
-        raise CheckpointError(f"there is no run folder {folder}")
-    saved = dict(load_checkpoint(folder)[0]["meta"]["settings"])
-    return saved.pop("algorithm"), saved.pop("env"), saved
 
 
 def _parse_flags(base: Settings, flags: list[str]) -> Settings:

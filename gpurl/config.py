@@ -176,7 +176,10 @@ def build(kind: type, values: dict[str, Any], also: set[str] | None = None) -> A
         if name not in hints:
             raise UsageError(_unknown_setting(name, kind, set(hints) | (also or set())))
         if dataclasses.is_dataclass(hints[name]) and isinstance(value, dict):
-            value = build(hints[name], merge(dataclasses.asdict(nested[name]()), value))  # over what this dataclass starts it with
+            try:
+                value = build(hints[name], merge(dataclasses.asdict(nested[name]()), value))  # over what this dataclass starts it with
+            except UsageError as error:  # which cannot know what it is called here
+                raise UsageError(f"{name}: {error}") from None
         elif isinstance(value, list):
             value = tuple(value)
         arguments[name] = _checked(name, value, hints[name])

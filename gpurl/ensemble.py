@@ -40,15 +40,15 @@ class BodyConfig:
     """mlp, or residual blocks: simba (Lee et al. 2024) or bro (Nauman et al. 2024)."""
 
     def __post_init__(self) -> None:
-        check_choices(self, {"activation": ("tanh", "elu", "relu"), "body": ("mlp", "simba", "bro")}, prefix="network.")
+        check_choices(self, {"activation": ("tanh", "elu", "relu"), "body": ("mlp", "simba", "bro")})
         if min(self.hidden, default=1) < 1:
-            raise UsageError(f"network.hidden must be at least 1, got {self.hidden}")
+            raise UsageError(f"hidden must be at least 1, got {self.hidden}")
         if self.body == "mlp":
             return
         if len(set(self.hidden)) != 1:
-            raise UsageError(f"network.body {self.body} has residual blocks of one width, network.hidden is {self.hidden}")
+            raise UsageError(f"body {self.body} has residual blocks of one width, hidden is {self.hidden}")
         if self.activation != "relu" or self.layer_norm:
-            raise UsageError(f"network.body {self.body} has relu and layer norms of its own: leave out network.activation and layer_norm")
+            raise UsageError(f"body {self.body} has relu and layer norms of its own: leave out activation and layer_norm")
 
 
 class Op(nn.Module):

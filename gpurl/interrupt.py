@@ -17,6 +17,7 @@ class StopRequest:
         if self.signal_number is not None:
             os._exit(128 + number)
         self.signal_number = number
+        os.write(2, b"stopping: the iteration ends and is saved first; another signal ends at once\n")  # print may be what was broken into
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():

@@ -31,11 +31,11 @@ class NetworkConfig:
     """Units of the memory."""
 
     def __post_init__(self) -> None:
-        check_choices(self, {"activation": tuple(_FORWARD), "memory": ("none", "gru")}, prefix="network.")
+        check_choices(self, {"activation": tuple(_FORWARD), "memory": ("none", "gru")})
         if min((*self.hidden, self.memory_size)) < 1:
-            raise UsageError(f"network.hidden and network.memory_size must be at least 1, got {self.hidden} and {self.memory_size}")
+            raise UsageError(f"hidden and memory_size must be at least 1, got {self.hidden} and {self.memory_size}")
         if self.shared and not self.hidden:
-            raise UsageError("network.shared needs at least one hidden layer to share, network.hidden is empty")
+            raise UsageError("shared needs at least one hidden layer to share, hidden is empty")
 
 
 def _tanh_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpurl.algorithms import make_algorithm
 from gpurl.algorithms.algorithm import Algorithm
-from gpurl.checkpoint import best_checkpoint, load_checkpoint
+from gpurl.checkpoint import load_checkpoint
 from gpurl.config import build_algorithm_config
 from gpurl.errors import CheckpointError, UsageError
 from gpurl.spaces import space_from_dict
@@ -72,9 +72,7 @@ class Policy:
 
 def load(path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = True) -> Policy:
     """The policy of a run folder (its best evaluated checkpoint, or with best=False its latest) or of one checkpoint folder."""
-    path = Path(path)
-    chosen = best_checkpoint(path / "checkpoints") if best and (path / "checkpoints").is_dir() else None
-    parts, _ = load_checkpoint(chosen or path, device)
+    parts, manifest = load_checkpoint(Path(path), device, best=best)
     try:
         meta, settings = parts["meta"], parts["meta"]["settings"]
         obs_space, action_space = (space_from_dict(meta[name]) for name in ("observation_space", "action_space"))
@@ -82,5 +80,5 @@ def load(path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = 
         algorithm = make_algorithm(settings["algorithm"], config, obs_space, action_space, num_envs, device)
         algorithm.load_state_dict(parts["model"])
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(f"{chosen or path} is not a policy this version can read: {error}") from None
+        raise CheckpointError(f"{path}, step {manifest['step']}, is not a policy this version can read: {error}") from None
     return Policy(algorithm, settings)

@@ -125,7 +125,7 @@ def _made(folder: Path) -> Path:
 def _measured(trainer: Trainer, iterations: int, warm_up: int, folder: Path) -> Profile:
     device, config = trainer.env.device, trainer.algorithm.config
     spans = Spans(trainer)
-    trainer.steps = trainer.stored = getattr(config, "learning_starts", 0)  # however little a replay holds: learn, act by the policy
+    trainer.steps = trainer.stored = trainer.algorithm.learning_starts  # however little a replay holds: learn, act by the policy
     for _ in range(warm_up):
         trainer.iterate()
     spans.watch_graphs(trainer)

@@ -36,11 +36,11 @@ class QNetworkConfig(BodyConfig):
         super().__post_init__()
         if self.heads < 1 or self.action_embedding < 0 or not self.noise_scale > 0:
             raise UsageError(
-                f"network.heads must be at least 1, action_embedding at least 0 and noise_scale above 0, got {self.heads}, "
+                f"heads must be at least 1, action_embedding at least 0 and noise_scale above 0, got {self.heads}, "
                 f"{self.action_embedding} and {self.noise_scale}"
             )
         if self.action_embedding and (self.dueling or self.noisy):
-            raise UsageError("network.action_embedding gives one value for state and action: leave out network.dueling and network.noisy")
+            raise UsageError("action_embedding gives one value for state and action: leave out dueling and noisy")
 
 
 class NoisyDense(Dense):

@@ -25,8 +25,9 @@ def register() -> None:
         if env_id not in registration.registry:
             registration.register(
                 env_id,
-                entry_point=f"gpurl.envs.single_env:{module_name}",
-                vector_entry_point=f"gpurl.envs.mean_reward:{module_name}",
+                entry_point="gpurl.envs.single_env:SingleEnv",
+                vector_entry_point="gpurl.envs.mean_reward:make_vector",
+                kwargs={"name": module_name},
             )
 
 

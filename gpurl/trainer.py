@@ -143,6 +143,7 @@ class Trainer:
             if self.graph_backend is not None:
                 self.notes.append(f"CUDA graphs {self.graph_level}, rollout {'steps' if self.persistent is None else 'persistent'}")
         stages = self.graphs or self
+        self.algorithm.schedule(self.steps / self.config.total_steps, self.steps)
         self.stopwatch.mark("collect")
         before = self.buffer.size
         try:
@@ -157,9 +158,8 @@ class Trainer:
             obs, _ = self.env.reset(options={"reset_mask": bad_envs})
             self.obs = obs if self.graphs is None else self.obs.copy_(obs)
             self.algorithm.cut(bad_envs)
-        self.algorithm.schedule(self.steps / self.config.total_steps, self.steps)
         self.stored += collected * self.env.num_envs
-        metrics = stages.learn(data) if self.algorithm.may_learn(self.stored) else {}
+        metrics = stages.learn(data) if self.stored >= self.algorithm.learning_starts else {}
         self.buffer.clear()
         self.stopwatch.mark("other")
         self.is_warm = True
@@ -214,11 +214,10 @@ class Trainer:
 
     def _tell_of_replay(self, display: Display) -> None:
         """A word where the run ends before its replay holds enough to learn from, or fills a replay anew that was not saved."""
-        starts = getattr(self.algorithm.config, "learning_starts", 0)
-        left = self.planned_steps() - self.steps
-        if left <= 0 or self.algorithm.may_learn(self.stored):
+        starts, left = self.algorithm.learning_starts, self.planned_steps() - self.steps
+        if left <= 0 or self.stored >= starts:
             return
-        if not self.algorithm.may_learn(self.stored + left):
+        if self.stored + left < starts:
             holds = f"the replay holds {self.stored} transitions and {left} are to come"
             self._warn(display, f"nothing will be learnt: {holds}, learning_starts is {starts}")
         elif self.steps and not self.stored:

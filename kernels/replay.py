@@ -357,13 +357,19 @@ def _widths(block: Block) -> list[int]:
 def replay_sample(
     ring: Ring, batch_size: int, gamma: float, num_steps: int, streams: RandomStreams, offset: int = 0, index: Tensor | None = None
 ) -> Batch:
-    """A batch of transitions of up to `num_steps` steps: uniform over all rows, or the rows `index` [B] int64 (t N + n).
+    """A batch of transitions of up to `num_steps` steps: uniform over all rows, or the rows `index` [B] int64 (t N + n) in [0, T N).
 
+    The values of `index` are not looked at: what lies outside reads memory that is not the ring's.
     streams: one, of which the words offset .. offset + B - 1 of its step are taken. An empty ring gives batches of zeros, all of which
     count as written: ask for none.
     """
     if not 0 < batch_size <= WORDS_PER_STEP - offset:
         raise ValueError(f"a batch has 1 to {WORDS_PER_STEP - offset} transitions, not {batch_size}")
+    if index is not None:
+        if index.dtype != torch.int64 or index.shape != (batch_size,) or index.device != ring.obs.device:
+            wanted, got = f"[{batch_size}] int64 on {ring.obs.device}", f"{index.dtype} {tuple(index.shape)} on {index.device}"
+            raise ValueError(f"index must be {wanted}, got {got}")
+        index = index.contiguous()
     if use_triton(ring.obs):
         function = replay_sample_triton
     else:

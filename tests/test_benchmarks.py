@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import kernels, limits, results_table, throughput, timing, training
+from benchmarks import kernels, learning, limits, results_table, throughput, timing, training
 from gpurl import doctor
 from gpurl.config import make_settings
 from gpurl.envs.registry import make_env
@@ -244,3 +244,26 @@ def test_bench_runs_both_and_needs_the_source_tree(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(doctor, "__file__", str(tmp_path / "gpurl" / "doctor.py"))
     with pytest.raises(UsageError, match="clone the project"):
         doctor.run_benchmarks([])
+
+
+# ---- learning.py ----
+
+
+@pytest.mark.parametrize("number", range(len(learning.TASKS)))
+def test_the_settings_of_long_runs_are_known(number: int) -> None:
+    algorithm, env, settings, _ = learning.TASKS[number]
+    make_settings(algorithm, env, **settings)
+
+
+def test_only_a_missing_simulator_leaves_a_task_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["learning", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)])
+    missing = ("ppo", "gymnasium_cpu:no_such_simulator:Task-v0", {}, 0.0)
+    monkeypatch.setattr(learning, "TASKS", [missing])
+    learning.main()
+    assert "no_such_simulator:Task-v0 is left out: Gymnasium has no task" in capsys.readouterr().out
+    for wrong in (("ppo", "pendulum", {"horizn": 1}, 0.0), ("ppo", "gymnasium_cpu:Pendulum-v77", {}, 0.0)):
+        monkeypatch.setattr(learning, "TASKS", [missing, wrong])
+        with pytest.raises(UsageError, match=r"horizn|Pendulum-v77"):
+            learning.main()

@@ -289,6 +289,12 @@ def test_draws_are_uniform_over_what_is_stored(form: Form) -> None:
     assert torch.equal(batch.index[8:], form[1](ring, 59_992, GAMMA, 1, streams(), 8).index)
 
 
+def test_rows_that_are_asked_for_may_have_strides() -> None:
+    ring = filled(World(), FORMS[0].values[0], 4, (3,))
+    spread = torch.arange(9)[::2]
+    assert torch.equal(replay.replay_sample(ring, 5, GAMMA, 1, streams(), index=spread).reward, ring.numbers[..., 0].view(-1)[spread])
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_an_empty_ring_gives_its_first_row(form: Form) -> None:
     batch = form[1](filled(World(), form, 4, ()), 20, GAMMA, 2, streams())
@@ -311,6 +317,9 @@ def test_wrong_sizes_are_named() -> None:
         replay.replay_sample(ring, 65537, GAMMA, 1, streams())
     with pytest.raises(ValueError, match="1 to 65496 transitions, not 65497"):  # further words are those of the next step
         replay.replay_sample(ring, 65497, GAMMA, 1, streams(), 40)
+    for index in (torch.zeros(4, dtype=torch.int32), torch.zeros(5, dtype=torch.int64), torch.zeros(4, dtype=torch.int64, device="meta")):
+        with pytest.raises(ValueError, match=r"index must be \[4\] int64 on cpu, got torch.int(32|64) \([45],\) on (cpu|meta)"):
+            replay.replay_sample(ring, 4, GAMMA, 1, streams(), index=index)
     with pytest.raises(ValueError, match=r"not torch.float16"):
         new_ring(1, 1, 1, 1, 1, torch.float16, torch.device("cpu"))
 

@@ -64,6 +64,7 @@ class Algorithm(ABC, nn.Module):
     """
 
     takes_agents: ClassVar[bool] = False  # obs [N, A, D], actions [N, A] or [N, A, d], reward [N, A]; without it one agent only
+    learning_starts: int = 0  # transitions to be collected, since nothing was stored, before the first `learn`
     config: AlgorithmConfig
     name: str
     normalizer: Normalizer | None
@@ -165,11 +166,7 @@ class Algorithm(ABC, nn.Module):
 
     @abstractmethod
     def schedule(self, progress: float, steps: int) -> None:
-        """Set what changes with training; progress runs from 0 to 1, `steps` of the environments were taken before this iteration's."""
-
-    def may_learn(self, stored: int) -> bool:
-        """Whether `learn` has enough to learn from when `stored` transitions were collected since nothing was stored."""
-        return True
+        """Before an iteration: set what changes with training; progress runs from 0 to 1, `steps` of the environments were taken so far."""
 
     def cut(self, mask: Tensor | None = None) -> None:
         """The environments were reset from outside, all or those of mask [N]: what was recorded last is not continued by what comes."""

@@ -132,6 +132,7 @@ class BC(OffPolicy):
             return super().make_buffer()
         if config.dagger:
             raise UsageError(f"dagger asks a teacher what it would have done, dataset {config.dataset} cannot say: give a teacher instead")
+        self.learning_starts = 0  # all that there will be is there
         self._hold(*read_demonstrations(str(config.dataset), self.observation_space, self.action_space))  # type: ignore[arg-type]
         return RolloutBuffer(config.horizon, self.num_envs, self.device)
 
@@ -161,9 +162,6 @@ class BC(OffPolicy):
     def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
         """Move the rollout into the replay; with a dataset nothing of it is learnt from."""
         return {} if self.teacher is None else super().prepare(buffer)
-
-    def may_learn(self, stored: int) -> bool:
-        return self.teacher is None or super().may_learn(stored)
 
     def cut(self, mask: Tensor | None = None) -> None:
         if self.teacher is not None:

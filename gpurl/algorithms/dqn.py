@@ -1,7 +1,7 @@
 """Deep Q-learning (Mnih et al. 2015) and its family by flags: double, dueling, noisy, distributional, n-step, prioritised, ensembles."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -201,11 +201,3 @@ class DQN(OffPolicy):
         config = self.config
         if not config.epsilon_ladder:
             self.epsilon.fill_(falling(config.epsilon_start, config.epsilon_end, config.epsilon_fraction, progress))
-
-    def extra_state(self) -> dict[str, Any]:
-        return super().extra_state() | {"epsilon": self.epsilon}
-
-    def load_extra_state(self, state: dict[str, Any]) -> None:
-        super().load_extra_state(state)
-        if not self.config.epsilon_ladder:
-            self.epsilon.copy_(state["epsilon"])

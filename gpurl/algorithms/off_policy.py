@@ -74,6 +74,7 @@ class OffPolicy(Algorithm):
     replay: Replay  # there when a buffer was made: a policy by itself needs none
 
     def make_training(self) -> None:
+        self.learning_starts = self.config.learning_starts
         self.optimizers = self.make_optimizers()
         self.action_random = CounterRandom(self.seed * 4 + 1, self.num_envs, self.device)
         self.update_random = CounterRandom(self.seed * 4 + 2, self.config.batch_size, self.device)  # a stream a row of the batch
@@ -186,9 +187,6 @@ class OffPolicy(Algorithm):
                 self.normalizer.update(rows, buffer.columns.get("valid"))
         return {}
 
-    def may_learn(self, stored: int) -> bool:
-        return stored >= self.config.learning_starts
-
     def learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         config, metrics = self.config, dict[str, Tensor]()
         with torch.inference_mode():
@@ -212,7 +210,7 @@ class OffPolicy(Algorithm):
         return max(self.num_envs, self.config.batch_size)
 
     def schedule(self, progress: float, steps: int) -> None:
-        self.is_random.fill_(steps + self.config.horizon * self.num_envs < self.config.learning_starts)
+        self.is_random.fill_(steps < self.config.learning_starts)
         if isinstance(self.replay, PrioritizedReplay):
             self.replay.set_progress(progress)
         if self.config.schedule == "linear":
@@ -229,7 +227,7 @@ class OffPolicy(Algorithm):
         state: dict[str, Any] = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
         state |= {name: getattr(self, name).state_dict() for name in RANDOM}
         rates = {"schedule": self.config.schedule} | {name: self.rate_of(name) for name in self.optimizers}
-        return state | {"num_updates": self.num_updates, "is_random": self.is_random, "set_rates": rates}
+        return state | {"num_updates": self.num_updates, "set_rates": rates}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         for name, optimizer in self.optimizers.items():
@@ -240,7 +238,6 @@ class OffPolicy(Algorithm):
         for name in RANDOM:
             getattr(self, name).load_state_dict(state[name])
         self.num_updates.copy_(state["num_updates"])
-        self.is_random.copy_(state["is_random"])
 
     def replay_state(self) -> dict[str, Any]:
         return self.replay.state_dict() if self.config.save_replay else {}

@@ -126,10 +126,3 @@ class PQN(OnPolicy):
         super().schedule(progress, steps)
         config = self.config
         self.epsilon.fill_(falling(config.epsilon_start, config.epsilon_end, config.epsilon_fraction, progress))
-
-    def extra_state(self) -> dict[str, Any]:
-        return super().extra_state() | {"epsilon": self.epsilon}
-
-    def load_extra_state(self, state: dict[str, Any]) -> None:
-        super().load_extra_state(state)
-        self.epsilon.copy_(state["epsilon"])

@@ -1,11 +1,11 @@
 """What others did: observations and actions from a file or a Minari dataset, checked against the spaces they are to be of. No pickle."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from safetensors import safe_open
 
 from gpurl.errors import UsageError
@@ -72,9 +72,10 @@ def _from_minari(name: str) -> dict[str, np.ndarray]:
         raise UsageError(f"{MINARI}{name} needs Minari: pip install 'gpurl[minari]' ({error})") from error
     except (FileNotFoundError, ValueError) as error:
         raise UsageError(f"cannot read {MINARI}{name}: {error}; `minari download {name}` brings a public one") from error
-    space = dataset.observation_space
-    if not isinstance(space, Box):
-        raise UsageError(f"{MINARI}{name} must have observations of a Box, it has {space}")
+    for what, space, kinds in (("observations", dataset.observation_space, Box), ("actions", dataset.action_space, Actions | MultiBinary)):
+        if not isinstance(space, kinds):
+            wanted = " or ".join(f"a {kind.__name__}" for kind in get_args(kinds) or (kinds,))
+            raise UsageError(f"{MINARI}{name} must have {what} of {wanted}, it has {space}")
     episodes = list(dataset.iterate_episodes())
     if not episodes:
         return {each: np.empty(0) for each in NAMES}

@@ -17,8 +17,8 @@ class PrioritizedReplay(Replay):
     """P(i) = p_i / sum p with p = (error + LEAST_ERROR) ** exponent; weights (P_min / P_i) ** beta, P_min the least of
     those in the batch that are learnt from.
 
-    New transitions get the greatest priority seen, which decays by `decay` an update, lest one early error outlives all. beta goes from
-    `importance` to 1 with training. Transitions that are not to be learnt from have priority 0.
+    New transitions get the greatest priority seen, which decays by `decay` an update towards the least there is, lest one early error
+    outlives all. beta goes from `importance` to 1 with training. Transitions that are not to be learnt from have priority 0.
     """
 
     also_bytes = 4
@@ -28,6 +28,7 @@ class PrioritizedReplay(Replay):
         self.exponent, self.importance, self.decay = exponent, importance, decay
         self.priority = torch.zeros(self.num_rows, self.num_envs, device=self.device)  # raised to the exponent already
         self.greatest = torch.ones((), device=self.device)
+        self.least = torch.tensor(LEAST_ERROR**exponent, device=self.device)
         self.beta = torch.tensor(importance, device=self.device)
 
     def add(self, columns: dict[str, Tensor]) -> None:
@@ -57,7 +58,8 @@ class PrioritizedReplay(Replay):
         priority = (error.abs() + LEAST_ERROR) ** self.exponent
         kept = self.priority.view(-1)[index]
         priority = torch.where(finite & (kept > 0), priority, kept)  # what has priority 0 is not to be learnt from
-        torch.maximum(self.greatest * self.decay, priority.max(), out=self.greatest)
+        # not towards 0, which would last for ever where a start has nothing to learn from
+        torch.maximum(torch.lerp(self.least, self.greatest, self.decay), priority.max(), out=self.greatest)
         prioritized_update(self.priority.view(-1), index, priority)
 
     def set_progress(self, progress: float) -> None:

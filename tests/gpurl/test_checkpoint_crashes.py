@@ -47,12 +47,14 @@ def test_a_disk_that_refuses_at_any_moment_costs_nothing_older(tmp_path: Path, m
 
 
 HEADER = """
-import os, random, resource, shutil, signal, sys, time, warnings
+import logging, os, random, resource, shutil, signal, sys, time
 from pathlib import Path
 import torch
 from gpurl.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from gpurl.errors import CheckpointError
-warnings.simplefilter("error")
+def fail(*words):
+    raise RuntimeError(words)
+logging.getLogger("gpurl").warning = fail
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
 def parts(step):

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -47,15 +48,20 @@ def test_every_flip_truncation_addition_and_loss_is_detected(tmp_path: Path) -> 
     assert verify_checkpoint(path)
 
 
-def test_damaged_latest_falls_back_to_the_newest_intact_with_a_warning(tmp_path: Path) -> None:
+def test_damaged_latest_falls_back_to_the_newest_intact_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for step in (1, 2, 3):
         save_checkpoint(tmp_path, step, small_parts(step))
     (tmp_path / "step_000000000003" / "optim.safetensors").write_bytes(b"x")
-    with pytest.warns(UserWarning, match=r"step_000000000003: optim\.safetensors has 1 bytes"):
-        assert load_checkpoint(tmp_path)[1]["step"] == 2
+    assert load_checkpoint(tmp_path, quiet=True)[1]["step"] == 2
+    assert not caplog.messages
+    assert load_checkpoint(tmp_path)[1]["step"] == 2
+    (told,) = caplog.messages
+    assert "loaded" in told
+    assert "step_000000000002 instead" in told
+    assert "step_000000000003: optim.safetensors has 1 bytes" in told
     (tmp_path / "step_000000000002" / "manifest.json").unlink()
-    with pytest.warns(UserWarning, match="step_000000000002.*manifest"):
-        assert_same_bits(load_checkpoint(tmp_path)[0], small_parts(1))
+    assert_same_bits(load_checkpoint(tmp_path)[0], small_parts(1))
+    assert re.search("step_000000000002.*manifest", caplog.messages[1])
     with pytest.raises(CheckpointError, match=r"step_000000000002: .*manifest\.json"):  # named outright: no way back
         load_checkpoint(tmp_path / "step_000000000002")
     (tmp_path / "step_000000000001" / "state.json").write_bytes(b"{}")
@@ -63,15 +69,30 @@ def test_damaged_latest_falls_back_to_the_newest_intact_with_a_warning(tmp_path:
         load_checkpoint(tmp_path)
 
 
+def test_a_damaged_best_falls_back_to_latest_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_checkpoint(tmp_path, 1, small_parts(1))
+    assert load_checkpoint(tmp_path, best=True)[1]["step"] == 1  # there is none
+    save_checkpoint(tmp_path, 2, small_parts(2), is_best=True)
+    for step in (3, 4):
+        save_checkpoint(tmp_path, step, small_parts(step), keep=9)
+    save_checkpoint(tmp_path, 3, small_parts(3), keep=9)  # LATEST is not the newest
+    assert [load_checkpoint(tmp_path, best=best)[1]["step"] for best in (True, False)] == [2, 3]
+    assert not caplog.messages
+    (tmp_path / "step_000000000002" / "model.safetensors").write_bytes(b"x")
+    assert load_checkpoint(tmp_path, best=True)[1]["step"] == 3
+    (told,) = caplog.messages
+    assert re.search("loaded .*step_000000000003 instead: .*step_000000000002: model.safetensors has 1 bytes", told)
+
+
 @pytest.mark.parametrize("garbage", [None, b"", b"\xff\0", b"step_000000000099\n", b"../step_000000000001\n", b"x" * 100_000])
-def test_garbage_in_latest_falls_back_with_a_warning(tmp_path: Path, garbage: bytes | None) -> None:
+def test_garbage_in_latest_falls_back_with_a_warning(tmp_path: Path, garbage: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
     for step in (1, 2):
         save_checkpoint(tmp_path, step, small_parts(step))
     (tmp_path / "LATEST").unlink()
     if garbage is not None:
         (tmp_path / "LATEST").write_bytes(garbage)
-    with pytest.warns(UserWarning, match="LATEST in .* names no checkpoint"):
-        assert load_checkpoint(tmp_path)[1]["step"] == 2
+    assert load_checkpoint(tmp_path)[1]["step"] == 2
+    assert re.search("LATEST in .* names no checkpoint", caplog.text)
 
 
 def test_a_renamed_checkpoint_loads_by_its_new_name(tmp_path: Path) -> None:
@@ -190,7 +211,7 @@ def test_manifest_of_wrong_types_is_refused(tmp_path: Path, files: object) -> No
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
+def test_only_regular_files_are_opened(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     path = save_checkpoint(tmp_path, 1, small_parts(1))
     for name in ("model.safetensors", "state.json", "manifest.json"):
         good = (path / name).read_bytes()
@@ -210,8 +231,8 @@ def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
         (path / name).write_bytes(good)
     (tmp_path / "LATEST").unlink()
     os.mkfifo(tmp_path / "LATEST")
-    with pytest.warns(UserWarning, match="LATEST"):
-        load_checkpoint(tmp_path)
+    load_checkpoint(tmp_path)
+    assert "LATEST" in caplog.text
 
 
 class Bomb:
@@ -226,7 +247,6 @@ class Bomb:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json", "manifest.json", "../LATEST"])
 @pytest.mark.parametrize("write", [pickle.dump, torch.save], ids=["pickle", "torch"])
-@pytest.mark.filterwarnings("ignore:loaded")
 def test_a_pickle_in_any_place_is_not_executed(tmp_path: Path, name: str, write: object) -> None:
     canary = tmp_path / "canary"
     path = save_checkpoint(tmp_path, 1, small_parts(1))

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,13 @@ def test_minari_datasets_that_are_none(minari: Any) -> None:
     for name in ("ours/nowhere-v0", "", "no good name"):
         with pytest.raises(UsageError, match=rf"cannot read minari:{name}.*minari download"):
             read_demonstrations(f"minari:{name}", OBS, ACTION)
+
+
+def test_actions_of_several_parts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = SimpleNamespace(observation_space=OBS, action_space=Dict({"move": ACTION}))
+    monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset=lambda name: dataset))
+    with pytest.raises(UsageError, match=r"minari:some-v0 must have actions of a Box or a Discrete or .*, it has Dict\('move'"):
+        read_demonstrations("minari:some-v0", OBS, ACTION)
 
 
 def test_without_the_package_the_error_says_which(monkeypatch: pytest.MonkeyPatch) -> None:

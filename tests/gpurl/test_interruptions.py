@@ -46,8 +46,9 @@ def test_a_signal_saves_and_exits_with_its_code(tmp_path: Path) -> None:
     process = train_forever(tmp_path / "run")
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()
-    process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=30)
     assert process.returncode == 143
+    assert errors.startswith("stopping: the iteration ends and is saved first; another signal ends at once\n")
     assert time.monotonic() - began < 10
     saved = load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"]
     resumed = resume(tmp_path / "run", total_steps=saved + 2 * ITERATION)

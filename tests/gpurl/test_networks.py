@@ -121,5 +121,5 @@ def test_gru_unroll_empties_the_memory_at_episode_starts() -> None:
 
 
 def test_unknown_activation_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match=r"network.activation is 'gelu'; it must be one of tanh, elu, relu"):
+    with pytest.raises(UsageError, match=r"^activation is 'gelu'; it must be one of tanh, elu, relu"):
         NetworkConfig(activation="gelu")

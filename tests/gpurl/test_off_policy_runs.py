@@ -27,7 +27,9 @@ from tests.tiny_envs import AlternatingEnv, ContinuousAlternating, RandomWalk
 SMALL_RUN: dict[str, Any] = {"num_envs": 8, "horizon": 2, "quiet": True, "device": "cpu", "eval_episodes": 2, "log_every": 0.0}
 
 
-@pytest.mark.parametrize(("name", "env"), [("sac", "pendulum"), ("rainbow", "cart_pole"), ("redq", "pendulum"), ("pqn", "cart_pole")])
+@pytest.mark.parametrize(
+    ("name", "env"), [("sac", "pendulum"), ("dqn", "cart_pole"), ("rainbow", "cart_pole"), ("redq", "pendulum"), ("pqn", "cart_pole")]
+)
 def test_resuming_is_not_having_stopped(name: str, env: str, tmp_path: Path) -> None:
     settings = SMALL_RUN | small_settings(name) | {"horizon": 2}
     if name != "pqn":

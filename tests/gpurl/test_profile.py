@@ -62,7 +62,7 @@ def test_what_replays_is_profiled_as_it_runs_once_it_learns(tmp_path: Path, monk
     monkeypatch.setattr(SAC, "random_action", lambda self: drawn.append(1) or torch.zeros(self.num_envs, 2))
     settings = small_settings("sac") | {"learning_starts": 10_000, "num_envs": 16, "horizon": 2, "device": "cpu", "root": str(tmp_path)}
     found = profile(make_settings("sac", "chasing", **settings), iterations=2, warm_up=1)
-    assert len(drawn) == 2  # in the first iteration, before anything is scheduled
+    assert not drawn
     assert (found.horizon, found.minibatches) == (2, 4)
     assert found.phases["update"].operators > 4 * found.phases["policy"].operators / 2
 

@@ -154,7 +154,7 @@ def test_a_head_learns_by_itself_and_the_trunk_from_all() -> None:
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"leave out network.dueling and network.noisy"):
+    with pytest.raises(UsageError, match=r"leave out dueling and noisy"):
         QNetworkConfig(action_embedding=4, dueling=True)
     with pytest.raises(UsageError, match=r"noise_scale above 0, got 0, 0 and 0.5"):
         QNetworkConfig(heads=0)

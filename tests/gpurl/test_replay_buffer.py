@@ -1,5 +1,6 @@
 """Replay buffers: what goes in comes out under its names, and prioritised draws and weights are those of their formulas."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -140,7 +141,7 @@ def test_new_transitions_have_the_greatest_priority_seen_which_fades() -> None:
     torch.testing.assert_close(replay.priority[3], torch.full((ENVS,), greatest))
     replay.update_priorities(torch.tensor([2]), torch.tensor([0.1]))
     replay.add(steps(1))
-    torch.testing.assert_close(replay.priority[4], torch.full((ENVS,), greatest / 2))
+    torch.testing.assert_close(replay.priority[4], torch.full((ENVS,), greatest / 2 + LEAST_ERROR**0.6 / 2))
 
 
 def test_of_a_transition_that_comes_twice_the_greater_error_counts() -> None:
@@ -170,6 +171,22 @@ def test_what_is_no_transition_keeps_priority_zero() -> None:
     replay.update_priorities(torch.tensor([6]), torch.tensor([3.0]))  # row 1, environment 2
     assert float(replay.priority[1, 2]) == 0.0
     assert 6 not in replay.sample(2000, 0.9)["index"]
+
+
+@pytest.mark.parametrize("looks", [nullcontext, no_host_looks])
+def test_a_start_with_nothing_to_learn_from_does_not_last(looks: Any) -> None:
+    """All priorities are 0 then, and with a decay of 0 the greatest of the first update would be, too."""
+    replay, first = prioritized(decay=0.0), steps(2)
+    replay.add(first | {"valid": torch.zeros(2, ENVS, dtype=torch.bool)})
+    with looks():
+        batch = replay.sample(8, 0.9)
+        assert all(bool(value.isfinite().all()) for value in batch.values())
+        assert batch["weight"].tolist() == [0.0] * 8
+        replay.update_priorities(batch["index"], torch.zeros(8))
+        replay.add(steps(1, seed=1))
+        batch = replay.sample(8, 0.9)
+    assert sorted(batch["index"].tolist()) == [8, 8, 9, 9, 10, 10, 11, 11]
+    assert batch["weight"].tolist() == [1.0] * 8
 
 
 def test_a_saved_replay_draws_what_it_would_have_drawn() -> None:

@@ -15,7 +15,10 @@ import pytest
 import yaml
 from filelock import FileLock
 
+import gpurl
 from gpurl import run_folder as module
+from gpurl.api import run
+from gpurl.config import make_settings
 from gpurl.errors import CheckpointError, UsageError
 from gpurl.run_folder import create_run_folder, lock_run, run_of, write_run_info
 
@@ -188,13 +191,20 @@ def test_another_process_is_named_and_its_death_frees_the_lock(tmp_path: Path) -
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(CheckpointError, match=rf"{tmp_path} is in use by process {holder.pid} on \S+: wait for it"), lock_run(tmp_path):
+        in_use = rf"{tmp_path} is in use by process {holder.pid} on \S+: wait for it"
+        with pytest.raises(CheckpointError, match=in_use), lock_run(tmp_path):
             pass
+        with pytest.raises(CheckpointError, match=in_use):  # although there is no checkpoint to resume from yet
+            gpurl.resume(tmp_path)
+        with pytest.raises(CheckpointError, match=in_use):
+            run(make_settings("ppo", "pendulum", device="cpu"), tmp_path)
     finally:
         holder.kill()  # kill -9: nothing is cleaned up
         holder.communicate()
     with lock_run(tmp_path):
         assert f"process {os.getpid()} " in (tmp_path / "run.pid").read_text()
+    with pytest.raises(CheckpointError, match="no checkpoint to load"):
+        gpurl.resume(tmp_path)
 
 
 @pytest.fixture

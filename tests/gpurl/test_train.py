@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 import torch
 
 import gpurl
-from gpurl.api import make_trainer, resume, train
-from gpurl.checkpoint import latest_checkpoint, list_checkpoints
+from gpurl.api import evaluate_run, make_trainer, resume, train
+from gpurl.checkpoint import best_checkpoint, latest_checkpoint, list_checkpoints, load_checkpoint, save_checkpoint
 from gpurl.cli import main
 from gpurl.config import make_settings
 from gpurl.errors import CheckpointError, EnvError, UsageError
@@ -181,6 +182,7 @@ def test_save_every_counts_iterations_and_old_checkpoints_go(tmp_path: Path) -> 
     (["train", "ppo", "cart_pole", "--squash"], 2, "squash is for continuous actions"),
     (["train", "a2c", "cart_pole", "--clip-range", "0.1"], 2, "a2c clips nothing"),
     (["train", "ppo", "pendulum", "--save-every", "soon"], 2, "seconds as 60s or iterations as 100i"),
+    (["train", "sac", "pendulum", "--critic-network.hidden", "0"], 2, "critic-network: hidden must be at least 1"),
     (["train", "ppo", "pendulum", "--config", "missing.yaml"], 2, "there is no config file missing.yaml"),
     (["train", "--resume", "nowhere"], 5, "there is no run folder nowhere"),
     (["trian"], 2, "did you mean train?"),
@@ -204,13 +206,31 @@ def test_a_process_ends_with_the_code_and_without_a_traceback(words: list[str], 
     assert "Traceback" not in errors
 
 
+def test_more_environments_than_memory_are_refused_before_they_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpurl import api
+
+    monkeypatch.setattr(api, "available_bytes", lambda device: 2**30)
+    told = r"1,000,000,000 environments of chasing take more than [\d,.]+ GiB on cpu, where 1.0 GiB are free"
+    with pytest.raises(UsageError, match=told):
+        small_run(tmp_path / "run", 1, env="chasing", num_envs=10**9)
+    assert not (tmp_path / "run").exists()
+    obs, distance, clocks, random = 8 * 4, 4, 8 + 8 + 4, 3 * 8
+    each = 2 * (obs + distance + clocks + random) + (8 + 2) * obs  # the state, which holds obs, and a horizon of 8
+    with pytest.raises(UsageError, match=f"num_envs must be below {2**30 // each:,}"):
+        small_run(tmp_path / "run", 1, env="chasing", num_envs=2**30 // each + 1)
+    assert small_run(tmp_path / "run", 1, env="chasing").outcome.steps == ITERATION
+
+
 def test_unknown_settings_name_the_near_ones(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no setting is called 'learning_rte'; did you mean learning_rate"):
         small_run(tmp_path / "run", 1, learning_rte=1e-3)
     with pytest.raises(UsageError, match=r"horizon is 'long'; it must be int"):
         small_run(tmp_path / "run", 1, horizon="long")
-    with pytest.raises(UsageError, match=r"hidden is 16; it must be a list of int"):
+    with pytest.raises(UsageError, match=r"^network: hidden is 16; it must be a list of int"):
         small_run(tmp_path / "run", 1, network={"hidden": 16})
+    for name in ("actor_network", "critic_network"):
+        with pytest.raises(UsageError, match=rf"^{name}: body is 'mpl'; it must be one of"):
+            train("sac", "pendulum", **{name: {"body": "mpl"}})
     with pytest.raises(UsageError, match=r"max_seconds is 'soon'; it must be float or None"):
         small_run(tmp_path / "run", 1, max_seconds="soon")
     with pytest.raises(UsageError, match=r"given by its name or module path, got a RandomWalk"):
@@ -274,14 +294,27 @@ def test_a_resumed_run_takes_the_rate_and_the_evaluations_it_is_given(tmp_path: 
     assert evaluated == [step * ITERATION for step in (2, 4, 5)]
 
 
-def test_a_cut_off_checkpoint_falls_back_to_the_older_one(tmp_path: Path) -> None:
+def test_a_cut_off_checkpoint_falls_back_to_the_older_one_and_tells_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = small_run(tmp_path / "run", 4, save_every="1i", eval_episodes=0).folder
     newest = latest_checkpoint(folder / "checkpoints")
     assert newest is not None
     model = newest / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-10])
-    with pytest.warns(UserWarning, match=newest.name):
-        assert resume(folder, total_steps=5 * ITERATION).outcome.steps == 5 * ITERATION
+    assert resume(folder, total_steps=5 * ITERATION).outcome.steps == 5 * ITERATION
+    (told,) = caplog.messages
+    assert f"{newest.name}: model.safetensors has" in told
+
+
+def test_a_damaged_best_checkpoint_leaves_the_latest_to_evaluate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = small_run(tmp_path / "run", 4, eval_every=ITERATION).folder
+    save_checkpoint(folder / "checkpoints", 10**6, load_checkpoint(folder)[0])
+    wanted = evaluate_run(folder, 4, "cpu", best=False)
+    best = best_checkpoint(folder)
+    assert best is not None
+    (best / "manifest.json").write_text("{}")
+    assert evaluate_run(folder, 4, "cpu") == wanted
+    (told,) = caplog.messages
+    assert re.search(rf"loaded \S+step_000001000000 instead: .*{best.name}", told)
 
 
 def test_a_full_disk_warns_trains_on_and_ends_with_its_own_code(tmp_path: Path) -> None:
