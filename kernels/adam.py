@@ -190,9 +190,9 @@ class AdamInC(ctypes.Structure):
 
 def adam_step_c(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> Tensor:
     """`adam_step_reference` in one pass, where torch makes twenty."""
-    function = c_library.functions().adam
-    function.restype = ctypes.c_double
-    return torch.tensor(function(ctypes.byref(c_arguments(state, gradient, learning_rate, options))))
+    norm = torch.empty(())
+    c_library.functions().adam(ctypes.byref(c_arguments(state, gradient, learning_rate, options)), ctypes.c_void_p(norm.data_ptr()))
+    return norm
 
 
 def adam_step(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> Tensor:

@@ -2,4 +2,4 @@
 
 #include "adam_cpu.h"
 
-__attribute__((visibility("default"))) double adam(const Adam *step) { return adam_step(step); }
+__attribute__((visibility("default"))) void adam(const Adam *step, float *norm) { *norm = (float)adam_step(step); }

@@ -37,7 +37,7 @@ static double adam_step(const Adam *adam)
         exp_avg[i] = average;
         exp_avg_sq[i] = square;
         parameters[i] = parameters[i] * keep - size * average / (sqrtf(square) * correction + epsilon);
+        if (target) target[i] += tau * (parameters[i] - target[i]);
     }
-    for (int64_t i = 0; target && i < adam->size; i++) target[i] += tau * (parameters[i] - target[i]);
     return norm;
 }

@@ -165,7 +165,7 @@ static void backward_block(const Plan *plan, const Block *block, int64_t rows, f
             const float *input = l % plan->hidden ? block->hidden[l - 1] : block->x;
             int64_t wide = p->outputs_wide;
             float *sum = sums + p->weight_sum, *bias_sum = sums + p->bias_sum;
-            slope(plan->activation, gradient, block->hidden[l], rows, wide, bias_sum);
+            slope(plan->activation, gradient, block->hidden[l], rows, wide, wide, bias_sum);
             product_of_columns(p->layer.inputs, wide, rows, input, p->inputs_wide, gradient, wide, sum, wide, sum, wide);
             if (l % plan->hidden == 0) break;
             for (int64_t n = 0; n < p->inputs_wide; n += WIDE)

@@ -28,11 +28,11 @@ static void activate(int64_t activation, float *z, int64_t count)
         }
 }
 
-INLINE void slope_pass(int activation, float *gradient, const float *h, int64_t rows, int64_t wide, float *bias_sum)
+INLINE void slope_pass(int activation, float *gradient, const float *h, int64_t rows, int64_t wide, int64_t row, float *bias_sum)
 {
     for (int64_t column = 0; column < wide; column += LANES) {
         v8 sum = load(bias_sum + column);
-        for (int64_t at = column; at < rows * wide; at += wide) {
+        for (int64_t at = column; at < rows * row; at += row) {
             v8 value = activation == NONE ? all(0.0f) : load(h + at), slope;
             if (activation == NONE) slope = all(1.0f);
             else if (activation == TANH) slope = all(1.0f) - value * value;
@@ -46,14 +46,14 @@ INLINE void slope_pass(int activation, float *gradient, const float *h, int64_t 
     }
 }
 
-/* gradient [rows, wide] times the activation's slope, by its value h, which NONE does not read; the columns' sums are added to
-   bias_sum [wide] */
-static void slope(int64_t activation, float *gradient, const float *h, int64_t rows, int64_t wide, float *bias_sum)
+/* gradient [rows, wide] times the activation's slope, by its value h, which NONE does not read; row: floats from a row of either to the
+   next; the columns' sums are added to bias_sum [wide] */
+static void slope(int64_t activation, float *gradient, const float *h, int64_t rows, int64_t wide, int64_t row, float *bias_sum)
 {
-    if (activation == TANH) slope_pass(TANH, gradient, h, rows, wide, bias_sum);
-    else if (activation == ELU) slope_pass(ELU, gradient, h, rows, wide, bias_sum);
-    else if (activation == RELU) slope_pass(RELU, gradient, h, rows, wide, bias_sum);
-    else slope_pass(NONE, gradient, h, rows, wide, bias_sum);
+    if (activation == TANH) slope_pass(TANH, gradient, h, rows, wide, row, bias_sum);
+    else if (activation == ELU) slope_pass(ELU, gradient, h, rows, wide, row, bias_sum);
+    else if (activation == RELU) slope_pass(RELU, gradient, h, rows, wide, row, bias_sum);
+    else slope_pass(NONE, gradient, h, rows, wide, row, bias_sum);
 }
 
 /* ---- matrix products ---- */

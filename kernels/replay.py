@@ -259,8 +259,8 @@ def replay_sample_kernel(
         tl.store(next_obs_ptr + place, next_obs.to(next_obs_ptr.dtype.element_ty), mask=mask)
 
 
-def _empty_batch(ring: Ring, batch_size: int, index: Tensor | None) -> Batch:
-    """Memory for a batch; `index` is its own. On a CPU it is numpy's, which takes half as long."""
+def batch_memory(ring: Ring, batch_size: int, index: Tensor | None) -> Batch:
+    """What a batch is written into; `index` is its own. On a CPU it is numpy's, which takes half as long."""
     device, obs_size, width = ring.obs.device, ring.obs.shape[2], ring.numbers.shape[2]
     is_bytes, on_cpu = ring.obs.dtype == torch.uint8, device.type == "cpu"
 
@@ -274,20 +274,16 @@ def _empty_batch(ring: Ring, batch_size: int, index: Tensor | None) -> Batch:
     return Batch(index, obs, empty((batch_size, width), torch.float32, np.float32), reward, discount, next_obs, weight)
 
 
-def replay_sample_triton(
-    ring: Ring, batch_size: int, gamma: float, num_steps: int, streams: RandomStreams, offset: int = 0, index: Tensor | None = None
-) -> Batch:
-    """`replay_sample_reference` in one launch."""
-    (num_rows, num_envs), num_final = ring.flags.shape, ring.owner.shape[0] - 1
+def replay_sample_triton(ring: Ring, out: Batch, gamma: float, num_steps: int, streams: RandomStreams, offset: int, draws: bool) -> None:
+    """`replay_sample_reference` in one launch, into `out`, whose index is drawn or read."""
+    (num_rows, num_envs), num_final, batch_size = ring.flags.shape, ring.owner.shape[0] - 1, len(out.weight)
     obs_size, width = ring.obs.shape[2], ring.numbers.shape[2]
-    out = _empty_batch(ring, batch_size, index)
     block_d = min(triton.next_power_of_2(obs_size), 256)
     block_b = max(min(ELEMENTS // block_d, 32), 1)
     replay_sample_kernel[(triton.cdiv(batch_size, block_b),)](
         *ring, *streams, *out, offset, num_rows, num_envs, num_final, batch_size, gamma, D=obs_size, W=width, NUM_STEPS=num_steps,
-        DRAWS=index is None, BLOCK_B=block_b, BLOCK_D=block_d, BLOCK_W=triton.next_power_of_2(width), num_warps=4,
+        DRAWS=draws, BLOCK_B=block_b, BLOCK_D=block_d, BLOCK_W=triton.next_power_of_2(width), num_warps=4,
     )  # fmt: skip
-    return out
 
 
 # ---- C ----
@@ -310,13 +306,9 @@ def _replay_add_c(ring: Ring, block: Block) -> None:
     c_library.functions().replay_add(*ring.in_c, addresses_c, *numbers)
 
 
-def _replay_sample_c(
-    ring: Ring, batch_size: int, gamma: float, num_steps: int, streams: RandomStreams, offset: int = 0, index: Tensor | None = None
-) -> Batch:
-    out = _empty_batch(ring, batch_size, index)
-    numbers = [ctypes.c_int64(number) for number in (offset, batch_size, num_steps, index is None)]
+def _replay_sample_c(ring: Ring, out: Batch, gamma: float, num_steps: int, streams: RandomStreams, offset: int, draws: bool) -> None:
+    numbers = [ctypes.c_int64(number) for number in (offset, len(out.weight), num_steps, draws)]
     c_library.functions().replay_sample(*ring.in_c, _pointers(streams), _pointers(out), *numbers, ctypes.c_float(gamma))
-    return out
 
 
 # ---- dispatch ----
@@ -355,13 +347,21 @@ def _widths(block: Block) -> list[int]:
 
 
 def replay_sample(
-    ring: Ring, batch_size: int, gamma: float, num_steps: int, streams: RandomStreams, offset: int = 0, index: Tensor | None = None
+    ring: Ring,
+    batch_size: int,
+    gamma: float,
+    num_steps: int,
+    streams: RandomStreams,
+    offset: int = 0,
+    index: Tensor | None = None,
+    out: Batch | None = None,
 ) -> Batch:
     """A batch of transitions of up to `num_steps` steps: uniform over all rows, or the rows `index` [B] int64 (t N + n) in [0, T N).
 
     The values of `index` are not looked at: what lies outside reads memory that is not the ring's.
     streams: one, of which the words offset .. offset + B - 1 of its step are taken. An empty ring gives batches of zeros, all of which
-    count as written: ask for none.
+    count as written: ask for none. out: a batch that may be overwritten, of as many transitions of this ring; its memory is used again
+    where a kernel serves.
     """
     if not 0 < batch_size <= WORDS_PER_STEP - offset:
         raise ValueError(f"a batch has 1 to {WORDS_PER_STEP - offset} transitions, not {batch_size}")
@@ -370,8 +370,13 @@ def replay_sample(
             wanted, got = f"[{batch_size}] int64 on {ring.obs.device}", f"{index.dtype} {tuple(index.shape)} on {index.device}"
             raise ValueError(f"index must be {wanted}, got {got}")
         index = index.contiguous()
-    if use_triton(ring.obs):
-        function = replay_sample_triton
-    else:
-        function = _replay_sample_c if use_c(ring.obs) else replay_sample_reference
-    return function(ring, batch_size, gamma, num_steps, streams, offset, index)
+    in_triton = use_triton(ring.obs)
+    if not in_triton and not use_c(ring.obs):
+        return replay_sample_reference(ring, batch_size, gamma, num_steps, streams, offset, index)
+    if out is None:
+        out = batch_memory(ring, batch_size, index)
+    elif len(out.weight) != batch_size:
+        raise ValueError(f"out has {len(out.weight)} transitions, not {batch_size}")
+    out = out if index is None else out._replace(index=index)
+    (replay_sample_triton if in_triton else _replay_sample_c)(ring, out, gamma, num_steps, streams, offset, index is None)
+    return out

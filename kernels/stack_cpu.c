@@ -2,7 +2,8 @@
 
 A block of BLOCK rows of a member goes through all layers at once, so that what is between them stays in the cache. Rows are cut into
 slices whose number depends on the shapes alone, each with sums of gradients of its own that are added in the slices' order: the result is
-the same bit for bit on any number of threads. Widths are padded to WIDE; what is in the padding is never read. */
+the same bit for bit on any number of threads. Widths are padded to WIDE, and rows lie another WIDE apart: at a power of two all rows of a
+column would fall into a few lines of the cache. What is in the padding is never read. */
 
 #include "cpu_threads.h"
 #include "products_cpu.h"
@@ -20,10 +21,10 @@ enum { X, Y, KEPT, GRADIENT, OF_INPUT, TENSORS }; /* of a call, then of each lay
 enum { WEIGHT, BIAS, WEIGHT_GRADIENT, BIAS_GRADIENT, LAYER_TENSORS };
 
 typedef struct {
-    int64_t inputs, outputs, activation, inputs_wide, outputs_wide;
+    int64_t inputs, outputs, activation, inputs_wide, outputs_wide, input_row, row; /* from one row of what is read, given, to the next */
     const float *weight, *bias;             /* [members, outputs, inputs], [members, outputs] */
     float *weight_gradient, *bias_gradient; /* alike */
-    float *kept;                            /* [members, rows, outputs_wide]: what a hidden layer gave */
+    float *kept;                            /* [members, rows, row]: what a hidden layer gave */
     float *panels;  /* of each member the weight in panels of WIDE columns: [outputs_wide / WIDE, inputs, WIDE], transposed, or for the way
                        back [inputs_wide / WIDE, outputs, WIDE] */
     float *padded;  /* [members, outputs_wide]: the bias */
@@ -62,10 +63,11 @@ static int prepare(Job *job, int is_backward)
     for (int64_t l = 0; l < job->count; l++) {
         Layer *p = &job->layers[l];
         p->inputs_wide = wide(p->inputs), p->outputs_wide = wide(p->outputs), weights += p->inputs * p->outputs;
+        p->row = p->outputs_wide + WIDE, p->input_row = l ? job->layers[l - 1].row : p->inputs;
         int64_t width = p->inputs_wide > p->outputs_wide ? p->inputs_wide : p->outputs_wide;
-        if (width > job->widest) job->widest = width;
+        if (width + WIDE > job->widest) job->widest = width + WIDE;
         at[l] = used, used += job->members * (is_backward ? p->inputs_wide * p->outputs : (p->inputs + 1) * p->outputs_wide);
-        p->bias_sum = job->num_bias_sums, job->num_bias_sums += p->outputs_wide, gathered += p->inputs_wide;
+        p->bias_sum = job->num_bias_sums, job->num_bias_sums += p->outputs_wide, gathered += p->input_row;
     }
     job->num_sums = job->num_bias_sums;
     for (int64_t l = 0; l < job->count; l++)
@@ -116,17 +118,16 @@ static void run_forward(void *pointer, int thread, int64_t item)
     for (int64_t first = job->rows * slice / job->slices, count; first < end; first += count) {
         count = end - first < BLOCK ? end - first : BLOCK;
         const float *input = job->x + member * job->x_member + first * job->layers[0].inputs;
-        int64_t input_row = job->layers[0].inputs;
         for (const Layer *p = job->layers; p <= last; p++) {
             float *to = scratch + (p - job->layers) % 2 * BLOCK * job->widest;
-            if (job->keeps && p < last) to = p->kept + (member * job->rows + first) * p->outputs_wide;
-            product_of_rows(count, p->outputs_wide, p->inputs, input, input_row, p->panels + member * p->inputs * p->outputs_wide, p->inputs,
-                            WIDE, p->padded + member * p->outputs_wide, 0, to, p->outputs_wide);
-            activate(p->activation, to, count * p->outputs_wide);
-            input = to, input_row = p->outputs_wide;
+            if (job->keeps && p < last) to = p->kept + (member * job->rows + first) * p->row;
+            product_of_rows(count, p->outputs_wide, p->inputs, input, p->input_row, p->panels + member * p->inputs * p->outputs_wide,
+                            p->inputs, WIDE, p->padded + member * p->outputs_wide, 0, to, p->row);
+            for (int64_t r = 0; r < count; r++) activate(p->activation, to + r * p->row, p->outputs_wide);
+            input = to;
         }
         float *y = job->y + (member * job->rows + first) * last->outputs;
-        for (int64_t r = 0; r < count; r++) memcpy(y + r * last->outputs, input + r * input_row, last->outputs * sizeof(float));
+        for (int64_t r = 0; r < count; r++) memcpy(y + r * last->outputs, input + r * last->row, last->outputs * sizeof(float));
     }
 }
 
@@ -164,32 +165,32 @@ static void backward_block(const Job *job, int64_t member, const int64_t *index,
     float *gradient = scratch, *next = gradient + BLOCK * job->widest, *value = next + BLOCK * job->widest;
     float *gathered = value + BLOCK * job->widest;
     const float *reached = value; /* what the layer at hand gave */
-    int64_t columns = last->outputs_wide, of_member = member * job->rows;
+    int64_t of_member = member * job->rows, padding = last->outputs_wide - WIDE;
     for (int64_t r = 0; r < count; r++) {
         int64_t at = (of_member + index[r]) * last->outputs;
-        memset(gradient + (r + 1) * columns - WIDE, 0, WIDE * sizeof(float)), memset(value + (r + 1) * columns - WIDE, 0, WIDE * sizeof(float));
-        memcpy(gradient + r * columns, job->gradient + at, last->outputs * sizeof(float));
-        if (last->activation != NONE) memcpy(value + r * columns, job->y + at, last->outputs * sizeof(float));
+        memset(gradient + r * last->row + padding, 0, WIDE * sizeof(float)), memset(value + r * last->row + padding, 0, WIDE * sizeof(float));
+        memcpy(gradient + r * last->row, job->gradient + at, last->outputs * sizeof(float));
+        if (last->activation != NONE) memcpy(value + r * last->row, job->y + at, last->outputs * sizeof(float));
     }
+    int64_t next_row = 0;
     for (const Layer *p = last; p >= job->layers; p--) {
-        int64_t input_row = p > job->layers ? p[-1].outputs_wide : p->inputs;
-        const float *inputs = p > job->layers ? p[-1].kept + of_member * input_row : job->x + member * job->x_member;
-        slope(p->activation, gradient, reached, count, p->outputs_wide, sums + p->bias_sum);
-        if (p > job->layers || job->needs_weights) inputs = rows_of(inputs, input_row, index, count, gathered);
+        const float *inputs = p > job->layers ? p[-1].kept + of_member * p->input_row : job->x + member * job->x_member;
+        slope(p->activation, gradient, reached, count, p->outputs_wide, p->row, sums + p->bias_sum);
+        if (p > job->layers || job->needs_weights) inputs = rows_of(inputs, p->input_row, index, count, gathered);
         if (job->needs_weights)
-            product_of_columns(p->inputs, p->outputs_wide, count, inputs, input_row, gradient, p->outputs_wide, sums + p->weight_sum,
+            product_of_columns(p->inputs, p->outputs_wide, count, inputs, p->input_row, gradient, p->row, sums + p->weight_sum,
                                p->outputs_wide, sums + p->weight_sum, p->outputs_wide);
         if (p == job->layers && !job->needs_input) return;
         const float *panels = p->panels + member * p->inputs_wide * p->outputs;
+        next_row = p->inputs_wide + WIDE; /* the row of the layer before */
         for (int64_t n = 0; n < p->inputs_wide; n += WIDE)
-            product_of_rows(count, WIDE, p->outputs, gradient, p->outputs_wide, panels + n * p->outputs, 1, WIDE, zeros, 0, next + n,
-                            p->inputs_wide);
+            product_of_rows(count, WIDE, p->outputs, gradient, p->row, panels + n * p->outputs, 1, WIDE, zeros, 0, next + n, next_row);
         float *used = gradient;
-        gradient = next, next = used, reached = inputs, gathered += BLOCK * p->inputs_wide;
+        gradient = next, next = used, reached = inputs, gathered += BLOCK * p->input_row;
     }
-    const Layer *first = job->layers;
+    int64_t size = job->layers[0].inputs;
     for (int64_t r = 0; r < count; r++)
-        memcpy(job->of_input + (of_member + index[r]) * first->inputs, gradient + r * first->inputs_wide, first->inputs * sizeof(float));
+        memcpy(job->of_input + (of_member + index[r]) * size, gradient + r * next_row, size * sizeof(float));
 }
 
 /* A row whose gradient is 0 adds nothing and is left out: of the least of several critics only one member's is not */
@@ -245,7 +246,7 @@ static Job job_of(const int64_t *sizes, void *const *tensors)
         job.layers[l] = (Layer){.inputs = size[INPUTS], .outputs = size[OUTPUTS], .activation = size[ACTIVATION], .kept = kept,
                                 .weight = tensor[WEIGHT], .bias = tensor[BIAS], .weight_gradient = tensor[WEIGHT_GRADIENT],
                                 .bias_gradient = tensor[BIAS_GRADIENT]};
-        if (kept) kept += job.members * job.rows * wide(size[OUTPUTS]);
+        if (kept) kept += job.members * job.rows * (wide(size[OUTPUTS]) + WIDE);
     }
     return job;
 }

@@ -16,7 +16,7 @@ from gpurl.kernels import c_library
 
 ACTIVATIONS = ("tanh", "elu", "relu", "none")
 MAX_LAYERS = 64
-WIDE = 16  # a row of what is kept of a layer is padded to a multiple of it
+WIDE = 16  # a row of what is kept of a layer is padded to a multiple of it, and once more
 Layer = tuple[nn.Parameter, nn.Parameter, str]  # weight [E, out, in], bias [E, 1, out], activation
 
 
@@ -40,7 +40,7 @@ class StackCpu:
         shapes = [(weight.shape[2], weight.shape[1], ACTIVATIONS.index(activation)) for weight, _, activation in layers]
         self.members, self.num_inputs, self.num_outputs = layers[0][0].shape[0], shapes[0][0], shapes[-1][1]
         self._shapes = [number for shape in shapes for number in shape]
-        self._kept_width = sum(outputs + -outputs % WIDE for _, outputs, _ in shapes[:-1])
+        self._kept_width = sum(outputs + -outputs % WIDE + WIDE for _, outputs, _ in shapes[:-1])
 
     def forward(self, x: Tensor, keeps: bool) -> tuple[Tensor, Kept | None]:
         """x: [E, B, in], or [B, in] for all, float32 and contiguous -> (y [E, B, out], what `backward` needs if wanted)."""

@@ -90,7 +90,7 @@ class GpurlReplay:
         self.replay.add(next(self.prepared))
 
     def sample(self, batch_size: int) -> dict[str, Tensor]:
-        batch = self.replay.sample(batch_size, 0.99)
+        batch = self.replay.sample(batch_size, 0.99, reuse=True)  # as its training draws
         if self.prioritized:
             self.replay.update_priorities(batch["index"], self.errors[batch_size])  # type: ignore[attr-defined]
         return batch

@@ -191,7 +191,7 @@ class OffPolicy(Algorithm):
         config, metrics = self.config, dict[str, Tensor]()
         with torch.inference_mode():
             for number in range(config.updates):
-                batch = self.replay.sample(config.batch_size, config.gamma, config.n_step)
+                batch = self.replay.sample(config.batch_size, config.gamma, config.n_step, reuse=True)
                 for name in ("obs", "next_obs"):
                     batch[name] = self.inputs(batch[name])
                 if config.reward_scale != 1.0:

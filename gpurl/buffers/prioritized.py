@@ -38,10 +38,10 @@ class PrioritizedReplay(Replay):
         new = self.greatest.expand(steps, self.num_envs)
         self.priority.index_copy_(0, rows, new * columns["valid"] if "valid" in columns else new)
 
-    def sample(self, batch_size: int, gamma: float, num_steps: int = 1) -> dict[str, Tensor]:
+    def sample(self, batch_size: int, gamma: float, num_steps: int = 1, reuse: bool = False) -> dict[str, Tensor]:
         """As Replay.sample, by priority; weight is the importance weight, at most 1."""
         index, probability = prioritized_draw(self.priority.view(-1), self._streams(), 0, batch_size)
-        batch = self._sample(batch_size, gamma, num_steps, index)
+        batch = self._sample(batch_size, gamma, num_steps, reuse, index)
         counts = probability * batch["weight"] > 0
         least = torch.where(counts, probability, torch.inf).min()
         batch["weight"] = torch.where(counts, (least / probability) ** self.beta, 0.0)

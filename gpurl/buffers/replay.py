@@ -11,7 +11,7 @@ from gpurl.buffers.packed import PackedRows
 from gpurl.errors import UsageError
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.random import CounterRandom
-from gpurl.kernels.replay import Block, Ring, new_ring, replay_add, replay_cut, replay_sample, ring_bytes
+from gpurl.kernels.replay import Batch, Block, Ring, new_ring, replay_add, replay_cut, replay_sample, ring_bytes
 
 SHARE_TO_TAKE = 0.9  # of the free memory
 
@@ -49,6 +49,7 @@ class Replay:
         self._must_fit(storage if kind != torch.uint8 else "uint8")
         self.ring: Ring = new_ring(self.num_rows, *shape, device)
         self.random = CounterRandom(seed, 1, device)
+        self._reused: dict[int, Batch] = {}
 
     def _must_fit(self, storage: str) -> None:
         """UsageError instead of running out of memory."""
@@ -69,14 +70,20 @@ class Replay:
         numbers = [columns[name] for name in self.rows.places]
         replay_add(self.ring, Block(obs, final_obs, terminated, truncated, columns.get("valid"), numbers))
 
-    def sample(self, batch_size: int, gamma: float, num_steps: int = 1) -> dict[str, Tensor]:
+    def sample(self, batch_size: int, gamma: float, num_steps: int = 1, reuse: bool = False) -> dict[str, Tensor]:
         """name -> [B, ...]: the columns of the first step; obs and next_obs [B, D]; reward and discount of up to `num_steps` steps; index;
-        weight, 0 where there is nothing to learn from. Some row must have been added."""
-        return self._sample(batch_size, gamma, num_steps, None)
+        weight, 0 where there is nothing to learn from. Some row must have been added.
 
-    def _sample(self, batch_size: int, gamma: float, num_steps: int, index: Tensor | None) -> dict[str, Tensor]:
+        reuse: in the memory of the last batch of this size that was drawn so, which is then gone.
+        """
+        return self._sample(batch_size, gamma, num_steps, reuse, None)
+
+    def _sample(self, batch_size: int, gamma: float, num_steps: int, reuse: bool, index: Tensor | None) -> dict[str, Tensor]:
         self.random.advance()
-        batch = replay_sample(self.ring, batch_size, gamma, num_steps, self._streams(), index=index)
+        out = self._reused.get(batch_size) if reuse else None
+        batch = replay_sample(self.ring, batch_size, gamma, num_steps, self._streams(), index=index, out=out)
+        if reuse:
+            self._reused[batch_size] = batch
         found = batch._asdict()
         numbers = found.pop("numbers")
         return {name: numbers[:, place] for name, place in self.rows.places.items() if name != "reward"} | found

@@ -10,6 +10,7 @@ from torch import Tensor
 from gpurl.buffers.prioritized import LEAST_ERROR, PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.errors import UsageError
+from gpurl.kernels import c_library
 from gpurl.kernels.backend import no_host_looks
 
 ENVS = 4
@@ -51,6 +52,27 @@ def test_columns_come_out_under_their_names() -> None:
         "extra": (500,),
         "weight": (500,),
     }
+
+
+@pytest.mark.parametrize("make", [uniform, prioritized])
+def test_a_batch_in_used_memory_is_the_one_that_new_memory_would_hold(make: Any) -> None:
+    twins = make(), make()
+    for replay in twins:
+        replay.add(steps(10, ends=0.3))
+    first = twins[0].sample(50, 0.9, 2, reuse=True)
+    place = first["obs"].data_ptr()
+    twins[1].sample(50, 0.9, 2)
+    for size in (50, 7, 50):
+        again, wanted = twins[0].sample(size, 0.9, 2, reuse=True), twins[1].sample(size, 0.9, 2)
+        for name, value in wanted.items():
+            torch.testing.assert_close(again[name], value, rtol=0.0, atol=0.0, msg=name)
+    if c_library.load().functions is not None:
+        assert again["obs"].data_ptr() == place
+    kept = twins[0].sample(50, 0.9, 2)["obs"]
+    before = kept.clone()
+    twins[0].sample(50, 0.9, 2)
+    twins[0].sample(50, 0.9, 2, reuse=True)
+    assert torch.equal(kept, before)  # without being asked nothing is overwritten
 
 
 def test_images_stay_bytes_and_keep_no_shape() -> None:
@@ -222,7 +244,7 @@ def test_a_larger_replay_goes_on_with_what_a_smaller_one_saved() -> None:
             replay.cut(torch.tensor([True, False, True, False]))
             replay.add(steps(1, seed=7))
         index = torch.arange((30 + add_more) * ENVS)
-        mine, theirs = (replay._sample(len(index), 0.9, 3, index) for replay in (one, larger))
+        mine, theirs = (replay._sample(len(index), 0.9, 3, False, index) for replay in (one, larger))
         assert all(torch.equal(mine[name], theirs[name]) for name in ("obs", "next_obs", "reward", "discount", "weight"))
 
 

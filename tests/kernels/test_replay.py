@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from gpurl.kernels import replay
 from gpurl.kernels.env_step import RandomStreams
@@ -29,6 +30,14 @@ def filled(kind: torch.dtype, num_envs: int, obs_size: int, width: int, blocks: 
     return ring
 
 
+def in_triton(
+    ring: Ring, batch_size: int, gamma: float, steps: int, words: RandomStreams, offset: int, index: Tensor | None = None
+) -> Batch:
+    out = replay.batch_memory(ring, batch_size, index)
+    replay.replay_sample_triton(ring, out, gamma, steps, words, offset, index is None)
+    return out
+
+
 def assert_same(ours: Batch, theirs: Batch) -> None:
     for name, mine, other in zip(Batch._fields, ours, theirs):
         assert mine.dtype == other.dtype, name
@@ -47,15 +56,15 @@ def test_kernel_is_the_reference(
     ring = filled(kind, num_envs, obs_size, width, blocks)
     for step in range(2):
         arguments = (ring, batch_size, 0.9, num_steps, streams(step), 3)
-        drawn = replay.replay_sample_triton(*arguments)
+        drawn = in_triton(*arguments)
         assert_same(drawn, replay.replay_sample_reference(*arguments))
     stored = min(sum(blocks), 8) * num_envs
     index = torch.arange(stored)
-    again = replay.replay_sample_triton(ring, stored, 0.9, num_steps, streams(0), index=index)
+    again = in_triton(ring, stored, 0.9, num_steps, streams(0), 0, index)
     assert_same(again, replay.replay_sample_reference(ring, stored, 0.9, num_steps, streams(0), index=index))
 
 
 def test_an_empty_ring_gives_its_first_row() -> None:
-    batch = replay.replay_sample_triton(filled(torch.float32, 3, 5, 2, ()), 7, 0.9, 2, streams(0))
+    batch = in_triton(filled(torch.float32, 3, 5, 2, ()), 7, 0.9, 2, streams(0), 0)
     assert batch.index.tolist() == [0] * 7
     assert not batch.reward.any()
