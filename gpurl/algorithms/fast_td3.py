@@ -9,8 +9,9 @@ from gpurl.ensemble import BodyConfig
 
 @dataclass(frozen=True)
 class FastTD3Config(TD3Config):
-    """Settings of FastTD3, those of its authors' code. PQL's (Li et al. 2023): updates 8, n_step 3, tau 0.05, noise ladder, target_noise 0.8
-    clipped at 0.2.
+    """Settings of FastTD3, those of its authors' code.
+
+    PQL's (Li et al. 2023): updates 8, n_step 3, tau 0.05, noise ladder, target_noise 0.8 clipped at 0.2.
 
     Not as in that code: actions are random until learning starts, all layers start as torch's do (its actor's last one nearly at 0), and
     the replay keeps 1 million transitions in all (10,000 to 50,000 of every environment there). Of a task, not of the algorithm, and so
