@@ -6,6 +6,8 @@ FEW_ENVS = {"num_envs": 64, "total_steps": 1_000_000}  # what a replay of single
 REPLAYING = ("ddpg", "td3", "sac", "discrete_sac", "redq", "mod_sac", "dqn", "rainbow", "vdn")
 SMALL_NETWORKS = {name: {"hidden": [128, 128]} for name in ("actor_network", "critic_network")}
 PENDULUM = {"num_envs": 64, "total_steps": 40_000, "learning_starts": 1280, "learning_rate": 1e-3, "tau": 0.01, "reward_scale": 0.1}
+# an actor without chance sees little but what it does, so chance goes first, and for long (rl-zoo3: gamma 0.98, 10,000 random steps)
+DETERMINISTIC = {"gamma": 0.98, "learning_starts": 5000}
 FAST_PENDULUM = {
     **{"num_envs": 128, "total_steps": 50_000, "updates": 8, "batch_size": 512, "learning_starts": 2560, "replay_size": 100_000},
     **{"learning_rate": 1e-3, "gamma": 0.97, "reward_scale": 0.1, "atoms": 51, "v_min": -30.0, "v_max": 0.0},
@@ -20,7 +22,8 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {  # "*": every environment, un
     **{(name, "*"): FEW_ENVS for name in REPLAYING},
     **{(name, "gymnasium_cpu"): {"num_envs": 8, "total_steps": 200_000} for name in (*REPLAYING, "bc")},
     **{(name, "gymnasium_cpu"): FEW_ENVS for name in ("fast_td3", "fast_sac")},
-    **{(name, "pendulum"): PENDULUM | SMALL_NETWORKS for name in ("ddpg", "td3", "sac", "mod_sac")},
+    **{(name, "pendulum"): PENDULUM | SMALL_NETWORKS for name in ("sac", "mod_sac")},
+    **{(name, "pendulum"): PENDULUM | SMALL_NETWORKS | DETERMINISTIC for name in ("ddpg", "td3")},
     ("bc", "pendulum"): {"actor_network": SMALL_NETWORKS["actor_network"]},  # for actor_from
     ("redq", "pendulum"): PENDULUM | SMALL_NETWORKS | {"num_critics": 5, "updates": 8, "policy_delay": 2},
     **{(name, "pendulum"): FAST_PENDULUM for name in ("fast_td3", "fast_sac")},

@@ -57,7 +57,9 @@ class ActorCriticConfig(OffPolicyConfig):
     actor_network: BodyConfig = field(default_factory=BodyConfig)
     """Shape of the actor."""
     actor_from: str | None = None
-    """Start from the actor of another run of the same shape, of bc or of this family: its folder or that of a checkpoint."""
+    """Start from the actor of another run of the same shape, of bc or of this family: its folder or that of a checkpoint. It plays before
+    learning_starts too, in place of chance. The critics start from nothing, so it gets worse before it gets better. Of sac,
+    initial_temperature should be well below the rewards of a step, else the actor first learns that chance is best."""
     critic_network: BodyConfig = field(default_factory=BodyConfig)
     """Shape of each critic."""
 
@@ -126,6 +128,7 @@ class OffPolicyActorCritic(OffPolicy):
     def start(self) -> None:
         if self.config.actor_from is not None:
             self._take_actor(self.config.actor_from)
+            self.is_random.fill_(False)
 
     def _take_actor(self, path: str) -> None:
         """The weights of another run's actor, and what it makes of observations before, into this actor and its target."""
@@ -139,6 +142,11 @@ class OffPolicyActorCritic(OffPolicy):
         self.load_state_dict({name: weights[name] for name in wanted if name in weights}, strict=False)
         if optimizer.target is not None:
             optimizer.target.copy_(optimizer.flat)
+
+    def schedule(self, progress: float, steps: int) -> None:
+        super().schedule(progress, steps)
+        if self.config.actor_from is not None:
+            self.is_random.fill_(False)  # it plays from the start: the critics are to learn what its actions are worth
 
     def action_shape(self) -> tuple[int, ...]:
         return (self.num_actions,)

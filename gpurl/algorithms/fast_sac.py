@@ -8,19 +8,27 @@ from gpurl.ensemble import BodyConfig
 
 @dataclass(frozen=True)
 class FastSACConfig(SACConfig):
-    """Settings of FastSAC."""
+    """Settings of FastSAC, those of holosoma's code for robots that walk at a wanted speed (Seo et al. 2025b).
 
-    updates: int = 2
+    Not as in that code: gamma is 0.99 (0.97 there, 0.99 where motions are imitated: it is the task's), the standard deviation may reach
+    exp(2) (1 there), the temperature moves with the actor (with every critic step there), relu stands for SiLU, Adam's second moment lasts
+    longer (0.999 for 0.95), and both critics learn the mean of the two target distributions (each its own there).
+    """
+
+    updates: int = 8
     batch_size: int = 8192
     learning_starts: int = 40_000
-    tau: float = 0.1
-    policy_delay: int = 2
+    tau: float = 0.125
+    policy_delay: int = 4
     weight_decay: float = 0.001
     normalize_obs: bool = True
     atoms: int = 101
+    v_min: float = -20.0
+    v_max: float = 20.0
     target_aggregate: str = "mean"
     actor_aggregate: str = "mean"
     initial_temperature: float = 0.001
+    target_entropy: float | None = 0.0
     actor_network: BodyConfig = field(default_factory=lambda: BodyConfig(hidden=(512, 256, 128), layer_norm=True))
     critic_network: BodyConfig = field(default_factory=lambda: BodyConfig(hidden=(768, 384, 192), layer_norm=True))
 

@@ -9,10 +9,17 @@ from gpurl.ensemble import BodyConfig
 
 @dataclass(frozen=True)
 class FastTD3Config(TD3Config):
-    """Settings of FastTD3. PQL's (Li et al. 2023): updates 8, n_step 3, tau 0.05, noise ladder, target_noise 0.8 clipped at 0.2."""
+    """Settings of FastTD3, those of its authors' code.
+
+    PQL's (Li et al. 2023): updates 8, n_step 3, tau 0.05, noise ladder, target_noise 0.8 clipped at 0.2.
+
+    Not as in that code: actions are random until learning starts, all layers start as torch's do (its actor's last one nearly at 0), and
+    the replay keeps 1 million transitions in all (10,000 to 50,000 of every environment there). Of a task, not of the algorithm, and so
+    set there for each: v_min and v_max (10 to 10,000), gamma (0.97 or 0.99), n_step and updates.
+    """
 
     updates: int = 2
-    batch_size: int = 8192
+    batch_size: int = 32_768
     learning_starts: int = 40_000
     tau: float = 0.1
     weight_decay: float = 0.1
@@ -23,8 +30,9 @@ class FastTD3Config(TD3Config):
     noise_std_range: tuple[float, ...] = (0.001, 0.4)
     target_actor: bool = False
     delay_targets: bool = False
-    actor_network: BodyConfig = field(default_factory=lambda: BodyConfig(hidden=(512, 256, 128), layer_norm=True))
-    critic_network: BodyConfig = field(default_factory=lambda: BodyConfig(hidden=(1024, 512, 256), layer_norm=True))
+    target_noise: float = 0.001
+    actor_network: BodyConfig = field(default_factory=lambda: BodyConfig(hidden=(512, 256, 128)))
+    critic_network: BodyConfig = field(default_factory=lambda: BodyConfig(hidden=(1024, 512, 256)))
 
 
 class FastTD3(DDPG):

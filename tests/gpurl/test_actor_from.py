@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import gpurl
+from gpurl.algorithms.sac import SAC
 from gpurl.api import make_trainer as trainer_of
 from gpurl.api import resume, train
 from gpurl.config import make_settings
@@ -64,6 +65,14 @@ def test_others_go_on_from_a_clone(tmp_path: Path, name: str, env: str, head: st
     for _ in range(3):
         trainer.iterate()
     assert not torch.equal(next(iter(weights_of(learner).values())), next(iter(weights_of(wanted).values())))
+
+
+def test_the_actor_that_was_taken_plays_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SAC, "random_action", lambda self: pytest.fail("a random action"))
+    trainer = successor("sac", "pendulum", cloned(tmp_path), learning_starts=64)
+    trainer.start()
+    for _ in range(3):
+        trainer.iterate()
 
 
 def test_the_first_run_is_needed_at_the_start_only(tmp_path: Path, balancer: Path) -> None:
