@@ -56,8 +56,8 @@ def test_a_replay_is_compared_and_measured(name: str, monkeypatch: pytest.Monkey
 def test_a_replay_that_gives_something_else_is_not_timed(column: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = Replay.sample
 
-    def wrong(self: Replay, *arguments: Any) -> dict[str, torch.Tensor]:
-        batch = right(self, *arguments)
+    def wrong(self: Replay, *arguments: Any, **options: Any) -> dict[str, torch.Tensor]:
+        batch = right(self, *arguments, **options)
         batch[column] = batch[column].roll(1, 0) if column != "obs" else batch["obs"] + torch.tensor([0.0, 1e-6, 0.0, 0.0, 0.0])
         return batch
 
@@ -71,9 +71,9 @@ def test_a_replay_that_gives_something_else_is_not_timed(column: str, monkeypatc
 def test_a_replay_that_draws_from_a_part_only_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Replay._sample
 
-    def halved(self: Replay, size: int, gamma: float, num_steps: int, index: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        drawn = right(self, size, gamma, num_steps, index)["index"]
-        return right(self, size, gamma, num_steps, drawn // 2 if not isinstance(self, PrioritizedReplay) else drawn.flip(0) * 0)
+    def halved(self: Replay, size: int, gamma: float, steps: int, reuse: bool, index: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        drawn = right(self, size, gamma, steps, False, index)["index"]
+        return right(self, size, gamma, steps, reuse, drawn // 2 if not isinstance(self, PrioritizedReplay) else drawn.flip(0) * 0)
 
     small_checks(monkeypatch)
     monkeypatch.setattr(Replay, "_sample", halved)

@@ -128,7 +128,6 @@ class OffPolicyActorCritic(OffPolicy):
     def start(self) -> None:
         if self.config.actor_from is not None:
             self._take_actor(self.config.actor_from)
-            self.is_random.fill_(False)
 
     def _take_actor(self, path: str) -> None:
         """The weights of another run's actor, and what it makes of observations before, into this actor and its target."""
