@@ -96,11 +96,14 @@ def _run(settings: Settings, device: torch.device, folder: Path | None, parts: d
     """Train in a new run folder, or on from `parts` of a checkpoint in `folder`, which is locked."""
     config = settings.train
     threads, allow_tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
-    eval_env = _eval_env(settings, device)
     earlier = None if parts is None else parts["trainer"].get("threads")  # sums of torch depend on it in their last bits
-    trainer = make_trainer(settings, device, eval_env, threads=earlier)
-    trainer.folder = folder or create_run_folder(Path(config.root), settings.env, settings.algorithm, config.seed, config.run_dir)
+    envs = list[VecEnv]()
     try:
+        eval_env = _eval_env(settings, device)
+        envs += [] if eval_env is None else [eval_env]
+        envs.append(_env_of(settings, device))
+        trainer = make_trainer(settings, device, eval_env, envs[-1], threads=earlier)
+        trainer.folder = folder or create_run_folder(Path(config.root), settings.env, settings.algorithm, config.seed, config.run_dir)
         with lock_run(trainer.folder) if parts is None else nullcontext():
             if parts is None:
                 write_run_info(trainer.folder, settings.to_dict(), command)
@@ -112,9 +115,8 @@ def _run(settings: Settings, device: torch.device, folder: Path | None, parts: d
     finally:
         torch.set_num_threads(threads)
         torch.backends.cuda.matmul.allow_tf32 = allow_tf32
-        for each in (trainer.env, eval_env):
-            if each is not None:
-                each.close()
+        for each in envs:
+            each.close()
     return Run(trainer.folder, outcome, baseline)
 
 
@@ -126,9 +128,7 @@ def make_trainer(
     threads: of the CPU, where the settings name none and torch has as many.
     """
     config = settings.train
-    if env is None:
-        _must_fit(settings, device)
-        env = make_env(settings.env, config.num_envs, device, config.seed, **settings.env_options)
+    env = env or _env_of(settings, device)
     _check_agents(settings, env)
     if config.compile:
         if not isinstance(env, TorchEnv):
@@ -147,6 +147,12 @@ def make_trainer(
     return Trainer(settings, model, env, eval_env, Path())
 
 
+def _env_of(settings: Settings, device: torch.device) -> VecEnv:
+    """The environments that train."""
+    _must_fit(settings, device)
+    return make_env(settings.env, settings.train.num_envs, device, settings.train.seed, **settings.env_options)
+
+
 def _must_fit(settings: Settings, device: torch.device) -> None:
     """UsageError for more environments than there is memory for their state and a rollout of their observations, which is not all."""
     free, (env_class, _) = available_bytes(device), resolve_env(settings.env)
@@ -155,6 +161,7 @@ def _must_fit(settings: Settings, device: torch.device) -> None:
     one, count = make_env(settings.env, 1, **settings.env_options), settings.train.num_envs
     obs, _ = one.reset()
     state = sum(leaf.nbytes for leaf in tree_leaves(one.state_dict()) if isinstance(leaf, torch.Tensor))
+    one.close()
     each = 2 * state + (settings.algorithm_config.horizon + 2) * obs.nbytes  # a step has both before and after it
     if count * each > free:
         raise UsageError(

@@ -9,6 +9,7 @@ gradient of a member is what it would be alone. The error, 0 where the weight is
 import torch
 from torch import Tensor
 
+RESCALE_EPSILON = 1e-3
 Result = tuple[Tensor, Tensor, Tensor]
 
 
@@ -88,3 +89,19 @@ def dueling(value: Tensor, advantage: Tensor) -> Tensor:
 def dueling_backward(gradient: Tensor) -> tuple[Tensor, Tensor]:
     """(gradient by value [..., Z], gradient by advantage [..., A, Z]) from that by `dueling`'s result [..., A, Z]."""
     return gradient.sum(-2), gradient - gradient.mean(-2, keepdim=True)
+
+
+def rescale(x: Tensor) -> Tensor:
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x, Pohlen et al. 2018, proposition A.2; without a difference of near numbers."""
+    return x / ((x.abs() + 1.0).sqrt() + 1.0) + RESCALE_EPSILON * x
+
+
+def unrescale(x: Tensor) -> Tensor:
+    """The inverse of `rescale`.
+
+    v = sqrt(|h^-1(x)| + 1) - 1 solves epsilon v^2 + (1 + 2 epsilon) v = |x|; its root as 2c / (b + sqrt(b^2 + 4ac)) loses no digits, where
+    the inverse as printed loses all of a small x in float32.
+    """
+    size, slope = x.abs(), 1.0 + 2.0 * RESCALE_EPSILON
+    per_size = 2.0 / ((size * (4.0 * RESCALE_EPSILON) + slope * slope).sqrt() + slope)
+    return x * per_size * (size * per_size + 2.0)

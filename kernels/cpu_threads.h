@@ -49,10 +49,11 @@ static void forget_threads(void)
     pool.started = pool.wanted = pool.busy = 0;
 }
 
+/* When the library is loaded: another thread may be in a call when the process forks, threads or not */
+__attribute__((constructor)) static void be_ready_for_forks(void) { pthread_atfork(NULL, NULL, forget_threads); }
+
 static void start_threads(int count)
 {
-    static int is_registered;
-    if (!is_registered) is_registered = !pthread_atfork(NULL, NULL, forget_threads);
     sigset_t every, before;
     sigfillset(&every);
     pthread_sigmask(SIG_SETMASK, &every, &before);  /* signals are for the caller's threads */

@@ -49,8 +49,11 @@ static int64_t arena_floats;
 static float *memory_of(int64_t floats)
 {
     if (floats <= arena_floats) return arena;
-    free(arena);
-    arena = new_floats(floats), arena_floats = arena ? floats : 0;
+    float *old = arena;
+    arena = NULL, arena_floats = 0; /* first: a forked process must not find what is gone */
+    free(old);
+    arena = new_floats(floats);
+    if (arena) arena_floats = floats;
     return arena;
 }
 

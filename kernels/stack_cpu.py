@@ -6,6 +6,7 @@ with a block of rows that stays in the cache.
 
 import ctypes
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -62,6 +63,7 @@ class StackCpu:
         of_input = torch.empty(self.members, rows, self.num_inputs) if needs_input else None
         tensors = [x, y, hidden, gradient, of_input]
         for weight, bias in self._parameters:
+            assert not needs_weights or (weight.grad is not None and bias.grad is not None), "the parameters have no .grad to write into"
             tensors += [weight, bias, weight.grad, bias.grad]
         self._call(c_library.functions().stack_backward, x, tensors, False, needs_input, needs_weights)
         return gradient if of_input is None else of_input
@@ -69,7 +71,8 @@ class StackCpu:
     def _check(self, x: Tensor) -> int:
         wanted = (self.members, x.shape[-2], self.num_inputs)[-x.dim() :]
         assert (tuple(x.shape), x.dtype, x.is_contiguous()) == (wanted, torch.float32, True), (x.shape, x.dtype, wanted)
-        assert self._parameters[0][0].dtype == torch.float32
+        for parameter in itertools.chain(*self._parameters):  # C reads what lies there
+            assert parameter.dtype == torch.float32 and parameter.device.type == "cpu" and parameter.is_contiguous(), parameter  # noqa: PT018
         return x.shape[-2]
 
     def _call(self, function: Any, x: Tensor, tensors: list[Tensor | None], *flags: bool) -> None:

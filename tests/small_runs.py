@@ -15,6 +15,7 @@ from torch import Tensor
 import gpurl
 from gpurl.algorithms import algorithm_names, config_class, make_algorithm, resolve_algorithm
 from gpurl.algorithms.actor_critic import OffPolicyActorCritic
+from gpurl.algorithms.algorithm import Algorithm
 from gpurl.algorithms.discrete_sac import DiscreteSAC
 from gpurl.algorithms.dqn import DQN
 from gpurl.algorithms.off_policy import OffPolicy
@@ -85,7 +86,7 @@ def off_policy(name: str, env: VecEnv, **settings: Any) -> OffPolicy:
     return algorithm
 
 
-def play(algorithm: OffPolicy, env: VecEnv, iterations: int, learns: bool = True) -> dict[str, Tensor]:
+def play(algorithm: Algorithm, env: VecEnv, iterations: int, learns: bool = True) -> dict[str, Tensor]:
     """The training loop without what surrounds it."""
     obs, _ = env.reset(seed=0)
     buffer, carry, metrics = algorithm.make_buffer(), algorithm.initial_carry(env.num_envs), {}

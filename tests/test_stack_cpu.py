@@ -3,6 +3,9 @@
 import copy
 import itertools
 import math
+import os
+import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -131,12 +134,14 @@ def test_the_same_bits_on_any_number_of_threads() -> None:
     """Enough rows for several slices of a member."""
     stack, x, gradient = stack_of((60, 256, 256, 2), 2), torch.randn(1000, 60), torch.randn(2, 1000, 2)
     found, before = [], torch.get_num_threads()
-    for threads in (1, 2, 5):
-        torch.set_num_threads(threads)
-        tape = Tape()
-        found.append([stack.forward(x, tape), stack.backward(gradient, tape)])
-        found[-1] += [parameter.grad.clone() for parameter in stack.parameters() if parameter.grad is not None]
-    torch.set_num_threads(before)
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            tape = Tape()
+            found.append([stack.forward(x, tape), stack.backward(gradient, tape)])
+            found[-1] += [parameter.grad.clone() for parameter in stack.parameters() if parameter.grad is not None]
+    finally:
+        torch.set_num_threads(before)
     for others in found[1:]:
         assert all(torch.equal(one, other) for one, other in zip(found[0], others))
     twin, twin_tape = twin_in_float64(stack), Tape()
@@ -145,6 +150,46 @@ def test_the_same_bits_on_any_number_of_threads() -> None:
     for got, parameter in zip(found[0][2:], twin.parameters()):
         assert parameter.grad is not None
         assert_near(got, parameter.grad, 1e-5)
+
+
+def test_parameters_that_c_cannot_read_or_write_are_refused() -> None:
+    stack, x = make_network(2, 4, 3, BodyConfig((8, 8))), torch.randn(9, 4)
+    tape = Tape()
+    y = stack.forward(x, tape)
+    with pytest.raises(AssertionError, match=r"no \.grad"):
+        stack.backward(torch.ones_like(y), tape)
+    for change in ("double", "transposed", "meta"):
+        stack = make_network(2, 4, 8, BodyConfig((8, 8)))
+        data = stack.steps[1].weight.data
+        data = {"double": data.double(), "transposed": data.transpose(1, 2), "meta": data.to("meta")}[change]
+        stack.steps[1].weight = torch.nn.Parameter(data)
+        with pytest.raises(AssertionError):
+            stack.forward(x)
+
+
+def test_a_forked_process_is_not_stuck_in_what_another_thread_was_doing() -> None:
+    """On one thread, and so without any that C would have started."""
+    torch.set_num_threads(1)
+    stack, x, ends = stack_of((60, 256, 256, 2), 2), torch.randn(4096, 60), threading.Event()
+
+    def work() -> None:
+        while not ends.is_set():
+            with torch.no_grad():
+                stack.forward(x)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)
+                stack.forward(x[:10])
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        ends.set()
+        thread.join()
 
 
 # ---- which layers go through it ----

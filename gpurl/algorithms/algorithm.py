@@ -46,7 +46,7 @@ class AlgorithmConfig:
     schedule: str = "constant"
     """Learning rate over time: constant or linear (to 0)."""
     max_grad_norm: float | None = None
-    """Gradient norm above which a gradient is scaled down."""
+    """Gradient norm above which a gradient is scaled down: that of all weights of an optimiser, all critics of an ensemble together."""
     weight_decay: float = 0.0
     """Decoupled weight decay (AdamW)."""
     normalize_obs: bool = False

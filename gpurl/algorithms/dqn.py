@@ -16,7 +16,7 @@ from gpurl.kernels.random import CounterRandom
 from gpurl.networks import Carry
 from gpurl.optimizer import FlatAdam
 from gpurl.q_networks import QNetworkConfig, make_q_network, num_choices
-from gpurl.value_losses import categorical_td_loss, quantile_td_loss, td_loss, whole_pmf_min
+from gpurl.value_losses import categorical_td_loss, quantile_td_loss, rescale, td_loss, unrescale, whole_pmf_min
 
 LADDER_BASE, LADDER_POWER = 0.4, 7.0  # of Ape-X (Horgan et al. 2018, section 4): epsilon_i = 0.4 ** (1 + 7 i / (N - 1))
 
@@ -47,6 +47,8 @@ class DQNConfig(OffPolicyConfig):
     """Greatest value."""
     quantiles: int = 0
     """So many quantiles of the return (QR-DQN, Dabney et al. 2018); 0: none."""
+    rescale_values: bool = False
+    """Learn h of values, a signed root, so that rewards of any size need no clipping (Pohlen et al. 2018); not of C51."""
     epsilon_start: float = 1.0
     """Share of random actions at the start."""
     epsilon_end: float = 0.05
@@ -65,6 +67,8 @@ class DQNConfig(OffPolicyConfig):
         check_atoms(self)
         if self.atoms and self.quantiles:
             raise UsageError(f"atoms {self.atoms} and quantiles {self.quantiles} are two kinds of distribution: take one of them")
+        if self.rescale_values and self.atoms:
+            raise UsageError(f"rescale_values is not for values of fixed atoms: leave it out, or atoms {self.atoms}")
         if self.network.heads > 1 and self.num_critics > 1:
             raise UsageError(f"network.heads {self.network.heads} and num_critics {self.num_critics} are two kinds of ensemble: take one")
 
@@ -84,7 +88,7 @@ class DQN(OffPolicy):
         sizes = config.num_critics, self.num_inputs // self.num_agents, self.num_actions, self.width
         self.network, self.target = (make_q_network(*sizes, config.network) for _ in range(2))
         self.register_buffer("support", torch.linspace(config.v_min, config.v_max, max(config.atoms, 1)), persistent=False)
-        self.register_buffer("epsilon", self._ladder() if config.epsilon_ladder else torch.tensor(config.epsilon_start), persistent=False)
+        self.register_buffer("epsilon", self._ladder() if config.epsilon_ladder else torch.tensor(config.epsilon_end), persistent=False)
 
     def read_space(self) -> int:
         """The number of actions; UsageError for a space that has none."""
@@ -121,7 +125,8 @@ class DQN(OffPolicy):
 
     def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
         with torch.no_grad():
-            return self.mix(self.means(self.answers(self.network, self.inputs(obs))).mean(0).amax(-1))
+            value = self.mix(self.means(self.answers(self.network, self.inputs(obs))).mean(0).amax(-1))
+            return unrescale(value) if self.config.rescale_values else value
 
     # ---- values ----
 
@@ -177,14 +182,20 @@ class DQN(OffPolicy):
         best = chooser.argmax(-1, keepdim=True)  # [B, G, 1]
         if self.width == 1:
             value = self.mix(values.gather(3, best.expand(len(values), -1, -1, -1)).squeeze(3)).amin(0)
-            return batch["reward"] + batch["discount"] * value
+            return self._backed_up(batch["reward"], batch["discount"], value)
         chosen = answers.gather(3, best.unsqueeze(-1).expand(len(answers), -1, -1, -1, self.width))[:, :, 0, 0]  # [E, B, Z]
         if self.config.quantiles:
             least = chosen[0] if len(chosen) == 1 else whole_pmf_min(chosen, chosen.mean(-1))
-            return batch["reward"].unsqueeze(1) + batch["discount"].unsqueeze(1) * least
+            return self._backed_up(batch["reward"].unsqueeze(1), batch["discount"].unsqueeze(1), least)
         pmf = chosen.softmax(-1)
         pmf = pmf[0] if len(pmf) == 1 else whole_pmf_min(pmf, pmf @ self.support)
         return categorical_projection(pmf, batch["reward"], batch["discount"], self.config.v_min, self.config.v_max)
+
+    def _backed_up(self, reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:
+        """What is learnt of reward + discount * value, of h values h of that."""
+        if not self.config.rescale_values:
+            return reward + discount * value
+        return rescale(reward + discount * unrescale(value))
 
     def _loss(self, taken: Tensor, target: Tensor, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """(derivative by taken [E, B, G, Z], loss 0-d, error [B])."""

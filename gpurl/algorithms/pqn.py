@@ -65,7 +65,7 @@ class PQN(OnPolicy):
 
     def make_training(self) -> None:
         super().make_training()
-        self.epsilon = torch.tensor(self.config.epsilon_start, device=self.device)
+        self.epsilon = torch.tensor(self.config.epsilon_end, device=self.device)  # `schedule` sets that of a training
 
     @torch.no_grad()
     def act(self, obs: Tensor, carry: Carry = (), explore: bool = True) -> Decision:

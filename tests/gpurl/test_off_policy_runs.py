@@ -16,6 +16,7 @@ from gpurl.api import make_trainer, resume, train
 from gpurl.buffers import memory
 from gpurl.checkpoint import load_checkpoint
 from gpurl.config import make_settings
+from gpurl.envs.pendulum import Pendulum
 from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.errors import CheckpointError, EnvError, NonFiniteError, UsageError
 from gpurl.kernels.random import CounterRandom
@@ -288,3 +289,12 @@ def test_nested_settings_lie_over_what_the_algorithm_starts_with() -> None:
 def test_what_is_known_of_an_environment_lies_over_what_holds_for_all(env: str, wanted: tuple[int, int]) -> None:
     settings = make_settings("sac", env).train
     assert (settings.num_envs, settings.total_steps) == wanted
+
+
+def test_a_run_that_cannot_start_gives_back_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, closed = torch.get_num_threads(), list[int]()
+    monkeypatch.setattr(Pendulum, "close", lambda self: closed.append(self.num_envs))
+    with pytest.raises(UsageError, match="replay_size"):
+        train("sac", "pendulum", run_dir=str(tmp_path), num_envs=3, replay_size=10**14, threads=3, quiet=True, device="cpu")
+    assert torch.get_num_threads() == before
+    assert 3 in closed

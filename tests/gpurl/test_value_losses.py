@@ -16,7 +16,9 @@ from gpurl.value_losses import (
     dueling,
     dueling_backward,
     quantile_td_loss,
+    rescale,
     td_loss,
+    unrescale,
     whole_pmf_min,
 )
 
@@ -237,6 +239,17 @@ def test_dueling_by_hand_and_its_gradient() -> None:
         torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
 
 
+def test_rescale_and_its_inverse_lose_no_digits_in_float32() -> None:
+    size = torch.logspace(-6.0, 5.0, 20_000)
+    x = torch.cat((-size, torch.zeros(1), size))
+    exact = x.double()
+    exact = exact.sign() * ((exact.abs() + 1.0).sqrt() - 1.0) + 1e-3 * exact
+    torch.testing.assert_close(rescale(x).double(), exact, rtol=3e-7, atol=1e-12)
+    torch.testing.assert_close(unrescale(rescale(x)), x, rtol=1e-6, atol=0.0)
+    assert rescale(torch.tensor([3.0, -8.0])).tolist() == pytest.approx([1.003, -2.008])
+    assert unrescale(torch.tensor([1.003, -2.008])).tolist() == pytest.approx([3.0, -8.0])
+
+
 # ---- a peer ----
 
 
@@ -250,7 +263,7 @@ def assert_peer(got: tuple[Tensor, Tensor, Tensor], peer: dict[str, Any]) -> Non
 
 
 def test_rlax_gives_the_same() -> None:
-    td, categorical, quantile = (PEER[name] for name in ("td", "categorical", "quantile"))
+    td, categorical, quantile, scaled = (PEER[name] for name in ("td", "categorical", "quantile", "rescale"))
     weight = torch.ones(3, dtype=torch.float64)
     assert_peer(td_loss(doubles(td["q"]), doubles(td["target"]), weight, None), td["square"])
     assert_peer(td_loss(doubles(td["q"]), doubles(td["target"]), weight, td["huber_delta"]), td["huber"])
@@ -259,3 +272,5 @@ def test_rlax_gives_the_same() -> None:
     assert_peer(got, categorical)
     torch.testing.assert_close(got[2], doubles(categorical["kl"]).mean(0), rtol=1e-10, atol=1e-12)
     assert_peer(quantile_td_loss(doubles(quantile["quantiles"]), doubles(quantile["target"]), weight, quantile["kappa"]), quantile)
+    torch.testing.assert_close(rescale(doubles(scaled["x"])), doubles(scaled["rescaled"]), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(unrescale(doubles(scaled["y"])), doubles(scaled["unrescaled"]), rtol=1e-9, atol=1e-12)
