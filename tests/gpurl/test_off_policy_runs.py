@@ -298,3 +298,21 @@ def test_a_run_that_cannot_start_gives_back_what_it_took(tmp_path: Path, monkeyp
         train("sac", "pendulum", run_dir=str(tmp_path), num_envs=3, replay_size=10**14, threads=3, quiet=True, device="cpu")
     assert torch.get_num_threads() == before
     assert 3 in closed
+
+
+@pytest.mark.parametrize("name", ["fast_td3", "fast_sac"])
+def test_the_fast_ones_learn_from_a_thousand_environments_at_once(name: str, tmp_path: Path) -> None:
+    """Four steps of 1024: all of them stored, some updates after each from the second on, episodes in 1024 phases."""
+    networks = {network: {"hidden": [32]} for network in ("actor_network", "critic_network")}
+    settings = make_settings(
+        name, "chasing", num_envs=1024, batch_size=2048, learning_starts=2048, replay_size=8192, device="cpu", **networks
+    )
+    trainer = make_trainer(settings, torch.device("cpu"))
+    trainer.start()
+    for _ in range(4):
+        trainer.iterate()
+    model: Any = trainer.algorithm
+    assert model.replay.ring.counts.tolist()[0] == 4
+    assert int(model.num_updates) == 3 * model.config.updates
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    assert len(model.replay.sample(2048, 0.99)["index"].unique()) > 1000
