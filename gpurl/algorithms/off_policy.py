@@ -79,9 +79,7 @@ class OffPolicy(Algorithm):
         self.action_random = CounterRandom(self.seed * 4 + 1, self.num_envs, self.device)
         self.update_random = CounterRandom(self.seed * 4 + 2, self.config.batch_size, self.device)  # a stream a row of the batch
         self.choice_random = CounterRandom(self.seed * 4 + 3, 1, self.device)  # for all of it
-        self.is_random = torch.zeros(
-            (), dtype=torch.bool, device=self.device
-        )  # whether actions are: `schedule` says, before learning starts
+        self.is_random = torch.zeros((), dtype=torch.bool, device=self.device)  # actions, before learning starts: `schedule` says
 
     # ---- what an algorithm is ----
 
