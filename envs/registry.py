@@ -11,12 +11,12 @@ from gpurl.discovery import find_class, module_names
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import EnvError, UsageError, did_you_mean
 
-NOT_ENVS = frozenset({"registry", "single_env", "mean_reward", "vec_env", "torch_env"})
+NOT_ENVS = frozenset({"registry", "single_env", "mean_reward", "vec_env", "torch_env", "base"})
 
 
 def env_names() -> list[str]:
-    """Names of the environments of this package."""
-    return module_names(sys.modules["gpurl.envs"], NOT_ENVS)
+    """Names of the environments of this package and of the packages in it, each of which is the folder of a simulator."""
+    return list(module_names(sys.modules["gpurl.envs"], NOT_ENVS))
 
 
 def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:

@@ -13,7 +13,8 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
-from gpurl.envs.vec_env import Timestep, VecEnv, check_tensor
+from gpurl.envs._counting_env import CountingEnv
+from gpurl.envs.vec_env import Timestep, check_tensor
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_may_look, use_triton
 from gpurl.kernels.env_step import Clocks, RandomStreams, TritonEnv, TritonTask, env_step_triton
@@ -22,7 +23,7 @@ from gpurl.kernels.random import CounterRandom
 State = dict[str, Tensor]
 
 
-class TorchEnv(VecEnv):
+class TorchEnv(CountingEnv):
     """Subclass it with `single_observation_space`, `single_action_space`, `max_episode_steps` and the three functions below.
 
     The functions are pure: they never change a tensor they are given. `rng.num_envs` is how many environments are asked for, which on a
@@ -39,8 +40,6 @@ class TorchEnv(VecEnv):
             self.max_episode_steps = max_episode_steps
         self._random = CounterRandom(seed, self.num_envs, self.device)
         self._state: State | None = None  # before the first reset
-        self._episode_return = torch.zeros(num_envs, device=self.device)
-        self._episode_start = torch.zeros(num_envs, dtype=torch.int64, device=self.device)  # clock at which the episode really began
 
     @abstractmethod
     def initial_state(self, rng: CounterRandom) -> State:
@@ -72,9 +71,7 @@ class TorchEnv(VecEnv):
         state = self.initial_state(self._random)
         mask = (options or {}).get("reset_mask")
         if mask is None or self._state is None:
-            self.episode_length_buf.zero_()
-            self._episode_return.zero_()
-            self._episode_start.zero_()
+            self._restart_clocks()
         else:
             mask = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
             state = {name: _select(mask, state[name], value) for name, value in self._state.items()}
@@ -93,16 +90,15 @@ class TorchEnv(VecEnv):
         where = f"{type(self).__name__}.transition"
         check_tensor(f"{where}: reward", reward, self.reward_shape, torch.float32, self.device)
         check_tensor(f"{where}: terminated", terminated, (self.num_envs,), torch.bool, self.device)
-        self.episode_length_buf += 1
+        self._count(reward)
         if self.max_episode_steps is None:
             truncated = torch.zeros_like(terminated)
         else:
             truncated = (self.episode_length_buf >= self.max_episode_steps) & ~terminated
         done = terminated | truncated
-        self._episode_return += reward if self.num_agents == 1 else reward.mean(1)
         if not host_may_look(self.device):  # what passes through unchanged is about to be overwritten in its place
             next_state = {name: value.clone() if value is self._state[name] else value for name, value in next_state.items()}
-        info = {"time_outs": truncated, "_final_obs": done, **self._episode_info(done)}
+        info = self._episode_info(done, truncated)
         info["final_obs"] = final_obs = self.observe(next_state)
         obs = self._autoreset(next_state, final_obs, done)
         self._random.advance()
@@ -131,20 +127,12 @@ class TorchEnv(VecEnv):
         return Timestep(result.obs, result.reward, result.terminated, result.truncated, info)
 
     def state_dict(self) -> dict[str, Any]:
-        clocks = {"length": self.episode_length_buf, "start": self._episode_start, "return": self._episode_return}
-        return {"state": dict(self._state or {}), "clocks": clocks, "random": self._random.state_dict()}
+        return {"state": dict(self._state or {}), "clocks": self._clocks(), "random": self._random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._random.load_state_dict(state["random"])
         self._set_state({name: value.to(self.device, copy=True) for name, value in state["state"].items()})
-        self.episode_length_buf.copy_(state["clocks"]["length"])
-        self._episode_start.copy_(state["clocks"]["start"])
-        self._episode_return.copy_(state["clocks"]["return"])
-
-    def stagger(self, clocks: Tensor) -> None:
-        """Set the episode clocks [N] int64 so that time limits do not all fall on one step; the first, cut episodes are not counted."""
-        self.episode_length_buf.copy_(clocks)
-        self._episode_start.copy_(clocks)
+        self._load_clocks(state["clocks"])
 
     def _checked_action(self, actions: Any) -> Tensor:
         """Tensor [N, *action], float32 or int64, of what was given: Gymnasium's own action_space.sample() is an array."""
@@ -173,10 +161,6 @@ class TorchEnv(VecEnv):
         else:
             torch._foreach_copy_(list(self._state.values()), [state[name] for name in self._state])
 
-    def _episode_info(self, done: Tensor) -> dict[str, Any]:
-        length = self.episode_length_buf - self._episode_start
-        return {"episode": {"r": self._episode_return.clone(), "l": length}, "_episode": done & (self._episode_start == 0)}
-
     def _autoreset(self, next_state: State, final_obs: Tensor, done: Tensor) -> Tensor:
         """Start the ended episodes anew; returns obs [N, *obs]."""
         if host_may_look(self.device):
@@ -192,11 +176,6 @@ class TorchEnv(VecEnv):
         self._restart_clocks(done)
         self._set_state(state)
         return self.observe(state)
-
-    def _restart_clocks(self, mask: Tensor) -> None:
-        self.episode_length_buf.masked_fill_(mask, 0)
-        self._episode_start.masked_fill_(mask, 0)
-        self._episode_return.masked_fill_(mask, 0.0)
 
 
 def _select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:

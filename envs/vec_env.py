@@ -23,8 +23,9 @@ class Timestep(NamedTuple):
     info always holds "final_obs" [N, *obs], the true successor, which differs from `obs` only where an episode ended, "_final_obs" [N]
     bool, the mask of those, "time_outs" (= truncated), and "episode" {"r" [N], "l" [N]}, return and length so far, with "_episode" [N]
     bool where they are final; with several agents the return is the mean over agents of their summed rewards. It may hold "valid" [N] bool
-    (False: not a real transition, never trained on), "state" and "action_mask" tensors, and "log", a dict of scalars or tensors whose means
-    go to the logger as env/<name>.
+    (False: not a real transition, never trained on), "action_mask", and "log", a dict of scalars or tensors whose means go to the logger as
+    env/<name>. An environment with a `single_state_space` gives "state" [N, *state], what only critics see beside `obs`, and "final_state",
+    what they see beside final_obs; `reset` gives "state" too.
     """
 
     obs: Tensor  # [N, *obs] what the policy sees next
@@ -48,6 +49,7 @@ class VecEnv(gymnasium.vector.VectorEnv):
     single_observation_space: gymnasium.Space
     single_action_space: gymnasium.Space
     autoreset_mode = AutoresetMode.SAME_STEP
+    single_state_space: gymnasium.Space | None = None  # of what only critics see, where there is such a thing
     num_agents: int = 1
     graph_safe: bool = False
     max_episode_steps: int | None = None
@@ -80,6 +82,12 @@ class VecEnv(gymnasium.vector.VectorEnv):
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         """Advance all environments by one step; actions: [N, *action]."""
         raise NotImplementedError
+
+    def stagger(self, clocks: Tensor) -> None:
+        """Set the episode clocks [N] int64 so that time limits do not all fall on one step; the first, cut episodes are not counted.
+
+        A simulator whose clocks cannot be set leaves them as they are.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Nested dicts of tensors and plain values from which `load_state_dict` continues exactly; {} where a simulator cannot."""

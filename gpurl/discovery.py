@@ -4,15 +4,28 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 from gpurl.errors import UsageError, did_you_mean
 
 
-def module_names(package: ModuleType, hidden: frozenset[str] = frozenset()) -> list[str]:
-    """Names of the modules that `package` holds, sub-packages included, without private and `hidden` ones."""
-    names = (module.name for module in pkgutil.iter_modules(package.__path__))
-    return sorted(name for name in names if not name.startswith("_") and name not in hidden)
+def module_names(package: ModuleType, hidden: frozenset[str] = frozenset()) -> dict[str, str]:
+    """{name: full module name} of what `package` and the packages in it hold, sorted by name, without private and `hidden` ones."""
+    return dict(sorted(_modules(package.__path__, package.__name__, hidden)))
+
+
+def _modules(folders: Iterable[str], package_name: str, hidden: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Nothing is imported for it."""
+    for module in pkgutil.iter_modules(folders):
+        full_name = f"{package_name}.{module.name}"
+        if module.name.startswith("_") or module.name in hidden:
+            continue
+        if module.ispkg:
+            yield from _modules([str(Path(folder) / module.name) for folder in folders], full_name, hidden)
+        else:
+            yield module.name, full_name
 
 
 def find_class(name: str, package: ModuleType, base: type, kind: str, hidden: frozenset[str] = frozenset()) -> type:
@@ -24,7 +37,7 @@ def find_class(name: str, package: ModuleType, base: type, kind: str, hidden: fr
     module_name, _, class_name = name.partition(":")
     known = module_names(package, hidden)
     if module_name in known:
-        full_name = f"{package.__name__}.{module_name}"
+        full_name = known[module_name]
     elif _importable(module_name):
         full_name = module_name
     else:

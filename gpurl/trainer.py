@@ -16,7 +16,6 @@ from gpurl.checkpoint import save_checkpoint
 from gpurl.config import Settings, parse_interval
 from gpurl.display import Display
 from gpurl.env_guard import check_reset, check_step
-from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import CheckpointError, DivergedError, EndlessEpisodeError, EnvError, NonFiniteError
 from gpurl.evaluator import Stopped, evaluate, greedy
@@ -84,7 +83,7 @@ class Trainer:
         self.algorithm.start()
         self.obs, _ = self.env.reset(seed=self.config.seed)
         check_reset(self.env, self.obs)
-        if self.config.stagger and isinstance(self.env, TorchEnv) and self.env.max_episode_steps is not None:
+        if self.config.stagger and self.env.max_episode_steps is not None:
             clocks = CounterRandom(self.config.seed + 7, self.env.num_envs, self.env.device)
             self.env.stagger(clocks.integers(0, self.env.max_episode_steps))
         self._choose_rollout()

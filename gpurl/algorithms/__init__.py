@@ -13,7 +13,7 @@ NOT_ALGORITHMS = frozenset({"algorithm", "on_policy", "off_policy", "actor_criti
 
 def algorithm_names() -> list[str]:
     """Names of the algorithms of this package."""
-    return module_names(sys.modules[__name__], NOT_ALGORITHMS)
+    return list(module_names(sys.modules[__name__], NOT_ALGORITHMS))
 
 
 def resolve_algorithm(name: str) -> type[Algorithm]:

@@ -1,0 +1,1 @@
+"""MuJoCo tasks on the GPU by mujoco-warp."""
