@@ -29,6 +29,7 @@ from gpurl.logger import Logger
 from gpurl.persistent import PersistentRollout, make_persistent
 from gpurl.spaces import space_to_dict
 from gpurl.statistics import EpisodeStatistics, Stopwatch, to_host
+from gpurl.with_state import WithState
 
 EVAL_SEED = 1_000_003  # evaluations play the same episodes every time, and never the training's
 
@@ -49,7 +50,8 @@ class Trainer:
 
     def __init__(self, settings: Settings, algorithm: Algorithm, env: VecEnv, eval_env: VecEnv | None, folder: Path) -> None:
         self.settings, self.config = settings, settings.train
-        self.algorithm, self.env, self.eval_env, self.folder = algorithm, env, eval_env, folder
+        self.algorithm, self.eval_env, self.folder = algorithm, eval_env, folder
+        self.env = WithState(env) if algorithm.num_state else env
         self.buffer = algorithm.make_buffer()
         self.statistics = EpisodeStatistics(env.device)
         self.stopwatch = Stopwatch(env.device)
@@ -325,7 +327,7 @@ class Trainer:
         counters = {"steps": self.steps, "iteration": self.iteration, "elapsed": self.elapsed, "threads": torch.get_num_threads()}
         results = {"best_return": self.best_return, "evaluation": dict(self.evaluation)}
         running = {"obs": self.obs, "carry": list(self.carry), "statistics": self.statistics.state_dict()}
-        spaces = {name: space_to_dict(getattr(self.algorithm, name)) for name in ("observation_space", "action_space")}
+        spaces = {name: space_to_dict(getattr(self.algorithm, name)) for name in ("observation_space", "action_space", "state_space")}
         return {
             "model": self.algorithm.state_dict(),
             "training": self.algorithm.extra_state(),
@@ -375,10 +377,10 @@ class Trainer:
         """What a resume may not change: (name, the checkpoint's value, this run's value)."""
         saved, wanted = meta["settings"], self.settings.to_dict()
         yield "algorithm", saved["algorithm"], wanted["algorithm"]
-        for name in ("observation_space", "action_space"):
-            yield name, meta[name], space_to_dict(getattr(self.algorithm, name))
+        for name in ("observation_space", "action_space", "state_space"):
+            yield name, meta.get(name), space_to_dict(getattr(self.algorithm, name))
         for name in ("num_envs", "seed", *self.algorithm.config.fixed):
             if isinstance(wanted[name], dict):
                 yield from ((f"{name}.{inner}", saved[name][inner], value) for inner, value in wanted[name].items())
-            else:
+            elif name in saved:  # a setting that is newer than the checkpoint stands at what was done before
                 yield name, saved[name], wanted[name]

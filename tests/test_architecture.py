@@ -43,6 +43,7 @@ LAYERS = [  # a module imports from its own layer or from earlier ones
         "interrupt",
         "finite_guard",
         "env_guard",
+        "with_state",
     },
     {"graphs", "graphed", "persistent", "trainer", "evaluator"},
     {"api", "policy", "play", "doctor", "check_env", "registration", "profile", "profile_report"},
