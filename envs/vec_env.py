@@ -75,6 +75,11 @@ class VecEnv(gymnasium.vector.VectorEnv):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.episode_length_buf = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
 
+    @classmethod
+    def missing(cls) -> str:
+        """What of its simulator this machine lacks and how to get it, in a few words; nothing where all is there."""
+        return ""
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
         """Start all episodes anew, or those of `options["reset_mask"]` [N] bool. Returns (obs [N, *obs], info)."""
         raise NotImplementedError

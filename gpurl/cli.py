@@ -162,7 +162,7 @@ def plot_bench(words: list[str]) -> int:
 def envs(words: list[str]) -> int:
     """`gpurl envs`."""
     parse(words, "envs", None, {})
-    from gpurl.doctor import env_table
+    from gpurl.env_table import env_table
 
     print(env_table())
     return 0

@@ -46,7 +46,7 @@ LAYERS = [  # a module imports from its own layer or from earlier ones
         "with_state",
     },
     {"graphs", "graphed", "persistent", "trainer", "evaluator"},
-    {"api", "policy", "play", "doctor", "check_env", "registration", "profile", "profile_report"},
+    {"api", "policy", "play", "doctor", "env_table", "check_env", "registration", "profile", "profile_report"},
     {"cli", "cli_train", "__init__"},
 ]
 FOLDERS = ("gpurl", "gpurl/algorithms", "gpurl/buffers", "envs", "envs/mujoco_warp", "kernels")
