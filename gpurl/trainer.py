@@ -26,6 +26,7 @@ from gpurl.interrupt import StopRequest
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.random import CounterRandom
 from gpurl.logger import Logger
+from gpurl.nan_dump import write_dump
 from gpurl.persistent import PersistentRollout, make_persistent
 from gpurl.spaces import space_to_dict
 from gpurl.statistics import EpisodeStatistics, Stopwatch, to_host
@@ -155,7 +156,7 @@ class Trainer:
         collected = self.buffer.size - before
         self.stopwatch.mark("update")
         data, bad_envs = stages.prepare()
-        if bad_envs is not None and self.config.nan == "skip":
+        if bad_envs is not None and self.config.nan == "reset-envs":
             obs, _ = self.env.reset(options={"reset_mask": bad_envs})
             self.obs = obs if self.graphs is None else self.obs.copy_(obs)
             self.algorithm.cut(bad_envs)
@@ -203,6 +204,8 @@ class Trainer:
                 if not (stop.signal_number and isinstance(error, (Stopped, EnvError))):  # what a signal broke is no error
                     if not isinstance(error, DivergedError):  # LATEST stays a policy that one can go on from
                         self.save(display)
+                    if isinstance(error, NonFiniteError) and (dump := write_dump(self.folder, self.steps, error)):
+                        raise type(error)(f"{error}. What led there: gpurl doctor {dump}") from error
                     raise
                 reason = "signal"
             unsaved = self.save(display)
@@ -259,7 +262,7 @@ class Trainer:
         display.update(self.steps, values)
 
     def _report_bad(self, values: dict[str, float], env_ids: list[int]) -> None:
-        self.guard.stop_if_bad(values, self.env.num_envs, self.config.nan == "stop", self.iteration, env_ids)
+        self.guard.stop_if_bad(values, self.env.num_envs, self.config.nan == "raise", self.iteration, env_ids)
 
     def _evaluate(self, logger: Logger, display: Display, stop: StopRequest) -> None:
         """Play the evaluation episodes, keep the checkpoint when they are the best so far. Raises Stopped once `stop` is asked for."""
@@ -275,8 +278,8 @@ class Trainer:
             return
         if non_finite := values.get("eval/non_finite_episodes"):
             text = f"{non_finite:.0f} evaluation episodes of environment {self.settings.env!r} gave NaN or infinity"
-            if self.config.nan == "stop":
-                raise NonFiniteError(f"{text}; to leave such episodes out and go on: gpurl train --resume RUN --nan skip")
+            if self.config.nan == "raise":
+                raise NonFiniteError(f"{text}; to leave such episodes out and go on: gpurl train --resume RUN --nan reset-envs")
             self._warn(display, f"{text} and are left out")
         if not values["eval/episodes"]:
             return

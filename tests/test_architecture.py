@@ -42,6 +42,7 @@ LAYERS = [  # a module imports from its own layer or from earlier ones
         "run_folder",
         "interrupt",
         "finite_guard",
+        "nan_dump",
         "env_guard",
         "with_state",
     },

@@ -139,7 +139,7 @@ def test_nan_of_one_agent_stops_the_run_or_is_left_out(tmp_path: Path) -> None:
     name = "tests.gpurl.test_agents:Ill"
     with pytest.raises(NonFiniteError, match=r"Ill' gave NaN or infinity .*, environments 3\)"):
         small_run(tmp_path / "stop", 3, ALGORITHM, name, stagger=False)
-    run = small_run(tmp_path / "skip", 3, ALGORITHM, name, stagger=False, nan="skip")
+    run = small_run(tmp_path / "skip", 3, ALGORITHM, name, stagger=False, nan="reset-envs")
     assert all(torch.isfinite(value).all() for value in load_checkpoint(run.folder)[0]["model"].values())
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert all(np.isfinite(record["train/grad_norm"]) for record in records if "train/grad_norm" in record)
