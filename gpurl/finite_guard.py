@@ -16,7 +16,7 @@ from gpurl.kernels.backend import host_may_look
 
 FROM_ENV, FROM_POLICY = ("obs", "reward", "final_obs"), ("action", "value", "log_prob")
 CHECKED = (*FROM_ENV, *FROM_POLICY, "final_value")  # the last comes of both: final_obs, seen by the policy
-KEPT = (*CHECKED, "terminated", "truncated")  # of the first environment
+KEPT = ("obs", "action", "reward", "value", "terminated", "truncated")  # of the first environment
 NAMED_ENVS = 10
 
 
@@ -61,14 +61,15 @@ class FiniteGuard:
         index = flat.int().argmax()
         is_first = flat.any() & (self.first < 0)
         bits = (bad.flatten(1).index_select(1, index.view(1)).squeeze(1).long() << torch.arange(len(bad), device=bad.device)).sum()
-        self.first.copy_(torch.where(is_first, index, self.first))
-        self.keys.copy_(torch.where(is_first, bits, self.keys))
+        torch.where(is_first, bits, self.keys, out=self.keys)
+        torch.where(is_first, index, self.first, out=self.first)
         env = (index % rows.shape[1]).view(1)
         for name in KEPT:
             if name in buffer.columns:
                 column = buffer[name].index_select(1, env).squeeze(1)
-                kept = self.evidence.setdefault(name, torch.zeros_like(column))
-                kept.copy_(torch.where(is_first, column, kept))
+                if name not in self.evidence:
+                    self.evidence[name] = column  # of no meaning until something is bad
+                torch.where(is_first, column, self.evidence[name], out=self.evidence[name])
 
     def metrics(self) -> dict[str, Tensor]:
         """0-d tensors for the host."""
