@@ -92,8 +92,8 @@ class TorchVector(CountingEnv):
         self.single_observation_space = self._groups.policy.space
         if self._groups.critic is not None:
             self.single_state_space = self._groups.critic.space
-        simulator = torch.device(self._has("device") or device) if self.across_devices else device
-        self.single_action_space, self._decode = make_torch_decoder(action, simulator, self.action_limit)
+        self._simulator = torch.device(self._has("device") or device) if self.across_devices else device
+        self.single_action_space, self._decode = make_torch_decoder(action, self._simulator, self.action_limit)
         self.autoreset_mode = self._find_mode()
         self._is_finite_horizon = bool(getattr(self._has("cfg"), "is_finite_horizon", False))
         spec = self._has("spec")
@@ -194,7 +194,7 @@ class TorchVector(CountingEnv):
         index = mask.nonzero().squeeze(1)
         if not len(index):
             return before
-        batch, is_partial = self._restart(index, mask, seed, options)
+        batch, is_partial = self._restart(index.to(self._simulator), mask.to(self._simulator, copy=True), seed, options)
         rows = self._encoded("reset", batch)
         if not is_partial and any(not _unchanged(*pair, mask) for pair in zip(rows, before)):
             wanted = "an argument env_ids, options['reset_mask'] and options['env_idx'] were tried"
@@ -206,7 +206,7 @@ class TorchVector(CountingEnv):
         inner = self._has("unwrapped") or self._env
         if "env_ids" in inspect.signature(inner.reset).parameters:  # wrappers do not pass it on
             return self._call("reset", inner.reset, env_ids=index, seed=seed)[0], True
-        chosen = {**options, "reset_mask": mask.clone(), "env_idx": index}  # Gymnasium's way, and ManiSkill's
+        chosen = {**options, "reset_mask": mask, "env_idx": index}  # Gymnasium's way, and ManiSkill's
         return self._call("reset", self._env.reset, seed=seed, options=chosen)[0], False
 
     def _new_terms(self, extras: dict[str, Any]) -> dict[str, Any]:
