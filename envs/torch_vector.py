@@ -98,7 +98,8 @@ class TorchVector(CountingEnv):
         self._is_finite_horizon = bool(getattr(self._has("cfg"), "is_finite_horizon", False))
         spec = self._has("spec")
         limit = self._has("max_episode_length") or self._has("max_episode_steps") or getattr(spec, "max_episode_steps", None)
-        self.max_episode_steps = None if limit is None else int(limit)
+        if limit is not None:  # else what a subclass says
+            self.max_episode_steps = int(limit)
 
     def _find_mode(self) -> AutoresetMode:
         if False in (getattr(self._env, "auto_reset", True), getattr(self._has("cfg"), "auto_reset", True)):

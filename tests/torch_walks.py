@@ -194,7 +194,9 @@ class PickWalks(gymnasium.vector.VectorEnv):
 
 
 class Walked(TorchVector):
-    """A module of one's own, as README shows it."""
+    """A module of one's own; of the time limit inside, it knows itself."""
+
+    max_episode_steps = LENGTH
 
     def __init__(self, num_envs: int, device: torch.device | str = "cpu", seed: int = 0, mode: str = "SameStep") -> None:
         super().__init__(num_envs, device, seed, env=WalkVector(num_envs, AutoresetMode(mode)))

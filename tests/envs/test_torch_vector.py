@@ -136,6 +136,7 @@ def test_clocks_of_the_simulator_are_staggered() -> None:
         assert timestep.truncated.tolist() == [step == LENGTH, step == LENGTH - 1, step == LENGTH - 2, step == 1]
         assert timestep.info["_episode"].tolist() == [step == LENGTH, False, False, False]
     hidden = Walked(4)
+    assert hidden.max_episode_steps == LENGTH
     hidden.reset()
     hidden.stagger(torch.tensor([0, 1, 2, 4]))
     assert not hidden.episode_length_buf.any()
