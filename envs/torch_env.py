@@ -13,7 +13,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
-from gpurl.envs._counting_env import CountingEnv
+from gpurl.envs._counting_env import CountingEnv, select
 from gpurl.envs.vec_env import Timestep, check_tensor
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_may_look, use_triton
@@ -82,7 +82,7 @@ class TorchEnv(CountingEnv):
             self._restart_clocks()
         else:
             mask = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
-            state = {name: _select(mask, state[name], value) for name, value in self._state.items()}
+            state = {name: select(mask, state[name], value) for name, value in self._state.items()}
             self._restart_clocks(mask)
         self._random.advance(None if mask is None else torch.as_tensor(mask, device=self.device).any())  # nobody restarts: nothing happened
         self._set_state(state)
@@ -182,12 +182,7 @@ class TorchEnv(CountingEnv):
             state = {name: value.index_copy(0, index, fresh[name]) for name, value in next_state.items()}
         else:
             fresh = self.initial_state(self._random)
-            state = {name: _select(done, fresh[name], value) for name, value in next_state.items()}
+            state = {name: select(done, fresh[name], value) for name, value in next_state.items()}
         self._restart_clocks(done)
         self._set_state(state)
         return self.observe(state)
-
-
-def _select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """Rows of `yes` where mask [N], else of `no`; both [N, ...]."""
-    return torch.where(mask.view(-1, *(1,) * (no.dim() - 1)), yes, no)

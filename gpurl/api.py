@@ -216,8 +216,12 @@ def _run_logged(trainer: Trainer, eval_env: VecEnv | None) -> tuple[Outcome, dic
 
 
 def _eval_env(settings: Settings, device: torch.device) -> VecEnv | None:
-    """Environments for evaluation only, never more than episodes wanted or than training has."""
+    """Environments for evaluation only, never more than episodes wanted or than training has; None where there can be no second ones."""
     count = min(settings.train.eval_episodes, settings.train.num_envs)
+    if count > 0 and resolve_env(settings.env)[0].single_instance:
+        if settings.train.stop_return is not None:
+            raise UsageError(f"stop_return needs evaluations while training goes on, but {settings.env} can exist only once in a process")
+        return None
     return make_env(settings.env, count, device, EVAL_SEED, **settings.env_options) if count > 0 else None
 
 

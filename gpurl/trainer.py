@@ -78,6 +78,9 @@ class Trainer:
         self.is_warm = False  # after the first iteration
         self.timestep: Timestep | None = None  # the newest, until graphs are chosen
         self.notes: list[str] = []  # for the screen
+        self.evaluates_itself = eval_env is None and env.single_instance and self.config.eval_episodes > 0  # after the training
+        if self.evaluates_itself:
+            self.notes.append(f"{settings.env} can exist only once in a process: its one evaluation follows the training")
 
     # ---- the loop ----
 
@@ -196,6 +199,7 @@ class Trainer:
                     if not reason and self._save_is_due():
                         self.save(display)
                 if reason != "signal" and self.evaluated_at != self.steps:
+                    self.eval_env = self.env if self.evaluates_itself else self.eval_env
                     self._evaluate(logger, display, stop)
             except BaseException as error:
                 if self.buffer.size:  # a rollout that broke off is not kept; weights and counters are those of the last update
@@ -266,9 +270,10 @@ class Trainer:
 
     def _evaluate(self, logger: Logger, display: Display, stop: StopRequest) -> None:
         """Play the evaluation episodes, keep the checkpoint when they are the best so far. Raises Stopped once `stop` is asked for."""
-        self.next_eval, self.evaluated_at = self._evaluation_after(self.steps), self.steps
+        self.next_eval = self._evaluation_after(self.steps)
         if self.eval_env is None:
             return
+        self.evaluated_at = self.steps
         carry, act = self.algorithm.initial_carry(self.eval_env.num_envs), greedy(self.algorithm)
         try:
             values = evaluate(act, self.eval_env, self.config.eval_episodes, carry, EVAL_SEED, should_stop=lambda: stop.signal_number)
