@@ -6,6 +6,7 @@ nothing. One such environment can exist in a process at a time.
 
 import atexit
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -57,6 +58,12 @@ class IsaacLab(TorchVector):
         super().__init__(num_envs, device, seed, action_limit=action_limit, env=env)
         self.task, self.overrides, self.cameras = task, overrides, cameras
         _living.append(self)
+
+    @classmethod
+    def missing(cls) -> str:
+        if importlib.util.find_spec("isaaclab") is not None:
+            return ""
+        return "isaaclab is not in this Python; version 3 needs Python 3.12: pip install 'isaaclab>=3'"
 
     def _restart(self, index: Tensor, mask: Tensor, seed: int | None, options: dict[str, Any]) -> tuple[Any, bool]:
         inner = self._env.unwrapped
