@@ -8,9 +8,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.peers.job import Job
 from benchmarks.peers.one_run import LOOPS
@@ -19,6 +19,7 @@ from gpurl.envs.gymnasium_cpu import GymnasiumCpu
 from gpurl.envs.registry import make_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.errors import UsageError
+from gpurl.kernels.backend import no_host_looks
 from tests.outward_truth import assert_same, env_of, truth
 from tests.tiny_envs import HiddenAlternating, RandomWalk, Walkers
 
@@ -360,12 +361,11 @@ def test_rl_games_keeps_the_environments_state() -> None:
 
 
 class Recorded(RandomWalk):
-    """Remembers the observations it gave."""
-
-    single_observation_space = Box(-np.inf, np.inf, (3,), np.float32)
+    """Remembers the step it took, and has something to log."""
 
     def step(self, actions: Tensor) -> Any:
         self.last = super().step(actions)
+        self.last.info["log"] = {"speed": torch.tensor(3.0)}
         return self.last
 
 
@@ -374,16 +374,37 @@ def test_observations_are_not_copied_and_rewards_are_the_librarys_own(name: str)
     pytest.importorskip(name)
     inner: TorchEnv = Recorded(3)
     env = getattr(outward, f"to_{name}")(inner)
-    action = torch.zeros(3, 2)
+    start, action = env.get_observations() if name == "rsl_rl" else env.reset(), torch.zeros(3, 2)
     if name == "torchrl":
-        step = env.step(env.reset().set("action", action))
+        step = env.step(start.set("action", action))
         obs, reward, wanted = step["next", "observation"], step["next", "reward"], inner.last.info["final_obs"]
     else:
-        env.reset() if name != "rsl_rl" else None
-        obs, reward, *_ = env.step(action)
+        obs, reward, *_, told = env.step(action)
         obs, wanted = obs if isinstance(obs, Tensor) else obs["policy" if name == "rsl_rl" else "obs"], inner.last.obs
+        log = told["log" if name == "rsl_rl" else "episode"]
+        assert log == inner.last.info["log"]
+        assert name == "skrl" or log is not inner.last.info["log"]  # the others write into it
     assert obs.data_ptr() == wanted.data_ptr()
     assert name == "rsl_rl" or reward.data_ptr() != inner.last.reward.data_ptr()  # rsl_rl copies before it adds
+
+
+class NoLooks(TorchDispatchMode):
+    """Refuses what would make the host wait for a GPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags), f"looks at a tensor: {func}"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["rsl_rl", "skrl", "torchrl", "rl_games"])
+def test_no_step_looks_at_a_tensor(name: str) -> None:
+    pytest.importorskip(name)
+    with no_host_looks():
+        env = getattr(outward, f"to_{name}")(RandomWalk(3))
+        start, action = env.get_observations() if name == "rsl_rl" else env.reset(), torch.zeros(3, 2)
+        with NoLooks():
+            for _ in range(2):
+                env._step(start.set("action", action)) if name == "torchrl" else env.step(action)
 
 
 @pytest.mark.parametrize("trainer", ["rsl_rl", "sb3", "skrl", "rl_games"])
