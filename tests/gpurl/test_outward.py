@@ -15,7 +15,8 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics as RecordVectorSta
 
 from benchmarks.results_table import ROOT
 from gpurl import outward
-from gpurl.envs.registry import make_env
+from gpurl.envs.registry import env_names, make_env, resolve_env
+from gpurl.envs.torch_env import TorchEnv
 from gpurl.errors import UsageError
 from gpurl.outward.transfer import action_limiter, to_arrays
 from tests.outward_truth import assert_same, env_of, truth
@@ -109,6 +110,22 @@ def test_gymnasium_is_told_that_a_reset_comes_a_step_later() -> None:
             assert not truncated.any()
             assert np.abs(obs).max() <= 0.05 < np.abs(before).max()  # where episodes begin
     assert env.episode_count == 2
+
+
+TORCH_ENVS = [name for name in env_names() if issubclass(resolve_env(name)[0], TorchEnv)]
+
+
+@pytest.mark.parametrize("name", TORCH_ENVS)
+def test_every_task_is_what_its_spaces_say(name: str) -> None:
+    env = outward.to_gymnasium_numpy(make_env(name, 3, max_episode_steps=2))
+    env.action_space.seed(0)
+    assert env.reset()[0] in env.observation_space
+    for _ in range(2):
+        obs, reward, terminated, truncated, info = env.step(env.action_space.sample())
+        assert obs in env.observation_space
+        assert reward.shape == terminated.shape == truncated.shape == (3,)
+    assert (terminated | truncated).all()
+    assert np.stack(info["final_obs"]) in env.observation_space
 
 
 def test_several_agents_are_given_as_one() -> None:
