@@ -1,4 +1,4 @@
-"""Our environments for other trainers, as far as it needs no other trainer; with them: test_outward_trainers.py."""
+"""Our environments for other trainers, as far as it needs no other trainer; with them: the files beside this one."""
 
 import logging
 import sys
