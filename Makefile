@@ -1,9 +1,9 @@
-# make train | test | lint | bench | peers | learn; everything goes into .venv; make gpu-check for a machine with a GPU
+# make train | test | lint | bench | peers | outward | learn; everything goes into .venv; make gpu-check for a machine with a GPU
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup train test lint bench peers learn gpu-check gpu-check-wheels clean
+.PHONY: setup train test lint bench peers outward learn gpu-check gpu-check-wheels clean
 
 setup: $(VENV)/.installed
 
@@ -37,6 +37,11 @@ bench: setup
 peers: setup
 	$(BIN)/python -m benchmarks.peers
 	$(BIN)/python -m benchmarks.off_policy
+
+# those trainers on our environments, in the same environment: what they store is what was played
+outward: setup
+	$(BIN)/python -m benchmarks.peers.installation
+	OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest tests/gpurl/test_outward*.py
 
 # on a machine with a GPU and no network, with the Python there that has torch (PYTHON=...): GPU tests and all measurements, 10 minutes
 gpu-check:

@@ -47,10 +47,10 @@ LAYERS = [  # a module imports from its own layer or from earlier ones
         "with_state",
     },
     {"graphs", "graphed", "persistent", "trainer", "evaluator"},
-    {"api", "policy", "play", "doctor", "env_table", "check_env", "registration", "profile", "profile_report"},
+    {"api", "policy", "play", "doctor", "env_table", "check_env", "registration", "profile", "profile_report", "outward"},
     {"cli", "cli_train", "__init__"},
 ]
-FOLDERS = ("gpurl", "gpurl/algorithms", "gpurl/buffers", "envs", "envs/mujoco_warp", "kernels")
+FOLDERS = ("gpurl", "gpurl/algorithms", "gpurl/buffers", "gpurl/outward", "envs", "envs/mujoco_warp", "kernels")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))]
 
 

@@ -15,6 +15,8 @@ PEERS = (
     "torchrl==0.14.1",
     "tensordict==0.14.3",
     "tensorboard",
+    "pytest",  # with the next, for make outward
+    "pytest-timeout",
 )
 
 
@@ -30,3 +32,7 @@ def make_environment(folder: Path) -> Path:
         subprocess.run([*pip, *requirements], check=True)
     marker.write_text(wanted)
     return python
+
+
+if __name__ == "__main__":
+    make_environment(ROOT / ".venv-peers")

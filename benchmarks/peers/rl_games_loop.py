@@ -7,14 +7,12 @@ import dataclasses
 import tempfile
 from typing import Any
 
-from rl_games.common import env_configurations, vecenv
 from rl_games.common.algo_observer import IsaacAlgoObserver
-from rl_games.common.ivecenv import IVecEnv
 from rl_games.torch_runner import Runner
-from torch import Tensor
 
 from benchmarks.peers.job import CHASING, EPOCHS, HIDDEN, MINIBATCHES, Job, Outcome, rollouts
 from benchmarks.peers.timed_chasing import TimedChasing
+from gpurl.outward import to_rl_games
 
 MODES: dict[str, dict[str, Any]] = {  # max-autotune is what it documents as the fastest, bf16 what its examples use
     "default": {"torch_compile": True},
@@ -24,31 +22,10 @@ MODES: dict[str, dict[str, Any]] = {  # max-autotune is what it documents as the
 }
 
 
-class RlGamesEnv(IVecEnv):
-    """TimedChasing as rl_games' vector environment of tensors; rl_games clips the actions itself."""
-
-    def __init__(self, env: TimedChasing) -> None:
-        self.env = env
-
-    def reset(self) -> Tensor:
-        """The first observations."""
-        return self.env.reset()[0]
-
-    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """(observations, rewards [N], dones [N] uint8, infos)."""
-        obs, reward, terminated, truncated, _ = self.env.step(actions)
-        return obs, reward, (terminated | truncated).byte(), {"time_outs": truncated}
-
-    def get_env_info(self) -> dict[str, Any]:
-        """The spaces."""
-        return {"observation_space": self.env.single_observation_space, "action_space": self.env.single_action_space}
-
-
 def chasing(job: Job) -> Outcome:
     """rl_games' continuous A2CAgent, which is its PPO."""
     env = TimedChasing(job)
-    vecenv.register("GPURL", lambda config_name, num_actors, **options: RlGamesEnv(env))
-    env_configurations.register("chasing", {"vecenv_type": "GPURL", "env_creator": None})
+    to_rl_games(env, "chasing")
     runner = Runner(IsaacAlgoObserver())
     with tempfile.TemporaryDirectory() as folder:
         runner.load_config(settings(job, folder))

@@ -9,51 +9,15 @@ import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 from benchmarks.peers import job as cases
 from benchmarks.peers.job import ACTIVATIONS, CHASING, EPOCHS, HIDDEN, MINIBATCHES, PENDULUM, Job, Outcome, rollouts
 from benchmarks.peers.timed_chasing import TimedChasing
 from benchmarks.timing import now
+from gpurl.outward import to_sb3
 
 MODES = {"default": None}
-
-
-def sb3_env(env: TimedChasing) -> Any:
-    """TimedChasing as stable-baselines3's VecEnv: numpy views of the tensors on a CPU, one shared empty info but where an episode ended."""
-
-    class Sb3Env(VecEnv):
-        def __init__(self) -> None:
-            super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
-
-        def reset(self) -> np.ndarray:
-            return env.reset()[0].cpu().numpy()
-
-        def step_async(self, actions: np.ndarray) -> None:
-            self.actions = torch.from_numpy(actions).to(env.device)
-
-        def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-            obs, reward, terminated, truncated, info = env.step(self.actions)
-            done, limit, final_obs = (tensor.cpu().numpy() for tensor in (terminated | truncated, truncated, info["final_obs"]))
-            infos: list[dict[str, Any]] = [{}] * env.num_envs
-            for index in done.nonzero()[0]:
-                infos[index] = {"terminal_observation": final_obs[index], "TimeLimit.truncated": bool(limit[index])}
-            return obs.cpu().numpy(), reward.cpu().numpy(), done, infos
-
-        def close(self) -> None: ...
-
-        def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-            return [None] * env.num_envs
-
-        def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None: ...
-
-        def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-            return [None] * env.num_envs
-
-        def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-            return [False] * env.num_envs
-
-    return Sb3Env()
 
 
 def sb3_settings(values: dict[str, float]) -> dict[str, Any]:
@@ -67,7 +31,7 @@ def chasing(job: Job) -> Outcome:
     env = TimedChasing(job)
     shape = {"n_steps": job.horizon, "batch_size": job.num_envs * job.horizon // MINIBATCHES, "n_epochs": EPOCHS}
     network = {"net_arch": list(HIDDEN), "activation_fn": ACTIVATIONS[job.activation]}
-    model = PPO("MlpPolicy", sb3_env(env), **shape, **sb3_settings(CHASING), policy_kwargs=network, seed=None, device=job.device)
+    model = PPO("MlpPolicy", to_sb3(env), **shape, **sb3_settings(CHASING), policy_kwargs=network, seed=None, device=job.device)
     model.learn(rollouts(job) * job.horizon * job.num_envs)
     return env.outcome()
 

@@ -12,35 +12,13 @@ from torch import Tensor, nn
 
 from benchmarks.peers.job import ACTIVATIONS, CHASING, EPOCHS, HIDDEN, MINIBATCHES, Job, Outcome, rollouts
 from benchmarks.peers.timed_chasing import TimedChasing
+from gpurl.envs.vec_env import VecEnv
+from gpurl.outward import to_skrl
 
 MODES = {"default": None}
 
 
-class SkrlEnv:
-    """TimedChasing as skrl's trainer takes it: columns of rewards and flags; actions are clipped to the Box."""
-
-    num_agents = 1
-
-    def __init__(self, env: TimedChasing) -> None:
-        self.env, self.num_envs, self.device = env, env.num_envs, env.device
-
-    def reset(self) -> tuple[Tensor, dict[str, Any]]:
-        """(observations, info)."""
-        return self.env.reset()
-
-    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Observations, and reward, terminated and truncated as [N, 1]."""
-        obs, reward, terminated, truncated, _ = self.env.step(actions.clamp(-1.0, 1.0))
-        return obs, reward.unsqueeze(1), terminated.unsqueeze(1), truncated.unsqueeze(1), {}
-
-    def state(self) -> None:
-        """No privileged state."""
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-def skrl_models(env: TimedChasing, activation: str) -> dict[str, Any]:
+def skrl_models(env: VecEnv, activation: str) -> dict[str, Any]:
     """Policy and value networks as in skrl's examples."""
     spaces = {"observation_space": env.single_observation_space, "action_space": env.single_action_space, "device": env.device}
 
@@ -96,6 +74,6 @@ def chasing(job: Job) -> Outcome:
         device=env.device,
         cfg=settings,
     )
-    limits = {"timesteps": rollouts(job) * job.horizon, "headless": True, "disable_progressbar": True}
-    SequentialTrainer(env=SkrlEnv(env), agents=agent, cfg=limits).train()
+    limits = {"timesteps": rollouts(job) * job.horizon, "headless": True, "disable_progressbar": True, "close_environment_at_exit": False}
+    SequentialTrainer(env=to_skrl(env), agents=agent, cfg=limits).train()
     return env.outcome()
