@@ -39,6 +39,15 @@ def find_python(given: str) -> str:
     return str(path.absolute())  # links stay: through them a virtual environment finds its packages
 
 
+def describe(python: str, seconds: float = 120.0) -> str:
+    """What the server's Python has, on one line. UsageError or EnvError where it cannot run Isaac Gym."""
+    simulator = SimulatorProcess(find_python(python))
+    try:
+        return simulator.call("describe", seconds)
+    finally:
+        simulator.close()
+
+
 class SimulatorProcess:
     """One server under `python`, on the CUDA device `gpu` of this process; it answers within the seconds that a call gives it, or ends."""
 

@@ -153,6 +153,17 @@ class Simulation:
             "max_episode_steps": last - first,
         }
 
+    def describe(self) -> str:
+        """What this Python has, on one line."""
+        torch = self._import()
+        parts = ["Python " + sys.version.split()[0], "torch {}, CUDA {}".format(torch.__version__, torch.cuda.is_available())]
+        for family in FAMILIES:
+            try:
+                parts.append("{} with {} tasks".format(family, len(task_names(family))))
+            except Exception as error:
+                parts.append("no {} ({})".format(family, error))
+        return ", ".join(parts)
+
     def _import(self) -> Any:
         """torch, after isaacgym."""
         here = "Python {} at {}".format(sys.version.split()[0], sys.executable)
@@ -276,7 +287,7 @@ def die_with_the_trainer(lifeline: int) -> None:
 def serve(channel: socket.socket) -> None:
     """Answer calls, a line of JSON each, until one says close or the trainer is gone."""
     simulation, lines = Simulation(), channel.makefile("rb")
-    calls = {name: getattr(simulation, name) for name in ("make", "share", "reset", "restart", "set_clocks", "step")}
+    calls = {name: getattr(simulation, name) for name in ("describe", "make", "share", "reset", "restart", "set_clocks", "step")}
     for line in lines:
         request = json.loads(line.decode())
         name = request.pop("call")

@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from gpurl.errors import UsageError
+from gpurl.errors import GpurlError, UsageError
 
 PACKAGES = ("gpurl", "torch", "triton", "numpy", "gymnasium", "tyro", "rich", "safetensors", "tensorboard", "matplotlib")
 SIMULATORS = {  # module: (what it brings, how to get it)
@@ -71,7 +71,19 @@ def _simulators() -> list[str]:
     for module, (brings, how) in SIMULATORS.items():
         found = importlib.util.find_spec(module) is not None
         lines.append(f"  {module}: {'there' if found else 'missing'} ({brings}{'' if found else '; get it by ' + how})")
-    return lines
+    return [*lines, f"  Isaac Gym: {_isaac_gym()}"]
+
+
+def _isaac_gym() -> str:
+    """It is asked in the Python that it needs, which takes seconds."""
+    from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE, describe
+
+    if not os.environ.get(PYTHON_VARIABLE):
+        return f"not looked for; set {PYTHON_VARIABLE} to the Python 3.6 to 3.8 that has it (isaac_gym:TASK)"
+    try:
+        return describe("")
+    except GpurlError as error:
+        return f"cannot run: {error}"
 
 
 def env_table() -> str:

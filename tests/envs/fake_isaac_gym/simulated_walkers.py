@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-NUM_OBS = 5  # position, steps since its start, number of the environment, number of the episode, where the episode began
+NUM_OBS = (
+    6  # position, steps since its start, number of the environment, of the episode, where that began, what the task drew when it was made
+)
 REACH = 3.0  # from its start a walker falls
 
 
@@ -19,6 +21,7 @@ class Walkers:
         self.number = torch.arange(num_envs, device=device, dtype=torch.float32)
         self.position, self.age, self.start = (torch.zeros(num_envs, device=device) for _ in range(3))
         self.episode = torch.zeros(num_envs, device=device)
+        self.world = torch.randint(0, 100, ()).to(self.number)
         self.fault, self.fault_step, self.steps = fault, fault_step, 0
 
     def restart(self, rows: Any) -> None:
@@ -35,7 +38,7 @@ class Walkers:
         self.age += 1
 
     def obs(self) -> Any:
-        return torch.stack((self.position, self.age, self.number, self.episode, self.start), dim=1)
+        return torch.stack((self.position, self.age, self.number, self.episode, self.start, self.world.expand_as(self.start)), dim=1)
 
     def reward(self) -> Any:
         return 2.0 * (self.position - self.start) + self.age / 8
