@@ -116,9 +116,10 @@ class CudaTensors:
     def handles(self) -> List[str]:
         """Memory and the two events, as the other process opens them."""
         found = [_Handle(), _Handle(), _Handle()]
-        self._call("cudaIpcGetMemHandle", ctypes.byref(found[0]), self._address)
-        for handle, event in zip(found[1:], self._events):
-            self._call("cudaIpcGetEventHandle", ctypes.byref(handle), event)
+        with self._torch.cuda.device(self.device):
+            self._call("cudaIpcGetMemHandle", ctypes.byref(found[0]), self._address)
+            for handle, event in zip(found[1:], self._events):
+                self._call("cudaIpcGetEventHandle", ctypes.byref(handle), event)
         return [bytes(handle).hex() for handle in found]
 
     def hand_over(self) -> None:

@@ -86,7 +86,7 @@ def make_isaacgymenvs(task: str, num_envs: int, seed: int, device: str, override
         with initialize_config_dir(config_dir=folder):
             config = compose(config_name="config", overrides=settings)
     except Exception as error:
-        raise WrongUse("the configuration of {} cannot be made with {}: {}".format(task, overrides or "no overrides", error))
+        raise WrongUse("{} with {}: {}; overrides name what is in the task, +NAME=VALUE adds".format(task, settings, error))
     options = dict(seed=seed, task=task, num_envs=num_envs, sim_device=device, rl_device=device, graphics_device_id=0, headless=True)
     options.update(multi_gpu=False, virtual_screen_capture=False, force_render=False, cfg=config)
     known = inspect.signature(isaacgymenvs.make).parameters  # older versions have fewer
