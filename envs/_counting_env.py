@@ -8,6 +8,11 @@ from torch import Tensor
 from gpurl.envs.vec_env import VecEnv
 
 
+def select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """Rows of `yes` where mask [N], else of `no`; both [N, ...]."""
+    return torch.where(mask.view(-1, *(1,) * (no.dim() - 1)), yes, no)
+
+
 class CountingEnv(VecEnv):
     """A VecEnv that keeps its episodes' clocks and returns on the device; `step` calls `_count`, `_episode_info`, `_restart_clocks`."""
 

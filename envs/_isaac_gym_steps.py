@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gpurl.envs._counting_env import select
+
 
 class Returned(NamedTuple):
     """What a task gave, in tensors of its caller's own."""
@@ -64,9 +66,9 @@ class IsaacGymSteps:
         timed_out = returned.timed_out | (returned.clock + 1 >= self.last_clock)
         final_obs, final_state = returned.obs, returned.state
         if not self.restarts_later:
-            final_obs = torch.where(done.unsqueeze(1), self.obs, returned.obs)
+            final_obs = select(done, self.obs, returned.obs)
             if self.state is not None and returned.state is not None:
-                final_state = torch.where(done.unsqueeze(1), self.state, returned.state)
+                final_state = select(done, self.state, returned.state)
         self.obs, self.state = returned.obs, returned.state
         self._is_dead = self._after(returned.done)
         reward = torch.where(valid, returned.reward, 0.0)
@@ -79,4 +81,4 @@ class IsaacGymSteps:
 
 def _finite(rows: Tensor, mask: Tensor) -> Tensor:
     """rows [N, D], those in mask [N] without NaN and infinity."""
-    return torch.where(mask.unsqueeze(1), rows.nan_to_num(0.0, 0.0, 0.0), rows)
+    return select(mask, rows.nan_to_num(0.0, 0.0, 0.0), rows)

@@ -1,4 +1,7 @@
-"""Gymnasium spaces at the border to numpy: batches of observations become one array, a policy's actions become the environment's."""
+"""Gymnasium spaces at the border to an environment: batches of observations become one array, a policy's actions become the environment's.
+
+The arrays are of numpy; `_torch_spaces.py` encodes tensors by the same walk through a space.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +18,15 @@ class Encoder(NamedTuple):
     """`encode` turns a batch of the original space into an array [N, *space.shape] of its own memory."""
 
     space: Box
-    encode: Callable[[Any], np.ndarray]
+    encode: Callable[[Any], Any]
+
+
+class Arrays(NamedTuple):
+    """What an encoder does with arrays of its library."""
+
+    cast: Callable[[Any, Any], Any]  # (batch, numpy dtype) -> the same numbers in memory of their own
+    one_hot: Callable[[np.ndarray, int], Callable[[Any], Any]]  # (shift [K], D) -> (choices [N, ...] -> [N, D], a 1 at each choice + shift)
+    join: Callable[[list[Any]], Any]  # arrays [N, ...] -> [N, D], one behind the other
 
 
 class Decoder(NamedTuple):
@@ -25,62 +36,62 @@ class Decoder(NamedTuple):
     decode: Callable[[np.ndarray], np.ndarray]
 
 
-def make_encoder(space: gymnasium.Space, name: str = "the observation", inside: bool = False) -> Encoder:
+def _one_hot(shift: np.ndarray, width: int) -> Callable[[Any], np.ndarray]:
+    def encode(batch: Any) -> np.ndarray:
+        index = np.asarray(batch).reshape(len(batch), len(shift)) + shift
+        rows = np.zeros((len(index), width), np.float32)
+        np.put_along_axis(rows, index, 1.0, axis=1)
+        return rows
+
+    return encode
+
+
+NUMPY = Arrays(np.array, _one_hot, lambda rows: np.concatenate([row.reshape(len(row), -1) for row in rows], axis=1))
+
+
+def make_encoder(space: gymnasium.Space, name: str = "the observation", inside: bool = False, arrays: Arrays = NUMPY) -> Encoder:
     """A Box keeps its shape (a single number becomes a row of one) and becomes float32; images (uint8 with two axes or more) stay uint8;
     all else is flattened as by `gymnasium.spaces.flatten`. `inside`: part of a Dict or Tuple. UsageError names what cannot be."""
     if isinstance(space, Box):
-        return _box_encoder(space, name, inside)
+        return _box_encoder(space, name, inside, arrays)
     if isinstance(space, Discrete):
-        return _one_hot_encoder(np.array([space.n]), np.array([space.start]))
+        return _one_hot_encoder(np.array([space.n]), np.array([space.start]), arrays)
     if isinstance(space, MultiDiscrete):
-        return _one_hot_encoder(space.nvec.flatten(), space.start.flatten())
+        return _one_hot_encoder(space.nvec.flatten(), space.start.flatten(), arrays)
     if isinstance(space, MultiBinary):
         size = int(np.prod(space.shape))
-        return Encoder(Box(0.0, 1.0, (size,), np.float32), lambda batch: np.array(batch, np.float32).reshape(len(batch), size))
-    if isinstance(space, Dict):
-        return _joined_encoder([(key, make_encoder(part, f"{name}[{key!r}]", True)) for key, part in space.spaces.items()])
-    if isinstance(space, Tuple):
-        return _joined_encoder([(at, make_encoder(part, f"{name}[{at}]", True)) for at, part in enumerate(space.spaces)])
-    raise UsageError(f"gymnasium_cpu cannot flatten {name}: it is {space}; wrap the environment so that it is a Box")
+        return Encoder(Box(0.0, 1.0, (size,), np.float32), lambda batch: arrays.cast(batch, np.float32).reshape(len(batch), size))
+    if isinstance(space, (Dict, Tuple)):
+        parts = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+        return _joined_encoder([(key, make_encoder(part, f"{name}[{key!r}]", True, arrays)) for key, part in parts], arrays)
+    raise UsageError(f"gpurl cannot flatten {name}: it is {space}; wrap the environment so that it is a Box")
 
 
-def _box_encoder(space: Box, name: str, inside: bool) -> Encoder:
+def _box_encoder(space: Box, name: str, inside: bool, arrays: Arrays) -> Encoder:
     is_image = space.dtype == np.uint8 and len(space.shape) >= 2
     if is_image and inside:
-        raise UsageError(f"gymnasium_cpu does not mix images with other observations: {name} is {space}; leave it out with a wrapper")
+        raise UsageError(f"gpurl does not mix images with other observations: {name} is {space}; leave it out with a wrapper")
     dtype: Any = np.uint8 if is_image else np.float32
     with np.errstate(over="ignore"):  # float64 limits beyond float32 become infinite
         box = Box(np.atleast_1d(space.low).astype(dtype), np.atleast_1d(space.high).astype(dtype), dtype=dtype)
     if space.shape == ():
-        return Encoder(box, lambda batch: np.array(batch, dtype).reshape(-1, 1))
-    return Encoder(box, lambda batch: np.array(batch, dtype))
+        return Encoder(box, lambda batch: arrays.cast(batch, dtype).reshape(-1, 1))
+    return Encoder(box, lambda batch: arrays.cast(batch, dtype))
 
 
-def _one_hot_encoder(sizes: np.ndarray, start: np.ndarray) -> Encoder:
+def _one_hot_encoder(sizes: np.ndarray, start: np.ndarray, arrays: Arrays) -> Encoder:
     """sizes, start: [K] of K choices; their one-hot rows stand one behind the other."""
     total = int(sizes.sum())
     shift = np.concatenate(([0], sizes.cumsum()[:-1])) - start
-
-    def encode(batch: Any) -> np.ndarray:
-        index = np.asarray(batch).reshape(len(batch), len(sizes)) + shift
-        rows = np.zeros((len(index), total), np.float32)
-        np.put_along_axis(rows, index, 1.0, axis=1)
-        return rows
-
-    return Encoder(Box(0.0, 1.0, (total,), np.float32), encode)
+    return Encoder(Box(0.0, 1.0, (total,), np.float32), arrays.one_hot(shift, total))
 
 
-def _joined_encoder(parts: list[tuple[Any, Encoder]]) -> Encoder:
+def _joined_encoder(parts: list[tuple[Any, Encoder]], arrays: Arrays) -> Encoder:
     """The parts of a Dict or Tuple, flat, one behind the other; a batch of it is a dict or tuple of batches."""
     if not parts:
-        raise UsageError("gymnasium_cpu needs an observation to show the policy, this space is empty")
+        raise UsageError("gpurl needs an observation to show the policy, this space is empty")
     low, high = (np.concatenate([getattr(part.space, side).flatten() for _, part in parts]) for side in ("low", "high"))
-
-    def encode(batch: Any) -> np.ndarray:
-        rows = [part.encode(batch[key]) for key, part in parts]
-        return np.concatenate([row.reshape(len(row), -1) for row in rows], axis=1)
-
-    return Encoder(Box(low, high, low.shape, np.float32), encode)
+    return Encoder(Box(low, high, low.shape, np.float32), lambda batch: arrays.join([part.encode(batch[key]) for key, part in parts]))
 
 
 def stack_rows(space: gymnasium.Space, rows: list[Any]) -> Any:
@@ -100,7 +111,7 @@ def make_decoder(space: gymnasium.Space) -> Decoder:
     if isinstance(space, MultiBinary):
         return _choices_decoder(space, np.full(space.shape, 2), np.zeros(space.shape, np.int64))
     wanted = "a Box of at least one number, a Discrete, MultiDiscrete or MultiBinary action space"
-    raise UsageError(f"gymnasium_cpu needs {wanted}, this one is {space}")
+    raise UsageError(f"gpurl needs {wanted}, this one is {space}")
 
 
 def _choices_decoder(space: gymnasium.Space, sizes: np.ndarray, start: np.ndarray) -> Decoder:

@@ -76,7 +76,7 @@ def find_spec(task: str) -> EnvSpec:
 
 def make_pool(task: str, num_envs: int, seed: int, options: dict[str, Any]) -> EnvPool:
     """`num_envs` environments of EnvPool's `task`."""
-    with _explained(task):
+    with explained(task):
         return EnvPool(task, num_envs, seed, options)
 
 
@@ -86,21 +86,21 @@ def make_task(spec: EnvSpec, num_envs: int, vectorization: str, options: dict[st
         return make_copies(partial(gymnasium.make, spec, disable_env_checker=True, **options), spec.id, num_envs, vectorization)
     if spec.vector_entry_point is None:
         raise UsageError(f"{spec.id} has no vector version of its own; take vectorization sync or async")
-    with _explained(spec.id):
+    with explained(spec.id):
         return gymnasium.make_vec(spec, num_envs, "vector_entry_point", **options)
 
 
 def make_copies(make: MakeEnv, name: str, num_envs: int, vectorization: str) -> VectorEnv:
     """`num_envs` environments of what `make` returns, in this process or in one each."""
     makers = [partial(Watched, make, index, os.getpid()) for index in range(num_envs)]
-    with _explained(name):
+    with explained(name):
         if vectorization == "sync":
             return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         return AsyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
+def explained(name: str) -> Iterator[None]:
     """Whatever a simulator's constructor raises becomes a UsageError that says what to install, where that is the reason."""
     try:
         yield

@@ -4,6 +4,7 @@ The simulator runs in a process of its own, under the Python 3.6 to 3.8 that its
 IPC, on a CPU in a memory file. A simulator's state cannot be saved: a resumed run begins new episodes.
 """
 
+import os
 import shlex
 from typing import Any
 
@@ -14,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from gpurl.envs._counting_env import CountingEnv
-from gpurl.envs._isaac_gym_process import SimulatorProcess, find_python
+from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE, SimulatorProcess, find_python
 from gpurl.envs._isaac_gym_steps import IsaacGymSteps, Returned
 from gpurl.envs._isaac_gym_tensors import CudaTensors, HostTensors, layout_of
 from gpurl.envs.vec_env import Timestep
@@ -74,6 +75,12 @@ class IsaacGym(CountingEnv):
         except BaseException:
             self._simulator.close()
             raise
+
+    @classmethod
+    def missing(cls) -> str:
+        return (
+            "" if os.environ.get(PYTHON_VARIABLE) else f"the Python 3.6 to 3.8 that has it; name it in {PYTHON_VARIABLE} or by --env.python"
+        )
 
     def _set_up(self, made: dict[str, Any], num_envs: int, device: torch.device) -> None:
         """Take over what the server says of the task it made."""

@@ -13,7 +13,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
-from gpurl.envs._counting_env import CountingEnv
+from gpurl.envs._counting_env import CountingEnv, select
 from gpurl.envs.vec_env import Timestep, check_tensor
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_may_look, use_triton
@@ -53,6 +53,14 @@ class TorchEnv(CountingEnv):
     def observe(self, state: State) -> Tensor:
         """[n, *obs] what the policy sees of `state`."""
 
+    def observe_state(self, state: State) -> Tensor:
+        """[n, *state] what only critics see of `state`; for tasks that set `single_state_space`."""
+        raise NotImplementedError(f"{type(self).__name__} has a single_state_space and no observe_state(state)")
+
+    def _critics_see(self, key: str, state: State) -> dict[str, Tensor]:
+        """{key: what critics see}, {} where they see what the policy does."""
+        return {} if self.single_state_space is None else {key: self.observe_state(state)}
+
     def compile(self) -> None:
         """Compile `transition` and `observe` by torch.compile at their first calls; random numbers are drawn as before, in between."""
         self._random.stay_out_of_compiling()
@@ -74,11 +82,11 @@ class TorchEnv(CountingEnv):
             self._restart_clocks()
         else:
             mask = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
-            state = {name: _select(mask, state[name], value) for name, value in self._state.items()}
+            state = {name: select(mask, state[name], value) for name, value in self._state.items()}
             self._restart_clocks(mask)
         self._random.advance(None if mask is None else torch.as_tensor(mask, device=self.device).any())  # nobody restarts: nothing happened
         self._set_state(state)
-        return self.observe(state), {}
+        return self.observe(state), self._critics_see("state", state)
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         if self._state is None:
@@ -100,14 +108,16 @@ class TorchEnv(CountingEnv):
             next_state = {name: value.clone() if value is self._state[name] else value for name, value in next_state.items()}
         info = self._episode_info(done, truncated)
         info["final_obs"] = final_obs = self.observe(next_state)
+        info |= self._critics_see("final_state", next_state)
         obs = self._autoreset(next_state, final_obs, done)
+        info |= self._critics_see("state", self._state)
         self._random.advance()
         return Timestep(obs, reward, terminated, truncated, info)
 
     def in_triton(self) -> TritonEnv | None:
         """State, clocks and random streams as the kernels change them; None where kernels do not run or the task has none."""
         task = self.triton_task() if use_triton(self.episode_length_buf) else None
-        if task is None or self._state is None:
+        if task is None or self._state is None or self.single_state_space is not None:
             return None
         clocks = Clocks(self.episode_length_buf, self._episode_start, self._episode_return)
         streams = RandomStreams(self._random.key, self._random.gamma, self._random.step)
@@ -172,12 +182,7 @@ class TorchEnv(CountingEnv):
             state = {name: value.index_copy(0, index, fresh[name]) for name, value in next_state.items()}
         else:
             fresh = self.initial_state(self._random)
-            state = {name: _select(done, fresh[name], value) for name, value in next_state.items()}
+            state = {name: select(done, fresh[name], value) for name, value in next_state.items()}
         self._restart_clocks(done)
         self._set_state(state)
         return self.observe(state)
-
-
-def _select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """Rows of `yes` where mask [N], else of `no`; both [N, ...]."""
-    return torch.where(mask.view(-1, *(1,) * (no.dim() - 1)), yes, no)

@@ -52,6 +52,7 @@ class VecEnv(gymnasium.vector.VectorEnv):
     single_state_space: gymnasium.Space | None = None  # of what only critics see, where there is such a thing
     num_agents: int = 1
     graph_safe: bool = False
+    single_instance: bool = False  # only one can exist in a process: it is evaluated once, where it trains, after the training
     max_episode_steps: int | None = None
     reward_threshold: float | None = None  # return at which the task counts as solved, where one is published
     reward_shape: tuple[int, ...]  # (N,), with several agents (N, A)
@@ -74,6 +75,11 @@ class VecEnv(gymnasium.vector.VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.episode_length_buf = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+
+    @classmethod
+    def missing(cls) -> str:
+        """What of its simulator this machine lacks and how to get it, in a few words; nothing where all is there."""
+        return ""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
         """Start all episodes anew, or those of `options["reset_mask"]` [N] bool. Returns (obs [N, *obs], info)."""

@@ -135,7 +135,9 @@ def make_trainer(
             raise UsageError(f"compile is for tensor tasks, whose functions torch knows; {settings.env} is none")
         env.compile()
     spaces = env.single_observation_space, env.single_action_space
-    model = make_algorithm(settings.algorithm, settings.algorithm_config, *spaces, config.num_envs, device, config.seed)
+    model = make_algorithm(
+        settings.algorithm, settings.algorithm_config, *spaces, config.num_envs, device, config.seed, state_space=env.single_state_space
+    )
     if config.precision == "tf32" and device.type != "cuda":
         raise UsageError(f"precision tf32 is a GPU's, this run is on {device}; leave it out, or take --device cuda")
     torch.backends.cuda.matmul.allow_tf32 = config.precision != "float32"
@@ -182,7 +184,7 @@ def _check_agents(settings: Settings, env: VecEnv) -> None:
 def _quickest_threads(model: Algorithm) -> int:
     """Up to torch's own number, by a few passes of the largest batch; threads that wait for each other gain nothing."""
     rows = model.largest_batch()
-    obs, carry = torch.zeros(rows, *(model.observation_space.shape or ())), model.initial_carry(rows)
+    obs, carry = torch.zeros(rows, *model.row_shape()), model.initial_carry(rows)
     return quickest_threads(torch.get_num_threads(), torch.set_num_threads, lambda: model.value(obs, carry))
 
 
@@ -214,8 +216,12 @@ def _run_logged(trainer: Trainer, eval_env: VecEnv | None) -> tuple[Outcome, dic
 
 
 def _eval_env(settings: Settings, device: torch.device) -> VecEnv | None:
-    """Environments for evaluation only, never more than episodes wanted or than training has."""
+    """Environments for evaluation only, never more than episodes wanted or than training has; None where there can be no second ones."""
     count = min(settings.train.eval_episodes, settings.train.num_envs)
+    if count > 0 and resolve_env(settings.env)[0].single_instance:
+        if settings.train.stop_return is not None:
+            raise UsageError(f"stop_return needs evaluations while training goes on, but {settings.env} can exist only once in a process")
+        return None
     return make_env(settings.env, count, device, EVAL_SEED, **settings.env_options) if count > 0 else None
 
 

@@ -137,14 +137,18 @@ def _step_problems(env: VecEnv, timestep: Timestep, clocks: Tensor) -> Iterator[
     name = f"{type(env).__name__}.step"
     obs, reward, terminated, truncated, info = timestep
     done, final_obs = terminated | truncated, info["final_obs"]
-    yield from _value_problems(env, name, {"obs": obs, "info['final_obs']": final_obs, "reward": reward})
+    pairs = {"obs": (obs, final_obs)}
+    if env.single_state_space is not None:
+        pairs["state"] = info["state"], info["final_state"]
+    for key, (now, final) in pairs.items():
+        yield from _value_problems(env, name, {key: now, f"info['final_{key}']": final, "reward": reward})
+        differs = ((now != final) & ~((now != now) & (final != final))).flatten(1).any(1) & ~done
+        if differs.any():
+            yield f"{name}: info['final_{key}']: wanted {key} where no episode ended, got another in environments {_where(differs)}"
     both = terminated & truncated
     if both.any():
         yield f"{name}: truncated: wanted False where terminated, got both in environments {_where(both)}"
     valid = info.get("valid", torch.ones_like(done))
-    differs = ((obs != final_obs) & ~((obs != obs) & (final_obs != final_obs))).flatten(1).any(1) & ~done
-    if differs.any():
-        yield f"{name}: info['final_obs']: wanted obs where no episode ended, got another in environments {_where(differs)}"
     for key, flag in (("_final_obs", done), ("time_outs", truncated)):
         mask = info.get(key)
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not torch.equal(mask, flag):

@@ -20,6 +20,7 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl check-env MODULE                                                      say what is wrong with an environment
   gpurl bench                                                                 measure throughput and kernels
   gpurl doctor                                                                what this machine has and lacks
+  gpurl doctor DUMP                                                           what led to NaN, from a run's non_finite/
 
 RUN is a run folder. Settings are written --num-envs 4096, --num_envs 4096 or num_envs=4096; --config FILE.yaml reads them from a file.
 Exit codes: 0 done, 2 wrong use, 3 the environment misbehaves, 4 NaN or infinity, 5 checkpoint, 130/143 stopped by a signal.
@@ -162,7 +163,7 @@ def plot_bench(words: list[str]) -> int:
 def envs(words: list[str]) -> int:
     """`gpurl envs`."""
     parse(words, "envs", None, {})
-    from gpurl.doctor import env_table
+    from gpurl.env_table import env_table
 
     print(env_table())
     return 0
@@ -181,7 +182,15 @@ def check_env(words: list[str]) -> int:
 
 
 def doctor(words: list[str]) -> int:
-    """`gpurl doctor`."""
+    """`gpurl doctor`, `gpurl doctor DUMP`."""
+    if words and not words[0].startswith("-"):
+        options = parse(words, "doctor", "DUMP", {})
+        from pathlib import Path
+
+        from gpurl.nan_dump import describe_dump
+
+        print(describe_dump(Path(options["DUMP"])))
+        return 0
     parse(words, "doctor", None, {})
     from gpurl.doctor import report
 

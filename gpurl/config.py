@@ -21,7 +21,7 @@ LEAST = {
 
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "nan": ("stop", "skip"),
+    "nan": ("raise", "skip", "reset-envs"),
     "tag_style": tuple(ALIASES),
     "graph": ("auto", "full", "policy", "off"),
     "rollout": ("auto", "persistent", "steps"),
@@ -57,8 +57,8 @@ class TrainConfig:
     """Seconds between log entries."""
     tag_style: str = "sb3"
     """TensorBoard names: sb3, cleanrl, rsl_rl or rl_games."""
-    nan: str = "stop"
-    """What to do about NaN or infinity from an environment: stop, or skip (those steps are not trained on, their
+    nan: str = "raise"
+    """What to do about NaN or infinity from an environment: raise an error, skip (those steps are not trained on) or reset-envs (and their
     environments restart before the next rollout)."""
     stagger: bool = True
     """Start environments at different clocks, so that time limits do not all fall on one step."""

@@ -1,14 +1,18 @@
-"""Says what this machine has, what it lacks and how to get it; lists the environments; starts the benchmarks."""
+"""Says what this machine has, what it lacks and how to get it; starts the benchmarks."""
 
+import ctypes
 import importlib
 import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
+from gpurl.env_table import simulators
 from gpurl.errors import GpurlError, UsageError
 
 PACKAGES = ("gpurl", "torch", "triton", "numpy", "gymnasium", "tyro", "rich", "safetensors", "tensorboard", "matplotlib")
@@ -42,6 +46,8 @@ def _devices() -> list[str]:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     waits = os.environ.get("OMP_WAIT_POLICY") or f"with spin count {os.environ.get('GOMP_SPINCOUNT')}"
     lines = [f"  {cpus} CPU cores, torch uses {torch.get_num_threads()} threads, OpenMP waits {waits}", _cpu_kernels()]
+    if driver := _driver():
+        lines.append(f"  NVIDIA driver {driver}")
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
@@ -59,6 +65,41 @@ def _devices() -> list[str]:
     return [*lines, f"  no CUDA device: {advice}"]
 
 
+def _driver() -> str:
+    """Release of the NVIDIA driver and the newest CUDA that it serves, or nothing where there is none."""
+    release = Path("/proc/driver/nvidia/version")
+    number = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", release.read_text()) if release.is_file() else None
+    try:
+        version = ctypes.c_int()
+        code = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return f"{number[1]}, whose libcuda.so.1 cannot be loaded" if number else ""
+    cuda = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}" if code == 0 else f"cuDriverGetVersion failed with {code}"
+    return f"{number[1] if number else 'of unknown release'}, {cuda}"
+
+
+def _warp() -> list[str]:
+    """Whether Warp, which steps the tasks of mujoco_warp, sees the devices that torch sees."""
+    if importlib.util.find_spec("warp") is None:
+        return []
+    try:
+        import torch
+
+        warp: Any = importlib.import_module("warp")
+        warp.config.log_level = getattr(warp, "LOG_ERROR", 40)
+        warp.init()
+    except Exception as error:  # a library that does not fit the driver fails in its own ways
+        return [f"  warp cannot be used: {type(error).__name__}: {error}"]
+    devices = [device.alias for device in warp.get_devices()]
+    lines = [f"  warp {warp.__version__}: devices {', '.join(devices)}; compiled kernels in {warp.config.kernel_cache_dir}"]
+    gpus = [device for device in warp.get_devices() if device.is_cuda]
+    if torch.cuda.is_available() and not gpus:
+        advice = "from 1.18 on it needs driver 580 or newer, for an older one: pip install 'warp-lang<1.18'"
+        lines.append(f"  warp sees no GPU though torch does: {advice}")
+    lines += [f"  {gpu.alias} has no memory pool: MuJoCo's steps go without a graph" for gpu in gpus if not warp.is_mempool_enabled(gpu)]
+    return lines
+
+
 def _cpu_kernels() -> str:
     from gpurl.kernels import c_library
 
@@ -71,42 +112,19 @@ def _simulators() -> list[str]:
     for module, (brings, how) in SIMULATORS.items():
         found = importlib.util.find_spec(module) is not None
         lines.append(f"  {module}: {'there' if found else 'missing'} ({brings}{'' if found else '; get it by ' + how})")
-    return [*lines, f"  Isaac Gym: {_isaac_gym()}"]
+    return [*lines, *(f"  {line}" for line in simulators()), *_isaac_gym(), *_warp()]
 
 
-def _isaac_gym() -> str:
-    """It is asked in the Python that it needs, which takes seconds."""
+def _isaac_gym() -> list[str]:
+    """Where its Python is named, what that one says of itself, which takes seconds."""
     from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE, describe
 
     if not os.environ.get(PYTHON_VARIABLE):
-        return f"not looked for; set {PYTHON_VARIABLE} to the Python 3.6 to 3.8 that has it (isaac_gym:TASK)"
+        return []
     try:
-        return describe("")
+        return [f"  Isaac Gym has {describe('')}"]
     except GpurlError as error:
-        return f"cannot run: {error}"
-
-
-def env_table() -> str:
-    """One line an environment: spaces, time limit, options."""
-    from gpurl.envs.registry import env_names, env_options, make_env, resolve_env
-
-    lines = []
-    for name in env_names():
-        env_class, _ = resolve_env(name)
-        options = env_options(env_class)
-        if "task" in options:
-            lines.append(f"{name}:TASK\n    {(env_class.__doc__ or '').splitlines()[0]}")
-            continue
-        env = make_env(name, 1)
-        own = ", ".join(f"{key}={option.default}" for key, option in options.items() if key != "max_episode_steps")
-        agents = f"{env.num_agents} agents, " if env.num_agents > 1 else ""
-        limit = "no time limit" if env.max_episode_steps is None else f"{env.max_episode_steps} steps"
-        lines.append(
-            f"{name}\n    {agents}observation {env.single_observation_space.shape}, action {env.single_action_space}, "
-            f"{limit}{', options: ' + own if own else ''}"
-        )
-    lines.append("or the module path of your own (README: an environment of your own)")
-    return "\n".join(lines)
+        return [f"  Isaac Gym cannot run: {error}"]
 
 
 def run_benchmarks(words: list[str]) -> int:

@@ -1,5 +1,7 @@
 """Looks at the outside of what an environment returns, each step: shape, dtype and device, which costs no device anything."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -39,3 +41,12 @@ def check_step(env: VecEnv, timestep: Timestep) -> None:
         wanted.append(("info['valid']", info["valid"], row, torch.bool))
     for key, value, value_shape, value_dtype in wanted:
         check_tensor(f"{name}.step: {key}", value, value_shape, value_dtype, device)
+    for key in ("state", "final_state"):
+        check_state(env, "step", key, info)
+
+
+def check_state(env: VecEnv, call: str, key: str, info: dict[str, Any]) -> None:
+    """EnvError unless info[key] is what only critics see, where `env` says that there is such a thing."""
+    if (space := env.single_state_space) is not None:
+        shape = (env.num_envs, *(space.shape or ()))
+        check_tensor(f"{type(env).__name__}.{call}: info[{key!r}]", info.get(key), shape, torch.float32, env.device)

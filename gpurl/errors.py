@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class GpurlError(Exception):
@@ -30,6 +31,7 @@ class NonFiniteError(GpurlError):
     """NaN or infinity where a number was needed."""
 
     exit_code = 4
+    evidence: dict[str, Any] | None = None  # what a dump of it holds
 
 
 class DivergedError(NonFiniteError):

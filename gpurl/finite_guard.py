@@ -1,8 +1,11 @@
 """Keeps NaN and infinity of an environment out of training, without a host sync, and tells them from those of a policy that diverged.
 
 A row that holds one, or whose successor does, is marked as not valid and zeroed: it weighs nothing in targets, losses and statistics.
-The host learns of it at once on a CPU, and on a GPU with the next log entry.
+The host learns of it at once on a CPU, and on a GPU with the next log entry. What the first environment that gave one did in that rollout
+is kept aside, to be looked into.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +16,7 @@ from gpurl.kernels.backend import host_may_look
 
 FROM_ENV, FROM_POLICY = ("obs", "reward", "final_obs"), ("action", "value", "log_prob")
 CHECKED = (*FROM_ENV, *FROM_POLICY, "final_value")  # the last comes of both: final_obs, seen by the policy
+KEPT = ("obs", "action", "reward", "value", "terminated", "truncated")  # of the first environment
 NAMED_ENVS = 10
 
 
@@ -21,13 +25,17 @@ class FiniteGuard:
 
     def __init__(self, env_name: str, device: torch.device) -> None:
         self.env_name = env_name
+        self.names: list[str] = []  # of the columns that are looked at, as they are numbered in `keys`
         self.first = torch.full((), -1, dtype=torch.int64, device=device)  # t * N + env of the first bad row
+        self.keys = torch.zeros((), dtype=torch.int64, device=device)  # which columns are bad there, a bit each
         self.count = torch.zeros((), dtype=torch.int64, device=device)
         self.policy_diverged = torch.zeros((), dtype=torch.bool, device=device)  # it gave NaN where the environment gave none
+        self.evidence: dict[str, Tensor] = {}  # [T, ...] columns of that environment, as they were
 
     def clean(self, buffer: RolloutBuffer) -> Tensor | None:
         """Mark and zero bad rows; returns which environments had any, [N] bool, or None where the host saw that all is finite."""
         columns = {name: buffer[name] for name in CHECKED if name in buffer.columns and buffer[name].is_floating_point()}
+        self.names = list(columns)
         if host_may_look(buffer.device) and all(bool(torch.isfinite(column.sum())) for column in columns.values()):
             return None
         of_env, of_policy = (sum(name in names for name in columns) for names in (FROM_ENV, FROM_POLICY))
@@ -39,46 +47,74 @@ class FiniteGuard:
         valid = buffer.columns.setdefault("valid", torch.ones_like(rows))
         rows &= valid  # what is not trained on anyway may hold anything
         valid &= ~rows
+        self._remember(buffer, bad, rows)
         for column in columns.values():
             column.nan_to_num_(0.0, 0.0, 0.0)
-        flat = rows.flatten()
-        index = torch.where(flat.any(), flat.int().argmax(), -1)
-        self.first.copy_(torch.where(self.first >= 0, self.first, index))
-        self.count += flat.sum()
+        self.count += rows.sum()
         from_env, from_policy, _ = (bad & rows).flatten(1).any(1).split((of_env, of_policy, len(columns) - of_env - of_policy))
         self.policy_diverged |= from_policy.any() & ~from_env.any()
         return rows.any(0)
 
+    def _remember(self, buffer: RolloutBuffer, bad: Tensor, rows: Tensor) -> None:
+        """Keep where the first bad row is and what its environment did; bad: [columns, T, N] bool, rows: [T, N] bool, those that count."""
+        flat = rows.flatten()
+        index = flat.int().argmax()
+        is_first = flat.any() & (self.first < 0)
+        bits = (bad.flatten(1).index_select(1, index.view(1)).squeeze(1).long() << torch.arange(len(bad), device=bad.device)).sum()
+        torch.where(is_first, bits, self.keys, out=self.keys)
+        torch.where(is_first, index, self.first, out=self.first)
+        env = (index % rows.shape[1]).view(1)
+        for name in KEPT:
+            if name in buffer.columns:
+                column = buffer[name].index_select(1, env).squeeze(1)
+                if name not in self.evidence:
+                    self.evidence[name] = column  # of no meaning until something is bad
+                torch.where(is_first, column, self.evidence[name], out=self.evidence[name])
+
     def metrics(self) -> dict[str, Tensor]:
         """0-d tensors for the host."""
-        numbers = {"non_finite_rows": self.count, "first_non_finite": self.first, "policy_diverged": self.policy_diverged.long()}
-        return {name: number.clone() for name, number in numbers.items()}
+        numbers = {"non_finite_rows": self.count, "first_non_finite": self.first, "non_finite_keys": self.keys}
+        return {name: number.clone() for name, number in (numbers | {"policy_diverged": self.policy_diverged.long()}).items()}
 
     def load(self, numbers: dict[str, Tensor]) -> None:
         """Go back to what `metrics` gave."""
         self.count.copy_(numbers["non_finite_rows"])
         self.first.copy_(numbers["first_non_finite"])
+        self.keys.copy_(numbers["non_finite_keys"])
         self.policy_diverged.copy_(numbers["policy_diverged"])
 
     def stop_if_bad(self, values: dict[str, float], num_envs: int, stop: bool, iteration: int, env_ids: list[int]) -> None:
         """Raise NonFiniteError if there were bad rows since the last call and `stop`, DivergedError if they are the policy's own.
 
-        values: `metrics()`, on the host. env_ids: the environments with bad rows, where the host knows them.
+        values: `metrics()`, on the host. env_ids: the environments with bad rows, where the host knows them. The error's `evidence` is what
+        a dump of it holds: what was bad, where, and the first environment's columns.
         """
-        count, first, policy_diverged = (int(values[name]) for name in ("non_finite_rows", "first_non_finite", "policy_diverged"))
+        count, first, keys, policy_diverged = (
+            int(values[name]) for name in ("non_finite_rows", "first_non_finite", "non_finite_keys", "policy_diverged")
+        )
         self.first.fill_(-1)
         self.count.zero_()
         self.policy_diverged.zero_()
-        at = f"iteration {iteration}, step {first // num_envs} of the rollout"
+        if not (policy_diverged or (count and stop)):
+            return
+        step, env = divmod(first, num_envs)
+        found = [name for bit, name in enumerate(self.names) if keys >> bit & 1]
+        what = " and ".join(found) or "the next obs"
+        at = f"iteration {iteration}, step {step} of the rollout"
+        error: NonFiniteError
         if policy_diverged:
-            raise DivergedError(
-                f"the policy gave NaN or infinity ({at}), the observations of {self.env_name!r} are finite: its weights diverged, they are "
-                "not saved. To go on from the last checkpoint with smaller steps: gpurl train --resume RUN --learning-rate RATE"
+            error = DivergedError(
+                f"the policy gave NaN or infinity in {what} ({at}), the observations of {self.env_name!r} are finite: its weights "
+                "diverged, they are not saved. To go on from the last checkpoint with smaller steps: "
+                "gpurl train --resume RUN --learning-rate RATE"
             )
-        if count and stop:
-            named = ", ".join(map(str, env_ids[:NAMED_ENVS])) if env_ids else str(first % num_envs)
+        else:
+            named = ", ".join(map(str, env_ids[:NAMED_ENVS])) if env_ids else str(env)
             more = f" and {len(env_ids) - NAMED_ENVS} more" if len(env_ids) > NAMED_ENVS else ""
-            raise NonFiniteError(
-                f"environment {self.env_name!r} gave NaN or infinity {count} times ({at}, environments {named}{more}); nothing of it was "
-                "trained on. To leave such steps out and go on: gpurl train --resume RUN --nan skip"
+            error = NonFiniteError(
+                f"environment {self.env_name!r} gave NaN or infinity {count} times, first in {what} ({at}, environments {named}{more}); "
+                "nothing of it was trained on. To leave such steps out and go on: gpurl train --resume RUN --nan reset-envs"
             )
+        where: dict[str, Any] = {"env": self.env_name, "iteration": iteration, "step": step, "index": env, "keys": found, "rows": count}
+        error.evidence = where | {"columns": dict(self.evidence)}
+        raise error

@@ -25,7 +25,8 @@ class HostNetwork(ActorCriticCpu):
     def serves(network: ActorCritic) -> bool:
         """Whether there is a kernel on this machine, and one for this network."""
         num_layers = sum(len(weight) for weight in network.towers.weights)
-        return network.memory is None and num_layers <= MAX_LAYERS and c_library.load().functions is not None
+        has_kernel = type(network) is ActorCritic and network.memory is None and num_layers <= MAX_LAYERS
+        return has_kernel and c_library.load().functions is not None
 
     def __call__(self, x: Array) -> tuple[Array, Array, Array]:
         """As `ActorCritic.forward`."""

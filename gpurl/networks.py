@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ class NetworkConfig:
     activation: str = "tanh"
     """tanh, elu or relu."""
     shared: bool = False
-    """One trunk for actor and critic instead of two networks."""
+    """One trunk for actor and critic instead of two networks; a critic that reads a state of its own shares none."""
     memory: str = "none"
     """gru puts a recurrent trunk before actor and critic."""
     memory_size: int = 64
@@ -222,7 +223,17 @@ class ActorCritic(nn.Module):
         memory = self.memory(obs, carry[0])
         return memory, (memory,)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def unroll(self, obs: Tensor, h: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
+        """obs [T, N, D], memory h [N, H] before them, ended [T, N] -> (what the towers read [T * N, F], what memory.backward needs)."""
+        assert self.memory is not None
+        sequence = self.memory.unroll_episodes(obs, h, ended)
+        return sequence.detach().flatten(0, 1), sequence
+
+    def set_dtype(self, dtype: torch.dtype) -> None:
+        """Of the hidden layers' products."""
+        self.towers.dtype = dtype
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Any]:
         """x: [B, F] -> (the policy head's numbers [B, A], value [B], what `backward` needs)."""
         outputs = self.towers(x)
         last = outputs[-1].float()
@@ -232,7 +243,7 @@ class ActorCritic(nn.Module):
         """x: [B, F] -> value [B], without the actor."""
         return self.critic(self.towers(x, first=-1)[-1][-1].float()).squeeze(1)
 
-    def backward(self, output_gradient: Tensor, value_gradient: Tensor, outputs: list[Tensor]) -> Tensor | None:
+    def backward(self, output_gradient: Tensor, value_gradient: Tensor, outputs: Any) -> Tensor | None:
         """Write all gradients into the parameters' `.grad`; with a memory returns that of x [B, F], else None."""
         last, of_value = outputs[-1].float(), value_gradient.unsqueeze(1)
         self.actor.backward(output_gradient, last[0])
@@ -244,3 +255,48 @@ class ActorCritic(nn.Module):
         else:
             gradient[0].addmm_(of_value, self.critic.weight)
         return self.towers.backward(gradient, outputs, needs_input=self.memory is not None)
+
+
+class AsymmetricActorCritic(ActorCritic):
+    """An actor that reads observations and a critic that reads a state which only it is given (Pinto et al. 2017): rows hold both."""
+
+    def __init__(self, config: NetworkConfig, num_inputs: int, num_state: int, num_outputs: int) -> None:
+        super().__init__(replace(config, shared=True) if config.hidden else config, num_inputs, num_outputs)
+        self.num_inputs = num_inputs
+        self.critic_towers = Towers(1, (num_state, *config.hidden), config.activation)
+        self.critic = Layer((num_state, *config.hidden)[-1], 1, 1.0)
+
+    def remember(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        """obs: [N, D + S], one step -> (what the towers read [N, F + S], next carry); the memory is the actor's."""
+        features, next_carry = super().remember(obs[:, : self.num_inputs], carry)
+        return (obs if self.memory is None else torch.cat((features, obs[:, self.num_inputs :]), dim=1)), next_carry
+
+    def unroll(self, obs: Tensor, h: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
+        features, sequence = super().unroll(obs[..., : self.num_inputs], h, ended)
+        return torch.cat((features, obs[..., self.num_inputs :].flatten(0, 1)), dim=1), sequence
+
+    def set_dtype(self, dtype: torch.dtype) -> None:
+        super().set_dtype(dtype)
+        self.critic_towers.dtype = dtype
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [B, F + S] -> what the actor reads [B, F], what the critic reads [B, S]."""
+        width = self.num_inputs if self.memory is None else self.memory.size
+        return x[:, :width], x[:, width:]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Any]:
+        of_actor, of_critic = self._split(x)
+        acting, judging = self.towers(of_actor), self.critic_towers(of_critic)
+        return self.actor(acting[-1][0].float()), self.critic(judging[-1][0].float()).squeeze(1), (acting, judging)
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.critic(self.critic_towers(self._split(x)[1])[-1][0].float()).squeeze(1)
+
+    def backward(self, output_gradient: Tensor, value_gradient: Tensor, outputs: Any) -> Tensor | None:
+        """As that of ActorCritic; with a memory returns the gradient of its part of x."""
+        acting, judging = outputs
+        of_value = value_gradient.unsqueeze(1)
+        self.actor.backward(output_gradient, acting[-1][0].float())
+        self.critic.backward(of_value, judging[-1][0].float())
+        self.critic_towers.backward(torch.mm(of_value, self.critic.weight).unsqueeze(0), judging, needs_input=False)
+        return self.towers.backward(torch.mm(output_gradient, self.actor.weight).unsqueeze(0), acting, needs_input=self.memory is not None)

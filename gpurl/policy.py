@@ -33,16 +33,26 @@ class Policy:
                 f"a sampling policy draws for {self.algorithm.num_envs} environments, got {batch.shape[0]} observations; "
                 f"load(..., num_envs={batch.shape[0]}) makes one that fits"
             )
+        if self.algorithm.num_state and not deterministic:  # the actor reads nothing of it
+            batch = torch.nn.functional.pad(batch.flatten(1), (0, self.algorithm.num_state))
         decision = self.algorithm.act(batch, self._carry, explore=not deterministic)
         self._carry = decision.carry
         return self._like(decision.action[0] if is_single else decision.action, obs)
 
-    def value(self, obs: np.ndarray | Tensor) -> Any:
-        """Expected return from obs: a number for [*obs], [N] for [N, *obs].
+    def value(self, obs: np.ndarray | Tensor, state: np.ndarray | Tensor | None = None) -> Any:
+        """Expected return from obs: a number for [*obs], [N] for [N, *obs]; state [*state] or [N, *state] is what only the critic sees.
 
         A policy with memory takes obs as what follows the observations it acted on: ask before `act(obs)`, not after it.
         """
         batch, is_single = self._batch(obs)
+        if num_state := self.algorithm.num_state:
+            given = None if state is None else torch.as_tensor(state, device=self.device).float().reshape(-1, num_state)
+            if given is None or len(given) != len(batch):
+                got = "none" if state is None else f"one of shape {tuple(state.shape)}"
+                raise UsageError(f"this policy's critic reads a state of its own: value(obs, state [{len(batch)}, {num_state}]), got {got}")
+            batch = torch.cat((batch.flatten(1), given), dim=1)
+        elif state is not None:
+            raise UsageError("the critic of this policy reads observations: value(obs), without a state")
         carry = self._carry or self.algorithm.initial_carry(batch.shape[0])
         if carry and carry[0].shape[0] != batch.shape[0]:
             raise UsageError(
@@ -77,7 +87,8 @@ def load(path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = 
         meta, settings = parts["meta"], parts["meta"]["settings"]
         obs_space, action_space = (space_from_dict(meta[name]) for name in ("observation_space", "action_space"))
         config = build_algorithm_config(settings["algorithm"], settings)
-        algorithm = make_algorithm(settings["algorithm"], config, obs_space, action_space, num_envs, device)
+        state_space = space_from_dict(meta["state_space"]) if meta.get("state_space") else None
+        algorithm = make_algorithm(settings["algorithm"], config, obs_space, action_space, num_envs, device, state_space=state_space)
         algorithm.load_state_dict(parts["model"])
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise CheckpointError(f"{path}, step {manifest['step']}, is not a policy this version can read: {error}") from None

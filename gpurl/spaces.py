@@ -9,8 +9,10 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from gpurl.errors import CheckpointError
 
 
-def space_to_dict(space: gymnasium.Space) -> dict[str, Any]:
-    """JSON-able description; Box limits that are all equal are kept as one number."""
+def space_to_dict(space: gymnasium.Space | None) -> dict[str, Any] | None:
+    """JSON-able description, None of none; Box limits that are all equal are kept as one number."""
+    if space is None:
+        return None
     if isinstance(space, Box):
         limits = {name: _short(getattr(space, name)) for name in ("low", "high")}
         return {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype), **limits}
@@ -25,7 +27,7 @@ def _short(limits: np.ndarray) -> Any:
     return float(limits.flat[0]) if limits.size and (limits == limits.flat[0]).all() else limits.tolist()
 
 
-def space_from_dict(values: dict[str, Any]) -> gymnasium.Space:
+def space_from_dict(values: Any) -> gymnasium.Space:
     """The space that `space_to_dict` described; CheckpointError for anything else."""
     try:
         if values["kind"] == "Box":

@@ -26,9 +26,11 @@ from gpurl.interrupt import StopRequest
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.random import CounterRandom
 from gpurl.logger import Logger
+from gpurl.nan_dump import write_dump
 from gpurl.persistent import PersistentRollout, make_persistent
 from gpurl.spaces import space_to_dict
 from gpurl.statistics import EpisodeStatistics, Stopwatch, to_host
+from gpurl.with_state import WithState
 
 EVAL_SEED = 1_000_003  # evaluations play the same episodes every time, and never the training's
 
@@ -49,7 +51,8 @@ class Trainer:
 
     def __init__(self, settings: Settings, algorithm: Algorithm, env: VecEnv, eval_env: VecEnv | None, folder: Path) -> None:
         self.settings, self.config = settings, settings.train
-        self.algorithm, self.env, self.eval_env, self.folder = algorithm, env, eval_env, folder
+        self.algorithm, self.eval_env, self.folder = algorithm, eval_env, folder
+        self.env = WithState(env) if algorithm.num_state else env
         self.buffer = algorithm.make_buffer()
         self.statistics = EpisodeStatistics(env.device)
         self.stopwatch = Stopwatch(env.device)
@@ -75,6 +78,9 @@ class Trainer:
         self.is_warm = False  # after the first iteration
         self.timestep: Timestep | None = None  # the newest, until graphs are chosen
         self.notes: list[str] = []  # for the screen
+        self.evaluates_itself = eval_env is None and env.single_instance and self.config.eval_episodes > 0  # after the training
+        if self.evaluates_itself:
+            self.notes.append(f"{settings.env} can exist only once in a process: its one evaluation follows the training")
 
     # ---- the loop ----
 
@@ -153,7 +159,7 @@ class Trainer:
         collected = self.buffer.size - before
         self.stopwatch.mark("update")
         data, bad_envs = stages.prepare()
-        if bad_envs is not None and self.config.nan == "skip":
+        if bad_envs is not None and self.config.nan == "reset-envs":
             obs, _ = self.env.reset(options={"reset_mask": bad_envs})
             self.obs = obs if self.graphs is None else self.obs.copy_(obs)
             self.algorithm.cut(bad_envs)
@@ -193,6 +199,7 @@ class Trainer:
                     if not reason and self._save_is_due():
                         self.save(display)
                 if reason != "signal" and self.evaluated_at != self.steps:
+                    self.eval_env = self.env if self.evaluates_itself else self.eval_env
                     self._evaluate(logger, display, stop)
             except BaseException as error:
                 if self.buffer.size:  # a rollout that broke off is not kept; weights and counters are those of the last update
@@ -201,6 +208,8 @@ class Trainer:
                 if not (stop.signal_number and isinstance(error, (Stopped, EnvError))):  # what a signal broke is no error
                     if not isinstance(error, DivergedError):  # LATEST stays a policy that one can go on from
                         self.save(display)
+                    if isinstance(error, NonFiniteError) and (dump := write_dump(self.folder, self.steps, error)):
+                        raise type(error)(f"{error}. What led there: gpurl doctor {dump}") from error
                     raise
                 reason = "signal"
             unsaved = self.save(display)
@@ -257,13 +266,14 @@ class Trainer:
         display.update(self.steps, values)
 
     def _report_bad(self, values: dict[str, float], env_ids: list[int]) -> None:
-        self.guard.stop_if_bad(values, self.env.num_envs, self.config.nan == "stop", self.iteration, env_ids)
+        self.guard.stop_if_bad(values, self.env.num_envs, self.config.nan == "raise", self.iteration, env_ids)
 
     def _evaluate(self, logger: Logger, display: Display, stop: StopRequest) -> None:
         """Play the evaluation episodes, keep the checkpoint when they are the best so far. Raises Stopped once `stop` is asked for."""
-        self.next_eval, self.evaluated_at = self._evaluation_after(self.steps), self.steps
+        self.next_eval = self._evaluation_after(self.steps)
         if self.eval_env is None:
             return
+        self.evaluated_at = self.steps
         carry, act = self.algorithm.initial_carry(self.eval_env.num_envs), greedy(self.algorithm)
         try:
             values = evaluate(act, self.eval_env, self.config.eval_episodes, carry, EVAL_SEED, should_stop=lambda: stop.signal_number)
@@ -273,8 +283,8 @@ class Trainer:
             return
         if non_finite := values.get("eval/non_finite_episodes"):
             text = f"{non_finite:.0f} evaluation episodes of environment {self.settings.env!r} gave NaN or infinity"
-            if self.config.nan == "stop":
-                raise NonFiniteError(f"{text}; to leave such episodes out and go on: gpurl train --resume RUN --nan skip")
+            if self.config.nan == "raise":
+                raise NonFiniteError(f"{text}; to leave such episodes out and go on: gpurl train --resume RUN --nan reset-envs")
             self._warn(display, f"{text} and are left out")
         if not values["eval/episodes"]:
             return
@@ -325,7 +335,7 @@ class Trainer:
         counters = {"steps": self.steps, "iteration": self.iteration, "elapsed": self.elapsed, "threads": torch.get_num_threads()}
         results = {"best_return": self.best_return, "evaluation": dict(self.evaluation)}
         running = {"obs": self.obs, "carry": list(self.carry), "statistics": self.statistics.state_dict()}
-        spaces = {name: space_to_dict(getattr(self.algorithm, name)) for name in ("observation_space", "action_space")}
+        spaces = {name: space_to_dict(getattr(self.algorithm, name)) for name in ("observation_space", "action_space", "state_space")}
         return {
             "model": self.algorithm.state_dict(),
             "training": self.algorithm.extra_state(),
@@ -375,10 +385,10 @@ class Trainer:
         """What a resume may not change: (name, the checkpoint's value, this run's value)."""
         saved, wanted = meta["settings"], self.settings.to_dict()
         yield "algorithm", saved["algorithm"], wanted["algorithm"]
-        for name in ("observation_space", "action_space"):
-            yield name, meta[name], space_to_dict(getattr(self.algorithm, name))
+        for name in ("observation_space", "action_space", "state_space"):
+            yield name, meta.get(name), space_to_dict(getattr(self.algorithm, name))
         for name in ("num_envs", "seed", *self.algorithm.config.fixed):
             if isinstance(wanted[name], dict):
                 yield from ((f"{name}.{inner}", saved[name][inner], value) for inner, value in wanted[name].items())
-            else:
+            elif name in saved:  # a setting that is newer than the checkpoint stands at what was done before
                 yield name, saved[name], wanted[name]

@@ -42,10 +42,12 @@ LAYERS = [  # a module imports from its own layer or from earlier ones
         "run_folder",
         "interrupt",
         "finite_guard",
+        "nan_dump",
         "env_guard",
+        "with_state",
     },
     {"graphs", "graphed", "persistent", "trainer", "evaluator"},
-    {"api", "policy", "play", "doctor", "check_env", "registration", "profile", "profile_report"},
+    {"api", "policy", "play", "doctor", "env_table", "check_env", "registration", "profile", "profile_report"},
     {"cli", "cli_train", "__init__"},
 ]
 FOLDERS = ("gpurl", "gpurl/algorithms", "gpurl/buffers", "envs", "envs/mujoco_warp", "kernels")

@@ -24,13 +24,26 @@ class AlternatingEnv(TorchEnv):
         return {"place": 1 - place}, place.float(), torch.zeros_like(place, dtype=torch.bool)
 
     def observe(self, state: State) -> Tensor:
-        return torch.nn.functional.one_hot(state["place"], 2).float()
+        return torch.stack((1 - state["place"], state["place"]), dim=1).float()
 
 
 class ContinuousAlternating(AlternatingEnv):
     """The same with an action that does nothing of another kind."""
 
     single_action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+
+class HiddenAlternating(ContinuousAlternating):
+    """The same, where the policy sees nothing and only critics see the place."""
+
+    single_observation_space = Box(-1.0, 1.0, (3,), np.float32)
+    single_state_space = Box(0.0, 1.0, (2,), np.float32)
+
+    def observe(self, state: State) -> Tensor:
+        return torch.zeros(len(state["place"]), 3, device=state["place"].device)
+
+    def observe_state(self, state: State) -> Tensor:
+        return super().observe(state)
 
 
 class RandomWalk(TorchEnv):

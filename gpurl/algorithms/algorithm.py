@@ -77,6 +77,7 @@ class Algorithm(ABC, nn.Module):
         num_envs: int,
         device: torch.device,
         seed: int = 0,
+        state_space: gymnasium.Space | None = None,
     ) -> None:
         super().__init__()
         self.config, self.label = config, type(self).__name__
@@ -85,7 +86,9 @@ class Algorithm(ABC, nn.Module):
         if not isinstance(observation_space, Box):
             raise UsageError(f"{self.label} needs a Box observation space, this one is {observation_space}")
         self.num_inputs = math.prod(observation_space.shape)
-        self.normalizer = Normalizer(self.num_inputs) if config.normalize_obs else None
+        self.state_space = state_space if self.reads_state() else None  # where it is not None, rows of obs have the state behind them
+        self.num_state = 0 if self.state_space is None else math.prod(self.state_space.shape or ())
+        self.normalizer = Normalizer(self.num_inputs + self.num_state) if config.normalize_obs else None
         self.make_networks()
         if device.type != "cpu":
             self.to(device)
@@ -99,6 +102,10 @@ class Algorithm(ABC, nn.Module):
     @abstractmethod
     def make_training(self) -> None:
         """Set what trains the modules, which are on the device now: optimisers, random numbers, scalars."""
+
+    def reads_state(self) -> bool:
+        """Whether the critic reads what an environment shows to critics only."""
+        return False
 
     @classmethod
     def for_space(cls, action_space: gymnasium.Space) -> "type[Algorithm]":
@@ -133,6 +140,10 @@ class Algorithm(ABC, nn.Module):
     @abstractmethod
     def record(self, buffer: Buffer, obs: Tensor, decision: Decision, timestep: Timestep) -> None:
         """Store one step: `decision` was taken at `obs` and led to `timestep`."""
+
+    def row_shape(self) -> tuple[int, ...]:
+        """Of one observation as training stores it."""
+        return (self.num_inputs + self.num_state,) if self.num_state else tuple(self.observation_space.shape or ())
 
     def inputs(self, obs: Tensor) -> Tensor:
         """[N, *obs] -> [N, D] float32, normalised."""

@@ -20,7 +20,7 @@ from gpurl.kernels.backend import host_may_look, use_triton
 from gpurl.kernels.gae import gae
 from gpurl.kernels.ppo_loss import PARTS, PpoOptions, PpoRows, PpoScalars
 from gpurl.losses import PpoTerms, explained_variance, ppo_loss
-from gpurl.networks import ActorCritic, Carry, NetworkConfig
+from gpurl.networks import ActorCritic, AsymmetricActorCritic, Carry, NetworkConfig
 from gpurl.normalizer import ValueNormalizer
 from gpurl.optimizer import FlatAdam
 
@@ -31,7 +31,7 @@ LEARNING_RATE_LIMITS = (1e-5, 1e-2)  # of the KL-adaptive rate, as in rsl_rl
 class PPOConfig(OnPolicyConfig):
     """Settings of PPO; the defaults suit thousands of environments."""
 
-    fixed = (*OnPolicyConfig.fixed, "network", "squash", "normalize_value", "initial_std")
+    fixed = (*OnPolicyConfig.fixed, "network", "squash", "normalize_value", "initial_std", "asymmetric")
     schedules = ("kl", "linear", "constant")
 
     schedule: str = "kl"
@@ -58,6 +58,8 @@ class PPOConfig(OnPolicyConfig):
     """Squash continuous actions by tanh instead of clipping them."""
     initial_std: float = 1.0
     """Standard deviation of continuous actions at the start."""
+    asymmetric: bool = True
+    """The critic reads what an environment shows to critics only, where there is such a thing, and not the observations."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """Shape of the networks."""
 
@@ -78,11 +80,19 @@ class PPO(OnPolicy):
 
     config: PPOConfig
 
+    def reads_state(self) -> bool:
+        return self.config.asymmetric
+
     def make_networks(self) -> None:
         config = self.config
         self.is_recurrent = config.network.memory != "none"
         self.head = make_head(self.action_space, config.squash, config.initial_std, self.label)
-        self.network = ActorCritic(config.network, self.num_inputs, self.head.num_outputs)
+        outputs = self.head.num_outputs
+        self.network = (
+            AsymmetricActorCritic(config.network, self.num_inputs, self.num_state, outputs)
+            if self.num_state
+            else ActorCritic(config.network, self.num_inputs, outputs)
+        )
         self.value_normalizer = ValueNormalizer() if config.normalize_value else None
         self.precision = "float32"
 
@@ -107,7 +117,7 @@ class PPO(OnPolicy):
 
     def set_precision(self, precision: str) -> None:
         if precision == "bf16":
-            self.network.towers.dtype = torch.bfloat16
+            self.network.set_dtype(torch.bfloat16)
             self.host_network = None  # it computes in float32
         self.precision = precision
 
@@ -117,6 +127,8 @@ class PPO(OnPolicy):
         return self.network.initial_carry(num_envs, self.device)
 
     def act(self, obs: Tensor, carry: Carry = (), explore: bool = True) -> Decision:
+        if self.num_state and not explore:  # without the state, which the actor does not read
+            obs = torch.nn.functional.pad(obs.flatten(1)[:, : self.num_inputs], (0, self.num_state))
         rows = self._rows(obs)
         if isinstance(rows, np.ndarray):
             return self._act(rows, (), explore)
@@ -143,7 +155,7 @@ class PPO(OnPolicy):
         return as_tensor(self._true_value(value))
 
     def _rows(self, obs: Tensor) -> Array:
-        """obs [N, *obs] -> [N, D] float32, as an array where numpy is quicker."""
+        """obs [N, *obs] -> [N, D] float32, as an array where numpy is quicker; [N, D + S] where the critic reads a state."""
         if self.host_network is not None and obs.shape[0] <= FEW_ROWS:
             return obs.detach().numpy().reshape(obs.shape[0], -1).astype(np.float32, copy=False)
         return obs.reshape(obs.shape[0], -1).float()
@@ -239,8 +251,7 @@ class PPO(OnPolicy):
         config, memory, inputs = self.config, self.network.memory, minibatch["obs"]
         network: Any = self.host_network or self.network
         if memory is not None:
-            sequence = memory.unroll_episodes(minibatch["obs"], minibatch["carry"][0], minibatch["ended"])
-            inputs = sequence.detach().flatten(0, 1)
+            inputs, sequence = self.network.unroll(minibatch["obs"], minibatch["carry"][0], minibatch["ended"])
             minibatch = {name: column.flatten(0, 1) for name, column in minibatch.items()}
         scalars = (self.clip_range, self.entropy_coef) if isinstance(inputs, Tensor) else self.host_scalars
         old_log_prob, advantage, returns, old_value = (minibatch[name] for name in ("log_prob", "advantage", "returns", "value"))

@@ -82,12 +82,12 @@ def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_doctor_asks_the_python_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    (line,) = [line for line in doctor.report().splitlines() if "Isaac Gym:" in line]
+    (line,) = [line for line in doctor.report().splitlines() if "Isaac Gym has" in line]
     assert line.endswith(f"torch {torch.__version__}, CUDA {torch.cuda.is_available()}, isaacgymenvs with 5 tasks, legged_gym with 1 tasks")
     monkeypatch.setenv(PYTHON_VARIABLE, "/bin/false")
-    assert "Isaac Gym: cannot run: Isaac Gym's process (/bin/false) ended in describe (exit code 1)" in doctor.report()
+    assert "Isaac Gym cannot run: Isaac Gym's process (/bin/false) ended in describe (exit code 1)" in doctor.report()
     monkeypatch.delenv(PYTHON_VARIABLE)
-    assert f"Isaac Gym: not looked for; set {PYTHON_VARIABLE}" in doctor.report()
+    assert f"isaac_gym: the Python 3.6 to 3.8 that has it; name it in {PYTHON_VARIABLE}" in doctor.report()
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.check_env import check_env
 from gpurl.checkpoint import load_checkpoint
 from gpurl.config import make_settings
-from gpurl.doctor import env_table
 from gpurl.env_guard import check_step
+from gpurl.env_table import env_table
 from gpurl.envs.torch_env import State
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import EnvError, NonFiniteError, UsageError
@@ -54,8 +54,8 @@ def test_one_policy_of_all_agents_learns_the_two_step_game(tmp_path: Path, monke
 
 
 def test_the_list_of_environments_tells_of_agents() -> None:
-    assert "two_step_game\n    2 agents, observation (2, 5), action MultiDiscrete([2 2])," in env_table()
-    assert "pendulum\n    observation (3,)" in env_table()
+    assert "two_step_game\n      2 agents, observation (2, 5), action MultiDiscrete([2 2])," in env_table()
+    assert "pendulum\n      observation (3,)" in env_table()
 
 
 @pytest.mark.parametrize("env", ["two_step_game", WALKERS])
@@ -139,7 +139,7 @@ def test_nan_of_one_agent_stops_the_run_or_is_left_out(tmp_path: Path) -> None:
     name = "tests.gpurl.test_agents:Ill"
     with pytest.raises(NonFiniteError, match=r"Ill' gave NaN or infinity .*, environments 3\)"):
         small_run(tmp_path / "stop", 3, ALGORITHM, name, stagger=False)
-    run = small_run(tmp_path / "skip", 3, ALGORITHM, name, stagger=False, nan="skip")
+    run = small_run(tmp_path / "skip", 3, ALGORITHM, name, stagger=False, nan="reset-envs")
     assert all(torch.isfinite(value).all() for value in load_checkpoint(run.folder)[0]["model"].values())
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert all(np.isfinite(record["train/grad_norm"]) for record in records if "train/grad_norm" in record)

@@ -1,11 +1,14 @@
 """Which rows of a rollout the guard against NaN leaves out, and that nothing of them is left."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.errors import NonFiniteError
 from gpurl.finite_guard import FiniteGuard
+from gpurl.kernels.backend import no_host_looks
 
 
 def rollout(bad: float) -> RolloutBuffer:
@@ -56,3 +59,23 @@ def test_a_policy_that_diverged_is_told_from_an_environment_that_did() -> None:
 
 def numbers(guard: FiniteGuard) -> dict[str, float]:
     return {name: float(value) for name, value in guard.metrics().items()}
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_the_first_environment_s_columns_are_kept_as_they_were(looks: bool) -> None:
+    """Of the first rollout with NaN, not of later ones; on a device without a look at it."""
+    with nullcontext() if looks else no_host_looks():
+        guard, first, later = FiniteGuard("walk", torch.device("cpu")), rollout(1.0), rollout(1.0)
+        guard.clean(rollout(1.0))
+        for buffer, t, env in ((first, 3, 1), (later, 0, 2)):
+            buffer["reward"].add_(torch.arange(16.0).view(4, 4))
+            buffer["reward"][t, env] = torch.nan
+            before = buffer["reward"].clone()
+            guard.clean(buffer)
+            if buffer is first:
+                wanted = before[:, 1]
+    torch.testing.assert_close(guard.evidence["reward"], wanted, equal_nan=True)
+    with pytest.raises(NonFiniteError, match=r"2 times, first in reward \(iteration 5, step 3 of the rollout, environments 1\)") as caught:
+        guard.stop_if_bad(numbers(guard), 4, True, 5, [])
+    assert caught.value.evidence is not None
+    assert (caught.value.evidence["index"], caught.value.evidence["step"], caught.value.evidence["keys"]) == (1, 3, ["reward"])

@@ -147,10 +147,10 @@ def test_an_error_in_the_last_evaluation_loses_nothing(tmp_path: Path, monkeypat
     monkeypatch.setattr("gpurl.api.evaluate", lambda *_, **__: nothing)  # the scripted policy's
     assert small_run(tmp_path / "chasing", 1, env="chasing").baseline == {}
     monkeypatch.setattr("gpurl.trainer.evaluate", lambda *_, **__: nothing)
-    with pytest.raises(NonFiniteError, match=r"4 evaluation episodes of environment 'pendulum' gave NaN .*--nan skip"):
+    with pytest.raises(NonFiniteError, match=r"4 evaluation episodes of environment 'pendulum' gave NaN .*--nan reset-envs"):
         small_run(tmp_path / "run", 2, eval_every=10**9)
     assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 2 * ITERATION
-    skipping = small_run(tmp_path / "skip", 2, eval_every=ITERATION, nan="skip")
+    skipping = small_run(tmp_path / "skip", 2, eval_every=ITERATION, nan="reset-envs")
     assert (skipping.outcome.steps, skipping.outcome.evaluation) == (2 * ITERATION, {})
 
 

@@ -9,6 +9,7 @@ import torch
 
 import gpurl
 from gpurl.checkpoint import load_checkpoint
+from gpurl.cli import main
 from gpurl.envs.torch_env import State
 from gpurl.errors import EnvError, NonFiniteError
 from gpurl.kernels.random import CounterRandom
@@ -74,17 +75,54 @@ def test_a_gradient_that_is_not_finite_is_told(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize("fault", ["nan reward", "nan obs", "inf obs"])
 def test_nan_stops_with_env_step_and_index_and_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    with pytest.raises(NonFiniteError, match=r"BrokenWalk' gave NaN or infinity .* step [45] of the rollout, environments 3\)"):
+    with pytest.raises(NonFiniteError, match=r"BrokenWalk' gave NaN or infinity .* step [45] of the rollout, environments 3\)") as caught:
         train_broken(tmp_path / "run", monkeypatch, fault)
+    found = str(caught.value).partition("first in ")[2].partition(" (")[0]
+    assert found == "reward" if fault == "nan reward" else "obs" in found
     parts, _ = load_checkpoint(tmp_path / "run")  # nothing is lost: the state was saved before stopping
     assert all(torch.isfinite(value).all() for value in parts["model"].values())
-    run = train_broken(tmp_path / "skip", monkeypatch, fault, nan="skip")
+    run = train_broken(tmp_path / "skip", monkeypatch, fault, nan="reset-envs")
     assert run.outcome.reason == "total_steps"
     assert all(torch.isfinite(value).all() for value in load_checkpoint(run.folder)[0]["model"].values())
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     norms = [record["train/grad_norm"] for record in records if "train/grad_norm" in record]
     assert len(norms) == 3
     assert None not in norms  # each update did learn from the other rows
+
+
+def test_what_led_to_nan_is_dumped_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(NonFiniteError, match="What led there: gpurl doctor ") as caught:
+        train_broken(tmp_path / "run", monkeypatch, "nan reward")
+    dump = Path(str(caught.value).rpartition("gpurl doctor ")[2])
+    columns = load_checkpoint(dump)[0]["dump"]["columns"]
+    assert columns["reward"].isnan().tolist() == [False] * 4 + [True, True, False, False]
+    assert columns["obs"].shape == (8, 3)
+    assert main(["doctor", str(dump)]) == 0
+    text = capsys.readouterr().out
+    assert "BrokenWalk', number 3: NaN or infinity at step 4 of 8 of the rollout of iteration 1" in text
+    assert "first in: reward" in text
+    here = text.partition("step 4 <- here\n")[2].partition("step 5")[0]
+    assert "reward      nan" in here
+    assert "step 3\n" in text
+    assert main(["doctor", str(tmp_path / "run")]) == 5
+    assert "is a checkpoint of a run, not a dump of NaN" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("nan", "resets"), [("skip", 0), ("reset-envs", 1)])
+def test_skip_leaves_environments_alone_and_reset_envs_restarts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nan: str, resets: int
+) -> None:
+    masks, real = [], BrokenWalk.reset
+
+    def reset(self: Any, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        masks.append((options or {}).get("reset_mask"))
+        return real(self, seed=seed, options=options)
+
+    monkeypatch.setattr(BrokenWalk, "reset", reset)
+    run = train_broken(tmp_path / "run", monkeypatch, "nan obs", nan=nan, eval_episodes=0)
+    assert run.outcome.reason == "total_steps"
+    given = [mask.nonzero().flatten().tolist() for mask in masks if mask is not None]
+    assert given == [[3]] * resets
 
 
 @pytest.mark.parametrize("fault", ["shape", "dtype", "device"])

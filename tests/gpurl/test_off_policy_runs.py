@@ -120,7 +120,7 @@ def test_no_transition_leads_over_what_was_not_stored(change: dict[str, Any], tm
     for name, value in change.items():
         monkeypatch.setattr(Counting, name, value)
     kept = {"horizon": 4, "learning_starts": 10_000, "replay_size": 512, "save_replay": True}
-    settings = SMALL_RUN | small_settings("td3") | kept | {"total_steps": 4 * 32, "eval_episodes": 0, "nan": "skip"}
+    settings = SMALL_RUN | small_settings("td3") | kept | {"total_steps": 4 * 32, "eval_episodes": 0, "nan": "reset-envs"}
     name = "tests.gpurl.test_off_policy_runs:Counting"
     if "breaks_at" in change:
         with pytest.raises(EnvError, match="broken"):
@@ -144,7 +144,7 @@ def test_nan_of_an_environment_never_reaches_weights_or_replay(
     name = "tests.gpurl.test_misbehaving_envs:BrokenWalk"
     with pytest.raises(NonFiniteError, match="gave NaN or infinity"):
         train("td3", name, run_dir=str(tmp_path / "stop"), **settings)
-    run = train("td3", name, run_dir=str(tmp_path / "skip"), nan="skip", **settings)
+    run = train("td3", name, run_dir=str(tmp_path / "skip"), nan="reset-envs", **settings)
     for folder in (tmp_path / "stop", run.folder):
         parts, _ = load_checkpoint(folder)
         kept = torch.utils._pytree.tree_leaves((parts["model"], parts["training"], parts["replay"]))

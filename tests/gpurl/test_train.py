@@ -173,7 +173,7 @@ def test_save_every_counts_iterations_and_old_checkpoints_go(tmp_path: Path) -> 
     (["train", "ppo", "pendulum", "--device", "mps"], 2, "device mps is not supported"),
     (["train", "ppo", "pendulum", "--initial-std", "0"], 2, "initial_std must be above 0, got 0.0"),
     (["train", "--num-envs", "8", "ppo", "pendulum"], 2, "neither in front of the settings"),
-    (["train", "ppo", "pendulum", "--nan", "ignore"], 2, "it must be one of stop, skip"),
+    (["train", "ppo", "pendulum", "--nan", "ignore"], 2, "it must be one of raise, skip, reset-envs"),
     (["train", "ppo", "pendulum", "--tag-style", "wandb"], 2, "it must be one of sb3, cleanrl, rsl_rl, rl_games"),
     (["train", "ppo", "pendulum", "--epochs", "1", "--minibatches", "1"], 2, "schedule kl needs a second step on each rollout"),
     (["train", "ppo", "pendulum", "--learning-rate", "inf"], 2, "learning_rate must be a finite number, got inf"),

@@ -84,7 +84,7 @@ def test_a_resumed_run_replaces_best_only_by_a_better_policy(tmp_path: Path) -> 
 def test_a_memory_that_saw_nan_is_emptied_with_its_environment() -> None:
     """The others keep theirs."""
     network = {"hidden": [8], "memory": "gru", "memory_size": 8}
-    settings = make_settings("ppo", "tests.gpurl.test_trainer:LostSight", **SMALL, nan="skip", network=network)
+    settings = make_settings("ppo", "tests.gpurl.test_trainer:LostSight", **SMALL, nan="reset-envs", network=network)
     trainer = make_trainer(settings, CPU)
     trainer.start()
     trainer.iterate()

@@ -1,0 +1,103 @@
+"""How a vector environment in torch is made by the name of its task, and how the values of a configuration are set from words."""
+
+import difflib
+import importlib
+import shlex
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+import yaml
+
+from gpurl.envs._numpy_vector import explained, find_spec
+from gpurl.errors import UsageError, did_you_mean
+
+
+def make_torch_task(task: str, num_envs: int, device: str, seed: int, overrides: str) -> Any:
+    """`num_envs` environments of PACKAGE:ID, or of an ID that Gymnasium knows; importing PACKAGE registers it with Gymnasium or mjlab.
+
+    overrides: NAME=VALUE words, arguments of the constructor; with mjlab paths of its configuration.
+    """
+    package, _, name = task.rpartition(":")
+    values = parse_overrides(overrides)
+    if package:
+        with explained(task):
+            importlib.import_module(package)
+    registry = sys.modules.get("mjlab.tasks.registry")
+    if registry is not None and name not in gymnasium.registry:
+        return _make_mjlab(registry, name, num_envs, device, seed, values)
+    spec = find_spec(task)
+    with explained(spec.id):
+        if spec.vector_entry_point is not None:
+            return gymnasium.make_vec(spec, num_envs, "vector_entry_point", **values)
+        # Gymnasium's own time limit is for one environment
+        return gymnasium.make(spec, num_envs=num_envs, max_episode_steps=-1, disable_env_checker=True, **values)
+
+
+def _make_mjlab(registry: ModuleType, name: str, num_envs: int, device: str, seed: int, values: dict[str, Any]) -> Any:
+    """A task of mjlab, which has a registry of its own."""
+    known = registry.list_tasks()
+    if name not in known:
+        raise UsageError(f"mjlab has no task {name!r}; {did_you_mean(name, known)}it has: {', '.join(known)}")
+    config = registry.load_env_cfg(name)
+    config.scene.num_envs, config.seed = num_envs, seed
+    set_values(config, values, name)
+    with explained(name):
+        return importlib.import_module("mjlab.envs").ManagerBasedRlEnv(config, device=device)
+
+
+def parse_overrides(text: str) -> dict[str, Any]:
+    """{name: value} of words like `sim.dt=0.01 "name=two words"`; values as in YAML."""
+    values = {}
+    for word in shlex.split(text):
+        name, equals, value = word.partition("=")
+        if not (name and equals):
+            raise UsageError(f"overrides are NAME=VALUE words with spaces between them, got {word!r} in {text!r}")
+        try:
+            values[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UsageError(f"the override {word!r} cannot be read: {error}") from error
+    return values
+
+
+def set_values(config: Any, values: Mapping[str, Any], task: str) -> None:
+    """Set what is at each dotted path of `config`, as `sim.dt`; UsageError where there is no such place, or one of another type."""
+    for path, value in values.items():
+        owner = config
+        *parents, last = path.split(".")
+        for name in parents:
+            owner = _part(owner, name, path, task)
+        value = _like(_part(owner, last, path, task), value, path)
+        if isinstance(owner, dict):
+            owner[last] = value
+        elif isinstance(owner, list):
+            owner[int(last)] = value
+        else:
+            setattr(owner, last, value)
+
+
+def _part(owner: Any, name: str, path: str, task: str) -> Any:
+    """What `owner` has under `name`: an attribute, a key or a place in a list."""
+    if isinstance(owner, dict):
+        names = {str(key): value for key, value in owner.items()}
+    elif isinstance(owner, (list, tuple)):
+        names = {str(index): value for index, value in enumerate(owner)}
+    else:
+        names = {key: getattr(owner, key) for key in dir(owner) if not key.startswith("_") and not callable(getattr(owner, key, None))}
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=3) or sorted(names)[:20]
+        raise UsageError(f"the configuration of {task} has no {path}: there is no {name!r} among {', '.join(near) or 'nothing'}")
+    return names[name]
+
+
+def _like(present: Any, value: Any, path: str) -> Any:
+    """`value` in the type of what it takes the place of."""
+    if isinstance(present, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(present, tuple) and isinstance(value, list):
+        return tuple(value)
+    if isinstance(present, (bool, int, float, str)) and value is not None and type(value) is not type(present):
+        raise UsageError(f"{path} is the {type(present).__name__} {present!r}, it cannot be set to {value!r}")
+    return value

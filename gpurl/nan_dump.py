@@ -1,0 +1,53 @@
+"""A dump of NaN or infinity: what the first environment that gave one did in that rollout, for the doctor to tell."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpurl.checkpoint import load_checkpoint, save_checkpoint
+from gpurl.errors import CheckpointError, NonFiniteError
+
+STEPS_BEFORE = 3  # shown of what led there
+SHOWN = 6  # numbers of a vector
+
+
+def write_dump(run_folder: Path, steps: int, error: NonFiniteError) -> Path | None:
+    """Write the error's evidence into the run folder; None where it has none, or the disk refuses."""
+    if error.evidence is None:
+        return None
+    try:
+        return save_checkpoint(run_folder / "non_finite", steps, {"dump": error.evidence})
+    except CheckpointError:
+        return None  # a full disk must not hide the error itself
+
+
+def describe_dump(path: Path) -> str:
+    """What is in the dump `path`, as text; CheckpointError where it is none."""
+    parts, manifest = load_checkpoint(path)
+    if "dump" not in parts:
+        raise CheckpointError(f"{path} is a checkpoint of a run, not a dump of NaN; those are in non_finite/ of a run folder")
+    dump = parts["dump"]
+    columns: dict[str, Tensor] = dump["columns"]
+    step, horizon = int(dump["step"]), len(next(iter(columns.values())))
+    lines = [
+        f"environment {dump['env']!r}, number {dump['index']}: NaN or infinity at step {step} of {horizon} of the rollout of iteration "
+        f"{dump['iteration']}, which ended at env step {manifest['step']}; {dump['rows']} such rows in all",
+        f"first in: {', '.join(dump['keys']) or 'obs of the next step'}",
+    ]
+    for t in range(max(step - STEPS_BEFORE, 0), min(step + 2, horizon)):
+        lines.append(f"step {t}{' <- here' if t == step else ''}")
+        lines += [f"  {name:11s} {_row(columns[name][t])}" for name in columns]
+    return "\n".join(lines)
+
+
+def _row(value: Tensor) -> str:
+    """The first numbers, and where those are that are not finite."""
+    if value.dtype == torch.bool:
+        return str(bool(value))
+    flat = value.flatten().double()
+    shown: list[Any] = [f"{number:.6g}" for number in flat[:SHOWN].tolist()]
+    text = shown[0] if value.dim() == 0 else f"[{', '.join(shown)}{', ...' if len(flat) > SHOWN else ''}]"
+    bad = (~flat.isfinite()).nonzero().flatten().tolist()
+    return text + (f"   not finite: {len(bad)} of {len(flat)}, at {', '.join(map(str, bad[:10]))}" if bad and value.dim() else "")

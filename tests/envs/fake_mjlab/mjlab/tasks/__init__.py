@@ -1,0 +1,3 @@
+"""Importing it registers the tasks."""
+
+import mjlab.tasks.registry  # noqa: F401

@@ -1,0 +1,15 @@
+"""A registry that Gymnasium knows nothing of."""
+
+from types import SimpleNamespace
+
+from tests.torch_walks import LENGTH
+
+
+def list_tasks() -> list[str]:
+    return ["Mjlab-Walks"]
+
+
+def load_env_cfg(task_name: str) -> SimpleNamespace:
+    assert task_name in list_tasks()
+    more = {"auto_reset": True, "is_finite_horizon": False, "episode_length_s": LENGTH * 0.02}
+    return SimpleNamespace(scene=SimpleNamespace(num_envs=1), seed=None, decimation=4, **more)

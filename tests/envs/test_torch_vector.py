@@ -1,0 +1,301 @@
+"""Vector environments in torch behind the tensor contract: compared with walks in plain numbers, in every way of resetting."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.vector import AutoresetMode
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import gpurl
+from gpurl.check_env import check_env
+from gpurl.envs import make_env
+from gpurl.envs._numpy_spaces import make_encoder, stack_rows
+from gpurl.envs._torch_spaces import make_groups, make_torch_decoder, torch_arrays
+from gpurl.envs._torch_tasks import parse_overrides
+from gpurl.envs.torch_vector import TorchVector
+from gpurl.errors import EnvError, UsageError
+from gpurl.kernels.backend import no_host_looks
+from tests.small_runs import small_settings
+from tests.torch_walks import LENGTH, PickWalks, Walked, WalkVector, act, assert_some_can_restart, assert_true_transitions
+
+MODES = list(AutoresetMode)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def _mjlab(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "fake_mjlab"))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mjlab"]:
+        del sys.modules[name]
+
+
+def pick(**options: Any) -> TorchVector:
+    return make_env("torch_vector:tests.torch_walks:Walks/Pick-v1", 4, **options)
+
+
+def mjlab(overrides: str = "") -> TorchVector:
+    return make_env("torch_vector:mjlab.tasks:Mjlab-Walks", 4, overrides=overrides)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_gives_the_true_transitions(mode: AutoresetMode) -> None:
+    env = TorchVector(4, env=WalkVector(4, mode))
+    assert env.autoreset_mode == (AutoresetMode.NEXT_STEP if mode == AutoresetMode.NEXT_STEP else mode)
+    assert_true_transitions(env)
+    assert_true_transitions(env, seed=8)
+    assert_some_can_restart(env)
+
+
+def test_a_step_that_only_resets_says_so() -> None:
+    env = TorchVector(4, env=WalkVector(4, AutoresetMode.NEXT_STEP))
+    obs, _ = env.reset(seed=3)
+    ended = torch.zeros(4, dtype=torch.bool)
+    for _ in range(20):
+        obs, reward, terminated, truncated, info = env.step(act(obs))
+        assert torch.equal(info["valid"], ~ended)
+        assert not reward[ended].any()
+        assert not (terminated | truncated)[ended].any()
+        assert not obs[ended, 1].any()
+        ended = terminated | truncated
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_contract_holds_in_every_mode(mode: AutoresetMode) -> None:
+    assert check_env(Walked(4, mode=mode.value), steps=24) == []
+
+
+@pytest.mark.parametrize("overrides", ["", "obs_mode=state", "auto_reset=false"])
+def test_a_maniskill_task_by_its_name(overrides: str, caplog: pytest.LogCaptureFixture) -> None:
+    env = pick(overrides=overrides)
+    assert env.max_episode_steps == LENGTH
+    assert env.single_observation_space.shape == (2,)
+    assert_true_transitions(env)
+    assert_some_can_restart(env)
+    assert not caplog.text
+    assert check_env(pick(overrides=overrides), steps=24) == []
+
+
+@pytest.mark.usefixtures("_mjlab")
+def test_an_mjlab_task_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    env = mjlab()
+    assert "the observation before the last step stands in" in caplog.text
+    assert env.max_episode_steps == LENGTH
+    assert env.single_state_space is not None
+    assert_true_transitions(env, exact=False)
+    assert_some_can_restart(env)
+    assert check_env(mjlab(), steps=24) == []
+
+
+@pytest.mark.usefixtures("_mjlab")
+def test_mjlab_without_its_own_resets_shows_the_true_last_observations(caplog: pytest.LogCaptureFixture) -> None:
+    env = mjlab("auto_reset=false")
+    assert not caplog.text
+    assert_true_transitions(env)
+    assert check_env(mjlab("auto_reset=false"), steps=24) == []
+
+
+@pytest.mark.usefixtures("_mjlab")
+def test_time_outs_of_a_finite_horizon_are_terminations() -> None:
+    env = mjlab("is_finite_horizon=true")
+    env.reset(seed=3)
+    endings = 0
+    for _ in range(3 * LENGTH):
+        timestep = env.step(torch.zeros(4, 1))
+        assert not timestep.truncated.any()
+        endings += int(timestep.terminated.sum())
+    assert endings == 12
+
+
+@pytest.mark.usefixtures("_mjlab")
+def test_the_simulators_log_is_passed_on_once() -> None:
+    env = mjlab()
+    env.reset(seed=3)
+    for step in range(1, 11):
+        log = env.step(torch.zeros(4, 1)).info.get("log")
+        assert (log is None) == (step % LENGTH != 0)
+    assert log is not None
+    starts = [(5 * number + 3 * 1 + 3) % 11 - 5 for number in range(4)]  # of the second episodes, in tenths; with no action they stay there
+    assert float(log["Metrics/place"]) == pytest.approx(sum(starts) / 40.0)
+
+
+def test_clocks_of_the_simulator_are_staggered() -> None:
+    env = pick()
+    env.reset(seed=3)
+    env.stagger(torch.tensor([0, 1, 2, 4]))
+    for step in range(1, LENGTH + 1):
+        timestep = env.step(torch.zeros(4, 1))
+        assert timestep.truncated.tolist() == [step == LENGTH, step == LENGTH - 1, step == LENGTH - 2, step == 1]
+        assert timestep.info["_episode"].tolist() == [step == LENGTH, False, False, False]
+    hidden = Walked(4)
+    assert hidden.max_episode_steps == LENGTH
+    hidden.reset()
+    hidden.stagger(torch.tensor([0, 1, 2, 4]))
+    assert not hidden.episode_length_buf.any()
+
+
+def test_staggered_episodes_stand_with_those_that_have_one_length() -> None:
+    env = pick(overrides="obs_mode=state")
+    obs, _ = env.reset(seed=3)
+    returns: list[float] = []
+    for _ in range(4 * LENGTH):
+        obs, _, _, _, info = env.step(act(obs))
+        returns += info["episode"]["r"][info["_episode"]].tolist()
+        assert torch.equal(info["episode"]["l"].masked_fill(info["_episode"], 0), env.episode_length_buf)
+    assert len(returns) >= 12
+
+
+def test_what_is_missing_in_info_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    vector = WalkVector(2, AutoresetMode.SAME_STEP)
+    step = vector.step
+    vector.step = lambda actions: (*step(actions)[:4], {})  # type: ignore[method-assign]
+    vector.spec = gymnasium.spec("Walks/Pick-v1")
+    env = TorchVector(2, env=vector)
+    assert env.max_episode_steps == LENGTH
+    with caplog.at_level(logging.WARNING):
+        assert_true_transitions(env, exact=False)
+    assert caplog.text.count("gives no final_obs") == 1
+    caplog.clear()
+    gives = TorchVector(1, env=PickWalks(1, obs_mode="state"))
+    gives.max_episode_steps = LENGTH
+    gives.reset()
+    keys = [gives.step(torch.zeros(1, 1)).info["_final_obs"].item() for _ in range(LENGTH + 2)]
+    assert (keys[LENGTH - 1], keys[LENGTH], caplog.text) == (True, False, "")
+
+
+def test_spaces_are_flattened_as_in_numpy() -> None:
+    space = Dict(
+        {
+            "b": Tuple((Discrete(3, start=1), Box(-1.0, 1.0, (2, 2)))),
+            "a": Dict({"choices": MultiDiscrete([2, 4]), "bits": MultiBinary(3)}),
+            "number": Box(0.0, 9.0, ()),
+        }
+    )
+    space.seed(5)
+    batch = stack_rows(space, [space.sample() for _ in range(6)])
+    in_torch = torch.utils._pytree.tree_map(torch.as_tensor, batch)
+    encoder = make_encoder(space)
+    groups = make_groups(space, torch_arrays(CPU, False))
+    assert groups.policy.space == encoder.space
+    np.testing.assert_array_equal(groups.policy.encode(in_torch).numpy(), encoder.encode(batch))
+
+
+def test_groups_are_shared_out_between_policy_and_critic() -> None:
+    one, image = Box(-1.0, 1.0, (1,)), Box(0, 255, (4, 4, 3), np.uint8)
+    arrays = torch_arrays(CPU, False)
+    batch = {name: torch.full((2, 1), float(index)) for index, name in enumerate(("critic", "depth", "policy", "privileged", "touch"))}
+    for names, seen, critic in (
+        (("critic", "depth", "policy"), [2.0], [0.0]),
+        (("policy", "privileged"), [2.0], [3.0]),
+        (("depth", "privileged", "touch"), [1.0, 4.0], [3.0]),
+        (("depth", "touch"), [1.0, 4.0], None),
+    ):
+        groups = make_groups(Dict({name: one for name in names}), arrays)
+        assert groups.policy.encode(batch)[0].tolist() == seen
+        assert (None if groups.critic is None else groups.critic.encode(batch)[0].tolist()) == critic
+    pixels = make_groups(Dict({"policy": image}), arrays).policy
+    assert pixels.encode({"policy": torch.ones(2, 4, 4, 3, dtype=torch.uint8)}).dtype == torch.uint8
+    assert pixels.space == image
+
+
+def test_actions_in_the_units_of_the_simulator() -> None:
+    unlimited = Box(-np.inf, np.inf, (2,), np.float32)
+    space, decode = make_torch_decoder(unlimited, CPU, None)
+    given = torch.tensor([[3.0, -300.0]])
+    assert space == unlimited
+    assert decode(given).tolist() == given.tolist()
+    assert decode(given).data_ptr() != given.data_ptr()
+    space, decode = make_torch_decoder(unlimited, CPU, 2.0)
+    assert space == Box(-2.0, 2.0, (2,), np.float32)
+    assert decode(given).tolist() == [[2.0, -2.0]]
+    space, decode = make_torch_decoder(MultiDiscrete([3, 2], start=[1, 0]), CPU, None)
+    assert decode(torch.tensor([[0, 1]])).tolist() == [[1, 1]]
+    space, decode = make_torch_decoder(Discrete(3, start=-1), CPU, None)
+    assert (space, decode(torch.tensor([2, 0])).tolist()) == (Discrete(3), [1, -1])
+    with pytest.raises(UsageError, match="action_limit is for actions of a Box"):
+        make_torch_decoder(Discrete(2), CPU, 1.0)
+    with pytest.raises(UsageError, match="action_limit must be above 0, got -1"):
+        make_torch_decoder(unlimited, CPU, -1.0)
+
+
+def test_overrides_are_words() -> None:
+    assert parse_overrides("a.b=1.5 c=true 'd=two words' e='[1, 2]'") == {"a.b": 1.5, "c": True, "d": "two words", "e": [1, 2]}
+    with pytest.raises(UsageError, match="NAME=VALUE words"):
+        parse_overrides("a.b 3")
+
+
+class Still(WalkVector):
+    """Nothing moves, and nothing of it is looked at by the host."""
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        return self.buffers[0], {}
+
+    def step(self, actions: Any) -> Any:
+        return *self.buffers, {"final_obs": self.buffers[0], "log": {"speed": actions.mean()}}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_the_adapter_never_looks_at_a_tensor(mode: AutoresetMode) -> None:
+    with FakeTensorMode(), no_host_looks():
+        env = TorchVector(3, env=Still(3, mode), action_limit=0.5)
+        env.reset(seed=1)
+        for _ in range(2):
+            assert env.step(torch.zeros(3, 1)).info["final_obs"].shape == (3, 2)
+
+
+class NoPartialReset(WalkVector):
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed=seed)
+
+
+def test_misuse_and_misbehaviour_are_named() -> None:
+    with pytest.raises(UsageError, match="needs a task"):
+        TorchVector(2)
+    with pytest.raises(UsageError, match="num_envs is 3, but WalkVector has 2"):
+        TorchVector(3, env=WalkVector(2, AutoresetMode.SAME_STEP))
+    with pytest.raises(UsageError, match="did you mean Walks/Pick-v1"):
+        make_env("torch_vector:tests.torch_walks:Walks/Pikc-v1", 2)
+    with pytest.raises(UsageError, match=r"cannot be made: TypeError: .*unheard_of"):
+        pick(overrides="unheard_of=1")
+    with pytest.raises(UsageError, match="metadata\\['autoreset_mode'\\] must be"):
+        TorchVector(2, env=WalkVector(2, "SameStep"))  # type: ignore[arg-type]
+    with pytest.raises(EnvError, match="wanted a tensor, got a ndarray; gymnasium_cpu takes"):
+        make_env("torch_vector:CartPole-v1", 2).reset()
+    env = TorchVector(4, env=NoPartialReset(4, AutoresetMode.DISABLED))
+    env.reset(seed=3)
+    with pytest.raises(EnvError, match="cannot reset some environments only"):
+        assert_true_transitions(env)
+    broken = PickWalks(2)
+    broken.observe = lambda: {"agent": {}}  # type: ignore[method-assign]
+    with pytest.raises(EnvError, match=r"PickWalks.reset: wanted an observation of Dict.*, got \{'agent': \{\}\}"):
+        TorchVector(2, env=broken).reset()
+    with pytest.raises(EnvError, match="wanted a tensor on cuda:0, got one on cpu; --env"):
+        torch_arrays(torch.device("cuda", 0), False).cast(torch.zeros(2), np.float32)
+
+
+@pytest.mark.usefixtures("_mjlab")
+def test_the_task_must_be_one_of_mjlabs() -> None:
+    with pytest.raises(UsageError, match="mjlab has no task 'Mjlab-Walsk'; did you mean Mjlab-Walks"):
+        make_env("torch_vector:mjlab.tasks:Mjlab-Walsk", 2)
+    with pytest.raises(UsageError, match="the configuration of Mjlab-Walks has no decimatoin: there is no 'decimatoin' among decimation"):
+        mjlab("decimatoin=3")
+    with pytest.raises(UsageError, match="auto_reset is the bool True, it cannot be set to 'maybe'"):
+        mjlab("auto_reset=maybe")
+
+
+@pytest.mark.usefixtures("_mjlab")
+@pytest.mark.parametrize("env", ["tests.torch_walks:Walks/Pick-v1", "mjlab.tasks:Mjlab-Walks"])
+def test_ppo_trains_on_it(env: str, tmp_path: Path) -> None:
+    sizes = {"num_envs": 4, "total_steps": 64, "eval_episodes": 2, "horizon": 8}
+    run = gpurl.train("ppo", f"torch_vector:{env}", run_dir=str(tmp_path / "run"), quiet=True, **(small_settings("ppo") | sizes))
+    assert run.outcome.reason == "total_steps"
+    assert run.outcome.evaluation["eval/episodes"] == 2
+    assert 1.0 <= run.outcome.evaluation["eval/mean_ep_length"] <= LENGTH
