@@ -11,7 +11,7 @@ from gpurl.discovery import find_class, module_names
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import EnvError, UsageError, did_you_mean
 
-NOT_ENVS = frozenset({"registry", "single_env", "mean_reward", "vec_env", "torch_env", "base"})
+NOT_ENVS = frozenset({"registry", "single_env", "mean_reward", "vec_env", "torch_env", "base", "isaac_gym_server"})
 
 
 def env_names() -> list[str]:

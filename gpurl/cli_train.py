@@ -11,12 +11,13 @@ from gpurl.config import Settings, TrainConfig, make_settings, merge, read_confi
 from gpurl.errors import UsageError
 
 SIMPLE_TYPES = (bool, int, float, str)
+VERBATIM = ("--env.overrides",)  # of isaac_gym, as in --env.overrides "env.episodeLength=500 task.randomize=True"
 NUMBER = r"[-+]?[\d._]+([eE][-+]?\d+)?"
 
 
 def parse_train(words: list[str]) -> tuple[Settings, Path | None]:
     """(settings, run folder to resume or None)."""
-    words = _switches([word for original in words for word in _spelled_out(original)])
+    words = _switches(_all_spelled_out(words))
     words, resume = _take_option(words, "--resume")
     words, config = _take_option(words, "--config")
     names, flags = _positionals(words)
@@ -41,7 +42,7 @@ def parse_train(words: list[str]) -> tuple[Settings, Path | None]:
 
 def parse_profile(words: list[str]) -> tuple[Settings, dict[str, Any]]:
     """(settings, the options of gpurl.profile.profile)."""
-    words = [word for original in words for word in _spelled_out(original)]
+    words = _all_spelled_out(words)
     words, out = _take_option(words, "--out")
     options: dict[str, Any] = {"out": out}
     for name in ("iterations", "warm_up"):
@@ -60,6 +61,11 @@ def _whole(flag: str, text: str) -> int:
         return int(text)
     except ValueError:
         raise UsageError(f"{flag} must be a whole number, got {text}") from None
+
+
+def _all_spelled_out(words: list[str]) -> list[str]:
+    """Each as `_spelled_out` has it, but for values that hold `=` themselves."""
+    return [part for before, word in zip(["", *words], words) for part in ([word] if before in VERBATIM else _spelled_out(word))]
 
 
 def _spelled_out(word: str) -> list[str]:

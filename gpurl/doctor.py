@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurl.env_table import simulators
-from gpurl.errors import UsageError
+from gpurl.errors import GpurlError, UsageError
 
 PACKAGES = ("gpurl", "torch", "triton", "numpy", "gymnasium", "tyro", "rich", "safetensors", "tensorboard", "matplotlib")
 SIMULATORS = {  # module: (what it brings, how to get it)
@@ -112,7 +112,19 @@ def _simulators() -> list[str]:
     for module, (brings, how) in SIMULATORS.items():
         found = importlib.util.find_spec(module) is not None
         lines.append(f"  {module}: {'there' if found else 'missing'} ({brings}{'' if found else '; get it by ' + how})")
-    return [*lines, *(f"  {line}" for line in simulators()), *_warp()]
+    return [*lines, *(f"  {line}" for line in simulators()), *_isaac_gym(), *_warp()]
+
+
+def _isaac_gym() -> list[str]:
+    """Where its Python is named, what that one says of itself, which takes seconds."""
+    from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE, describe
+
+    if not os.environ.get(PYTHON_VARIABLE):
+        return []
+    try:
+        return [f"  Isaac Gym has {describe('')}"]
+    except GpurlError as error:
+        return [f"  Isaac Gym cannot run: {error}"]
 
 
 def run_benchmarks(words: list[str]) -> int:

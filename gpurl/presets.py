@@ -17,6 +17,18 @@ CART_POLE = {
     **{"num_envs": 32, "total_steps": 100_000, "horizon": 4, "updates": 32, "batch_size": 64, "learning_starts": 1000},
     **{"replay_size": 50_000, "learning_rate": 1e-3, "schedule": "linear", "tau": 0.02, "n_step": 3, "reward_scale": 0.1},
 }
+# IsaacGymEnvs' own settings, cfg/train/*PPO.yaml at v1.5.1: critic_coef counts half there; max_epochs iterations give total_steps. Left out
+# is what PPO has not: bounds_loss_coef, and reward_shaper's scale, which normalised returns and advantages undo
+ISAAC_GYM: dict[str, Any] = {
+    **{"num_envs": 4096, "horizon": 16, "epochs": 4, "minibatches": 2, "learning_rate": 3e-4, "schedule": "kl", "target_kl": 0.008},
+    **{"gamma": 0.99, "gae_lambda": 0.95, "clip_range": 0.2, "clip_range_value": 0.2, "value_coef": 1.0, "total_steps": 32_768_000},
+    "network": {"hidden": [256, 128, 64], "activation": "elu", "shared": True},
+}
+
+
+def _isaac_gym(hidden: list[int], **changes: Any) -> dict[str, Any]:
+    return {"network": ISAAC_GYM["network"] | {"hidden": hidden}, **changes}
+
 
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {  # "*": every environment, under what is known of one
     **{(name, "*"): FEW_ENVS for name in REPLAYING},
@@ -40,9 +52,24 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {  # "*": every environment, un
         **{"learning_rate": 1e-3, "schedule": "linear"},
     },
     ("a2c", "gymnasium_cpu"): {"num_envs": 16, "total_steps": 1_000_000, "schedule": "linear"},
+    ("ppo", "isaac_gym"): ISAAC_GYM,
+    ("ppo", "isaac_gym:Ant"): {"max_grad_norm": None},
+    ("ppo", "isaac_gym:Humanoid"): _isaac_gym(
+        [400, 200, 100], horizon=32, epochs=5, minibatches=4, learning_rate=5e-4, value_coef=2.0, total_steps=131_072_000
+    ),
+    ("ppo", "isaac_gym:Cartpole"): _isaac_gym([32, 32], num_envs=512, epochs=8, minibatches=1, value_coef=2.0, total_steps=819_200),
+    ("ppo", "isaac_gym:Anymal"): {"horizon": 24, "epochs": 5, "minibatches": 3, "total_steps": 98_304_000},
+    ("ppo", "isaac_gym:ShadowHand"): _isaac_gym(
+        [512, 512, 256, 128],
+        **{"num_envs": 16384, "horizon": 8, "epochs": 5, "minibatches": 4, "learning_rate": 5e-4, "target_kl": 0.016},
+        **{"value_coef": 2.0, "total_steps": 655_360_000},
+    ),
 }
 
 
 def preset(algorithm: str, env: str) -> dict[str, Any]:
-    """The preset for `algorithm` on `env`, {} where there is none; what stands behind a colon, a task of an adapter, shares one."""
-    return dict(PRESETS.get((algorithm, "*"), {}) | PRESETS.get((algorithm, env.partition(":")[0]), {}))
+    """The preset for `algorithm` on `env`, {} where there is none; tasks of an adapter, behind a colon, share one and may add their own."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(("*", env.partition(":")[0], env)):
+        found |= PRESETS.get((algorithm, name), {})
+    return found

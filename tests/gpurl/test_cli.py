@@ -17,7 +17,7 @@ import yaml
 from gpurl import cli, doctor
 from gpurl.algorithms.ppo import PPOConfig
 from gpurl.cli import main
-from gpurl.cli_train import parse_train
+from gpurl.cli_train import parse_profile, parse_train
 from gpurl.config import TrainConfig, read_config
 from gpurl.envs.registry import NOT_ENVS
 from gpurl.errors import CheckpointError, EnvError, GpurlError, NonFiniteError, UsageError
@@ -166,6 +166,13 @@ def test_all_spellings_and_a_file_say_the_same(tmp_path: Path) -> None:
     assert settings("ppo", "chasing", f"--config={file}") == wanted
     file.write_text("ppo: {learning_rate: 1.0e-4}\nnum_envs: 64\n")
     assert settings("ppo", "chasing", "--config", str(file), *flags[2:4], *flags[6:]) == wanted
+
+
+def test_overrides_of_a_simulators_task_hold_equal_signs() -> None:
+    text = "env.episodeLength=1e3 task.randomize=True"
+    for words in (["--env.overrides", text], [f"env.overrides={text}"]):
+        for parse in (parse_train, parse_profile):
+            assert parse(["ppo", "isaac_gym:Ant", *words])[0].env_options == {"overrides": text}
 
 
 def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path) -> None:

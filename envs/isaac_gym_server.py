@@ -1,0 +1,321 @@
+"""Isaac Gym in a process of its own, under its own Python 3.6 to 3.8: makes one task and steps it for a trainer, in tensors both share.
+
+The interpreter that runs it has no gpurl. Only the standard library is imported at the top, since isaacgym must come before torch. The
+trainer asks in lines of JSON over a socket that this process was born with; the tensors are those of the file beside this one.
+"""
+
+import ast
+import difflib
+import faulthandler
+import fcntl
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import random
+import re
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from _isaac_gym_tensors import CudaTensors, HostTensors, layout_of  # both run as they lie in one folder
+
+FAMILIES = ("isaacgymenvs", "legged_gym")
+
+
+class WrongUse(Exception):
+    """What the user can set right: a name, a setting, an installation."""
+
+
+# ---- making a task ----
+
+
+def task_names(family: str) -> List[str]:
+    """What can be asked for; ImportError where the family is not installed."""
+    if family == "isaacgymenvs":
+        spec = importlib.util.find_spec(family)
+        if spec is None or not spec.origin:
+            raise ImportError("it is not installed")
+        return sorted(name[:-5] for name in os.listdir(_config_folder(spec.origin, "task")) if name.endswith(".yaml"))
+    importlib.import_module("legged_gym.envs")  # registers its tasks
+    return sorted(importlib.import_module("legged_gym.utils").task_registry.task_classes)
+
+
+def _config_folder(package_file: str, *parts: str) -> str:
+    return os.path.join(os.path.dirname(os.path.abspath(package_file)), "cfg", *parts)
+
+
+def find_family(task: str, family: str) -> str:
+    """The family that has `task`; WrongUse with near names."""
+    problems, known = [], []
+    wanted = FAMILIES if family == "auto" else (family,)
+    for name in wanted:
+        try:
+            names = task_names(name)
+        except Exception as error:
+            problems.append("{} cannot be used, {}: {}".format(name, type(error).__name__, error))
+            continue
+        if task in names:
+            return name
+        known += names
+    near = difflib.get_close_matches(task, known, 3, 0.5)
+    hint = "did you mean {}? ".format(" or ".join(near)) if near else ""
+    listed = "Known: {}".format(", ".join(known)) if known else "install {} into this Python".format(" or ".join(wanted))
+    raise WrongUse("there is no Isaac Gym task {!r}; {}{}".format(task, hint, "; ".join(problems + [listed])))
+
+
+def make_isaacgymenvs(task: str, num_envs: int, seed: int, device: str, overrides: List[str]) -> Any:
+    """The task, headless. Its configuration is made here: without one `make` takes the GPU pipeline whatever the devices."""
+    import isaacgymenvs
+    from hydra import compose, initialize_config_dir
+
+    folder = _config_folder(isaacgymenvs.__file__)
+    settings = ["task=" + task, "num_envs={}".format(num_envs), "headless=True", "pipeline=" + ("cpu" if device == "cpu" else "gpu")]
+    settings += ["sim_device=" + device, "rl_device=" + device]
+    trainings = sorted(os.listdir(os.path.join(folder, "train")))
+    if task + "PPO.yaml" not in trainings:  # what is in it is not used, but it must be there
+        settings.append("train=" + trainings[0][:-5])
+    for override in overrides:  # of the task, unless it chooses a file of a group
+        sign, text = re.match(r"([+~]*)(.*)", override).groups()  # type: ignore[union-attr]
+        settings.append(override if "/" in text.split("=")[0] else sign + "task." + text)
+    try:
+        with initialize_config_dir(config_dir=folder):
+            config = compose(config_name="config", overrides=settings)
+    except Exception as error:
+        raise WrongUse("{} with {}: {}; overrides name what is in the task, +NAME=VALUE adds".format(task, settings, error))
+    options = dict(seed=seed, task=task, num_envs=num_envs, sim_device=device, rl_device=device, graphics_device_id=0, headless=True)
+    options.update(multi_gpu=False, virtual_screen_capture=False, force_render=False, cfg=config)
+    known = inspect.signature(isaacgymenvs.make).parameters  # older versions have fewer
+    return isaacgymenvs.make(**{name: value for name, value in options.items() if name in known})
+
+
+def make_legged_gym(task: str, num_envs: int, seed: int, device: str, overrides: List[str]) -> Any:
+    """The task, headless, by legged_gym's own reading of a command line."""
+    utils = importlib.import_module("legged_gym.utils")
+    sys.argv = ["legged_gym", "--task=" + task, "--num_envs={}".format(num_envs), "--seed={}".format(seed), "--headless"]
+    sys.argv += ["--sim_device=" + device, "--rl_device=" + device, "--pipeline=" + ("cpu" if device == "cpu" else "gpu")]
+    config = utils.task_registry.get_cfgs(task)[0]
+    config.seed = seed
+    for override in overrides:
+        path, _, text = override.partition("=")
+        part, names = config, path.split(".")
+        for name in names[:-1]:
+            part = getattr(part, name, None)
+        if not hasattr(part, names[-1]):
+            known = [name for name in dir(part or config) if not name.startswith("_")]
+            raise WrongUse("the configuration of {} has no {!r}; known there: {}".format(task, path, ", ".join(known)))
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            value = text
+        setattr(part, names[-1], value)
+    return utils.task_registry.make_env(name=task, args=utils.get_args(), env_cfg=config)[0]
+
+
+class Simulation:
+    """One task, and what differs between tasks: how they restart, what they call their clock, what they return."""
+
+    def make(
+        self, task: str, family: str, num_envs: int, seed: int, device: str, overrides: List[str], max_episode_steps: Optional[int]
+    ) -> Dict[str, Any]:
+        """Make the task; returns its sizes and how it restarts."""
+        torch = self._import()
+        family = find_family(task, family)
+        if device != "cpu" and not torch.cuda.is_available():
+            raise WrongUse("torch {} of {} sees no CUDA device; pipeline cpu needs none".format(torch.__version__, sys.executable))
+        self.seed(seed)  # isaacgymenvs.make takes a seed and ignores it
+        make: Callable[..., Any] = make_isaacgymenvs if family == "isaacgymenvs" else make_legged_gym
+        self.env, self.device = make(task, num_envs, seed, device, overrides), torch.device(device)
+        if hasattr(self.env, "fetch_amp_obs_demo") or getattr(self.env, "num_agents", 1) != 1:
+            raise WrongUse("{}: tasks of AMP, which leave restarting to a trainer, and of several agents are not supported".format(task))
+        is_legged = family == "legged_gym"
+        self.num_envs, self.num_actions = int(self.env.num_envs), int(self.env.num_actions)
+        self.restarts_later = not is_legged and self._watch_a_restart()
+        first = min(int(self._clock().min()), 1) if self.restarts_later else 0  # clock at an episode's first observation
+        self.first_clock, after_limit = first, 1 if is_legged else -1  # an episode ends at the clock max_episode_length + after_limit
+        if max_episode_steps is not None:
+            if hasattr(self.env, "cfg_task"):
+                raise WrongUse("{} reads its own limit: set it by overrides, not by max_episode_steps".format(task))
+            self.env.max_episode_length = max_episode_steps + first - after_limit
+        last = int(self.env.max_episode_length) + after_limit
+        clip = self.env.cfg.normalization.clip_observations if is_legged else getattr(self.env, "clip_obs", float("inf"))
+        return {
+            "family": family,
+            "sizes": [self.num_envs, int(self.env.num_obs), self._num_states(), self.num_actions],
+            "clip_obs": float(clip),
+            "max_action": float("inf") if is_legged else 1.0,  # legged_gym's policies are not limited
+            "restarts_later": self.restarts_later,
+            "last_clock": last,
+            "max_episode_steps": last - first,
+        }
+
+    def describe(self) -> str:
+        """What this Python has, on one line."""
+        torch = self._import()
+        parts = ["Python " + sys.version.split()[0], "torch {}, CUDA {}".format(torch.__version__, torch.cuda.is_available())]
+        for family in FAMILIES:
+            try:
+                parts.append("{} with {} tasks".format(family, len(task_names(family))))
+            except Exception as error:
+                parts.append("no {} ({})".format(family, error))
+        return ", ".join(parts)
+
+    def _import(self) -> Any:
+        """torch, after isaacgym."""
+        here = "Python {} at {}".format(sys.version.split()[0], sys.executable)
+        for name in ("isaacgym", "torch"):
+            try:
+                module = importlib.import_module(name)
+            except Exception as error:
+                how = "Isaac Gym Preview 4, which is for Python 3.6 to 3.8" if name == "isaacgym" else "torch"
+                raise WrongUse("{} cannot import {}: {}: {}; install {}, into it".format(here, name, type(error).__name__, error, how))
+        self.torch = module
+        module.set_grad_enabled(False)
+        return module
+
+    def seed(self, seed: int) -> None:
+        """Everything a task draws from."""
+        import numpy as np
+
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        self.torch.manual_seed(seed)
+
+    def _num_states(self) -> int:
+        for name in ("num_states", "num_privileged_obs"):
+            if getattr(self.env, name, None):
+                return int(getattr(self.env, name))
+        return 0
+
+    def _clock(self) -> Any:
+        """[N] of the task's own; tasks may put another tensor in its place."""
+        return self.env.progress_buf if hasattr(self.env, "progress_buf") else self.env.episode_length_buf
+
+    def _idle(self) -> Any:
+        """A step without an action."""
+        return self.env.step(self.torch.zeros(self.num_envs, self.num_actions, device=self.device))
+
+    def _watch_a_restart(self) -> bool:
+        """Whether a task restarts in the step after an end, so that the end shows the terminal observation, or in the same step.
+
+        One that restarts in the same step does not look at what reset_buf was before it, and so does not restart all.
+        """
+        counts, restart = [], self.env.reset_idx
+
+        def watched(rows: Any, *more: Any) -> Any:
+            counts.append(len(rows))
+            return restart(rows, *more)
+
+        self.env.reset_idx = watched
+        self.env.reset_buf[:] = 1
+        self._idle()
+        del self.env.reset_idx
+        return self.num_envs in counts
+
+    def share(self, memory_file: int, handles: List[str]) -> None:
+        """Open what the trainer shares."""
+        layout = layout_of(self.num_envs, int(self.env.num_obs), self._num_states(), self.num_actions)
+        on_gpu = self.device.type == "cuda"
+        self.shared: Any = CudaTensors(layout, self.device, handles) if on_gpu else HostTensors(layout, memory_file)
+        self.tensors = self.shared.tensors
+
+    def reset(self, seed: Optional[int]) -> None:
+        """Restart everything and show the first observations; the task's own reset() restarts nothing and shows zeros."""
+        if seed is not None:
+            self.seed(seed)
+        if self.restarts_later:
+            self.env.reset_buf[:] = 1
+        else:
+            self.env.reset_idx(self.torch.arange(self.num_envs, device=self.device))
+        result = self._idle()
+        if not self.restarts_later:
+            self._clock()[:] = 0  # the idle step is not of the episode
+        self._show(result)
+
+    def restart(self) -> None:
+        """Restart the environments in the mask, at the latest within the next step."""
+        self.shared.take_over()
+        if self.restarts_later:
+            self.env.reset_buf[self.tensors["mask"]] = 1
+            return
+        rows = self.tensors["mask"].nonzero().flatten()
+        if len(rows):
+            self.env.reset_idx(rows)
+
+    def set_clocks(self) -> None:
+        """Take the trainer's clocks, which count from an episode's first observation."""
+        self.shared.take_over()
+        self._clock()[:] = self.tensors["clock"] + self.first_clock
+
+    def step(self) -> None:
+        """One step of all environments."""
+        self.shared.take_over()
+        self.tensors["clock"].copy_(self._clock())  # now: a task that restarts in this step zeroes it
+        self._show(self.env.step(self.tensors["action"].to(self.device, copy=True)))
+
+    def _show(self, result: Tuple[Any, ...]) -> None:
+        """Copy what the task returned, parts of which it changes in place later, to where the trainer sees it."""
+        observed, *states, reward, done, extras = result  # legged_gym gives the critic's observations too, or None
+        state = states[0] if states else None
+        if isinstance(observed, dict):
+            observed, state = observed["obs"], observed.get("states")
+        shown = {"obs": observed, "state": state, "reward": reward, "done": done, "timed_out": extras.get("time_outs")}
+        for name, value in shown.items():
+            if value is not None:
+                self.tensors[name].copy_(value.reshape(self.tensors[name].shape))
+            elif name == "timed_out":
+                self.tensors[name].zero_()
+        self.shared.hand_over()
+
+
+# ---- the process ----
+
+
+def die_with_the_trainer(lifeline: int) -> None:
+    """End when the other end of the pipe closes, however busy or stuck: the kernel sends SIGIO, which ends who does not handle it."""
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:  # it closed before that
+        os._exit(1)
+
+
+def serve(channel: socket.socket) -> None:
+    """Answer calls, a line of JSON each, until one says close or the trainer is gone."""
+    simulation, lines = Simulation(), channel.makefile("rb")
+    calls = {name: getattr(simulation, name) for name in ("describe", "make", "share", "reset", "restart", "set_clocks", "step")}
+    for line in lines:
+        request = json.loads(line.decode())
+        name = request.pop("call")
+        if name == "close":
+            return
+        try:
+            answer = {"result": calls[name](**request)}
+        except WrongUse as error:
+            answer = {"wrong_use": str(error)}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": "{}: {}".format(type(error).__name__, error)}
+        channel.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def main(channel: int, lifeline: int) -> None:
+    """Serve over the socket `channel`."""
+    die_with_the_trainer(lifeline)
+    for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal or a batch system: the trainer saves first, then ends this process
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # the trainer asks where a step hangs
+    folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]  # the files beside this one are no modules here
+    serve(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=channel))
+    sys.stdout.flush()
+    os._exit(0)  # a simulator's own end may hang or crash
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

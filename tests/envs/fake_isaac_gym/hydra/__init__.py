@@ -1,0 +1,49 @@
+"""Stands for hydra: a configuration of JSON files, changed by overrides of keys that must be there, or are added by a plus sign."""
+
+import contextlib
+import json
+import os
+from typing import Any, Dict, Iterator, List
+
+_folder = ""
+
+
+@contextlib.contextmanager
+def initialize_config_dir(config_dir: str) -> Iterator[None]:
+    global _folder
+    assert os.path.isabs(config_dir), config_dir
+    _folder = config_dir
+    yield
+    _folder = ""
+
+
+class Config:
+    """What a DictConfig shows of itself here: its groups as attributes."""
+
+    def __init__(self, groups: Dict[str, Any]) -> None:
+        self.__dict__.update(groups)
+
+
+def compose(config_name: str, overrides: List[str]) -> Config:
+    groups = _read(config_name)
+    chosen = dict(override.split("=", 1) for override in overrides)
+    groups["task"] = _read(os.path.join("task", chosen.pop("task")))
+    _read(os.path.join("train", chosen.pop("train", groups["task"]["name"] + "PPO")))
+    for key, text in chosen.items():
+        part, names = groups, key.lstrip("+").split(".")
+        for name in names[:-1]:
+            part = part[name]
+        if names[-1] not in part and not key.startswith("+"):
+            raise KeyError("Could not override {!r}: key is not in struct".format(key))
+        try:
+            part[names[-1]] = json.loads(text)
+        except ValueError:
+            part[names[-1]] = {"True": True, "False": False}.get(text, text)
+    groups["task"]["env"]["numEnvs"] = groups["num_envs"]
+    groups["task"]["sim"] = {"use_gpu_pipeline": groups["pipeline"] == "gpu"}
+    return Config(groups)
+
+
+def _read(name: str) -> Dict[str, Any]:
+    with open(os.path.join(_folder, name + ".yaml")) as file:
+        return json.load(file)

@@ -1,0 +1,134 @@
+"""Tasks that restart where IsaacGymEnvs' tasks do: after the physics, before it, or in the step that ends the episode."""
+
+from typing import Any, Dict, Tuple
+
+import torch
+from simulated_walkers import NUM_OBS, Walkers
+
+JUNK = 1e6  # reward of a step that only restarted
+
+
+class VecTask:
+    """What all of them share; observations are zeros until the first step, and everything is to be reset."""
+
+    def __init__(self, cfg: Dict[str, Any], rl_device: str, sim_device: str) -> None:
+        self.cfg, self.device, self.rl_device = cfg, sim_device, rl_device
+        settings = cfg["env"]
+        self.num_envs, self.num_agents = settings["numEnvs"], 1
+        self.num_obs = self.num_observations = NUM_OBS
+        self.num_actions = self.num_acts = 1
+        self.num_states = settings["numStates"]
+        self.clip_obs, self.clip_actions = settings["clipObservations"], 1.0
+        self.max_episode_length = settings["episodeLength"]
+        self.walkers = Walkers(self.num_envs, sim_device, settings["fault"], settings["faultStep"])
+        self.obs_buf = torch.zeros(self.num_envs, NUM_OBS, device=sim_device)
+        self.rew_buf = torch.zeros((self.num_envs, 1) if settings["rewardColumn"] else self.num_envs, device=sim_device)
+        self.reset_buf = torch.ones(self.num_envs, device=sim_device, dtype=torch.long)
+        self.progress_buf = torch.zeros(self.num_envs, device=sim_device, dtype=torch.long)
+        self.extras, self.obs_dict = {}, {}  # type: Dict[str, Any], Dict[str, Any]
+
+    def reset_idx(self, env_ids: Any) -> None:
+        self.walkers.restart(env_ids)
+        self.reset_buf[env_ids] = 0
+        self.progress_buf[env_ids] = 0
+
+    def step(self, actions: Any) -> Tuple[Dict[str, Any], Any, Any, Dict[str, Any]]:
+        self.pre_physics_step()
+        self.walkers.advance(torch.clamp(actions, -self.clip_actions, self.clip_actions))
+        self.post_physics_step()
+        if self.cfg["env"]["giveTimeOuts"]:
+            self.extras["time_outs"] = (self.progress_buf >= self.max_episode_length - 1) & (self.reset_buf != 0)
+        self._show()
+        return self.obs_dict, self.rew_buf, self.reset_buf, self.extras
+
+    def reset(self) -> Dict[str, Any]:
+        self._show()
+        return self.obs_dict
+
+    def _show(self) -> None:
+        self.obs_dict["obs"] = torch.clamp(self.obs_buf, -self.clip_obs, self.clip_obs)
+        if self.num_states > 0:
+            self.obs_dict["states"] = 10.0 * self.obs_buf[:, : self.num_states]
+
+    def pre_physics_step(self) -> None:
+        pass
+
+    def post_physics_step(self) -> None:
+        raise NotImplementedError
+
+    def look(self) -> None:
+        """Observations and, in the place where they always are, rewards and ends."""
+        self.obs_buf = self.walkers.obs()
+        self.rew_buf[:] = self.walkers.reward().view_as(self.rew_buf)
+        is_over = self.walkers.has_fallen() | (self.progress_buf >= self.max_episode_length - 1)
+        self.reset_buf[:] = torch.where(is_over, torch.ones_like(self.reset_buf), self.reset_buf)
+
+
+class AfterPhysics(VecTask):
+    """As Ant, Humanoid, Cartpole: the step after an end moves the old walker, then restarts it."""
+
+    def post_physics_step(self) -> None:
+        self.progress_buf += 1
+        env_ids = self.reset_buf.nonzero().flatten()
+        if len(env_ids) > 0:
+            self.reset_idx(env_ids)
+        self.look()
+        self.rew_buf[env_ids] = JUNK
+
+
+class BeforePhysics(VecTask):
+    """As ShadowHand, Quadcopter: the step after an end restarts, then moves the new walker by an action for the old one."""
+
+    def pre_physics_step(self) -> None:
+        env_ids = self.reset_buf.nonzero().flatten()
+        if len(env_ids) > 0:
+            self.reset_idx(env_ids)
+
+    def post_physics_step(self) -> None:
+        self.progress_buf += 1
+        self.look()
+
+
+class InTheSameStep(VecTask):
+    """As AnymalTerrain: no terminal observation, and time-outs that are looked for when the clock is zero again; reset_buf is bool."""
+
+    def __init__(self, cfg: Dict[str, Any], rl_device: str, sim_device: str) -> None:
+        VecTask.__init__(self, cfg, rl_device, sim_device)
+        self.reset_idx(torch.arange(self.num_envs, device=sim_device))
+
+    def reset_idx(self, env_ids: Any) -> None:
+        self.walkers.restart(env_ids)
+        self.reset_buf[env_ids] = 1
+        self.progress_buf[env_ids] = 0
+
+    def post_physics_step(self) -> None:
+        self.progress_buf += 1
+        self.reset_buf = self.walkers.has_fallen() | (self.progress_buf >= self.max_episode_length - 1)
+        self.rew_buf[:] = self.walkers.reward()
+        env_ids = self.reset_buf.nonzero().flatten()
+        if len(env_ids) > 0:
+            self.reset_idx(env_ids)
+        self.obs_buf = self.walkers.obs()
+
+
+class WithDiscriminator(AfterPhysics):
+    """As HumanoidAMP: restarting is left to its trainer."""
+
+    def fetch_amp_obs_demo(self) -> None:
+        raise NotImplementedError
+
+
+class WithoutAssets(VecTask):
+    """One whose files are missing."""
+
+    def __init__(self, cfg: Dict[str, Any], rl_device: str, sim_device: str) -> None:
+        raise OSError("asset not found: walkers.urdf")
+
+
+isaacgym_task_map = {
+    "FakeCartpole": AfterPhysics,
+    "FakeHand": BeforePhysics,
+    "FakeTerrain": InTheSameStep,
+    "FakeAmp": WithDiscriminator,
+    "FakeAssets": WithoutAssets,
+}

@@ -1,0 +1,156 @@
+"""Isaac Gym's contract in each place where tasks restart: real processes over fake simulators, compared with single true episodes."""
+
+import ast
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+
+from gpurl.check_env import check_env
+from gpurl.envs import env_names, make_env
+from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE
+from gpurl.errors import UsageError
+from tests.envs.walker_oracle import FAKE, NUM_ENVS, START, VARIANTS, WORLD, Variant, check_episodes, drifting_actions, state_of
+
+ENVS = Path(__file__).resolve().parents[2] / "envs"
+OLD_PYTHON_FILES = [ENVS / "isaac_gym_server.py", ENVS / "_isaac_gym_tensors.py", *sorted(FAKE.rglob("*.py"))]
+
+
+def old_python() -> str | None:
+    """A Python of Isaac Gym's age that has torch, where there is one."""
+    found = os.environ.get(PYTHON_VARIABLE) or shutil.which("python3.8")
+    if found is None or subprocess.run([found, "-c", "import torch, numpy"], capture_output=True, check=False).returncode:
+        return None
+    return found
+
+
+PYTHONS = [sys.executable] + ([found] if (found := old_python()) else [])
+
+
+@pytest.fixture(scope="module", params=[(python, variant) for python in PYTHONS for variant in VARIANTS], ids=lambda case: case[1].task)
+def played(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Variant]]:
+    """An environment of each kind, and what its kind is."""
+    python, variant = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(FAKE))
+        env: Any = make_env(f"isaac_gym:{variant.task}", NUM_ENVS, seed=5, python=python)
+        yield env, variant
+        env.close()
+    assert env._simulator.process.returncode == 0
+
+
+def test_first_observations_are_real_and_of_the_constructors_seed(played: tuple[Any, Variant]) -> None:
+    """This test comes first: the first reset of the process is the one that takes the seed. The task's own reset() shows zeros."""
+    env, variant = played
+    obs, info = env.reset()
+    assert set(obs[:, WORLD].tolist()) == {float(torch.randint(0, 100, (), generator=torch.Generator().manual_seed(5)))}
+    assert bool((obs[:, START] >= torch.arange(NUM_ENVS)).all())
+    assert len(set((obs[:, START] % 1).tolist())) > 1
+    assert torch.equal(obs[:, START], env.reset(seed=5)[0][:, START])
+    assert not torch.equal(obs[:, START], env.reset(seed=6)[0][:, START])
+    assert not torch.equal(env.reset()[0][:, START], env.reset()[0][:, START])
+    if variant.state_of:
+        assert torch.equal(info["state"], state_of(variant, obs))
+        assert env.single_state_space.shape == info["state"].shape[1:]
+    else:
+        assert info == {}
+        assert env.single_state_space is None
+
+
+def test_all_that_counts_are_true_transitions(played: tuple[Any, Variant]) -> None:
+    env, variant = played
+    assert env.max_episode_steps == variant.limit
+    mode = gymnasium.vector.AutoresetMode.NEXT_STEP if variant.shows_end else gymnasium.vector.AutoresetMode.SAME_STEP
+    assert env.autoreset_mode == env.metadata["autoreset_mode"] == mode
+    for seed in (1, 2):  # the second time in the middle of episodes
+        seen = check_episodes(env, variant, env.reset(seed=seed)[0])
+        assert min(seen["terminated"], seen["truncated"], seen["both"]) > 0
+        assert (seen["dead"] > 0) == variant.shows_end
+
+
+def test_staggered_clocks_are_the_tasks_clocks(played: tuple[Any, Variant]) -> None:
+    env, variant = played
+    env.reset(seed=0)
+    env.stagger(torch.arange(NUM_ENVS))
+    still = torch.zeros(NUM_ENVS, 1)
+    for step in range(1, variant.limit + 1):
+        timestep = env.step(still)
+        assert timestep.truncated.tolist() == [step + clock == variant.limit for clock in range(NUM_ENVS)]
+        assert torch.equal(timestep.info["_episode"], timestep.truncated & (torch.arange(NUM_ENVS) == 0))
+
+
+def test_a_masked_reset_takes_one_step_that_is_none(played: tuple[Any, Variant]) -> None:
+    env, _ = played
+    obs, _ = env.reset(seed=0)
+    for step in range(3):
+        obs = env.step(drifting_actions(step, env.device)).obs
+    mask = torch.arange(NUM_ENVS) % 2 == 0
+    shown, _ = env.reset(options={"reset_mask": mask})
+    assert torch.equal(shown, obs)
+    assert torch.equal(env.episode_length_buf, torch.where(mask, 0, 3))
+    timestep = env.step(torch.zeros(NUM_ENVS, 1))
+    assert torch.equal(timestep.info["valid"], ~mask)
+    assert torch.equal(timestep.reward == 0.0, mask)
+    assert torch.equal(timestep.obs[:, 3], obs[:, 3] + mask)
+    assert torch.equal(env.episode_length_buf, torch.where(mask, 0, 4))
+    assert bool(env.step(torch.zeros(NUM_ENVS, 1)).info["valid"].all())
+
+
+def test_a_terminals_signals_are_left_to_the_trainer(played: tuple[Any, Variant]) -> None:
+    env, _ = played
+    process = env._simulator.process
+    assert os.getsid(process.pid) == process.pid
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(process.pid, number)
+    env.reset()
+    assert process.poll() is None
+
+
+def test_the_contract_of_all_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    # clipped so that the number of the episode is not seen, which a reset does not turn back
+    env: Any = make_env("isaac_gym:FakeCartpole", 4, python=sys.executable, max_episode_steps=5, overrides="env.clipObservations=1.0")
+    assert (env.max_episode_steps, float(env.single_observation_space.high[0])) == (
+        5,
+        1.0,
+    )
+    assert check_env(env, steps=24) == []
+    env.close()
+    env.close()
+    with pytest.raises(UsageError, match="has ended"):
+        env.reset()
+
+
+def test_overrides_of_legged_gym_are_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    overrides = "env.send_timeouts=False env.num_privileged_obs=None env.episode_length=4"
+    env: Any = make_env("isaac_gym:walker_rough", NUM_ENVS, python=sys.executable, overrides=overrides, family="legged_gym")
+    variant = Variant("walker_rough", shows_end=False, first_age=0, limit=5)
+    assert check_episodes(env, variant, env.reset()[0], steps=20)["truncated"] > 0
+    env.close()
+
+
+def test_discovery_knows_the_adapter_and_not_its_server() -> None:
+    assert "isaac_gym" in env_names()
+    assert not {"isaac_gym_server"} & set(env_names())
+
+
+@pytest.mark.parametrize("path", OLD_PYTHON_FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_what_the_old_python_runs_is_written_for_it(path: Path) -> None:
+    tree = ast.parse(path.read_text(), feature_version=(3, 6))
+    if path.parent != ENVS:
+        return
+    found = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    found |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    later = {"torch", "numpy", "isaacgymenvs", "hydra", "_isaac_gym_tensors"}
+    assert {name.split(".")[0] for name in found} - set(sys.stdlib_module_names) <= later
+    first = {name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names}
+    assert not first & later, "isaacgym must come before torch"

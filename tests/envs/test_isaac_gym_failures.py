@@ -1,0 +1,179 @@
+"""What goes wrong in Isaac Gym's process or on the way to it: each is told, and no process is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gpurl
+from gpurl import doctor
+from gpurl.envs import _isaac_gym_process as process_module
+from gpurl.envs import make_env
+from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE
+from gpurl.errors import EnvError, UsageError
+from tests.envs.walker_oracle import FAKE
+
+ACTION = torch.zeros(2, 1)
+
+
+@pytest.fixture(autouse=True)
+def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    monkeypatch.setenv(PYTHON_VARIABLE, sys.executable)
+
+
+def make(task: str = "FakeCartpole", **options: Any) -> Any:
+    return make_env(f"isaac_gym:{task}", 2, **options)
+
+
+def fault(kind: str, at: int = 4) -> str:
+    return f"env.fault={kind} env.faultStep={at}"
+
+
+def is_gone(pid: int) -> bool:
+    """Not even a zombie."""
+    return not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": ""}, r"isaac_gym needs a task: isaac_gym:Ant"),
+        ({"task": "Ant", "family": "isaac"}, r"family must be one of auto, isaacgymenvs, legged_gym, got 'isaac'"),
+        ({"task": "Ant", "pipeline": "gpu"}, r"pipeline gpu needs a CUDA device, this run is on cpu"),
+        ({"task": "Ant", "max_episode_steps": 0}, r"max_episode_steps must be at least 1, got 0"),
+        ({"task": "Ant", "step_timeout": 0.0}, r"above 0, got 0"),
+        ({"task": "Ant", "python": "/nowhere/python"}, r"/nowhere/python is no program"),
+        ({"task": "Ant", "python": str(Path(sys.prefix))}, r"is no program; perhaps .*bin/python"),
+        ({"task": "Ant", "python": __file__}, r"is no program"),
+    ],
+    ids=str,
+)
+def test_what_is_seen_before_a_process_starts(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_env("isaac_gym", 2, **options)
+
+
+def test_no_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PYTHON_VARIABLE)
+    with pytest.raises(UsageError, match=rf"--env.python .*{PYTHON_VARIABLE}"):
+        make()
+
+
+def test_a_program_that_is_no_python() -> None:
+    with pytest.raises(EnvError, match=r"\(/bin/false\) ended in make \(exit code 1\)"):
+        make(python="/bin/false")
+
+
+def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    with pytest.raises(UsageError, match=r"Python \S+ at \S+ cannot import isaacgym: ModuleNotFoundError.*Preview 4"):
+        make()
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart is missing')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{FAKE}")
+    with pytest.raises(UsageError, match=r"cannot import torch: ImportError: libcudart is missing"):
+        make()
+
+
+def test_doctor_asks_the_python_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = [line for line in doctor.report().splitlines() if "Isaac Gym has" in line]
+    assert line.endswith(f"torch {torch.__version__}, CUDA {torch.cuda.is_available()}, isaacgymenvs with 5 tasks, legged_gym with 1 tasks")
+    monkeypatch.setenv(PYTHON_VARIABLE, "/bin/false")
+    assert "Isaac Gym cannot run: Isaac Gym's process (/bin/false) ended in describe (exit code 1)" in doctor.report()
+    monkeypatch.delenv(PYTHON_VARIABLE)
+    assert f"isaac_gym: the Python 3.6 to 3.8 that has it; name it in {PYTHON_VARIABLE}" in doctor.report()
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "kind", "message"),
+    [
+        (
+            "FakeCartpol",
+            {},
+            UsageError,
+            r"no Isaac Gym task 'FakeCartpol'; did you mean FakeCartpole or .*Known: .*walker_rough",
+        ),
+        ("FakeCartpole", {"overrides": "env.episodeLenght=5"}, UsageError, r"episodeLenght=5.*is not in struct"),
+        ("walker_rough", {"overrides": "env.lenght=5"}, UsageError, r"no 'env.lenght'; known there: episode_length, fault"),
+        ("FakeAmp", {}, UsageError, r"FakeAmp: tasks of AMP"),
+        ("FakeAssets", {}, EnvError, r"failed in make: OSError: asset not found: walkers.urdf; its last lines:\n  Traceback"),
+    ],
+    ids=str,
+)
+def test_tasks_that_cannot_be_made(task: str, options: dict[str, Any], kind: type, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        make(task, **options)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("raise", r"failed in step: RuntimeError: the walkers stumbled; its last lines:(?s:.*)simulated_walkers.py"),
+        ("segfault", r"ended in step \(signal SIGSEGV\); its last lines:(?s:.*)Segmentation fault"),
+        ("hang", r"gave no answer to step within 1 seconds(?s:.*)about to hang(?s:.*)simulated_walkers.py"),
+    ],
+)
+def test_a_task_that_breaks_in_a_step(how: str, message: str) -> None:
+    env = make(overrides=fault(how), step_timeout=1.0)
+    env.reset()
+    env.step(ACTION)
+    with pytest.raises(EnvError, match=message):
+        env.step(ACTION)
+    assert is_gone(env._simulator.process.pid)
+    with pytest.raises(UsageError, match="has ended"):
+        env.step(ACTION)
+    env.close()
+
+
+def test_a_task_that_prints_for_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "LOG_BYTES", 1 << 20)
+    monkeypatch.setattr(process_module, "LOOK_EVERY", 2)
+    env = make(overrides=fault("print", at=1))
+    env.reset()
+    sizes = []
+    for _ in range(20):  # 300 kB each
+        env.step(ACTION)
+        sizes.append(os.fstat(env._simulator._log.fileno()).st_size)
+    assert 300_000 < max(sizes) < 2_000_000
+    os.kill(env._simulator.process.pid, signal.SIGKILL)
+    with pytest.raises(EnvError, match=r"ended in step \(signal SIGKILL\); its last lines:\n.*noise"):
+        env.step(ACTION)
+
+
+def test_a_trainer_that_is_killed_takes_a_stuck_simulator_with_it() -> None:
+    code = (
+        "import torch\nfrom gpurl.envs import make_env\n"
+        f"env = make_env('isaac_gym:FakeCartpole', 2, overrides='{fault('hang')}')\nenv.reset()\nenv.step(torch.zeros(2, 1))\n"
+        "print(env._simulator.process.pid, flush=True)\nenv.step(torch.zeros(2, 1))\n"
+    )
+    root = Path(gpurl.__file__).resolve().parent.parent
+    variables = {**os.environ, "PYTHONPATH": f"{root}:{FAKE}"}
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=variables)
+    assert trainer.stdout is not None
+    pid = int(trainer.stdout.readline())
+    time.sleep(0.5)
+    assert not is_gone(pid)
+    trainer.kill()
+    trainer.communicate()
+    deadline = time.monotonic() + 10.0
+    while not is_gone(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert is_gone(pid)
+
+
+def test_a_run_whose_simulator_is_killed_is_saved_and_goes_on(tmp_path: Path) -> None:
+    small = {"num_envs": 8, "horizon": 8, "minibatches": 2, "eval_episodes": 0, "quiet": True, "threads": 1}
+    options = {"max_episode_steps": 6, "overrides": fault("kill", at=100)}
+    with pytest.raises(EnvError, match=r"'isaac_gym:FakeHand' at env step \d+: .* ended in step \(signal SIGKILL\)") as broken:
+        gpurl.train("ppo", "isaac_gym:FakeHand", run_dir=str(tmp_path / "run"), total_steps=1600, env_options=options, **small)
+    assert broken.value.exit_code == 3
+    run = gpurl.resume(tmp_path / "run", env_options={"overrides": ""}, eval_episodes=8)
+    assert run.outcome.reason == "total_steps"
+    assert run.outcome.evaluation["eval/mean_ep_length"] <= 6
+    assert run.outcome.steps == 1600
