@@ -50,6 +50,7 @@ LAYERS = [  # a module imports from its own layer or from earlier ones
     {"api", "policy", "play", "doctor", "env_table", "check_env", "registration", "profile", "profile_report", "outward"},
     {"cli", "cli_train", "__init__"},
 ]
+STAND_ALONE = {"isaac_gym_server.py"}  # runs where there is no gpurl, so all of it is in one file
 FOLDERS = ("gpurl", "gpurl/algorithms", "gpurl/buffers", "gpurl/outward", "envs", "envs/mujoco_warp", "kernels")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))]
 
@@ -102,7 +103,8 @@ def test_imports_point_one_way(path: Path) -> None:
 def test_every_file_opens_with_a_sentence_and_is_short(path: Path) -> None:
     text = path.read_text()
     assert ast.get_docstring(ast.parse(text)), f"{path} has no first sentence"
-    assert text.count("\n") <= 400, f"{path} has over 400 lines: is it one idea?"
+    most = 500 if path.name in STAND_ALONE else 400
+    assert text.count("\n") <= most, f"{path} has over {most} lines: is it one idea?"
 
 
 def test_the_old_top_level_names_are_refused() -> None:

@@ -21,7 +21,7 @@ from gpurl.errors import UsageError
 from tests.envs.walker_oracle import FAKE, NUM_ENVS, START, VARIANTS, WORLD, Variant, check_episodes, drifting_actions, state_of
 
 ENVS = Path(__file__).resolve().parents[2] / "envs"
-OLD_PYTHON_FILES = [ENVS / "isaac_gym_server.py", ENVS / "_isaac_gym_tensors.py", *sorted(FAKE.rglob("*.py"))]
+OLD_PYTHON_FILES = [ENVS / "isaac_gym_server.py", *sorted(FAKE.rglob("*.py"))]
 
 
 def old_python() -> str | None:
@@ -150,7 +150,7 @@ def test_what_the_old_python_runs_is_written_for_it(path: Path) -> None:
         return
     found = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     found |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    later = {"torch", "numpy", "isaacgymenvs", "hydra", "_isaac_gym_tensors"}
+    later = {"torch", "numpy", "isaacgymenvs", "hydra"}
     assert {name.split(".")[0] for name in found} - set(sys.stdlib_module_names) <= later
     first = {name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names}
     assert not first & later, "isaacgym must come before torch"
