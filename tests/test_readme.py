@@ -42,6 +42,27 @@ def test_the_gymnasium_environment_of_ones_own(tmp_path: Path) -> None:
     run([*GPURL, "train", "--resume", "run", "total_steps=128"], tmp_path)
 
 
+def test_the_mujoco_model_of_ones_own(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco_warp")
+    (code,) = (block for block in BLOCKS if block.startswith("# my_slider.py"))
+    (tmp_path / "my_slider.py").write_text(code)
+    assert "keeps the contract" in run([*GPURL, "check-env", "my_slider"], tmp_path)
+    small = ["num_envs=64", "horizon=32", "total_steps=50_000", "eval_episodes=8", "learning_rate=3e-3", "schedule=constant"]
+    told = run([*GPURL, "train", "ppo", "my_slider", *small, "run_dir=run"], tmp_path)
+    value = re.search(r"evaluated return (-?[\d.]+)", told)
+    assert value, told
+    assert float(value[1]) > -15.0  # doing nothing gets about -25, of 100 steps
+
+
+def test_the_vector_environment_of_ones_own(tmp_path: Path) -> None:
+    """With a stand-in for the simulator that one has."""
+    (code,) = (block for block in BLOCKS if block.startswith("# my_sim.py"))
+    code = code.replace("MyVectorEnv(num_envs, device)", "PickWalks(num_envs)")
+    (tmp_path / "my_sim.py").write_text(f"from tests.torch_walks import PickWalks\n{code}")
+    small = ["num_envs=4", "horizon=8", "minibatches=2", "total_steps=64", "eval_episodes=1", "run_dir=run"]
+    run([*GPURL, "train", "ppo", "my_sim", *small], tmp_path)
+
+
 def test_the_three_lines(tmp_path: Path) -> None:
     (code,) = (block for block in BLOCKS if block.startswith("import gpurl"))
     assert len([line for line in code.splitlines() if line]) == 3
