@@ -85,7 +85,13 @@ def env_table() -> str:
         if "task" in options:
             lines.append(f"{name}:TASK\n    {(env_class.__doc__ or '').splitlines()[0]}")
             continue
-        env = make_env(name, 1)
+        try:
+            env = make_env(name, 1)
+        except UsageError as error:
+            if not isinstance(error.__cause__, ImportError):
+                raise
+            lines.append(f"{name}\n    {error}")
+            continue
         own = ", ".join(f"{key}={option.default}" for key, option in options.items() if key != "max_episode_steps")
         agents = f"{env.num_agents} agents, " if env.num_agents > 1 else ""
         limit = "no time limit" if env.max_episode_steps is None else f"{env.max_episode_steps} steps"

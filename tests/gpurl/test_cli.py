@@ -84,7 +84,7 @@ def test_envs_lists_every_env_file_with_its_spaces(capsys: pytest.CaptureFixture
     assert main(["envs"]) == 0
     text = capsys.readouterr().out
     listed = {line.split(":")[0] for line in text.splitlines() if not line.startswith((" ", "or "))}
-    files = {path.stem for path in (ROOT / "envs").glob("*.py") if not path.stem.startswith("_")}
+    files = {path.stem for path in (ROOT / "envs").rglob("*.py") if not path.stem.startswith("_")}
     assert listed == files - NOT_ENVS
     assert "pendulum\n    observation (3,), action Box(-2.0, 2.0, (1,), float32), 200 steps" in text
     assert "options: dim=2, discrete=False" in text
