@@ -16,6 +16,7 @@ class Ant(MujocoWarpEnv):
     """Observation (105,): qpos without x and y, qvel, contact forces on each body, cut to `contact_force_range`."""
 
     model_file = "ant.xml"
+    njmax, nconmax = 48, 24
     frame_skip = 5
     max_episode_steps = 1000
     reward_threshold = 6000.0

@@ -73,8 +73,8 @@ class MujocoWarpEnv(CountingEnv):
     frame_skip: int = 1  # steps of physics to a step of the environment
     reset_noise_scale: float = 0.0
     normal_velocity_noise = False  # uniform like that of the positions, or normal
-    njmax: int | None = None  # None: mujoco-warp's own guess
-    nconmax: int | None = None
+    njmax: int | None = None  # constraints a world, twice what random actions made of any; None: mujoco-warp's own guess
+    nconmax: int | None = None  # contacts a world, all worlds share their room; so many pairs of geoms may come near, too
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ class HalfCheetah(MujocoWarpEnv):
     """Observation (17,): qpos without x, then qvel."""
 
     model_file = "half_cheetah.xml"
+    njmax, nconmax = 64, 24
     frame_skip = 5
     max_episode_steps = 1000
     reward_threshold = 4800.0

@@ -13,6 +13,7 @@ class Hopper(MujocoWarpEnv):
     """Observation (11,): qpos without x, then qvel, cut to 10."""
 
     model_file = "hopper.xml"
+    njmax, nconmax = 32, 16
     frame_skip = 4
     max_episode_steps = 1000
     reward_threshold = 3800.0

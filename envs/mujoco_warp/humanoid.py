@@ -14,6 +14,7 @@ class Humanoid(HumanoidBody):
     """The speed is that of the centre of mass."""
 
     model_file = "humanoid.xml"
+    njmax, nconmax = 64, 48
 
     def __init__(
         self,

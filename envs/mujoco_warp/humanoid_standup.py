@@ -13,6 +13,7 @@ class HumanoidStandup(HumanoidBody):
     """The reward is the height over the seconds of one step of physics, as Gymnasium has it, which never uses its uph_cost_weight."""
 
     model_file = "humanoidstandup.xml"
+    njmax, nconmax = 96, 48
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ class InvertedDoublePendulum(MujocoWarpEnv):
     """Observation (9,): the cart's x, sines and cosines of the two angles, qvel, and the force of the cart's end stops."""
 
     model_file = "inverted_double_pendulum.xml"
+    njmax, nconmax = 8, 4
     frame_skip = 5
     max_episode_steps = 1000
     reward_threshold = 9100.0

@@ -12,6 +12,7 @@ class InvertedPendulum(MujocoWarpEnv):
     """Observation (4,): position and angle, then their velocities. The pole has fallen at 0.2 rad."""
 
     model_file = "inverted_pendulum.xml"
+    njmax, nconmax = 8, 4
     frame_skip = 2
     max_episode_steps = 1000
     reward_threshold = 950.0

@@ -15,6 +15,7 @@ class Pusher(MujocoWarpEnv):
     """Observation (23,): the arm's joints and their velocities, the places of hand, cylinder and goal."""
 
     model_file = "pusher_v5.xml"
+    njmax, nconmax = 32, 16
     frame_skip = 5
     max_episode_steps = 100
     reward_threshold = 0.0

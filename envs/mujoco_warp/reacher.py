@@ -14,6 +14,7 @@ class Reacher(MujocoWarpEnv):
     """Observation (10,): cosines and sines of the joints, the target's place, the joints' velocities, tip minus target in the plane."""
 
     model_file = "reacher.xml"
+    njmax, nconmax = 8, 8
     frame_skip = 2
     max_episode_steps = 50
     reward_threshold = -3.75

@@ -12,6 +12,7 @@ class Swimmer(MujocoWarpEnv):
     """Observation (8,): qpos without x and y, then qvel."""
 
     model_file = "swimmer.xml"
+    njmax, nconmax = 16, 8
     frame_skip = 4
     max_episode_steps = 1000
     reward_threshold = 360.0

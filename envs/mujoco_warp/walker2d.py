@@ -12,6 +12,7 @@ class Walker2d(MujocoWarpEnv):
     """Observation (17,): qpos without x, then qvel, cut to 10."""
 
     model_file = "walker2d_v5.xml"
+    njmax, nconmax = 48, 24
     frame_skip = 4
     max_episode_steps = 1000
 
