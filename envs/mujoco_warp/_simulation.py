@@ -164,7 +164,8 @@ class Simulation:
     def prepare(self) -> None:
         """Compile or load all kernels and capture the graphs. Leaves the worlds in a state of no meaning."""
         warp, device = self.model.simulators.warp, self.model.warp_device
-        if not any(Path(warp.config.kernel_cache_dir).glob("*mujoco_warp*")):
+        compiled = {".o"} if device.is_cpu else {".cubin", ".ptx"}
+        if not any(path.suffix in compiled for path in Path(warp.config.kernel_cache_dir).glob("*mujoco_warp*/*")):
             log.warning("compiling MuJoCo's kernels, once, about a minute; %s keeps them", warp.config.kernel_cache_dir)
         with self.model.on_device():
             self._physics()  # a module that is loaded inside a capture breaks it
