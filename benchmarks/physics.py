@@ -1,9 +1,9 @@
 """MuJoCo tasks: environment steps a second of physics alone, of whole steps, and in PPO training, and the memory it takes."""
 
-import copy
 import dataclasses
 import json
 import os
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from benchmarks.processes import resident_mib, run_once
 from benchmarks.results_table import Row, machine, number, parser, save, table
 from benchmarks.throughput import random_steps
-from benchmarks.timing import median_seconds
+from benchmarks.timing import median_seconds, now
 from benchmarks.training import how_trained, ready_trainer, shape, warm
 from gpurl.api import choose_device
 from gpurl.config import make_settings
@@ -60,6 +60,22 @@ def compare(task: str, device: torch.device) -> None:
     env.close()
 
 
+class TimedPhysics:
+    """A simulation that adds up the seconds of its steps, in the states that a training comes to: how long one takes depends on them."""
+
+    def __init__(self, simulation: Any, device: torch.device) -> None:
+        self.simulation, self.device, self.seconds = simulation, device, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.simulation, name)
+
+    def step(self) -> None:
+        """A GPU is waited for before and after, which costs its training a little."""
+        began = now(self.device)
+        self.simulation.step()
+        self.seconds += now(self.device) - began
+
+
 def measure(job: Job) -> dict[str, Any]:
     """Environment steps a second of each phase, the peak memory in MiB, and how the training was run."""
     torch.set_num_threads(job.threads)
@@ -69,18 +85,19 @@ def measure(job: Job) -> dict[str, Any]:
     warm(trainer)
     env: Any = trainer.env
 
-    steps = random_steps(env, job.horizon)
-    steps()
-    begun = copy.deepcopy(env.state_dict())
-
-    def physics() -> None:
-        env.load_state_dict(begun)  # who falls and is not reset lies on more contacts
-        for _ in range(job.horizon):
-            env._simulation.step()
-
-    functions = dict(zip(PHASES, (physics, steps, trainer.iterate)))
-    seconds = median_seconds(functions, device, job.seconds)
-    rates = {phase: job.num_envs * job.horizon / spent for phase, spent in seconds.items()}
+    env._simulation = timed = TimedPhysics(env._simulation, device)
+    seconds: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    began = now(device)
+    trainer.iterate()  # to warm up
+    while not seconds["training"] or now(device) - began < job.seconds:
+        timed.seconds, start = 0.0, now(device)
+        trainer.iterate()
+        seconds["training"].append(now(device) - start)
+        seconds["physics"].append(timed.seconds)
+    env._simulation = timed.simulation
+    spent = {phase: statistics.median(samples) for phase, samples in seconds.items() if samples}
+    spent |= median_seconds({"env": random_steps(env, job.horizon)}, device, job.seconds)
+    rates = {phase: job.num_envs * job.horizon / spent[phase] for phase in PHASES}
     if device.type == "cuda":  # Warp has memory of its own, which torch does not count
         free, total = torch.cuda.mem_get_info(device)
         mib = (total - free) / 2**20
