@@ -3,9 +3,12 @@
 from typing import Any
 
 import torch
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
 from gpurl.envs.vec_env import VecEnv
+from gpurl.errors import UsageError
+from gpurl.kernels.backend import host_may_look
 
 
 def select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
@@ -24,6 +27,24 @@ class CountingEnv(VecEnv):
     def stagger(self, clocks: Tensor) -> None:
         self.episode_length_buf.copy_(clocks)
         self._episode_start.copy_(clocks)
+
+    def _checked_action(self, actions: Any) -> Tensor:
+        """Tensor [N, *action], float32 or int64, of what was given: Gymnasium's own action_space.sample() is an array."""
+        action, name, space = torch.as_tensor(actions, device=self.device), f"{type(self).__name__}.step", self.single_action_space
+        shape, dtype = (self.num_envs, *(space.shape or ())), torch.float32 if isinstance(space, Box) else torch.int64
+        if action.shape != shape:
+            raise UsageError(f"{name}: wanted actions of shape {shape}, got {tuple(action.shape)}")
+        if action.is_floating_point() != dtype.is_floating_point:
+            raise UsageError(f"{name}: wanted actions of {space}, got {action.dtype}")
+        if isinstance(space, Discrete) and host_may_look(self.device):
+            low, high = int(space.start), int(space.start + space.n - 1)
+            if not low <= int(action.min()) <= int(action.max()) <= high:
+                raise UsageError(f"{name}: wanted actions from {low} to {high}, got {int(action.min())} to {int(action.max())}")
+        if isinstance(space, MultiDiscrete) and host_may_look(self.device):
+            choice = action - torch.as_tensor(space.start)
+            if bool(((choice < 0) | (choice >= torch.as_tensor(space.nvec))).any()):
+                raise UsageError(f"{name}: wanted actions of {space}, got {int(action.min())} to {int(action.max())}")
+        return action.to(dtype)
 
     def _count(self, reward: Tensor, valid: Tensor | None = None) -> None:
         """Take a step's reward [N] or [N, A] in; where valid [N] is False there was no step."""

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import typing
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -36,11 +37,32 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
 
 
 def env_options(env_class: type[VecEnv]) -> dict[str, inspect.Parameter]:
-    """The task's own options: the parameters of its constructor that every environment does not have."""
+    """The task's own options: the parameters of its constructor that every environment does not have.
+
+    A constructor that takes `**options` hands them on, so those of the next base count too.
+    """
     shared = {"self", "num_envs", "device", "seed"}
-    parameters = inspect.signature(env_class).parameters
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    parameters = {
+        name: parameter for make in reversed(_constructors(env_class)) for name, parameter in inspect.signature(make).parameters.items()
+    }
     return {name: parameter for name, parameter in parameters.items() if name not in shared and parameter.kind not in kinds}
+
+
+def option_types(env_class: type[VecEnv]) -> dict[str, Any]:
+    """The type of each option that has an annotation."""
+    return {name: kind for make in reversed(_constructors(env_class)) for name, kind in typing.get_type_hints(make).items()}
+
+
+def _constructors(env_class: type[VecEnv]) -> list[Callable[..., None]]:
+    """The __init__ of `env_class`, and of its bases for as long as each takes `**options`."""
+    found: list[Callable[..., None]] = []
+    for base in env_class.__mro__[:-1]:
+        if "__init__" in vars(base):
+            found.append(vars(base)["__init__"])
+            if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in inspect.signature(found[-1]).parameters.values()):
+                break
+    return found
 
 
 def check_options(name: str, env_class: type[VecEnv], options: Iterable[str]) -> None:

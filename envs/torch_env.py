@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
 from gpurl.envs._counting_env import CountingEnv, select
@@ -143,24 +142,6 @@ class TorchEnv(CountingEnv):
         self._random.load_state_dict(state["random"])
         self._set_state({name: value.to(self.device, copy=True) for name, value in state["state"].items()})
         self._load_clocks(state["clocks"])
-
-    def _checked_action(self, actions: Any) -> Tensor:
-        """Tensor [N, *action], float32 or int64, of what was given: Gymnasium's own action_space.sample() is an array."""
-        action, name, space = torch.as_tensor(actions, device=self.device), f"{type(self).__name__}.step", self.single_action_space
-        shape, dtype = (self.num_envs, *(space.shape or ())), torch.float32 if isinstance(space, Box) else torch.int64
-        if action.shape != shape:
-            raise UsageError(f"{name}: wanted actions of shape {shape}, got {tuple(action.shape)}")
-        if action.is_floating_point() != dtype.is_floating_point:
-            raise UsageError(f"{name}: wanted actions of {space}, got {action.dtype}")
-        if isinstance(space, Discrete) and host_may_look(self.device):
-            low, high = int(space.start), int(space.start + space.n - 1)
-            if not low <= int(action.min()) <= int(action.max()) <= high:
-                raise UsageError(f"{name}: wanted actions from {low} to {high}, got {int(action.min())} to {int(action.max())}")
-        if isinstance(space, MultiDiscrete) and host_may_look(self.device):
-            choice = action - torch.as_tensor(space.start)
-            if bool(((choice < 0) | (choice >= torch.as_tensor(space.nvec))).any()):
-                raise UsageError(f"{name}: wanted actions of {space}, got {int(action.min())} to {int(action.max())}")
-        return action.to(dtype)
 
     def _set_state(self, state: State) -> None:
         """On a GPU the state stays in its place, where a CUDA graph finds it again; what was observed before must not be a view of it."""

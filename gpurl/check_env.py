@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from gpurl.env_guard import check_reset, check_step
-from gpurl.envs.registry import make_env
+from gpurl.envs.registry import env_options, make_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import EnvError, UsageError
@@ -252,7 +252,7 @@ def _check_sizes(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
 
 def _options_of(env: VecEnv) -> dict[str, Any]:
     """The constructor's options that stand as attributes of the same name."""
-    names = set(inspect.signature(type(env)).parameters) - {"self", "num_envs", "device", "seed", "env"}
+    names = set(env_options(type(env))) - {"env"}
     return {name: getattr(env, name) for name in names if hasattr(env, name)}
 
 

@@ -176,10 +176,10 @@ def _parse_flags(base: Settings, flags: list[str]) -> Settings:
 
 def _options_class(env: str) -> type:
     """A dataclass of the environment's own options, from its constructor's signature."""
-    from gpurl.envs.registry import env_options, resolve_env
+    from gpurl.envs.registry import env_options, option_types, resolve_env
 
     env_class, named = resolve_env(env)
-    hints = typing.get_type_hints(env_class.__init__)
+    hints = option_types(env_class)
     fields = []
     for name, parameter in env_options(env_class).items():
         kind = hints.get(name, type(parameter.default))

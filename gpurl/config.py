@@ -112,7 +112,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain nested values, as written to config.yaml, without the run's folder; `make_settings(**...)` takes them back."""
-        values = {"algorithm": self.algorithm, "env": self.env, "env_options": dict(self.env_options)}
+        values = {"algorithm": self.algorithm, "env": self.env, "env_options": _plain(dict(self.env_options))}
         values |= dataclasses.asdict(self.train) | _plain(dataclasses.asdict(self.algorithm_config))
         del values["run_dir"]
         return values
@@ -124,7 +124,7 @@ def make_settings(algorithm: str, env: str, **values: Any) -> Settings:
     Raises UsageError for a name that nothing has, or a value of the wrong kind.
     """
     from gpurl.algorithms import config_class, resolve_algorithm
-    from gpurl.envs.registry import check_options, resolve_env
+    from gpurl.envs.registry import check_options, option_types, resolve_env
     from gpurl.presets import preset
 
     env_class, _ = resolve_env(env)
@@ -135,8 +135,10 @@ def make_settings(algorithm: str, env: str, **values: Any) -> Settings:
         raise UsageError(f"env_options is {options!r}; it must be `name: value` pairs")
     options = dict(options)
     check_options(env, env_class, options)
-    hints = typing.get_type_hints(env_class.__init__)
+    hints = option_types(env_class)
     for name, value in options.items():
+        if isinstance(value, list) and typing.get_origin(hints.get(name)) is tuple:
+            value = tuple(value)  # as YAML gives it
         options[name] = _checked(f"env option {name}", value, hints.get(name, Any))
         if (kind := _unwritable(options[name])) is not None:
             raise UsageError(

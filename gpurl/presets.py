@@ -26,6 +26,11 @@ ISAAC_GYM: dict[str, Any] = {
 }
 
 
+# rsl_rl's and mjlab's shape of a run: many environments, short rollouts, a learning rate that follows the KL divergence
+LEGGED = {"num_envs": 4096, "horizon": 24, "epochs": 5, "minibatches": 8, "network": {"hidden": [256, 128, 64], "activation": "elu"}}
+ARM = LEGGED | {"gamma": 0.97, "total_steps": 20_000_000}
+
+
 def _isaac_gym(hidden: list[int], **changes: Any) -> dict[str, Any]:
     return {"network": ISAAC_GYM["network"] | {"hidden": hidden}, **changes}
 
@@ -51,6 +56,12 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {  # "*": every environment, un
         **{"num_envs": 8, "horizon": 256, "epochs": 10, "minibatches": 8, "total_steps": 1_000_000},
         **{"learning_rate": 1e-3, "schedule": "linear"},
     },
+    ("ppo", "inverted_pendulum"): {"num_envs": 256, "horizon": 16, "total_steps": 300_000},
+    ("ppo", "inverted_double_pendulum"): {"num_envs": 256, "horizon": 32, "total_steps": 2_000_000},
+    **{("ppo", name): LEGGED | {"total_steps": 50_000_000} for name in ("hopper", "walker2d", "swimmer", "half_cheetah")},
+    ("ppo", "ant"): LEGGED | {"total_steps": 100_000_000},
+    **{("ppo", name): LEGGED | {"total_steps": 200_000_000, "horizon": 32} for name in ("humanoid", "humanoid_standup")},
+    **{("ppo", name): ARM for name in ("reacher", "pusher")},
     ("a2c", "gymnasium_cpu"): {"num_envs": 16, "total_steps": 1_000_000, "schedule": "linear"},
     ("ppo", "isaac_gym"): ISAAC_GYM,
     ("ppo", "isaac_gym:Ant"): {"max_grad_norm": None},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import kernels, learning, limits, results_table, throughput, timing, training
+from benchmarks import kernels, learning, limits, physics, results_table, throughput, timing, training
 from gpurl import doctor
 from gpurl.config import make_settings
 from gpurl.envs.registry import make_env
@@ -244,6 +244,33 @@ def test_bench_runs_both_and_needs_the_source_tree(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(doctor, "__file__", str(tmp_path / "gpurl" / "doctor.py"))
     with pytest.raises(UsageError, match="clone the project"):
         doctor.run_benchmarks([])
+
+
+# ---- physics.py ----
+
+
+def test_physics_is_compared_then_timed_in_three_phases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mujoco_warp")
+    assert physics.main([*QUICK, "--tasks", "inverted_pendulum", "--num-envs", "4", "--horizon", "2", "--out", str(tmp_path)]) == 0
+    rows = rows_in(tmp_path, "physics")
+    assert_measured(rows)
+    phases = [(f"inverted_pendulum {phase}", "env_steps/s") for phase in ("physics", "env", "training")]
+    assert [(row["case"], row["unit"]) for row in rows] == [*phases, ("inverted_pendulum memory", "MiB")]
+    assert {row["physics"] for row in rows} == {"yes"}
+    assert "not physics" in capsys.readouterr().out
+
+
+def test_physics_that_is_not_mujocos_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mujoco_warp")
+
+    def slower(task: str, *arguments: Any, **options: Any) -> Any:
+        env: Any = make_env(task, *arguments, **options)
+        env._simulation.frame_skip = 1
+        return env
+
+    monkeypatch.setattr(physics, "make_env", slower)
+    with pytest.raises(GpurlError, match=r"inverted_pendulum: step 0 of world 0 is not MuJoCo's: qpos differs by .*; nothing is timed"):
+        physics.measure(physics.Job("inverted_pendulum", 4, 2, "cpu", 0.0))
 
 
 # ---- learning.py ----

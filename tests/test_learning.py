@@ -49,6 +49,13 @@ def test_a2c_learns_cart_pole(tmp_path: Path) -> None:
     assert best_return(tmp_path, "a2c", "cart_pole", 150.0, eval_every=20_000) >= 150
 
 
+def test_ppo_balances_mujocos_pendulum(tmp_path: Path) -> None:
+    """From about 25. To 1000, all there is, in benchmarks/learning.py."""
+    pytest.importorskip("mujoco_warp")
+    settings = {"num_envs": 128, "eval_every": 20_000, "eval_episodes": 8, "total_steps": 200_000}
+    assert best_return(tmp_path, "ppo", "inverted_pendulum", 300.0, **settings) >= 300
+
+
 @pytest.mark.parametrize(("bonus", "wanted"), [(True, 8.0), (False, 0.5)])
 def test_ppo_learns_to_chase(tmp_path: Path, bonus: bool, wanted: float) -> None:
     """From about -14 with a bonus and -35 without."""

@@ -1,0 +1,74 @@
+"""Ant-v5 of Gymnasium on mujoco-warp: four legs run along x.
+
+With the model's pyramidal friction cones a step differs from that of Gymnasium, which runs MuJoCo's C, where a leg stands steeper than
+60 degrees: mujoco-warp turns the cone then. `cone="elliptic"` agrees in both, and is another task.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
+
+
+class Ant(MujocoWarpEnv):
+    """Observation (105,): qpos without x and y, qvel, contact forces on each body, cut to `contact_force_range`."""
+
+    model_file = "ant.xml"
+    njmax, nconmax = 48, 24
+    frame_skip = 5
+    max_episode_steps = 1000
+    reward_threshold = 6000.0
+    normal_velocity_noise = True
+
+    def __init__(
+        self,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        *,
+        forward_reward_weight: float = 1.0,
+        ctrl_cost_weight: float = 0.5,
+        contact_cost_weight: float = 5e-4,
+        healthy_reward: float = 1.0,
+        main_body: int = 1,
+        terminate_when_unhealthy: bool = True,
+        healthy_z_range: tuple[float, float] = (0.2, 1.0),
+        contact_force_range: tuple[float, float] = (-1.0, 1.0),
+        reset_noise_scale: float = 0.1,
+        exclude_current_positions_from_observation: bool = True,
+        include_cfrc_ext_in_observation: bool = True,
+        **options: Any,
+    ) -> None:
+        self.forward_reward_weight, self.ctrl_cost_weight, self.contact_cost_weight = (
+            forward_reward_weight,
+            ctrl_cost_weight,
+            contact_cost_weight,
+        )
+        self.healthy_reward, self.healthy_z_range, self.terminate_when_unhealthy = healthy_reward, healthy_z_range, terminate_when_unhealthy
+        self.main_body, self.contact_force_range, self.reset_noise_scale = main_body, contact_force_range, reset_noise_scale
+        self.exclude_current_positions_from_observation = exclude_current_positions_from_observation
+        self.include_cfrc_ext_in_observation = include_cfrc_ext_in_observation
+        super().__init__(num_envs, device, seed, **options)
+
+    def observe(self, data: Any) -> Tensor:
+        parts = [data.qpos[:, 2:] if self.exclude_current_positions_from_observation else data.qpos, data.qvel]
+        if self.include_cfrc_ext_in_observation:
+            parts.append(data.cfrc_ext[:, 1:].clamp(*self.contact_force_range).flatten(1))
+        return torch.cat(parts, 1)
+
+    def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
+        velocity = (data.xpos[:, self.main_body, 0] - before.xpos[:, self.main_body, 0]) / self.dt
+        contact_cost = self.contact_cost_weight * data.cfrc_ext.clamp(*self.contact_force_range).square().sum((1, 2))
+        cost = self.ctrl_cost_weight * action.square().sum(1) + contact_cost
+        return self.forward_reward_weight * velocity + self.healthy_reward * self.is_healthy(data) - cost
+
+    def is_healthy(self, data: Any) -> Tensor:
+        """[N] bool: the torso is neither too low nor too high."""
+        low, high = self.healthy_z_range
+        return (data.qpos[:, 2] >= low) & (data.qpos[:, 2] <= high)
+
+    def terminated(self, data: Any) -> Tensor:
+        healthy = self.is_healthy(data)
+        return ~healthy if self.terminate_when_unhealthy else torch.zeros_like(healthy)

@@ -1,0 +1,47 @@
+"""InvertedDoublePendulum-v5 of Gymnasium on mujoco-warp: two poles, one on the other, on a cart stay up."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
+
+
+class InvertedDoublePendulum(MujocoWarpEnv):
+    """Observation (9,): the cart's x, sines and cosines of the two angles, qvel, and the force of the cart's end stops."""
+
+    model_file = "inverted_double_pendulum.xml"
+    njmax, nconmax = 8, 4
+    frame_skip = 5
+    max_episode_steps = 1000
+    reward_threshold = 9100.0
+    normal_velocity_noise = True
+
+    def __init__(
+        self,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        *,
+        healthy_reward: float = 10.0,
+        reset_noise_scale: float = 0.1,
+        **options: Any,
+    ) -> None:
+        self.healthy_reward = healthy_reward
+        self.reset_noise_scale = reset_noise_scale
+        super().__init__(num_envs, device, seed, **options)
+
+    def observe(self, data: Any) -> Tensor:
+        angles = data.qpos[:, 1:]
+        parts = (data.qpos[:, :1], angles.sin(), angles.cos(), data.qvel.clamp(-10.0, 10.0), data.qfrc_constraint[:, :1].clamp(-10.0, 10.0))
+        return torch.cat(parts, 1)
+
+    def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
+        tip = data.site_xpos[:, 0]
+        distance = 0.01 * tip[:, 0].square() + (tip[:, 2] - 2.0).square()
+        speed = 1e-3 * data.qvel[:, 1].square() + 5e-3 * data.qvel[:, 2].square()
+        return self.healthy_reward * ~self.terminated(data) - distance - speed
+
+    def terminated(self, data: Any) -> Tensor:
+        return data.site_xpos[:, 0, 2] <= 1.0
