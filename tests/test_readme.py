@@ -47,11 +47,11 @@ def test_the_mujoco_model_of_ones_own(tmp_path: Path) -> None:
     (code,) = (block for block in BLOCKS if block.startswith("# my_slider.py"))
     (tmp_path / "my_slider.py").write_text(code)
     assert "keeps the contract" in run([*GPURL, "check-env", "my_slider"], tmp_path)
-    small = ["num_envs=64", "horizon=32", "total_steps=50_000", "eval_episodes=8", "learning_rate=3e-3", "schedule=constant"]
+    small = ["num_envs=64", "horizon=32", "total_steps=30_000", "eval_episodes=8", "learning_rate=3e-3", "schedule=constant"]
     told = run([*GPURL, "train", "ppo", "my_slider", *small, "run_dir=run"], tmp_path)
     value = re.search(r"evaluated return (-?[\d.]+)", told)
     assert value, told
-    assert float(value[1]) > -15.0  # doing nothing gets about -25, of 100 steps
+    assert float(value[1]) > -18.0  # doing nothing gets about -25
 
 
 def test_the_vector_environment_of_ones_own(tmp_path: Path) -> None:

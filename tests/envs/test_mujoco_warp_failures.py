@@ -1,6 +1,7 @@
 """MuJoCo tasks that go wrong: mistakes in a task, packages that are missing, worlds that break, constraints without room."""
 
 import importlib
+import importlib.util
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpurl.config import make_settings
-from gpurl.doctor import env_table
+from gpurl.env_table import env_table
 from gpurl.envs import make_env, resolve_env
 from gpurl.errors import EnvError, UsageError
 from tests.envs.test_mujoco_warp import Slider, actions_of
@@ -66,7 +67,9 @@ def test_a_missing_simulator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     make_settings("ppo", "ant")
     with pytest.raises(UsageError, match=r"mujoco_warp is missing: pip install 'gpurl\[mujoco\]'"):
         make_env("ant", 2)
-    assert "ant\n    MuJoCo tasks need mujoco, mujoco-warp and warp, mujoco_warp is missing" in env_table()
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "mujoco_warp" else there(name, *more))
+    assert "mujoco_warp: missing: mujoco_warp; pip install 'gpurl[mujoco]'; options of all: cone," in env_table()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e12])
