@@ -32,7 +32,7 @@ class Part:
     command: tuple[str, ...]  # behind the Python
     seconds: float
     environment: tuple[tuple[str, str], ...] = ()
-    needs_peers: bool = False
+    needs: str = ""  # peers or physics: beside what gpurl itself needs
 
 
 def parts(out: Path) -> list[Part]:
@@ -40,18 +40,21 @@ def parts(out: Path) -> list[Part]:
     bench = ("--device", "cuda", "--out", str(out))
     pytest = ("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist")
     sizes = ("--num-envs", "256", "1024", "4096", "16384", "65536", "--horizon", "32", "128")
+    crowds = ("--tasks", "ant", "humanoid", "--num-envs", "4096", "--horizon", "24")
     peers = ("--python", sys.executable, "--rounds", "1", "--iterations", "10", "--warm-up", "4")
     replays = ("--python", sys.executable, "--rounds", "1", "--sizes", '{"num_envs": [64]}')
     return [
         Part("doctor", ("-m", "gpurl.cli", "doctor"), 60),
         Part("GPU tests", (*pytest, "-m", "gpu", "tests"), 180),
         Part("kernel tests", (*pytest, "tests/kernels"), 120, (("GPURL_KERNEL_DEVICE", "cuda"),)),
+        Part("physics tests", (*pytest, "-m", "gpu", "tests/gpu/test_mujoco_warp_on_a_gpu.py"), 90, needs="physics"),
+        Part("physics", ("-m", "benchmarks.physics", *bench, *crowds, "--seconds", "2"), 90, needs="physics"),
         Part("kernels", ("-m", "benchmarks.kernels", *bench, "--seconds", "0.2"), 60),
-        Part("peers", ("-m", "benchmarks.peers", *bench, *peers), 150, needs_peers=True),
+        Part("peers", ("-m", "benchmarks.peers", *bench, *peers), 150, needs="peers"),
         Part("sweep", ("-m", "benchmarks.throughput", *bench, *sizes, "--seconds", "0.2"), 90),
         Part("ladder", ("-m", "benchmarks.throughput", *bench, "--ladder", "--rounds", "2", "--seconds", "0.2"), 120),
         Part("profile", ("-m", "gpurl.cli", "profile", "ppo", "chasing", "--device", "cuda"), 60),
-        Part("off-policy", ("-m", "benchmarks.off_policy", *bench, *replays, "--seconds", "0.2"), 120, needs_peers=True),
+        Part("off-policy", ("-m", "benchmarks.off_policy", *bench, *replays, "--seconds", "0.2"), 120, needs="peers"),
     ]
 
 
@@ -124,18 +127,18 @@ def run_part(part: Part, path: list[Path], seconds: float) -> tuple[str, float]:
     return verdict, time.monotonic() - began
 
 
-def run_all(wanted: list[Part], path: list[Path], peers_path: list[Path], deadline: float) -> int:
-    """Run one part after the other, each within its own time and what is left of all; 1 when one did not pass."""
+def run_all(wanted: list[Part], paths: dict[str, list[Path]], deadline: float) -> int:
+    """Run one part after the other, each within its own time and what is left of all; 1 when one did not pass. paths: by `needs`."""
     lines, failed = [], False
     for part in wanted:
         left = deadline - time.monotonic()
-        if part.needs_peers and not peers_path:
+        if part.needs not in paths:
             verdict, lasted = "left out: not all wheels are there", 0.0
         elif left < 2 * TO_SAVE:
             verdict, lasted = "not run: no time is left", 0.0
         else:
             print(f"\n==== {part.name}: {' '.join(part.command)}", flush=True)
-            verdict, lasted = run_part(part, peers_path if part.needs_peers else path, min(part.seconds, left - TO_SAVE))
+            verdict, lasted = run_part(part, paths[part.needs], min(part.seconds, left - TO_SAVE))
         failed |= not verdict.startswith(("passed", "left out"))
         lines.append([part.name, f"{lasted:.0f} s", verdict])
     print(f"\n{table(['part', 'time', 'result'], lines)}")
@@ -159,27 +162,31 @@ def main(words: list[str] | None = None) -> int:
     deadline_from = time.monotonic()
     options = parse(words)
     name = gpu()
-    own, own_missing = needed(wheels.own_requirements(), options.wheels)
-    peers, peers_missing = needed([*wheels.own_requirements(), *PEERS], options.wheels)
+    more = {"": [], "peers": [*PEERS], "physics": wheels.physics_requirements()}
+    found = {what: needed([*wheels.own_requirements(), *roots], options.wheels) for what, roots in more.items()}
     wanted = [part for part in parts(options.out.resolve()) if part.name in options.parts]
-    for what, files, missing in (("gpurl", own, own_missing), ("the peers", peers, peers_missing)):
-        print(f"{what}: {len(files)} wheels to install{': ' if files else ''}{', '.join(file.name for file in files)}")
+    for what, (files, missing) in found.items():
+        label = what or "gpurl"
+        print(f"{label}: {len(files)} wheels to install{': ' if files else ''}{', '.join(file.name for file in files)}")
         if missing:
-            print(f"{what}: neither installed nor in {options.wheels}: {' '.join(missing)}\n  (and what these need; make gpu-check-wheels)")
+            print(
+                f"{label}: neither installed nor in {options.wheels}: {' '.join(missing)}\n  (and what these need; make gpu-check-wheels)"
+            )
     if options.dry_run:
         print("\n".join(f"{part.name}, at most {part.seconds:.0f} s: {' '.join(part.command)}" for part in wanted))
     if not name:
         return NO_GPU
-    if own_missing:
+    if found[""][1]:
         return WHEELS_MISSING
     if options.dry_run:
         return 0
     print(f"on {name}")
-    if not install(own, options.wheels, SITE / "gpurl"):
-        return WHEELS_MISSING
-    peers_ready = not peers_missing and install(peers, options.wheels, SITE / "peers")
-    path, peers_path = [SITE / "gpurl", ROOT], [SITE / "peers", ROOT] if peers_ready else []
-    return run_all(wanted, path, peers_path, deadline_from + options.seconds)
+    paths = {}
+    for what, (files, missing) in found.items():
+        folder = SITE / (what or "gpurl")
+        if not missing and install(files, options.wheels, folder):
+            paths[what] = [folder, ROOT]
+    return run_all(wanted, paths, deadline_from + options.seconds) if "" in paths else WHEELS_MISSING
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """MuJoCo tasks: environment steps a second of physics alone, of whole steps, and in PPO training, and the memory it takes."""
 
+import argparse
 import dataclasses
 import json
 import os
@@ -117,13 +118,18 @@ def rows_of(job: Job, result: dict[str, Any]) -> list[Row]:
     return [*rows, {"case": f"{job.task} memory", **case, "value": f"{result['mib']:.0f}", "unit": "MiB", **result["how"]}]
 
 
-def main(words: list[str] | None = None) -> int:
-    """Measure each task at each size, print and save."""
+def parse(words: list[str] | None) -> argparse.Namespace:
+    """The options."""
     options = parser(__doc__, budget=5.0)
     options.add_argument("--tasks", nargs="+", default=TASKS, help=f"default {' '.join(TASKS)}")
     options.add_argument("--num-envs", type=int, nargs="+", default=SIZES, help=f"default {' '.join(map(str, SIZES))}")
     options.add_argument("--horizon", type=int, default=HORIZON, help=f"steps between updates; default {HORIZON}")
-    chosen = options.parse_args(words)
+    return options.parse_args(words)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure each task at each size, print and save."""
+    chosen = parse(words)
     device = str(choose_device(chosen.device))
     lines, path = [], Path()
     for task in chosen.tasks:

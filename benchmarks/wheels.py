@@ -56,6 +56,15 @@ def own_requirements() -> list[str]:
     return [*re.findall(r'^ *"(.+)",$', block[1], re.MULTILINE), *FOR_TESTS]
 
 
+def physics_requirements() -> list[str]:
+    """What MuJoCo's tasks need, the extra `mujoco` of pyproject.toml."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    line = re.search(r"^mujoco = \[(.*)\]$", text, re.MULTILINE)
+    if line is None:
+        raise ValueError("pyproject.toml has no extra mujoco")
+    return re.findall(r'"([^"]+)"', line[1])
+
+
 def closure(
     roots: Iterable[str], find: Find, environment: dict[str, str] | None = None
 ) -> tuple[dict[str, Distribution], dict[str, Requirement]]:
@@ -170,12 +179,13 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--python-version", default="3.12", help="of the machine with the GPU; default 3.12")
     parser.add_argument("--platform", nargs="+", default=PLATFORMS, help=f"what its wheels may be for; default {' '.join(PLATFORMS)}")
     parser.add_argument("--without-peers", action="store_true", help="leave out the other trainers")
+    parser.add_argument("--without-physics", action="store_true", help="leave out MuJoCo, 150 MiB")
     parser.add_argument("--have", type=Path, help="a file of names, or `pip freeze`, of what that machine has: left out")
     parser.add_argument("--folder", type=Path, default=WHEELS, help="default wheels/")
     options = parser.parse_args(words)
     target = ["--only-binary=:all:", "--python-version", options.python_version]
     target += [word for platform in options.platform for word in ("--platform", platform)]
-    roots = [*own_requirements(), *(() if options.without_peers else PEERS)]
+    roots = [*own_requirements(), *(() if options.without_peers else PEERS), *(() if options.without_physics else physics_requirements())]
     environment = {"python_version": options.python_version, "python_full_version": f"{options.python_version}.0"}
     environment |= {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"}
     found = resolved(roots, target, environment)
