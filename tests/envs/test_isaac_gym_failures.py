@@ -87,7 +87,7 @@ def test_doctor_asks_the_python_that_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv(PYTHON_VARIABLE, "/bin/false")
     assert "Isaac Gym cannot run: Isaac Gym's process (/bin/false) ended in describe (exit code 1)" in doctor.report()
     monkeypatch.delenv(PYTHON_VARIABLE)
-    assert f"isaac_gym: the Python 3.6 to 3.8 that has it; name it in {PYTHON_VARIABLE}" in doctor.report()
+    assert f"isaac_gym: missing: the Python 3.6 to 3.8 that has it; name it in {PYTHON_VARIABLE}" in doctor.report()
 
 
 @pytest.mark.parametrize(
