@@ -108,8 +108,9 @@ class TorchEnv(CountingEnv):
         info = self._episode_info(done, truncated)
         info["final_obs"] = final_obs = self.observe(next_state)
         info |= self._critics_see("final_state", next_state)
-        obs = self._autoreset(next_state, final_obs, done)
-        info |= self._critics_see("state", self._state)
+        obs, shown = self._autoreset(next_state, final_obs, done)
+        if self.single_state_space is not None:
+            info["state"] = info["final_state"] if shown is next_state else self.observe_state(shown)
         self._random.advance()
         return Timestep(obs, reward, terminated, truncated, info)
 
@@ -152,13 +153,13 @@ class TorchEnv(CountingEnv):
         else:
             torch._foreach_copy_(list(self._state.values()), [state[name] for name in self._state])
 
-    def _autoreset(self, next_state: State, final_obs: Tensor, done: Tensor) -> Tensor:
-        """Start the ended episodes anew; returns obs [N, *obs]."""
+    def _autoreset(self, next_state: State, final_obs: Tensor, done: Tensor) -> tuple[Tensor, State]:
+        """Start the ended episodes anew; returns (obs [N, *obs], the state they are of, in memory that no later step changes)."""
         if host_may_look(self.device):
             index = done.nonzero().squeeze(1)
             if index.numel() == 0:
                 self._state = next_state
-                return final_obs
+                return final_obs, next_state
             fresh = self.initial_state(self._random.subset(index))
             state = {name: value.index_copy(0, index, fresh[name]) for name, value in next_state.items()}
         else:
@@ -166,4 +167,4 @@ class TorchEnv(CountingEnv):
             state = {name: select(done, fresh[name], value) for name, value in next_state.items()}
         self._restart_clocks(done)
         self._set_state(state)
-        return self.observe(state)
+        return self.observe(state), state

@@ -129,15 +129,16 @@ class TorchVector(CountingEnv):
         if mask is None or self._shown is None:
             batch, extras = self._call("reset", self._env.reset, seed=seed, options=passed or None)
             self._new_terms(extras)  # of episodes that did not end, which no step is to report
-            self._shown = self._encoded("reset", batch)
+            shown = self._encoded("reset", batch)
             self._ended = torch.zeros_like(self._ended)
             self._restart_clocks()
         else:
             mask = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
-            self._shown = self._reset_rows(mask, self._shown, seed, passed)
+            shown = self._reset_rows(mask, self._shown, seed, passed)
             self._ended = self._ended & ~mask
             self._restart_clocks(mask)
-        return self._shown[0], {"state": self._shown[1]} if len(self._shown) > 1 else {}
+        self._shown = self._kept(shown)
+        return shown[0], {"state": shown[1]} if len(shown) > 1 else {}
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         if self._shown is None:
@@ -168,9 +169,13 @@ class TorchVector(CountingEnv):
         if log := self._new_terms(extras):
             info["log"] = log
         self._restart_clocks(done)
-        self._shown, self._ended = shown, done
+        self._shown, self._ended = self._kept(shown), done
         self._steps += 1
         return Timestep(shown[0], reward, terminated, truncated, info)
+
+    def _kept(self, shown: list[Tensor]) -> list[Tensor]:
+        """What was shown, for the next step; what may stand in for a last observation is nobody else's to write into."""
+        return shown if self._tells_final else [part.clone() for part in shown]
 
     def _after(self, shown: list[Tensor], extras: dict[str, Any], done: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """(what is shown next, the true successor), each obs and state, of a step after which `shown` was returned."""

@@ -18,7 +18,8 @@ CART_POLE = {
     **{"replay_size": 50_000, "learning_rate": 1e-3, "schedule": "linear", "tau": 0.02, "n_step": 3, "reward_scale": 0.1},
 }
 # IsaacGymEnvs' own settings, cfg/train/*PPO.yaml at v1.5.1: critic_coef counts half there; max_epochs iterations give total_steps. Left out
-# is what PPO has not: bounds_loss_coef, and reward_shaper's scale, which normalised returns and advantages undo
+# is what PPO has not (bounds_loss_coef), reward_shaper's scale, which normalised returns and advantages undo, and mixed_precision (Ant,
+# Anymal); rl_games looks at the KL divergence after every minibatch (ShadowHand's: every epoch), PPO here once an iteration
 ISAAC_GYM: dict[str, Any] = {
     **{"num_envs": 4096, "horizon": 16, "epochs": 4, "minibatches": 2, "learning_rate": 3e-4, "schedule": "kl", "target_kl": 0.008},
     **{"gamma": 0.99, "gae_lambda": 0.95, "clip_range": 0.2, "clip_range_value": 0.2, "value_coef": 1.0, "total_steps": 32_768_000},

@@ -1,9 +1,9 @@
 """The one training loop: act, step, record, update; with logging, evaluation, checkpoints and stopping around it."""
 
+import logging
 import math
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from gpurl.kernels.random import CounterRandom
 from gpurl.logger import Logger
 from gpurl.nan_dump import write_dump
 from gpurl.persistent import PersistentRollout, make_persistent
+from gpurl.resume_check import check_fits
 from gpurl.spaces import space_to_dict
 from gpurl.statistics import EpisodeStatistics, Stopwatch, to_host
 from gpurl.with_state import WithState
@@ -78,6 +79,7 @@ class Trainer:
         self.is_warm = False  # after the first iteration
         self.timestep: Timestep | None = None  # the newest, until graphs are chosen
         self.notes: list[str] = []  # for the screen
+        self.non_finite_rows = 0  # left out so far, by this process
         self.evaluates_itself = eval_env is None and env.single_instance and self.config.eval_episodes > 0  # after the training
         if self.evaluates_itself:
             self.notes.append(f"{settings.env} can exist only once in a process: its one evaluation follows the training")
@@ -85,14 +87,18 @@ class Trainer:
     # ---- the loop ----
 
     def start(self) -> None:
-        """Begin a new run: reset the environments, at different clocks if wanted."""
+        """Begin a new run."""
         self.algorithm.start()
-        self.obs, _ = self.env.reset(seed=self.config.seed)
+        self._begin_episodes(self.config.seed)
+        self._choose_rollout()
+
+    def _begin_episodes(self, seed: int) -> None:
+        """Reset the environments, at different clocks if wanted."""
+        self.obs, _ = self.env.reset(seed=seed)
         check_reset(self.env, self.obs)
         if self.config.stagger and self.env.max_episode_steps is not None:
-            clocks = CounterRandom(self.config.seed + 7, self.env.num_envs, self.env.device)
+            clocks = CounterRandom(seed + 7, self.env.num_envs, self.env.device)
             self.env.stagger(clocks.integers(0, self.env.max_episode_steps))
-        self._choose_rollout()
 
     def _choose_rollout(self) -> None:
         """The rollout kernel, where it can play this policy in this environment."""
@@ -254,6 +260,8 @@ class Trainer:
         episodes, bad = self.statistics.metrics(), self.guard.metrics()
         values = to_host(metrics | episodes | bad)
         self._report_bad({name: values.pop(name) for name in bad}, [])
+        if self.config.nan != "raise":
+            values["rollout/non_finite_rows"] = float(self.non_finite_rows)
         values |= self.statistics.read({name: values.pop(name) for name in episodes})
         phases = self.stopwatch.read()
         values |= {"time/collect_seconds": phases.get("collect", 0.0), "time/update_seconds": phases.get("update", 0.0)}
@@ -266,6 +274,11 @@ class Trainer:
         display.update(self.steps, values)
 
     def _report_bad(self, values: dict[str, float], env_ids: list[int]) -> None:
+        if values["non_finite_rows"] and not self.non_finite_rows and self.config.nan != "raise":
+            logging.getLogger("gpurl").warning(
+                "%s gives NaN or infinity, which --nan %s leaves out; rollout/non_finite_rows counts it", self.settings.env, self.config.nan
+            )
+        self.non_finite_rows += int(values["non_finite_rows"])
         self.guard.stop_if_bad(values, self.env.num_envs, self.config.nan == "raise", self.iteration, env_ids)
 
     def _evaluate(self, logger: Logger, display: Display, stop: StopRequest) -> None:
@@ -351,7 +364,7 @@ class Trainer:
         CheckpointError when they are of something else or lack a part.
         """
         try:
-            self._check_fits(parts)
+            check_fits(parts["meta"], self.settings, self.algorithm)
             self._restore(parts)
         except KeyError as error:
             raise CheckpointError(f"the checkpoint has no {error}: it was written by another version of gpurl") from error
@@ -365,30 +378,13 @@ class Trainer:
         self.best_return, self.evaluation = saved["best_return"], dict(saved["evaluation"])
         self.evaluated_at = int(self.evaluation.get("at_step", -1))
         self.statistics.load_state_dict(saved["statistics"])
-        # where the environment has no state, other episodes than the first ones again
-        self.obs, _ = self.env.reset(seed=self.config.seed if parts["env"] else self.config.seed + self.iteration)
         if parts["env"]:
+            self.env.reset(seed=self.config.seed)
             self.env.load_state_dict(parts["env"])
             self.obs, self.carry = saved["obs"], tuple(saved["carry"])
+        else:  # other episodes than the first ones again
+            self._begin_episodes(self.config.seed + self.iteration)
         self.stored = self.algorithm.load_replay_state(parts.get("replay", {}))
         if self.stored and not parts["env"]:
             self.algorithm.cut()
         self._choose_rollout()
-
-    def _check_fits(self, parts: dict[str, dict[str, Any]]) -> None:
-        """CheckpointError unless the checkpoint is of this algorithm, these spaces and settings that a run keeps."""
-        for name, of_checkpoint, of_run in self._kept(parts["meta"]):
-            if of_checkpoint != of_run:
-                raise CheckpointError(f"the checkpoint has {name} {of_checkpoint}, this run {of_run}; a resumed run keeps it")
-
-    def _kept(self, meta: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-        """What a resume may not change: (name, the checkpoint's value, this run's value)."""
-        saved, wanted = meta["settings"], self.settings.to_dict()
-        yield "algorithm", saved["algorithm"], wanted["algorithm"]
-        for name in ("observation_space", "action_space", "state_space"):
-            yield name, meta.get(name), space_to_dict(getattr(self.algorithm, name))
-        for name in ("num_envs", "seed", *self.algorithm.config.fixed):
-            if isinstance(wanted[name], dict):
-                yield from ((f"{name}.{inner}", saved[name][inner], value) for inner, value in wanted[name].items())
-            elif name in saved:  # a setting that is newer than the checkpoint stands at what was done before
-                yield name, saved[name], wanted[name]

@@ -43,6 +43,7 @@ LAYERS = [  # a module imports from its own layer or from earlier ones
         "interrupt",
         "finite_guard",
         "nan_dump",
+        "resume_check",
         "env_guard",
         "with_state",
     },

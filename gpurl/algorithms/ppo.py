@@ -273,7 +273,10 @@ class PPO(OnPolicy):
         return parts | {"grad_norm": self.optimizer.step()}
 
     def _adapt_learning_rate(self, kl: Tensor) -> None:
-        """Slower when the last epoch found the policy over twice target_kl away, faster when under half, as rsl_rl and rl_games."""
+        """Slower when the last epoch found the policy over twice target_kl away, faster when under half.
+
+        The rule of rsl_rl and rl_games, which look after every minibatch; here once an iteration.
+        """
         rate, target = self.optimizer.learning_rate, self.config.target_kl
         factor = 1.0 + 0.5 * (kl < 0.5 * target).float() - (kl > 2.0 * target).float() / 3.0  # 1.5, 1 or 1 / 1.5
         rate.mul_(factor).clamp_(*LEARNING_RATE_LIMITS)

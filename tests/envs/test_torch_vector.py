@@ -96,6 +96,21 @@ def test_an_mjlab_task_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.usefixtures("_mjlab")
+def test_what_stands_in_is_not_what_was_given_out() -> None:
+    env = mjlab()
+    obs, _ = env.reset()
+    ends = 0
+    for _ in range(2 * LENGTH):
+        before = obs.clone()
+        obs.zero_()  # by whoever was given it
+        step = env.step(torch.zeros(env.num_envs, 1))
+        ends += int(step.truncated.sum())
+        assert torch.equal(step.info["final_obs"][step.truncated], before[step.truncated])
+        obs = step.obs
+    assert ends > 0
+
+
+@pytest.mark.usefixtures("_mjlab")
 def test_mjlab_without_its_own_resets_shows_the_true_last_observations(caplog: pytest.LogCaptureFixture) -> None:
     env = mjlab("auto_reset=false")
     assert not caplog.text

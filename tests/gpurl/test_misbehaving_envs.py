@@ -110,7 +110,7 @@ def test_what_led_to_nan_is_dumped_and_told(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(("nan", "resets"), [("skip", 0), ("reset-envs", 1)])
 def test_skip_leaves_environments_alone_and_reset_envs_restarts_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nan: str, resets: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, nan: str, resets: int
 ) -> None:
     masks, real = [], BrokenWalk.reset
 
@@ -123,6 +123,9 @@ def test_skip_leaves_environments_alone_and_reset_envs_restarts_them(
     assert run.outcome.reason == "total_steps"
     given = [mask.nonzero().flatten().tolist() for mask in masks if mask is not None]
     assert given == [[3]] * resets
+    assert caplog.text.count(f"gives NaN or infinity, which --nan {nan} leaves out") == 1
+    counts = [json.loads(line)["rollout/non_finite_rows"] for line in (run.folder / "metrics.jsonl").read_text().splitlines()[1:]]
+    assert counts[0] == counts[-1] > 0
 
 
 @pytest.mark.parametrize("fault", ["shape", "dtype", "device"])

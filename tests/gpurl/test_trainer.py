@@ -106,3 +106,21 @@ def test_what_a_memory_has_of_a_nan_is_not_blamed_on_the_policy() -> None:
     told = {name: int(value) for name, value in trainer.guard.metrics().items()}
     assert told["non_finite_rows"] > 0
     assert told["policy_diverged"] == 0
+
+
+class Forgetful(RandomWalk):
+    """A simulator whose state cannot be saved."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def test_a_simulator_without_a_state_goes_on_at_different_clocks() -> None:
+    settings = make_settings("ppo", "tests.gpurl.test_trainer:Forgetful", **{**SMALL, "num_envs": 64})
+    first, second = make_trainer(settings, CPU), make_trainer(settings, CPU)
+    first.start()
+    first.iterate()
+    second.restore(first._parts())
+    clocks = second.env.episode_length_buf
+    assert len(clocks.unique()) == 7
+    assert int(clocks.max()) < 7

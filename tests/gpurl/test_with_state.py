@@ -1,5 +1,6 @@
 """Critics that read what only they are shown: values, gradients, checkpoints and policies of an asymmetric actor-critic."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gpurl.check_env import check_env
 from gpurl.config import make_settings
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import EnvError, UsageError
+from gpurl.kernels.backend import no_host_looks
 from gpurl.networks import AsymmetricActorCritic, NetworkConfig
 from gpurl.trainer import Trainer
 from gpurl.with_state import WithState
@@ -154,6 +156,32 @@ def test_check_env_looks_at_the_state() -> None:
     assert check_env(HiddenAlternating(4)) == []
     assert any("info['final_state']: wanted state where no episode ended" in problem for problem in check_env(NextOne(4)))
     assert any("info['state']: wanted a tensor of shape (4, 2)" in problem for problem in check_env(Wrong(4)))
+
+
+class Bare(HiddenAlternating):
+    """Shows critics the state's own tensor."""
+
+    single_state_space = Box(0.0, 3.0, (1,), np.float32)
+
+    def initial_state(self, rng: Any) -> dict[str, torch.Tensor]:
+        return {"place": torch.zeros(rng.num_envs, dtype=torch.int64), "time": torch.zeros(rng.num_envs, 1)}
+
+    def transition(self, state: Any, action: torch.Tensor, rng: Any) -> Any:
+        return {"place": 1 - state["place"], "time": state["time"] + 1.0}, *super().transition(state, action, rng)[1:]
+
+    def observe_state(self, state: dict[str, torch.Tensor]) -> torch.Tensor:
+        return state["time"]
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_what_critics_saw_stays_as_it_was(looks: bool) -> None:
+    with nullcontext() if looks else no_host_looks():
+        env = Bare(2)
+        shown = [env.reset(seed=0)[1]["state"]]
+        steps = [env.step(torch.zeros(2, 1)) for _ in range(4)]
+    shown += [step.info["state"] for step in steps]
+    assert [state[0].item() for state in shown] == [0.0, 1.0, 2.0, 0.0, 1.0]
+    assert [step.info["final_state"][0].item() for step in steps] == [1.0, 2.0, 3.0, 1.0]
 
 
 def test_pictures_have_no_state_behind_them() -> None:
