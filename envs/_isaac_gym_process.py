@@ -39,15 +39,6 @@ def find_python(given: str) -> str:
     return str(path.absolute())  # links stay: through them a virtual environment finds its packages
 
 
-def describe(python: str, seconds: float = 120.0) -> str:
-    """What the server's Python has, on one line. UsageError or EnvError where it cannot run Isaac Gym."""
-    simulator = SimulatorProcess(find_python(python))
-    try:
-        return simulator.call("describe", seconds)
-    finally:
-        simulator.close()
-
-
 class SimulatorProcess:
     """One server under `python`, on the CUDA device `gpu` of this process; it answers within the seconds that a call gives it, or ends."""
 
@@ -84,8 +75,7 @@ class SimulatorProcess:
 
     def call(self, name: str, seconds: float, **arguments: Any) -> Any:
         """The server's result. UsageError or EnvError where there is none, after which the server is gone."""
-        if not self._end.alive:
-            raise UsageError("Isaac Gym's process has ended: make the environment anew")
+        self.check_is_there()
         try:
             self._channel.settimeout(seconds)
             answer = self._ask(name, arguments)
@@ -94,7 +84,7 @@ class SimulatorProcess:
             time.sleep(0.2)
             raise self._failed(f"gave no answer to {name} within {seconds:g} seconds") from None
         except OSError:
-            raise self._failed(f"ended in {name}") from None
+            raise self._failed(f"ended in {name}", "" if self._calls else "; it printed nothing: is it a Python?") from None
         except BaseException:
             self.close()  # an answer may still come, which would be taken for that to another call
             raise
@@ -108,6 +98,11 @@ class SimulatorProcess:
             raise UsageError(answer["wrong_use"])
         raise self._failed(f"failed in {name}: {answer['error']}")
 
+    def check_is_there(self) -> None:
+        """UsageError after its end."""
+        if not self._end.alive:
+            raise UsageError("Isaac Gym's process has ended: make the environment anew")
+
     def _ask(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         self._channel.sendall(json.dumps({"call": name, **arguments}).encode() + b"\n")
         while b"\n" not in self._answers:
@@ -118,7 +113,7 @@ class SimulatorProcess:
         line, _, self._answers = self._answers.partition(b"\n")
         return json.loads(line)
 
-    def _failed(self, what: str) -> EnvError:
+    def _failed(self, what: str, if_silent: str = "") -> EnvError:
         """The error to raise, with what the server printed last; ends it."""
         try:
             code = self.process.wait(0.5)  # its socket closes a moment before it has an exit code
@@ -130,7 +125,7 @@ class SimulatorProcess:
         printed = os.pread(self._log.fileno(), TOLD_BYTES, max(size - TOLD_BYTES, 0)).decode(errors="replace").splitlines()
         self.close()
         told = "\n".join(f"  {line}" for line in printed[-TOLD_LINES:])
-        return EnvError(f"Isaac Gym's process ({self.python}) {what}{how}" + (f"; its last lines:\n{told}" if told else ""))
+        return EnvError(f"Isaac Gym's process ({self.python}) {what}{how}" + (f"; its last lines:\n{told}" if told else if_silent))
 
     def _shorten_log(self) -> None:
         """A task may print at every step for days."""

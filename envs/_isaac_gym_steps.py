@@ -69,7 +69,8 @@ class IsaacGymSteps:
             final_obs = select(done, self.obs, returned.obs)
             if self.state is not None and returned.state is not None:
                 final_state = select(done, self.state, returned.state)
-        self.obs, self.state = returned.obs, returned.state
+        self.obs = returned.obs.clone()  # the caller may change its own, and these stand in for a terminal observation
+        self.state = None if returned.state is None else returned.state.clone()
         self._is_dead = self._after(returned.done)
         reward = torch.where(valid, returned.reward, 0.0)
         return Transition(final_obs, final_state, reward, done & ~timed_out, done & timed_out, valid)

@@ -33,7 +33,8 @@ class IsaacGym(CountingEnv):
     Most tasks restart a step late, and that step is no transition: info["valid"] is False. Those that restart at once
     (AnymalTerrain, legged_gym) show no terminal observation: final_obs is then the observation before the step. An end by time and by
     falling in one step counts as one by time, since the tasks do not tell. A reset of some environments takes effect within the next
-    step, which is no transition of theirs; until then they show the old observation.
+    step, which is no transition of theirs; until then they show the old observation. Factory and IndustReal tasks have one clock for all
+    environments: it is not staggered, and only all of them can be reset.
     """
 
     def __init__(
@@ -78,9 +79,13 @@ class IsaacGym(CountingEnv):
 
     @classmethod
     def missing(cls) -> str:
-        return (
-            "" if os.environ.get(PYTHON_VARIABLE) else f"the Python 3.6 to 3.8 that has it; name it in {PYTHON_VARIABLE} or by --env.python"
-        )
+        if not os.environ.get(PYTHON_VARIABLE):
+            return f"the Python 3.6 to 3.8 that has it; name it in {PYTHON_VARIABLE} or by --env.python"
+        try:
+            find_python("")
+        except UsageError as error:
+            return f"{error}, as {PYTHON_VARIABLE} names it"
+        return ""
 
     def _set_up(self, made: dict[str, Any], num_envs: int, device: torch.device) -> None:
         """Take over what the server says of the task it made."""
@@ -93,7 +98,8 @@ class IsaacGym(CountingEnv):
             self.single_state_space = Box(-made["clip_obs"], made["clip_obs"], (num_states,), np.float32)
         if made["restarts_later"]:
             self.autoreset_mode = AutoresetMode.NEXT_STEP
-        self.max_episode_steps = made["max_episode_steps"]
+        self.max_episode_steps, self._clocks_move_together = made["max_episode_steps"], made["clocks_move_together"]
+        self.resets_late = not self._clocks_move_together
         self._steps = IsaacGymSteps(made["restarts_later"], made["last_clock"])
         self._is_running = False  # before the first reset
 
@@ -106,14 +112,14 @@ class IsaacGym(CountingEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
         """The first reset without a seed takes the constructor's."""
         mask = (options or {}).get("reset_mask")
-        if mask is None or not self._is_running:
-            self._simulator.call("reset", self.start_timeout, seed=self._seed if seed is None and not self._is_running else seed)
+        mask = None if mask is None else torch.as_tensor(mask, dtype=torch.bool, device=self.device)
+        if mask is None or not self._is_running or (self._clocks_move_together and self._is_all(mask)):
+            self._send("reset", {}, self.start_timeout, seed=self._seed if seed is None and not self._is_running else seed)
             self._steps.restart(self._returned())
             self._restart_clocks()
             self._is_running = True
         else:
-            mask = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
-            self._send("restart", "mask", mask)
+            self._send("restart", {"mask": mask})
             self._steps.kill(mask)
             self._restart_clocks(mask)
         return self._steps.obs.clone(), {} if self._steps.state is None else {"state": self._steps.state.clone()}
@@ -121,10 +127,7 @@ class IsaacGym(CountingEnv):
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         if not self._is_running:
             raise UsageError("IsaacGym.step: reset() comes before the first step")
-        action = torch.as_tensor(actions, device=self.device)
-        if action.shape != self.action_space.shape or not action.is_floating_point():
-            raise UsageError(f"IsaacGym.step: wanted actions of {self.action_space}, got shape {tuple(action.shape)}, {action.dtype}")
-        self._send("step", "action", action)
+        self._send("step", {"action": self._checked_action(actions)})
         returned = self._returned()
         final_obs, final_state, reward, terminated, truncated, valid = self._steps.transition(returned)
         self._count(reward, valid)
@@ -136,14 +139,28 @@ class IsaacGym(CountingEnv):
         return Timestep(returned.obs, reward, terminated, truncated, info)
 
     def stagger(self, clocks: Tensor) -> None:
+        if self._clocks_move_together:
+            return  # such a task would take the clock of environment 0 for all
         super().stagger(clocks)
-        self._send("set_clocks", "clock", clocks)
+        self._send("set_clocks", {"clock": clocks})
 
-    def _send(self, call: str, name: str, value: Tensor) -> None:
-        """Write one tensor where the simulator reads it, then call."""
-        self._tensors[name].copy_(value)
-        self._shared.hand_over()
-        self._simulator.call(call, self.step_timeout)
+    def _is_all(self, mask: Tensor) -> bool:
+        """Whether mask [N] is all environments; UsageError where it is some. The host waits for the device."""
+        if not bool(mask.all()):
+            raise UsageError(
+                f"IsaacGym.reset: {self.task} has one clock for all environments: wanted a reset of all {self.num_envs}, "
+                f"got a reset_mask of {int(mask.sum())}; leave the mask out, or take --nan skip or raise instead of reset-envs"
+            )
+        return True
+
+    def _send(self, call: str, written: dict[str, Tensor], seconds: float | None = None, **arguments: Any) -> None:
+        """Write tensors where the simulator reads them, once it has read what was there, then call."""
+        self._simulator.check_is_there()
+        self._shared.take_over()
+        for name, value in written.items():
+            self._tensors[name].copy_(value)
+        self._shared.hand_over()  # also of nothing: what was copied from there must be copied before it is written again
+        self._simulator.call(call, seconds or self.step_timeout, **arguments)
 
     def _returned(self) -> Returned:
         """Copies of what the simulator shows: it writes the next step into the same memory."""

@@ -26,6 +26,7 @@ import traceback
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 FAMILIES = ("isaacgymenvs", "legged_gym")
+IN_SHARED_TENSORS = ("reset", "restart", "set_clocks", "step")  # calls that read or write there
 ALIGNMENT = 256  # bytes, as CUDA's own allocations
 Layout = Dict[str, Tuple[str, Tuple[int, ...]]]
 
@@ -131,6 +132,7 @@ class CudaTensors:
             else:
                 self._call("cudaMalloc", ctypes.byref(self._address), ctypes.c_size_t(size))
                 self._call("cudaMemset", self._address, ctypes.c_int(0), ctypes.c_size_t(size))
+                torch.cuda.synchronize()  # the host does not wait for it, and the other side may write before it
                 for event in self._events:
                     self._call("cudaEventCreateWithFlags", ctypes.byref(event), ctypes.c_uint(2 | 4))  # without times, between processes
             base = int(self._address.value or 0)
@@ -148,11 +150,13 @@ class CudaTensors:
 
     def hand_over(self) -> None:
         """What this side's stream has written so far is there after the other side's `take_over`."""
-        self._call("cudaEventRecord", self._events[0 if self._owns else 1], self._stream())
+        with self._torch.cuda.device(self.device):  # stream 0 is that of the device that is current
+            self._call("cudaEventRecord", self._events[0 if self._owns else 1], self._stream())
 
     def take_over(self) -> None:
         """This side's stream goes on when the other side's has reached what it handed over last."""
-        self._call("cudaStreamWaitEvent", self._stream(), self._events[1 if self._owns else 0], ctypes.c_uint(0))
+        with self._torch.cuda.device(self.device):
+            self._call("cudaStreamWaitEvent", self._stream(), self._events[1 if self._owns else 0], ctypes.c_uint(0))
 
     def close(self) -> None:
         """Nothing may use the tensors any more."""
@@ -269,6 +273,8 @@ def make_legged_gym(task: str, num_envs: int, seed: int, device: str, overrides:
 class Simulation:
     """One task, and what differs between tasks: how they restart, what they call their clock, what they return."""
 
+    shared: Any  # tensors
+
     def make(
         self, task: str, family: str, num_envs: int, seed: int, device: str, overrides: List[str], max_episode_steps: Optional[int]
     ) -> Dict[str, Any]:
@@ -287,24 +293,25 @@ class Simulation:
         self.restarts_later = not is_legged and self._watch_a_restart()
         first = min(int(self._clock().min()), 1) if self.restarts_later else 0  # clock at an episode's first observation
         self.first_clock, after_limit = first, 1 if is_legged else -1  # an episode ends at the clock max_episode_length + after_limit
+        moves_together = hasattr(self.env, "cfg_task")  # Factory and IndustReal: the clock of environment 0 counts for all
         if max_episode_steps is not None:
-            if hasattr(self.env, "cfg_task"):
+            if moves_together:
                 raise WrongUse("{} reads its own limit: set it by overrides, not by max_episode_steps".format(task))
             self.env.max_episode_length = max_episode_steps + first - after_limit
         last = int(self.env.max_episode_length) + after_limit
         clip = self.env.cfg.normalization.clip_observations if is_legged else getattr(self.env, "clip_obs", float("inf"))
         return {
-            "family": family,
             "sizes": [self.num_envs, int(self.env.num_obs), self._num_states(), self.num_actions],
             "clip_obs": float(clip),
             "max_action": float("inf") if is_legged else 1.0,  # legged_gym's policies are not limited
             "restarts_later": self.restarts_later,
+            "clocks_move_together": moves_together,
             "last_clock": last,
             "max_episode_steps": last - first,
         }
 
-    def describe(self) -> str:
-        """What this Python has, on one line."""
+    def describe(self) -> Dict[str, Any]:
+        """What this Python has, on one line, and whether it sees a GPU."""
         torch = self._import()
         parts = ["Python " + sys.version.split()[0], "torch {}, CUDA {}".format(torch.__version__, torch.cuda.is_available())]
         for family in FAMILIES:
@@ -312,17 +319,26 @@ class Simulation:
                 parts.append("{} with {} tasks".format(family, len(task_names(family))))
             except Exception as error:
                 parts.append("no {} ({})".format(family, error))
-        return ", ".join(parts)
+        return {"text": ", ".join(parts), "sees_gpu": torch.cuda.is_available()}
+
+    def try_sharing(self, sizes: List[int], memory_file: int, handles: List[str]) -> None:
+        """Open what a trainer shares, as `share` does without a task, to answer in obs with twice the action. This needs no isaacgym."""
+        self.shared = CudaTensors(layout_of(*sizes), "cuda:0", handles) if handles else HostTensors(layout_of(*sizes), memory_file)
+        self.shared.take_over()
+        self.shared.tensors["obs"].copy_(2 * self.shared.tensors["action"])
+        self.shared.hand_over()
 
     def _import(self) -> Any:
         """torch, after isaacgym."""
-        here = "Python {} at {}".format(sys.version.split()[0], sys.executable)
+        here, path = "Python {} at {}".format(sys.version.split()[0], sys.executable), os.environ.get("PYTHONPATH")
+        also = "; PYTHONPATH, where it looks first, is {}".format(path) if path else ""
         for name in ("isaacgym", "torch"):
             try:
                 module = importlib.import_module(name)
             except Exception as error:
                 how = "Isaac Gym Preview 4, which is for Python 3.6 to 3.8" if name == "isaacgym" else "torch"
-                raise WrongUse("{} cannot import {}: {}: {}; install {}, into it".format(here, name, type(error).__name__, error, how))
+                what = "{}: {}".format(type(error).__name__, error)
+                raise WrongUse("{} cannot import {}: {}; install {}, into it{}".format(here, name, what, how, also))
         self.torch = module
         module.set_grad_enabled(False)
         return module
@@ -352,17 +368,21 @@ class Simulation:
     def _watch_a_restart(self) -> bool:
         """Whether a task restarts in the step after an end, so that the end shows the terminal observation, or in the same step.
 
-        One that restarts in the same step does not look at what reset_buf was before it, and so does not restart all.
+        One that restarts in the same step does not look at what reset_buf was before it, and so restarts only those that end in this step.
         """
         counts, restart = [], self.env.reset_idx
 
-        def watched(rows: Any, *more: Any) -> Any:
-            counts.append(len(rows))
-            return restart(rows, *more)
+        def watched(*rows: Any, **named: Any) -> Any:
+            counts.append(next(len(given) for given in [*rows, *named.values()] if hasattr(given, "__len__")))
+            return restart(*rows, **named)
 
         self.env.reset_idx = watched
-        self.env.reset_buf[:] = 1
-        self._idle()
+        for _ in range(4):  # all may end in the very step, a single one easily: then it restarted in either way, and the next step tells
+            counts.clear()
+            self.env.reset_buf[:] = 1
+            done = self._idle()[2]
+            if self.num_envs not in counts or not bool(done.all()):
+                break
         del self.env.reset_idx
         return self.num_envs in counts
 
@@ -370,7 +390,7 @@ class Simulation:
         """Open what the trainer shares."""
         layout = layout_of(self.num_envs, int(self.env.num_obs), self._num_states(), self.num_actions)
         on_gpu = self.device.type == "cuda"
-        self.shared: Any = CudaTensors(layout, self.device, handles) if on_gpu else HostTensors(layout, memory_file)
+        self.shared = CudaTensors(layout, self.device, handles) if on_gpu else HostTensors(layout, memory_file)
         self.tensors = self.shared.tensors
 
     def reset(self, seed: Optional[int]) -> None:
@@ -388,7 +408,6 @@ class Simulation:
 
     def restart(self) -> None:
         """Restart the environments in the mask, at the latest within the next step."""
-        self.shared.take_over()
         if self.restarts_later:
             self.env.reset_buf[self.tensors["mask"]] = 1
             return
@@ -398,12 +417,10 @@ class Simulation:
 
     def set_clocks(self) -> None:
         """Take the trainer's clocks, which count from an episode's first observation."""
-        self.shared.take_over()
         self._clock()[:] = self.tensors["clock"] + self.first_clock
 
     def step(self) -> None:
         """One step of all environments."""
-        self.shared.take_over()
         self.tensors["clock"].copy_(self._clock())  # now: a task that restarts in this step zeroes it
         self._show(self.env.step(self.tensors["action"].to(self.device, copy=True)))
 
@@ -419,7 +436,6 @@ class Simulation:
                 self.tensors[name].copy_(value.reshape(self.tensors[name].shape))
             elif name == "timed_out":
                 self.tensors[name].zero_()
-        self.shared.hand_over()
 
 
 # ---- the process ----
@@ -437,14 +453,18 @@ def die_with_the_trainer(lifeline: int) -> None:
 def serve(channel: socket.socket) -> None:
     """Answer calls, a line of JSON each, until one says close or the trainer is gone."""
     simulation, lines = Simulation(), channel.makefile("rb")
-    calls = {name: getattr(simulation, name) for name in ("describe", "make", "share", "reset", "restart", "set_clocks", "step")}
+    calls = {name: getattr(simulation, name) for name in ("describe", "try_sharing", "make", "share", *IN_SHARED_TENSORS)}
     for line in lines:
         request = json.loads(line.decode())
         name = request.pop("call")
         if name == "close":
             return
         try:
+            if name in IN_SHARED_TENSORS:
+                simulation.shared.take_over()
             answer = {"result": calls[name](**request)}
+            if name in IN_SHARED_TENSORS:  # also where it only read: the trainer may write there again
+                simulation.shared.hand_over()
         except WrongUse as error:
             answer = {"wrong_use": str(error)}
         except Exception as error:

@@ -52,6 +52,7 @@ class VecEnv(gymnasium.vector.VectorEnv):
     single_state_space: gymnasium.Space | None = None  # of what only critics see, where there is such a thing
     num_agents: int = 1
     graph_safe: bool = False
+    resets_late: bool = False  # a reset of some environments takes effect in the next step, which is then no transition of theirs
     single_instance: bool = False  # only one can exist in a process: it is evaluated once, where it trains, after the training
     max_episode_steps: int | None = None
     reward_threshold: float | None = None  # return at which the task counts as solved, where one is published

@@ -116,13 +116,15 @@ def _simulators() -> list[str]:
 
 
 def _isaac_gym() -> list[str]:
-    """Where its Python is named, what that one says of itself, which takes seconds."""
-    from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE, describe
+    """Where its Python is named, what that one says of itself and whether both share tensors, which takes seconds."""
+    from gpurl.envs._isaac_gym_check import describe
+    from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE
 
     if not os.environ.get(PYTHON_VARIABLE):
         return []
     try:
-        return [f"  Isaac Gym has {describe('')}"]
+        found, sharing = describe("")
+        return [f"  Isaac Gym has {found}", f"  Isaac Gym's process and this one: {sharing}"]
     except GpurlError as error:
         return [f"  Isaac Gym cannot run: {error}"]
 

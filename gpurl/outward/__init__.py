@@ -52,7 +52,7 @@ def to_skrl(env: VecEnv) -> "SkrlEnv":
 
 def to_torchrl(env: VecEnv) -> "TorchRlEnv":
     """A TorchRL EnvBase of batch size [N]; see `gpurl.outward.torchrl`."""
-    _check(env, None)
+    _check(env, "TorchRL" if getattr(env, "resets_late", False) else None)  # others are reset in that place, see there
     return _module("torchrl").TorchRlEnv(env)
 
 

@@ -20,8 +20,8 @@ class TorchRlEnv(EnvBase):
     """("next", "observation") is final_obs, and the reset that TorchRL asks for where an episode ended gives what the policy sees next.
 
     What only critics see, where there is such a thing, is "state". Discrete actions are numbers (Categorical), not one-hot. Environments
-    that start anew one step after an episode's end are reset in that place instead, so they have no step that is none; those that cannot
-    reset some environments only raise there.
+    that start anew one step after an episode's end are reset in that place instead, so they have no step that is none, unless that reset,
+    too, takes effect a step later (`resets_late`, Isaac Gym's), of which to_torchrl warns; those that cannot reset some of them only raise.
     """
 
     def __init__(self, env: VecEnv) -> None:

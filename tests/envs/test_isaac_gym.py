@@ -18,7 +18,7 @@ from gpurl.check_env import check_env
 from gpurl.envs import env_names, make_env
 from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE
 from gpurl.errors import UsageError
-from tests.envs.walker_oracle import FAKE, NUM_ENVS, START, VARIANTS, WORLD, Variant, check_episodes, drifting_actions, state_of
+from tests.envs.walker_oracle import AGE, FAKE, NUM_ENVS, START, VARIANTS, WORLD, Variant, check_episodes, drifting_actions, state_of
 
 ENVS = Path(__file__).resolve().parents[2] / "envs"
 OLD_PYTHON_FILES = [ENVS / "isaac_gym_server.py", *sorted(FAKE.rglob("*.py"))]
@@ -102,6 +102,34 @@ def test_a_masked_reset_takes_one_step_that_is_none(played: tuple[Any, Variant])
     assert torch.equal(timestep.obs[:, 3], obs[:, 3] + mask)
     assert torch.equal(env.episode_length_buf, torch.where(mask, 0, 4))
     assert bool(env.step(torch.zeros(NUM_ENVS, 1)).info["valid"].all())
+
+
+def test_tasks_with_one_clock_for_all_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    env: Any = make_env("isaac_gym:FakeFactory", NUM_ENVS, seed=5, python=sys.executable)
+    still, limit, bonus = torch.zeros(NUM_ENVS, 1), 8, 64.0
+    env.reset()
+    env.stagger(torch.arange(NUM_ENVS))
+    for step in range(1, limit + 1):
+        timestep = env.step(still)
+        assert timestep.truncated.tolist() == [step == limit] * NUM_ENVS
+        assert (timestep.reward > bonus).tolist() == [step == limit] * NUM_ENVS
+    assert timestep.info["_episode"].all()
+    with pytest.raises(UsageError, match=r"FakeFactory has one clock for all environments: wanted a reset of all 6, got a reset_mask of 5"):
+        env.reset(options={"reset_mask": torch.arange(NUM_ENVS) > 0})
+    assert not env.resets_late
+    obs, _ = env.reset(options={"reset_mask": torch.ones(NUM_ENVS, dtype=torch.bool)})
+    assert torch.equal(obs[:, AGE], torch.ones(NUM_ENVS))  # at once: the next step counts
+    assert env.step(still).info["valid"].all()
+    env.close()
+
+
+def test_one_environment_that_ends_while_its_way_to_restart_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    for task, clock in (("FakeTerrain", 8), ("FakeHand", 0)):
+        env: Any = make_env(f"isaac_gym:{task}", 1, python=sys.executable, overrides=f"+env.firstClock={clock}")
+        assert (env.autoreset_mode == gymnasium.vector.AutoresetMode.SAME_STEP) == (task == "FakeTerrain")
+        env.close()
 
 
 def test_a_terminals_signals_are_left_to_the_trainer(played: tuple[Any, Variant]) -> None:

@@ -1,10 +1,12 @@
 """What goes wrong in Isaac Gym's process or on the way to it: each is told, and no process is left."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import torch
 
 import gpurl
 from gpurl import doctor
+from gpurl.envs import _isaac_gym_check, make_env
 from gpurl.envs import _isaac_gym_process as process_module
-from gpurl.envs import make_env
 from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE
+from gpurl.envs.isaac_gym_server import HostTensors
 from gpurl.errors import EnvError, UsageError
 from tests.envs.walker_oracle import FAKE
 
@@ -67,8 +70,24 @@ def test_no_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_program_that_is_no_python() -> None:
-    with pytest.raises(EnvError, match=r"\(/bin/false\) ended in make \(exit code 1\)"):
-        make(python="/bin/false")
+    for program, code in (("/bin/false", r" \(exit code 1\)"), ("/bin/true", "")):
+        with pytest.raises(EnvError, match=rf"\({program}\) ended in make{code}; it printed nothing: is it a Python\?"):
+            make(python=program)
+
+
+def test_nothing_can_be_done_after_the_end() -> None:
+    env = make()
+    env.reset()
+    env.close()
+    uses: list[Callable[[], Any]] = [
+        lambda: env.step(ACTION),
+        env.reset,
+        lambda: env.reset(options={"reset_mask": torch.tensor([True, False])}),
+        lambda: env.stagger(torch.arange(2)),
+    ]
+    for use in uses:
+        with pytest.raises(UsageError, match="has ended: make the environment anew"):
+            use()
 
 
 def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -77,17 +96,41 @@ def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         make()
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart is missing')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{FAKE}")
-    with pytest.raises(UsageError, match=r"cannot import torch: ImportError: libcudart is missing"):
+    searched_first = rf"PYTHONPATH, where it looks first, is {tmp_path}:{FAKE}"
+    with pytest.raises(UsageError, match=rf"cannot import torch: ImportError: libcudart is missing; .*{searched_first}"):
         make()
 
 
 def test_doctor_asks_the_python_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    (line,) = [line for line in doctor.report().splitlines() if "Isaac Gym has" in line]
-    assert line.endswith(f"torch {torch.__version__}, CUDA {torch.cuda.is_available()}, isaacgymenvs with 5 tasks, legged_gym with 1 tasks")
+    report = doctor.report()
+    (line,) = [line for line in report.splitlines() if "Isaac Gym has" in line]
+    assert line.endswith(f"torch {torch.__version__}, CUDA {torch.cuda.is_available()}, isaacgymenvs with 6 tasks, legged_gym with 1 tasks")
+    how = "CUDA IPC" if torch.cuda.is_available() else "shared memory"
+    assert f"  Isaac Gym's process and this one: {how} works\n" in report
+    monkeypatch.setenv(PYTHON_VARIABLE, "/nowhere/python")
+    wanted = rf"isaac_gym: missing: python must be .*; /nowhere/python is no program, as {PYTHON_VARIABLE} names it"
+    assert re.search(wanted, doctor.report())
     monkeypatch.setenv(PYTHON_VARIABLE, "/bin/false")
     assert "Isaac Gym cannot run: Isaac Gym's process (/bin/false) ended in describe (exit code 1)" in doctor.report()
     monkeypatch.delenv(PYTHON_VARIABLE)
     assert f"isaac_gym: missing: the Python 3.6 to 3.8 that has it; name it in {PYTHON_VARIABLE}" in doctor.report()
+
+
+def test_doctor_tells_what_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OfItsOwn(HostTensors):
+        def __init__(self, layout: Any, memory_file: int) -> None:
+            super().__init__(layout, os.memfd_create("another"))
+
+    monkeypatch.setattr(_isaac_gym_check, "HostTensors", OfItsOwn)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert re.match(r"shared memory does not work: wanted \[2\.0, 4\.0, .*\] .*, got \[0\.0, 0\.0,", _isaac_gym_check.describe("")[1])
+
+    def refused(*_: Any) -> None:
+        raise RuntimeError("cudaIpcGetMemHandle failed: operation not supported")
+
+    monkeypatch.setattr(_isaac_gym_check, "HostTensors", refused)
+    told = _isaac_gym_check.describe("")[1]
+    assert told == "shared memory does not work: cudaIpcGetMemHandle failed: operation not supported"
 
 
 @pytest.mark.parametrize(

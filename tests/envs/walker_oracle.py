@@ -81,7 +81,9 @@ def check_episodes(env: VecEnv, variant: Variant, obs: Tensor, steps: int = 40) 
                 assert final == before
                 assert after == [after[START], 0, row, before[EPISODE] + 1, after[START], before[WORLD]]
         check_state(variant, timestep)
-        obs = timestep.obs
+        obs = timestep.obs.clone()
+        for given in (timestep.obs, *(timestep.info[key] for key in ("state",) if key in timestep.info)):
+            given.zero_()  # a caller may: it is its own
     return seen
 
 

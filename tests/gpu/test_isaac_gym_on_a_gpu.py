@@ -8,6 +8,7 @@ import torch
 
 import gpurl
 from gpurl.envs import make_env
+from gpurl.envs._isaac_gym_check import describe
 from tests.envs.walker_oracle import FAKE, NUM_ENVS, VARIANTS, Variant, check_episodes
 
 pytestmark = pytest.mark.gpu
@@ -30,6 +31,10 @@ def test_the_cpu_pipeline_serves_a_policy_on_the_gpu() -> None:
     env = make_env("isaac_gym:FakeCartpole", NUM_ENVS, "cuda", python=sys.executable, pipeline="cpu")
     assert check_episodes(env, VARIANTS[0], env.reset()[0])["dead"] > 0
     env.close()
+
+
+def test_doctor_tries_what_is_shared() -> None:
+    assert describe(sys.executable)[1] == "CUDA IPC works"
 
 
 def test_neither_side_runs_ahead_of_the_others_gpu_work() -> None:

@@ -200,5 +200,8 @@ def test_steps_that_are_none_are_told_where_a_library_learns_from_them(
     with caplog.at_level(logging.WARNING, logger="gpurl"):
         assert outward.to_torchrl(late) == outward.to_sb3(env_of("chasing")) == "adapted"
         assert not caplog.records
+        monkeypatch.setattr(late, "resets_late", True)  # as Isaac Gym
+        outward.to_torchrl(late)
+        assert "one step after their end, which TorchRL does not know" in caplog.text
         outward.to_sb3(late)
     assert "GymnasiumCpu starts episodes anew one step after their end, which stable-baselines3 does not know" in caplog.text

@@ -1,0 +1,43 @@
+"""What gpurl doctor says of Isaac Gym: what its Python has, and whether tensors shared with a process of it arrive both ways."""
+
+import torch
+
+from gpurl.envs._isaac_gym_process import SimulatorProcess, find_python
+from gpurl.envs.isaac_gym_server import CudaTensors, HostTensors, layout_of
+from gpurl.errors import EnvError, GpurlError
+
+SIZES = (4, 4, 0, 4)  # obs and action: [4, 4]
+
+
+def describe(python: str, seconds: float = 120.0) -> list[str]:
+    """Two lines. UsageError or EnvError where Isaac Gym cannot run there at all."""
+    gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
+    simulator = SimulatorProcess(find_python(python), gpu)
+    try:
+        found = simulator.call("describe", seconds)
+        gpu = gpu if found["sees_gpu"] else None
+        name = "shared memory" if gpu is None else "CUDA IPC"
+        try:
+            try_sharing(simulator, gpu, seconds)
+        except (GpurlError, RuntimeError, OSError) as error:  # the last two: what CUDA or the kernel refuses this process
+            return [found["text"], f"{name} does not work: {error}"]
+        return [found["text"], f"{name} works"]
+    finally:
+        simulator.close()
+
+
+def try_sharing(simulator: SimulatorProcess, gpu: int | None, seconds: float) -> None:
+    """Write a number into each place of a shared tensor and read the simulator's answer in another one; EnvError where it is wrong."""
+    layout = layout_of(*SIZES)
+    shared = HostTensors(layout, simulator.memory_file) if gpu is None else CudaTensors(layout, torch.device("cuda", gpu))
+    try:
+        written = shared.tensors["action"]
+        written.copy_(torch.arange(1.0, written.numel() + 1.0).view_as(written))
+        shared.hand_over()
+        simulator.call("try_sharing", seconds, sizes=SIZES, memory_file=simulator.memory_file, handles=shared.handles())
+        shared.take_over()
+        wanted, got = 2.0 * written.cpu(), shared.tensors["obs"].cpu()
+        if not torch.equal(got, wanted):
+            raise EnvError(f"wanted {wanted.flatten().tolist()} from the other process, got {got.flatten().tolist()}")
+    finally:
+        shared.close()
