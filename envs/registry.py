@@ -28,7 +28,10 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
     if not isinstance(name, str):
         raise UsageError(f"an environment is given by its name or module path, got a {type(name).__name__}: {name!r}")
     module_name, _, task = name.partition(":")
-    if task and module_name in env_names():
+    known = module_names(sys.modules["gpurl.envs"], NOT_ENVS)
+    if tasks := [each for each, full_name in known.items() if full_name == f"gpurl.envs.{module_name}.{each}"]:
+        raise UsageError(f"the tasks of {module_name} go by their own names: {', '.join(tasks)}; got {name!r}")
+    if task and module_name in known:
         env_class = find_class(module_name, sys.modules["gpurl.envs"], VecEnv, "environment", NOT_ENVS)
         if "task" not in env_options(env_class):
             raise UsageError(f"environment {module_name!r} has no tasks to choose from; got {name!r}")

@@ -294,6 +294,7 @@ def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixt
         (["train", "ppo", "cartpole"], "did you mean cart_pole"),
         (["train", "ppo", "no.such.module"], "Known: acrobot"),
         (["train", "ppo", "chasing:big"], "has no tasks to choose from"),
+        (["train", "ppo", "mujoco_warp:ant"], "the tasks of mujoco_warp go by their own names: ant, half_cheetah"),
         (["train", "ppo"], "environments: acrobot"),
         (["train", "ppo", "chasing", "fast"], "one algorithm and one environment, got ppo chasing fast"),
         (["train", "ppo", "chasing", "env.dmi=3"], "--env.dim"),
