@@ -289,7 +289,7 @@ class DroppedConstraints:
         elif self._event is not None and self._steps % self.READ_EVERY == 0:
             self.warn()  # what was sent a thousand steps ago has long come
             self._on_host.copy_(self.peak, non_blocking=True)
-            self._event.record()
+            self._record(self._event)
         return count
 
     def warn(self) -> None:
@@ -309,6 +309,10 @@ class DroppedConstraints:
         """Read what is not read yet; waits for the device."""
         if self._event is not None:
             self._on_host.copy_(self.peak)
-            self._event.record()
+            self._record(self._event)
             self._event.synchronize()
         self.warn()
+
+    def _record(self, event: torch.cuda.Event) -> None:
+        """On the stream of the environment's device, where the copy runs: the current device may be another."""
+        event.record(torch.cuda.current_stream(self._device))
