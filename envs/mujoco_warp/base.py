@@ -141,9 +141,9 @@ class MujocoWarpEnv(CountingEnv):
     def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
         """[N] float32 for `action` [N, A], which led from the fields `before` to `data`. What it uses of before is copied, each step."""
 
-    @abstractmethod
     def terminated(self, data: Any) -> Tensor:
-        """[N] bool: the task ended."""
+        """[N] bool: the task ended; a task without this function ends by time only."""
+        return torch.zeros_like(data.time, dtype=torch.bool)
 
     def initial_state(self, rng: CounterRandom) -> tuple[Tensor, Tensor]:
         """(qpos [n, nq], qvel [n, nv]) of first states of `rng.num_envs` episodes: the model's own, and noise."""
