@@ -283,8 +283,7 @@ class MujocoWarpEnv(CountingEnv):
             self._simulation.place()
         for field_name, value in kept.items():
             field = getattr(data, field_name)
-            # mujoco-warp notes a sensor's delayed value here already, MuJoCo only in the step
-            field.copy_(value if field_name in CARRIED else select(mask, field, value))
+            field.copy_(select(mask, field, value))
         self._restart_clocks(mask)
 
     def _find_placed(self) -> list[str]:

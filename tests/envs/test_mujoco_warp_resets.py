@@ -31,11 +31,11 @@ ARM = """
   <actuator><motor joint="swing" ctrlrange="-2 2" {delay}/></actuator>
   <sensor>
     <jointpos joint="swing"/><jointvel joint="swing"/><accelerometer site="tip"/><framelinvel objtype="site" objname="tip"/>
-    <jointpos joint="swing" {delay}/>
+    <jointpos joint="swing" {delay}/><jointvel joint="swing" {interval}/>
   </sensor>
 </mujoco>
 """
-PLAIN = ARM.format(integrator="RK4", sleep="disable", delay="")
+PLAIN = ARM.format(integrator="RK4", sleep="disable", delay="", interval="")
 
 
 class Arm(MujocoWarpEnv):
@@ -57,15 +57,17 @@ class Arm(MujocoWarpEnv):
 
 
 class DelayedArm(Arm):
-    """Its motor and one of its sensors are three steps late."""
+    """Its motor and one of its sensors are three steps late, another one is read every other step."""
 
-    model_file = ARM.format(integrator="Euler", sleep="disable", delay='delay="0.03" nsample="4"')
+    late, seldom = 'delay="0.03" nsample="3"', 'interval="0.02" nsample="2"'
+    model_file = ARM.format(integrator="Euler", sleep="disable", delay=late, interval=seldom)
+    frame_skip = 1
 
 
 class SleepingArm(MujocoWarpEnv):
     """The ball beside it lies still before long."""
 
-    model_file = ARM.format(integrator="Euler", sleep="enable", delay="")
+    model_file = ARM.format(integrator="Euler", sleep="enable", delay="", interval="")
     frame_skip = 4
     max_episode_steps = 14
 
@@ -160,7 +162,7 @@ def test_delays_begin_anew_and_match_mujoco_in_c() -> None:
     data.qpos[:], data.qvel[:] = env.data.qpos[0].double().numpy(), env.data.qvel[0].double().numpy()
     for action, step in zip(actions_of(env, 5), runs[0][1:]):
         data.ctrl[:] = action[0].double().numpy()
-        mujoco.mj_step(env.model, data, 2)
+        mujoco.mj_step(env.model, data)
         seen = np.concatenate((data.sensordata, data.qacc, data.qfrc_constraint))
         np.testing.assert_allclose(step.info["final_obs"][0].double().numpy(), seen, rtol=1e-3, atol=2e-3)
 
