@@ -50,7 +50,7 @@ class HumanoidBody(MujocoWarpEnv):
             parts.append(data.cfrc_ext[:, 1:].flatten(1))
         return torch.cat(parts, 1)
 
-    def cost(self, data: Any, contact_weight: float, contact_range: tuple[float, float]) -> Tensor:
+    def strain(self, data: Any, contact_weight: float, contact_range: tuple[float, float]) -> Tensor:
         """[N] of what the motors do and of what the body runs into."""
         contacts = (contact_weight * data.cfrc_ext.square().sum((1, 2))).clamp(*contact_range)
         return self.ctrl_cost_weight * data.ctrl.square().sum(1) + contacts

@@ -28,6 +28,8 @@ KINEMATIC = {
     *("xpos", "xquat", "xmat", "xipos", "ximat", "xanchor", "xaxis", "geom_xpos", "geom_xmat", "site_xpos", "site_xmat"),
     *("subtree_com", "cinert", "cdof", "cvel", "cdof_dot"),
 }
+# what a step hands to the next one besides the state: delays of sensors and actuators, what yielded for good, stiffness once computed
+CARRIED = ("history", "plastic", "flex_hessian_valid", "flexvert_hessian", "flexedge_hessian")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,12 +147,26 @@ class Model:
 
 
 class Simulation:
-    """N worlds and the two things done to them: `step` with forces and contacts, `place` for what follows from a new state."""
+    """N worlds and the two things done to them: `step` with forces and contacts, `place` for what follows from a new state.
 
-    def __init__(self, model: Model, num_worlds: int, frame_skip: int, njmax: int | None, nconmax: int | None, graph: bool) -> None:
-        self.model, self.frame_skip, self.wants_graph = model, frame_skip, graph
+    `places_all`: `place` makes sensors, accelerations and all else too, as mj_forward does, and not KINEMATIC only. `carried` holds what a
+    step hands to the next one besides its state, as it is in worlds that no step has made.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        num_worlds: int,
+        frame_skip: int,
+        njmax: int | None,
+        nconmax: int | None,
+        graph: bool,
+        places_all: bool,
+    ) -> None:
+        self.model, self.frame_skip, self.wants_graph, self.places_all = model, frame_skip, graph, places_all
         self.data = model.worlds(num_worlds, njmax, nconmax)
         self.fields = Fields(model.simulators, self.data)
+        self.carried = {name: getattr(self.fields, name).clone() for name in self._carried_names(num_worlds)}
         self.is_ready = False
         self._step_graph: Any = None
         self._place_graph: Any = None
@@ -169,12 +185,12 @@ class Simulation:
             log.warning("compiling MuJoCo's kernels, once, about a minute; %s keeps them", warp.config.kernel_cache_dir)
         with self.model.on_device():
             self._physics()  # a module that is loaded inside a capture breaks it
-            self._kinematics()
+            self._placing()
             if self.model.device.type == "cuda":
                 warp.synchronize_device(device)
             if self.wants_graph:
                 try:
-                    self._step_graph, self._place_graph = self._capture(self._physics), self._capture(self._kinematics)
+                    self._step_graph, self._place_graph = self._capture(self._physics), self._capture(self._placing)
                 except Exception as error:
                     self._step_graph = self._place_graph = None
                     log.warning("MuJoCo's steps are not captured in a graph, which is slower: %s", error)
@@ -185,8 +201,16 @@ class Simulation:
         self._run(self._step_graph, self._physics)
 
     def place(self) -> None:
-        """What follows from qpos and qvel without forces (KINEMATIC), in all worlds."""
-        self._run(self._place_graph, self._kinematics)
+        """What follows from the state in all worlds: KINEMATIC, or all of it."""
+        self._run(self._place_graph, self._placing)
+
+    def _carried_names(self, num_worlds: int) -> list[str]:
+        warp, opt, enable = self.model.simulators.warp, self.model.host_model.opt, self.model.simulators.mujoco.mjtEnableBit
+        arrays = {field.name: getattr(self.data, field.name) for field in dataclasses.fields(self.data)}
+        # a body that sleeps is not computed anew, so that there every field is handed on
+        names = arrays if opt.enableflags & int(getattr(enable, "mjENBL_SLEEP", 0)) else CARRIED
+        found = [name for name in names if isinstance(arrays.get(name), warp.array)]
+        return [name for name in found if arrays[name].size and arrays[name].shape[0] == num_worlds]
 
     def _physics(self) -> None:
         mujoco_warp = self.model.simulators.mujoco_warp
@@ -194,9 +218,10 @@ class Simulation:
             mujoco_warp.step(self.model.warp_model, self.data)
         mujoco_warp.rne_postconstraint(self.model.warp_model, self.data)
 
-    def _kinematics(self) -> None:
+    def _placing(self) -> None:
         mujoco_warp = self.model.simulators.mujoco_warp
-        for function in (mujoco_warp.kinematics, mujoco_warp.com_pos, mujoco_warp.com_vel):
+        kinematics = (mujoco_warp.kinematics, mujoco_warp.com_pos, mujoco_warp.com_vel)
+        for function in (mujoco_warp.forward,) if self.places_all else kinematics:
             function(self.model.warp_model, self.data)
 
     def _capture(self, function: Callable[[], None]) -> Any:
@@ -264,7 +289,7 @@ class DroppedConstraints:
         elif self._event is not None and self._steps % self.READ_EVERY == 0:
             self.warn()  # what was sent a thousand steps ago has long come
             self._on_host.copy_(self.peak, non_blocking=True)
-            self._event.record()
+            self._record(self._event)
         return count
 
     def warn(self) -> None:
@@ -284,6 +309,10 @@ class DroppedConstraints:
         """Read what is not read yet; waits for the device."""
         if self._event is not None:
             self._on_host.copy_(self.peak)
-            self._event.record()
+            self._record(self._event)
             self._event.synchronize()
         self.warn()
+
+    def _record(self, event: torch.cuda.Event) -> None:
+        """On the stream of the environment's device, where the copy runs: the current device may be another."""
+        event.record(torch.cuda.current_stream(self._device))

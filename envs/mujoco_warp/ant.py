@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
+from gpurl.envs.mujoco_warp._runner import Runner
 
 
-class Ant(MujocoWarpEnv):
+class Ant(Runner):
     """Observation (105,): qpos without x and y, qvel, contact forces on each body, cut to `contact_force_range`."""
 
     model_file = "ant.xml"
@@ -58,17 +58,14 @@ class Ant(MujocoWarpEnv):
             parts.append(data.cfrc_ext[:, 1:].clamp(*self.contact_force_range).flatten(1))
         return torch.cat(parts, 1)
 
-    def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
-        velocity = (data.xpos[:, self.main_body, 0] - before.xpos[:, self.main_body, 0]) / self.dt
-        contact_cost = self.contact_cost_weight * data.cfrc_ext.clamp(*self.contact_force_range).square().sum((1, 2))
-        cost = self.ctrl_cost_weight * action.square().sum(1) + contact_cost
-        return self.forward_reward_weight * velocity + self.healthy_reward * self.is_healthy(data) - cost
+    def speed(self, data: Any, before: Any) -> Tensor:
+        return (data.xpos[:, self.main_body, 0] - before.xpos[:, self.main_body, 0]) / self.dt
+
+    def cost(self, data: Any, action: Tensor) -> Tensor:
+        contacts = data.cfrc_ext.clamp(*self.contact_force_range).square().sum((1, 2))
+        return super().cost(data, action) + self.contact_cost_weight * contacts
 
     def is_healthy(self, data: Any) -> Tensor:
         """[N] bool: the torso is neither too low nor too high."""
         low, high = self.healthy_z_range
         return (data.qpos[:, 2] >= low) & (data.qpos[:, 2] <= high)
-
-    def terminated(self, data: Any) -> Tensor:
-        healthy = self.is_healthy(data)
-        return ~healthy if self.terminate_when_unhealthy else torch.zeros_like(healthy)

@@ -22,8 +22,17 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from gpurl.envs._counting_env import CountingEnv
-from gpurl.envs.mujoco_warp._simulation import KINEMATIC, DroppedConstraints, Fields, Model, Simulation, load_model, load_simulators
+from gpurl.envs._counting_env import CountingEnv, select
+from gpurl.envs.mujoco_warp._simulation import (
+    CARRIED,
+    KINEMATIC,
+    DroppedConstraints,
+    Fields,
+    Model,
+    Simulation,
+    load_model,
+    load_simulators,
+)
 from gpurl.envs.vec_env import Timestep, check_tensor
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import host_may_look
@@ -32,6 +41,7 @@ from gpurl.kernels.random import CounterRandom
 LARGEST = 1e10  # a larger qpos or qvel is no state any more: mjMAXVAL, at which MuJoCo on a CPU starts anew
 STATE = ("qpos", "qvel", "act", "time", "qacc_warmstart", "ctrl")  # what the next step begins with
 FORCES = ("cfrc_ext", "qfrc_actuator", "qfrc_constraint")  # none at rest; the others follow from them in the next step
+GIVEN = ("qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos", "mocap_quat", "userdata")  # no step changes them
 
 
 class Before:
@@ -63,7 +73,8 @@ class MujocoWarpEnv(CountingEnv):
     model_file: a path, also one from beside the task's file, the name of one of Gymnasium's models, or the XML itself. `data` holds
     MuJoCo's fields by their names in mjData, [N, ...] float32: data.qpos, data.xpos, data.cfrc_ext, data.sensordata, ... The action goes to
     data.ctrl; its space is the actuators' ctrlrange. After a reset the positions and velocities of bodies, sites and geoms are those of the
-    new state, forces are zero, and what else comes of a step (sensordata, qacc) is still the last one's until the first step is made.
+    new state, and forces are zero. A task that uses any other field (sensordata, qacc, ...) has all of them as mj_forward makes them of the
+    new state, as in Gymnasium; this costs about a step of physics where episodes end, on a GPU in each step.
 
     A world whose state, reward or observation is no longer finite ends (terminated), with a reward and final_obs of zeros, and starts anew.
     Its last step is no transition: info["valid"] is False there. info["log"] counts such worlds, and those where MuJoCo dropped contacts or
@@ -109,8 +120,10 @@ class MujocoWarpEnv(CountingEnv):
         self.single_action_space = self._action_space()
         self._names_before, self._names_used = self._try_out(Fields(simulators, on_device.worlds(1, self.njmax, self.nconmax)))
         super().__init__(num_envs, device)
-        self._simulation = Simulation(on_device, self.num_envs, self.frame_skip, self.njmax, self.nconmax, graph)
+        places_all = not KINEMATIC.issuperset({*self._names_used} - {*STATE, *FORCES, *GIVEN, *CARRIED})
+        self._simulation = Simulation(on_device, self.num_envs, self.frame_skip, self.njmax, self.nconmax, graph, places_all)
         self.data = self._simulation.fields
+        self._names_placed = self._find_placed()
         self._dropped = DroppedConstraints(self, self._simulation)
         self._random = CounterRandom(seed, self.num_envs, self.device)
         self._has_started = False
@@ -128,9 +141,9 @@ class MujocoWarpEnv(CountingEnv):
     def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
         """[N] float32 for `action` [N, A], which led from the fields `before` to `data`. What it uses of before is copied, each step."""
 
-    @abstractmethod
     def terminated(self, data: Any) -> Tensor:
-        """[N] bool: the task ended."""
+        """[N] bool: the task ended; a task without this function ends by time only."""
+        return torch.zeros_like(data.time, dtype=torch.bool)
 
     def initial_state(self, rng: CounterRandom) -> tuple[Tensor, Tensor]:
         """(qpos [n, nq], qvel [n, nv]) of first states of `rng.num_envs` episodes: the model's own, and noise."""
@@ -260,18 +273,30 @@ class MujocoWarpEnv(CountingEnv):
             field = getattr(data, cleared)
             if field.numel():
                 field.masked_fill_(_wide(mask, field), 0.0)
+        for carried, at_rest in self._simulation.carried.items():
+            if carried not in (*STATE, *GIVEN):
+                field = getattr(data, carried)
+                field.copy_(select(mask, at_rest, field))
         # with RK4 positions of bodies are those of the last stage, not of qpos: what the others show must not be computed anew
-        kept = {field: getattr(data, field).clone() for field in self._names_used if field in KINEMATIC}
+        kept = {field: getattr(data, field).clone() for field in self._names_placed}
         if kept:
             self._simulation.place()
         for field_name, value in kept.items():
             field = getattr(data, field_name)
-            field.copy_(torch.where(_wide(mask, field), field, value))
+            field.copy_(select(mask, field, value))
         self._restart_clocks(mask)
+
+    def _find_placed(self) -> list[str]:
+        """What `place` writes of that which a world shows or hands to its next step."""
+        simulation = self._simulation
+        names = {*self._names_used, *simulation.carried}
+        names = names - {*STATE, *GIVEN} if simulation.places_all else names & KINEMATIC
+        fields = {name: getattr(self.data, name) for name in sorted(names)}
+        return [name for name, field in fields.items() if field.numel() and len(field) == self.num_envs]  # nacon is one for all worlds
 
     def _saved_names(self) -> list[str]:
         """What the next step begins with, and what the task sees of the last one; fields of width 0 have nothing to save."""
-        return [name for name in sorted({*STATE, *self._names_used}) if getattr(self.data, name).numel()]
+        return [name for name in sorted({*STATE, *self._simulation.carried, *self._names_used}) if getattr(self.data, name).numel()]
 
 
 def _wide(mask: Tensor, field: Tensor) -> Tensor:

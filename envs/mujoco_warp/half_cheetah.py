@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
+from gpurl.envs.mujoco_warp._runner import Runner
 
 
-class HalfCheetah(MujocoWarpEnv):
+class HalfCheetah(Runner):
     """Observation (17,): qpos without x, then qvel."""
 
     model_file = "half_cheetah.xml"
@@ -38,10 +38,3 @@ class HalfCheetah(MujocoWarpEnv):
 
     def observe(self, data: Any) -> Tensor:
         return torch.cat((data.qpos[:, int(self.exclude_current_positions_from_observation) :], data.qvel), 1)
-
-    def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
-        velocity = (data.qpos[:, 0] - before.qpos[:, 0]) / self.dt
-        return self.forward_reward_weight * velocity - self.ctrl_cost_weight * action.square().sum(1)
-
-    def terminated(self, data: Any) -> Tensor:
-        return torch.zeros_like(data.time, dtype=torch.bool)

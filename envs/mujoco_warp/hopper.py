@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
+from gpurl.envs.mujoco_warp._runner import Runner
 
 
-class Hopper(MujocoWarpEnv):
+class Hopper(Runner):
     """Observation (11,): qpos without x, then qvel, cut to 10."""
 
     model_file = "hopper.xml"
@@ -49,18 +49,9 @@ class Hopper(MujocoWarpEnv):
     def observe(self, data: Any) -> Tensor:
         return torch.cat((data.qpos[:, int(self.exclude_current_positions_from_observation) :], data.qvel.clamp(-10.0, 10.0)), 1)
 
-    def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
-        velocity = (data.qpos[:, 0] - before.qpos[:, 0]) / self.dt
-        reward = self.forward_reward_weight * velocity + self.healthy_reward * self.is_healthy(data)
-        return reward - self.ctrl_cost_weight * action.square().sum(1)
-
     def is_healthy(self, data: Any) -> Tensor:
         """[N] bool: high and upright enough, and no joint is beyond all measure."""
         height, angle, state = data.qpos[:, 1], data.qpos[:, 2], torch.cat((data.qpos[:, 2:], data.qvel), 1)
         healthy = (height > self.healthy_z_range[0]) & (height < self.healthy_z_range[1])
         healthy = healthy & (angle > self.healthy_angle_range[0]) & (angle < self.healthy_angle_range[1])
         return healthy & ((state > self.healthy_state_range[0]) & (state < self.healthy_state_range[1])).all(1)
-
-    def terminated(self, data: Any) -> Tensor:
-        healthy = self.is_healthy(data)
-        return ~healthy if self.terminate_when_unhealthy else torch.zeros_like(healthy)

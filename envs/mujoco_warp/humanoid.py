@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 
 from gpurl.envs.mujoco_warp._humanoid_body import HumanoidBody
+from gpurl.envs.mujoco_warp._runner import Runner
 
 
-class Humanoid(HumanoidBody):
-    """The speed is that of the centre of mass."""
+class Humanoid(Runner, HumanoidBody):
+    """Observation (348,): qpos without x and y, qvel, inertia and velocity of each body, the joints' motors, contact forces.
+
+    The speed is that of the centre of mass.
+    """
 
     model_file = "humanoid.xml"
     njmax, nconmax = 64, 48
@@ -43,15 +47,12 @@ class Humanoid(HumanoidBody):
         """[bodies] of the whole."""
         return self.constant(self.model.body_mass / self.model.body_mass.sum())
 
-    def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
-        velocity = (data.xipos[:, :, 0] - before.xipos[:, :, 0]) @ self.share_of_mass / self.dt
-        reward = self.forward_reward_weight * velocity + self.healthy_reward * self.is_healthy(data)
-        return reward - self.cost(data, self.contact_cost_weight, self.contact_cost_range)
+    def speed(self, data: Any, before: Any) -> Tensor:
+        return (data.xipos[:, :, 0] - before.xipos[:, :, 0]) @ self.share_of_mass / self.dt
+
+    def cost(self, data: Any, action: Tensor) -> Tensor:
+        return self.strain(data, self.contact_cost_weight, self.contact_cost_range)
 
     def is_healthy(self, data: Any) -> Tensor:
         """[N] bool: neither fallen nor flown."""
         return (data.qpos[:, 2] > self.healthy_z_range[0]) & (data.qpos[:, 2] < self.healthy_z_range[1])
-
-    def terminated(self, data: Any) -> Tensor:
-        healthy = self.is_healthy(data)
-        return ~healthy if self.terminate_when_unhealthy else torch.zeros_like(healthy)

@@ -10,7 +10,10 @@ from gpurl.envs.mujoco_warp._humanoid_body import HumanoidBody
 
 
 class HumanoidStandup(HumanoidBody):
-    """The reward is the height over the seconds of one step of physics, as Gymnasium has it, which never uses its uph_cost_weight."""
+    """Observation (348,): qpos without x and y, qvel, inertia and velocity of each body, the joints' motors, contact forces.
+
+    The reward is the height over the seconds of one step of physics, as Gymnasium has it, which never uses its uph_cost_weight.
+    """
 
     model_file = "humanoidstandup.xml"
     njmax, nconmax = 96, 48
@@ -31,7 +34,4 @@ class HumanoidStandup(HumanoidBody):
 
     def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
         height = data.qpos[:, 2] / float(self.model.opt.timestep)
-        return height - self.cost(data, self.impact_cost_weight, self.impact_cost_range) + 1.0
-
-    def terminated(self, data: Any) -> Tensor:
-        return torch.zeros_like(data.time, dtype=torch.bool)
+        return height - self.strain(data, self.impact_cost_weight, self.impact_cost_range) + 1.0

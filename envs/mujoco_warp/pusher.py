@@ -54,6 +54,3 @@ class Pusher(MujocoWarpEnv):
         hand, cylinder, goal = (data.xpos[:, self.body(name)] for name in ("tips_arm", "object", "goal"))
         near = self.reward_near_weight * (cylinder - hand).norm(dim=1)
         return -self.reward_dist_weight * (cylinder - goal).norm(dim=1) - near - self.reward_control_weight * action.square().sum(1)
-
-    def terminated(self, data: Any) -> Tensor:
-        return torch.zeros_like(data.time, dtype=torch.bool)

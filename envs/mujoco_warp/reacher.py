@@ -51,6 +51,3 @@ class Reacher(MujocoWarpEnv):
 
     def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
         return -self.reward_dist_weight * self.to_target(data).norm(dim=1) - self.reward_control_weight * action.square().sum(1)
-
-    def terminated(self, data: Any) -> Tensor:
-        return torch.zeros_like(data.time, dtype=torch.bool)

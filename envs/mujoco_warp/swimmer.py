@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
+from gpurl.envs.mujoco_warp._runner import Runner
 
 
-class Swimmer(MujocoWarpEnv):
+class Swimmer(Runner):
     """Observation (8,): qpos without x and y, then qvel."""
 
     model_file = "swimmer.xml"
@@ -37,10 +37,3 @@ class Swimmer(MujocoWarpEnv):
 
     def observe(self, data: Any) -> Tensor:
         return torch.cat((data.qpos[:, 2 * int(self.exclude_current_positions_from_observation) :], data.qvel), 1)
-
-    def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
-        velocity = (data.qpos[:, 0] - before.qpos[:, 0]) / self.dt
-        return self.forward_reward_weight * velocity - self.ctrl_cost_weight * action.square().sum(1)
-
-    def terminated(self, data: Any) -> Tensor:
-        return torch.zeros_like(data.time, dtype=torch.bool)

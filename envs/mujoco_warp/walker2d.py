@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
+from gpurl.envs.mujoco_warp._runner import Runner
 
 
-class Walker2d(MujocoWarpEnv):
+class Walker2d(Runner):
     """Observation (17,): qpos without x, then qvel, cut to 10."""
 
     model_file = "walker2d_v5.xml"
@@ -45,17 +45,8 @@ class Walker2d(MujocoWarpEnv):
     def observe(self, data: Any) -> Tensor:
         return torch.cat((data.qpos[:, int(self.exclude_current_positions_from_observation) :], data.qvel.clamp(-10.0, 10.0)), 1)
 
-    def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
-        velocity = (data.qpos[:, 0] - before.qpos[:, 0]) / self.dt
-        reward = self.forward_reward_weight * velocity + self.healthy_reward * self.is_healthy(data)
-        return reward - self.ctrl_cost_weight * action.square().sum(1)
-
     def is_healthy(self, data: Any) -> Tensor:
         """[N] bool: high and upright enough."""
         height, angle = data.qpos[:, 1], data.qpos[:, 2]
         healthy = (height > self.healthy_z_range[0]) & (height < self.healthy_z_range[1])
         return healthy & (angle > self.healthy_angle_range[0]) & (angle < self.healthy_angle_range[1])
-
-    def terminated(self, data: Any) -> Tensor:
-        healthy = self.is_healthy(data)
-        return ~healthy if self.terminate_when_unhealthy else torch.zeros_like(healthy)

@@ -14,6 +14,7 @@ from gpurl.config import make_settings
 from gpurl.env_table import env_table
 from gpurl.envs import make_env, resolve_env
 from gpurl.errors import EnvError, UsageError
+from gpurl.kernels.backend import no_host_looks
 from tests.envs.test_mujoco_warp import Slider, actions_of
 
 pytest.importorskip("mujoco_warp")
@@ -122,6 +123,31 @@ def test_constraints_without_room_are_reported_once(caplog: pytest.LogCaptureFix
     warnings = [record.message for record in caplog.records if "dropped" in record.message]
     assert len(warnings) == 1
     assert "njmax is 2" in warnings[0]
+
+
+def test_counts_are_marked_as_sent_on_the_stream_that_sends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current device may be another than the environment's: an event without a stream would be recorded there, and say nothing."""
+
+    class Event:
+        streams: list[Any] = []
+
+        def query(self) -> bool:
+            return True
+
+        def synchronize(self) -> None:
+            pass
+
+        def record(self, stream: Any = None) -> None:
+            self.streams.append(stream)
+
+    env: Any = make_env("inverted_pendulum", 2)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
+    env._dropped._event, env._dropped.READ_EVERY = Event(), 1
+    with no_host_looks():
+        env.reset()
+        env.step(torch.zeros(2, 1))
+    env.close()
+    assert Event.streams == ["stream of cpu"] * 2
 
 
 def test_there_is_room_under_random_actions(ant: Any) -> None:
