@@ -62,7 +62,9 @@ def find_model(task: type, model_file: str) -> str:
         if place.is_file():
             return str(place)
     near = did_you_mean(model_file, [path.name for path in ASSETS.glob("*.xml")])
-    raise UsageError(f"{task.__name__} needs the MuJoCo model {model_file!r}, {near}there is none of: {', '.join(dict.fromkeys(map(str, places)))}")
+    raise UsageError(
+        f"{task.__name__} needs the MuJoCo model {model_file!r}, {near}there is none of: {', '.join(dict.fromkeys(map(str, places)))}"
+    )
 
 
 def load_model(simulators: Simulators, task: type, model_file: str, cone: str | None) -> Any:
