@@ -1,4 +1,4 @@
-"""MuJoCo tasks: environment steps a second of physics alone, of whole steps, and in PPO training, and the memory it takes."""
+"""MuJoCo tasks: environment steps a second of physics alone, beside MuJoCo's C, of whole steps, and in PPO training, and the memory."""
 
 import argparse
 import dataclasses
@@ -6,6 +6,7 @@ import json
 import os
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from gpurl.envs.registry import make_env
 from gpurl.errors import GpurlError
 
 TASKS, SIZES, HORIZON = ("ant", "humanoid", "half_cheetah"), (256,), 8
-PHASES = ("physics", "env", "training")
+PHASES = ("mujoco_c", "physics", "env", "training")
+IN_C = 64  # worlds at most that MuJoCo's C steps, one after the other: how many there are changes nothing
 LARGEST_DIFFERENCE = 1e-4  # of qpos after one step from the same state, in MuJoCo's C and here
 
 
@@ -61,6 +63,24 @@ def compare(task: str, device: torch.device) -> None:
     env.close()
 
 
+def steps_in_c(env: Any, horizon: int) -> tuple[Callable[[], None], int]:
+    """(a function that takes `horizon` steps in MuJoCo's C, on one core, from the states that `env` is in, of how many worlds)."""
+    import mujoco
+
+    count = min(env.num_envs, IN_C)
+    states = [getattr(env.data, name)[:count].double().cpu().numpy().copy() for name in ("qpos", "qvel", "qacc_warmstart", "ctrl")]
+    worlds = [mujoco.MjData(env.model) for _ in range(count)]
+
+    def steps() -> None:
+        for data, qpos, qvel, warmstart, ctrl in zip(worlds, *states):
+            data.qpos[:], data.qvel[:], data.qacc_warmstart[:], data.ctrl[:] = qpos, qvel, warmstart, ctrl
+            for _ in range(horizon):
+                mujoco.mj_step(env.model, data, env.frame_skip)
+                mujoco.mj_rnePostConstraint(env.model, data)
+
+    return steps, count
+
+
 class TimedPhysics:
     """A simulation that adds up the seconds of its steps, in the states that a training comes to: how long one takes depends on them."""
 
@@ -97,8 +117,10 @@ def measure(job: Job) -> dict[str, Any]:
         seconds["physics"].append(timed.seconds)
     env._simulation = timed.simulation
     spent = {phase: statistics.median(samples) for phase, samples in seconds.items() if samples}
-    spent |= median_seconds({"env": random_steps(env, job.horizon)}, device, job.seconds)
-    rates = {phase: job.num_envs * job.horizon / spent[phase] for phase in PHASES}
+    in_c, count = steps_in_c(env, job.horizon)  # in the states that the training came to
+    spent |= median_seconds({"mujoco_c": in_c, "env": random_steps(env, job.horizon)}, device, job.seconds)
+    worlds = dict.fromkeys(PHASES, job.num_envs) | {"mujoco_c": count}
+    rates = {phase: worlds[phase] * job.horizon / spent[phase] for phase in PHASES}
     if device.type == "cuda":  # Warp has memory of its own, which torch does not count
         free, total = torch.cuda.mem_get_info(device)
         mib = (total - free) / 2**20
@@ -141,7 +163,7 @@ def main(words: list[str] | None = None) -> int:
             overhead = 1.0 - rates["training"] / rates["physics"]
             lines.append([task, str(size), *(number(rates[phase]) for phase in PHASES), f"{overhead:.0%}", f"{result['mib']:,.0f}"])
     print(f"physics: environment steps a second on {result['how']['device']}, and peak memory of the process (GPU: of the device), MiB")
-    print(table(["task", "environments", "physics", "environment", "+ training", "not physics", "memory"], lines))
+    print(table(["task", "environments", "MuJoCo's C", "physics", "environment", "+ training", "not physics", "memory"], lines))
     print(f"written to {path}\n")
     return 0
 

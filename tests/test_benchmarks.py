@@ -249,12 +249,12 @@ def test_bench_runs_both_and_needs_the_source_tree(monkeypatch: pytest.MonkeyPat
 # ---- physics.py ----
 
 
-def test_physics_is_compared_then_timed_in_three_phases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_physics_is_compared_then_timed_in_its_phases_and_in_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("mujoco_warp")
     assert physics.main([*QUICK, "--tasks", "inverted_pendulum", "--num-envs", "4", "--horizon", "2", "--out", str(tmp_path)]) == 0
     rows = rows_in(tmp_path, "physics")
     assert_measured(rows)
-    phases = [(f"inverted_pendulum {phase}", "env_steps/s") for phase in ("physics", "env", "training")]
+    phases = [(f"inverted_pendulum {phase}", "env_steps/s") for phase in ("mujoco_c", "physics", "env", "training")]
     assert [(row["case"], row["unit"]) for row in rows] == [*phases, ("inverted_pendulum memory", "MiB")]
     assert {row["physics"] for row in rows} == {"yes"}
     assert "not physics" in capsys.readouterr().out
