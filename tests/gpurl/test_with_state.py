@@ -14,7 +14,7 @@ from gpurl.algorithms.ppo import PPO
 from gpurl.check_env import check_env
 from gpurl.config import make_settings
 from gpurl.envs.vec_env import Timestep
-from gpurl.errors import EnvError, UsageError
+from gpurl.errors import CheckpointError, EnvError, UsageError
 from gpurl.kernels.backend import no_host_looks
 from gpurl.networks import AsymmetricActorCritic, NetworkConfig
 from gpurl.trainer import Trainer
@@ -189,3 +189,13 @@ def test_pictures_have_no_state_behind_them() -> None:
     env.single_observation_space = Box(0, 255, (4, 4, 3), np.uint8)
     with pytest.raises(UsageError, match=r"needs float32 Boxes, HiddenAlternating\.single_observation_space is"):
         WithState(env)
+
+
+def test_a_resume_keeps_what_the_critic_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = small_run(tmp_path / "run", 1, env=HIDDEN, eval_episodes=0)
+    with pytest.raises(CheckpointError, match="the checkpoint has asymmetric True, this run False"):
+        gpurl.resume(run.folder, asymmetric=False)
+    monkeypatch.setattr("tests.tiny_envs.HiddenAlternating.single_state_space", Box(0.0, 1.0, (3,), np.float32))
+    monkeypatch.setattr("tests.tiny_envs.HiddenAlternating.observe_state", lambda self, state: torch.zeros(self.num_envs, 3))
+    with pytest.raises(CheckpointError, match=r"the checkpoint has state_space .*'shape': \[2\].*, this run .*'shape': \[3\]"):
+        gpurl.resume(run.folder, total_steps=1000)
