@@ -164,7 +164,7 @@ def gae_triton(
     flags = [flag.view(torch.uint8) for flag in (terminated, truncated, *rest)]
     gae_kernel[(programs,)](
         reward, value, final_value, flags[0], flags[1], flags[-1], advantage, returns, partial, num_steps, num_envs,
-        float(torch.tensor(gamma, dtype=torch.float32)), float(torch.tensor(gae_lambda, dtype=torch.float32)),
+        ctypes.c_float(gamma).value, ctypes.c_float(gae_lambda).value,
         HAS_VALID=valid is not None, BLOCK_T=block_t, BLOCK_N=block_n, num_warps=num_warps,
     )  # fmt: skip
     gae_moments_kernel[(1,)](partial, moments, programs, BLOCK_P=128, num_warps=4)
