@@ -1,9 +1,9 @@
-# make train | test | lint | bench | peers | outward | learn; everything goes into .venv; make gpu-check for a machine with a GPU
+# make train | test | lint | bench | peers | outward | soak | learn; everything goes into .venv; make gpu-check for a machine with a GPU
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup train test lint bench peers outward learn gpu-check gpu-check-wheels clean
+.PHONY: setup train test lint bench peers outward soak learn gpu-check gpu-check-wheels clean
 
 setup: $(VENV)/.installed
 
@@ -50,6 +50,11 @@ gpu-check:
 # elsewhere, before: what that machine's Python lacks, into wheels/; ARGS="--python-version 3.12 --have FILE" (a pip freeze of it)
 gpu-check-wheels:
 	$(PYTHON) -m benchmarks.wheels $(ARGS)
+
+# kills, random cases by the thousand, then MINUTES of trainings whose memory, handles, threads and processes must not grow
+MINUTES ?= 60
+soak: setup
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
 # the long learning runs
 learn: setup
