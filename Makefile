@@ -1,9 +1,9 @@
-# make train | test | lint | bench | peers | outward | soak | learn; everything goes into .venv; make gpu-check for a machine with a GPU
+# make train | test | lint | bench | compare | peers | outward | soak | learn; everything goes into .venv; make gpu-check for a machine with a GPU
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup train test lint bench peers outward soak learn gpu-check gpu-check-wheels clean
+.PHONY: setup train test lint bench compare peers outward soak learn gpu-check gpu-check-wheels clean
 
 setup: $(VENV)/.installed
 
@@ -32,6 +32,11 @@ lint: setup
 
 bench: setup
 	$(BIN)/gpurl bench
+
+# this tree against another commit (BASE), in turns: the ratio of their times with its interval
+BASE ?= HEAD~1
+compare: setup
+	$(BIN)/python -m benchmarks.against $(BASE)
 
 # against rsl-rl-lib, rl-games, skrl, stable-baselines3, torchrl and loops written here, in an environment of their own
 peers: setup
