@@ -32,6 +32,10 @@ from gpurl.kernels.backend import no_host_looks
 RECORD = ROOT / "benchmarks" / "counters.json"
 NO_LAUNCH = {"empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh"}
 WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "unique_dim"}
+UNORDERED = {  # of CUDA: results may differ in their last bits from call to call (torch.use_deterministic_algorithms lists them)
+    *("bincount", "histc", "kthvalue", "median", "nanmedian", "put_", "scatter_reduce", "scatter_reduce_", "_embedding_bag", "cumsum"),
+    *("scatter_add", "scatter_add_", "index_add", "index_add_", "index_put", "index_put_", "grid_sampler_2d_backward", "max_unpool2d"),
+}
 COPIES = {"copy_", "_to_copy", "clone", "_foreach_copy_", "cat", "stack"}
 SHORT: dict[str, Any] = {"horizon": 4, "epochs": 1, "minibatches": 2}
 REPLAY: dict[str, Any] = {"horizon": 2, "updates": 4, "batch_size": 256, "learning_starts": 256, "replay_size": 10_000}
@@ -61,12 +65,14 @@ class Count(TorchDispatchMode):
     def begin(self) -> None:
         """Count anew."""
         self.operations, self.waits = Counter[str](), Counter[str]()
-        self.copied_bytes = self.allocations = 0
+        self.copied_bytes = self.allocations = self.unordered = 0
         self.live_at_start = self.peak_bytes = self.live_bytes
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.overloadpacket.__name__
         self.waits[name] += name in WAITS
+        # sums of whole numbers have no order
+        self.unordered += name in UNORDERED and (name != "cumsum" or args[0].is_floating_point())
         result = function(*args, **(kwargs or {}))
         given, made = _tensors((args, kwargs)), _tensors(result)
         before = {_storage(tensor) for tensor in given}
@@ -161,7 +167,12 @@ def count_iteration(settings: Settings, launches_go_to: Callable[[Count | None],
             count.operations.clear()
         del data
         trainer.buffer.clear()
-    found |= {"waits": count.waits.total(), "copied_bytes": count.copied_bytes, "allocations": count.allocations}
+    found |= {
+        "waits": count.waits.total(),
+        "unordered": count.unordered,
+        "copied_bytes": count.copied_bytes,
+        "allocations": count.allocations,
+    }
     return found | {"peak_bytes": count.peak_bytes - count.live_at_start, "grown_bytes": count.live_bytes - count.live_at_start}
 
 

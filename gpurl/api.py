@@ -16,6 +16,7 @@ from gpurl.algorithms.algorithm import Algorithm
 from gpurl.buffers.memory import available_bytes, in_gib
 from gpurl.checkpoint import load_checkpoint
 from gpurl.config import Settings, make_settings, merge
+from gpurl.determinism import beyond_reach, deterministic
 from gpurl.display import Display
 from gpurl.envs.registry import make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
@@ -83,13 +84,14 @@ def _signals_passed_on(finished: Run) -> Run:
 def run(settings: Settings, resume_from: Path | None = None, command: list[str] | None = None) -> Run:
     """Train by `settings`, in a new run folder or on from the one in `resume_from`."""
     config = settings.train
-    device = choose_device(config.device)
-    if resume_from is None:
-        return _run(settings, device, None, None, command or sys.argv)
-    if config.run_dir is not None and Path(config.run_dir).resolve() != resume_from.resolve():
+    if resume_from is not None and config.run_dir is not None and Path(config.run_dir).resolve() != resume_from.resolve():
         raise UsageError(f"a run goes on in its own folder, {resume_from}: leave out run_dir {config.run_dir}")
-    with lock_run(resume_from):  # first: who holds it may be about to write a checkpoint
-        return _run(settings, device, resume_from, load_checkpoint(resume_from, device)[0], command or sys.argv)
+    with deterministic(config.deterministic):
+        device = choose_device(config.device)
+        if resume_from is None:
+            return _run(settings, device, None, None, command or sys.argv)
+        with lock_run(resume_from):  # first: who holds it may be about to write a checkpoint
+            return _run(settings, device, resume_from, load_checkpoint(resume_from, device)[0], command or sys.argv)
 
 
 def _run(settings: Settings, device: torch.device, folder: Path | None, parts: dict[str, Any] | None, command: list[str]) -> Run:
@@ -145,8 +147,12 @@ def make_trainer(
     if device.type == "cpu":
         keep_large_blocks()
         known = threads if threads is not None and threads <= torch.get_num_threads() else None
+        known = torch.get_num_threads() if known is None and config.deterministic else known
         torch.set_num_threads(config.threads or known or _quickest_threads(model))
-    return Trainer(settings, model, env, eval_env, Path())
+    trainer = Trainer(settings, model, env, eval_env, Path())
+    if config.deterministic and (note := beyond_reach(env)):
+        trainer.notes.append(note)
+    return trainer
 
 
 def _env_of(settings: Settings, device: torch.device) -> VecEnv:

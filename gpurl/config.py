@@ -71,6 +71,8 @@ class TrainConfig:
     float32."""
     compile: bool = False
     """Compile the environment's own functions with torch.compile: fewer launches for tasks without Triton functions, a slow start."""
+    deterministic: bool = False
+    """The same bits every time on the same device and versions: deterministic operations only, and threads not chosen by the clock."""
     threads: int | None = None
     """CPU threads; by default measured at the start: the quickest number up to what torch chooses."""
     root: str = "runs"

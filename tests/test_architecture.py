@@ -44,6 +44,7 @@ LAYERS = [  # a module imports from its own layer or from earlier ones
         "finite_guard",
         "nan_dump",
         "resume_check",
+        "determinism",
         "env_guard",
         "with_state",
     },

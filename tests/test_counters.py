@@ -45,19 +45,26 @@ def test_the_rollout_kernel_is_one_launch_and_what_counts_for_it() -> None:
     assert RECORD["gpu ppo chasing persistent"]["operations_a_step"] * steps <= 6
 
 
+def planted(kept: list[Any]) -> None:
+    kept.append(torch.ones(5).clone())
+    kept[-1].cumsum(0)
+    float(torch.tensor(1.0))
+
+
 @SAME_TORCH
 @pytest.mark.parametrize("way", ["gpu", "cpu"])
 def test_one_more_operation_one_more_copy_and_what_is_never_freed_are_seen(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, kept, before = "a2c cart_pole", list[Any](), RECORD[f"{way} a2c cart_pole"]
     prepare, learn = Trainer.prepare, Trainer.learn
-    monkeypatch.setattr(Trainer, "prepare", lambda self: (kept.append(torch.ones(5).clone()), float(torch.tensor(1.0)), prepare(self))[2])
+    monkeypatch.setattr(Trainer, "prepare", lambda self: (planted(kept), prepare(self))[1])
     monkeypatch.setattr(Trainer, "learn", lambda self, data: (data["packed"] + 1.0, learn(self, data))[1])
     now = measure(way, case)
-    assert now["operations_to_prepare"] == before["operations_to_prepare"] + 2  # the ones and their copy
+    assert now["operations_to_prepare"] == before["operations_to_prepare"] + 3  # the ones, their copy and their sum
+    assert now["unordered"] == before["unordered"] + 1
     assert now["waits"] == before["waits"] + 1
     assert now["operations_an_update"] == before["operations_an_update"] + 1
     assert now["copied_bytes"] == before["copied_bytes"] + 20
-    assert now["allocations"] == before["allocations"] + 3 + (way == "gpu")  # a fake number is a tensor
+    assert now["allocations"] == before["allocations"] + 4 + (way == "gpu")  # a fake number is a tensor
     assert now["grown_bytes"] == before["grown_bytes"] + 20
 
 
