@@ -1,7 +1,5 @@
 """The one training loop: act, step, record, update; with logging, evaluation, checkpoints and stopping around it."""
 
-import logging
-import math
 import sys
 import time
 from dataclasses import dataclass
@@ -31,6 +29,7 @@ from gpurl.persistent import PersistentRollout, make_persistent
 from gpurl.resume_check import check_fits
 from gpurl.spaces import space_to_dict
 from gpurl.statistics import EpisodeStatistics, Stopwatch, to_host
+from gpurl.step_guard import StepGuard
 from gpurl.with_state import WithState
 
 EVAL_SEED = 1_000_003  # evaluations play the same episodes every time, and never the training's
@@ -57,7 +56,8 @@ class Trainer:
         self.buffer = algorithm.make_buffer()
         self.statistics = EpisodeStatistics(env.device)
         self.stopwatch = Stopwatch(env.device)
-        self.guard = FiniteGuard(settings.env, env.device)
+        self.guard = FiniteGuard(settings.env, env.device, self.config.nan, algorithm.num_inputs if algorithm.num_state else None)
+        self.step_guard = StepGuard(algorithm)
         self.steps = self.iteration = 0
         self.stored = 0  # transitions since nothing was stored: at the start, or when a run went on without its replay
         self.elapsed = 0.0  # seconds of training, over all resumes
@@ -79,7 +79,7 @@ class Trainer:
         self.is_warm = False  # after the first iteration
         self.timestep: Timestep | None = None  # the newest, until graphs are chosen
         self.notes: list[str] = []  # for the screen
-        self.non_finite_rows = 0  # left out so far, by this process
+        self.warnings: list[str] = []
         self.evaluates_itself = eval_env is None and env.single_instance and self.config.eval_episodes > 0  # after the training
         if self.evaluates_itself:
             self.notes.append(f"{settings.env} can exist only once in a process: its one evaluation follows the training")
@@ -176,8 +176,11 @@ class Trainer:
         self.is_warm = True
         self.iteration += 1
         self.steps += collected * self.env.num_envs
-        if bad_envs is not None and host_may_look(self.env.device):
-            self._report_bad(to_host(self.guard.metrics()), bad_envs.nonzero().squeeze(1).tolist())
+        if host_may_look(self.env.device):
+            if bad_envs is not None:
+                self._report_rows(to_host(self.guard.metrics()), bad_envs.nonzero().squeeze(1).tolist())
+            if self.step_guard.sees_any(self.iteration):
+                self._report_steps(to_host(self.step_guard.metrics()))
         return metrics
 
     def run(self, logger: Logger, display: Display) -> Outcome:
@@ -199,6 +202,8 @@ class Trainer:
                         display.note(self.notes.pop(0))
                     self.elapsed = before + time.monotonic() - began
                     self._log_if_due(metrics, logger, display)
+                    while self.warnings:
+                        self._warn(display, self.warnings.pop(0))
                     if self.steps >= self.next_eval:
                         self._evaluate(logger, display, stop)
                     reason = "signal" if stop.signal_number else self._limit_reached()
@@ -257,29 +262,28 @@ class Trainer:
         seconds = now - self.last_log
         if seconds < self.config.log_every and self.steps < self.config.total_steps:
             return
-        episodes, bad = self.statistics.metrics(), self.guard.metrics()
-        values = to_host(metrics | episodes | bad)
-        self._report_bad({name: values.pop(name) for name in bad}, [])
+        episodes, rows, steps = self.statistics.metrics(), self.guard.metrics(), self.step_guard.metrics()
+        values = to_host(metrics | episodes | rows | steps)
+        self._report_rows({name: values.pop(name) for name in rows}, [])
+        self._report_steps({name: values.pop(name) for name in steps})
         if self.config.nan != "raise":
-            values["rollout/non_finite_rows"] = float(self.non_finite_rows)
+            values["rollout/non_finite_rows"] = float(self.guard.total)
+        values["train/skipped_steps"] = float(self.step_guard.total)
         values |= self.statistics.read({name: values.pop(name) for name in episodes})
         phases = self.stopwatch.read()
         values |= {"time/collect_seconds": phases.get("collect", 0.0), "time/update_seconds": phases.get("update", 0.0)}
         values |= {"time/fps": (self.steps - self.logged_steps) / max(seconds, 1e-9), "time/iterations": float(self.iteration)}
         values |= {"time/total_timesteps": float(self.steps), "time/time_elapsed": self.elapsed}
-        if not math.isfinite(values.get("train/grad_norm", 0.0)):
-            self._warn(display, f"the gradient at step {self.steps} is not finite, its steps are left out; a lower learning_rate may help")
         self.last_log, self.logged_steps = now, self.steps
         logger.write(self.steps, values)
         display.update(self.steps, values)
 
-    def _report_bad(self, values: dict[str, float], env_ids: list[int]) -> None:
-        if values["non_finite_rows"] and not self.non_finite_rows and self.config.nan != "raise":
-            logging.getLogger("gpurl").warning(
-                "%s gives NaN or infinity, which --nan %s leaves out; rollout/non_finite_rows counts it", self.settings.env, self.config.nan
-            )
-        self.non_finite_rows += int(values["non_finite_rows"])
-        self.guard.stop_if_bad(values, self.env.num_envs, self.config.nan == "raise", self.iteration, env_ids)
+    def _report_rows(self, values: dict[str, float], env_ids: list[int]) -> None:
+        weights = self.step_guard.bad_weights() if values["policy_diverged"] else ""
+        self.guard.report(values, self.env.num_envs, self.iteration, env_ids, weights)
+
+    def _report_steps(self, values: dict[str, float]) -> None:
+        self.warnings += self.step_guard.report(values, self.iteration, self.settings.env, self.config.nan == "raise")
 
     def _evaluate(self, logger: Logger, display: Display, stop: StopRequest) -> None:
         """Play the evaluation episodes, keep the checkpoint when they are the best so far. Raises Stopped once `stop` is asked for."""
@@ -316,6 +320,9 @@ class Trainer:
     def save(self, display: Display, is_best: bool = False) -> str:
         """Write a checkpoint; a full disk is a warning, which is returned, and the run tries again at the next interval."""
         self.last_save = time.monotonic()
+        if weights := self.step_guard.bad_weights():
+            self._warn(display, f"no checkpoint at step {self.steps}: the weights are not finite: {weights}")
+            return f"the weights are not finite: {weights}"
         try:
             save_checkpoint(self.folder / "checkpoints", self.steps, self._parts(), keep=self.config.keep_checkpoints, is_best=is_best)
         except CheckpointError as error:
@@ -341,6 +348,7 @@ class Trainer:
             self.env.load_state_dict(state["env"])
         self.statistics.load_state_dict(state["statistics"])
         self.guard.load(state["guard"])
+        self.step_guard.begin(self.iteration)
         for place, value in zip((self.obs, *self.carry), (state["obs"], *state["carry"])):
             place.copy_(value)
 
@@ -374,6 +382,7 @@ class Trainer:
         self.algorithm.load_extra_state(parts["training"])
         saved = parts["trainer"]
         self.steps, self.iteration, self.elapsed = (saved[name] for name in ("steps", "iteration", "elapsed"))
+        self.step_guard.begin(self.iteration)
         self.next_eval = self._evaluation_after(self.steps)
         self.best_return, self.evaluation = saved["best_return"], dict(saved["evaluation"])
         self.evaluated_at = int(self.evaluation.get("at_step", -1))

@@ -98,7 +98,7 @@ class PPO(OnPolicy):
 
     def make_optimizer(self) -> FlatAdam:
         config = self.config
-        return FlatAdam(self, config.learning_rate, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm)
+        return FlatAdam(self, config.learning_rate, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm, losses=PARTS)
 
     def make_training(self) -> None:
         config = self.config
@@ -254,6 +254,7 @@ class PPO(OnPolicy):
             inputs, sequence = self.network.unroll(minibatch["obs"], minibatch["carry"][0], minibatch["ended"])
             minibatch = {name: column.flatten(0, 1) for name, column in minibatch.items()}
         scalars = (self.clip_range, self.entropy_coef) if isinstance(inputs, Tensor) else self.host_scalars
+        losses: Tensor | None = None
         old_log_prob, advantage, returns, old_value = (minibatch[name] for name in ("log_prob", "advantage", "returns", "value"))
         output, value, outputs = network(inputs)
         if self.fuses_loss:
@@ -261,7 +262,8 @@ class PPO(OnPolicy):
             options = PpoOptions(config.value_coef, config.clip_range_value)
             numbers = PpoScalars(self.clip_range, self.entropy_coef, num_valid=minibatch.get("num_valid"))
             found = self.head.ppo_loss(output, value, rows, numbers, options)
-            of_output, of_value, parts = found[0], found[1], dict(zip(PARTS, found[2].unbind()))
+            of_output, of_value, losses = found
+            parts = dict(zip(PARTS, losses.unbind()))
         else:
             terms = PpoTerms(old_log_prob, advantage, returns, old_value, minibatch.get("weight"), *scalars)
             log_prob, entropy, head_backward = self.head.evaluate(output, minibatch["action"])
@@ -270,7 +272,7 @@ class PPO(OnPolicy):
         gradient = network.backward(of_output, of_value, outputs)
         if memory is not None and gradient is not None:
             memory.backward(sequence, gradient.view_as(sequence))
-        return parts | {"grad_norm": self.optimizer.step()}
+        return parts | {"grad_norm": self.optimizer.step(losses=losses)}
 
     def _adapt_learning_rate(self, kl: Tensor) -> None:
         """Slower when the last epoch found the policy over twice target_kl away, faster when under half.
