@@ -13,7 +13,6 @@ from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.squash import squashed_sample
 
 LOSS_DECAY, FIRST_LOSS = 0.995, math.sqrt(math.log(2.0))  # at which reliability starts at one half
-TEMPERATURE_LIMITS = (-16.0, 2.0)  # of the logarithm of a learned one
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class ModSAC(SAC):
 
     config: ModSACConfig
     has_target_actor = True
+    temperature_limits = (-16.0, 2.0)
     loss_mean: Tensor  # 0-d
     moves: Tensor  # 0-d: of the actor in this iteration
     due: Tensor  # 0-d bool: whether the actor moves now
@@ -76,9 +76,3 @@ class ModSAC(SAC):
 
     def move_actor(self) -> Tensor:
         return self.optimizers["actor"].step(wanted=self.due)
-
-    def temperature_step(self, entropy: Tensor, wants_parts: bool) -> dict[str, Tensor]:
-        parts = super().temperature_step(entropy, wants_parts)
-        if "temperature" in self.optimizers:
-            self.temperature.log.clamp_(*TEMPERATURE_LIMITS)
-        return parts

@@ -57,7 +57,7 @@ class PPOConfig(OnPolicyConfig):
     squash: bool = False
     """Squash continuous actions by tanh instead of clipping them."""
     initial_std: float = 1.0
-    """Standard deviation of continuous actions at the start."""
+    """Standard deviation of continuous actions at the start; it stays between 0.0067 and 7.4 (e^-5 and e^2)."""
     asymmetric: bool = True
     """The critic reads what an environment shows to critics only, where there is such a thing, and not the observations."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -196,6 +196,8 @@ class PPO(OnPolicy):
             parts = self._learn_in_c(data["packed"]) if in_c else self._learn(data)
             if self.config.schedule == "kl":
                 self._adapt_learning_rate(parts["approx_kl"])
+            if isinstance(self.head, Gaussian):
+                self.head.stay_inside()
             self.num_updates += 1
             return {"train/explained_variance": data["explained_variance"]} | self._named(parts)
 

@@ -16,7 +16,7 @@ from gpurl.cli import main
 from gpurl.config import make_settings
 from gpurl.display import Display
 from gpurl.envs.registry import make_env
-from gpurl.errors import DivergedError
+from gpurl.errors import DivergedError, UsageError
 from gpurl.optimizer import FlatAdam
 from gpurl.statistics import to_host
 from gpurl.trainer import Trainer
@@ -201,3 +201,50 @@ def test_returns_that_overflow_leave_the_running_scale_finite(tmp_path: Path) ->
     normalizer.update(torch.tensor([[1.0], [torch.inf]]))
     normalizer.update(torch.tensor([[torch.nan], [2.0]]), torch.tensor([True, True]))
     assert all(torch.equal(value, kept) for value, kept in zip(normalizer.buffers(), before))
+
+
+@pytest.mark.parametrize(("name", "log"), [("sac", 1e3), ("discrete_sac", -1e3), ("mod_sac", 40.0)])
+def test_a_temperature_far_out_comes_back(name: str, log: float, tmp_path: Path) -> None:
+    """What is learnt with it in the meantime is left out and told, or finite."""
+    trainer = small_trainer(name, tmp_path)
+    algorithm: Any = trainer.algorithm
+    algorithm.temperature.log.data.fill_(log)
+    trainer.iterate()
+    least, most = algorithm.temperature_limits
+    assert least <= float(algorithm.temperature.log.detach()) <= most
+    assert bool(trainer.warnings) == (log > 0)
+    before = trained(algorithm)
+    trainer.iterate()
+    after = trained(algorithm)
+    assert all(bool(value.isfinite().all()) for value in after.values())
+    assert not same(before, after)
+
+
+def test_a_temperature_beyond_its_limits_cannot_be_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"initial_temperature must be from 1.1e-07 to 7.4, between which a learned temperature stays, got 8"
+    ):
+        small_trainer("mod_sac", tmp_path, initial_temperature=8.0)
+    with pytest.raises(UsageError, match=r"initial_temperature must be from 1.5e-08 to 6.6e"):
+        small_trainer("sac", tmp_path, initial_temperature=1e30)
+
+
+@pytest.mark.parametrize("name", ["ppo", "a2c", "dqn", "sac", "pqn"])
+def test_returns_of_any_size_are_learnt_from_or_told(name: str, tmp_path: Path) -> None:
+    """Rewards of 1e30 from one iteration on."""
+    trainer = small_trainer(name, tmp_path, nan="skip")
+    real = trainer.env.step
+
+    def step(actions: torch.Tensor) -> Any:
+        timestep = real(actions)
+        timestep.reward.fill_(1e30)
+        return timestep
+
+    trainer.env.step = step  # type: ignore[method-assign]
+    before = trained(trainer.algorithm)
+    for _ in range(3):
+        trainer.iterate()
+    after = trained(trainer.algorithm)
+    assert all(bool(value.isfinite().all()) for value in after.values())
+    assert all(bool(value.isfinite().all()) for value in trainer.algorithm.state_dict().values())
+    assert trainer.warnings or not same(before, after)
