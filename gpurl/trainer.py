@@ -13,7 +13,7 @@ from gpurl.algorithms.algorithm import Algorithm, Decision, episode_ends, restar
 from gpurl.checkpoint import save_checkpoint
 from gpurl.config import Settings, parse_interval
 from gpurl.display import Display
-from gpurl.env_guard import check_reset, check_step
+from gpurl.env_guard import EnvGuard, reset_env, step_env
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import CheckpointError, DivergedError, EndlessEpisodeError, EnvError, NonFiniteError
 from gpurl.evaluator import Stopped, evaluate, greedy
@@ -57,7 +57,7 @@ class Trainer:
         self.statistics = EpisodeStatistics(env.device)
         self.stopwatch = Stopwatch(env.device)
         self.guard = FiniteGuard(settings.env, env.device, self.config.nan, algorithm.num_inputs if algorithm.num_state else None)
-        self.step_guard = StepGuard(algorithm)
+        self.step_guard, self.env_guard = StepGuard(algorithm), EnvGuard(self.env)
         self.steps = self.iteration = 0
         self.stored = 0  # transitions since nothing was stored: at the start, or when a run went on without its replay
         self.elapsed = 0.0  # seconds of training, over all resumes
@@ -94,8 +94,7 @@ class Trainer:
 
     def _begin_episodes(self, seed: int) -> None:
         """Reset the environments, at different clocks if wanted."""
-        self.obs, _ = self.env.reset(seed=seed)
-        check_reset(self.env, self.obs)
+        self.obs = reset_env(self.env, seed)
         if self.config.stagger and self.env.max_episode_steps is not None:
             clocks = CounterRandom(seed + 7, self.env.num_envs, self.env.device)
             self.env.stagger(clocks.integers(0, self.env.max_episode_steps))
@@ -128,10 +127,8 @@ class Trainer:
             return
         while not self.algorithm.is_ready(self.buffer):
             decision = self.act()
-            self.timestep = self.env.step(decision.action)
-            check_step(self.env, self.timestep)
-            if self.timestep.obs is self.obs:
-                raise EnvError(f"{type(self.env).__name__}.step: obs is the tensor that was returned before, now changed: return a new one")
+            self.timestep = step_env(self.env, decision.action)
+            self.env_guard.check(self.timestep, self.obs)
             self.take_in(decision, self.timestep)
 
     def prepare(self) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
@@ -166,7 +163,7 @@ class Trainer:
         self.stopwatch.mark("update")
         data, bad_envs = stages.prepare()
         if bad_envs is not None and self.config.nan == "reset-envs":
-            obs, _ = self.env.reset(options={"reset_mask": bad_envs})
+            obs = reset_env(self.env, mask=bad_envs)
             self.obs = obs if self.graphs is None else self.obs.copy_(obs)
             self.algorithm.cut(bad_envs)
         self.stored += collected * self.env.num_envs
