@@ -65,8 +65,8 @@ class SAC(OffPolicyActorCritic):
         """Set the weight of the entropy and what it aims at."""
         least, most = (math.exp(limit) for limit in self.temperature_limits)
         if self.config.temperature is None and not least <= self.config.initial_temperature <= most:
-            wanted = f"from {least:.2g} to {most:.2g}, between which a learned temperature stays"
-            raise UsageError(f"initial_temperature must be {wanted}, got {self.config.initial_temperature}")
+            limits = f"from {least:.2g} to {most:.2g}, between which a learned temperature stays"
+            raise UsageError(f"initial_temperature must be {limits}, got {self.config.initial_temperature}")
         self.temperature = Temperature(self.config.temperature or self.config.initial_temperature)
         wanted = self.config.target_entropy
         self.target_entropy = self.usual_entropy() if wanted is None else wanted
