@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import traceback
 import typing
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from gpurl.discovery import find_class, module_names
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import EnvError, UsageError, did_you_mean
+from gpurl.errors import EnvError, GpurlError, UsageError, did_you_mean
 
 NOT_ENVS = frozenset({"registry", "single_env", "mean_reward", "vec_env", "torch_env", "base", "isaac_gym_server"})
 
@@ -88,4 +89,15 @@ def make_env(name: str, num_envs: int, device: torch.device | str = "cpu", seed:
             f"{env_class.__name__}.__init__: wanted num_envs, device and seed among its arguments, {', '.join(sorted(missing))} missing"
         )
     make: Callable[..., VecEnv] = env_class  # every task takes these three, and its own options
-    return make(num_envs=num_envs, device=device, seed=seed, **named_options, **options)
+    try:
+        env = make(num_envs=num_envs, device=device, seed=seed, **named_options, **options)
+    except (GpurlError, ImportError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{frame.filename}:{frame.lineno}: {frame.line}"
+        raise EnvError(f"{env_class.__name__}.__init__ raised {type(error).__name__}: {error} ({place})") from error
+    if getattr(env, "num_envs", None) != num_envs:
+        got = getattr(env, "num_envs", "none; call super().__init__(num_envs, device)")
+        raise EnvError(f"{env_class.__name__}.num_envs: wanted {num_envs}, as many as were asked for, got {got}")
+    return env

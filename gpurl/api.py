@@ -18,6 +18,7 @@ from gpurl.checkpoint import load_checkpoint
 from gpurl.config import Settings, make_settings, merge
 from gpurl.determinism import beyond_reach, deterministic
 from gpurl.display import Display
+from gpurl.env_guard import reset_env
 from gpurl.envs.registry import make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
@@ -167,7 +168,7 @@ def _must_fit(settings: Settings, device: torch.device) -> None:
     if free is None or not issubclass(env_class, TorchEnv):  # one of another kind may be a process
         return
     one, count = make_env(settings.env, 1, **settings.env_options), settings.train.num_envs
-    obs, _ = one.reset()
+    obs = reset_env(one)
     state = sum(leaf.nbytes for leaf in tree_leaves(one.state_dict()) if isinstance(leaf, torch.Tensor))
     one.close()
     each = 2 * state + (settings.algorithm_config.horizon + 2) * obs.nbytes  # a step has both before and after it

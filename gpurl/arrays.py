@@ -38,6 +38,11 @@ def clip(x: Array, low: Array, high: Array) -> Array:
     return x.clamp(low, high) if isinstance(x, Tensor) else np.minimum(np.maximum(x, low), high)
 
 
+def at_most(x: Array, high: float) -> Array:
+    """The lesser of x and `high`; NaN stays NaN."""
+    return x.clamp(max=high) if isinstance(x, Tensor) else np.minimum(x, np.float32(high))
+
+
 def log_softmax(x: Array) -> Array:
     """log of the softmax over the last axis."""
     if isinstance(x, Tensor):

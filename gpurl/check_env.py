@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
-from gpurl.env_guard import check_reset, check_step
+from gpurl.env_guard import EnvGuard, check_reset, check_step
 from gpurl.envs.registry import env_options, make_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import Timestep, VecEnv
@@ -112,12 +112,12 @@ def _check_steps(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
     """Random actions; stops at the first step that is wrong."""
     draw = _action_source(env, seed)
     obs, _ = env.reset(seed=seed)
-    returned, kept = {"reset: obs": obs}, {"reset: obs": obs.clone()}
+    returned, kept, guard = {"reset: obs": obs}, {"reset: obs": obs.clone()}, EnvGuard(env)
     for step in range(steps):
         action = draw()
         before, clocks = action.clone(), env.episode_length_buf.clone()
         timestep = env.step(action)
-        check_step(env, timestep)
+        guard.check(timestep)
         problems = list(_step_problems(env, timestep, clocks))
         if not torch.equal(action, before):
             problems.append(f"{type(env).__name__}.step: actions: wanted them left as they were, got them changed")
@@ -163,6 +163,10 @@ def _step_problems(env: VecEnv, timestep: Timestep, clocks: Tensor) -> Iterator[
             if not isinstance(value, Tensor) or value.shape != done.shape:
                 wanted = f"r and l of shape ({env.num_envs},) and info['_episode'] beside it"
                 yield f"{name}: info['episode']: wanted {wanted}, got {_form(value)}"
+                return
+        empty = info["_episode"].bool() & (info["episode"]["l"] < 1)
+        if empty.any():
+            yield f"{name}: info['episode']['l']: wanted at least 1 step in an episode that ended, got 0 in environments {_where(empty)}"
 
 
 def _value_problems(env: VecEnv, name: str, values: dict[str, Tensor]) -> Iterator[str]:

@@ -59,7 +59,8 @@ class TrainConfig:
     """TensorBoard names: sb3, cleanrl, rsl_rl or rl_games."""
     nan: str = "raise"
     """What to do about NaN or infinity from an environment: raise an error, skip (those steps are not trained on) or reset-envs (and their
-    environments restart before the next rollout)."""
+    environments restart before the next rollout). An optimiser step whose gradient or loss is not finite is always left out and told once;
+    all steps of an iteration, 8 at least, end the run only with raise, weights that are not finite always."""
     stagger: bool = True
     """Start environments at different clocks, so that time limits do not all fall on one step."""
     graph: str = "auto"

@@ -25,6 +25,7 @@ from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.sample import MOST_COLUMNS, categorical_sample_triton, gaussian_sample_triton
 
 LOG_2PI = math.log(2.0 * math.pi)
+LOG_STD_LIMITS = (-5.0, 2.0)  # so that no policy collapses or explodes
 Backward = Callable[[Array, Array], Array]  # (d loss / d log_prob [B], d loss / d entropy) -> d loss / d output [B, num_outputs]
 
 
@@ -76,12 +77,15 @@ class Gaussian(Head):
 
     has_kernels = True
 
-    def __init__(self, space: Box, initial_std: float = 1.0, min_log_std: float = -5.0, max_log_std: float = 2.0) -> None:
+    def __init__(self, space: Box, initial_std: float = 1.0, limits: tuple[float, float] = LOG_STD_LIMITS) -> None:
         super().__init__()
+        if not limits[0] <= math.log(initial_std) <= limits[1]:
+            wanted = f"from {math.exp(limits[0]):.2g} to {math.exp(limits[1]):.2g}, between which the deviation stays"
+            raise UsageError(f"initial_std must be {wanted}, got {initial_std}")
         self.num_outputs = math.prod(map(int, space.shape))
         self.box = BoxUnits(space)
         self.log_std = nn.Parameter(torch.full((self.num_outputs,), math.log(initial_std)))
-        self.min_log_std, self.max_log_std = min_log_std, max_log_std
+        self.min_log_std, self.max_log_std = limits
         self._host_log_std: tuple[np.ndarray, np.ndarray] | None = None
 
     def share_with_numpy(self) -> None:
@@ -96,8 +100,12 @@ class Gaussian(Head):
         return self.log_std, self.log_std.grad
 
     def bounded_log_std(self) -> Tensor:
-        """[A] log standard deviation inside its limits, so that no policy collapses or explodes."""
+        """[A] log standard deviation inside its limits."""
         return self.log_std.clamp(self.min_log_std, self.max_log_std)
+
+    def stay_inside(self) -> None:
+        """Bring the parameter back to its limits, beyond which it has no gradient: a step's momentum carries it there, for good."""
+        self.log_std.clamp_(self.min_log_std, self.max_log_std)
 
     def sample(self, output: Array, rng: CounterRandom) -> tuple[Array, Array]:
         log_std = clip(self._own_log_std(output)[0], self.min_log_std, self.max_log_std)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gpurl.algorithms.algorithm import Algorithm, episode_ends, restart_carry
+from gpurl.env_guard import reset_env, step_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import EndlessEpisodeError
 from gpurl.networks import Carry
@@ -51,14 +52,14 @@ def evaluate(
     the mean is NaN. Raises EndlessEpisodeError when not all end within `max_steps` steps an episode.
     """
     wanted = -(-episodes // env.num_envs)
-    obs, _ = env.reset(seed=seed)
+    obs = reset_env(env, seed)
     finished = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
     sums = torch.zeros(5, dtype=torch.float64, device=env.device)  # finite ones, returns, squared returns, lengths; the others
     for step in range(max_steps * wanted):
         if should_stop():
             raise Stopped
         action, carry = act(obs, carry)
-        timestep = env.step(action)
+        timestep = step_env(env, action)
         obs, info = timestep.obs, timestep.info
         carry = restart_carry(carry, episode_ends(timestep))
         counts = info["_episode"] & (finished < wanted)

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from gpurl.algorithms.algorithm import Decision
-from gpurl.env_guard import check_step
+from gpurl.env_guard import step_env
 from gpurl.envs.vec_env import Timestep
-from gpurl.errors import EnvError
 from gpurl.graphs import Backend
 
 if TYPE_CHECKING:
@@ -128,10 +127,8 @@ class PolicyGraphs(Graphed):
         trainer = self.trainer
         while not trainer.algorithm.is_ready(trainer.buffer):
             self._act()
-            timestep = trainer.env.step(self.decision.action.clone())  # one that keeps it must not see the next one in its place
-            check_step(trainer.env, timestep)
-            if ("valid" in timestep.info) != self.has_valid:
-                raise EnvError(f"{type(trainer.env).__name__}.step: info['valid'] must be there always or never; run with --no-graph")
+            timestep = step_env(trainer.env, self.decision.action.clone())  # one that keeps it must not see the next one in its place
+            trainer.env_guard.check(timestep)
             torch._foreach_copy_(self.inputs, _inputs(timestep))
             self._take()
             trainer.buffer.size += 1

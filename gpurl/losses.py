@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gpurl.arrays import Array, clip, namespace
+from gpurl.arrays import Array, at_most, clip, namespace
+from gpurl.kernels.ppo_loss import LARGEST_LOG_RATIO
 
 
 class PpoTerms(NamedTuple):
@@ -43,23 +44,25 @@ def ppo_loss(
 ) -> tuple[PpoSlopes, dict[str, Array]]:
     """(derivatives, 0-d parts if wanted) of -mean min(r A, clip(r, 1 +- c) A) + value_coef mean (V - R)^2 - entropy_coef mean H.
 
-    Schulman et al. 2017, equations 7 and 9. log_prob, value: [B]; entropy: [B] or 0-d. The parts are the means of min(r A, clip(r) A), the
+    Schulman et al. 2017, equations 7 and 9. A log ratio counts as LARGEST_LOG_RATIO at most, beyond which it has no slope.
+    log_prob, value: [B]; entropy: [B] or 0-d. The parts are the means of min(r A, clip(r) A), the
     squared value error, the KL divergence from the acting policy, the share of clipped ratios, and the entropy.
     """
     xp = namespace(log_prob)
     weight = 1.0 / len(log_prob) if terms.weight is None else terms.weight
     log_ratio = log_prob - terms.old_log_prob
-    ratio = xp.exp(log_ratio)
+    bounded = at_most(log_ratio, LARGEST_LOG_RATIO)
+    ratio = xp.exp(bounded)
     clipped_ratio = clip(ratio, 1.0 - terms.clip_range, 1.0 + terms.clip_range)
     surrogate, clipped_surrogate = ratio * terms.advantage, clipped_ratio * terms.advantage
     square, half_slope = _value_error(value, terms, clip_range_value)
-    policy_slope = surrogate * -weight * (surrogate <= clipped_surrogate)
+    policy_slope = surrogate * -weight * ((surrogate <= clipped_surrogate) & (log_ratio == bounded))
     value_slope = half_slope * (weight * (2.0 * value_coef))
     entropy_slope = -terms.entropy_coef * (1.0 if entropy.ndim == 0 else xp.ones_like(entropy) * weight)
     slopes = PpoSlopes(policy_slope, value_slope, entropy_slope)
     if not wants_parts:
         return slopes, {}
-    kl = ratio - 1.0 - log_ratio  # k3 of Schulman 2020: unbiased, never negative
+    kl = ratio - 1.0 - bounded  # k3 of Schulman 2020: unbiased, never negative
     rows = xp.stack((xp.minimum(surrogate, clipped_surrogate), square, kl, ratio != clipped_ratio)) * weight
     parts = dict(zip(("surrogate", "value_loss", "approx_kl", "clip_fraction"), rows.sum(1)))
     return slopes, parts | {"entropy": entropy if entropy.ndim == 0 else (entropy * weight).sum()}

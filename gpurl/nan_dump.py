@@ -1,4 +1,4 @@
-"""A dump of NaN or infinity: what the first environment that gave one did in that rollout, for the doctor to tell."""
+"""A dump of NaN or infinity, for the doctor to tell: the rollout of the first environment that gave one, or a step that was left out."""
 
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ def describe_dump(path: Path) -> str:
     if "dump" not in parts:
         raise CheckpointError(f"{path} is a checkpoint of a run, not a dump of NaN; those are in non_finite/ of a run folder")
     dump = parts["dump"]
+    if "optimizer" in dump:
+        return _describe_step(dump, manifest["step"])
     columns: dict[str, Tensor] = dump["columns"]
     step, horizon = int(dump["step"]), len(next(iter(columns.values())))
     lines = [
@@ -36,9 +38,27 @@ def describe_dump(path: Path) -> str:
         f"{dump['iteration']}, which ended at env step {manifest['step']}; {dump['rows']} such rows in all",
         f"first in: {', '.join(dump['keys']) or 'obs of the next step'}",
     ]
+    if dump.get("weights"):
+        lines.append(f"weights that are not finite: {dump['weights']}")
     for t in range(max(step - STEPS_BEFORE, 0), min(step + 2, horizon)):
         lines.append(f"step {t}{' <- here' if t == step else ''}")
         lines += [f"  {name:11s} {_row(columns[name][t])}" for name in columns]
+    return "\n".join(lines)
+
+
+def _describe_step(dump: dict[str, Any], steps: int) -> str:
+    """Of an optimiser's step."""
+    lines = [
+        f"environment {dump['env']!r}: optimiser step{' of ' * bool(dump['optimizer'])}{dump['optimizer']} left out at minibatch "
+        f"{dump['minibatch']} of {dump['minibatches']} of iteration {dump['iteration']}, which ended at env step {steps}; "
+        f"{dump['left_out']} such steps since the last look",
+        f"weights that are not finite: {dump['weights'] or 'none'}",
+    ]
+    lines += [f"loss {name:32s} {value:.6g}" for name, value in zip(dump["loss_names"], dump["losses"].tolist())]
+    lines.append(f"{'parameter':44s} {'norm':>12s} {'gradient':>12s}   not finite")
+    columns = (dump[name].tolist() for name in ("parameter_norms", "gradient_norms", "gradient_not_finite"))
+    for name, own, of_gradient, count in zip(dump["parameters"], *columns):
+        lines.append(f"{name:44s} {own:12.6g} {of_gradient:12.6g}   {count or ''}".rstrip())
     return "\n".join(lines)
 
 

@@ -1,7 +1,5 @@
 """The one training loop: act, step, record, update; with logging, evaluation, checkpoints and stopping around it."""
 
-import logging
-import math
 import sys
 import time
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from gpurl.algorithms.algorithm import Algorithm, Decision, episode_ends, restar
 from gpurl.checkpoint import save_checkpoint
 from gpurl.config import Settings, parse_interval
 from gpurl.display import Display
-from gpurl.env_guard import check_reset, check_step
+from gpurl.env_guard import EnvGuard, reset_env, step_env
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import CheckpointError, DivergedError, EndlessEpisodeError, EnvError, NonFiniteError
 from gpurl.evaluator import Stopped, evaluate, greedy
@@ -31,6 +29,7 @@ from gpurl.persistent import PersistentRollout, make_persistent
 from gpurl.resume_check import check_fits
 from gpurl.spaces import space_to_dict
 from gpurl.statistics import EpisodeStatistics, Stopwatch, to_host
+from gpurl.step_guard import StepGuard
 from gpurl.with_state import WithState
 
 EVAL_SEED = 1_000_003  # evaluations play the same episodes every time, and never the training's
@@ -57,7 +56,8 @@ class Trainer:
         self.buffer = algorithm.make_buffer()
         self.statistics = EpisodeStatistics(env.device)
         self.stopwatch = Stopwatch(env.device)
-        self.guard = FiniteGuard(settings.env, env.device)
+        self.guard = FiniteGuard(settings.env, env.device, self.config.nan, algorithm.num_inputs if algorithm.num_state else None)
+        self.step_guard, self.env_guard = StepGuard(algorithm), EnvGuard(self.env)
         self.steps = self.iteration = 0
         self.stored = 0  # transitions since nothing was stored: at the start, or when a run went on without its replay
         self.elapsed = 0.0  # seconds of training, over all resumes
@@ -79,7 +79,7 @@ class Trainer:
         self.is_warm = False  # after the first iteration
         self.timestep: Timestep | None = None  # the newest, until graphs are chosen
         self.notes: list[str] = []  # for the screen
-        self.non_finite_rows = 0  # left out so far, by this process
+        self.warnings: list[str] = []
         self.evaluates_itself = eval_env is None and env.single_instance and self.config.eval_episodes > 0  # after the training
         if self.evaluates_itself:
             self.notes.append(f"{settings.env} can exist only once in a process: its one evaluation follows the training")
@@ -94,8 +94,7 @@ class Trainer:
 
     def _begin_episodes(self, seed: int) -> None:
         """Reset the environments, at different clocks if wanted."""
-        self.obs, _ = self.env.reset(seed=seed)
-        check_reset(self.env, self.obs)
+        self.obs = reset_env(self.env, seed)
         if self.config.stagger and self.env.max_episode_steps is not None:
             clocks = CounterRandom(seed + 7, self.env.num_envs, self.env.device)
             self.env.stagger(clocks.integers(0, self.env.max_episode_steps))
@@ -128,10 +127,8 @@ class Trainer:
             return
         while not self.algorithm.is_ready(self.buffer):
             decision = self.act()
-            self.timestep = self.env.step(decision.action)
-            check_step(self.env, self.timestep)
-            if self.timestep.obs is self.obs:
-                raise EnvError(f"{type(self.env).__name__}.step: obs is the tensor that was returned before, now changed: return a new one")
+            self.timestep = step_env(self.env, decision.action)
+            self.env_guard.check(self.timestep, self.obs)
             self.take_in(decision, self.timestep)
 
     def prepare(self) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
@@ -166,7 +163,7 @@ class Trainer:
         self.stopwatch.mark("update")
         data, bad_envs = stages.prepare()
         if bad_envs is not None and self.config.nan == "reset-envs":
-            obs, _ = self.env.reset(options={"reset_mask": bad_envs})
+            obs = reset_env(self.env, mask=bad_envs)
             self.obs = obs if self.graphs is None else self.obs.copy_(obs)
             self.algorithm.cut(bad_envs)
         self.stored += collected * self.env.num_envs
@@ -176,8 +173,11 @@ class Trainer:
         self.is_warm = True
         self.iteration += 1
         self.steps += collected * self.env.num_envs
-        if bad_envs is not None and host_may_look(self.env.device):
-            self._report_bad(to_host(self.guard.metrics()), bad_envs.nonzero().squeeze(1).tolist())
+        if host_may_look(self.env.device):
+            if bad_envs is not None:
+                self._report_rows(to_host(self.guard.metrics()), bad_envs.nonzero().squeeze(1).tolist())
+            if self.step_guard.sees_any(self.iteration):
+                self._report_steps(to_host(self.step_guard.metrics()))
         return metrics
 
     def run(self, logger: Logger, display: Display) -> Outcome:
@@ -199,6 +199,8 @@ class Trainer:
                         display.note(self.notes.pop(0))
                     self.elapsed = before + time.monotonic() - began
                     self._log_if_due(metrics, logger, display)
+                    while self.warnings:
+                        self._warn(display, self.warnings.pop(0))
                     if self.steps >= self.next_eval:
                         self._evaluate(logger, display, stop)
                     reason = "signal" if stop.signal_number else self._limit_reached()
@@ -257,29 +259,28 @@ class Trainer:
         seconds = now - self.last_log
         if seconds < self.config.log_every and self.steps < self.config.total_steps:
             return
-        episodes, bad = self.statistics.metrics(), self.guard.metrics()
-        values = to_host(metrics | episodes | bad)
-        self._report_bad({name: values.pop(name) for name in bad}, [])
+        episodes, rows, steps = self.statistics.metrics(), self.guard.metrics(), self.step_guard.metrics()
+        values = to_host(metrics | episodes | rows | steps)
+        self._report_rows({name: values.pop(name) for name in rows}, [])
+        self._report_steps({name: values.pop(name) for name in steps})
         if self.config.nan != "raise":
-            values["rollout/non_finite_rows"] = float(self.non_finite_rows)
+            values["rollout/non_finite_rows"] = float(self.guard.total)
+        values["train/skipped_steps"] = float(self.step_guard.total)
         values |= self.statistics.read({name: values.pop(name) for name in episodes})
         phases = self.stopwatch.read()
         values |= {"time/collect_seconds": phases.get("collect", 0.0), "time/update_seconds": phases.get("update", 0.0)}
         values |= {"time/fps": (self.steps - self.logged_steps) / max(seconds, 1e-9), "time/iterations": float(self.iteration)}
         values |= {"time/total_timesteps": float(self.steps), "time/time_elapsed": self.elapsed}
-        if not math.isfinite(values.get("train/grad_norm", 0.0)):
-            self._warn(display, f"the gradient at step {self.steps} is not finite, its steps are left out; a lower learning_rate may help")
         self.last_log, self.logged_steps = now, self.steps
         logger.write(self.steps, values)
         display.update(self.steps, values)
 
-    def _report_bad(self, values: dict[str, float], env_ids: list[int]) -> None:
-        if values["non_finite_rows"] and not self.non_finite_rows and self.config.nan != "raise":
-            logging.getLogger("gpurl").warning(
-                "%s gives NaN or infinity, which --nan %s leaves out; rollout/non_finite_rows counts it", self.settings.env, self.config.nan
-            )
-        self.non_finite_rows += int(values["non_finite_rows"])
-        self.guard.stop_if_bad(values, self.env.num_envs, self.config.nan == "raise", self.iteration, env_ids)
+    def _report_rows(self, values: dict[str, float], env_ids: list[int]) -> None:
+        weights = self.step_guard.bad_weights() if values["policy_diverged"] else ""
+        self.guard.report(values, self.env.num_envs, self.iteration, env_ids, weights)
+
+    def _report_steps(self, values: dict[str, float]) -> None:
+        self.warnings += self.step_guard.report(values, self.iteration, self.settings.env, self.config.nan == "raise")
 
     def _evaluate(self, logger: Logger, display: Display, stop: StopRequest) -> None:
         """Play the evaluation episodes, keep the checkpoint when they are the best so far. Raises Stopped once `stop` is asked for."""
@@ -316,6 +317,9 @@ class Trainer:
     def save(self, display: Display, is_best: bool = False) -> str:
         """Write a checkpoint; a full disk is a warning, which is returned, and the run tries again at the next interval."""
         self.last_save = time.monotonic()
+        if weights := self.step_guard.bad_weights():
+            self._warn(display, f"no checkpoint at step {self.steps}: the weights are not finite: {weights}")
+            return f"the weights are not finite: {weights}"
         try:
             save_checkpoint(self.folder / "checkpoints", self.steps, self._parts(), keep=self.config.keep_checkpoints, is_best=is_best)
         except CheckpointError as error:
@@ -341,6 +345,7 @@ class Trainer:
             self.env.load_state_dict(state["env"])
         self.statistics.load_state_dict(state["statistics"])
         self.guard.load(state["guard"])
+        self.step_guard.begin(self.iteration)
         for place, value in zip((self.obs, *self.carry), (state["obs"], *state["carry"])):
             place.copy_(value)
 
@@ -374,6 +379,7 @@ class Trainer:
         self.algorithm.load_extra_state(parts["training"])
         saved = parts["trainer"]
         self.steps, self.iteration, self.elapsed = (saved[name] for name in ("steps", "iteration", "elapsed"))
+        self.step_guard.begin(self.iteration)
         self.next_eval = self._evaluation_after(self.steps)
         self.best_return, self.evaluation = saved["best_return"], dict(saved["evaluation"])
         self.evaluated_at = int(self.evaluation.get("at_step", -1))

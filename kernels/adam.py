@@ -4,7 +4,8 @@
     p <- p - lr/(1 - b1^t) m / (sqrt(v)/sqrt(1 - b2^t) + eps);   target <- target + tau (p - target)
 
 Kingma and Ba 2015, algorithm 1; decoupled decay p <- p (1 - lr wd) as in Loshchilov and Hutter 2019, else wd p is added to g; the clip is
-torch.nn.utils.clip_grad_norm_'s. A gradient with NaN or infinity changes nothing at all.
+torch.nn.utils.clip_grad_norm_'s. A gradient or a loss with NaN or infinity changes nothing at all, nor does a gradient that no clip bounds
+and whose squares overflow in v. What was left out is counted on the device, and the first such gradient and its losses are kept.
 """
 
 import ctypes
@@ -22,6 +23,22 @@ from gpurl.kernels import c_library
 from gpurl.kernels.backend import use_c, use_triton
 
 BLOCK = 1024
+MOST_LOSSES = 8
+COUNTS = ("asked", "left_out", "in_a_row", "longest", "first")  # of LeftOut
+LARGEST_NORM = 1e18  # of what v takes in: v is float32, and an infinite one would stop its parameter for good
+LARGEST_CLIPPED_NORM = 3e38  # of what a clip scales down first
+
+
+class LeftOut(NamedTuple):
+    """What was not done because it was not finite.
+
+    counts: [5] int64, COUNTS: steps asked for; of them left out; left out in a row until now; the most in a row; the number of the first
+    (0: none). gradient [P] and losses [MOST_LOSSES], float32, are those of the first; the next one is kept when that number is 0 again.
+    """
+
+    counts: Tensor
+    gradient: Tensor
+    losses: Tensor
 
 
 class AdamState(NamedTuple):
@@ -32,6 +49,7 @@ class AdamState(NamedTuple):
     exp_avg_sq: Tensor
     step: Tensor
     target: Tensor | None = None
+    left_out: LeftOut | None = None
 
 
 @dataclass(frozen=True)
@@ -46,12 +64,26 @@ class AdamOptions:
     tau: float = 0.0
 
 
-def adam_step_reference(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> Tensor:
+def adam_step_reference(
+    state: AdamState,
+    gradient: Tensor,
+    learning_rate: Tensor,
+    options: AdamOptions,
+    losses: Tensor | None = None,
+    wanted: Tensor | None = None,
+) -> Tensor:
     """The specification; arguments and result as in `adam_step`."""
-    parameters, exp_avg, exp_avg_sq, step, target = state
+    parameters, exp_avg, exp_avg_sq, step, target, left_out = state
     beta_1, beta_2 = options.betas
-    norm = torch.linalg.vector_norm(gradient)
-    ok = torch.isfinite(norm)
+    norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
+    is_finite = norm <= (LARGEST_NORM if options.max_grad_norm is None else LARGEST_CLIPPED_NORM)
+    if losses is not None:
+        is_finite = is_finite & losses.isfinite().all()
+    is_wanted = torch.ones_like(is_finite) if wanted is None else wanted
+    ok = is_finite & is_wanted
+    if left_out is not None:
+        _note_left_out(left_out, gradient, losses, is_finite, is_wanted)
+    norm = torch.where(is_finite, norm, norm * torch.inf).to(parameters.dtype)
     step += ok
     count = step.double()
     scale_1, scale_2 = 1.0 - beta_1**count, 1.0 - beta_2**count
@@ -73,6 +105,21 @@ def adam_step_reference(state: AdamState, gradient: Tensor, learning_rate: Tenso
     return norm
 
 
+def _note_left_out(left_out: LeftOut, gradient: Tensor, losses: Tensor | None, is_finite: Tensor, is_wanted: Tensor) -> None:
+    asked, total, in_a_row, longest, first = left_out.counts.unbind()
+    is_bad = is_wanted & ~is_finite
+    is_first = is_bad & (first == 0)
+    asked += is_wanted
+    total += is_bad
+    in_a_row.copy_(torch.where(is_bad, in_a_row + 1, in_a_row * ~is_wanted))
+    torch.maximum(longest, in_a_row, out=longest)
+    first.copy_(torch.where(is_first, asked, first))
+    left_out.gradient.copy_(torch.where(is_first, gradient, left_out.gradient))
+    if losses is not None:
+        kept = left_out.losses[: losses.numel()]
+        kept.copy_(torch.where(is_first, losses.flatten(), kept))
+
+
 @triton.jit
 def square_sums_kernel(gradient_ptr, partial_ptr, P, BLOCK: tl.constexpr):
     """Sum of squares of a block each, in float64 partials: deterministic, no atomics."""
@@ -83,9 +130,10 @@ def square_sums_kernel(gradient_ptr, partial_ptr, P, BLOCK: tl.constexpr):
 
 @triton.jit
 def prologue_kernel(
-    partial_ptr, step_ptr, rate_ptr, log_beta_ptr, scalar_ptr, num_partials, max_norm, CLIP: tl.constexpr, BLOCK: tl.constexpr
-):
-    """One program: norm, whether it is finite, the step counter, bias corrections in float64 -> scalars [5].
+    partial_ptr, step_ptr, rate_ptr, log_beta_ptr, scalar_ptr, loss_ptr, wanted_ptr, counts_ptr, first_losses_ptr, num_partials, num_losses,
+    max_norm, largest_norm, CLIP: tl.constexpr, HAS_WANTED: tl.constexpr, HAS_RECORD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program: norm, whether the step is taken, the step counter, bias corrections in float64 -> scalars [6]; notes what is left out.
 
     The counter moves here and not in the many-program kernel behind, which would write what its other programs read.
     """
@@ -94,8 +142,14 @@ def prologue_kernel(
     for start in range(0, num_partials, BLOCK):
         total += tl.load(partial_ptr + start + lane, mask=start + lane < num_partials, other=0.0)
     norm = tl.sqrt(tl.sum(total, axis=0))  # of a float64: sqrt_rn takes float32 only
-    is_finite = norm < float("inf")
-    step = tl.load(step_ptr) + is_finite.to(tl.int64)
+    loss = tl.load(loss_ptr + lane, mask=lane < num_losses, other=0.0)
+    bad_losses = tl.sum(tl.where(tl.abs(loss) < float("inf"), 0, 1), axis=0)
+    is_finite = (norm <= largest_norm) & (bad_losses == 0)  # false for NaN
+    step = tl.load(step_ptr)
+    is_wanted = step >= 0  # all are
+    if HAS_WANTED:
+        is_wanted = tl.load(wanted_ptr) != 0
+    step += (is_finite & is_wanted).to(tl.int64)
     tl.store(step_ptr, step)
     count = step.to(tl.float64)
     correction_1 = 1.0 - tl.exp(count * tl.load(log_beta_ptr))  # float64 from memory: a Python float would arrive as float32
@@ -107,17 +161,31 @@ def prologue_kernel(
     tl.store(scalar_ptr, clip.to(tl.float32))
     tl.store(scalar_ptr + 1, (rate / correction_1).to(tl.float32))
     tl.store(scalar_ptr + 2, tl.sqrt(correction_2).to(tl.float32))
-    tl.store(scalar_ptr + 3, norm.to(tl.float32))
-    tl.store(scalar_ptr + 4, is_finite.to(tl.float32))
+    tl.store(scalar_ptr + 3, tl.where(is_finite, norm, norm * float("inf")).to(tl.float32))
+    tl.store(scalar_ptr + 4, (is_finite & is_wanted).to(tl.float32))
+    if HAS_RECORD:
+        asked = tl.load(counts_ptr) + is_wanted.to(tl.int64)
+        bad = (is_wanted & ~is_finite).to(tl.int64)
+        in_a_row = tl.load(counts_ptr + 2)
+        in_a_row = tl.where(bad != 0, in_a_row + 1, tl.where(is_wanted, 0, in_a_row))
+        first = tl.load(counts_ptr + 4)
+        is_first = (bad != 0) & (first == 0)
+        tl.store(counts_ptr, asked)
+        tl.store(counts_ptr + 1, tl.load(counts_ptr + 1) + bad)
+        tl.store(counts_ptr + 2, in_a_row)
+        tl.store(counts_ptr + 3, tl.maximum(tl.load(counts_ptr + 3), in_a_row))
+        tl.store(counts_ptr + 4, tl.where(is_first, asked, first))
+        tl.store(first_losses_ptr + lane, loss, mask=(lane < num_losses) & is_first)
+        tl.store(scalar_ptr + 5, is_first.to(tl.float32))
 
 
 @triton.jit
 def adam_kernel(
-    parameters_ptr, gradient_ptr, exp_avg_ptr, exp_avg_sq_ptr, target_ptr, scalar_ptr, learning_rate_ptr, P,
+    parameters_ptr, gradient_ptr, exp_avg_ptr, exp_avg_sq_ptr, target_ptr, scalar_ptr, learning_rate_ptr, first_gradient_ptr, P,
     one_minus_beta_1, one_minus_beta_2, eps, weight_decay, tau,
-    DECOUPLED: tl.constexpr, HAS_TARGET: tl.constexpr, BLOCK: tl.constexpr,
+    DECOUPLED: tl.constexpr, HAS_TARGET: tl.constexpr, HAS_RECORD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Reads every array once and writes it once; nothing at all where the gradient was not finite."""
+    """Reads every array once and writes it once; nothing at all where the step is left out, but the first such gradient is kept."""
     if tl.load(scalar_ptr + 4) != 0.0:  # not part of the mask: that would cost the 16-byte accesses
         offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = offset < P
@@ -139,6 +207,11 @@ def adam_kernel(
         if HAS_TARGET:
             target = tl.load(target_ptr + offset, mask=inside, other=0.0)
             tl.store(target_ptr + offset, target + tau * (parameters - target), mask=inside)
+    elif HAS_RECORD:
+        offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        is_first = tl.load(scalar_ptr + 5) != 0.0
+        inside = is_first & (offset < P)
+        tl.store(first_gradient_ptr + offset, tl.load(gradient_ptr + offset, mask=inside, other=0.0), mask=inside)
 
 
 @functools.cache  # for good: CUDA graphs hold the place
@@ -146,34 +219,46 @@ def _log_betas(device: torch.device, betas: tuple[float, float]) -> Tensor:
     return torch.tensor([math.log(beta) for beta in betas], dtype=torch.float64, device=device)
 
 
-def adam_step_triton(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> Tensor:
+def adam_step_triton(
+    state: AdamState,
+    gradient: Tensor,
+    learning_rate: Tensor,
+    options: AdamOptions,
+    losses: Tensor | None = None,
+    wanted: Tensor | None = None,
+) -> Tensor:
     """`adam_step_reference` in three launches."""
-    parameters, exp_avg, exp_avg_sq, step, target = state
-    size = parameters.numel()
+    parameters, exp_avg, exp_avg_sq, step, target, left_out = state
+    size, clips, has_record = parameters.numel(), options.max_grad_norm is not None, left_out is not None
     programs = triton.cdiv(size, BLOCK)
     partial = torch.empty(programs, dtype=torch.float64, device=parameters.device)
-    scalars = torch.empty(5, dtype=torch.float32, device=parameters.device)
+    scalars = torch.empty(6, dtype=torch.float32, device=parameters.device)
+    counts, first_gradient, first_losses = (step, gradient, scalars) if left_out is None else left_out  # pointers, unused without
     square_sums_kernel[(programs,)](gradient, partial, size, BLOCK=BLOCK, num_warps=4)
     prologue_kernel[(1,)](
-        partial, step, learning_rate, _log_betas(parameters.device, options.betas), scalars, programs, options.max_grad_norm or 1.0,
-        CLIP=options.max_grad_norm is not None, BLOCK=256, num_warps=4,
+        partial, step, learning_rate, _log_betas(parameters.device, options.betas), scalars, scalars if losses is None else losses,
+        step if wanted is None else wanted.view(torch.uint8), counts, first_losses, programs, 0 if losses is None else losses.numel(),
+        options.max_grad_norm or 1.0, LARGEST_CLIPPED_NORM if clips else LARGEST_NORM,
+        CLIP=clips, HAS_WANTED=wanted is not None, HAS_RECORD=has_record, BLOCK=256, num_warps=4,
     )  # fmt: skip
     adam_kernel[(programs,)](
-        parameters, gradient, exp_avg, exp_avg_sq, parameters if target is None else target, scalars, learning_rate, size,
+        parameters, gradient, exp_avg, exp_avg_sq, parameters if target is None else target, scalars, learning_rate, first_gradient, size,
         1.0 - options.betas[0], 1.0 - options.betas[1], options.eps, options.weight_decay, options.tau,
-        DECOUPLED=options.decoupled, HAS_TARGET=target is not None, BLOCK=BLOCK, num_warps=4,
+        DECOUPLED=options.decoupled, HAS_TARGET=target is not None, HAS_RECORD=has_record, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     return scalars[3]
 
 
 def c_arguments(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> "AdamInC":
     """What adam_cpu.h's step takes; the tensors must be contiguous and outlive it."""
-    parameters, exp_avg, exp_avg_sq, step, target = state
+    parameters, exp_avg, exp_avg_sq, step, target, left_out = state
     max_norm = math.inf if options.max_grad_norm is None else options.max_grad_norm
+    largest_norm = LARGEST_NORM if options.max_grad_norm is None else LARGEST_CLIPPED_NORM
+    noted = (None, None, None) if left_out is None else (tensor.data_ptr() for tensor in left_out)
     return AdamInC(
         *(tensor.data_ptr() for tensor in (parameters, exp_avg, exp_avg_sq)), None if target is None else target.data_ptr(),
         gradient.data_ptr(), step.data_ptr(), gradient.numel(), options.decoupled, learning_rate.data_ptr(),
-        *options.betas, options.eps, options.weight_decay, max_norm, options.tau,
+        *options.betas, options.eps, options.weight_decay, max_norm, largest_norm, options.tau, *noted,
     )  # fmt: skip
 
 
@@ -184,23 +269,41 @@ class AdamInC(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("parameters", "exp_avg", "exp_avg_sq", "target", "gradient", "step")),
         *((name, ctypes.c_int64) for name in ("size", "decoupled")),
         ("learning_rate", ctypes.c_void_p),
-        *((name, ctypes.c_double) for name in ("beta_1", "beta_2", "epsilon", "weight_decay", "max_norm", "tau")),
+        *((name, ctypes.c_double) for name in ("beta_1", "beta_2", "epsilon", "weight_decay", "max_norm", "largest_norm", "tau")),
+        *((name, ctypes.c_void_p) for name in ("counts", "first_gradient", "first_losses")),
     ]
 
 
-def adam_step_c(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> Tensor:
+def adam_step_c(
+    state: AdamState,
+    gradient: Tensor,
+    learning_rate: Tensor,
+    options: AdamOptions,
+    losses: Tensor | None = None,
+    wanted: Tensor | None = None,
+) -> Tensor:
     """`adam_step_reference` in one pass, where torch makes twenty."""
     norm = torch.empty(())
-    c_library.functions().adam(ctypes.byref(c_arguments(state, gradient, learning_rate, options)), ctypes.c_void_p(norm.data_ptr()))
+    pointers = (ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in (losses, wanted, norm))
+    number = ctypes.c_int64(0 if losses is None else losses.numel())
+    c_library.functions().adam(ctypes.byref(c_arguments(state, gradient, learning_rate, options)), number, *pointers)
     return norm
 
 
-def adam_step(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> Tensor:
+def adam_step(
+    state: AdamState,
+    gradient: Tensor,
+    learning_rate: Tensor,
+    options: AdamOptions,
+    losses: Tensor | None = None,
+    wanted: Tensor | None = None,
+) -> Tensor:
     """One step of `state`, in place, along `gradient` [P]; returns the gradient's norm before clipping, 0-d.
 
-    learning_rate: 0-d float32 on the device.
+    learning_rate: 0-d float32 on the device. losses: [up to MOST_LOSSES] float32, contiguous, what the gradient is of; where one of them
+    or the gradient is not finite nothing changes, and what is returned is not finite. wanted: 0-d bool; where it is False nothing changes.
     """
     if use_triton(gradient):
-        return adam_step_triton(state, gradient, learning_rate, options)
+        return adam_step_triton(state, gradient, learning_rate, options, losses, wanted)
     in_c = use_c(gradient) and gradient.dtype == torch.float32
-    return (adam_step_c if in_c else adam_step_reference)(state, gradient, learning_rate, options)
+    return (adam_step_c if in_c else adam_step_reference)(state, gradient, learning_rate, options, losses, wanted)

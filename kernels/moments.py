@@ -2,7 +2,8 @@
 
 Merging a batch (n, mean_b, var_b) into (N, mean, var), Chan, Golub and LeVeque 1979:
     d = mean_b - mean;   mean += d n / (N + n);   var = (N var + n var_b + d^2 N n / (N + n)) / (N + n);   N += n
-A block's own variance is the corrected two-pass one, and the running values are float64: float32 loses 3e-5 at mean / std = 1e5.
+A block's own variance is the corrected two-pass one, and the running values are float64: float32 loses 3e-5 at mean / std = 1e5. A column
+whose moments would no longer be finite keeps those it has, and the count is that of the first column: NaN in them would stay for good.
 """
 
 import torch
@@ -28,9 +29,11 @@ def update_moments_reference(mean: Tensor, variance: Tensor, count: Tensor, x: T
     total = (count + number).clamp(min=1)
     difference = batch_mean - mean
     merged = (count * variance + number * batch_variance + difference.square() * (count * number / total)) / total
-    variance.copy_(torch.where(number > 0, merged, variance))
-    mean.add_(difference * (number / total))
-    count.add_(number)
+    moved = mean + difference * (number / total)
+    takes = (number > 0) & merged.isfinite() & moved.isfinite()
+    variance.copy_(torch.where(takes, merged, variance))
+    mean.copy_(torch.where(takes, moved, mean))
+    count.add_(torch.where(takes[0], number, 0.0))
 
 
 def normalize_reference(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -> Tensor:
@@ -63,9 +66,10 @@ def merge_moments_kernel(partial_ptr, mean_ptr, variance_ptr, count_ptr, new_cou
     """Program j merges the P blocks of BLOCK_D columns into the running moments, in order; the new count goes to its own place."""
     column = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = column < D
-    count = tl.load(count_ptr) + tl.zeros((BLOCK_D,), tl.float64)
-    mean = tl.load(mean_ptr + column, mask=inside, other=0.0)
-    square = tl.load(variance_ptr + column, mask=inside, other=0.0) * count
+    old_count = tl.load(count_ptr) + tl.zeros((BLOCK_D,), tl.float64)
+    old_mean = tl.load(mean_ptr + column, mask=inside, other=0.0)
+    old_variance = tl.load(variance_ptr + column, mask=inside, other=0.0)
+    count, mean, square = old_count, old_mean, old_variance * old_count
     for block in range(0, P):
         at = partial_ptr + tl.cast(block, tl.int64) * 3 * D + column
         number = tl.load(at, mask=inside, other=0.0)
@@ -75,10 +79,11 @@ def merge_moments_kernel(partial_ptr, mean_ptr, variance_ptr, count_ptr, new_cou
         square += tl.load(at + 2 * D, mask=inside, other=0.0) + difference * difference * count * share
         mean += difference * share
         count = total
-    variance = tl.where(count > 0.0, square / tl.maximum(count, 1.0), tl.load(variance_ptr + column, mask=inside, other=0.0))
-    tl.store(mean_ptr + column, mean, mask=inside)
-    tl.store(variance_ptr + column, variance, mask=inside)
-    tl.store(new_count_ptr + column, count, mask=inside)
+    variance = square / tl.maximum(count, 1.0)
+    takes = (count > 0.0) & (tl.abs(variance) < float("inf")) & (tl.abs(mean) < float("inf"))  # false for NaN
+    tl.store(mean_ptr + column, tl.where(takes, mean, old_mean), mask=inside)
+    tl.store(variance_ptr + column, tl.where(takes, variance, old_variance), mask=inside)
+    tl.store(new_count_ptr + column, tl.where(takes, count, old_count), mask=inside)
 
 
 @triton.jit

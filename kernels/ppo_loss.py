@@ -4,7 +4,7 @@
     E = (V - R)^2, or with a clip of the value max((V - R)^2, (V_old + clip(V - V_old, +- c_v) - R)^2)
 
 Schulman et al. 2017, equations 7 and 9; the clip of the value is PPO2's (Dhariwal et al. 2017). A is (A - mean) / (std + 1e-8) where the
-advantage's moments are given. Means are over the valid rows.
+advantage's moments are given. log r counts as LARGEST_LOG_RATIO at most. Means are over the valid rows.
 """
 
 import math
@@ -21,6 +21,8 @@ from gpurl.kernels.backend import use_triton
 
 PARTS = ("surrogate", "value_loss", "approx_kl", "clip_fraction", "entropy")
 LOG_2PI = tl.constexpr(math.log(2.0 * math.pi))
+LARGEST_LOG_RATIO = 20.0  # so that a policy far from the acting one costs a large loss and not an infinite one; it has no slope beyond
+LARGEST = tl.constexpr(LARGEST_LOG_RATIO)
 SUMS_BLOCK = 4096  # numbers of `partial` that a program of the second launch adds at a time
 Results = tuple[Tensor, Tensor, Tensor]
 
@@ -117,7 +119,7 @@ def _terms(
     old_log_prob, advantage, returns, old_value = columns
     if scalars.advantage_moments is not None:
         advantage = (advantage - scalars.advantage_moments[0]) / (scalars.advantage_moments[1].sqrt() + 1e-8)
-    log_ratio = _where(valid, log_prob - old_log_prob)
+    log_ratio = _where(valid, log_prob - old_log_prob).clamp(max=LARGEST_LOG_RATIO)
     ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1.0 - scalars.clip_range, 1.0 + scalars.clip_range)
     surrogate = torch.minimum(ratio * advantage, clipped_ratio * advantage)
@@ -147,13 +149,14 @@ def _clip(x, low, high):
 @triton.jit
 def _surrogate(log_prob, old_log_prob, advantage, clip_range):
     """Of each row: min(r A, clip(r) A), its slope by log_prob, the KL divergence (k3 of Schulman 2020), whether the ratio was clipped."""
-    log_ratio = log_prob - old_log_prob
+    unbounded = log_prob - old_log_prob
+    log_ratio = tl.where(unbounded > LARGEST, LARGEST, unbounded)  # NaN stays NaN
     ratio = tl.exp(log_ratio)
     clipped_ratio = _clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
     plain, clipped = ratio * advantage, clipped_ratio * advantage
-    is_flat = plain > clipped  # false for NaN, which so reaches the gradient and is found there
+    is_flat = (plain > clipped) | (unbounded > LARGEST)  # false for NaN, which so reaches the gradient and is found there
     changed = (ratio != clipped_ratio).to(tl.float32)
-    return tl.where(is_flat, clipped, plain), tl.where(is_flat, 0.0, plain), ratio - 1.0 - log_ratio, changed
+    return tl.where(plain > clipped, clipped, plain), tl.where(is_flat, 0.0, plain), ratio - 1.0 - log_ratio, changed
 
 
 @triton.jit

@@ -2,6 +2,8 @@
 
 #include "network_cpu.h"
 
+#define LARGEST_LOG_RATIO 20.0f  /* as in ppo_loss.py */
+
 typedef struct { v8 of_log_prob, of_entropy; } Slopes;
 
 /* gpurl/losses.py's ppo_loss for LANES rows from `at`: writes the value's slope, adds to parts, returns the policy's. `entropy` NULL: it is
@@ -13,7 +15,8 @@ INLINE Slopes loss_of_rows(const Job *job, const Block *block, int64_t at, v8 is
     v8 one = all(1.0f), weight = is_row * all(job->weight);
     if (loss->has_valid) weight *= load(columns + VALID * BLOCK);
     v8 advantage = (load(columns + ADVANTAGE * BLOCK) - all(job->mean)) * all(job->scale);
-    v8 log_ratio = log_prob - load(columns + LOG_PROB * BLOCK), ratio = exponential(log_ratio);
+    v8 unbounded = log_prob - load(columns + LOG_PROB * BLOCK), log_ratio = at_most(unbounded, all(LARGEST_LOG_RATIO));
+    v8 ratio = exponential(log_ratio);
     v8 clipped = at_most(at_least(ratio, all(1.0f - (float)loss->clip_range)), all(1.0f + (float)loss->clip_range));
     v8 surrogate = ratio * advantage, clipped_surrogate = clipped * advantage;
     v8 value = load(block->output + job->plan->outputs * BLOCK + at), old = load(columns + VALUE * BLOCK);
@@ -30,7 +33,7 @@ INLINE Slopes loss_of_rows(const Job *job, const Block *block, int64_t at, v8 is
     parts[KL] += weight * (ratio - one - log_ratio);
     parts[CLIPPED] += weight * share(ratio != clipped);
     if (entropy) parts[ENTROPY] += weight * *entropy;
-    Slopes slopes = {-weight * surrogate * share(surrogate <= clipped_surrogate), -weight * all((float)loss->entropy_coef)};
+    Slopes slopes = {-weight * surrogate * share((surrogate <= clipped_surrogate) & (log_ratio == unbounded)), -weight * all((float)loss->entropy_coef)};
     return slopes;
 }
 

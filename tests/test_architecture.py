@@ -42,6 +42,7 @@ LAYERS = [  # a module imports from its own layer or from earlier ones
         "run_folder",
         "interrupt",
         "finite_guard",
+        "step_guard",
         "nan_dump",
         "resume_check",
         "determinism",

@@ -16,7 +16,7 @@ from gpurl.algorithms.ppo import PPO
 from gpurl.config import Settings, make_settings
 from gpurl.envs.registry import env_names, env_options, make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
-from gpurl.errors import UsageError
+from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import no_host_looks
 from gpurl.trainer import Trainer
 from tests.small_runs import small_settings, some_demonstrations, takes
@@ -120,8 +120,11 @@ def test_the_proof_can_fail() -> None:
         with no_host_looks():
             trainer = fake_trainer(settings)
             trainer.start()
-        with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
+        with pytest.raises(EnvError, match="step raised D") as caught:
             trainer.iterate()
+    crash = caught.value.__cause__
+    assert crash is not None
+    assert isinstance(crash.__cause__, (DataDependentOutputException, DynamicOutputShapeException))
 
 
 def test_every_algorithm_and_every_environment_is_there() -> None:

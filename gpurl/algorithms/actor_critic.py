@@ -118,7 +118,7 @@ class OffPolicyActorCritic(OffPolicy):
     def make_optimizers(self) -> dict[str, FlatAdam]:
         config = self.config
         adam = partial(FlatAdam, epsilon=1e-8, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm, tau=config.tau)
-        critic = adam(self.critic, self.rate_of("critic"), target=self.target_critic)
+        critic = adam(self.critic, self.rate_of("critic"), target=self.target_critic, losses=("critic_loss",))
         return {"critic": critic, "actor": adam(self.actor, self.rate_of("actor"), target=self.target_actor)}
 
     def rate_of(self, optimizer: str) -> float:
@@ -224,7 +224,7 @@ class OffPolicyActorCritic(OffPolicy):
                 gradient = gradient + config.fit_returns * td_loss(values, batch["fit_return"], batch["weight"], None)[0]
             gradient = gradient.unsqueeze(2)
         self.critic.backward(gradient, tape, needs_input=False)
-        norm = self.optimizers["critic"].step(move_target)
+        norm = self.optimizers["critic"].step(move_target, losses=loss)
         return {"critic_loss": loss, "qf_values": values.mean(), "critic_grad_norm": norm}, error
 
     def climb(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_may_look
 from gpurl.networks import Carry
 from gpurl.normalizer import Normalizer
+from gpurl.optimizer import FlatAdam
 
 Buffer = RolloutBuffer
 
@@ -165,6 +166,10 @@ class Algorithm(ABC, nn.Module):
     def update(self, buffer: Buffer) -> dict[str, Tensor]:
         """Learn from the buffer; returns the metrics."""
         return self.learn(self.prepare(buffer))
+
+    def all_optimizers(self) -> dict[str, FlatAdam]:
+        """Whatever moves weights, by the name before those of its parameters in `state_dict()`; "" where they stand there as they are."""
+        return {}
 
     @abstractmethod
     def largest_batch(self) -> int:

@@ -76,7 +76,9 @@ class BC(OffPolicy):
 
     def make_optimizers(self) -> dict[str, FlatAdam]:
         config = self.config
-        return {"actor": FlatAdam(self.actor, config.learning_rate, 1e-8, config.weight_decay, config.max_grad_norm)}
+        return {
+            "actor": FlatAdam(self.actor, config.learning_rate, 1e-8, config.weight_decay, config.max_grad_norm, losses=("actor_loss",))
+        }
 
     # ---- acting ----
 
@@ -182,8 +184,9 @@ class BC(OffPolicy):
         loss, gradient = self.head.loss(output, batch["action"])
         share = batch["weight"] / batch["weight"].sum().clamp(min=1.0)
         self.actor.backward((gradient * share.unsqueeze(1)).unsqueeze(0), tape, needs_input=False)
-        norm = self.optimizers["actor"].step()
-        return {"actor_loss": loss @ share, "grad_norm": norm}, loss
+        actor_loss = loss @ share
+        norm = self.optimizers["actor"].step(losses=actor_loss)
+        return {"actor_loss": actor_loss, "grad_norm": norm}, loss
 
 
 class CloneHead(nn.Module):

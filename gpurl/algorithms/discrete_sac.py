@@ -69,7 +69,7 @@ class DiscreteSAC(SAC):
         values = answers.gather(2, action)
         gradient, loss, error = td_loss(values.squeeze(2), batch["reward"] + batch["discount"] * soft_value, batch["weight"], None)
         self.critic.backward(torch.zeros_like(answers).scatter_(2, action, gradient.unsqueeze(2)), tape, needs_input=False)
-        norm = self.optimizers["critic"].step(move_target)
+        norm = self.optimizers["critic"].step(move_target, losses=loss)
         return {"critic_loss": loss, "qf_values": values.mean(), "critic_grad_norm": norm}, error
 
     def actor_step(self, obs: Tensor, wants_parts: bool) -> dict[str, Tensor]:

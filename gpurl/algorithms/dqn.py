@@ -101,7 +101,7 @@ class DQN(OffPolicy):
     def make_optimizers(self) -> dict[str, FlatAdam]:
         config = self.config
         optimizer = FlatAdam(
-            self.network, config.learning_rate, 1e-8, config.weight_decay, config.max_grad_norm, target=self.target, tau=config.tau
+            self.network, config.learning_rate, 1e-8, config.weight_decay, config.max_grad_norm, self.target, config.tau, ("loss",)
         )
         return {"network": optimizer}
 
@@ -160,17 +160,18 @@ class DQN(OffPolicy):
         gradient, loss, error = self._loss(taken, self._target(batch, noise), batch)
         of_answers = torch.zeros_like(answers).scatter_(3, action, gradient.unsqueeze(3))
         self.network.backward(of_answers.flatten(3).flatten(1, 2), tape, needs_input=False)
-        norm = self._step()
+        norm = self._step(loss)
         return {"loss": loss, "q_values": self.means(taken).mean(), "grad_norm": norm}, error
 
-    def _step(self) -> Tensor:
+    def _step(self, loss: Tensor) -> Tensor:
         """The optimiser's step, and the target's where it is due."""
         optimizer, interval = self.optimizers["network"], self.config.target_interval
         if interval == 1:
-            return optimizer.step()
-        norm = optimizer.step(move_target=False)
+            return optimizer.step(losses=loss)
+        norm = optimizer.step(move_target=False, losses=loss)
         assert optimizer.target is not None
-        due = (optimizer.state.step % interval == 0) * self.config.tau  # on the device: a graph of some updates is replayed for all
+        # on the device: a graph of some updates is replayed for all
+        due = ((optimizer.state.step % interval == 0) & norm.isfinite()) * self.config.tau
         optimizer.target.lerp_(optimizer.flat, due)
         return norm
 

@@ -13,7 +13,6 @@ from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.squash import squashed_sample
 
 LOSS_DECAY, FIRST_LOSS = 0.995, math.sqrt(math.log(2.0))  # at which reliability starts at one half
-TEMPERATURE_LIMITS = (-16.0, 2.0)  # of the logarithm of a learned one
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class ModSAC(SAC):
 
     config: ModSACConfig
     has_target_actor = True
+    temperature_limits = (-16.0, 2.0)
     loss_mean: Tensor  # 0-d
     moves: Tensor  # 0-d: of the actor in this iteration
     due: Tensor  # 0-d bool: whether the actor moves now
@@ -51,7 +51,8 @@ class ModSAC(SAC):
 
     def learn_from(self, batch: dict[str, Tensor], number: int, wants_parts: bool) -> tuple[dict[str, Tensor], Tensor]:
         parts, error = self.critic_step(batch, move_target=True)
-        self.loss_mean.mul_(LOSS_DECAY).add_(parts["critic_loss"], alpha=1.0 - LOSS_DECAY)
+        loss = parts["critic_loss"]  # one that is not finite would stay in the mean for good
+        self.loss_mean.lerp_(torch.where(loss.isfinite(), loss, self.loss_mean), 1.0 - LOSS_DECAY)
         if number == 0:
             self.moves.zero_()
         reliability = self.loss_mean.square().neg().exp()
@@ -74,13 +75,4 @@ class ModSAC(SAC):
         return torch.cat((gradient[:, : self.num_actions], gradient[:, self.num_actions :] + slope), 1)
 
     def move_actor(self) -> Tensor:
-        optimizer = self.optimizers["actor"]
-        norm = torch.linalg.vector_norm(optimizer.gradient)
-        optimizer.step(wanted=self.due)
-        return norm
-
-    def temperature_step(self, entropy: Tensor, wants_parts: bool) -> dict[str, Tensor]:
-        parts = super().temperature_step(entropy, wants_parts)
-        if "temperature" in self.optimizers:
-            self.temperature.log.clamp_(*TEMPERATURE_LIMITS)
-        return parts
+        return self.optimizers["actor"].step(wanted=self.due)

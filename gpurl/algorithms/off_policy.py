@@ -206,6 +206,9 @@ class OffPolicy(Algorithm):
             metrics = {f"train/{name}": value for name, value in metrics.items()}
             return metrics | {"train/n_updates": self.num_updates.clone(), "train/learning_rate": rate.clone()}
 
+    def all_optimizers(self) -> dict[str, FlatAdam]:
+        return self.optimizers
+
     def largest_batch(self) -> int:
         return max(self.num_envs, self.config.batch_size)
 

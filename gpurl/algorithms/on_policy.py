@@ -81,6 +81,10 @@ class OnPolicy(Algorithm):
 
     # ---- learning ----
 
+    def all_optimizers(self) -> dict[str, FlatAdam]:
+        modules = {id(module): name for name, module in self.named_modules()}
+        return {modules[id(self.optimizer.module)]: self.optimizer}
+
     def largest_batch(self) -> int:
         return max(self.num_envs, self.num_envs * self.config.horizon // self.config.minibatches)
 

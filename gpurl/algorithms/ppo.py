@@ -57,7 +57,7 @@ class PPOConfig(OnPolicyConfig):
     squash: bool = False
     """Squash continuous actions by tanh instead of clipping them."""
     initial_std: float = 1.0
-    """Standard deviation of continuous actions at the start."""
+    """Standard deviation of continuous actions at the start; it stays between 0.0067 and 7.4 (e^-5 and e^2)."""
     asymmetric: bool = True
     """The critic reads what an environment shows to critics only, where there is such a thing, and not the observations."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -98,7 +98,7 @@ class PPO(OnPolicy):
 
     def make_optimizer(self) -> FlatAdam:
         config = self.config
-        return FlatAdam(self, config.learning_rate, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm)
+        return FlatAdam(self, config.learning_rate, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm, losses=PARTS)
 
     def make_training(self) -> None:
         config = self.config
@@ -196,6 +196,8 @@ class PPO(OnPolicy):
             parts = self._learn_in_c(data["packed"]) if in_c else self._learn(data)
             if self.config.schedule == "kl":
                 self._adapt_learning_rate(parts["approx_kl"])
+            if isinstance(self.head, Gaussian):
+                self.head.stay_inside()
             self.num_updates += 1
             return {"train/explained_variance": data["explained_variance"]} | self._named(parts)
 
@@ -254,6 +256,7 @@ class PPO(OnPolicy):
             inputs, sequence = self.network.unroll(minibatch["obs"], minibatch["carry"][0], minibatch["ended"])
             minibatch = {name: column.flatten(0, 1) for name, column in minibatch.items()}
         scalars = (self.clip_range, self.entropy_coef) if isinstance(inputs, Tensor) else self.host_scalars
+        losses: Tensor | None = None
         old_log_prob, advantage, returns, old_value = (minibatch[name] for name in ("log_prob", "advantage", "returns", "value"))
         output, value, outputs = network(inputs)
         if self.fuses_loss:
@@ -261,7 +264,8 @@ class PPO(OnPolicy):
             options = PpoOptions(config.value_coef, config.clip_range_value)
             numbers = PpoScalars(self.clip_range, self.entropy_coef, num_valid=minibatch.get("num_valid"))
             found = self.head.ppo_loss(output, value, rows, numbers, options)
-            of_output, of_value, parts = found[0], found[1], dict(zip(PARTS, found[2].unbind()))
+            of_output, of_value, losses = found
+            parts = dict(zip(PARTS, losses.unbind()))
         else:
             terms = PpoTerms(old_log_prob, advantage, returns, old_value, minibatch.get("weight"), *scalars)
             log_prob, entropy, head_backward = self.head.evaluate(output, minibatch["action"])
@@ -270,7 +274,7 @@ class PPO(OnPolicy):
         gradient = network.backward(of_output, of_value, outputs)
         if memory is not None and gradient is not None:
             memory.backward(sequence, gradient.view_as(sequence))
-        return parts | {"grad_norm": self.optimizer.step()}
+        return parts | {"grad_norm": self.optimizer.step(losses=losses)}
 
     def _adapt_learning_rate(self, kl: Tensor) -> None:
         """Slower when the last epoch found the policy over twice target_kl away, faster when under half.

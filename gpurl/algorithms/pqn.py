@@ -61,7 +61,7 @@ class PQN(OnPolicy):
 
     def make_optimizer(self) -> FlatAdam:
         config = self.config
-        return FlatAdam(self.network, config.learning_rate, 1e-8, config.weight_decay, config.max_grad_norm)
+        return FlatAdam(self.network, config.learning_rate, 1e-8, config.weight_decay, config.max_grad_norm, losses=("loss",))
 
     def make_training(self) -> None:
         super().make_training()
@@ -120,7 +120,7 @@ class PQN(OnPolicy):
         counts = (minibatch["weight"] > 0).float() if "weight" in minibatch else torch.ones_like(returns)
         gradient, loss, _ = td_loss(taken, returns, counts, None)
         self.network.backward(torch.zeros_like(values).scatter_(2, action, gradient.unsqueeze(2)), tape, needs_input=False)
-        return {"loss": loss, "q_values": taken.mean(), "grad_norm": self.optimizer.step()}
+        return {"loss": loss, "q_values": taken.mean(), "grad_norm": self.optimizer.step(losses=loss)}
 
     def schedule(self, progress: float, steps: int) -> None:
         super().schedule(progress, steps)

@@ -16,6 +16,11 @@ from gpurl.kernels.squash import squashed_backward, squashed_mode, squashed_samp
 from gpurl.networks import Carry
 from gpurl.optimizer import FlatAdam
 
+TEMPERATURE_LIMITS = (
+    -18.0,
+    18.0,
+)  # of the logarithm of a learned one: 1.5e-8 and 6.6e7; without, entropies that it cannot reach drive it on
+
 
 @dataclass(frozen=True)
 class SACConfig(ActorCriticConfig):
@@ -24,7 +29,7 @@ class SACConfig(ActorCriticConfig):
     temperature: float | None = None
     """Weight of the entropy; by default learned."""
     initial_temperature: float = 1.0
-    """Where a learned one starts."""
+    """Where a learned one starts; it stays between 1.5e-8 and 6.6e7, of mod_sac between 1.1e-7 and 7.4."""
     temperature_learning_rate: float | None = None
     """Its step size; by default learning_rate."""
     target_entropy: float | None = None
@@ -42,6 +47,7 @@ class SAC(OffPolicyActorCritic):
     """A stochastic actor whose entropy counts as reward."""
 
     config: SACConfig
+    temperature_limits = TEMPERATURE_LIMITS
 
     @classmethod
     def for_space(cls, action_space: gymnasium.Space) -> type[Algorithm]:
@@ -57,6 +63,10 @@ class SAC(OffPolicyActorCritic):
 
     def make_temperature(self) -> None:
         """Set the weight of the entropy and what it aims at."""
+        least, most = (math.exp(limit) for limit in self.temperature_limits)
+        if self.config.temperature is None and not least <= self.config.initial_temperature <= most:
+            limits = f"from {least:.2g} to {most:.2g}, between which a learned temperature stays"
+            raise UsageError(f"initial_temperature must be {limits}, got {self.config.initial_temperature}")
         self.temperature = Temperature(self.config.temperature or self.config.initial_temperature)
         wanted = self.config.target_entropy
         self.target_entropy = self.usual_entropy() if wanted is None else wanted
@@ -116,8 +126,9 @@ class SAC(OffPolicyActorCritic):
         if "temperature" in self.optimizers:
             gradient = self.temperature.log.grad
             assert gradient is not None
-            gradient.copy_(entropy - self.target_entropy)
+            torch.sub(entropy, self.target_entropy, out=gradient)
             self.optimizers["temperature"].step()
+            self.temperature.log.clamp_(*self.temperature_limits)
         return {"ent_coef": self.temperature.value().clone()} if wants_parts else {}
 
 

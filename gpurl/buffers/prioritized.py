@@ -7,7 +7,6 @@ from torch import Tensor
 
 from gpurl.buffers.replay import Replay
 from gpurl.errors import UsageError
-from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.prioritized import prioritized_draw, prioritized_update
 
 LEAST_ERROR = 1e-6  # so that no transition is never drawn again
@@ -50,14 +49,11 @@ class PrioritizedReplay(Replay):
     def update_priorities(self, index: Tensor, error: Tensor) -> None:
         """Set the priorities of transitions `index` [B] from their errors [B] >= 0; of one that comes twice the greater counts.
 
-        An error that is NaN or infinite raises UsageError where the host may look, and leaves the priority as it was where it may not.
+        An error that is NaN or infinite leaves the priority as it was: its step was left out, which gpurl.step_guard tells.
         """
-        finite = error.isfinite()
-        if host_may_look(self.device) and not bool(finite.all()):
-            raise UsageError(f"priorities must be finite, {int((~finite).sum())} of {error.numel()} errors are NaN or infinite")
         priority = (error.abs() + LEAST_ERROR) ** self.exponent
         kept = self.priority.view(-1)[index]
-        priority = torch.where(finite & (kept > 0), priority, kept)  # what has priority 0 is not to be learnt from
+        priority = torch.where(error.isfinite() & (kept > 0), priority, kept)  # what has priority 0 is not to be learnt from
         # not towards 0, which would last for ever where a start has nothing to learn from
         torch.maximum(torch.lerp(self.least, self.greatest, self.decay), priority.max(), out=self.greatest)
         prioritized_update(self.priority.view(-1), index, priority)

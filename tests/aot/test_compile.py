@@ -72,9 +72,9 @@ def gae_case(block_t: int, block_n: int, num_warps: int, registers: int, has_val
 
 
 def adam_case(decoupled: bool, has_target: bool, even: bool) -> Case:
-    types = [F, F, F, F, F, F, F, "i32", "fp32", "fp32", "fp32", "fp32", "fp32"]
-    constants = {"DECOUPLED": decoupled, "HAS_TARGET": has_target, "BLOCK": adam.BLOCK}
-    vectors = (8 + 2 * has_target, 6 + 2 * has_target) if even else (0, 0)
+    types = [F, F, F, F, F, F, F, F, "i32", "fp32", "fp32", "fp32", "fp32", "fp32"]
+    constants = {"DECOUPLED": decoupled, "HAS_TARGET": has_target, "HAS_RECORD": True, "BLOCK": adam.BLOCK}
+    vectors = (10 + 2 * has_target, 8 + 2 * has_target) if even else (0, 0)
     return Case(
         adam.adam_kernel, types, constants, 80, even=("P",) if even else (), vectors=vectors, name=f"adam {decoupled} {has_target} {even}"
     )
@@ -222,8 +222,14 @@ CASES = [
     Case(gae.gae_moments_kernel, [F, F, "i32"], {"BLOCK_P": 128}, 48, name="gae moments"),
     Case(adam.square_sums_kernel, [F, D, "i32"], {"BLOCK": adam.BLOCK}, 48, even=("P",), vectors=(2, 0), name="square sums"),
     *(
-        Case(adam.prologue_kernel, [D, L, F, D, F, "i32", "fp32"], {"CLIP": clip, "BLOCK": 256}, 48, name=f"prologue {clip}")
-        for clip in (False, True)
+        Case(
+            adam.prologue_kernel,
+            [D, L, F, D, F, F, B, L, F, "i32", "i32", "fp32", "fp32"],
+            {"CLIP": clip, "HAS_WANTED": wanted, "HAS_RECORD": True, "BLOCK": 256},
+            48,
+            name=f"prologue {clip} {wanted}",
+        )
+        for clip, wanted in ((False, True), (True, False))
     ),
     *(adam_case(decoupled, has_target, even) for decoupled in (False, True) for has_target in (False, True) for even in (False, True)),
     *(moments_case(valid, width) for valid in (False, True) for width in (1, 8, 32)),

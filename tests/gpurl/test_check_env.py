@@ -94,7 +94,7 @@ STEP_MUTANTS: dict[str, tuple[Change, str]] = {
     "time_outs that say done": (lambda t: with_info(t, time_outs=t.terminated | t.truncated), "info['time_outs']: wanted truncated"),
     "short statistics": (
         lambda t: with_info(t, episode={"r": t.reward[:3], "l": t.reward}),
-        "info['episode']: wanted r and l of shape (8,) and info['_episode'] beside it, got torch.float32 of shape (3,)",
+        "info['episode']['r']: wanted a tensor of shape (8,), got shape (3,)",
     ),
 }
 

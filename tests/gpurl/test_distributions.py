@@ -81,6 +81,31 @@ def test_multi_categorical_sums_its_parts() -> None:
     torch.testing.assert_close(entropy_of(head, output), parts[0].entropy() + parts[1].entropy())
 
 
+@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("log_std", [-1e3, -6.0, 2.5, 1e3])
+def test_a_deviation_far_beyond_its_limits_stays_finite_and_comes_back(log_std: float, squash: bool) -> None:
+    """It has no gradient there; brought back to the limit, which PPO does each iteration, it moves again."""
+    head = (TanhGaussian if squash else Gaussian)(Box(-1.0, 1.0, (2,), np.float32))
+    head.log_std.grad = torch.zeros(2)
+    output, rng = torch.zeros(16, 2), CounterRandom(0, 16, torch.device("cpu"))
+    with torch.no_grad():
+        head.log_std.fill_(log_std)
+        for is_back in (False, True):
+            action, log_prob = head.sample(output, rng)
+            found, entropy, backward = head.evaluate(output, action)
+            gradient = backward(torch.ones(16), torch.full((16,), 0.1))
+            assert all(bool(x.isfinite().all()) for x in (action, log_prob, found, entropy, gradient, head.log_std.grad))
+            assert bool(head.log_std.grad.any()) == is_back
+            head.stay_inside()
+        assert head.log_std.tolist() == [-5.0 if log_std < 0 else 2.0] * 2
+
+
+def test_a_deviation_beyond_its_limits_cannot_be_asked_for() -> None:
+    for std in (1e-3, 8.0):
+        with pytest.raises(UsageError, match=rf"initial_std must be from 0.0067 to 7.4, between which the deviation stays, got {std}"):
+            Gaussian(BOX, initial_std=std)
+
+
 def test_gaussian_entropy_samples_and_limits() -> None:
     head = Gaussian(BOX, initial_std=0.5)
     peer = torch.distributions.Normal(torch.zeros(2), 0.5)

@@ -57,6 +57,27 @@ def test_a_policy_that_diverged_is_told_from_an_environment_that_did() -> None:
         guard.stop_if_bad(numbers(guard), 64, True, 3, list(range(64)))
 
 
+def test_what_only_critics_see_is_told_apart() -> None:
+    """Two numbers of an observation and one of a state in a row; the step before one that saw NaN in the state is left out too."""
+    buffer = rollout(1.0)
+    buffer.columns["obs"] = buffer.columns["final_obs"] = torch.ones(4, 4, 3)
+    buffer["obs"][2, 0, 2] = torch.nan
+    guard = FiniteGuard("walk", buffer.device, num_inputs=2)
+    assert guard.clean(buffer) is not None
+    assert [t for t in range(4) if buffer["valid"][t, 0]] == [0, 3]
+    assert bool(buffer["obs"].isfinite().all())
+    with pytest.raises(NonFiniteError, match=r"first in the next obs \(iteration 1, step 1 ") as caught:
+        guard.stop_if_bad(numbers(guard), 4, True, 1, [])
+    assert caught.value.evidence is not None
+    columns = caught.value.evidence["columns"]
+    assert columns["state"].isnan().squeeze(1).tolist() == [False, False, True, False]
+    assert columns["obs"].shape == (4, 2)
+    buffer["obs"][0, 1, 2] = torch.nan
+    guard.clean(buffer)
+    with pytest.raises(NonFiniteError, match=r"first in state and final_state \("):
+        guard.stop_if_bad(numbers(guard), 4, True, 1, [])
+
+
 def numbers(guard: FiniteGuard) -> dict[str, float]:
     return {name: float(value) for name, value in guard.metrics().items()}
 

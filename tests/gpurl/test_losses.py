@@ -25,7 +25,7 @@ def terms_of(
 def plain_ppo(log_prob: Tensor, value: Tensor, entropy: Tensor, terms: PpoTerms, value_coef: float, value_clip: float | None) -> Tensor:
     """The loss as papers print it, differentiated by autograd."""
     weight = torch.full_like(log_prob, 1.0 / log_prob.numel()) if terms.weight is None else terms.weight
-    ratio = (log_prob - terms.old_log_prob).exp()
+    ratio = (log_prob - terms.old_log_prob).clamp(max=20.0).exp()
     clipped = ratio.clamp(1 - float(terms.clip_range), 1 + float(terms.clip_range))
     policy = -(torch.min(ratio * terms.advantage, clipped * terms.advantage) * weight).sum()
     error = (value - terms.returns) ** 2
@@ -60,13 +60,30 @@ def test_ppo_loss_and_gradient_equal_autograd_in_float64(value_clip: float | Non
     torch.testing.assert_close(loss_of(parts, terms, 0.7), expected.detach(), rtol=1e-12, atol=1e-12)
     for got, wanted in zip(slopes, torch.autograd.grad(expected, inputs)):
         torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
-    ratio = (log_prob - terms.old_log_prob).exp()
+    ratio = (log_prob - terms.old_log_prob).clamp(max=20.0).exp()
     outside = ((ratio - 1).abs() > 0.2).double()
     mean = outside.mean() if weight is None else (outside * weight).sum()
     torch.testing.assert_close(parts["clip_fraction"], mean.detach())
     again, nothing = ppo_loss(*(item.detach() for item in inputs), terms, 0.7, value_clip, wants_parts=False)
     assert nothing == {}
     assert all(torch.equal(one, other) for one, other in zip(slopes, again))
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_a_ratio_that_would_overflow_is_bounded(kind: str) -> None:
+    """Its slope is autograd's of the bounded one; a policy infinitely far away costs a finite loss."""
+    shift = torch.tensor([19.0, 19.0, 21.0, 21.0, 1e3, 1e3, 1e38, 1e38, -1e3, -1e3])
+    log_prob, advantage = shift.clone().requires_grad_(), torch.tensor([1.0, -1.0] * 5)
+    terms = terms_of(advantage, *torch.zeros(3, 10))
+    value, entropy = torch.zeros(10), torch.tensor(0.0)
+    (wanted,) = torch.autograd.grad(plain_ppo(log_prob, value, entropy, terms, 0.0, None), log_prob)
+    given = (shift, value, entropy) if kind == "torch" else tuple(x.numpy() for x in (shift, value, entropy))
+    if kind == "numpy":
+        terms = PpoTerms(*(None if x is None else x.numpy() for x in terms))
+    slopes, parts = ppo_loss(*given, terms, 0.0)
+    torch.testing.assert_close(torch.as_tensor(slopes.log_prob), wanted)
+    assert torch.as_tensor(slopes.log_prob).count_nonzero() == 1
+    assert all(math.isfinite(float(part)) for part in parts.values())
 
 
 def test_ppo_loss_by_hand() -> None:

@@ -8,7 +8,17 @@ from torch import Tensor
 
 from gpurl.kernels import adam as module
 from gpurl.kernels import c_library
-from gpurl.kernels.adam import AdamOptions, AdamState, adam_step, adam_step_c, adam_step_reference, adam_step_triton
+from gpurl.kernels.adam import (
+    LARGEST_NORM,
+    MOST_LOSSES,
+    AdamOptions,
+    AdamState,
+    LeftOut,
+    adam_step,
+    adam_step_c,
+    adam_step_reference,
+    adam_step_triton,
+)
 
 NO_C = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
 FUNCTIONS = [adam_step_reference, adam_step_triton, pytest.param(adam_step_c, marks=NO_C)]
@@ -27,11 +37,22 @@ class Flat:
         self.parameters.copy_(torch.randn(size, generator=generator))
         self.target.copy_(torch.randn(size, generator=generator))
         self.step = torch.tensor(0)
+        self.left_out = LeftOut(torch.zeros(5, dtype=torch.int64), torch.full((size,), 9.0), torch.full((MOST_LOSSES,), 9.0))
 
-    def apply(self, function: Any, gradient: Tensor, learning_rate: float = 1e-2, **options: Any) -> Tensor:
+    def apply(
+        self,
+        function: Any,
+        gradient: Tensor,
+        learning_rate: float = 1e-2,
+        losses: Tensor | None = None,
+        wanted: bool | None = None,
+        notes: bool = True,
+        **options: Any,
+    ) -> Tensor:
         target = self.target if "tau" in options else None
-        state = AdamState(self.parameters, self.exp_avg, self.exp_avg_sq, self.step, target)
-        return function(state, gradient, torch.tensor(learning_rate), AdamOptions(**options))
+        state = AdamState(self.parameters, self.exp_avg, self.exp_avg_sq, self.step, target, self.left_out if notes else None)
+        flag = None if wanted is None else torch.tensor(wanted)
+        return function(state, gradient, torch.tensor(learning_rate), AdamOptions(**options), losses, flag)
 
     def assert_guarded(self) -> None:
         assert bool(self.memory[:, :GUARD].isnan().all())
@@ -104,6 +125,47 @@ def test_a_gradient_that_is_not_finite_changes_nothing(function: Any, bad: float
     assert not bool(flat.apply(function, gradient, tau=0.1, max_grad_norm=1.0, weight_decay=0.1).isfinite())
     assert torch.equal(flat.memory.nan_to_num(), before.nan_to_num())
     assert int(flat.step) == 2
+    assert flat.left_out.counts.tolist() == [3, 1, 1, 1, 3]
+    torch.testing.assert_close(flat.left_out.gradient, gradient, equal_nan=True)
+    flat.apply(function, gradient, notes=False)
+    assert flat.left_out.counts.tolist() == [3, 1, 1, 1, 3]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_loss_that_is_not_finite_changes_nothing_and_the_first_is_kept(function: Any) -> None:
+    """Of what is left out the first is kept, and how many there were in a row at most; what is not wanted counts as nothing."""
+    flat = Flat(1100)
+    given = {"tau": 0.1, "max_grad_norm": 1.0}
+    flat.apply(function, torch.ones(1100), losses=torch.tensor([1.0, 2.0]), **given)
+    before = flat.memory.clone()
+    first, second = torch.tensor([3.0, torch.inf]), torch.tensor([torch.nan, 4.0])
+    assert not bool(flat.apply(function, torch.full((1100,), 5.0), losses=first, **given).isfinite())
+    assert float(flat.apply(function, torch.full((1100,), 7.0), losses=torch.ones(2), wanted=False, **given)) == pytest.approx(
+        7 * 1100**0.5
+    )
+    assert not bool(flat.apply(function, torch.full((1100,), torch.nan), wanted=False, **given).isfinite())
+    flat.apply(function, torch.full((1100,), 6.0), losses=second, wanted=True, **given)
+    assert torch.equal(flat.memory.nan_to_num(), before.nan_to_num())
+    assert flat.left_out.counts.tolist() == [3, 2, 2, 2, 2]
+    flat.apply(function, torch.ones(1100), losses=torch.ones(2), wanted=True, **given)
+    flat.apply(function, torch.full((1100,), torch.nan), **given)
+    assert flat.left_out.counts.tolist() == [5, 3, 1, 2, 2]
+    assert int(flat.step) == 2
+    assert torch.equal(flat.left_out.gradient, torch.full((1100,), 5.0))
+    assert flat.left_out.losses.tolist() == [3.0, torch.inf, *[9.0] * 6]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_gradient_whose_squares_overflow_is_left_out_unless_it_is_clipped(function: Any) -> None:
+    """An infinite second moment would hold its parameter still for good."""
+    huge = torch.full((1100,), 2e19)
+    for options, steps in (({}, 0), ({"max_grad_norm": 1.0}, 1)):
+        flat = Flat(1100)
+        norm = flat.apply(function, huge, **options)
+        assert (int(flat.step), bool(norm.isfinite())) == (steps, bool(steps))
+        flat.apply(function, torch.full((1100,), LARGEST_NORM / 40.0), **options)
+        assert bool(flat.exp_avg_sq.isfinite().all())
+        assert int(flat.step) == steps + 1
 
 
 def test_no_target_without_tau() -> None:

@@ -90,6 +90,21 @@ def test_normalize_keeps_nan_and_clips_infinity(function: Any) -> None:
     assert got[1:].tolist() == [5.0, -5.0, 1.0]
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("function", [update_moments_reference, update_moments_triton])
+def test_a_column_that_is_not_finite_keeps_its_moments(function: Any, bad: float) -> None:
+    mean, variance, count = torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, 4.0]).double(), torch.tensor(5.0).double()
+    x = torch.full((700, 2), 1.0)
+    x[650, 1] = bad
+    function(mean, variance, count, x, None)
+    assert (float(mean[1]), float(variance[1]), float(count)) == (2.0, 4.0, 705.0)
+    assert float(variance[0]) == pytest.approx(3.0 * 5 / 705)
+    x[:, 0] = bad
+    function(mean, variance, count, x, torch.ones(700, dtype=torch.bool))
+    assert float(count) == 705.0
+    assert bool(torch.stack((mean, variance)).isfinite().all())
+
+
 def test_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = []
     for name in ("update_moments_triton", "normalize_triton"):

@@ -102,7 +102,7 @@ def todays(case: Problem, options: PpoOptions, valid: Tensor | None) -> Results:
     head: Any = Categorical(case.output.shape[1])
     action = case.rows.action.view(-1).long()
     if case.log_std is not None:
-        head = Gaussian(Box(-1, 1, case.log_std.shape, np.float32), min_log_std=options.min_log_std, max_log_std=options.max_log_std)
+        head = Gaussian(Box(-1, 1, case.log_std.shape, np.float32), limits=(options.min_log_std, options.max_log_std))
         head.log_std.data, head.log_std.grad, action = case.log_std, torch.zeros_like(case.log_std), case.rows.action
     with torch.no_grad():
         log_prob, entropy, backward = head.evaluate(case.output, action)
@@ -210,6 +210,20 @@ def test_which_ratios_pull(suffix: str, sign: float, shift: float) -> None:
     wanted = 0.0 if is_flat else sign * math.exp(shift)  # log_prob falls by 1 where log_std rises by 1, and so does the loss by -r A
     torch.testing.assert_close(log_std, torch.tensor([wanted]), rtol=1e-6, atol=1e-6)
     assert float(parts[3]) == (abs(shift) == 0.5)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "categorical"])
+@pytest.mark.parametrize("suffix", ["_reference", "_triton"])
+def test_a_ratio_that_would_overflow_is_bounded_and_has_no_slope(suffix: str, kind: str) -> None:
+    """On both sides of the bound, of either sign of the advantage; the heads and gpurl.losses agree."""
+    case = problem(kind, (60, 3))
+    shift = torch.zeros(60)
+    shift[:8] = torch.tensor([15.0, 15.0, 25.0, 25.0, 1e3, 1e3, -1e3, -1e3])
+    case = case._replace(rows=case.rows._replace(old_log_prob=case.rows.old_log_prob - shift))
+    got = run(kind, suffix, case, OPTIONS)
+    assert all(bool(part.isfinite().all()) for part in got)
+    assert bool((got[0][2:6] == (0.0 if kind == "gaussian" else got[0][2:6])).all())
+    assert_same(got, todays(case, OPTIONS, None), rtol=2e-3)
 
 
 @pytest.mark.parametrize("suffix", ["_reference", "_triton"])
