@@ -96,7 +96,7 @@ def _run(settings: Settings, device: torch.device, folder: Path | None, parts: d
     """Train in a new run folder, or on from `parts` of a checkpoint in `folder`, which is locked."""
     config = settings.train
     threads, allow_tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
-    earlier = None if parts is None else parts["trainer"].get("threads")  # sums of torch depend on it in their last bits
+    earlier = None if parts is None else parts["trainer"]["threads"]  # sums of torch depend on it in their last bits
     envs = list[VecEnv]()
     try:
         eval_env = _eval_env(settings, device)

@@ -1,6 +1,6 @@
 """Reads one file of another trainer in a process of its own, tensors only, and leaves them as safetensors; stand-alone, run by convert.py.
 
-`torch.load(weights_only=True)` calls nothing that the file names but what rebuilds tensors. It is C++ reading hostile bytes all the same:
+torch.load with weights_only=True calls nothing that the file names but what rebuilds tensors. It is C++ reading hostile bytes all the same:
 hence the process, its limits, and no pickle on the way back. What the file's zip says of itself is checked before anything is unpacked.
 """
 

@@ -27,4 +27,4 @@ def _kept(meta: dict[str, Any], wanted: dict[str, Any], algorithm: Algorithm) ->
             yield from ((f"{name}.{inner}", saved[name][inner], value) for inner, value in wanted[name].items())
         elif name in saved:  # a setting that is newer than the checkpoint stands at what was done before
             yield name, saved[name], wanted[name]
-    yield "state_space", meta.get("state_space"), space_to_dict(algorithm.state_space)
+    yield "state_space", meta["state_space"], space_to_dict(algorithm.state_space)

@@ -384,7 +384,7 @@ class Trainer:
             self.obs, self.carry = saved["obs"], tuple(saved["carry"])
         else:  # other episodes than the first ones again
             self._begin_episodes(self.config.seed + self.iteration)
-        self.stored = self.algorithm.load_replay_state(parts.get("replay", {}))
+        self.stored = self.algorithm.load_replay_state(parts["replay"])
         if self.stored and not parts["env"]:
             self.algorithm.cut()
         self._choose_rollout()
