@@ -83,7 +83,10 @@ def _signals_passed_on(finished: Run) -> Run:
 def run(settings: Settings, resume_from: Path | None = None, command: list[str] | None = None) -> Run:
     """Train by `settings`, in a new run folder or on from the one in `resume_from`."""
     config = settings.train
-    device = choose_device(config.device)
+    try:
+        device = choose_device(config.device)
+    except UsageError as error:
+        raise error if resume_from is None else UsageError(f"{error}; the run trained there, and goes on here with --device auto") from None
     if resume_from is None:
         return _run(settings, device, None, None, command or sys.argv)
     if config.run_dir is not None and Path(config.run_dir).resolve() != resume_from.resolve():
@@ -139,7 +142,7 @@ def make_trainer(
         settings.algorithm, settings.algorithm_config, *spaces, config.num_envs, device, config.seed, state_space=env.single_state_space
     )
     if config.precision == "tf32" and device.type != "cuda":
-        raise UsageError(f"precision tf32 is a GPU's, this run is on {device}; leave it out, or take --device cuda")
+        raise UsageError(f"precision tf32 is a GPU's, this run is on {device}; take --precision float32, or --device cuda")
     torch.backends.cuda.matmul.allow_tf32 = config.precision != "float32"
     model.set_precision(config.precision)
     if device.type == "cpu":

@@ -28,7 +28,7 @@ from gpurl.kernels.random import CounterRandom
 from gpurl.logger import Logger
 from gpurl.nan_dump import write_dump
 from gpurl.persistent import PersistentRollout, make_persistent
-from gpurl.resume_check import check_fits
+from gpurl.resume_check import fitting
 from gpurl.spaces import space_to_dict
 from gpurl.statistics import EpisodeStatistics, Stopwatch, to_host
 from gpurl.with_state import WithState
@@ -364,8 +364,9 @@ class Trainer:
         CheckpointError when they are of something else or lack a part.
         """
         try:
-            check_fits(parts["meta"], self.settings, self.algorithm)
+            parts, notes = fitting(parts, self.settings, self.algorithm)
             self._restore(parts)
+            self.notes += notes
         except KeyError as error:
             raise CheckpointError(f"the checkpoint has no {error}: it was written by another version of gpurl") from error
 
