@@ -5,6 +5,9 @@ before to tests/old_checkpoints/. A setting that is new needs none: where a chec
 """
 
 from collections.abc import Callable
+from types import NoneType
+
+from torch import Tensor
 
 from gpurl.errors import CheckpointError
 from gpurl.state_files import State, without_wrappers
@@ -42,6 +45,26 @@ FORMAT_VERSION = max(MIGRATIONS) + 1
 OLDEST_FORMAT = min(MIGRATIONS)
 
 
+FORM: dict[str, dict[str, tuple[type, ...]]] = {  # of what is read before anything can say that it does not fit
+    "meta": {"settings": (dict,), "observation_space": (dict,), "action_space": (dict,), "state_space": (dict, NoneType)},
+    "trainer": {
+        **{"steps": (int,), "iteration": (int,), "elapsed": (float, int), "threads": (int, NoneType), "best_return": (float, int)},
+        **{"obs": (Tensor,), "carry": (list,), "statistics": (dict,), "evaluation": (dict,)},
+    },
+    "meta.settings": {"algorithm": (str,), "env": (str,), "env_options": (dict,), "num_envs": (int,)},
+}
+
+
+def _check_form(parts: Parts) -> None:
+    for place, kinds in FORM.items():
+        part, _, inner = place.partition(".")
+        state = parts[part][inner] if inner else parts[part]
+        for name, kind in kinds.items():
+            if name not in state or type(state[name]) not in kind:
+                got = f"is a {type(state[name]).__name__}" if name in state else "is missing"
+                raise CheckpointError(f"its {place}.{name} {got}, wanted {' or '.join(each.__name__ for each in kind)}")
+
+
 def migrate(parts: Parts, version: int) -> Parts:
     """`parts` of format `version` as this gpurl writes them, its names without those of torch.compile or DistributedDataParallel."""
     if "meta" not in parts or "model" not in parts:  # a dump, or somebody's own
@@ -50,5 +73,6 @@ def migrate(parts: Parts, version: int) -> Parts:
         raise CheckpointError(f"it holds {', '.join(parts)} and is no checkpoint of a run")
     for number in range(version, FORMAT_VERSION):
         parts = MIGRATIONS[number](parts)
+    _check_form(parts)
     parts["model"] = without_wrappers(parts["model"], "its model")
     return parts

@@ -17,7 +17,7 @@ from gpurl.config import Settings, parse_interval
 from gpurl.display import Display
 from gpurl.env_guard import check_reset, check_step
 from gpurl.envs.vec_env import Timestep, VecEnv
-from gpurl.errors import CheckpointError, DivergedError, EndlessEpisodeError, EnvError, NonFiniteError
+from gpurl.errors import CheckpointError, DivergedError, EndlessEpisodeError, EnvError, GpurlError, NonFiniteError
 from gpurl.evaluator import Stopped, evaluate, greedy
 from gpurl.finite_guard import FiniteGuard
 from gpurl.graphed import Graphed, choose_graphs
@@ -367,8 +367,12 @@ class Trainer:
             parts, notes = fitting(parts, self.settings, self.algorithm)
             self._restore(parts)
             self.notes += notes
+        except GpurlError:
+            raise
         except KeyError as error:
             raise CheckpointError(f"the checkpoint has no {error}: it was written by another version of gpurl") from error
+        except (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError) as error:
+            raise CheckpointError(f"the checkpoint does not fit this run: {type(error).__name__}: {error}") from error
 
     def _restore(self, parts: dict[str, dict[str, Any]]) -> None:
         self.algorithm.load_state_dict(parts["model"])
@@ -383,6 +387,7 @@ class Trainer:
             self.env.reset(seed=self.config.seed)
             self.env.load_state_dict(parts["env"])
             self.obs, self.carry = saved["obs"], tuple(saved["carry"])
+            check_reset(self.env, self.obs)
         else:  # other episodes than the first ones again
             self._begin_episodes(self.config.seed + self.iteration)
         self.stored = self.algorithm.load_replay_state(parts["replay"])
