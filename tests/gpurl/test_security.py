@@ -5,6 +5,7 @@ import random
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +19,7 @@ from gpurl.api import resume
 from gpurl.buffers.demonstrations import read_demonstrations
 from gpurl.checkpoint import load_checkpoint, save_checkpoint
 from gpurl.convert import Answer, read_foreign, run_worker
+from gpurl.convert_worker import Refused, check_archive
 from gpurl.envs.registry import make_env
 from gpurl.errors import CheckpointError, GpurlError, UsageError
 from gpurl.plot import read_metrics
@@ -263,6 +265,18 @@ def test_what_convert_refuses_and_why(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"reads \.pt"):
         read_foreign(tmp_path / "x.npz")
     assert convert(tmp_path / "none.pt") == 5
+
+
+@pytest.mark.parametrize("name", ["../x.pth", "a/../../x.pth", "/x.pth", "a\\x.pth", "C:x.pth", "link.pth", "twice.pth"])
+def test_members_of_a_zip_stay_in_their_folder(name: str, tmp_path: Path) -> None:
+    member = zipfile.ZipInfo(name)
+    if name == "link.pth":
+        member.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive, pytest.warns() if name == "twice.pth" else nullcontext():
+        for _ in range(1 + (name == "twice.pth")):
+            archive.writestr(member, "x")
+    with zipfile.ZipFile(tmp_path / "x.zip") as archive, pytest.raises(Refused, match=r"its zip has (the|2) (member|link)"):
+        check_archive(archive, 1000)
 
 
 def test_tensors_come_out_as_they_were_by_their_path(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
