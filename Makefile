@@ -1,9 +1,9 @@
-# make train | test | lint | bench | compare | peers | outward | soak | learn; everything goes into .venv; make gpu-check for a machine with a GPU
+# make train | test | lint | audit | bench | compare | peers | outward | soak | learn; everything goes into .venv; make gpu-check for a machine with a GPU
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup train test lint bench compare peers outward soak learn gpu-check gpu-check-wheels clean
+.PHONY: setup train test lint audit bench compare peers outward soak learn gpu-check gpu-check-wheels clean
 
 setup: $(VENV)/.installed
 
@@ -29,6 +29,12 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# known vulnerabilities of the tested set, asked of a service on the network: not part of test, which needs none
+audit:
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/pip install --quiet pip-audit
+	.venv-audit/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
 bench: setup
 	$(BIN)/gpurl bench
@@ -66,4 +72,4 @@ learn: setup
 	$(BIN)/python -m benchmarks.learning
 
 clean:
-	rm -rf $(VENV) .tr36 .venv-peers .gpu-check
+	rm -rf $(VENV) .tr36 .venv-peers .venv-audit .gpu-check

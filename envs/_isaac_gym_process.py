@@ -53,7 +53,7 @@ class SimulatorProcess:
         command = [python, "-u", str(SERVER), str(theirs.fileno()), str(read_end)]
         passed = (theirs.fileno(), read_end, self.memory_file)
         try:
-            self.process = subprocess.Popen(  # noqa: S603
+            self.process = subprocess.Popen(  # noqa: S603 - the user's interpreter on a file of this package
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,

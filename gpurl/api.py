@@ -88,7 +88,10 @@ def run(settings: Settings, resume_from: Path | None = None, command: list[str] 
     if resume_from is not None and config.run_dir is not None and Path(config.run_dir).resolve() != resume_from.resolve():
         raise UsageError(f"a run goes on in its own folder, {resume_from}: leave out run_dir {config.run_dir}")
     with deterministic(config.deterministic):
-        device = choose_device(config.device)
+        try:
+            device = choose_device(config.device)
+        except UsageError as error:
+            raise error if resume_from is None else UsageError(f"{error}; the run trained there, and goes on here with --device auto") from None
         if resume_from is None:
             return _run(settings, device, None, None, command or sys.argv)
         with lock_run(resume_from):  # first: who holds it may be about to write a checkpoint
@@ -99,7 +102,7 @@ def _run(settings: Settings, device: torch.device, folder: Path | None, parts: d
     """Train in a new run folder, or on from `parts` of a checkpoint in `folder`, which is locked."""
     config = settings.train
     threads, allow_tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
-    earlier = None if parts is None else parts["trainer"].get("threads")  # sums of torch depend on it in their last bits
+    earlier = None if parts is None else parts["trainer"]["threads"]  # sums of torch depend on it in their last bits
     envs = list[VecEnv]()
     try:
         eval_env = _eval_env(settings, device)
@@ -142,7 +145,7 @@ def make_trainer(
         settings.algorithm, settings.algorithm_config, *spaces, config.num_envs, device, config.seed, state_space=env.single_state_space
     )
     if config.precision == "tf32" and device.type != "cuda":
-        raise UsageError(f"precision tf32 is a GPU's, this run is on {device}; leave it out, or take --device cuda")
+        raise UsageError(f"precision tf32 is a GPU's, this run is on {device}; take --precision float32, or --device cuda")
     torch.backends.cuda.matmul.allow_tf32 = config.precision != "float32"
     model.set_precision(config.precision)
     if device.type == "cpu":

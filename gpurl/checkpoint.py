@@ -24,9 +24,9 @@ from filelock import FileLock
 from safetensors import SafetensorError
 
 from gpurl.errors import CheckpointError
+from gpurl.migrations import FORMAT_VERSION, OLDEST_FORMAT, migrate
 from gpurl.state_files import State, read_json, read_state_files, write_state_files
 
-FORMAT_VERSION = 1
 LOCK_SECONDS = 60.0
 STEP_FOLDER = re.compile(r"step_([0-9]{12,18})")
 PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
@@ -206,7 +206,7 @@ def _gpurl_version() -> str:
 def _load(folder: Path, device: str | torch.device) -> tuple[dict[str, State], dict[str, Any]]:
     manifest = _check(folder)
     with _damage(folder):
-        return read_state_files(folder, device), manifest
+        return migrate(read_state_files(folder, device), manifest["format_version"]), manifest
 
 
 def _is_intact(path: Path) -> bool:
@@ -248,6 +248,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"manifest.json (format {version}, this gpurl reads {FORMAT_VERSION}) does not have its own SHA-256")
     if type(version) is not int or version < 1:
         raise CheckpointError(f"manifest.json has format {version!r}")
+    if version < OLDEST_FORMAT:
+        raise CheckpointError(f"format {version} is older than {OLDEST_FORMAT}, the oldest that this gpurl reads")
     if version > FORMAT_VERSION:
         raise _NewerFormatError(f"format {version} is newer than {FORMAT_VERSION}, which this gpurl reads: update gpurl")
     return manifest

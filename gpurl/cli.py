@@ -16,6 +16,8 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl plot RUN                                                              draw the learning curve again
   gpurl plot --bench [FOLDER] [--out FOLDER]                                  draw what the benchmarks measured
   gpurl profile ALGORITHM ENV [settings] [--out FOLDER] [--iterations 3]      say where the time of a training goes, write a trace
+  gpurl convert FILE [--out FILE.safetensors]                                 weights of other trainers, nothing executed
+  gpurl convert FILE --algorithm ppo --env ENV --network.activation tanh      the same as a run to evaluate and go on with
   gpurl envs                                                                  what there is to train on
   gpurl check-env MODULE                                                      say what is wrong with an environment
   gpurl bench                                                                 measure throughput and kernels
@@ -157,6 +159,29 @@ def plot_bench(words: list[str]) -> int:
     return 0
 
 
+def convert(words: list[str]) -> int:
+    """`gpurl convert FILE [--out FILE.safetensors]`, `gpurl convert FILE --algorithm ALGORITHM --env ENV [settings]`."""
+    from gpurl.cli_train import parse_convert
+
+    options, settings = parse_convert(words)
+    from pathlib import Path
+
+    from gpurl.convert import read_foreign, write_safetensors
+
+    source = Path(options["FILE"])
+    converted = read_foreign(source)
+    if settings is None:
+        target = Path(options["out"]) if options["out"] else source.with_suffix(".safetensors")
+        write_safetensors(converted, target)
+        print(f"{converted.table()}\n{len(converted.tensors)} tensors in {target}")
+        return 0
+    from gpurl.foreign_policy import write_policy
+
+    folder, notes = write_policy(converted, settings, options["unit_actions"], ["gpurl", "convert", *words])
+    print("\n".join([*converted.notes, *notes, f"run folder {folder}: gpurl eval {folder}"]))
+    return 0
+
+
 # ---- commands on the installation ----
 
 
@@ -226,6 +251,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "eval": evaluate,
     "play": play,
     "plot": plot,
+    "convert": convert,
     "envs": envs,
     "check-env": check_env,
     "bench": bench,

@@ -56,6 +56,33 @@ def parse_profile(words: list[str]) -> tuple[Settings, dict[str, Any]]:
     return settings, options
 
 
+def parse_convert(words: list[str]) -> tuple[dict[str, Any], Settings | None]:
+    """(FILE, out, unit_actions; settings of the run to make, None where only the tensors are wanted)."""
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="gpurl convert", allow_abbrev=False)
+    parser.add_argument("FILE", help=".pt, .pth, .bin, .ckpt, .zip or .safetensors")
+    parser.add_argument("--out", default="", help="the safetensors file; by default FILE with that suffix")
+    parser.add_argument("--algorithm", help="ppo or a2c: write a run with this policy instead, settings as of gpurl train behind it")
+    parser.add_argument("--env", help="the environment it is for")
+    parser.add_argument(
+        "--unit-actions", action="store_true", help="the policy's actions are in [-1, 1] (rl_games), not in the task's units"
+    )
+    known, rest = parser.parse_known_args(words)
+    options = vars(known)
+    if (known.algorithm is None) != (known.env is None) or (known.algorithm is None and rest):
+        raise UsageError(f"a run needs --algorithm and --env, one file of tensors neither; got {' '.join(words)}")
+    if known.algorithm is None:
+        return options, None
+    if known.out:
+        raise UsageError(f"--out {known.out} names a file of tensors; the folder of a run is --run-dir")
+    if not any(re.match(r"(--)?network\.activation\b", word) for word in rest):
+        raise UsageError(
+            "weights do not tell their activation: --network.activation tanh (stable-baselines3, cleanrl), elu (rsl_rl, rl_games) or relu"
+        )
+    return options, parse_train([known.algorithm, known.env, *rest])[0]
+
+
 def _whole(flag: str, text: str) -> int:
     try:
         return int(text)

@@ -20,6 +20,7 @@ LEAST = {
 }
 
 
+MOST_THREADS = 4096
 CHOICES: dict[str, tuple[str, ...]] = {
     "nan": ("raise", "skip", "reset-envs"),
     "tag_style": tuple(ALIASES),
@@ -92,6 +93,8 @@ class TrainConfig:
             )
         if self.stop_return is not None and self.eval_episodes == 0:
             raise UsageError(f"stop_return {self.stop_return} needs evaluations, but eval_episodes is 0: they would never be played")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise UsageError(f"threads must be at most {MOST_THREADS}, got {self.threads}")
         parse_interval(self.save_every)
 
 
@@ -248,6 +251,9 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
+MAX_CONFIG_BYTES, MAX_CONFIG_VALUES = 1 << 20, 10_000
+
+
 class _Loader(yaml.SafeLoader):
     """YAML in which 1e-3 is a number, as in YAML 1.2 and everywhere else; to PyYAML it is text."""
 
@@ -258,11 +264,26 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\
 def read_config(path: str | Path) -> dict[str, Any]:
     """Values of a YAML file of settings; UsageError says what is wrong with it."""
     try:
-        values = _Loader(Path(path).read_text(encoding="utf-8")).get_single_data()
+        text = Path(path).read_bytes()[: MAX_CONFIG_BYTES + 1]
+        if len(text) > MAX_CONFIG_BYTES:
+            raise UsageError(f"{path} is no file of settings: it has more than {MAX_CONFIG_BYTES} bytes")
+        values = _Loader(text.decode("utf-8")).get_single_data()
+        _count(values, MAX_CONFIG_VALUES)
     except FileNotFoundError:
         raise UsageError(f"there is no config file {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, OSError, RecursionError) as error:
         raise UsageError(f"cannot read {path} as YAML: {error}") from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise UsageError(f"{path} must hold `name: value` lines, got {type(values).__name__}")
     return values
+
+
+def _count(value: Any, left: int) -> int:
+    """`left` less the values in `value`; ValueError where they are more, as of aliases that name each other over and over."""
+    items = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    left -= 1
+    if left < 0:
+        raise ValueError(f"it stands for more than {MAX_CONFIG_VALUES} values")
+    for item in items:
+        left = _count(item, left)
+    return left

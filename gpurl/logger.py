@@ -132,7 +132,7 @@ def _cut_after(path: Path, step: int) -> dict[str, float]:
                 record = json.loads(line)
                 if not line.endswith(b"\n") or record["step"] > step:
                     break
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 break
             latest.update(record)
             kept += len(line)

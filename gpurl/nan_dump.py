@@ -28,14 +28,20 @@ def describe_dump(path: Path) -> str:
     parts, manifest = load_checkpoint(path)
     if "dump" not in parts:
         raise CheckpointError(f"{path} is a checkpoint of a run, not a dump of NaN; those are in non_finite/ of a run folder")
-    dump = parts["dump"]
+    try:
+        return _described(parts["dump"], manifest["step"])
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, StopIteration, OverflowError) as error:
+        raise CheckpointError(f"{path} is no dump of NaN that this version can read: {type(error).__name__}: {error}") from None
+
+
+def _described(dump: dict[str, Any], steps: int) -> str:
     if "optimizer" in dump:
-        return _describe_step(dump, manifest["step"])
+        return _describe_step(dump, steps)
     columns: dict[str, Tensor] = dump["columns"]
     step, horizon = int(dump["step"]), len(next(iter(columns.values())))
     lines = [
         f"environment {dump['env']!r}, number {dump['index']}: NaN or infinity at step {step} of {horizon} of the rollout of iteration "
-        f"{dump['iteration']}, which ended at env step {manifest['step']}; {dump['rows']} such rows in all",
+        f"{dump['iteration']}, which ended at env step {steps}; {dump['rows']} such rows in all",
         f"first in: {', '.join(dump['keys']) or 'obs of the next step'}",
     ]
     if dump.get("weights"):

@@ -22,6 +22,7 @@ STYLE: dict[Any, Any] = {
     **{"xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True},
 }
 REFERENCES = "references.json"
+MAX_LINE_BYTES, MAX_NUMBER = 1 << 20, 1e100
 SIDE_PANELS = (  # colour, and the label of each tag that may stand there; the first tag present is drawn
     (
         PURPLE,
@@ -57,7 +58,7 @@ def _read_references(folder: Path) -> dict[str, float]:
     try:
         returns = json.loads((folder / REFERENCES).read_text(encoding="utf-8"))
         return {str(name): float(value) for name, value in returns.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         return {}
 
 
@@ -90,22 +91,27 @@ def read_metrics(folder: Path) -> Series:
     """All scalars of a run's metrics.jsonl by tag; lines that are damaged or still being written are left out."""
     series: Series = {}
     try:
-        text = (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
+        with (folder / "metrics.jsonl").open("rb") as file:
+            for line in iter(lambda: file.readline(MAX_LINE_BYTES), b""):  # of a longer one the pieces are no JSON
+                _take_line(line, series)
     except OSError as error:
         raise UsageError(f"{folder} is not the folder of a run: no metrics.jsonl can be read there ({error.strerror})") from error
-    for line in text.splitlines():
-        try:
-            numbers = {tag: math.nan if value is None else float(value) for tag, value in json.loads(line).items()}
-            step = numbers.pop("step")
-            if math.isnan(step):
-                continue
-        except (ValueError, TypeError, KeyError, AttributeError):
-            continue
-        for tag, number in numbers.items():
-            steps, values = series.setdefault(tag, ([], []))
-            steps.append(step)
-            values.append(number)
     return series
+
+
+def _take_line(line: bytes, series: Series) -> None:
+    """Append what is in a line; nothing of one that is damaged."""
+    try:
+        numbers = {tag: math.nan if value is None else float(value) for tag, value in json.loads(line).items()}
+        step = numbers.pop("step")
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return
+    if not math.isfinite(step) or abs(step) > MAX_NUMBER:
+        return
+    for tag, number in numbers.items():
+        steps, values = series.setdefault(tag, ([], []))
+        steps.append(step)
+        values.append(number if abs(number) <= MAX_NUMBER else math.nan)  # what cannot be drawn
 
 
 def _title(folder: Path) -> str:

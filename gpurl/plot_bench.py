@@ -40,7 +40,16 @@ def plot_bench(folder: Path, out: Path | None = None) -> list[Path]:
     except OSError as error:
         raise GpurlError(f"cannot make the folder {target}: {error.strerror or error}") from error
     with mpl.rc_context(STYLE):
-        return [_picture(path, path.with_name(path.name.replace("throughput", "peers", 1)), target) for path in files]
+        return [_drawn(path, target) for path in files]
+
+
+def _drawn(throughput: Path, target: Path) -> Path:
+    try:
+        return _picture(throughput, throughput.with_name(throughput.name.replace("throughput", "peers", 1)), target)
+    except (KeyError, TypeError, AttributeError, OverflowError, csv.Error) as error:
+        raise UsageError(f"{throughput} holds no results of gpurl bench: {type(error).__name__}: {error}") from error
+    except ValueError as error:
+        raise error if isinstance(error, UsageError) else UsageError(f"{throughput} holds no results of gpurl bench: {error}") from error
 
 
 def _picture(throughput: Path, peers: Path, target: Path) -> Path:

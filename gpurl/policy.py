@@ -87,9 +87,9 @@ def load(path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = 
         meta, settings = parts["meta"], parts["meta"]["settings"]
         obs_space, action_space = (space_from_dict(meta[name]) for name in ("observation_space", "action_space"))
         config = build_algorithm_config(settings["algorithm"], settings)
-        state_space = space_from_dict(meta["state_space"]) if meta.get("state_space") else None
+        state_space = space_from_dict(meta["state_space"]) if meta["state_space"] else None
         algorithm = make_algorithm(settings["algorithm"], config, obs_space, action_space, num_envs, device, state_space=state_space)
         algorithm.load_state_dict(parts["model"])
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         raise CheckpointError(f"{path}, step {manifest['step']}, is not a policy this version can read: {error}") from None
     return Policy(algorithm, settings)

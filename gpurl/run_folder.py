@@ -141,12 +141,12 @@ def _git_diff() -> bytes | None:
     """The commit of the working directory's repository and the changes since; None without git, repository or commit."""
     git = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false"]
     try:
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, timeout=GIT_SECONDS)  # noqa: S603
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, timeout=GIT_SECONDS)  # noqa: S603 - git, no shell
         if commit.returncode != 0:
             return None
         with tempfile.TemporaryFile() as diff:  # on disk: the size is known only afterwards
             command = [*git, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD"]
-            subprocess.run(command, stdout=diff, stderr=subprocess.DEVNULL, timeout=GIT_SECONDS, check=True)  # noqa: S603
+            subprocess.run(command, stdout=diff, stderr=subprocess.DEVNULL, timeout=GIT_SECONDS, check=True)  # noqa: S603 - git, no shell
             size = diff.tell()
             if size > MAX_DIFF_BYTES:
                 return commit.stdout + f"the changes since are left out: {size} bytes, the limit is {MAX_DIFF_BYTES}\n".encode()

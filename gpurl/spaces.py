@@ -38,6 +38,6 @@ def space_from_dict(values: Any) -> gymnasium.Space:
             return Discrete(values["n"], start=values["start"])
         if values["kind"] == "MultiDiscrete":
             return MultiDiscrete(np.asarray(values["nvec"]))
-    except (KeyError, TypeError, ValueError, AssertionError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, AssertionError) as error:
         raise CheckpointError(f"a space in the checkpoint cannot be read: {values!r} ({error})") from None
     raise CheckpointError(f"the checkpoint has a space of unknown kind {values['kind']!r}")

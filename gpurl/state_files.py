@@ -17,6 +17,7 @@ State = dict[str, Any]  # nested dicts, lists and tuples of Tensor, bool, int, f
 
 MAX_DEPTH = 64
 MAX_JSON_BYTES = 64 << 20
+WRAPPERS = ("_orig_mod", "module")  # parts of names that torch.compile and DistributedDataParallel put in front of a module's own
 DTYPES = {  # what every safetensors that we allow can store
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8),
@@ -59,6 +60,17 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{file.name} holds a {type(content).__name__}, wanted an object")
     return content
+
+
+def without_wrappers(named: State, where: str) -> State:
+    """`named` by the names that it had before torch.compile or DistributedDataParallel; CheckpointError where two become one."""
+    result: State = {}
+    for name, value in named.items():
+        plain = ".".join(part for part in name.split(".") if part not in WRAPPERS)
+        if plain in result:
+            raise CheckpointError(f"{where} has {plain} twice: once by itself, once inside {' or '.join(WRAPPERS)}")
+        result[plain] = value
+    return result
 
 
 def _encode(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:

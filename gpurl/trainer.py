@@ -13,9 +13,9 @@ from gpurl.algorithms.algorithm import Algorithm, Decision, episode_ends, restar
 from gpurl.checkpoint import save_checkpoint
 from gpurl.config import Settings, parse_interval
 from gpurl.display import Display
-from gpurl.env_guard import EnvGuard, reset_env, step_env
+from gpurl.env_guard import EnvGuard, check_reset, reset_env, step_env
 from gpurl.envs.vec_env import Timestep, VecEnv
-from gpurl.errors import CheckpointError, DivergedError, EndlessEpisodeError, EnvError, NonFiniteError
+from gpurl.errors import CheckpointError, DivergedError, EndlessEpisodeError, EnvError, GpurlError, NonFiniteError
 from gpurl.evaluator import Stopped, evaluate, greedy
 from gpurl.finite_guard import FiniteGuard
 from gpurl.graphed import Graphed, choose_graphs
@@ -26,7 +26,7 @@ from gpurl.kernels.random import CounterRandom
 from gpurl.logger import Logger
 from gpurl.nan_dump import write_dump
 from gpurl.persistent import PersistentRollout, make_persistent
-from gpurl.resume_check import check_fits
+from gpurl.resume_check import fitting
 from gpurl.spaces import space_to_dict
 from gpurl.statistics import EpisodeStatistics, Stopwatch, to_host
 from gpurl.step_guard import StepGuard
@@ -369,10 +369,15 @@ class Trainer:
         CheckpointError when they are of something else or lack a part.
         """
         try:
-            check_fits(parts["meta"], self.settings, self.algorithm)
+            parts, notes = fitting(parts, self.settings, self.algorithm)
             self._restore(parts)
+            self.notes += notes
+        except GpurlError:
+            raise
         except KeyError as error:
             raise CheckpointError(f"the checkpoint has no {error}: it was written by another version of gpurl") from error
+        except (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError) as error:
+            raise CheckpointError(f"the checkpoint does not fit this run: {type(error).__name__}: {error}") from error
 
     def _restore(self, parts: dict[str, dict[str, Any]]) -> None:
         self.algorithm.load_state_dict(parts["model"])
@@ -388,9 +393,10 @@ class Trainer:
             self.env.reset(seed=self.config.seed)
             self.env.load_state_dict(parts["env"])
             self.obs, self.carry = saved["obs"], tuple(saved["carry"])
+            check_reset(self.env, self.obs)
         else:  # other episodes than the first ones again
             self._begin_episodes(self.config.seed + self.iteration)
-        self.stored = self.algorithm.load_replay_state(parts.get("replay", {}))
+        self.stored = self.algorithm.load_replay_state(parts["replay"])
         if self.stored and not parts["env"]:
             self.algorithm.cut()
         self._choose_rollout()

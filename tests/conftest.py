@@ -1,6 +1,10 @@
-"""Tests marked `gpu` are skipped where torch sees no CUDA device; runs draw their curve only in tests marked `curve`."""
+"""Tests marked `gpu` are skipped without a CUDA device; runs draw their curve only in tests marked `curve`; no test uses a network."""
 
+import ipaddress
+import socket
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -19,3 +23,34 @@ def _no_curve(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """It takes longer to draw than most runs of these tests take to train."""
     if "gpurl.api" in sys.modules and not request.node.get_closest_marker("curve"):
         monkeypatch.setattr("gpurl.api.plot_curve", lambda folder: folder)
+
+
+def _is_here(address: Any) -> bool:
+    """Of a Unix socket, or of this machine's loopback."""
+    if not isinstance(address, tuple):
+        return True
+    host = str(address[0])
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_network() -> Iterator[None]:
+    """Tests that talk to another machine, or let one talk to them, fail: this program does neither unless it is asked to."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "connect_ex", "bind", "sendto"):
+            patch.setattr(socket.socket, name, _guarded(name))
+        yield
+
+
+def _guarded(name: str) -> Any:
+    real = getattr(socket.socket, name)
+
+    def call(self: socket.socket, *arguments: Any) -> Any:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not _is_here(arguments[-1]):
+            pytest.fail(f"socket.{name} to {arguments[-1]}: tests use no network")
+        return real(self, *arguments)
+
+    return call

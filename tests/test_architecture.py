@@ -1,6 +1,7 @@
 """The house rules that a machine can check: who may import whom, first lines, and the map in README."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,9 @@ LAYERS = [  # a module imports from its own layer or from earlier ones
         "statistics",
         "checkpoint",
         "state_files",
+        "migrations",
+        "convert",
+        "convert_worker",
         "logger",
         "display",
         "plot",
@@ -50,7 +54,7 @@ LAYERS = [  # a module imports from its own layer or from earlier ones
         "with_state",
     },
     {"graphs", "graphed", "persistent", "trainer", "evaluator"},
-    {"api", "policy", "play", "doctor", "env_table", "check_env", "registration", "profile", "profile_report", "outward"},
+    {"api", "policy", "play", "doctor", "env_table", "check_env", "registration", "profile", "profile_report", "outward", "foreign_policy"},
     {"cli", "cli_train", "__init__"},
 ]
 STAND_ALONE = {"isaac_gym_server.py"}  # runs where there is no gpurl, so all of it is in one file
@@ -133,8 +137,19 @@ def test_the_map_in_readme_names_every_source_file() -> None:
 
 def test_nothing_is_pickled_or_evaluated() -> None:
     banned = ("import pickle", "torch.load(", "torch.save(", "yaml.load(", "eval(", "exec(", "shell=True", "os.system(")
+    of_worker = 'torch.load(source, map_location="cpu", weights_only=True)'  # in a process of its own
     for path in SOURCES:
         text = "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
+        if path.name == "convert_worker.py":
+            assert text.count(of_worker) == 1
+            text = text.replace(of_worker, "")
         for word in banned:
             hits = [line for line in text.splitlines() if word in line and f"_{word}" not in line and f".{word}" not in line]
             assert not hits, f"{path}: {hits}"
+
+
+def test_a_security_rule_is_switched_off_for_a_reason() -> None:
+    lines = [f"{path}: {line}" for path in SOURCES for line in path.read_text().splitlines() if re.search(r"noqa: S\d", line)]
+    assert lines
+    assert not [line for line in lines if not re.search(r"noqa: S\d+ - \w+", line)]
+    assert not re.search(r"noqa: S(?!\d|IM)", "".join(path.read_text() for path in SOURCES))

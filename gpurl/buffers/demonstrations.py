@@ -1,13 +1,16 @@
 """What others did: observations and actions from a file or a Minari dataset, checked against the spaces they are to be of. No pickle."""
 
+import zipfile
 from pathlib import Path
 from typing import Any, get_args
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from safetensors import safe_open
 
+from gpurl.buffers.memory import available_bytes, in_gib
 from gpurl.errors import UsageError
 
 NAMES = ("obs", "action")
@@ -44,12 +47,14 @@ def _from_file(path: Path) -> dict[str, np.ndarray]:
     if path.suffix not in (".npz", ".safetensors"):
         raise UsageError(f"a dataset is FILE.npz, FILE.safetensors or {MINARI}DATASET_ID, got {str(path)!r}")
     try:
+        if path.suffix == ".npz" and zipfile.is_zipfile(path):
+            _must_unpack(path)
         opened: Any = np.load(path, allow_pickle=False) if path.suffix == ".npz" else safe_open(path, framework="numpy")
         with opened as file:
             take = file.__getitem__ if path.suffix == ".npz" else file.get_tensor
             found = list(file.keys())
             arrays = {name: take(name) for name in NAMES if name in found}
-    except MemoryError:
+    except (MemoryError, UsageError):
         raise
     except Exception as error:  # of what damage brings about, whatever its type
         why = f"{type(error).__name__}: {error}"
@@ -61,6 +66,15 @@ def _from_file(path: Path) -> dict[str, np.ndarray]:
             f"{path} must hold {' and '.join(NAMES)}, it lacks {' and '.join(missing)}; there is {', '.join(found) or 'nothing'}"
         )
     return arrays
+
+
+def _must_unpack(path: Path) -> None:
+    """UsageError for an archive that says it unpacks to more than there is memory for: a few kB can stand for any number of zeros."""
+    free = available_bytes(torch.device("cpu"))
+    with zipfile.ZipFile(path) as archive:
+        wanted = sum(member.file_size for member in archive.infolist())
+    if free is not None and wanted > free:
+        raise UsageError(f"{path} unpacks to {in_gib(wanted)}, where {in_gib(free)} are free")
 
 
 def _from_minari(name: str) -> dict[str, np.ndarray]:

@@ -258,8 +258,6 @@ def test_an_existing_run_folder_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     small_run(tmp_path / "run", 1)
-    with pytest.raises(CheckpointError, match=r"num_envs 16, this run 32"):
-        resume(tmp_path / "run", num_envs=32, total_steps=10**4)
     from gpurl.api import run
 
     values = {**SMALL, "run_dir": str(tmp_path / "run"), "total_steps": 10**4}

@@ -1,0 +1,189 @@
+"""Weights of another trainer's MLP policy as a run of gpurl's: which tensor is which layer, the units of actions, normalised observations.
+
+Tensors do not tell their activation, so the user does. Everything else is read off names and shapes, told, and refused where it is not one
+actor from the environment's observations to its actions.
+"""
+
+import dataclasses
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpurl.algorithms import resolve_algorithm
+from gpurl.algorithms.ppo import PPO
+from gpurl.api import choose_device, make_trainer
+from gpurl.config import Settings
+from gpurl.convert import Converted
+from gpurl.display import Display
+from gpurl.distributions import Gaussian, make_head
+from gpurl.envs.registry import make_env
+from gpurl.errors import CheckpointError, UsageError
+from gpurl.normalizer import Normalizer
+from gpurl.run_folder import create_run_folder, write_run_info
+
+Layers = list[tuple[str, Tensor, Tensor]]  # name, weight [out, in], bias [out]
+
+OF_CRITIC = re.compile(r"critic|value|vf")
+NOT_WEIGHTS = re.compile(r"optim|target|normaliz|mean_std|preprocessor")
+MOST_LAYERS = 8
+NORMALIZERS = {  # name of the mean: (name of the variance, deviation from it), as each library divides
+    "obs_normalizer._mean": ("_var", lambda variance: variance.sqrt() + 1e-2),  # rsl_rl
+    "running_mean_std.running_mean": ("running_var", lambda variance: (variance + 1e-5).sqrt()),  # rl_games
+    "state_preprocessor.running_mean": ("running_variance", lambda variance: variance.sqrt() + 1e-8),  # skrl
+    "observation_preprocessor.running_mean": ("running_variance", lambda variance: variance.sqrt() + 1e-8),
+}
+OF_VALUES = ("value_mean_std.running_mean", "running_var", lambda variance: (variance + 1e-5).sqrt())  # rl_games
+
+
+def write_policy(converted: Converted, settings: Settings, unit_actions: bool, command: list[str]) -> tuple[Path, list[str]]:
+    """(a new run folder at step 0 that holds the policy, notes); unit_actions: it acts in [-1, 1], whatever the environment's limits.
+
+    UsageError or CheckpointError where the tensors are not one.
+    """
+    env = make_env(settings.env, 1, "cpu", **settings.env_options)
+    num_inputs = int(torch.Size(env.single_observation_space.shape or ()).numel())
+    num_outputs = _outputs_of(settings, env)
+    env.close()
+    found, notes = converted.tensors, list[str]()
+    actor, critic, shared = _networks(found, num_inputs, num_outputs, settings.env)
+    hidden = tuple(weight.shape[0] for _, weight, _ in actor[:-1])
+    scale = _normalizer(found, num_inputs)
+    of_values = _moments(found, *OF_VALUES, size=1) if critic is not None else None
+    network = dataclasses.replace(settings.algorithm_config.network, hidden=hidden, shared=shared, memory="none")
+    config = dataclasses.replace(
+        settings.algorithm_config,
+        **{"network": network, "normalize_obs": scale is not None, "normalize_value": of_values is not None},
+        **{"asymmetric": False, "squash": False},
+    )
+    settings = dataclasses.replace(settings, algorithm_config=config)
+    trainer = make_trainer(settings, choose_device("cpu"))
+    algorithm: Any = trainer.algorithm
+    with torch.no_grad():
+        _fill(algorithm, actor, critic, notes)
+        if isinstance(algorithm.head, Gaussian):
+            _fill_head(algorithm, found, unit_actions, notes)
+        for normalizer, moments in ((algorithm.normalizer, scale), (algorithm.value_normalizer, of_values)):
+            if moments is not None:
+                _fill_normalizer(normalizer, *moments)
+                notes.append(f"normalised by {moments[0]}")
+        if scale is not None:
+            notes.append(
+                f"observations are clipped {algorithm.normalizer.clip:.0f} deviations away (rl_games and skrl: 5, rsl_rl: nowhere)"
+            )
+    folder = create_run_folder(Path(settings.train.root), settings.env, settings.algorithm, settings.train.seed, settings.train.run_dir)
+    write_run_info(folder, settings.to_dict(), command)
+    trainer.start()
+    trainer.folder = folder
+    unsaved = trainer.save(Display("", 0, quiet=True))
+    trainer.env.close()
+    if unsaved:
+        raise CheckpointError(unsaved)
+    return folder, notes
+
+
+def _outputs_of(settings: Settings, env: Any) -> int:
+    if not issubclass(resolve_algorithm(settings.algorithm), PPO):
+        raise UsageError(f"convert makes runs of ppo and a2c, not {settings.algorithm}; others can clone one: gpurl train bc --teacher RUN")
+    return make_head(env.single_action_space, algorithm=settings.algorithm).num_outputs
+
+
+def _networks(tensors: dict[str, Tensor], num_inputs: int, num_outputs: int, env: str) -> tuple[Layers, Layers | None, bool]:
+    """(actor; critic, None where there is none of the actor's hidden layers; whether it is one layer on the actor's)."""
+    layers = _layers(tensors)
+    actor = _chain([layer for layer in layers if not OF_CRITIC.search(layer[0])], num_inputs, num_outputs)
+    if actor is None:
+        wanted = f"layers from {num_inputs} numbers to {num_outputs}"
+        listing = "\n".join(f"  {name}: {weight.shape[1]} -> {weight.shape[0]}" for name, weight, _ in layers) or "  no dense layers"
+        raise CheckpointError(f"no actor of {env} in it: wanted {wanted}, found\n{listing}")
+    of_critic = [layer for layer in layers if OF_CRITIC.search(layer[0])]
+    if len(actor) > 1 and len(of_critic) == 1 and of_critic[0][1].shape == (1, actor[-1][1].shape[1]):
+        return actor, of_critic, True
+    critic = _chain(of_critic, num_inputs, 1)
+    fits = critic is not None and [weight.shape for _, weight, _ in critic[:-1]] == [weight.shape for _, weight, _ in actor[:-1]]
+    return actor, critic if fits else None, False
+
+
+def _layers(tensors: dict[str, Tensor]) -> Layers:
+    """All dense layers, in the order of the file."""
+    pairs = [(name[: -len(".weight")], tensor) for name, tensor in tensors.items() if name.endswith(".weight") and tensor.dim() == 2]
+    return [
+        (name, weight.float(), tensors[f"{name}.bias"].float())
+        for name, weight in pairs
+        if not NOT_WEIGHTS.search(name) and f"{name}.bias" in tensors and tensors[f"{name}.bias"].shape == weight.shape[:1]
+    ]
+
+
+def _chain(layers: Layers, num_inputs: int, num_outputs: int) -> Layers | None:
+    """All of them, one behind the other, as near to the file's order as shapes allow; None where they are no such chain."""
+    if not 0 < len(layers) <= MOST_LAYERS:
+        return None
+    for order in itertools.permutations(layers):
+        sizes = [num_inputs, *(weight.shape[0] for _, weight, _ in order)]
+        if sizes[-1] == num_outputs and all(weight.shape[1] == size for (_, weight, _), size in zip(order, sizes)):
+            return list(order)
+    return None
+
+
+def _normalizer(tensors: dict[str, Tensor], size: int) -> tuple[str, Tensor, Tensor, Tensor] | None:
+    found = (_moments(tensors, mean, variance, deviation, size) for mean, (variance, deviation) in NORMALIZERS.items())
+    return next(filter(None, found), None)
+
+
+def _moments(tensors: dict[str, Tensor], mean: str, variance: str, deviation: Any, size: int) -> tuple[str, Tensor, Tensor, Tensor] | None:
+    """(name, mean [D], variance [D], what is divided by [D]) of a normaliser whose mean is called so, but not the critic's own."""
+    for name, tensor in tensors.items():
+        head = name.removesuffix(mean)
+        if head != name and not (head and head[-1].isalnum()) and not re.search(r"critic", head) and tensor.numel() == size:
+            spread = tensors[name.removesuffix(mean.rpartition(".")[2]) + variance].flatten().double()
+            return name, tensor.flatten().double(), spread, deviation(spread)
+    return None
+
+
+def _fill_normalizer(normalizer: Normalizer, name: str, mean: Tensor, variance: Tensor, deviation: Tensor) -> None:
+    normalizer.mean.copy_(mean)
+    normalizer.variance.copy_(variance)
+    normalizer.count.fill_(1e6)  # what was seen there counts, and what comes moves it slowly
+    normalizer.shift.copy_(mean)
+    normalizer.inv_std.copy_(1.0 / deviation)
+
+
+def _fill(algorithm: Any, actor: Layers, critic: Layers | None, notes: list[str]) -> None:
+    """The towers, of which the actor's is the first, and what is behind them."""
+    network = algorithm.network
+    chains = [actor] if critic is None or network.towers.weights[0].shape[0] == 1 else [actor, critic]
+    for place, chain in enumerate(chains if network.towers.weights else []):
+        for number, (_, weight, bias) in enumerate(chain[:-1]):
+            network.towers.weights[number][place].copy_(weight)
+            network.towers.biases[number][place, 0].copy_(bias)
+    for layer, chain in ((network.actor, actor), (network.critic, critic or [])):
+        if chain:
+            layer.weight.copy_(chain[-1][1])
+            layer.bias.copy_(chain[-1][2])
+            notes.append(f"{'actor' if chain is actor else 'critic'}: {', '.join(name for name, _, _ in chain)}")
+    if critic is None:
+        notes.append("no critic with hidden layers as the actor's: values begin anew")
+
+
+def _fill_head(algorithm: Any, tensors: dict[str, Tensor], unit_actions: bool, notes: list[str]) -> None:
+    """Deviation and units of continuous actions."""
+    head, count = algorithm.head, algorithm.head.num_outputs
+    logs = re.compile(r"log_?std|sigma")
+    names = [name for name, tensor in tensors.items() if re.search(r"std|sigma", name) and tensor.numel() == count]
+    name = next((name for name in names if not NOT_WEIGHTS.search(name)), None)
+    if name is None:
+        notes.append(f"no standard deviation of {count} numbers in it: it begins at {algorithm.config.initial_std}")
+    else:
+        value = tensors[name].flatten().float()
+        head.log_std.copy_(value if logs.search(name) else value.log())
+        notes.append(f"standard deviation: {name}")
+    if not unit_actions:  # a policy in the environment's units; gpurl's span [-1, 1]
+        half, centre = head.box.units[2], head.box.units[3]
+        layer = algorithm.network.actor
+        layer.weight.div_(half.unsqueeze(1))
+        layer.bias.sub_(centre).div_(half)
+        if name is not None:
+            head.log_std.sub_(half.log())

@@ -1,0 +1,32 @@
+"""`gpurl convert` with its worker as a fork of this process, which has imported torch already."""
+
+import io
+import os
+from contextlib import redirect_stdout
+from pathlib import Path
+from unittest.mock import patch
+
+from gpurl import convert_worker
+from gpurl.convert import Answer
+from tests.small_runs import exit_code
+
+
+def forked(path: Path, folder: Path) -> Answer:
+    """In place of `gpurl.convert.run_worker`."""
+    answer = folder / "answer"
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            with redirect_stdout(io.StringIO()) as told:
+                code = convert_worker.main(str(path.absolute()), str(folder / "tensors.safetensors"))
+            answer.write_text(told.getvalue())
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return Answer(code, answer.read_bytes() if answer.exists() else b"", b"")
+
+
+def convert(file: Path, *words: str) -> int | str | None:
+    """The exit code of `gpurl convert FILE words`."""
+    with patch("gpurl.convert.run_worker", forked):
+        return exit_code(["convert", str(file), *words])
