@@ -19,6 +19,7 @@ from gpurl.env_guard import check_step
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import EnvError
 from gpurl.graphs import Backend
+from gpurl.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from gpurl.trainer import Trainer
@@ -169,6 +170,8 @@ def choose_graphs(trainer: "Trainer") -> tuple[str, Graphed | None, list[str]]:
             try:
                 return level, LEVELS[level](trainer, backend), notes
             except RuntimeError as error:
+                if is_out_of_memory(error):  # a run without graphs would soon meet the same end
+                    raise
                 obstacle = _cause(error)
         notes.append(f"CUDA graph level {level} is not possible: {obstacle}")
     return "off", None, notes

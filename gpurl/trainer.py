@@ -15,10 +15,11 @@ from gpurl.algorithms.algorithm import Algorithm, Decision, episode_ends, restar
 from gpurl.checkpoint import save_checkpoint
 from gpurl.config import Settings, parse_interval
 from gpurl.display import Display
+from gpurl.ending import leave
 from gpurl.env_guard import check_reset, check_step
 from gpurl.envs.vec_env import Timestep, VecEnv
-from gpurl.errors import CheckpointError, DivergedError, EndlessEpisodeError, EnvError, NonFiniteError
-from gpurl.evaluator import Stopped, evaluate, greedy
+from gpurl.errors import CheckpointError, EndlessEpisodeError, EnvError, NonFiniteError
+from gpurl.evaluator import evaluate, greedy
 from gpurl.finite_guard import FiniteGuard
 from gpurl.graphed import Graphed, choose_graphs
 from gpurl.graphs import Backend, CudaGraphs
@@ -26,7 +27,6 @@ from gpurl.interrupt import StopRequest
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.random import CounterRandom
 from gpurl.logger import Logger
-from gpurl.nan_dump import write_dump
 from gpurl.persistent import PersistentRollout, make_persistent
 from gpurl.resume_check import check_fits
 from gpurl.spaces import space_to_dict
@@ -208,15 +208,7 @@ class Trainer:
                     self.eval_env = self.env if self.evaluates_itself else self.eval_env
                     self._evaluate(logger, display, stop)
             except BaseException as error:
-                if self.buffer.size:  # a rollout that broke off is not kept; weights and counters are those of the last update
-                    self.buffer.clear()
-                    self.algorithm.cut()  # the environments are steps ahead of what is stored
-                if not (stop.signal_number and isinstance(error, (Stopped, EnvError))):  # what a signal broke is no error
-                    if not isinstance(error, DivergedError):  # LATEST stays a policy that one can go on from
-                        self.save(display)
-                    if isinstance(error, NonFiniteError) and (dump := write_dump(self.folder, self.steps, error)):
-                        raise type(error)(f"{error}. What led there: gpurl doctor {dump}") from error
-                    raise
+                leave(self, display, error, stop.signal_number)
                 reason = "signal"
             unsaved = self.save(display)
         return Outcome(reason, self.steps, self.evaluation, stop.signal_number, unsaved)
@@ -233,7 +225,7 @@ class Trainer:
             return
         if self.stored + left < starts:
             holds = f"the replay holds {self.stored} transitions and {left} are to come"
-            self._warn(display, f"nothing will be learnt: {holds}, learning_starts is {starts}")
+            self.warn(display, f"nothing will be learnt: {holds}, learning_starts is {starts}")
         elif self.steps and not self.stored:
             display.note(f"the replay was not saved (save_replay does): {starts} transitions are played before learning goes on")
 
@@ -268,7 +260,7 @@ class Trainer:
         values |= {"time/fps": (self.steps - self.logged_steps) / max(seconds, 1e-9), "time/iterations": float(self.iteration)}
         values |= {"time/total_timesteps": float(self.steps), "time/time_elapsed": self.elapsed}
         if not math.isfinite(values.get("train/grad_norm", 0.0)):
-            self._warn(display, f"the gradient at step {self.steps} is not finite, its steps are left out; a lower learning_rate may help")
+            self.warn(display, f"the gradient at step {self.steps} is not finite, its steps are left out; a lower learning_rate may help")
         self.last_log, self.logged_steps = now, self.steps
         logger.write(self.steps, values)
         display.update(self.steps, values)
@@ -291,14 +283,14 @@ class Trainer:
         try:
             values = evaluate(act, self.eval_env, self.config.eval_episodes, carry, EVAL_SEED, should_stop=lambda: stop.signal_number)
         except EndlessEpisodeError as error:
-            self._warn(display, f"no more evaluations: {error}")
+            self.warn(display, f"no more evaluations: {error}")
             self.eval_env = None
             return
         if non_finite := values.get("eval/non_finite_episodes"):
             text = f"{non_finite:.0f} evaluation episodes of environment {self.settings.env!r} gave NaN or infinity"
             if self.config.nan == "raise":
                 raise NonFiniteError(f"{text}; to leave such episodes out and go on: gpurl train --resume RUN --nan reset-envs")
-            self._warn(display, f"{text} and are left out")
+            self.warn(display, f"{text} and are left out")
         if not values["eval/episodes"]:
             return
         self.evaluation, self.evaluation_is_new = {**values, "at_step": self.steps}, True
@@ -318,12 +310,12 @@ class Trainer:
         self.last_save = time.monotonic()
         try:
             save_checkpoint(self.folder / "checkpoints", self.steps, self._parts(), keep=self.config.keep_checkpoints, is_best=is_best)
-        except CheckpointError as error:
-            self._warn(display, f"no checkpoint at step {self.steps}: {error}")
+        except (CheckpointError, MemoryError, torch.OutOfMemoryError) as error:
+            self.warn(display, f"no checkpoint at step {self.steps}: {error}")
             return str(error)
         return ""
 
-    def _warn(self, display: Display, text: str) -> None:
+    def warn(self, display: Display, text: str) -> None:
         display.note(f"warning: {text}")
         if self.config.quiet:
             print(f"warning: {text}", file=sys.stderr, flush=True)
