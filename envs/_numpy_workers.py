@@ -1,5 +1,6 @@
 """The worker processes of a numpy vector environment: what ended one of them, and an end of all that leaves nothing behind."""
 
+import ctypes
 import faulthandler
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from gpurl.errors import EnvError
 
+PR_SET_PDEATHSIG = 1  # sys/prctl.h
 EXIT_SECONDS = 2.0  # that a worker which let go of its pipe takes to end
 TOGETHER_SECONDS = 0.1  # in which others die of the same cause
 MAX_CRASH_LOG = 1 << 20  # bytes
@@ -73,6 +75,8 @@ def _in_worker(make: Callable[[], gymnasium.Env], trainer_pid: int, crash_log: i
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes: it is the trainer's
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         faulthandler.enable(crash_log, all_threads=False)
+        if hasattr(libc := ctypes.CDLL(None), "prctl"):  # one that hangs would outlive a trainer that was killed
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     return make()
 
 
