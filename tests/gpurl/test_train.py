@@ -306,7 +306,7 @@ def test_a_full_disk_warns_trains_on_and_ends_with_its_own_code(tmp_path: Path) 
     code = (
         "import resource, sys\nfrom gpurl.cli import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
-        "words = 'num_envs=16 horizon=8 total_steps=1000 save_every=1i eval_episodes=0 device=cpu network.hidden=128,128'.split()\n"
+        "words = 'horizon=8 num_envs=16 total_steps=6e3 save_every=9i log_every=0 eval_episodes=0 device=cpu network.hidden=999'.split()\n"
         f"sys.exit(main(['train', 'ppo', 'pendulum', *words, r'run_dir={tmp_path / 'run'}']))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
@@ -314,6 +314,11 @@ def test_a_full_disk_warns_trains_on_and_ends_with_its_own_code(tmp_path: Path) 
     assert "no checkpoint at step" in done.stdout + done.stderr
     assert "ended by total_steps" in done.stdout
     assert "its last state is in no checkpoint" in done.stdout
+    for name in ("metrics.jsonl cannot be written", "TensorBoard's event file cannot be written", "no learning curve"):
+        assert done.stderr.count(name) == 1, done.stderr
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [ITERATION * number for number in range(1, len(steps) + 1)]
+    assert 5 < len(steps) < 47
 
 
 def test_a_checkpoint_folder_is_not_a_run_folder(tmp_path: Path) -> None:
