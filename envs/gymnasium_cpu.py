@@ -15,9 +15,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
 from gpurl.envs._numpy_spaces import make_decoder, make_encoder, stack_rows
-from gpurl.envs._numpy_vector import VECTORIZATIONS, failure, find_spec, kill, make_copies, make_pool, make_task
+from gpurl.envs._numpy_vector import VECTORIZATIONS, find_spec, make_copies, make_pool, make_task
+from gpurl.envs._numpy_workers import failure, kill
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import EnvError, UsageError
+
+RESTART_SEED = 1_000_003
 
 
 class GymnasiumCpu(VecEnv):
@@ -26,6 +29,10 @@ class GymnasiumCpu(VecEnv):
     vectorization: "sync" (one after the other in this process), "async" (a process each), "vector" (the task's own vector version) or
     "envpool" (EnvPool's threads). task_options go to the task's constructor. Where the wrapped environment resets at the next step, as most
     of "vector" and all of "envpool" do, the step after an episode's end is no transition: info["valid"] is False there.
+
+    restart_workers: how many times processes that died, hang or raised an error may be started again, instead of ending the run. All of
+    them are, since Gymnasium cannot replace one: every episode breaks off, and info["valid"] is False for that step of all environments.
+    worker_timeout: seconds after which a process that does not answer a step or a reset counts as hanging; without it, never.
     """
 
     def __init__(
@@ -38,16 +45,24 @@ class GymnasiumCpu(VecEnv):
         max_episode_steps: int | None = None,
         task_options: dict[str, Any] | None = None,
         env: gymnasium.vector.VectorEnv | Callable[[], gymnasium.Env] | None = None,
+        restart_workers: int = 0,
+        worker_timeout: float | None = None,
     ) -> None:
         if vectorization not in VECTORIZATIONS:
             raise UsageError(f"vectorization must be one of {', '.join(VECTORIZATIONS)}, got {vectorization!r}")
         if num_envs < 1:
             raise UsageError(f"num_envs must be at least 1, got {num_envs}")
+        if restart_workers < 0 or (worker_timeout is not None and worker_timeout <= 0):
+            raise UsageError(f"restart_workers must be at least 0 and worker_timeout above 0, got {restart_workers} and {worker_timeout}")
+        if vectorization != "async" and (restart_workers or worker_timeout is not None):
+            raise UsageError(f"restart_workers and worker_timeout are for vectorization async, which has workers; it is {vectorization!r}")
         options = dict(task_options or {}) | ({} if max_episode_steps is None else {"max_episode_steps": max_episode_steps})
         self.task, self.vectorization, self.task_options = task, vectorization, task_options
         self._seed, self._is_broken = seed, False
+        self.restart_workers, self.worker_timeout, self._restarts = restart_workers, worker_timeout, 0
         self._obs: np.ndarray | None = None  # [N, *obs] shown last
-        self._env = self._find_env(env, task, num_envs, vectorization, options)
+        self._wanted = env, task, num_envs, vectorization, options
+        self._env = self._find_env(*self._wanted)
         try:
             self._mode = _autoreset_mode(self._env)
             self._encoder = make_encoder(self._env.single_observation_space)
@@ -79,14 +94,14 @@ class GymnasiumCpu(VecEnv):
             spec = find_spec(task)
             self.max_episode_steps = options.get("max_episode_steps", spec.max_episode_steps)
             self.reward_threshold = spec.reward_threshold
-            return make_task(spec, num_envs, vectorization, options)
+            return make_task(spec, num_envs, vectorization, options, self.worker_timeout)
         if vectorization not in ("sync", "async"):
             raise UsageError(f"vectorization={vectorization!r} needs a registered task; a function env takes sync or async")
-        self.max_episode_steps = options.pop("max_episode_steps", None)
-        if options:
-            raise UsageError(f"task_options {sorted(options)} need a registered task; give them inside the function env")
+        self.max_episode_steps = options.get("max_episode_steps")
+        if unknown := sorted(options.keys() - {"max_episode_steps"}):
+            raise UsageError(f"task_options {unknown} need a registered task; give them inside the function env")
         make = _time_limited(env, self.max_episode_steps) if self.max_episode_steps else env
-        return make_copies(make, f"the environment of {env}", num_envs, vectorization)
+        return make_copies(make, f"the environment of {env}", num_envs, vectorization, self.worker_timeout)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
         """The first reset without a seed takes the constructor's. Other entries of `options` go to the environments."""
@@ -95,10 +110,11 @@ class GymnasiumCpu(VecEnv):
         if seed is None and self._obs is None:
             seed = self._seed
         if mask is None or self._obs is None:
-            self._obs = self._encoder.encode(self._reset(seed, passed)[0])
-            self._ended = np.zeros(self.num_envs, bool)  # a new one: the old one is memory of a tensor that was returned
-            self._return[:], self._length[:] = 0.0, 0
-            self.episode_length_buf.zero_()
+            try:
+                rows = self._reset(seed, passed)[0]
+            except EnvError as error:
+                rows = self._after_restart(error)
+            self._begin_all(self._encoder.encode(rows))
         else:
             mask = mask.numpy(force=True).astype(bool) if isinstance(mask, Tensor) else np.array(mask, bool)
             if mask.any():
@@ -106,16 +122,24 @@ class GymnasiumCpu(VecEnv):
             self._ended = self._ended & ~mask
             self._return[mask], self._length[mask] = 0.0, 0
             self.episode_length_buf.masked_fill_(torch.from_numpy(mask).to(self.device), 0)
-        return send([self._obs.copy()], self.device)[0], {}
+        return send([self._obs.copy()], self.device)[0], {}  # type: ignore[union-attr]
+
+    def _begin_all(self, obs: np.ndarray) -> None:
+        """All episodes begin, at obs [N, *obs]."""
+        self._obs = obs
+        self._ended = np.zeros(self.num_envs, bool)  # a new one: the old one is memory of a tensor that was returned
+        self._return[:], self._length[:] = 0.0, 0
+        self.episode_length_buf.zero_()
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         try:
             batch, raw_reward, raw_terminated, raw_truncated, info = self._env.step(self._decoder.decode(actions.numpy(force=True)))
         except Exception as error:
-            raise self._broken("step", error) from error
+            return self._restarted_step(self._broken("step", error))
         terminated, truncated = np.array(raw_terminated, bool), np.array(raw_truncated, bool)
-        valid = ~self._ended if self._mode == AutoresetMode.NEXT_STEP else None
-        if valid is not None:
+        valid = np.ones(self.num_envs, bool) if self.restart_workers else None
+        if self._mode == AutoresetMode.NEXT_STEP:
+            valid = ~self._ended
             terminated &= valid
             truncated &= valid
             raw_reward = np.where(valid, raw_reward, 0.0)
@@ -197,6 +221,25 @@ class GymnasiumCpu(VecEnv):
         self._is_broken = True
         kill(self._env)
         return explained
+
+    def _restarted_step(self, error: EnvError) -> Timestep:
+        """The step in which `error` ended the workers: no transition of any environment, and the first observation of new episodes."""
+        self._begin_all(obs := self._encoder.encode(self._after_restart(error)))
+        no = np.zeros(self.num_envs, bool)
+        return self._timestep(obs, obs, np.zeros(self.num_envs, np.float32), no, no.copy(), no.copy())
+
+    def _after_restart(self, error: EnvError) -> Any:
+        """What new workers show first, other episodes than the seed's; raises `error` when they have been started again often enough."""
+        while self._restarts < self.restart_workers:
+            self._restarts += 1
+            count = f"{self._restarts} of {self.restart_workers} times"
+            logging.getLogger("gpurl").warning("%s; all %d workers are started again (%s)", error, self.num_envs, count)
+            try:
+                self._env, self._is_broken = self._find_env(*self._wanted), False
+                return self._reset(self._seed + RESTART_SEED * self._restarts, {})[0]
+            except (EnvError, UsageError) as again:
+                error = EnvError(str(again))
+        raise error
 
     def close_extras(self, **kwargs: Any) -> None:
         if self._is_broken:

@@ -26,6 +26,7 @@ from gpurl.errors import CheckpointError, EndlessEpisodeError, GpurlError, Usage
 from gpurl.evaluator import evaluate, greedy, scripted
 from gpurl.host_settings import keep_large_blocks, quickest_threads
 from gpurl.logger import Logger
+from gpurl.out_of_memory import Watch, told_what_fits
 from gpurl.plot import note_references, plot_curve
 from gpurl.policy import Policy, load
 from gpurl.run_folder import create_run_folder, lock_run, note_resume, write_run_info
@@ -91,14 +92,19 @@ def run(settings: Settings, resume_from: Path | None = None, command: list[str] 
         try:
             device = choose_device(config.device)
         except UsageError as error:
-            raise error if resume_from is None else UsageError(f"{error}; the run trained there, and goes on here with --device auto") from None
+            if resume_from is None:
+                raise
+            raise UsageError(f"{error}; the run trained there, and goes on here with --device auto") from None
         if resume_from is None:
-            return _run(settings, device, None, None, command or sys.argv)
-        with lock_run(resume_from):  # first: who holds it may be about to write a checkpoint
-            return _run(settings, device, resume_from, load_checkpoint(resume_from, device)[0], command or sys.argv)
+            with told_what_fits(settings, device) as memory:
+                return _run(settings, device, None, None, command or sys.argv, memory)
+        with lock_run(resume_from), told_what_fits(settings, device) as memory:  # first the lock: its holder may be about to save
+            return _run(settings, device, resume_from, load_checkpoint(resume_from, device)[0], command or sys.argv, memory)
 
 
-def _run(settings: Settings, device: torch.device, folder: Path | None, parts: dict[str, Any] | None, command: list[str]) -> Run:
+def _run(
+    settings: Settings, device: torch.device, folder: Path | None, parts: dict[str, Any] | None, command: list[str], memory: Watch
+) -> Run:
     """Train in a new run folder, or on from `parts` of a checkpoint in `folder`, which is locked."""
     config = settings.train
     threads, allow_tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
@@ -108,7 +114,7 @@ def _run(settings: Settings, device: torch.device, folder: Path | None, parts: d
         eval_env = _eval_env(settings, device)
         envs += [] if eval_env is None else [eval_env]
         envs.append(_env_of(settings, device))
-        trainer = make_trainer(settings, device, eval_env, envs[-1], threads=earlier)
+        trainer = memory.trainer = make_trainer(settings, device, eval_env, envs[-1], threads=earlier)
         trainer.folder = folder or create_run_folder(Path(config.root), settings.env, settings.algorithm, config.seed, config.run_dir)
         with lock_run(trainer.folder) if parts is None else nullcontext():
             if parts is None:

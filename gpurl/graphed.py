@@ -18,6 +18,7 @@ from gpurl.algorithms.algorithm import Decision
 from gpurl.env_guard import step_env
 from gpurl.envs.vec_env import Timestep
 from gpurl.graphs import Backend
+from gpurl.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from gpurl.trainer import Trainer
@@ -166,6 +167,8 @@ def choose_graphs(trainer: "Trainer") -> tuple[str, Graphed | None, list[str]]:
             try:
                 return level, LEVELS[level](trainer, backend), notes
             except RuntimeError as error:
+                if is_out_of_memory(error):  # a run without graphs would soon meet the same end
+                    raise
                 obstacle = _cause(error)
         notes.append(f"CUDA graph level {level} is not possible: {obstacle}")
     return "off", None, notes

@@ -26,7 +26,8 @@ from gpurl.errors import CheckpointError, UsageError
 MAX_DIFF_BYTES = 1 << 20
 GIT_SECONDS = 10.0
 LOCK_SECONDS = 0.3  # a holder keeps its lock for hours: waiting longer helps nobody
-RUN_INFO = {"config.yaml", "command.txt", "versions.json", "git.diff", "run.lock", "run.pid"}
+RUN_INFO = {"config.yaml", "command.txt", "versions.json", "git.diff", "run.lock", "run.pid", "metrics.jsonl", "checkpoints"}
+LOGGED = "events.out.tfevents."
 PACKAGES = ("torch", "triton", "gpurl", "gymnasium", "numpy")
 
 
@@ -43,9 +44,10 @@ def create_run_folder(root: Path, env: str, algorithm: str, seed: int, name: str
 
 
 def _chosen_folder(folder: Path) -> Path:
+    """`folder`, new, empty or of a run that ended before its first checkpoint: nobody could go on with that one."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = {entry.name for entry in folder.iterdir()}
-    if names and not ("run.pid" in names and names <= RUN_INFO):  # those are of a run that failed before its first step
+    names = {entry.name for entry in folder.iterdir() if not entry.name.startswith(LOGGED)}
+    if any(folder.iterdir()) and not ("run.pid" in names and names <= RUN_INFO and not any(folder.glob("checkpoints/step_*"))):
         raise UsageError(f"{folder} already holds files: continue that run with --resume, or give another name to --run-dir")
     return folder
 

@@ -13,10 +13,11 @@ from gpurl.algorithms.algorithm import Algorithm, Decision, episode_ends, restar
 from gpurl.checkpoint import save_checkpoint
 from gpurl.config import Settings, parse_interval
 from gpurl.display import Display
+from gpurl.ending import leave
 from gpurl.env_guard import EnvGuard, check_reset, reset_env, step_env
 from gpurl.envs.vec_env import Timestep, VecEnv
-from gpurl.errors import CheckpointError, DivergedError, EndlessEpisodeError, EnvError, GpurlError, NonFiniteError
-from gpurl.evaluator import Stopped, evaluate, greedy
+from gpurl.errors import CheckpointError, EndlessEpisodeError, EnvError, GpurlError, NonFiniteError
+from gpurl.evaluator import evaluate, greedy
 from gpurl.finite_guard import FiniteGuard
 from gpurl.graphed import Graphed, choose_graphs
 from gpurl.graphs import Backend, CudaGraphs
@@ -24,7 +25,6 @@ from gpurl.interrupt import StopRequest
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.random import CounterRandom
 from gpurl.logger import Logger
-from gpurl.nan_dump import write_dump
 from gpurl.persistent import PersistentRollout, make_persistent
 from gpurl.resume_check import fitting
 from gpurl.spaces import space_to_dict
@@ -200,7 +200,7 @@ class Trainer:
                     self.elapsed = before + time.monotonic() - began
                     self._log_if_due(metrics, logger, display)
                     while self.warnings:
-                        self._warn(display, self.warnings.pop(0))
+                        self.warn(display, self.warnings.pop(0))
                     if self.steps >= self.next_eval:
                         self._evaluate(logger, display, stop)
                     reason = "signal" if stop.signal_number else self._limit_reached()
@@ -210,15 +210,7 @@ class Trainer:
                     self.eval_env = self.env if self.evaluates_itself else self.eval_env
                     self._evaluate(logger, display, stop)
             except BaseException as error:
-                if self.buffer.size:  # a rollout that broke off is not kept; weights and counters are those of the last update
-                    self.buffer.clear()
-                    self.algorithm.cut()  # the environments are steps ahead of what is stored
-                if not (stop.signal_number and isinstance(error, (Stopped, EnvError))):  # what a signal broke is no error
-                    if not isinstance(error, DivergedError):  # LATEST stays a policy that one can go on from
-                        self.save(display)
-                    if isinstance(error, NonFiniteError) and (dump := write_dump(self.folder, self.steps, error)):
-                        raise type(error)(f"{error}. What led there: gpurl doctor {dump}") from error
-                    raise
+                leave(self, display, error, stop.signal_number)
                 reason = "signal"
             unsaved = self.save(display)
         return Outcome(reason, self.steps, self.evaluation, stop.signal_number, unsaved)
@@ -235,7 +227,7 @@ class Trainer:
             return
         if self.stored + left < starts:
             holds = f"the replay holds {self.stored} transitions and {left} are to come"
-            self._warn(display, f"nothing will be learnt: {holds}, learning_starts is {starts}")
+            self.warn(display, f"nothing will be learnt: {holds}, learning_starts is {starts}")
         elif self.steps and not self.stored:
             display.note(f"the replay was not saved (save_replay does): {starts} transitions are played before learning goes on")
 
@@ -292,14 +284,14 @@ class Trainer:
         try:
             values = evaluate(act, self.eval_env, self.config.eval_episodes, carry, EVAL_SEED, should_stop=lambda: stop.signal_number)
         except EndlessEpisodeError as error:
-            self._warn(display, f"no more evaluations: {error}")
+            self.warn(display, f"no more evaluations: {error}")
             self.eval_env = None
             return
         if non_finite := values.get("eval/non_finite_episodes"):
             text = f"{non_finite:.0f} evaluation episodes of environment {self.settings.env!r} gave NaN or infinity"
             if self.config.nan == "raise":
                 raise NonFiniteError(f"{text}; to leave such episodes out and go on: gpurl train --resume RUN --nan reset-envs")
-            self._warn(display, f"{text} and are left out")
+            self.warn(display, f"{text} and are left out")
         if not values["eval/episodes"]:
             return
         self.evaluation, self.evaluation_is_new = {**values, "at_step": self.steps}, True
@@ -318,16 +310,16 @@ class Trainer:
         """Write a checkpoint; a full disk is a warning, which is returned, and the run tries again at the next interval."""
         self.last_save = time.monotonic()
         if weights := self.step_guard.bad_weights():
-            self._warn(display, f"no checkpoint at step {self.steps}: the weights are not finite: {weights}")
+            self.warn(display, f"no checkpoint at step {self.steps}: the weights are not finite: {weights}")
             return f"the weights are not finite: {weights}"
         try:
             save_checkpoint(self.folder / "checkpoints", self.steps, self._parts(), keep=self.config.keep_checkpoints, is_best=is_best)
-        except CheckpointError as error:
-            self._warn(display, f"no checkpoint at step {self.steps}: {error}")
+        except (CheckpointError, MemoryError, torch.OutOfMemoryError) as error:
+            self.warn(display, f"no checkpoint at step {self.steps}: {error}")
             return str(error)
         return ""
 
-    def _warn(self, display: Display, text: str) -> None:
+    def warn(self, display: Display, text: str) -> None:
         display.note(f"warning: {text}")
         if self.config.quiet:
             print(f"warning: {text}", file=sys.stderr, flush=True)

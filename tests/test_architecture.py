@@ -52,8 +52,9 @@ LAYERS = [  # a module imports from its own layer or from earlier ones
         "determinism",
         "env_guard",
         "with_state",
+        "out_of_memory",
     },
-    {"graphs", "graphed", "persistent", "trainer", "evaluator"},
+    {"graphs", "graphed", "persistent", "trainer", "evaluator", "ending"},
     {"api", "policy", "play", "doctor", "env_table", "check_env", "registration", "profile", "profile_report", "outward", "foreign_policy"},
     {"cli", "cli_train", "__init__"},
 ]

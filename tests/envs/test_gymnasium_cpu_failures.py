@@ -1,7 +1,6 @@
 """What goes wrong in a Gymnasium environment or with its options, and that the error says where."""
 
 import multiprocessing
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -45,16 +44,6 @@ def test_an_exception_names_the_environment_and_the_line(vectorization: str) -> 
     env.reset(seed=0)
     env.step(torch.zeros(3, 1))
     with pytest.raises(EnvError, match=r"(?s)environment 1 failed in step:.*self\.failure\(\).*ZeroDivisionError: the wheel came off"):
-        env.step(torch.zeros(3, 1))
-    env.close()
-    assert multiprocessing.active_children() == []
-
-
-def test_a_worker_that_dies_is_named() -> None:
-    env = GymnasiumCpu(3, env=lambda: Crashing(lambda: os._exit(7)), vectorization="async")
-    env.reset(seed=0)
-    env.step(torch.zeros(3, 1))
-    with pytest.raises(EnvError, match=r"the worker process of environment 1 \(exit code 7\) died in step"):
         env.step(torch.zeros(3, 1))
     env.close()
     assert multiprocessing.active_children() == []

@@ -1,5 +1,6 @@
 """What goes wrong in Isaac Gym's process or on the way to it: each is told, and no process is left."""
 
+import gc
 import os
 import re
 import signal
@@ -187,6 +188,23 @@ def test_a_task_that_prints_for_days(monkeypatch: pytest.MonkeyPatch) -> None:
     os.kill(env._simulator.process.pid, signal.SIGKILL)
     with pytest.raises(EnvError, match=r"ended in step \(signal SIGKILL\); its last lines:\n.*noise"):
         env.step(ACTION)
+
+
+def test_a_simulator_that_is_killed_leaves_no_memory_and_no_descriptors() -> None:
+    def held() -> tuple[list[str], list[str]]:
+        gc.collect()
+        links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+        return sorted(str(link.readlink()) for link in links if link.is_symlink()), sorted(os.listdir("/dev/shm"))
+
+    before = held()
+    env = make()
+    env.reset()
+    env._simulator.process.kill()
+    with pytest.raises(EnvError, match=r"signal SIGKILL"):
+        env.step(ACTION)
+    env.close()
+    del env
+    assert held() == before
 
 
 def test_a_trainer_that_is_killed_takes_a_stuck_simulator_with_it() -> None:

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
 from gpurl import api, play
-from gpurl.api import evaluate_run, make_trainer, resume
+from gpurl.api import evaluate_run, make_trainer
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.check_env import check_env
 from gpurl.checkpoint import load_checkpoint
@@ -56,16 +56,6 @@ def test_one_policy_of_all_agents_learns_the_two_step_game(tmp_path: Path, monke
 def test_the_list_of_environments_tells_of_agents() -> None:
     assert "two_step_game\n      2 agents, observation (2, 5), action MultiDiscrete([2 2])," in env_table()
     assert "pendulum\n      observation (3,)" in env_table()
-
-
-@pytest.mark.parametrize("env", ["two_step_game", WALKERS])
-def test_a_resumed_run_is_one_that_never_stopped(tmp_path: Path, env: str) -> None:
-    whole = small_run(tmp_path / "whole", 4, ALGORITHM, env)
-    small_run(tmp_path / "parts", 2, ALGORITHM, env)
-    parts = resume(tmp_path / "parts", total_steps=4 * 16 * 8)
-    one, other = (load_checkpoint(run.folder)[0] for run in (whole, parts))
-    for name in ("model", "env"):
-        torch.testing.assert_close(one[name], other[name], rtol=0.0, atol=0.0)
 
 
 @pytest.mark.parametrize("level", ["full", "policy"])

@@ -26,7 +26,7 @@ from gpurl.policy import Policy
 from gpurl.trainer import Trainer
 from tests.cloned_runs import clone, record
 from tests.fake_graphs import FakeGraphs
-from tests.small_runs import assert_same, small_run, small_settings, some_demonstrations, state_of
+from tests.small_runs import small_run, small_settings, some_demonstrations
 from tests.test_graphs import assert_equal, results
 
 ENVS, CPU = 8, torch.device("cpu")
@@ -159,15 +159,6 @@ def settings_of(kind: str, folder: Path, balancer: Path) -> dict[str, Any]:
     if kind == "dataset":
         return {"dataset": some_demonstrations(folder, make_env("cart_pole", 1, "cpu", 0)), "normalize_obs": True}
     return {"teacher": str(balancer), "dagger": kind == "dagger", "save_replay": True}
-
-
-@pytest.mark.parametrize("kind", ["dataset", "teacher", "dagger"])
-def test_resume_is_not_having_stopped(tmp_path: Path, balancer: Path, kind: str) -> None:
-    shape = SMALL | settings_of(kind, tmp_path, balancer) | {"total_steps": 12 * ITERATION, "eval_episodes": 4}
-    whole = train("bc", "cart_pole", run_dir=str(tmp_path / "whole"), **shape)
-    stopped = shape | {"eval_every": 7 * ITERATION, "stop_return": -1e9}
-    assert train("bc", "cart_pole", run_dir=str(tmp_path / "parts"), **stopped).outcome.steps == 7 * ITERATION
-    assert_same(state_of(whole.folder), state_of(resume(tmp_path / "parts", stop_return=None).folder))
 
 
 @pytest.mark.parametrize("kind", ["dataset", "teacher"])

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,16 @@ import torch
 from gpurl.api import evaluate_run, resume, train
 from gpurl.checkpoint import latest_checkpoint, load_checkpoint
 from gpurl.cli import main
+from gpurl.envs.gymnasium_cpu import GymnasiumCpu
 from gpurl.errors import DivergedError, NonFiniteError
 from gpurl.evaluator import Stopped, evaluate
 from gpurl.finite_guard import FiniteGuard
 from gpurl.play import play_run
+from tests.numpy_envs import Tour
 from tests.small_runs import ITERATION, SMALL, small_run, start
 from tests.tiny_envs import Endless, RandomWalk
+
+SECONDS_TO_END = 5.0  # after a signal, that the iteration and the checkpoint may take
 
 
 def train_forever(folder: Path) -> "subprocess.Popen[str]":
@@ -47,9 +52,9 @@ def test_a_signal_saves_and_exits_with_its_code(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - began < SECONDS_TO_END
     assert process.returncode == 143
     assert errors.startswith("stopping: the iteration ends and is saved first; another signal ends at once\n")
-    assert time.monotonic() - began < 10
     saved = load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"]
     resumed = resume(tmp_path / "run", total_steps=saved + 2 * ITERATION)
     assert resumed.outcome.steps == saved + 2 * ITERATION
@@ -58,8 +63,11 @@ def test_a_signal_saves_and_exits_with_its_code(tmp_path: Path) -> None:
 def test_a_second_run_is_refused_and_kill_9_loses_one_interval_at_most(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     process = train_forever(tmp_path / "run")
     try:
+        began = time.monotonic()
         assert main(["train", "--resume", str(tmp_path / "run")]) == 5
-        assert str(tmp_path / "run") in capsys.readouterr().err
+        assert time.monotonic() - began < 1.0
+        assert f"{tmp_path / 'run'} is in use by process {process.pid} on " in capsys.readouterr().err
+        assert main(["train", "ppo", "pendulum", "device=cpu", f"run_dir={tmp_path / 'run'}"]) == 2
         time.sleep(0.7)
         assert process.poll() is None
     finally:
@@ -70,9 +78,17 @@ def test_a_second_run_is_refused_and_kill_9_loses_one_interval_at_most(tmp_path:
     assert resume(tmp_path / "run", total_steps=saved + ITERATION).outcome.steps == saved + ITERATION
 
 
-@pytest.mark.parametrize(("number", "code", "episodes"), [(signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 0), (signal.SIGTERM, 143, 2)])
-def test_a_signal_to_the_workers_too_saves_and_exits_with_its_code(tmp_path: Path, number: int, code: int, episodes: int) -> None:
-    """A terminal's Ctrl-C and a scheduler's SIGTERM go to the whole process group."""
+@pytest.mark.parametrize(
+    ("number", "code", "episodes", "to"),
+    [
+        (signal.SIGINT, 130, 2, "group"),
+        (signal.SIGTERM, 143, 0, "group"),
+        (signal.SIGTERM, 143, 2, "group"),
+        (signal.SIGTERM, 143, 0, "one"),
+    ],
+)
+def test_a_signal_with_workers_saves_and_exits_with_its_code(tmp_path: Path, number: int, code: int, episodes: int, to: str) -> None:
+    """A terminal's Ctrl-C and a scheduler's SIGTERM go to the whole process group, others to the trainer alone; no worker is left."""
     folder = tmp_path / "run"
     flags = ["num_envs=2", "horizon=64", "total_steps=1e9", f"eval_episodes={episodes}", "save_every=1000000s", "device=cpu"]
     flags.append(f"run_dir={folder}")
@@ -82,11 +98,78 @@ def test_a_signal_to_the_workers_too_saves_and_exits_with_its_code(tmp_path: Pat
     while steps_logged(folder) < 3 * ITERATION and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
     assert latest_checkpoint(folder) is None
-    os.killpg(process.pid, number)
+    (os.killpg if to == "group" else os.kill)(process.pid, number)
+    began = time.monotonic()
     _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - began < SECONDS_TO_END
     assert process.returncode == code, errors
     assert "Traceback" not in errors
+    assert members_of(process.pid) == []
     assert load_checkpoint(folder)[0]["trainer"]["steps"] >= 3 * ITERATION
+
+
+def members_of(group: int) -> list[str]:
+    """Processes of a group that are still there, zombies too."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ends meanwhile
+            text = stat.read_text()
+            if int(text.rpartition(")")[2].split()[2]) == group:
+                found.append(text)
+    return found
+
+
+@pytest.mark.parametrize("end", ["two signals", "kill"])
+def test_workers_that_hang_hold_no_end_up_and_die_with_their_trainer(tmp_path: Path, end: str) -> None:
+    """The first signal waits for the iteration, which never ends; the second, or a kill, does not."""
+    folder = tmp_path / "run"
+    flags = [
+        "num_envs=3",
+        "horizon=4",
+        "minibatches=1",
+        "total_steps=1e9",
+        "eval_episodes=0",
+        "device=cpu",
+        "log_every=0",
+        f"run_dir={folder}",
+    ]
+    process = start(["train", "ppo", "tests.gpurl.test_interruptions:HangingTour", *flags], start_new_session=True)
+    deadline = time.monotonic() + 60
+    while steps_logged(folder) < 12 and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    assert len(members_of(process.pid)) == 4
+    time.sleep(0.2)  # into the step that hangs
+    if end == "kill":
+        process.kill()
+    else:
+        process.terminate()
+        time.sleep(0.2)
+        assert process.poll() is None
+        process.terminate()
+    began = time.monotonic()
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - began < 1.0
+    assert process.returncode == (-signal.SIGKILL if end == "kill" else 143), errors
+    while (left := members_of(process.pid)) and time.monotonic() < began + SECONDS_TO_END:
+        time.sleep(0.05)
+    assert left == []
+
+
+class HangingTour(GymnasiumCpu):
+    """Three workers, of which the second hangs from its tenth step on."""
+
+    def __init__(self, num_envs: int, device: torch.device | str = "cpu", seed: int = 0) -> None:
+        super().__init__(num_envs, device, seed, vectorization="async", env=Hanging)
+
+
+class Hanging(Tour):
+    steps_of_all = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps_of_all += 1
+        if self.steps_of_all == 10:
+            time.sleep(1000.0)
+        return super().step(action)
 
 
 def steps_logged(folder: Path) -> int:

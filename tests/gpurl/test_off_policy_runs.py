@@ -22,23 +22,10 @@ from gpurl.errors import CheckpointError, EnvError, NonFiniteError, UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.policy import load
 from tests.gpurl.test_misbehaving_envs import BrokenWalk
-from tests.small_runs import assert_same, off_policy, play, small_settings, state_of
+from tests.small_runs import off_policy, play, small_settings
 from tests.tiny_envs import AlternatingEnv, ContinuousAlternating, RandomWalk
 
 SMALL_RUN: dict[str, Any] = {"num_envs": 8, "horizon": 2, "quiet": True, "device": "cpu", "eval_episodes": 2, "log_every": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("name", "env"), [("sac", "pendulum"), ("dqn", "cart_pole"), ("rainbow", "cart_pole"), ("redq", "pendulum"), ("pqn", "cart_pole")]
-)
-def test_resuming_is_not_having_stopped(name: str, env: str, tmp_path: Path) -> None:
-    settings = SMALL_RUN | small_settings(name) | {"horizon": 2}
-    if name != "pqn":
-        settings |= {"save_replay": True, "learning_starts": 24, "schedule": "linear"}
-    whole = train(name, env, run_dir=str(tmp_path / "whole"), total_steps=160, **settings)
-    train(name, env, run_dir=str(tmp_path / "halves"), total_steps=160, max_seconds=1e-9, **settings)
-    halves = resume(tmp_path / "halves", max_seconds=None)
-    assert_same(state_of(whole.folder), state_of(halves.folder))
 
 
 def test_without_its_replay_a_run_fills_it_anew_before_it_learns(tmp_path: Path) -> None:

@@ -109,15 +109,6 @@ def test_a_policy_acts_without_the_state_and_values_with_it(tmp_path: Path, memo
     assert torch.equal(greedy, beside), "the actor has read the state"
 
 
-def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    whole = small_run(tmp_path / "whole", 4, env=HIDDEN, eval_episodes=0)
-    small_run(tmp_path / "parts", 2, env=HIDDEN, eval_episodes=0)
-    parts = gpurl.api.resume(tmp_path / "parts", total_steps=4 * 16 * 8)
-    states = [gpurl.load(folder, best=False).algorithm.state_dict() for folder in (whole.folder, parts.folder)]
-    for name, value in states[0].items():
-        assert torch.equal(value, states[1][name]), name
-
-
 class Wrong(HiddenAlternating):
     """Shows critics something else than it says."""
 

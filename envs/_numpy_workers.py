@@ -1,0 +1,145 @@
+"""The worker processes of a numpy vector environment: what ended one of them, and an end of all that leaves nothing behind."""
+
+import ctypes
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.connection import wait
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+
+from gpurl.errors import EnvError
+
+PR_SET_PDEATHSIG = 1  # sys/prctl.h
+EXIT_SECONDS = 2.0  # that a worker which let go of its pipe takes to end
+TOGETHER_SECONDS = 0.1  # in which others die of the same cause
+MAX_CRASH_LOG = 1 << 20  # bytes
+OUTERMOST = " in _async_worker"  # Gymnasium's loop in a worker; what lies around it is the trainer before the fork
+
+
+class Workers(AsyncVectorEnv):
+    """Gymnasium's environments in processes; one that crashes leaves its traceback, one that hangs is an error after `timeout` seconds."""
+
+    def __init__(self, makers: Sequence[Callable[[], gymnasium.Env]], timeout: float | None) -> None:
+        self.timeout = timeout
+        self._crash_log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - lasts as long as the workers; has no name that could be left
+        # only a forked process has the file; one that was started otherwise has its own stderr
+        log = self._crash_log.fileno() if multiprocessing.get_start_method() == "fork" else sys.stderr.fileno()
+        started = [partial(_in_worker, make, os.getpid(), log) for make in makers]
+        try:
+            super().__init__(started, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+        except (EOFError, OSError) as error:
+            explained = failure(self, "its constructor", error)
+            kill(self)
+            raise explained from error
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.reset_async(seed=seed, options=options)
+        return self.reset_wait(self.timeout)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.step_async(actions)
+        return self.step_wait(self.timeout)
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        super().close_extras(timeout, terminate)
+        self.release()
+
+    def release(self) -> None:
+        """Give back the file descriptors; the processes have ended."""
+        for process in self.processes:
+            process.close()
+        self.processes = []
+        self._crash_log.close()
+        del self.error_queue  # its pipe is closed with it
+
+    def last_traceback(self) -> str:
+        """What faulthandler wrote when the last worker crashed, innermost call first; nothing where none did."""
+        written = os.pread(self._crash_log.fileno(), MAX_CRASH_LOG, 0).decode(errors="replace")
+        _, fatal, text = written.rpartition("Fatal Python error: ")
+        return fatal + text.partition(OUTERMOST)[0].rpartition("\n")[0]
+
+
+def _in_worker(make: Callable[[], gymnasium.Env], trainer_pid: int, crash_log: int) -> gymnasium.Env:
+    """What `make` makes. In a worker, signals are set up first: the trainer's handlers came along with the fork."""
+    if os.getpid() != trainer_pid:  # Gymnasium makes one in the trainer too, to ask for its spaces
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes: it is the trainer's
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        faulthandler.enable(crash_log, all_threads=False)
+        if hasattr(libc := ctypes.CDLL(None), "prctl"):  # one that hangs would outlive a trainer that was killed
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return make()
+
+
+def failure(env: VectorEnv, call: str, error: Exception) -> EnvError:
+    """What to raise when `env` raised `error` in `call`; looks for worker processes that are gone or do not answer."""
+    if isinstance(error, EnvError):
+        return EnvError(str(error))
+    inner: Any = env.unwrapped
+    processes = getattr(inner, "processes", [])
+    if isinstance(error, multiprocessing.TimeoutError) and processes:
+        late = [index for index, pipe in enumerate(inner.parent_pipes) if not pipe.poll()]
+        seconds = getattr(inner, "timeout", None)
+        return EnvError(f"{_named(late)} did not answer in {call} within {seconds} s; worker_timeout sets for how long they may think")
+    if isinstance(error, (EOFError, OSError)) and processes:
+        sentinels = [process.sentinel for process in processes]
+        wait(sentinels, timeout=EXIT_SECONDS)  # for the first
+        time.sleep(TOGETHER_SECONDS)
+        closed = wait(sentinels, timeout=0.0)
+        gone = dict[str, list[int]]()
+        for index, process in enumerate(processes):
+            if process.sentinel in closed:
+                process.join(timeout=EXIT_SECONDS)  # its pipe closes a moment before it has an exit code
+                gone.setdefault(_cause(process.exitcode), []).append(index)
+        named = " and ".join(f"{_named(indices)} ({cause})" for cause, indices in gone.items())
+        text = f"the worker process of {named or 'an environment'} died in {call}"
+        last = inner.last_traceback() if isinstance(inner, Workers) else ""
+        return EnvError(f"{text}; its last traceback:\n{last}" if last else text)
+    return EnvError(f"{env} failed in {call}: {type(error).__name__}: {error}\n{''.join(traceback.format_tb(error.__traceback__)[-2:])}")
+
+
+def _cause(exit_code: int | None) -> str:
+    """`exit code 7` or `signal SIGKILL`."""
+    if exit_code is None or exit_code >= 0:
+        return f"exit code {exit_code}"
+    return f"signal {signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else -exit_code}"
+
+
+def _named(indices: list[int]) -> str:
+    """`environment 3`, `environments 0-2, 7`."""
+    spans = list[list[int]]()
+    for index in indices:
+        if spans and index == spans[-1][1] + 1:
+            spans[-1][1] = index
+        else:
+            spans.append([index, index])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"environment{'s' if len(indices) > 1 else ''} {text}"
+
+
+def kill(env: VectorEnv) -> None:
+    """End a vector environment that is broken: its workers may never answer again."""
+    inner: Any = env.unwrapped
+    processes = getattr(inner, "processes", None)
+    if processes is None:
+        env.close()
+        return
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()  # or it stays a zombie
+    for pipe in inner.parent_pipes:
+        if pipe is not None:
+            pipe.close()
+    inner.closed = True
+    if isinstance(inner, Workers):
+        inner.release()

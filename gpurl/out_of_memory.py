@@ -1,0 +1,122 @@
+"""Running out of memory becomes an error that says what was wanted, what takes the memory, and how many environments would fit."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from gpurl.buffers.memory import available_bytes, in_gib
+from gpurl.config import Settings
+from gpurl.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpurl.trainer import Trainer
+
+SHARE_TO_TAKE = 0.9  # of what there is: what comes later and what lies between blocks needs some too
+UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+ELSEWHERE = ("out of memory", "DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "Failed to allocate")  # torch on a CPU, cuBLAS, Warp
+
+
+class Watch:
+    """What `told_what_fits` knows: the trainer, once there is one."""
+
+    trainer: "Trainer | None" = None
+
+
+@contextmanager
+def told_what_fits(settings: Settings, device: torch.device) -> Iterator[Watch]:
+    """A `with` block in which running out of memory is a UsageError, which keeps torch's own as its cause."""
+    watch = Watch()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        yield watch
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UsageError(explanation(error, settings, device, watch.trainer)) from error
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether that is what went wrong, here or where `error` comes from: a graph whose capture breaks off tells of the capture alone."""
+    while error is not None:
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+            return True
+        if isinstance(error, RuntimeError) and any(words in str(error) for words in ELSEWHERE):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def explanation(error: BaseException, settings: Settings, device: torch.device, trainer: "Trainer | None") -> str:
+    """What to tell the user."""
+    count, config = settings.train.num_envs, settings.algorithm_config
+    parts = parts_of(trainer)
+    held, free = held_and_free(device, sum(parts.values()))
+    wanted = wanted_bytes(str(error))
+    lines = [f"out of memory on {device}"]
+    lines += [f"{in_gib(wanted)} more were wanted"] if wanted else []
+    lines += [] if free is None else [f"{in_gib(free)} are free beside {in_gib(held)} that this run held"]
+    text = ", ".join(lines)
+    if takers := [f"{name} {in_gib(size)}" for name, size in parts.items() if size]:
+        text += f"; of that {', '.join(takers)}"
+    fixed = parts.get("replay", 0) + parts.get("networks", 0)
+    fits = None if free is None else num_envs_that_fit(count, held + wanted, fixed, held + free)
+    advice = [f"num_envs {fits:,} instead of {count:,} would fit, by what they took until then"] if fits else []
+    if parts.get("replay"):
+        advice.append(f"replay_size less than {config.replay_size:,} (or storage bfloat16)")
+    if hasattr(config, "minibatches"):
+        advice.append(f"horizon less than {config.horizon} or minibatches more than {config.minibatches}")
+    elif hasattr(config, "batch_size"):
+        advice.append(f"batch_size less than {config.batch_size:,}")
+    if trainer is not None and trainer.graph_backend is not None and settings.train.graph != "off":
+        advice.append("--no-graph")
+    return (
+        f"{text}. What helps: {'; '.join(advice) or f'num_envs less than {count:,}'}. torch says: {str(error).splitlines()[0] or 'nothing'}"
+    )
+
+
+def num_envs_that_fit(num_envs: int, needed: int, fixed: int, room: int) -> int | None:
+    """The largest power of two below `num_envs` for which `room` bytes do; None where not even one fits.
+
+    needed: bytes that `num_envs` environments took with what failed, `fixed` of them whatever their number.
+    """
+    each = max(needed - fixed, 1) / num_envs
+    most = min(int((SHARE_TO_TAKE * room - fixed) // each), num_envs - 1)
+    return None if most < 1 else 1 << (most.bit_length() - 1)
+
+
+def wanted_bytes(message: str) -> int:
+    """Bytes that could not be had, as torch says; 0 where it does not."""
+    found = re.search(r"[Tt]r(?:ied|ying) to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message)
+    return int(float(found[1]) * UNITS[found[2]]) if found else 0
+
+
+def held_and_free(device: torch.device, known: int) -> tuple[int, int | None]:
+    """(bytes this process held at most, bytes that were free beside them); known: what its tensors take, all that a CPU can say."""
+    free = available_bytes(device)
+    if device.type != "cuda":
+        return known, free
+    peak = torch.cuda.max_memory_allocated(device)
+    given_back = peak - torch.cuda.memory_allocated(device)
+    return peak, None if free is None else max(free - given_back, 0)
+
+
+def parts_of(trainer: "Trainer | None") -> dict[str, int]:
+    """Bytes of what a trainer holds, by name."""
+    if trainer is None:
+        return {}
+    algorithm, found = trainer.algorithm, dict[str, int]()
+    found["environments"] = _size(trainer.env.state_dict())
+    found["rollout"] = _size(trainer.buffer.columns)
+    found["replay"] = getattr(getattr(algorithm, "replay", None), "bytes", 0)
+    found["networks"] = 4 * _size([*algorithm.parameters(), *algorithm.buffers()])  # with gradients and Adam's two moments
+    return found
+
+
+def _size(values: Any) -> int:
+    return sum(leaf.nbytes for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
