@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup train test lint bench peers outward learn gpu-check gpu-check-wheels clean
+.PHONY: setup train test lint bench mutants peers outward learn gpu-check gpu-check-wheels clean
 
 setup: $(VENV)/.installed
 
@@ -32,6 +32,10 @@ lint: setup
 
 bench: setup
 	$(BIN)/gpurl bench
+
+# one small mistake at a time in losses, buffers and kernels' references: do the tests see it? half an hour of one core
+mutants: setup
+	$(BIN)/python -m benchmarks.mutants
 
 # against rsl-rl-lib, rl-games, skrl, stable-baselines3, torchrl and loops written here, in an environment of their own
 peers: setup

@@ -4,8 +4,8 @@
 
 A process that has imported torch and the tests of a file forks once a mutant; the child gives the live function the mistaken code, runs the
 tests up to the first that fails, and dies. Mistakes: another comparison, operator, constant or function of its kind, a condition negated,
-two arguments swapped, a keyword left out, a default changed, a statement removed. Messages of errors, what is Triton's or C's, and functions
-under a decorator are left alone. `mutants_equivalent.csv` beside this file lists the mutants that change nothing a test could see, and why.
+two arguments swapped, a keyword left out, a default changed, a statement removed. Messages of errors, the choice between Triton, C and torch,
+launchers and functions under a decorator are left alone. `mutants_equivalent.csv` beside this file lists the mutants that change nothing a test could see, and why.
 """
 
 import argparse
@@ -30,10 +30,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, EQUIVALENT = ROOT / "benchmarks" / "results" / "mutants.csv", ROOT / "benchmarks" / "mutants_equivalent.csv"
 GROUPS = {"kernels": "kernels' references", "gpurl/buffers": "buffers", "gpurl": "losses"}
-TESTS = {  # of each file, the quickest first, under tests/
+TESTS = {  # of each file, the quickest first, under tests/; LAWS is test_properties_kernels.py
     "gpurl/losses.py": "gpurl/test_losses.py",
     "gpurl/value_losses.py": "gpurl/test_value_losses.py",
-    "gpurl/normalizer.py": "test_properties_kernels.py::test_any_split_gives_the_moments_of_all_rows_in_any_order test_properties_kernels.py::test_returns_come_back_from_the_critics_scale",
+    "gpurl/normalizer.py": "LAWS::any_split_gives_the_moments_of_all_rows_in_any_order LAWS::returns_come_back_from_the_critics_scale",
     "gpurl/buffers/demonstrations.py": "gpurl/test_demonstrations.py",
     "gpurl/buffers/memory.py": "gpurl/test_replay_buffer.py",
     "gpurl/buffers/minibatches.py": "gpurl/test_ppo.py",
@@ -42,19 +42,30 @@ TESTS = {  # of each file, the quickest first, under tests/
     "gpurl/buffers/replay.py": "test_properties_replay.py gpurl/test_replay_buffer.py",
     "gpurl/buffers/rollout.py": "gpurl/test_ppo.py",
     "kernels/adam.py": "kernels/test_adam.py",
-    "kernels/categorical_projection.py": "test_properties_kernels.py::test_a_projection_keeps_mass_and_the_mean_of_what_is_held_within_the_limits kernels/test_categorical_projection.py",
-    "kernels/episode_sums.py": "test_properties_kernels.py::test_sums_over_episodes_in_any_pieces kernels/test_episode_sums.py",
-    "kernels/gae.py": "test_properties_kernels.py::test_advantages_are_those_of_a_loop kernels/test_gae.py::test_by_hand kernels/test_gae.py::test_dispatch_and_strides",
-    "kernels/moments.py": "test_properties_kernels.py::test_any_split_gives_the_moments_of_all_rows_in_any_order kernels/test_moments.py",
-    "kernels/permutation.py": "test_properties_kernels.py::test_a_permutation_has_each_number_once test_permutation.py",
+    "kernels/categorical_projection.py": (
+        "LAWS::a_projection_keeps_mass_and_the_mean_of_what_is_held_within_the_limits kernels/test_categorical_projection.py"
+    ),
+    "kernels/episode_sums.py": "LAWS::sums_over_episodes_in_any_pieces kernels/test_episode_sums.py",
+    "kernels/gae.py": (
+        "LAWS::advantages_are_those_of_a_loop kernels/test_gae.py::test_by_hand kernels/test_gae.py::test_dispatch_and_strides"
+    ),
+    "kernels/moments.py": "LAWS::any_split_gives_the_moments_of_all_rows_in_any_order kernels/test_moments.py",
+    "kernels/permutation.py": "LAWS::a_permutation_has_each_number_once test_permutation.py",
     "kernels/ppo_loss.py": "kernels/test_ppo_loss.py",
-    "kernels/prioritized.py": "test_properties_kernels.py::test_an_entry_is_drawn_where_the_running_sum_says test_properties_kernels.py::test_the_greatest_of_equal_entries_is_kept_in_any_order kernels/test_prioritized.py::test_dispatch test_prioritized.py::test_nothing_to_draw test_prioritized.py::test_by_hand",
+    "kernels/prioritized.py": (
+        "LAWS::an_entry_is_drawn_where_the_running_sum_says "
+        "LAWS::the_greatest_of_equal_entries_is_kept_in_any_order "
+        "kernels/test_prioritized.py::test_dispatch "
+        "test_prioritized.py::test_nothing_to_draw "
+        "test_prioritized.py::test_by_hand"
+    ),
     "kernels/random.py": "test_random.py test_c_kernels.py",
     "kernels/replay.py": "test_properties_replay.py test_replay.py",
-    "kernels/squash.py": "test_properties_kernels.py::test_the_likelihood_of_a_drawn_action_is_what_the_draw_said test_squash.py",
+    "kernels/squash.py": "LAWS::the_likelihood_of_a_drawn_action_is_what_the_draw_said test_squash.py",
 }
 COLUMNS = ("group", "file", "mutants", "killed", "equivalent", "survivors", "commit")
 NOT_OF_TORCH = {"triton", "tl", "ctypes", "c_library"}  # a function that names one of them is no reference
+LAUNCHERS = ("_triton", "_c", "_tile")
 MORE_MEMORY = 4 << 30  # of a child: a size that became huge is an error, not a machine that stands still
 AT_LEAST_SECONDS, TIMES_USUAL = 10, 4  # after which a child counts as one that hangs
 
@@ -66,6 +77,8 @@ SWAPPED: dict[type, type] = {
 }
 PAIRS = [("min", "max"), ("amin", "amax"), ("minimum", "maximum"), ("sum", "mean"), ("cos", "sin"), ("argmin", "argmax")]
 RENAMED = {name: other for pair in PAIRS for name, other in (pair, pair[::-1])}
+COMMUTE = {"min", "max", "minimum", "maximum", "promote_types"}
+CHOICES = {"use_triton", "use_c", "in_triton", "on_cpu"}  # between forms that give the same
 STATEMENTS = (ast.Expr, ast.AugAssign, ast.Raise, ast.Break, ast.Continue)
 
 
@@ -82,8 +95,9 @@ def functions_of(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
     """Those that are mutated, methods as CLASS.NAME."""
     for node in tree.body:
         for inner in node.body if isinstance(node, ast.ClassDef) else [node]:
-            if isinstance(inner, ast.FunctionDef) and not inner.decorator_list:
-                if not NOT_OF_TORCH & {name.id for name in ast.walk(inner) if isinstance(name, ast.Name)}:
+            if isinstance(inner, ast.FunctionDef) and not inner.decorator_list and not inner.name.endswith(LAUNCHERS):
+                names = {name.id for name in ast.walk(inner) if isinstance(name, ast.Name)}
+                if not names & NOT_OF_TORCH:
                     yield f"{node.name}.{inner.name}" if isinstance(node, ast.ClassDef) else inner.name, inner
 
 
@@ -130,11 +144,13 @@ def _places(function: ast.FunctionDef) -> list[ast.AST]:
 def _changes(node: ast.AST) -> list[Any]:
     """Functions of the node that give the mistaken one."""
     changes: list[Any] = []
+    if isinstance(node, ast.expr) and CHOICES & {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}:
+        return changes
     if isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)) and type(node.op) in SWAPPED:
         changes.append(lambda node: _with(node, op=SWAPPED[type(node.op)]()))
     if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
         changes.append(lambda node: _with(node, ops=[SWAPPED[type(node.ops[0])](), *node.ops[1:]]))
-    if isinstance(node, ast.UnaryOp):
+    if isinstance(node, ast.UnaryOp) and not isinstance(node.operand, ast.Constant):
         changes.append(lambda node: node.operand)
     if isinstance(node, (ast.If, ast.IfExp, ast.While)):
         changes.append(lambda node: _with(node, test=ast.UnaryOp(ast.Not(), node.test)))
@@ -144,11 +160,11 @@ def _changes(node: ast.AST) -> list[Any]:
         changes.append(lambda node: ast.Pass())
     if isinstance(node, ast.Call):
         plain = not any(isinstance(item, ast.Starred) for item in node.args)
-        commutes = isinstance(node.func, ast.Attribute) and node.func.attr in ("minimum", "maximum")
+        commutes = ast.unparse(node.func).rpartition(".")[2] in COMMUTE
         if plain and not commutes and len(node.args) > 1 and ast.dump(node.args[0]) != ast.dump(node.args[1]):
             changes.append(lambda node: _with(node, args=[node.args[1], node.args[0], *node.args[2:]]))
         for place, keyword in enumerate(node.keywords):
-            if keyword.arg not in (None, "device"):  # there is one device here
+            if keyword.arg not in (None, "device", "dtype"):  # one device, and float32 unless told
                 changes.append(lambda node, at=place: _with(node, keywords=node.keywords[:at] + node.keywords[at + 1 :]))
     if isinstance(node, ast.Attribute) and node.attr in RENAMED:
         changes.append(lambda node: _with(node, attr=RENAMED[node.attr]))
@@ -236,7 +252,8 @@ def _all_pass(session: pytest.Session) -> bool:
 def survivors_of(file: str, mutants: list[Mutant], tests: list[str]) -> list[Mutant]:
     """Those that no test sees; RuntimeError where a test fails anyway."""
     mutating = Mutating(file, mutants)
-    options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:xdist", "--tb=no", "-Wignore", "--hypothesis-profile=mutants"]
+    options = ["-q", "-s", "--tb=no", "-Wignore", "--hypothesis-profile=mutants"]
+    options += ["-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:xdist"]
     code = pytest.main([*options, *tests], plugins=[mutating])
     if code != 0:
         raise RuntimeError(f"pytest ended with {code!r} on {' '.join(tests)}")
@@ -250,7 +267,9 @@ def mutate_file(file: str, per_function: int, equivalent: dict[tuple[str, str], 
         all_of_it = list(mutants_of(name, function))
         mutants += random.Random(name).sample(all_of_it, min(per_function, len(all_of_it)))
     tried = [mutant for mutant in mutants if (file, f"{mutant.function}: {mutant.what}") not in equivalent]
-    survivors = survivors_of(file, tried, [f"tests/{test}" for test in TESTS[file].split()])
+    survivors = survivors_of(
+        file, tried, [f"tests/{test}" for test in TESTS[file].replace("LAWS::", "test_properties_kernels.py::test_").split()]
+    )
     for mutant in survivors:
         print(f"SURVIVES {file} {mutant.function}: {mutant.what}", flush=True)
     counts = {"killed": len(tried) - len(survivors), "equivalent": len(mutants) - len(tried), "survivors": len(survivors)}
@@ -269,19 +288,21 @@ def main() -> None:
     parser.add_argument("files", nargs="*", help="by default all")
     parser.add_argument("--per-function", type=int, default=40, help="mutants of a function at most, drawn by its name as the seed")
     options = parser.parse_args()
-    os.environ |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # autograd's threads of a GPU outlive no fork
+    # a GPU's threads of autograd outlive no fork
+    os.environ |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     if len(options.files) == 1:
         row = mutate_file(options.files[0], options.per_function, known_equivalent())
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        row["commit"] = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
         kept = list(csv.DictReader(RESULTS.open())) if RESULTS.exists() else []
-        rows = sorted([*(old for old in kept if old["file"] != row["file"]), row | {"commit": commit}], key=lambda row: row["file"])
+        rows = sorted([*(old for old in kept if old["file"] != row["file"]), row], key=lambda row: row["file"])
         with RESULTS.open("w", newline="") as stream:
             writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(sorted(rows, key=lambda row: str(row["group"])))
         return
     for file in options.files or TESTS:  # a process each: tests of one do not meet the modules of another
-        subprocess.run([sys.executable, "-m", "benchmarks.mutants", file, "--per-function", str(options.per_function)], cwd=ROOT, check=True)
+        command = [sys.executable, "-m", "benchmarks.mutants", file, "--per-function", str(options.per_function)]
+        subprocess.run(command, cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":
