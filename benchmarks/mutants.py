@@ -4,8 +4,8 @@
 
 A process that has imported torch and the tests of a file forks once a mutant; the child gives the live function the mistaken code, runs the
 tests up to the first that fails, and dies. Mistakes: another comparison, operator, constant or function of its kind, a condition negated,
-two arguments swapped, a keyword left out, a default changed, a statement removed. Messages of errors, the choice between Triton, C and torch,
-launchers and functions under a decorator are left alone. `mutants_equivalent.csv` beside this file lists the mutants that change nothing a test could see, and why.
+two arguments swapped, a keyword left out, a default changed, a statement removed. Left alone: messages of errors, the choice between Triton,
+C and torch, launchers, functions under a decorator. `mutants_equivalent.csv` lists the mutants that change nothing that a test could see.
 """
 
 import argparse
