@@ -5,7 +5,7 @@
 A process that has imported torch and the tests of a file forks once a mutant; the child gives the live function the mistaken code, runs the
 tests up to the first that fails, and dies. Mistakes: another comparison, operator, constant or function of its kind, a condition negated,
 two arguments swapped, a keyword left out, a default changed, a statement removed. Left alone: messages of errors, the choice between
-Triton, C and torch, launchers, functions under a decorator. `mutants_equivalent.csv` lists the mutants that change nothing that a test could see.
+Triton, C and torch, launchers, functions under a decorator. `mutants_equivalent.csv` lists those that change nothing a test could see.
 """
 
 import argparse
@@ -47,7 +47,8 @@ TESTS = {  # of each file, the quickest first, under tests/; LAWS is test_proper
     ),
     "kernels/episode_sums.py": "LAWS::sums_over_episodes_in_any_pieces kernels/test_episode_sums.py",
     "kernels/gae.py": (
-        "LAWS::advantages_are_those_of_a_loop test_c_kernels.py::test_gae_of_shapes_that_do_not_fit_is_refused kernels/test_gae.py::test_by_hand kernels/test_gae.py::test_dispatch_and_strides"
+        "LAWS::advantages_are_those_of_a_loop test_c_kernels.py::test_gae_of_shapes_that_do_not_fit_is_refused "
+        "kernels/test_gae.py::test_by_hand kernels/test_gae.py::test_dispatch_and_strides"
     ),
     "kernels/moments.py": "LAWS::any_split_gives_the_moments_of_all_rows_in_any_order kernels/test_moments.py",
     "kernels/permutation.py": "LAWS::a_permutation_has_each_number_once test_permutation.py",
