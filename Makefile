@@ -1,9 +1,9 @@
-# make train | test | lint | audit | bench | compare | peers | outward | soak | learn; everything goes into .venv; make gpu-check for a machine with a GPU
+# make train | test | lint | audit | bench | compare | mutants | peers | outward | soak | learn; everything goes into .venv; make gpu-check for a machine with a GPU
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup train test lint audit bench compare peers outward soak learn gpu-check gpu-check-wheels clean
+.PHONY: setup train test lint audit bench compare mutants peers outward soak learn gpu-check gpu-check-wheels clean
 
 setup: $(VENV)/.installed
 
@@ -43,6 +43,10 @@ bench: setup
 BASE ?= HEAD~1
 compare: setup
 	$(BIN)/python -m benchmarks.against $(BASE)
+
+# one small mistake at a time in losses, buffers and kernels' references: do the tests see it? half an hour of one core
+mutants: setup
+	$(BIN)/python -m benchmarks.mutants
 
 # against rsl-rl-lib, rl-games, skrl, stable-baselines3, torchrl and loops written here, in an environment of their own
 peers: setup

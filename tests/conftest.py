@@ -1,6 +1,10 @@
-"""Tests marked `gpu` are skipped without a CUDA device; runs draw their curve only in tests marked `curve`; no test uses a network."""
+"""Tests marked `gpu` are skipped without a CUDA device; runs draw their curve only in tests marked `curve`; no test uses a network.
+
+Properties (test_properties_*.py) are tried on the same examples each time; GPURL_EXAMPLES=N tries N instead of 30, for a soak.
+"""
 
 import ipaddress
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -8,6 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+
+try:
+    from hypothesis import HealthCheck, Phase, settings
+except ImportError:  # a machine that has what the GPU tests need and no more
+    collect_ignore_glob = ["test_properties_*.py"]
+else:
+    MANY = int(os.environ.get("GPURL_EXAMPLES", "30"))
+    NO_CLOCK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # of a machine that others work on
+    settings.register_profile("gpurl", derandomize=True, database=None, max_examples=MANY, print_blob=True, **NO_CLOCK)
+    settings.register_profile("mutants", settings.get_profile("gpurl"), phases=(Phase.explicit, Phase.generate))  # that it fails is enough
+    settings.load_profile("gpurl")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -49,6 +49,13 @@ def test_gae_is_the_reference(size: tuple[int, int], has_valid: bool) -> None:
         assert bool(wanted[0].isfinite().any())
 
 
+@pytest.mark.parametrize(("reward", "value"), [((3, 2), (3, 2)), ((3, 2), (4, 3)), ((3,), (4,)), ((3, 2, 1), (4, 2, 1))], ids=str)
+def test_gae_of_shapes_that_do_not_fit_is_refused(reward: tuple[int, ...], value: tuple[int, ...]) -> None:
+    flag = torch.zeros(reward, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"reward must be \[T, N\] and value \[T \+ 1, N\]"):
+        gae(torch.zeros(reward), torch.zeros(value), torch.zeros(reward), flag, flag, 0.9, 0.9)
+
+
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("steps", ["one", "one a stream"])
 def test_random_numbers_are_the_references(count: int, steps: str) -> None:

@@ -1,6 +1,5 @@
-"""The replay ring in torch and in C against a list of episodes that is walked in float64."""
+"""The replay ring in torch and in C: by hand, whatever the form of what goes in, and what is refused; laws in test_properties_replay.py."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,98 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpurl.kernels import c_library, replay
-from gpurl.kernels.env_step import RandomStreams
-from gpurl.kernels.random import stream_constants
+from gpurl.kernels import replay
 from gpurl.kernels.replay import INVALID, TERMINATED, TRUNCATED, Batch, Block, Ring, new_ring, ring_bytes
-
-needs_c = pytest.mark.skipif(c_library.load().functions is None, reason="no C library")
-FORMS = [
-    pytest.param((replay.replay_add_reference, replay.replay_sample_reference), id="torch"),
-    pytest.param((replay.replay_add, replay.replay_sample), id="C", marks=needs_c),
-]
-Form = tuple[Callable[..., None], Callable[..., Batch]]
-ENVS, OBS, GAMMA = 3, 5, 0.9
-
-
-def streams(step: int = 0) -> RandomStreams:
-    return RandomStreams(*stream_constants(5, 1), torch.tensor(step))
-
-
-def block_of(obs: Tensor, numbers: Tensor, flags: Tensor, final_obs: Tensor) -> Block:
-    """flags: [h, N], the bits that the ring keeps."""
-    terminated, truncated, invalid = ((flags & bit) != 0 for bit in (TERMINATED, TRUNCATED, INVALID))
-    return Block(obs, final_obs, terminated, truncated, ~invalid, [numbers])
-
-
-class World:
-    """Environments whose observations are all different numbers; remembers every step."""
-
-    def __init__(self, seed: int = 0, kind: torch.dtype = torch.float32, ends: float = 0.2, width: int = 3) -> None:
-        self.random, self.kind, self.ends, self.width = np.random.default_rng(seed), kind, ends, width
-        self.obs = self._observe()
-        self.steps: list[dict[str, np.ndarray]] = []
-
-    def _observe(self) -> np.ndarray:
-        if self.kind == torch.uint8:
-            return self.random.integers(0, 256, (ENVS, OBS)).astype(np.uint8)
-        return self.random.normal(size=(ENVS, OBS)).astype(np.float32)
-
-    def block(self, steps: int, invalid: float = 0.0) -> Block:
-        rows = []
-        for _ in range(steps):
-            flags = np.where(self.random.random(ENVS) < self.ends, self.random.choice([TERMINATED, TRUNCATED], ENVS), 0)
-            flags |= np.where(self.random.random(ENVS) < invalid, INVALID, 0)
-            after, fresh = self._observe(), self._observe()
-            row = {"obs": self.obs, "numbers": self.random.normal(size=(ENVS, self.width)).astype(np.float32)}
-            row |= {"flags": flags.astype(np.uint8), "final_obs": after}
-            self.obs = np.where((flags & 3 != 0)[:, None], fresh, after)
-            rows.append(row)
-        self.steps += rows
-        return block_of(*(torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]))
-
-    def transition(self, t: int, n: int, num_steps: int) -> tuple[float, float, np.ndarray, bool]:
-        """(reward, discount, next_obs, may be learnt from), by walking on from step `t` of environment `n`."""
-        total, discount, at = 0.0, 1.0, t
-        while True:
-            step = self.steps[at]
-            total += discount * float(step["numbers"][n, 0])
-            discount *= GAMMA
-            ended = step["flags"][n] & 3
-            if ended or at + 1 == len(self.steps) or at + 1 == t + num_steps or self.steps[at + 1]["flags"][n] & INVALID:
-                is_continued = not ended and at + 1 < len(self.steps)
-                is_valid = not self.steps[t]["flags"][n] & INVALID and not (is_continued and self.steps[at + 1]["flags"][n] & INVALID)
-                return total, 0.0 if ended & TERMINATED else discount, step["final_obs"][n], is_valid
-            at += 1
-
-
-def filled(world: World, form: Form, num_rows: int, blocks: tuple[int, ...], num_final: int = 200, invalid: float = 0.0) -> Ring:
-    kind = world.kind
-    ring = new_ring(num_rows, ENVS, OBS, world.width, num_final, kind, torch.device("cpu"))
-    for steps in blocks:
-        form[0](ring, world.block(steps, invalid))
-    return ring
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("num_steps", [1, 3, 5])
-@pytest.mark.parametrize("blocks", [(1,), (2, 2), (4, 4, 4, 4, 4), (7, 7, 7, 2), (1,) * 37, (16,), (16, 1)], ids=str)
-@pytest.mark.parametrize("kind", [torch.float32, torch.uint8])
-def test_every_row_gives_the_transition_that_was_played(form: Form, num_steps: int, blocks: tuple[int, ...], kind: torch.dtype) -> None:
-    world, num_rows = World(kind=kind), 16
-    ring = filled(world, form, num_rows, blocks, invalid=0.1)
-    written = sum(blocks)
-    stored = range(max(written - num_rows, 0), written)
-    index = torch.tensor([(t % num_rows) * ENVS + n for t in stored for n in range(ENVS)])
-    batch = form[1](ring, len(index), GAMMA, num_steps, streams(), index=index)
-    for i, (t, n) in enumerate((t, n) for t in stored for n in range(ENVS)):
-        reward, discount, next_obs, is_valid = world.transition(t, n, num_steps)
-        assert float(batch.reward[i]) == pytest.approx(reward, abs=1e-5)
-        assert float(batch.discount[i]) == pytest.approx(discount, abs=1e-6)
-        assert float(batch.weight[i]) == float(is_valid)
-        np.testing.assert_array_equal(batch.obs[i].numpy(), world.steps[t]["obs"][n])
-        np.testing.assert_array_equal(batch.numbers[i].numpy(), world.steps[t]["numbers"][n])
-        np.testing.assert_array_equal(batch.next_obs[i].numpy(), next_obs)
+from tests.replay_world import ENVS, FORMS, GAMMA, OBS, Form, World, block_of, filled, needs_c, streams
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,12 +1,14 @@
 """Replay buffers: what goes in comes out under its names, and prioritised draws and weights are those of their formulas."""
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from gpurl.buffers.memory import available_bytes
 from gpurl.buffers.prioritized import LEAST_ERROR, PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.errors import UsageError
@@ -231,6 +233,32 @@ def test_the_greatest_priority_goes_back_too() -> None:
     replay.update_priorities(torch.tensor([0]), torch.tensor([9.0]))
     replay.go_back(before)
     assert float(replay.greatest) == 1.0
+
+
+def test_all_of_a_prioritised_replay_goes_back_and_no_other_is_loaded() -> None:
+    replay = prioritized()
+    replay.add(steps(3, ends=0.3))
+    before, kept = replay.snapshot(2), saved(replay)
+    replay.add(steps(2, seed=1))
+    replay.update_priorities(torch.arange(8), torch.rand(8))
+    replay.go_back(before)
+    for name, value in saved(replay).items():
+        if isinstance(value, Tensor):
+            assert torch.equal(value, kept[name]), name
+    with pytest.raises(UsageError, match="the saved replay has no priorities"):
+        replay.load_state_dict({name: value for name, value in kept.items() if name != "priority"})
+
+
+@pytest.mark.parametrize(("limit", "wanted"), [("max", 2**20 * 1024), ("1000", 1000 - 700 + 50), ("600", 0), (str(2**40), 2**20 * 1024)])
+def test_free_memory_is_the_machines_or_what_the_container_leaves(
+    limit: str, wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("memory.max", limit), ("memory.current", "700"), ("memory.stat", "anon 3\ninactive_file 50")):
+        (tmp_path / name).write_text(f"{text}\n")
+    monkeypatch.setattr("gpurl.buffers.memory.CGROUP", tmp_path)
+    real = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path: "MemAvailable: 1048576 kB" if path.name == "meminfo" else real(path))
+    assert available_bytes(torch.device("cpu")) == wanted
 
 
 def test_a_larger_replay_goes_on_with_what_a_smaller_one_saved() -> None:

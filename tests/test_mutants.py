@@ -1,0 +1,24 @@
+"""Mutation testing kills a mistake that tests must see and spares a change that none can: benchmarks/mutants.py on one function."""
+
+import ast
+
+from benchmarks.mutants import EQUIVALENT, ROOT, TESTS, functions_of, known_equivalent, mutants_of, survivors_of
+
+FILE = "gpurl/losses.py"
+
+
+def test_a_mistake_is_killed_and_an_equivalent_one_is_spared() -> None:
+    functions = dict(functions_of(ast.parse((ROOT / FILE).read_text())))
+    mutants = {mutant.what: mutant for mutant in mutants_of("_value_error", functions["_value_error"])}
+    wrong = mutants["error * error -> error / error"]
+    same = mutants["square >= clipped_square -> square > clipped_square"]  # where both are equal, so are their derivatives
+    assert survivors_of(FILE, [wrong, same], [f"{ROOT}/tests/gpurl/test_losses.py"]) == [same]
+
+
+def test_what_is_named_is_there() -> None:
+    """A function that was changed leaves no line of the table behind."""
+    assert EQUIVALENT.is_file()
+    for file, what in known_equivalent():
+        assert file in TESTS
+        functions = functions_of(ast.parse((ROOT / file).read_text()))
+        assert what in {f"{name}: {mutant.what}" for name, function in functions for mutant in mutants_of(name, function)}, what
