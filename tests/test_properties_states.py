@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpurl.checkpoint import load_checkpoint, save_checkpoint
+from gpurl.checkpoint import FORMAT_VERSION, load_checkpoint, save_checkpoint
 from gpurl.state_files import DTYPES
 from tests.small_checkpoints import assert_same_bits
 
@@ -53,7 +53,7 @@ def saved_and_loaded(step: int, parts: dict[str, Any]) -> tuple[dict[str, Any], 
 def test_any_state_comes_back_bit_for_bit(parts: dict[str, Any], step: int) -> None:
     loaded, manifest = saved_and_loaded(step, parts | {"empty": {}})
     assert_same_bits(dict(sorted(loaded.items())), dict(sorted((parts | {"empty": {}}).items())))
-    assert (manifest["step"], manifest["format_version"]) == (step, 1)
+    assert (manifest["step"], manifest["format_version"]) == (step, FORMAT_VERSION)
 
 
 @given(depth=st.integers(1, 60), leaf=LEAVES | tensors())
