@@ -96,7 +96,7 @@ def test_a_discrete_policy_and_one_in_minus_one_to_one(tmp_path: Path) -> None:
     ({"a.weight": torch.ones(8, 5), "a.bias": torch.ones(8)}, "pendulum", "wanted layers from 3 numbers to 1, found\n  a: 5 -> 8"),
     ({"weight": torch.ones(3)}, "pendulum", "no dense layers"),
     (mlp(3, 1).state_dict(), "acrobot", "no actor of acrobot"),
-], ids=str)  # fmt: skip
+], ids=["another size", "no layers", "discrete actions"])  # fmt: skip
 def test_what_is_no_such_policy_is_refused_with_a_listing(
     tmp_path: Path, state: dict[str, Tensor], env: str, message: str, capsys: pytest.CaptureFixture
 ) -> None:
