@@ -1,6 +1,6 @@
 """Tests marked `gpu` are skipped without a CUDA device; runs draw their curve only in tests marked `curve`; no test uses a network.
 
-Properties (test_properties_*.py) are tried on the same examples each time; GPURL_EXAMPLES=N tries N instead of 30, for a soak.
+Properties (test_properties_*.py) are tried on the same 30 examples each time; with GPURL_EXAMPLES=N on N others each time, for a soak.
 """
 
 import ipaddress
@@ -20,12 +20,15 @@ except ImportError:  # a machine that has what the GPU tests need and no more
 else:
     MANY = int(os.environ.get("GPURL_EXAMPLES", "30"))
     NO_CLOCK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # of a machine that others work on
-    settings.register_profile("gpurl", derandomize=True, database=None, max_examples=MANY, print_blob=True, **NO_CLOCK)
+    settings.register_profile("gpurl", derandomize="GPURL_EXAMPLES" not in os.environ, database=None, max_examples=MANY, print_blob=True, **NO_CLOCK)
     settings.register_profile("mutants", settings.get_profile("gpurl"), phases=(Phase.explicit, Phase.generate))  # that it fails is enough
     settings.load_profile("gpurl")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name.startswith("test_properties_"):
+            item.add_marker(pytest.mark.soak)
     if torch.cuda.is_available():
         return
     for item in items:

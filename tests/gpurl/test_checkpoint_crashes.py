@@ -113,6 +113,7 @@ assert load() == 7
 # ---- kills ----
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(max(300, 4 * KILLS))
 def test_kills_leave_no_corrupt_no_missing_and_no_older_checkpoint(tmp_path: Path) -> None:
     """A forked process saves without pause until SIGKILL; what it announced as saved must be there."""

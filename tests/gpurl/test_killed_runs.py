@@ -42,6 +42,7 @@ def steps_logged(folder: Path) -> int:
     return json.loads(whole.splitlines()[-1])["step"] if whole else 0
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(max(300, 10 * KILLS))
 def test_runs_that_are_killed_lose_one_interval_at_most_and_end_as_others_do(tmp_path: Path) -> None:
     """A kill falls anywhere from the first line of the program to the ninth iteration."""
