@@ -207,11 +207,11 @@ def adam_kernel(
         if HAS_TARGET:
             target = tl.load(target_ptr + offset, mask=inside, other=0.0)
             tl.store(target_ptr + offset, target + tau * (parameters - target), mask=inside)
-    elif HAS_RECORD:
-        offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        is_first = tl.load(scalar_ptr + 5) != 0.0
-        inside = is_first & (offset < P)
-        tl.store(first_gradient_ptr + offset, tl.load(gradient_ptr + offset, mask=inside, other=0.0), mask=inside)
+    elif HAS_RECORD:  # noqa: SIM102 - known when it is compiled, what is inside is not
+        if tl.load(scalar_ptr + 5) != 0.0:  # not part of the mask either
+            offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            inside = offset < P
+            tl.store(first_gradient_ptr + offset, tl.load(gradient_ptr + offset, mask=inside, other=0.0), mask=inside)
 
 
 @functools.cache  # for good: CUDA graphs hold the place

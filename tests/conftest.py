@@ -20,7 +20,9 @@ except ImportError:  # a machine that has what the GPU tests need and no more
 else:
     MANY = int(os.environ.get("GPURL_EXAMPLES", "30"))
     NO_CLOCK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # of a machine that others work on
-    settings.register_profile("gpurl", derandomize="GPURL_EXAMPLES" not in os.environ, database=None, max_examples=MANY, print_blob=True, **NO_CLOCK)
+    settings.register_profile(
+        "gpurl", derandomize="GPURL_EXAMPLES" not in os.environ, database=None, max_examples=MANY, print_blob=True, **NO_CLOCK
+    )
     settings.register_profile("mutants", settings.get_profile("gpurl"), phases=(Phase.explicit, Phase.generate))  # that it fails is enough
     settings.load_profile("gpurl")
 

@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks import against
 from benchmarks.against import CASES, checked_out, interval, run_in
-from benchmarks.processes import host_environment
 
 
 def test_the_interval_covers_the_true_ratio_about_as_often_as_it_says() -> None:
@@ -39,11 +38,27 @@ def test_a_commit_is_checked_out_for_the_time_of_the_block(tmp_path: Path) -> No
     assert len(subprocess.run([*git, "worktree", "list"], capture_output=True, text=True, check=True).stdout.splitlines()) == 1
 
 
-def test_a_process_that_imports_another_gpurl_ends_the_comparison(tmp_path: Path) -> None:
-    (tmp_path / "gpurl").mkdir()
-    with pytest.raises(SystemExit) as ended:
-        run_in(tmp_path, {"device_name": "cpu", "threads": 1, "seconds": 0.0}, host_environment(1, "brief"))
-    assert str(tmp_path) in str(ended.value)
+@pytest.mark.parametrize(
+    ("code", "printed", "told"),
+    [
+        (0, 'RESULT {"gpurl": "/elsewhere/gpurl", "seconds": {}}', "wanted gpurl of .*, got /elsewhere/gpurl"),
+        (1, "", "ended with code 1:\nits words"),
+        (0, "", "ended with code 0"),
+    ],
+)
+def test_a_process_that_fails_or_imports_another_gpurl_ends_the_comparison(
+    code: int, printed: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    def run(command: list[str], env: dict[str, str], **_: object) -> "subprocess.CompletedProcess[str]":
+        given.append(env["PYTHONPATH"])
+        return subprocess.CompletedProcess(command, code, printed, "its words")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(SystemExit, match=told):
+        run_in(tmp_path, {}, {})
+    assert given == [str(tmp_path)]
 
 
 @pytest.mark.parametrize(("factor", "code", "word"), [(1.3, 1, "slower"), (1.05, 0, "within the limit"), (0.8, 0, "faster")])

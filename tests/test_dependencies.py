@@ -18,7 +18,15 @@ CORE = [Requirement(text) for text in PROJECT["dependencies"]]
 EXTRAS = {extra: [Requirement(text) for text in texts] for extra, texts in PROJECT["optional-dependencies"].items()}
 MODULES = {"pyyaml": "yaml", "warp-lang": "warp", "rsl-rl-lib": "rsl_rl"}  # where the package is called otherwise
 NO_REQUIREMENT = {"isaacgym", "isaacgymenvs", "hydra"}  # of the simulator's own Python, which the user makes
-TOOLS = {"hypothesis", "imageio", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "mypy"}  # of the tests; imageio draws Gymnasium's MuJoCo
+TOOLS = {
+    "hypothesis",
+    "imageio",
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+    "ruff",
+    "mypy",
+}  # of the tests; imageio draws Gymnasium's MuJoCo
 FLOORS = {  # the first versions without the hole
     "torch": ("2.10", "CVE-2025-32434 (2.6) and CVE-2026-24747 (2.10): files that torch.load(weights_only=True) reads run code"),
     "pyyaml": ("5.4", "CVE-2020-14343: full_load runs code"),

@@ -190,7 +190,7 @@ STEP_MUTANTS: dict[str, tuple[Callable[[Timestep], Timestep], str]] = {
     "a column an agent": (lambda t: t._replace(reward=t.reward.unsqueeze(2)), f"Mutant.step: {NUMBERS}(8, 3, 1)"),
     "a return an agent": (
         lambda t: t._replace(info={**t.info, "episode": {"r": t.reward, "l": t.info["episode"]["l"]}}),
-        "Mutant.step: info['episode']: wanted r and l of shape (8,) and info['_episode'] beside it, got torch.float32 of shape (8, 3)",
+        "Mutant.step: info['episode']['r']: wanted a tensor of shape (8,), got shape (8, 3)",
     ),
 }
 

@@ -80,11 +80,11 @@ def test_the_first_days_are_refused_by_name(tmp_path: Path, capsys: pytest.Captu
 
 def test_what_skip_did_then_is_called_reset_envs_now() -> None:
     parts, _ = load_checkpoint(OLD / "foundation_ppo")
-    meta = parts["meta"]
+    meta, spaces = parts["meta"], ("observation_space", "action_space")
     for nan, now in (("stop", "raise"), ("skip", "reset-envs")):
-        state = {**parts, "meta": {"settings": meta["settings"] | {"nan": nan}}}
+        state = {**parts, "meta": {name: meta[name] for name in spaces} | {"settings": meta["settings"] | {"nan": nan}}}
         assert migrations.migrate(state, 1)["meta"]["settings"]["nan"] == now
-    late = {**parts, "meta": {"settings": meta["settings"] | {"nan": "skip"}, "state_space": None}}
+    late = {**parts, "meta": meta | {"settings": meta["settings"] | {"nan": "skip"}, "state_space": None}}
     assert migrations.migrate(late, 1)["meta"]["settings"]["nan"] == "skip"
 
 

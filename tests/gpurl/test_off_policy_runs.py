@@ -244,12 +244,17 @@ def test_overwritten_transitions_count_as_stored_after_a_resume() -> None:
     assert resumed.load_replay_state(played.replay_state()) == 30 * 4  # of which 64 are left
 
 
-def test_errors_that_are_no_numbers_are_refused_as_priorities() -> None:
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_errors_that_are_no_numbers_leave_priorities_as_they_were(bad: float) -> None:
     algorithm: Any = off_policy("dqn", AlternatingEnv(4), prioritized=True)
     play(algorithm, AlternatingEnv(4), 3, learns=False)
-    index = torch.arange(4)
-    with pytest.raises(UsageError, match="1 of 4 errors are NaN or infinite"):
-        algorithm.replay.update_priorities(index, torch.tensor([1.0, float("nan"), 1.0, 1.0]))
+    replay, index = algorithm.replay, torch.arange(4)
+    before = replay.priority.clone()
+    replay.update_priorities(index, torch.tensor([3.0, bad, 3.0, 3.0]))
+    changed = (replay.priority != before).view(-1)
+    assert changed.nonzero().flatten().tolist() == [0, 2, 3]
+    assert bool(replay.priority.isfinite().all())
+    assert bool(replay.greatest.isfinite())
 
 
 def test_sac_takes_the_form_of_its_space() -> None:

@@ -262,7 +262,7 @@ def test_every_action_space_trains(space: object, name: str) -> None:
         {"network": NetworkConfig(hidden=(7,), activation="elu", shared=True)},
         {"network": NetworkConfig(hidden=(), activation="relu")},
         {"network": NetworkConfig(hidden=(9, 8), activation="relu"), "clip_range_value": 0.1, "normalize_advantage": "minibatch"},
-        {"entropy_coef": 0.3, "max_grad_norm": 0.01, "initial_std": 8.0},
+        {"entropy_coef": 0.3, "max_grad_norm": 0.01, "initial_std": 7.0},
         {"entropy_coef": 0.3, "squash": True, "normalize_obs": False, "normalize_value": False, "normalize_advantage": "minibatch"},
     ],
     ids=str,
