@@ -51,7 +51,7 @@ def test_runs_that_are_killed_lose_one_interval_at_most_and_end_as_others_do(tmp
     with Forks() as forks:
 
         def start(folder: Path, total: int) -> int:
-            resumes = (folder / "checkpoints" / "LATEST").exists()
+            resumes = any(folder.glob("checkpoints/step_*"))  # as its words tell who starts it anew, with LATEST or killed before it
             words = ["train", "--resume", str(folder)] if resumes else [*WORDS, "--run-dir", str(folder)]
             return forks.start(output, words=[*words, "--total-steps", str(total)])
 
