@@ -1,6 +1,6 @@
 """Hours in minutes: kills, random cases by the thousand, and trainings whose memory, file handles, threads and processes must not grow.
 
-A growth is the slope of a line through the means of ten blocks of samples, after a first fifth that is not counted, with its 95 % interval.
+A growth is the slope of a line through the means of ten blocks of samples, after a first third that is not counted, with its 95 % interval.
 More than a MiB a minute is a leak where the whole interval lies above it; where it only reaches above, the time was too short to say.
 """
 
@@ -25,9 +25,9 @@ from gpurl.errors import GpurlError
 MIB = 1 << 20
 MOST_GROWTH = 1.0  # MiB a minute
 BLOCKS, T_95 = 10, 2.306  # Student's t of eight degrees of freedom, two-sided
-UNCOUNTED = 0.2  # of the time, at the start
+UNCOUNTED = 1 / 3  # of the time, at the start
 SAMPLES_A_SECOND = 4
-LEAST_SECONDS = 10
+LEAST_SECONDS = 120  # the allocator has its pools after some sixty short runs
 KILLS, EXAMPLES = 200, 1000
 COUNTED = ("handles", "threads", "children")
 SMALL: dict[str, Any] = {"num_envs": 64, "horizon": 8, "network": {"hidden": [16]}, "eval_episodes": 8, "quiet": True, "threads": 1}
