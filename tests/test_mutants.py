@@ -2,7 +2,8 @@
 
 import ast
 
-from benchmarks.mutants import EQUIVALENT, ROOT, TESTS, functions_of, known_equivalent, mutants_of, survivors_of
+from benchmarks.mistakes import functions_of, mutants_of
+from benchmarks.mutants import EQUIVALENT, ROOT, TESTS, known_equivalent, survivors_of
 
 FILE = "gpurl/losses.py"
 
