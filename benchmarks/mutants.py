@@ -62,7 +62,8 @@ TESTS = {  # of each file, the quickest first, under tests/; LAWS is test_proper
     "kernels/ppo_loss.py": ("kernels/test_ppo_loss.py !kernels/test_ppo_loss.py::test_partial !kernels/test_ppo_loss.py::test_sums_over"),
     "kernels/prioritized.py": (
         "test_prioritized.py::test_wrong_arguments_are_named test_prioritized.py::test_by_hand "
-        "test_prioritized.py::test_an_update_counts_in_the_next_draw "
+        "test_prioritized.py::test_an_update_counts_in_the_next_draw test_prioritized.py::test_nothing_to_draw "
+        "test_prioritized.py::test_the_first_and_the_last_number "
         "LAWS::an_entry_is_drawn_where_the_running_sum_says LAWS::the_greatest_of_equal_entries_is_kept_in_any_order"
     ),
     "kernels/random.py": "test_c_kernels.py test_random.py !test_random.py::test_pairs_across !test_c_kernels.py::test_gae",

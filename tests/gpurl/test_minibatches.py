@@ -11,7 +11,8 @@ from torch import Tensor
 from gpurl.buffers import minibatches as module
 from gpurl.buffers.minibatches import Minibatches
 from gpurl.kernels.backend import no_host_looks
-from gpurl.kernels.random import CounterRandom
+from gpurl.kernels.permutation import permutation
+from gpurl.kernels.random import CounterRandom, stream_constants
 
 STEPS, ENVS = 6, 4
 
@@ -41,6 +42,8 @@ def normalised(advantage: Tensor, weight: Tensor | None) -> Tensor:
 @pytest.mark.parametrize("gathered", [8192, 13, 3], ids=["all at once", "a few at a time", "less than one"])
 @pytest.mark.parametrize(("looks", "few"), [(nullcontext, 0), (no_host_looks, 0), (nullcontext, 6), (nullcontext, 5)])
 def test_each_pass_has_every_row_once(looks: Any, few: int, gathered: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched, real = [], module.gather_rows
+    monkeypatch.setattr(module, "gather_rows", lambda *arguments, **where: launched.append(1) or real(*arguments, **where))
     monkeypatch.setattr(module, "GATHERED_ROWS", gathered)
     minibatches, columns, packed = made()
     orders = []
@@ -56,6 +59,7 @@ def test_each_pass_has_every_row_once(looks: Any, few: int, gathered: int, monke
         orders.append(np.concatenate([batch["row"] for batch in batches]).tolist())
         assert sorted(orders[-1]) == list(range(STEPS * ENVS))
     assert orders[0] != orders[1]
+    assert len(launched) == (2 if looks is no_host_looks else 0)  # one of a GPU does it all
     assert orders[0] == made()[0].order(STEPS * ENVS).tolist()  # whatever the form, the order is the stream's
 
 
@@ -63,7 +67,13 @@ def test_a_stream_gives_a_new_order_each_time() -> None:
     minibatches = made()[0]
     first, second = minibatches.order(1000), minibatches.order(1000)
     assert not torch.equal(first, second)
-    assert torch.equal(first, made()[0].order(1000))
+    assert torch.equal(first, permutation(*stream_constants(0, 1), torch.tensor(1), 0, 1000))
+    assert torch.equal(second, permutation(*stream_constants(0, 1), torch.tensor(2), 0, 1000))
+
+
+def test_tensors_stay_tensors_unless_arrays_are_asked_for() -> None:
+    minibatches, _, packed = made(count=STEPS * ENVS)
+    assert all(isinstance(batch["obs"], Tensor) for batch in minibatches.of_steps(packed))
 
 
 @pytest.mark.parametrize("few", [0, 6])
@@ -82,10 +92,12 @@ def test_weights_and_advantages_are_those_of_the_minibatch(valid: bool, few: int
 def test_equal_advantages_and_rows_that_all_do_not_count_give_zeros() -> None:
     minibatches = made(normalizes=True)[0]
     assert minibatches.weighted({"advantage": torch.full((5,), 3.0)})["advantage"].tolist() == [0.0] * 5
+    tiny = minibatches.weighted({"advantage": torch.tensor([1e-8, -1e-8])})["advantage"]
+    torch.testing.assert_close(tiny, torch.tensor([0.5, -0.5]))  # which are mostly rounding are not made large
     for make in (torch.tensor, np.array):
         batch = minibatches.weighted({"advantage": make([1.0, 2.0]), "valid": make([0.0, 0.0])})
         assert batch["weight"].tolist() == [0.0, 0.0]
-        assert np.isfinite(batch["advantage"]).all()
+        assert np.isfinite(np.asarray(batch["advantage"])).all()
     one = minibatches.weighted({"advantage": torch.tensor([1.0, 2.0, 4.0]), "valid": torch.tensor([0.0, 0.0, 1.0])})
     assert one["weight"].tolist() == [0.0, 0.0, 1.0]
 
