@@ -30,7 +30,8 @@ from benchmarks.mistakes import Mutant, functions_of, mutants_of
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, EQUIVALENT = ROOT / "benchmarks" / "results" / "mutants.csv", ROOT / "benchmarks" / "mutants_equivalent.csv"
 GROUPS = {"kernels": "kernels' references", "gpurl/buffers": "buffers", "gpurl": "losses"}
-TESTS = {  # of each file, the quickest first, under tests/; LAWS is test_properties_kernels.py, what follows a ! is left out
+SHORT = {"LAWS": "test_properties_kernels.py", "PPO": "kernels/test_ppo_loss.py", "RANDOM": "test_random.py"}
+TESTS = {  # of each file, the quickest first, under tests/; what follows a ! is left out
     "gpurl/losses.py": "gpurl/test_losses.py",
     "gpurl/value_losses.py": "gpurl/test_value_losses.py LAWS::rescaling_and_its_inverse_are_inverses_and_monotone",
     "gpurl/normalizer.py": (
@@ -59,14 +60,24 @@ TESTS = {  # of each file, the quickest first, under tests/; LAWS is test_proper
         "test_permutation.py::test_most_rows_may_walk test_permutation.py::test_rows_that_are_not_there_are_not_gathered "
         "LAWS::a_permutation_has_each_number_once test_permutation.py::test_nothing_is_looked_at"
     ),
-    "kernels/ppo_loss.py": ("kernels/test_ppo_loss.py !kernels/test_ppo_loss.py::test_partial !kernels/test_ppo_loss.py::test_sums_over"),
+    "kernels/ppo_loss.py": (
+        "PPO::a_gaussian_by_hand PPO::a_categorical_by_hand PPO::which_ratios_pull PPO::of_equal_errors_the_plain_one_has_the_slope "
+        "PPO::log_std_beyond_its_limits_is_not_moved PPO::the_reference_against_finite_differences PPO::dispatch "
+        "PPO::rows_that_are_not_valid_weigh_nothing PPO::strided_columns_give_the_same_bits "
+        "PPO::the_kernel_the_reference_and_the_heads_agree"
+    ),
     "kernels/prioritized.py": (
         "test_prioritized.py::test_wrong_arguments_are_named test_prioritized.py::test_by_hand "
         "test_prioritized.py::test_an_update_counts_in_the_next_draw test_prioritized.py::test_nothing_to_draw "
         "test_prioritized.py::test_the_first_and_the_last_number "
         "LAWS::an_entry_is_drawn_where_the_running_sum_says LAWS::the_greatest_of_equal_entries_is_kept_in_any_order"
     ),
-    "kernels/random.py": "test_c_kernels.py test_random.py !test_random.py::test_pairs_across !test_c_kernels.py::test_gae",
+    "kernels/random.py": (
+        "RANDOM::streams_and_fractions_by_their_formulas_in_integers RANDOM::uniform_takes_24_bits_of_each_half_low_half_first "
+        "RANDOM::two_draws_of_a_step_do_not_overlap RANDOM::uniform_bounds_may_be_numbers_or_tensors "
+        "RANDOM::few_numbers_are_drawn_for_32_steps_in_one_call test_c_kernels.py test_random.py "
+        "!test_random.py::test_pairs_across !test_c_kernels.py::test_gae"
+    ),
     "kernels/replay.py": "test_replay.py test_properties_replay.py",
     "kernels/squash.py": "test_squash.py LAWS::the_likelihood_of_a_drawn_action_is_what_the_draw_said",
 }
@@ -160,7 +171,10 @@ def survivors_of(file: str, mutants: list[Mutant], tests: list[str]) -> list[Mut
 
 def tests_of(file: str) -> list[str]:
     """Their names as pytest has them; a ! before those to leave out."""
-    words = TESTS[file].replace("LAWS::", "test_properties_kernels.py::test_").split()
+    text = TESTS[file]
+    for short, name in SHORT.items():
+        text = text.replace(f"{short}::", f"{name}::test_")
+    words = text.split()
     return [f"!tests/{word[1:]}" if word.startswith("!") else f"tests/{word}" for word in words]
 
 
@@ -190,7 +204,7 @@ def known_equivalent() -> dict[tuple[str, str], str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Mutation testing")
     parser.add_argument("files", nargs="*", help="by default all")
-    parser.add_argument("--per-function", type=int, default=20, help="mutants of a function at most")
+    parser.add_argument("--per-function", type=int, default=10, help="mutants of a function at most")
     options = parser.parse_args()
     # a GPU's threads of autograd outlive no fork
     os.environ |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
