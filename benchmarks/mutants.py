@@ -1,16 +1,15 @@
-"""Mutation testing: one small mistake at a time in kernels' references, losses and buffers, and whether their tests see it.
+"""Mutation testing: whether the tests of kernels' references, losses and buffers see each of the small mistakes of mistakes.py.
 
     python -m benchmarks.mutants [FILE ...] [--per-function N]
 
 A process that has imported torch and the tests of a file forks once a mutant; the child gives the live function the mistaken code, runs the
-tests up to the first that fails, and dies. Mistakes: another comparison, operator, constant or function of its kind, a condition negated,
-two arguments swapped, a keyword left out, a default changed, a statement removed. Left alone: messages of errors, the choice between
-Triton, C and torch, launchers, functions under a decorator. `mutants_equivalent.csv` lists those that change nothing a test could see.
+tests up to the first that fails, and dies. Of a function with more than N mistakes N are drawn, with its name as the seed.
+A row of results/mutants.csv: all mistakes there are in a file, those that were tried, how many a test saw, how many are in
+`mutants_equivalent.csv` (with the reason why no test could see them; they are left out), and how many no test saw.
 """
 
 import argparse
 import ast
-import copy
 import csv
 import importlib
 import os
@@ -21,162 +20,70 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+
+from benchmarks.mistakes import Mutant, functions_of, mutants_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, EQUIVALENT = ROOT / "benchmarks" / "results" / "mutants.csv", ROOT / "benchmarks" / "mutants_equivalent.csv"
 GROUPS = {"kernels": "kernels' references", "gpurl/buffers": "buffers", "gpurl": "losses"}
-TESTS = {  # of each file, the quickest first, under tests/; LAWS is test_properties_kernels.py
+SHORT = {"LAWS": "test_properties_kernels.py", "PPO": "kernels/test_ppo_loss.py", "RANDOM": "test_random.py"}
+TESTS = {  # of each file, the quickest first, under tests/; what follows a ! is left out
     "gpurl/losses.py": "gpurl/test_losses.py",
-    "gpurl/value_losses.py": "gpurl/test_value_losses.py",
-    "gpurl/normalizer.py": "LAWS::any_split_gives_the_moments_of_all_rows_in_any_order LAWS::returns_come_back_from_the_critics_scale",
+    "gpurl/value_losses.py": "gpurl/test_value_losses.py LAWS::rescaling_and_its_inverse_are_inverses_and_monotone",
+    "gpurl/normalizer.py": (
+        "gpurl/test_normalizer.py LAWS::returns_come_back_from_the_critics_scale LAWS::any_split_gives_the_moments_of_all_rows_in_any_order"
+    ),
     "gpurl/buffers/demonstrations.py": "gpurl/test_demonstrations.py",
     "gpurl/buffers/memory.py": "gpurl/test_replay_buffer.py",
-    "gpurl/buffers/minibatches.py": "gpurl/test_ppo.py",
-    "gpurl/buffers/packed.py": "gpurl/test_packed.py gpurl/test_replay_buffer.py",
+    "gpurl/buffers/minibatches.py": "gpurl/test_minibatches.py",
+    "gpurl/buffers/packed.py": "gpurl/test_packed.py",
     "gpurl/buffers/prioritized.py": "gpurl/test_replay_buffer.py",
-    "gpurl/buffers/replay.py": "test_properties_replay.py gpurl/test_replay_buffer.py",
-    "gpurl/buffers/rollout.py": "gpurl/test_ppo.py",
-    "kernels/adam.py": "kernels/test_adam.py",
+    "gpurl/buffers/replay.py": "gpurl/test_replay_buffer.py test_properties_replay.py",
+    "gpurl/buffers/rollout.py": "gpurl/test_rollout_buffer.py",
+    "kernels/adam.py": "test_c_kernels.py::test_a_step_of_float32_goes_to_c_and_one_of_float64_to_torch kernels/test_adam.py",
     "kernels/categorical_projection.py": (
-        "LAWS::a_projection_keeps_mass_and_the_mean_of_what_is_held_within_the_limits kernels/test_categorical_projection.py"
+        "LAWS::a_projection_keeps_mass_and_the_mean_of_what_is_held_within_the_limits kernels/test_categorical_projection.py "
+        "!kernels/test_categorical_projection.py::test_every_tile"
     ),
     "kernels/episode_sums.py": "LAWS::sums_over_episodes_in_any_pieces kernels/test_episode_sums.py",
     "kernels/gae.py": (
         "LAWS::advantages_are_those_of_a_loop test_c_kernels.py::test_gae_of_shapes_that_do_not_fit_is_refused "
         "kernels/test_gae.py::test_by_hand kernels/test_gae.py::test_dispatch_and_strides"
     ),
-    "kernels/moments.py": "LAWS::any_split_gives_the_moments_of_all_rows_in_any_order kernels/test_moments.py",
-    "kernels/permutation.py": "LAWS::a_permutation_has_each_number_once test_permutation.py",
-    "kernels/ppo_loss.py": "kernels/test_ppo_loss.py",
-    "kernels/prioritized.py": (
-        "LAWS::an_entry_is_drawn_where_the_running_sum_says "
-        "LAWS::the_greatest_of_equal_entries_is_kept_in_any_order "
-        "kernels/test_prioritized.py::test_dispatch "
-        "test_prioritized.py::test_nothing_to_draw "
-        "test_prioritized.py::test_by_hand"
+    "kernels/moments.py": "kernels/test_moments.py LAWS::any_split_gives_the_moments_of_all_rows_in_any_order",
+    "kernels/permutation.py": (
+        "test_permutation.py::test_the_formula_in_integers test_permutation.py::test_every_row_once "
+        "test_permutation.py::test_most_rows_may_walk test_permutation.py::test_rows_that_are_not_there_are_not_gathered "
+        "LAWS::a_permutation_has_each_number_once test_permutation.py::test_nothing_is_looked_at"
     ),
-    "kernels/random.py": "test_random.py test_c_kernels.py",
-    "kernels/replay.py": "test_properties_replay.py test_replay.py",
-    "kernels/squash.py": "LAWS::the_likelihood_of_a_drawn_action_is_what_the_draw_said test_squash.py",
+    "kernels/ppo_loss.py": (
+        "PPO::a_gaussian_by_hand PPO::a_categorical_by_hand PPO::which_ratios_pull PPO::of_equal_errors_the_plain_one_has_the_slope "
+        "PPO::log_std_beyond_its_limits_is_not_moved PPO::the_reference_against_finite_differences PPO::dispatch "
+        "PPO::rows_that_are_not_valid_weigh_nothing PPO::strided_columns_give_the_same_bits "
+        "PPO::the_kernel_the_reference_and_the_heads_agree"
+    ),
+    "kernels/prioritized.py": (
+        "test_prioritized.py::test_wrong_arguments_are_named test_prioritized.py::test_by_hand "
+        "test_prioritized.py::test_an_update_counts_in_the_next_draw test_prioritized.py::test_nothing_to_draw "
+        "test_prioritized.py::test_the_first_and_the_last_number "
+        "LAWS::an_entry_is_drawn_where_the_running_sum_says LAWS::the_greatest_of_equal_entries_is_kept_in_any_order"
+    ),
+    "kernels/random.py": (
+        "RANDOM::streams_and_fractions_by_their_formulas_in_integers RANDOM::uniform_takes_24_bits_of_each_half_low_half_first "
+        "RANDOM::two_draws_of_a_step_do_not_overlap RANDOM::uniform_bounds_may_be_numbers_or_tensors "
+        "RANDOM::few_numbers_are_drawn_for_32_steps_in_one_call test_c_kernels.py test_random.py "
+        "!test_random.py::test_pairs_across !test_c_kernels.py::test_gae"
+    ),
+    "kernels/replay.py": "test_replay.py test_properties_replay.py",
+    "kernels/squash.py": "test_squash.py LAWS::the_likelihood_of_a_drawn_action_is_what_the_draw_said",
 }
-COLUMNS = ("group", "file", "mutants", "killed", "equivalent", "survivors", "commit")
-NOT_OF_TORCH = {"triton", "tl", "ctypes", "c_library"}  # a function that names one of them is no reference
-LAUNCHERS = ("_triton", "_c", "_tile")
+COLUMNS = ("group", "file", "possible", "mutants", "killed", "equivalent", "survivors", "commit")
 MORE_MEMORY = 4 << 30  # of a child: a size that became huge is an error, not a machine that stands still
 AT_LEAST_SECONDS, TIMES_USUAL = 10, 4  # after which a child counts as one that hangs
-
-SWAPPED: dict[type, type] = {
-    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Div, ast.Mod: ast.Mult},
-    **{ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.BitXor: ast.BitAnd, ast.LShift: ast.RShift},
-    **{ast.RShift: ast.LShift, ast.And: ast.Or, ast.Or: ast.And, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
-    **{ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In},
-}
-PAIRS = [("min", "max"), ("amin", "amax"), ("minimum", "maximum"), ("sum", "mean"), ("cos", "sin"), ("argmin", "argmax")]
-RENAMED = {name: other for pair in PAIRS for name, other in (pair, pair[::-1])}
-COMMUTE = {"min", "max", "minimum", "maximum", "promote_types"}
-CHOICES = {"use_triton", "use_c", "in_triton", "on_cpu"}  # between forms that give the same
-STATEMENTS = (ast.Expr, ast.AugAssign, ast.Raise, ast.Break, ast.Continue)
-
-
-class Mutant(NamedTuple):
-    function: str  # its name in the module, with the class before a method's
-    what: str  # `before -> after`, which names it where lines move
-    node: ast.FunctionDef  # the function with the mistake in it
-
-
-# ---- mistakes ----
-
-
-def functions_of(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Those that are mutated, methods as CLASS.NAME."""
-    for node in tree.body:
-        for inner in node.body if isinstance(node, ast.ClassDef) else [node]:
-            if isinstance(inner, ast.FunctionDef) and not inner.decorator_list and not inner.name.endswith(LAUNCHERS):
-                names = {name.id for name in ast.walk(inner) if isinstance(name, ast.Name)}
-                if not names & NOT_OF_TORCH:
-                    yield f"{node.name}.{inner.name}" if isinstance(node, ast.ClassDef) else inner.name, inner
-
-
-def mutants_of(name: str, function: ast.FunctionDef) -> Iterator[Mutant]:
-    """Every mistake in one function, each in a copy of it."""
-    seen = set()
-    for number, place in enumerate(_places(function)):
-        for change in range(len(_changes(place))):
-            twin = copy.deepcopy(function)
-            node = _places(twin)[number]
-            before = ast.unparse(node)
-            after = _changes(node)[change](node)
-            for parent in ast.walk(twin):  # put in its place
-                for field, value in ast.iter_fields(parent):
-                    if value is node:
-                        setattr(parent, field, after)
-                    elif isinstance(value, list):
-                        value[:] = [after if item is node else item for item in value]
-            what = f"{before} -> {ast.unparse(after)}"
-            what += f" (number {sum(other.startswith(what) for other in seen) + 1})" if what in seen else ""
-            seen.add(what)
-            yield Mutant(name, what, ast.fix_missing_locations(twin))
-
-
-def _places(function: ast.FunctionDef) -> list[ast.AST]:
-    """All nodes of a function's body and of its defaults but docstrings, annotations, and the messages of errors."""
-    found: list[ast.AST] = []
-
-    def walk(node: ast.AST) -> None:
-        found.append(node)
-        if isinstance(node, (ast.Raise, ast.JoinedStr, ast.Assert)):
-            return
-        for field, value in ast.iter_fields(node):
-            if field in ("annotation", "returns", "decorator_list", "ctx"):
-                continue
-            for item in value if isinstance(value, list) else [value]:
-                if isinstance(item, ast.AST) and not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)):
-                    walk(item)
-
-    walk(function)
-    return found[1:]
-
-
-def _changes(node: ast.AST) -> list[Any]:
-    """Functions of the node that give the mistaken one."""
-    changes: list[Any] = []
-    if isinstance(node, ast.expr) and CHOICES & {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}:
-        return changes
-    if isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)) and type(node.op) in SWAPPED:
-        changes.append(lambda node: _with(node, op=SWAPPED[type(node.op)]()))
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
-        changes.append(lambda node: _with(node, ops=[SWAPPED[type(node.ops[0])](), *node.ops[1:]]))
-    if isinstance(node, ast.UnaryOp) and not isinstance(node.operand, ast.Constant):
-        changes.append(lambda node: node.operand)
-    if isinstance(node, (ast.If, ast.IfExp, ast.While)):
-        changes.append(lambda node: _with(node, test=ast.UnaryOp(ast.Not(), node.test)))
-    if isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
-        changes.append(lambda node: ast.Constant(not node.value if type(node.value) is bool else node.value + 1))
-    if isinstance(node, STATEMENTS) or (isinstance(node, ast.Assign) and not isinstance(node.targets[0], (ast.Name, ast.Tuple))):
-        changes.append(lambda node: ast.Pass())
-    if isinstance(node, ast.Call):
-        plain = not any(isinstance(item, ast.Starred) for item in node.args)
-        commutes = ast.unparse(node.func).rpartition(".")[2] in COMMUTE
-        if plain and not commutes and len(node.args) > 1 and ast.dump(node.args[0]) != ast.dump(node.args[1]):
-            changes.append(lambda node: _with(node, args=[node.args[1], node.args[0], *node.args[2:]]))
-        for place, keyword in enumerate(node.keywords):
-            if keyword.arg not in (None, "device", "dtype"):  # one device, and float32 unless told
-                changes.append(lambda node, at=place: _with(node, keywords=node.keywords[:at] + node.keywords[at + 1 :]))
-    if isinstance(node, ast.Attribute) and node.attr in RENAMED:
-        changes.append(lambda node: _with(node, attr=RENAMED[node.attr]))
-    return changes
-
-
-def _with(node: Any, **fields: Any) -> Any:
-    twin = copy.copy(node)
-    for name, value in fields.items():
-        setattr(twin, name, value)
-    return twin
 
 
 def apply(mutant: Mutant, module: types.ModuleType) -> None:
@@ -254,28 +161,38 @@ def survivors_of(file: str, mutants: list[Mutant], tests: list[str]) -> list[Mut
     """Those that no test sees; RuntimeError where a test fails anyway."""
     mutating = Mutating(file, mutants)
     options = ["-q", "-s", "--tb=no", "-Wignore", "--hypothesis-profile=mutants"]
-    options += ["-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:xdist"]
-    code = pytest.main([*options, *tests], plugins=[mutating])
+    options += ["-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:xdist", "-k", "not triton"]
+    options += [f"--deselect={test[1:]}" for test in tests if test.startswith("!")]
+    code = pytest.main([*options, *(test for test in tests if not test.startswith("!"))], plugins=[mutating])
     if code != 0:
         raise RuntimeError(f"pytest ended with {code!r} on {' '.join(tests)}")
     return mutating.survivors
 
 
+def tests_of(file: str) -> list[str]:
+    """Their names as pytest has them; a ! before those to leave out."""
+    text = TESTS[file]
+    for short, name in SHORT.items():
+        text = text.replace(f"{short}::", f"{name}::test_")
+    words = text.split()
+    return [f"!tests/{word[1:]}" if word.startswith("!") else f"tests/{word}" for word in words]
+
+
 def mutate_file(file: str, per_function: int, equivalent: dict[tuple[str, str], str]) -> dict[str, Any]:
     """A row of the results; prints each survivor."""
-    tree, mutants, started = ast.parse((ROOT / file).read_text()), list[Mutant](), time.monotonic()
+    tree, mutants, possible, started = ast.parse((ROOT / file).read_text()), list[Mutant](), 0, time.monotonic()
     for name, function in functions_of(tree):
         all_of_it = list(mutants_of(name, function))
+        possible += len(all_of_it)
         mutants += random.Random(name).sample(all_of_it, min(per_function, len(all_of_it)))
     tried = [mutant for mutant in mutants if (file, f"{mutant.function}: {mutant.what}") not in equivalent]
-    survivors = survivors_of(
-        file, tried, [f"tests/{test}" for test in TESTS[file].replace("LAWS::", "test_properties_kernels.py::test_").split()]
-    )
+    survivors = survivors_of(file, tried, tests_of(file))
     for mutant in survivors:
         print(f"SURVIVES {file} {mutant.function}: {mutant.what}", flush=True)
     counts = {"killed": len(tried) - len(survivors), "equivalent": len(mutants) - len(tried), "survivors": len(survivors)}
-    print(f"{file}: {len(mutants)} mutants, {counts}, {time.monotonic() - started:.0f} s", flush=True)
-    return {"group": next(GROUPS[start] for start in GROUPS if file.startswith(start)), "file": file, "mutants": len(mutants), **counts}
+    print(f"{file}: {len(mutants)} mutants of {possible}, {counts}, {time.monotonic() - started:.0f} s", flush=True)
+    group = next(GROUPS[start] for start in GROUPS if file.startswith(start))
+    return {"group": group, "file": file, "possible": possible, "mutants": len(mutants), **counts}
 
 
 def known_equivalent() -> dict[tuple[str, str], str]:
@@ -287,7 +204,7 @@ def known_equivalent() -> dict[tuple[str, str], str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Mutation testing")
     parser.add_argument("files", nargs="*", help="by default all")
-    parser.add_argument("--per-function", type=int, default=40, help="mutants of a function at most, drawn by its name as the seed")
+    parser.add_argument("--per-function", type=int, default=10, help="mutants of a function at most")
     options = parser.parse_args()
     # a GPU's threads of autograd outlive no fork
     os.environ |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -11,13 +11,12 @@ from gpurl.config import Settings, TrainConfig, make_settings, merge, read_confi
 from gpurl.errors import UsageError
 
 SIMPLE_TYPES = (bool, int, float, str)
-VERBATIM = ("--env.overrides",)  # of isaac_gym, as in --env.overrides "env.episodeLength=500 task.randomize=True"
+SETTING = r"(?:--)?([A-Za-z_][\w.-]*)=(.*)"
 NUMBER = r"[-+]?[\d._]+([eE][-+]?\d+)?"
 
 
 def parse_train(words: list[str]) -> tuple[Settings, Path | None]:
     """(settings, run folder to resume or None)."""
-    words = _switches(_all_spelled_out(words))
     words, resume = _take_option(words, "--resume")
     words, config = _take_option(words, "--config")
     names, flags = _positionals(words)
@@ -34,22 +33,19 @@ def parse_train(words: list[str]) -> tuple[Settings, Path | None]:
     values = {name: value for name, value in values.items() if name not in ("algorithm", "env")}
     values |= {} if not isinstance(values.get(algorithm), dict) else values.pop(algorithm)
     base = make_settings(algorithm, env, **values)
-    prefix = f"--{algorithm}."
-    flags = ["--" + flag[len(prefix) :] if flag.startswith(prefix) else flag for flag in flags]
-    settings = _parse_flags(base, flags)
+    settings = _parse_flags(base, [re.sub(rf"^(--)?{re.escape(algorithm)}\.", r"\1", flag) for flag in flags])
     return settings, None if resume is None else Path(resume)
 
 
 def parse_profile(words: list[str]) -> tuple[Settings, dict[str, Any]]:
     """(settings, the options of gpurl.profile.profile)."""
-    words = _all_spelled_out(words)
     words, out = _take_option(words, "--out")
     options: dict[str, Any] = {"out": out}
     for name in ("iterations", "warm_up"):
         for flag in dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")):
             words, number = _take_option(words, flag, "a number")
             if number is not None:
-                options[name] = _whole(flag, number)
+                options[name] = _whole(flag, _number(number))
     settings, resume = parse_train(words)
     if resume is not None:
         raise UsageError(f"gpurl profile begins anew, it cannot go on with {resume}; name the algorithm and the environment")
@@ -90,36 +86,46 @@ def _whole(flag: str, text: str) -> int:
         raise UsageError(f"{flag} must be a whole number, got {text}") from None
 
 
-def _all_spelled_out(words: list[str]) -> list[str]:
-    """Each as `_spelled_out` has it, but for values that hold `=` themselves."""
-    return [part for before, word in zip(["", *words], words) for part in ([word] if before in VERBATIM else _spelled_out(word))]
-
-
-def _spelled_out(word: str) -> list[str]:
-    """`key=value` as `--key value`; `1e6` as 1000000."""
-    match = re.fullmatch(r"(?:--)?([A-Za-z_][\w.-]*)=(.*)", word)
-    if match:
-        name, value = match[1], match[2]
-        if value.lower() in ("true", "false"):
-            return [_switch(name, value)]
-        parts = [part.strip() for part in value.strip("[]()").split(",")]
-        if value[:1] not in ("[", "(") and not all(re.fullmatch(NUMBER, part) for part in parts):
-            parts = [value]  # a path may hold a comma
-        return [f"--{name}", *map(_number, parts)]
-    return [_number(word)]
-
-
-def _switches(words: list[str]) -> list[str]:
-    """`--quiet true` as `--quiet`, `--quiet false` as `--no-quiet`."""
+def _spelled_out(words: list[str], texts: set[str]) -> list[str]:
+    """`key=value` as `--key value`, `1e6` as 1000000, `--quiet false` as `--no-quiet`; the value of one in `texts` stays as it is."""
     result: list[str] = []
     for word in words:
-        if word in ("--no-graph", "--no_graph"):
-            result += ["--graph", "off"]
+        match = re.fullmatch(SETTING, word, re.DOTALL)
+        if result and _name(result[-1]) in texts and not word.startswith("--"):
+            result[-1] += f"={word}"
+        elif match and _name(f"--{match[1]}") in texts:
+            result.append(f"--{match[1]}={match[2]}")
+        elif word in ("--no-graph", "--no_graph"):
+            result.append("--graph=off")
+        elif match and match[2].lower() in ("true", "false"):
+            result.append(_switch(match[1], match[2]))
+        elif match:
+            parts = [part.strip() for part in match[2].strip("[]()").split(",")]
+            if match[2][:1] not in ("[", "(") and not all(re.fullmatch(NUMBER, part) for part in parts):
+                parts = [match[2]]  # some text that holds a comma
+            result += [f"--{match[1]}", *map(_number, parts)]
         elif word.lower() in ("true", "false") and result and result[-1].startswith("--"):
             result[-1] = _switch(result[-1][2:], word)
         else:
-            result.append(word)
+            result.append(_number(word))
     return result
+
+
+def _name(flag: str) -> str:
+    """`run-dir` of `--run_dir`; empty where the word is no flag."""
+    return flag[2:].replace("_", "-") if flag.startswith("--") else ""
+
+
+def _texts(kind: type, before: str = "") -> set[str]:
+    """Names, as `_name` has them, of the settings of a dataclass that are a text."""
+    found: set[str] = set()
+    for name, hint in typing.get_type_hints(kind).items():
+        name = before + name.replace("_", "-")
+        if dataclasses.is_dataclass(hint):
+            found |= _texts(typing.cast(type, hint), f"{name}.")
+        elif hint is str or set(typing.get_args(hint)) == {str, type(None)}:
+            found.add(name)
+    return found
 
 
 def _switch(name: str, value: str) -> str:
@@ -134,17 +140,22 @@ def _number(word: str) -> str:
 
 
 def _take_option(words: list[str], option: str, what: str = "a path") -> tuple[list[str], str | None]:
-    if option not in words:
-        return words, None
-    at = words.index(option)
-    if at + 1 >= len(words) or words[at + 1].startswith("--"):
-        raise UsageError(f"{option} needs {what} behind it")
-    return words[:at] + words[at + 2 :], words[at + 1]
+    """`option VALUE`, `option=VALUE` or that without dashes, taken out of the words."""
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        is_value = at > 0 and words[at - 1].startswith("--env.") and "=" not in words[at - 1]  # --env.overrides "config=..."
+        if equals and value and (name == option or (name == option[2:] and not is_value)):
+            return words[:at] + words[at + 1 :], value
+        if word == option:
+            if at + 1 < len(words) and not words[at + 1].startswith("--"):
+                return words[:at] + words[at + 2 :], words[at + 1]
+            raise UsageError(f"{option} needs {what} behind it")
+    return words, None
 
 
 def _positionals(words: list[str]) -> tuple[list[str], list[str]]:
-    """The names in front, and the flags behind them."""
-    count = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    """The names in front, and the settings behind them."""
+    count = next((at for at, word in enumerate(words) if word.startswith("-") or re.fullmatch(SETTING, word, re.DOTALL)), len(words))
     return words[:count], words[count:]
 
 
@@ -179,6 +190,8 @@ def _parse_flags(base: Settings, flags: list[str]) -> Settings:
     import tyro
 
     options = _options_class(base.env)
+    texts = _texts(TrainConfig) | _texts(type(base.algorithm_config)) | _texts(options, "env.")
+    flags = _spelled_out(flags, texts)
     combined = dataclasses.make_dataclass(
         "Settings",
         [

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gpurl.kernels import c_library
+from gpurl.kernels import adam, c_library
 from gpurl.kernels.backend import no_host_looks, use_c
 from gpurl.kernels.gae import gae, gae_reference
 from gpurl.kernels.random import (
@@ -25,6 +25,18 @@ def test_they_serve_tensors_of_a_cpu_that_the_host_may_look_at() -> None:
     assert not use_c(torch.zeros(1, device="meta"))
     with no_host_looks():
         assert not use_c(torch.zeros(1))
+
+
+def test_a_step_of_float32_goes_to_c_and_one_of_float64_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = list[torch.dtype]()
+    real = adam.adam_step_c
+    monkeypatch.setattr(adam, "adam_step_c", lambda state, *others: called.append(state.parameters.dtype) or real(state, *others))
+    for dtype in (torch.float64, torch.float32):
+        state = adam.AdamState(*torch.zeros(3, 4, dtype=dtype), torch.tensor(0), None, None)
+        norm = adam.adam_step(state, torch.ones(4, dtype=dtype), torch.tensor(0.1), adam.AdamOptions(max_grad_norm=None))
+        assert float(norm) == 2.0
+        torch.testing.assert_close(state.parameters, torch.full((4,), -0.1, dtype=dtype), rtol=1e-4, atol=0.0)
+    assert called == [torch.float32]
 
 
 @pytest.mark.parametrize("size", [(1, 1), (7, 3), (32, 129), (1024, 8)], ids=str)

@@ -1,8 +1,11 @@
 """Mutation testing kills a mistake that tests must see and spares a change that none can: benchmarks/mutants.py on one function."""
 
 import ast
+import csv
+from collections import Counter
 
-from benchmarks.mutants import EQUIVALENT, ROOT, TESTS, functions_of, known_equivalent, mutants_of, survivors_of
+from benchmarks.mistakes import functions_of, mutants_of
+from benchmarks.mutants import COLUMNS, EQUIVALENT, RESULTS, ROOT, TESTS, known_equivalent, survivors_of
 
 FILE = "gpurl/losses.py"
 
@@ -22,3 +25,20 @@ def test_what_is_named_is_there() -> None:
         assert file in TESTS
         functions = functions_of(ast.parse((ROOT / file).read_text()))
         assert what in {f"{name}: {mutant.what}" for name, function in functions for mutant in mutants_of(name, function)}, what
+
+
+def test_nine_mistakes_of_ten_were_seen_in_each_group() -> None:
+    """By the table, which `make mutants` writes; mistakes that nothing could see are left out."""
+    rows = list(csv.DictReader(RESULTS.open()))
+    assert tuple(rows[0]) == COLUMNS
+    assert {row["file"] for row in rows} <= set(TESTS)
+    assert len({row["commit"] for row in rows}) == 1
+    seen, tried = Counter[str](), Counter[str]()
+    for row in rows:
+        mutants, killed, equivalent, survivors = (int(row[name]) for name in ("mutants", "killed", "equivalent", "survivors"))
+        assert mutants == killed + equivalent + survivors
+        for name in (row["group"], "all"):
+            seen[name] += killed
+            tried[name] += mutants - equivalent
+    assert len(tried) == 4
+    assert all(seen[name] >= 0.9 * tried[name] for name in tried), (seen, tried)

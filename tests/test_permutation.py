@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from gpurl.kernels.backend import no_host_looks
-from gpurl.kernels.permutation import MAX_WORDS, _network, permutation
+from gpurl.kernels.permutation import MAX_WORDS, _network, gather_rows, permutation
 from gpurl.kernels.random import random_words_reference, stream_constants
 
 SIZES = [1, 2, 3, 5, 17, 64, 1000, 4096, 65_536, 131_072, 100_003]
@@ -53,16 +53,16 @@ def finalizer(x: int) -> int:
     return x ^ (x >> 16)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 17, 64, 1000, 4096])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 17, 64, 1000, 100_003])
 def test_the_formula_in_integers(size: int) -> None:
     assert finalizer(1) == 0x514E28B7  # published
     a, b, rounds = _network(size)
     words = random_words_reference(*stream_constants(5, 1), torch.tensor(2**33 + 1), 40, (rounds + 1) // 2)[0].tolist()
     round_keys = [half for word in words for half in (word % 2**32, (word >> 32) % 2**32)]
-    wanted = []
-    for position in range(size):
-        number = position
-        while len(wanted) == position:
+    wanted, positions = [], range(0, size, max(size // 1000, 1))
+    for position in positions:
+        number, count = position, len(wanted)
+        while len(wanted) == count:
             left, right = divmod(number, b)
             for turn in range(rounds):
                 if turn % 2 == 0:
@@ -72,7 +72,7 @@ def test_the_formula_in_integers(size: int) -> None:
             number = left * b + right
             if number < size:
                 wanted.append(number)
-    assert order_of(size, step=2**33 + 1, seed=5, offset=40).tolist() == wanted
+    assert order_of(size, step=2**33 + 1, seed=5, offset=40)[list(positions)].tolist() == wanted
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -92,6 +92,19 @@ def test_most_rows_may_walk(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(order.sort().values, torch.arange(size))
         with no_host_looks():
             assert torch.equal(order_of(size), order)
+
+
+def test_rows_that_are_not_there_are_not_gathered() -> None:
+    packed, stream = torch.randn(30, 6), (*stream_constants(5, 1), torch.tensor(3), 0)
+    order = permutation(*stream, 30)
+    for start, count in ((0, 30), (30, 0), (0, 0), (29, 1)):
+        assert torch.equal(gather_rows(packed, *stream, start=start, count=count), packed[order[start : start + count]])
+    for start, count in ((-1, 2), (0, -1), (0, 31), (30, 1)):
+        with pytest.raises(ValueError, match=f"positions {start} to {start + count} do not lie within 30 rows"):
+            gather_rows(packed, *stream, start=start, count=count)
+    for wrong in (packed.double(), packed.flatten(), packed.t()):
+        with pytest.raises(ValueError, match=r"packed must be \[S, W\] float32 contiguous"):
+            gather_rows(wrong, *stream, start=0, count=1)
 
 
 def test_nothing_is_looked_at() -> None:

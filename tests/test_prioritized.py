@@ -310,6 +310,8 @@ def test_wrong_arguments_are_named() -> None:
     for offset, batch_size in ((0, 0), (-1, 2), (0, 65_537), (65_536, 1)):
         with pytest.raises(ValueError, match="words 0 to 65535"):
             prioritized_draw(priority, stream(), offset, batch_size)
+    for offset, batch_size in ((0, 1), (0, 65_536), (65_535, 1)):  # the limits themselves
+        assert prioritized_draw(priority, stream(), offset, batch_size)[0].shape == (batch_size,)
     for bad_index, bad_value in ((index.int(), value), (index, value.double()), (index, value[:2]), (index.view(3, 1), value.view(3, 1))):
         with pytest.raises(ValueError, match="index and value must be"):
             prioritized_update(priority, bad_index, bad_value)

@@ -25,7 +25,7 @@ CHOSEN = {  # what a text or a list may be; all other fields are drawn by their 
     "graph": ["auto", "full", "off"],
     "rollout": ["auto", "persistent", "steps"],
     "precision": ["float32", "tf32", "bf16"],
-    "root": ["runs", "a folder", "true,x"],
+    "root": ["runs", "a folder", "true,x", "1e3", "a=b", "true", "None", "[a]", "-1", ""],
     "schedule": ["constant", "linear", "adaptive"],
     "activation": ["tanh", "elu", "relu"],
     "memory": ["none", "gru"],

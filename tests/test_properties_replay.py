@@ -107,15 +107,18 @@ def test_a_buffer_that_was_saved_or_went_back_is_the_one_that_went_on(data: Any,
     for steps in data.draw(st.lists(st.integers(1, one.num_rows), min_size=1, max_size=4)):
         one.add(columns(steps))
     other.load_state_dict({name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in one.state_dict().items()})
-    before = one.snapshot(min(more, one.num_rows))
+    before, kept = one.snapshot(min(more, one.num_rows)), {name: tensor.clone() for name, tensor in one.ring._asdict().items()}
     for _ in range(2):  # in the second round after going back
         random = np.random.default_rng(5)
         one.add(columns(min(more, one.num_rows)))
         one.cut(torch.tensor([True, False, True]))
+        assert bool((one.ring.flags[int(one.ring.counts[2])] & 3)[::2].all())
         batch = one.sample(50, 0.9, 3)
         if _ == 0:
             first = {name: value.clone() for name, value in batch.items()}
             one.go_back(before)
+            for name, tensor in one.ring._asdict().items():
+                assert torch.equal(tensor, kept[name]), name
     random = np.random.default_rng(5)
     other.add(columns(min(more, one.num_rows)))
     other.cut(torch.tensor([True, False, True]))

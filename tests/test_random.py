@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpurl.kernels import random as module
+from gpurl.kernels.backend import no_host_looks
 from gpurl.kernels.random import (
     GOLDEN,
     CounterRandom,
+    random_fraction_reference,
     random_normal,
     random_normal_reference,
     random_uniform_reference,
@@ -60,6 +63,28 @@ def test_known_answers_of_splitmix64() -> None:
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
     got = random_words_reference(torch.tensor([1234567]), torch.tensor([GOLDEN]), torch.tensor(0), 1, 5)
     assert [word % 2**64 for word in got[0].tolist()] == published
+
+
+def mix13(z: int) -> int:
+    """Variant 13 of Stafford's mixers in Python's integers."""
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
+@pytest.mark.parametrize("seed", [0, 5, -3, 2**62 + 1])
+def test_streams_and_fractions_by_their_formulas_in_integers(seed: int) -> None:
+    key, gamma = stream_constants(seed, 6)
+    root = mix13((seed + GOLDEN) % 2**64)
+    numbers = [mix13((root + index * GOLDEN) % 2**64) for index in range(1, 13)]
+    assert [number % 2**64 for number in key.tolist()] == numbers[0::2]
+    assert [number % 2**64 for number in gamma.tolist()] == [number | 1 for number in numbers[1::2]]
+    got = random_fraction_reference(key, gamma, torch.tensor(3), 7, 5)
+    assert got.dtype == torch.float64
+    for stream, row in enumerate(got.tolist()):
+        counters = [3 * 65536 + 7 + number for number in range(5)]
+        words = [mix13((numbers[2 * stream] + counter * (numbers[2 * stream + 1] | 1)) % 2**64) for counter in counters]
+        assert row == [(word >> 11) / 2**53 for word in words]
 
 
 def test_a_step_is_two_to_the_sixteen_words() -> None:
@@ -220,6 +245,9 @@ def test_uniform_bounds_may_be_numbers_or_tensors() -> None:
     torch.testing.assert_close(CounterRandom(5, 64).uniform(-2.0, 6.0, (3,)), unit * 8.0 - 2.0)
     low, high = torch.tensor([0.0, -1.0, 5.0]), torch.tensor([1.0, 1.0, 5.5])
     torch.testing.assert_close(CounterRandom(5, 64).uniform(low, high, (3,)), unit * (high - low) + low)
+    torch.testing.assert_close(CounterRandom(5, 64).uniform(1.0, 3.0, (3,)), unit * 2.0 + 1.0)
+    torch.testing.assert_close(CounterRandom(5, 64).uniform(-1.0, high, (3,)), unit * (high + 1.0) - 1.0)
+    torch.testing.assert_close(CounterRandom(5, 64).uniform(low, 7.0, (3,)), unit * (7.0 - low) + low)
 
 
 def test_a_restored_generator_continues() -> None:
@@ -270,3 +298,50 @@ def test_an_advance_that_does_not_happen_leaves_the_step_to_be_drawn_again() -> 
     assert torch.equal(rng.uniform(shape=(2,)), wanted)
     rng.advance(torch.tensor(True))
     assert torch.equal(rng.uniform(shape=(2,)), random_uniform_reference(*stream_constants(5, 3), torch.tensor(1), 0, 2))
+
+
+@pytest.mark.parametrize(
+    ("envs", "shape", "calls"), [(1, (), 3), (512, (2,), 3), (205, (5,), 70), (3, (0,), 70)], ids=["one", "few", "many", "none"]
+)
+def test_few_numbers_are_drawn_for_32_steps_in_one_call(
+    envs: int, shape: tuple[int, ...], calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = []
+    monkeypatch.setattr(module, "random_uniform", lambda *arguments: called.append(1) or random_uniform_reference(*arguments))
+    rng, constants = CounterRandom(5, envs), stream_constants(5, envs)
+    for step in range(70):
+        wanted = random_uniform_reference(*constants, torch.tensor(step), 0, math.prod(shape))
+        assert torch.equal(rng.uniform(shape=shape), wanted.view(envs, *shape))
+        rng.advance()
+    assert len(called) == calls
+
+
+def test_where_nobody_looks_the_device_counts() -> None:
+    """What a graph of the first step holds must read the counter when it is replayed."""
+    constants = stream_constants(5, 3)
+    for rng in (CounterRandom(5, 3), None):
+        with no_host_looks():
+            rng = rng or CounterRandom(5, 3)  # made on the host, or here
+            for step in range(4):
+                assert torch.equal(rng.uniform(shape=(2,)), random_uniform_reference(*constants, torch.tensor(step), 0, 2))
+                assert not rng._ahead
+                if step < 2:
+                    rng.advance()
+                else:
+                    rng.advance(torch.tensor(True))
+                    assert rng._host_step is None
+            counter = rng.step
+            rng.advance(by=3)
+            assert counter is rng.step
+            assert int(counter) == 7
+    rng = CounterRandom(5, 3)
+    rng.advance(torch.tensor(True))
+    assert rng._host_step == 1
+
+
+def test_drawing_stays_out_of_what_torch_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = []
+    monkeypatch.setattr(torch.compiler, "disable", lambda function: kept.append(function) or function)  # the real one takes seconds
+    rng = CounterRandom(5, 3)
+    rng.stay_out_of_compiling()
+    assert kept == [rng._draw]

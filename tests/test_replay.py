@@ -230,8 +230,39 @@ def test_wrong_sizes_are_named() -> None:
     for index in (torch.zeros(4, dtype=torch.int32), torch.zeros(5, dtype=torch.int64), torch.zeros(4, dtype=torch.int64, device="meta")):
         with pytest.raises(ValueError, match=r"index must be \[4\] int64 on cpu, got torch.int(32|64) \([45],\) on (cpu|meta)"):
             replay.replay_sample(ring, 4, GAMMA, 1, streams(), index=index)
+    for batch_size in (0, -1):
+        with pytest.raises(ValueError, match=f"1 to 65536 transitions, not {batch_size}"):
+            replay.replay_sample(ring, batch_size, GAMMA, 1, streams())
     with pytest.raises(ValueError, match=r"not torch.float16"):
         new_ring(1, 1, 1, 1, 1, torch.float16, torch.device("cpu"))
+
+
+@needs_c
+def test_a_batch_is_written_over_another_of_its_size() -> None:
+    ring, index = filled(World(), FORMS[0].values[0], 4, (3,)), torch.arange(4)
+    out = replay.replay_sample(ring, 4, GAMMA, 1, streams())
+    wanted = replay.replay_sample(ring, 4, GAMMA, 1, streams(), index=index)
+    got = replay.replay_sample(ring, 4, GAMMA, 1, streams(), index=index, out=out)
+    assert got.obs.data_ptr() == out.obs.data_ptr()
+    assert all(torch.equal(mine, other) for mine, other in zip(got, wanted))
+    assert torch.equal(got.index, index)
+    with pytest.raises(ValueError, match="out has 4 transitions, not 3"):
+        replay.replay_sample(ring, 3, GAMMA, 1, streams(), out=out)
+
+
+def test_a_batch_lies_where_its_ring_does() -> None:
+    ring = new_ring(4, 2, 3, 2, 1, torch.uint8, torch.device("meta"))
+    assert {tensor.device.type for tensor in replay.batch_memory(ring, 5, None)} == {"meta"}
+
+
+def test_the_very_first_step_can_be_cut() -> None:
+    world = World(ends=0.0)
+    ring = new_ring(4, world.envs, OBS, world.width, 8, world.kind, torch.device("cpu"))
+    replay.replay_cut(ring, torch.ones(world.envs, dtype=torch.bool))
+    assert not ring.flags.any()  # there is none yet
+    FORMS[0].values[0][0](ring, world.block(1))
+    replay.replay_cut(ring, torch.tensor([True, False, True]))
+    assert ring.flags[0].tolist() == [replay.TRUNCATED, 0, replay.TRUNCATED]
 
 
 @pytest.mark.parametrize(("kind", "of_an_observation"), [*zip(replay.STORED_KINDS, (28, 14, 7))], ids=str)

@@ -162,8 +162,24 @@ def test_float32_on_a_cpu_goes_to_c_and_all_else_to_torch(monkeypatch: pytest.Mo
     with backend.no_host_looks():
         torch.testing.assert_close(squashed_sample(output, noise), drawn)
         torch.testing.assert_close(squashed_backward(drawn, noise, torch.tensor(0.1)), gradient)
-    assert squashed_sample(*numbers()).action.dtype == torch.float64
+    drawn, noise = squashed_sample(*numbers()), numbers()[1]
+    assert drawn.action.dtype == squashed_sample(numbers()[0], noise.float()).action.dtype == torch.float64
+    slopes = squashed_backward(drawn, noise, torch.tensor(0.1, dtype=torch.float64))
+    torch.testing.assert_close(slopes.float(), gradient, rtol=1e-4, atol=1e-5)
     assert len(called) == 2
+
+
+@needs_c
+def test_slopes_may_have_any_strides() -> None:
+    """Columns of a wider matrix are read where they stand, all else is copied."""
+    slopes = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
+    views = [(slopes[:, 3:6], True), (slopes[:, :6:2], False), (slopes.t()[:, 1:3], False), (slopes.t()[:, 4:5], True)]
+    for slope, is_read_in_place in views:
+        output, noise = squash_laws.inputs(16, slope.shape[1])
+        drawn = squashed_sample_c(output, noise)
+        wanted = squashed_backward_c(drawn, slope.contiguous(), torch.tensor(0.1))
+        assert torch.equal(squashed_backward_c(drawn, slope, torch.tensor(0.1)), wanted)
+        assert (module._with_whole_rows(slope).data_ptr() == slope.data_ptr()) is is_read_in_place
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

@@ -188,7 +188,9 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path) ->
     [
         ("run_dir=/tmp/a,b", "run_dir", "/tmp/a,b"),
         ("root=x=1", "root", "x=1"),
-        ("root=[a]", "root", "a"),
+        ("root=[a]", "root", "[a]"),
+        ("root=1e3", "root", "1e3"),
+        ("--root=true", "root", "true"),
         ("max_seconds=None", "max_seconds", None),
         ("max_seconds=5", "max_seconds", 5.0),
         ("stop_return=-1.5", "stop_return", -1.5),

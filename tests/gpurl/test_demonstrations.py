@@ -1,6 +1,7 @@
 """Datasets of what others did: what is read is what was written, and all that is damaged or of other spaces is told by name."""
 
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -140,6 +141,18 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+def test_an_archive_is_unpacked_where_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "some.npz", GOOD)
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    for free in (size, None):
+        monkeypatch.setattr("gpurl.buffers.demonstrations.available_bytes", lambda device, free=free: free)
+        read_demonstrations(path, OBS, ACTION)
+    monkeypatch.setattr("gpurl.buffers.demonstrations.available_bytes", lambda device: size - 1)
+    with pytest.raises(UsageError, match=r"some\.npz unpacks to 0\.0 GiB, where 0\.0 GiB are free"):
+        read_demonstrations(path, OBS, ACTION)
+
+
 # ---- Minari ----
 
 
@@ -193,6 +206,19 @@ def test_actions_of_several_parts_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset=lambda name: dataset))
     with pytest.raises(UsageError, match=r"minari:some-v0 must have actions of a Box or a Discrete or .*, it has Dict\('move'"):
         read_demonstrations("minari:some-v0", OBS, ACTION)
+
+
+def test_a_dataset_of_nothing_and_one_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> Any:
+        if name == "nowhere-v0":
+            raise FileNotFoundError(name)
+        return SimpleNamespace(observation_space=OBS, action_space=ACTION, iterate_episodes=lambda: iter(()))
+
+    monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset=load))
+    with pytest.raises(UsageError, match=r"minari:none-v0 must hold as many obs .* it has 0 of obs and 0 of action"):
+        read_demonstrations("minari:none-v0", OBS, ACTION)
+    with pytest.raises(UsageError, match=r"cannot read minari:nowhere-v0: nowhere-v0; `minari download nowhere-v0`"):
+        read_demonstrations("minari:nowhere-v0", OBS, ACTION)
 
 
 def test_without_the_package_the_error_says_which(monkeypatch: pytest.MonkeyPatch) -> None:

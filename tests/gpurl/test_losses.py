@@ -127,4 +127,5 @@ def test_explained_variance_of_known_cases() -> None:
     assert float(explained_variance(returns + 7.0, returns)) == pytest.approx(1.0)
     assert float(explained_variance(torch.zeros(4), returns)) == pytest.approx(0.0)
     assert float(explained_variance(-returns, returns)) == pytest.approx(-3.0)
+    assert float(explained_variance(returns / 20.0, returns / 10.0)) == pytest.approx(0.75)
     assert math.isnan(float(explained_variance(returns, torch.ones(4))))

@@ -26,3 +26,13 @@ def test_what_is_packed_comes_back() -> None:
     assert arrays["action"].dtype == "int64"
     assert (arrays["choice"] == columns["choice"].flatten().numpy()).all()
     assert all(view.data_ptr() >= rows.data_ptr() for view in packing.views(rows).values())  # nothing is copied
+
+
+def test_rows_are_as_wide_as_the_next_sixteen_bytes() -> None:
+    for width, wanted in ((1, 4), (4, 4), (5, 8), (7, 8), (9, 12)):
+        column = torch.randn(2, 3, width)
+        packing = PackedRows({"reward": column})
+        rows = packing.pack({"reward": column})
+        assert rows.shape == (6, wanted)
+        assert torch.equal(rows[:, :width], column.flatten(0, 1))  # the first column stands first
+        assert not rows[:, width:].any()

@@ -14,6 +14,10 @@ from gpurl.buffers.replay import Replay
 from gpurl.errors import UsageError
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.env_step import RandomStreams
+from gpurl.kernels.prioritized import prioritized_draw
+from gpurl.kernels.random import CounterRandom
+from gpurl.kernels.replay import TRUNCATED, replay_sample
 
 ENVS = 4
 COLUMNS: dict[str, tuple[int, ...]] = {"reward": (), "action": (2,), "extra": ()}
@@ -103,6 +107,57 @@ def test_no_draw_comes_twice() -> None:
     assert not torch.equal(first, second)
 
 
+def test_draws_are_those_of_the_seeds_stream() -> None:
+    for replay in (uniform(), prioritized(), uniform(seed=0)):
+        replay.add(steps(10, ends=0.3))
+        random, index = CounterRandom(0, 1, torch.device("cpu")), None
+        if isinstance(replay, PrioritizedReplay):
+            replay.update_priorities(torch.arange(40), torch.linspace(0.1, 5.0, 40))
+            index = prioritized_draw(replay.priority.view(-1), RandomStreams(random.key, random.gamma, random.step), 0, 64)[0]
+        random.advance()
+        streams = RandomStreams(random.key, random.gamma, random.step)
+        wanted, batch = replay_sample(replay.ring, 64, 0.9, 1, streams, index=index), replay.sample(64, 0.9)
+        for name in ("index", "obs", "next_obs", "reward", "discount"):
+            assert torch.equal(batch[name], getattr(wanted, name)), name
+        assert batch["obs"].data_ptr() != replay.sample(64, 0.9)["obs"].data_ptr()
+
+
+def test_what_is_not_said_is_as_the_papers_have_it() -> None:
+    replay = PrioritizedReplay(640, ENVS, (3,), COLUMNS, torch.device("cpu"))
+    assert (replay.exponent, replay.importance, replay.decay) == (0.5, 0.4, 0.999)
+    assert len(replay.ring.owner) == 640 // 16 + 1  # one for what is overwritten at once
+    assert len(uniform(final_share=0.0).ring.owner) == 1 + 1
+
+
+@pytest.mark.parametrize("options", [{}, {"storage": "bfloat16"}, {"obs_dtype": torch.uint8}, {"exponent": 0.6}], ids=str)
+def test_a_replay_takes_all_that_is_free_and_no_more(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(size: int = 4000) -> Replay:
+        kind = PrioritizedReplay if "exponent" in options else Replay
+        return kind(size, ENVS, (3,), COLUMNS, torch.device("cpu"), **options)
+
+    replay = make()
+    priorities = [replay.priority] if isinstance(replay, PrioritizedReplay) else []
+    assert replay.bytes == sum(tensor.nbytes for tensor in (*replay.ring, *priorities))
+    free: int | None = replay.bytes
+    monkeypatch.setattr("gpurl.buffers.replay.available_bytes", lambda device: free)
+    make()
+    free = replay.bytes - 1
+    half = ", storage bfloat16 takes half as much for observations" if options in ({}, {"exponent": 0.6}) else ""
+    with pytest.raises(UsageError, match=rf"a replay of 4,000 transitions takes .* would fit{half}$") as caught:
+        make()
+    assert "replay_size 3,599 would" in str(caught.value)  # a tenth is left free
+    make(3599)
+    free = None
+    make()
+
+
+def test_a_cut_ends_the_newest_step() -> None:
+    replay = uniform()
+    replay.add(steps(2))
+    replay.cut(torch.tensor([True, False, True, False]))
+    assert replay.ring.flags[:2].tolist() == [[0] * 4, [TRUNCATED, 0, TRUNCATED, 0]]
+
+
 def test_weights_take_back_the_bias_of_the_draws() -> None:
     """With beta 1 the weighted mean over draws is the plain mean over all that is stored, up to one constant factor."""
     replay, columns = prioritized(importance=1.0), steps(10)
@@ -156,7 +211,7 @@ def test_an_exponent_of_zero_is_uniform() -> None:
 
 
 def test_new_transitions_have_the_greatest_priority_seen_which_fades() -> None:
-    replay = prioritized(decay=0.5)
+    replay = prioritized(decay=0.25)
     replay.add(steps(3))
     assert replay.priority[:3].unique().tolist() == [1.0]
     replay.update_priorities(torch.tensor([0, 1]), torch.tensor([9.0, 0.5]))
@@ -165,7 +220,7 @@ def test_new_transitions_have_the_greatest_priority_seen_which_fades() -> None:
     torch.testing.assert_close(replay.priority[3], torch.full((ENVS,), greatest))
     replay.update_priorities(torch.tensor([2]), torch.tensor([0.1]))
     replay.add(steps(1))
-    torch.testing.assert_close(replay.priority[4], torch.full((ENVS,), greatest / 2 + LEAST_ERROR**0.6 / 2))
+    torch.testing.assert_close(replay.priority[4], torch.full((ENVS,), greatest / 4 + LEAST_ERROR**0.6 * 3 / 4))
 
 
 def test_of_a_transition_that_comes_twice_the_greater_error_counts() -> None:
@@ -249,6 +304,31 @@ def test_all_of_a_prioritised_replay_goes_back_and_no_other_is_loaded() -> None:
         replay.load_state_dict({name: value for name, value in kept.items() if name != "priority"})
 
 
+def test_a_full_replay_goes_back_wherever_it_was_overwritten() -> None:
+    replay = uniform(final_share=0.2)
+    for seed in range(3):
+        replay.add(steps(5, seed, ends=0.5))
+    before, kept = replay.snapshot(4), saved(replay)
+    replay.add(steps(4, seed=9, ends=0.5))
+    replay.sample(8, 0.9)
+    assert not torch.equal(replay.ring.owner, kept["owner"])
+    replay.go_back(before)
+    for name, value in saved(replay).items():
+        if isinstance(value, Tensor):
+            assert torch.equal(value, kept[name]), name
+        else:
+            assert value == kept[name], name
+
+
+def test_a_replay_of_other_observations_or_types_is_not_loaded() -> None:
+    """bfloat16 would be copied into float32 without a word."""
+    others = [uniform(storage="bfloat16"), uniform(size=80), Replay(40, ENVS, (4,), COLUMNS, torch.device("cpu"))]
+    for other in others:
+        other.ring.counts[0] = other.num_rows
+        with pytest.raises(UsageError, match=r"the saved replay is of another environment or size: its (obs|flags|numbers) is"):
+            uniform().load_state_dict(saved(other))
+
+
 @pytest.mark.parametrize(("limit", "wanted"), [("max", 2**20 * 1024), ("1000", 1000 - 700 + 50), ("600", 0), (str(2**40), 2**20 * 1024)])
 def test_free_memory_is_the_machines_or_what_the_container_leaves(
     limit: str, wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -259,6 +339,12 @@ def test_free_memory_is_the_machines_or_what_the_container_leaves(
     real = Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda path: "MemAvailable: 1048576 kB" if path.name == "meminfo" else real(path))
     assert available_bytes(torch.device("cpu")) == wanted
+
+
+def test_free_memory_of_a_gpu_is_that_of_the_driver_and_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("memory_reserved", 100), ("memory_allocated", 70), ("mem_get_info", (1000, 2000))):
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert available_bytes(torch.device("cuda")) == 1000 + 100 - 70
 
 
 def test_a_larger_replay_goes_on_with_what_a_smaller_one_saved() -> None:

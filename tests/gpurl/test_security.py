@@ -16,18 +16,16 @@ import torch
 
 import gpurl
 from gpurl.api import resume
-from gpurl.buffers.demonstrations import read_demonstrations
 from gpurl.checkpoint import load_checkpoint, save_checkpoint
 from gpurl.convert import Answer, read_foreign, run_worker
 from gpurl.convert_worker import Refused, check_archive
-from gpurl.envs.registry import make_env
 from gpurl.errors import CheckpointError, GpurlError, UsageError
 from gpurl.plot import read_metrics
 from gpurl.run_folder import create_run_folder
 from tests.converted import convert, forked
 from tests.gpurl.test_checkpoint_damage import sign
 from tests.hostile_files import HOSTILE, LIVE, trust
-from tests.small_runs import exit_code, small_run, some_demonstrations
+from tests.small_runs import exit_code, small_run
 
 Words = list[str]
 
@@ -221,14 +219,6 @@ def test_settings_that_stand_for_too_much_are_refused(content: bytes, message: s
     (tmp_path / "x.yaml").write_bytes(content)
     assert exit_code(["train", "ppo", "pendulum", "--config", str(tmp_path / "x.yaml")]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_dataset_that_unpacks_to_more_than_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = make_env("pendulum", 1, "cpu", 0)
-    path = some_demonstrations(tmp_path, env)
-    monkeypatch.setattr("gpurl.buffers.demonstrations.available_bytes", lambda device: 100)
-    with pytest.raises(UsageError, match=r"unpacks to .* are free"):
-        read_demonstrations(path, env.single_observation_space, env.single_action_space)
 
 
 # ---- gpurl convert ----

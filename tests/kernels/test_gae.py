@@ -85,6 +85,9 @@ def test_by_hand(function: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> None
     # truncated at 1 with a final value of 10: A_1 = 1 + 5 - 4
     advantage, _, _ = function(column, value, torch.full((3, 1), 10.0), nothing, ends, 0.5, 0.5)
     assert advantage.flatten().tolist() == [1.5, 2.0, -1.0]
+    # of one entry that counts: A_0 = 1 + 2 - 2
+    moments = function(column, value, torch.full((3, 1), torch.nan), nothing, nothing, 0.5, 0.5, torch.arange(3)[:, None] == 0)[2]
+    assert moments.tolist() == [1.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize("tile", [(8, 32, 1), (64, 32, 8), (16, 1, 4)])

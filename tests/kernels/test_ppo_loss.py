@@ -1,7 +1,6 @@
 """PPO's loss in Triton against the reference and against gpurl.distributions and gpurl.losses, which write the same slopes another way."""
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +17,7 @@ from gpurl.kernels.ppo_loss import (
     PpoOptions,
     PpoRows,
     PpoScalars,
-    categorical_ppo_loss,
-    categorical_ppo_loss_reference,
-    categorical_ppo_loss_triton,
-    gaussian_ppo_loss,
     gaussian_ppo_loss_reference,
-    gaussian_ppo_loss_triton,
 )
 from gpurl.losses import PpoTerms, ppo_loss
 
@@ -331,22 +325,12 @@ def test_the_reference_works_in_inference_mode_and_on_parameters() -> None:
     assert_same((*results, gradient), wanted, 0.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("function", "fast", "reference"),
-    [
-        (gaussian_ppo_loss, gaussian_ppo_loss_triton, gaussian_ppo_loss_reference),
-        (categorical_ppo_loss, categorical_ppo_loss_triton, categorical_ppo_loss_reference),
-    ],
-)
-def test_dispatch(
-    function: Callable[..., Results], fast: Callable[..., Results], reference: Callable[..., Results], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[str] = []
-    for implementation in (fast, reference):
-        name = implementation.__name__
-        monkeypatch.setattr(module, name, lambda *arguments, name=name: called.append(name))
-    arguments = [torch.zeros(2, 2)] * (7 if function is gaussian_ppo_loss else 5)
+@pytest.mark.parametrize("kind", ["gaussian", "categorical"])
+def test_dispatch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, launched = problem(kind, (5, 3)), []
+    real = getattr(module, f"{kind}_ppo_loss_triton")
+    monkeypatch.setattr(module, f"{kind}_ppo_loss_triton", lambda *arguments: launched.append(1) or real(*arguments))
     for backend in ("torch", "triton"):
         monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
-        function(*arguments)
-    assert called == [reference.__name__, fast.__name__]
+        assert_same(run(kind, "", case, CLIPPED), run(kind, "_reference", case, CLIPPED))
+        assert len(launched) == (backend == "triton")
