@@ -100,6 +100,33 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_told_once(
     assert all(bool(value.isfinite().all()) for value in trained(algorithm).values())
 
 
+def pay(trainer: Trainer, reward: float) -> None:
+    """From now on."""
+    real = trainer.env.step
+
+    def step(actions: torch.Tensor) -> Any:
+        timestep = real(actions)
+        timestep.reward.fill_(reward)
+        return timestep
+
+    trainer.env.step = step  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("form", [{}, {"squash": True}, {"network": {"memory": "gru"}}, {"precision": "bf16"}], ids=str)
+def test_a_loss_that_overflows_moves_no_form_of_ppo(form: dict[str, Any], tmp_path: Path) -> None:
+    """A clip bounds the gradient, which is finite. Nor does the rate of steps that were not taken grow, though the policy stayed near."""
+    trainer = small_trainer("ppo", tmp_path, nan="skip", max_grad_norm=0.5, normalize_value=False, minibatches=2, epochs=4, **form)
+    pay(trainer, 1e22)
+    rate = trainer.algorithm.optimizer.learning_rate  # type: ignore[attr-defined]
+    before, rate_before = trained(trainer.algorithm), float(rate)
+    trainer.iterate()
+    (told,) = trainer.warnings
+    assert "8 optimiser steps were left out, first at minibatch 1 of 8 of iteration 3: the loss value_loss is inf" in told
+    assert "the gradient of" not in told
+    assert same(before, trained(trainer.algorithm))
+    assert float(rate) == rate_before
+
+
 def moved(optimizer: FlatAdam) -> dict[str, torch.Tensor]:
     """What a step of `optimizer` moves."""
     parts = optimizer.state_dict() | {"flat": optimizer.flat} | ({} if optimizer.target is None else {"target": optimizer.target})
@@ -233,14 +260,7 @@ def test_a_temperature_beyond_its_limits_cannot_be_asked_for(tmp_path: Path) -> 
 def test_returns_of_any_size_are_learnt_from_or_told(name: str, tmp_path: Path) -> None:
     """Rewards of 1e30 from one iteration on."""
     trainer = small_trainer(name, tmp_path, nan="skip")
-    real = trainer.env.step
-
-    def step(actions: torch.Tensor) -> Any:
-        timestep = real(actions)
-        timestep.reward.fill_(1e30)
-        return timestep
-
-    trainer.env.step = step  # type: ignore[method-assign]
+    pay(trainer, 1e30)
     before = trained(trainer.algorithm)
     for _ in range(3):
         trainer.iterate()
