@@ -41,10 +41,10 @@ def ppo_loss(
     value_coef: float,
     clip_range_value: float | None = None,
 ) -> tuple[PpoSlopes, dict[str, Array]]:
-    """(derivatives, 0-d parts in the order of kernels/ppo_loss.py) of -mean min(r A, clip(r, 1 +- c) A) + value_coef mean (V - R)^2 - entropy_coef mean H.
+    """(derivatives, 0-d parts) of -mean min(r A, clip(r, 1 +- c) A) + value_coef mean (V - R)^2 - entropy_coef mean H.
 
     Schulman et al. 2017, equations 7 and 9. A log ratio counts as LARGEST_LOG_RATIO at most, beyond which it has no slope.
-    log_prob, value: [B]; entropy: [B] or 0-d. The parts are the means of min(r A, clip(r) A), the
+    log_prob, value: [B]; entropy: [B] or 0-d. The parts, in the order of the kernel's PARTS, are the means of min(r A, clip(r) A), the
     squared value error, the KL divergence from the acting policy, the share of clipped ratios, and the entropy.
     """
     xp = namespace(log_prob)

@@ -276,13 +276,13 @@ class PPO(OnPolicy):
         return losses, self.optimizer.step(losses=losses)
 
     def _adapt_learning_rate(self, kl: Tensor, has_moved: Tensor) -> None:
-        """Slower when the last epoch found the policy over twice target_kl away, faster when under half and any step was taken.
+        """Slower when the last epoch found the policy over twice target_kl away, faster when under half; as it was if no step was taken.
 
         The rule of rsl_rl and rl_games, which look after every minibatch; here once an iteration. kl, has_moved: 0-d.
         """
         rate, target = self.optimizer.learning_rate, self.config.target_kl
-        factor = 1.0 + 0.5 * ((kl < 0.5 * target) & has_moved).float() - (kl > 2.0 * target).float() / 3.0  # 1.5, 1 or 1 / 1.5
-        rate.mul_(factor).clamp_(*LEARNING_RATE_LIMITS)
+        change = 0.5 * (kl < 0.5 * target).float() - (kl > 2.0 * target).float() / 3.0
+        rate.mul_(1.0 + change * has_moved).clamp_(*LEARNING_RATE_LIMITS)
 
     def _named(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         """Means over the last epoch, as they are logged."""
