@@ -28,6 +28,11 @@ def as_tensor(x: Array) -> Tensor:
     return x if isinstance(x, Tensor) else torch.from_numpy(x)
 
 
+def joined(numbers: list[Array]) -> Tensor:
+    """[n] float32 of 0-d ones."""
+    return torch.stack(numbers).float() if isinstance(numbers[0], Tensor) else torch.from_numpy(np.array(numbers, np.float32))
+
+
 def as_whole(x: Array) -> Array:
     """`x` as int64."""
     return x.long() if isinstance(x, Tensor) else x.astype(np.int64)

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from gpurl.checkpoint import latest_checkpoint
 from gpurl.display import Display
 from gpurl.errors import DivergedError, EnvError, NonFiniteError
 from gpurl.evaluator import Stopped
@@ -15,15 +16,27 @@ def leave(trainer: "Trainer", display: Display, error: BaseException, signal_num
     """In the handler of `error`: save the state and raise it, or return where a signal has broken what was done, which is no error."""
     is_fault = not (signal_number and isinstance(error, (Stopped, EnvError)))
     try:
-        if trainer.buffer.size:  # a rollout that broke off is not kept; weights and counters are those of the last update
+        if trainer.buffer.size:
+            # An iteration that broke off does not count: its rollout is not kept, and counters are those of the last whole one. Where it
+            # broke off in `learn` the weights are some steps further, and a replay holds the rollout: all of it true, and none of it twice.
             trainer.buffer.clear()
-            trainer.algorithm.cut()  # the environments are steps ahead of what is stored
+            trainer.algorithm.cut()  # the environments may be steps ahead of what is stored
         if is_fault and not isinstance(error, DivergedError):  # LATEST stays a policy that one can go on from
             trainer.save(display)
     except Exception as another:
         trainer.warn(display, f"no checkpoint at step {trainer.steps}: {type(another).__name__}: {another}")
     if not is_fault:
         return
+    advice = _way_on(trainer) if isinstance(error, DivergedError) else ""
     if isinstance(error, NonFiniteError) and (dump := write_dump(trainer.folder, trainer.steps, error)):
-        raise type(error)(f"{error}. What led there: gpurl doctor {dump}") from error
+        advice += f". What led there: gpurl doctor {dump}"
+    if advice:
+        raise type(error)(f"{error}{advice}") from error
     raise error
+
+
+def _way_on(trainer: "Trainer") -> str:
+    """What can be done about a policy that diverged: there may be no checkpoint of it yet."""
+    if latest_checkpoint(trainer.folder) is None:
+        return ". It left no checkpoint: begin anew with a lower learning_rate"
+    return ". To go on from the last checkpoint with smaller steps: gpurl train --resume RUN --learning-rate RATE"

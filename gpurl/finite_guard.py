@@ -132,8 +132,7 @@ class FiniteGuard:
         if policy_diverged:
             error = DivergedError(
                 f"the policy gave NaN or infinity in {what} ({at}), the observations of {self.env_name!r} are finite: its weights "
-                f"diverged{f' ({weights})' if weights else ''}, they are not saved. To go on from the last checkpoint with smaller steps: "
-                "gpurl train --resume RUN --learning-rate RATE"
+                f"diverged{f' ({weights})' if weights else ''}, they are not saved"
             )
         else:
             named = ", ".join(map(str, env_ids[:NAMED_ENVS])) if env_ids else str(env)

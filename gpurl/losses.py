@@ -40,12 +40,11 @@ def ppo_loss(
     terms: PpoTerms,
     value_coef: float,
     clip_range_value: float | None = None,
-    wants_parts: bool = True,
 ) -> tuple[PpoSlopes, dict[str, Array]]:
-    """(derivatives, 0-d parts if wanted) of -mean min(r A, clip(r, 1 +- c) A) + value_coef mean (V - R)^2 - entropy_coef mean H.
+    """(derivatives, 0-d parts) of -mean min(r A, clip(r, 1 +- c) A) + value_coef mean (V - R)^2 - entropy_coef mean H.
 
     Schulman et al. 2017, equations 7 and 9. A log ratio counts as LARGEST_LOG_RATIO at most, beyond which it has no slope.
-    log_prob, value: [B]; entropy: [B] or 0-d. The parts are the means of min(r A, clip(r) A), the
+    log_prob, value: [B]; entropy: [B] or 0-d. The parts, in the order of the kernel's PARTS, are the means of min(r A, clip(r) A), the
     squared value error, the KL divergence from the acting policy, the share of clipped ratios, and the entropy.
     """
     xp = namespace(log_prob)
@@ -60,8 +59,6 @@ def ppo_loss(
     value_slope = half_slope * (weight * (2.0 * value_coef))
     entropy_slope = -terms.entropy_coef * (1.0 if entropy.ndim == 0 else xp.ones_like(entropy) * weight)
     slopes = PpoSlopes(policy_slope, value_slope, entropy_slope)
-    if not wants_parts:
-        return slopes, {}
     kl = ratio - 1.0 - bounded  # k3 of Schulman 2020: unbiased, never negative
     rows = xp.stack((xp.minimum(surrogate, clipped_surrogate), square, kl, ratio != clipped_ratio)) * weight
     parts = dict(zip(("surrogate", "value_loss", "approx_kl", "clip_fraction"), rows.sum(1)))

@@ -327,7 +327,8 @@ class Trainer:
     def running_state(self, iterations: int = 1) -> dict[str, Any]:
         """Copies of all that so many iterations change; what an environment that cannot restore a state holds is not among it."""
         parts: dict[str, Any] = {"algorithm": self.algorithm.snapshot(iterations * self.buffer.horizon), "env": self.env.state_dict()}
-        parts |= {"statistics": self.statistics.state_dict(), "guard": self.guard.metrics(), "obs": self.obs, "carry": list(self.carry)}
+        parts |= {"statistics": self.statistics.state_dict(), "guard": self.guard.metrics(), "left_out": self.step_guard.state_dict()}
+        parts |= {"obs": self.obs, "carry": list(self.carry)}
         return tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, parts)
 
     def load_running_state(self, state: dict[str, Any]) -> None:
@@ -337,7 +338,7 @@ class Trainer:
             self.env.load_state_dict(state["env"])
         self.statistics.load_state_dict(state["statistics"])
         self.guard.load(state["guard"])
-        self.step_guard.begin(self.iteration)
+        self.step_guard.load_state_dict(state["left_out"])
         for place, value in zip((self.obs, *self.carry), (state["obs"], *state["carry"])):
             place.copy_(value)
 

@@ -93,6 +93,7 @@ class Algorithm(ABC, nn.Module):
         self.make_networks()
         if device.type != "cpu":
             self.to(device)
+        # of whole iterations, logged as train/n_updates; steps that were left out are among them, train/skipped_steps says how many
         self.num_updates = torch.zeros((), dtype=torch.int64, device=device)
         self.make_training()
 

@@ -34,7 +34,7 @@ class ModSAC(SAC):
 
     c is the running mean of the critics' loss, in units of scaled rewards squared; reliability = exp(-c^2). After u updates of the critics
     in an iteration the actor has moved a times; it moves if a / u < 1 / (2 - reliability): at every update when the critics are perfect,
-    at every second one when they are hopeless.
+    at every second one when they are hopeless. A step that is left out because it is not finite counts in u and in a like any other.
     """
 
     config: ModSACConfig

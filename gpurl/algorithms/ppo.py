@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpurl.algorithms.algorithm import Decision
 from gpurl.algorithms.on_policy import OnPolicy, OnPolicyConfig, flat
-from gpurl.arrays import Array, as_tensor
+from gpurl.arrays import Array, as_tensor, joined
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
 from gpurl.distributions import Gaussian, make_head
@@ -192,10 +192,11 @@ class PPO(OnPolicy):
 
     def learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad() if self.is_recurrent else torch.inference_mode():
+            taken = self.optimizer.state.step.clone()
             in_c = self.host_network is not None and self.host_network.steps is not None
             parts = self._learn_in_c(data["packed"]) if in_c else self._learn(data)
             if self.config.schedule == "kl":
-                self._adapt_learning_rate(parts["approx_kl"])
+                self._adapt_learning_rate(parts["approx_kl"], self.optimizer.state.step > taken)
             if isinstance(self.head, Gaussian):
                 self.head.stay_inside()
             self.num_updates += 1
@@ -203,10 +204,9 @@ class PPO(OnPolicy):
 
     def _learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         """All epochs; returns the 0-d means of the last one's steps."""
-        for epoch in range(self.config.epochs):
-            is_last = epoch == self.config.epochs - 1
-            steps = [self._minibatch_step(minibatch, is_last) for minibatch in self._minibatches(data)]
-        return {name: torch.stack([torch.as_tensor(step[name]) for step in steps]).mean() for name in steps[0]}
+        for _ in range(self.config.epochs):
+            losses, norms = zip(*(self._minibatch_step(minibatch) for minibatch in self._minibatches(data)))
+        return dict(zip(PARTS, torch.stack(losses).mean(0).unbind())) | {"grad_norm": torch.stack(norms).mean()}
 
     def _learn_in_c(self, packed: Tensor) -> dict[str, Tensor]:
         """The same on a CPU, an epoch a call."""
@@ -248,15 +248,14 @@ class PPO(OnPolicy):
             return self.minibatches.in_place(data["packed"])
         return self.minibatches.of_steps(data["packed"], few=FEW_ROWS if self.host_network is not None else 0)
 
-    def _minibatch_step(self, minibatch: dict[str, Array], wants_parts: bool) -> dict[str, Array]:
-        """One optimiser step; returns the gradient's norm and, if wanted, the 0-d parts of the loss."""
+    def _minibatch_step(self, minibatch: dict[str, Array]) -> tuple[Tensor, Tensor]:
+        """One optimiser step; returns the parts of the loss [PARTS], which it is left out for too, and the gradient's norm, 0-d."""
         config, memory, inputs = self.config, self.network.memory, minibatch["obs"]
         network: Any = self.host_network or self.network
         if memory is not None:
             inputs, sequence = self.network.unroll(minibatch["obs"], minibatch["carry"][0], minibatch["ended"])
             minibatch = {name: column.flatten(0, 1) for name, column in minibatch.items()}
         scalars = (self.clip_range, self.entropy_coef) if isinstance(inputs, Tensor) else self.host_scalars
-        losses: Tensor | None = None
         old_log_prob, advantage, returns, old_value = (minibatch[name] for name in ("log_prob", "advantage", "returns", "value"))
         output, value, outputs = network(inputs)
         if self.fuses_loss:
@@ -265,25 +264,25 @@ class PPO(OnPolicy):
             numbers = PpoScalars(self.clip_range, self.entropy_coef, num_valid=minibatch.get("num_valid"))
             found = self.head.ppo_loss(output, value, rows, numbers, options)
             of_output, of_value, losses = found
-            parts = dict(zip(PARTS, losses.unbind()))
         else:
             terms = PpoTerms(old_log_prob, advantage, returns, old_value, minibatch.get("weight"), *scalars)
             log_prob, entropy, head_backward = self.head.evaluate(output, minibatch["action"])
-            slopes, parts = ppo_loss(log_prob, value, entropy, terms, config.value_coef, config.clip_range_value, wants_parts)
+            slopes, parts = ppo_loss(log_prob, value, entropy, terms, config.value_coef, config.clip_range_value)
+            losses = joined(list(parts.values()))
             of_output, of_value = head_backward(slopes.log_prob, slopes.entropy), slopes.value
         gradient = network.backward(of_output, of_value, outputs)
         if memory is not None and gradient is not None:
             memory.backward(sequence, gradient.view_as(sequence))
-        return parts | {"grad_norm": self.optimizer.step(losses=losses)}
+        return losses, self.optimizer.step(losses=losses)
 
-    def _adapt_learning_rate(self, kl: Tensor) -> None:
-        """Slower when the last epoch found the policy over twice target_kl away, faster when under half.
+    def _adapt_learning_rate(self, kl: Tensor, has_moved: Tensor) -> None:
+        """Slower when the last epoch found the policy over twice target_kl away, faster when under half; as it was if no step was taken.
 
-        The rule of rsl_rl and rl_games, which look after every minibatch; here once an iteration.
+        The rule of rsl_rl and rl_games, which look after every minibatch; here once an iteration. kl, has_moved: 0-d.
         """
         rate, target = self.optimizer.learning_rate, self.config.target_kl
-        factor = 1.0 + 0.5 * (kl < 0.5 * target).float() - (kl > 2.0 * target).float() / 3.0  # 1.5, 1 or 1 / 1.5
-        rate.mul_(factor).clamp_(*LEARNING_RATE_LIMITS)
+        change = 0.5 * (kl < 0.5 * target).float() - (kl > 2.0 * target).float() / 3.0
+        rate.mul_(1.0 + change * has_moved).clamp_(*LEARNING_RATE_LIMITS)
 
     def _named(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         """Means over the last epoch, as they are logged."""

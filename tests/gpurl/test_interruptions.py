@@ -246,7 +246,7 @@ def test_a_policy_that_diverged_is_not_saved(tmp_path: Path, monkeypatch: pytest
         stop_if_bad(guard, *args)
 
     monkeypatch.setattr(FiniteGuard, "stop_if_bad", diverging)
-    with pytest.raises(DivergedError):
+    with pytest.raises(DivergedError, match=r"gave NaN\. To go on from the last checkpoint .*: gpurl train --resume RUN --learning-rate"):
         small_run(tmp_path / "run", 5, save_every="1i", eval_episodes=0)
     assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 2 * ITERATION
     assert resume(tmp_path / "run", learning_rate=1e-5).outcome.steps == 5 * ITERATION

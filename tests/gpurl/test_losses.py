@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpurl.kernels.ppo_loss import PARTS
 from gpurl.losses import PpoTerms, explained_variance, ppo_loss
 
 
@@ -64,9 +65,7 @@ def test_ppo_loss_and_gradient_equal_autograd_in_float64(value_clip: float | Non
     outside = ((ratio - 1).abs() > 0.2).double()
     mean = outside.mean() if weight is None else (outside * weight).sum()
     torch.testing.assert_close(parts["clip_fraction"], mean.detach())
-    again, nothing = ppo_loss(*(item.detach() for item in inputs), terms, 0.7, value_clip, wants_parts=False)
-    assert nothing == {}
-    assert all(torch.equal(one, other) for one, other in zip(slopes, again))
+    assert tuple(parts) == PARTS
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy"])

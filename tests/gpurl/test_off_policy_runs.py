@@ -121,6 +121,37 @@ def test_no_transition_leads_over_what_was_not_stored(change: dict[str, Any], tm
     assert torch.equal(next_obs - obs, torch.ones_like(obs))
 
 
+def test_an_update_that_breaks_off_can_be_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second step of the third iteration: the first one is kept, so is the rollout in the replay, the iteration does not count."""
+    kept = {"horizon": 4, "learning_starts": 32, "replay_size": 512, "save_replay": True}
+    settings = SMALL_RUN | small_settings("td3") | kept | {"total_steps": 4 * 32, "eval_episodes": 0}
+    real, calls = TD3.learn_from, list[int]()
+
+    def learn_from(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2 * 4 + 2:
+            raise RuntimeError("broken")
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(TD3, "learn_from", learn_from)
+    with pytest.raises(RuntimeError, match="broken"):
+        train("td3", "tests.gpurl.test_off_policy_runs:Counting", run_dir=str(tmp_path), **settings)
+
+    def state() -> tuple[int, ...]:
+        """(env steps, updates of whole iterations, steps of the critics, env steps that the replay saw)"""
+        parts = load_checkpoint(tmp_path)[0]
+        training = parts["training"]
+        seen = int(parts["replay"]["counts"][0]) * 8
+        return parts["trainer"]["steps"], int(training["num_updates"]), int(training["critic"]["step"]), seen
+
+    assert state() == (64, 8, 9, 96)
+    resume(tmp_path)
+    assert state() == (128, 16, 17, 160)
+    obs, next_obs = stored_transitions(tmp_path, **kept)
+    assert float(obs.max()) > 10.0
+    assert torch.equal(next_obs - obs, torch.ones_like(obs))
+
+
 @pytest.mark.parametrize("fault", ["nan reward", "nan obs", "inf obs"])
 @pytest.mark.parametrize("horizon", [1, 4])
 def test_nan_of_an_environment_never_reaches_weights_or_replay(

@@ -298,9 +298,13 @@ def test_linear_schedule_reaches_zero_and_kl_schedule_follows_the_target() -> No
     linear = make(env, schedule="linear", learning_rate=0.1)
     linear.schedule(0.75, 0)
     assert float(linear.optimizer.learning_rate) == pytest.approx(0.025)
-    adaptive = make(env, schedule="kl", learning_rate=1e-3, target_kl=0.01)
+    before = 1e-3
+    adaptive = make(env, schedule="kl", learning_rate=before, target_kl=0.01)
     for kl, rate in ((0.03, 1e-3 / 1.5), (0.012, 1e-3 / 1.5), (0.001, 1e-3), (0.001, 1.5e-3)):
-        adaptive._adapt_learning_rate(torch.tensor(kl))
+        for has_moved in (False, True):  # where all steps were left out it stays
+            adaptive._adapt_learning_rate(torch.tensor(kl), torch.tensor(has_moved))
+            assert has_moved or float(adaptive.optimizer.learning_rate) == pytest.approx(before, rel=1e-5)
+        before = rate
         assert float(adaptive.optimizer.learning_rate) == pytest.approx(rate, rel=1e-5)
     adaptive.schedule(0.9, 0)
     assert float(adaptive.optimizer.learning_rate) == pytest.approx(1.5e-3, rel=1e-5)

@@ -168,6 +168,18 @@ def test_a_gradient_whose_squares_overflow_is_left_out_unless_it_is_clipped(func
         assert int(flat.step) == steps + 1
 
 
+@pytest.mark.parametrize(
+    "losses", [torch.zeros(2, dtype=torch.bfloat16), torch.zeros(MOST_LOSSES + 1), torch.zeros(4)[::2]], ids=["bf16", "too many", "strided"]
+)
+def test_losses_that_the_kernels_would_misread_are_refused(losses: Tensor) -> None:
+    """Of bf16 a NaN reads as a finite float, and more than MOST_LOSSES have no place."""
+    flat = Flat(70)
+    before = flat.memory.clone()
+    with pytest.raises(AssertionError, match=str(losses.dtype)):
+        flat.apply(adam_step, torch.ones(70), losses=losses)
+    assert torch.equal(flat.memory.nan_to_num(), before.nan_to_num())
+
+
 def test_no_target_without_tau() -> None:
     flat = Flat(70)
     before = flat.target.clone()
