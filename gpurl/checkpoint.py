@@ -25,7 +25,8 @@ from safetensors import SafetensorError
 
 from gpurl.errors import CheckpointError
 from gpurl.migrations import FORMAT_VERSION, OLDEST_FORMAT, migrate
-from gpurl.state_files import State, read_json, read_state_files, write_state_files
+from gpurl.plain_files import read_at_most
+from gpurl.state_files import MAX_JSON_BYTES, State, read_json, read_state_files, write_state_files
 
 LOCK_SECONDS = 60.0
 STEP_FOLDER = re.compile(r"step_([0-9]{12,18})")
@@ -37,11 +38,14 @@ class _NewerFormatError(CheckpointError):
     """An intact checkpoint of a later gpurl: never skipped for an older one, never replaced."""
 
 
-def save_checkpoint(folder: Path, step: int, parts: dict[str, State], *, keep: int = 3, is_best: bool = False) -> Path:
+def save_checkpoint(
+    folder: Path, step: int, parts: dict[str, State], *, keep: int = 3, is_best: bool = False, is_own: bool = False
+) -> Path:
     """Writes `parts` as checkpoint `step` of `folder` and returns its path; keeps the `keep` newest and the best.
 
-    An intact checkpoint of the same step is left as it is and becomes the latest (and best). CheckpointError where the disk
-    refuses: nothing that was there before is lost, and a later call may succeed.
+    is_own: an intact checkpoint of the same step is of this very training: it is left as it is and becomes the latest (and best).
+    Without it, it is of another one, which went on from the same older checkpoint, and is replaced; it is no longer the best then.
+    CheckpointError where the disk refuses: nothing that was there before is lost, and a later call may succeed.
     """
     if not 0 <= step < 10**18 or keep < 1 or not all(PART_NAME.fullmatch(name) for name in parts):
         raise CheckpointError(f"wanted step >= 0, keep >= 1 and parts named {PART_NAME.pattern}, got {step}, {keep}, {list(parts)}")
@@ -52,8 +56,10 @@ def save_checkpoint(folder: Path, step: int, parts: dict[str, State], *, keep: i
         with FileLock(folder / ".lock", timeout=LOCK_SECONDS):  # who holds it owns all temporaries: others are of dead runs
             for stale in folder.glob(".tmp-*"):
                 _remove(stale)
-            if not _is_intact(path):
+            if not (_is_intact(path) and is_own):
                 _write_folder(path, step, parts)
+                if not is_best and _follow(folder / "BEST") == path:
+                    (folder / "BEST").unlink()  # what it named was the one before
             _write_pointer(folder / "LATEST", path.name)
             if is_best:
                 _write_pointer(folder / "BEST", path.name)
@@ -141,7 +147,7 @@ def _write_folder(path: Path, step: int, parts: dict[str, State]) -> None:
         (temporary / "manifest.json").write_bytes(unsigned.replace(ZEROS, hashlib.sha256(unsigned).hexdigest().encode()))
         _fsync(temporary / "manifest.json")
         _fsync(temporary)
-        if os.path.lexists(path):  # damaged, or it would not be written again
+        if os.path.lexists(path):  # damaged, or of another training; a kill behind this leaves the older ones
             path.rename(aside)
         temporary.rename(path)
         _fsync(path.parent)
@@ -242,7 +248,7 @@ def _check(folder: Path) -> dict[str, Any]:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     _want_regular(folder / "manifest.json")
-    manifest, raw = read_json(folder / "manifest.json"), (folder / "manifest.json").read_bytes()
+    manifest, raw = read_json(folder / "manifest.json"), read_at_most(folder / "manifest.json", MAX_JSON_BYTES)
     digest, version = manifest["sha256"].encode(), manifest["format_version"]
     if len(digest) != 64 or hashlib.sha256(raw.replace(digest, ZEROS)).hexdigest().encode() != digest:
         raise CheckpointError(f"manifest.json (format {version}, this gpurl reads {FORMAT_VERSION}) does not have its own SHA-256")

@@ -12,6 +12,10 @@ from gpurl.errors import UsageError
 
 SIMPLE_TYPES = (bool, int, float, str)
 SETTING = r"(?:--)?([A-Za-z_][\w.-]*)=(.*)"
+OF_WEIGHTS = {  # what `gpurl.foreign_policy` sets itself
+    *("network.hidden", "network.shared", "network.memory", "network.memory_size"),
+    *("normalize_obs", "normalize_value", "asymmetric", "squash"),
+}
 NUMBER = r"[-+]?[\d._]+([eE][-+]?\d+)?"
 
 
@@ -76,7 +80,23 @@ def parse_convert(words: list[str]) -> tuple[dict[str, Any], Settings | None]:
         raise UsageError(
             "weights do not tell their activation: --network.activation tanh (stable-baselines3, cleanrl), elu (rsl_rl, rl_games) or relu"
         )
+    _check_undecided(known.algorithm, rest)
     return options, parse_train([known.algorithm, known.env, *rest])[0]
+
+
+def _check_undecided(algorithm: str, words: list[str]) -> None:
+    """UsageError for a setting among `words`, or in their --config, that the weights decide."""
+    words, config = _take_option(_switches(_all_spelled_out(words)), "--config")
+    given = {
+        word.removeprefix("--").removeprefix(f"{algorithm}.").replace("-", "_").replace("no_", "", 1) for word in words if word[:2] == "--"
+    }
+    values = read_config(config) if config else {}
+    for each in (values, values.get(algorithm)):
+        if isinstance(each, dict):
+            inner = each.get("network")
+            given |= each.keys() | ({f"network.{name}" for name in inner} if isinstance(inner, dict) else set())
+    if both := sorted(given & OF_WEIGHTS):
+        raise UsageError(f"{', '.join(both)} of a converted policy follows from its weights: leave it out")
 
 
 def _whole(flag: str, text: str) -> int:

@@ -13,6 +13,7 @@ import yaml
 from gpurl.checks import check_choices, check_numbers
 from gpurl.errors import UsageError, did_you_mean
 from gpurl.logger import ALIASES
+from gpurl.plain_files import read_at_most
 
 LEAST = {
     **{"num_envs": 1, "total_steps": 1, "keep_checkpoints": 1, "threads": 1, "eval_every": 1},
@@ -203,6 +204,8 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
         value = value.item()
     elif isinstance(value, (PurePath, torch.device)):
         value = str(value)  # run_dir, device
+    if _is_stray_bool(value, hint):
+        raise UsageError(f"{name} is {value!r}; it must be {_in_words(hint)}")
     if isinstance(value, int) and not isinstance(value, bool) and "float" in str(hint):
         value = float(value)
     elif isinstance(value, float) and value.is_integer() and hint in (int, int | None):
@@ -213,6 +216,14 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
         return typeguard.check_type(value, hint)
     except typeguard.TypeCheckError:
         raise UsageError(f"{name} is {value!r}; it must be {_in_words(hint)}") from None
+
+
+def _is_stray_bool(value: Any, hint: Any) -> bool:
+    """Whether True or False stands for a number, which it is to Python."""
+    parts = typing.get_args(hint)
+    if isinstance(value, tuple):
+        return any(_is_stray_bool(item, parts[0]) for item in value) if typing.get_origin(hint) is tuple else False
+    return isinstance(value, bool) and any(kind in (int, float) for kind in (hint, *parts)) and bool not in (hint, *parts)
 
 
 def _in_words(hint: Any) -> str:
@@ -255,7 +266,13 @@ MAX_CONFIG_BYTES, MAX_CONFIG_VALUES = 1 << 20, 10_000
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, as in YAML 1.2 and everywhere else; to PyYAML it is text."""
+    """YAML in which 1e-3 is a number, as in YAML 1.2 and everywhere else; to PyYAML it is text. Without merge keys."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        for name, _ in node.value:
+            if name.tag == "tag:yaml.org,2002:merge":  # some hundred bytes of them would be multiplied to millions of values
+                raise yaml.constructor.ConstructorError(None, None, "merge keys (<<) are not taken, write the values out", name.start_mark)
+        super().flatten_mapping(node)
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789"))
@@ -264,9 +281,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\
 def read_config(path: str | Path) -> dict[str, Any]:
     """Values of a YAML file of settings; UsageError says what is wrong with it."""
     try:
-        text = Path(path).read_bytes()[: MAX_CONFIG_BYTES + 1]
-        if len(text) > MAX_CONFIG_BYTES:
-            raise UsageError(f"{path} is no file of settings: it has more than {MAX_CONFIG_BYTES} bytes")
+        text = read_at_most(Path(path), MAX_CONFIG_BYTES)
         values = _Loader(text.decode("utf-8")).get_single_data()
         _count(values, MAX_CONFIG_VALUES)
     except FileNotFoundError:

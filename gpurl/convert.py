@@ -2,8 +2,8 @@
 
 import json
 import os
+import re
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -16,12 +16,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gpurl.errors import CheckpointError, UsageError
+from gpurl.errors import CheckpointError, UsageError, visible
 from gpurl.state_files import without_wrappers
 
 WORKER = Path(__file__).with_name("convert_worker.py")
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".zip", ".safetensors")
 OWNER = "who has the program that wrote it can give its weights alone: safetensors.torch.save_file(model.state_dict(), FILE)"
+ORDER = "gpurl.order"  # in the metadata of what is written: the names, as they came
 SHOWN = 8  # names of what was left out
 
 
@@ -35,15 +36,17 @@ class Answer(NamedTuple):
 
 @dataclass
 class Converted:
-    """The tensors of a file by name, on the CPU, and what there is to tell."""
+    """The tensors of a file by name, on the CPU, and what there is to tell; ordered: as their owner had them, not by name."""
 
     tensors: dict[str, Tensor]
     notes: list[str]
+    ordered: bool = True
 
     def table(self) -> str:
         """A line a tensor: name, shape, dtype."""
-        width = max(map(len, self.tensors))
-        rows = [f"  {name:{width}s}  {_shape(tensor):14s} {str(tensor.dtype)[6:]}" for name, tensor in self.tensors.items()]
+        names = {name: visible(name) for name in self.tensors}
+        width = max(map(len, names.values()))
+        rows = [f"  {names[name]:{width}s}  {_shape(tensor):14s} {str(tensor.dtype)[6:]}" for name, tensor in self.tensors.items()]
         return "\n".join([*rows, *self.notes])
 
 
@@ -54,18 +57,21 @@ def read_foreign(path: Path) -> Converted:
     """
     if path.suffix not in SUFFIXES:
         raise UsageError(f"gpurl convert reads {', '.join(SUFFIXES)}, got {str(path)!r}")
-    if not path.is_file() or not stat.S_ISREG(path.stat().st_mode):
-        raise CheckpointError(f"there is no file {path}")
+    if not path.is_file():
+        raise CheckpointError(
+            f"{path} is a {'folder' if path.is_dir() else 'device'}, wanted a file" if path.exists() else f"there is no file {path}"
+        )
+    notes, ordered = list[str](), True
     if path.suffix == ".safetensors":
-        found, notes = _tensors_of(path), list[str]()
+        found, ordered = _tensors_of(path)
     else:
         found, notes = _through_worker(path)
     if not found:
         raise CheckpointError(f"{path} holds no tensors")
     tensors = without_wrappers(found, str(path))
     if renamed := [name for name in found if name not in tensors]:
-        notes.append(f"without the prefixes of wrappers (_orig_mod., module.): {len(renamed)} names, as {renamed[0]}")
-    return Converted(tensors, notes)
+        notes.append(f"without the prefixes of wrappers (_orig_mod., module.): {len(renamed)} names, as {visible(renamed[0])}")
+    return Converted(tensors, notes, ordered)
 
 
 def write_safetensors(converted: Converted, target: Path) -> Path:
@@ -74,7 +80,7 @@ def write_safetensors(converted: Converted, target: Path) -> Path:
         raise UsageError(f"{target} is there already; give another name with --out")
     part = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        save_file(converted.tensors, part)
+        save_file(converted.tensors, part, {ORDER: json.dumps(list(converted.tensors))} if converted.ordered else None)
         mask = os.umask(0)
         os.umask(mask)
         part.chmod(0o666 & ~mask)  # safetensors writes 0600
@@ -86,14 +92,25 @@ def write_safetensors(converted: Converted, target: Path) -> Path:
     return target
 
 
+def in_order(name: str) -> tuple[list[Any], str]:
+    """Key that sorts names with their numbers as numbers: actor.2 before actor.10."""
+    parts: list[Any] = re.split(r"([0-9]+)", name)
+    parts[1::2] = [(len(digits.lstrip("0")), digits.lstrip("0")) for digits in parts[1::2]]  # int() refuses very long ones
+    return parts, name
+
+
 def _shape(tensor: Tensor) -> str:
     return f"[{', '.join(map(str, tensor.shape))}]"
 
 
-def _tensors_of(path: Path) -> dict[str, Tensor]:
+def _tensors_of(path: Path) -> tuple[dict[str, Tensor], bool]:
+    """(the tensors, whether they are in the order of who had them): safetensors sorts names, `write_safetensors` notes the order."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
+            names = sorted(file.keys(), key=in_order)
+            noted = json.loads((file.metadata() or {}).get(ORDER, "[]"))
+            ordered = isinstance(noted, list) and all(isinstance(name, str) for name in noted) and sorted(noted, key=in_order) == names
+            return {name: file.get_tensor(name).clone() for name in (noted if ordered else names)}, ordered
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # of what damage brings about, whatever its type
@@ -107,10 +124,10 @@ def _through_worker(path: Path) -> tuple[dict[str, Tensor], list[str]]:
         answer = _ask_worker(path, folder)
         if "refused" in answer:
             raise CheckpointError(f"{path} is refused: {answer['refused']}; {OWNER}")
-        names = [str(name) for name in answer["left_out"][:SHOWN]]
+        names = [visible(str(name)) for name in answer["left_out"][:SHOWN]]
         more = ", …" if answer["count"] > len(names) else ""
         notes = [f"left out, being no tensors: {', '.join(names)}{more}"] if names else []
-        found = _tensors_of(folder / "tensors.safetensors")
+        found, _ = _tensors_of(folder / "tensors.safetensors")
         return {name: found[name] for name in answer["names"]}, notes  # safetensors sorts them; the order tells which layer comes first
     finally:
         shutil.rmtree(folder, ignore_errors=True)

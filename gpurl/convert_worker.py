@@ -95,6 +95,8 @@ def load(source: Any) -> Any:
             return torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:
         if type(error).__name__ != "UnpicklingError":
+            if "weights_only" in str(error):  # torch's advice to execute it
+                raise Refused("torch.save did not write it so, or long ago") from None
             raise
         if named := re.search(r"(?:GLOBAL|global|class) ([A-Za-z_][\w.]*\.[\w.]+)", str(error)):
             raise Refused(f"it names {named[1]}, which loading it would call, and files are never executed") from None
@@ -107,10 +109,10 @@ def flatten(value: Any, path: str, tensors: dict[str, Any], left_out: list[str],
     import torch
 
     if depth > MAX_DEPTH or len(tensors) + len(left_out) > MAX_ITEMS:
-        raise Refused(f"it nests deeper than {MAX_DEPTH} or holds more than {MAX_ITEMS} values at {path[:80]}")
+        raise Refused(f"it nests deeper than {MAX_DEPTH} or holds more than {MAX_ITEMS} values at {path[:80]!r}")
     if isinstance(value, torch.Tensor):
         if path in tensors:
-            raise Refused(f"it has two tensors called {path}")
+            raise Refused(f"it has two tensors called {path!r}")
         tensors[path] = value
     elif isinstance(value, dict):
         for name, item in value.items():
@@ -131,7 +133,7 @@ def packed(tensors: dict[str, Any], size: int) -> dict[str, Any]:
         raise Refused(f"it has {size} bytes and its tensors would take {wanted}: no file of weights does")
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized or name == "__metadata__":
-            raise Refused(f"its tensor {name} is {tensor.dtype} of layout {tensor.layout}, which safetensors does not hold")
+            raise Refused(f"its tensor {name!r} is {tensor.dtype} of layout {tensor.layout}, which safetensors does not hold")
     return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
 
 

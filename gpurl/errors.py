@@ -10,6 +10,9 @@ class GpurlError(Exception):
 
     exit_code = 1
 
+    def __str__(self) -> str:
+        return visible(super().__str__(), lines=True)  # it may quote a file, and whoever wrote that does not command the terminal
+
 
 class UsageError(GpurlError, ValueError):
     """A name, a size or a combination of settings that cannot work."""
@@ -42,6 +45,11 @@ class CheckpointError(GpurlError):
     """A checkpoint that is damaged, missing, newer than this program, or made for something else."""
 
     exit_code = 5
+
+
+def visible(text: str, lines: bool = False) -> str:
+    """`text` with escapes for what a terminal would obey or not show; lines: its line ends stay."""
+    return "".join(each if each.isprintable() or (lines and each == "\n") else ascii(each)[1:-1] for each in text)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -17,13 +17,13 @@ from gpurl.algorithms import resolve_algorithm
 from gpurl.algorithms.ppo import PPO
 from gpurl.api import choose_device, make_trainer
 from gpurl.config import Settings
-from gpurl.convert import Converted
+from gpurl.convert import Converted, in_order
 from gpurl.display import Display
 from gpurl.distributions import Gaussian, make_head
 from gpurl.envs.registry import make_env
-from gpurl.errors import CheckpointError, UsageError
+from gpurl.errors import CheckpointError, UsageError, visible
 from gpurl.normalizer import Normalizer
-from gpurl.run_folder import create_run_folder, write_run_info
+from gpurl.run_folder import create_run_folder, lock_run, write_run_info
 
 Layers = list[tuple[str, Tensor, Tensor]]  # name, weight [out, in], bias [out]
 
@@ -49,7 +49,7 @@ def write_policy(converted: Converted, settings: Settings, unit_actions: bool, c
     num_outputs = _outputs_of(settings, env)
     env.close()
     found, notes = converted.tensors, list[str]()
-    actor, critic, shared = _networks(found, num_inputs, num_outputs, settings.env)
+    actor, critic, shared = _networks(converted, num_inputs, num_outputs, settings.env)
     hidden = tuple(weight.shape[0] for _, weight, _ in actor[:-1])
     scale = _normalizer(found, num_inputs)
     of_values = _moments(found, *OF_VALUES, size=1) if critic is not None else None
@@ -69,20 +69,24 @@ def write_policy(converted: Converted, settings: Settings, unit_actions: bool, c
         for normalizer, moments in ((algorithm.normalizer, scale), (algorithm.value_normalizer, of_values)):
             if moments is not None:
                 _fill_normalizer(normalizer, *moments)
-                notes.append(f"normalised by {moments[0]}")
+                notes.append(f"normalised by {visible(moments[0])}")
         if scale is not None:
             notes.append(
                 f"observations are clipped {algorithm.normalizer.clip:.0f} deviations away (rl_games and skrl: 5, rsl_rl: nowhere)"
             )
-    folder = create_run_folder(Path(settings.train.root), settings.env, settings.algorithm, settings.train.seed, settings.train.run_dir)
-    write_run_info(folder, settings.to_dict(), command)
-    trainer.start()
-    trainer.folder = folder
-    unsaved = trainer.save(Display("", 0, quiet=True))
-    trainer.env.close()
-    if unsaved:
-        raise CheckpointError(unsaved)
-    return folder, notes
+    try:
+        trainer.start()
+        if bad := trainer.step_guard.bad_weights():  # before there is a folder
+            raise CheckpointError(f"it is no policy to go on with, not finite in gpurl: {bad}")
+        train = settings.train
+        trainer.folder = create_run_folder(Path(train.root), settings.env, settings.algorithm, train.seed, train.run_dir)
+        with lock_run(trainer.folder):
+            write_run_info(trainer.folder, settings.to_dict(), command)
+            if unsaved := trainer.save(Display("", 0, quiet=True)):
+                raise CheckpointError(unsaved)
+    finally:
+        trainer.env.close()
+    return trainer.folder, notes
 
 
 def _outputs_of(settings: Settings, env: Any) -> int:
@@ -91,20 +95,27 @@ def _outputs_of(settings: Settings, env: Any) -> int:
     return make_head(env.single_action_space, algorithm=settings.algorithm).num_outputs
 
 
-def _networks(tensors: dict[str, Tensor], num_inputs: int, num_outputs: int, env: str) -> tuple[Layers, Layers | None, bool]:
+def _networks(converted: Converted, num_inputs: int, num_outputs: int, env: str) -> tuple[Layers, Layers | None, bool]:
     """(actor; critic, None where there is none of the actor's hidden layers; whether it is one layer on the actor's)."""
-    layers = _layers(tensors)
-    actor = _chain([layer for layer in layers if not OF_CRITIC.search(layer[0])], num_inputs, num_outputs)
-    if actor is None:
+    layers = _layers(converted.tensors)
+    actors = _chains([layer for layer in layers if not OF_CRITIC.search(layer[0])], num_inputs, num_outputs)
+    if not actors:
         wanted = f"layers from {num_inputs} numbers to {num_outputs}"
-        listing = "\n".join(f"  {name}: {weight.shape[1]} -> {weight.shape[0]}" for name, weight, _ in layers) or "  no dense layers"
-        raise CheckpointError(f"no actor of {env} in it: wanted {wanted}, found\n{listing}")
+        raise CheckpointError(f"no actor of {env} in it: wanted {wanted}, found\n{_listing(layers) or '  no dense layers'}")
+    actor = _settled(actors, converted.ordered)
     of_critic = [layer for layer in layers if OF_CRITIC.search(layer[0])]
     if len(actor) > 1 and len(of_critic) == 1 and of_critic[0][1].shape == (1, actor[-1][1].shape[1]):
         return actor, of_critic, True
-    critic = _chain(of_critic, num_inputs, 1)
-    fits = critic is not None and [weight.shape for _, weight, _ in critic[:-1]] == [weight.shape for _, weight, _ in actor[:-1]]
-    return actor, critic if fits else None, False
+    critics = [chain for chain in _chains(of_critic, num_inputs, 1) if _hidden(chain) == _hidden(actor)]
+    return actor, _settled(critics, converted.ordered) if critics else None, False
+
+
+def _hidden(chain: Layers) -> list[torch.Size]:
+    return [weight.shape for _, weight, _ in chain[:-1]]
+
+
+def _listing(layers: Layers) -> str:
+    return "\n".join(f"  {visible(name)}: {weight.shape[1]} -> {weight.shape[0]}" for name, weight, _ in layers)
 
 
 def _layers(tensors: dict[str, Tensor]) -> Layers:
@@ -117,15 +128,38 @@ def _layers(tensors: dict[str, Tensor]) -> Layers:
     ]
 
 
-def _chain(layers: Layers, num_inputs: int, num_outputs: int) -> Layers | None:
-    """All of them, one behind the other, as near to the file's order as shapes allow; None where they are no such chain."""
+def _chains(layers: Layers, num_inputs: int, num_outputs: int) -> list[Layers]:
+    """All orders in which shapes allow all of them to stand one behind the other, the nearest to the file's first."""
     if not 0 < len(layers) <= MOST_LAYERS:
-        return None
+        return []
+    found = []
     for order in itertools.permutations(layers):
         sizes = [num_inputs, *(weight.shape[0] for _, weight, _ in order)]
         if sizes[-1] == num_outputs and all(weight.shape[1] == size for (_, weight, _), size in zip(order, sizes)):
-            return list(order)
-    return None
+            found.append(list(order))
+    return found
+
+
+def _settled(chains: list[Layers], ordered: bool) -> Layers:
+    """The one of several that names or the file's own order tell; CheckpointError where neither does: another policy would play."""
+    counted = [chain for chain in chains if _counts_up([name for name, _, _ in chain])] or chains
+    if len(counted) > 1 and not ordered:
+        raise CheckpointError(
+            f"its layers fit in {len(counted)} orders, and safetensors keeps none; convert the file that it was made of, or number the "
+            f"names in the order of the layers:\n{_listing(chains[0])}"
+        )
+    return counted[0]
+
+
+def _counts_up(names: list[str]) -> bool:
+    """Whether names that differ in numbers alone stand in the order of these numbers."""
+    last: dict[str, str] = {}
+    for name in names:
+        pattern = re.sub(r"[0-9]+", "#", name)
+        if pattern in last and in_order(name) < in_order(last[pattern]):
+            return False
+        last[pattern] = name
+    return True
 
 
 def _normalizer(tensors: dict[str, Tensor], size: int) -> tuple[str, Tensor, Tensor, Tensor] | None:
@@ -163,7 +197,7 @@ def _fill(algorithm: Any, actor: Layers, critic: Layers | None, notes: list[str]
         if chain:
             layer.weight.copy_(chain[-1][1])
             layer.bias.copy_(chain[-1][2])
-            notes.append(f"{'actor' if chain is actor else 'critic'}: {', '.join(name for name, _, _ in chain)}")
+            notes.append(f"{'actor' if chain is actor else 'critic'}: {', '.join(visible(name) for name, _, _ in chain)}")
     if critic is None:
         notes.append("no critic with hidden layers as the actor's: values begin anew")
 
@@ -179,7 +213,7 @@ def _fill_head(algorithm: Any, tensors: dict[str, Tensor], unit_actions: bool, n
     else:
         value = tensors[name].flatten().float()
         head.log_std.copy_(value if logs.search(name) else value.log())
-        notes.append(f"standard deviation: {name}")
+        notes.append(f"standard deviation: {visible(name)}")
     if not unit_actions:  # a policy in the environment's units; gpurl's span [-1, 1]
         half, centre = head.box.units[2], head.box.units[3]
         layer = algorithm.network.actor

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from gpurl.plain_files import MAX_LINE_BYTES
+
 log = logging.getLogger("gpurl")  # not `warnings`: a filter that raises must not end a training
 
 QUEUE_LENGTH = 4096
@@ -127,7 +129,7 @@ def _cut_after(path: Path, step: int) -> dict[str, float]:
         return latest
     with open(path, "rb+") as file:
         kept = 0
-        for line in file:
+        for line in iter(lambda: file.readline(MAX_LINE_BYTES), b""):  # a longer one is none of ours
             try:
                 record = json.loads(line)
                 if not line.endswith(b"\n") or record["step"] > step:

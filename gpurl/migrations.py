@@ -10,7 +10,7 @@ from types import NoneType
 from torch import Tensor
 
 from gpurl.errors import CheckpointError
-from gpurl.state_files import State, without_wrappers
+from gpurl.state_files import State
 
 Parts = dict[str, State]
 
@@ -66,7 +66,7 @@ def _check_form(parts: Parts) -> None:
 
 
 def migrate(parts: Parts, version: int) -> Parts:
-    """`parts` of format `version` as this gpurl writes them, its names without those of torch.compile or DistributedDataParallel."""
+    """`parts` of format `version` as this gpurl writes them."""
     if "meta" not in parts or "model" not in parts:  # a dump, or somebody's own
         return parts
     if not {"training", "env", "trainer"} <= parts.keys() or not isinstance(parts["meta"].get("settings"), dict):
@@ -74,5 +74,4 @@ def migrate(parts: Parts, version: int) -> Parts:
     for number in range(version, FORMAT_VERSION):
         parts = MIGRATIONS[number](parts)
     _check_form(parts)
-    parts["model"] = without_wrappers(parts["model"], "its model")
     return parts

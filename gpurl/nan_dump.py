@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpurl.checkpoint import load_checkpoint, save_checkpoint
-from gpurl.errors import CheckpointError, NonFiniteError
+from gpurl.errors import CheckpointError, NonFiniteError, visible
 
 STEPS_BEFORE = 3  # shown of what led there
 SHOWN = 6  # numbers of a vector
@@ -29,7 +29,7 @@ def describe_dump(path: Path) -> str:
     if "dump" not in parts:
         raise CheckpointError(f"{path} is a checkpoint of a run, not a dump of NaN; those are in non_finite/ of a run folder")
     try:
-        return _described(parts["dump"], manifest["step"])
+        return visible(_described(parts["dump"], manifest["step"]), lines=True)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, StopIteration, OverflowError) as error:
         raise CheckpointError(f"{path} is no dump of NaN that this version can read: {type(error).__name__}: {error}") from None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpurl.errors import GpurlError, UsageError
+from gpurl.plain_files import MAX_LINE_BYTES, open_regular, read_at_most
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +23,7 @@ STYLE: dict[Any, Any] = {
     **{"xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True},
 }
 REFERENCES = "references.json"
-MAX_LINE_BYTES, MAX_NUMBER = 1 << 20, 1e100
+MAX_REFERENCES_BYTES, MAX_NUMBER = 1 << 20, 1e100
 SIDE_PANELS = (  # colour, and the label of each tag that may stand there; the first tag present is drawn
     (
         PURPLE,
@@ -56,7 +57,7 @@ def note_references(folder: Path, returns: dict[str, float]) -> None:
 def _read_references(folder: Path) -> dict[str, float]:
     """The returns kept by `note_references`, {} where there are none or the file is damaged."""
     try:
-        returns = json.loads((folder / REFERENCES).read_text(encoding="utf-8"))
+        returns = json.loads(read_at_most(folder / REFERENCES, MAX_REFERENCES_BYTES))
         return {str(name): float(value) for name, value in returns.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         return {}
@@ -91,7 +92,7 @@ def read_metrics(folder: Path) -> Series:
     """All scalars of a run's metrics.jsonl by tag; lines that are damaged or still being written are left out."""
     series: Series = {}
     try:
-        with (folder / "metrics.jsonl").open("rb") as file:
+        with open_regular(folder / "metrics.jsonl") as file:
             for line in iter(lambda: file.readline(MAX_LINE_BYTES), b""):  # of a longer one the pieces are no JSON
                 _take_line(line, series)
     except OSError as error:

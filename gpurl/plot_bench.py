@@ -1,11 +1,13 @@
 """The benchmarks as a picture: environment steps a second against the number of environments, with the peers and what is possible."""
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpurl.errors import GpurlError, UsageError
+from gpurl.plain_files import MAX_TABLE_BYTES, read_at_most
 from gpurl.plot import BLUE, GREEN, INK, ORANGE, PALE, PURPLE, STYLE, finish_axes, new_figure, save_figure
 
 if TYPE_CHECKING:
@@ -73,8 +75,8 @@ def _picture(throughput: Path, peers: Path, target: Path) -> Path:
 def _read(path: Path) -> list[Row]:
     """The rows in env_steps/s of a results file, oldest first; none where there is no file."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return [row for row in csv.DictReader(file) if row.get("unit") == "env_steps/s"]
+        text = read_at_most(path, MAX_TABLE_BYTES).decode("utf-8")
+        return [row for row in csv.DictReader(io.StringIO(text, newline="")) if row.get("unit") == "env_steps/s"]
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:

@@ -13,6 +13,7 @@ from gpurl.checkpoint import load_checkpoint
 from gpurl.config import build_algorithm_config
 from gpurl.errors import CheckpointError, UsageError
 from gpurl.spaces import space_from_dict
+from gpurl.state_files import by_own_names
 
 
 class Policy:
@@ -89,7 +90,7 @@ def load(path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = 
         config = build_algorithm_config(settings["algorithm"], settings)
         state_space = space_from_dict(meta["state_space"]) if meta["state_space"] else None
         algorithm = make_algorithm(settings["algorithm"], config, obs_space, action_space, num_envs, device, state_space=state_space)
-        algorithm.load_state_dict(parts["model"])
+        algorithm.load_state_dict(by_own_names(parts["model"], algorithm.state_dict(), f"{path}: its model"))
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         raise CheckpointError(f"{path}, step {manifest['step']}, is not a policy this version can read: {error}") from None
     return Policy(algorithm, settings)

@@ -21,7 +21,8 @@ import torch
 import yaml
 from filelock import FileLock, Timeout
 
-from gpurl.errors import CheckpointError, UsageError
+from gpurl.errors import CheckpointError, UsageError, visible
+from gpurl.plain_files import read_at_most
 
 MAX_DIFF_BYTES = 1 << 20
 GIT_SECONDS = 10.0
@@ -166,7 +167,7 @@ def lock_run(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=LOCK_SECONDS)
         holder.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
     except Timeout as error:
-        who = holder.read_text(encoding="utf-8").strip() if holder.exists() else "an unknown process"
+        who = visible(read_at_most(holder, 1000).decode(errors="replace").strip()) if holder.is_file() else "an unknown process"
         raise CheckpointError(f"{folder} is in use by {who}: wait for it, stop it, or start another run") from error
     except OSError as error:
         lock.release()

@@ -28,6 +28,7 @@ from gpurl.logger import Logger
 from gpurl.persistent import PersistentRollout, make_persistent
 from gpurl.resume_check import fitting
 from gpurl.spaces import space_to_dict
+from gpurl.state_files import by_own_names
 from gpurl.statistics import EpisodeStatistics, Stopwatch, to_host
 from gpurl.step_guard import StepGuard
 from gpurl.with_state import WithState
@@ -62,7 +63,7 @@ class Trainer:
         self.stored = 0  # transitions since nothing was stored: at the start, or when a run went on without its replay
         self.elapsed = 0.0  # seconds of training, over all resumes
         self.evaluation: dict[str, float] = {}
-        self.evaluated_at = -1
+        self.evaluated_at = self.saved_at = -1
         self.best_return = float("-inf")
         self.obs = torch.empty(0)
         self.carry = algorithm.initial_carry(env.num_envs)
@@ -313,7 +314,9 @@ class Trainer:
             self.warn(display, f"no checkpoint at step {self.steps}: the weights are not finite: {weights}")
             return f"the weights are not finite: {weights}"
         try:
-            save_checkpoint(self.folder / "checkpoints", self.steps, self._parts(), keep=self.config.keep_checkpoints, is_best=is_best)
+            keep, is_own = self.config.keep_checkpoints, self.saved_at == self.steps
+            save_checkpoint(self.folder / "checkpoints", self.steps, self._parts(), keep=keep, is_best=is_best, is_own=is_own)
+            self.saved_at = self.steps
         except (CheckpointError, MemoryError, torch.OutOfMemoryError) as error:
             self.warn(display, f"no checkpoint at step {self.steps}: {error}")
             return str(error)
@@ -373,10 +376,11 @@ class Trainer:
             raise CheckpointError(f"the checkpoint does not fit this run: {type(error).__name__}: {error}") from error
 
     def _restore(self, parts: dict[str, dict[str, Any]]) -> None:
-        self.algorithm.load_state_dict(parts["model"])
+        self.algorithm.load_state_dict(by_own_names(parts["model"], self.algorithm.state_dict(), "the checkpoint's model"))
         self.algorithm.load_extra_state(parts["training"])
         saved = parts["trainer"]
         self.steps, self.iteration, self.elapsed = (saved[name] for name in ("steps", "iteration", "elapsed"))
+        self.saved_at = self.steps
         self.step_guard.begin(self.iteration)
         self.next_eval = self._evaluation_after(self.steps)
         self.best_return, self.evaluation = saved["best_return"], dict(saved["evaluation"])

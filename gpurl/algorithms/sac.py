@@ -16,10 +16,7 @@ from gpurl.kernels.squash import squashed_backward, squashed_mode, squashed_samp
 from gpurl.networks import Carry
 from gpurl.optimizer import FlatAdam
 
-TEMPERATURE_LIMITS = (
-    -18.0,
-    18.0,
-)  # of the logarithm of a learned one: 1.5e-8 and 6.6e7; without, entropies that it cannot reach drive it on
+TEMPERATURE_LIMITS = (-18.0, 18.0)  # of a learned one's logarithm: 1.5e-8 and 6.6e7; entropies that it cannot reach would drive it on
 
 
 @dataclass(frozen=True)

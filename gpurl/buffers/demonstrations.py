@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from safetensors import safe_open
 
 from gpurl.buffers.memory import available_bytes, in_gib
-from gpurl.errors import UsageError
+from gpurl.errors import UsageError, visible
 
 NAMES = ("obs", "action")
 MINARI = "minari:"
@@ -46,6 +46,8 @@ def read_demonstrations(source: str, observation_space: Box, action_space: Actio
 def _from_file(path: Path) -> dict[str, np.ndarray]:
     if path.suffix not in (".npz", ".safetensors"):
         raise UsageError(f"a dataset is FILE.npz, FILE.safetensors or {MINARI}DATASET_ID, got {str(path)!r}")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"cannot read the dataset {path}: it is no regular file")
     try:
         if path.suffix == ".npz" and zipfile.is_zipfile(path):
             _must_unpack(path)
@@ -62,9 +64,8 @@ def _from_file(path: Path) -> dict[str, np.ndarray]:
             why = f"it is no {path.suffix} file, or holds Python objects, which are never unpickled"
         raise UsageError(f"cannot read the dataset {path}: {why}") from error
     if missing := [name for name in NAMES if name not in arrays]:
-        raise UsageError(
-            f"{path} must hold {' and '.join(NAMES)}, it lacks {' and '.join(missing)}; there is {', '.join(found) or 'nothing'}"
-        )
+        there = ", ".join(map(visible, found)) or "nothing"
+        raise UsageError(f"{path} must hold {' and '.join(NAMES)}, it lacks {' and '.join(missing)}; there is {there}")
     return arrays
 
 

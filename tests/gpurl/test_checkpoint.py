@@ -134,14 +134,18 @@ def test_run_folder_works_and_saving_beside_it_prunes_nothing_inside(tmp_path: P
     assert len(list_checkpoints(tmp_path / "checkpoints")) == 3
 
 
-def test_same_step_again_keeps_an_intact_checkpoint_and_replaces_a_damaged_one(tmp_path: Path) -> None:
+def test_same_step_again_keeps_ones_own_and_replaces_a_damaged_one_or_anothers(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, 5, small_parts(5))
     save_checkpoint(tmp_path, 9, small_parts(9))
-    save_checkpoint(tmp_path, 5, small_parts(777), is_best=True)
+    save_checkpoint(tmp_path, 5, small_parts(777), is_best=True, is_own=True)
     assert step_of(tmp_path) == step_of(path) == 5
     assert best_checkpoint(tmp_path) == path
     (path / "model.safetensors").write_bytes(b"")
+    save_checkpoint(tmp_path, 5, small_parts(777), is_own=True, is_best=True)
+    assert load_checkpoint(tmp_path)[0]["model"]["weight"][0, 0] == 777
     save_checkpoint(tmp_path, 5, small_parts(5))
+    assert best_checkpoint(tmp_path) is None  # what was best is gone
+    save_checkpoint(tmp_path, 5, small_parts(5), is_best=True)
     assert step_of(tmp_path) == 5
     assert entries(tmp_path) == ["BEST", "LATEST", "step_000000000005", "step_000000000009"]
 

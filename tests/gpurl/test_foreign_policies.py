@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import gpurl
@@ -105,6 +106,66 @@ def test_what_is_no_such_policy_is_refused_with_a_listing(
     assert convert(tmp_path / "agent.pt", *words) == 5
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def named_mlp(*names: str) -> nn.Sequential:
+    """From 3 numbers to 1 through hidden layers of the same size, called so."""
+    sizes = [3, *[8] * (len(names) - 1), 1]
+    module = nn.Sequential()
+    for number, name in enumerate(names):
+        module.add_module(name, nn.Linear(sizes[number], sizes[number + 1]))
+        if number < len(names) - 1:
+            module.add_module(f"{name}_tanh", nn.Tanh())
+    return shaken(module)  # type: ignore[return-value]
+
+
+def test_layers_of_the_same_size_keep_their_order_in_files_that_sort_names(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    obs, words = OBS[:, :3], ["--algorithm", "ppo", "--env", "pendulum", "--network.activation", "tanh"]
+    numbered = named_mlp("actor:0", "actor:2", "actor:10", "actor:11")
+    state = {name.replace(":", "."): value for name, value in numbered.state_dict().items()}
+    save_file(state, tmp_path / "numbered.safetensors")
+    torch.save(dict(sorted(state.items())), tmp_path / "sorted.pt")
+    for name in ("numbered.safetensors", "sorted.pt"):
+        policy = converted(tmp_path / name, tmp_path / f"run_{name}", "pendulum")
+        torch.testing.assert_close(policy.act(obs), numbered(obs).clamp(-2.0, 2.0), **CLOSE)
+    named = named_mlp("inp", "mid_b", "mid_a", "out")
+    save_file(named.state_dict(), tmp_path / "named.safetensors")
+    assert convert(tmp_path / "named.safetensors", *words, "--run-dir", str(tmp_path / "refused")) == 5
+    told = capsys.readouterr().err
+    assert "its layers fit in 2 orders, and safetensors keeps none" in told
+    assert "  mid_a: 8 -> 8" in told
+    assert convert(tmp_path / "named.safetensors", "--out", str(tmp_path / "copy.safetensors")) == 0  # whose order is not known either
+    assert convert(tmp_path / "copy.safetensors", *words, "--run-dir", str(tmp_path / "refused")) == 5
+    torch.save(named.state_dict(), tmp_path / "ours.pt")
+    assert convert(tmp_path / "ours.pt", "--out", str(tmp_path / "ours.safetensors")) == 0
+    assert convert(tmp_path / "ours.safetensors", "--out", str(tmp_path / "again.safetensors")) == 0
+    for name in ("ours.pt", "ours.safetensors", "again.safetensors"):
+        policy = converted(tmp_path / name, tmp_path / f"run_{name}", "pendulum")
+        torch.testing.assert_close(policy.act(obs), named(obs).clamp(-2.0, 2.0), **CLOSE)
+
+
+def test_weights_that_are_no_numbers_make_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    agent = shaken(CleanRL(3, 1))
+    torch.save({**mlp(3, 1).state_dict(), "std": torch.tensor([-1.0])}, tmp_path / "agent.pt")
+    words = ["--algorithm", "ppo", "--env", "pendulum", "--network.activation", "tanh", "--run-dir", str(tmp_path / "run")]
+    assert convert(tmp_path / "agent.pt", *words) == 5
+    assert "not finite in gpurl: head.log_std" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    torch.save(agent.state_dict(), tmp_path / "agent.pt")
+    assert convert(tmp_path / "agent.pt", *words) == 0
+    assert {"run.pid", "run.lock"} <= {each.name for each in (tmp_path / "run").iterdir()}
+
+
+@pytest.mark.parametrize("words", [
+    ["--network.hidden", "3"], ["network.memory=gru"], ["--squash"], ["--no-normalize-obs"], ["--ppo.normalize_value", "true"],
+    ["--config"],
+], ids=str)  # fmt: skip
+def test_what_the_weights_decide_is_no_setting(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "x.yaml").write_text("network: {shared: true}")
+    words = [*words, str(tmp_path / "x.yaml")] if words == ["--config"] else words
+    words = ["--algorithm", "ppo", "--env", "pendulum", "--network.activation", "tanh", *words]
+    assert exit_code(["convert", str(tmp_path / "none.pt"), *words]) == 2
+    assert "of a converted policy follows from its weights: leave it out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "message"), [

@@ -11,12 +11,14 @@ from torch import Tensor
 
 import gpurl
 from gpurl import migrations
+from gpurl.algorithms.ppo import PPO, PPOConfig
 from gpurl.api import evaluate_run, resume, train
 from gpurl.checkpoint import load_checkpoint, save_checkpoint
 from gpurl.config import merge
 from gpurl.errors import CheckpointError
+from gpurl.state_files import by_own_names
 from gpurl.trainer import EVAL_SEED
-from tests.small_runs import exit_code
+from tests.small_runs import assert_same, exit_code
 from tests.small_runs import small_run as new_run
 
 OLD = Path(__file__).resolve().parents[1] / "old_checkpoints"
@@ -108,6 +110,32 @@ def test_names_of_wrapped_modules_are_their_own(tmp_path: Path, wrapper: str) ->
     path = save_checkpoint(tmp_path / "twice", 1, parts | {"model": twice})
     with pytest.raises(CheckpointError, match="twice: once by itself, once inside _orig_mod or module"):
         gpurl.load(path)
+
+
+class Wrapping(PPO):
+    """PPO with layers called as wrappers call theirs."""
+
+    config: PPOConfig
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.module, self._orig_mod = torch.nn.Linear(2, 2), torch.nn.ModuleDict({"module": torch.nn.Linear(2, 2)})
+
+
+def test_a_module_may_be_called_as_a_wrapper_is(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run", 1, f"{__name__}:Wrapping", eval_episodes=0).folder
+    parts, manifest = load_checkpoint(folder)
+    own = parts["model"]
+    assert {"module.weight", "_orig_mod.module.weight"} <= own.keys()
+    assert_same(dict(gpurl.load(folder).algorithm.state_dict()), own)
+    assert resume(folder, total_steps=256, eval_episodes=0).outcome.steps == 256
+    wrapped = {f"module.{name}": value for name, value in own.items() if not name.startswith("module.")}
+    path = save_checkpoint(tmp_path / "wrapped", manifest["step"], parts | {"model": {**own, **wrapped}})
+    with pytest.raises(CheckpointError, match="twice"):
+        gpurl.load(path)
+    assert by_own_names({f"_orig_mod.{name}": name for name in own if "module" not in name}, own, "") == {
+        name: name for name in own if "module" not in name
+    }
 
 
 def test_parts_that_are_no_run_are_named(tmp_path: Path) -> None:

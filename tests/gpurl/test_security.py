@@ -1,6 +1,7 @@
 """Hostile files in every place that takes a file: nothing in them is executed, and each is an error with its code, not a crash."""
 
 import json
+import os
 import random
 import shutil
 import zipfile
@@ -214,11 +215,61 @@ def test_a_log_of_nonsense_is_drawn_without_it(tmp_path: Path) -> None:
     (b"seed: " + b"1" * (2 << 20), "more than 1048576 bytes"),
     (b"seed: " + b"1" * 5000, "cannot read"),
     (b"a: &a [*a]\n", "cannot read"),
-], ids=range(5))  # fmt: skip
+    (b"a: &a {x: 1}\n" + b"".join(
+        f"{b}: &{b}\n  <<: [{', '.join([f'*{a}'] * 10)}]\n".encode() for a, b in zip("abcdef", "bcdefg")), "merge keys (<<) are not taken"),
+], ids=range(6))  # fmt: skip
 def test_settings_that_stand_for_too_much_are_refused(content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "x.yaml").write_bytes(content)
     assert exit_code(["train", "ppo", "pendulum", "--config", str(tmp_path / "x.yaml")]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["/dev/zero", "pipe"])
+@pytest.mark.timeout(60)
+def test_what_has_no_end_is_not_read(
+    kind: str, tmp_path: Path, a_run: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = shutil.copytree(a_run, tmp_path / "run")
+    (step,) = run.glob("checkpoints/step_*")
+    for name, words, code in (
+        ("x.yaml", ["train", "ppo", "pendulum", "--config", "x.yaml"], 2),
+        ("x.npz", ["train", "bc", "pendulum", "--dataset", "x.npz", *SMALL], 2),
+        ("x.safetensors", ["train", "bc", "pendulum", "--dataset", "x.safetensors", *SMALL], 2),
+        ("x.pt", ["convert", "x.pt"], 5),
+        ("y.safetensors", ["convert", "y.safetensors"], 5),
+        ("throughput_x.csv", ["plot", "--bench", "."], 2),
+        ("run/references.json", ["plot", "run"], 0),
+        ("run/metrics.jsonl", ["plot", "run"], 2),
+        ("run/checkpoints/LATEST", ["eval", "run", "--episodes", "1"], 0),
+        (str(step / "state.json"), ["eval", "run"], 5),
+    ):
+        (tmp_path / name).unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(tmp_path / name)
+        else:
+            (tmp_path / name).symlink_to(kind)
+        assert exit_code(words) == code, words
+    assert "it is no regular file" in capsys.readouterr().err
+
+
+def test_names_in_files_do_not_reach_the_terminal_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    name = "\x1b[31m\ngpurl: all is well\r\u202e"
+    torch.save(
+        {name: torch.ones(2, 3), f"{name}.weight": torch.ones(2, 3), f"{name}.bias": torch.ones(2), f"{name}.n": 1}, tmp_path / "x.pt"
+    )
+    torch.save({name: torch.eye(2).to_sparse()}, tmp_path / "sparse.pt")
+    torch.save({name: {"a": torch.ones(1)}, f"{name}.a": torch.ones(1)}, tmp_path / "twice.pt")
+    torch.save({name: torch.ones(1), f"module.{name}": torch.ones(1)}, tmp_path / "wrapped.pt")
+    np.savez(tmp_path / "x.npz", **{name: np.ones(2)})
+    assert convert(tmp_path / "x.pt") == 0
+    assert [convert(tmp_path / f"{each}.pt") for each in ("sparse", "twice", "wrapped")] == [5, 5, 5]
+    assert convert(tmp_path / "x.pt", "--algorithm", "ppo", "--env", "pendulum", "--network.activation", "tanh") == 5
+    assert exit_code(["train", "bc", "pendulum", "--dataset", str(tmp_path / "x.npz"), *SMALL]) == 2
+    told = "".join(capsys.readouterr())
+    assert told.count("\\x1b[31m\\ngpurl") >= 9
+    assert not {"\x1b", "\r", "\u202e"} & set(told)
+    assert "\ngpurl: all is well" not in told
 
 
 # ---- gpurl convert ----
@@ -236,22 +287,29 @@ def test_what_convert_refuses_and_why(tmp_path: Path) -> None:
     bomb = tmp_path / "bomb.zip"
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("policy.pth", b"\0" * (100 << 20))
+    zeros = tmp_path / "zeros.pt"
+    with zeros.open("wb") as file:
+        file.truncate(1 << 20)
+    (tmp_path / "folder.pt").mkdir()
     loop: list[Any] = []
     loop.append(loop)
     cases = [
         (written(Unknown(), "a.pt"), r"it names tests\.gpurl\.test_security\.Unknown, which loading it would call"),
         (written(torch.nn.Linear(2, 2), "b.pt"), r"it names torch\.nn\.modules\.linear\.Linear"),
         (written({"a": torch.ones(1).expand(10**12)}, "c.pt"), "tensors would take 4000000000000"),
-        (written({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, "d.pt"), r"two tensors called a\.b"),
+        (written({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, "d.pt"), r"two tensors called 'a\.b'"),
         (written({"a": torch.ones(1, dtype=torch.complex64)}, "e.pt"), "which safetensors does not hold"),
         (written({"a": torch.ones(1), "module.a": torch.ones(1)}, "f.pt"), "has a twice"),
         (written({"it": 3}, "g.pt"), "holds no tensors"),
         (written(loop, "h.pt"), "nests deeper than 64"),
+        (zeros, "torch.save did not write it so"),
+        (tmp_path / "folder.pt", "is a folder, wanted a file"),
         (bomb, "unpacks to 104857600: no file of weights does"),
     ]
     for path, message in cases:
-        with pytest.raises(CheckpointError, match=message):
+        with pytest.raises(CheckpointError, match=message) as refusal:
             read_foreign(path)
+        assert "weights_only" not in str(refusal.value)  # torch's advice would be to execute it
     with pytest.raises(UsageError, match=r"reads \.pt"):
         read_foreign(tmp_path / "x.npz")
     assert convert(tmp_path / "none.pt") == 5

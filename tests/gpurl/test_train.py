@@ -211,6 +211,11 @@ def test_unknown_settings_name_the_near_ones(tmp_path: Path) -> None:
         small_run(tmp_path / "run", 1, learning_rte=1e-3)
     with pytest.raises(UsageError, match=r"horizon is 'long'; it must be int"):
         small_run(tmp_path / "run", 1, horizon="long")
+    for values in ({"num_envs": True}, {"seed": True}, {"threads": False}, {"learning_rate": True}, {"env_options": {"dim": True}}):
+        with pytest.raises(UsageError, match=r" is (True|False); it must be (int|float)"):
+            train("ppo", "chasing", **values)
+    with pytest.raises(UsageError, match=r"hidden is \(True,\); it must be a list of int"):
+        small_run(tmp_path / "run", 1, network={"hidden": [True]})
     with pytest.raises(UsageError, match=r"^network: hidden is 16; it must be a list of int"):
         small_run(tmp_path / "run", 1, network={"hidden": 16})
     for name in ("actor_network", "critic_network"):
@@ -275,6 +280,20 @@ def test_a_resumed_run_takes_the_rate_and_the_evaluations_it_is_given(tmp_path: 
     assert [rates[step * ITERATION] for step in (3, 4, 5)] == pytest.approx([1e-5] * 3)
     evaluated = [record["step"] for record in records if "eval/mean_reward" in record]
     assert evaluated == [step * ITERATION for step in (2, 4, 5)]
+
+
+def test_a_resume_from_an_older_checkpoint_keeps_its_own_later_one(tmp_path: Path) -> None:
+    folder = small_run(tmp_path / "run", 3, save_every="1i", eval_episodes=0).folder
+    before, checkpoints = load_checkpoint(folder)[0]["model"], folder / "checkpoints"
+    (checkpoints / "LATEST").write_text(f"step_{2 * ITERATION:012d}\n")
+    resume(folder, learning_rate=0.1)
+    parts, manifest = load_checkpoint(folder)
+    assert manifest["step"] == 3 * ITERATION
+    assert parts["meta"]["settings"]["learning_rate"] == 0.1
+    assert any(not torch.equal(value, before[name]) for name, value in parts["model"].items())
+    written = (checkpoints / f"step_{3 * ITERATION:012d}").stat().st_ino
+    resume(folder)  # has nothing to do, and nothing to replace
+    assert (checkpoints / f"step_{3 * ITERATION:012d}").stat().st_ino == written
 
 
 def test_a_cut_off_checkpoint_falls_back_to_the_older_one_and_tells_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
