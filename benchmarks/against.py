@@ -90,18 +90,20 @@ def main() -> int:
     """Compare; 1 where a case is slower than the limit allows."""
     from benchmarks.processes import cores, host_environment
     from benchmarks.results_table import ROOT, table
+    from gpurl.api import choose_device
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commit", help="to compare with: HEAD~1, a tag, a branch")
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a case in a process, after warm-up")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--device", default="cpu", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--threads", type=int, default=cores())
     options = parser.parse_args()
     if options.pairs < LEAST_PAIRS:
         parser.error(f"{options.pairs} pairs say nothing; {LEAST_PAIRS} are the fewest, 15 what a verdict should rest on")
-    job = {"device_name": options.device, "threads": options.threads, "seconds": options.seconds}
-    environment, limit = host_environment(options.threads, "brief"), LIMITS[options.device.partition(":")[0]]
+    device = choose_device(options.device)
+    job = {"device_name": str(device), "threads": options.threads, "seconds": options.seconds}
+    environment, limit = host_environment(options.threads, "brief"), LIMITS[device.type]
     times: dict[str, list[dict[str, float]]] = {"this": [], "other": []}
     with checked_out(ROOT, options.commit) as other:
         trees = {"this": ROOT, "other": other}

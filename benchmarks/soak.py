@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.processes import host_environment, run_once
 from benchmarks.results_table import RESULTS, ROOT, Row, machine, number, save, table
+from gpurl.api import choose_device
 from gpurl.errors import GpurlError
 
 MIB = 1 << 20
@@ -239,7 +240,7 @@ def main() -> int:
             print(error, file=sys.stderr)
             passed = False
             continue
-        rows.append(machine("cpu") | _row(name, found, seconds))
+        rows.append(machine(str(choose_device("auto"))) | _row(name, found, seconds))
         passed &= "grows" not in rows[-1]["verdict"]
         print(
             f"{name}: {number(found['resident']['slope'])} ± {number(found['resident']['half'])} MiB a minute, {rows[-1]['verdict']}",

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -34,10 +35,18 @@ class Workers(AsyncVectorEnv):
         self._crash_log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - lasts as long as the workers; has no name that could be left
         # only a forked process has the file; one that was started otherwise has its own stderr
         log = self._crash_log.fileno() if multiprocessing.get_start_method() == "fork" else sys.stderr.fileno()
-        started = [partial(_in_worker, make, os.getpid(), log) for make in makers]
+        # the kernel counts the thread that forked as the parent: one that ends earlier than the trainer would take its workers along
+        dies_too = threading.current_thread() is threading.main_thread()
+        started = [partial(_in_worker, make, os.getpid(), log, dies_too) for make in makers]
         try:
             super().__init__(started, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
-        except (EOFError, OSError) as error:
+        except Exception as error:
+            if not hasattr(self, "processes"):  # the one here, asked for its spaces, could not be made
+                self._crash_log.close()
+                self.closed = True
+                raise
+            if not isinstance(error, (EOFError, OSError)):
+                raise
             explained = failure(self, "its constructor", error)
             kill(self)
             raise explained from error
@@ -69,13 +78,13 @@ class Workers(AsyncVectorEnv):
         return fatal + text.partition(OUTERMOST)[0].rpartition("\n")[0]
 
 
-def _in_worker(make: Callable[[], gymnasium.Env], trainer_pid: int, crash_log: int) -> gymnasium.Env:
+def _in_worker(make: Callable[[], gymnasium.Env], trainer_pid: int, crash_log: int, dies_too: bool) -> gymnasium.Env:
     """What `make` makes. In a worker, signals are set up first: the trainer's handlers came along with the fork."""
     if os.getpid() != trainer_pid:  # Gymnasium makes one in the trainer too, to ask for its spaces
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes: it is the trainer's
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         faulthandler.enable(crash_log, all_threads=False)
-        if hasattr(libc := ctypes.CDLL(None), "prctl"):  # one that hangs would outlive a trainer that was killed
+        if dies_too and hasattr(libc := ctypes.CDLL(None), "prctl"):  # one that hangs would outlive a trainer that was killed
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     return make()
 

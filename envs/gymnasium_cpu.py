@@ -61,6 +61,7 @@ class GymnasiumCpu(VecEnv):
         self._seed, self._is_broken = seed, False
         self.restart_workers, self.worker_timeout, self._restarts = restart_workers, worker_timeout, 0
         self._obs: np.ndarray | None = None  # [N, *obs] shown last
+        self._begun: np.ndarray | None = None  # [N, *obs] of new workers, where a reset of some environments has started them
         self._wanted = env, task, num_envs, vectorization, options
         self._env = self._find_env(*self._wanted)
         try:
@@ -118,7 +119,7 @@ class GymnasiumCpu(VecEnv):
         else:
             mask = mask.numpy(force=True).astype(bool) if isinstance(mask, Tensor) else np.array(mask, bool)
             if mask.any():
-                self._obs = self._reset_rows(mask, self._obs, seed, passed)
+                self._obs = self._reset_some(mask, self._obs, seed, passed)
             self._ended = self._ended & ~mask
             self._return[mask], self._length[mask] = 0.0, 0
             self.episode_length_buf.masked_fill_(torch.from_numpy(mask).to(self.device), 0)
@@ -126,16 +127,32 @@ class GymnasiumCpu(VecEnv):
 
     def _begin_all(self, obs: np.ndarray) -> None:
         """All episodes begin, at obs [N, *obs]."""
-        self._obs = obs
+        self._obs, self._begun = obs, None
         self._ended = np.zeros(self.num_envs, bool)  # a new one: the old one is memory of a tensor that was returned
         self._return[:], self._length[:] = 0.0, 0
         self.episode_length_buf.zero_()
 
+    def _reset_some(self, mask: np.ndarray, shown: np.ndarray, seed: int | None, options: dict[str, Any]) -> np.ndarray:
+        """What to show [N, *obs] after a reset of those in mask [N]; if it restarts the workers, the others break off in the next step."""
+        try:
+            rows = self._reset_rows(mask, shown if self._begun is None else self._begun, seed, options)
+        except EnvError as error:
+            if not self._is_broken:
+                raise
+            rows = self._begun = self._encoder.encode(self._after_restart(error))
+        if self._begun is None:
+            return rows
+        self._begun, after = rows, shown.copy()
+        after[mask] = rows[mask]
+        return after
+
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
+        if self._begun is not None:
+            return self._no_step(self._begun)
         try:
             batch, raw_reward, raw_terminated, raw_truncated, info = self._env.step(self._decoder.decode(actions.numpy(force=True)))
         except Exception as error:
-            return self._restarted_step(self._broken("step", error))
+            return self._no_step(self._encoder.encode(self._after_restart(self._broken("step", error))))
         terminated, truncated = np.array(raw_terminated, bool), np.array(raw_truncated, bool)
         valid = np.ones(self.num_envs, bool) if self.restart_workers else None
         if self._mode == AutoresetMode.NEXT_STEP:
@@ -222,9 +239,9 @@ class GymnasiumCpu(VecEnv):
         kill(self._env)
         return explained
 
-    def _restarted_step(self, error: EnvError) -> Timestep:
-        """The step in which `error` ended the workers: no transition of any environment, and the first observation of new episodes."""
-        self._begin_all(obs := self._encoder.encode(self._after_restart(error)))
+    def _no_step(self, obs: np.ndarray) -> Timestep:
+        """After a restart of the workers: no transition of any environment; obs [N, *obs] is the first of new episodes."""
+        self._begin_all(obs)
         no = np.zeros(self.num_envs, bool)
         return self._timestep(obs, obs, np.zeros(self.num_envs, np.float32), no, no.copy(), no.copy())
 

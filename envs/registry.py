@@ -12,6 +12,7 @@ import torch
 from gpurl.discovery import find_class, module_names
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import EnvError, GpurlError, UsageError, did_you_mean
+from gpurl.kernels.memory_errors import is_out_of_memory
 
 NOT_ENVS = frozenset({"registry", "single_env", "mean_reward", "vec_env", "torch_env", "base", "isaac_gym_server"})
 
@@ -91,9 +92,11 @@ def make_env(name: str, num_envs: int, device: torch.device | str = "cpu", seed:
     make: Callable[..., VecEnv] = env_class  # every task takes these three, and its own options
     try:
         env = make(num_envs=num_envs, device=device, seed=seed, **named_options, **options)
-    except (GpurlError, ImportError, MemoryError, torch.OutOfMemoryError):
+    except (GpurlError, ImportError):
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.filename}:{frame.lineno}: {frame.line}"
         raise EnvError(f"{env_class.__name__}.__init__ raised {type(error).__name__}: {error} ({place})") from error

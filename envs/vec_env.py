@@ -18,7 +18,7 @@ from gpurl.errors import EnvError, UsageError
 
 
 class Timestep(NamedTuple):
-    """What a step returns; unpacks as Gymnasium's five values.
+    """What a step returns; unpacks as Gymnasium's five values. `obs` is new memory in each step: the one before is recorded after it.
 
     info always holds "final_obs" [N, *obs], the true successor, which differs from `obs` only where an episode ended, "_final_obs" [N]
     bool, the mask of those, "time_outs" (= truncated), and "episode" {"r" [N], "l" [N]}, return and length so far, with "_episode" [N]

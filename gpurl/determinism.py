@@ -21,6 +21,7 @@ TORCH_SAYS = "does not have a deterministic implementation"
 def deterministic(wanted: bool) -> Iterator[None]:
     """A `with` block, entered before CUDA is used, that computes deterministically, if wanted; afterwards all is as it was.
 
+    All but CUBLAS_WORKSPACE_CONFIG, which stays for the next such block: cuBLAS read it once, and goes on with it.
     UsageError where cuBLAS was started without what it needs, or where an operation has no deterministic form.
     """
     if not wanted:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from gpurl.envs.vec_env import Timestep, VecEnv, check_tensor
-from gpurl.errors import EnvError, GpurlError
+from gpurl.errors import CheckpointError, EnvError, GpurlError
 from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.memory_errors import is_out_of_memory
 
 IMAGE = np.dtype(np.uint8)
-PASSED_ON = (GpurlError, MemoryError, torch.OutOfMemoryError)
 ALWAYS_LOOKED, LOOK_EVERY = 1000, 64  # steps at which memory that obs and final_obs share is looked into, where the host may
 
 
@@ -30,20 +30,20 @@ def step_env(env: VecEnv, actions: Tensor) -> Timestep:
     """env.step(actions); whatever goes wrong inside is an EnvError that names the line."""
     try:
         return env.step(actions)
-    except PASSED_ON:
-        raise
     except Exception as error:
-        _crash(env, "step", error)
+        if _passes(error):
+            raise
+        raise EnvCrashError(_told(env, "step", error)) from error
 
 
 def reset_env(env: VecEnv, seed: int | None = None, mask: Tensor | None = None) -> Tensor:
     """The first observations after env.reset, of the form they must have."""
     try:
         result: Any = env.reset(seed=seed) if mask is None else env.reset(options={"reset_mask": mask})
-    except PASSED_ON:
-        raise
     except Exception as error:
-        _crash(env, "reset", error)
+        if _passes(error):
+            raise
+        raise EnvCrashError(_told(env, "reset", error)) from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
         raise EnvError(f"{type(env).__name__}.reset: wanted a tuple (obs, info), got {got}")
@@ -51,12 +51,28 @@ def reset_env(env: VecEnv, seed: int | None = None, mask: Tensor | None = None) 
     return result[0]
 
 
-def _crash(env: VecEnv, call: str, error: Exception) -> NoReturn:
+def load_env_state(env: VecEnv, state: dict[str, Any]) -> None:
+    """env.load_state_dict(state) of a checkpoint; what goes wrong inside is a CheckpointError that names the line."""
+    try:
+        env.load_state_dict(state)
+    except Exception as error:
+        if _passes(error):
+            raise
+        raise CheckpointError(f"the checkpoint does not fit this run: {_told(env, 'load_state_dict', error)}") from error
+
+
+def _passes(error: Exception) -> bool:
+    """Whether it is told elsewhere, and not as the environment's fault."""
+    return isinstance(error, GpurlError) or is_out_of_memory(error)
+
+
+def _told(env: VecEnv, call: str, error: Exception) -> str:
+    """Which class, call and line of the environment raised what."""
     own = {inspect.getsourcefile(base) for base in type(env).__mro__ if base.__module__ != "builtins"}
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in reversed(frames) if frame.filename in own), frames[-1])  # of the environment, not what it calls
     place = f"{frame.filename}:{frame.lineno}: {frame.line}"
-    raise EnvCrashError(f"{type(env).__name__}.{call} raised {type(error).__name__}: {error} ({place})") from error
+    return f"{type(env).__name__}.{call} raised {type(error).__name__}: {error} ({place})"
 
 
 class EnvGuard:
@@ -85,7 +101,7 @@ class EnvGuard:
             return
         at = obs.data_ptr()
         if before is not None and type(before) is Tensor and before.data_ptr() == at:
-            self._stop("obs: wanted memory of its own, got that of the observations before, now changed; return a clone()")
+            self._stop("obs: wanted new memory in each step, got that of the observations before, which are still in use; return a clone()")
         if self.has_valid or self.env.resets_late:  # obs may be the last observation: the next step, no transition, brings the first
             return
         if at == final_obs.data_ptr() and self._looks() and bool((timestep.terminated | timestep.truncated).any()):

@@ -18,7 +18,7 @@ from gpurl.algorithms.algorithm import Decision
 from gpurl.env_guard import step_env
 from gpurl.envs.vec_env import Timestep
 from gpurl.graphs import Backend
-from gpurl.out_of_memory import is_out_of_memory
+from gpurl.kernels.memory_errors import is_out_of_memory
 
 if TYPE_CHECKING:
     from gpurl.trainer import Trainer

@@ -11,14 +11,14 @@ from torch.utils._pytree import tree_leaves
 
 from gpurl.buffers.memory import available_bytes, in_gib
 from gpurl.config import Settings
-from gpurl.errors import UsageError
+from gpurl.errors import GpurlError, UsageError
+from gpurl.kernels.memory_errors import is_out_of_memory
 
 if TYPE_CHECKING:
     from gpurl.trainer import Trainer
 
 SHARE_TO_TAKE = 0.9  # of what there is: what comes later and what lies between blocks needs some too
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-ELSEWHERE = ("out of memory", "DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "Failed to allocate")  # torch on a CPU, cuBLAS, Warp
 
 
 class Watch:
@@ -35,21 +35,10 @@ def told_what_fits(settings: Settings, device: torch.device) -> Iterator[Watch]:
         torch.cuda.reset_peak_memory_stats(device)
     try:
         yield watch
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+    except Exception as error:
+        if isinstance(error, GpurlError) or not is_out_of_memory(error):
             raise
         raise UsageError(explanation(error, settings, device, watch.trainer)) from error
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether that is what went wrong, here or where `error` comes from: a graph whose capture breaks off tells of the capture alone."""
-    while error is not None:
-        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-            return True
-        if isinstance(error, RuntimeError) and any(words in str(error) for words in ELSEWHERE):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def explanation(error: BaseException, settings: Settings, device: torch.device, trainer: "Trainer | None") -> str:
@@ -65,8 +54,11 @@ def explanation(error: BaseException, settings: Settings, device: torch.device, 
     if takers := [f"{name} {in_gib(size)}" for name, size in parts.items() if size]:
         text += f"; of that {', '.join(takers)}"
     fixed = parts.get("replay", 0) + parts.get("networks", 0)
-    fits = None if free is None else num_envs_that_fit(count, held + wanted, fixed, held + free)
-    advice = [f"num_envs {fits:,} instead of {count:,} would fit, by what they took until then"] if fits else []
+    if free is None or wanted == 0 or wanted < free:  # the sums do not tell why it failed: a number would be a guess
+        advice = [f"num_envs less than {count:,}"] if count > 1 else []
+    else:
+        fits = num_envs_that_fit(count, held + wanted, fixed, held + free)
+        advice = [f"num_envs {fits:,} instead of {count:,} would fit, by what they took until then"] if fits else []
     if parts.get("replay"):
         advice.append(f"replay_size less than {config.replay_size:,} (or storage bfloat16)")
     if hasattr(config, "minibatches"):
@@ -91,8 +83,8 @@ def num_envs_that_fit(num_envs: int, needed: int, fixed: int, room: int) -> int 
 
 
 def wanted_bytes(message: str) -> int:
-    """Bytes that could not be had, as torch says; 0 where it does not."""
-    found = re.search(r"[Tt]r(?:ied|ying) to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message)
+    """Bytes that could not be had, as torch or Warp says; 0 where it does not."""
+    found = re.search(r"(?:[Tt]r(?:ied|ying) to|Failed to) allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message)
     return int(float(found[1]) * UNITS[found[2]]) if found else 0
 
 

@@ -14,7 +14,7 @@ from gpurl.checkpoint import save_checkpoint
 from gpurl.config import Settings, parse_interval
 from gpurl.display import Display
 from gpurl.ending import leave
-from gpurl.env_guard import EnvGuard, check_reset, reset_env, step_env
+from gpurl.env_guard import EnvGuard, check_reset, load_env_state, reset_env, step_env
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import CheckpointError, EndlessEpisodeError, EnvError, GpurlError, NonFiniteError
 from gpurl.evaluator import evaluate, greedy
@@ -23,6 +23,7 @@ from gpurl.graphed import Graphed, choose_graphs
 from gpurl.graphs import Backend, CudaGraphs
 from gpurl.interrupt import StopRequest
 from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.memory_errors import is_out_of_memory
 from gpurl.kernels.random import CounterRandom
 from gpurl.logger import Logger
 from gpurl.persistent import PersistentRollout, make_persistent
@@ -157,16 +158,16 @@ class Trainer:
         before = self.buffer.size
         try:
             stages.collect()
+            collected = self.buffer.size - before
+            self.stopwatch.mark("update")
+            data, bad_envs = stages.prepare()
+            if bad_envs is not None and self.config.nan == "reset-envs":
+                obs = reset_env(self.env, mask=bad_envs)
+                self.obs = obs if self.graphs is None else self.obs.copy_(obs)
+                self.algorithm.cut(bad_envs)
         except EnvError as error:
             at = self.steps + (self.buffer.size - before) * self.env.num_envs
             raise EnvError(f"environment {self.settings.env!r} at env step {at}: {error}") from error
-        collected = self.buffer.size - before
-        self.stopwatch.mark("update")
-        data, bad_envs = stages.prepare()
-        if bad_envs is not None and self.config.nan == "reset-envs":
-            obs = reset_env(self.env, mask=bad_envs)
-            self.obs = obs if self.graphs is None else self.obs.copy_(obs)
-            self.algorithm.cut(bad_envs)
         self.stored += collected * self.env.num_envs
         metrics = stages.learn(data) if self.stored >= self.algorithm.learning_starts else {}
         self.buffer.clear()
@@ -373,6 +374,8 @@ class Trainer:
         except KeyError as error:
             raise CheckpointError(f"the checkpoint has no {error}: it was written by another version of gpurl") from error
         except (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
             raise CheckpointError(f"the checkpoint does not fit this run: {type(error).__name__}: {error}") from error
 
     def _restore(self, parts: dict[str, dict[str, Any]]) -> None:
@@ -387,8 +390,8 @@ class Trainer:
         self.evaluated_at = int(self.evaluation.get("at_step", -1))
         self.statistics.load_state_dict(saved["statistics"])
         if parts["env"]:
-            self.env.reset(seed=self.config.seed)
-            self.env.load_state_dict(parts["env"])
+            reset_env(self.env, self.config.seed)
+            load_env_state(self.env, parts["env"])
             self.obs, self.carry = saved["obs"], tuple(saved["carry"])
             check_reset(self.env, self.obs)
         else:  # other episodes than the first ones again

@@ -74,7 +74,8 @@ def test_a_slower_tree_is_called_slower(
 
     monkeypatch.setattr(against, "run_in", run)
     monkeypatch.setattr(against, "checked_out", lambda root, commit: nullcontext(tmp_path))
-    monkeypatch.setattr("sys.argv", ["against", "HEAD", "--pairs", "6"])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["against", "HEAD", "--pairs", "6", "--device", "auto"])
     assert against.main() == code
     assert capsys.readouterr().out.count(word) == len(CASES)
     assert order == [True, False, False, True] * 3

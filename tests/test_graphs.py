@@ -309,7 +309,7 @@ def test_an_env_that_cannot_restore_its_state_is_not_warmed_up() -> None:
 
 @pytest.mark.parametrize("level", ["off", "policy"])
 def test_observations_written_over_are_refused(level: str) -> None:
-    with pytest.raises(EnvError, match=r"SamePlace\.step: obs: wanted memory of its own, got that of the observations before"):
+    with pytest.raises(EnvError, match=r"SamePlace\.step: obs: wanted new memory in each step, got that of the observations before"):
         results(make_trainer(SamePlace(), level))
 
 

@@ -87,3 +87,14 @@ def test_a_case_is_measured_in_its_own_process(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("sys.argv", ["soak", "--minutes", "0.1"])
     with pytest.raises(SystemExit):
         soak.main()
+
+
+def test_a_row_is_of_the_device_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = list[dict[str, str]]()
+    monkeypatch.setattr(soak, "run_once", lambda *_: judge(samples(0.0, 1.0)) | {"done": 1, "samples": 1})
+    monkeypatch.setattr(soak, "choose_device", lambda name: f"the {name} one")
+    monkeypatch.setattr(soak, "machine", lambda device: {"device": device})
+    monkeypatch.setattr(soak, "save", lambda script, rows, folder: saved.extend(rows))
+    monkeypatch.setattr("sys.argv", ["soak", "--only", "sac pendulum, replay saved", "--minutes", "1"])
+    assert soak.main() == 0
+    assert [row["device"] for row in saved] == ["the auto one"]

@@ -81,6 +81,11 @@ def _check(env: Any, trains_on_dead_steps: str | None) -> None:
     """UsageError for what no adapter takes; a warning where the library named would learn from steps that are none."""
     if not isinstance(env, VecEnv):
         raise UsageError(f"wanted an environment, as make_env(name, num_envs) makes it, got a {type(env).__name__}: {env!r}")
+    if restarts := getattr(env, "restart_workers", 0):
+        raise UsageError(
+            f"{type(env).__name__}: wanted restart_workers 0, got {restarts}: the step in which workers are started again is no "
+            "transition, and other trainers would learn from it"
+        )
     space = env.single_action_space
     if isinstance(space, Discrete) and space.start != 0:
         raise UsageError(f"other trainers number their actions from 0, the environment's are {space}")

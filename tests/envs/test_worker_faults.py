@@ -7,8 +7,10 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,43 @@ def test_a_reset_starts_dead_workers_again_too() -> None:
     env.close()
 
 
+@pytest.mark.usefixtures("_nothing_left")
+def test_a_reset_of_some_starts_dead_workers_again_and_the_others_break_off_in_the_next_step() -> None:
+    env = make(restart_workers=1)
+    before = env.step(torch.zeros(3, 1)).obs
+    env._env.processes[2].kill()  # type: ignore[attr-defined]
+    obs, _ = env.reset(options={"reset_mask": torch.tensor([True, False, False])})
+    assert obs[0, 1] == 0.0
+    assert torch.equal(obs[1:], before[1:])
+    again, _ = env.reset(options={"reset_mask": torch.tensor([False, True, False])})
+    assert torch.equal(again[[0, 2]], obs[[0, 2]])
+    assert again[1, 1] == 0.0
+    broken = env.step(torch.ones(3, 1))  # the action of no step
+    assert not broken.info["valid"].any()
+    assert not (broken.terminated | broken.truncated).any()
+    assert torch.equal(broken.obs[:2], again[:2])
+    assert broken.obs[:, 1].tolist() == [0.0, 0.0, 0.0]
+    after = env.step(torch.zeros(3, 1))
+    assert after.info["valid"].all()
+    assert after.info["episode"]["l"].tolist() == env.episode_length_buf.tolist() == [1, 1, 1]
+    env._env.processes[2].kill()  # type: ignore[attr-defined]
+    with pytest.raises(EnvError, match=r"environment 2 \(signal SIGKILL\) died in reset"):
+        env.reset(options={"reset_mask": torch.tensor([True, False, False])})
+    env.close()
+
+
+@pytest.mark.usefixtures("_nothing_left")
+def test_workers_outlive_the_thread_that_made_them() -> None:
+    made = list[GymnasiumCpu]()
+    thread = threading.Thread(target=lambda: made.append(make()))
+    thread.start()
+    thread.join()
+    processes = made[0]._env.processes  # type: ignore[attr-defined]
+    assert not wait([process.sentinel for process in processes], timeout=0.2)
+    assert made[0].step(torch.zeros(3, 1)).obs[:, 1].tolist() == [2.0, 2.0, 2.0]
+    made[0].close()
+
+
 class MortalTour(GymnasiumCpu):
     """Three workers, of which the all die in the sixth step of the run."""
 
@@ -204,6 +243,17 @@ def dies_when_made() -> Any:
     if multiprocessing.parent_process() is not None:
         os._exit(4)
     return Tour()
+
+
+def lacks_its_model() -> Any:
+    raise FileNotFoundError("no file of a model")
+
+
+@pytest.mark.filterwarnings("error")  # of what Python would collect half made
+def test_what_a_constructor_raises_is_told_as_it_is() -> None:
+    with pytest.raises(UsageError, match="cannot be made: FileNotFoundError: no file of a model"):
+        GymnasiumCpu(3, env=lacks_its_model, vectorization="async")
+    gc.collect()
 
 
 @pytest.mark.usefixtures("_nothing_left")

@@ -11,7 +11,7 @@ from gpurl.api import make_trainer
 from gpurl.config import make_settings
 from gpurl.presets import preset
 from gpurl.trainer import Trainer
-from tests.small_runs import OFF_POLICY, small_settings
+from tests.small_runs import OFF_POLICY, assert_same, small_settings, start, state_of
 
 pytestmark = pytest.mark.gpu
 ITERATIONS = 10
@@ -133,6 +133,22 @@ def test_sac_learns_pendulum_in_graphs() -> None:
 
 def test_the_same_seed_gives_the_same_run() -> None:
     assert largest_difference(results(trainer_of("chasing")), results(trainer_of("chasing"))) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "options"),
+    [
+        ("ppo", "chasing", ["--num-envs", "512", "--horizon", "16"]),
+        ("rainbow", "cart_pole", ["--num-envs", "64", "--learning-starts", "1024", "--replay-size", "16384"]),
+        ("sac", "pendulum", ["--num-envs", "64", "--learning-starts", "1024", "--replay-size", "16384", "--prioritized"]),
+    ],
+)
+def test_deterministic_processes_end_in_the_same_bits(algorithm: str, env: str, options: list[str], tmp_path: Path) -> None:
+    words = ["train", algorithm, env, "--deterministic", "--device", "cuda", "--total-steps", "40000", "--eval-episodes", "0", "--quiet"]
+    processes = [start([*words, *options, "--run-dir", str(tmp_path / name)]) for name in "ab"]
+    told = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], told
+    assert_same(*(state_of(tmp_path / name) for name in "ab"))
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])

@@ -76,6 +76,13 @@ def test_a_wrong_transition_is_named_with_its_env_and_step(
         small_run(tmp_path / "run", 3, env=name)
 
 
+def test_a_reset_for_nan_that_fails_is_named_with_env_and_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = BrokenWalk.reset
+    monkeypatch.setattr(BrokenWalk, "reset", lambda env, seed=None, options=None: 1 // 0 if options else begin(env, seed=seed))
+    with pytest.raises(EnvError, match=r"^environment '.*:BrokenWalk' at env step 128: BrokenWalk.reset raised ZeroDivisionError"):
+        train_broken(tmp_path / "run", monkeypatch, "nan obs", nan="reset-envs")
+
+
 @pytest.mark.parametrize("fault", ["nan reward", "nan obs", "inf obs"])
 def test_nan_stops_with_env_step_and_index_and_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     with pytest.raises(NonFiniteError, match=r"BrokenWalk' gave NaN or infinity .* step [45] of the rollout, environments 3\)") as caught:
@@ -281,7 +288,7 @@ def test_the_zoo_s_ancestors_are_healthy() -> None:
 def test_shared_memory_is_named(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """obs in one buffer for all steps, from the second such step on; final_obs in that of obs, at the first end."""
     monkeypatch.setattr(kind, "mutate", staticmethod(into_one_buffer))
-    with pytest.raises(EnvError, match=rf"env step {3 * 16}: .*obs: wanted memory of its own, got that of the observations before"):
+    with pytest.raises(EnvError, match=rf"env step {3 * 16}: .*obs: wanted new memory in each step, got that of the observations before"):
         zoo_trainer(kind, stagger=False).iterate()
     monkeypatch.setattr(kind, "mutate", staticmethod(of_obs_itself))
     with pytest.raises(EnvError, match=r"env step \d+: .*info\['final_obs'\]: wanted the true last observation where an episode ended"):

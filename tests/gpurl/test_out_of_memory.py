@@ -14,10 +14,13 @@ from gpurl.api import make_trainer, resume, train
 from gpurl.buffers.replay import Replay
 from gpurl.checkpoint import load_checkpoint
 from gpurl.config import make_settings
+from gpurl.env_guard import reset_env, step_env
 from gpurl.envs.pendulum import Pendulum
-from gpurl.errors import UsageError
+from gpurl.envs.registry import make_env
+from gpurl.errors import CheckpointError, EnvError, UsageError
 from gpurl.kernels.backend import no_host_looks
-from gpurl.out_of_memory import is_out_of_memory, num_envs_that_fit, told_what_fits, wanted_bytes
+from gpurl.kernels.memory_errors import is_out_of_memory
+from gpurl.out_of_memory import explanation, num_envs_that_fit, told_what_fits, wanted_bytes
 from gpurl.trainer import Trainer
 from tests.fake_graphs import FakeGraphs
 from tests.small_runs import ITERATION, SMALL, exit_code, small_run, small_settings
@@ -27,6 +30,9 @@ TOLD_BY_TORCH = (
     "Including non-PyTorch memory, this process has 137.50 GiB memory in use."
 )
 CPU = torch.device("cpu")
+CPU_SAYS = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes."
+WARP_SAYS = "Failed to allocate 4096 bytes on device 'cuda:0'"
+ITS_OWN = "robot arm: out of memory of motor driver"
 
 
 class Failing:
@@ -59,11 +65,65 @@ def test_what_fits_by_hand() -> None:
     assert wanted_bytes(TOLD_BY_TORCH) == int(2.5 * 2**30)
     assert wanted_bytes("Tried to allocate 512 bytes.") == 512
     assert wanted_bytes("DefaultCPUAllocator: can't allocate memory") == 0
+    assert (wanted_bytes(CPU_SAYS), wanted_bytes(WARP_SAYS)) == (64, 4096)
+
+
+@pytest.mark.parametrize(
+    ("told", "free", "advice"),
+    [
+        (TOLD_BY_TORCH, 1, "num_envs 8 instead of 16 would fit"),
+        (TOLD_BY_TORCH, 21, "num_envs less than 16;"),
+        ("CUDA error: out of memory", 1, "num_envs less than 16;"),
+    ],
+)
+def test_a_number_is_told_only_where_the_sums_say_why_it_failed(told: str, free: int, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(out_of_memory, "held_and_free", lambda device, known: (6 * 2**30, free * 2**30))
+    text = explanation(RuntimeError(told), make_settings("ppo", "pendulum", **SMALL), CPU, None)
+    assert f"What helps: {advice}" in text
+    assert ("would fit" in text) == ("would fit" in advice)
+
+
+@pytest.mark.parametrize("words", [WARP_SAYS, CPU_SAYS, ITS_OWN])
+@pytest.mark.parametrize("call", ["__init__", "reset", "step"])
+def test_an_environment_s_words_are_memory_where_an_allocator_says_them(call: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def runs_out(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(words)
+
+    def play() -> None:
+        with told_what_fits(make_settings("ppo", "pendulum", **SMALL), CPU):
+            env = make_env("pendulum", 16)
+            reset_env(env)
+            step_env(env, torch.zeros(16, 1))
+
+    monkeypatch.setattr(Pendulum, call, runs_out)
+    wanted, text = (
+        (EnvError, rf"Pendulum\.{call} raised RuntimeError: {ITS_OWN} \(") if words == ITS_OWN else (UsageError, "^out of memory")
+    )
+    with pytest.raises(wanted, match=text):
+        play()
+
+
+def test_a_resume_that_does_not_fit_in_memory_is_told_apart_from_a_checkpoint_that_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_run(tmp_path / "run", 1, eval_episodes=0)
+    with monkeypatch.context() as patch:
+        fail(patch, PPO, "load_state_dict")
+        with pytest.raises(UsageError, match=r"^out of memory on cpu"):
+            resume(tmp_path / "run", total_steps=2 * ITERATION)
+    fail(monkeypatch, Pendulum, "load_state_dict", error=ZeroDivisionError)
+    with pytest.raises(
+        CheckpointError, match=r"(?s)does not fit this run: Pendulum\.load_state_dict raised ZeroDivisionError: .*\.py:\d+: "
+    ):
+        resume(tmp_path / "run", total_steps=2 * ITERATION)
 
 
 def test_what_counts_as_running_out() -> None:
-    assert is_out_of_memory(RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"))
+    for words in (CPU_SAYS, WARP_SAYS, "CUDA error: out of memory\nCUDA kernel errors might ...", "Triton Error [CUDA]: out of memory"):
+        assert is_out_of_memory(RuntimeError(words))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(RuntimeError(ITS_OWN))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not is_out_of_memory(UsageError("no"))
     broken = RuntimeError("capture failed")

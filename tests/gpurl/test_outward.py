@@ -39,6 +39,14 @@ def test_tensors_of_all_kinds_come_as_arrays_of_their_own() -> None:
         assert not np.shares_memory(array, tensor.numpy())
 
 
+@pytest.mark.parametrize("name", [name for name in vars(outward) if name.startswith("to_")])
+def test_an_environment_whose_workers_may_be_started_again_is_refused(name: str) -> None:
+    env = make_env("gymnasium_cpu:CartPole-v1", 2)
+    env.restart_workers = 1  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match=r"GymnasiumCpu: wanted restart_workers 0, got 1: the step in which workers .* is no transition"):
+        getattr(outward, name)(env)
+
+
 def test_gymnasium_numpy_is_what_gymnasium_gives_of_the_same_environments() -> None:
     def make() -> gymnasium.Env:
         return RecordEpisodeStatistics(gymnasium.make("CartPole-v1", max_episode_steps=15))
