@@ -86,7 +86,8 @@ def parse_convert(words: list[str]) -> tuple[dict[str, Any], Settings | None]:
 
 def _check_undecided(algorithm: str, words: list[str]) -> None:
     """UsageError for a setting among `words`, or in their --config, that the weights decide."""
-    words, config = _take_option(_switches(_all_spelled_out(words)), "--config")
+    words, config = _take_option(words, "--config")
+    words = _spelled_out(words, set())
     given = {
         word.removeprefix("--").removeprefix(f"{algorithm}.").replace("-", "_").replace("no_", "", 1) for word in words if word[:2] == "--"
     }

@@ -183,10 +183,7 @@ class Trainer:
         return metrics
 
     def run(self, logger: Logger, display: Display) -> Outcome:
-        """Train until a limit is reached or a signal comes. Whatever ends it, an error included, the state is saved first.
-
-        Only a policy that diverged is not.
-        """
+        """Train until a limit is reached or a signal comes. Whatever ends it, the state is saved, but for a policy that diverged."""
         began, before = time.monotonic(), self.elapsed
         self.began_at, self.evaluation_is_new = before, False  # limits of time and return are of this process, not of an earlier one
         self.last_save = self.last_log = began
