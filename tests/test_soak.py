@@ -95,6 +95,6 @@ def test_a_row_is_of_the_device_that_trains(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(soak, "choose_device", lambda name: f"the {name} one")
     monkeypatch.setattr(soak, "machine", lambda device: {"device": device})
     monkeypatch.setattr(soak, "save", lambda script, rows, folder: saved.extend(rows))
-    monkeypatch.setattr("sys.argv", ["soak", "--only", "sac pendulum, replay saved", "--minutes", "1"])
+    monkeypatch.setattr("sys.argv", ["soak", "--only", "sac pendulum, replay saved", "--minutes", "2"])
     assert soak.main() == 0
     assert [row["device"] for row in saved] == ["the auto one"]
