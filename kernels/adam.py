@@ -300,9 +300,9 @@ def adam_step(
 ) -> Tensor:
     """One step of `state`, in place, along `gradient` [P]; returns the gradient's norm before clipping, 0-d.
 
-    learning_rate: 0-d float32 on the device. losses: [up to MOST_LOSSES], contiguous, of the parameters' type, what the gradient is of; where
-    one of them or the gradient is not finite nothing changes, and what is returned is not finite. wanted: 0-d bool; where it is False nothing
-    changes.
+    learning_rate: 0-d float32 on the device. losses: [up to MOST_LOSSES], contiguous, of the parameters' type, what the gradient is of;
+    where one of them or the gradient is not finite nothing changes, and what is returned is not finite. wanted: 0-d bool; where it is
+    False nothing changes.
     """
     if losses is not None:  # which kernels read as they lie: of bf16 a NaN would be none
         got = losses.dtype, losses.is_contiguous(), losses.numel() <= MOST_LOSSES
