@@ -38,7 +38,7 @@ def test_the_command_prints_the_phases_and_writes_a_trace(tmp_path: Path, capsys
     shares = {name: float(share) for name, share in re.findall(r"^(\w+) +[\d.]+ +([\d.]+)% +\d+$", said, re.MULTILINE)}
     assert list(shares) == ["env", "policy", "store", "rollout", "post", "update", "other"]
     assert sum(shares.values()) == pytest.approx(100.0, abs=0.4)
-    assert shares["update"] > shares["post"] > 0
+    assert min(shares["update"], shares["post"], shares["env"]) > 0
     trace = json.loads((tmp_path / "deep" / "out" / "trace.json").read_text())
     names = [event.get("name", "") for event in trace["traceEvents"]]
     assert names.count("gpurl/env") == 2 * 4
