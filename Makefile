@@ -44,7 +44,7 @@ BASE ?= HEAD~1
 compare: setup
 	$(BIN)/python -m benchmarks.against $(BASE)
 
-# one small mistake at a time in losses, buffers and kernels' references: do the tests see it? half an hour of one core
+# one small mistake at a time in losses, buffers and kernels' references: do the tests see it? one core
 mutants: setup
 	$(BIN)/python -m benchmarks.mutants
 

@@ -117,14 +117,8 @@ class EnvGuard:
         if type(timestep) is not Timestep or type(timestep.info) is not dict or self.env.single_state_space is not None:
             return False
         obs, reward, terminated, truncated, info = timestep
-        shape, row, dtype, device, final_obs, episode = (
-            self.shape,
-            self.row,
-            self.dtype,
-            self.device,
-            info.get("final_obs"),
-            info.get("episode"),
-        )
+        shape, row, dtype, device = self.shape, self.row, self.dtype, self.device
+        final_obs, episode = info.get("final_obs"), info.get("episode")
         return (
             type(obs) is type(reward) is type(terminated) is type(truncated) is type(final_obs) is Tensor
             and obs.shape == shape
