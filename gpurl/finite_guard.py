@@ -6,6 +6,7 @@ is kept aside, to be looked into.
 """
 
 import logging
+import math
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ class FiniteGuard:
     def clean(self, buffer: RolloutBuffer) -> Tensor | None:
         """Mark and zero bad rows; returns which environments had any, [N] bool, or None where the host saw that all is finite."""
         columns = {name: buffer[name] for name in CHECKED if name in buffer.columns and buffer[name].is_floating_point()}
-        if host_may_look(buffer.device) and all(bool(torch.isfinite(column.sum())) for column in columns.values()):
+        if host_may_look(buffer.device) and all(math.isfinite(column.sum().item()) for column in columns.values()):
             return None
         columns = self._told_apart(columns)
         self.names = list(columns)
