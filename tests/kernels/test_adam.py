@@ -180,6 +180,14 @@ def test_losses_that_the_kernels_would_misread_are_refused(losses: Tensor) -> No
     assert torch.equal(flat.memory.nan_to_num(), before.nan_to_num())
 
 
+def test_as_many_losses_as_there_is_room_for() -> None:
+    losses = torch.ones(MOST_LOSSES)
+    losses[-1] = torch.nan
+    flat = Flat(70)
+    assert not bool(flat.apply(adam_step, torch.ones(70), losses=losses).isfinite())
+    assert flat.left_out.losses.isfinite().tolist() == [True] * (MOST_LOSSES - 1) + [False]
+
+
 def test_no_target_without_tau() -> None:
     flat = Flat(70)
     before = flat.target.clone()
