@@ -2,6 +2,7 @@
 
 import sys
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +53,11 @@ def test_images_and_choices(tmp_path: Path, suffix: str, space: Any, action: lis
 def test_rounding_is_no_other_environment(tmp_path: Path) -> None:
     action = np.array([[2.0 + 1e-6, 0.0 - 1e-6]])
     read_demonstrations(written(tmp_path / "some.npz", {"obs": np.zeros((1, 3)), "action": action}), OBS, ACTION)
+    wide = Box(np.array([0.0], np.float32), np.array([1000.0], np.float32))
+    for beyond, is_rounding in ((0.005, True), (0.02, False)):
+        path = written(tmp_path / "wide.npz", {"obs": np.zeros((1, 3)), "action": np.array([[1000.0 + beyond]])})
+        with nullcontext() if is_rounding else pytest.raises(UsageError, match="its action 0 is"):
+            read_demonstrations(path, OBS, wide)
 
 
 def spoilt(name: str, row: int, value: float) -> dict[str, Any]:
@@ -124,6 +130,9 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     for name in ("nowhere.npz", "nowhere.safetensors"):
         with pytest.raises(UsageError, match=r"cannot read the dataset .*No such file"):
             read_demonstrations(str(tmp_path / name), OBS, ACTION)
+    (tmp_path / "folder.npz").mkdir()
+    with pytest.raises(UsageError, match=r"cannot read the dataset .*folder\.npz: it is no regular file"):
+        read_demonstrations(str(tmp_path / "folder.npz"), OBS, ACTION)
     with pytest.raises(UsageError, match=r"FILE\.npz, FILE\.safetensors or minari:DATASET_ID, got .*one\.npy"):
         read_demonstrations(str(tmp_path / "one.npy"), OBS, ACTION)
 
