@@ -250,6 +250,13 @@ def test_a_batch_is_written_over_another_of_its_size() -> None:
         replay.replay_sample(ring, 3, GAMMA, 1, streams(), out=out)
 
 
+def test_where_nothing_could_be_built_the_reference_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = filled(World(), FORMS[0].values[0], 4, (3,))
+    monkeypatch.setattr(replay, "use_c", lambda tensor: False)
+    got, wanted = (sample(ring, 7, GAMMA, 2, streams(), 3) for sample in (replay.replay_sample, replay.replay_sample_reference))
+    assert all(torch.equal(mine, other) for mine, other in zip(got, wanted))
+
+
 def test_a_batch_lies_where_its_ring_does() -> None:
     ring = new_ring(4, 2, 3, 2, 1, torch.uint8, torch.device("meta"))
     assert {tensor.device.type for tensor in replay.batch_memory(ring, 5, None)} == {"meta"}
