@@ -1,11 +1,11 @@
 """Mutation testing: whether the tests of kernels' references, losses and buffers see each of the small mistakes of mistakes.py.
 
-    python -m benchmarks.mutants [FILE ...] [--per-function N]
+    python -m benchmarks.mutants [FILE ...]
 
 A process that has imported torch and the tests of a file forks once a mutant; the child gives the live function the mistaken code, runs the
-tests up to the first that fails, and dies. Of a function with more than N mistakes N are drawn, with its name as the seed.
-A row of results/mutants.csv: all mistakes there are in a file, those that were tried, how many a test saw, how many are in
-`mutants_equivalent.csv` (with the reason why no test could see them; they are left out), and how many no test saw.
+tests up to the first that fails, and dies.
+A row of results/mutants.csv: all mistakes there are in a file, how many a test saw, how many are in `mutants_equivalent.csv` (with the
+reason why no test could see them; they are left out), and how many no test saw.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import ast
 import csv
 import importlib
 import os
-import random
 import resource
 import signal
 import subprocess
@@ -81,7 +80,7 @@ TESTS = {  # of each file, the quickest first, under tests/; what follows a ! is
     "kernels/replay.py": "test_replay.py test_properties_replay.py",
     "kernels/squash.py": "test_squash.py LAWS::the_likelihood_of_a_drawn_action_is_what_the_draw_said",
 }
-COLUMNS = ("group", "file", "possible", "mutants", "killed", "equivalent", "survivors", "commit")
+COLUMNS = ("group", "file", "mutants", "killed", "equivalent", "survivors", "commit")
 MORE_MEMORY = 4 << 30  # of a child: a size that became huge is an error, not a machine that stands still
 AT_LEAST_SECONDS, TIMES_USUAL = 10, 4  # after which a child counts as one that hangs
 
@@ -178,21 +177,18 @@ def tests_of(file: str) -> list[str]:
     return [f"!tests/{word[1:]}" if word.startswith("!") else f"tests/{word}" for word in words]
 
 
-def mutate_file(file: str, per_function: int, equivalent: dict[tuple[str, str], str]) -> dict[str, Any]:
+def mutate_file(file: str, equivalent: dict[tuple[str, str], str]) -> dict[str, Any]:
     """A row of the results; prints each survivor."""
-    tree, mutants, possible, started = ast.parse((ROOT / file).read_text()), list[Mutant](), 0, time.monotonic()
-    for name, function in functions_of(tree):
-        all_of_it = list(mutants_of(name, function))
-        possible += len(all_of_it)
-        mutants += random.Random(name).sample(all_of_it, min(per_function, len(all_of_it)))
+    functions, started = functions_of(ast.parse((ROOT / file).read_text())), time.monotonic()
+    mutants = [mutant for name, function in functions for mutant in mutants_of(name, function)]
     tried = [mutant for mutant in mutants if (file, f"{mutant.function}: {mutant.what}") not in equivalent]
     survivors = survivors_of(file, tried, tests_of(file))
     for mutant in survivors:
         print(f"SURVIVES {file} {mutant.function}: {mutant.what}", flush=True)
     counts = {"killed": len(tried) - len(survivors), "equivalent": len(mutants) - len(tried), "survivors": len(survivors)}
-    print(f"{file}: {len(mutants)} mutants of {possible}, {counts}, {time.monotonic() - started:.0f} s", flush=True)
+    print(f"{file}: {len(mutants)} mutants, {counts}, {time.monotonic() - started:.0f} s", flush=True)
     group = next(GROUPS[start] for start in GROUPS if file.startswith(start))
-    return {"group": group, "file": file, "possible": possible, "mutants": len(mutants), **counts}
+    return {"group": group, "file": file, "mutants": len(mutants), **counts}
 
 
 def known_equivalent() -> dict[tuple[str, str], str]:
@@ -204,12 +200,11 @@ def known_equivalent() -> dict[tuple[str, str], str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Mutation testing")
     parser.add_argument("files", nargs="*", help="by default all")
-    parser.add_argument("--per-function", type=int, default=10, help="mutants of a function at most")
     options = parser.parse_args()
     # a GPU's threads of autograd outlive no fork
     os.environ |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     if len(options.files) == 1:
-        row = mutate_file(options.files[0], options.per_function, known_equivalent())
+        row = mutate_file(options.files[0], known_equivalent())
         row["commit"] = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
         kept = list(csv.DictReader(RESULTS.open())) if RESULTS.exists() else []
         rows = sorted([*(old for old in kept if old["file"] != row["file"]), row], key=lambda row: row["file"])
@@ -219,8 +214,7 @@ def main() -> None:
             writer.writerows(sorted(rows, key=lambda row: str(row["group"])))
         return
     for file in options.files or TESTS:  # a process each: tests of one do not meet the modules of another
-        command = [sys.executable, "-m", "benchmarks.mutants", file, "--per-function", str(options.per_function)]
-        subprocess.run(command, cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "-m", "benchmarks.mutants", file], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":
