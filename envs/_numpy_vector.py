@@ -16,13 +16,17 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gpurl.envs._envpool import EnvPool
 from gpurl.envs._numpy_workers import Workers
 from gpurl.errors import EnvError, UsageError, did_you_mean
+from gpurl.kernels.memory_errors import find_out_of_memory
 
 MakeEnv = Callable[[], gymnasium.Env]
 VECTORIZATIONS = ("sync", "async", "vector", "envpool")
 
 
 class Watched(gymnasium.Wrapper):
-    """Environment number `index`; an exception in it, sys.exit too, becomes an EnvError that says so and can travel between processes."""
+    """Environment number `index`; an exception in it, sys.exit too, becomes an EnvError that says so and can travel between processes.
+
+    Memory that ran out becomes a MemoryError, which can too: it is no fault of the environment.
+    """
 
     def __init__(self, make: MakeEnv, index: int) -> None:
         super().__init__(make())
@@ -33,18 +37,23 @@ class Watched(gymnasium.Wrapper):
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         try:
             result = self.env.reset(**options)
-        except (Exception, SystemExit):
-            raise EnvError(f"environment {self.index} failed in reset:\n{traceback.format_exc()}") from None
+        except (Exception, SystemExit) as error:
+            raise self._told("reset", error) from None
         self._check("reset", result, "(obs, info)", 2)
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         try:
             result = self.env.step(action)
-        except (Exception, SystemExit):
-            raise EnvError(f"environment {self.index} failed in step:\n{traceback.format_exc()}") from None
+        except (Exception, SystemExit) as error:
+            raise self._told("step", error) from None
         self._check("step", result, "(obs, reward, terminated, truncated, info)", 5)
         return result
+
+    def _told(self, call: str, error: BaseException) -> EnvError | MemoryError:
+        if (memory := find_out_of_memory(error)) is not None:
+            return MemoryError(f"environment {self.index} in {call}: {memory}")
+        return EnvError(f"environment {self.index} failed in {call}:\n{traceback.format_exc()}")
 
     def _check(self, call: str, result: Any, wanted: str, length: int) -> None:
         where = f"environment {self.index} failed in {call}"
@@ -94,12 +103,17 @@ def make_copies(make: MakeEnv, name: str, num_envs: int, vectorization: str, tim
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Whatever a simulator's constructor raises becomes a UsageError that says what to install, where that is the reason."""
+    """Whatever a simulator's constructor raises becomes a UsageError that says what to install, where that is the reason.
+
+    Memory that ran out stays what it is.
+    """
     try:
         yield
     except UsageError:
         raise
     except Exception as error:
+        if find_out_of_memory(error) is not None:
+            raise
         package = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else ""
         hint = f"; pip install {package}" if package else ""
         raise UsageError(f"{name} cannot be made: {type(error).__name__}: {error}{hint}") from error

@@ -21,6 +21,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from gpurl.errors import EnvError
 
 PR_SET_PDEATHSIG = 1  # sys/prctl.h
+ORPHAN_SECONDS = 1.0  # between two looks whether the trainer is still there
 EXIT_SECONDS = 2.0  # that a worker which let go of its pipe takes to end
 TOGETHER_SECONDS = 0.1  # in which others die of the same cause
 MAX_CRASH_LOG = 1 << 20  # bytes
@@ -35,9 +36,8 @@ class Workers(AsyncVectorEnv):
         self._crash_log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - lasts as long as the workers; has no name that could be left
         # only a forked process has the file; one that was started otherwise has its own stderr
         log = self._crash_log.fileno() if multiprocessing.get_start_method() == "fork" else sys.stderr.fileno()
-        # the kernel counts the thread that forked as the parent: one that ends earlier than the trainer would take its workers along
-        dies_too = threading.current_thread() is threading.main_thread()
-        started = [partial(_in_worker, make, os.getpid(), log, dies_too) for make in makers]
+        is_main = threading.current_thread() is threading.main_thread()
+        started = [partial(_in_worker, make, os.getpid(), log, is_main) for make in makers]
         try:
             super().__init__(started, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         except Exception as error:
@@ -45,10 +45,10 @@ class Workers(AsyncVectorEnv):
                 self._crash_log.close()
                 self.closed = True
                 raise
-            if not isinstance(error, (EOFError, OSError)):
-                raise
-            explained = failure(self, "its constructor", error)
+            explained = failure(self, "its constructor", error) if isinstance(error, (EOFError, OSError)) else None
             kill(self)
+            if explained is None:
+                raise
             raise explained from error
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -78,15 +78,28 @@ class Workers(AsyncVectorEnv):
         return fatal + text.partition(OUTERMOST)[0].rpartition("\n")[0]
 
 
-def _in_worker(make: Callable[[], gymnasium.Env], trainer_pid: int, crash_log: int, dies_too: bool) -> gymnasium.Env:
-    """What `make` makes. In a worker, signals are set up first: the trainer's handlers came along with the fork."""
+def _in_worker(make: Callable[[], gymnasium.Env], trainer_pid: int, crash_log: int, is_main: bool) -> gymnasium.Env:
+    """What `make` makes. In a worker, signals are set up first: the trainer's handlers came along with the fork.
+
+    is_main: whether the trainer's main thread forked. A worker that hangs would outlive a trainer that was killed; the kernel ends it, but
+    counts the thread that forked as its parent, and one that ends earlier than the trainer would take its workers along.
+    """
     if os.getpid() != trainer_pid:  # Gymnasium makes one in the trainer too, to ask for its spaces
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes: it is the trainer's
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         faulthandler.enable(crash_log, all_threads=False)
-        if dies_too and hasattr(libc := ctypes.CDLL(None), "prctl"):  # one that hangs would outlive a trainer that was killed
+        if is_main and hasattr(libc := ctypes.CDLL(None), "prctl"):
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        else:
+            threading.Thread(target=_end_with, args=(trainer_pid,), daemon=True).start()
     return make()
+
+
+def _end_with(trainer_pid: int) -> None:
+    """End this process soon after the one that is its parent."""
+    while os.getppid() == trainer_pid:
+        time.sleep(ORPHAN_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def failure(env: VectorEnv, call: str, error: Exception) -> EnvError:

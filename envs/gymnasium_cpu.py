@@ -19,6 +19,7 @@ from gpurl.envs._numpy_vector import VECTORIZATIONS, find_spec, make_copies, mak
 from gpurl.envs._numpy_workers import failure, kill
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import EnvError, UsageError
+from gpurl.kernels.memory_errors import is_out_of_memory
 
 RESTART_SEED = 1_000_003
 
@@ -233,10 +234,12 @@ class GymnasiumCpu(VecEnv):
         return after
 
     def _broken(self, call: str, error: Exception) -> EnvError:
-        """The error to raise; a vector environment whose worker failed is ended at once."""
+        """What `error` means; raises it where memory ran out. A vector environment whose worker failed is ended at once."""
         explained = failure(self._env, call, error)
         self._is_broken = True
         kill(self._env)
+        if is_out_of_memory(error):
+            raise error
         return explained
 
     def _no_step(self, obs: np.ndarray) -> Timestep:

@@ -17,7 +17,7 @@ from gpurl.env_guard import EnvGuard, check_reset, check_step
 from gpurl.envs.registry import env_options, make_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import Timestep, VecEnv
-from gpurl.errors import EnvError, UsageError
+from gpurl.errors import EnvError, UsageError, first_line
 from gpurl.kernels.backend import no_host_looks
 from gpurl.kernels.random import CounterRandom
 
@@ -334,7 +334,7 @@ def _check_host_syncs(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
             for _ in range(2):
                 fake.step(mode.from_tensor(action))
     except Exception as error:
-        operation = str(getattr(error, "func", "")) or f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        operation = str(getattr(error, "func", "")) or f"{type(error).__name__}: {first_line(error)}"
         wanted = "a step in which the host looks at no tensor, as graph_safe says"
         yield f"{type(env).__name__}: wanted {wanted}, got {operation} ({_line_of(env, error)})"
 

@@ -25,8 +25,7 @@ from safetensors import SafetensorError
 
 from gpurl.errors import CheckpointError
 from gpurl.migrations import FORMAT_VERSION, OLDEST_FORMAT, migrate
-from gpurl.plain_files import read_at_most
-from gpurl.state_files import MAX_JSON_BYTES, State, read_json, read_state_files, write_state_files
+from gpurl.state_files import State, read_json, read_state_files, write_state_files
 
 LOCK_SECONDS = 60.0
 STEP_FOLDER = re.compile(r"step_([0-9]{12,18})")
@@ -57,9 +56,7 @@ def save_checkpoint(
             for stale in folder.glob(".tmp-*"):
                 _remove(stale)
             if not (_is_intact(path) and is_own):
-                _write_folder(path, step, parts)
-                if not is_best and _follow(folder / "BEST") == path:
-                    (folder / "BEST").unlink()  # what it named was the one before
+                _write_folder(path, step, parts, is_best)
             _write_pointer(folder / "LATEST", path.name)
             if is_best:
                 _write_pointer(folder / "BEST", path.name)
@@ -73,14 +70,17 @@ def load_checkpoint(
     """The parts and the manifest of a checkpoint, of a folder of checkpoints, or of a run folder with `checkpoints/`.
 
     A folder gives what LATEST names (if `best` is wanted and there is one, what BEST names), else its newest intact checkpoint, with a
-    warning unless `quiet`. A checkpoint named outright must be intact. CheckpointError in all other cases.
+    warning unless `quiet`; what lies behind LATEST comes last, it is of a training that was left for an older checkpoint. A checkpoint
+    named outright must be intact. CheckpointError in all other cases.
     """
     path = Path(path)
     torch.empty(0, device=device)  # a device that is not there is no fault of the checkpoint: torch's own error
     if STEP_FOLDER.fullmatch(path.name) or os.path.lexists(path / "manifest.json"):
         return _load(path, device)
     with _damage(path):
-        latest, available = latest_checkpoint(path), list_checkpoints(path)[::-1]
+        latest, available = latest_checkpoint(path), list_checkpoints(path)
+        until = available.index(latest) + 1 if latest in available else len(available)
+        available = [*available[:until][::-1], *available[until:][::-1]]
         first = best_checkpoint(path) if best else None
     problems = [] if first or latest or not available else [f"LATEST in {available[0].parent} names no checkpoint"]
     for candidate in dict.fromkeys(filter(None, (first, latest, *available))):
@@ -130,7 +130,7 @@ def _follow(pointer: Path) -> Path | None:
     return pointer.with_name(name) if STEP_FOLDER.fullmatch(name) and pointer.with_name(name).is_dir() else None
 
 
-def _write_folder(path: Path, step: int, parts: dict[str, State]) -> None:
+def _write_folder(path: Path, step: int, parts: dict[str, State], is_best: bool) -> None:
     """Writes the checkpoint under a temporary name and renames it to `path` when every byte is on the disk."""
     temporary, aside = (path.with_name(f".tmp-{uuid.uuid4()}") for _ in range(2))
     try:
@@ -148,10 +148,14 @@ def _write_folder(path: Path, step: int, parts: dict[str, State]) -> None:
         _fsync(temporary / "manifest.json")
         _fsync(temporary)
         if os.path.lexists(path):  # damaged, or of another training; a kill behind this leaves the older ones
+            if not is_best and _follow(path.with_name("BEST")) == path:
+                path.with_name("BEST").unlink()
             path.rename(aside)
         temporary.rename(path)
         _fsync(path.parent)
     finally:
+        if os.path.lexists(aside) and not os.path.lexists(path):  # broken off between the two
+            aside.rename(path)
         _remove(temporary)
         _remove(aside)
 
@@ -168,9 +172,11 @@ def _write_pointer(pointer: Path, name: str) -> None:
 
 
 def _prune(folder: Path, keep: int, latest: Path) -> None:
-    kept = {latest, _follow(folder / "BEST"), *_steps(folder)[-keep:]}
-    for path in _steps(folder):
-        if path not in kept:
+    """Later steps are of a training that was left for an older checkpoint: they stay until this one gets there."""
+    steps = _steps(folder)
+    until = steps[: steps.index(latest) + 1]
+    for path in until[:-keep]:
+        if path != _follow(folder / "BEST"):
             aside = folder / f".tmp-{uuid.uuid4()}"  # renamed first: no half of a checkpoint is ever in the list
             path.rename(aside)
             _remove(aside)
@@ -248,7 +254,7 @@ def _check(folder: Path) -> dict[str, Any]:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     _want_regular(folder / "manifest.json")
-    manifest, raw = read_json(folder / "manifest.json"), read_at_most(folder / "manifest.json", MAX_JSON_BYTES)
+    manifest, raw = read_json(folder / "manifest.json")
     digest, version = manifest["sha256"].encode(), manifest["format_version"]
     if len(digest) != 64 or hashlib.sha256(raw.replace(digest, ZEROS)).hexdigest().encode() != digest:
         raise CheckpointError(f"manifest.json (format {version}, this gpurl reads {FORMAT_VERSION}) does not have its own SHA-256")

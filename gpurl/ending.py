@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from gpurl.checkpoint import latest_checkpoint
+from gpurl.checkpoint import list_checkpoints
 from gpurl.display import Display
 from gpurl.errors import DivergedError, EnvError, NonFiniteError
 from gpurl.evaluator import Stopped
@@ -37,6 +37,6 @@ def leave(trainer: "Trainer", display: Display, error: BaseException, signal_num
 
 def _way_on(trainer: "Trainer") -> str:
     """What can be done about a policy that diverged: there may be no checkpoint of it yet."""
-    if latest_checkpoint(trainer.folder) is None:
+    if not list_checkpoints(trainer.folder):
         return ". It left no checkpoint: begin anew with a lower learning_rate"
     return ". To go on from the last checkpoint with smaller steps: gpurl train --resume RUN --learning-rate RATE"

@@ -5,6 +5,7 @@ import inspect
 from gpurl.envs.registry import env_names, env_options, make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
+from gpurl.errors import first_line
 
 Options = dict[str, inspect.Parameter]
 
@@ -49,7 +50,7 @@ def _state(env_class: type[VecEnv]) -> str:
 
 
 def _first_line(env_class: type[VecEnv]) -> str:
-    return (env_class.__doc__ or "").splitlines()[0].removesuffix(".")
+    return first_line(env_class.__doc__ or "").removesuffix(".")
 
 
 def _made(name: str) -> str:

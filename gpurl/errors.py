@@ -52,6 +52,11 @@ def visible(text: str, lines: bool = False) -> str:
     return "".join(each if each.isprintable() or (lines and each == "\n") else ascii(each)[1:-1] for each in text)
 
 
+def first_line(text: object) -> str:
+    """Of an error's words, a docstring; empty where there are none."""
+    return next(iter(str(text).splitlines()), "")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`did you mean ppo or a2c? `, or nothing where no name of `known` is near."""
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)

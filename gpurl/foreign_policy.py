@@ -98,16 +98,17 @@ def _outputs_of(settings: Settings, env: Any) -> int:
 def _networks(converted: Converted, num_inputs: int, num_outputs: int, env: str) -> tuple[Layers, Layers | None, bool]:
     """(actor; critic, None where there is none of the actor's hidden layers; whether it is one layer on the actor's)."""
     layers = _layers(converted.tensors)
-    actors = _chains([layer for layer in layers if not OF_CRITIC.search(layer[0])], num_inputs, num_outputs)
+    others = [layer for layer in layers if not OF_CRITIC.search(layer[0])]
+    actors = _chains(others, num_inputs, num_outputs)
     if not actors:
         wanted = f"layers from {num_inputs} numbers to {num_outputs}"
         raise CheckpointError(f"no actor of {env} in it: wanted {wanted}, found\n{_listing(layers) or '  no dense layers'}")
-    actor = _settled(actors, converted.ordered)
+    actor = _settled(actors, others, converted.ordered)
     of_critic = [layer for layer in layers if OF_CRITIC.search(layer[0])]
     if len(actor) > 1 and len(of_critic) == 1 and of_critic[0][1].shape == (1, actor[-1][1].shape[1]):
         return actor, of_critic, True
     critics = [chain for chain in _chains(of_critic, num_inputs, 1) if _hidden(chain) == _hidden(actor)]
-    return actor, _settled(critics, converted.ordered) if critics else None, False
+    return actor, _settled(critics, of_critic, converted.ordered) if critics else None, False
 
 
 def _hidden(chain: Layers) -> list[torch.Size]:
@@ -140,15 +141,27 @@ def _chains(layers: Layers, num_inputs: int, num_outputs: int) -> list[Layers]:
     return found
 
 
-def _settled(chains: list[Layers], ordered: bool) -> Layers:
-    """The one of several that names or the file's own order tell; CheckpointError where neither does: another policy would play."""
-    counted = [chain for chain in chains if _counts_up([name for name, _, _ in chain])] or chains
+def _settled(chains: list[Layers], layers: Layers, ordered: bool) -> Layers:
+    """The one of several that names or the order of `layers`, the file's own, tell.
+
+    CheckpointError where neither does, or each tells another: another policy would play.
+    """
+    counted = [chain for chain in chains if _counts_up(_names(chain))] or chains
+    if ordered and _names(chains[0]) == _names(layers) and chains[0] is not counted[0]:
+        raise CheckpointError(
+            "its layers fit in the order of the file and in that of their names, and these are two policies; number the names in the order "
+            f"of the layers:\n{_listing(chains[0])}"
+        )
     if len(counted) > 1 and not ordered:
         raise CheckpointError(
             f"its layers fit in {len(counted)} orders, and safetensors keeps none; convert the file that it was made of, or number the "
             f"names in the order of the layers:\n{_listing(chains[0])}"
         )
     return counted[0]
+
+
+def _names(layers: Layers) -> list[str]:
+    return [name for name, _, _ in layers]
 
 
 def _counts_up(names: list[str]) -> bool:

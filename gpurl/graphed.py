@@ -17,6 +17,7 @@ from torch import Tensor
 from gpurl.algorithms.algorithm import Decision
 from gpurl.env_guard import step_env
 from gpurl.envs.vec_env import Timestep
+from gpurl.errors import first_line
 from gpurl.graphs import Backend
 from gpurl.kernels.memory_errors import is_out_of_memory
 
@@ -191,7 +192,7 @@ def _cause(error: RuntimeError) -> str:
     while isinstance(error.__context__, RuntimeError):  # a capture that ends in an error tells of that alone
         error = error.__context__
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{str(error).splitlines()[0]} ({Path(place.filename).name}:{place.lineno}: {place.line})"
+    return f"{first_line(error)} ({Path(place.filename).name}:{place.lineno}: {place.line})"
 
 
 def _inputs(timestep: Timestep) -> list[Tensor]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gpurl.plain_files import MAX_LINE_BYTES
+from gpurl.plain_files import MAX_LINE_BYTES, append_regular
 
 log = logging.getLogger("gpurl")  # not `warnings`: a filter that raises must not end a training
 
@@ -106,7 +106,7 @@ class _AppendFile:
 
     def write(self, record: bytes) -> None:
         if self._file is None:  # here, not in the constructor: a folder that could not be written may be writable by now
-            self._file = io.FileIO(self._path, "a")
+            self._file = append_regular(self._path)
         size = os.fstat(self._file.fileno()).st_size
         try:
             written = self._file.write(record)
@@ -125,7 +125,7 @@ class _AppendFile:
 def _cut_after(path: Path, step: int) -> dict[str, float]:
     """Cut off `path` what a killed run wrote after `step`, and a half line; the latest value of each tag in what is left."""
     latest: dict[str, float] = {}
-    if not path.is_file():
+    if not path.is_file() or path.is_symlink():
         return latest
     with open(path, "rb+") as file:
         kept = 0

@@ -11,14 +11,14 @@ from torch.utils._pytree import tree_leaves
 
 from gpurl.buffers.memory import available_bytes, in_gib
 from gpurl.config import Settings
-from gpurl.errors import GpurlError, UsageError
-from gpurl.kernels.memory_errors import is_out_of_memory
+from gpurl.errors import GpurlError, UsageError, first_line
+from gpurl.kernels.memory_errors import find_out_of_memory
 
 if TYPE_CHECKING:
     from gpurl.trainer import Trainer
 
 SHARE_TO_TAKE = 0.9  # of what there is: what comes later and what lies between blocks needs some too
-UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}
 
 
 class Watch:
@@ -36,9 +36,9 @@ def told_what_fits(settings: Settings, device: torch.device) -> Iterator[Watch]:
     try:
         yield watch
     except Exception as error:
-        if isinstance(error, GpurlError) or not is_out_of_memory(error):
+        if isinstance(error, GpurlError) or (found := find_out_of_memory(error)) is None:
             raise
-        raise UsageError(explanation(error, settings, device, watch.trainer)) from error
+        raise UsageError(explanation(found, settings, device, watch.trainer)) from error
 
 
 def explanation(error: BaseException, settings: Settings, device: torch.device, trainer: "Trainer | None") -> str:
@@ -67,9 +67,8 @@ def explanation(error: BaseException, settings: Settings, device: torch.device, 
         advice.append(f"batch_size less than {config.batch_size:,}")
     if trainer is not None and trainer.graph_backend is not None and settings.train.graph != "off":
         advice.append("--no-graph")
-    return (
-        f"{text}. What helps: {'; '.join(advice) or f'num_envs less than {count:,}'}. torch says: {str(error).splitlines()[0] or 'nothing'}"
-    )
+    says = f"{type(error).__name__}: {first_line(error)}"
+    return f"{text}. What helps: {'; '.join(advice) or f'num_envs less than {count:,}'}. What failed: {says}"
 
 
 def num_envs_that_fit(num_envs: int, needed: int, fixed: int, room: int) -> int | None:
@@ -83,8 +82,8 @@ def num_envs_that_fit(num_envs: int, needed: int, fixed: int, room: int) -> int 
 
 
 def wanted_bytes(message: str) -> int:
-    """Bytes that could not be had, as torch or Warp says; 0 where it does not."""
-    found = re.search(r"(?:[Tt]r(?:ied|ying) to|Failed to) allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message)
+    """Bytes that could not be had, as torch, Warp or numpy says; 0 where it does not."""
+    found = re.search(rf"(?:[Tt]r(?:ied|ying) to|Failed to|Unable to) allocate ([\d.]+) ({'|'.join(UNITS)})", message)
     return int(float(found[1]) * UNITS[found[2]]) if found else 0
 
 

@@ -1,6 +1,10 @@
-"""Files that somebody gave: regular ones only, and no more of them in memory than a limit; a device or a pipe has no end."""
+"""Files of a folder that somebody gave: regular ones only, and no more of them in memory than a limit.
+
+A device or a pipe has no end, and a pipe that nobody else has open would wait for ever; what is written through a link lands elsewhere.
+"""
 
 import errno
+import io
 import os
 import stat
 from pathlib import Path
@@ -12,11 +16,27 @@ MAX_TABLE_BYTES = 64 << 20
 
 def open_regular(path: Path) -> BinaryIO:
     """`path` for reading; OSError where it is not there or no regular file."""
-    stream = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # a pipe nobody writes to would wait for ever
-    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-        stream.close()
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    return stream
+    return open(path, "rb", opener=_regular)
+
+
+def append_regular(path: Path) -> io.FileIO:
+    """`path` for appending, made where it is not there; OSError where it is no regular file, or a link."""
+    return io.FileIO(path, "a", opener=_regular)
+
+
+def write_regular(path: Path, content: bytes) -> None:
+    """`content` as the whole of `path`, made where it is not there; OSError where it is no regular file, or a link."""
+    with open(path, "wb", opener=_regular) as stream:
+        stream.write(content)
+
+
+def _regular(path: str, flags: int) -> int:
+    is_read = flags & os.O_ACCMODE == os.O_RDONLY
+    descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if is_read else os.O_NOFOLLOW), 0o666)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 def read_at_most(path: Path, limit: int) -> bytes:

@@ -79,7 +79,7 @@ def _read(path: Path) -> list[Row]:
         return [row for row in csv.DictReader(io.StringIO(text, newline="")) if row.get("unit") == "env_steps/s"]
     except FileNotFoundError:
         return []
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise UsageError(f"cannot read {path}: {error}") from error
 
 

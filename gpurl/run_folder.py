@@ -22,10 +22,11 @@ import yaml
 from filelock import FileLock, Timeout
 
 from gpurl.errors import CheckpointError, UsageError, visible
-from gpurl.plain_files import read_at_most
+from gpurl.plain_files import append_regular, read_at_most, write_regular
 
 MAX_DIFF_BYTES = 1 << 20
 GIT_SECONDS = 10.0
+MAX_HOLDER_BYTES = 1000
 LOCK_SECONDS = 0.3  # a holder keeps its lock for hours: waiting longer helps nobody
 RUN_INFO = {"config.yaml", "command.txt", "versions.json", "git.diff", "run.lock", "run.pid", "metrics.jsonl", "checkpoints"}
 LOGGED = "events.out.tfevents."
@@ -95,9 +96,9 @@ def note_resume(folder: Path, config: dict[str, Any], argv: list[str]) -> None:
     """config.yaml becomes that of the run as it goes on; command.txt gets another line. A full disk is a warning: the run can go on."""
     new = folder / ".config.yaml.new"
     try:
-        new.write_bytes(_as_yaml(config))
+        write_regular(new, _as_yaml(config))
         new.replace(folder / "config.yaml")
-        with (folder / "command.txt").open("ab") as file:
+        with append_regular(folder / "command.txt") as file:
             file.write(_as_line(argv))
     except OSError as error:
         logging.getLogger("gpurl").warning("config.yaml and command.txt of %s stay as they were: %s", folder, error)
@@ -165,10 +166,9 @@ def lock_run(folder: Path) -> Iterator[None]:
     lock, holder = FileLock(folder / "run.lock", thread_local=False), folder / "run.pid"
     try:
         lock.acquire(timeout=LOCK_SECONDS)
-        holder.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+        write_regular(holder, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
     except Timeout as error:
-        who = visible(read_at_most(holder, 1000).decode(errors="replace").strip()) if holder.is_file() else "an unknown process"
-        raise CheckpointError(f"{folder} is in use by {who}: wait for it, stop it, or start another run") from error
+        raise CheckpointError(f"{folder} is in use by {_holder(holder)}: wait for it, stop it, or start another run") from error
     except OSError as error:
         lock.release()
         raise CheckpointError(f"cannot lock the run folder {folder}: {error}") from error
@@ -176,3 +176,11 @@ def lock_run(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _holder(file: Path) -> str:
+    """Which process wrote its name there."""
+    try:
+        return visible(read_at_most(file, MAX_HOLDER_BYTES).decode(errors="replace").strip())
+    except (OSError, ValueError):
+        return "an unknown process"

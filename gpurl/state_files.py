@@ -40,7 +40,7 @@ def write_state_files(folder: Path, parts: dict[str, State]) -> None:
 
 def read_state_files(folder: Path, device: str | torch.device) -> dict[str, State]:
     """What `write_state_files` was given, tensors on `device`; content that makes no sense raises errors of many types."""
-    encoded = read_json(folder / "state.json")
+    encoded, _ = read_json(folder / "state.json")
     if {f"{name}.safetensors" for name in encoded} != {file.name for file in folder.glob("*.safetensors")}:
         raise CheckpointError(f"state.json wants parts {list(encoded)[:9]}, other files are there")
     parts = {}
@@ -54,14 +54,16 @@ def read_state_files(folder: Path, device: str | torch.device) -> dict[str, Stat
     return parts
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file of sane size."""
-    if (size := file.stat().st_size) > MAX_JSON_BYTES:
-        raise CheckpointError(f"{file.name} has {size} bytes, more than {MAX_JSON_BYTES}")
-    content = json.loads(read_at_most(file, MAX_JSON_BYTES))
+def read_json(file: Path) -> tuple[dict[str, Any], bytes]:
+    """The JSON object in a file of sane size, and its bytes."""
+    try:
+        raw = read_at_most(file, MAX_JSON_BYTES)
+    except ValueError as error:
+        raise CheckpointError(f"{file.name}: {error}") from None
+    content = json.loads(raw)
     if not isinstance(content, dict):
         raise CheckpointError(f"{file.name} holds a {type(content).__name__}, wanted an object")
-    return content
+    return content, raw
 
 
 def without_wrappers(named: State, where: str) -> State:

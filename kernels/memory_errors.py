@@ -13,12 +13,22 @@ WORDS = re.compile(
 )
 
 
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether that is what went wrong, here or where `error` comes from: a graph whose capture breaks off tells of the capture alone."""
-    while error is not None:
-        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-            return True
-        if isinstance(error, RuntimeError) and WORDS.search(str(error)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def find_out_of_memory(error: BaseException) -> BaseException | None:
+    """`error`, or what it comes from, if that is memory that ran out; else None."""
+    found, seen = error, set[int]()
+    while id(found) not in seen:
+        seen.add(id(found))
+        if isinstance(found, (torch.OutOfMemoryError, MemoryError)):
+            return found
+        if isinstance(found, RuntimeError) and WORDS.search(str(found)):
+            return found
+        context = found.__context__
+        # a graph whose capture breaks off tells of the capture alone; any other context was dealt with
+        behind_capture = isinstance(found, RuntimeError) and isinstance(context, RuntimeError) and not found.__suppress_context__
+        found = found.__cause__ or (context if behind_capture else None) or found
+    return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether that is what went wrong, here or where `error` comes from."""
+    return find_out_of_memory(error) is not None

@@ -192,10 +192,10 @@ class PPO(OnPolicy):
 
     def learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad() if self.is_recurrent else torch.inference_mode():
-            taken = self.optimizer.state.step.clone()
+            taken = self.optimizer.state.step.clone() if self.config.schedule == "kl" else None
             in_c = self.host_network is not None and self.host_network.steps is not None
             parts = self._learn_in_c(data["packed"]) if in_c else self._learn(data)
-            if self.config.schedule == "kl":
+            if taken is not None:
                 self._adapt_learning_rate(parts["approx_kl"], self.optimizer.state.step > taken)
             if isinstance(self.head, Gaussian):
                 self.head.stay_inside()

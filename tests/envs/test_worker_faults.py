@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor
 
 from gpurl.api import train
@@ -177,6 +178,29 @@ def test_workers_outlive_the_thread_that_made_them() -> None:
     made[0].close()
 
 
+def hang_in_a_thread_s_workers(pids: Any) -> None:
+    made = list[GymnasiumCpu]()
+    thread = threading.Thread(target=lambda: made.append(make()))
+    thread.start()
+    thread.join()
+    pids.send([process.pid for process in made[0]._env.processes])  # type: ignore[attr-defined]
+    made[0].step(actions("hang", 0, 1, 2))
+
+
+def test_workers_that_a_thread_made_end_with_their_trainer() -> None:
+    """The kernel's own signal would end them with the thread."""
+    ours, theirs = multiprocessing.Pipe()
+    trainer = multiprocessing.Process(target=hang_in_a_thread_s_workers, args=(theirs,))
+    trainer.start()
+    pids = ours.recv()
+    trainer.kill()
+    trainer.join()
+    end = time.monotonic() + 10.0
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
 class MortalTour(GymnasiumCpu):
     """Three workers, of which the all die in the sixth step of the run."""
 
@@ -254,6 +278,19 @@ def test_what_a_constructor_raises_is_told_as_it_is() -> None:
     with pytest.raises(UsageError, match="cannot be made: FileNotFoundError: no file of a model"):
         GymnasiumCpu(3, env=lacks_its_model, vectorization="async")
     gc.collect()
+
+
+class OfAnotherSize(Tour):
+    observation_space = Box(-1.0, 1.0, (7,), np.float32)
+
+
+@pytest.mark.usefixtures("_nothing_left")
+def test_an_error_of_workers_only_leaves_none_behind() -> None:
+    trainer = os.getpid()
+    with pytest.raises(UsageError, match="cannot be made: ") as kept:  # as long as it is, so is what it was raised in
+        GymnasiumCpu(3, env=lambda: Tour() if os.getpid() == trainer else OfAnotherSize(), vectorization="async")
+    assert multiprocessing.active_children() == []
+    assert kept.value.__cause__ is not None
 
 
 @pytest.mark.usefixtures("_nothing_left")

@@ -125,6 +125,19 @@ def test_going_back_to_an_older_step_does_not_prune_what_was_just_saved(tmp_path
     assert len(list_checkpoints(tmp_path)) == 3
 
 
+def test_what_lies_behind_latest_is_left_for_as_long_as_nobody_comes_there_and_is_loaded_last(tmp_path: Path) -> None:
+    """A training went on from step 30: the later ones are of the one that was left."""
+    for step in (30, 40, 50):
+        save_checkpoint(tmp_path, step, small_parts(step))
+    for step in (32, 34, 36, 38):
+        save_checkpoint(tmp_path, step, small_parts(step))
+    assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == [34, 36, 38, 40, 50]
+    (tmp_path / "step_000000000038" / "manifest.json").unlink()
+    assert load_checkpoint(tmp_path, quiet=True)[1]["step"] == 36
+    save_checkpoint(tmp_path, 42, small_parts(42), keep=2)
+    assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == [40, 42, 50]
+
+
 def test_run_folder_works_and_saving_beside_it_prunes_nothing_inside(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save_checkpoint(tmp_path / "checkpoints", step, small_parts(step))

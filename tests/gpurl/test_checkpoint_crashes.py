@@ -46,6 +46,27 @@ def test_a_disk_that_refuses_at_any_moment_costs_nothing_older(tmp_path: Path, m
         assert re.search(r"step_000000000002: .*No space left.*[0-9]+ bytes free", message)
 
 
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()], ids=["disk", "Ctrl-C"])
+def test_what_breaks_off_between_two_renames_puts_the_old_one_back(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, 1, small_parts(1))
+    save_checkpoint(tmp_path, 2, small_parts(2))
+    real = Path.rename
+
+    def rename(path: Path, target: Path) -> Path:
+        if path.is_dir() and (path / "added.safetensors").exists():
+            raise error
+        return real(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename)
+        with pytest.raises((CheckpointError, KeyboardInterrupt)):
+            save_checkpoint(tmp_path, 2, {"added": {}, **small_parts(2)})
+    assert step_of(tmp_path) == 2
+    assert entries(tmp_path) == ["LATEST", "step_000000000001", "step_000000000002"]
+
+
 KILLS = int(os.environ.get("GPURL_KILLS", "40"))  # a soak takes more
 HEADER = """
 import logging, os, random, resource, shutil, signal, sys, time

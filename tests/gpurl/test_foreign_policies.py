@@ -142,6 +142,9 @@ def test_layers_of_the_same_size_keep_their_order_in_files_that_sort_names(tmp_p
     for name in ("ours.pt", "ours.safetensors", "again.safetensors"):
         policy = converted(tmp_path / name, tmp_path / f"run_{name}", "pendulum")
         torch.testing.assert_close(policy.act(obs), named(obs).clamp(-2.0, 2.0), **CLOSE)
+    torch.save(named_mlp("inp", "h2", "h1", "out").state_dict(), tmp_path / "down.pt")  # numbers from behind
+    assert convert(tmp_path / "down.pt", *words, "--run-dir", str(tmp_path / "refused")) == 5
+    assert "fit in the order of the file and in that of their names, and these are two policies" in capsys.readouterr().err
 
 
 def test_weights_that_are_no_numbers_make_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -1,6 +1,7 @@
 """The logger: two files with the same numbers, resume as if nothing had happened, dashboards' names, and disks that fail."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -218,6 +219,19 @@ def test_a_full_disk_warns_once_a_time_and_leaves_whole_records(tmp_path: Path) 
     assert 5 < taken < 100
     assert steps == [*range(1, taken + 1), *range(101, 111)]
     assert set(range(101, 111)) <= {step for step, _ in curve(tmp_path, "train/loss")}  # TensorBoard reads past the failure
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_or_a_link_in_place_of_the_log_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "elsewhere").write_text("mine\n")
+    for name, make in (("pipe", os.mkfifo), ("link", lambda path: path.symlink_to(tmp_path / "elsewhere"))):
+        (tmp_path / name).mkdir()
+        make(tmp_path / name / "metrics.jsonl")
+        logger = Logger(tmp_path / name)
+        logger.write(1, {"train/loss": 1.0})
+        logger.close()
+    assert caplog.text.count("metrics.jsonl cannot be written, the training goes on without") == 2
+    assert (tmp_path / "elsewhere").read_text() == "mine\n"
 
 
 def test_a_hanging_disk_does_not_hold_the_training(

@@ -1,9 +1,11 @@
 """Running out of memory, wherever it happens, is told with what would fit, and costs no more than the iteration it happened in."""
 
+import multiprocessing
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from gpurl.buffers.replay import Replay
 from gpurl.checkpoint import load_checkpoint
 from gpurl.config import make_settings
 from gpurl.env_guard import reset_env, step_env
+from gpurl.envs.gymnasium_cpu import GymnasiumCpu
 from gpurl.envs.pendulum import Pendulum
 from gpurl.envs.registry import make_env
 from gpurl.errors import CheckpointError, EnvError, UsageError
@@ -23,6 +26,7 @@ from gpurl.kernels.memory_errors import is_out_of_memory
 from gpurl.out_of_memory import explanation, num_envs_that_fit, told_what_fits, wanted_bytes
 from gpurl.trainer import Trainer
 from tests.fake_graphs import FakeGraphs
+from tests.numpy_envs import Tour
 from tests.small_runs import ITERATION, SMALL, exit_code, small_run, small_settings
 
 TOLD_BY_TORCH = (
@@ -66,6 +70,7 @@ def test_what_fits_by_hand() -> None:
     assert wanted_bytes("Tried to allocate 512 bytes.") == 512
     assert wanted_bytes("DefaultCPUAllocator: can't allocate memory") == 0
     assert (wanted_bytes(CPU_SAYS), wanted_bytes(WARP_SAYS)) == (64, 4096)
+    assert wanted_bytes("Unable to allocate 2.00 TiB for an array with shape (549755813888,) and data type float32") == 2 << 40
 
 
 @pytest.mark.parametrize(
@@ -126,11 +131,64 @@ def test_what_counts_as_running_out() -> None:
     assert not is_out_of_memory(RuntimeError(ITS_OWN))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not is_out_of_memory(UsageError("no"))
+    for words in ("memory", ""):  # Python's own says nothing
+        assert "What failed: MemoryError: " in explanation(MemoryError(words), make_settings("ppo", "pendulum"), CPU, None)
+    dealt_with = ValueError("a typo")
+    dealt_with.__context__ = MemoryError()
+    assert not is_out_of_memory(dealt_with)
+    dealt_with.__cause__ = MemoryError()
+    assert is_out_of_memory(dealt_with)
+    round_about = RuntimeError("a")
+    round_about.__cause__ = RuntimeError("b")
+    round_about.__cause__.__cause__ = round_about
+    assert not is_out_of_memory(round_about)
     broken = RuntimeError("capture failed")
     broken.__context__ = torch.OutOfMemoryError(TOLD_BY_TORCH)
     assert is_out_of_memory(broken)
+    told = r"2\.5 GiB more were wanted.*What failed: OutOfMemoryError: CUDA"
+    with pytest.raises(UsageError, match=told), told_what_fits(make_settings("ppo", "pendulum"), CPU):
+        raise broken
     with pytest.raises(RuntimeError, match="shapes"), told_what_fits(make_settings("ppo", "pendulum"), CPU):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+class Large(Tour):
+    """A numpy environment that wants more than there is."""
+
+    where = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.want("__init__")
+
+    def want(self, place: str) -> None:
+        if self.where == place:
+            np.empty((1 << 40, 1 << 10))
+
+    def reset(self, **options: Any) -> Any:
+        self.want("reset")
+        return super().reset(**options)
+
+    def step(self, action: np.ndarray) -> Any:
+        self.want("step")
+        return super().step(action)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("where", ["__init__", "reset", "step"])
+def test_a_numpy_environment_that_is_too_large_is_no_broken_one(where: str, vectorization: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Large, "where", where)
+
+    def play() -> None:
+        with told_what_fits(make_settings("ppo", "pendulum", **SMALL), CPU):
+            env = GymnasiumCpu(2, env=Large, vectorization=vectorization)
+            reset_env(env)
+            step_env(env, torch.zeros(2, 1))
+
+    with pytest.raises(UsageError, match=r"^out of memory on cpu, 8,388,608\.0 GiB more were wanted.*Unable to allocate 8\.00 PiB"):
+        play()
+    assert multiprocessing.active_children() == []
 
 
 PLACES = {
@@ -163,7 +221,7 @@ def test_it_is_wrong_use_that_says_what_would_fit(
     assert re.search(r"gpurl: out of memory on cpu, 2\.5 GiB more were wanted, 1\.0 GiB are free beside 6\.0 GiB that this run held", told)
     assert "num_envs 2,048 instead of 4,096 would fit" in told
     assert "horizon less than 4 or minibatches more than" in told
-    assert "torch says: CUDA out of memory. Tried to allocate 2.50 GiB." in told
+    assert "What failed: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB." in told
     assert "Traceback" not in told
 
 

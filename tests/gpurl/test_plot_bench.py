@@ -106,6 +106,14 @@ def test_without_numbers_it_says_where_they_come_from(tmp_path: Path, capsys: py
         plot_bench.plot_bench(tmp_path)
 
 
+def test_a_file_that_is_too_long_or_no_table_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plot_bench, "MAX_TABLE_BYTES", 1000)
+    for content in (b"x" * 1001, b"\xff"):
+        (tmp_path / "throughput_cpu.csv").write_bytes(content)
+        with pytest.raises(UsageError, match=r"cannot read .*throughput_cpu\.csv: "):
+            plot_bench._read(tmp_path / "throughput_cpu.csv")
+
+
 def test_the_folder_is_that_of_the_source_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(plot_bench, "plot_bench", lambda folder, out: seen.append((folder, out)) or [])

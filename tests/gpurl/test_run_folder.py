@@ -227,6 +227,18 @@ def test_the_block_holds_the_lock_and_its_end_frees_it(tmp_path: Path, kept_lock
         assert [lock.is_locked for lock in kept_locks] == [False, False, True]
 
 
+@pytest.mark.parametrize("kind", ["pipe", "long", "none"])
+def test_a_holder_that_cannot_be_named_is_unknown(kind: str, tmp_path: Path) -> None:
+    with lock_run(tmp_path):
+        (tmp_path / "run.pid").unlink()
+        if kind == "pipe":
+            os.mkfifo(tmp_path / "run.pid")
+        elif kind == "long":
+            (tmp_path / "run.pid").write_text("x" * 1001)
+        with pytest.raises(CheckpointError, match="in use by an unknown process: wait"), lock_run(tmp_path):
+            pass
+
+
 def test_an_error_in_the_block_stays_what_it_is_and_frees_the_lock(tmp_path: Path, kept_locks: list[FileLock]) -> None:
     with pytest.raises(FileNotFoundError) as kept, lock_run(tmp_path):
         raise FileNotFoundError("the training's own")

@@ -15,6 +15,7 @@ from gpurl.checkpoint import latest_checkpoint, load_checkpoint
 from gpurl.cli import main
 from gpurl.config import make_settings
 from gpurl.display import Display
+from gpurl.ending import leave
 from gpurl.envs.registry import make_env
 from gpurl.errors import DivergedError, UsageError
 from gpurl.optimizer import FlatAdam
@@ -177,6 +178,15 @@ def test_many_steps_left_out_in_a_row_end_the_run_and_are_dumped(tmp_path: Path,
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert [record["train/skipped_steps"] for record in records if "train/skipped_steps" in record] == [8, 16, 24]
     assert all(bool(value.isfinite().all()) for value in load_checkpoint(run.folder)[0]["model"].values())
+
+
+def test_a_diverged_run_is_told_of_checkpoints_that_latest_does_not_name(tmp_path: Path) -> None:
+    trainer = small_trainer("sac", tmp_path)
+    with Display("", 1, quiet=True) as display:
+        assert trainer.save(display) == ""
+        (tmp_path / "checkpoints" / "LATEST").unlink()
+        with pytest.raises(DivergedError, match=r"weights\. To go on from the last checkpoint with smaller steps: gpurl train --resume"):
+            leave(trainer, display, DivergedError("weights"), None)
 
 
 def test_one_step_of_an_iteration_is_not_many(tmp_path: Path) -> None:
