@@ -145,6 +145,9 @@ def test_what_counts_as_running_out() -> None:
     broken = RuntimeError("capture failed")
     broken.__context__ = torch.OutOfMemoryError(TOLD_BY_TORCH)
     assert is_out_of_memory(broken)
+    broken.__suppress_context__ = True  # raised from None: it was dealt with
+    assert not is_out_of_memory(broken)
+    broken.__suppress_context__ = False
     told = r"2\.5 GiB more were wanted.*What failed: OutOfMemoryError: CUDA"
     with pytest.raises(UsageError, match=told), told_what_fits(make_settings("ppo", "pendulum"), CPU):
         raise broken
