@@ -275,7 +275,17 @@ class _Loader(yaml.SafeLoader):
         super().flatten_mapping(node)
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789"))
+class _Dumper(yaml.SafeDumper):
+    """Quotes a text that `_Loader` would take for a number."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789"))  # type: ignore[attr-defined]
+
+
+def as_yaml(values: dict[str, Any]) -> bytes:
+    """A file that `read_config` reads as `values`: dicts and lists of None, bool, int, float and str."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from filelock import FileLock, Timeout
 
+from gpurl.config import as_yaml
 from gpurl.errors import CheckpointError, UsageError, visible
 from gpurl.plain_files import append_regular, read_at_most, write_regular
 
@@ -85,7 +85,7 @@ def _safe_name(name: str) -> str:
 
 def write_run_info(folder: Path, config: dict[str, Any], argv: list[str]) -> None:
     """Write config.yaml, command.txt, versions.json and, inside a git repository, git.diff: what it takes to repeat the run."""
-    _write(folder, "config.yaml", _as_yaml(config))
+    _write(folder, "config.yaml", as_yaml(_plain(config)))
     _write(folder, "command.txt", _as_line(argv))
     _write(folder, "versions.json", f"{json.dumps(_versions(), indent=1)}\n".encode())
     if (diff := _git_diff()) is not None:
@@ -96,16 +96,12 @@ def note_resume(folder: Path, config: dict[str, Any], argv: list[str]) -> None:
     """config.yaml becomes that of the run as it goes on; command.txt gets another line. A full disk is a warning: the run can go on."""
     new = folder / ".config.yaml.new"
     try:
-        write_regular(new, _as_yaml(config))
+        write_regular(new, as_yaml(_plain(config)))
         new.replace(folder / "config.yaml")
         with append_regular(folder / "command.txt") as file:
             file.write(_as_line(argv))
     except OSError as error:
         logging.getLogger("gpurl").warning("config.yaml and command.txt of %s stay as they were: %s", folder, error)
-
-
-def _as_yaml(config: dict[str, Any]) -> bytes:
-    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True).encode()
 
 
 def _as_line(argv: list[str]) -> bytes:

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from gpurl.algorithms import algorithm_names, config_class, resolve_algorithm
 from gpurl.cli_train import parse_train
-from gpurl.config import Settings, TrainConfig, make_settings, read_config
+from gpurl.config import Settings, TrainConfig, as_yaml, make_settings, read_config
 from gpurl.errors import UsageError
-from gpurl.run_folder import _as_yaml
 
 CHOSEN = {  # what such a field may be; all others are drawn by their type
     "device": ["auto", "cpu", "cuda:1"],
@@ -108,9 +107,16 @@ def test_words_and_files_give_the_settings_they_were_made_of(algorithm: str, dat
     assert parse_train([algorithm, "chasing", *words_of(values)])[0] == wanted
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
-        file.write_bytes(_as_yaml(wanted.to_dict()))
+        file.write_bytes(as_yaml(wanted.to_dict()))
         read = read_config(file)
     written = dict(read)
     again = make_settings(read.pop("algorithm"), read.pop("env"), **read)
     assert again == dataclasses.replace(wanted, train=dataclasses.replace(wanted.train, run_dir=None))
     assert again.to_dict() == written
+
+
+def test_a_text_that_looks_like_a_number_stays_one(tmp_path: Path) -> None:
+    """PyYAML writes 1e3 as it is, being of YAML 1.1; who reads YAML 1.2 reads a number."""
+    values = {"root": "1e3", "tag": "-2E-5", "rates": [1e-05, "1e-05"], "name": "true", "steps": 1000}
+    (tmp_path / "config.yaml").write_bytes(as_yaml(values))
+    assert read_config(tmp_path / "config.yaml") == values
