@@ -110,7 +110,7 @@ def _as_line(argv: list[str]) -> bytes:
 
 def _write(folder: Path, name: str, content: bytes) -> None:
     try:
-        (folder / name).write_bytes(content)
+        write_regular(folder / name, content)
     except OSError as error:
         raise UsageError(f"cannot write {folder / name}: {error.strerror}; choose another place with --run-dir") from error
 

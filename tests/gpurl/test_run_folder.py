@@ -169,7 +169,7 @@ def test_a_full_disk_at_the_start_is_named(tmp_path: Path, monkeypatch: pytest.M
     def fail(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(Path, "write_bytes", fail)
+    monkeypatch.setattr(module, "write_regular", fail)
     with pytest.raises(UsageError, match=r"cannot write .*config.yaml: No space left on device; choose another place with --run-dir"):
         info(tmp_path / "run", monkeypatch, tmp_path)
 
