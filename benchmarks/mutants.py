@@ -60,7 +60,8 @@ TESTS = {  # of each file, the quickest first, under tests/; what follows a ! is
         "LAWS::a_permutation_has_each_number_once test_permutation.py::test_nothing_is_looked_at"
     ),
     "kernels/ppo_loss.py": (
-        "PPO::a_gaussian_by_hand PPO::a_categorical_by_hand PPO::which_ratios_pull PPO::of_equal_errors_the_plain_one_has_the_slope "
+        "PPO::a_gaussian_by_hand PPO::a_categorical_by_hand PPO::a_deviation_near_nothing_is_a_little_more "
+        "PPO::which_ratios_pull PPO::of_equal_errors_the_plain_one_has_the_slope "
         "PPO::log_std_beyond_its_limits_is_not_moved PPO::the_reference_against_finite_differences PPO::dispatch "
         "PPO::rows_that_are_not_valid_weigh_nothing PPO::strided_columns_give_the_same_bits "
         "PPO::the_kernel_the_reference_and_the_heads_agree"

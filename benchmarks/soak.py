@@ -29,9 +29,9 @@ BLOCKS, T_95 = 10, 2.306  # Student's t of eight degrees of freedom, two-sided
 UNCOUNTED = 1 / 3  # of the time, at the start
 SAMPLES_A_SECOND = 4
 LEAST_SECONDS = 120  # the allocator has its pools after some sixty short runs
-CACHED = 2  # handles that a library opens and closes as it likes, of fonts
 KILLS, EXAMPLES = 200, 1000
 COUNTED = ("handles", "threads", "children")
+MOST_MORE = {"handles": 2, "threads": 0, "children": 0}  # a library opens and closes its files of fonts as it likes
 SMALL: dict[str, Any] = {"num_envs": 64, "horizon": 8, "network": {"hidden": [16]}, "eval_episodes": 8, "quiet": True, "threads": 1}
 REPLAY: dict[str, Any] = {
     **{"num_envs": 16, "updates": 4, "batch_size": 64, "learning_starts": 64, "replay_size": 5000, "save_replay": True, "quiet": True},
@@ -117,7 +117,7 @@ def growth(times: list[float], values: list[float]) -> Growth:
 
 
 def judge(samples: list[Sample]) -> dict[str, Any]:
-    """What grew: of memory by `growth`; of counted things the least in a quarter, the last against the second, by over CACHED."""
+    """What grew: of memory by `growth`; of counted things the least in a quarter, the last against the second."""
     kept = samples[int(len(samples) * UNCOUNTED) :]
     times = [each.seconds for each in kept]
     found: dict[str, Any] = {}
@@ -127,7 +127,11 @@ def judge(samples: list[Sample]) -> dict[str, Any]:
     quarter = max(len(samples) // 4, 1)
     for name in COUNTED:
         early, late = (min(getattr(each, name) for each in part) for part in (samples[quarter : 2 * quarter], samples[-quarter:]))
-        found[name] = {"early": early, "late": late, "verdict": "grows" if late > early + CACHED else "steady"}
+        found[name] = {
+            "early": early,
+            "late": late,
+            "verdict": "grows" if late - early > MOST_MORE[name] else "steady",
+        }
     return found
 
 

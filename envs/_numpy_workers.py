@@ -91,13 +91,13 @@ def _in_worker(make: Callable[[], gymnasium.Env], trainer_pid: int, crash_log: i
         if is_main and hasattr(libc := ctypes.CDLL(None), "prctl"):
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         else:
-            threading.Thread(target=_end_with, args=(trainer_pid,), daemon=True).start()
+            threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     return make()
 
 
-def _end_with(trainer_pid: int) -> None:
-    """End this process soon after the one that is its parent."""
-    while os.getppid() == trainer_pid:
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent, unless C code holds Python's lock."""
+    while os.getppid() == parent:
         time.sleep(ORPHAN_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
 

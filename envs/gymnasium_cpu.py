@@ -234,11 +234,14 @@ class GymnasiumCpu(VecEnv):
         return after
 
     def _broken(self, call: str, error: Exception) -> EnvError:
-        """What `error` means; raises it where memory ran out. A vector environment whose worker failed is ended at once."""
+        """What `error` means; a vector environment whose worker failed is ended at once. Memory that ran out is raised as it is.
+
+        That is, where workers may not be started again.
+        """
         explained = failure(self._env, call, error)
         self._is_broken = True
         kill(self._env)
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) and self._restarts >= self.restart_workers:
             raise error
         return explained
 

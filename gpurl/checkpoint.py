@@ -42,6 +42,8 @@ def save_checkpoint(
 ) -> Path:
     """Writes `parts` as checkpoint `step` of `folder` and returns its path; keeps the `keep` newest and the best.
 
+    Steps beyond it, of a training that was left for an older checkpoint, stay until this one has passed them, `keep` at most.
+
     is_own: an intact checkpoint of the same step is of this very training: it is left as it is and becomes the latest (and best).
     Without it, it is of another one, which went on from the same older checkpoint, and is replaced; it is no longer the best then.
     CheckpointError where the disk refuses: nothing that was there before is lost, and a later call may succeed.
@@ -55,12 +57,13 @@ def save_checkpoint(
         with FileLock(folder / ".lock", timeout=LOCK_SECONDS):  # who holds it owns all temporaries: others are of dead runs
             for stale in folder.glob(".tmp-*"):
                 _remove(stale)
+            before = _follow(folder / "LATEST")
             if not (_is_intact(path) and is_own):
                 _write_folder(path, step, parts, is_best)
             _write_pointer(folder / "LATEST", path.name)
             if is_best:
                 _write_pointer(folder / "BEST", path.name)
-            _prune(folder, keep, path)
+            _prune(folder, keep, before, path)
     return path
 
 
@@ -70,8 +73,8 @@ def load_checkpoint(
     """The parts and the manifest of a checkpoint, of a folder of checkpoints, or of a run folder with `checkpoints/`.
 
     A folder gives what LATEST names (if `best` is wanted and there is one, what BEST names), else its newest intact checkpoint, with a
-    warning unless `quiet`; what lies behind LATEST comes last, it is of a training that was left for an older checkpoint. A checkpoint
-    named outright must be intact. CheckpointError in all other cases.
+    warning unless `quiet`; what lies beyond LATEST comes last, since it may be of a training that was left for an older checkpoint. A
+    checkpoint named outright must be intact. CheckpointError in all other cases.
     """
     path = Path(path)
     torch.empty(0, device=device)  # a device that is not there is no fault of the checkpoint: torch's own error
@@ -133,6 +136,7 @@ def _follow(pointer: Path) -> Path | None:
 def _write_folder(path: Path, step: int, parts: dict[str, State], is_best: bool) -> None:
     """Writes the checkpoint under a temporary name and renames it to `path` when every byte is on the disk."""
     temporary, aside = (path.with_name(f".tmp-{uuid.uuid4()}") for _ in range(2))
+    was_best = False
     try:
         temporary.mkdir()
         write_state_files(temporary, parts)
@@ -148,7 +152,8 @@ def _write_folder(path: Path, step: int, parts: dict[str, State], is_best: bool)
         _fsync(temporary / "manifest.json")
         _fsync(temporary)
         if os.path.lexists(path):  # damaged, or of another training; a kill behind this leaves the older ones
-            if not is_best and _follow(path.with_name("BEST")) == path:
+            was_best = _follow(path.with_name("BEST")) == path
+            if was_best and not is_best:
                 path.with_name("BEST").unlink()
             path.rename(aside)
         temporary.rename(path)
@@ -156,6 +161,8 @@ def _write_folder(path: Path, step: int, parts: dict[str, State], is_best: bool)
     finally:
         if os.path.lexists(aside) and not os.path.lexists(path):  # broken off between the two
             aside.rename(path)
+            if was_best:
+                _write_pointer(path.with_name("BEST"), path.name)
         _remove(temporary)
         _remove(aside)
 
@@ -171,12 +178,18 @@ def _write_pointer(pointer: Path, name: str) -> None:
         _remove(temporary)
 
 
-def _prune(folder: Path, keep: int, latest: Path) -> None:
-    """Later steps are of a training that was left for an older checkpoint: they stay until this one gets there."""
+def _prune(folder: Path, keep: int, before: Path | None, latest: Path) -> None:
+    """Removes what nobody keeps; before: what LATEST named until now.
+
+    A step beyond that is of a training that was left for an older checkpoint (or was not named any more when a process was killed): such
+    are passed now, or lie ahead and stay.
+    """
     steps = _steps(folder)
-    until = steps[: steps.index(latest) + 1]
-    for path in until[:-keep]:
-        if path != _follow(folder / "BEST"):
+    ahead = steps[steps.index(latest) + 1 :]
+    behind = [path for path in steps if path not in ahead and (before not in steps or path <= before or path == latest)]
+    kept = {*behind[-keep:], *ahead[-keep:], latest, _follow(folder / "BEST")}
+    for path in steps:
+        if path not in kept:
             aside = folder / f".tmp-{uuid.uuid4()}"  # renamed first: no half of a checkpoint is ever in the list
             path.rename(aside)
             _remove(aside)

@@ -280,11 +280,11 @@ class _Dumper(yaml.SafeDumper):
 
 
 for _kind in (_Loader, _Dumper):
-    _kind.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789"))  # type: ignore[attr-defined]
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))  # type: ignore[attr-defined]
 
 
 def as_yaml(values: dict[str, Any]) -> bytes:
-    """A file that `read_config` reads as `values`: dicts and lists of None, bool, int, float and str."""
+    """A file that `read_config` reads as `values`: dicts and lists of None, bool, int, float and printable str."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
 
 

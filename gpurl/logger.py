@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 from gpurl.plain_files import MAX_LINE_BYTES, append_regular
 
@@ -102,11 +102,11 @@ class _AppendFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: io.FileIO | None = None
+        self._file: BinaryIO | None = None
 
     def write(self, record: bytes) -> None:
         if self._file is None:  # here, not in the constructor: a folder that could not be written may be writable by now
-            self._file = append_regular(self._path)
+            self._file = append_regular(self._path, buffering=0)
         size = os.fstat(self._file.fileno()).st_size
         try:
             written = self._file.write(record)

@@ -29,7 +29,7 @@ class Watch:
 
 @contextmanager
 def told_what_fits(settings: Settings, device: torch.device) -> Iterator[Watch]:
-    """A `with` block in which running out of memory is a UsageError, which keeps torch's own as its cause."""
+    """A `with` block in which running out of memory is a UsageError, with what was raised as its cause."""
     watch = Watch()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -4,7 +4,6 @@ A device or a pipe has no end, and a pipe that nobody else has open would wait f
 """
 
 import errno
-import io
 import os
 import stat
 from pathlib import Path
@@ -19,9 +18,9 @@ def open_regular(path: Path) -> BinaryIO:
     return open(path, "rb", opener=_regular)
 
 
-def append_regular(path: Path) -> io.FileIO:
-    """`path` for appending, made where it is not there; OSError where it is no regular file, or a link."""
-    return io.FileIO(path, "a", opener=_regular)
+def append_regular(path: Path, buffering: int = -1) -> BinaryIO:
+    """`path` for appending, made where it is not there; OSError where it is no regular file, or a link. buffering: as `open` has it."""
+    return open(path, "ab", buffering, opener=_regular)
 
 
 def write_regular(path: Path, content: bytes) -> None:
@@ -32,7 +31,12 @@ def write_regular(path: Path, content: bytes) -> None:
 
 def _regular(path: str, flags: int) -> int:
     is_read = flags & os.O_ACCMODE == os.O_RDONLY
-    descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if is_read else os.O_NOFOLLOW), 0o666)
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if is_read else os.O_NOFOLLOW), 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not is_read:
+            raise OSError(errno.ELOOP, "it is a link, which is not written through", str(path)) from None
+        raise
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)

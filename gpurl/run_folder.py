@@ -93,15 +93,15 @@ def write_run_info(folder: Path, config: dict[str, Any], argv: list[str]) -> Non
 
 
 def note_resume(folder: Path, config: dict[str, Any], argv: list[str]) -> None:
-    """config.yaml becomes that of the run as it goes on; command.txt gets another line. A full disk is a warning: the run can go on."""
+    """command.txt gets another line; config.yaml becomes that of the run as it goes on. A full disk is a warning: the run can go on."""
     new = folder / ".config.yaml.new"
     try:
-        write_regular(new, as_yaml(_plain(config)))
-        new.replace(folder / "config.yaml")
         with append_regular(folder / "command.txt") as file:
             file.write(_as_line(argv))
+        write_regular(new, as_yaml(_plain(config)))
+        new.replace(folder / "config.yaml")
     except OSError as error:
-        logging.getLogger("gpurl").warning("config.yaml and command.txt of %s stay as they were: %s", folder, error)
+        logging.getLogger("gpurl").warning("config.yaml of %s stays as it was: %s", folder, error)
 
 
 def _as_line(argv: list[str]) -> bytes:

@@ -23,7 +23,7 @@ def find_out_of_memory(error: BaseException) -> BaseException | None:
         if isinstance(found, RuntimeError) and WORDS.search(str(found)):
             return found
         context = found.__context__
-        # a graph whose capture breaks off tells of the capture alone; any other context was dealt with
+        # a graph whose capture breaks off tells of the capture alone; other contexts are mostly what was being dealt with
         behind_capture = isinstance(found, RuntimeError) and isinstance(context, RuntimeError) and not found.__suppress_context__
         found = found.__cause__ or (context if behind_capture else None) or found
     return None

@@ -1,5 +1,6 @@
 """The soak tells growth from noise, and trainings in a row leave nothing open."""
 
+import dataclasses
 import math
 import os
 import random
@@ -50,6 +51,11 @@ def test_what_happens_in_the_first_third_is_no_growth() -> None:
 def test_things_that_stay_open_are_counted() -> None:
     assert verdict(judge(samples(0.0, 1.0, handles=1.0))) == "handles grows"
     assert verdict(judge(samples(0.0, 1.0, handles=0.3))) == "steady"  # in ten minutes the file of a font or two
+    more = samples(0.0, 1.0)
+    more[-300:] = [dataclasses.replace(each, children=1) for each in more[-300:]]
+    assert verdict(judge(more)) == "steady"  # for a moment
+    more[-900:] = [dataclasses.replace(each, children=1) for each in more[-900:]]
+    assert verdict(judge(more)) == "children grows"
     before = sample(0.0)
     ended = threading.Event()
     with Path(os.devnull).open() as _:

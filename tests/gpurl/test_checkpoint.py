@@ -134,8 +134,12 @@ def test_what_lies_behind_latest_is_left_for_as_long_as_nobody_comes_there_and_i
     assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == [34, 36, 38, 40, 50]
     (tmp_path / "step_000000000038" / "manifest.json").unlink()
     assert load_checkpoint(tmp_path, quiet=True)[1]["step"] == 36
+    save_checkpoint(tmp_path, 38, small_parts(38))
     save_checkpoint(tmp_path, 42, small_parts(42), keep=2)
-    assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == [40, 42, 50]
+    assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == [38, 42, 50]  # 40 is passed
+    for step in (8, 7, 6, 5):
+        save_checkpoint(tmp_path, step, small_parts(step), keep=2)
+    assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == [5, 42, 50]
 
 
 def test_run_folder_works_and_saving_beside_it_prunes_nothing_inside(tmp_path: Path) -> None:

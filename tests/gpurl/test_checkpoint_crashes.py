@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurl.checkpoint import save_checkpoint
+from gpurl.checkpoint import best_checkpoint, save_checkpoint
 from gpurl.errors import CheckpointError
 from tests.small_checkpoints import entries, small_parts, step_of
 
@@ -51,7 +51,7 @@ def test_what_breaks_off_between_two_renames_puts_the_old_one_back(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_checkpoint(tmp_path, 1, small_parts(1))
-    save_checkpoint(tmp_path, 2, small_parts(2))
+    save_checkpoint(tmp_path, 2, small_parts(2), is_best=True)
     real = Path.rename
 
     def rename(path: Path, target: Path) -> Path:
@@ -64,7 +64,8 @@ def test_what_breaks_off_between_two_renames_puts_the_old_one_back(
         with pytest.raises((CheckpointError, KeyboardInterrupt)):
             save_checkpoint(tmp_path, 2, {"added": {}, **small_parts(2)})
     assert step_of(tmp_path) == 2
-    assert entries(tmp_path) == ["LATEST", "step_000000000001", "step_000000000002"]
+    assert best_checkpoint(tmp_path) == tmp_path / "step_000000000002"
+    assert entries(tmp_path) == ["BEST", "LATEST", "step_000000000001", "step_000000000002"]
 
 
 KILLS = int(os.environ.get("GPURL_KILLS", "40"))  # a soak takes more

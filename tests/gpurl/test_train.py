@@ -68,7 +68,7 @@ def test_a_resumed_run_writes_down_how_it_goes_on(tmp_path: Path, caplog: pytest
     (folder / "config.yaml").chmod(0o400)
     (folder / ".config.yaml.new").mkdir()  # what is to become config.yaml cannot be written
     resume(folder, total_steps=4 * ITERATION)
-    assert f"config.yaml and command.txt of {folder} stay as they were: " in caplog.text
+    assert f"config.yaml of {folder} stays as it was: " in caplog.text
     assert read_config(folder / "config.yaml")["total_steps"] == 3 * ITERATION
     with pytest.raises(UsageError, match=r"goes on in its own folder, .*run: leave out run_dir .*elsewhere"):
         resume(folder, run_dir=str(tmp_path / "elsewhere"))

@@ -168,6 +168,16 @@ def test_a_gradient_whose_squares_overflow_is_left_out_unless_it_is_clipped(func
         assert int(flat.step) == steps + 1
 
 
+def test_the_largest_norm_is_taken_in() -> None:
+    """These float32 numbers have a norm of exactly that in float64."""
+    gradient = torch.zeros(70)
+    gradient[:4] = torch.tensor([9.999999843067494e17, 177162351017984.0, 47492128768.0, 14680043.0])
+    assert float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) == LARGEST_NORM
+    flat = Flat(70)
+    flat.apply(adam_step_reference, gradient)
+    assert int(flat.step) == 1
+
+
 @pytest.mark.parametrize(
     "losses", [torch.zeros(2, dtype=torch.bfloat16), torch.zeros(MOST_LOSSES + 1), torch.zeros(4)[::2]], ids=["bf16", "too many", "strided"]
 )

@@ -192,6 +192,15 @@ def test_a_categorical_by_hand(suffix: str) -> None:
     torch.testing.assert_close(parts, torch.tensor([2.0, 4.0, 0.0, 0.0, entropy]), rtol=1e-6, atol=3e-7)
 
 
+@pytest.mark.parametrize("suffix", ["_reference", "_triton"])
+def test_a_deviation_near_nothing_is_a_little_more(suffix: str) -> None:
+    rows = PpoRows(*(torch.tensor([x]) for x in (1.0, math.log(0.75), 1e-6, 0.0, 0.0)))
+    scalars = PpoScalars(torch.tensor(0.2), torch.tensor(0.0), torch.tensor([0.0, 1e-12, 1.0]))
+    case = Problem(torch.tensor([[0.0, math.log(3.0)]]), None, torch.tensor([0.0]), rows, scalars)
+    _, _, parts = run("categorical", suffix, case, PpoOptions(0.5))
+    assert abs(float(parts[0])) == pytest.approx(1e-6 / (1e-6 + 1e-8), rel=1e-5)
+
+
 @pytest.mark.parametrize(("sign", "shift"), [(sign, shift) for sign in (1.0, -1.0) for shift in (-0.5, -0.1, 0.0, 0.1, 0.5)])
 @pytest.mark.parametrize("suffix", ["_reference", "_triton"])
 def test_which_ratios_pull(suffix: str, sign: float, shift: float) -> None:
