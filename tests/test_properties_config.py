@@ -120,3 +120,5 @@ def test_a_text_that_looks_like_a_number_stays_one(tmp_path: Path) -> None:
     values = {"root": "1e3", "tag": "-2E-5", "rates": [1e-05, "1e-05"], "name": "true", "steps": 1000}
     (tmp_path / "config.yaml").write_bytes(as_yaml(values))
     assert read_config(tmp_path / "config.yaml") == values
+    (tmp_path / "config.yaml").write_text("root: 1e3_runs\nlearning_rate: 1e-3\n")
+    assert read_config(tmp_path / "config.yaml") == {"root": "1e3_runs", "learning_rate": 0.001}

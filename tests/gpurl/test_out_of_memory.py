@@ -194,6 +194,17 @@ def test_a_numpy_environment_that_is_too_large_is_no_broken_one(where: str, vect
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_workers_that_may_be_started_again_are_where_memory_ran_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Large, "where", "step")
+    env = GymnasiumCpu(2, env=Large, vectorization="async", restart_workers=1)
+    env.reset(seed=0)
+    assert not env.step(torch.zeros(2, 1)).info["valid"].any()
+    with pytest.raises(MemoryError, match=r"environment \d in step: Unable to allocate"):
+        env.step(torch.zeros(2, 1))
+    assert multiprocessing.active_children() == []
+
+
 PLACES = {
     "environment": ("gpurl.api.make_env", 2),  # the one that trains: the first is of an evaluation
     "algorithm": ("gpurl.api.make_algorithm", 1),

@@ -174,6 +174,34 @@ def test_a_full_disk_at_the_start_is_named(tmp_path: Path, monkeypatch: pytest.M
         info(tmp_path / "run", monkeypatch, tmp_path)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["config.yaml", "command.txt"])
+def test_a_new_run_writes_into_no_pipe_and_through_no_link(name: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    for kind in ("pipe", "link"):
+        (tmp_path / kind).mkdir()
+        if kind == "pipe":
+            os.mkfifo(tmp_path / kind / name)
+        else:
+            (tmp_path / kind / name).symlink_to(tmp_path / "mine")
+        with pytest.raises(UsageError, match=f"cannot write .*{name}: "):
+            module.write_run_info(tmp_path / kind, {}, ["gpurl"])
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", [".config.yaml.new", "command.txt"])
+def test_a_resume_writes_into_no_pipe_and_through_no_link(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "mine").write_text("mine")
+    os.mkfifo(tmp_path / name)
+    module.note_resume(tmp_path, {}, ["gpurl"])
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to(tmp_path / "mine")
+    module.note_resume(tmp_path, {}, ["gpurl"])
+    assert caplog.text.count("config.yaml of ") == 2
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
 # ---- the lock ----
 
 HOLDER = """
