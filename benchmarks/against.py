@@ -32,7 +32,7 @@ def measure(device_name: str, threads: int, seconds: float) -> dict[str, Any]:
 
     import gpurl
     from gpurl.api import choose_device, make_trainer
-    from gpurl.config import make_settings
+    from gpurl.run.settings import make_settings
 
     device, found = choose_device(device_name), dict[str, Any]()
     for name, (algorithm, env, changes) in CASES.items():

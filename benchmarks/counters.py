@@ -25,9 +25,9 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.results_table import ROOT
 from gpurl.api import make_trainer
-from gpurl.config import Settings, make_settings
 from gpurl.kernels import backend
 from gpurl.kernels.backend import no_host_looks
+from gpurl.run.settings import Settings, make_settings
 
 RECORD = ROOT / "benchmarks" / "counters.json"
 NO_LAUNCH = {"empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh"}

@@ -44,7 +44,7 @@ def parts(out: Path) -> list[Part]:
     peers = ("--python", sys.executable, "--rounds", "1", "--iterations", "10", "--warm-up", "4")
     replays = ("--python", sys.executable, "--rounds", "1", "--sizes", '{"num_envs": [64]}')
     return [
-        Part("doctor", ("-m", "gpurl.cli", "doctor"), 60),
+        Part("doctor", ("-m", "gpurl", "doctor"), 60),
         Part("GPU tests", (*pytest, "-m", "gpu", "tests"), 180),
         Part("kernel tests", (*pytest, "tests/kernels"), 120, (("GPURL_KERNEL_DEVICE", "cuda"),)),
         Part("physics tests", (*pytest, "-m", "gpu", "tests/gpu/test_mujoco_warp_on_a_gpu.py"), 90, needs="physics"),
@@ -53,7 +53,7 @@ def parts(out: Path) -> list[Part]:
         Part("peers", ("-m", "benchmarks.peers", *bench, *peers), 150, needs="peers"),
         Part("sweep", ("-m", "benchmarks.throughput", *bench, *sizes, "--seconds", "0.2"), 90),
         Part("ladder", ("-m", "benchmarks.throughput", *bench, "--ladder", "--rounds", "2", "--seconds", "0.2"), 120),
-        Part("profile", ("-m", "gpurl.cli", "profile", "ppo", "chasing", "--device", "cuda"), 60),
+        Part("profile", ("-m", "gpurl", "profile", "ppo", "chasing", "--device", "cuda"), 60),
         Part("off-policy", ("-m", "benchmarks.off_policy", *bench, *replays, "--seconds", "0.2"), 120, needs="peers"),
     ]
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.guards
 
-`values` looks for NaN and infinity (`gpurl.finite_guard` at each rollout, `gpurl.step_guard` after each update); its limit is 0.5 %. `form`
-is `gpurl.env_guard`'s look at shapes, types and keys of each step, `running` has its first thousand steps behind it. On a GPU the clock of
+`values` looks for NaN and infinity (`gpurl.guards.finite` at each rollout, `gpurl.guards.steps` after each update); its limit is 0.5 %. `form`
+is `gpurl.guards.contract`'s look at shapes, types and keys of each step, `running` has its first thousand steps behind it. On a GPU the clock of
 the host says nothing of work on the device: `benchmarks.counters` has what is launched there.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 from benchmarks.against import CASES
 from benchmarks.results_table import RESULTS, Row, machine, number, save, table
 from gpurl.api import choose_device, make_trainer
-from gpurl.config import make_settings
-from gpurl.env_guard import ALWAYS_LOOKED
+from gpurl.guards.contract import ALWAYS_LOOKED
+from gpurl.run.settings import make_settings
 
 LIMIT = 0.5  # per cent
 KINDS = ("values", "form")

@@ -17,12 +17,12 @@ from benchmarks.results_table import Row, machine, number, parser, save, table
 from benchmarks.timing import median_seconds
 from benchmarks.training import captured
 from gpurl.api import choose_device
-from gpurl.distributions import Categorical, Gaussian, Head
 from gpurl.errors import GpurlError
 from gpurl.kernels import adam, categorical_projection, gae, moments, permutation, ppo_loss, prioritized, random, squash
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.losses import PpoTerms
 from gpurl.losses import ppo_loss as torch_ppo_loss
+from gpurl.nn.distributions import Categorical, Gaussian, Head
 
 Function = Callable[[], tuple[Tensor, ...]]
 GAE_SIZES = ((32, 4096), (128, 4096), (256, 4096), (2048, 8))  # T, N

@@ -17,9 +17,9 @@ from benchmarks.processes import Result, cores, host_environment, run_once, take
 from benchmarks.results_table import Row, machine, number, save, table
 from benchmarks.timing import median_seconds
 from benchmarks.training import how_trained, ready_trainer, shape, warm
-from gpurl.config import make_settings
 from gpurl.errors import GpurlError
-from gpurl.trainer import Trainer
+from gpurl.run.settings import make_settings
+from gpurl.run.trainer import Trainer
 
 NUM_ENVS, HORIZON = 4096, 32
 SEEN_ENVS = 64  # whose returns in the first rollout are compared
@@ -31,7 +31,7 @@ class Rung:
     """What is switched on beside all that the rungs before have."""
 
     name: str
-    settings: dict[str, Any] = field(default_factory=dict)  # of gpurl.config.TrainConfig
+    settings: dict[str, Any] = field(default_factory=dict)  # of gpurl.run.settings.TrainConfig
     environment: dict[str, str] = field(default_factory=dict)  # variables that are read at import
     only_on: str = ""  # cpu or cuda
     otherwise: str = ""  # why it is left out elsewhere

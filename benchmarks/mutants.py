@@ -31,18 +31,18 @@ RESULTS, EQUIVALENT = ROOT / "benchmarks" / "results" / "mutants.csv", ROOT / "b
 GROUPS = {"kernels": "kernels' references", "gpurl/buffers": "buffers", "gpurl": "losses"}
 SHORT = {"LAWS": "test_properties_kernels.py", "PPO": "kernels/test_ppo_loss.py", "RANDOM": "test_random.py"}
 TESTS = {  # of each file, the quickest first, under tests/; what follows a ! is left out
-    "gpurl/losses.py": "gpurl/test_losses.py",
-    "gpurl/value_losses.py": "gpurl/test_value_losses.py LAWS::rescaling_and_its_inverse_are_inverses_and_monotone",
-    "gpurl/normalizer.py": (
-        "gpurl/test_normalizer.py LAWS::returns_come_back_from_the_critics_scale LAWS::any_split_gives_the_moments_of_all_rows_in_any_order"
+    "gpurl/losses.py": "test_losses.py",
+    "gpurl/value_losses.py": "test_value_losses.py LAWS::rescaling_and_its_inverse_are_inverses_and_monotone",
+    "gpurl/nn/normalizer.py": (
+        "nn/test_normalizer.py LAWS::returns_come_back_from_the_critics_scale LAWS::any_split_gives_the_moments_of_all_rows_in_any_order"
     ),
-    "gpurl/buffers/demonstrations.py": "gpurl/test_demonstrations.py",
-    "gpurl/buffers/memory.py": "gpurl/test_replay_buffer.py",
-    "gpurl/buffers/minibatches.py": "gpurl/test_minibatches.py",
-    "gpurl/buffers/packed.py": "gpurl/test_packed.py",
-    "gpurl/buffers/prioritized.py": "gpurl/test_replay_buffer.py",
-    "gpurl/buffers/replay.py": "gpurl/test_replay_buffer.py test_properties_replay.py",
-    "gpurl/buffers/rollout.py": "gpurl/test_rollout_buffer.py",
+    "gpurl/buffers/demonstrations.py": "buffers/test_demonstrations.py",
+    "gpurl/memory.py": "buffers/test_replay_buffer.py",
+    "gpurl/buffers/minibatches.py": "buffers/test_minibatches.py",
+    "gpurl/buffers/packed.py": "buffers/test_packed.py",
+    "gpurl/buffers/prioritized.py": "buffers/test_replay_buffer.py",
+    "gpurl/buffers/replay.py": "buffers/test_replay_buffer.py test_properties_replay.py",
+    "gpurl/buffers/rollout.py": "buffers/test_rollout_buffer.py",
     "kernels/adam.py": "test_c_kernels.py::test_a_step_of_float32_goes_to_c_and_one_of_float64_to_torch kernels/test_adam.py",
     "kernels/categorical_projection.py": (
         "LAWS::a_projection_keeps_mass_and_the_mean_of_what_is_held_within_the_limits kernels/test_categorical_projection.py "

@@ -18,9 +18,9 @@ from benchmarks.throughput import random_steps
 from benchmarks.timing import median_seconds, now
 from benchmarks.training import how_trained, ready_trainer, shape, warm
 from gpurl.api import choose_device
-from gpurl.config import make_settings
 from gpurl.envs.registry import make_env
 from gpurl.errors import GpurlError
+from gpurl.run.settings import make_settings
 
 TASKS, SIZES, HORIZON = ("ant", "humanoid", "half_cheetah"), (256,), 8
 PHASES = ("mujoco_c", "physics", "env", "training")

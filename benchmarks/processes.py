@@ -12,8 +12,8 @@ from typing import Any
 
 import gpurl
 from benchmarks.results_table import RESULTS, ROOT
+from gpurl.engine.threads import SPIN_COUNT
 from gpurl.errors import GpurlError
-from gpurl.host_settings import SPIN_COUNT
 
 WAIT_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")  # all that change how a thread waits
 SPINS = {"default": "300000", "brief": SPIN_COUNT}  # libgomp's own, and what gpurl sets

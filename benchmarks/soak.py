@@ -159,7 +159,7 @@ def many_short_runs(algorithm: str, env: str, settings: dict[str, Any], seconds:
 
 def log_entries(algorithm: str, env: str, settings: dict[str, Any], seconds: float, folder: Path) -> int:
     """Forty numbers an entry, as fast as the files take them; returns how many numbers."""
-    from gpurl.logger import Logger
+    from gpurl.run.logger import Logger
 
     began, entries = time.monotonic(), 0
     logger = Logger(folder, "sb3", 0)

@@ -7,10 +7,10 @@ import torch
 
 from benchmarks.results_table import Row
 from gpurl.api import make_trainer
-from gpurl.config import Settings
+from gpurl.engine.graphs import CudaGraphs
 from gpurl.envs.vec_env import VecEnv
-from gpurl.graphs import CudaGraphs
-from gpurl.trainer import Trainer
+from gpurl.run.settings import Settings
+from gpurl.run.trainer import Trainer
 
 HIDDEN, EPOCHS, MINIBATCHES = (64, 64), 4, 4
 

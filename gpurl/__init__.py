@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from gpurl.host_settings import wait_briefly
+from gpurl.engine.threads import wait_briefly
 from gpurl.registration import register
 
 if TYPE_CHECKING:

@@ -12,25 +12,25 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from gpurl.algorithms import algorithm_names, make_algorithm, resolve_algorithm
-from gpurl.algorithms.algorithm import Algorithm
-from gpurl.buffers.memory import available_bytes, in_gib
-from gpurl.checkpoint import load_checkpoint
-from gpurl.config import Settings, make_settings, merge
-from gpurl.determinism import beyond_reach, deterministic
-from gpurl.display import Display
-from gpurl.env_guard import reset_env
+from gpurl.algorithms.base import Algorithm
+from gpurl.checkpoints.folders import load_checkpoint
+from gpurl.engine.determinism import beyond_reach, deterministic
+from gpurl.engine.threads import keep_large_blocks, quickest_threads
 from gpurl.envs.registry import make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, EndlessEpisodeError, GpurlError, UsageError
-from gpurl.evaluator import evaluate, greedy, scripted
-from gpurl.host_settings import keep_large_blocks, quickest_threads
-from gpurl.logger import Logger
-from gpurl.out_of_memory import Watch, told_what_fits
-from gpurl.plot import note_references, plot_curve
+from gpurl.guards.contract import reset_env
+from gpurl.memory import available_bytes, in_gib
 from gpurl.policy import Policy, load
-from gpurl.run_folder import create_run_folder, lock_run, note_resume, write_run_info
-from gpurl.trainer import EVAL_SEED, Outcome, Trainer
+from gpurl.run.display import Display
+from gpurl.run.evaluator import evaluate, greedy, scripted
+from gpurl.run.logger import Logger
+from gpurl.run.out_of_memory import Watch, told_what_fits
+from gpurl.run.plot import note_references, plot_curve
+from gpurl.run.run_folder import create_run_folder, lock_run, note_resume, write_run_info
+from gpurl.run.settings import Settings, make_settings, merge
+from gpurl.run.trainer import EVAL_SEED, Outcome, Trainer
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Run:
 def train(algorithm: str = "ppo", env: str = "chasing", **settings: Any) -> Run:
     """Train `algorithm` on `env` and return the run.
 
-    settings: any field of `gpurl.config.TrainConfig` and of the algorithm's config, and `env_options`, a dict of the task's own options.
+    settings: any field of `gpurl.run.settings.TrainConfig` and of the algorithm's config, and `env_options`, a dict of the task's own options.
     `gpurl train ALGORITHM ENV --help` lists them. Raises UsageError, EnvError, NonFiniteError or CheckpointError (gpurl.errors). After
     SIGINT or SIGTERM the run is saved, then the signal goes to the caller: KeyboardInterrupt, or the caller's own handler.
     """

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gpurl.arrays import Array, at_most, clip, namespace
 from gpurl.kernels.ppo_loss import LARGEST_LOG_RATIO
+from gpurl.nn.arrays import Array, at_most, clip, namespace
 
 
 class PpoTerms(NamedTuple):

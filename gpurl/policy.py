@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from gpurl.algorithms import make_algorithm
-from gpurl.algorithms.algorithm import Algorithm
-from gpurl.checkpoint import load_checkpoint
-from gpurl.config import build_algorithm_config
+from gpurl.algorithms.base import Algorithm
+from gpurl.checkpoints.folders import load_checkpoint
+from gpurl.checkpoints.spaces import space_from_dict
+from gpurl.checkpoints.state_files import by_own_names
 from gpurl.errors import CheckpointError, UsageError
-from gpurl.spaces import space_from_dict
-from gpurl.state_files import by_own_names
+from gpurl.run.settings import build_algorithm_config
 
 
 class Policy:

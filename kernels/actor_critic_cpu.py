@@ -1,7 +1,7 @@
 """The MLP actor-critic and PPO's minibatch steps on a CPU: what actor_critic_cpu.c does, for tensors.
 
 torch makes one pass over all activations an operation, and for a few rows its calls cost more than the arithmetic. The references are
-gpurl/networks.py, gpurl/losses.py, gpurl/distributions.py and adam.py, by whose formulas this computes.
+gpurl/nn/networks.py, gpurl/losses.py, gpurl/nn/distributions.py and adam.py, by whose formulas this computes.
 """
 
 import ctypes

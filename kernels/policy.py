@@ -1,6 +1,6 @@
 """Triton functions of a small actor-critic for a block of environments: normalise, two towers, value, and an action drawn.
 
-They make up `gpurl.kernels.rollout`; what they compute is what `gpurl.networks.ActorCritic`, `gpurl.distributions` and `gpurl.normalizer`
+They make up `gpurl.kernels.rollout`; what they compute is what `gpurl.nn.networks.ActorCritic`, `gpurl.nn.distributions` and `gpurl.nn.normalizer`
 do. Actions are tuples of columns, a number of each environment of the block.
 """
 

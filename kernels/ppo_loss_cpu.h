@@ -1,4 +1,4 @@
-/* PPO's loss of a block of rows and its derivatives, eight rows at a time, as gpurl/losses.py and gpurl/distributions.py have them. */
+/* PPO's loss of a block of rows and its derivatives, eight rows at a time, as gpurl/losses.py and gpurl/nn/distributions.py have them. */
 
 #include "network_cpu.h"
 
@@ -37,7 +37,7 @@ INLINE Slopes loss_of_rows(const Job *job, const Block *block, int64_t at, v8 is
     return slopes;
 }
 
-/* As Gaussian.evaluate in gpurl/distributions.py; `sums` [outputs + 1]: slope times z^2, for log_std's gradient, then the slope alone */
+/* As Gaussian.evaluate in gpurl/nn/distributions.py; `sums` [outputs + 1]: slope times z^2, for log_std's gradient, then the slope alone */
 INLINE void gaussian_rows(const Job *job, const Block *block, int64_t at, v8 is_row, float *sums, v8 *parts)
 {
     int64_t outputs = job->plan->outputs;

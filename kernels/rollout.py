@@ -1,7 +1,7 @@
 """A whole rollout in one launch: T steps of policy and environment for a block of environments, which no other block needs to know of.
 
 The weights do not change during a rollout and random numbers are counted, so nothing is waited for: state and clocks stay in registers,
-weights come from the cache, the rollout is written once. For tasks with Triton functions and small networks; the loop of `gpurl.trainer`
+weights come from the cache, the rollout is written once. For tasks with Triton functions and small networks; the loop of `gpurl.run.trainer`
 is the reference, with the same actions for the same random bits.
 """
 

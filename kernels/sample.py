@@ -1,6 +1,6 @@
 """An action drawn from a policy's outputs in one launch: the action, its log-probability and what the environment receives.
 
-The reference is `gpurl.distributions`: `Gaussian.sample`, `Gaussian.to_env` and `Categorical.sample`, with the same random bits.
+The reference is `gpurl.nn.distributions`: `Gaussian.sample`, `Gaussian.to_env` and `Categorical.sample`, with the same random bits.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Stacks of dense layers on a CPU, forward and backward in one call each: what stack_cpu.c does, for tensors.
 
-The reference is gpurl/ensemble.py's layers one by one: torch makes a pass over all activations an operation, this goes through all layers
+The reference is gpurl/nn/ensemble.py's layers one by one: torch makes a pass over all activations an operation, this goes through all layers
 with a block of rows that stays in the cache.
 """
 

@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,3 +75,21 @@ def _guarded(name: str) -> Any:
         return real(self, *arguments)
 
     return call
+
+
+@pytest.fixture
+def _in_float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope="session")
+def balancer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that cloned ten episodes of `balance`."""
+    from gpurl.envs.registry import make_env
+    from tests.cloned_runs import balance, clone, record
+
+    folder = tmp_path_factory.mktemp("balancer")
+    path = record(folder / "ten.npz", make_env("cart_pole", 2, "cpu", 0), balance, 2500)
+    return clone(folder / "run", "cart_pole", dataset=path).folder

@@ -6,13 +6,13 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
-from gpurl import convert_worker
-from gpurl.convert import Answer
+from gpurl.cli.convert import worker as convert_worker
+from gpurl.cli.convert.tensors import Answer
 from tests.small_runs import exit_code
 
 
 def forked(path: Path, folder: Path) -> Answer:
-    """In place of `gpurl.convert.run_worker`."""
+    """In place of `gpurl.cli.convert.tensors.run_worker`."""
     answer = folder / "answer"
     if (child := os.fork()) == 0:
         code = 1
@@ -28,5 +28,5 @@ def forked(path: Path, folder: Path) -> Answer:
 
 def convert(file: Path, *words: str) -> int | str | None:
     """The exit code of `gpurl convert FILE words`."""
-    with patch("gpurl.convert.run_worker", forked):
+    with patch("gpurl.cli.convert.tensors.run_worker", forked):
         return exit_code(["convert", str(file), *words])

@@ -16,7 +16,7 @@ WAITING = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_sele
 
 
 class FakeGraphs:
-    """A `gpurl.graphs.Backend`."""
+    """A `gpurl.engine.graphs.Backend`."""
 
     def __init__(self) -> None:
         self.captured: list[Recorder] = []

@@ -16,8 +16,8 @@ import torch
 
 import gpurl.api
 from gpurl.algorithms import algorithm_names, resolve_algorithm
-from gpurl.cli import main
-from gpurl.trainer import Trainer
+from gpurl.cli.main import main
+from gpurl.run.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
 WARM_UP = {

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gpurl.algorithms.algorithm import Decision
+from gpurl.algorithms.base import Decision
 from gpurl.algorithms.ppo import PPO, PPOConfig
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.envs.vec_env import Timestep

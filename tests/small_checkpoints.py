@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from gpurl.checkpoint import load_checkpoint
+from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.errors import CheckpointError
 
 

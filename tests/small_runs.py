@@ -15,7 +15,7 @@ from torch import Tensor
 import gpurl
 from gpurl.algorithms import algorithm_names, config_class, make_algorithm, resolve_algorithm
 from gpurl.algorithms.actor_critic import OffPolicyActorCritic
-from gpurl.algorithms.algorithm import Algorithm
+from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.discrete_sac import DiscreteSAC
 from gpurl.algorithms.dqn import DQN
 from gpurl.algorithms.off_policy import OffPolicy
@@ -23,10 +23,10 @@ from gpurl.algorithms.pqn import PQN
 from gpurl.algorithms.sac import SAC
 from gpurl.algorithms.vdn import VDN
 from gpurl.api import train
-from gpurl.checkpoint import load_checkpoint
-from gpurl.cli import main
-from gpurl.config import build
+from gpurl.checkpoints.folders import load_checkpoint
+from gpurl.cli.main import main
 from gpurl.envs.vec_env import VecEnv
+from gpurl.run.settings import build
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL: dict[str, Any] = {
@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
 ITERATION = 16 * 8
 
 
-# without bc, which learns from no reward: tests/gpurl/test_bc_runs.py
+# without bc, which learns from no reward: tests/algorithms/test_bc_runs.py
 OFF_POLICY = [name for name in algorithm_names() if issubclass(resolve_algorithm(name), OffPolicy) and name != "bc"]
 
 
@@ -140,7 +140,7 @@ def exit_code(words: list[str]) -> int | str | None:
 def start(arguments: list[str], **options: Any) -> "subprocess.Popen[str]":
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [sys.executable, "-m", "gpurl.cli", *arguments],
+        [sys.executable, "-m", "gpurl", *arguments],
         cwd=options.pop("cwd", ROOT),
         env=env,
         text=True,

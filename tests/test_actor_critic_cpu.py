@@ -13,12 +13,12 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
-from gpurl.distributions import Categorical, Gaussian, Head
-from gpurl.host_network import HostNetwork, ppo_steps_of
 from gpurl.kernels import c_library
 from gpurl.losses import PpoTerms, ppo_loss
-from gpurl.networks import ActorCritic, NetworkConfig
-from gpurl.optimizer import FlatAdam
+from gpurl.nn.distributions import Categorical, Gaussian, Head
+from gpurl.nn.host_network import HostNetwork, ppo_steps_of
+from gpurl.nn.networks import ActorCritic, NetworkConfig
+from gpurl.nn.optimizer import FlatAdam
 
 pytestmark = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from benchmarks import kernels, learning, limits, physics, results_table, throughput, timing, training
-from gpurl import doctor
-from gpurl.config import make_settings
+from gpurl.cli import doctor
 from gpurl.envs.registry import make_env
 from gpurl.errors import GpurlError, UsageError
 from gpurl.kernels import adam, gae
+from gpurl.run.settings import make_settings
 
 CPU = torch.device("cpu")
 QUICK = ["--device", "cpu", "--seconds", "0"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurl import doctor
+from gpurl.cli import doctor
 from gpurl.kernels import c_library
 from tests.small_runs import ITERATION, ROOT, small_run
 

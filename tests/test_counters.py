@@ -10,7 +10,7 @@ from benchmarks import counters
 from benchmarks.counters import CASES, measure, recorded, write
 from gpurl.algorithms import algorithm_names
 from gpurl.kernels import c_library
-from gpurl.trainer import Trainer
+from gpurl.run.trainer import Trainer
 
 RECORD = recorded()
 SAME_TORCH = pytest.mark.skipif(

@@ -223,8 +223,8 @@ def test_every_part_is_a_command_that_exists(part: Part, monkeypatch: pytest.Mon
 
         seen.append(parser("", 1.0).parse_args(words))
     elif module == "gpurl.cli":
-        from gpurl.cli import COMMANDS
-        from gpurl.cli_train import parse_profile
+        from gpurl.cli.main import COMMANDS
+        from gpurl.cli.settings import parse_profile
 
         assert words[0] in COMMANDS
         seen.append(words[0] == "doctor" or parse_profile(words[1:]))

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from benchmarks.guards import LIMIT, Watch, shares
-from gpurl.finite_guard import FiniteGuard
+from gpurl.guards.finite import FiniteGuard
 
 
 class Sleeper:

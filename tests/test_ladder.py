@@ -10,8 +10,8 @@ import torch
 
 from benchmarks import ladder
 from benchmarks.results_table import read_rows
-from gpurl.config import make_settings
 from gpurl.errors import GpurlError
+from gpurl.run.settings import make_settings
 
 CPU = torch.device("cpu")
 

@@ -30,7 +30,7 @@ def best_return(folder: Path, algorithm: str, env: str, wanted: float, **setting
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac", "mod_sac", "redq", "fast_td3", "fast_sac"])
 def test_actors_learn_pendulum_from_a_replay(tmp_path: Path, algorithm: str) -> None:
-    """From about -1200. To -200, with the networks of their presets, in benchmarks/learning.py; DDPG: tests/gpurl/test_off_policy.py."""
+    """From about -1200. To -200, with the networks of their presets, in benchmarks/learning.py; DDPG: tests/algorithms/test_off_policy.py."""
     networks = {name: {"hidden": [64, 64]} for name in ("actor_network", "critic_network")}
     assert best_return(tmp_path, algorithm, "pendulum", -500.0, eval_every=1600, **networks) >= -500
 

@@ -15,7 +15,7 @@ def test_a_mistake_is_killed_and_an_equivalent_one_is_spared() -> None:
     mutants = {mutant.what: mutant for mutant in mutants_of("_value_error", functions["_value_error"])}
     wrong = mutants["error * error -> error / error"]
     same = mutants["square >= clipped_square -> square > clipped_square"]  # where both are equal, so are their derivatives
-    assert survivors_of(FILE, [wrong, same], [f"{ROOT}/tests/gpurl/test_losses.py"]) == [same]
+    assert survivors_of(FILE, [wrong, same], [f"{ROOT}/tests/test_losses.py"]) == [same]
 
 
 def test_what_is_named_is_there() -> None:

@@ -16,8 +16,8 @@ from benchmarks.peers import job as cases
 from benchmarks.peers.timed_chasing import TimedChasing
 from benchmarks.results_table import ROOT, read_rows
 from benchmarks.training import ready_trainer
-from gpurl.config import make_settings
 from gpurl.errors import GpurlError, UsageError
+from gpurl.run.settings import make_settings
 
 
 def small_job(case: str, trainer: str = "gpurl", **changes: Any) -> cases.Job:

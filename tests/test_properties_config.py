@@ -12,9 +12,9 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from gpurl.algorithms import algorithm_names, config_class, resolve_algorithm
-from gpurl.cli_train import parse_train
-from gpurl.config import Settings, TrainConfig, as_yaml, make_settings, read_config
+from gpurl.cli.settings import parse_train
 from gpurl.errors import UsageError
+from gpurl.run.settings import Settings, TrainConfig, as_yaml, make_settings, read_config
 
 CHOSEN = {  # what such a field may be; all others are drawn by their type
     "device": ["auto", "cpu", "cuda:1"],

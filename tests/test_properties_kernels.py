@@ -21,7 +21,7 @@ from gpurl.kernels.permutation import MAX_WORDS, gather_rows, permutation
 from gpurl.kernels.prioritized import prioritized_draw_c, prioritized_draw_reference, prioritized_update
 from gpurl.kernels.random import random_words_reference, stream_constants
 from gpurl.kernels.squash import squashed_likelihood, squashed_sample
-from gpurl.normalizer import Normalizer, ValueNormalizer
+from gpurl.nn.normalizer import Normalizer, ValueNormalizer
 from gpurl.value_losses import rescale, unrescale
 
 needs_c = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpurl.checkpoint import FORMAT_VERSION, load_checkpoint, save_checkpoint
-from gpurl.state_files import DTYPES
+from gpurl.checkpoints.folders import FORMAT_VERSION, load_checkpoint, save_checkpoint
+from gpurl.checkpoints.state_files import DTYPES
 from tests.small_checkpoints import assert_same_bits
 
 NAMES = st.sampled_from(["a", "a.b", "a/b", "a~1b", "0", "", "!int", "!!", "!tensor", "__metadata__", "ü\n", "~__metadata__"])
@@ -52,7 +52,7 @@ FLOATS = {str(dtype): BITS.view(dtype) for dtype in DTYPES if dtype.is_floating_
 
 def saved_and_loaded(step: int, parts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Without waiting for the disk, which is not to lose power here."""
-    with tempfile.TemporaryDirectory() as folder, patch("gpurl.checkpoint._fsync"):
+    with tempfile.TemporaryDirectory() as folder, patch("gpurl.checkpoints.folders._fsync"):
         return load_checkpoint(save_checkpoint(Path(folder), step, parts))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-GPURL = [sys.executable, "-m", "gpurl.cli"]
+GPURL = [sys.executable, "-m", "gpurl"]
 
 
 def run(command: list[str], folder: Path) -> str:
@@ -72,6 +72,6 @@ def test_the_three_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", re.findall(r"^gpurl (\S+)", README, re.MULTILINE))
 def test_commands_exist(word: str) -> None:
-    from gpurl.cli import COMMANDS
+    from gpurl.cli.main import COMMANDS
 
     assert word in COMMANDS

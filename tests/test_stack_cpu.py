@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpurl.ensemble import BodyConfig, Dense, Run, Stack, Tape, make_network, set_dtype
 from gpurl.kernels import c_library
 from gpurl.kernels.stack_cpu import Kept, StackCpu
-from gpurl.optimizer import flatten
-from gpurl.q_networks import QNetworkConfig, make_q_network
+from gpurl.nn.ensemble import BodyConfig, Dense, Run, Stack, Tape, make_network, set_dtype
+from gpurl.nn.optimizer import flatten
+from gpurl.nn.q_networks import QNetworkConfig, make_q_network
 
 pytestmark = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.off_policy.job import Job, result
-from gpurl.host_settings import keep_large_blocks
+from gpurl.engine.threads import keep_large_blocks
 
 FILES = {"replay": "replays", "sac": "sac_updates", "redq": "redq_critics"}  # of the cases
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from benchmarks.off_policy.job import Job, Measurement, peak_mib, timed
 from benchmarks.off_policy.sac_updates import spaces_of
 from gpurl.algorithms.redq import REDQ, REDQConfig
-from gpurl.ensemble import BodyConfig
 from gpurl.errors import GpurlError
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.squash import squashed_sample
+from gpurl.nn.ensemble import BodyConfig
 
 COMPARED = 10  # steps
 Batch = dict[str, Tensor]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from benchmarks.off_policy.job import Job, Measurement, Shape, peak_mib, timed
 from gpurl.algorithms.sac import SAC, SACConfig
-from gpurl.ensemble import BodyConfig, Stack
 from gpurl.errors import GpurlError
+from gpurl.nn.ensemble import BodyConfig, Stack
 
 UPDATES = 16  # a call
 COMPARED, WINDOW, ALIKE = 300, 50, 0.15  # updates; of which the first and last so many count; how far mean losses may be apart

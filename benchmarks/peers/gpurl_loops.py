@@ -10,9 +10,9 @@ from benchmarks.peers import job as cases
 from benchmarks.peers.job import CHASING, EPOCHS, HIDDEN, MINIBATCHES, PENDULUM, Job, Outcome, rollouts
 from benchmarks.timing import now
 from benchmarks.training import ready_trainer
-from gpurl.config import make_settings
 from gpurl.envs.registry import make_env
-from gpurl.evaluator import evaluate, greedy
+from gpurl.run.evaluator import evaluate, greedy
+from gpurl.run.settings import make_settings
 
 MODES = {"default": {}, "tf32": {"precision": "tf32"}, "bf16": {"precision": "bf16"}}
 

@@ -12,7 +12,7 @@ from rl_games.torch_runner import Runner
 
 from benchmarks.peers.job import CHASING, EPOCHS, HIDDEN, MINIBATCHES, Job, Outcome, rollouts
 from benchmarks.peers.timed_chasing import TimedChasing
-from gpurl.outward import to_rl_games
+from gpurl.adapters import to_rl_games
 
 MODES: dict[str, dict[str, Any]] = {  # max-autotune is what it documents as the fastest, bf16 what its examples use
     "default": {"torch_compile": True},

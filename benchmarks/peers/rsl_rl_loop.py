@@ -6,7 +6,7 @@ from rsl_rl.runners import OnPolicyRunner
 
 from benchmarks.peers.job import CHASING, EPOCHS, HIDDEN, MINIBATCHES, Job, Outcome, rollouts
 from benchmarks.peers.timed_chasing import TimedChasing
-from gpurl.outward import to_rsl_rl
+from gpurl.adapters import to_rsl_rl
 
 MODES = {"default": None, "compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}  # it refuses the modes with CUDA graphs
 

@@ -15,7 +15,7 @@ from benchmarks.peers import job as cases
 from benchmarks.peers.job import ACTIVATIONS, CHASING, EPOCHS, HIDDEN, MINIBATCHES, PENDULUM, Job, Outcome, rollouts
 from benchmarks.peers.timed_chasing import TimedChasing
 from benchmarks.timing import now
-from gpurl.outward import to_sb3
+from gpurl.adapters import to_sb3
 
 MODES = {"default": None}
 

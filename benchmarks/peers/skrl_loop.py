@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from benchmarks.peers.job import ACTIVATIONS, CHASING, EPOCHS, HIDDEN, MINIBATCHES, Job, Outcome, rollouts
 from benchmarks.peers.timed_chasing import TimedChasing
+from gpurl.adapters import to_skrl
 from gpurl.envs.vec_env import VecEnv
-from gpurl.outward import to_skrl
 
 MODES = {"default": None}
 

@@ -5,10 +5,10 @@ import sys
 import gymnasium
 import torch
 
-from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig
+from gpurl.algorithms.base import Algorithm, AlgorithmConfig
 from gpurl.discovery import find_class, module_names
 
-NOT_ALGORITHMS = frozenset({"algorithm", "on_policy", "off_policy", "actor_critic"})
+NOT_ALGORITHMS = frozenset({"base", "on_policy", "off_policy", "actor_critic", "exploration"})
 
 
 def algorithm_names() -> list[str]:

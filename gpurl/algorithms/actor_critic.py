@@ -9,17 +9,17 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from gpurl.algorithms.algorithm import Algorithm
+from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.off_policy import OffPolicy, OffPolicyConfig
-from gpurl.box_units import BoxUnits
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_atoms, check_choices, check_numbers
-from gpurl.ensemble import BodyConfig, Stack, Tape, make_network, set_dtype
 from gpurl.errors import UsageError
 from gpurl.kernels.categorical_projection import categorical_projection
 from gpurl.kernels.gae import gae
-from gpurl.networks import Carry
-from gpurl.optimizer import FlatAdam
+from gpurl.nn.action_scaler import BoxUnits
+from gpurl.nn.ensemble import BodyConfig, Stack, Tape, make_network, set_dtype
+from gpurl.nn.networks import Carry
+from gpurl.nn.optimizer import FlatAdam
 from gpurl.value_losses import categorical_td_loss, td_loss, whole_pmf_min
 
 

@@ -9,20 +9,20 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
-from gpurl.algorithms.algorithm import Decision
+from gpurl.algorithms.base import Decision
 from gpurl.algorithms.off_policy import OffPolicy, OffPolicyConfig
-from gpurl.box_units import BoxUnits
 from gpurl.buffers.demonstrations import read_demonstrations
 from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
-from gpurl.distributions import Head, make_head
-from gpurl.ensemble import BodyConfig, Tape, make_network
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.squash import squashed_likelihood, squashed_mode, squashed_sample
-from gpurl.networks import Carry
-from gpurl.optimizer import FlatAdam
+from gpurl.nn.action_scaler import BoxUnits
+from gpurl.nn.distributions import Head, make_head
+from gpurl.nn.ensemble import BodyConfig, Tape, make_network
+from gpurl.nn.networks import Carry
+from gpurl.nn.optimizer import FlatAdam
 
 if TYPE_CHECKING:
     from gpurl.policy import Policy

@@ -6,11 +6,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from gpurl.algorithms.actor_critic import ActorCriticConfig, OffPolicyActorCritic
+from gpurl.algorithms.exploration import KINDS, ActionNoise
 from gpurl.checks import check_choices, check_numbers
-from gpurl.ensemble import Tape
 from gpurl.errors import UsageError
-from gpurl.exploration import KINDS, ActionNoise
-from gpurl.networks import Carry
+from gpurl.nn.ensemble import Tape
+from gpurl.nn.networks import Carry
 
 
 @dataclass(frozen=True)

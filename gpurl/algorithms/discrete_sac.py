@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from gpurl.algorithms.sac import SAC, SACConfig
-from gpurl.distributions import Categorical
-from gpurl.ensemble import Stack, Tape, make_network
 from gpurl.errors import UsageError
-from gpurl.networks import Carry
-from gpurl.q_networks import num_choices
+from gpurl.nn.distributions import Categorical
+from gpurl.nn.ensemble import Stack, Tape, make_network
+from gpurl.nn.networks import Carry
+from gpurl.nn.q_networks import num_choices
 from gpurl.value_losses import td_loss
 
 ENTROPY_SHARE = 0.89  # of the greatest entropy, that a learned temperature aims at, as in CleanRL; the paper's 0.98 leaves it near uniform

@@ -6,16 +6,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from gpurl.algorithms.exploration import falling
 from gpurl.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from gpurl.checks import check_atoms, check_numbers
-from gpurl.ensemble import Stack, Tape
 from gpurl.errors import UsageError
-from gpurl.exploration import falling
 from gpurl.kernels.categorical_projection import categorical_projection
 from gpurl.kernels.random import CounterRandom
-from gpurl.networks import Carry
-from gpurl.optimizer import FlatAdam
-from gpurl.q_networks import QNetworkConfig, make_q_network, num_choices
+from gpurl.nn.ensemble import Stack, Tape
+from gpurl.nn.networks import Carry
+from gpurl.nn.optimizer import FlatAdam
+from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
 from gpurl.value_losses import categorical_td_loss, quantile_td_loss, rescale, td_loss, unrescale, whole_pmf_min
 
 LADDER_BASE, LADDER_POWER = 0.4, 7.0  # of Ape-X (Horgan et al. 2018, section 4): epsilon_i = 0.4 ** (1 + 7 i / (N - 1))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from gpurl.algorithms.sac import SAC, SACConfig
-from gpurl.ensemble import BodyConfig
+from gpurl.nn.ensemble import BodyConfig
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from gpurl.algorithms.ddpg import DDPG
 from gpurl.algorithms.td3 import TD3Config
-from gpurl.ensemble import BodyConfig
+from gpurl.nn.ensemble import BodyConfig
 
 
 @dataclass(frozen=True)

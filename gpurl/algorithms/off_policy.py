@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig, Decision
+from gpurl.algorithms.base import Algorithm, AlgorithmConfig, Decision
 from gpurl.buffers.prioritized import PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer
@@ -17,8 +17,8 @@ from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.random import CounterRandom
-from gpurl.networks import Carry
-from gpurl.optimizer import FlatAdam
+from gpurl.nn.networks import Carry
+from gpurl.nn.optimizer import FlatAdam
 
 RANDOM = ("action_random", "update_random", "choice_random")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gpurl.algorithms.algorithm import Algorithm, AlgorithmConfig, Decision, episode_ends, final_value
+from gpurl.algorithms.base import Algorithm, AlgorithmConfig, Decision, episode_ends, final_value
 from gpurl.buffers.minibatches import Minibatches
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_numbers
@@ -14,7 +14,7 @@ from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.random import CounterRandom
-from gpurl.optimizer import FlatAdam
+from gpurl.nn.optimizer import FlatAdam
 
 
 @dataclass(frozen=True)

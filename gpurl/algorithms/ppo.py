@@ -8,21 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.algorithm import Decision
+from gpurl.algorithms.base import Decision
 from gpurl.algorithms.on_policy import OnPolicy, OnPolicyConfig, flat
-from gpurl.arrays import Array, as_tensor, joined
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
-from gpurl.distributions import Gaussian, make_head
 from gpurl.errors import UsageError
-from gpurl.host_network import FEW_ROWS, HostNetwork, ppo_steps_of
 from gpurl.kernels.backend import host_may_look, use_triton
 from gpurl.kernels.gae import gae
 from gpurl.kernels.ppo_loss import PARTS, PpoOptions, PpoRows, PpoScalars
 from gpurl.losses import PpoTerms, explained_variance, ppo_loss
-from gpurl.networks import ActorCritic, AsymmetricActorCritic, Carry, NetworkConfig
-from gpurl.normalizer import ValueNormalizer
-from gpurl.optimizer import FlatAdam
+from gpurl.nn.arrays import Array, as_tensor, joined
+from gpurl.nn.distributions import Gaussian, make_head
+from gpurl.nn.host_network import FEW_ROWS, HostNetwork, ppo_steps_of
+from gpurl.nn.networks import ActorCritic, AsymmetricActorCritic, Carry, NetworkConfig
+from gpurl.nn.normalizer import ValueNormalizer
+from gpurl.nn.optimizer import FlatAdam
 
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)  # of the KL-adaptive rate, as in rsl_rl
 

@@ -6,17 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.algorithm import Decision
+from gpurl.algorithms.base import Decision
+from gpurl.algorithms.exploration import falling
 from gpurl.algorithms.on_policy import OnPolicy, OnPolicyConfig, flat
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_numbers
-from gpurl.ensemble import Tape
 from gpurl.errors import UsageError
-from gpurl.exploration import falling
 from gpurl.kernels.gae import gae
-from gpurl.networks import Carry
-from gpurl.optimizer import FlatAdam
-from gpurl.q_networks import QNetworkConfig, make_q_network, num_choices
+from gpurl.nn.ensemble import Tape
+from gpurl.nn.networks import Carry
+from gpurl.nn.optimizer import FlatAdam
+from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
 from gpurl.value_losses import td_loss
 
 

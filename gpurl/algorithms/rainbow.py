@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from gpurl.algorithms.dqn import DQN, DQNConfig
-from gpurl.q_networks import QNetworkConfig
+from gpurl.nn.q_networks import QNetworkConfig
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from gpurl.algorithms.actor_critic import ActorCriticConfig, OffPolicyActorCritic
-from gpurl.algorithms.algorithm import Algorithm
-from gpurl.ensemble import Tape
+from gpurl.algorithms.base import Algorithm
 from gpurl.errors import UsageError
 from gpurl.kernels.squash import squashed_backward, squashed_mode, squashed_sample
-from gpurl.networks import Carry
-from gpurl.optimizer import FlatAdam
+from gpurl.nn.ensemble import Tape
+from gpurl.nn.networks import Carry
+from gpurl.nn.optimizer import FlatAdam
 
 TEMPERATURE_LIMITS = (-18.0, 18.0)  # of a learned one's logarithm: 1.5e-8 and 6.6e7; entropies that it cannot reach would drive it on
 

@@ -3,7 +3,7 @@
 from gymnasium.spaces import MultiDiscrete
 from torch import Tensor
 
-from gpurl.algorithms.algorithm import Decision
+from gpurl.algorithms.base import Decision
 from gpurl.algorithms.dqn import DQN, DQNConfig
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.envs.vec_env import Timestep

@@ -10,8 +10,8 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from safetensors import safe_open
 
-from gpurl.buffers.memory import available_bytes, in_gib
 from gpurl.errors import UsageError, visible
+from gpurl.memory import available_bytes, in_gib
 
 NAMES = ("obs", "action")
 MINARI = "minari:"

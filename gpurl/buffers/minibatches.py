@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from gpurl.arrays import Array, namespace
 from gpurl.buffers.packed import PackedRows
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.permutation import gather_rows, permutation
 from gpurl.kernels.random import CounterRandom
+from gpurl.nn.arrays import Array, namespace
 
 GATHERED_ROWS = 8192  # as many minibatches at a time as a cache holds: a gather costs as much for 64 rows as for thousands
 

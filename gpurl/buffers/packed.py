@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpurl.arrays import Array, as_whole
+from gpurl.nn.arrays import Array, as_whole
 
 ALIGNMENT = 4  # floats: a row begins at 16 bytes
 

@@ -49,7 +49,7 @@ class PrioritizedReplay(Replay):
     def update_priorities(self, index: Tensor, error: Tensor) -> None:
         """Set the priorities of transitions `index` [B] from their errors [B] >= 0; of one that comes twice the greater counts.
 
-        An error that is NaN or infinite leaves the priority as it was: its step was left out, which gpurl.step_guard tells.
+        An error that is NaN or infinite leaves the priority as it was: its step was left out, which gpurl.guards.steps tells.
         """
         priority = (error.abs() + LEAST_ERROR) ** self.exponent
         kept = self.priority.view(-1)[index]

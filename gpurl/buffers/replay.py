@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gpurl.buffers.memory import available_bytes, in_gib
 from gpurl.buffers.packed import PackedRows
 from gpurl.errors import UsageError
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.replay import Batch, Block, Ring, new_ring, replay_add, replay_cut, replay_sample, ring_bytes
+from gpurl.memory import available_bytes, in_gib
 
 SHARE_TO_TAKE = 0.9  # of the free memory
 

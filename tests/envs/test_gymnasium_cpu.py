@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscr
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
-from gpurl.check_env import check_env
+from gpurl.cli.check_env import check_env
 from gpurl.envs import make_env
 from gpurl.envs._numpy_spaces import make_decoder, make_encoder, stack_rows
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu, send_packed

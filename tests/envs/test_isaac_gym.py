@@ -14,7 +14,7 @@ import gymnasium
 import pytest
 import torch
 
-from gpurl.check_env import check_env
+from gpurl.cli.check_env import check_env
 from gpurl.envs import env_names, make_env
 from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE
 from gpurl.errors import UsageError

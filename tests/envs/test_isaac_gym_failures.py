@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import gpurl
-from gpurl import doctor
+from gpurl.cli import doctor
 from gpurl.envs import _isaac_gym_check, make_env
 from gpurl.envs import _isaac_gym_process as process_module
 from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE

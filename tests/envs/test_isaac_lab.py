@@ -16,9 +16,9 @@ import torch
 from gymnasium.spaces import Box
 
 import gpurl
-from gpurl.check_env import check_env
-from gpurl.cli import main
-from gpurl.cli_train import parse_train
+from gpurl.cli.check_env import check_env
+from gpurl.cli.main import main
+from gpurl.cli.settings import parse_train
 from gpurl.envs import isaac_lab, make_env
 from gpurl.errors import UsageError
 from tests.small_runs import small_settings

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpurl.check_env import check_env
-from gpurl.config import make_settings
+from gpurl.cli.check_env import check_env
 from gpurl.envs import make_env, resolve_env
 from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
 from gpurl.envs.registry import env_options, option_types
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import no_host_looks
 from gpurl.kernels.random import CounterRandom
+from gpurl.run.settings import make_settings
+from tests.engine.test_graphs import assert_equal, make_trainer, results
 from tests.envs.test_contract import assert_same, rows
-from tests.test_graphs import assert_equal, make_trainer, results
 
 pytest.importorskip("mujoco_warp")
 

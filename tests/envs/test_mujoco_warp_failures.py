@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpurl.config import make_settings
-from gpurl.env_table import env_table
+from gpurl.cli.env_table import env_table
 from gpurl.envs import make_env, resolve_env
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import no_host_looks
+from gpurl.run.settings import make_settings
 from tests.envs.test_mujoco_warp import Slider, actions_of
 
 pytest.importorskip("mujoco_warp")

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gpurl
-from gpurl.check_env import check_env
+from gpurl.cli.check_env import check_env
 from gpurl.envs import make_env
 from gpurl.envs._numpy_spaces import make_encoder, stack_rows
 from gpurl.envs._torch_spaces import make_groups, make_torch_decoder, torch_arrays

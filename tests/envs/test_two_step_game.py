@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpurl.envs.two_step_game import TwoStepGame
-from gpurl.evaluator import Act, evaluate, scripted
+from gpurl.run.evaluator import Act, evaluate, scripted
 
 PAYOFF_2B = {(0, 0): 0.0, (0, 1): 1.0, (1, 0): 1.0, (1, 1): 8.0}
 JOINT_ACTIONS = list(itertools.product((0, 1), repeat=2))

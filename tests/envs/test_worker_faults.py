@@ -21,7 +21,7 @@ from gymnasium.spaces import Box
 from torch import Tensor
 
 from gpurl.api import train
-from gpurl.checkpoint import load_checkpoint
+from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu
 from gpurl.errors import EnvError, UsageError
 from tests.numpy_envs import Tour

@@ -8,9 +8,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from gpurl.api import make_trainer
-from gpurl.config import make_settings
-from gpurl.presets import preset
-from gpurl.trainer import Trainer
+from gpurl.run.presets import preset
+from gpurl.run.settings import make_settings
+from gpurl.run.trainer import Trainer
 from tests.small_runs import OFF_POLICY, assert_same, small_settings, start, state_of
 
 pytestmark = pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""PPO's loss in Triton against the reference and against gpurl.distributions and gpurl.losses, which write the same slopes another way."""
+"""PPO's loss in Triton against the reference and against gpurl.nn.distributions and gpurl.losses, which write the same slopes another way."""
 
 import math
 from typing import Any, NamedTuple
@@ -10,7 +10,6 @@ import triton
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from gpurl.distributions import Categorical, Gaussian
 from gpurl.kernels import ppo_loss as module
 from gpurl.kernels.ppo_loss import (
     PARTS,
@@ -20,6 +19,7 @@ from gpurl.kernels.ppo_loss import (
     gaussian_ppo_loss_reference,
 )
 from gpurl.losses import PpoTerms, ppo_loss
+from gpurl.nn.distributions import Categorical, Gaussian
 
 SIZES = [(1, 1), (1, 2), (5, 3), (64, 2), (131, 1), (131, 8), (200, 5), (70, 18), (33, 128)]  # B, A
 OPTIONS = PpoOptions(0.7, None, -1.5, 0.5)

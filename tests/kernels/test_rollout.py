@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from gpurl.algorithms import make_algorithm
-from gpurl.config import make_settings
 from gpurl.envs.registry import make_env
 from gpurl.kernels import backend
 from gpurl.kernels.backend import no_host_looks
 from gpurl.kernels.env_step import TritonEnv
 from gpurl.kernels.rollout import PolicyShape, rollout_obstacle
-from gpurl.trainer import Trainer
+from gpurl.run.settings import make_settings
+from gpurl.run.trainer import Trainer
 
 NUM_ENVS, HORIZON = 41, 7
 

@@ -1,13 +1,13 @@
-"""Actions drawn in one launch against `gpurl.distributions`: the same bits, hence the same actions."""
+"""Actions drawn in one launch against `gpurl.nn.distributions`: the same bits, hence the same actions."""
 
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
 
-from gpurl.distributions import Categorical, Gaussian, TanhGaussian
 from gpurl.kernels import backend
 from gpurl.kernels.random import CounterRandom
+from gpurl.nn.distributions import Categorical, Gaussian, TanhGaussian
 
 
 def boxes() -> list[Box]:

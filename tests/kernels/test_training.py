@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from gpurl.algorithms import make_algorithm
-from gpurl.config import make_settings
 from gpurl.envs.registry import make_env
 from gpurl.kernels import backend
 from gpurl.kernels.backend import no_host_looks
-from gpurl.trainer import Trainer
+from gpurl.run.settings import make_settings
+from gpurl.run.trainer import Trainer
 
 
 def trained(choice: str, env: str, iterations: int, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> dict[str, Any]:

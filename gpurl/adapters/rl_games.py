@@ -1,0 +1,78 @@
+"""Our environments as an rl_games IVecEnv, registered under a name: tensors stay where they are."""
+
+from typing import Any
+
+from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple
+from rl_games.common import env_configurations, vecenv
+from rl_games.common.ivecenv import IVecEnv
+from torch import Tensor
+
+from gpurl.adapters.transfer import one_reward
+from gpurl.envs.vec_env import VecEnv
+from gpurl.errors import UsageError
+
+
+class RlGamesEnv(IVecEnv):
+    """Observations are {"obs": [N, *obs]}, with "states" where there is what only critics see, for its central value.
+
+    rl_games adds gamma V(s_t) to the reward of a time-out (value_bootstrap), the value of the observation before it, and has no place for
+    final_obs. It clips actions itself (clip_actions). Its checkpoints hold the environments' state; after a restore it begins new episodes.
+    """
+
+    def __init__(self, env: VecEnv) -> None:
+        self.env = env
+        self._seed: int | None = None
+
+    def seed(self, seed: int) -> None:
+        """Of the next reset; without it the environments keep their own."""
+        self._seed = seed
+
+    def reset(self) -> dict[str, Tensor]:
+        obs, info = self.env.reset(seed=self._seed)
+        self._seed = None
+        return _observed(obs, info)
+
+    def step(self, actions: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, dict[str, Any]]:
+        """(observations, rewards [N], dones [N] uint8, infos)."""
+        obs, reward, terminated, truncated, info = self.env.step(actions)
+        infos: dict[str, Any] = {"time_outs": truncated}
+        if "log" in info:
+            infos["episode"] = dict(info["log"])  # its observers read means there, and write into it
+        return _observed(obs, info), one_reward(reward), (terminated | truncated).byte(), infos
+
+    def get_env_info(self) -> dict[str, Any]:
+        """The spaces of one environment."""
+        state_space, space = self.env.single_state_space, self.env.single_action_space
+        if isinstance(space, MultiDiscrete):
+            space = Tuple([Discrete(int(count)) for count in space.nvec])
+        spaces = {"observation_space": self.env.single_observation_space, "action_space": space, "state_space": state_space}
+        return spaces | {"agents": 1, "value_size": 1, "use_global_observations": state_space is not None}
+
+    def get_env_state(self) -> dict[str, Any]:
+        """What `set_env_state` continues from."""
+        return self.env.state_dict()
+
+    def set_env_state(self, env_state: dict[str, Any] | None) -> None:
+        if env_state:
+            self.env.load_state_dict(env_state)
+
+
+def register(env: VecEnv, name: str) -> RlGamesEnv:
+    """The adapter, which rl_games will find for training and playing as env_name `name`."""
+    space = env.single_action_space
+    if (isinstance(space, Box) and len(space.shape) != 1) or env.num_agents > 1:
+        raise UsageError(f"rl_games takes one agent with actions of one axis, this environment has {env.num_agents} and {space}")
+    adapter = RlGamesEnv(env)
+
+    def make(config_name: str, num_actors: int, **options: Any) -> RlGamesEnv:
+        if num_actors != env.num_envs:
+            raise UsageError(f"num_actors in rl_games' configuration is {num_actors}, but {config_name!r} has {env.num_envs} environments")
+        return adapter
+
+    vecenv.register(name, make)
+    env_configurations.register(name, {"vecenv_type": name, "env_creator": lambda **options: adapter})
+    return adapter
+
+
+def _observed(obs: Tensor, info: dict[str, Any]) -> dict[str, Tensor]:
+    return {"obs": obs} | ({"states": info["state"]} if "state" in info else {})

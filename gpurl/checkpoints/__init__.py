@@ -1,0 +1,1 @@
+"""Checkpoints as safetensors and JSON, written atomically, read without executing anything."""

@@ -1,0 +1,1 @@
+"""`gpurl convert`: weights of other trainers, without unpickling them here."""

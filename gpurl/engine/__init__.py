@@ -1,0 +1,1 @@
+"""How an iteration is run: step by step, in CUDA graphs, by one kernel or by C."""

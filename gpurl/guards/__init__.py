@@ -1,0 +1,1 @@
+"""What watches an iteration: the form of steps, NaN and infinity, optimiser steps."""

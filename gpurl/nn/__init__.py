@@ -1,0 +1,1 @@
+"""Networks, distributions, normalisers and the optimiser."""

@@ -1,0 +1,91 @@
+"""All weights of a module as views of one flat tensor, and Adam on it: one kernel, one clip, one reduction between ranks."""
+
+import torch
+from torch import Tensor, nn
+
+from gpurl.kernels.adam import MOST_LOSSES, AdamOptions, AdamState, LeftOut, adam_step
+
+ALIGNMENT = 4  # floats: every weight starts at 16 bytes, which vectorised loads need
+BLOCK = 1024  # the whole is padded to the kernel's block
+
+
+def flatten(module: nn.Module) -> tuple[Tensor, Tensor]:
+    """Move the parameters of `module` into one flat float32 tensor, and their gradients into another: (parameters, gradients)."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    sizes = [parameter.numel() for parameter in parameters]
+    used = sum(size + -size % ALIGNMENT for size in sizes)
+    flat = torch.zeros(used + -used % BLOCK, device=parameters[0].device)
+    gradient, offset = torch.zeros_like(flat), 0
+    for parameter, size in zip(parameters, sizes):
+        view = flat[offset : offset + size].view_as(parameter)
+        view.copy_(parameter.detach())
+        parameter.data = view
+        parameter.grad = gradient[offset : offset + size].view_as(parameter)
+        offset += size + -size % ALIGNMENT
+    return flat, gradient
+
+
+class FlatAdam:
+    """Adam over `module`'s parameters, moved into one flat float32 tensor (a later `copy.deepcopy` of the module would undo that).
+
+    The learning rate is a 0-d tensor on the device: schedules write it there, nothing is baked into a graph. A step whose gradient or
+    losses are not finite changes nothing; `left_out` counts such steps and keeps the first, for `gpurl.guards.steps` to tell.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        learning_rate: float,
+        epsilon: float = 1e-5,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = None,
+        target: nn.Module | None = None,
+        tau: float = 1.0,
+        losses: tuple[str, ...] = (),
+    ) -> None:
+        """target: a module of the same form that follows `module`, by the share `tau` of the difference a step.
+
+        losses: the names of those that `step` is given.
+        """
+        self.module, self.losses = module, losses
+        self.flat, self.gradient = flatten(module)
+        step = torch.zeros((), dtype=torch.int64, device=self.flat.device)
+        counts, kept = torch.zeros(5, dtype=torch.int64, device=self.flat.device), torch.zeros(MOST_LOSSES, device=self.flat.device)
+        self.left_out = LeftOut(counts, torch.zeros_like(self.flat), kept)
+        self.state = AdamState(self.flat, torch.zeros_like(self.flat), torch.zeros_like(self.flat), step, left_out=self.left_out)
+        self.options = AdamOptions(eps=epsilon, weight_decay=weight_decay, decoupled=True, max_grad_norm=max_grad_norm, tau=tau)
+        self.learning_rate = torch.tensor(learning_rate, device=self.flat.device)
+        self.target = None
+        if target is not None:
+            self.target, _ = flatten(target)
+            self.target.copy_(self.flat)
+
+    def step(self, move_target: bool = True, wanted: Tensor | None = None, losses: Tensor | None = None) -> Tensor:
+        """Take one step along the gradients that were written into the parameters' `.grad`; returns their norm before clipping, 0-d.
+
+        `.grad` of every parameter is a view of one flat tensor: write into it, never assign it. A gradient or losses [up to MOST_LOSSES]
+        that are not finite change nothing, the target neither, and the norm is then not finite. wanted: 0-d bool on the device; where it is
+        False nothing changes.
+        """
+        state = self.state if self.target is None or not move_target else self.state._replace(target=self.target)
+        return adam_step(state, self.gradient, self.learning_rate, self.options, losses, wanted)
+
+    def parts_of(self, flat: Tensor) -> dict[str, Tensor]:
+        """name of each parameter -> its numbers in `flat`, a tensor of the flat ones' form."""
+        assert self.flat.shape == flat.shape, (self.flat.shape, flat.shape)
+        found = {}
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad:
+                start = parameter.storage_offset() - self.flat.storage_offset()
+                found[name] = flat[start : start + parameter.numel()]
+        return found
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Moments, step and learning rate."""
+        _, exp_avg, exp_avg_sq, step, *_ = self.state
+        return {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "step": step, "learning_rate": self.learning_rate}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continue from `state_dict()`."""
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(state[name])

@@ -1,0 +1,1 @@
+"""The life of a run: settings, folder, log, evaluation, checkpoints, signals."""

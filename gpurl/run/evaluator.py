@@ -1,0 +1,85 @@
+"""Greedy evaluation in environments of their own: every environment counts its first episodes only, so short ones are not favoured."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpurl.algorithms.base import Algorithm, episode_ends, restart_carry
+from gpurl.envs.vec_env import VecEnv
+from gpurl.errors import EndlessEpisodeError
+from gpurl.guards.contract import reset_env, step_env
+from gpurl.nn.networks import Carry
+
+Act = Callable[[Tensor, Carry], tuple[Tensor, Carry]]
+LOOK_EVERY = 16  # steps between looks at whether all are done, each a host sync
+
+
+def greedy(algorithm: Algorithm) -> Act:
+    """The algorithm's policy without exploration."""
+
+    def act(obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        decision = algorithm.act(obs, carry, explore=False)
+        return decision.action, decision.carry
+
+    return act
+
+
+def scripted(env: VecEnv) -> Act | None:
+    """The environment's own baseline, where it has one."""
+    function: Any = getattr(env, "scripted_action", None)
+    return None if function is None else lambda obs, carry: (function(obs), carry)
+
+
+class Stopped(Exception):
+    """The evaluation was left because `should_stop` said so."""
+
+
+def evaluate(
+    act: Act,
+    env: VecEnv,
+    episodes: int,
+    carry: Carry = (),
+    seed: int = 0,
+    max_steps: int = 20_000,
+    should_stop: Callable[[], object] = bool,
+) -> dict[str, float]:
+    """Play `episodes` episodes (rounded up to a multiple of env.num_envs) and return their statistics, named as they are logged.
+
+    Episodes whose return is NaN or infinite are counted apart, as eval/non_finite_episodes, and left out of the rest; without any other
+    the mean is NaN. Raises EndlessEpisodeError when not all end within `max_steps` steps an episode.
+    """
+    wanted = -(-episodes // env.num_envs)
+    obs = reset_env(env, seed)
+    finished = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
+    sums = torch.zeros(5, dtype=torch.float64, device=env.device)  # finite ones, returns, squared returns, lengths; the others
+    for step in range(max_steps * wanted):
+        if should_stop():
+            raise Stopped
+        action, carry = act(obs, carry)
+        timestep = step_env(env, action)
+        obs, info = timestep.obs, timestep.info
+        carry = restart_carry(carry, episode_ends(timestep))
+        counts = info["_episode"] & (finished < wanted)
+        returns, lengths = info["episode"]["r"].double(), info["episode"]["l"].double()
+        is_finite = returns.isfinite()
+        rows = torch.stack((is_finite, returns, returns.square(), lengths, ~is_finite))
+        rows[:4] = torch.where(is_finite, rows[:4], 0.0)
+        sums += torch.where(counts, rows, 0.0).sum(1)
+        finished += counts
+        if step % LOOK_EVERY == LOOK_EVERY - 1 and bool((finished >= wanted).all()):
+            break
+    else:
+        late = int((finished < wanted).sum())
+        raise EndlessEpisodeError(
+            f"{type(env).__name__}: episodes of {late} of {env.num_envs} environments did not end in {max_steps} steps; "
+            "a time limit (max_episode_steps) ends them"
+        )
+    count, total, squares, length, non_finite = sums.tolist()
+    divisor = count or math.nan
+    mean = total / divisor
+    deviation = max(squares / divisor - mean * mean, 0.0) ** 0.5
+    values = {"eval/mean_reward": mean, "eval/std_reward": deviation, "eval/mean_ep_length": length / divisor, "eval/episodes": count}
+    return values | ({"eval/non_finite_episodes": non_finite} if non_finite else {})

@@ -1,0 +1,182 @@
+"""The folder of one run: a name nobody else gets, what is needed to repeat the run, and the lock of the process that trains in it."""
+
+import importlib.metadata
+import itertools
+import json
+import logging
+import os
+import platform
+import re
+import shlex
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from gpurl.checkpoints.plain_files import append_regular, read_at_most, write_regular
+from gpurl.errors import CheckpointError, UsageError, visible
+from gpurl.run.settings import as_yaml
+
+MAX_DIFF_BYTES = 1 << 20
+GIT_SECONDS = 10.0
+MAX_HOLDER_BYTES = 1000
+LOCK_SECONDS = 0.3  # a holder keeps its lock for hours: waiting longer helps nobody
+RUN_INFO = {"config.yaml", "command.txt", "versions.json", "git.diff", "run.lock", "run.pid", "metrics.jsonl", "checkpoints"}
+LOGGED = "events.out.tfevents."
+PACKAGES = ("torch", "triton", "gpurl", "gymnasium", "numpy")
+
+
+def create_run_folder(root: Path, env: str, algorithm: str, seed: int, name: str | None = None) -> Path:
+    """A new folder `root/<env>/<algorithm>/<YYYYmmdd-HHMMSS>_<seed>`, or the folder `name` where the user chose a path."""
+    try:
+        if name is not None:
+            return _chosen_folder(Path(name).expanduser())
+        parent = Path(root).expanduser() / _safe_name(env) / _safe_name(algorithm)
+        parent.mkdir(parents=True, exist_ok=True)
+        return _first_free(parent, f"{time.strftime('%Y%m%d-%H%M%S')}_{seed}")
+    except OSError as error:
+        raise UsageError(f"no run folder at {error.filename}: {error.strerror}; choose another place with --run-dir") from error
+
+
+def _chosen_folder(folder: Path) -> Path:
+    """`folder`, new, empty or of a run that ended before its first checkpoint: nobody could go on with that one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {entry.name for entry in folder.iterdir() if not entry.name.startswith(LOGGED)}
+    if any(folder.iterdir()) and not ("run.pid" in names and names <= RUN_INFO and not any(folder.glob("checkpoints/step_*"))):
+        raise UsageError(f"{folder} already holds files: continue that run with --resume, or give another name to --run-dir")
+    return folder
+
+
+def _first_free(parent: Path, stamp: str) -> Path:
+    """`parent/stamp`, or `stamp-2`, `stamp-3` …: mkdir itself decides who gets a name, so two processes never share one."""
+    for number in itertools.count(1):
+        folder = parent / (stamp if number == 1 else f"{stamp}-{number}")
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("unreachable")
+
+
+def run_of(path: Path) -> Path:
+    """The run folder that `path` is, or that the checkpoint `path` belongs to; of a checkpoint elsewhere the folder around it.
+
+    Nothing is ever written into a checkpoint: it would not be the one its manifest describes.
+    """
+    path = path.absolute()
+    if (path / "checkpoints").is_dir():
+        return path
+    folder = path if path.name == "checkpoints" else path.parent
+    return folder.parent if folder.name == "checkpoints" else folder
+
+
+def _safe_name(name: str) -> str:
+    """`name` as one folder name: "gymnasium_cpu:Pendulum-v1" becomes "gymnasium_cpu_Pendulum-v1", "../x" becomes "x"."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-100:].strip("._-") or "unnamed"
+
+
+def write_run_info(folder: Path, config: dict[str, Any], argv: list[str]) -> None:
+    """Write config.yaml, command.txt, versions.json and, inside a git repository, git.diff: what it takes to repeat the run."""
+    _write(folder, "config.yaml", as_yaml(_plain(config)))
+    _write(folder, "command.txt", _as_line(argv))
+    _write(folder, "versions.json", f"{json.dumps(_versions(), indent=1)}\n".encode())
+    if (diff := _git_diff()) is not None:
+        _write(folder, "git.diff", diff)
+
+
+def note_resume(folder: Path, config: dict[str, Any], argv: list[str]) -> None:
+    """command.txt gets another line; config.yaml becomes that of the run as it goes on. A full disk is a warning: the run can go on."""
+    new = folder / ".config.yaml.new"
+    try:
+        with append_regular(folder / "command.txt") as file:
+            file.write(_as_line(argv))
+        write_regular(new, as_yaml(_plain(config)))
+        new.replace(folder / "config.yaml")
+    except OSError as error:
+        logging.getLogger("gpurl").warning("config.yaml of %s stays as it was: %s", folder, error)
+
+
+def _as_line(argv: list[str]) -> bytes:
+    return f"{shlex.join(argv)}\n".encode()
+
+
+def _write(folder: Path, name: str, content: bytes) -> None:
+    try:
+        write_regular(folder / name, content)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder / name}: {error.strerror}; choose another place with --run-dir") from error
+
+
+def _plain(value: Any) -> Any:
+    """`value` in the types YAML knows; a path, a device or a class becomes its text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if type(value) in (bool, int, float, str, type(None)) else str(value)
+
+
+def _versions() -> dict[str, Any]:
+    """Python, the packages that decide the numbers (None: not installed), the system and its devices."""
+    found: dict[str, Any] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    found |= {"cuda": torch.version.cuda, "platform": platform.platform(), "cpus": os.cpu_count(), "devices": gpus or ["cpu"]}
+    return found | {"threads": torch.get_num_threads()}
+
+
+def _git_diff() -> bytes | None:
+    """The commit of the working directory's repository and the changes since; None without git, repository or commit."""
+    git = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false"]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, timeout=GIT_SECONDS)  # noqa: S603 - git, no shell
+        if commit.returncode != 0:
+            return None
+        with tempfile.TemporaryFile() as diff:  # on disk: the size is known only afterwards
+            command = [*git, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD"]
+            subprocess.run(command, stdout=diff, stderr=subprocess.DEVNULL, timeout=GIT_SECONDS, check=True)  # noqa: S603 - git, no shell
+            size = diff.tell()
+            if size > MAX_DIFF_BYTES:
+                return commit.stdout + f"the changes since are left out: {size} bytes, the limit is {MAX_DIFF_BYTES}\n".encode()
+            diff.seek(0)
+            return commit.stdout + diff.read()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+@contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """A `with` block that holds the run folder alone, at most until the process ends; CheckpointError if another process trains there."""
+    lock, holder = FileLock(folder / "run.lock", thread_local=False), folder / "run.pid"
+    try:
+        lock.acquire(timeout=LOCK_SECONDS)
+        write_regular(holder, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    except Timeout as error:
+        raise CheckpointError(f"{folder} is in use by {_holder(holder)}: wait for it, stop it, or start another run") from error
+    except OSError as error:
+        lock.release()
+        raise CheckpointError(f"cannot lock the run folder {folder}: {error}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _holder(file: Path) -> str:
+    """Which process wrote its name there."""
+    try:
+        return visible(read_at_most(file, MAX_HOLDER_BYTES).decode(errors="replace").strip())
+    except (OSError, ValueError):
+        return "an unknown process"

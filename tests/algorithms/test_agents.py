@@ -1,0 +1,216 @@
+"""Several agents through the whole loop: training, statistics, evaluation, checkpoints, NaN; and what knows one agent only is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from torch import Tensor
+
+from gpurl import api
+from gpurl.api import evaluate_run, make_trainer
+from gpurl.buffers.rollout import RolloutBuffer
+from gpurl.checkpoints.folders import load_checkpoint
+from gpurl.cli import play
+from gpurl.cli.check_env import check_env
+from gpurl.cli.env_table import env_table
+from gpurl.cli.plot_episode import plot_episode
+from gpurl.engine.statistics import EpisodeStatistics
+from gpurl.envs.torch_env import State
+from gpurl.envs.vec_env import Timestep
+from gpurl.errors import EnvError, NonFiniteError, UsageError
+from gpurl.guards.contract import check_step
+from gpurl.guards.finite import FiniteGuard
+from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.random import CounterRandom
+from gpurl.run.evaluator import evaluate
+from gpurl.run.settings import make_settings
+from tests.fake_graphs import FakeGraphs
+from tests.joint_ppo import JointPPO
+from tests.small_runs import small_run
+from tests.tiny_envs import Walkers
+
+ALGORITHM, WALKERS = "tests.joint_ppo", "tests.tiny_envs:Walkers"
+CPU = torch.device("cpu")
+
+
+# ---- training ----
+
+
+def test_one_policy_of_all_agents_learns_the_two_step_game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And evaluates, plays and draws it."""
+    drawn = list[np.ndarray]()
+    monkeypatch.setattr(play, "plot_episode", lambda path, title, *columns: drawn.extend(columns) or plot_episode(path, title, *columns))
+    run = small_run(tmp_path / "run", 40, ALGORITHM, "two_step_game", epochs=8, entropy_coef=0.05, learning_rate=0.01)
+    assert run.outcome.evaluation["eval/mean_reward"] == 8.0
+    assert run.baseline["eval/mean_reward"] == 8.0
+    assert evaluate_run(run.folder, episodes=16, device="cpu", best=False)["eval/mean_ep_length"] == 2.0
+    assert play.play_run(run.folder, episodes=1, device="cpu").stat().st_size > 0
+    assert [column.shape for column in drawn[:2]] == [(2, 10), (2, 2)]
+    assert drawn[2].tolist() == [0.0, 8.0]  # the mean of what the two are paid
+
+
+def test_the_list_of_environments_tells_of_agents() -> None:
+    assert "two_step_game\n      2 agents, observation (2, 5), action MultiDiscrete([2 2])," in env_table()
+    assert "pendulum\n      observation (3,)" in env_table()
+
+
+@pytest.mark.parametrize("level", ["full", "policy"])
+def test_graphs_do_what_the_loop_does(level: str) -> None:
+    """The continuous task, whose rewards differ from agent to agent."""
+    found = []
+    for graph in (level, "off"):
+        settings = make_settings(ALGORITHM, WALKERS, num_envs=8, horizon=4, minibatches=2, graph=graph, network={"hidden": [8]})
+        with no_host_looks():
+            trainer = make_trainer(settings, CPU)
+            trainer.graph_backend = None if graph == "off" else FakeGraphs()
+            trainer.start()
+            for _ in range(4):
+                trainer.iterate()
+        assert trainer.graph_level == graph
+        state = trainer.running_state()
+        found.append([state["algorithm"]["model"], state["env"], state["obs"]])
+    torch.testing.assert_close(*found, rtol=0.0, atol=0.0)
+
+
+# ---- statistics ----
+
+
+def standing_still(obs: Tensor, carry: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    return torch.zeros(*obs.shape[:2], 1), carry
+
+
+def test_the_return_is_the_mean_over_agents_of_their_summed_rewards() -> None:
+    env, statistics = Walkers(64, seed=3), EpisodeStatistics(CPU)
+    obs, _ = env.reset(seed=5)
+    sums, ended = torch.zeros(64, 3, dtype=torch.float64), []  # of each agent's rewards
+    for _ in range(7):
+        timestep = env.step(standing_still(obs, ())[0])
+        check_step(env, timestep)
+        statistics.add(timestep)
+        sums += timestep.reward
+        assert timestep.info["episode"]["r"].shape == (64,)
+        torch.testing.assert_close(timestep.info["episode"]["r"].double(), sums.mean(1), rtol=1e-6, atol=1e-6)
+        ended += sums[timestep.terminated | timestep.truncated].mean(1).tolist()
+        sums[timestep.terminated | timestep.truncated] = 0.0
+    assert bool((sums == 0.0).any(0).all())
+    values = statistics.read({name: float(value) for name, value in statistics.metrics().items()})
+    assert values["rollout/episodes"] == len(ended) >= 64
+    assert values["rollout/ep_rew_mean"] == pytest.approx(np.mean(ended), rel=1e-5)
+
+
+def test_an_evaluation_of_agents_with_rewards_of_their_own() -> None:
+    """They stand still, so that each is paid 7 times what it was far from the origin; those who start too far away end at once."""
+    env = Walkers(32)
+    far = env.reset(seed=9)[0][:, :, 0].abs().double()
+    wanted = -far.mean(1) * torch.where(far.amax(1) > 2.5, 1, 7)
+    values = evaluate(standing_still, env, 32, seed=9)
+    assert values["eval/mean_reward"] == pytest.approx(float(wanted.mean()), rel=1e-5)
+    assert values["eval/std_reward"] == pytest.approx(float(wanted.std(correction=0)), rel=1e-4)
+
+
+# ---- NaN ----
+
+
+class Ill(Walkers):
+    """Agent 1 of environment 3 is paid NaN at its third step."""
+
+    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+        next_state, reward, terminated = super().transition(state, action, rng)
+        is_ill = (torch.arange(len(reward)) == 3) & (self.episode_length_buf == 2)
+        reward[:, 1] = torch.where(is_ill, torch.nan, reward[:, 1])
+        return next_state, reward, terminated
+
+
+def test_nan_of_one_agent_stops_the_run_or_is_left_out(tmp_path: Path) -> None:
+    name = "tests.algorithms.test_agents:Ill"
+    with pytest.raises(NonFiniteError, match=r"Ill' gave NaN or infinity .*, environments 3\)"):
+        small_run(tmp_path / "stop", 3, ALGORITHM, name, stagger=False)
+    run = small_run(tmp_path / "skip", 3, ALGORITHM, name, stagger=False, nan="reset-envs")
+    assert all(torch.isfinite(value).all() for value in load_checkpoint(run.folder)[0]["model"].values())
+    records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert all(np.isfinite(record["train/grad_norm"]) for record in records if "train/grad_norm" in record)
+    assert records[-1]["eval/non_finite_episodes"] == 1.0
+
+
+@pytest.mark.parametrize("column", ["obs", "reward", "value"])
+def test_the_guard_finds_nan_of_one_agent(column: str) -> None:
+    """Columns [T, N, A] and [T, N, A, D]: the row of environment 2 at step 1 goes, and the one that led to an observation with NaN."""
+    buffer, nobody = RolloutBuffer(3, 4, CPU), torch.zeros(4, dtype=torch.bool)
+    for _ in range(3):
+        row = {"obs": torch.ones(4, 2, 5), "reward": torch.ones(4, 2), "value": torch.ones(4, 2)}
+        buffer.add({**row, "terminated": nobody, "truncated": nobody})
+    buffer[column][1, 2, 1] = torch.nan
+    guard = FiniteGuard("agents", CPU)
+    bad_envs = guard.clean(buffer)
+    assert bad_envs is not None
+    assert bad_envs.tolist() == [False, False, True, False]
+    bad_rows = [[0, 2], [1, 2]] if column == "obs" else [[1, 2]]
+    assert (~buffer["valid"]).nonzero().tolist() == bad_rows
+    assert int(guard.first) == bad_rows[0][0] * 4 + 2
+    assert bool(guard.policy_diverged) == (column == "value")
+    assert all(bool(torch.isfinite(buffer[name]).all()) for name in ("obs", "reward", "value"))
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
+def test_an_algorithm_for_one_agent_is_refused(algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "algorithm_names", lambda: ["ppo", "a2c", "tests.joint_ppo"])
+    message = rf"^{algorithm} is for one agent, two_step_game has 2; tests.joint_ppo takes several$"
+    with pytest.raises(UsageError, match=message):
+        small_run(tmp_path / "run", 1, algorithm, "two_step_game")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(JointPPO, "takes_agents", False)
+    with pytest.raises(UsageError, match=r"^tests.joint_ppo is for one agent, tests.tiny_envs:Walkers has 3$"):
+        small_run(tmp_path / "run", 1, ALGORITHM, WALKERS)
+
+
+@pytest.mark.parametrize(("spaces", "wanted"), [
+    ({"single_observation_space": Box(-1.0, 1.0, (2, 3))}, "Wrong.single_observation_space: wanted a joint space, .* of 3 agents, got Box"),
+    ({"single_observation_space": Box(-1.0, 1.0, (3,))}, "Wrong.single_observation_space: wanted a joint space"),
+    ({"single_action_space": Box(-1.0, 1.0, (3,))}, "Wrong.single_action_space: wanted a joint space"),
+    ({"single_action_space": Discrete(3)}, r"Wrong.single_action_space: wanted a joint space, .* got Discrete\(3\)"),
+    ({"single_action_space": MultiDiscrete([2, 2])}, r"Wrong.single_action_space: wanted a joint space, .* got MultiDiscrete\(\[2 2\]\)"),
+])  # fmt: skip
+def test_spaces_without_an_axis_of_agents_are_named(spaces: dict[str, Any], wanted: str) -> None:
+    wrong = type("Wrong", (Walkers,), spaces)
+    with pytest.raises(EnvError, match=wanted):
+        wrong(4)
+
+
+NUMBERS = "reward: wanted a tensor of shape (8, 3), torch.float32, on cpu, got shape "
+STEP_MUTANTS: dict[str, tuple[Callable[[Timestep], Timestep], str]] = {
+    "one reward for all": (lambda t: t._replace(reward=t.reward.mean(1)), f"Mutant.step: {NUMBERS}(8,)"),
+    "agents before environments": (lambda t: t._replace(reward=t.reward.T), f"Mutant.step: {NUMBERS}(3, 8)"),
+    "a column an agent": (lambda t: t._replace(reward=t.reward.unsqueeze(2)), f"Mutant.step: {NUMBERS}(8, 3, 1)"),
+    "a return an agent": (
+        lambda t: t._replace(info={**t.info, "episode": {"r": t.reward, "l": t.info["episode"]["l"]}}),
+        "Mutant.step: info['episode']['r']: wanted a tensor of shape (8,), got shape (8, 3)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEP_MUTANTS)
+def test_the_checker_names_wrong_shapes(name: str) -> None:
+    change, wanted = STEP_MUTANTS[name]
+
+    class Mutant(Walkers):
+        def step(self, actions: Tensor) -> Timestep:
+            return change(super().step(actions))
+
+    assert wanted in check_env(Mutant(8), steps=8)
+
+
+def test_a_transition_with_one_reward_for_all_is_named() -> None:
+    class OneReward(Walkers):
+        def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+            next_state, reward, terminated = super().transition(state, action, rng)
+            return next_state, reward.mean(1), terminated
+
+    assert f"OneReward.transition: {NUMBERS}(8,)" in check_env(OneReward(8), steps=8)

@@ -1,0 +1,372 @@
+"""Replay buffers: what goes in comes out under its names, and prioritised draws and weights are those of their formulas."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpurl.buffers.prioritized import LEAST_ERROR, PrioritizedReplay
+from gpurl.buffers.replay import Replay
+from gpurl.errors import UsageError
+from gpurl.kernels import c_library
+from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.env_step import RandomStreams
+from gpurl.kernels.prioritized import prioritized_draw
+from gpurl.kernels.random import CounterRandom
+from gpurl.kernels.replay import TRUNCATED, replay_sample
+from gpurl.memory import available_bytes
+
+ENVS = 4
+COLUMNS: dict[str, tuple[int, ...]] = {"reward": (), "action": (2,), "extra": ()}
+
+
+def steps(count: int, seed: int = 0, ends: float = 0.0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, ENVS)
+    columns = {name: torch.randn(*shape, 3, generator=generator) for name in ("obs", "final_obs")}
+    columns |= {name: torch.randn(*shape, *more, generator=generator) for name, more in COLUMNS.items()}
+    terminated = torch.rand(shape, generator=generator) < ends
+    return columns | {"terminated": terminated, "truncated": ~terminated & (torch.rand(shape, generator=generator) < ends)}
+
+
+def uniform(size: int = 40, **options: object) -> Replay:
+    return Replay(size, ENVS, (3,), COLUMNS, torch.device("cpu"), **options)  # type: ignore[arg-type]
+
+
+def prioritized(size: int = 40, exponent: float = 0.6, importance: float = 0.4, decay: float = 1.0) -> PrioritizedReplay:
+    arguments = size, ENVS, (3,), COLUMNS, torch.device("cpu")
+    return PrioritizedReplay(*arguments, exponent=exponent, importance=importance, decay=decay)
+
+
+def saved(replay: Replay) -> dict[str, Any]:
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in replay.state_dict().items()}
+
+
+def test_columns_come_out_under_their_names() -> None:
+    replay, columns = uniform(), steps(10, ends=0.3)
+    replay.add(columns)
+    batch = replay.sample(500, 0.9)
+    for name, value in columns.items():
+        if name in batch:
+            torch.testing.assert_close(batch[name], value.flatten(0, 1)[batch["index"]], msg=name)
+    assert {name: tuple(batch[name].shape) for name in ("reward", "action", "extra", "weight")} == {
+        "reward": (500,),
+        "action": (500, 2),
+        "extra": (500,),
+        "weight": (500,),
+    }
+
+
+@pytest.mark.parametrize("make", [uniform, prioritized])
+def test_a_batch_in_used_memory_is_the_one_that_new_memory_would_hold(make: Any) -> None:
+    twins = make(), make()
+    for replay in twins:
+        replay.add(steps(10, ends=0.3))
+    first = twins[0].sample(50, 0.9, 2, reuse=True)
+    place = first["obs"].data_ptr()
+    twins[1].sample(50, 0.9, 2)
+    for size in (50, 7, 50):
+        again, wanted = twins[0].sample(size, 0.9, 2, reuse=True), twins[1].sample(size, 0.9, 2)
+        for name, value in wanted.items():
+            torch.testing.assert_close(again[name], value, rtol=0.0, atol=0.0, msg=name)
+    if c_library.load().functions is not None:
+        assert again["obs"].data_ptr() == place
+    kept = twins[0].sample(50, 0.9, 2)["obs"]
+    before = kept.clone()
+    twins[0].sample(50, 0.9, 2)
+    twins[0].sample(50, 0.9, 2, reuse=True)
+    assert torch.equal(kept, before)  # without being asked nothing is overwritten
+
+
+def test_images_stay_bytes_and_keep_no_shape() -> None:
+    replay = Replay(8, ENVS, (2, 3), {"reward": ()}, torch.device("cpu"), obs_dtype=torch.uint8, storage="bfloat16")
+    columns = steps(2) | {name: torch.randint(0, 256, (2, ENVS, 2, 3), dtype=torch.uint8) for name in ("obs", "final_obs")}
+    replay.add(columns)
+    batch = replay.sample(50, 0.9)
+    assert batch["obs"].dtype == torch.uint8
+    assert torch.equal(batch["obs"].view(50, 2, 3), columns["obs"].flatten(0, 1)[batch["index"]])
+
+
+def test_sizes_are_rounded_up_to_whole_steps_and_the_oldest_goes() -> None:
+    replay = uniform(size=10)
+    assert replay.num_rows == 3
+    for seed in range(5):
+        replay.add(steps(1, seed))
+    kept = torch.cat([steps(1, seed)["extra"] for seed in (2, 3, 4)]).flatten().sort().values
+    drawn = replay.sample(500, 0.9)["extra"].unique()
+    torch.testing.assert_close(drawn, kept)
+
+
+def test_no_draw_comes_twice() -> None:
+    replay = uniform()
+    replay.add(steps(10))
+    first, second = replay.sample(64, 0.9)["index"], replay.sample(64, 0.9)["index"]
+    assert not torch.equal(first, second)
+
+
+def test_draws_are_those_of_the_seeds_stream() -> None:
+    for replay in (uniform(), prioritized(), uniform(seed=0)):
+        replay.add(steps(10, ends=0.3))
+        random, index = CounterRandom(0, 1, torch.device("cpu")), None
+        if isinstance(replay, PrioritizedReplay):
+            replay.update_priorities(torch.arange(40), torch.linspace(0.1, 5.0, 40))
+            index = prioritized_draw(replay.priority.view(-1), RandomStreams(random.key, random.gamma, random.step), 0, 64)[0]
+        random.advance()
+        streams = RandomStreams(random.key, random.gamma, random.step)
+        wanted, batch = replay_sample(replay.ring, 64, 0.9, 1, streams, index=index), replay.sample(64, 0.9)
+        for name in ("index", "obs", "next_obs", "reward", "discount"):
+            assert torch.equal(batch[name], getattr(wanted, name)), name
+        assert batch["obs"].data_ptr() != replay.sample(64, 0.9)["obs"].data_ptr()
+
+
+def test_what_is_not_said_is_as_the_papers_have_it() -> None:
+    replay = PrioritizedReplay(640, ENVS, (3,), COLUMNS, torch.device("cpu"))
+    assert (replay.exponent, replay.importance, replay.decay) == (0.5, 0.4, 0.999)
+    assert len(replay.ring.owner) == 640 // 16 + 1  # one for what is overwritten at once
+    assert len(uniform(final_share=0.0).ring.owner) == 1 + 1
+
+
+@pytest.mark.parametrize("options", [{}, {"storage": "bfloat16"}, {"obs_dtype": torch.uint8}, {"exponent": 0.6}], ids=str)
+def test_a_replay_takes_all_that_is_free_and_no_more(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(size: int = 4000) -> Replay:
+        kind = PrioritizedReplay if "exponent" in options else Replay
+        return kind(size, ENVS, (3,), COLUMNS, torch.device("cpu"), **options)
+
+    replay = make()
+    priorities = [replay.priority] if isinstance(replay, PrioritizedReplay) else []
+    assert replay.bytes == sum(tensor.nbytes for tensor in (*replay.ring, *priorities))
+    free: int | None = replay.bytes
+    monkeypatch.setattr("gpurl.buffers.replay.available_bytes", lambda device: free)
+    make()
+    free = replay.bytes - 1
+    half = ", storage bfloat16 takes half as much for observations" if options in ({}, {"exponent": 0.6}) else ""
+    with pytest.raises(UsageError, match=rf"a replay of 4,000 transitions takes .* would fit{half}$") as caught:
+        make()
+    assert "replay_size 3,599 would" in str(caught.value)  # a tenth is left free
+    make(3599)
+    free = None
+    make()
+
+
+def test_a_cut_ends_the_newest_step() -> None:
+    replay = uniform()
+    replay.add(steps(2))
+    replay.cut(torch.tensor([True, False, True, False]))
+    assert replay.ring.flags[:2].tolist() == [[0] * 4, [TRUNCATED, 0, TRUNCATED, 0]]
+
+
+def test_weights_take_back_the_bias_of_the_draws() -> None:
+    """With beta 1 the weighted mean over draws is the plain mean over all that is stored, up to one constant factor."""
+    replay, columns = prioritized(importance=1.0), steps(10)
+    replay.add(columns)
+    errors = torch.linspace(0.1, 5.0, 40)
+    replay.update_priorities(torch.arange(40), errors)
+    drawn = replay.sample(40_000, 0.9)
+    priority = (errors + LEAST_ERROR) ** 0.6
+    wanted = priority.double() / priority.double().sum()
+    shares = torch.bincount(drawn["index"], minlength=40).double() / 40_000
+    torch.testing.assert_close(shares, wanted, rtol=0.1, atol=1e-3)
+    estimate = (drawn["weight"].double() * drawn["extra"].double()).sum() / drawn["weight"].double().sum()
+    assert float(estimate) == pytest.approx(float(columns["extra"].double().mean()), abs=0.02)
+    torch.testing.assert_close(drawn["weight"].double(), (wanted[drawn["index"]].min() / wanted[drawn["index"]]), rtol=1e-5, atol=0)
+
+
+def test_what_is_not_learnt_from_weighs_nothing_and_lowers_no_other_weight() -> None:
+    """Rows 0 to 3 are truncated, and their final observations were overwritten; their priority is the least, as their error was 0."""
+    replay = PrioritizedReplay(40, ENVS, (3,), COLUMNS, torch.device("cpu"), exponent=1.0, importance=1.0, final_share=0.1)
+    for seed in range(2):
+        columns = steps(1, seed)
+        columns["truncated"][:] = True
+        replay.add(columns)
+    replay.update_priorities(torch.arange(8), torch.tensor([0.01] * 4 + [1.0, 1.0, 1.0, 4.0]))
+    batch = replay.sample(2000, 0.9)
+    lost = batch["index"] < 4
+    assert 0 < int(lost.sum()) < 100
+    assert batch["weight"][lost].unique().tolist() == [0.0]
+    assert sorted(batch["weight"][~lost].unique().tolist()) == pytest.approx([0.25, 1.0])
+    replay.update_priorities(torch.arange(4, 8), torch.full((4,), 1e-30))
+    replay.priority[1] = 0.0
+    assert replay.sample(50, 0.9)["weight"].unique().tolist() == [0.0]
+
+
+def test_beta_goes_to_one_and_without_it_nothing_is_weighed() -> None:
+    replay = prioritized(importance=0.4)
+    replay.add(steps(10))
+    replay.update_priorities(torch.arange(40), torch.linspace(0.1, 5.0, 40))
+    replay.beta.fill_(0.0)
+    assert replay.sample(100, 0.9)["weight"].unique().tolist() == [1.0]
+    for progress, wanted in ((0.0, 0.4), (0.5, 0.7), (1.0, 1.0), (2.0, 1.0)):
+        replay.set_progress(progress)
+        assert float(replay.beta) == pytest.approx(wanted)
+
+
+def test_an_exponent_of_zero_is_uniform() -> None:
+    replay = prioritized(exponent=0.0)
+    replay.add(steps(10))
+    replay.update_priorities(torch.arange(40), torch.linspace(0.0, 50.0, 40))
+    assert replay.priority.unique().tolist() == [1.0]
+
+
+def test_new_transitions_have_the_greatest_priority_seen_which_fades() -> None:
+    replay = prioritized(decay=0.25)
+    replay.add(steps(3))
+    assert replay.priority[:3].unique().tolist() == [1.0]
+    replay.update_priorities(torch.tensor([0, 1]), torch.tensor([9.0, 0.5]))
+    greatest = (9.0 + LEAST_ERROR) ** 0.6
+    replay.add(steps(1))
+    torch.testing.assert_close(replay.priority[3], torch.full((ENVS,), greatest))
+    replay.update_priorities(torch.tensor([2]), torch.tensor([0.1]))
+    replay.add(steps(1))
+    torch.testing.assert_close(replay.priority[4], torch.full((ENVS,), greatest / 4 + LEAST_ERROR**0.6 * 3 / 4))
+
+
+def test_of_a_transition_that_comes_twice_the_greater_error_counts() -> None:
+    replay = prioritized()
+    replay.add(steps(3))
+    replay.update_priorities(torch.tensor([5, 5, 5]), torch.tensor([1.0, 7.0, 2.0]))
+    assert float(replay.priority.view(-1)[5]) == pytest.approx((7.0 + LEAST_ERROR) ** 0.6)
+
+
+def test_errors_that_are_no_numbers_change_no_priority() -> None:
+    replay = prioritized()
+    replay.add(steps(3))
+    before = replay.priority.clone()
+    replay.update_priorities(torch.arange(4), torch.tensor([torch.nan, torch.inf, -torch.inf, 7.0]))
+    before[0, 3] = (7.0 + LEAST_ERROR) ** 0.6
+    torch.testing.assert_close(replay.priority, before)
+    torch.testing.assert_close(replay.greatest, before[0, 3])
+
+
+def test_what_is_no_transition_keeps_priority_zero() -> None:
+    replay, columns = prioritized(), steps(4)
+    columns["valid"] = torch.ones(4, ENVS, dtype=torch.bool)
+    columns["valid"][1, 2] = False
+    replay.add(columns)
+    assert float(replay.priority[1, 2]) == 0.0
+    replay.update_priorities(torch.tensor([6]), torch.tensor([3.0]))  # row 1, environment 2
+    assert float(replay.priority[1, 2]) == 0.0
+    assert 6 not in replay.sample(2000, 0.9)["index"]
+
+
+@pytest.mark.parametrize("looks", [nullcontext, no_host_looks])
+def test_a_start_with_nothing_to_learn_from_does_not_last(looks: Any) -> None:
+    """All priorities are 0 then, and with a decay of 0 the greatest of the first update would be, too."""
+    replay, first = prioritized(decay=0.0), steps(2)
+    replay.add(first | {"valid": torch.zeros(2, ENVS, dtype=torch.bool)})
+    with looks():
+        batch = replay.sample(8, 0.9)
+        assert all(bool(value.isfinite().all()) for value in batch.values())
+        assert batch["weight"].tolist() == [0.0] * 8
+        replay.update_priorities(batch["index"], torch.zeros(8))
+        replay.add(steps(1, seed=1))
+        batch = replay.sample(8, 0.9)
+    assert sorted(batch["index"].tolist()) == [8, 8, 9, 9, 10, 10, 11, 11]
+    assert batch["weight"].tolist() == [1.0] * 8
+
+
+def test_a_saved_replay_draws_what_it_would_have_drawn() -> None:
+    one = prioritized()
+    for seed in range(3):
+        one.add(steps(5, seed))
+        one.update_priorities(torch.arange(10), 5.0 * torch.rand(10))
+    other = prioritized()
+    other.load_state_dict(saved(one))
+    for _ in range(3):
+        mine, theirs = one.sample(32, 0.9, 3), other.sample(32, 0.9, 3)
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+        one.add(steps(2, 9))
+        other.add(steps(2, 9))
+
+
+def test_the_greatest_priority_goes_back_too() -> None:
+    replay = prioritized()
+    replay.add(steps(3))
+    before = replay.snapshot(1)
+    replay.update_priorities(torch.tensor([0]), torch.tensor([9.0]))
+    replay.go_back(before)
+    assert float(replay.greatest) == 1.0
+
+
+def test_all_of_a_prioritised_replay_goes_back_and_no_other_is_loaded() -> None:
+    replay = prioritized()
+    replay.add(steps(3, ends=0.3))
+    before, kept = replay.snapshot(2), saved(replay)
+    replay.add(steps(2, seed=1))
+    replay.update_priorities(torch.arange(8), torch.rand(8))
+    replay.go_back(before)
+    for name, value in saved(replay).items():
+        if isinstance(value, Tensor):
+            assert torch.equal(value, kept[name]), name
+    with pytest.raises(UsageError, match="the saved replay has no priorities"):
+        replay.load_state_dict({name: value for name, value in kept.items() if name != "priority"})
+
+
+def test_a_full_replay_goes_back_wherever_it_was_overwritten() -> None:
+    replay = uniform(final_share=0.2)
+    for seed in range(3):
+        replay.add(steps(5, seed, ends=0.5))
+    before, kept = replay.snapshot(4), saved(replay)
+    replay.add(steps(4, seed=9, ends=0.5))
+    replay.sample(8, 0.9)
+    assert not torch.equal(replay.ring.owner, kept["owner"])
+    replay.go_back(before)
+    for name, value in saved(replay).items():
+        if isinstance(value, Tensor):
+            assert torch.equal(value, kept[name]), name
+        else:
+            assert value == kept[name], name
+
+
+def test_a_replay_of_other_observations_or_types_is_not_loaded() -> None:
+    """bfloat16 would be copied into float32 without a word."""
+    others = [uniform(storage="bfloat16"), uniform(size=80), Replay(40, ENVS, (4,), COLUMNS, torch.device("cpu"))]
+    for other in others:
+        other.ring.counts[0] = other.num_rows
+        with pytest.raises(UsageError, match=r"the saved replay is of another environment or size: its (obs|flags|numbers) is"):
+            uniform().load_state_dict(saved(other))
+
+
+@pytest.mark.parametrize(("limit", "wanted"), [("max", 2**20 * 1024), ("1000", 1000 - 700 + 50), ("600", 0), (str(2**40), 2**20 * 1024)])
+def test_free_memory_is_the_machines_or_what_the_container_leaves(
+    limit: str, wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("memory.max", limit), ("memory.current", "700"), ("memory.stat", "anon 3\ninactive_file 50")):
+        (tmp_path / name).write_text(f"{text}\n")
+    monkeypatch.setattr("gpurl.memory.CGROUP", tmp_path)
+    real = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path: "MemAvailable: 1048576 kB" if path.name == "meminfo" else real(path))
+    assert available_bytes(torch.device("cpu")) == wanted
+
+
+def test_free_memory_of_a_gpu_is_that_of_the_driver_and_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("memory_reserved", 100), ("memory_allocated", 70), ("mem_get_info", (1000, 2000))):
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert available_bytes(torch.device("cuda")) == 1000 + 100 - 70
+
+
+def test_a_larger_replay_goes_on_with_what_a_smaller_one_saved() -> None:
+    """Its table of final observations is longer, and those of the newest row stand behind it."""
+    one, larger = (uniform(size=size, final_share=0.5) for size in (400, 4000))
+    one.add(steps(30, ends=0.3))
+    larger.load_state_dict(saved(one))
+    for add_more in (False, True):
+        for replay in (one, larger) if add_more else ():
+            replay.cut(torch.tensor([True, False, True, False]))
+            replay.add(steps(1, seed=7))
+        index = torch.arange((30 + add_more) * ENVS)
+        mine, theirs = (replay._sample(len(index), 0.9, 3, False, index) for replay in (one, larger))
+        assert all(torch.equal(mine[name], theirs[name]) for name in ("obs", "next_obs", "reward", "discount", "weight"))
+
+
+@pytest.mark.parametrize("count", [14, 30], ids=["not yet as many steps as the other holds", "more"])
+def test_a_full_replay_goes_on_only_in_one_of_its_size(count: int) -> None:
+    """Rows behind its own were never written, but the count of steps says so."""
+    full = uniform(size=40)
+    for seed in range(count):
+        full.add(steps(1, seed))
+    uniform(size=40).load_state_dict(saved(full))
+    with pytest.raises(UsageError, match="the saved replay has 10 rows and is full, this one has 20: keep replay_size"):
+        uniform(size=80).load_state_dict(saved(full))

@@ -1,0 +1,276 @@
+"""What interrupts a run, wherever it is: a signal or a kill, in an evaluation, in worker processes, in somebody's sweep of runs."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpurl.api import evaluate_run, resume, train
+from gpurl.checkpoints.folders import latest_checkpoint, load_checkpoint
+from gpurl.cli.main import main
+from gpurl.cli.play import play_run
+from gpurl.envs.gymnasium_cpu import GymnasiumCpu
+from gpurl.errors import DivergedError, NonFiniteError
+from gpurl.guards.finite import FiniteGuard
+from gpurl.run.evaluator import Stopped, evaluate
+from tests.numpy_envs import Tour
+from tests.small_runs import ITERATION, SMALL, small_run, start
+from tests.tiny_envs import Endless, RandomWalk
+
+SECONDS_TO_END = 5.0  # after a signal, that the iteration and the checkpoint may take
+
+
+def train_forever(folder: Path) -> "subprocess.Popen[str]":
+    flags = [
+        "num_envs=16",
+        "horizon=8",
+        "total_steps=1e9",
+        "eval_episodes=0",
+        "save_every=3i",
+        "device=cpu",
+        f"run_dir={folder}",
+        "network.hidden=16,16",
+    ]
+    process = start(["train", "ppo", "pendulum", *flags])
+    deadline = time.monotonic() + 60
+    while latest_checkpoint(folder / "checkpoints") is None and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    return process
+
+
+def test_a_signal_saves_and_exits_with_its_code(tmp_path: Path) -> None:
+    process = train_forever(tmp_path / "run")
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - began < SECONDS_TO_END
+    assert process.returncode == 143
+    assert errors.startswith("stopping: the iteration ends and is saved first; another signal ends at once\n")
+    saved = load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"]
+    resumed = resume(tmp_path / "run", total_steps=saved + 2 * ITERATION)
+    assert resumed.outcome.steps == saved + 2 * ITERATION
+
+
+def test_a_second_run_is_refused_and_kill_9_loses_one_interval_at_most(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    process = train_forever(tmp_path / "run")
+    try:
+        began = time.monotonic()
+        assert main(["train", "--resume", str(tmp_path / "run")]) == 5
+        assert time.monotonic() - began < 1.0
+        assert f"{tmp_path / 'run'} is in use by process {process.pid} on " in capsys.readouterr().err
+        assert main(["train", "ppo", "pendulum", "device=cpu", f"run_dir={tmp_path / 'run'}"]) == 2
+        time.sleep(0.7)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
+    saved = load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"]
+    assert saved >= 3 * ITERATION
+    assert resume(tmp_path / "run", total_steps=saved + ITERATION).outcome.steps == saved + ITERATION
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "episodes", "to"),
+    [
+        (signal.SIGINT, 130, 2, "group"),
+        (signal.SIGTERM, 143, 0, "group"),
+        (signal.SIGTERM, 143, 2, "group"),
+        (signal.SIGTERM, 143, 0, "one"),
+    ],
+)
+def test_a_signal_with_workers_saves_and_exits_with_its_code(tmp_path: Path, number: int, code: int, episodes: int, to: str) -> None:
+    """A terminal's Ctrl-C and a scheduler's SIGTERM go to the whole process group, others to the trainer alone; no worker is left."""
+    folder = tmp_path / "run"
+    flags = ["num_envs=2", "horizon=64", "total_steps=1e9", f"eval_episodes={episodes}", "save_every=1000000s", "device=cpu"]
+    flags.append(f"run_dir={folder}")
+    words = ["train", "ppo", "gymnasium_cpu:CartPole-v1", "--env.vectorization", "async", "--log-every", "0", *flags]
+    process = start(words, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while steps_logged(folder) < 3 * ITERATION and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    assert latest_checkpoint(folder) is None
+    (os.killpg if to == "group" else os.kill)(process.pid, number)
+    began = time.monotonic()
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - began < SECONDS_TO_END
+    assert process.returncode == code, errors
+    assert "Traceback" not in errors
+    assert members_of(process.pid) == []
+    assert load_checkpoint(folder)[0]["trainer"]["steps"] >= 3 * ITERATION
+
+
+def members_of(group: int) -> list[str]:
+    """Processes of a group that are still there, zombies too."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ends meanwhile
+            text = stat.read_text()
+            if int(text.rpartition(")")[2].split()[2]) == group:
+                found.append(text)
+    return found
+
+
+@pytest.mark.parametrize("end", ["two signals", "kill"])
+def test_workers_that_hang_hold_no_end_up_and_die_with_their_trainer(tmp_path: Path, end: str) -> None:
+    """The first signal waits for the iteration, which never ends; the second, or a kill, does not."""
+    folder = tmp_path / "run"
+    flags = [
+        "num_envs=3",
+        "horizon=4",
+        "minibatches=1",
+        "total_steps=1e9",
+        "eval_episodes=0",
+        "device=cpu",
+        "log_every=0",
+        f"run_dir={folder}",
+    ]
+    process = start(["train", "ppo", "tests.run.test_interruptions:HangingTour", *flags], start_new_session=True)
+    deadline = time.monotonic() + 60
+    while steps_logged(folder) < 12 and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    assert len(members_of(process.pid)) == 4
+    time.sleep(0.2)  # into the step that hangs
+    if end == "kill":
+        process.kill()
+    else:
+        process.terminate()
+        time.sleep(0.2)
+        assert process.poll() is None
+        process.terminate()
+    began = time.monotonic()
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - began < 1.0
+    assert process.returncode == (-signal.SIGKILL if end == "kill" else 143), errors
+    while (left := members_of(process.pid)) and time.monotonic() < began + SECONDS_TO_END:
+        time.sleep(0.05)
+    assert left == []
+
+
+class HangingTour(GymnasiumCpu):
+    """Three workers, of which the second hangs from its tenth step on."""
+
+    def __init__(self, num_envs: int, device: torch.device | str = "cpu", seed: int = 0) -> None:
+        super().__init__(num_envs, device, seed, vectorization="async", env=Hanging)
+
+
+class Hanging(Tour):
+    steps_of_all = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps_of_all += 1
+        if self.steps_of_all == 10:
+            time.sleep(1000.0)
+        return super().step(action)
+
+
+def steps_logged(folder: Path) -> int:
+    file = folder / "metrics.jsonl"
+    lines = file.read_text().splitlines()[:-1] if file.is_file() else []  # the last one may be half written
+    return max((int(json.loads(line)["step"]) for line in lines), default=0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_what_called_train_too(tmp_path: Path, number: int) -> None:
+    class Terminated(Exception):
+        pass
+
+    def on_terminate(*_: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, on_terminate)
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), number))
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Terminated):
+            train("ppo", "pendulum", **{**SMALL, "run_dir": str(tmp_path / "run"), "total_steps": 10**9})
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGTERM, before)
+    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] > 0
+
+
+def test_an_evaluation_ends_as_soon_as_it_is_told_to() -> None:
+    asked: list[bool] = []
+
+    def should_stop() -> bool:
+        asked.append(True)
+        return len(asked) == 4
+
+    with pytest.raises(Stopped):
+        evaluate(lambda obs, carry: (torch.zeros(4, 2), carry), Endless(4), 4, should_stop=should_stop)
+    assert len(asked) == 4
+
+
+@pytest.mark.parametrize("total", [1, 10**6])
+def test_a_signal_in_an_evaluation_ends_the_run(tmp_path: Path, total: int) -> None:
+    """Its episodes never end, so only the signal can: in the evaluations between updates, and in the last one."""
+    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+    began = time.monotonic()
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            small_run(tmp_path / "run", total, env="tests.tiny_envs:Endless", eval_every=ITERATION)
+    finally:
+        timer.cancel()
+    assert time.monotonic() - began < 10
+    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] >= ITERATION
+
+
+def test_an_error_in_the_last_evaluation_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = {"eval/mean_reward": math.nan, "eval/std_reward": math.nan, "eval/episodes": 0.0, "eval/non_finite_episodes": 4.0}
+    monkeypatch.setattr("gpurl.api.evaluate", lambda *_, **__: nothing)  # the scripted policy's
+    assert small_run(tmp_path / "chasing", 1, env="chasing").baseline == {}
+    monkeypatch.setattr("gpurl.run.trainer.evaluate", lambda *_, **__: nothing)
+    with pytest.raises(NonFiniteError, match=r"4 evaluation episodes of environment 'pendulum' gave NaN .*--nan reset-envs"):
+        small_run(tmp_path / "run", 2, eval_every=10**9)
+    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 2 * ITERATION
+    skipping = small_run(tmp_path / "skip", 2, eval_every=ITERATION, nan="reset-envs")
+    assert (skipping.outcome.steps, skipping.outcome.evaluation) == (2 * ITERATION, {})
+
+
+def test_a_policy_that_diverged_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_if_bad, count = FiniteGuard.stop_if_bad, iter(range(100))
+
+    def diverging(guard: FiniteGuard, *args: Any) -> None:
+        if next(count) == 2:
+            raise DivergedError("the policy gave NaN")
+        stop_if_bad(guard, *args)
+
+    monkeypatch.setattr(FiniteGuard, "stop_if_bad", diverging)
+    with pytest.raises(DivergedError, match=r"gave NaN\. To go on from the last checkpoint .*: gpurl train --resume RUN --learning-rate"):
+        small_run(tmp_path / "run", 5, save_every="1i", eval_episodes=0)
+    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 2 * ITERATION
+    assert resume(tmp_path / "run", learning_rate=1e-5).outcome.steps == 5 * ITERATION
+
+
+def test_playing_a_checkpoint_leaves_it_as_it_is(tmp_path: Path) -> None:
+    folder = small_run(tmp_path / "run", 1).folder
+    checkpoint = latest_checkpoint(folder)
+    assert checkpoint is not None
+    before = sorted(checkpoint.iterdir())
+    assert play_run(checkpoint, episodes=1, device="cpu") == folder / "episode.png"
+    assert sorted(checkpoint.iterdir()) == before
+    assert evaluate_run(checkpoint, episodes=2, device="cpu")["eval/episodes"] == 2
+
+
+def test_an_evaluation_makes_no_more_environments_than_the_run_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = small_run(tmp_path / "run", 1, env="tests.tiny_envs:RandomWalk", num_envs=4)
+    made: list[int] = []
+    init = RandomWalk.__init__
+
+    def counted(env: RandomWalk, num_envs: int, *args: Any, **named: Any) -> None:
+        made.append(num_envs)
+        init(env, num_envs, *args, **named)
+
+    monkeypatch.setattr(RandomWalk, "__init__", counted)
+    assert evaluate_run(run.folder, episodes=10, device="cpu")["eval/episodes"] == 12
+    assert made == [4]
