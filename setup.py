@@ -1,4 +1,7 @@
-"""Maps the top-level folders to packages: envs/ is gpurl.envs, kernels/ is gpurl.kernels (see pyproject.toml for the rest)."""
+"""Maps the top-level folders to packages: envs/ is gpurl.envs, kernels/ is gpurl.kernels.
+
+For the rest see pyproject.toml.
+"""
 
 from setuptools import find_packages, setup
 

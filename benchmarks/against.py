@@ -1,7 +1,9 @@
-"""This tree against another commit: the same training in turns, in fresh processes, and the ratio of their times with its 95 % interval.
+"""This tree against another commit: the same training in turns, in fresh processes, and the ratio
+of their times with its 95 % interval.
 
-A change is slower where the whole interval lies above the limit: 3 % on a GPU, 10 % on a CPU with neighbours. The order alternates, a pair
-is two processes one after the other, and the interval is a bootstrap over pairs. The processes take this file and `gpurl` of their tree.
+A change is slower where the whole interval lies above the limit: 3 % on a GPU, 10 % on a CPU with
+neighbours. The order alternates, a pair is two processes one after the other, and the interval is a
+bootstrap over pairs. The processes take this file and `gpurl` of their tree.
 """
 
 import argparse
@@ -36,7 +38,11 @@ def measure(device_name: str, threads: int, seconds: float) -> dict[str, Any]:
 
     device, found = choose_device(device_name), dict[str, Any]()
     for name, (algorithm, env, changes) in CASES.items():
-        settings = make_settings(algorithm, env, **{"threads": threads, "eval_episodes": 0, "device": device_name, **changes})
+        settings = make_settings(
+            algorithm,
+            env,
+            **{"threads": threads, "eval_episodes": 0, "device": device_name, **changes},
+        )
         trainer = make_trainer(settings, device)
         trainer.start()
         while trainer.iteration < 3 or trainer.steps < 2 * trainer.algorithm.learning_starts:
@@ -54,7 +60,9 @@ def measure(device_name: str, threads: int, seconds: float) -> dict[str, Any]:
 
 
 def interval(ratios: list[float], seed: int = 0) -> tuple[float, float, float]:
-    """(geometric mean, lower and upper end of its 95 % bootstrap interval) of `ratios`, one a pair."""
+    """(geometric mean, lower and upper end of its 95 % bootstrap interval) of `ratios`, one a
+    pair.
+    """
     logs = np.log(ratios)
     draws = np.random.default_rng(seed).choice(logs, (RESAMPLES, len(logs))).mean(1)
     low, high = np.quantile(draws, (0.025, 0.975))
@@ -76,7 +84,14 @@ def checked_out(root: Path, commit: str) -> Iterator[Path]:
 def run_in(tree: Path, job: dict[str, Any], environment: dict[str, str]) -> dict[str, float]:
     """`measure` in a process of its own that imports `gpurl` from `tree`."""
     command = [sys.executable, str(Path(__file__).resolve()), json.dumps(job)]
-    done = subprocess.run(command, cwd=tree, env=environment | {"PYTHONPATH": str(tree)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=tree,
+        env=environment | {"PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if done.returncode or not lines:
         sys.exit(f"{tree} ended with code {done.returncode}:\n{done.stderr[-2000:]}")
@@ -95,12 +110,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commit", help="to compare with: HEAD~1, a tag, a branch")
     parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a case in a process, after warm-up")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="of a case in a process, after warm-up"
+    )
     parser.add_argument("--device", default="cpu", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--threads", type=int, default=cores())
     options = parser.parse_args()
     if options.pairs < LEAST_PAIRS:
-        parser.error(f"{options.pairs} pairs say nothing; {LEAST_PAIRS} are the fewest, 15 what a verdict should rest on")
+        parser.error(
+            f"{options.pairs} pairs say nothing; {LEAST_PAIRS} are the fewest, 15 what a verdict "
+            f"should rest on"
+        )
     device = choose_device(options.device)
     job = {"device_name": str(device), "threads": options.threads, "seconds": options.seconds}
     environment, limit = host_environment(options.threads, "brief"), LIMITS[device.type]
@@ -113,9 +133,19 @@ def main() -> int:
             print(f"pair {pair + 1} of {options.pairs}", file=sys.stderr, flush=True)
     lines, slower = [], False
     for case in CASES:
-        mean, low, high = interval([this[case] / other[case] for this, other in zip(times["this"], times["other"])])
+        mean, low, high = interval(
+            [this[case] / other[case] for this, other in zip(times["this"], times["other"])]
+        )
         slower |= low > limit
-        word = "slower" if low > limit else "faster" if high < 1.0 else "no difference shown" if low <= 1.0 else "within the limit"
+        word = (
+            "slower"
+            if low > limit
+            else "faster"
+            if high < 1.0
+            else "no difference shown"
+            if low <= 1.0
+            else "within the limit"
+        )
         lines.append([case, f"{mean:.3f}", f"{low:.3f}", f"{high:.3f}", word])
     print(table([f"time of this tree / {options.commit}", "ratio", "low", "high", ""], lines))
     return int(slower)

@@ -1,8 +1,9 @@
-"""What an iteration takes that no neighbour can change: operations, waits, bytes, allocations; compared exactly with a record.
+"""What an iteration takes that no neighbour can change: operations, waits, bytes, allocations;
+compared exactly with a record.
 
-Two ways are counted. `gpu` is the path of a GPU without one: tensors are fake, sizes are a GPU's, a launch of a Triton kernel counts and
-computes nothing, and whoever would wait for the device fails. `cpu` is the real thing with the C kernels, small. The third iteration
-counts.
+Two ways are counted. `gpu` is the path of a GPU without one: tensors are fake, sizes are a GPU's, a
+launch of a Triton kernel counts and computes nothing, and whoever would wait for the device fails.
+`cpu` is the real thing with the C kernels, small. The third iteration counts.
 """
 
 import argparse
@@ -31,23 +32,70 @@ from gpurl.run.settings import Settings, make_settings
 
 RECORD = ROOT / "benchmarks" / "counters.json"
 NO_LAUNCH = {"empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh"}
-WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "unique_dim"}
-UNORDERED = {  # of CUDA: results may differ in their last bits from call to call (torch.use_deterministic_algorithms lists them)
-    *("bincount", "histc", "kthvalue", "median", "nanmedian", "put_", "scatter_reduce", "scatter_reduce_", "_embedding_bag", "cumsum"),
-    *("scatter_add", "scatter_add_", "index_add", "index_add_", "index_put", "index_put_", "grid_sampler_2d_backward", "max_unpool2d"),
+WAITS = {
+    "_local_scalar_dense",
+    "nonzero",
+    "equal",
+    "is_nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_dim",
+}
+# of CUDA: results may differ in their last bits from call to call
+# (torch.use_deterministic_algorithms lists them)
+UNORDERED = {
+    *(
+        "bincount",
+        "histc",
+        "kthvalue",
+        "median",
+        "nanmedian",
+        "put_",
+        "scatter_reduce",
+        "scatter_reduce_",
+        "_embedding_bag",
+        "cumsum",
+    ),
+    *(
+        "scatter_add",
+        "scatter_add_",
+        "index_add",
+        "index_add_",
+        "index_put",
+        "index_put_",
+        "grid_sampler_2d_backward",
+        "max_unpool2d",
+    ),
 }
 COPIES = {"copy_", "_to_copy", "clone", "_foreach_copy_", "cat", "stack"}
 SHORT: dict[str, Any] = {"horizon": 4, "epochs": 1, "minibatches": 2}
-REPLAY: dict[str, Any] = {"horizon": 2, "updates": 4, "batch_size": 256, "learning_starts": 256, "replay_size": 10_000}
-CASES: dict[str, tuple[str, str, dict[str, Any]]] = {  # name: algorithm, environment, settings over its preset
+REPLAY: dict[str, Any] = {
+    "horizon": 2,
+    "updates": 4,
+    "batch_size": 256,
+    "learning_starts": 256,
+    "replay_size": 10_000,
+}
+CASES: dict[
+    str, tuple[str, str, dict[str, Any]]
+] = {  # name: algorithm, environment, settings over its preset
     "ppo chasing": ("ppo", "chasing", SHORT | {"rollout": "steps"}),
     "ppo chasing persistent": ("ppo", "chasing", SHORT | {"rollout": "persistent"}),
     "ppo chasing gru": ("ppo", "chasing", SHORT | {"network": {"memory": "gru"}}),
-    **{f"ppo {env}": ("ppo", env, SHORT | {"rollout": "steps"}) for env in ("cart_pole", "pendulum", "mountain_car")},
+    **{
+        f"ppo {env}": ("ppo", env, SHORT | {"rollout": "steps"})
+        for env in ("cart_pole", "pendulum", "mountain_car")
+    },
     "a2c cart_pole": ("a2c", "cart_pole", {"horizon": 4}),
     "pqn cart_pole": ("pqn", "cart_pole", SHORT),
-    **{f"{name} pendulum": (name, "pendulum", REPLAY) for name in ("ddpg", "td3", "sac", "redq", "mod_sac", "fast_td3", "fast_sac")},
-    **{f"{name} cart_pole": (name, "cart_pole", REPLAY) for name in ("dqn", "rainbow", "discrete_sac")},
+    **{
+        f"{name} pendulum": (name, "pendulum", REPLAY)
+        for name in ("ddpg", "td3", "sac", "redq", "mod_sac", "fast_td3", "fast_sac")
+    },
+    **{
+        f"{name} cart_pole": (name, "cart_pole", REPLAY)
+        for name in ("dqn", "rainbow", "discrete_sac")
+    },
     "sac pendulum prioritized": ("sac", "pendulum", REPLAY | {"prioritized": True, "n_step": 3}),
     "vdn two_step_game": ("vdn", "two_step_game", REPLAY),
 }
@@ -55,7 +103,9 @@ FEW_ENVS = 16  # on a real CPU, so that a case takes a moment
 
 
 class Count(TorchDispatchMode):
-    """Counts what is done inside: operations that launch (views and empty memory are none), and what lives and how much at most."""
+    """Counts what is done inside: operations that launch (views and empty memory are none), and
+    what lives and how much at most.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +118,9 @@ class Count(TorchDispatchMode):
         self.copied_bytes = self.allocations = self.unordered = 0
         self.live_at_start = self.peak_bytes = self.live_bytes
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = function.overloadpacket.__name__
         self.waits[name] += name in WAITS
         # sums of whole numbers have no order
@@ -80,8 +132,13 @@ class Count(TorchDispatchMode):
         for tensor in new:
             self._allocated(tensor)
         if name not in NO_LAUNCH and (new or function._schema.is_mutable):
-            # of a list the tensors of one dtype are copied in one launch, as RolloutBuffer gives them on a GPU
-            self.operations[name] += len({tensor.dtype for tensor in _tensors(args[0])}) if name == "_foreach_copy_" else 1
+            # of a list the tensors of one dtype are copied in one launch, as RolloutBuffer gives
+            # them on a GPU
+            self.operations[name] += (
+                len({tensor.dtype for tensor in _tensors(args[0])})
+                if name == "_foreach_copy_"
+                else 1
+            )
         if name in COPIES:
             self.copied_bytes += sum(tensor.nbytes for tensor in made or _tensors(args[0]))
         return result
@@ -112,7 +169,9 @@ def _storage(tensor: Tensor) -> int:
 
 @contextmanager
 def fake_gpu() -> Iterator[Callable[[Count | None], None]]:
-    """The code path of a GPU on fake tensors; what it yields tells which count the launches of Triton's kernels go to."""
+    """The code path of a GPU on fake tensors; what it yields tells which count the launches of
+    Triton's kernels go to.
+    """
     counts: list[Count | None] = [None]
 
     def launch(kernel: Any, *_: Any, **__: Any) -> None:
@@ -121,7 +180,9 @@ def fake_gpu() -> Iterator[Callable[[Count | None], None]]:
 
     with (
         mock.patch.object(backend, "choice", "triton"),
-        mock.patch.dict("os.environ", {"TRITON_INTERPRET": "1"}),  # what the choice asks for on a CPU; the kernels are imported by now
+        mock.patch.dict(
+            "os.environ", {"TRITON_INTERPRET": "1"}
+        ),  # what the choice asks for on a CPU; the kernels are imported by now
         mock.patch.object(triton.runtime.jit.JITFunction, "run", launch),
         FakeTensorMode(),
         no_host_looks(),
@@ -133,21 +194,34 @@ def measure(way: str, case: str) -> dict[str, int | float]:
     """The numbers of an iteration of `case` on the path `way`, gpu or cpu."""
     algorithm, env, changes = CASES[case]
     if way == "cpu":
-        changes = changes | {"num_envs": FEW_ENVS} | ({"learning_starts": 32, "batch_size": 32} if "batch_size" in changes else {})
-    settings = make_settings(algorithm, env, **({"threads": 1, "eval_episodes": 0} | changes))  # imports all kernels that it needs
+        changes = (
+            changes
+            | {"num_envs": FEW_ENVS}
+            | ({"learning_starts": 32, "batch_size": 32} if "batch_size" in changes else {})
+        )
+    settings = make_settings(
+        algorithm, env, **({"threads": 1, "eval_episodes": 0} | changes)
+    )  # imports all kernels that it needs
     if way == "cpu":
         return count_iteration(settings, lambda _: None)
     with fake_gpu() as launches_go_to:
         return count_iteration(settings, launches_go_to)
 
 
-def count_iteration(settings: Settings, launches_go_to: Callable[[Count | None], None]) -> dict[str, int | float]:
-    """The third iteration of a training; from the second on it is known what is freed, so that all growth shows."""
+def count_iteration(
+    settings: Settings, launches_go_to: Callable[[Count | None], None]
+) -> dict[str, int | float]:
+    """The third iteration of a training; from the second on it is known what is freed, so that all
+    growth shows.
+    """
     trainer = make_trainer(settings, torch.device("cpu"))
     trainer.start()
     config = trainer.algorithm.config
     updates = config.updates if hasattr(config, "updates") else config.epochs * config.minibatches
-    parts = {"collect": ("operations_a_step", config.horizon), "prepare": ("operations_to_prepare", 1)}
+    parts = {
+        "collect": ("operations_a_step", config.horizon),
+        "prepare": ("operations_to_prepare", 1),
+    }
     parts |= {"learn": ("operations_an_update", updates)}
     trainer.iterate()
     count, found = Count(), dict[str, int | float]()
@@ -173,7 +247,10 @@ def count_iteration(settings: Settings, launches_go_to: Callable[[Count | None],
         "copied_bytes": count.copied_bytes,
         "allocations": count.allocations,
     }
-    return found | {"peak_bytes": count.peak_bytes - count.live_at_start, "grown_bytes": count.live_bytes - count.live_at_start}
+    return found | {
+        "peak_bytes": count.peak_bytes - count.live_at_start,
+        "grown_bytes": count.live_bytes - count.live_at_start,
+    }
 
 
 def recorded() -> dict[str, Any]:
@@ -190,7 +267,9 @@ def write(found: dict[str, Any], path: Path) -> None:
 def main() -> int:
     """Compare with the record, or write it anew; 1 where something differs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="take what is counted now as the record")
+    parser.add_argument(
+        "--write", action="store_true", help="take what is counted now as the record"
+    )
     parser.add_argument("--only", default="", help="cases whose name holds this")
     options = parser.parse_args()
     before = recorded() if RECORD.exists() else {}
@@ -201,7 +280,11 @@ def main() -> int:
             continue
         found[name] = measure(*name.split(" ", 1))
         old = before.get(name, {})
-        changes = [f"{key} {old.get(key)} -> {value}" for key, value in found[name].items() if value != old.get(key)]
+        changes = [
+            f"{key} {old.get(key)} -> {value}"
+            for key, value in found[name].items()
+            if value != old.get(key)
+        ]
         print(f"{name}: {', '.join(changes) or 'as recorded'}")
     if options.write:
         both = before | found

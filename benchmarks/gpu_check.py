@@ -1,7 +1,9 @@
-"""One command for a machine with a GPU and no network: installs from wheels/, tests on the GPU, measures; ten minutes at most.
+"""One command for a machine with a GPU and no network: installs from wheels/, tests on the GPU,
+measures; ten minutes at most.
 
-`make gpu-check`. It needs a Python that has torch and triton. What else is missing comes from wheels/ (`make gpu-check-wheels`, elsewhere)
-and goes into a folder of its own, .gpu-check/, that is put on Python's path: that works in every Python, a virtual environment included.
+`make gpu-check`. It needs a Python that has torch and triton. What else is missing comes from
+wheels/ (`make gpu-check-wheels`, elsewhere) and goes into a folder of its own, .gpu-check/, that is
+put on Python's path: that works in every Python, a virtual environment included.
 """
 
 import argparse
@@ -47,14 +49,42 @@ def parts(out: Path) -> list[Part]:
         Part("doctor", ("-m", "gpurl", "doctor"), 60),
         Part("GPU tests", (*pytest, "-m", "gpu", "tests"), 180),
         Part("kernel tests", (*pytest, "tests/kernels"), 120, (("GPURL_KERNEL_DEVICE", "cuda"),)),
-        Part("physics tests", (*pytest, "-m", "gpu", "tests/gpu/test_mujoco_warp_on_a_gpu.py"), 90, needs="physics"),
-        Part("physics", ("-m", "benchmarks.physics", *bench, *crowds, "--seconds", "2"), 90, needs="physics"),
+        Part(
+            "physics tests",
+            (*pytest, "-m", "gpu", "tests/gpu/test_mujoco_warp_on_a_gpu.py"),
+            90,
+            needs="physics",
+        ),
+        Part(
+            "physics",
+            ("-m", "benchmarks.physics", *bench, *crowds, "--seconds", "2"),
+            90,
+            needs="physics",
+        ),
         Part("kernels", ("-m", "benchmarks.kernels", *bench, "--seconds", "0.2"), 60),
         Part("peers", ("-m", "benchmarks.peers", *bench, *peers), 150, needs="peers"),
         Part("sweep", ("-m", "benchmarks.throughput", *bench, *sizes, "--seconds", "0.2"), 90),
-        Part("ladder", ("-m", "benchmarks.throughput", *bench, "--ladder", "--rounds", "2", "--seconds", "0.2"), 120),
+        Part(
+            "ladder",
+            (
+                "-m",
+                "benchmarks.throughput",
+                *bench,
+                "--ladder",
+                "--rounds",
+                "2",
+                "--seconds",
+                "0.2",
+            ),
+            120,
+        ),
         Part("profile", ("-m", "gpurl", "profile", "ppo", "chasing", "--device", "cuda"), 60),
-        Part("off-policy", ("-m", "benchmarks.off_policy", *bench, *replays, "--seconds", "0.2"), 120, needs="peers"),
+        Part(
+            "off-policy",
+            ("-m", "benchmarks.off_policy", *bench, *replays, "--seconds", "0.2"),
+            120,
+            needs="peers",
+        ),
     ]
 
 
@@ -63,23 +93,40 @@ def parts(out: Path) -> list[Part]:
 
 def gpu() -> str:
     """The name of the GPU that torch sees; "" without one, and the reason is printed."""
-    code = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '', torch.__version__, sep='|')"
+    code = (
+        "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '', "
+        "torch.__version__, sep='|')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
-        print(f"no GPU can be used: {sys.executable} has no torch that works:\n{done.stderr[-500:]}")
+        print(
+            f"no GPU can be used: {sys.executable} has no torch that works:\n{done.stderr[-500:]}"
+        )
         return ""
     name, version = done.stdout.strip().split("|")
     if not name:
-        driver = "nvidia-smi is there, see what it says" if shutil.which("nvidia-smi") else "there is no nvidia-smi"
-        print(f"no GPU can be used: torch {version} of {sys.executable} sees no CUDA device; {driver}")
+        driver = (
+            "nvidia-smi is there, see what it says"
+            if shutil.which("nvidia-smi")
+            else "there is no nvidia-smi"
+        )
+        print(
+            f"no GPU can be used: torch {version} of {sys.executable} sees no CUDA device; {driver}"
+        )
     return name
 
 
 def needed(roots: list[str], folder: Path) -> tuple[list[Path], list[str]]:
-    """(wheels of `folder` to install for `roots`, what is neither installed nor there as `name==version`)."""
+    """(wheels of `folder` to install for `roots`, what is neither installed nor there as
+    `name==version`).
+    """
     lying = wheels.lying_in(folder)
-    found, missing = wheels.closure(roots, lambda requirement: wheels.installed(requirement) or lying(requirement))
-    return [each.wheel for each in found.values() if each.wheel], sorted(wheels.pinned(requirement) for requirement in missing.values())
+    found, missing = wheels.closure(
+        roots, lambda requirement: wheels.installed(requirement) or lying(requirement)
+    )
+    return [each.wheel for each in found.values() if each.wheel], sorted(
+        wheels.pinned(requirement) for requirement in missing.values()
+    )
 
 
 def install(files: list[Path], folder: Path, target: Path) -> bool:
@@ -108,10 +155,19 @@ def install(files: list[Path], folder: Path, target: Path) -> bool:
 
 
 def run_part(part: Part, path: list[Path], seconds: float) -> tuple[str, float]:
-    """("passed", "failed ..." or "stopped ...", how long it took). What takes too long is interrupted, then ended, with all it began."""
-    environment = {**os.environ, **dict(part.environment), "PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONUNBUFFERED": "1"}
+    """("passed", "failed ..." or "stopped ...", how long it took). What takes too long is
+    interrupted, then ended, with all it began.
+    """
+    environment = {
+        **os.environ,
+        **dict(part.environment),
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "PYTHONUNBUFFERED": "1",
+    }
     began = time.monotonic()
-    process = subprocess.Popen([sys.executable, *part.command], cwd=ROOT, env=environment, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, *part.command], cwd=ROOT, env=environment, start_new_session=True
+    )
     try:
         code = process.wait(timeout=seconds)
         verdict = "passed" if code == 0 else f"failed with code {code}"
@@ -128,7 +184,9 @@ def run_part(part: Part, path: list[Path], seconds: float) -> tuple[str, float]:
 
 
 def run_all(wanted: list[Part], paths: dict[str, list[Path]], deadline: float) -> int:
-    """Run one part after the other, each within its own time and what is left of all; 1 when one did not pass. paths: by `needs`."""
+    """Run one part after the other, each within its own time and what is left of all; 1 when one
+    did not pass. paths: by `needs`.
+    """
     lines, failed = [], False
     for part in wanted:
         left = deadline - time.monotonic()
@@ -149,11 +207,28 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     """The options."""
     names = [part.name for part in parts(RESULTS)]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="where the CSV files go; default benchmarks/results")
-    parser.add_argument("--wheels", type=Path, default=wheels.WHEELS, metavar="FOLDER", help="default wheels/")
-    parser.add_argument("--parts", nargs="+", choices=names, default=names, help="only these; default all")
-    parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help=f"for everything; default {TOTAL_SECONDS:.0f}")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be installed and run, on any machine")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=RESULTS,
+        metavar="FOLDER",
+        help="where the CSV files go; default benchmarks/results",
+    )
+    parser.add_argument(
+        "--wheels", type=Path, default=wheels.WHEELS, metavar="FOLDER", help="default wheels/"
+    )
+    parser.add_argument(
+        "--parts", nargs="+", choices=names, default=names, help="only these; default all"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=TOTAL_SECONDS,
+        help=f"for everything; default {TOTAL_SECONDS:.0f}",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would be installed and run, on any machine"
+    )
     return parser.parse_args(words)
 
 
@@ -163,17 +238,29 @@ def main(words: list[str] | None = None) -> int:
     options = parse(words)
     name = gpu()
     more = {"": [], "peers": [*PEERS], "physics": wheels.physics_requirements()}
-    found = {what: needed([*wheels.own_requirements(), *roots], options.wheels) for what, roots in more.items()}
+    found = {
+        what: needed([*wheels.own_requirements(), *roots], options.wheels)
+        for what, roots in more.items()
+    }
     wanted = [part for part in parts(options.out.resolve()) if part.name in options.parts]
     for what, (files, missing) in found.items():
         label = what or "gpurl"
-        print(f"{label}: {len(files)} wheels to install{': ' if files else ''}{', '.join(file.name for file in files)}")
+        print(
+            f"{label}: {len(files)} wheels to "
+            f"install{': ' if files else ''}{', '.join(file.name for file in files)}"
+        )
         if missing:
             print(
-                f"{label}: neither installed nor in {options.wheels}: {' '.join(missing)}\n  (and what these need; make gpu-check-wheels)"
+                f"{label}: neither installed nor in {options.wheels}: {' '.join(missing)}\n  (and "
+                f"what these need; make gpu-check-wheels)"
             )
     if options.dry_run:
-        print("\n".join(f"{part.name}, at most {part.seconds:.0f} s: {' '.join(part.command)}" for part in wanted))
+        print(
+            "\n".join(
+                f"{part.name}, at most {part.seconds:.0f} s: {' '.join(part.command)}"
+                for part in wanted
+            )
+        )
     if not name:
         return NO_GPU
     if found[""][1]:
@@ -186,7 +273,9 @@ def main(words: list[str] | None = None) -> int:
         folder = SITE / (what or "gpurl")
         if not missing and install(files, options.wheels, folder):
             paths[what] = [folder, ROOT]
-    return run_all(wanted, paths, deadline_from + options.seconds) if "" in paths else WHEELS_MISSING
+    return (
+        run_all(wanted, paths, deadline_from + options.seconds) if "" in paths else WHEELS_MISSING
+    )
 
 
 if __name__ == "__main__":

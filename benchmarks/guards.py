@@ -1,10 +1,12 @@
-"""What share of an iteration's time the guards take on a CPU: seconds inside them over seconds of whole iterations, of the same run.
+"""What share of an iteration's time the guards take on a CPU: seconds inside them over seconds of
+whole iterations, of the same run.
 
     python -m benchmarks.guards
 
-`values` looks for NaN and infinity (`gpurl.guards.finite` at each rollout, `gpurl.guards.steps` after each update); its limit is 0.5 %. `form`
-is `gpurl.guards.contract`'s look at shapes, types and keys of each step, `running` has its first thousand steps behind it. On a GPU the clock of
-the host says nothing of work on the device: `benchmarks.counters` has what is launched there.
+`values` looks for NaN and infinity (`gpurl.guards.finite` at each rollout, `gpurl.guards.steps`
+after each update); its limit is 0.5 %. `form` is `gpurl.guards.contract`'s look at shapes, types
+and keys of each step, `running` has its first thousand steps behind it. On a GPU the clock of the
+host says nothing of work on the device: `benchmarks.counters` has what is launched there.
 """
 
 import argparse
@@ -47,7 +49,11 @@ class Watch:
 def shares(case: str, seconds: float) -> dict[str, float]:
     """kind of guard -> per cent of the time of iterations, at the start and later on."""
     algorithm, env, changes = CASES[case]
-    settings = make_settings(algorithm, env, **{"threads": 1, "eval_episodes": 0, "device": "cpu", **changes, "rollout": "steps"})
+    settings = make_settings(
+        algorithm,
+        env,
+        **{"threads": 1, "eval_episodes": 0, "device": "cpu", **changes, "rollout": "steps"},
+    )
     trainer = make_trainer(settings, choose_device("cpu"))
     trainer.start()
     while not trainer.is_warm or trainer.steps < 2 * trainer.algorithm.learning_starts:
@@ -62,10 +68,14 @@ def shares(case: str, seconds: float) -> dict[str, float]:
         for watch in watches.values():
             watch.seconds = 0.0
         began = time.perf_counter()
-        while time.perf_counter() - began < seconds and (first or trainer.env_guard.steps < ALWAYS_LOOKED):
+        while time.perf_counter() - began < seconds and (
+            first or trainer.env_guard.steps < ALWAYS_LOOKED
+        ):
             trainer.iterate()
         whole = time.perf_counter() - began
-        found |= {f"{kind}, {phase}": 100.0 * watch.seconds / whole for kind, watch in watches.items()}
+        found |= {
+            f"{kind}, {phase}": 100.0 * watch.seconds / whole for kind, watch in watches.items()
+        }
     trainer.env.close()
     return found
 
@@ -73,17 +83,26 @@ def shares(case: str, seconds: float) -> dict[str, float]:
 def main() -> int:
     """Measure; 1 where the looks for NaN and infinity take more than their limit."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of a case at its start, and as many later on")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="where the CSV file goes")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="of a case at its start, and as many later on"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, metavar="FOLDER", help="where the CSV file goes"
+    )
     options = parser.parse_args()
     rows, lines = list[Row](), []
     for case in CASES:
         found = shares(case, options.seconds)
-        rows += [machine("cpu") | {"case": case, "guard": name, "value": f"{value:.3f}", "unit": "%"} for name, value in found.items()]
+        rows += [
+            machine("cpu") | {"case": case, "guard": name, "value": f"{value:.3f}", "unit": "%"}
+            for name, value in found.items()
+        ]
         lines.append([case, *(number(value) for value in found.values())])
     print(table(["per cent of an iteration", *found], lines))
     print(save("guards", rows, options.out))
-    return int(any(float(row["value"]) > LIMIT for row in rows if row["guard"] == "values, running"))
+    return int(
+        any(float(row["value"]) > LIMIT for row in rows if row["guard"] == "values, running")
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Kernels against their references: compared first, then timed in turn with the reference and with torch's own equivalent.
+"""Kernels against their references: compared first, then timed in turn with the reference and with
+torch's own equivalent.
 
-`kernel` is what the product calls: Triton on a GPU; on a CPU, C for GAE, random numbers, drawing by priority and squashed actions,
-torch's fused step for Adam, else the reference itself.
+`kernel` is what the product calls: Triton on a GPU; on a CPU, C for GAE, random numbers, drawing by
+priority and squashed actions, torch's fused step for Adam, else the reference itself.
 """
 
 import sys
@@ -18,7 +19,17 @@ from benchmarks.timing import median_seconds
 from benchmarks.training import captured
 from gpurl.api import choose_device
 from gpurl.errors import GpurlError
-from gpurl.kernels import adam, categorical_projection, gae, moments, permutation, ppo_loss, prioritized, random, squash
+from gpurl.kernels import (
+    adam,
+    categorical_projection,
+    gae,
+    moments,
+    permutation,
+    ppo_loss,
+    prioritized,
+    random,
+    squash,
+)
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.losses import PpoTerms
 from gpurl.losses import ppo_loss as torch_ppo_loss
@@ -30,7 +41,10 @@ ADAM_SIZES = (10_240, 1_048_576)  # parameters: PPO's two 64x64 networks on Chas
 MOMENTS_SIZES = ((131_072, 8), (131_072, 64))  # B, D
 RANDOM_SIZES = ((4096, 2), (65_536, 2), (4096, 64))  # N, draws
 PERMUTATION_SIZES = (8192, 131_072)  # S
-GATHER_SIZES = ((131_072, (16,)), (131_072, (11, 1, 1, 1, 1, 1)))  # S, widths of the columns that a row packs
+GATHER_SIZES = (
+    (131_072, (16,)),
+    (131_072, (11, 1, 1, 1, 1, 1)),
+)  # S, widths of the columns that a row packs
 PRIORITIZED_SIZES = ((200_000, 256), (5_000_000, 8192))  # S, B
 PPO_LOSS_SIZES = (  # B, numbers of the actor
     ("gaussian", 8192, 2),
@@ -45,7 +59,9 @@ SQUASH_SIZES = ((256, 8), (8192, 21))  # B, A
 
 @dataclass
 class Case:
-    """One kernel at one size; each function returns what it computed. `torch` computes the same unless it draws random numbers."""
+    """One kernel at one size; each function returns what it computed. `torch` computes the same
+    unless it draws random numbers.
+    """
 
     name: str
     kernel: Function
@@ -65,10 +81,15 @@ def check(case: Case) -> None:
             continue
         for position, (got, want) in enumerate(zip(function(), wanted, strict=True)):
             try:
-                absolute = case.tolerance if case.absolute_tolerance is None else case.absolute_tolerance
+                absolute = (
+                    case.tolerance if case.absolute_tolerance is None else case.absolute_tolerance
+                )
                 torch.testing.assert_close(got, want, rtol=case.tolerance, atol=absolute)
             except AssertionError as error:
-                message = f"{case.name}: result {position} of the {label} is not the reference's, so nothing is timed. {error}"
+                message = (
+                    f"{case.name}: result {position} of the {label} is not the reference's, so "
+                    f"nothing is timed. {error}"
+                )
                 raise GpurlError(message) from None
 
 
@@ -78,24 +99,48 @@ def check(case: Case) -> None:
 def gae_case(num_steps: int, num_envs: int, device: torch.device) -> Case:
     """A rollout in which 2 % of the steps end an episode."""
     generator = torch.Generator().manual_seed(0)
-    reward, value, final_value = (torch.randn(num_steps + extra, num_envs, generator=generator).to(device) for extra in (0, 1, 0))
+    reward, value, final_value = (
+        torch.randn(num_steps + extra, num_envs, generator=generator).to(device)
+        for extra in (0, 1, 0)
+    )
     kind = torch.rand(num_steps, num_envs, generator=generator).to(device)
-    arguments = (reward, value, final_value, kind < 0.01, (kind >= 0.01) & (kind < 0.02), 0.99, 0.95)
-    return Case(f"gae {num_steps}x{num_envs}", lambda: gae.gae(*arguments), lambda: gae.gae_reference(*arguments), tolerance=1e-4)
+    arguments = (
+        reward,
+        value,
+        final_value,
+        kind < 0.01,
+        (kind >= 0.01) & (kind < 0.02),
+        0.99,
+        0.95,
+    )
+    return Case(
+        f"gae {num_steps}x{num_envs}",
+        lambda: gae.gae(*arguments),
+        lambda: gae.gae_reference(*arguments),
+        tolerance=1e-4,
+    )
 
 
 def adam_case(size: int, device: torch.device, has_target: bool = False) -> Case:
-    """A step with the gradient clipped to norm 1, in place, each function on a copy of its own; torch's on the one flat parameter."""
+    """A step with the gradient clipped to norm 1, in place, each function on a copy of its own;
+    torch's on the one flat parameter.
+    """
     generator = torch.Generator().manual_seed(0)
     start, gradient = (torch.randn(size, generator=generator).to(device) for _ in range(2))
 
     def stepping(function: Callable[..., Tensor]) -> Function:
         count = torch.zeros((), dtype=torch.int64, device=device)
         own_target = start.clone() if has_target else None
-        state = adam.AdamState(start.clone(), torch.zeros_like(start), torch.zeros_like(start), count, own_target)
+        state = adam.AdamState(
+            start.clone(), torch.zeros_like(start), torch.zeros_like(start), count, own_target
+        )
         own_gradient, rate = gradient.clone(), torch.tensor(1e-3, device=device)
         options = adam.AdamOptions(eps=1e-5, max_grad_norm=1.0, tau=0.005)
-        return lambda: (function(state, own_gradient, rate, options), state.parameters, *([own_target] if has_target else []))
+        return lambda: (
+            function(state, own_gradient, rate, options),
+            state.parameters,
+            *([own_target] if has_target else []),
+        )
 
     parameter = torch.nn.Parameter(start.clone())
     parameter.grad = gradient.clone()
@@ -104,10 +149,17 @@ def adam_case(size: int, device: torch.device, has_target: bool = False) -> Case
     def torch_step() -> tuple[Tensor, ...]:
         norm = torch.nn.utils.clip_grad_norm_([parameter], 1.0)
         optimizer.step()
-        return norm, parameter.detach(), *([target.lerp_(parameter.detach(), 0.005)] if has_target else [])
+        return (
+            norm,
+            parameter.detach(),
+            *([target.lerp_(parameter.detach(), 0.005)] if has_target else []),
+        )
 
     return Case(
-        f"adam_step {size}{' with target' if has_target else ''}", stepping(adam.adam_step), stepping(adam.adam_step_reference), torch_step
+        f"adam_step {size}{' with target' if has_target else ''}",
+        stepping(adam.adam_step),
+        stepping(adam.adam_step_reference),
+        torch_step,
     )
 
 
@@ -116,7 +168,9 @@ def update_moments_case(rows: int, columns: int, device: torch.device) -> Case:
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)).to(device)
 
     def updating(function: Callable[..., None]) -> Function:
-        mean, variance = (make(columns, dtype=torch.float64, device=device) for make in (torch.zeros, torch.ones))
+        mean, variance = (
+            make(columns, dtype=torch.float64, device=device) for make in (torch.zeros, torch.ones)
+        )
         count = torch.ones((), dtype=torch.float64, device=device)
 
         def update() -> tuple[Tensor, ...]:
@@ -125,14 +179,22 @@ def update_moments_case(rows: int, columns: int, device: torch.device) -> Case:
 
         return update
 
-    return Case(f"update_moments {rows}x{columns}", updating(moments.update_moments), updating(moments.update_moments_reference))
+    return Case(
+        f"update_moments {rows}x{columns}",
+        updating(moments.update_moments),
+        updating(moments.update_moments_reference),
+    )
 
 
 def normalize_case(rows: int, columns: int, device: torch.device) -> Case:
     """Normalising and clipping a rollout's observations."""
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)).to(device)
     arguments = (x, x.mean(0), 1.0 / x.std(0), 2.0)
-    return Case(f"normalize {rows}x{columns}", lambda: (moments.normalize(*arguments),), lambda: (moments.normalize_reference(*arguments),))
+    return Case(
+        f"normalize {rows}x{columns}",
+        lambda: (moments.normalize(*arguments),),
+        lambda: (moments.normalize_reference(*arguments),),
+    )
 
 
 def random_case(kind: str, num_envs: int, draws: int, device: torch.device) -> Case:
@@ -177,7 +239,9 @@ def gather_rows_case(size: int, widths: tuple[int, ...], device: torch.device) -
 
 
 def prioritized_draw_case(size: int, batch_size: int, device: torch.device) -> Case:
-    """A batch by priority; torch.multinomial's is another one, comes without probabilities and is not stratified."""
+    """A batch by priority; torch.multinomial's is another one, comes without probabilities and is
+    not stratified.
+    """
     priority = torch.rand(size, generator=torch.Generator().manual_seed(0)).to(device) ** 3
     streams = RandomStreams(*random.stream_constants(0, 1, device), torch.tensor(5, device=device))
     arguments = (priority, streams, 0, batch_size)
@@ -191,27 +255,44 @@ def prioritized_draw_case(size: int, batch_size: int, device: torch.device) -> C
 
 
 def ppo_loss_case(kind: str, rows: int, width: int, device: torch.device) -> Case:
-    """A minibatch in one matrix, two fifths of its ratios clipped; torch's is the head, gpurl.losses and the head's backward."""
+    """A minibatch in one matrix, two fifths of its ratios clipped; torch's is the head,
+    gpurl.losses and the head's backward.
+    """
     generator = torch.Generator().manual_seed(0)
-    output, value = torch.randn(rows, width, generator=generator), torch.randn(rows, generator=generator)
+    output, value = (
+        torch.randn(rows, width, generator=generator),
+        torch.randn(rows, generator=generator),
+    )
     action = output + torch.randn(rows, width, generator=generator)
     head: Head = Gaussian(Box(-1.0, 1.0, (width,), np.float32))
     if kind == "categorical":
         head, action = Categorical(width), torch.randint(width, (rows, 1), generator=generator)
-    shift = 0.15 * torch.randint(-2, 3, (rows,), generator=generator)  # of no log-ratio to where rounding decides on the clip
-    old_log_prob = head.log_prob(output, action.squeeze(1) if kind == "categorical" else action).detach() - shift
-    columns = torch.stack((old_log_prob, *(torch.randn(rows, generator=generator) for _ in range(3))), 1)
+    shift = 0.15 * torch.randint(
+        -2, 3, (rows,), generator=generator
+    )  # of no log-ratio to where rounding decides on the clip
+    old_log_prob = (
+        head.log_prob(output, action.squeeze(1) if kind == "categorical" else action).detach()
+        - shift
+    )
+    columns = torch.stack(
+        (old_log_prob, *(torch.randn(rows, generator=generator) for _ in range(3))), 1
+    )
     packed = torch.cat((action.float(), columns), 1).to(device)
     output, value, head = output.to(device), value.to(device), head.to(device)
     batch = ppo_loss.PpoRows(packed[:, :-4], *packed[:, -4:].unbind(1))
-    scalars = ppo_loss.PpoScalars(torch.tensor(0.2, device=device), torch.tensor(0.01, device=device))
+    scalars = ppo_loss.PpoScalars(
+        torch.tensor(0.2, device=device), torch.tensor(0.01, device=device)
+    )
     options, own = ppo_loss.PpoOptions(1.0, None, -5.0, 2.0), list(head.parameters())
 
     def calling(function: Callable[..., tuple[Tensor, ...]]) -> Function:
         if not own:
             return lambda: function(output, value, batch, scalars, options)
         gradient = torch.empty(width, device=device)
-        return lambda: (*function(output, own[0], value, batch, scalars, options, gradient), gradient)
+        return lambda: (
+            *function(output, own[0], value, batch, scalars, options, gradient),
+            gradient,
+        )
 
     for parameter in own:
         parameter.grad = torch.zeros_like(parameter)
@@ -223,10 +304,24 @@ def ppo_loss_case(kind: str, rows: int, width: int, device: torch.device) -> Cas
         log_prob, entropy, backward = head.evaluate(output, torch_action)
         slopes, parts = torch_ppo_loss(log_prob, value, entropy, terms, options.value_coef)
         gradient = backward(slopes.log_prob, slopes.entropy)
-        return gradient, slopes.value, torch.stack(list(parts.values())), *(parameter.grad for parameter in own)
+        return (
+            gradient,
+            slopes.value,
+            torch.stack(list(parts.values())),
+            *(parameter.grad for parameter in own),
+        )
 
-    kernel, reference = (calling(getattr(ppo_loss, f"{kind}_ppo_loss{suffix}")) for suffix in ("", "_reference"))
-    return Case(f"ppo_loss {kind} {rows}x{width}", kernel, reference, torch_loss, tolerance=1e-4, absolute_tolerance=1e-3 / rows)
+    kernel, reference = (
+        calling(getattr(ppo_loss, f"{kind}_ppo_loss{suffix}")) for suffix in ("", "_reference")
+    )
+    return Case(
+        f"ppo_loss {kind} {rows}x{width}",
+        kernel,
+        reference,
+        torch_loss,
+        tolerance=1e-4,
+        absolute_tolerance=1e-3 / rows,
+    )
 
 
 def projection_case(rows: int, atoms: int, device: torch.device) -> Case:
@@ -235,18 +330,30 @@ def projection_case(rows: int, atoms: int, device: torch.device) -> Case:
     pmf = torch.randn(2, rows, atoms, generator=generator).softmax(-1).to(device)
     reward, chance = (torch.randn(rows, generator=generator).to(device) for _ in range(2))
     arguments = (pmf, reward, torch.where(chance > 2.0, 0.0, 0.99), -10.0, 10.0)
-    kernel, reference = (getattr(categorical_projection, f"categorical_projection{suffix}") for suffix in ("", "_reference"))
-    return Case(f"categorical_projection 2x{rows}x{atoms}", lambda: (kernel(*arguments),), lambda: (reference(*arguments),))
+    kernel, reference = (
+        getattr(categorical_projection, f"categorical_projection{suffix}")
+        for suffix in ("", "_reference")
+    )
+    return Case(
+        f"categorical_projection 2x{rows}x{atoms}",
+        lambda: (kernel(*arguments),),
+        lambda: (reference(*arguments),),
+    )
 
 
 def squash_case(rows: int, actions: int, device: torch.device) -> Case:
     """A draw for a batch and its way back, as a step of SAC's actor takes them."""
     generator = torch.Generator().manual_seed(0)
-    output, noise, slope = (torch.randn(rows, width, generator=generator).to(device) for width in (2 * actions, actions, actions))
+    output, noise, slope = (
+        torch.randn(rows, width, generator=generator).to(device)
+        for width in (2 * actions, actions, actions)
+    )
     of_log_prob = torch.tensor(0.2 / rows, device=device)
 
     def calling(suffix: str) -> Function:
-        sample, backward = (getattr(squash, f"squashed_{name}{suffix}") for name in ("sample", "backward"))
+        sample, backward = (
+            getattr(squash, f"squashed_{name}{suffix}") for name in ("sample", "backward")
+        )
 
         def call() -> tuple[Tensor, ...]:
             drawn = sample(output, noise)
@@ -254,7 +361,9 @@ def squash_case(rows: int, actions: int, device: torch.device) -> Case:
 
         return call
 
-    return Case(f"squashed {rows}x{actions}", calling(""), calling("_reference"), absolute_tolerance=1e-4)
+    return Case(
+        f"squashed {rows}x{actions}", calling(""), calling("_reference"), absolute_tolerance=1e-4
+    )
 
 
 def all_cases(device: torch.device) -> list[Case]:
@@ -265,7 +374,11 @@ def all_cases(device: torch.device) -> list[Case]:
         adam_case(ADAM_SIZES[-1], device, has_target=True),
         *(update_moments_case(*size, device) for size in MOMENTS_SIZES),
         *(normalize_case(*size, device) for size in MOMENTS_SIZES),
-        *(random_case(kind, *size, device) for kind in ("uniform", "normal") for size in RANDOM_SIZES),
+        *(
+            random_case(kind, *size, device)
+            for kind in ("uniform", "normal")
+            for size in RANDOM_SIZES
+        ),
         *(permutation_case(size, device) for size in PERMUTATION_SIZES),
         *(gather_rows_case(*size, device) for size in GATHER_SIZES),
         *(prioritized_draw_case(*size, device) for size in PRIORITIZED_SIZES),
@@ -292,20 +405,54 @@ def main(words: list[str] | None = None) -> int:
             "reference": case.reference,
             "torch": case.torch,
         }
-        seconds = median_seconds({name: function for name, function in functions.items() if function}, device, options.seconds)
+        seconds = median_seconds(
+            {name: function for name, function in functions.items() if function},
+            device,
+            options.seconds,
+        )
         for name, value in seconds.items():
-            rows.append({"case": case.name, "function": name, "value": f"{value * 1e6:.2f}", "unit": "us", **machine(str(device))})
+            rows.append(
+                {
+                    "case": case.name,
+                    "function": name,
+                    "value": f"{value * 1e6:.2f}",
+                    "unit": "us",
+                    **machine(str(device)),
+                }
+            )
         lines.append([case.name, *_cells(seconds)])
         save("kernels", rows, options.out)  # what was measured stays
-    print(f"kernels: microseconds a call on {rows[0]['device']}, {rows[0]['threads']} CPU threads; all agree with their references")
-    print(table(["kernel", "kernel", "in a graph", "reference", "torch", "reference/kernel", "torch/kernel"], lines))
+    print(
+        f"kernels: microseconds a call on {rows[0]['device']}, {rows[0]['threads']} CPU threads; "
+        f"all agree with their references"
+    )
+    print(
+        table(
+            [
+                "kernel",
+                "kernel",
+                "in a graph",
+                "reference",
+                "torch",
+                "reference/kernel",
+                "torch/kernel",
+            ],
+            lines,
+        )
+    )
     print(f"written to {save('kernels', rows, options.out)}\n")
     return 0
 
 
 def _cells(seconds: dict[str, float]) -> list[str]:
-    times = [number(seconds[name] * 1e6) if name in seconds else "" for name in ("kernel", "graph", "reference", "torch")]
-    return times + [f"{seconds[name] / seconds['kernel']:.2f}" if name in seconds else "" for name in ("reference", "torch")]
+    times = [
+        number(seconds[name] * 1e6) if name in seconds else ""
+        for name in ("kernel", "graph", "reference", "torch")
+    ]
+    return times + [
+        f"{seconds[name] / seconds['kernel']:.2f}" if name in seconds else ""
+        for name in ("reference", "torch")
+    ]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""What the hardware allows PPO at most: measured rates of arithmetic and memory over what an environment step needs of them.
+"""What the hardware allows PPO at most: measured rates of arithmetic and memory over what an
+environment step needs of them.
 
-An environment step is one forward pass in the rollout and, in every epoch, one forward and one backward pass, which costs two forward ones.
+An environment step is one forward pass in the rollout and, in every epoch, one forward and one
+backward pass, which costs two forward ones.
 """
 
 import itertools
@@ -10,17 +12,27 @@ import torch
 
 from benchmarks.timing import fastest_seconds
 
-ROLLOUT_COLUMNS, UPDATE_COLUMNS = 4, 3  # beside obs and action: reward, value, log_prob, final value; log_prob, advantage, return
-PASSES = 11  # how often the hidden numbers cross the memory in a forward and backward pass of which nothing is fused
+ROLLOUT_COLUMNS, UPDATE_COLUMNS = (
+    4,
+    3,
+)  # beside obs and action: reward, value, log_prob, final value; log_prob, advantage, return
+# how often the hidden numbers cross the memory in a forward and backward pass of which nothing is
+# fused
+PASSES = 11
 SQUARE = {"cpu": 1024, "cuda": 8192}  # rows and columns of the matrices whose product is timed
 COPIED = 1 << 30  # bytes
-PRECISIONS = {"cpu": ("float32",), "cuda": ("float32", "tf32", "bf16")}  # a CPU without matrix units is slower in bf16
+PRECISIONS = {
+    "cpu": ("float32",),
+    "cuda": ("float32", "tf32", "bf16"),
+}  # a CPU without matrix units is slower in bf16
 
 
 def multiply_adds(obs_size: int, action_size: int, hidden: Sequence[int]) -> int:
     """Of one observation through a policy and a value network of `hidden` layers."""
     shapes = ([obs_size, *hidden, outputs] for outputs in (action_size, 1))
-    return sum(inputs * outputs for sizes in shapes for inputs, outputs in itertools.pairwise(sizes))
+    return sum(
+        inputs * outputs for sizes in shapes for inputs, outputs in itertools.pairwise(sizes)
+    )
 
 
 def flop_per_step(obs_size: int, action_size: int, hidden: Sequence[int], epochs: int) -> int:
@@ -29,15 +41,31 @@ def flop_per_step(obs_size: int, action_size: int, hidden: Sequence[int], epochs
 
 
 def bytes_per_step(obs_size: int, action_size: int, hidden: Sequence[int], epochs: int) -> int:
-    """Bytes an environment step moves in float32: its row, once; in every epoch the row gathered and packed, and the hidden numbers."""
+    """Bytes an environment step moves in float32: its row, once; in every epoch the row gathered
+    and packed, and the hidden numbers.
+    """
     columns, hidden_numbers = obs_size + action_size, 2 * sum(hidden)
-    return 4 * (columns + ROLLOUT_COLUMNS + epochs * (2 * (columns + UPDATE_COLUMNS) + PASSES * hidden_numbers))
+    return 4 * (
+        columns
+        + ROLLOUT_COLUMNS
+        + epochs * (2 * (columns + UPDATE_COLUMNS) + PASSES * hidden_numbers)
+    )
 
 
 def arithmetic_rate(device: torch.device, precision: str, budget: float) -> float:
-    """Floating-point operations a second in the product of two square matrices: float32, tf32 or bf16."""
+    """Floating-point operations a second in the product of two square matrices: float32, tf32 or
+    bf16.
+    """
     size = SQUARE[device.type]
-    one, other = (torch.randn(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32) for _ in range(2))
+    one, other = (
+        torch.randn(
+            size,
+            size,
+            device=device,
+            dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
+        )
+        for _ in range(2)
+    )
     result, before = torch.empty_like(one), torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     try:
@@ -54,13 +82,27 @@ def memory_rate(device: torch.device, budget: float) -> float:
     return 2 * COPIED / fastest_seconds(lambda: target.copy_(source), device, budget)
 
 
-def limits(device: torch.device, obs_size: int, action_size: int, hidden: Sequence[int], epochs: int, budget: float) -> dict[str, float]:
-    """Environment steps a second that nothing on `device` can exceed: by arithmetic in each precision, and on a GPU by the memory.
+def limits(
+    device: torch.device,
+    obs_size: int,
+    action_size: int,
+    hidden: Sequence[int],
+    epochs: int,
+    budget: float,
+) -> dict[str, float]:
+    """Environment steps a second that nothing on `device` can exceed: by arithmetic in each
+    precision, and on a GPU by the memory.
 
-    The memory's holds while hidden numbers go through it: a kernel that keeps them on the chip may be quicker.
+    The memory's holds while hidden numbers go through it: a kernel that keeps them on the chip may
+    be quicker.
     """
     flop = flop_per_step(obs_size, action_size, hidden, epochs)
-    found = {f"arithmetic {precision}": arithmetic_rate(device, precision, budget) / flop for precision in PRECISIONS[device.type]}
+    found = {
+        f"arithmetic {precision}": arithmetic_rate(device, precision, budget) / flop
+        for precision in PRECISIONS[device.type]
+    }
     if device.type == "cuda":
-        found["memory float32"] = memory_rate(device, budget) / bytes_per_step(obs_size, action_size, hidden, epochs)
+        found["memory float32"] = memory_rate(device, budget) / bytes_per_step(
+            obs_size, action_size, hidden, epochs
+        )
     return found

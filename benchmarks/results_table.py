@@ -1,4 +1,6 @@
-"""Rows of measurements: the machine they belong to, one CSV file a script and device, and a table for the eye."""
+"""Rows of measurements: the machine they belong to, one CSV file a script and device, and a table
+for the eye.
+"""
 
 import argparse
 import csv
@@ -14,7 +16,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-MEASURED = ("value", "lowest", "highest", "rounds", "seconds", "date")  # columns that two measurements of the same thing may differ in
+MEASURED = (
+    "value",
+    "lowest",
+    "highest",
+    "rounds",
+    "seconds",
+    "date",
+)  # columns that two measurements of the same thing may differ in
 Row = dict[str, str]
 
 
@@ -30,7 +39,9 @@ def machine(device: str) -> Row:
         "torch": torch.__version__,
         "triton": importlib.metadata.version("triton"),
         "threads": str(torch.get_num_threads()),
-        "waits": os.environ.get("OMP_WAIT_POLICY", f"spin {os.environ.get('GOMP_SPINCOUNT', 'default')}").lower(),
+        "waits": os.environ.get(
+            "OMP_WAIT_POLICY", f"spin {os.environ.get('GOMP_SPINCOUNT', 'default')}"
+        ).lower(),
     }
 
 
@@ -39,38 +50,53 @@ def driver_version() -> str:
     """The version of NVIDIA's driver; "unknown" where nvidia-smi does not tell it."""
     ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        return subprocess.run(ask, capture_output=True, text=True, check=True, timeout=30).stdout.split()[0]
+        return subprocess.run(
+            ask, capture_output=True, text=True, check=True, timeout=30
+        ).stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
         return "unknown"
 
 
 def _cpu_model() -> str:
     try:
-        found = re.search(r"^model name\s*: *(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        found = re.search(
+            r"^model name\s*: *(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
+        )
     except OSError:
         found = None
     return found[1].strip() if found else platform.machine()
 
 
 def commit() -> str:
-    """The commit that is checked out, with a + where files were changed since; outside git what GPURL_COMMIT says, else "unknown"."""
+    """The commit that is checked out, with a + where files were changed since; outside git what
+    GPURL_COMMIT says, else "unknown".
+    """
     git = ["git", "-C", str(ROOT)]
     try:
-        name = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        name = subprocess.run(
+            [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
         changes = [*git, "status", "--porcelain", "--", ".", ":(exclude)benchmarks/results"]
-        return name + ("+" if subprocess.run(changes, capture_output=True, text=True, check=True).stdout else "")
+        return name + (
+            "+"
+            if subprocess.run(changes, capture_output=True, text=True, check=True).stdout
+            else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("GPURL_COMMIT", "unknown")
 
 
 def save(script: str, rows: list[Row], folder: Path = RESULTS) -> Path:
-    """Add `rows` to the file of `script` and their device. A row that measures the same thing at the same commit is replaced.
+    """Add `rows` to the file of `script` and their device. A row that measures the same thing at
+    the same commit is replaced.
 
     Every column that any row has, old or new, is kept; it is empty in rows that lack it.
     """
     rows = [{**row, "commit": commit(), "date": str(datetime.date.today())} for row in rows]
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{script}_{re.sub('[^a-z0-9]+', '_', rows[0]['device'].lower()).strip('_')}.csv"
+    path = (
+        folder / f"{script}_{re.sub('[^a-z0-9]+', '_', rows[0]['device'].lower()).strip('_')}.csv"
+    )
     replaced = {_same(row) for row in rows}
     kept = [row for row in read_rows(path) if _same(row) not in replaced]
     columns = dict.fromkeys(name for row in (*rows, *kept) for name in row)
@@ -90,14 +116,19 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _same(row: Row) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, value) for name, value in row.items() if value and name not in MEASURED))
+    return tuple(
+        sorted((name, value) for name, value in row.items() if value and name not in MEASURED)
+    )
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Text in columns, the first one flush left, the others flush right."""
     everything = [header, *lines]
     widths = [max(len(line[column]) for line in everything) for column in range(len(header))]
-    return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in everything)
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
+        for line in everything
+    )
 
 
 def number(value: float) -> str:
@@ -108,7 +139,17 @@ def number(value: float) -> str:
 def parser(description: str | None, budget: float) -> argparse.ArgumentParser:
     """The options that `gpurl bench` takes."""
     options = argparse.ArgumentParser(description=description)
-    options.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; default cuda where there is one")
-    options.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="where the CSV files go; default benchmarks/results")
-    options.add_argument("--seconds", type=float, default=budget, help=f"time a case; default {budget}")
+    options.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:1, ...; default cuda where there is one"
+    )
+    options.add_argument(
+        "--out",
+        type=Path,
+        default=RESULTS,
+        metavar="FOLDER",
+        help="where the CSV files go; default benchmarks/results",
+    )
+    options.add_argument(
+        "--seconds", type=float, default=budget, help=f"time a case; default {budget}"
+    )
     return options

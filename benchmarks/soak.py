@@ -1,7 +1,10 @@
-"""Hours in minutes: kills, random cases by the thousand, and trainings whose memory, file handles, threads and processes must not grow.
+"""Hours in minutes: kills, random cases by the thousand, and trainings whose memory, file handles,
+threads and processes must not grow.
 
-A growth is the slope of a line through the means of ten blocks of samples, after a first third that is not counted, with its 95 % interval.
-More than a MiB a minute is a leak where the whole interval lies above it; where it only reaches above, the time was too short to say.
+A growth is the slope of a line through the means of ten blocks of samples, after a first third that
+is not counted, with its 95 % interval.
+More than a MiB a minute is a leak where the whole interval lies above it; where it only reaches
+above, the time was too short to say.
 """
 
 import argparse
@@ -31,11 +34,35 @@ SAMPLES_A_SECOND = 4
 LEAST_SECONDS = 120  # the allocator has its pools after some sixty short runs
 KILLS, EXAMPLES = 200, 1000
 COUNTED = ("handles", "threads", "children")
-MOST_MORE = {"handles": 2, "threads": 0, "children": 0}  # a library opens and closes its files of fonts as it likes
-SMALL: dict[str, Any] = {"num_envs": 64, "horizon": 8, "network": {"hidden": [16]}, "eval_episodes": 8, "quiet": True, "threads": 1}
+MOST_MORE = {
+    "handles": 2,
+    "threads": 0,
+    "children": 0,
+}  # a library opens and closes its files of fonts as it likes
+SMALL: dict[str, Any] = {
+    "num_envs": 64,
+    "horizon": 8,
+    "network": {"hidden": [16]},
+    "eval_episodes": 8,
+    "quiet": True,
+    "threads": 1,
+}
 REPLAY: dict[str, Any] = {
-    **{"num_envs": 16, "updates": 4, "batch_size": 64, "learning_starts": 64, "replay_size": 5000, "save_replay": True, "quiet": True},
-    **{"actor_network": {"hidden": [16]}, "critic_network": {"hidden": [16]}, "eval_episodes": 4, "threads": 1},
+    **{
+        "num_envs": 16,
+        "updates": 4,
+        "batch_size": 64,
+        "learning_starts": 64,
+        "replay_size": 5000,
+        "save_replay": True,
+        "quiet": True,
+    },
+    **{
+        "actor_network": {"hidden": [16]},
+        "critic_network": {"hidden": [16]},
+        "eval_episodes": 4,
+        "threads": 1,
+    },
 }
 
 
@@ -99,7 +126,9 @@ def sample(seconds: float) -> Sample:
             children += len((task / "children").read_text().split())
         except OSError:  # the thread has ended
             continue
-    return Sample(seconds, resident, device, len(list((own / "fd").iterdir())), len(tasks), children)
+    return Sample(
+        seconds, resident, device, len(list((own / "fd").iterdir())), len(tasks), children
+    )
 
 
 def growth(times: list[float], values: list[float]) -> Growth:
@@ -117,7 +146,9 @@ def growth(times: list[float], values: list[float]) -> Growth:
 
 
 def judge(samples: list[Sample]) -> dict[str, Any]:
-    """What grew: of memory by `growth`; of counted things the least in a quarter, the last against the second."""
+    """What grew: of memory by `growth`; of counted things the least in a quarter, the last against
+    the second.
+    """
     kept = samples[int(len(samples) * UNCOUNTED) :]
     times = [each.seconds for each in kept]
     found: dict[str, Any] = {}
@@ -126,7 +157,10 @@ def judge(samples: list[Sample]) -> dict[str, Any]:
         found[name] = dataclasses.asdict(line) | {"verdict": line.verdict()}
     quarter = max(len(samples) // 4, 1)
     for name in COUNTED:
-        early, late = (min(getattr(each, name) for each in part) for part in (samples[quarter : 2 * quarter], samples[-quarter:]))
+        early, late = (
+            min(getattr(each, name) for each in part)
+            for part in (samples[quarter : 2 * quarter], samples[-quarter:])
+        )
         found[name] = {
             "early": early,
             "late": late,
@@ -138,15 +172,27 @@ def judge(samples: list[Sample]) -> dict[str, Any]:
 # ---- what is run ----
 
 
-def one_long_run(algorithm: str, env: str, settings: dict[str, Any], seconds: float, folder: Path) -> int:
-    """A training that logs every iteration, saves every second and evaluates often; returns its steps."""
+def one_long_run(
+    algorithm: str, env: str, settings: dict[str, Any], seconds: float, folder: Path
+) -> int:
+    """A training that logs every iteration, saves every second and evaluates often; returns its
+    steps.
+    """
     import gpurl
 
-    often = {"log_every": 0.0, "save_every": "1s", "eval_every": 20_000, "total_steps": 10**12, "run_dir": str(folder / "run")}
+    often = {
+        "log_every": 0.0,
+        "save_every": "1s",
+        "eval_every": 20_000,
+        "total_steps": 10**12,
+        "run_dir": str(folder / "run"),
+    }
     return gpurl.train(algorithm, env, max_seconds=seconds, **{**settings, **often}).outcome.steps
 
 
-def many_short_runs(algorithm: str, env: str, settings: dict[str, Any], seconds: float, folder: Path) -> int:
+def many_short_runs(
+    algorithm: str, env: str, settings: dict[str, Any], seconds: float, folder: Path
+) -> int:
     """Trainings of some iterations one after the other in this process; returns how many."""
     import gpurl
 
@@ -157,14 +203,18 @@ def many_short_runs(algorithm: str, env: str, settings: dict[str, Any], seconds:
     return runs
 
 
-def log_entries(algorithm: str, env: str, settings: dict[str, Any], seconds: float, folder: Path) -> int:
+def log_entries(
+    algorithm: str, env: str, settings: dict[str, Any], seconds: float, folder: Path
+) -> int:
     """Forty numbers an entry, as fast as the files take them; returns how many numbers."""
     from gpurl.run.logger import Logger
 
     began, entries = time.monotonic(), 0
     logger = Logger(folder, "sb3", 0)
     while time.monotonic() - began < seconds:
-        logger.write(entries, {f"train/number_{index}": float(entries + index) for index in range(40)})
+        logger.write(
+            entries, {f"train/number_{index}": float(entries + index) for index in range(40)}
+        )
         entries += 1
     logger.close()
     return entries * 40
@@ -177,8 +227,18 @@ CASES: dict[str, tuple[Callable[..., int], str, str, dict[str, Any]]] = {
     "sac pendulum, replay saved": (one_long_run, "sac", "pendulum", REPLAY),
     "ppo gymnasium, worker processes": (one_long_run, "ppo", "gymnasium_cpu:Pendulum-v1", WORKERS),
     "many runs of ppo pendulum": (many_short_runs, "ppo", "pendulum", QUICK),
-    "many runs of sac pendulum": (many_short_runs, "sac", "pendulum", REPLAY | {"eval_episodes": 0}),
-    "many runs of ppo gymnasium": (many_short_runs, "ppo", "gymnasium_cpu:CartPole-v1", WORKERS | {"eval_episodes": 0}),
+    "many runs of sac pendulum": (
+        many_short_runs,
+        "sac",
+        "pendulum",
+        REPLAY | {"eval_episodes": 0},
+    ),
+    "many runs of ppo gymnasium": (
+        many_short_runs,
+        "ppo",
+        "gymnasium_cpu:CartPole-v1",
+        WORKERS | {"eval_episodes": 0},
+    ),
     "log entries": (log_entries, "", "", {}),
 }
 
@@ -187,7 +247,9 @@ def measure(case: str, seconds: float) -> dict[str, Any]:
     """Run `case` in this process for so long; what grew, and how much was done."""
     function, algorithm, env, settings = CASES[case]
     with tempfile.TemporaryDirectory() as folder:
-        function(algorithm, env, settings, 1.0, Path(folder) / "first")  # imports and first uses are no growth
+        function(
+            algorithm, env, settings, 1.0, Path(folder) / "first"
+        )  # imports and first uses are no growth
         sampler = Sampler(time.monotonic())
         sampler.start()
         done = function(algorithm, env, settings, seconds, Path(folder))
@@ -198,7 +260,11 @@ def measure(case: str, seconds: float) -> dict[str, Any]:
 def verdict(found: dict[str, Any]) -> str:
     """In words: what grows, else what cannot be said, else steady."""
     for word in ("grows", "too short to say"):
-        if names := [name for name, each in found.items() if isinstance(each, dict) and each["verdict"] == word]:
+        if names := [
+            name
+            for name, each in found.items()
+            if isinstance(each, dict) and each["verdict"] == word
+        ]:
             return f"{', '.join(names)} {word}" if word == "grows" else word
     return "steady"
 
@@ -212,13 +278,36 @@ def _row(case: str, found: dict[str, Any], seconds: float) -> Row:
         "unit": "MiB a minute",
         "device_mib": f"{found['device']['slope']:.3f}",
     }
-    return {"case": case, **numbers, **counts, "done": str(found["done"]), "seconds": f"{seconds:.0f}", "verdict": verdict(found)}
+    return {
+        "case": case,
+        **numbers,
+        **counts,
+        "done": str(found["done"]),
+        "seconds": f"{seconds:.0f}",
+        "verdict": verdict(found),
+    }
 
 
 def many_tests() -> bool:
     """The kills and the random cases, many times as many as in CI; whether they passed."""
-    environment = {**os.environ, "GPURL_KILLS": str(KILLS), "GPURL_EXAMPLES": str(EXAMPLES), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "7200", "-m", "soak"]
+    environment = {
+        **os.environ,
+        "GPURL_KILLS": str(KILLS),
+        "GPURL_EXAMPLES": str(EXAMPLES),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--timeout",
+        "7200",
+        "-m",
+        "soak",
+    ]
     print(f"tests marked soak: {KILLS} kills, {EXAMPLES} random cases each", flush=True)
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
 
@@ -226,13 +315,23 @@ def many_tests() -> bool:
 def main() -> int:
     """Run all; 1 where a test failed or something grows."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0, help="of all trainings together; the tests before take their own")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=60.0,
+        help="of all trainings together; the tests before take their own",
+    )
     parser.add_argument("--only", default="", help="cases whose name holds this; without the tests")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="where the CSV file goes")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, metavar="FOLDER", help="where the CSV file goes"
+    )
     options = parser.parse_args()
     names = [name for name in CASES if options.only in name]
     if options.minutes * 60 < LEAST_SECONDS * len(names):
-        parser.error(f"{len(names)} trainings need {LEAST_SECONDS} seconds each, {options.minutes} minutes are too few")
+        parser.error(
+            f"{len(names)} trainings need {LEAST_SECONDS} seconds each, {options.minutes} minutes "
+            f"are too few"
+        )
     if not names:
         parser.error(f"no case holds {options.only!r}; there are {', '.join(CASES)}")
     passed = bool(options.only) or many_tests()
@@ -240,7 +339,9 @@ def main() -> int:
     for name in names:
         job = {"case": name, "seconds": seconds}
         try:
-            found = run_once(Path(sys.executable), "benchmarks.soak", job, host_environment(1, "brief"), name)
+            found = run_once(
+                Path(sys.executable), "benchmarks.soak", job, host_environment(1, "brief"), name
+            )
         except GpurlError as error:
             print(error, file=sys.stderr)
             passed = False
@@ -248,11 +349,20 @@ def main() -> int:
         rows.append(machine(str(choose_device("auto"))) | _row(name, found, seconds))
         passed &= "grows" not in rows[-1]["verdict"]
         print(
-            f"{name}: {number(found['resident']['slope'])} ± {number(found['resident']['half'])} MiB a minute, {rows[-1]['verdict']}",
+            f"{name}: {number(found['resident']['slope'])} ± {number(found['resident']['half'])} "
+            f"MiB a minute, {rows[-1]['verdict']}",
             flush=True,
         )
     header = ["", "MiB a minute", "±", *COUNTED, "done", "verdict"]
-    print(table(header, [[row[name] for name in ("case", "value", "half", *COUNTED, "done", "verdict")] for row in rows]))
+    print(
+        table(
+            header,
+            [
+                [row[name] for name in ("case", "value", "half", *COUNTED, "done", "verdict")]
+                for row in rows
+            ],
+        )
+    )
     if rows:
         print(save("soak", rows, options.out))
     return 0 if passed else 1

@@ -1,4 +1,5 @@
-"""Environment steps a second: the environment alone, with the policy acting and storing, in full PPO training, and what is possible.
+"""Environment steps a second: the environment alone, with the policy acting and storing, in full
+PPO training, and what is possible.
 
 With --ladder instead: the same training with one thing more switched on at a time (ladder.py).
 """
@@ -51,8 +52,14 @@ def collecting(trainer: Trainer) -> Callable[[], None]:
 
 
 def cases(trainer: Trainer, env: VecEnv, horizon: int) -> dict[str, Callable[[], object]]:
-    """What is measured; every call is num_envs * horizon environment steps, of the trainer or of the bare `env`."""
-    return {"chasing env": random_steps(env, horizon), "chasing env+policy": collecting(trainer), "chasing training": trainer.iterate}
+    """What is measured; every call is num_envs * horizon environment steps, of the trainer or of
+    the bare `env`.
+    """
+    return {
+        "chasing env": random_steps(env, horizon),
+        "chasing env+policy": collecting(trainer),
+        "chasing training": trainer.iterate,
+    }
 
 
 # ---- measuring ----
@@ -67,28 +74,54 @@ class Sweep:
 
     def chasing(self, size: int, horizon: int) -> list[str]:
         """The three cases at one size, as a line of the table."""
-        torch.set_num_threads(self.threads)  # of which the trainer takes as many as are quickest at its size
-        trainer = ready_trainer(make_settings("ppo", "chasing", **shape(size, horizon)), self.device)
+        torch.set_num_threads(
+            self.threads
+        )  # of which the trainer takes as many as are quickest at its size
+        trainer = ready_trainer(
+            make_settings("ppo", "chasing", **shape(size, horizon)), self.device
+        )
         warm(trainer)
-        functions, how = cases(trainer, make_env("chasing", size, self.device), horizon), how_trained(trainer)
-        return ["chasing", str(size), str(horizon), *(self._measure(case, size, horizon, how, each) for case, each in functions.items())]
+        functions, how = (
+            cases(trainer, make_env("chasing", size, self.device), horizon),
+            how_trained(trainer),
+        )
+        return [
+            "chasing",
+            str(size),
+            str(horizon),
+            *(self._measure(case, size, horizon, how, each) for case, each in functions.items()),
+        ]
 
     def alone(self, name: str, horizon: int) -> list[str]:
         """Another environment without a policy, as a line of the table."""
         steps = random_steps(make_env(name, PLAIN_SIZE, self.device), horizon)
-        return [name, str(PLAIN_SIZE), str(horizon), self._measure(f"{name} env", PLAIN_SIZE, horizon, {}, steps), "", ""]
+        return [
+            name,
+            str(PLAIN_SIZE),
+            str(horizon),
+            self._measure(f"{name} env", PLAIN_SIZE, horizon, {}, steps),
+            "",
+            "",
+        ]
 
     def limits(self) -> str:
         """What the device allows, as a line of text."""
         env = make_env("chasing", 1, self.device)
-        obs_size, action_size = env.single_observation_space.shape[0], env.single_action_space.shape[0]
+        obs_size, action_size = (
+            env.single_observation_space.shape[0],
+            env.single_action_space.shape[0],
+        )
         found = limits(self.device, obs_size, action_size, HIDDEN, EPOCHS, self.budget)
         for name, rate in found.items():
             kind, precision = name.split()
             self._keep(f"chasing limit {kind}", "-", "-", {"precision": precision}, rate)
-        return "possible at most: " + ", ".join(f"{number(rate)} by {name}" for name, rate in found.items())
+        return "possible at most: " + ", ".join(
+            f"{number(rate)} by {name}" for name, rate in found.items()
+        )
 
-    def _measure(self, case: str, size: int, horizon: int, how: Row, function: Callable[[], object]) -> str:
+    def _measure(
+        self, case: str, size: int, horizon: int, how: Row, function: Callable[[], object]
+    ) -> str:
         seconds = median_seconds({case: function}, self.device, self.budget)[case]
         if not case.endswith("training"):  # collecting by itself runs without graphs
             how = how | {"graph": "off"} if case.endswith("policy") else {}
@@ -96,17 +129,47 @@ class Sweep:
         return number(size * horizon / seconds)
 
     def _keep(self, case: str, size: str, horizon: str, how: Row, rate: float) -> None:
-        row = {"case": case, "num_envs": size, "horizon": horizon, "precision": "-", "graph": "-", "rollout": "-"} | how
-        self.rows.append(row | {"value": f"{rate:.0f}", "unit": "env_steps/s"} | machine(str(self.device)))
+        row = {
+            "case": case,
+            "num_envs": size,
+            "horizon": horizon,
+            "precision": "-",
+            "graph": "-",
+            "rollout": "-",
+        } | how
+        self.rows.append(
+            row | {"value": f"{rate:.0f}", "unit": "env_steps/s"} | machine(str(self.device))
+        )
 
 
 def parse(words: list[str] | None) -> argparse.Namespace:
     """The options."""
     options = parser(__doc__, budget=1.0)
-    options.add_argument("--num-envs", type=int, nargs="+", default=SIZES, help=f"default {' '.join(map(str, SIZES))}")
-    options.add_argument("--horizon", type=int, nargs="+", default=[HORIZON], help=f"steps between updates; default {HORIZON}")
-    options.add_argument("--ladder", action="store_true", help=f"one thing more at a time, at {ladder.NUM_ENVS} environments")
-    options.add_argument("--rounds", type=int, default=3, help="ladder: processes a rung, in alternating order; default 3")
+    options.add_argument(
+        "--num-envs",
+        type=int,
+        nargs="+",
+        default=SIZES,
+        help=f"default {' '.join(map(str, SIZES))}",
+    )
+    options.add_argument(
+        "--horizon",
+        type=int,
+        nargs="+",
+        default=[HORIZON],
+        help=f"steps between updates; default {HORIZON}",
+    )
+    options.add_argument(
+        "--ladder",
+        action="store_true",
+        help=f"one thing more at a time, at {ladder.NUM_ENVS} environments",
+    )
+    options.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+        help="ladder: processes a rung, in alternating order; default 3",
+    )
     return options.parse_args(words)
 
 
@@ -119,11 +182,18 @@ def main(words: list[str] | None = None) -> int:
     sweep, lines = Sweep(device, options.seconds), []
     for horizon, size in itertools.product(options.horizon, options.num_envs):
         lines.append(sweep.chasing(size, horizon))
-        save("throughput", sweep.rows, options.out)  # what was measured stays, however long the next size takes
+        save(
+            "throughput", sweep.rows, options.out
+        )  # what was measured stays, however long the next size takes
     lines += [sweep.alone(name, options.horizon[0]) for name in PLAIN_ENVS]
     possible = sweep.limits()
-    print(f"throughput: environment steps a second on {sweep.rows[0]['device']}, {sweep.threads} CPU threads at most")
-    print(table(["task", "environments", "horizon", "environment", "+ policy", "+ training"], lines))
+    print(
+        f"throughput: environment steps a second on {sweep.rows[0]['device']}, {sweep.threads} CPU "
+        f"threads at most"
+    )
+    print(
+        table(["task", "environments", "horizon", "environment", "+ policy", "+ training"], lines)
+    )
     print(f"{possible}\nwritten to {save('throughput', sweep.rows, options.out)}\n")
     return 0
 

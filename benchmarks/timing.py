@@ -1,4 +1,6 @@
-"""The stopwatch of the benchmarks: functions are called in turn, and the median of their times counts."""
+"""The stopwatch of the benchmarks: functions are called in turn, and the median of their times
+counts.
+"""
 
 import math
 import statistics
@@ -18,16 +20,24 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def median_seconds(functions: dict[str, Callable[[], Any]], device: torch.device, budget: float) -> dict[str, float]:
-    """Median seconds a call of each function, after one call to warm up, which compiles and allocates, and one to see how long it takes.
+def median_seconds(
+    functions: dict[str, Callable[[], Any]], device: torch.device, budget: float
+) -> dict[str, float]:
+    """Median seconds a call of each function, after one call to warm up, which compiles and
+    allocates, and one to see how long it takes.
 
-    A round takes one sample of every function, the next one goes the other way. There are three rounds at least and as many as fit into
-    `budget` seconds; fewer when they have taken ten times the budget.
+    A round takes one sample of every function, the next one goes the other way. There are three
+    rounds at least and as many as fit into `budget` seconds; fewer when they have taken ten times
+    the budget.
     """
     calls = {name: _calls_a_sample(function, device) for name, function in functions.items()}
     samples: dict[str, list[float]] = {name: [] for name in functions}
     order, began, rounds = list(functions), time.perf_counter(), 0
-    while rounds == 0 or (spent := time.perf_counter() - began) < budget or (rounds < 3 and spent < 10 * budget):
+    while (
+        rounds == 0
+        or (spent := time.perf_counter() - began) < budget
+        or (rounds < 3 and spent < 10 * budget)
+    ):
         for name in order:
             samples[name].append(_sample(functions[name], calls[name], device))
         order.reverse()

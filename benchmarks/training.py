@@ -1,4 +1,6 @@
-"""The product's own training, set up as the benchmarks measure it, and the columns that tell how it was run."""
+"""The product's own training, set up as the benchmarks measure it, and the columns that tell how it
+was run.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,31 +18,47 @@ HIDDEN, EPOCHS, MINIBATCHES = (64, 64), 4, 4
 
 
 def ready_trainer(settings: Settings, device: torch.device, env: VecEnv | None = None) -> Trainer:
-    """The product's trainer by `settings`, set up as gpurl.api.run does and ready for `iterate`; without evaluation, files and screen."""
+    """The product's trainer by `settings`, set up as gpurl.api.run does and ready for `iterate`;
+    without evaluation, files and screen.
+    """
     trainer = make_trainer(settings, device, env=env)
     trainer.start()
     return trainer
 
 
 def warm(trainer: Trainer) -> None:
-    """On a GPU iterate until everything is compiled and captured, so that none of it is measured."""
+    """On a GPU iterate until everything is compiled and captured, so that none of it is
+    measured.
+    """
     for _ in range(3 if trainer.env.device.type == "cuda" else 0):
         trainer.iterate()
 
 
 def shape(size: int, horizon: int) -> dict[str, Any]:
     """The settings that all measurements of training share."""
-    return {"num_envs": size, "horizon": horizon, "epochs": EPOCHS, "minibatches": MINIBATCHES, "network": {"hidden": list(HIDDEN)}}
+    return {
+        "num_envs": size,
+        "horizon": horizon,
+        "epochs": EPOCHS,
+        "minibatches": MINIBATCHES,
+        "network": {"hidden": list(HIDDEN)},
+    }
 
 
 def how_trained(trainer: Trainer) -> Row:
     """The columns that tell how `trainer` really steps and learns; call `warm` first."""
     rollout = "steps" if trainer.persistent is None else "persistent"
-    return {"precision": trainer.config.precision, "graph": trainer.graph_level or "off", "rollout": rollout}
+    return {
+        "precision": trainer.config.precision,
+        "graph": trainer.graph_level or "off",
+        "rollout": rollout,
+    }
 
 
 def captured(function: Callable[[], Any], device: torch.device) -> Callable[[], None]:
-    """`function` as a training replays it: on a GPU Python takes longer to launch than most kernels to run."""
+    """`function` as a training replays it: on a GPU Python takes longer to launch than most kernels
+    to run.
+    """
     graphs = CudaGraphs(device)
     graphs.warm_up(function)
     return graphs.capture(function)[0]

@@ -1,4 +1,6 @@
-"""What every environment in tensors counts: the clock, the return and the length of the episodes that are running."""
+"""What every environment in tensors counts: the clock, the return and the length of the episodes
+that are running.
+"""
 
 from typing import Any
 
@@ -17,21 +19,34 @@ def select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
 
 
 class CountingEnv(VecEnv):
-    """A VecEnv that keeps its episodes' clocks and returns on the device; `step` calls `_count`, `_episode_info`, `_restart_clocks`."""
+    """A VecEnv that keeps its episodes' clocks and returns on the device; `step` calls `_count`,
+    `_episode_info`, `_restart_clocks`.
+    """
 
     def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
         super().__init__(num_envs, device)
         self._episode_return = torch.zeros(num_envs, device=self.device)
-        self._episode_start = torch.zeros(num_envs, dtype=torch.int64, device=self.device)  # clock at which the episode really began
+        self._episode_start = torch.zeros(
+            num_envs, dtype=torch.int64, device=self.device
+        )  # clock at which the episode really began
 
     def stagger(self, clocks: Tensor) -> None:
         self.episode_length_buf.copy_(clocks)
         self._episode_start.copy_(clocks)
 
     def _checked_action(self, actions: Any) -> Tensor:
-        """Tensor [N, *action], float32 or int64, of what was given: Gymnasium's own action_space.sample() is an array."""
-        action, name, space = torch.as_tensor(actions, device=self.device), f"{type(self).__name__}.step", self.single_action_space
-        shape, dtype = (self.num_envs, *(space.shape or ())), torch.float32 if isinstance(space, Box) else torch.int64
+        """Tensor [N, *action], float32 or int64, of what was given: Gymnasium's own
+        action_space.sample() is an array.
+        """
+        action, name, space = (
+            torch.as_tensor(actions, device=self.device),
+            f"{type(self).__name__}.step",
+            self.single_action_space,
+        )
+        shape, dtype = (
+            (self.num_envs, *(space.shape or ())),
+            torch.float32 if isinstance(space, Box) else torch.int64,
+        )
         if action.shape != shape:
             raise UsageError(f"{name}: wanted actions of shape {shape}, got {tuple(action.shape)}")
         if action.is_floating_point() != dtype.is_floating_point:
@@ -39,11 +54,17 @@ class CountingEnv(VecEnv):
         if isinstance(space, Discrete) and host_may_look(self.device):
             low, high = int(space.start), int(space.start + space.n - 1)
             if not low <= int(action.min()) <= int(action.max()) <= high:
-                raise UsageError(f"{name}: wanted actions from {low} to {high}, got {int(action.min())} to {int(action.max())}")
+                raise UsageError(
+                    f"{name}: wanted actions from {low} to {high}, got {int(action.min())} to "
+                    f"{int(action.max())}"
+                )
         if isinstance(space, MultiDiscrete) and host_may_look(self.device):
             choice = action - torch.as_tensor(space.start)
             if bool(((choice < 0) | (choice >= torch.as_tensor(space.nvec))).any()):
-                raise UsageError(f"{name}: wanted actions of {space}, got {int(action.min())} to {int(action.max())}")
+                raise UsageError(
+                    f"{name}: wanted actions of {space}, got {int(action.min())} to "
+                    f"{int(action.max())}"
+                )
         return action.to(dtype)
 
     def _count(self, reward: Tensor, valid: Tensor | None = None) -> None:
@@ -60,7 +81,12 @@ class CountingEnv(VecEnv):
         """What a step's info says of episodes; done, truncated: [N] bool."""
         length = self.episode_length_buf - self._episode_start
         episode = {"r": self._episode_return.clone(), "l": length}
-        return {"time_outs": truncated, "_final_obs": done, "episode": episode, "_episode": done & (self._episode_start == 0)}
+        return {
+            "time_outs": truncated,
+            "_final_obs": done,
+            "episode": episode,
+            "_episode": done & (self._episode_start == 0),
+        }
 
     def _restart_clocks(self, mask: Tensor | None = None) -> None:
         """Everywhere, or where mask [N] bool."""
@@ -72,7 +98,11 @@ class CountingEnv(VecEnv):
 
     def _clocks(self) -> dict[str, Tensor]:
         """What `_load_clocks` continues from."""
-        return {"length": self.episode_length_buf, "start": self._episode_start, "return": self._episode_return}
+        return {
+            "length": self.episode_length_buf,
+            "start": self._episode_start,
+            "return": self._episode_return,
+        }
 
     def _load_clocks(self, clocks: dict[str, Tensor]) -> None:
         for name, counter in self._clocks().items():

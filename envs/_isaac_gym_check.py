@@ -1,4 +1,6 @@
-"""What gpurl doctor says of Isaac Gym: what its Python has, and whether tensors shared with a process of it arrive both ways."""
+"""What gpurl doctor says of Isaac Gym: what its Python has, and whether tensors shared with a
+process of it arrive both ways.
+"""
 
 import torch
 
@@ -19,7 +21,11 @@ def describe(python: str, seconds: float = 120.0) -> list[str]:
         name = "shared memory" if gpu is None else "CUDA IPC"
         try:
             try_sharing(simulator, gpu, seconds)
-        except (GpurlError, RuntimeError, OSError) as error:  # the last two: what CUDA or the kernel refuses this process
+        except (
+            GpurlError,
+            RuntimeError,
+            OSError,
+        ) as error:  # the last two: what CUDA or the kernel refuses this process
             return [found["text"], f"{name} does not work: {error}"]
         return [found["text"], f"{name} works"]
     finally:
@@ -27,17 +33,32 @@ def describe(python: str, seconds: float = 120.0) -> list[str]:
 
 
 def try_sharing(simulator: SimulatorProcess, gpu: int | None, seconds: float) -> None:
-    """Write a number into each place of a shared tensor and read the simulator's answer in another one; EnvError where it is wrong."""
+    """Write a number into each place of a shared tensor and read the simulator's answer in another
+    one; EnvError where it is wrong.
+    """
     layout = layout_of(*SIZES)
-    shared = HostTensors(layout, simulator.memory_file) if gpu is None else CudaTensors(layout, torch.device("cuda", gpu))
+    shared = (
+        HostTensors(layout, simulator.memory_file)
+        if gpu is None
+        else CudaTensors(layout, torch.device("cuda", gpu))
+    )
     try:
         written = shared.tensors["action"]
         written.copy_(torch.arange(1.0, written.numel() + 1.0).view_as(written))
         shared.hand_over()
-        simulator.call("try_sharing", seconds, sizes=SIZES, memory_file=simulator.memory_file, handles=shared.handles())
+        simulator.call(
+            "try_sharing",
+            seconds,
+            sizes=SIZES,
+            memory_file=simulator.memory_file,
+            handles=shared.handles(),
+        )
         shared.take_over()
         wanted, got = 2.0 * written.cpu(), shared.tensors["obs"].cpu()
         if not torch.equal(got, wanted):
-            raise EnvError(f"wanted {wanted.flatten().tolist()} from the other process, got {got.flatten().tolist()}")
+            raise EnvError(
+                f"wanted {wanted.flatten().tolist()} from the other process, got "
+                f"{got.flatten().tolist()}"
+            )
     finally:
         shared.close()

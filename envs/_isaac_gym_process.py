@@ -1,4 +1,6 @@
-"""The process that Isaac Gym runs in, seen from the trainer: started, asked, watched and ended; whatever goes wrong there is told here."""
+"""The process that Isaac Gym runs in, seen from the trainer: started, asked, watched and ended;
+whatever goes wrong there is told here.
+"""
 
 import fcntl
 import json
@@ -18,38 +20,52 @@ from gpurl.errors import EnvError, UsageError
 SERVER = Path(__file__).with_name("isaac_gym_server.py")
 PYTHON_VARIABLE = "GPURL_ISAAC_GYM_PYTHON"
 TOLD_LINES, TOLD_BYTES = 20, 4096  # of what the process printed last
-LOG_BYTES, LOOK_EVERY = 1 << 24, 1024  # how much of its printing is kept on disk; calls between looks
+LOG_BYTES, LOOK_EVERY = (
+    1 << 24,
+    1024,
+)  # how much of its printing is kept on disk; calls between looks
 END_SECONDS = 5.0  # for a process that was asked to end
 LD_PATH = "LD_LIBRARY_PATH"
 
 
 def find_python(given: str) -> str:
-    """Path of the interpreter that Isaac Gym is installed in: `given`, or the environment variable's. UsageError without one."""
+    """Path of the interpreter that Isaac Gym is installed in: `given`, or the environment
+    variable's. UsageError without one.
+    """
     name = given or os.environ.get(PYTHON_VARIABLE, "")
     if not name:
         raise UsageError(
-            "isaac_gym needs the Python 3.6 to 3.8 that Isaac Gym is installed in: --env.python ~/envs/rlgpu/bin/python, "
+            "isaac_gym needs the Python 3.6 to 3.8 that Isaac Gym is installed in: --env.python "
+            "~/envs/rlgpu/bin/python, "
             f"or the same in the environment variable {PYTHON_VARIABLE}"
         )
     path = Path(name).expanduser()
     if not (path.is_file() and os.access(path, os.X_OK)):
         inside = path / "bin" / "python"
         hint = f"; perhaps {inside}" if inside.is_file() else ""
-        raise UsageError(f"python must be the interpreter that Isaac Gym is installed in; {path} is no program{hint}")
+        raise UsageError(
+            f"python must be the interpreter that Isaac Gym is installed in; {path} is no "
+            f"program{hint}"
+        )
     return str(path.absolute())  # links stay: through them a virtual environment finds its packages
 
 
 class SimulatorProcess:
-    """One server under `python`, on the CUDA device `gpu` of this process; it answers within the seconds that a call gives it, or ends."""
+    """One server under `python`, on the CUDA device `gpu` of this process; it answers within the
+    seconds that a call gives it, or ends.
+    """
 
     def __init__(self, python: str, gpu: int | None = None) -> None:
         self.python = python
-        # nothing listens anywhere and nothing has a name: the socket, the pipe, the memory and the log live as long as who holds them
+        # nothing listens anywhere and nothing has a name: the socket, the pipe, the memory and the
+        # log live as long as who holds them
         self._channel, theirs = socket.socketpair()
         read_end, self._lifeline = os.pipe()
         self.memory_file = os.memfd_create("gpurl_isaac_gym")
         self._log: BinaryIO = tempfile.TemporaryFile()  # type: ignore[assignment]  # noqa: SIM115
-        fcntl.fcntl(self._log, fcntl.F_SETFL, fcntl.fcntl(self._log, fcntl.F_GETFL) | os.O_APPEND)  # as it is cut short now and then
+        fcntl.fcntl(
+            self._log, fcntl.F_SETFL, fcntl.fcntl(self._log, fcntl.F_GETFL) | os.O_APPEND
+        )  # as it is cut short now and then
         command = [python, "-u", str(SERVER), str(theirs.fileno()), str(read_end)]
         passed = (theirs.fileno(), read_end, self.memory_file)
         try:
@@ -74,7 +90,9 @@ class SimulatorProcess:
         self._end = weakref.finalize(self, _end, os.getpid(), self.process, *holds)
 
     def call(self, name: str, seconds: float, **arguments: Any) -> Any:
-        """The server's result. UsageError or EnvError where there is none, after which the server is gone."""
+        """The server's result. UsageError or EnvError where there is none, after which the server
+        is gone.
+        """
         self.check_is_there()
         try:
             self._channel.settimeout(seconds)
@@ -84,7 +102,9 @@ class SimulatorProcess:
             time.sleep(0.2)
             raise self._failed(f"gave no answer to {name} within {seconds:g} seconds") from None
         except OSError:
-            raise self._failed(f"ended in {name}", "" if self._calls else "; it printed nothing: is it a Python?") from None
+            raise self._failed(
+                f"ended in {name}", "" if self._calls else "; it printed nothing: is it a Python?"
+            ) from None
         except BaseException:
             self.close()  # an answer may still come, which would be taken for that to another call
             raise
@@ -120,12 +140,25 @@ class SimulatorProcess:
         except subprocess.TimeoutExpired:
             code = 0
             self.process.kill()
-        how = f" (signal {signal.Signals(-code).name})" if code < 0 else f" (exit code {code})" if code else ""
+        how = (
+            f" (signal {signal.Signals(-code).name})"
+            if code < 0
+            else f" (exit code {code})"
+            if code
+            else ""
+        )
         size = os.fstat(self._log.fileno()).st_size
-        printed = os.pread(self._log.fileno(), TOLD_BYTES, max(size - TOLD_BYTES, 0)).decode(errors="replace").splitlines()
+        printed = (
+            os.pread(self._log.fileno(), TOLD_BYTES, max(size - TOLD_BYTES, 0))
+            .decode(errors="replace")
+            .splitlines()
+        )
         self.close()
         told = "\n".join(f"  {line}" for line in printed[-TOLD_LINES:])
-        return EnvError(f"Isaac Gym's process ({self.python}) {what}{how}" + (f"; its last lines:\n{told}" if told else if_silent))
+        return EnvError(
+            f"Isaac Gym's process ({self.python}) {what}{how}"
+            + (f"; its last lines:\n{told}" if told else if_silent)
+        )
 
     def _shorten_log(self) -> None:
         """A task may print at every step for days."""
@@ -142,20 +175,37 @@ class SimulatorProcess:
 
 
 def _environment(python: str, gpu: int | None) -> dict[str, str]:
-    """Variables for the server: its cuda:0 is our `gpu`, and its own libpython is found, which conda leaves to the user."""
+    """Variables for the server: its cuda:0 is our `gpu`, and its own libpython is found, which
+    conda leaves to the user.
+    """
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
     if gpu is not None:
         visible = variables.get("CUDA_VISIBLE_DEVICES")
-        variables["CUDA_VISIBLE_DEVICES"] = str(gpu) if visible is None else visible.split(",")[gpu].strip()
-    for folder in (Path(python).parent.parent / "lib", Path(python).resolve().parent.parent / "lib"):
+        variables["CUDA_VISIBLE_DEVICES"] = (
+            str(gpu) if visible is None else visible.split(",")[gpu].strip()
+        )
+    for folder in (
+        Path(python).parent.parent / "lib",
+        Path(python).resolve().parent.parent / "lib",
+    ):
         if any(folder.glob("libpython3*.so*")):
-            variables[LD_PATH] = f"{folder}:{variables[LD_PATH]}" if variables.get(LD_PATH) else str(folder)
+            variables[LD_PATH] = (
+                f"{folder}:{variables[LD_PATH]}" if variables.get(LD_PATH) else str(folder)
+            )
             break
     return variables
 
 
-def _end(owner: int, process: subprocess.Popen, channel: socket.socket, log: BinaryIO, descriptors: tuple[int, ...]) -> None:
-    """What `close` does, also for who forgot it. A forked copy of the trainer only lets go of its own descriptors."""
+def _end(
+    owner: int,
+    process: subprocess.Popen,
+    channel: socket.socket,
+    log: BinaryIO,
+    descriptors: tuple[int, ...],
+) -> None:
+    """What `close` does, also for who forgot it. A forked copy of the trainer only lets go of its
+    own descriptors.
+    """
     if os.getpid() == owner:
         with suppress(OSError):  # it may be gone, or not read
             channel.settimeout(0.0)

@@ -1,4 +1,5 @@
-"""Gymnasium spaces at the border to an environment: batches of observations become one array, a policy's actions become the environment's.
+"""Gymnasium spaces at the border to an environment: batches of observations become one array, a
+policy's actions become the environment's.
 
 The arrays are of numpy; `_torch_spaces.py` encodes tensors by the same walk through a space.
 """
@@ -15,7 +16,9 @@ from gpurl.errors import UsageError
 
 
 class Encoder(NamedTuple):
-    """`encode` turns a batch of the original space into an array [N, *space.shape] of its own memory."""
+    """`encode` turns a batch of the original space into an array [N, *space.shape] of its own
+    memory.
+    """
 
     space: Box
     encode: Callable[[Any], Any]
@@ -24,13 +27,19 @@ class Encoder(NamedTuple):
 class Arrays(NamedTuple):
     """What an encoder does with arrays of its library."""
 
-    cast: Callable[[Any, Any], Any]  # (batch, numpy dtype) -> the same numbers in memory of their own
-    one_hot: Callable[[np.ndarray, int], Callable[[Any], Any]]  # (shift [K], D) -> (choices [N, ...] -> [N, D], a 1 at each choice + shift)
+    cast: Callable[
+        [Any, Any], Any
+    ]  # (batch, numpy dtype) -> the same numbers in memory of their own
+    one_hot: Callable[
+        [np.ndarray, int], Callable[[Any], Any]
+    ]  # (shift [K], D) -> (choices [N, ...] -> [N, D], a 1 at each choice + shift)
     join: Callable[[list[Any]], Any]  # arrays [N, ...] -> [N, D], one behind the other
 
 
 class Decoder(NamedTuple):
-    """`decode` turns an array [N, ...] of the policy's actions in `space` into a batch of the original space."""
+    """`decode` turns an array [N, ...] of the policy's actions in `space` into a batch of the
+    original space.
+    """
 
     space: gymnasium.Space
     decode: Callable[[np.ndarray], np.ndarray]
@@ -46,12 +55,23 @@ def _one_hot(shift: np.ndarray, width: int) -> Callable[[Any], np.ndarray]:
     return encode
 
 
-NUMPY = Arrays(np.array, _one_hot, lambda rows: np.concatenate([row.reshape(len(row), -1) for row in rows], axis=1))
+NUMPY = Arrays(
+    np.array,
+    _one_hot,
+    lambda rows: np.concatenate([row.reshape(len(row), -1) for row in rows], axis=1),
+)
 
 
-def make_encoder(space: gymnasium.Space, name: str = "the observation", inside: bool = False, arrays: Arrays = NUMPY) -> Encoder:
-    """A Box keeps its shape (a single number becomes a row of one) and becomes float32; images (uint8 with two axes or more) stay uint8;
-    all else is flattened as by `gymnasium.spaces.flatten`. `inside`: part of a Dict or Tuple. UsageError names what cannot be."""
+def make_encoder(
+    space: gymnasium.Space,
+    name: str = "the observation",
+    inside: bool = False,
+    arrays: Arrays = NUMPY,
+) -> Encoder:
+    """A Box keeps its shape (a single number becomes a row of one) and becomes float32; images
+    (uint8 with two axes or more) stay uint8; all else is flattened as by
+    `gymnasium.spaces.flatten`. `inside`: part of a Dict or Tuple. UsageError names what cannot be.
+    """
     if isinstance(space, Box):
         return _box_encoder(space, name, inside, arrays)
     if isinstance(space, Discrete):
@@ -60,20 +80,35 @@ def make_encoder(space: gymnasium.Space, name: str = "the observation", inside: 
         return _one_hot_encoder(space.nvec.flatten(), space.start.flatten(), arrays)
     if isinstance(space, MultiBinary):
         size = int(np.prod(space.shape))
-        return Encoder(Box(0.0, 1.0, (size,), np.float32), lambda batch: arrays.cast(batch, np.float32).reshape(len(batch), size))
+        return Encoder(
+            Box(0.0, 1.0, (size,), np.float32),
+            lambda batch: arrays.cast(batch, np.float32).reshape(len(batch), size),
+        )
     if isinstance(space, (Dict, Tuple)):
         parts = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
-        return _joined_encoder([(key, make_encoder(part, f"{name}[{key!r}]", True, arrays)) for key, part in parts], arrays)
-    raise UsageError(f"gpurl cannot flatten {name}: it is {space}; wrap the environment so that it is a Box")
+        return _joined_encoder(
+            [(key, make_encoder(part, f"{name}[{key!r}]", True, arrays)) for key, part in parts],
+            arrays,
+        )
+    raise UsageError(
+        f"gpurl cannot flatten {name}: it is {space}; wrap the environment so that it is a Box"
+    )
 
 
 def _box_encoder(space: Box, name: str, inside: bool, arrays: Arrays) -> Encoder:
     is_image = space.dtype == np.uint8 and len(space.shape) >= 2
     if is_image and inside:
-        raise UsageError(f"gpurl does not mix images with other observations: {name} is {space}; leave it out with a wrapper")
+        raise UsageError(
+            f"gpurl does not mix images with other observations: {name} is {space}; leave it out "
+            f"with a wrapper"
+        )
     dtype: Any = np.uint8 if is_image else np.float32
     with np.errstate(over="ignore"):  # float64 limits beyond float32 become infinite
-        box = Box(np.atleast_1d(space.low).astype(dtype), np.atleast_1d(space.high).astype(dtype), dtype=dtype)
+        box = Box(
+            np.atleast_1d(space.low).astype(dtype),
+            np.atleast_1d(space.high).astype(dtype),
+            dtype=dtype,
+        )
     if space.shape == ():
         return Encoder(box, lambda batch: arrays.cast(batch, dtype).reshape(-1, 1))
     return Encoder(box, lambda batch: arrays.cast(batch, dtype))
@@ -87,11 +122,19 @@ def _one_hot_encoder(sizes: np.ndarray, start: np.ndarray, arrays: Arrays) -> En
 
 
 def _joined_encoder(parts: list[tuple[Any, Encoder]], arrays: Arrays) -> Encoder:
-    """The parts of a Dict or Tuple, flat, one behind the other; a batch of it is a dict or tuple of batches."""
+    """The parts of a Dict or Tuple, flat, one behind the other; a batch of it is a dict or tuple of
+    batches.
+    """
     if not parts:
         raise UsageError("gpurl needs an observation to show the policy, this space is empty")
-    low, high = (np.concatenate([getattr(part.space, side).flatten() for _, part in parts]) for side in ("low", "high"))
-    return Encoder(Box(low, high, low.shape, np.float32), lambda batch: arrays.join([part.encode(batch[key]) for key, part in parts]))
+    low, high = (
+        np.concatenate([getattr(part.space, side).flatten() for _, part in parts])
+        for side in ("low", "high")
+    )
+    return Encoder(
+        Box(low, high, low.shape, np.float32),
+        lambda batch: arrays.join([part.encode(batch[key]) for key, part in parts]),
+    )
 
 
 def stack_rows(space: gymnasium.Space, rows: list[Any]) -> Any:
@@ -101,11 +144,16 @@ def stack_rows(space: gymnasium.Space, rows: list[Any]) -> Any:
 
 
 def make_decoder(space: gymnasium.Space) -> Decoder:
-    """The policy counts choices from 0, in one row, and sends float32 for a Box; UsageError for a space it has no actions for."""
+    """The policy counts choices from 0, in one row, and sends float32 for a Box; UsageError for a
+    space it has no actions for.
+    """
     if isinstance(space, Box) and space.low.size:
         return _box_decoder(space)
     if isinstance(space, Discrete):
-        return Decoder(Discrete(int(space.n)), lambda actions: (actions + space.start).astype(space.dtype, copy=False))
+        return Decoder(
+            Discrete(int(space.n)),
+            lambda actions: (actions + space.start).astype(space.dtype, copy=False),
+        )
     if isinstance(space, MultiDiscrete) and space.nvec.size:
         return _choices_decoder(space, space.nvec, space.start)
     if isinstance(space, MultiBinary):
@@ -117,7 +165,8 @@ def make_decoder(space: gymnasium.Space) -> Decoder:
 def _choices_decoder(space: gymnasium.Space, sizes: np.ndarray, start: np.ndarray) -> Decoder:
     """sizes, start: [*space.shape] choices of each part, and the number of the first."""
     return Decoder(
-        MultiDiscrete(sizes.flatten()), lambda actions: (actions.reshape(-1, *sizes.shape) + start).astype(space.dtype, copy=False)
+        MultiDiscrete(sizes.flatten()),
+        lambda actions: (actions.reshape(-1, *sizes.shape) + start).astype(space.dtype, copy=False),
     )
 
 
@@ -125,11 +174,18 @@ def _box_decoder(space: Box) -> Decoder:
     is_integer = np.issubdtype(space.dtype, np.integer)
     low, high = space.low, space.high
     with np.errstate(over="ignore"):
-        box = Box(np.atleast_1d(low).astype(np.float32), np.atleast_1d(high).astype(np.float32), dtype=np.float32)
+        box = Box(
+            np.atleast_1d(low).astype(np.float32),
+            np.atleast_1d(high).astype(np.float32),
+            dtype=np.float32,
+        )
 
     def decode(actions: np.ndarray) -> np.ndarray:
-        # a policy scales by center and half width in float32, which can step over a limit by one rounding
+        # a policy scales by center and half width in float32, which can step over a limit by one
+        # rounding
         actions = np.rint(actions) if is_integer else actions
-        return np.minimum(np.maximum(actions.reshape(-1, *low.shape), low), high).astype(space.dtype, copy=False)
+        return np.minimum(np.maximum(actions.reshape(-1, *low.shape), low), high).astype(
+            space.dtype, copy=False
+        )
 
     return Decoder(box, decode)

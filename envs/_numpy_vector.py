@@ -1,4 +1,6 @@
-"""The numpy vector environment behind gymnasium_cpu: how it is made, and what went wrong in which environment."""
+"""The numpy vector environment behind gymnasium_cpu: how it is made, and what went wrong in which
+environment.
+"""
 
 import importlib
 import traceback
@@ -23,7 +25,8 @@ VECTORIZATIONS = ("sync", "async", "vector", "envpool")
 
 
 class Watched(gymnasium.Wrapper):
-    """Environment number `index`; an exception in it, sys.exit too, becomes an EnvError that says so and can travel between processes.
+    """Environment number `index`; an exception in it, sys.exit too, becomes an EnvError that says
+    so and can travel between processes.
 
     Memory that ran out becomes a MemoryError, which can too: it is no fault of the environment.
     """
@@ -32,7 +35,9 @@ class Watched(gymnasium.Wrapper):
         super().__init__(make())
         self.index = index
         space = self.env.observation_space
-        self._shape = space.shape if isinstance(space, Box) else None  # of other spaces Gymnasium itself tells what does not fit
+        self._shape = (
+            space.shape if isinstance(space, Box) else None
+        )  # of other spaces Gymnasium itself tells what does not fit
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         try:
@@ -58,22 +63,38 @@ class Watched(gymnasium.Wrapper):
     def _check(self, call: str, result: Any, wanted: str, length: int) -> None:
         where = f"environment {self.index} failed in {call}"
         if not isinstance(result, tuple) or len(result) != length:
-            got = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+            got = (
+                f"a tuple of {len(result)}"
+                if isinstance(result, tuple)
+                else f"a {type(result).__name__}"
+            )
             raise EnvError(f"{where}: wanted {wanted}, got {got}")
         if self._shape is not None and np.shape(result[0]) != self._shape:
-            raise EnvError(f"{where}: wanted an observation of shape {self._shape}, as {self.env} says, got {np.shape(result[0])}")
+            raise EnvError(
+                f"{where}: wanted an observation of shape {self._shape}, as {self.env} says, got "
+                f"{np.shape(result[0])}"
+            )
 
 
 def find_spec(task: str) -> EnvSpec:
-    """What Gymnasium knows of `task`; UsageError with near names. PACKAGE:ID imports the package that registers it."""
+    """What Gymnasium knows of `task`; UsageError with near names. PACKAGE:ID imports the package
+    that registers it.
+    """
     package, colon, name = task.rpartition(":")
     try:
         if colon:
             importlib.import_module(package)
         return gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
-        where = " PACKAGE:ID imports the package that registers a task, as in ale_py:ALE/Pong-v5." if "/" in name and not colon else ""
-        raise UsageError(f"Gymnasium has no task {task!r}; {did_you_mean(name, gymnasium.registry)}{error}{where}") from error
+        where = (
+            " PACKAGE:ID imports the package that registers a task, as in ale_py:ALE/Pong-v5."
+            if "/" in name and not colon
+            else ""
+        )
+        raise UsageError(
+            f"Gymnasium has no task {task!r}; "
+            f"{did_you_mean(name, gymnasium.registry)}{error}{where}"
+        ) from error
 
 
 def make_pool(task: str, num_envs: int, seed: int, options: dict[str, Any]) -> EnvPool:
@@ -82,18 +103,34 @@ def make_pool(task: str, num_envs: int, seed: int, options: dict[str, Any]) -> E
         return EnvPool(task, num_envs, seed, options)
 
 
-def make_task(spec: EnvSpec, num_envs: int, vectorization: str, options: dict[str, Any], timeout: float | None) -> VectorEnv:
-    """`num_envs` environments of a task in Gymnasium's registry; `options` go to its constructor."""
+def make_task(
+    spec: EnvSpec, num_envs: int, vectorization: str, options: dict[str, Any], timeout: float | None
+) -> VectorEnv:
+    """`num_envs` environments of a task in Gymnasium's registry; `options` go to its
+    constructor.
+    """
     if vectorization in ("sync", "async"):
-        return make_copies(partial(gymnasium.make, spec, disable_env_checker=True, **options), spec.id, num_envs, vectorization, timeout)
+        return make_copies(
+            partial(gymnasium.make, spec, disable_env_checker=True, **options),
+            spec.id,
+            num_envs,
+            vectorization,
+            timeout,
+        )
     if spec.vector_entry_point is None:
-        raise UsageError(f"{spec.id} has no vector version of its own; take vectorization sync or async")
+        raise UsageError(
+            f"{spec.id} has no vector version of its own; take vectorization sync or async"
+        )
     with explained(spec.id):
         return gymnasium.make_vec(spec, num_envs, "vector_entry_point", **options)
 
 
-def make_copies(make: MakeEnv, name: str, num_envs: int, vectorization: str, timeout: float | None) -> VectorEnv:
-    """`num_envs` environments of what `make` returns, in this process or in one each; timeout: seconds for which these may not answer."""
+def make_copies(
+    make: MakeEnv, name: str, num_envs: int, vectorization: str, timeout: float | None
+) -> VectorEnv:
+    """`num_envs` environments of what `make` returns, in this process or in one each; timeout:
+    seconds for which these may not answer.
+    """
     makers = [partial(Watched, make, index) for index in range(num_envs)]
     with explained(name):
         if vectorization == "sync":
@@ -103,7 +140,8 @@ def make_copies(make: MakeEnv, name: str, num_envs: int, vectorization: str, tim
 
 @contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Whatever a simulator's constructor raises becomes a UsageError that says what to install, where that is the reason.
+    """Whatever a simulator's constructor raises becomes a UsageError that says what to install,
+    where that is the reason.
 
     Memory that ran out stays what it is.
     """
@@ -114,6 +152,10 @@ def explained(name: str) -> Iterator[None]:
     except Exception as error:
         if find_out_of_memory(error) is not None:
             raise
-        package = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else ""
+        package = (
+            error.name.partition(".")[0]
+            if isinstance(error, ModuleNotFoundError) and error.name
+            else ""
+        )
         hint = f"; pip install {package}" if package else ""
         raise UsageError(f"{name} cannot be made: {type(error).__name__}: {error}{hint}") from error

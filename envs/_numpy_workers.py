@@ -1,4 +1,6 @@
-"""The worker processes of a numpy vector environment: what ended one of them, and an end of all that leaves nothing behind."""
+"""The worker processes of a numpy vector environment: what ended one of them, and an end of all
+that leaves nothing behind.
+"""
 
 import ctypes
 import faulthandler
@@ -25,33 +27,50 @@ ORPHAN_SECONDS = 1.0  # between two looks whether the trainer is still there
 EXIT_SECONDS = 2.0  # that a worker which let go of its pipe takes to end
 TOGETHER_SECONDS = 0.1  # in which others die of the same cause
 MAX_CRASH_LOG = 1 << 20  # bytes
-OUTERMOST = " in _async_worker"  # Gymnasium's loop in a worker; what lies around it is the trainer before the fork
+# Gymnasium's loop in a worker; what lies around it is the trainer before the fork
+OUTERMOST = " in _async_worker"
 
 
 class Workers(AsyncVectorEnv):
-    """Gymnasium's environments in processes; one that crashes leaves its traceback, one that hangs is an error after `timeout` seconds."""
+    """Gymnasium's environments in processes; one that crashes leaves its traceback, one that hangs
+    is an error after `timeout` seconds.
+    """
 
-    def __init__(self, makers: Sequence[Callable[[], gymnasium.Env]], timeout: float | None) -> None:
+    def __init__(
+        self, makers: Sequence[Callable[[], gymnasium.Env]], timeout: float | None
+    ) -> None:
         self.timeout = timeout
         self._crash_log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - lasts as long as the workers; has no name that could be left
         # only a forked process has the file; one that was started otherwise has its own stderr
-        log = self._crash_log.fileno() if multiprocessing.get_start_method() == "fork" else sys.stderr.fileno()
+        log = (
+            self._crash_log.fileno()
+            if multiprocessing.get_start_method() == "fork"
+            else sys.stderr.fileno()
+        )
         is_main = threading.current_thread() is threading.main_thread()
         started = [partial(_in_worker, make, os.getpid(), log, is_main) for make in makers]
         try:
             super().__init__(started, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         except Exception as error:
-            if not hasattr(self, "processes"):  # the one here, asked for its spaces, could not be made
+            if not hasattr(
+                self, "processes"
+            ):  # the one here, asked for its spaces, could not be made
                 self._crash_log.close()
                 self.closed = True
                 raise
-            explained = failure(self, "its constructor", error) if isinstance(error, (EOFError, OSError)) else None
+            explained = (
+                failure(self, "its constructor", error)
+                if isinstance(error, (EOFError, OSError))
+                else None
+            )
             kill(self)
             if explained is None:
                 raise
             raise explained from error
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         self.reset_async(seed=seed, options=options)
         return self.reset_wait(self.timeout)
 
@@ -72,20 +91,28 @@ class Workers(AsyncVectorEnv):
         del self.error_queue  # its pipe is closed with it
 
     def last_traceback(self) -> str:
-        """What faulthandler wrote when the last worker crashed, innermost call first; nothing where none did."""
+        """What faulthandler wrote when the last worker crashed, innermost call first; nothing where
+        none did.
+        """
         written = os.pread(self._crash_log.fileno(), MAX_CRASH_LOG, 0).decode(errors="replace")
         _, fatal, text = written.rpartition("Fatal Python error: ")
         return fatal + text.partition(OUTERMOST)[0].rpartition("\n")[0]
 
 
-def _in_worker(make: Callable[[], gymnasium.Env], trainer_pid: int, crash_log: int, is_main: bool) -> gymnasium.Env:
-    """What `make` makes. In a worker, signals are set up first: the trainer's handlers came along with the fork.
+def _in_worker(
+    make: Callable[[], gymnasium.Env], trainer_pid: int, crash_log: int, is_main: bool
+) -> gymnasium.Env:
+    """What `make` makes. In a worker, signals are set up first: the trainer's handlers came along
+    with the fork.
 
-    is_main: whether the trainer's main thread forked. A worker that hangs would outlive a trainer that was killed; the kernel ends it, but
-    counts the thread that forked as its parent, and one that ends earlier than the trainer would take its workers along.
+    is_main: whether the trainer's main thread forked. A worker that hangs would outlive a trainer
+    that was killed; the kernel ends it, but counts the thread that forked as its parent, and one
+    that ends earlier than the trainer would take its workers along.
     """
     if os.getpid() != trainer_pid:  # Gymnasium makes one in the trainer too, to ask for its spaces
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes: it is the trainer's
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # a terminal sends it to all processes: it is the trainer's
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         faulthandler.enable(crash_log, all_threads=False)
         if is_main and hasattr(libc := ctypes.CDLL(None), "prctl"):
@@ -103,7 +130,9 @@ def _end_with(parent: int) -> None:
 
 
 def failure(env: VectorEnv, call: str, error: Exception) -> EnvError:
-    """What to raise when `env` raised `error` in `call`; looks for worker processes that are gone or do not answer."""
+    """What to raise when `env` raised `error` in `call`; looks for worker processes that are gone
+    or do not answer.
+    """
     if isinstance(error, EnvError):
         return EnvError(str(error))
     inner: Any = env.unwrapped
@@ -111,7 +140,10 @@ def failure(env: VectorEnv, call: str, error: Exception) -> EnvError:
     if isinstance(error, multiprocessing.TimeoutError) and processes:
         late = [index for index, pipe in enumerate(inner.parent_pipes) if not pipe.poll()]
         seconds = getattr(inner, "timeout", None)
-        return EnvError(f"{_named(late)} did not answer in {call} within {seconds} s; worker_timeout sets for how long they may think")
+        return EnvError(
+            f"{_named(late)} did not answer in {call} within {seconds} s; worker_timeout sets for "
+            f"how long they may think"
+        )
     if isinstance(error, (EOFError, OSError)) and processes:
         sentinels = [process.sentinel for process in processes]
         wait(sentinels, timeout=EXIT_SECONDS)  # for the first
@@ -120,20 +152,26 @@ def failure(env: VectorEnv, call: str, error: Exception) -> EnvError:
         gone = dict[str, list[int]]()
         for index, process in enumerate(processes):
             if process.sentinel in closed:
-                process.join(timeout=EXIT_SECONDS)  # its pipe closes a moment before it has an exit code
+                process.join(
+                    timeout=EXIT_SECONDS
+                )  # its pipe closes a moment before it has an exit code
                 gone.setdefault(_cause(process.exitcode), []).append(index)
         named = " and ".join(f"{_named(indices)} ({cause})" for cause, indices in gone.items())
         text = f"the worker process of {named or 'an environment'} died in {call}"
         last = inner.last_traceback() if isinstance(inner, Workers) else ""
         return EnvError(f"{text}; its last traceback:\n{last}" if last else text)
-    return EnvError(f"{env} failed in {call}: {type(error).__name__}: {error}\n{''.join(traceback.format_tb(error.__traceback__)[-2:])}")
+    return EnvError(
+        f"{env} failed in {call}: {type(error).__name__}: "
+        f"{error}\n{''.join(traceback.format_tb(error.__traceback__)[-2:])}"
+    )
 
 
 def _cause(exit_code: int | None) -> str:
     """`exit code 7` or `signal SIGKILL`."""
     if exit_code is None or exit_code >= 0:
         return f"exit code {exit_code}"
-    return f"signal {signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else -exit_code}"
+    number = -exit_code
+    return f"signal {signal.Signals(number).name if number in set(signal.Signals) else number}"
 
 
 def _named(indices: list[int]) -> str:

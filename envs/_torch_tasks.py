@@ -1,4 +1,6 @@
-"""How a vector environment in torch is made by the name of its task, and how the values of a configuration are set from words."""
+"""How a vector environment in torch is made by the name of its task, and how the values of a
+configuration are set from words.
+"""
 
 import difflib
 import importlib
@@ -16,9 +18,11 @@ from gpurl.errors import UsageError, did_you_mean
 
 
 def make_torch_task(task: str, num_envs: int, device: str, seed: int, overrides: str) -> Any:
-    """`num_envs` environments of PACKAGE:ID, or of an ID that Gymnasium knows; importing PACKAGE registers it with Gymnasium or mjlab.
+    """`num_envs` environments of PACKAGE:ID, or of an ID that Gymnasium knows; importing PACKAGE
+    registers it with Gymnasium or mjlab.
 
-    overrides: NAME=VALUE words, arguments of the constructor; with mjlab paths of its configuration.
+    overrides: NAME=VALUE words, arguments of the constructor; with mjlab paths of its
+    configuration.
     """
     package, _, name = task.rpartition(":")
     values = parse_overrides(overrides)
@@ -33,14 +37,20 @@ def make_torch_task(task: str, num_envs: int, device: str, seed: int, overrides:
         if spec.vector_entry_point is not None:
             return gymnasium.make_vec(spec, num_envs, "vector_entry_point", **values)
         # Gymnasium's own time limit is for one environment
-        return gymnasium.make(spec, num_envs=num_envs, max_episode_steps=-1, disable_env_checker=True, **values)
+        return gymnasium.make(
+            spec, num_envs=num_envs, max_episode_steps=-1, disable_env_checker=True, **values
+        )
 
 
-def _make_mjlab(registry: ModuleType, name: str, num_envs: int, device: str, seed: int, values: dict[str, Any]) -> Any:
+def _make_mjlab(
+    registry: ModuleType, name: str, num_envs: int, device: str, seed: int, values: dict[str, Any]
+) -> Any:
     """A task of mjlab, which has a registry of its own."""
     known = registry.list_tasks()
     if name not in known:
-        raise UsageError(f"mjlab has no task {name!r}; {did_you_mean(name, known)}it has: {', '.join(known)}")
+        raise UsageError(
+            f"mjlab has no task {name!r}; {did_you_mean(name, known)}it has: {', '.join(known)}"
+        )
     config = registry.load_env_cfg(name)
     config.scene.num_envs, config.seed = num_envs, seed
     set_values(config, values, name)
@@ -54,7 +64,9 @@ def parse_overrides(text: str) -> dict[str, Any]:
     for word in shlex.split(text):
         name, equals, value = word.partition("=")
         if not (name and equals):
-            raise UsageError(f"overrides are NAME=VALUE words with spaces between them, got {word!r} in {text!r}")
+            raise UsageError(
+                f"overrides are NAME=VALUE words with spaces between them, got {word!r} in {text!r}"
+            )
         try:
             values[name] = yaml.safe_load(value)
         except yaml.YAMLError as error:
@@ -63,7 +75,9 @@ def parse_overrides(text: str) -> dict[str, Any]:
 
 
 def set_values(config: Any, values: Mapping[str, Any], task: str) -> None:
-    """Set what is at each dotted path of `config`, as `sim.dt`; UsageError where there is no such place, or one of another type."""
+    """Set what is at each dotted path of `config`, as `sim.dt`; UsageError where there is no such
+    place, or one of another type.
+    """
     for path, value in values.items():
         owner = config
         *parents, last = path.split(".")
@@ -85,10 +99,17 @@ def _part(owner: Any, name: str, path: str, task: str) -> Any:
     elif isinstance(owner, (list, tuple)):
         names = {str(index): value for index, value in enumerate(owner)}
     else:
-        names = {key: getattr(owner, key) for key in dir(owner) if not key.startswith("_") and not callable(getattr(owner, key, None))}
+        names = {
+            key: getattr(owner, key)
+            for key in dir(owner)
+            if not key.startswith("_") and not callable(getattr(owner, key, None))
+        }
     if name not in names:
         near = difflib.get_close_matches(name, names, n=3) or sorted(names)[:20]
-        raise UsageError(f"the configuration of {task} has no {path}: there is no {name!r} among {', '.join(near) or 'nothing'}")
+        raise UsageError(
+            f"the configuration of {task} has no {path}: there is no {name!r} among "
+            f"{', '.join(near) or 'nothing'}"
+        )
     return names[name]
 
 
@@ -98,6 +119,12 @@ def _like(present: Any, value: Any, path: str) -> Any:
         return float(value)
     if isinstance(present, tuple) and isinstance(value, list):
         return tuple(value)
-    if isinstance(present, (bool, int, float, str)) and value is not None and type(value) is not type(present):
-        raise UsageError(f"{path} is the {type(present).__name__} {present!r}, it cannot be set to {value!r}")
+    if (
+        isinstance(present, (bool, int, float, str))
+        and value is not None
+        and type(value) is not type(present)
+    ):
+        raise UsageError(
+            f"{path} is the {type(present).__name__} {present!r}, it cannot be set to {value!r}"
+        )
     return value

@@ -1,7 +1,8 @@
 """Acrobot: two hanging links, a motor at the elbow, swing the tip above a line.
 
-Source: Sutton, "Generalization in reinforcement learning: successful examples using sparse coarse coding" (1996), with the dynamics of
-Sutton and Barto's book. Same task as Gymnasium's Acrobot-v1 (one classical Runge-Kutta step of 0.2 s, -1 a step until the goal).
+Source: Sutton, "Generalization in reinforcement learning: successful examples using sparse coarse
+coding" (1996), with the dynamics of Sutton and Barto's book. Same task as Gymnasium's Acrobot-v1
+(one classical Runge-Kutta step of 0.2 s, -1 a step until the goal).
 """
 
 import math
@@ -29,12 +30,15 @@ INITIAL_RANGE = 0.1  # of both angles and both velocities
 COUPLING = MASS_2 * LENGTH_1 * CENTRE_2
 D2 = MASS_2 * CENTRE_2**2 + INERTIA_2
 D1 = MASS_1 * CENTRE_1**2 + MASS_2 * LENGTH_1**2 + INERTIA_1 + D2
-WEIGHT_1 = (MASS_1 * CENTRE_1 + MASS_2 * LENGTH_1) * GRAVITY  # N m, torque of gravity on joint 1 with link 1 level
+WEIGHT_1 = (
+    MASS_1 * CENTRE_1 + MASS_2 * LENGTH_1
+) * GRAVITY  # N m, torque of gravity on joint 1 with link 1 level
 WEIGHT_2 = MASS_2 * CENTRE_2 * GRAVITY
 
 
 class Acrobot(TorchEnv):
-    """Observation: cosine and sine of angle 1, of angle 2, both angular velocities. Action: torque -1, 0, 1 N m at the elbow.
+    """Observation: cosine and sine of angle 1, of angle 2, both angular velocities. Action: torque
+    -1, 0, 1 N m at the elbow.
 
     Angle 1 is 0 where link 1 hangs, angle 2 is relative to link 1.
     """
@@ -48,7 +52,9 @@ class Acrobot(TorchEnv):
     def initial_state(self, rng: CounterRandom) -> State:
         return see(*rng.uniform(-INITIAL_RANGE, INITIAL_RANGE, (4,)).unbind(1))
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         obs = state["obs"]
         motion = torch.stack((state["angle_1"], state["angle_2"], obs[:, 4], obs[:, 5]))
         motion = runge_kutta_step(motion, (action - 1).float())
@@ -56,7 +62,12 @@ class Acrobot(TorchEnv):
         angles.sub_((angles * (0.5 / math.pi)).round_(), alpha=2 * math.pi)  # into [-pi, pi]
         angle_1, angle_2, speed_1, speed_2 = motion.unbind(0)
         terminated = angle_1.cos() + (angle_1 + angle_2).cos_() < -GOAL_HEIGHT
-        state = see(angle_1, angle_2, speed_1.clamp_(-MAX_SPEED_1, MAX_SPEED_1), speed_2.clamp_(-MAX_SPEED_2, MAX_SPEED_2))
+        state = see(
+            angle_1,
+            angle_2,
+            speed_1.clamp_(-MAX_SPEED_1, MAX_SPEED_1),
+            speed_2.clamp_(-MAX_SPEED_2, MAX_SPEED_2),
+        )
         return state, terminated.float().sub_(1.0), terminated
 
     def observe(self, state: State) -> Tensor:
@@ -65,7 +76,9 @@ class Acrobot(TorchEnv):
 
 def see(angle_1: Tensor, angle_2: Tensor, speed_1: Tensor, speed_2: Tensor) -> State:
     """The state from its four [n] variables."""
-    obs = torch.stack((angle_1.cos(), angle_1.sin(), angle_2.cos(), angle_2.sin(), speed_1, speed_2), dim=1)
+    obs = torch.stack(
+        (angle_1.cos(), angle_1.sin(), angle_2.cos(), angle_2.sin(), speed_1, speed_2), dim=1
+    )
     return {"obs": obs, "angle_1": angle_1, "angle_2": angle_2}
 
 
@@ -79,13 +92,17 @@ def runge_kutta_step(motion: Tensor, torque: Tensor) -> Tensor:
 
 
 def motion_rate(motion: Tensor, torque: Tensor) -> Tensor:
-    """Time derivative [4, N] of motion [4, N] (angle 1, angle 2, speed 1, speed 2): the mass matrix's equations by Cramer's rule."""
+    """Time derivative [4, N] of motion [4, N] (angle 1, angle 2, speed 1, speed 2): the mass
+    matrix's equations by Cramer's rule.
+    """
     angle_1, angle_2, speed_1, speed_2 = motion.unbind(0)
     sine, cosine = angle_2.sin(), angle_2.cos()
     weight_2 = (angle_1 + angle_2).sin_().mul_(WEIGHT_2)
     # load 1 = phi1 of the book; load 2 = torque - C sin speed_1^2 - phi2
     load_1 = torch.add(weight_2, angle_1.sin(), alpha=WEIGHT_1)
-    load_1 = load_1.addcmul_(sine * speed_2, torch.add(speed_2, speed_1, alpha=2.0), value=-COUPLING)
+    load_1 = load_1.addcmul_(
+        sine * speed_2, torch.add(speed_2, speed_1, alpha=2.0), value=-COUPLING
+    )
     load_2 = (torque - weight_2).addcmul_(sine, speed_1.square(), value=-COUPLING)
     diagonal = torch.rsub(cosine, D1, alpha=-2.0 * COUPLING)  # D1 + 2 C cos
     off_diagonal = torch.rsub(cosine, D2, alpha=-COUPLING)  # D2 + C cos

@@ -1,7 +1,8 @@
 """CartPole: balance a pole on a cart by pushing the cart left or right.
 
-Source: Barto, Sutton and Anderson, "Neuronlike adaptive elements that can solve difficult learning control problems" (1983), without
-friction. Same task as Gymnasium's CartPole-v1 (explicit Euler, +1 a step, the last one included).
+Source: Barto, Sutton and Anderson, "Neuronlike adaptive elements that can solve difficult learning
+control problems" (1983), without friction. Same task as Gymnasium's CartPole-v1 (explicit Euler, +1
+a step, the last one included).
 """
 
 import math
@@ -46,7 +47,11 @@ def cart_pole_transition(state, action, key, gamma, counter, OPTIONS: tl.constex
     position, velocity, angle, angular_velocity = state
     sine = tl.sin(angle)
     cosine = tl.cos(angle)
-    push = action[0].to(tl.float32) * OPTIONS[4] - OPTIONS[4] * 0.5 + POLE * angular_velocity * angular_velocity * sine
+    push = (
+        action[0].to(tl.float32) * OPTIONS[4]
+        - OPTIONS[4] * 0.5
+        + POLE * angular_velocity * angular_velocity * sine
+    )
     inertia = 0.5 * 4.0 / 3.0 - POLE * cosine * cosine
     angular_acceleration = tl.div_rn(9.8 * sine - cosine * push, inertia)
     acceleration = push - POLE * angular_acceleration * cosine
@@ -55,7 +60,11 @@ def cart_pole_transition(state, action, key, gamma, counter, OPTIONS: tl.constex
     angle = angle + 0.02 * angular_velocity
     angular_velocity = angular_velocity + 0.02 * angular_acceleration
     outside = (tl.abs(position) > OPTIONS[1]) | (tl.abs(angle) > OPTIONS[2])
-    return (position, velocity, angle, angular_velocity), tl.full(position.shape, 1.0, tl.float32), outside
+    return (
+        (position, velocity, angle, angular_velocity),
+        tl.full(position.shape, 1.0, tl.float32),
+        outside,
+    )
 
 
 @triton.jit
@@ -69,7 +78,9 @@ def cart_pole_observe(state, OPTIONS: tl.constexpr):
 
 
 class CartPole(TorchEnv):
-    """Observation: position, velocity, angle, angular velocity (`velocities=False`: position and angle). Action: 0 left, 1 right."""
+    """Observation: position, velocity, angle, angular velocity (`velocities=False`: position and
+    angle). Action: 0 left, 1 right.
+    """
 
     max_episode_steps = 500
     reward_threshold = 475.0
@@ -93,14 +104,18 @@ class CartPole(TorchEnv):
     def initial_state(self, rng: CounterRandom) -> State:
         return {"motion": rng.uniform(-INITIAL_RANGE, INITIAL_RANGE, (4,))}
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         motion = state["motion"]
         _, velocity, angle, angular_velocity = motion.unbind(1)
         sine, cosine = angle.sin(), angle.cos()
         # cart's acceleration if the pole did not turn faster: (force + m l w^2 sin) / M
         push = (action * (2 * FORCE / TOTAL_MASS)).sub_(FORCE / TOTAL_MASS)
         push = push.addcmul_(angular_velocity.square(), sine, value=POLE_SHARE)
-        inertia = torch.rsub(cosine.square(), HALF_LENGTH * 4.0 / 3.0, alpha=POLE_SHARE)  # per pole mass and half length
+        inertia = torch.rsub(
+            cosine.square(), HALF_LENGTH * 4.0 / 3.0, alpha=POLE_SHARE
+        )  # per pole mass and half length
         angular_acceleration = torch.addcmul(sine * GRAVITY, cosine, push, value=-1.0).div_(inertia)
         acceleration = torch.addcmul(push, angular_acceleration, cosine, value=-POLE_SHARE)
         rate = torch.stack((velocity, acceleration, angular_velocity, angular_acceleration), dim=1)
@@ -113,4 +128,6 @@ class CartPole(TorchEnv):
 
     def triton_task(self) -> TritonTask:
         options = (self.velocities, MAX_POSITION, MAX_ANGLE, POLE_SHARE, 2 * FORCE / TOTAL_MASS)
-        return TritonTask(cart_pole_initial_state, cart_pole_transition, cart_pole_observe, options, words=0)
+        return TritonTask(
+            cart_pole_initial_state, cart_pole_transition, cart_pole_observe, options, words=0
+        )

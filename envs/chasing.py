@@ -1,8 +1,10 @@
 """Chasing: a point mass pursues a drifting target in `dim` dimensions; two published variants.
 
-bonus=True is the variant of 2021 (capture radius 1, reward +8 at capture, cost 0.02 |a|, solved at a return of 6.3);
-bonus=False the one of 2022 (capture radius equal to dim, no bonus, cost 0.02 max(|a|, 1)). Defects of the published code are not kept:
-the distance is that of the present episode, a time limit is a truncation, and the last observation of an episode is not lost.
+bonus=True is the variant of 2021 (capture radius 1, reward +8 at capture, cost 0.02 |a|, solved at
+a return of 6.3); bonus=False the one of 2022 (capture radius equal to dim, no bonus, cost 0.02
+max(|a|, 1)). Defects of the published code are not kept:
+the distance is that of the present episode, a time limit is a truncation, and the last observation
+of an episode is not lost.
 """
 
 import math
@@ -71,7 +73,9 @@ def chasing_transition(state, action, key, gamma, counter, OPTIONS: tl.constexpr
         if BONUS:
             pull = tl.div_rn(pull, drift_divisor)
         target_velocity = target_velocity + (pull + 0.5 * state[DIM + k],)
-        chaser_velocity = chaser_velocity + (tl.div_rn(force[k], divisor) + 0.75 * state[3 * DIM + k],)
+        chaser_velocity = chaser_velocity + (
+            tl.div_rn(force[k], divisor) + 0.75 * state[3 * DIM + k],
+        )
         target = target + (state[k] + 0.01 * target_velocity[k],)
         chaser = chaser + (state[2 * DIM + k] + 0.01 * chaser_velocity[k],)
         square += (target[k] - chaser[k]) * (target[k] - chaser[k])
@@ -96,7 +100,9 @@ def chasing_observe(state, OPTIONS: tl.constexpr):
 
 
 class Chasing(TorchEnv):
-    """Observation [4 dim]: target position and velocity, chaser position and velocity. Action: Box [-1, 1]^dim, or 3^dim directions."""
+    """Observation [4 dim]: target position and velocity, chaser position and velocity. Action: Box
+    [-1, 1]^dim, or 3^dim directions.
+    """
 
     max_episode_steps = 1024
 
@@ -116,7 +122,9 @@ class Chasing(TorchEnv):
         self.capture_radius = 1.0 if bonus else float(dim)
         self.reward_threshold = 6.3 if bonus else None
         self.single_observation_space = Box(-np.inf, np.inf, (4 * dim,), np.float32)
-        self.single_action_space = Discrete(3**dim) if discrete else Box(-1.0, 1.0, (dim,), np.float32)
+        self.single_action_space = (
+            Discrete(3**dim) if discrete else Box(-1.0, 1.0, (dim,), np.float32)
+        )
         super().__init__(num_envs, device, seed, max_episode_steps)
         self._powers = 3 ** torch.arange(dim, device=self.device)
 
@@ -125,9 +133,14 @@ class Chasing(TorchEnv):
         target = position[:, : self.dim]
         chaser = position[:, self.dim :] - INITIAL_DISTANCE
         still = torch.zeros_like(target)
-        return {"obs": torch.cat((target, still, chaser, still), dim=1), "distance": (target - chaser).norm(dim=1)}
+        return {
+            "obs": torch.cat((target, still, chaser, still), dim=1),
+            "distance": (target - chaser).norm(dim=1),
+        }
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         target, target_velocity, chaser, chaser_velocity = state["obs"].split(self.dim, dim=1)
         if self.discrete:
             action = ((action.unsqueeze(1) // self._powers) % 3 - 1).float()
@@ -137,12 +150,16 @@ class Chasing(TorchEnv):
         if self.bonus:
             drift = drift / drift.norm(dim=1, keepdim=True).clamp_(min=1.0)
         target_velocity = torch.add(drift, target_velocity, alpha=TARGET_DAMPING)
-        chaser_velocity = torch.add(action / divisor.unsqueeze(1), chaser_velocity, alpha=CHASER_DAMPING)
+        chaser_velocity = torch.add(
+            action / divisor.unsqueeze(1), chaser_velocity, alpha=CHASER_DAMPING
+        )
         target = torch.add(target, target_velocity, alpha=TIME_STEP)
         chaser = torch.add(chaser, chaser_velocity, alpha=TIME_STEP)
         distance = (target - chaser).norm(dim=1)
         captured = distance < self.capture_radius
-        reward = torch.sub(state["distance"] - distance, length if self.bonus else divisor, alpha=ACTION_COST)
+        reward = torch.sub(
+            state["distance"] - distance, length if self.bonus else divisor, alpha=ACTION_COST
+        )
         if self.bonus:
             reward = torch.add(reward, captured, alpha=CAPTURE_BONUS)
         obs = torch.cat((target, target_velocity, chaser, chaser_velocity), dim=1)
@@ -153,13 +170,25 @@ class Chasing(TorchEnv):
 
     def triton_task(self) -> TritonTask:
         options = (self.dim, self.discrete, self.bonus, self.capture_radius)
-        return TritonTask(chasing_initial_state, chasing_transition, chasing_observe, options, words=(self.dim + 1) // 2)
+        return TritonTask(
+            chasing_initial_state,
+            chasing_transition,
+            chasing_observe,
+            options,
+            words=(self.dim + 1) // 2,
+        )
 
     def scripted_action(self, obs: Tensor) -> Tensor:
-        """The baseline: pursue the target at full speed. obs [N, 4 dim] -> action [N, dim], or [N] int64 for the discrete task."""
+        """The baseline: pursue the target at full speed. obs [N, 4 dim] -> action [N, dim], or [N]
+        int64 for the discrete task.
+        """
         target, _, chaser, _ = obs.split(self.dim, dim=1)
         direction = target - chaser
         direction = direction / direction.norm(dim=1, keepdim=True).clamp(min=1e-6)
         if not self.discrete:
             return direction
-        return ((direction / (2 * math.sin(math.pi / 8))).round().clamp(-1, 1).long() + 1).mul(self._powers).sum(1)
+        return (
+            ((direction / (2 * math.sin(math.pi / 8))).round().clamp(-1, 1).long() + 1)
+            .mul(self._powers)
+            .sum(1)
+        )

@@ -1,7 +1,9 @@
-"""NVIDIA's Isaac Gym: tasks of IsaacGymEnvs and legged_gym by name, `make_env("isaac_gym:Ant", 4096, "cuda", python=...)`.
+"""NVIDIA's Isaac Gym: tasks of IsaacGymEnvs and legged_gym by name,
+`make_env("isaac_gym:Ant", 4096, "cuda", python=...)`.
 
-The simulator runs in a process of its own, under the Python 3.6 to 3.8 that its binaries need; the tensors are shared, on a GPU by CUDA
-IPC, on a CPU in a memory file. A simulator's state cannot be saved: a resumed run begins new episodes.
+The simulator runs in a process of its own, under the Python 3.6 to 3.8 that its binaries need; the
+tensors are shared, on a GPU by CUDA IPC, on a CPU in a memory file. A simulator's state cannot be
+saved: a resumed run begins new episodes.
 """
 
 import os
@@ -25,15 +27,19 @@ FAMILIES, PIPELINES = ("auto", "isaacgymenvs", "legged_gym"), ("auto", "gpu", "c
 
 
 class IsaacGym(CountingEnv):
-    """`num_envs` environments of an Isaac Gym `task`, IsaacGymEnvs' or legged_gym's, in a process of its own under `python`.
+    """`num_envs` environments of an Isaac Gym `task`, IsaacGymEnvs' or legged_gym's, in a process
+    of its own under `python`.
 
-    overrides: settings of the task, "env.episodeLength=500 env.clipActions=0.5", as hydra writes them; of legged_gym's configuration
-    classes where the task is theirs. pipeline cpu simulates on the CPU. max_episode_steps counts transitions that are trained on.
+    overrides: settings of the task, "env.episodeLength=500 env.clipActions=0.5", as hydra writes
+    them; of legged_gym's configuration classes where the task is theirs. pipeline cpu simulates on
+    the CPU. max_episode_steps counts transitions that are trained on.
 
-    Most tasks restart a step late, and that step is no transition: info["valid"] is False. Those that restart at once
-    (AnymalTerrain, legged_gym) show no terminal observation: final_obs is then the observation before the step. An end by time and by
-    falling in one step counts as one by time, since the tasks do not tell. A reset of some environments takes effect within the next
-    step, which is no transition of theirs; until then they show the old observation. Factory and IndustReal tasks have one clock for all
+    Most tasks restart a step late, and that step is no transition: info["valid"] is False. Those
+    that restart at once (AnymalTerrain, legged_gym) show no terminal observation: final_obs is then
+    the observation before the step. An end by time and by falling in one step counts as one by
+    time, since the tasks do not tell. A reset of some environments takes effect within the next
+    step, which is no transition of theirs; until then they show the old observation. Factory and
+    IndustReal tasks have one clock for all
     environments: it is not staggered, and only all of them can be reset.
     """
 
@@ -52,11 +58,29 @@ class IsaacGym(CountingEnv):
         step_timeout: float = 120.0,
     ) -> None:
         target = torch.device(device)
-        _check(num_envs, target, task, family, pipeline, max_episode_steps, min(start_timeout, step_timeout))
-        self.task, self.python, self.family, self.pipeline, self.overrides = task, find_python(python), family, pipeline, overrides
+        _check(
+            num_envs,
+            target,
+            task,
+            family,
+            pipeline,
+            max_episode_steps,
+            min(start_timeout, step_timeout),
+        )
+        self.task, self.python, self.family, self.pipeline, self.overrides = (
+            task,
+            find_python(python),
+            family,
+            pipeline,
+            overrides,
+        )
         self.start_timeout, self.step_timeout, self._seed = start_timeout, step_timeout, seed
         on_gpu = target.type == "cuda" and pipeline != "cpu"
-        gpu = (torch.cuda.current_device() if target.index is None else target.index) if on_gpu else None
+        gpu = (
+            (torch.cuda.current_device() if target.index is None else target.index)
+            if on_gpu
+            else None
+        )
         self._simulator = SimulatorProcess(self.python, gpu)
         try:
             made = self._simulator.call(
@@ -80,7 +104,10 @@ class IsaacGym(CountingEnv):
     @classmethod
     def missing(cls) -> str:
         if not os.environ.get(PYTHON_VARIABLE):
-            return f"the Python 3.6 to 3.8 that has it; name it in {PYTHON_VARIABLE} or by --env.python"
+            return (
+                f"the Python 3.6 to 3.8 that has it; name it in {PYTHON_VARIABLE} or by "
+                f"--env.python"
+            )
         try:
             find_python("")
         except UsageError as error:
@@ -91,30 +118,61 @@ class IsaacGym(CountingEnv):
         """Take over what the server says of the task it made."""
         count, num_obs, num_states, num_actions = made["sizes"]
         if count != num_envs:
-            raise UsageError(f"{self.task} makes {count} environments, num_envs is {num_envs}: give it as many")
-        self.single_observation_space = Box(-made["clip_obs"], made["clip_obs"], (num_obs,), np.float32)
-        self.single_action_space = Box(-made["max_action"], made["max_action"], (num_actions,), np.float32)
+            raise UsageError(
+                f"{self.task} makes {count} environments, num_envs is {num_envs}: give it as many"
+            )
+        self.single_observation_space = Box(
+            -made["clip_obs"], made["clip_obs"], (num_obs,), np.float32
+        )
+        self.single_action_space = Box(
+            -made["max_action"], made["max_action"], (num_actions,), np.float32
+        )
         if num_states:
-            self.single_state_space = Box(-made["clip_obs"], made["clip_obs"], (num_states,), np.float32)
+            self.single_state_space = Box(
+                -made["clip_obs"], made["clip_obs"], (num_states,), np.float32
+            )
         if made["restarts_later"]:
             self.autoreset_mode = AutoresetMode.NEXT_STEP
-        self.max_episode_steps, self._clocks_move_together = made["max_episode_steps"], made["clocks_move_together"]
+        self.max_episode_steps, self._clocks_move_together = (
+            made["max_episode_steps"],
+            made["clocks_move_together"],
+        )
         self.resets_late = not self._clocks_move_together
         self._steps = IsaacGymSteps(made["restarts_later"], made["last_clock"])
         self._is_running = False  # before the first reset
 
     def _share(self, layout: Any, gpu: int | None) -> None:
         device = torch.device("cuda", gpu or 0)
-        self._shared = HostTensors(layout, self._simulator.memory_file) if gpu is None else CudaTensors(layout, device)
+        self._shared = (
+            HostTensors(layout, self._simulator.memory_file)
+            if gpu is None
+            else CudaTensors(layout, device)
+        )
         self._tensors: dict[str, Tensor] = self._shared.tensors
-        self._simulator.call("share", self.start_timeout, memory_file=self._simulator.memory_file, handles=self._shared.handles())
+        self._simulator.call(
+            "share",
+            self.start_timeout,
+            memory_file=self._simulator.memory_file,
+            handles=self._shared.handles(),
+        )
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
         """The first reset without a seed takes the constructor's."""
         mask = (options or {}).get("reset_mask")
         mask = None if mask is None else torch.as_tensor(mask, dtype=torch.bool, device=self.device)
-        if mask is None or not self._is_running or (self._clocks_move_together and self._is_all(mask)):
-            self._send("reset", {}, self.start_timeout, seed=self._seed if seed is None and not self._is_running else seed)
+        if (
+            mask is None
+            or not self._is_running
+            or (self._clocks_move_together and self._is_all(mask))
+        ):
+            self._send(
+                "reset",
+                {},
+                self.start_timeout,
+                seed=self._seed if seed is None and not self._is_running else seed,
+            )
             self._steps.restart(self._returned())
             self._restart_clocks()
             self._is_running = True
@@ -122,14 +180,18 @@ class IsaacGym(CountingEnv):
             self._send("restart", {"mask": mask})
             self._steps.kill(mask)
             self._restart_clocks(mask)
-        return self._steps.obs.clone(), {} if self._steps.state is None else {"state": self._steps.state.clone()}
+        return self._steps.obs.clone(), {} if self._steps.state is None else {
+            "state": self._steps.state.clone()
+        }
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         if not self._is_running:
             raise UsageError("IsaacGym.step: reset() comes before the first step")
         self._send("step", {"action": self._checked_action(actions)})
         returned = self._returned()
-        final_obs, final_state, reward, terminated, truncated, valid = self._steps.transition(returned)
+        final_obs, final_state, reward, terminated, truncated, valid = self._steps.transition(
+            returned
+        )
         self._count(reward, valid)
         done = terminated | truncated
         info = self._episode_info(done, truncated) | {"final_obs": final_obs, "valid": valid}
@@ -145,28 +207,39 @@ class IsaacGym(CountingEnv):
         self._send("set_clocks", {"clock": clocks})
 
     def _is_all(self, mask: Tensor) -> bool:
-        """Whether mask [N] is all environments; UsageError where it is some. The host waits for the device."""
+        """Whether mask [N] is all environments; UsageError where it is some. The host waits for the
+        device.
+        """
         if not bool(mask.all()):
             raise UsageError(
-                f"IsaacGym.reset: {self.task} has one clock for all environments: wanted a reset of all {self.num_envs}, "
-                f"got a reset_mask of {int(mask.sum())}; leave the mask out, or take --nan skip or raise instead of reset-envs"
+                f"IsaacGym.reset: {self.task} has one clock for all environments: wanted a reset "
+                f"of all {self.num_envs}, "
+                f"got a reset_mask of {int(mask.sum())}; leave the mask out, or take --nan skip or "
+                f"raise instead of reset-envs"
             )
         return True
 
-    def _send(self, call: str, written: dict[str, Tensor], seconds: float | None = None, **arguments: Any) -> None:
-        """Write tensors where the simulator reads them, once it has read what was there, then call."""
+    def _send(
+        self, call: str, written: dict[str, Tensor], seconds: float | None = None, **arguments: Any
+    ) -> None:
+        """Write tensors where the simulator reads them, once it has read what was there, then
+        call.
+        """
         self._simulator.check_is_there()
         self._shared.take_over()
         for name, value in written.items():
             self._tensors[name].copy_(value)
-        self._shared.hand_over()  # also of nothing: what was copied from there must be copied before it is written again
+        # also of nothing: what was copied from there must be copied before it is written again
+        self._shared.hand_over()
         self._simulator.call(call, seconds or self.step_timeout, **arguments)
 
     def _returned(self) -> Returned:
         """Copies of what the simulator shows: it writes the next step into the same memory."""
         self._shared.take_over()
         copies: dict[str, Any] = {
-            name: self._tensors[name].to(self.device, copy=True) for name in Returned._fields if name in self._tensors
+            name: self._tensors[name].to(self.device, copy=True)
+            for name in Returned._fields
+            if name in self._tensors
         }
         return Returned(**copies)
 
@@ -176,7 +249,13 @@ class IsaacGym(CountingEnv):
 
 
 def _check(
-    num_envs: int, device: torch.device, task: str, family: str, pipeline: str, max_episode_steps: int | None, seconds: float
+    num_envs: int,
+    device: torch.device,
+    task: str,
+    family: str,
+    pipeline: str,
+    max_episode_steps: int | None,
+    seconds: float,
 ) -> None:
     """UsageError for what can be seen before a process is started."""
     if not task:
@@ -187,7 +266,10 @@ def _check(
         if value not in known:
             raise UsageError(f"{name} must be one of {', '.join(known)}, got {value!r}")
     if pipeline == "gpu" and device.type != "cuda":
-        raise UsageError(f"pipeline gpu needs a CUDA device, this run is on {device}; take --device cuda, or pipeline cpu")
+        raise UsageError(
+            f"pipeline gpu needs a CUDA device, this run is on {device}; take --device cuda, or "
+            f"pipeline cpu"
+        )
     if max_episode_steps is not None and max_episode_steps < 1:
         raise UsageError(f"max_episode_steps must be at least 1, got {max_episode_steps}")
     if not seconds > 0:

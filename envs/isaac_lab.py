@@ -1,7 +1,9 @@
-"""Isaac Lab's tasks, in this process: `make_env("isaac_lab:Isaac-Cartpole-Direct-v0", 4096, "cuda:0")`.
+"""Isaac Lab's tasks, in this process:
+`make_env("isaac_lab:Isaac-Cartpole-Direct-v0", 4096, "cuda:0")`.
 
-Isaac Lab 2 starts Isaac Sim, once and without a window; Isaac Lab 3 starts what the task's configuration asks for, which with Newton is
-nothing. One such environment can exist in a process at a time.
+Isaac Lab 2 starts Isaac Sim, once and without a window; Isaac Lab 3 starts what the task's
+configuration asks for, which with Newton is nothing. One such environment can exist in a process at
+a time.
 """
 
 import atexit
@@ -22,7 +24,11 @@ from gpurl.envs._torch_tasks import parse_overrides, set_values
 from gpurl.envs.torch_vector import TorchVector
 from gpurl.errors import UsageError
 
-SELECTORS = ("physics", "renderer", "presets")  # choices that Isaac Lab 3 itself makes among the parts of a configuration
+SELECTORS = (
+    "physics",
+    "renderer",
+    "presets",
+)  # choices that Isaac Lab 3 itself makes among the parts of a configuration
 
 _runtime = ExitStack()  # what was started, until the process ends
 _launchers: list[Any] = []  # of Isaac Sim, one at most
@@ -30,12 +36,15 @@ _living: list["IsaacLab"] = []  # one at most
 
 
 class IsaacLab(TorchVector):
-    """`num_envs` environments of `task`, an id of isaaclab_tasks, or PACKAGE:ID where importing PACKAGE registers it.
+    """`num_envs` environments of `task`, an id of isaaclab_tasks, or PACKAGE:ID where importing
+    PACKAGE registers it.
 
-    overrides: `sim.dt=0.01 rewards.alive.weight=2.0`, paths in the task's configuration, with or without Isaac Lab's `env.` in front; with
-    Isaac Lab 3 `physics=newton_mjwarp`, `renderer=` and `presets=` too. cameras: Isaac Lab 2 renders only where it is told so at the start.
-    action_limit and the observation groups are those of TorchVector. The true last observations come from `compute_final_obs`, which is
-    set where a configuration has it; without it that before the last step stands in for them.
+    overrides: `sim.dt=0.01 rewards.alive.weight=2.0`, paths in the task's configuration, with or
+    without Isaac Lab's `env.` in front; with Isaac Lab 3 `physics=newton_mjwarp`, `renderer=` and
+    `presets=` too. cameras: Isaac Lab 2 renders only where it is told so at the start.
+    action_limit and the observation groups are those of TorchVector. The true last observations
+    come from `compute_final_obs`, which is set where a configuration has it; without it that before
+    the last step stands in for them.
     """
 
     single_instance = True
@@ -53,7 +62,10 @@ class IsaacLab(TorchVector):
         if not task:
             raise UsageError("isaac_lab needs a task, as in isaac_lab:Isaac-Cartpole-Direct-v0")
         if _living:
-            raise UsageError(f"Isaac Lab has one simulation in a process, that of {_living[0].task}: close it first")
+            raise UsageError(
+                f"Isaac Lab has one simulation in a process, that of {_living[0].task}: close it "
+                f"first"
+            )
         env = _make(task, num_envs, str(device), seed, parse_overrides(overrides), cameras)
         super().__init__(num_envs, device, seed, action_limit=action_limit, env=env)
         self.task, self.overrides, self.cameras = task, overrides, cameras
@@ -63,9 +75,13 @@ class IsaacLab(TorchVector):
     def missing(cls) -> str:
         if importlib.util.find_spec("isaaclab") is not None:
             return ""
-        return "isaaclab is not in this Python; version 3 needs Python 3.12: pip install 'isaaclab>=3'"
+        return (
+            "isaaclab is not in this Python; version 3 needs Python 3.12: pip install 'isaaclab>=3'"
+        )
 
-    def _restart(self, index: Tensor, mask: Tensor, seed: int | None, options: dict[str, Any]) -> tuple[Any, bool]:
+    def _restart(
+        self, index: Tensor, mask: Tensor, seed: int | None, options: dict[str, Any]
+    ) -> tuple[Any, bool]:
         inner = self._env.unwrapped
         if hasattr(inner, "observation_manager"):
             return super()._restart(index, mask, seed, options)
@@ -83,7 +99,9 @@ class IsaacLab(TorchVector):
             _living.remove(self)
 
 
-def _make(task: str, num_envs: int, device: str, seed: int, values: dict[str, Any], cameras: bool) -> gymnasium.Env:
+def _make(
+    task: str, num_envs: int, device: str, seed: int, values: dict[str, Any], cameras: bool
+) -> gymnasium.Env:
     app = _imported("isaaclab.app")
     with _without_arguments(), explained(task):
         launch = getattr(app, "launch_simulation", None)  # of Isaac Lab 3
@@ -92,17 +110,31 @@ def _make(task: str, num_envs: int, device: str, seed: int, values: dict[str, An
         _imported("isaaclab_tasks")
         spec = find_spec(task)
         if "env_cfg_entry_point" not in spec.kwargs:
-            raise UsageError(f"{spec.id} is no task of Isaac Lab: it is registered without env_cfg_entry_point")
-        chosen = [f"{name}={value}" for name, value in values.items() if name in SELECTORS and launch is not None]
+            raise UsageError(
+                f"{spec.id} is no task of Isaac Lab: it is registered without env_cfg_entry_point"
+            )
+        chosen = [
+            f"{name}={value}"
+            for name, value in values.items()
+            if name in SELECTORS and launch is not None
+        ]
         more = {"overrides": chosen} if chosen else {}
-        config = _imported("isaaclab_tasks.utils").parse_env_cfg(spec.id, device=device, num_envs=num_envs, **more)
+        config = _imported("isaaclab_tasks.utils").parse_env_cfg(
+            spec.id, device=device, num_envs=num_envs, **more
+        )
         config.seed = seed
         if hasattr(config, "compute_final_obs"):
             config.compute_final_obs = True
-        paths = {path.removeprefix("env."): value for path, value in values.items() if f"{path}={value}" not in chosen}
+        paths = {
+            path.removeprefix("env."): value
+            for path, value in values.items()
+            if f"{path}={value}" not in chosen
+        }
         set_values(config, paths, spec.id)
         if launch is not None:
-            _runtime.enter_context(launch(config, {"headless": True, "device": device, "enable_cameras": cameras}))
+            _runtime.enter_context(
+                launch(config, {"headless": True, "device": device, "enable_cameras": cameras})
+            )
         return gymnasium.make(spec, cfg=config, max_episode_steps=-1, disable_env_checker=True)
 
 
@@ -115,16 +147,21 @@ def _imported(name: str) -> ModuleType:
             raise  # it is there, and lacks something itself
         here = ".".join(map(str, sys.version_info[:3]))
         raise UsageError(
-            f"isaac_lab needs the package {error.name}, which this Python ({here}) does not have. Isaac Lab 3 needs Python 3.12: "
-            "pip install 'isaaclab>=3'. Isaac Lab 2.3 needs Python 3.11 and Isaac Sim 5.1: on Python 3.11 pip takes it without a word "
-            "when asked for isaaclab alone. https://isaac-sim.github.io/IsaacLab says how each is installed"
+            f"isaac_lab needs the package {error.name}, which this Python ({here}) does not have. "
+            f"Isaac Lab 3 needs Python 3.12: "
+            "pip install 'isaaclab>=3'. Isaac Lab 2.3 needs Python 3.11 and Isaac Sim 5.1: on "
+            "Python 3.11 pip takes it without a word "
+            "when asked for isaaclab alone. https://isaac-sim.github.io/IsaacLab says how each is "
+            "installed"
         ) from None
 
 
 def _start_isaac_sim(app: ModuleType, device: str, cameras: bool) -> None:
     """Once in a process: a second launcher would be an error."""
     if not _launchers:
-        _launchers.append(app.AppLauncher({"headless": True, "device": device, "enable_cameras": cameras}))
+        _launchers.append(
+            app.AppLauncher({"headless": True, "device": device, "enable_cameras": cameras})
+        )
         _runtime.callback(_launchers[0].app.close)
 
 

@@ -1,4 +1,6 @@
-"""A tensor task as `gymnasium.make_vec` gives it: itself, or with several agents behind a wrapper, since Gymnasium knows one reward [N]."""
+"""A tensor task as `gymnasium.make_vec` gives it: itself, or with several agents behind a wrapper,
+since Gymnasium knows one reward [N].
+"""
 
 from typing import Any
 
@@ -17,7 +19,9 @@ class MeanReward(VectorRewardWrapper):
         return rewards.mean(1)
 
 
-def make_vector(name: str, num_envs: int, device: torch.device | str = "cpu", **options: Any) -> VectorEnv:
+def make_vector(
+    name: str, num_envs: int, device: torch.device | str = "cpu", **options: Any
+) -> VectorEnv:
     """`num_envs` environments of the task `name`, reward [N]."""
     env = make_env(name, num_envs, device, **options)
     return env if env.num_agents == 1 else MeanReward(env)

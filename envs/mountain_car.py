@@ -1,7 +1,8 @@
-"""MountainCar: drive a car out of a valley with an engine weaker than gravity, by swinging back first.
+"""MountainCar: drive a car out of a valley with an engine weaker than gravity, by swinging back
+first.
 
-Source: Moore, "Efficient memory-based learning for robot control" (1990); Singh and Sutton (1996). Same task as Gymnasium's
-MountainCar-v0: the valley is sin(3 x), -1 a step until the goal.
+Source: Moore, "Efficient memory-based learning for robot control" (1990); Singh and Sutton (1996).
+Same task as Gymnasium's MountainCar-v0: the valley is sin(3 x), -1 a step until the goal.
 """
 
 import numpy as np
@@ -19,7 +20,9 @@ FORCE = 0.001  # per step^2
 GRAVITY = 0.0025  # per step^2
 GOAL = 0.5  # position
 
-BOUNDS = np.array([[MIN_POSITION, -MAX_SPEED], [MAX_POSITION, MAX_SPEED]], dtype=np.float32)  # of the observation, low and high
+BOUNDS = np.array(
+    [[MIN_POSITION, -MAX_SPEED], [MAX_POSITION, MAX_SPEED]], dtype=np.float32
+)  # of the observation, low and high
 
 
 class MountainCar(TorchEnv):
@@ -33,7 +36,9 @@ class MountainCar(TorchEnv):
     def initial_state(self, rng: CounterRandom) -> State:
         return {"obs": start_at_rest(rng)}
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         position, velocity = state["obs"].unbind(1)
         obs, terminated = drive(position, torch.add(velocity, action - 1, alpha=FORCE), GOAL)
         return {"obs": obs}, torch.full_like(position, -1.0), terminated
@@ -49,8 +54,12 @@ def start_at_rest(rng: CounterRandom) -> Tensor:
 
 
 def drive(position: Tensor, velocity: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    """(obs [N, 2], arrived [N] bool) one step on; `velocity` [N] has the engine's push already, gravity and the walls come here."""
-    velocity = torch.add(velocity, (position * 3.0).cos_(), alpha=-GRAVITY).clamp_(-MAX_SPEED, MAX_SPEED)
+    """(obs [N, 2], arrived [N] bool) one step on; `velocity` [N] has the engine's push already,
+    gravity and the walls come here.
+    """
+    velocity = torch.add(velocity, (position * 3.0).cos_(), alpha=-GRAVITY).clamp_(
+        -MAX_SPEED, MAX_SPEED
+    )
     position = (position + velocity).clamp_(MIN_POSITION, MAX_POSITION)
     velocity = velocity.masked_fill_(position == MIN_POSITION, 0.0)  # the left wall stops the car
     return torch.stack((position, velocity), dim=1), (position >= goal) & (velocity >= 0.0)

@@ -1,6 +1,7 @@
 """MountainCarContinuous: the car in the valley with a continuous engine and a price on its use.
 
-Same task as Gymnasium's MountainCarContinuous-v0: +100 at the goal, -0.1 action^2 a step (of the action before it is clipped).
+Same task as Gymnasium's MountainCarContinuous-v0: +100 at the goal, -0.1 action^2 a step (of the
+action before it is clipped).
 """
 
 import numpy as np
@@ -29,10 +30,14 @@ class MountainCarContinuous(TorchEnv):
     def initial_state(self, rng: CounterRandom) -> State:
         return {"obs": start_at_rest(rng)}
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         position, velocity = state["obs"].unbind(1)
         action = action.squeeze(1)
-        obs, terminated = drive(position, torch.add(velocity, action.clamp(-1.0, 1.0), alpha=POWER), GOAL)
+        obs, terminated = drive(
+            position, torch.add(velocity, action.clamp(-1.0, 1.0), alpha=POWER), GOAL
+        )
         reward = torch.addcmul(terminated * GOAL_REWARD, action, action, value=-ACTION_COST)
         return {"obs": obs}, reward, terminated
 

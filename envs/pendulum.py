@@ -1,7 +1,7 @@
 """Pendulum: swing up a rod that hangs on a motor too weak to lift it in one go.
 
-Same task as Gymnasium's Pendulum-v1: a uniform rod turns about its end, angle 0 points up, cost angle^2 + 0.1 velocity^2 + 0.001 torque^2
-of the state before the step, semi-implicit Euler.
+Same task as Gymnasium's Pendulum-v1: a uniform rod turns about its end, angle 0 points up, cost
+angle^2 + 0.1 velocity^2 + 0.001 torque^2 of the state before the step, semi-implicit Euler.
 """
 
 import math
@@ -56,7 +56,9 @@ def pendulum_observe(state, OPTIONS: tl.constexpr):
 
 
 class Pendulum(TorchEnv):
-    """Observation: cosine and sine of the angle, angular velocity. Action: torque, clipped to [-2, 2]. Never terminates."""
+    """Observation: cosine and sine of the angle, angular velocity. Action: torque, clipped to [-2,
+    2]. Never terminates.
+    """
 
     max_episode_steps = 200
     single_action_space = Box(-MAX_TORQUE, MAX_TORQUE, (1,), np.float32)
@@ -68,15 +70,23 @@ class Pendulum(TorchEnv):
         angle = half_turns * math.pi
         return {"obs": torch.stack((angle.cos(), angle.sin(), velocity), dim=1), "angle": angle}
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         angle = state["angle"]
         _, sine, velocity = state["obs"].unbind(1)
         torque = action.squeeze(1).clamp(-MAX_TORQUE, MAX_TORQUE)
-        cost = torch.addcmul(angle.square(), velocity, velocity, value=VELOCITY_COST).addcmul_(torque, torque, value=TORQUE_COST)
-        velocity = torch.add(velocity, sine, alpha=0.5 * MASS * GRAVITY * LENGTH / INERTIA * TIME_STEP)
+        cost = torch.addcmul(angle.square(), velocity, velocity, value=VELOCITY_COST).addcmul_(
+            torque, torque, value=TORQUE_COST
+        )
+        velocity = torch.add(
+            velocity, sine, alpha=0.5 * MASS * GRAVITY * LENGTH / INERTIA * TIME_STEP
+        )
         velocity = velocity.add_(torque, alpha=TIME_STEP / INERTIA).clamp_(-MAX_SPEED, MAX_SPEED)
         angle = torch.add(angle, velocity, alpha=TIME_STEP)
-        angle = angle.sub_((angle * (0.5 / math.pi)).round_(), alpha=2 * math.pi)  # into [-pi, pi], as the cost wants it
+        angle = angle.sub_(
+            (angle * (0.5 / math.pi)).round_(), alpha=2 * math.pi
+        )  # into [-pi, pi], as the cost wants it
         obs = torch.stack((angle.cos(), angle.sin(), velocity), dim=1)
         return {"obs": obs, "angle": angle}, cost.neg_(), torch.zeros_like(cost, dtype=torch.bool)
 
@@ -84,4 +94,6 @@ class Pendulum(TorchEnv):
         return state["obs"]
 
     def triton_task(self) -> TritonTask:
-        return TritonTask(pendulum_initial_state, pendulum_transition, pendulum_observe, (), words=0)
+        return TritonTask(
+            pendulum_initial_state, pendulum_transition, pendulum_observe, (), words=0
+        )

@@ -1,4 +1,6 @@
-"""Finds an environment by name: the file listing of this folder is the registry, and anybody's module path works too."""
+"""Finds an environment by name: the file listing of this folder is the registry, and anybody's
+module path works too.
+"""
 
 import inspect
 import sys
@@ -14,49 +16,77 @@ from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import EnvError, GpurlError, UsageError, did_you_mean
 from gpurl.kernels.memory_errors import is_out_of_memory
 
-NOT_ENVS = frozenset({"registry", "single_env", "mean_reward", "vec_env", "torch_env", "base", "isaac_gym_server"})
+NOT_ENVS = frozenset(
+    {"registry", "single_env", "mean_reward", "vec_env", "torch_env", "base", "isaac_gym_server"}
+)
 
 
 def env_names() -> list[str]:
-    """Names of the environments of this package and of the packages in it, each of which is the folder of a simulator."""
+    """Names of the environments of this package and of the packages in it, each of which is the
+    folder of a simulator.
+    """
     return list(module_names(sys.modules["gpurl.envs"], NOT_ENVS))
 
 
 def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
-    """(class, options that the name itself gives) of `pendulum`, `my_project.my_env` or `gymnasium_cpu:Pendulum-v1`.
+    """(class, options that the name itself gives) of `pendulum`, `my_project.my_env` or
+    `gymnasium_cpu:Pendulum-v1`.
 
-    What stands behind the colon is a task of an adapter that takes `task=`, or one of several classes of a module.
+    What stands behind the colon is a task of an adapter that takes `task=`, or one of several
+    classes of a module.
     """
     if not isinstance(name, str):
-        raise UsageError(f"an environment is given by its name or module path, got a {type(name).__name__}: {name!r}")
+        raise UsageError(
+            f"an environment is given by its name or module path, got a {type(name).__name__}: "
+            f"{name!r}"
+        )
     module_name, _, task = name.partition(":")
     known = module_names(sys.modules["gpurl.envs"], NOT_ENVS)
-    if tasks := [each for each, full_name in known.items() if full_name == f"gpurl.envs.{module_name}.{each}"]:
-        raise UsageError(f"the tasks of {module_name} go by their own names: {', '.join(tasks)}; got {name!r}")
+    if tasks := [
+        each for each, full_name in known.items() if full_name == f"gpurl.envs.{module_name}.{each}"
+    ]:
+        raise UsageError(
+            f"the tasks of {module_name} go by their own names: {', '.join(tasks)}; got {name!r}"
+        )
     if task and module_name in known:
-        env_class = find_class(module_name, sys.modules["gpurl.envs"], VecEnv, "environment", NOT_ENVS)
+        env_class = find_class(
+            module_name, sys.modules["gpurl.envs"], VecEnv, "environment", NOT_ENVS
+        )
         if "task" not in env_options(env_class):
-            raise UsageError(f"environment {module_name!r} has no tasks to choose from; got {name!r}")
+            raise UsageError(
+                f"environment {module_name!r} has no tasks to choose from; got {name!r}"
+            )
         return env_class, {"task": task}
     return find_class(name, sys.modules["gpurl.envs"], VecEnv, "environment", NOT_ENVS), {}
 
 
 def env_options(env_class: type[VecEnv]) -> dict[str, inspect.Parameter]:
-    """The task's own options: the parameters of its constructor that every environment does not have.
+    """The task's own options: the parameters of its constructor that every environment does not
+    have.
 
     A constructor that takes `**options` hands them on, so those of the next base count too.
     """
     shared = {"self", "num_envs", "device", "seed"}
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     parameters = {
-        name: parameter for make in reversed(_constructors(env_class)) for name, parameter in inspect.signature(make).parameters.items()
+        name: parameter
+        for make in reversed(_constructors(env_class))
+        for name, parameter in inspect.signature(make).parameters.items()
     }
-    return {name: parameter for name, parameter in parameters.items() if name not in shared and parameter.kind not in kinds}
+    return {
+        name: parameter
+        for name, parameter in parameters.items()
+        if name not in shared and parameter.kind not in kinds
+    }
 
 
 def option_types(env_class: type[VecEnv]) -> dict[str, Any]:
     """The type of each option that has an annotation."""
-    return {name: kind for make in reversed(_constructors(env_class)) for name, kind in typing.get_type_hints(make).items()}
+    return {
+        name: kind
+        for make in reversed(_constructors(env_class))
+        for name, kind in typing.get_type_hints(make).items()
+    }
 
 
 def _constructors(env_class: type[VecEnv]) -> list[Callable[..., None]]:
@@ -65,7 +95,10 @@ def _constructors(env_class: type[VecEnv]) -> list[Callable[..., None]]:
     for base in env_class.__mro__[:-1]:
         if "__init__" in vars(base):
             found.append(vars(base)["__init__"])
-            if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in inspect.signature(found[-1]).parameters.values()):
+            if all(
+                parameter.kind is not parameter.VAR_KEYWORD
+                for parameter in inspect.signature(found[-1]).parameters.values()
+            ):
                 break
     return found
 
@@ -75,11 +108,18 @@ def check_options(name: str, env_class: type[VecEnv], options: Iterable[str]) ->
     known = env_options(env_class)
     if unknown := sorted(set(options) - set(known)):
         hint = did_you_mean(unknown[0], known)
-        raise UsageError(f"environment {name!r} has no option {', '.join(unknown)}; {hint}it has: {', '.join(known) or 'none'}")
+        raise UsageError(
+            f"environment {name!r} has no option {', '.join(unknown)}; {hint}it has: "
+            f"{', '.join(known) or 'none'}"
+        )
 
 
-def make_env(name: str, num_envs: int, device: torch.device | str = "cpu", seed: int = 0, **options: Any) -> VecEnv:
-    """Make `num_envs` environments of the task `name` on `device`; options are the task's own. Raises UsageError with near names."""
+def make_env(
+    name: str, num_envs: int, device: torch.device | str = "cpu", seed: int = 0, **options: Any
+) -> VecEnv:
+    """Make `num_envs` environments of the task `name` on `device`; options are the task's own.
+    Raises UsageError with near names.
+    """
     env_class, named_options = resolve_env(name)
     check_options(name, env_class, options)
     shared = {"num_envs", "device", "seed"}
@@ -87,7 +127,8 @@ def make_env(name: str, num_envs: int, device: torch.device | str = "cpu", seed:
     missing = shared - {parameter.name for parameter in parameters}
     if missing and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         raise EnvError(
-            f"{env_class.__name__}.__init__: wanted num_envs, device and seed among its arguments, {', '.join(sorted(missing))} missing"
+            f"{env_class.__name__}.__init__: wanted num_envs, device and seed among its arguments, "
+            f"{', '.join(sorted(missing))} missing"
         )
     make: Callable[..., VecEnv] = env_class  # every task takes these three, and its own options
     try:
@@ -99,8 +140,13 @@ def make_env(name: str, num_envs: int, device: torch.device | str = "cpu", seed:
             raise
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.filename}:{frame.lineno}: {frame.line}"
-        raise EnvError(f"{env_class.__name__}.__init__ raised {type(error).__name__}: {error} ({place})") from error
+        raise EnvError(
+            f"{env_class.__name__}.__init__ raised {type(error).__name__}: {error} ({place})"
+        ) from error
     if getattr(env, "num_envs", None) != num_envs:
         got = getattr(env, "num_envs", "none; call super().__init__(num_envs, device)")
-        raise EnvError(f"{env_class.__name__}.num_envs: wanted {num_envs}, as many as were asked for, got {got}")
+        raise EnvError(
+            f"{env_class.__name__}.num_envs: wanted {num_envs}, as many as were asked for, got "
+            f"{got}"
+        )
     return env

@@ -1,8 +1,10 @@
-"""Base of torch-native tasks: a task is three attributes and three pure functions, everything else stands here once.
+"""Base of torch-native tasks: a task is three attributes and three pure functions, everything else
+stands here once.
 
-It owns autoreset, the time limit, `final_obs`, episode statistics and randomness. On a GPU a reset is a selection (no shape depends on the
-data, so a CUDA graph can hold the step); on a CPU only the rows that ended are drawn. Both give the same bits, since a draw depends on the
-environment's number and the step, not on the batch.
+It owns autoreset, the time limit, `final_obs`, episode statistics and randomness. On a GPU a reset
+is a selection (no shape depends on the data, so a CUDA graph can hold the step); on a CPU only the
+rows that ended are drawn. Both give the same bits, since a draw depends on the environment's number
+and the step, not on the batch.
 """
 
 from abc import abstractmethod
@@ -23,15 +25,23 @@ State = dict[str, Tensor]
 
 
 class TorchEnv(CountingEnv):
-    """Subclass it with `single_observation_space`, `single_action_space`, `max_episode_steps` and the three functions below.
+    """Subclass it with `single_observation_space`, `single_action_space`, `max_episode_steps` and
+    the three functions below.
 
-    The functions are pure: they never change a tensor they are given. `rng.num_envs` is how many environments are asked for, which on a
-    CPU may be fewer than `self.num_envs` when only some restart.
+    The functions are pure: they never change a tensor they are given. `rng.num_envs` is how many
+    environments are asked for, which on a CPU may be fewer than `self.num_envs` when only some
+    restart.
     """
 
     graph_safe = True
 
-    def __init__(self, num_envs: int, device: torch.device | str = "cpu", seed: int = 0, max_episode_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        max_episode_steps: int | None = None,
+    ) -> None:
         super().__init__(num_envs, device)
         if max_episode_steps is not None and max_episode_steps < 1:
             raise UsageError(f"max_episode_steps must be at least 1, got {max_episode_steps}")
@@ -45,8 +55,12 @@ class TorchEnv(CountingEnv):
         """First states of `rng.num_envs` episodes: a dict of [n, ...] tensors."""
 
     @abstractmethod
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
-        """(next state, reward [N] or [N, A] float32, terminated [N] bool) after `action` [N, *action]."""
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
+        """(next state, reward [N] or [N, A] float32, terminated [N] bool) after `action` [N,
+        *action].
+        """
 
     @abstractmethod
     def observe(self, state: State) -> Tensor:
@@ -54,27 +68,40 @@ class TorchEnv(CountingEnv):
 
     def observe_state(self, state: State) -> Tensor:
         """[n, *state] what only critics see of `state`; for tasks that set `single_state_space`."""
-        raise NotImplementedError(f"{type(self).__name__} has a single_state_space and no observe_state(state)")
+        raise NotImplementedError(
+            f"{type(self).__name__} has a single_state_space and no observe_state(state)"
+        )
 
     def _critics_see(self, key: str, state: State) -> dict[str, Tensor]:
         """{key: what critics see}, {} where they see what the policy does."""
         return {} if self.single_state_space is None else {key: self.observe_state(state)}
 
     def compile(self) -> None:
-        """Compile `transition` and `observe` by torch.compile at their first calls; random numbers are drawn as before, in between."""
+        """Compile `transition` and `observe` by torch.compile at their first calls; random numbers
+        are drawn as before, in between.
+        """
         self._random.stay_out_of_compiling()
         self.transition = torch.compile(self.transition, dynamic=False)  # type: ignore[method-assign]
         self.observe = torch.compile(self.observe, dynamic=False)  # type: ignore[method-assign]
 
     def triton_task(self) -> TritonTask | None:
-        """The three functions in Triton, for a GPU to take a step in one launch; None where there are none, or several agents."""
+        """The three functions in Triton, for a GPU to take a step in one launch; None where there
+        are none, or several agents.
+        """
         return None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
         if seed is not None and not isinstance(seed, (int, np.integer)):
-            raise UsageError(f"reset takes one seed, of which every environment draws its own numbers, got {seed!r}")
+            raise UsageError(
+                f"reset takes one seed, of which every environment draws its own numbers, got "
+                f"{seed!r}"
+            )
         if seed is not None:
-            self._random.load_state_dict(CounterRandom(int(seed), self.num_envs, self.device).state_dict())
+            self._random.load_state_dict(
+                CounterRandom(int(seed), self.num_envs, self.device).state_dict()
+            )
         state = self.initial_state(self._random)
         mask = (options or {}).get("reset_mask")
         if mask is None or self._state is None:
@@ -83,7 +110,9 @@ class TorchEnv(CountingEnv):
             mask = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
             state = {name: select(mask, state[name], value) for name, value in self._state.items()}
             self._restart_clocks(mask)
-        self._random.advance(None if mask is None else torch.as_tensor(mask, device=self.device).any())  # nobody restarts: nothing happened
+        self._random.advance(
+            None if mask is None else torch.as_tensor(mask, device=self.device).any()
+        )  # nobody restarts: nothing happened
         self._set_state(state)
         return self.observe(state), self._critics_see("state", state)
 
@@ -103,26 +132,37 @@ class TorchEnv(CountingEnv):
         else:
             truncated = (self.episode_length_buf >= self.max_episode_steps) & ~terminated
         done = terminated | truncated
-        if not host_may_look(self.device):  # what passes through unchanged is about to be overwritten in its place
-            next_state = {name: value.clone() if value is self._state[name] else value for name, value in next_state.items()}
+        if not host_may_look(
+            self.device
+        ):  # what passes through unchanged is about to be overwritten in its place
+            next_state = {
+                name: value.clone() if value is self._state[name] else value
+                for name, value in next_state.items()
+            }
         info = self._episode_info(done, truncated)
         info["final_obs"] = final_obs = self.observe(next_state)
         info |= self._critics_see("final_state", next_state)
         obs, shown = self._autoreset(next_state, final_obs, done)
         if self.single_state_space is not None:
-            info["state"] = info["final_state"] if shown is next_state else self.observe_state(shown)
+            info["state"] = (
+                info["final_state"] if shown is next_state else self.observe_state(shown)
+            )
         self._random.advance()
         return Timestep(obs, reward, terminated, truncated, info)
 
     def in_triton(self) -> TritonEnv | None:
-        """State, clocks and random streams as the kernels change them; None where kernels do not run or the task has none."""
+        """State, clocks and random streams as the kernels change them; None where kernels do not
+        run or the task has none.
+        """
         task = self.triton_task() if use_triton(self.episode_length_buf) else None
         if task is None or self._state is None or self.single_state_space is not None:
             return None
         clocks = Clocks(self.episode_length_buf, self._episode_start, self._episode_return)
         streams = RandomStreams(self._random.key, self._random.gamma, self._random.step)
         (obs_width,) = self.single_observation_space.shape or ()
-        return TritonEnv(task, tuple(self._state.values()), clocks, streams, obs_width, self.max_episode_steps)
+        return TritonEnv(
+            task, tuple(self._state.values()), clocks, streams, obs_width, self.max_episode_steps
+        )
 
     def skip_random(self, steps: int) -> None:
         """Count the random numbers of `steps` steps as drawn: a kernel has drawn them."""
@@ -132,20 +172,33 @@ class TorchEnv(CountingEnv):
         result = env_step_triton(env, action)
         self._random.advance()
         episode = {"r": result.episode_return, "l": result.episode_length}
-        info = {"time_outs": result.truncated, "_final_obs": result.done, "episode": episode, "_episode": result.counted}
+        info = {
+            "time_outs": result.truncated,
+            "_final_obs": result.done,
+            "episode": episode,
+            "_episode": result.counted,
+        }
         info["final_obs"] = result.final_obs
         return Timestep(result.obs, result.reward, result.terminated, result.truncated, info)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"state": dict(self._state or {}), "clocks": self._clocks(), "random": self._random.state_dict()}
+        return {
+            "state": dict(self._state or {}),
+            "clocks": self._clocks(),
+            "random": self._random.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._random.load_state_dict(state["random"])
-        self._set_state({name: value.to(self.device, copy=True) for name, value in state["state"].items()})
+        self._set_state(
+            {name: value.to(self.device, copy=True) for name, value in state["state"].items()}
+        )
         self._load_clocks(state["clocks"])
 
     def _set_state(self, state: State) -> None:
-        """On a GPU the state stays in its place, where a CUDA graph finds it again; what was observed before must not be a view of it."""
+        """On a GPU the state stays in its place, where a CUDA graph finds it again; what was
+        observed before must not be a view of it.
+        """
         if host_may_look(self.device):
             self._state = state
         elif self._state is None:
@@ -153,15 +206,21 @@ class TorchEnv(CountingEnv):
         else:
             torch._foreach_copy_(list(self._state.values()), [state[name] for name in self._state])
 
-    def _autoreset(self, next_state: State, final_obs: Tensor, done: Tensor) -> tuple[Tensor, State]:
-        """Start the ended episodes anew; returns (obs [N, *obs], the state they are of, in memory that no later step changes)."""
+    def _autoreset(
+        self, next_state: State, final_obs: Tensor, done: Tensor
+    ) -> tuple[Tensor, State]:
+        """Start the ended episodes anew; returns (obs [N, *obs], the state they are of, in memory
+        that no later step changes).
+        """
         if host_may_look(self.device):
             index = done.nonzero().squeeze(1)
             if index.numel() == 0:
                 self._state = next_state
                 return final_obs, next_state
             fresh = self.initial_state(self._random.subset(index))
-            state = {name: value.index_copy(0, index, fresh[name]) for name, value in next_state.items()}
+            state = {
+                name: value.index_copy(0, index, fresh[name]) for name, value in next_state.items()
+            }
         else:
             fresh = self.initial_state(self._random)
             state = {name: select(done, fresh[name], value) for name, value in next_state.items()}

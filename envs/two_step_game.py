@@ -1,7 +1,10 @@
-"""The two-step game of QMIX: what agent 1 does first chooses the matrix game that both play then; the better one needs both to agree.
+"""The two-step game of QMIX: what agent 1 does first chooses the matrix game that both play then;
+the better one needs both to agree.
 
-Source: Rashid et al., "QMIX: monotonic value function factorisation for deep multi-agent reinforcement learning" (2018), "Two-step game".
-A sum of the agents' own values cannot tell how much 2B is worth: VDN settles for the 7 of 2A, the best joint policy gets 8.
+Source: Rashid et al., "QMIX: monotonic value function factorisation for deep multi-agent
+reinforcement learning" (2018), "Two-step game".
+A sum of the agents' own values cannot tell how much 2B is worth: VDN settles for the 7 of 2A, the
+best joint policy gets 8.
 """
 
 import numpy as np
@@ -20,29 +23,45 @@ PAYOFFS = [  # [place, action of agent 1, action of agent 2], to both
 
 
 class TwoStepGame(TorchEnv):
-    """Observation of each agent: one-hot place (first step, 2A, 2B), one-hot number of the agent. Action: 0 or 1.
+    """Observation of each agent: one-hot place (first step, 2A, 2B), one-hot number of the agent.
+    Action: 0 or 1.
 
-    Agent 1's first action leads to 2A or 2B, agent 2's does nothing. The second step ends the episode.
+    Agent 1's first action leads to 2A or 2B, agent 2's does nothing. The second step ends the
+    episode.
     """
 
     num_agents = 2
     single_observation_space = Box(0.0, 1.0, (2, 5), np.float32)
     single_action_space = MultiDiscrete([2, 2])
 
-    def __init__(self, num_envs: int, device: torch.device | str = "cpu", seed: int = 0, max_episode_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        max_episode_steps: int | None = None,
+    ) -> None:
         super().__init__(num_envs, device, seed, max_episode_steps)
         self._payoffs = torch.tensor(PAYOFFS, device=self.device)
         place, agent = torch.eye(3, device=self.device), torch.eye(2, device=self.device)
-        self._views = torch.cat((place.unsqueeze(1).expand(3, 2, 3), agent.expand(3, 2, 2)), dim=2)  # [place, agent, D]
+        self._views = torch.cat(
+            (place.unsqueeze(1).expand(3, 2, 3), agent.expand(3, 2, 2)), dim=2
+        )  # [place, agent, D]
 
     def initial_state(self, rng: CounterRandom) -> State:
         return {"place": torch.zeros(rng.num_envs, dtype=torch.int64, device=rng.device)}
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         place, (first, second) = state["place"], action.unbind(1)
         ended = place > 0
         payoff = self._payoffs[place, first, second]
-        return {"place": torch.where(ended, place, first + 1)}, torch.stack((payoff, payoff), dim=1), ended
+        return (
+            {"place": torch.where(ended, place, first + 1)},
+            torch.stack((payoff, payoff), dim=1),
+            ended,
+        )
 
     def observe(self, state: State) -> Tensor:
         return self._views[state["place"]]

@@ -1,7 +1,8 @@
-"""The contract of a tensor environment: N environments step as one, tensors in, tensors out, on one device.
+"""The contract of a tensor environment: N environments step as one, tensors in, tensors out, on one
+device.
 
-It is a `gymnasium.vector.VectorEnv` with autoreset SAME_STEP: where an episode ended, `obs` is already the first observation of the
-next one and `info["final_obs"]` holds the true successor.
+It is a `gymnasium.vector.VectorEnv` with autoreset SAME_STEP: where an episode ended, `obs` is
+already the first observation of the next one and `info["final_obs"]` holds the true successor.
 """
 
 from typing import Any, NamedTuple
@@ -18,44 +19,58 @@ from gpurl.errors import EnvError, UsageError
 
 
 class Timestep(NamedTuple):
-    """What a step returns; unpacks as Gymnasium's five values. `obs` is new memory in each step: the one before is recorded after it.
+    """What a step returns; unpacks as Gymnasium's five values. `obs` is new memory in each step:
+    the one before is recorded after it.
 
-    info always holds "final_obs" [N, *obs], the true successor, which differs from `obs` only where an episode ended, "_final_obs" [N]
-    bool, the mask of those, "time_outs" (= truncated), and "episode" {"r" [N], "l" [N]}, return and length so far, with "_episode" [N]
-    bool where they are final; with several agents the return is the mean over agents of their summed rewards. It may hold "valid" [N] bool
-    (False: not a real transition, never trained on), "action_mask", and "log", a dict of scalars or tensors whose means go to the logger as
-    env/<name>. An environment with a `single_state_space` gives "state" [N, *state], what only critics see beside `obs`, and "final_state",
-    what they see beside final_obs; `reset` gives "state" too.
+    info always holds "final_obs" [N, *obs], the true successor, which differs from `obs` only where
+    an episode ended, "_final_obs" [N] bool, the mask of those, "time_outs" (= truncated), and
+    "episode" {"r" [N], "l" [N]}, return and length so far, with "_episode" [N] bool where they are
+    final; with several agents the return is the mean over agents of their summed rewards. It may
+    hold "valid" [N] bool (False: not a real transition, never trained on), "action_mask", and
+    "log", a dict of scalars or tensors whose means go to the logger as env/<name>. An environment
+    with a `single_state_space` gives "state" [N, *state], what only critics see beside `obs`, and
+    "final_state", what they see beside final_obs; `reset` gives "state" too.
     """
 
     obs: Tensor  # [N, *obs] what the policy sees next
     reward: Tensor  # [N] float32; [N, A] with several agents, a shared reward given to each alike
     terminated: Tensor  # [N] bool: the task ended, the value after it is zero
-    truncated: Tensor  # [N] bool: cut off by time, the value of final_obs still counts; never together with terminated
+    # [N] bool: cut off by time, the value of final_obs still counts; never together with terminated
+    truncated: Tensor
     info: dict[str, Any]
 
 
 class VecEnv(gymnasium.vector.VectorEnv):
-    """N environments in tensors on `device`. A subclass sets the single spaces and calls `super().__init__(num_envs, device)`.
+    """N environments in tensors on `device`. A subclass sets the single spaces and calls
+    `super().__init__(num_envs, device)`.
 
-    `graph_safe` says that a CUDA graph can hold `step`: the host reads nothing of it, no number of Python changes from one step to the
-    next, state stays in its place. Without it the environment is stepped between graphs, on torch's current stream, where a simulator may
-    replay a graph of its own; it must not keep the actions it is given, their place is used again.
+    `graph_safe` says that a CUDA graph can hold `step`: the host reads nothing of it, no number of
+    Python changes from one step to the next, state stays in its place. Without it the environment
+    is stepped between graphs, on torch's current stream, where a simulator may replay a graph of
+    its own; it must not keep the actions it is given, their place is used again.
 
-    With `num_agents` A > 1 the single spaces are joint: observations (A, D), actions MultiDiscrete([n] * A) or a Box (A, d); so obs is
-    [N, A, D], actions are [N, A] or [N, A, d] and reward is [N, A]. An episode begins and ends for all agents at once.
+    With `num_agents` A > 1 the single spaces are joint: observations (A, D), actions
+    MultiDiscrete([n] * A) or a Box (A, d); so obs is [N, A, D], actions are [N, A] or [N, A, d] and
+    reward is [N, A]. An episode begins and ends for all agents at once.
     """
 
     single_observation_space: gymnasium.Space
     single_action_space: gymnasium.Space
     autoreset_mode = AutoresetMode.SAME_STEP
-    single_state_space: gymnasium.Space | None = None  # of what only critics see, where there is such a thing
+    single_state_space: gymnasium.Space | None = (
+        None  # of what only critics see, where there is such a thing
+    )
     num_agents: int = 1
     graph_safe: bool = False
-    resets_late: bool = False  # a reset of some environments takes effect in the next step, which is then no transition of theirs
-    single_instance: bool = False  # only one can exist in a process: it is evaluated once, where it trains, after the training
+    # a reset of some environments takes effect in the next step, which is then no transition of
+    # theirs
+    resets_late: bool = False
+    # only one can exist in a process: it is evaluated once, where it trains, after the training
+    single_instance: bool = False
     max_episode_steps: int | None = None
-    reward_threshold: float | None = None  # return at which the task counts as solved, where one is published
+    reward_threshold: float | None = (
+        None  # return at which the task counts as solved, where one is published
+    )
     reward_shape: tuple[int, ...]  # (N,), with several agents (N, A)
     episode_length_buf: Tensor  # [N] int64 clocks, settable: staggered starts
 
@@ -64,13 +79,17 @@ class VecEnv(gymnasium.vector.VectorEnv):
             raise UsageError(f"num_envs must be a whole number of at least 1, got {num_envs!r}")
         for key in ("single_observation_space", "single_action_space"):
             if not isinstance(space := getattr(self, key, None), gymnasium.Space):
-                raise EnvError(f"{type(self).__name__}.{key}: wanted a gymnasium.Space, got {space!r}")
+                raise EnvError(
+                    f"{type(self).__name__}.{key}: wanted a gymnasium.Space, got {space!r}"
+                )
             shape, least = space.shape or (), 1 if isinstance(space, MultiDiscrete) else 2
             if self.num_agents > 1 and (len(shape) < least or shape[0] != self.num_agents):
                 wanted = f"a joint space, whose first axis is that of {self.num_agents} agents"
                 raise EnvError(f"{type(self).__name__}.{key}: wanted {wanted}, got {space}")
         self.num_envs = int(num_envs)
-        self.reward_shape = (self.num_envs,) if self.num_agents == 1 else (self.num_envs, self.num_agents)
+        self.reward_shape = (
+            (self.num_envs,) if self.num_agents == 1 else (self.num_envs, self.num_agents)
+        )
         self.device = torch.device(device)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -79,11 +98,17 @@ class VecEnv(gymnasium.vector.VectorEnv):
 
     @classmethod
     def missing(cls) -> str:
-        """What of its simulator this machine lacks and how to get it, in a few words; nothing where all is there."""
+        """What of its simulator this machine lacks and how to get it, in a few words; nothing where
+        all is there.
+        """
         return ""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
-        """Start all episodes anew, or those of `options["reset_mask"]` [N] bool. Returns (obs [N, *obs], info)."""
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Start all episodes anew, or those of `options["reset_mask"]` [N] bool. Returns (obs [N,
+        *obs], info).
+        """
         raise NotImplementedError
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
@@ -91,13 +116,16 @@ class VecEnv(gymnasium.vector.VectorEnv):
         raise NotImplementedError
 
     def stagger(self, clocks: Tensor) -> None:
-        """Set the episode clocks [N] int64 so that time limits do not all fall on one step; the first, cut episodes are not counted.
+        """Set the episode clocks [N] int64 so that time limits do not all fall on one step; the
+        first, cut episodes are not counted.
 
         A simulator whose clocks cannot be set leaves them as they are.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Nested dicts of tensors and plain values from which `load_state_dict` continues exactly; {} where a simulator cannot."""
+        """Nested dicts of tensors and plain values from which `load_state_dict` continues exactly;
+        {} where a simulator cannot.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -106,10 +134,19 @@ class VecEnv(gymnasium.vector.VectorEnv):
             raise NotImplementedError(f"{type(self).__name__} cannot restore a state")
 
 
-def check_tensor(where: str, value: object, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    """EnvError that begins with `where`, unless `value` is a tensor of this shape and dtype on `device`; costs a device nothing."""
+def check_tensor(
+    where: str, value: object, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """EnvError that begins with `where`, unless `value` is a tensor of this shape and dtype on
+    `device`; costs a device nothing.
+    """
     # the common case is one line of comparisons; whatever differs is looked at again, and named
-    if type(value) is Tensor and value.shape == shape and value.dtype == dtype and value.device == device:
+    if (
+        type(value) is Tensor
+        and value.shape == shape
+        and value.dtype == dtype
+        and value.device == device
+    ):
         return
     if not isinstance(value, Tensor):
         got = "nothing" if value is None else f"a {type(value).__name__}"

@@ -1,4 +1,6 @@
-"""gpurl trains policies on thousands of environments in tensors of one process: `gpurl.train("ppo", "chasing", num_envs=4096)`."""
+"""gpurl trains policies on thousands of environments in tensors of one process:
+`gpurl.train("ppo", "chasing", num_envs=4096)`.
+"""
 
 from typing import TYPE_CHECKING, Any
 

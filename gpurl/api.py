@@ -1,4 +1,6 @@
-"""What a user calls from Python: `train` runs one job from its settings to its learning curve; `evaluate_run` plays a trained policy."""
+"""What a user calls from Python: `train` runs one job from its settings to its learning curve;
+`evaluate_run` plays a trained policy.
+"""
 
 import logging
 import signal
@@ -39,7 +41,9 @@ class Run:
 
     folder: Path
     outcome: Outcome
-    baseline: dict[str, float]  # the scripted policy's evaluation, {} where the environment has none
+    baseline: dict[
+        str, float
+    ]  # the scripted policy's evaluation, {} where the environment has none
 
     def policy(self) -> Policy:
         """The best policy of the run."""
@@ -49,28 +53,38 @@ class Run:
 def train(algorithm: str = "ppo", env: str = "chasing", **settings: Any) -> Run:
     """Train `algorithm` on `env` and return the run.
 
-    settings: any field of `gpurl.run.settings.TrainConfig` and of the algorithm's config, and `env_options`, a dict of the task's own options.
-    `gpurl train ALGORITHM ENV --help` lists them. Raises UsageError, EnvError, NonFiniteError or CheckpointError (gpurl.errors). After
-    SIGINT or SIGTERM the run is saved, then the signal goes to the caller: KeyboardInterrupt, or the caller's own handler.
+    settings: any field of `gpurl.run.settings.TrainConfig` and of the algorithm's config, and
+    `env_options`, a dict of the task's own options.
+    `gpurl train ALGORITHM ENV --help` lists them. Raises UsageError, EnvError, NonFiniteError or
+    CheckpointError (gpurl.errors). After SIGINT or SIGTERM the run is saved, then the signal goes
+    to the caller: KeyboardInterrupt, or the caller's own handler.
     """
     return _signals_passed_on(run(make_settings(algorithm, env, **settings)))
 
 
 def resume(path: str | Path, **changes: Any) -> Run:
-    """Go on with the run in `path` from its latest good checkpoint; `changes` are settings that may change, total_steps above all.
+    """Go on with the run in `path` from its latest good checkpoint; `changes` are settings that may
+    change, total_steps above all.
 
     Raises as `train` does.
     """
     algorithm, env, saved = saved_settings(Path(path))
-    return _signals_passed_on(run(make_settings(algorithm, env, **merge(saved, changes)), resume_from=Path(path)))
+    return _signals_passed_on(
+        run(make_settings(algorithm, env, **merge(saved, changes)), resume_from=Path(path))
+    )
 
 
 def saved_settings(folder: Path) -> tuple[str, str, dict[str, Any]]:
-    """(algorithm, env, all other settings) of the run in `folder`; CheckpointError where there is none or another process trains."""
+    """(algorithm, env, all other settings) of the run in `folder`; CheckpointError where there is
+    none or another process trains.
+    """
     if not folder.is_dir():
         raise CheckpointError(f"there is no run folder {folder}")
     if not (folder / "checkpoints").is_dir() and not (folder / "run.pid").exists():
-        raise CheckpointError(f"{folder} is not a run folder, there is no checkpoints/ in it; give the folder of the run itself")
+        raise CheckpointError(
+            f"{folder} is not a run folder, there is no checkpoints/ in it; give the folder of the "
+            f"run itself"
+        )
     with lock_run(folder):
         saved = dict(load_checkpoint(folder, quiet=True)[0]["meta"]["settings"])
     return saved.pop("algorithm"), saved.pop("env"), saved
@@ -83,39 +97,72 @@ def _signals_passed_on(finished: Run) -> Run:
     return finished
 
 
-def run(settings: Settings, resume_from: Path | None = None, command: list[str] | None = None) -> Run:
+def run(
+    settings: Settings, resume_from: Path | None = None, command: list[str] | None = None
+) -> Run:
     """Train by `settings`, in a new run folder or on from the one in `resume_from`."""
     config = settings.train
-    if resume_from is not None and config.run_dir is not None and Path(config.run_dir).resolve() != resume_from.resolve():
-        raise UsageError(f"a run goes on in its own folder, {resume_from}: leave out run_dir {config.run_dir}")
+    if (
+        resume_from is not None
+        and config.run_dir is not None
+        and Path(config.run_dir).resolve() != resume_from.resolve()
+    ):
+        raise UsageError(
+            f"a run goes on in its own folder, {resume_from}: leave out run_dir {config.run_dir}"
+        )
     with deterministic(config.deterministic):
         try:
             device = choose_device(config.device)
         except UsageError as error:
             if resume_from is None:
                 raise
-            raise UsageError(f"{error}; the run trained there, and goes on here with --device auto") from None
+            raise UsageError(
+                f"{error}; the run trained there, and goes on here with --device auto"
+            ) from None
         if resume_from is None:
             with told_what_fits(settings, device) as memory:
                 return _run(settings, device, None, None, command or sys.argv, memory)
-        with lock_run(resume_from), told_what_fits(settings, device) as memory:  # first the lock: its holder may be about to save
-            return _run(settings, device, resume_from, load_checkpoint(resume_from, device)[0], command or sys.argv, memory)
+        with (
+            lock_run(resume_from),
+            told_what_fits(settings, device) as memory,
+        ):  # first the lock: its holder may be about to save
+            return _run(
+                settings,
+                device,
+                resume_from,
+                load_checkpoint(resume_from, device)[0],
+                command or sys.argv,
+                memory,
+            )
 
 
 def _run(
-    settings: Settings, device: torch.device, folder: Path | None, parts: dict[str, Any] | None, command: list[str], memory: Watch
+    settings: Settings,
+    device: torch.device,
+    folder: Path | None,
+    parts: dict[str, Any] | None,
+    command: list[str],
+    memory: Watch,
 ) -> Run:
-    """Train in a new run folder, or on from `parts` of a checkpoint in `folder`, which is locked."""
+    """Train in a new run folder, or on from `parts` of a checkpoint in `folder`, which is
+    locked.
+    """
     config = settings.train
     threads, allow_tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
-    earlier = None if parts is None else parts["trainer"]["threads"]  # sums of torch depend on it in their last bits
+    earlier = (
+        None if parts is None else parts["trainer"]["threads"]
+    )  # sums of torch depend on it in their last bits
     envs = list[VecEnv]()
     try:
         eval_env = _eval_env(settings, device)
         envs += [] if eval_env is None else [eval_env]
         envs.append(_env_of(settings, device))
-        trainer = memory.trainer = make_trainer(settings, device, eval_env, envs[-1], threads=earlier)
-        trainer.folder = folder or create_run_folder(Path(config.root), settings.env, settings.algorithm, config.seed, config.run_dir)
+        trainer = memory.trainer = make_trainer(
+            settings, device, eval_env, envs[-1], threads=earlier
+        )
+        trainer.folder = folder or create_run_folder(
+            Path(config.root), settings.env, settings.algorithm, config.seed, config.run_dir
+        )
         with lock_run(trainer.folder) if parts is None else nullcontext():
             if parts is None:
                 write_run_info(trainer.folder, settings.to_dict(), command)
@@ -133,9 +180,14 @@ def _run(
 
 
 def make_trainer(
-    settings: Settings, device: torch.device, eval_env: VecEnv | None = None, env: VecEnv | None = None, threads: int | None = None
+    settings: Settings,
+    device: torch.device,
+    eval_env: VecEnv | None = None,
+    env: VecEnv | None = None,
+    threads: int | None = None,
 ) -> Trainer:
-    """The environments, the algorithm and the loop of a run, in a process set up for it; call `start` or `restore` next.
+    """The environments, the algorithm and the loop of a run, in a process set up for it; call
+    `start` or `restore` next.
 
     threads: of the CPU, where the settings name none and torch has as many.
     """
@@ -144,14 +196,25 @@ def make_trainer(
     _check_agents(settings, env)
     if config.compile:
         if not isinstance(env, TorchEnv):
-            raise UsageError(f"compile is for tensor tasks, whose functions torch knows; {settings.env} is none")
+            raise UsageError(
+                f"compile is for tensor tasks, whose functions torch knows; {settings.env} is none"
+            )
         env.compile()
     spaces = env.single_observation_space, env.single_action_space
     model = make_algorithm(
-        settings.algorithm, settings.algorithm_config, *spaces, config.num_envs, device, config.seed, state_space=env.single_state_space
+        settings.algorithm,
+        settings.algorithm_config,
+        *spaces,
+        config.num_envs,
+        device,
+        config.seed,
+        state_space=env.single_state_space,
     )
     if config.precision == "tf32" and device.type != "cuda":
-        raise UsageError(f"precision tf32 is a GPU's, this run is on {device}; take --precision float32, or --device cuda")
+        raise UsageError(
+            f"precision tf32 is a GPU's, this run is on {device}; take --precision float32, or "
+            f"--device cuda"
+        )
     torch.backends.cuda.matmul.allow_tf32 = config.precision != "float32"
     model.set_precision(config.precision)
     if device.type == "cpu":
@@ -168,22 +231,31 @@ def make_trainer(
 def _env_of(settings: Settings, device: torch.device) -> VecEnv:
     """The environments that train."""
     _must_fit(settings, device)
-    return make_env(settings.env, settings.train.num_envs, device, settings.train.seed, **settings.env_options)
+    return make_env(
+        settings.env, settings.train.num_envs, device, settings.train.seed, **settings.env_options
+    )
 
 
 def _must_fit(settings: Settings, device: torch.device) -> None:
-    """UsageError for more environments than there is memory for their state and a rollout of their observations, which is not all."""
+    """UsageError for more environments than there is memory for their state and a rollout of their
+    observations, which is not all.
+    """
     free, (env_class, _) = available_bytes(device), resolve_env(settings.env)
     if free is None or not issubclass(env_class, TorchEnv):  # one of another kind may be a process
         return
     one, count = make_env(settings.env, 1, **settings.env_options), settings.train.num_envs
     obs = reset_env(one)
-    state = sum(leaf.nbytes for leaf in tree_leaves(one.state_dict()) if isinstance(leaf, torch.Tensor))
+    state = sum(
+        leaf.nbytes for leaf in tree_leaves(one.state_dict()) if isinstance(leaf, torch.Tensor)
+    )
     one.close()
-    each = 2 * state + (settings.algorithm_config.horizon + 2) * obs.nbytes  # a step has both before and after it
+    each = (
+        2 * state + (settings.algorithm_config.horizon + 2) * obs.nbytes
+    )  # a step has both before and after it
     if count * each > free:
         raise UsageError(
-            f"{count:,} environments of {settings.env} take more than {in_gib(count * each)} on {device}, where {in_gib(free)} are free: "
+            f"{count:,} environments of {settings.env} take more than {in_gib(count * each)} on "
+            f"{device}, where {in_gib(free)} are free: "
             f"num_envs must be below {free // each:,}"
         )
 
@@ -194,14 +266,20 @@ def _check_agents(settings: Settings, env: VecEnv) -> None:
         return
     able = [name for name in algorithm_names() if resolve_algorithm(name).takes_agents]
     hint = f"; {', '.join(able)} {'take' if len(able) > 1 else 'takes'} several" if able else ""
-    raise UsageError(f"{settings.algorithm} is for one agent, {settings.env} has {env.num_agents}{hint}")
+    raise UsageError(
+        f"{settings.algorithm} is for one agent, {settings.env} has {env.num_agents}{hint}"
+    )
 
 
 def _quickest_threads(model: Algorithm) -> int:
-    """Up to torch's own number, by a few passes of the largest batch; threads that wait for each other gain nothing."""
+    """Up to torch's own number, by a few passes of the largest batch; threads that wait for each
+    other gain nothing.
+    """
     rows = model.largest_batch()
     obs, carry = torch.zeros(rows, *model.row_shape()), model.initial_carry(rows)
-    return quickest_threads(torch.get_num_threads(), torch.set_num_threads, lambda: model.value(obs, carry))
+    return quickest_threads(
+        torch.get_num_threads(), torch.set_num_threads, lambda: model.value(obs, carry)
+    )
 
 
 def _run_logged(trainer: Trainer, eval_env: VecEnv | None) -> tuple[Outcome, dict[str, float]]:
@@ -211,14 +289,22 @@ def _run_logged(trainer: Trainer, eval_env: VecEnv | None) -> tuple[Outcome, dic
     try:
         if not trainer.steps:
             logger.hyper_parameters(settings.to_dict())
-        title = f"{settings.algorithm} on {settings.env}, {config.num_envs} environments, {trainer.env.device}"
+        title = (
+            f"{settings.algorithm} on {settings.env}, {config.num_envs} environments, "
+            f"{trainer.env.device}"
+        )
         title += f", {torch.get_num_threads()} threads" if trainer.env.device.type == "cpu" else ""
         with Display(title, trainer.planned_steps(), quiet=config.quiet) as display:
             outcome = trainer.run(logger, display)
     finally:
         logger.close()
     baseline: dict[str, float] = {}
-    if outcome.signal_number is None and eval_env is not None and outcome.evaluation and (act := scripted(eval_env)):
+    if (
+        outcome.signal_number is None
+        and eval_env is not None
+        and outcome.evaluation
+        and (act := scripted(eval_env))
+    ):
         with suppress(EndlessEpisodeError):
             values = evaluate(act, eval_env, config.eval_episodes, seed=EVAL_SEED)
             baseline = values if values["eval/episodes"] else {}
@@ -226,44 +312,68 @@ def _run_logged(trainer: Trainer, eval_env: VecEnv | None) -> tuple[Outcome, dic
         if baseline:
             note_references(trainer.folder, {"scripted policy": baseline["eval/mean_reward"]})
         plot_curve(trainer.folder)
-    except GpurlError as error:  # a full disk: the training is done and must not fail for its picture
+    except (
+        GpurlError
+    ) as error:  # a full disk: the training is done and must not fail for its picture
         logging.getLogger("gpurl").warning("no learning curve: %s", error)
     return outcome, baseline
 
 
 def _eval_env(settings: Settings, device: torch.device) -> VecEnv | None:
-    """Environments for evaluation only, never more than episodes wanted or than training has; None where there can be no second ones."""
+    """Environments for evaluation only, never more than episodes wanted or than training has; None
+    where there can be no second ones.
+    """
     count = min(settings.train.eval_episodes, settings.train.num_envs)
     if count > 0 and resolve_env(settings.env)[0].single_instance:
         if settings.train.stop_return is not None:
-            raise UsageError(f"stop_return needs evaluations while training goes on, but {settings.env} can exist only once in a process")
+            raise UsageError(
+                f"stop_return needs evaluations while training goes on, but {settings.env} can "
+                f"exist only once in a process"
+            )
         return None
-    return make_env(settings.env, count, device, EVAL_SEED, **settings.env_options) if count > 0 else None
+    return (
+        make_env(settings.env, count, device, EVAL_SEED, **settings.env_options)
+        if count > 0
+        else None
+    )
 
 
 def choose_device(name: str) -> torch.device:
-    """The torch device called `name`; auto takes CUDA where it is. UsageError when it is not there."""
+    """The torch device called `name`; auto takes CUDA where it is. UsageError when it is not
+    there.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"no device is called {name!r}; it must be auto, cpu, cuda or cuda:N") from None
+        raise UsageError(
+            f"no device is called {name!r}; it must be auto, cpu, cuda or cuda:N"
+        ) from None
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device {name} is not supported; it must be auto, cpu, cuda or cuda:N")
     if device.type == "cpu":
         return torch.device("cpu")  # without an index, as tensors say it
     if (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"device {name} is not there: torch sees {torch.cuda.device_count()} CUDA devices; gpurl doctor says why")
+        raise UsageError(
+            f"device {name} is not there: torch sees {torch.cuda.device_count()} CUDA devices; "
+            f"gpurl doctor says why"
+        )
     device = torch.device("cuda", device.index or 0)  # with an index, as tensors say it
     torch.cuda.set_device(device)  # where Triton launches
     return device
 
 
 def evaluate_run(
-    path: str | Path, episodes: int = 100, device: str = "auto", seed: int = EVAL_SEED + 1, best: bool = True
+    path: str | Path,
+    episodes: int = 100,
+    device: str = "auto",
+    seed: int = EVAL_SEED + 1,
+    best: bool = True,
 ) -> dict[str, float]:
-    """Play `episodes` greedy episodes with the policy of a run; returns mean, standard deviation and length."""
+    """Play `episodes` greedy episodes with the policy of a run; returns mean, standard deviation
+    and length.
+    """
     if episodes < 1:
         raise UsageError(f"episodes must be at least 1, got {episodes}")
     chosen = choose_device(device)

@@ -1,4 +1,6 @@
-"""Checks that settings share: every number is finite and in its range, every choice is one of those there are."""
+"""Checks that settings share: every number is finite and in its range, every choice is one of those
+there are.
+"""
 
 import dataclasses
 import math
@@ -15,8 +17,15 @@ def check_choices(config: Any, choices: Mapping[str, tuple[str, ...]]) -> None:
             raise UsageError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
 
 
-def check_numbers(config: Any, least: Mapping[str, float], above_zero: tuple[str, ...] = (), zero_to_one: tuple[str, ...] = ()) -> None:
-    """UsageError for a number of the dataclass `config` that is NaN, infinite, below its `least` or out of its range; None is no number."""
+def check_numbers(
+    config: Any,
+    least: Mapping[str, float],
+    above_zero: tuple[str, ...] = (),
+    zero_to_one: tuple[str, ...] = (),
+) -> None:
+    """UsageError for a number of the dataclass `config` that is NaN, infinite, below its `least` or
+    out of its range; None is no number.
+    """
     for name in (item.name for item in dataclasses.fields(config)):
         value = getattr(config, name)
         if type(value) not in (int, float):
@@ -32,6 +41,11 @@ def check_numbers(config: Any, least: Mapping[str, float], above_zero: tuple[str
 
 
 def check_atoms(config: Any) -> None:
-    """UsageError unless `atoms` values between `v_min` and `v_max` are a distribution's, or none at all."""
+    """UsageError unless `atoms` values between `v_min` and `v_max` are a distribution's, or none at
+    all.
+    """
     if config.atoms == 1 or config.v_min >= config.v_max:
-        raise UsageError(f"atoms must be 0 or at least 2 and v_min below v_max, got {config.atoms}, {config.v_min} and {config.v_max}")
+        raise UsageError(
+            f"atoms must be 0 or at least 2 and v_min below v_max, got {config.atoms}, "
+            f"{config.v_min} and {config.v_max}"
+        )

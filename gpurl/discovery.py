@@ -1,4 +1,6 @@
-"""Finds the one class a file defines by the file's name: `pendulum` in a package folder, or anybody's `my_project.my_module`."""
+"""Finds the one class a file defines by the file's name: `pendulum` in a package folder, or
+anybody's `my_project.my_module`.
+"""
 
 import importlib
 import importlib.util
@@ -12,27 +14,37 @@ from gpurl.errors import UsageError, did_you_mean
 
 
 def module_names(package: ModuleType, hidden: frozenset[str] = frozenset()) -> dict[str, str]:
-    """{name: full module name} of what `package` and the packages in it hold, sorted by name, without private and `hidden` ones."""
+    """{name: full module name} of what `package` and the packages in it hold, sorted by name,
+    without private and `hidden` ones.
+    """
     return dict(sorted(_modules(package.__path__, package.__name__, hidden)))
 
 
-def _modules(folders: Iterable[str], package_name: str, hidden: frozenset[str]) -> Iterator[tuple[str, str]]:
+def _modules(
+    folders: Iterable[str], package_name: str, hidden: frozenset[str]
+) -> Iterator[tuple[str, str]]:
     """Nothing is imported for it."""
     for module in pkgutil.iter_modules(folders):
         full_name = f"{package_name}.{module.name}"
         if module.name.startswith("_") or module.name in hidden:
             continue
         if module.ispkg:
-            yield from _modules([str(Path(folder) / module.name) for folder in folders], full_name, hidden)
+            yield from _modules(
+                [str(Path(folder) / module.name) for folder in folders], full_name, hidden
+            )
         else:
             yield module.name, full_name
 
 
-def find_class(name: str, package: ModuleType, base: type, kind: str, hidden: frozenset[str] = frozenset()) -> type:
+def find_class(
+    name: str, package: ModuleType, base: type, kind: str, hidden: frozenset[str] = frozenset()
+) -> type:
     """The public subclass of `base` that the module `name` defines.
 
-    `name` is a module of `package`, else an importable module path, with `:Class` behind it where the module defines several.
-    Only that module is imported. Raises UsageError naming the near names, or the classes that were found.
+    `name` is a module of `package`, else an importable module path, with `:Class` behind it where
+    the module defines several.
+    Only that module is imported. Raises UsageError naming the near names, or the classes that were
+    found.
     """
     module_name, _, class_name = name.partition(":")
     known = module_names(package, hidden)
@@ -42,17 +54,25 @@ def find_class(name: str, package: ModuleType, base: type, kind: str, hidden: fr
         full_name = module_name
     else:
         hint = did_you_mean(module_name.lower(), known)
-        raise UsageError(f"no {kind} is called {module_name!r}; {hint}Known: {', '.join(known)}; or give the module path of your own")
+        raise UsageError(
+            f"no {kind} is called {module_name!r}; {hint}Known: {', '.join(known)}; or give the "
+            f"module path of your own"
+        )
     try:
         module = importlib.import_module(full_name)
     except (SyntaxError, NameError, ImportError) as error:
-        raise UsageError(f"{kind} {full_name} cannot be imported: {type(error).__name__}: {error}") from error
+        raise UsageError(
+            f"{kind} {full_name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     found = [value for value in vars(module).values() if _is_own_subclass(value, base, module)]
     if class_name:
         found = [value for value in found if value.__name__ == class_name]
     if len(found) != 1:
         names = ", ".join(value.__name__ for value in found) or "none"
-        raise UsageError(f"module {full_name} must define one public {base.__name__} class, found {names}; name it as {module_name}:CLASS")
+        raise UsageError(
+            f"module {full_name} must define one public {base.__name__} class, found {names}; name "
+            f"it as {module_name}:CLASS"
+        )
     return found[0]
 
 

@@ -1,4 +1,6 @@
-"""The errors gpurl raises on purpose, each with the exit code that the command line returns for it; and the near names they tell."""
+"""The errors gpurl raises on purpose, each with the exit code that the command line returns for it;
+and the near names they tell.
+"""
 
 import difflib
 from collections.abc import Iterable
@@ -11,7 +13,9 @@ class GpurlError(Exception):
     exit_code = 1
 
     def __str__(self) -> str:
-        return visible(super().__str__(), lines=True)  # it may quote a file, and whoever wrote that does not command the terminal
+        return visible(
+            super().__str__(), lines=True
+        )  # it may quote a file, and whoever wrote that does not command the terminal
 
 
 class UsageError(GpurlError, ValueError):
@@ -42,14 +46,19 @@ class DivergedError(NonFiniteError):
 
 
 class CheckpointError(GpurlError):
-    """A checkpoint that is damaged, missing, newer than this program, or made for something else."""
+    """A checkpoint that is damaged, missing, newer than this program, or made for something
+    else.
+    """
 
     exit_code = 5
 
 
 def visible(text: str, lines: bool = False) -> str:
     """`text` with escapes for what a terminal would obey or not show; lines: its line ends stay."""
-    return "".join(each if each.isprintable() or (lines and each == "\n") else ascii(each)[1:-1] for each in text)
+    return "".join(
+        each if each.isprintable() or (lines and each == "\n") else ascii(each)[1:-1]
+        for each in text
+    )
 
 
 def first_line(text: object) -> str:

@@ -18,8 +18,12 @@ def available_bytes(device: torch.device) -> int | None:
     except (OSError, KeyError, ValueError):
         return None
     try:  # a container's own limit; files that were read count as used there, and are given back
-        limit, used = ((CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        read = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())["inactive_file"]
+        limit, used = (
+            (CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current")
+        )
+        read = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())[
+            "inactive_file"
+        ]
         return free if limit == "max" else min(free, max(int(limit) - int(used) + int(read), 0))
     except (OSError, KeyError, ValueError):
         return free

@@ -1,4 +1,6 @@
-"""A trained policy by itself: loaded from a run, it acts on observations and needs neither the environment nor the trainer."""
+"""A trained policy by itself: loaded from a run, it acts on observations and needs neither the
+environment nor the trainer.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ from gpurl.run.settings import build_algorithm_config
 
 
 class Policy:
-    """`act(obs)` for one observation or a batch; a policy with memory keeps it between calls until `reset()`."""
+    """`act(obs)` for one observation or a batch; a policy with memory keeps it between calls until
+    `reset()`.
+    """
 
     def __init__(self, algorithm: Algorithm, settings: dict[str, Any]) -> None:
         self.algorithm, self.settings = algorithm, settings
@@ -25,13 +29,16 @@ class Policy:
         self._carry: Any = None
 
     def act(self, obs: np.ndarray | Tensor, deterministic: bool = True) -> Any:
-        """obs: [*obs] or [N, *obs], numpy or torch -> action [*action] or [N, *action] of the same kind, as the environment takes it."""
+        """obs: [*obs] or [N, *obs], numpy or torch -> action [*action] or [N, *action] of the same
+        kind, as the environment takes it.
+        """
         batch, is_single = self._batch(obs)
         if self._carry is None or (self._carry and self._carry[0].shape[0] != batch.shape[0]):
             self._carry = self.algorithm.initial_carry(batch.shape[0])
         if not deterministic and batch.shape[0] != self.algorithm.num_envs:
             raise UsageError(
-                f"a sampling policy draws for {self.algorithm.num_envs} environments, got {batch.shape[0]} observations; "
+                f"a sampling policy draws for {self.algorithm.num_envs} environments, got "
+                f"{batch.shape[0]} observations; "
                 f"load(..., num_envs={batch.shape[0]}) makes one that fits"
             )
         if self.algorithm.num_state and not deterministic:  # the actor reads nothing of it
@@ -41,23 +48,35 @@ class Policy:
         return self._like(decision.action[0] if is_single else decision.action, obs)
 
     def value(self, obs: np.ndarray | Tensor, state: np.ndarray | Tensor | None = None) -> Any:
-        """Expected return from obs: a number for [*obs], [N] for [N, *obs]; state [*state] or [N, *state] is what only the critic sees.
+        """Expected return from obs: a number for [*obs], [N] for [N, *obs]; state [*state] or [N,
+        *state] is what only the critic sees.
 
-        A policy with memory takes obs as what follows the observations it acted on: ask before `act(obs)`, not after it.
+        A policy with memory takes obs as what follows the observations it acted on: ask before
+        `act(obs)`, not after it.
         """
         batch, is_single = self._batch(obs)
         if num_state := self.algorithm.num_state:
-            given = None if state is None else torch.as_tensor(state, device=self.device).float().reshape(-1, num_state)
+            given = (
+                None
+                if state is None
+                else torch.as_tensor(state, device=self.device).float().reshape(-1, num_state)
+            )
             if given is None or len(given) != len(batch):
                 got = "none" if state is None else f"one of shape {tuple(state.shape)}"
-                raise UsageError(f"this policy's critic reads a state of its own: value(obs, state [{len(batch)}, {num_state}]), got {got}")
+                raise UsageError(
+                    f"this policy's critic reads a state of its own: value(obs, state "
+                    f"[{len(batch)}, {num_state}]), got {got}"
+                )
             batch = torch.cat((batch.flatten(1), given), dim=1)
         elif state is not None:
-            raise UsageError("the critic of this policy reads observations: value(obs), without a state")
+            raise UsageError(
+                "the critic of this policy reads observations: value(obs), without a state"
+            )
         carry = self._carry or self.algorithm.initial_carry(batch.shape[0])
         if carry and carry[0].shape[0] != batch.shape[0]:
             raise UsageError(
-                f"the policy remembers {carry[0].shape[0]} episodes, got {batch.shape[0]} observations; reset() empties its memory"
+                f"the policy remembers {carry[0].shape[0]} episodes, got {batch.shape[0]} "
+                f"observations; reset() empties its memory"
             )
         value = self.algorithm.value(batch, carry)
         return float(value[0]) if is_single else self._like(value, obs)
@@ -74,7 +93,10 @@ class Policy:
             return tensor.unsqueeze(0), True
         if tuple(tensor.shape[1:]) == shape and tensor.dim() == len(shape) + 1:
             return tensor, False
-        raise UsageError(f"the policy takes observations of shape {shape} or (N, {', '.join(map(str, shape))}), got {tuple(tensor.shape)}")
+        raise UsageError(
+            f"the policy takes observations of shape {shape} or (N, {', '.join(map(str, shape))}), "
+            f"got {tuple(tensor.shape)}"
+        )
 
     @staticmethod
     def _like(tensor: Tensor, obs: np.ndarray | Tensor) -> Any:
@@ -82,15 +104,31 @@ class Policy:
 
 
 def load(path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = True) -> Policy:
-    """The policy of a run folder (its best evaluated checkpoint, or with best=False its latest) or of one checkpoint folder."""
+    """The policy of a run folder (its best evaluated checkpoint, or with best=False its latest) or
+    of one checkpoint folder.
+    """
     parts, manifest = load_checkpoint(Path(path), device, best=best)
     try:
         meta, settings = parts["meta"], parts["meta"]["settings"]
-        obs_space, action_space = (space_from_dict(meta[name]) for name in ("observation_space", "action_space"))
+        obs_space, action_space = (
+            space_from_dict(meta[name]) for name in ("observation_space", "action_space")
+        )
         config = build_algorithm_config(settings["algorithm"], settings)
         state_space = space_from_dict(meta["state_space"]) if meta["state_space"] else None
-        algorithm = make_algorithm(settings["algorithm"], config, obs_space, action_space, num_envs, device, state_space=state_space)
-        algorithm.load_state_dict(by_own_names(parts["model"], algorithm.state_dict(), f"{path}: its model"))
+        algorithm = make_algorithm(
+            settings["algorithm"],
+            config,
+            obs_space,
+            action_space,
+            num_envs,
+            device,
+            state_space=state_space,
+        )
+        algorithm.load_state_dict(
+            by_own_names(parts["model"], algorithm.state_dict(), f"{path}: its model")
+        )
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-        raise CheckpointError(f"{path}, step {manifest['step']}, is not a policy this version can read: {error}") from None
+        raise CheckpointError(
+            f"{path}, step {manifest['step']}, is not a policy this version can read: {error}"
+        ) from None
     return Policy(algorithm, settings)

@@ -1,7 +1,9 @@
-"""The MLP actor-critic and PPO's minibatch steps on a CPU: what actor_critic_cpu.c does, for tensors.
+"""The MLP actor-critic and PPO's minibatch steps on a CPU: what actor_critic_cpu.c does, for
+tensors.
 
-torch makes one pass over all activations an operation, and for a few rows its calls cost more than the arithmetic. The references are
-gpurl/nn/networks.py, gpurl/losses.py, gpurl/nn/distributions.py and adam.py, by whose formulas this computes.
+torch makes one pass over all activations an operation, and for a few rows its calls cost more than
+the arithmetic. The references are gpurl/nn/networks.py, gpurl/losses.py, gpurl/nn/distributions.py
+and adam.py, by whose formulas this computes.
 """
 
 import ctypes
@@ -18,7 +20,9 @@ from gpurl.kernels.adam import AdamOptions, AdamState, c_arguments
 ACTIVATIONS = ("tanh", "elu", "relu")
 PARTS = ("surrogate", "value_loss", "approx_kl", "clip_fraction", "entropy", "grad_norm")
 MAX_LAYERS = 64  # of both towers together
-Layer = tuple[nn.Parameter, nn.Parameter]  # weight [.., out, in] and bias [.., out], whose `.grad` takes the gradient
+Layer = tuple[
+    nn.Parameter, nn.Parameter
+]  # weight [.., out, in] and bias [.., out], whose `.grad` takes the gradient
 
 
 class GaussianHead(NamedTuple):
@@ -31,7 +35,9 @@ class GaussianHead(NamedTuple):
 
 
 class LossOptions(NamedTuple):
-    """What gpurl/losses.py's ppo_loss takes beside the data; `head` None: categorical. `actions`: columns of an action in the rollout."""
+    """What gpurl/losses.py's ppo_loss takes beside the data; `head` None: categorical. `actions`:
+    columns of an action in the rollout.
+    """
 
     head: GaussianHead | None
     actions: int
@@ -42,11 +48,15 @@ class LossOptions(NamedTuple):
 
 def _fields(**groups: str) -> list[tuple[str, Any]]:
     kinds = {"integers": ctypes.c_int64, "numbers": ctypes.c_double, "pointers": ctypes.c_void_p}
-    return [(name, kinds[kind.rstrip("_")]) for kind, names in groups.items() for name in names.split()]
+    return [
+        (name, kinds[kind.rstrip("_")]) for kind, names in groups.items() for name in names.split()
+    ]
 
 
 class _Layer(ctypes.Structure):
-    _fields_ = _fields(integers="inputs outputs tower", pointers="weight bias weight_gradient bias_gradient")
+    _fields_ = _fields(
+        integers="inputs outputs tower", pointers="weight bias weight_gradient bias_gradient"
+    )
 
 
 class _Loss(ctypes.Structure):
@@ -58,9 +68,18 @@ class _Loss(ctypes.Structure):
 
 
 class PpoSteps:
-    """The loss and the optimiser of `ActorCriticCpu.ppo_steps`: tensors that stay where they are, and constants."""
+    """The loss and the optimiser of `ActorCriticCpu.ppo_steps`: tensors that stay where they are,
+    and constants.
+    """
 
-    def __init__(self, options: LossOptions, state: AdamState, gradient: Tensor, learning_rate: Tensor, adam: AdamOptions) -> None:
+    def __init__(
+        self,
+        options: LossOptions,
+        state: AdamState,
+        gradient: Tensor,
+        learning_rate: Tensor,
+        adam: AdamOptions,
+    ) -> None:
         self._tensors = (options.head, state, gradient, learning_rate)  # keeps them alive
         head, clip = options.head, options.clip_range_value
         least, most = (head.least, head.most) if head else (0.0, 0.0)
@@ -74,20 +93,31 @@ class PpoSteps:
 
 
 class ActorCriticCpu:
-    """Hidden layers of E towers stacked, weights [E, out, in] and biases [E, 1, out]; actor [A, H] reads tower 0, critic [1, H] the last.
+    """Hidden layers of E towers stacked, weights [E, out, in] and biases [E, 1, out]; actor [A, H]
+    reads tower 0, critic [1, H] the last.
 
-    Parameters and gradients must lie in CPU memory for good, float32 and contiguous, as FlatAdam leaves them. Their values are read at each
-    call. Results do not depend on the number of threads, torch.get_num_threads(), nor does a row's result on the other rows.
+    Parameters and gradients must lie in CPU memory for good, float32 and contiguous, as FlatAdam
+    leaves them. Their values are read at each call. Results do not depend on the number of threads,
+    torch.get_num_threads(), nor does a row's result on the other rows.
     """
 
     def __init__(self, hidden: list[Layer], actor: Layer, critic: Layer, activation: str) -> None:
         functions = self._functions = _functions()
         self._tensors = [*hidden, actor, critic]  # keeps them alive
         towers = hidden[0][0].shape[0] if hidden else 1
-        self.num_inputs, self.num_outputs = (hidden[0] if hidden else actor)[0].shape[-1], actor[0].shape[0]
+        self.num_inputs, self.num_outputs = (
+            (hidden[0] if hidden else actor)[0].shape[-1],
+            actor[0].shape[0],
+        )
         layers = [_layer(weight, bias, tower) for tower in range(towers) for weight, bias in hidden]
         layers += [_layer(*actor, 0), _layer(*critic, 0, of_tower=towers - 1)]
-        plan = functions.plan_make((_Layer * len(layers))(*layers), towers, len(hidden), self.num_inputs, ACTIVATIONS.index(activation))
+        plan = functions.plan_make(
+            (_Layer * len(layers))(*layers),
+            towers,
+            len(hidden),
+            self.num_inputs,
+            ACTIVATIONS.index(activation),
+        )
         if not plan:
             raise MemoryError("no memory for the actor-critic's buffers")
         self._plan = ctypes.c_void_p(plan)
@@ -97,39 +127,71 @@ class ActorCriticCpu:
         """x: [B, D] float32 -> (output [B, A], value [B])."""
         x = x.contiguous()
         rows = self._check(x)
-        output, value = torch.empty(rows, self.num_outputs, dtype=torch.float32), torch.empty(rows, dtype=torch.float32)
+        output, value = (
+            torch.empty(rows, self.num_outputs, dtype=torch.float32),
+            torch.empty(rows, dtype=torch.float32),
+        )
         self._call(self._functions.forward, x.data_ptr(), rows, output.data_ptr(), value.data_ptr())
         return output, value
 
     def backward(self, x: Tensor, of_output: Tensor, of_value: Tensor) -> None:
-        """Write the gradients of a loss whose derivatives by the outputs for x [B, D] are of_output [B, A] and of_value [B]."""
+        """Write the gradients of a loss whose derivatives by the outputs for x [B, D] are of_output
+        [B, A] and of_value [B].
+        """
         x, of_output, of_value = x.contiguous(), of_output.contiguous(), of_value.contiguous()
         rows = self._check(x)
-        assert (of_output.shape, of_value.shape) == ((rows, self.num_outputs), (rows,)), (x.shape, of_output.shape, of_value.shape)
-        self._call(self._functions.backward, x.data_ptr(), rows, of_output.data_ptr(), of_value.data_ptr())
+        assert (of_output.shape, of_value.shape) == ((rows, self.num_outputs), (rows,)), (
+            x.shape,
+            of_output.shape,
+            of_value.shape,
+        )
+        self._call(
+            self._functions.backward, x.data_ptr(), rows, of_output.data_ptr(), of_value.data_ptr()
+        )
 
     def ppo_steps(
-        self, steps: PpoSteps, packed: Tensor, has_valid: bool, order: Tensor, minibatches: int, clip_range: float, entropy_coef: float
+        self,
+        steps: PpoSteps,
+        packed: Tensor,
+        has_valid: bool,
+        order: Tensor,
+        minibatches: int,
+        clip_range: float,
+        entropy_coef: float,
     ) -> dict[str, Tensor]:
-        """A step on each of `minibatches` equal pieces of order [S], int64 numbers of rows; returns PARTS, [minibatches] float64 each.
+        """A step on each of `minibatches` equal pieces of order [S], int64 numbers of rows; returns
+        PARTS, [minibatches] float64 each.
 
-        packed: [.., W] float32, a row of it obs [D], action [actions], log_prob, value, advantage, returns, with has_valid also valid, 1 or
-        0, and anything behind.
+        packed: [.., W] float32, a row of it obs [D], action [actions], log_prob, value, advantage,
+        returns, with has_valid also valid, 1 or 0, and anything behind.
         """
         row = self.num_inputs + steps.actions + 4
         packed, order = packed.contiguous(), order.contiguous()
-        assert (packed.dtype, order.dtype, len(order) % minibatches) == (torch.float32, torch.int64, 0), (order.shape, minibatches)
+        assert (packed.dtype, order.dtype, len(order) % minibatches) == (
+            torch.float32,
+            torch.int64,
+            0,
+        ), (order.shape, minibatches)
         assert packed.shape[1] >= row + has_valid, (packed.shape, row)
-        steps.loss.has_valid, steps.loss.clip_range, steps.loss.entropy_coef = has_valid, clip_range, entropy_coef
+        steps.loss.has_valid, steps.loss.clip_range, steps.loss.entropy_coef = (
+            has_valid,
+            clip_range,
+            entropy_coef,
+        )
         parts = torch.empty(minibatches, len(PARTS), dtype=torch.float64)
         self._call(
-            self._functions.ppo_steps, ctypes.byref(steps.loss), ctypes.byref(steps.adam), packed.data_ptr(), packed.shape[1],
+            self._functions.ppo_steps, ctypes.byref(steps.loss), ctypes.byref(steps.adam),
+            packed.data_ptr(), packed.shape[1],
             order.data_ptr(), len(order) // minibatches, minibatches, parts.data_ptr(),
         )  # fmt: skip
         return dict(zip(PARTS, parts.unbind(1)))
 
     def _check(self, x: Tensor) -> int:
-        assert (x.dtype, x.shape[1:]) == (torch.float32, (self.num_inputs,)), (x.dtype, x.shape, self.num_inputs)
+        assert (x.dtype, x.shape[1:]) == (torch.float32, (self.num_inputs,)), (
+            x.dtype,
+            x.shape,
+            self.num_inputs,
+        )
         return x.shape[0]
 
     def _call(self, function: Any, *arguments: Any) -> None:
@@ -142,18 +204,34 @@ def _functions() -> Any:
     """The library with the types of its functions."""
     functions = c_library.functions()
     number, pointer = ctypes.c_int64, ctypes.c_void_p
-    functions.plan_make.argtypes, functions.plan_make.restype = [pointer, number, number, number, number], pointer
+    functions.plan_make.argtypes, functions.plan_make.restype = (
+        [pointer, number, number, number, number],
+        pointer,
+    )
     functions.plan_free.argtypes, functions.plan_free.restype = [pointer], None
     functions.forward.argtypes = [pointer, pointer, number, pointer, pointer, number]
     functions.backward.argtypes = [pointer, pointer, number, pointer, pointer, number]
-    functions.ppo_steps.argtypes = [*[pointer] * 4, number, pointer, number, number, pointer, number]
+    functions.ppo_steps.argtypes = [
+        *[pointer] * 4,
+        number,
+        pointer,
+        number,
+        number,
+        pointer,
+        number,
+    ]
     return functions
 
 
-def _layer(weight: nn.Parameter, bias: nn.Parameter, tower: int, of_tower: int | None = None) -> _Layer:
+def _layer(
+    weight: nn.Parameter, bias: nn.Parameter, tower: int, of_tower: int | None = None
+) -> _Layer:
     """Of stacked weights the tower's part; `of_tower` is what a head reads."""
     tensors = [weight, bias, weight.grad, bias.grad]
-    assert all(tensor is not None and tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in tensors)
+    assert all(
+        tensor is not None and tensor.is_contiguous() and tensor.dtype == torch.float32
+        for tensor in tensors
+    )
     outputs, inputs = weight.shape[-2:]
     pointers = []
     for tensor, size in zip(tensors, (outputs * inputs, outputs) * 2):

@@ -1,11 +1,14 @@
-"""Flat Adam(W) with global-norm clip and target update: one pass over the parameters, three launches, no host sync.
+"""Flat Adam(W) with global-norm clip and target update: one pass over the parameters, three
+launches, no host sync.
 
     g <- g min(1, max_norm / (|g| + 1e-6));   m <- m + (1 - b1)(g - m);   v <- v + (1 - b2)(g^2 - v)
     p <- p - lr/(1 - b1^t) m / (sqrt(v)/sqrt(1 - b2^t) + eps);   target <- target + tau (p - target)
 
-Kingma and Ba 2015, algorithm 1; decoupled decay p <- p (1 - lr wd) as in Loshchilov and Hutter 2019, else wd p is added to g; the clip is
-torch.nn.utils.clip_grad_norm_'s. A gradient or a loss with NaN or infinity changes nothing at all, nor does a gradient that no clip bounds
-and whose squares overflow in v. What was left out is counted on the device, and the first such gradient and its losses are kept.
+Kingma and Ba 2015, algorithm 1; decoupled decay p <- p (1 - lr wd) as in Loshchilov and Hutter
+2019, else wd p is added to g; the clip is torch.nn.utils.clip_grad_norm_'s. A gradient or a loss
+with NaN or infinity changes nothing at all, nor does a gradient that no clip bounds and whose
+squares overflow in v. What was left out is counted on the device, and the first such gradient and
+its losses are kept.
 """
 
 import ctypes
@@ -25,15 +28,18 @@ from gpurl.kernels.backend import use_c, use_triton
 BLOCK = 1024
 MOST_LOSSES = 8
 COUNTS = ("asked", "left_out", "in_a_row", "longest", "first")  # of LeftOut
-LARGEST_NORM = 1e18  # of what v takes in: v is float32, and an infinite one would stop its parameter for good
+LARGEST_NORM = (
+    1e18  # of what v takes in: v is float32, and an infinite one would stop its parameter for good
+)
 LARGEST_CLIPPED_NORM = 3e38  # of what a clip scales down first
 
 
 class LeftOut(NamedTuple):
     """What was not done because it was not finite.
 
-    counts: [5] int64, COUNTS: steps asked for; of them left out; left out in a row until now; the most in a row; the number of the first
-    (0: none). gradient [P] and losses [MOST_LOSSES], float32, are those of the first; the next one is kept when that number is 0 again.
+    counts: [5] int64, COUNTS: steps asked for; of them left out; left out in a row until now; the
+    most in a row; the number of the first (0: none). gradient [P] and losses [MOST_LOSSES],
+    float32, are those of the first; the next one is kept when that number is 0 again.
     """
 
     counts: Tensor
@@ -42,7 +48,9 @@ class LeftOut(NamedTuple):
 
 
 class AdamState(NamedTuple):
-    """What a step changes: parameters and moments, flat float32 [P]; steps taken, 0-d int64; a target network's parameters [P] or None."""
+    """What a step changes: parameters and moments, flat float32 [P]; steps taken, 0-d int64; a
+    target network's parameters [P] or None.
+    """
 
     parameters: Tensor
     exp_avg: Tensor
@@ -54,7 +62,9 @@ class AdamState(NamedTuple):
 
 @dataclass(frozen=True)
 class AdamOptions:
-    """Constants of the formula; `decoupled`: AdamW; `max_grad_norm` None: no clip; `tau`: how far the target moves."""
+    """Constants of the formula; `decoupled`: AdamW; `max_grad_norm` None: no clip; `tau`: how far
+    the target moves.
+    """
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -105,7 +115,9 @@ def adam_step_reference(
     return norm
 
 
-def _note_left_out(left_out: LeftOut, gradient: Tensor, losses: Tensor | None, is_finite: Tensor, is_wanted: Tensor) -> None:
+def _note_left_out(
+    left_out: LeftOut, gradient: Tensor, losses: Tensor | None, is_finite: Tensor, is_wanted: Tensor
+) -> None:
     asked, total, in_a_row, longest, first = left_out.counts.unbind()
     is_bad = is_wanted & ~is_finite
     is_first = is_bad & (first == 0)
@@ -130,12 +142,16 @@ def square_sums_kernel(gradient_ptr, partial_ptr, P, BLOCK: tl.constexpr):
 
 @triton.jit
 def prologue_kernel(
-    partial_ptr, step_ptr, rate_ptr, log_beta_ptr, scalar_ptr, loss_ptr, wanted_ptr, counts_ptr, first_losses_ptr, num_partials, num_losses,
-    max_norm, largest_norm, CLIP: tl.constexpr, HAS_WANTED: tl.constexpr, HAS_RECORD: tl.constexpr, BLOCK: tl.constexpr,
+    partial_ptr, step_ptr, rate_ptr, log_beta_ptr, scalar_ptr, loss_ptr, wanted_ptr, counts_ptr,
+    first_losses_ptr, num_partials, num_losses,
+    max_norm, largest_norm, CLIP: tl.constexpr, HAS_WANTED: tl.constexpr, HAS_RECORD: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program: norm, whether the step is taken, the step counter, bias corrections in float64 -> scalars [6]; notes what is left out.
+    """One program: norm, whether the step is taken, the step counter, bias corrections in float64
+    -> scalars [6]; notes what is left out.
 
-    The counter moves here and not in the many-program kernel behind, which would write what its other programs read.
+    The counter moves here and not in the many-program kernel behind, which would write what its
+    other programs read.
     """
     lane = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float64)
@@ -152,7 +168,9 @@ def prologue_kernel(
     step += (is_finite & is_wanted).to(tl.int64)
     tl.store(step_ptr, step)
     count = step.to(tl.float64)
-    correction_1 = 1.0 - tl.exp(count * tl.load(log_beta_ptr))  # float64 from memory: a Python float would arrive as float32
+    correction_1 = 1.0 - tl.exp(
+        count * tl.load(log_beta_ptr)
+    )  # float64 from memory: a Python float would arrive as float32
     correction_2 = 1.0 - tl.exp(count * tl.load(log_beta_ptr + 1))
     clip = norm * 0.0 + 1.0
     if CLIP:
@@ -181,11 +199,15 @@ def prologue_kernel(
 
 @triton.jit
 def adam_kernel(
-    parameters_ptr, gradient_ptr, exp_avg_ptr, exp_avg_sq_ptr, target_ptr, scalar_ptr, learning_rate_ptr, first_gradient_ptr, P,
+    parameters_ptr, gradient_ptr, exp_avg_ptr, exp_avg_sq_ptr, target_ptr, scalar_ptr,
+    learning_rate_ptr, first_gradient_ptr, P,
     one_minus_beta_1, one_minus_beta_2, eps, weight_decay, tau,
-    DECOUPLED: tl.constexpr, HAS_TARGET: tl.constexpr, HAS_RECORD: tl.constexpr, BLOCK: tl.constexpr,
+    DECOUPLED: tl.constexpr, HAS_TARGET: tl.constexpr, HAS_RECORD: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Reads every array once and writes it once; nothing at all where the step is left out, but the first such gradient is kept."""
+    """Reads every array once and writes it once; nothing at all where the step is left out, but the
+    first such gradient is kept.
+    """
     if tl.load(scalar_ptr + 4) != 0.0:  # not part of the mask: that would cost the 16-byte accesses
         offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = offset < P
@@ -211,7 +233,11 @@ def adam_kernel(
         if tl.load(scalar_ptr + 5) != 0.0:  # not part of the mask either
             offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
             inside = offset < P
-            tl.store(first_gradient_ptr + offset, tl.load(gradient_ptr + offset, mask=inside, other=0.0), mask=inside)
+            tl.store(
+                first_gradient_ptr + offset,
+                tl.load(gradient_ptr + offset, mask=inside, other=0.0),
+                mask=inside,
+            )
 
 
 @functools.cache  # for good: CUDA graphs hold the place
@@ -229,36 +255,52 @@ def adam_step_triton(
 ) -> Tensor:
     """`adam_step_reference` in three launches."""
     parameters, exp_avg, exp_avg_sq, step, target, left_out = state
-    size, clips, has_record = parameters.numel(), options.max_grad_norm is not None, left_out is not None
+    size, clips, has_record = (
+        parameters.numel(),
+        options.max_grad_norm is not None,
+        left_out is not None,
+    )
     programs = triton.cdiv(size, BLOCK)
     partial = torch.empty(programs, dtype=torch.float64, device=parameters.device)
     scalars = torch.empty(6, dtype=torch.float32, device=parameters.device)
-    counts, first_gradient, first_losses = (step, gradient, scalars) if left_out is None else left_out  # pointers, unused without
+    counts, first_gradient, first_losses = (
+        (step, gradient, scalars) if left_out is None else left_out
+    )  # pointers, unused without
     square_sums_kernel[(programs,)](gradient, partial, size, BLOCK=BLOCK, num_warps=4)
     prologue_kernel[(1,)](
-        partial, step, learning_rate, _log_betas(parameters.device, options.betas), scalars, scalars if losses is None else losses,
-        step if wanted is None else wanted.view(torch.uint8), counts, first_losses, programs, 0 if losses is None else losses.numel(),
+        partial, step, learning_rate, _log_betas(parameters.device, options.betas), scalars,
+        scalars if losses is None else losses,
+        step if wanted is None else wanted.view(torch.uint8), counts, first_losses, programs,
+        0 if losses is None else losses.numel(),
         options.max_grad_norm or 1.0, LARGEST_CLIPPED_NORM if clips else LARGEST_NORM,
         CLIP=clips, HAS_WANTED=wanted is not None, HAS_RECORD=has_record, BLOCK=256, num_warps=4,
     )  # fmt: skip
     adam_kernel[(programs,)](
-        parameters, gradient, exp_avg, exp_avg_sq, parameters if target is None else target, scalars, learning_rate, first_gradient, size,
-        1.0 - options.betas[0], 1.0 - options.betas[1], options.eps, options.weight_decay, options.tau,
-        DECOUPLED=options.decoupled, HAS_TARGET=target is not None, HAS_RECORD=has_record, BLOCK=BLOCK, num_warps=4,
+        parameters, gradient, exp_avg, exp_avg_sq, parameters if target is None else target,
+        scalars, learning_rate, first_gradient, size,
+        1.0 - options.betas[0], 1.0 - options.betas[1], options.eps, options.weight_decay,
+        options.tau,
+        DECOUPLED=options.decoupled, HAS_TARGET=target is not None, HAS_RECORD=has_record,
+        BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     return scalars[3]
 
 
-def c_arguments(state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions) -> "AdamInC":
+def c_arguments(
+    state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions
+) -> "AdamInC":
     """What adam_cpu.h's step takes; the tensors must be contiguous and outlive it."""
     parameters, exp_avg, exp_avg_sq, step, target, left_out = state
     max_norm = math.inf if options.max_grad_norm is None else options.max_grad_norm
     largest_norm = LARGEST_NORM if options.max_grad_norm is None else LARGEST_CLIPPED_NORM
     noted = (None, None, None) if left_out is None else (tensor.data_ptr() for tensor in left_out)
     return AdamInC(
-        *(tensor.data_ptr() for tensor in (parameters, exp_avg, exp_avg_sq)), None if target is None else target.data_ptr(),
-        gradient.data_ptr(), step.data_ptr(), gradient.numel(), options.decoupled, learning_rate.data_ptr(),
-        *options.betas, options.eps, options.weight_decay, max_norm, largest_norm, options.tau, *noted,
+        *(tensor.data_ptr() for tensor in (parameters, exp_avg, exp_avg_sq)),
+        None if target is None else target.data_ptr(),
+        gradient.data_ptr(), step.data_ptr(), gradient.numel(), options.decoupled,
+        learning_rate.data_ptr(),
+        *options.betas, options.eps, options.weight_decay, max_norm, largest_norm, options.tau,
+        *noted,
     )  # fmt: skip
 
 
@@ -266,10 +308,24 @@ class AdamInC(ctypes.Structure):
     """adam_cpu.h's Adam."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("parameters", "exp_avg", "exp_avg_sq", "target", "gradient", "step")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("parameters", "exp_avg", "exp_avg_sq", "target", "gradient", "step")
+        ),
         *((name, ctypes.c_int64) for name in ("size", "decoupled")),
         ("learning_rate", ctypes.c_void_p),
-        *((name, ctypes.c_double) for name in ("beta_1", "beta_2", "epsilon", "weight_decay", "max_norm", "largest_norm", "tau")),
+        *(
+            (name, ctypes.c_double)
+            for name in (
+                "beta_1",
+                "beta_2",
+                "epsilon",
+                "weight_decay",
+                "max_norm",
+                "largest_norm",
+                "tau",
+            )
+        ),
         *((name, ctypes.c_void_p) for name in ("counts", "first_gradient", "first_losses")),
     ]
 
@@ -284,9 +340,14 @@ def adam_step_c(
 ) -> Tensor:
     """`adam_step_reference` in one pass, where torch makes twenty."""
     norm = torch.empty(())
-    pointers = (ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in (losses, wanted, norm))
+    pointers = (
+        ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+        for tensor in (losses, wanted, norm)
+    )
     number = ctypes.c_int64(0 if losses is None else losses.numel())
-    c_library.functions().adam(ctypes.byref(c_arguments(state, gradient, learning_rate, options)), number, *pointers)
+    c_library.functions().adam(
+        ctypes.byref(c_arguments(state, gradient, learning_rate, options)), number, *pointers
+    )
     return norm
 
 
@@ -298,11 +359,13 @@ def adam_step(
     losses: Tensor | None = None,
     wanted: Tensor | None = None,
 ) -> Tensor:
-    """One step of `state`, in place, along `gradient` [P]; returns the gradient's norm before clipping, 0-d.
+    """One step of `state`, in place, along `gradient` [P]; returns the gradient's norm before
+    clipping, 0-d.
 
-    learning_rate: 0-d float32 on the device. losses: [up to MOST_LOSSES], contiguous, of the parameters' type, what the gradient is of;
-    where one of them or the gradient is not finite nothing changes, and what is returned is not finite. wanted: 0-d bool; where it is
-    False nothing changes.
+    learning_rate: 0-d float32 on the device. losses: [up to MOST_LOSSES], contiguous, of the
+    parameters' type, what the gradient is of; where one of them or the gradient is not finite
+    nothing changes, and what is returned is not finite. wanted: 0-d bool; where it is False nothing
+    changes.
     """
     if losses is not None:  # which kernels read as they lie: of bf16 a NaN would be none
         got = losses.dtype, losses.is_contiguous(), losses.numel() <= MOST_LOSSES
@@ -310,4 +373,6 @@ def adam_step(
     if use_triton(gradient):
         return adam_step_triton(state, gradient, learning_rate, options, losses, wanted)
     in_c = use_c(gradient) and gradient.dtype == torch.float32
-    return (adam_step_c if in_c else adam_step_reference)(state, gradient, learning_rate, options, losses, wanted)
+    return (adam_step_c if in_c else adam_step_reference)(
+        state, gradient, learning_rate, options, losses, wanted
+    )

@@ -1,7 +1,8 @@
-"""The one place that decides between Triton, C and torch, and whether the host may look at a tensor.
+"""The one place that decides between Triton, C and torch, and whether the host may look at a
+tensor.
 
-`GPURL_BACKEND=auto|triton|torch`, read when gpurl is imported: auto takes Triton for CUDA tensors. `triton` on CPU tensors needs
-`TRITON_INTERPRET=1`.
+`GPURL_BACKEND=auto|triton|torch`, read when gpurl is imported: auto takes Triton for CUDA tensors.
+`triton` on CPU tensors needs `TRITON_INTERPRET=1`.
 """
 
 import os
@@ -25,23 +26,35 @@ def use_triton(tensor: Tensor) -> bool:
     if choice not in CHOICES:
         raise ValueError(f"GPURL_BACKEND is {choice!r}; it must be {', '.join(CHOICES)}")
     if choice == "triton" and not tensor.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-        raise RuntimeError("GPURL_BACKEND=triton on CPU tensors needs TRITON_INTERPRET=1, set before Python starts")
+        raise RuntimeError(
+            "GPURL_BACKEND=triton on CPU tensors needs TRITON_INTERPRET=1, set before Python starts"
+        )
     return choice == "triton"
 
 
 def host_may_look(device: torch.device) -> bool:
-    """Whether reading a value of a tensor on `device` costs nothing: true on a CPU, where work on a few rows beats a masked full batch."""
+    """Whether reading a value of a tensor on `device` costs nothing: true on a CPU, where work on a
+    few rows beats a masked full batch.
+    """
     return device.type == "cpu" and _host_may_look
 
 
 def use_c(tensor: Tensor) -> bool:
-    """Whether work on `tensor` goes to the C kernels: on a CPU where they could be built; fake tensors have no memory to give them."""
-    return type(tensor) is Tensor and host_may_look(tensor.device) and c_library.load().functions is not None
+    """Whether work on `tensor` goes to the C kernels: on a CPU where they could be built; fake
+    tensors have no memory to give them.
+    """
+    return (
+        type(tensor) is Tensor
+        and host_may_look(tensor.device)
+        and c_library.load().functions is not None
+    )
 
 
 @contextmanager
 def no_host_looks() -> Iterator[None]:
-    """Take the GPU's code paths on any device: no tensor is read by the host inside. Tests use it to prove that nothing syncs."""
+    """Take the GPU's code paths on any device: no tensor is read by the host inside. Tests use it
+    to prove that nothing syncs.
+    """
     global _host_may_look
     before, _host_may_look = _host_may_look, False
     try:

@@ -1,6 +1,8 @@
-"""C kernels of this folder, built by the machine's own compiler at first use and kept in the user's cache.
+"""C kernels of this folder, built by the machine's own compiler at first use and kept in the user's
+cache.
 
-Where that does not work, there is a line that says why, and torch does the work. `GPURL_CPU_KERNEL=0` turns them off.
+Where that does not work, there is a line that says why, and torch does the work.
+`GPURL_CPU_KERNEL=0` turns them off.
 """
 
 import ctypes
@@ -23,7 +25,9 @@ BUILD_SECONDS = 120
 
 
 class Library(NamedTuple):
-    """`functions` is None where there is no library; `why` is then the reason, else where it lies."""
+    """`functions` is None where there is no library; `why` is then the reason, else where it
+    lies.
+    """
 
     functions: ctypes.CDLL | None
     why: str
@@ -58,7 +62,9 @@ def functions() -> Any:
 
 
 def _cache_folder() -> Path:
-    """The user's own folder for built libraries; OSError unless nobody else can write there: what lies in it is executed."""
+    """The user's own folder for built libraries; OSError unless nobody else can write there: what
+    lies in it is executed.
+    """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpurl"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
@@ -73,19 +79,25 @@ def _sources() -> list[Path]:
 
 def _fingerprint(compiler: str) -> str:
     """Of all that the library depends on: source, flags, compiler, processor."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=BUILD_SECONDS).stdout  # noqa: S603 - no shell
+    version = subprocess.run(  # noqa: S603 - no shell
+        [compiler, "--version"], capture_output=True, check=True, timeout=BUILD_SECONDS
+    ).stdout
     parts = [path.read_bytes() for path in (*_sources(), *sorted(FOLDER.glob("*.h")))]
     parts += [" ".join(FLAGS).encode(), compiler.encode(), version, _processor().encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 def _processor() -> str:
-    """Model and features, which -march=native goes by: a cache may be shared by several machines."""
+    """Model and features, which -march=native goes by: a cache may be shared by several
+    machines.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()} {platform.system()}"
-    return platform.machine() + "".join(sorted({line for line in lines if line.startswith(("model", "flags", "Features", "CPU p"))}))
+    return platform.machine() + "".join(
+        sorted({line for line in lines if line.startswith(("model", "flags", "Features", "CPU p"))})
+    )
 
 
 def _build(compiler: str, target: Path) -> None:

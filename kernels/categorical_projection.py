@@ -1,14 +1,17 @@
-"""The distribution of a return after a Bellman update, projected back onto the fixed atoms of a categorical critic.
+"""The distribution of a return after a Bellman update, projected back onto the fixed atoms of a
+categorical critic.
 
-    z_i = v_min + i width,   width = (v_max - v_min) / (Z - 1),   z'_j = clip(reward + discount (z_j + shift), v_min, v_max)
+    z_i = v_min + i width,   width = (v_max - v_min) / (Z - 1),   z'_j = clip(reward + discount (z_j
+                             + shift), v_min, v_max)
     out_i = sum_j p_j max(0, 1 - |z'_j - z_i| / width)
 
-Bellemare, Dabney and Munos 2017 ("A distributional perspective on reinforcement learning"), equation 7 and algorithm 1: two atoms share
-what lies between them. Positions are counted in atoms,
+Bellemare, Dabney and Munos 2017 ("A distributional perspective on reinforcement learning"),
+equation 7 and algorithm 1: two atoms share what lies between them. Positions are counted in atoms,
 
     (z'_j - v_min) / width = discount j + (reward + discount shift - (1 - discount) v_min) / width
 
-so that an atom that does not move is met exactly. On a CPU torch does it: a form in C was only two to three times as quick.
+so that an atom that does not move is met exactly. On a CPU torch does it: a form in C was only two
+to three times as quick.
 """
 
 import ctypes
@@ -24,11 +27,20 @@ TILE, NUM_WARPS = 256, 2  # numbers of a program: few, so that a batch of 256 ro
 
 
 def categorical_projection_reference(
-    pmf: Tensor, reward: Tensor, discount: Tensor, v_min: float, v_max: float, shift: Tensor | None = None
+    pmf: Tensor,
+    reward: Tensor,
+    discount: Tensor,
+    v_min: float,
+    v_max: float,
+    shift: Tensor | None = None,
 ) -> Tensor:
-    """The specification; arguments and result as in `categorical_projection`, but float64 stays float64."""
+    """The specification; arguments and result as in `categorical_projection`, but float64 stays
+    float64.
+    """
     last = pmf.shape[-1] - 1
-    pmf = pmf.to(torch.promote_types(pmf.dtype, torch.float32))  # bfloat16 cannot tell atom 257 from 256
+    pmf = pmf.to(
+        torch.promote_types(pmf.dtype, torch.float32)
+    )  # bfloat16 cannot tell atom 257 from 256
     reward, discount = reward.to(pmf.dtype), discount.to(pmf.dtype)
     start = reward - (1.0 - discount) * v_min
     if shift is not None:
@@ -36,7 +48,9 @@ def categorical_projection_reference(
     start = start * (last / (v_max - v_min))
     atom = torch.arange(last + 1, dtype=pmf.dtype, device=pmf.device)
     position = torch.addcmul(start.unsqueeze(1), discount.unsqueeze(1), atom).clamp_(0, last)
-    lower = position.nan_to_num(0.0).long()  # an index, whatever the position; where that is NaN, so is what the upper one gets
+    lower = position.nan_to_num(
+        0.0
+    ).long()  # an index, whatever the position; where that is NaN, so is what the upper one gets
     upper = (lower + 1).clamp_(max=last)
     above = pmf * (position - lower)
     out = torch.zeros_like(pmf).scatter_add_(-1, lower.expand_as(pmf), pmf - above)
@@ -48,9 +62,11 @@ def categorical_projection_kernel(
     pmf_ptr, reward_ptr, discount_ptr, shift_ptr, out_ptr, R, B, Z, v_min, per_width,
     HAS_SHIFT: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_Z: tl.constexpr,
 ):  # fmt: skip
-    """A program takes BLOCK_R of the R rows, and of each atom in turn what it gives to every atom: the order of a sum is fixed.
+    """A program takes BLOCK_R of the R rows, and of each atom in turn what it gives to every atom:
+    the order of a sum is fixed.
 
-    Row r belongs to transition r % B. Limits are selected, not taken by tl.maximum, which turns NaN into a number.
+    Row r belongs to transition r % B. Limits are selected, not taken by tl.maximum, which turns NaN
+    into a number.
     """
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     inside = row < R
@@ -70,7 +86,9 @@ def categorical_projection_kernel(
         mass = tl.load(pmf_ptr + first + j, mask=inside, other=0.0)
         share = 1.0 - tl.abs(position[:, None] - atom[None, :])
         total += mass[:, None] * tl.where(share < 0.0, 0.0, share)
-    tl.store(out_ptr + first[:, None] + atom[None, :], total, mask=inside[:, None] & (atom < Z)[None, :])
+    tl.store(
+        out_ptr + first[:, None] + atom[None, :], total, mask=inside[:, None] & (atom < Z)[None, :]
+    )
 
 
 def _tile(num_atoms: int) -> tuple[int, int]:
@@ -80,13 +98,26 @@ def _tile(num_atoms: int) -> tuple[int, int]:
 
 
 def categorical_projection_triton(
-    pmf: Tensor, reward: Tensor, discount: Tensor, v_min: float, v_max: float, shift: Tensor | None = None
+    pmf: Tensor,
+    reward: Tensor,
+    discount: Tensor,
+    v_min: float,
+    v_max: float,
+    shift: Tensor | None = None,
 ) -> Tensor:
     """`categorical_projection_reference` in one launch."""
-    tensors = [tensor.float().contiguous() for tensor in (pmf, reward, discount, reward if shift is None else shift)]
+    tensors = [
+        tensor.float().contiguous()
+        for tensor in (pmf, reward, discount, reward if shift is None else shift)
+    ]
     num_atoms, (block_r, block_z) = pmf.shape[-1], _tile(pmf.shape[-1])
-    rows, out = pmf.numel() // num_atoms, torch.empty(pmf.shape, dtype=torch.float32, device=pmf.device)
-    scalars = [ctypes.c_float(number).value for number in (v_min, (num_atoms - 1) / (v_max - v_min))]  # as a GPU takes them
+    rows, out = (
+        pmf.numel() // num_atoms,
+        torch.empty(pmf.shape, dtype=torch.float32, device=pmf.device),
+    )
+    scalars = [
+        ctypes.c_float(number).value for number in (v_min, (num_atoms - 1) / (v_max - v_min))
+    ]  # as a GPU takes them
     categorical_projection_kernel[(triton.cdiv(rows, block_r),)](
         *tensors, out, rows, reward.shape[0], num_atoms, *scalars,
         HAS_SHIFT=shift is not None, BLOCK_R=block_r, BLOCK_Z=block_z, num_warps=NUM_WARPS,
@@ -95,13 +126,22 @@ def categorical_projection_triton(
 
 
 def categorical_projection(
-    pmf: Tensor, reward: Tensor, discount: Tensor, v_min: float, v_max: float, shift: Tensor | None = None
+    pmf: Tensor,
+    reward: Tensor,
+    discount: Tensor,
+    v_min: float,
+    v_max: float,
+    shift: Tensor | None = None,
 ) -> Tensor:
-    """[..., B, Z]: each row of pmf [..., B, Z] float32, the distribution of the next value, moved to reward + discount (value + shift).
+    """[..., B, Z]: each row of pmf [..., B, Z] float32, the distribution of the next value, moved
+    to reward + discount (value + shift).
 
-    reward, discount, shift: [B] float32, the same for all members of an ensemble; discount is gamma^n, and 0 where the episode terminated.
-    shift: the entropy bonus -alpha log pi of soft critics; None: 0. Rows of the result sum to what those of pmf sum to; one whose
-    distribution or reward is NaN somewhere is NaN somewhere.
+    reward, discount, shift: [B] float32, the same for all members of an ensemble; discount is
+    gamma^n, and 0 where the episode terminated.
+    shift: the entropy bonus -alpha log pi of soft critics; None: 0. Rows of the result sum to what
+    those of pmf sum to; one whose distribution or reward is NaN somewhere is NaN somewhere.
     """
-    function = categorical_projection_triton if use_triton(pmf) else categorical_projection_reference
+    function = (
+        categorical_projection_triton if use_triton(pmf) else categorical_projection_reference
+    )
     return function(pmf, reward, discount, v_min, v_max, shift)

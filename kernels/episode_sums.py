@@ -1,4 +1,6 @@
-"""Sums over the episodes that a step ended: their number, returns and lengths, where the returns are finite."""
+"""Sums over the episodes that a step ended: their number, returns and lengths, where the returns
+are finite.
+"""
 
 import torch
 import triton
@@ -10,7 +12,9 @@ from gpurl.kernels.backend import use_triton
 BLOCK = 2048
 
 
-def add_episodes_reference(sums: Tensor, ended: Tensor, episode_return: Tensor, length: Tensor) -> None:
+def add_episodes_reference(
+    sums: Tensor, ended: Tensor, episode_return: Tensor, length: Tensor
+) -> None:
     """The specification; arguments as in `add_episodes`."""
     mask = ended & torch.isfinite(episode_return)
     rows = torch.stack((torch.ones_like(episode_return), episode_return, length.float()))
@@ -37,7 +41,9 @@ def add_episodes_kernel(sums_ptr, ended_ptr, return_ptr, length_ptr, N, BLOCK: t
     tl.store(sums_ptr + 2, tl.load(sums_ptr + 2) + tl.sum(lengths, axis=0))
 
 
-def add_episodes_triton(sums: Tensor, ended: Tensor, episode_return: Tensor, length: Tensor) -> None:
+def add_episodes_triton(
+    sums: Tensor, ended: Tensor, episode_return: Tensor, length: Tensor
+) -> None:
     """`add_episodes_reference` in one launch."""
     flags = ended.contiguous().view(torch.uint8)
     arguments = flags, episode_return.contiguous(), length.contiguous(), ended.shape[0]
@@ -45,5 +51,9 @@ def add_episodes_triton(sums: Tensor, ended: Tensor, episode_return: Tensor, len
 
 
 def add_episodes(sums: Tensor, ended: Tensor, episode_return: Tensor, length: Tensor) -> None:
-    """Add to sums [3] float32, in place; ended [N] bool, episode_return [N] float32, length [N] int64 of each environment."""
-    (add_episodes_triton if use_triton(sums) else add_episodes_reference)(sums, ended, episode_return, length)
+    """Add to sums [3] float32, in place; ended [N] bool, episode_return [N] float32, length [N]
+    int64 of each environment.
+    """
+    (add_episodes_triton if use_triton(sums) else add_episodes_reference)(
+        sums, ended, episode_return, length
+    )

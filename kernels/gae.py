@@ -1,10 +1,14 @@
-"""Generalised advantage estimation with truncation bootstrap, and the advantage's moments in the same pass.
+"""Generalised advantage estimation with truncation bootstrap, and the advantage's moments in the
+same pass.
 
-    delta_t = r_t + gamma b_t - V_t,   b_t = 0 where terminated, V(final_obs_t) where truncated, else V_{t+1}
+    delta_t = r_t + gamma b_t - V_t,   b_t = 0 where terminated, V(final_obs_t) where truncated,
+                                       else V_{t+1}
     A_t = delta_t + (0 where the episode ended, else gamma lambda A_{t+1}),   R_t = A_t + V_t
 
-Schulman et al. 2016 ("High-dimensional continuous control using generalized advantage estimation"), equations 11 to 16. A row that is
-not valid is no transition: its advantage is 0, its return is its value, and nothing flows through it.
+Schulman et al. 2016 ("High-dimensional continuous control using generalized advantage estimation"),
+equations 11 to 16. A row that is
+not valid is no transition: its advantage is 0, its return is its value, and nothing flows through
+it.
 """
 
 import ctypes
@@ -35,7 +39,9 @@ def gae_reference(
     if valid is not None:
         advantage.masked_fill_(~valid, 0.0)
         cut |= ~valid
-    for t in range(reward.shape[0] - 2, -1, -1):  # selected, not multiplied: 0 * NaN would leak across an episode's end
+    for t in range(
+        reward.shape[0] - 2, -1, -1
+    ):  # selected, not multiplied: 0 * NaN would leak across an episode's end
         advantage[t].add_(advantage[t + 1].masked_fill(cut[t], 0.0), alpha=gamma * gae_lambda)
     return advantage, advantage + value[:-1], _moments(advantage, valid)
 
@@ -53,27 +59,40 @@ def _moments(advantage: Tensor, valid: Tensor | None) -> Tensor:
 
 @triton.jit
 def _affine_compose(first_scale, first_offset, second_scale, second_offset):
-    """x -> second(first(x)) of two maps x -> scale x + offset; selected, because 0 * NaN would leak across an episode's end."""
-    return first_scale * second_scale, second_offset + tl.where(second_scale == 0.0, 0.0, second_scale * first_offset)
+    """x -> second(first(x)) of two maps x -> scale x + offset; selected, because 0 * NaN would leak
+    across an episode's end.
+    """
+    return first_scale * second_scale, second_offset + tl.where(
+        second_scale == 0.0, 0.0, second_scale * first_offset
+    )
 
 
 @triton.jit
 def _merge(count, mean, square, other_count, other_mean, other_square):
-    """Chan et al. 1979: counts, means and sums of squared deviations of two sets into those of both."""
+    """Chan et al. 1979: counts, means and sums of squared deviations of two sets into those of
+    both.
+    """
     total = count + other_count
     share = tl.where(total > 0, other_count / tl.maximum(total, 1.0), 0.0)
     difference = other_mean - mean
-    return total, mean + difference * share, square + other_square + difference * difference * count * share
+    return (
+        total,
+        mean + difference * share,
+        square + other_square + difference * difference * count * share,
+    )
 
 
 @triton.jit(do_not_specialize=["T"])
 def gae_kernel(
-    reward_ptr, value_ptr, final_ptr, terminated_ptr, truncated_ptr, valid_ptr, advantage_ptr, returns_ptr, partial_ptr,
+    reward_ptr, value_ptr, final_ptr, terminated_ptr, truncated_ptr, valid_ptr, advantage_ptr,
+    returns_ptr, partial_ptr,
     T, N, gamma, gae_lambda, HAS_VALID: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A program takes BLOCK_N environments through all T steps, last rows first, a tile of BLOCK_T rows at a time.
+    """A program takes BLOCK_N environments through all T steps, last rows first, a tile of BLOCK_T
+    rows at a time.
 
-    Rows are reversed in the loads and scanned forward: `associative_scan(reverse=True)` is wrong on some GPUs (triton issue 4362).
+    Rows are reversed in the loads and scanned forward: `associative_scan(reverse=True)` is wrong on
+    some GPUs (triton issue 4362).
     """
     env = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     width = tl.cast(N, tl.int64)
@@ -102,12 +121,21 @@ def gae_kernel(
         advantage = shift + tl.where(scale == 0.0, 0.0, scale * carry[None, :])
         tl.store(advantage_ptr + offset, advantage, mask=inside)
         tl.store(returns_ptr + offset, advantage + value, mask=inside)
-        carry = tl.sum(tl.where((tl.arange(0, BLOCK_T) == BLOCK_T - 1)[:, None], advantage, 0.0), axis=0)
+        carry = tl.sum(
+            tl.where((tl.arange(0, BLOCK_T) == BLOCK_T - 1)[:, None], advantage, 0.0), axis=0
+        )
         weight = used.to(tl.float32)
         tile_count = tl.sum(tl.sum(weight, axis=1), axis=0)
         tile_mean = tl.sum(tl.sum(advantage * weight, axis=1), axis=0) / tl.maximum(tile_count, 1.0)
         deviation = (advantage - tile_mean) * weight
-        count, mean, square = _merge(count, mean, square, tile_count, tile_mean, tl.sum(tl.sum(deviation * deviation, axis=1), axis=0))
+        count, mean, square = _merge(
+            count,
+            mean,
+            square,
+            tile_count,
+            tile_mean,
+            tl.sum(tl.sum(deviation * deviation, axis=1), axis=0),
+        )
     tl.store(partial_ptr + tl.program_id(0) * 3, count)
     tl.store(partial_ptr + tl.program_id(0) * 3 + 1, mean)
     tl.store(partial_ptr + tl.program_id(0) * 3 + 2, square)
@@ -115,7 +143,9 @@ def gae_kernel(
 
 @triton.jit
 def gae_moments_kernel(partial_ptr, moments_ptr, P, BLOCK_P: tl.constexpr):
-    """One program merges the P partial moments in a fixed order: mean, population variance, count."""
+    """One program merges the P partial moments in a fixed order: mean, population variance,
+    count.
+    """
     lane = tl.arange(0, BLOCK_P)
     counts = tl.zeros((BLOCK_P,), tl.float32)
     means = tl.zeros((BLOCK_P,), tl.float32)
@@ -137,7 +167,9 @@ def gae_moments_kernel(partial_ptr, moments_ptr, P, BLOCK_P: tl.constexpr):
 
 
 def _tile(num_steps: int, num_envs: int) -> tuple[int, int, int]:
-    """(BLOCK_T, BLOCK_N, num_warps): wide and flat for many environments, tall for few with long rollouts."""
+    """(BLOCK_T, BLOCK_N, num_warps): wide and flat for many environments, tall for few with long
+    rollouts.
+    """
     if num_envs >= 1024:
         return 8, 32, 1
     return (64, 32, 8) if num_envs >= 32 else (min(256, triton.next_power_of_2(num_steps)), 1, 2)
@@ -154,8 +186,17 @@ def gae_triton(
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`gae_reference` in two launches."""
-    tensors = [reward, value, final_value, terminated, truncated, *([] if valid is None else [valid])]
-    reward, value, final_value, terminated, truncated, *rest = (tensor.contiguous() for tensor in tensors)
+    tensors = [
+        reward,
+        value,
+        final_value,
+        terminated,
+        truncated,
+        *([] if valid is None else [valid]),
+    ]
+    reward, value, final_value, terminated, truncated, *rest = (
+        tensor.contiguous() for tensor in tensors
+    )
     num_steps, num_envs = reward.shape
     block_t, block_n, num_warps = _tile(num_steps, num_envs)
     programs = triton.cdiv(num_envs, block_n)
@@ -163,7 +204,8 @@ def gae_triton(
     partial, moments = reward.new_empty(programs, 3), reward.new_empty(3)
     flags = [flag.view(torch.uint8) for flag in (terminated, truncated, *rest)]
     gae_kernel[(programs,)](
-        reward, value, final_value, flags[0], flags[1], flags[-1], advantage, returns, partial, num_steps, num_envs,
+        reward, value, final_value, flags[0], flags[1], flags[-1], advantage, returns, partial,
+        num_steps, num_envs,
         ctypes.c_float(gamma).value, ctypes.c_float(gae_lambda).value,
         HAS_VALID=valid is not None, BLOCK_T=block_t, BLOCK_N=block_n, num_warps=num_warps,
     )  # fmt: skip
@@ -181,10 +223,20 @@ def gae_c(
     gae_lambda: float,
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`gae_reference` in one pass: a step of torch costs a CPU more than the arithmetic of a few environments."""
-    tensors = [tensor if tensor is None else tensor.contiguous() for tensor in (reward, value, final_value, terminated, truncated, valid)]
-    advantage, returns, moments = (torch.empty(shape, dtype=torch.float32) for shape in (reward.shape, reward.shape, (3,)))
-    pointers = [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in (*tensors, advantage, returns, moments)]
+    """`gae_reference` in one pass: a step of torch costs a CPU more than the arithmetic of a few
+    environments.
+    """
+    tensors = [
+        tensor if tensor is None else tensor.contiguous()
+        for tensor in (reward, value, final_value, terminated, truncated, valid)
+    ]
+    advantage, returns, moments = (
+        torch.empty(shape, dtype=torch.float32) for shape in (reward.shape, reward.shape, (3,))
+    )
+    pointers = [
+        ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+        for tensor in (*tensors, advantage, returns, moments)
+    ]
     sizes = [ctypes.c_int64(size) for size in reward.shape]
     factors = ctypes.c_float(gamma), ctypes.c_float(gae_lambda)
     c_library.functions().gae(*pointers[:6], *sizes, *factors, *pointers[6:])
@@ -201,12 +253,20 @@ def gae(
     gae_lambda: float,
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(advantage [T, N], returns [T, N], moments [3]: mean, population variance and count of the advantage over valid entries).
+    """(advantage [T, N], returns [T, N], moments [3]: mean, population variance and count of the
+    advantage over valid entries).
 
-    reward: [T, N] float32; value: [T+1, N], row T after the last step; final_value: [T, N], the value of final_obs, read only where
-    truncated (it may hold anything elsewhere); terminated, truncated, valid: [T, N] bool, valid None for all.
+    reward: [T, N] float32; value: [T+1, N], row T after the last step; final_value: [T, N], the
+    value of final_obs, read only where truncated (it may hold anything elsewhere); terminated,
+    truncated, valid: [T, N] bool, valid None for all.
     """
-    if reward.dim() != 2 or value.shape != (reward.shape[0] + 1, reward.shape[1]):  # C and Triton would read what lies beside
-        raise ValueError(f"reward must be [T, N] and value [T + 1, N], got {tuple(reward.shape)} and {tuple(value.shape)}")
+    if reward.dim() != 2 or value.shape != (
+        reward.shape[0] + 1,
+        reward.shape[1],
+    ):  # C and Triton would read what lies beside
+        raise ValueError(
+            f"reward must be [T, N] and value [T + 1, N], got {tuple(reward.shape)} and "
+            f"{tuple(value.shape)}"
+        )
     function = gae_triton if use_triton(reward) else gae_c if use_c(reward) else gae_reference
     return function(reward, value, final_value, terminated, truncated, gamma, gae_lambda, valid)

@@ -1,9 +1,11 @@
 """Running mean and variance of columns, and normalising with them.
 
 Merging a batch (n, mean_b, var_b) into (N, mean, var), Chan, Golub and LeVeque 1979:
-    d = mean_b - mean;   mean += d n / (N + n);   var = (N var + n var_b + d^2 N n / (N + n)) / (N + n);   N += n
-A block's own variance is the corrected two-pass one, and the running values are float64: float32 loses 3e-5 at mean / std = 1e5. A column
-whose moments would no longer be finite keeps those it has, and the count is that of the first column: NaN in them would stay for good.
+    d = mean_b - mean;   mean += d n / (N + n);   var = (N var + n var_b + d^2 N n / (N + n)) / (N +
+                         n);   N += n
+A block's own variance is the corrected two-pass one, and the running values are float64: float32
+loses 3e-5 at mean / std = 1e5. A column whose moments would no longer be finite keeps those it has,
+and the count is that of the first column: NaN in them would stay for good.
 """
 
 import torch
@@ -13,10 +15,15 @@ from torch import Tensor
 
 from gpurl.kernels.backend import use_triton
 
-TILE, LEAST_ROWS = 4096, 256  # numbers of a block, and rows of it at least: the blocks are merged one after the other
+TILE, LEAST_ROWS = (
+    4096,
+    256,
+)  # numbers of a block, and rows of it at least: the blocks are merged one after the other
 
 
-def update_moments_reference(mean: Tensor, variance: Tensor, count: Tensor, x: Tensor, valid: Tensor | None = None) -> None:
+def update_moments_reference(
+    mean: Tensor, variance: Tensor, count: Tensor, x: Tensor, valid: Tensor | None = None
+) -> None:
     """The specification; arguments as in `update_moments`."""
     if valid is None:
         number = torch.full_like(count, x.shape[0])
@@ -25,12 +32,18 @@ def update_moments_reference(mean: Tensor, variance: Tensor, count: Tensor, x: T
         rows = torch.where(valid.unsqueeze(1), x.double(), 0.0)
         number = valid.sum().double()
         batch_mean = rows.sum(0) / number.clamp(min=1)
-        batch_variance = torch.where(valid.unsqueeze(1), rows - batch_mean, 0.0).square().sum(0) / number.clamp(min=1)
+        batch_variance = torch.where(valid.unsqueeze(1), rows - batch_mean, 0.0).square().sum(
+            0
+        ) / number.clamp(min=1)
     total = (count + number).clamp(min=1)
     difference = batch_mean - mean
-    merged = (count * variance + number * batch_variance + difference.square() * (count * number / total)) / total
+    merged = (
+        count * variance + number * batch_variance + difference.square() * (count * number / total)
+    ) / total
     moved = mean + difference * (number / total)
-    takes = (merged * 0.0 + moved * 0.0 == 0.0) & (number > 0)  # x 0 is 0 or NaN: half the operations of isfinite
+    takes = (merged * 0.0 + moved * 0.0 == 0.0) & (
+        number > 0
+    )  # x 0 is 0 or NaN: half the operations of isfinite
     torch.where(takes, merged, variance, out=variance)
     torch.where(takes, moved, mean, out=mean)
     count.add_(torch.where(takes[0], number, 0.0))
@@ -42,8 +55,19 @@ def normalize_reference(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -
 
 
 @triton.jit
-def block_moments_kernel(x_ptr, valid_ptr, partial_ptr, B, D, HAS_VALID: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Program (i, j): count, mean and squared deviations of BLOCK_B rows of BLOCK_D columns -> partial [blocks, 3, D] float64."""
+def block_moments_kernel(
+    x_ptr,
+    valid_ptr,
+    partial_ptr,
+    B,
+    D,
+    HAS_VALID: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Program (i, j): count, mean and squared deviations of BLOCK_B rows of BLOCK_D columns ->
+    partial [blocks, 3, D] float64.
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     used = (row < B)[:, None] & (column < D)[None, :]
@@ -62,8 +86,12 @@ def block_moments_kernel(x_ptr, valid_ptr, partial_ptr, B, D, HAS_VALID: tl.cons
 
 
 @triton.jit
-def merge_moments_kernel(partial_ptr, mean_ptr, variance_ptr, count_ptr, new_count_ptr, P, D, BLOCK_D: tl.constexpr):
-    """Program j merges the P blocks of BLOCK_D columns into the running moments, in order; the new count goes to its own place."""
+def merge_moments_kernel(
+    partial_ptr, mean_ptr, variance_ptr, count_ptr, new_count_ptr, P, D, BLOCK_D: tl.constexpr
+):
+    """Program j merges the P blocks of BLOCK_D columns into the running moments, in order; the new
+    count goes to its own place.
+    """
     column = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = column < D
     old_count = tl.load(count_ptr) + tl.zeros((BLOCK_D,), tl.float64)
@@ -76,11 +104,15 @@ def merge_moments_kernel(partial_ptr, mean_ptr, variance_ptr, count_ptr, new_cou
         difference = tl.load(at + D, mask=inside, other=0.0) - mean
         total = count + number
         share = number / tl.maximum(total, 1.0)
-        square += tl.load(at + 2 * D, mask=inside, other=0.0) + difference * difference * count * share
+        square += (
+            tl.load(at + 2 * D, mask=inside, other=0.0) + difference * difference * count * share
+        )
         mean += difference * share
         count = total
     variance = square / tl.maximum(count, 1.0)
-    takes = (count > 0.0) & (tl.abs(variance) < float("inf")) & (tl.abs(mean) < float("inf"))  # false for NaN
+    takes = (
+        (count > 0.0) & (tl.abs(variance) < float("inf")) & (tl.abs(mean) < float("inf"))
+    )  # false for NaN
     tl.store(mean_ptr + column, tl.where(takes, mean, old_mean), mask=inside)
     tl.store(variance_ptr + column, tl.where(takes, variance, old_variance), mask=inside)
     tl.store(new_count_ptr + column, tl.where(takes, count, old_count), mask=inside)
@@ -93,7 +125,9 @@ def normalize_kernel(x_ptr, mean_ptr, inv_std_ptr, out_ptr, size, D, clip, BLOCK
     inside = offset < size
     column = offset % D
     x = tl.load(x_ptr + offset, mask=inside, other=0.0)
-    y = (x - tl.load(mean_ptr + column, mask=inside, other=0.0)) * tl.load(inv_std_ptr + column, mask=inside, other=0.0)
+    y = (x - tl.load(mean_ptr + column, mask=inside, other=0.0)) * tl.load(
+        inv_std_ptr + column, mask=inside, other=0.0
+    )
     y = tl.where(y > clip, clip, tl.where(y < -clip, -clip, y))
     tl.store(out_ptr + offset, y, mask=inside)
 
@@ -103,7 +137,9 @@ def block_rows(block_d: int) -> int:
     return max(TILE // block_d, LEAST_ROWS)
 
 
-def update_moments_triton(mean: Tensor, variance: Tensor, count: Tensor, x: Tensor, valid: Tensor | None = None) -> None:
+def update_moments_triton(
+    mean: Tensor, variance: Tensor, count: Tensor, x: Tensor, valid: Tensor | None = None
+) -> None:
     """`update_moments_reference` in two launches and a copy of the count."""
     x = x.contiguous()
     rows, columns = x.shape
@@ -113,8 +149,20 @@ def update_moments_triton(mean: Tensor, variance: Tensor, count: Tensor, x: Tens
     partial = torch.empty(grid[0], 3, columns, dtype=torch.float64, device=x.device)
     new_count = torch.empty(columns, dtype=torch.float64, device=x.device)
     flags = x if valid is None else valid.contiguous().view(torch.uint8)
-    block_moments_kernel[grid](x, flags, partial, rows, columns, HAS_VALID=valid is not None, BLOCK_B=block_b, BLOCK_D=block_d, num_warps=8)
-    merge_moments_kernel[(grid[1],)](partial, mean, variance, count, new_count, grid[0], columns, BLOCK_D=block_d, num_warps=1)
+    block_moments_kernel[grid](
+        x,
+        flags,
+        partial,
+        rows,
+        columns,
+        HAS_VALID=valid is not None,
+        BLOCK_B=block_b,
+        BLOCK_D=block_d,
+        num_warps=8,
+    )
+    merge_moments_kernel[(grid[1],)](
+        partial, mean, variance, count, new_count, grid[0], columns, BLOCK_D=block_d, num_warps=1
+    )
     count.copy_(new_count[0])
 
 
@@ -123,15 +171,25 @@ def normalize_triton(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -> T
     x = x.contiguous()
     out = torch.empty_like(x)
     if x.numel():
-        normalize_kernel[(triton.cdiv(x.numel(), 1024),)](x, mean, inv_std, out, x.numel(), x.shape[-1], clip, BLOCK=1024, num_warps=4)
+        normalize_kernel[(triton.cdiv(x.numel(), 1024),)](
+            x, mean, inv_std, out, x.numel(), x.shape[-1], clip, BLOCK=1024, num_warps=4
+        )
     return out
 
 
-def update_moments(mean: Tensor, variance: Tensor, count: Tensor, x: Tensor, valid: Tensor | None = None) -> None:
-    """Take the rows of x [B, D] float32 where valid [B] bool (None: all) into mean, variance [D] and count (0-d), float64, in place."""
-    (update_moments_triton if use_triton(x) else update_moments_reference)(mean, variance, count, x, valid)
+def update_moments(
+    mean: Tensor, variance: Tensor, count: Tensor, x: Tensor, valid: Tensor | None = None
+) -> None:
+    """Take the rows of x [B, D] float32 where valid [B] bool (None: all) into mean, variance [D]
+    and count (0-d), float64, in place.
+    """
+    (update_moments_triton if use_triton(x) else update_moments_reference)(
+        mean, variance, count, x, valid
+    )
 
 
 def normalize(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -> Tensor:
-    """clamp((x - mean) * inv_std, -clip, clip); x: [..., D], mean, inv_std: [D], all float32. NaN stays NaN."""
+    """clamp((x - mean) * inv_std, -clip, clip); x: [..., D], mean, inv_std: [D], all float32. NaN
+    stays NaN.
+    """
     return (normalize_triton if use_triton(x) else normalize_reference)(x, mean, inv_std, clip)

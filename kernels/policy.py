@@ -1,7 +1,9 @@
-"""Triton functions of a small actor-critic for a block of environments: normalise, two towers, value, and an action drawn.
+"""Triton functions of a small actor-critic for a block of environments: normalise, two towers,
+value, and an action drawn.
 
-They make up `gpurl.kernels.rollout`; what they compute is what `gpurl.nn.networks.ActorCritic`, `gpurl.nn.distributions` and `gpurl.nn.normalizer`
-do. Actions are tuples of columns, a number of each environment of the block.
+They make up `gpurl.kernels.rollout`; what they compute is what `gpurl.nn.networks.ActorCritic`,
+`gpurl.nn.distributions` and `gpurl.nn.normalizer` do. Actions are tuples of columns, a number of
+each environment of the block.
 """
 
 from typing import NamedTuple
@@ -18,7 +20,9 @@ ACTIVATIONS = {"tanh": 0, "elu": 1, "relu": 2}
 class PolicyTensors(NamedTuple):
     """What the functions read, all float32 on the device, in this order."""
 
-    weights: tuple[Tensor, ...]  # of the hidden layers, [E, out, in]; tower 0 is the actor's, the last one the critic's
+    weights: tuple[
+        Tensor, ...
+    ]  # of the hidden layers, [E, out, in]; tower 0 is the actor's, the last one the critic's
     biases: tuple[Tensor, ...]  # [E, 1, out]
     actor_weight: Tensor  # [A, in]
     actor_bias: Tensor  # [A]
@@ -50,14 +54,29 @@ def clipped(x, low, high):
 
 
 @triton.jit
-def load_inputs(obs_ptr, row, inside, shift_ptr, inv_std_ptr, WIDTH: tl.constexpr, PADDED: tl.constexpr, LIMIT: tl.constexpr):
-    """[BLOCK, PADDED] of the rows of obs_ptr [., WIDTH], 0 beyond WIDTH; with a LIMIT above 0 normalised and held within it."""
+def load_inputs(
+    obs_ptr,
+    row,
+    inside,
+    shift_ptr,
+    inv_std_ptr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    LIMIT: tl.constexpr,
+):
+    """[BLOCK, PADDED] of the rows of obs_ptr [., WIDTH], 0 beyond WIDTH; with a LIMIT above 0
+    normalised and held within it.
+    """
     k = tl.arange(0, PADDED)
     used = inside[:, None] & (k < WIDTH)[None, :]
     x = tl.load(obs_ptr + row[:, None] * WIDTH + k[None, :], mask=used, other=0.0)
     if LIMIT > 0.0:
         shift = tl.load(shift_ptr + k, mask=k < WIDTH, other=0.0)
-        x = clipped((x - shift[None, :]) * tl.load(inv_std_ptr + k, mask=k < WIDTH, other=0.0)[None, :], -LIMIT, LIMIT)
+        x = clipped(
+            (x - shift[None, :]) * tl.load(inv_std_ptr + k, mask=k < WIDTH, other=0.0)[None, :],
+            -LIMIT,
+            LIMIT,
+        )
     return x
 
 
@@ -76,8 +95,12 @@ def run_layer(
     """[BLOCK, IN], of which WIDTH columns are used -> [BLOCK, OUT]."""
     unit = tower * OUT + tl.arange(0, OUT)
     k = tl.arange(0, IN)
-    weight = tl.load(weight_ptr + unit[None, :] * WIDTH + k[:, None], mask=(k < WIDTH)[:, None], other=0.0)
-    return activated(tl.dot(x, weight, input_precision=PRECISION) + tl.load(bias_ptr + unit)[None, :], ACTIVATION)
+    weight = tl.load(
+        weight_ptr + unit[None, :] * WIDTH + k[:, None], mask=(k < WIDTH)[:, None], other=0.0
+    )
+    return activated(
+        tl.dot(x, weight, input_precision=PRECISION) + tl.load(bias_ptr + unit)[None, :], ACTIVATION
+    )
 
 
 @triton.jit
@@ -93,10 +116,20 @@ def run_tower(
     PRECISION: tl.constexpr,
 ):
     """[BLOCK, SIZES[-1]] of tower number `tower`."""
-    hidden = run_layer(x, weights[0], biases[0], tower, WIDTH, PADDED, SIZES[0], ACTIVATION, PRECISION)
+    hidden = run_layer(
+        x, weights[0], biases[0], tower, WIDTH, PADDED, SIZES[0], ACTIVATION, PRECISION
+    )
     for layer in tl.static_range(1, len(SIZES)):
         hidden = run_layer(
-            hidden, weights[layer], biases[layer], tower, SIZES[layer - 1], SIZES[layer - 1], SIZES[layer], ACTIVATION, PRECISION
+            hidden,
+            weights[layer],
+            biases[layer],
+            tower,
+            SIZES[layer - 1],
+            SIZES[layer - 1],
+            SIZES[layer],
+            ACTIVATION,
+            PRECISION,
         )
     return hidden
 
@@ -113,8 +146,10 @@ def linear_columns(hidden, weight_ptr, bias_ptr, IN: tl.constexpr, COUNT: tl.con
 
 @triton.jit
 def value_column(
-    x, weights, biases, critic_weight, critic_bias, shift_ptr, inv_std_ptr, TOWER: tl.constexpr, WIDTH: tl.constexpr,
-    PADDED: tl.constexpr, SIZES: tl.constexpr, LAST: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    x, weights, biases, critic_weight, critic_bias, shift_ptr, inv_std_ptr, TOWER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr, SIZES: tl.constexpr, LAST: tl.constexpr, ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """True value of the inputs [BLOCK, PADDED]."""
     hidden = run_tower(x, weights, biases, TOWER, WIDTH, PADDED, SIZES, ACTIVATION, PRECISION)
@@ -144,13 +179,17 @@ def to_env_columns(action, units_ptr):
     for a in tl.static_range(len(action)):
         at = units_ptr + a
         inside = clipped(action[a], tl.load(at), tl.load(at + len(action)))
-        columns = columns + (inside * tl.load(at + 2 * len(action)) + tl.load(at + 3 * len(action)),)
+        columns = columns + (
+            inside * tl.load(at + 2 * len(action)) + tl.load(at + 3 * len(action)),
+        )
     return columns
 
 
 @triton.jit
 def categorical_sample(logits, key, gamma, counter):
-    """(one column of int64 actions, log-probability) as `Categorical.sample`: the Gumbel maximum, the first of equal ones."""
+    """(one column of int64 actions, log-probability) as `Categorical.sample`: the Gumbel maximum,
+    the first of equal ones.
+    """
     uniform = uniform_columns(key, gamma, counter, len(logits))
     highest = logits[0]
     for n in tl.static_range(1, len(logits)):
@@ -160,7 +199,9 @@ def categorical_sample(logits, key, gamma, counter):
     total = tl.exp(logits[0] - highest)
     best = logits[0] - tl.log(-tl.log(uniform[0] * 0.99999994039535522 + 2.9802322387695312e-8))
     for n in tl.static_range(1, len(logits)):
-        score = logits[n] - tl.log(-tl.log(uniform[n] * 0.99999994039535522 + 2.9802322387695312e-8))
+        score = logits[n] - tl.log(
+            -tl.log(uniform[n] * 0.99999994039535522 + 2.9802322387695312e-8)
+        )
         total += tl.exp(logits[n] - highest)
         action = tl.where(score > best, n, action)
         chosen = tl.where(score > best, logits[n], chosen)

@@ -1,14 +1,20 @@
-"""Entries drawn in proportion to their priorities, and priorities set: what prioritised replay does, without a tree of sums.
+"""Entries drawn in proportion to their priorities, and priorities set: what prioritised replay
+does, without a tree of sums.
 
-    P(i) = p_i / sum_k p_k;    draw i of B is the entry in whose part of the running sum of p the number (i + u_i) (sum_k p_k / B) lies
+    P(i) = p_i / sum_k p_k;    draw i of B is the entry in whose part of the running sum of p the
+                               number (i + u_i) (sum_k p_k / B) lies
 
-Schaul, Quan, Antonoglou and Silver, "Prioritized experience replay" (ICLR 2016), equation 1 with p already raised to alpha, and appendix
-B.2.1: one draw from each of B equal ranges. u_i has 53 bits and all sums are float64: of five million entries a sum in float32 leaves
-5 % to 88 % that can never be drawn. A sum over everything is one quick pass; a tree would have to be kept right at each change.
+Schaul, Quan, Antonoglou and Silver, "Prioritized experience replay" (ICLR 2016), equation 1 with p
+already raised to alpha, and appendix B.2.1: one draw from each of B equal ranges. u_i has 53 bits
+and all sums are float64: of five million entries a sum in float32 leaves 5 % to 88 % that can never
+be drawn. A sum over everything is one quick pass; a tree would have to be kept right at each
+change.
 
-A priority that is NaN, infinite or not above zero counts as zero in the draw and is written as zero by the update, so it cannot spread.
-An entry that counts as zero is never drawn: where rounding ends on one, or beyond the end, the draw is the last entry that counts, of the
-block or of all. The sums are of different association everywhere, so a draw within rounding of a boundary may fall on either side of it.
+A priority that is NaN, infinite or not above zero counts as zero in the draw and is written as zero
+by the update, so it cannot spread.
+An entry that counts as zero is never drawn: where rounding ends on one, or beyond the end, the draw
+is the last entry that counts, of the block or of all. The sums are of different association
+everywhere, so a draw within rounding of a boundary may fall on either side of it.
 """
 
 import ctypes
@@ -21,9 +27,17 @@ from torch import Tensor
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import use_c, use_triton
 from gpurl.kernels.env_step import RandomStreams
-from gpurl.kernels.random import WORDS_PER_STEP, random_fraction_reference, splitmix_word, word_to_fraction
+from gpurl.kernels.random import (
+    WORDS_PER_STEP,
+    random_fraction_reference,
+    splitmix_word,
+    word_to_fraction,
+)
 
-BLOCK, PREFIX_BLOCK = 1024, 2048  # entries that one program sums; sums that the prefix takes at a time
+BLOCK, PREFIX_BLOCK = (
+    1024,
+    2048,
+)  # entries that one program sums; sums that the prefix takes at a time
 C_GROUP = 64  # entries of a running sum: a walk through one costs as much as the search for it
 UPDATE_BLOCK = 256
 
@@ -35,7 +49,9 @@ def _counted(priority: Tensor) -> Tensor:
     return priority.nan_to_num(0.0, 0.0, 0.0).clamp_(min=0.0)
 
 
-def prioritized_draw_reference(priority: Tensor, streams: RandomStreams, offset: int, batch_size: int) -> tuple[Tensor, Tensor]:
+def prioritized_draw_reference(
+    priority: Tensor, streams: RandomStreams, offset: int, batch_size: int
+) -> tuple[Tensor, Tensor]:
     """The specification; arguments and results as in `prioritized_draw`."""
     size, device = priority.shape[0], priority.device
     counted = _counted(priority)
@@ -72,10 +88,13 @@ def block_sums_kernel(priority_ptr, sums_ptr, S, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_blocks", "batch_size"])
-def prefix_kernel(sums_ptr, prefix_ptr, scales_ptr, last_ptr, num_blocks, batch_size, BLOCK: tl.constexpr):
+def prefix_kernel(
+    sums_ptr, prefix_ptr, scales_ptr, last_ptr, num_blocks, batch_size, BLOCK: tl.constexpr
+):
     """One program: prefix[b] = sums[0] + .. + sums[b], and of their total what all draws need.
 
-    scales [2]: total / B and 1 / total (0 where that is 0); last: the last block with a sum above zero (0 if none has one).
+    scales [2]: total / B and 1 / total (0 where that is 0); last: the last block with a sum above
+    zero (0 if none has one).
     """
     lane = tl.arange(0, BLOCK)
     total = tl.full((), 0.0, tl.float64)
@@ -94,15 +113,19 @@ def prefix_kernel(sums_ptr, prefix_ptr, scales_ptr, last_ptr, num_blocks, batch_
 
 @triton.jit(do_not_specialize=["num_blocks", "offset"])
 def draw_kernel(
-    priority_ptr, sums_ptr, prefix_ptr, scales_ptr, last_ptr, key_ptr, gamma_ptr, step_ptr, index_ptr, probability_ptr, S, num_blocks,
+    priority_ptr, sums_ptr, prefix_ptr, scales_ptr, last_ptr, key_ptr, gamma_ptr, step_ptr,
+    index_ptr, probability_ptr, S, num_blocks,
     offset, SEARCH_STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program i makes draw i: a binary search finds the block, a running sum the entry in it.
 
-    SEARCH_STEPS: bits of num_blocks. A parallel sum may rise by a rounding where a block adds nothing, so what is found is looked at.
+    SEARCH_STEPS: bits of num_blocks. A parallel sum may rise by a rounding where a block adds
+    nothing, so what is found is looked at.
     """
     draw = tl.program_id(0)
-    word = splitmix_word(tl.load(key_ptr), tl.load(gamma_ptr), tl.load(step_ptr) * 65536 + offset + draw)
+    word = splitmix_word(
+        tl.load(key_ptr), tl.load(gamma_ptr), tl.load(step_ptr) * 65536 + offset + draw
+    )
     number = (draw.to(tl.float64) + word_to_fraction(word)) * tl.load(scales_ptr)
     block = 0  # blocks known to end at or before the number
     for bit in tl.static_range(SEARCH_STEPS):
@@ -114,7 +137,9 @@ def draw_kernel(
     rest = number - tl.where(block > 0, tl.load(prefix_ptr + tl.maximum(block - 1, 0)), 0.0)
     lane = tl.arange(0, BLOCK)
     entry = block.to(tl.int64) * BLOCK + lane
-    counted = _counted_block(tl.load(priority_ptr + entry, mask=entry < S, other=0.0)).to(tl.float64)
+    counted = _counted_block(tl.load(priority_ptr + entry, mask=entry < S, other=0.0)).to(
+        tl.float64
+    )
     drawable = counted > 0.0
     first = tl.min(tl.where(drawable & (tl.cumsum(counted, axis=0) > rest), lane, BLOCK), axis=0)
     pick = tl.where(first < BLOCK, first, tl.max(tl.where(drawable, lane, 0), axis=0))
@@ -133,24 +158,37 @@ def clear_priorities_kernel(priority_ptr, index_ptr, B, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["B"])
 def raise_priorities_kernel(priority_ptr, index_ptr, value_ptr, B, BLOCK: tl.constexpr):
-    """The entries at index [B] become the largest of their values. priority as int32: bits of floats from 0 up are in the floats' order."""
+    """The entries at index [B] become the largest of their values. priority as int32: bits of
+    floats from 0 up are in the floats' order.
+    """
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     index = tl.load(index_ptr + lane, mask=lane < B, other=0)
     value = _counted_block(tl.load(value_ptr + lane, mask=lane < B, other=0.0))
     tl.atomic_max(priority_ptr + index, value.to(tl.int32, bitcast=True), mask=lane < B)
 
 
-def prioritized_draw_triton(priority: Tensor, streams: RandomStreams, offset: int, batch_size: int) -> tuple[Tensor, Tensor]:
+def prioritized_draw_triton(
+    priority: Tensor, streams: RandomStreams, offset: int, batch_size: int
+) -> tuple[Tensor, Tensor]:
     """`prioritized_draw_reference` in three launches."""
     size, device = priority.shape[0], priority.device
     num_blocks = triton.cdiv(size, BLOCK)
-    sums, prefix, scales = (torch.empty(count, dtype=torch.float64, device=device) for count in (num_blocks, num_blocks, 2))
+    sums, prefix, scales = (
+        torch.empty(count, dtype=torch.float64, device=device)
+        for count in (num_blocks, num_blocks, 2)
+    )
     last = torch.empty(1, dtype=torch.int32, device=device)
-    index, probability = torch.empty(batch_size, dtype=torch.int64, device=device), torch.empty(batch_size, device=device)
+    index, probability = (
+        torch.empty(batch_size, dtype=torch.int64, device=device),
+        torch.empty(batch_size, device=device),
+    )
     block_sums_kernel[(num_blocks,)](priority, sums, size, BLOCK=BLOCK, num_warps=4)
-    prefix_kernel[(1,)](sums, prefix, scales, last, num_blocks, batch_size, BLOCK=PREFIX_BLOCK, num_warps=8)
+    prefix_kernel[(1,)](
+        sums, prefix, scales, last, num_blocks, batch_size, BLOCK=PREFIX_BLOCK, num_warps=8
+    )
     draw_kernel[(batch_size,)](
-        priority, sums, prefix, scales, last, *streams, index, probability, size, num_blocks, offset,
+        priority, sums, prefix, scales, last, *streams, index, probability, size, num_blocks,
+        offset,
         SEARCH_STEPS=num_blocks.bit_length(), BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     return index, probability
@@ -163,18 +201,28 @@ def prioritized_update_triton(priority: Tensor, index: Tensor, value: Tensor) ->
     grid = (triton.cdiv(batch_size, UPDATE_BLOCK),)
     if batch_size:
         clear_priorities_kernel[grid](bits, index, batch_size, BLOCK=UPDATE_BLOCK, num_warps=4)
-        raise_priorities_kernel[grid](bits, index, value, batch_size, BLOCK=UPDATE_BLOCK, num_warps=4)
+        raise_priorities_kernel[grid](
+            bits, index, value, batch_size, BLOCK=UPDATE_BLOCK, num_warps=4
+        )
 
 
 # ---- C ----
 
 
-def prioritized_draw_c(priority: Tensor, streams: RandomStreams, offset: int, batch_size: int) -> tuple[Tensor, Tensor]:
+def prioritized_draw_c(
+    priority: Tensor, streams: RandomStreams, offset: int, batch_size: int
+) -> tuple[Tensor, Tensor]:
     """`prioritized_draw_reference` in one call."""
     size = priority.shape[0]
-    running, place = (torch.empty(count, dtype=torch.float64) for count in (triton.cdiv(size, C_GROUP), batch_size))
+    running, place = (
+        torch.empty(count, dtype=torch.float64)
+        for count in (triton.cdiv(size, C_GROUP), batch_size)
+    )
     index, probability = torch.empty(batch_size, dtype=torch.int64), torch.empty(batch_size)
-    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (priority, *streams, running, place, index, probability)]
+    pointers = [
+        ctypes.c_void_p(tensor.data_ptr())
+        for tensor in (priority, *streams, running, place, index, probability)
+    ]
     numbers = [ctypes.c_int64(number) for number in (size, offset, batch_size, C_GROUP)]
     c_library.functions().prioritized_draw(*pointers, *numbers)
     return index, probability
@@ -184,31 +232,58 @@ def prioritized_draw_c(priority: Tensor, streams: RandomStreams, offset: int, ba
 
 
 def _check_priority(priority: Tensor) -> None:
-    if priority.dim() != 1 or not priority.shape[0] or priority.dtype != torch.float32 or not priority.is_contiguous():
+    if (
+        priority.dim() != 1
+        or not priority.shape[0]
+        or priority.dtype != torch.float32
+        or not priority.is_contiguous()
+    ):
         found = f"{priority.dtype} {tuple(priority.shape)} of strides {priority.stride()}"
         raise ValueError(f"priority must be [S] float32 contiguous, S above 0, got {found}")
 
 
-def prioritized_draw(priority: Tensor, streams: RandomStreams, offset: int, batch_size: int) -> tuple[Tensor, Tensor]:
-    """(index [B] int64, probability [B] float32): B entries drawn in proportion to priority [S] float32, contiguous, and their P.
+def prioritized_draw(
+    priority: Tensor, streams: RandomStreams, offset: int, batch_size: int
+) -> tuple[Tensor, Tensor]:
+    """(index [B] int64, probability [B] float32): B entries drawn in proportion to priority [S]
+    float32, contiguous, and their P.
 
-    `streams` is one stream: key, gamma [1], step 0-d, which is read on the device, so the replay of a graph after `CounterRandom.advance`
-    makes other draws. Takes words offset .. offset + B - 1 of the step. Where all priorities count as zero, index and probability are 0.
+    `streams` is one stream: key, gamma [1], step 0-d, which is read on the device, so the replay of
+    a graph after `CounterRandom.advance` makes other draws. Takes words offset .. offset + B - 1 of
+    the step. Where all priorities count as zero, index and probability are 0.
     """
     _check_priority(priority)
     if batch_size < 1 or offset < 0 or offset + batch_size > WORDS_PER_STEP:
-        raise ValueError(f"a step has words 0 to {WORDS_PER_STEP - 1}, {batch_size} draws from word {offset} on do not lie within them")
-    function = prioritized_draw_triton if use_triton(priority) else prioritized_draw_c if use_c(priority) else prioritized_draw_reference
+        raise ValueError(
+            f"a step has words 0 to {WORDS_PER_STEP - 1}, {batch_size} draws from word {offset} on "
+            f"do not lie within them"
+        )
+    function = (
+        prioritized_draw_triton
+        if use_triton(priority)
+        else prioritized_draw_c
+        if use_c(priority)
+        else prioritized_draw_reference
+    )
     return function(priority, streams, offset, batch_size)
 
 
 def prioritized_update(priority: Tensor, index: Tensor, value: Tensor) -> None:
-    """priority[index] = value in place, the largest value where an index comes more than once, whatever the order.
+    """priority[index] = value in place, the largest value where an index comes more than once,
+    whatever the order.
 
-    priority: [S] float32, contiguous; index: [B] int64 in [0, S); value: [B] float32, already raised to alpha.
+    priority: [S] float32, contiguous; index: [B] int64 in [0, S); value: [B] float32, already
+    raised to alpha.
     """
     _check_priority(priority)
-    if index.dtype != torch.int64 or value.dtype != torch.float32 or index.dim() != 1 or index.shape != value.shape:
+    if (
+        index.dtype != torch.int64
+        or value.dtype != torch.float32
+        or index.dim() != 1
+        or index.shape != value.shape
+    ):
         found = f"{index.dtype} {tuple(index.shape)} and {value.dtype} {tuple(value.shape)}"
         raise ValueError(f"index and value must be [B] int64 and [B] float32, got {found}")
-    (prioritized_update_triton if use_triton(priority) else prioritized_update_reference)(priority, index, value)
+    (prioritized_update_triton if use_triton(priority) else prioritized_update_reference)(
+        priority, index, value
+    )

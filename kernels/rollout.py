@@ -1,8 +1,10 @@
-"""A whole rollout in one launch: T steps of policy and environment for a block of environments, which no other block needs to know of.
+"""A whole rollout in one launch: T steps of policy and environment for a block of environments,
+which no other block needs to know of.
 
-The weights do not change during a rollout and random numbers are counted, so nothing is waited for: state and clocks stay in registers,
-weights come from the cache, the rollout is written once. For tasks with Triton functions and small networks; the loop of `gpurl.run.trainer`
-is the reference, with the same actions for the same random bits.
+The weights do not change during a rollout and random numbers are counted, so nothing is waited for:
+state and clocks stay in registers, weights come from the cache, the rollout is written once. For
+tasks with Triton functions and small networks; the loop of `gpurl.run.trainer` is the reference,
+with the same actions for the same random bits.
 """
 
 from typing import Any, NamedTuple
@@ -34,7 +36,8 @@ from gpurl.kernels.policy import (
     value_column,
 )
 
-# what ahead-of-time compilation says: 64x64 networks take 255 registers a thread so and none is spilled; two programs fit a multiprocessor
+# what ahead-of-time compilation says: 64x64 networks take 255 registers a thread so and none is
+# spilled; two programs fit a multiprocessor
 BLOCK, NUM_WARPS = 16, 4
 LEAST_UNITS, MOST_UNITS = 16, 64  # of a layer: what a product takes, and what registers hold
 MOST_COLUMNS, MOST_STATES = 64, 24  # of observations, of actions or logits; of states
@@ -62,24 +65,33 @@ class PolicyShape(NamedTuple):
     discrete: bool
     shared: bool
     obs_limit: float | None  # clip of normalised observations; None: they are not normalised
-    precision: str = "tf32x3"  # of the products: three TF32 ones, which are float32's but for the last bit, or tf32; plain ones spill
+    # of the products: three TF32 ones, which are float32's but for the last bit, or tf32; plain
+    # ones spill
+    precision: str = "tf32x3"
 
 
 @triton.jit(do_not_specialize=["T"])
 def rollout_kernel(
-    state_ptrs, length_ptr, start_ptr, return_ptr, env_key_ptr, env_gamma_ptr, env_step_ptr, key_ptr, gamma_ptr, step_ptr,
-    weights, biases, actor_weight, actor_bias, critic_weight, critic_bias, obs_shift, obs_inv_std, value_shift, value_inv_std,
+    state_ptrs, length_ptr, start_ptr, return_ptr, env_key_ptr, env_gamma_ptr, env_step_ptr,
+    key_ptr, gamma_ptr, step_ptr,
+    weights, biases, actor_weight, actor_bias, critic_weight, critic_bias, obs_shift, obs_inv_std,
+    value_shift, value_inv_std,
     log_std, units,
-    obs_ptr, action_ptr, log_prob_ptr, value_ptr, reward_ptr, final_value_ptr, terminated_ptr, truncated_ptr, next_obs_ptr,
+    obs_ptr, action_ptr, log_prob_ptr, value_ptr, reward_ptr, final_value_ptr, terminated_ptr,
+    truncated_ptr, next_obs_ptr,
     final_obs_ptr, partial_ptr,
     T, N, max_steps,
-    INITIAL: tl.constexpr, TRANSITION: tl.constexpr, OBSERVE: tl.constexpr, OPTIONS: tl.constexpr, WORDS: tl.constexpr,
+    INITIAL: tl.constexpr, TRANSITION: tl.constexpr, OBSERVE: tl.constexpr, OPTIONS: tl.constexpr,
+    WORDS: tl.constexpr,
     WIDTHS: tl.constexpr, STARTS: tl.constexpr, OBS_WIDTH: tl.constexpr, PADDED: tl.constexpr,
     NUM_OUTPUTS: tl.constexpr, DISCRETE: tl.constexpr,
-    SIZES: tl.constexpr, LAST: tl.constexpr, CRITIC_TOWER: tl.constexpr, ACTIVATION: tl.constexpr, OBS_LIMIT: tl.constexpr,
+    SIZES: tl.constexpr, LAST: tl.constexpr, CRITIC_TOWER: tl.constexpr, ACTIVATION: tl.constexpr,
+    OBS_LIMIT: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program plays BLOCK environments for T steps; state and clocks are changed in place, counters of random numbers are not."""
+    """A program plays BLOCK environments for T steps; state and clocks are changed in place,
+    counters of random numbers are not.
+    """
     env = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = env < N
     state = load_states(state_ptrs, env, inside, WIDTHS)
@@ -88,7 +100,9 @@ def rollout_kernel(
     episode_return = tl.load(return_ptr + env, mask=inside, other=0.0)
     env_counter = tl.load(env_step_ptr) * 65536
     counter = tl.load(step_ptr) * 65536
-    first_row = tl.zeros((), tl.int64)  # of the step; with few registers carried from step to step none is spilled
+    first_row = tl.zeros(
+        (), tl.int64
+    )  # of the step; with few registers carried from step to step none is spilled
     episodes = tl.zeros((BLOCK,), tl.float32)
     returns = tl.zeros((BLOCK,), tl.float32)
     lengths = tl.zeros((BLOCK,), tl.float32)
@@ -96,10 +110,12 @@ def rollout_kernel(
     for _ in tl.range(0, T, num_stages=1):
         row = first_row + env
         store_columns(obs_ptr, row, inside, OBSERVE(state, OPTIONS), 0, OBS_WIDTH)
-        tl.debug_barrier()  # what is stored is read again as a matrix, by other threads of this program
+        # what is stored is read again as a matrix, by other threads of this program
+        tl.debug_barrier()
         x = load_inputs(obs_ptr, row, inside, obs_shift, obs_inv_std, OBS_WIDTH, PADDED, OBS_LIMIT)
         value = value_column(
-            x, weights, biases, critic_weight, critic_bias, value_shift, value_inv_std, CRITIC_TOWER, OBS_WIDTH, PADDED,
+            x, weights, biases, critic_weight, critic_bias, value_shift, value_inv_std,
+            CRITIC_TOWER, OBS_WIDTH, PADDED,
             SIZES, LAST, ACTIVATION, PRECISION,
         )  # fmt: skip
         hidden = run_tower(x, weights, biases, 0, OBS_WIDTH, PADDED, SIZES, ACTIVATION, PRECISION)
@@ -120,16 +136,30 @@ def rollout_kernel(
         length += 1
         left -= 1
         state, final_obs, reward, terminated, truncated = advance(
-            state, env_action, length, max_steps, key, gamma, env_counter, INITIAL, TRANSITION, OBSERVE, OPTIONS, WORDS
+            state,
+            env_action,
+            length,
+            max_steps,
+            key,
+            gamma,
+            env_counter,
+            INITIAL,
+            TRANSITION,
+            OBSERVE,
+            OPTIONS,
+            WORDS,
         )
         wants_value = inside & (truncated | (left == 0))
         final_value = tl.zeros((BLOCK,), tl.float32)
         if tl.max(wants_value.to(tl.int32), axis=0) > 0:
             store_columns(final_obs_ptr, env, inside, final_obs, 0, OBS_WIDTH)
             tl.debug_barrier()
-            x = load_inputs(final_obs_ptr, env, inside, obs_shift, obs_inv_std, OBS_WIDTH, PADDED, OBS_LIMIT)
+            x = load_inputs(
+                final_obs_ptr, env, inside, obs_shift, obs_inv_std, OBS_WIDTH, PADDED, OBS_LIMIT
+            )
             final_value = value_column(
-                x, weights, biases, critic_weight, critic_bias, value_shift, value_inv_std, CRITIC_TOWER, OBS_WIDTH, PADDED,
+                x, weights, biases, critic_weight, critic_bias, value_shift, value_inv_std,
+                CRITIC_TOWER, OBS_WIDTH, PADDED,
                 SIZES, LAST, ACTIVATION, PRECISION,
             )  # fmt: skip
             tl.debug_barrier()  # before the next step writes there again
@@ -167,35 +197,64 @@ def rollout_obstacle(env: TritonEnv, shape: PolicyShape) -> str:
         return "it needs a hidden layer"
     for size in shape.sizes:
         if not LEAST_UNITS <= size <= MOST_UNITS or size & (size - 1):
-            return f"it takes layers of powers of two from {LEAST_UNITS} to {MOST_UNITS} units, not of {size}"
+            return (
+                f"it takes layers of powers of two from {LEAST_UNITS} to {MOST_UNITS} units, not "
+                f"of {size}"
+            )
     if (states := sum(env_constants(env)["WIDTHS"])) > MOST_STATES:
         return f"it takes environments of {MOST_STATES} numbers, not of {states}"
     widest = max(env.obs_width, shape.num_outputs)
-    return f"it takes {MOST_COLUMNS} observations or outputs, not {widest}" if widest > MOST_COLUMNS else ""
+    return (
+        f"it takes {MOST_COLUMNS} observations or outputs, not {widest}"
+        if widest > MOST_COLUMNS
+        else ""
+    )
 
 
 def rollout_constants(env: TritonEnv, shape: PolicyShape) -> dict[str, Any]:
     """The kernel's constexprs."""
-    network = {"SIZES": shape.sizes, "LAST": shape.sizes[-1], "CRITIC_TOWER": 0 if shape.shared else 1}
-    network |= {"ACTIVATION": ACTIVATIONS[shape.activation], "OBS_LIMIT": shape.obs_limit or 0.0, "PRECISION": shape.precision}
+    network = {
+        "SIZES": shape.sizes,
+        "LAST": shape.sizes[-1],
+        "CRITIC_TOWER": 0 if shape.shared else 1,
+    }
+    network |= {
+        "ACTIVATION": ACTIVATIONS[shape.activation],
+        "OBS_LIMIT": shape.obs_limit or 0.0,
+        "PRECISION": shape.precision,
+    }
     padded = max(triton.next_power_of_2(env.obs_width), LEAST_UNITS)
-    return {**env_constants(env), **network, "NUM_OUTPUTS": shape.num_outputs, "DISCRETE": shape.discrete, "PADDED": padded, "BLOCK": BLOCK}
+    return {
+        **env_constants(env),
+        **network,
+        "NUM_OUTPUTS": shape.num_outputs,
+        "DISCRETE": shape.discrete,
+        "PADDED": padded,
+        "BLOCK": BLOCK,
+    }
 
 
 def rollout_triton(
-    env: TritonEnv, streams: RandomStreams, policy: PolicyTensors, shape: PolicyShape, rollout: RolloutTensors, next_obs: Tensor
+    env: TritonEnv,
+    streams: RandomStreams,
+    policy: PolicyTensors,
+    shape: PolicyShape,
+    rollout: RolloutTensors,
+    next_obs: Tensor,
 ) -> Tensor:
-    """Play a rollout; returns [3]: episodes that ended, the sum of their returns and of their lengths.
+    """Play a rollout; returns [3]: episodes that ended, the sum of their returns and of their
+    lengths.
 
-    streams: of the actions. The environments' state and clocks, the rollout and next_obs [N, D], the observations after it, are written;
-    the streams' steps are not advanced.
+    streams: of the actions. The environments' state and clocks, the rollout and next_obs [N, D],
+    the observations after it, are written; the streams' steps are not advanced.
     """
     num_steps, num_envs = rollout.reward.shape
     programs = triton.cdiv(num_envs, BLOCK)
     partial = torch.empty(programs, 3, dtype=torch.float32, device=next_obs.device)
     flags = [flag.view(torch.uint8) for flag in (rollout.terminated, rollout.truncated)]
     rollout_kernel[(programs,)](
-        env.states, *env.clocks, *env.streams, *streams, *policy, *rollout[:6], *flags, next_obs, torch.empty_like(next_obs), partial,
+        env.states, *env.clocks, *env.streams, *streams, *policy, *rollout[:6], *flags, next_obs,
+        torch.empty_like(next_obs), partial,
         num_steps, num_envs, step_limit(env), **rollout_constants(env, shape), num_warps=NUM_WARPS,
     )  # fmt: skip
     return partial.sum(0)

@@ -1,6 +1,8 @@
-"""An action drawn from a policy's outputs in one launch: the action, its log-probability and what the environment receives.
+"""An action drawn from a policy's outputs in one launch: the action, its log-probability and what
+the environment receives.
 
-The reference is `gpurl.nn.distributions`: `Gaussian.sample`, `Gaussian.to_env` and `Categorical.sample`, with the same random bits.
+The reference is `gpurl.nn.distributions`: `Gaussian.sample`, `Gaussian.to_env` and
+`Categorical.sample`, with the same random bits.
 """
 
 import torch
@@ -17,7 +19,8 @@ MOST_COLUMNS = 64  # of actions or logits
 
 @triton.jit(do_not_specialize=["offset"])
 def sample_kernel(
-    output_ptr, log_std_ptr, units_ptr, key_ptr, gamma_ptr, step_ptr, action_ptr, env_action_ptr, log_prob_ptr, N, offset,
+    output_ptr, log_std_ptr, units_ptr, key_ptr, gamma_ptr, step_ptr, action_ptr, env_action_ptr,
+    log_prob_ptr, N, offset,
     NUM_OUTPUTS: tl.constexpr, DISCRETE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A program draws for BLOCK environments."""
@@ -33,17 +36,25 @@ def sample_kernel(
     else:
         action, log_prob = gaussian_sample(output, log_std_ptr, key, gamma, counter)
         store_columns(action_ptr, env, inside, action, 0, NUM_OUTPUTS)
-        store_columns(env_action_ptr, env, inside, to_env_columns(action, units_ptr), 0, NUM_OUTPUTS)
+        store_columns(
+            env_action_ptr, env, inside, to_env_columns(action, units_ptr), 0, NUM_OUTPUTS
+        )
     tl.store(log_prob_ptr + env, log_prob, mask=inside)
 
 
 def gaussian_sample_triton(
     mean: Tensor, log_std: Tensor, units: Tensor, streams: RandomStreams, offset: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(action [N, A], log_prob [N], the environment's action [N, A]) for mean [N, A], log_std [A] inside its limits, units [4, A]."""
+    """(action [N, A], log_prob [N], the environment's action [N, A]) for mean [N, A], log_std [A]
+    inside its limits, units [4, A].
+    """
     mean = mean.contiguous()
     num_envs, width = mean.shape
-    action, env_action, log_prob = torch.empty_like(mean), torch.empty_like(mean), mean.new_empty(num_envs)
+    action, env_action, log_prob = (
+        torch.empty_like(mean),
+        torch.empty_like(mean),
+        mean.new_empty(num_envs),
+    )
     sample_kernel[(triton.cdiv(num_envs, BLOCK),)](
         mean, log_std, units, *streams, action, env_action, log_prob, num_envs, offset,
         NUM_OUTPUTS=width, DISCRETE=False, BLOCK=BLOCK, num_warps=4,
@@ -51,11 +62,16 @@ def gaussian_sample_triton(
     return action, log_prob, env_action
 
 
-def categorical_sample_triton(logits: Tensor, streams: RandomStreams, offset: int) -> tuple[Tensor, Tensor]:
+def categorical_sample_triton(
+    logits: Tensor, streams: RandomStreams, offset: int
+) -> tuple[Tensor, Tensor]:
     """(action [N] int64, log_prob [N]) for logits [N, n]."""
     logits = logits.contiguous()
     num_envs, width = logits.shape
-    action, log_prob = torch.empty(num_envs, dtype=torch.int64, device=logits.device), logits.new_empty(num_envs)
+    action, log_prob = (
+        torch.empty(num_envs, dtype=torch.int64, device=logits.device),
+        logits.new_empty(num_envs),
+    )
     sample_kernel[(triton.cdiv(num_envs, BLOCK),)](
         logits, logits, logits, *streams, action, action, log_prob, num_envs, offset,
         NUM_OUTPUTS=width, DISCRETE=True, BLOCK=BLOCK, num_warps=4,

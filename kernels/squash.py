@@ -1,11 +1,15 @@
-"""Squashed actions of an actor that gives mean and log standard deviation of each state; drawing, log-probability, and the way back.
+"""Squashed actions of an actor that gives mean and log standard deviation of each state; drawing,
+log-probability, and the way back.
 
-    a = tanh(u),   u = mean + step,   step = exp(log_std) noise,   log p(a) = sum_i log N(noise_i) - log_std_i - log(1 - tanh(u_i)^2)
+    a = tanh(u),   u = mean + step,   step = exp(log_std) noise,   log p(a) = sum_i log N(noise_i) -
+                   log_std_i - log(1 - tanh(u_i)^2)
     log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|)))
-    dL/du = dL/da (1 - a^2) + 2 a dL/dlog p,   dL/dmean = dL/du,   dL/dlog_std = dL/du step - dL/dlog p, 0 beyond the limits of log_std
+    dL/du = dL/da (1 - a^2) + 2 a dL/dlog p,   dL/dmean = dL/du,   dL/dlog_std = dL/du step -
+    dL/dlog p, 0 beyond the limits of log_std
 
-Haarnoja et al. 2018 ("Soft actor-critic algorithms and applications"), appendix C, in a form that is stable however large u is. The
-gradient goes along u with the noise kept (the reparametrisation of their equation 11).
+Haarnoja et al. 2018 ("Soft actor-critic algorithms and applications"), appendix C, in a form that
+is stable however large u is. The gradient goes along u with the noise kept (the reparametrisation
+of their equation 11).
 """
 
 import ctypes
@@ -22,7 +26,10 @@ from gpurl.kernels import c_library
 from gpurl.kernels.backend import use_c, use_triton
 from gpurl.kernels.policy import clipped
 
-LOG_STD_LIMITS = (-5.0, 2.0)  # of the log standard deviation; beyond them a gradient of draws moves it no more
+LOG_STD_LIMITS = (
+    -5.0,
+    2.0,
+)  # of the log standard deviation; beyond them a gradient of draws moves it no more
 LARGEST_ACTION = 1.0 - 1e-6  # of those that somebody else took: 1 itself is infinitely far out
 MIN_LOG_STD, MAX_LOG_STD = map(tl.constexpr, LOG_STD_LIMITS)
 LOG_2, HALF_LOG_2PI = tl.constexpr(math.log(2.0)), tl.constexpr(0.5 * math.log(2.0 * math.pi))
@@ -48,7 +55,9 @@ def _log_slope(u: Tensor) -> Tensor:
 
 
 def squashed_sample_reference(output: Tensor, noise: Tensor) -> Squashed:
-    """The specification; arguments and results as in `squashed_sample`, but for autograd and any dtype."""
+    """The specification; arguments and results as in `squashed_sample`, but for autograd and any
+    dtype.
+    """
     (mean, unlimited), noise = output.chunk(2, dim=-1), noise.to(output.dtype)
     log_std = unlimited.clamp(*LOG_STD_LIMITS)
     step = log_std.exp() * noise
@@ -57,7 +66,9 @@ def squashed_sample_reference(output: Tensor, noise: Tensor) -> Squashed:
     return Squashed(u.tanh(), (log_density - _log_slope(u)).sum(-1), step, log_std == unlimited)
 
 
-def squashed_backward_reference(drawn: Squashed, action_slope: Tensor, log_prob_slope: Tensor) -> Tensor:
+def squashed_backward_reference(
+    drawn: Squashed, action_slope: Tensor, log_prob_slope: Tensor
+) -> Tensor:
     """The specification; arguments and result as in `squashed_backward`."""
     action = drawn.action
     of_u = action_slope * (1.0 - action * action) + 2.0 * log_prob_slope * action
@@ -103,16 +114,21 @@ def squashed_sample_kernel(
 
 @triton.jit(do_not_specialize=["B"])
 def squashed_backward_kernel(
-    action_ptr, step_ptr, is_free_ptr, action_slope_ptr, log_prob_slope_ptr, gradient_ptr, B, slope_stride,
+    action_ptr, step_ptr, is_free_ptr, action_slope_ptr, log_prob_slope_ptr, gradient_ptr, B,
+    slope_stride,
     A: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
-    """A program takes BLOCK_B rows; slope_stride: numbers from one row of action_slope to the next."""
+    """A program takes BLOCK_B rows; slope_stride: numbers from one row of action_slope to the
+    next.
+    """
     row, column, inside = _tile_of(B, A, BLOCK_B, BLOCK_A)
     cell = row[:, None] * A + column[None, :]
     action = tl.load(action_ptr + cell, mask=inside, other=0.0)
     step = tl.load(step_ptr + cell, mask=inside, other=0.0)
     is_free = tl.load(is_free_ptr + cell, mask=inside, other=0).to(tl.float32)
-    action_slope = tl.load(action_slope_ptr + row[:, None] * slope_stride + column[None, :], mask=inside, other=0.0)
+    action_slope = tl.load(
+        action_slope_ptr + row[:, None] * slope_stride + column[None, :], mask=inside, other=0.0
+    )
     of_log_prob = tl.load(log_prob_slope_ptr)
     of_u = action_slope * (1.0 - action * action) + 2.0 * of_log_prob * action
     first = row[:, None] * (2 * A) + column[None, :]
@@ -131,19 +147,25 @@ def squashed_sample_triton(output: Tensor, noise: Tensor) -> Squashed:
     drawn, (num_rows, num_actions) = _empty(noise), noise.shape
     block_b, block_a = _tile(num_actions)
     squashed_sample_kernel[(triton.cdiv(num_rows, block_b),)](
-        output.contiguous(), noise.contiguous(), *drawn[:3], drawn.is_free.view(torch.uint8), num_rows,
+        output.contiguous(), noise.contiguous(), *drawn[:3], drawn.is_free.view(torch.uint8),
+        num_rows,
         A=num_actions, BLOCK_B=block_b, BLOCK_A=block_a, num_warps=NUM_WARPS,
     )  # fmt: skip
     return drawn
 
 
-def squashed_backward_triton(drawn: Squashed, action_slope: Tensor, log_prob_slope: Tensor) -> Tensor:
+def squashed_backward_triton(
+    drawn: Squashed, action_slope: Tensor, log_prob_slope: Tensor
+) -> Tensor:
     """`squashed_backward_reference` in one launch."""
     action_slope, (num_rows, num_actions) = _with_whole_rows(action_slope), drawn.action.shape
-    gradient = torch.empty((num_rows, 2 * num_actions), dtype=torch.float32, device=action_slope.device)
+    gradient = torch.empty(
+        (num_rows, 2 * num_actions), dtype=torch.float32, device=action_slope.device
+    )
     block_b, block_a = _tile(num_actions)
     squashed_backward_kernel[(triton.cdiv(num_rows, block_b),)](
-        drawn.action, drawn.step, drawn.is_free.view(torch.uint8), action_slope, log_prob_slope, gradient, num_rows, action_slope.stride(0),
+        drawn.action, drawn.step, drawn.is_free.view(torch.uint8), action_slope, log_prob_slope,
+        gradient, num_rows, action_slope.stride(0),
         A=num_actions, BLOCK_B=block_b, BLOCK_A=block_a, num_warps=NUM_WARPS,
     )  # fmt: skip
     return gradient
@@ -151,13 +173,19 @@ def squashed_backward_triton(drawn: Squashed, action_slope: Tensor, log_prob_slo
 
 def _empty(noise: Tensor) -> Squashed:
     """Room for draws by noise [B, A]."""
-    action, step = (torch.empty(noise.shape, dtype=torch.float32, device=noise.device) for _ in range(2))
+    action, step = (
+        torch.empty(noise.shape, dtype=torch.float32, device=noise.device) for _ in range(2)
+    )
     log_prob = torch.empty(noise.shape[0], dtype=torch.float32, device=noise.device)
-    return Squashed(action, log_prob, step, torch.empty(noise.shape, dtype=torch.bool, device=noise.device))
+    return Squashed(
+        action, log_prob, step, torch.empty(noise.shape, dtype=torch.bool, device=noise.device)
+    )
 
 
 def _with_whole_rows(slope: Tensor) -> Tensor:
-    """`slope` [B, A], copied unless a row's numbers lie side by side: columns of a wider matrix, as a critic's gradient has them, do."""
+    """`slope` [B, A], copied unless a row's numbers lie side by side: columns of a wider matrix, as
+    a critic's gradient has them, do.
+    """
     return slope if slope.stride(1) == 1 or slope.shape[1] == 1 else slope.contiguous()
 
 
@@ -180,8 +208,12 @@ def squashed_backward_c(drawn: Squashed, action_slope: Tensor, log_prob_slope: T
     gradient = torch.empty((num_rows, 2 * num_actions), dtype=torch.float32)
     tensors = drawn.action, drawn.step, drawn.is_free, action_slope, log_prob_slope, gradient
     pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
-    stride, rows, width = (ctypes.c_int64(number) for number in (action_slope.stride(0), num_rows, num_actions))
-    c_library.functions().squashed_backward(*pointers[:4], stride, pointers[4], rows, width, pointers[5])
+    stride, rows, width = (
+        ctypes.c_int64(number) for number in (action_slope.stride(0), num_rows, num_actions)
+    )
+    c_library.functions().squashed_backward(
+        *pointers[:4], stride, pointers[4], rows, width, pointers[5]
+    )
     return gradient
 
 
@@ -189,30 +221,54 @@ def squashed_backward_c(drawn: Squashed, action_slope: Tensor, log_prob_slope: T
 
 
 def squashed_sample(output: Tensor, noise: Tensor) -> Squashed:
-    """output: [B, 2A], means before log standard deviations; noise: [B, A] standard normal, of the same dtype.
+    """output: [B, 2A], means before log standard deviations; noise: [B, A] standard normal, of the
+    same dtype.
 
-    Nothing for autograd: `squashed_backward` is the gradient. Other dtypes than float32 go through the reference.
+    Nothing for autograd: `squashed_backward` is the gradient. Other dtypes than float32 go through
+    the reference.
     """
-    if noise.dim() != 2 or output.shape != (noise.shape[0], 2 * noise.shape[1]):  # C and Triton would read what lies beside
-        raise ValueError(f"output must be [B, 2A] and noise [B, A], got {tuple(output.shape)} and {tuple(noise.shape)}")
+    if noise.dim() != 2 or output.shape != (
+        noise.shape[0],
+        2 * noise.shape[1],
+    ):  # C and Triton would read what lies beside
+        raise ValueError(
+            f"output must be [B, 2A] and noise [B, A], got {tuple(output.shape)} and "
+            f"{tuple(noise.shape)}"
+        )
     if output.dtype != torch.float32 or noise.dtype != torch.float32:
         return squashed_sample_reference(output, noise)
-    function = squashed_sample_triton if use_triton(output) else squashed_sample_c if use_c(output) else squashed_sample_reference
+    function = (
+        squashed_sample_triton
+        if use_triton(output)
+        else squashed_sample_c
+        if use_c(output)
+        else squashed_sample_reference
+    )
     return function(output, noise)
 
 
 def squashed_backward(drawn: Squashed, action_slope: Tensor, log_prob_slope: Tensor) -> Tensor:
-    """The derivative of a loss by `output` [B, 2A], from those by the action [B, A] and by every log-probability.
+    """The derivative of a loss by `output` [B, 2A], from those by the action [B, A] and by every
+    log-probability.
 
     log_prob_slope: 0-d on the device, the same for all rows, of the dtype of the others.
     """
     if action_slope.shape != drawn.action.shape or log_prob_slope.dim():
-        found = f"{tuple(drawn.action.shape)}, {tuple(action_slope.shape)} and {tuple(log_prob_slope.shape)}"
+        found = (
+            f"{tuple(drawn.action.shape)}, {tuple(action_slope.shape)} and "
+            f"{tuple(log_prob_slope.shape)}"
+        )
         raise ValueError(f"action and its slope must be [B, A] and log_prob_slope 0-d, got {found}")
     if {tensor.dtype for tensor in (drawn.action, action_slope, log_prob_slope)} != {torch.float32}:
         return squashed_backward_reference(drawn, action_slope, log_prob_slope)
     use = drawn.action
-    function = squashed_backward_triton if use_triton(use) else squashed_backward_c if use_c(use) else squashed_backward_reference
+    function = (
+        squashed_backward_triton
+        if use_triton(use)
+        else squashed_backward_c
+        if use_c(use)
+        else squashed_backward_reference
+    )
     return function(drawn, action_slope, log_prob_slope)
 
 
@@ -222,9 +278,11 @@ def squashed_mode(output: Tensor) -> Tensor:
 
 
 def squashed_likelihood(output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """(log-probability [B] of the actions [B, A] that others took, its derivative by `output` [B, 2A]).
+    """(log-probability [B] of the actions [B, A] that others took, its derivative by `output` [B,
+    2A]).
 
-    Actions count as at most 1 - 1e-6, where atanh is finite. A log_std beyond its limits is led back by the derivative, never further out.
+    Actions count as at most 1 - 1e-6, where atanh is finite. A log_std beyond its limits is led
+    back by the derivative, never further out.
     """
     mean, unlimited = output.chunk(2, dim=-1)
     log_std = unlimited.clamp(*LOG_STD_LIMITS)

@@ -1,4 +1,6 @@
-"""Streams in which a chosen word has chosen bits: a test aims a draw at any number, the first and the last included."""
+"""Streams in which a chosen word has chosen bits: a test aims a draw at any number, the first and
+the last included.
+"""
 
 import torch
 
@@ -23,6 +25,10 @@ def unmixed(word: int) -> int:
 
 
 def aimed(uniform: float, number: int = 0) -> RandomStreams:
-    """A stream whose word `number` of step 0 gives u = `uniform` in [0, 1), rounded down to 53 bits."""
+    """A stream whose word `number` of step 0 gives u = `uniform` in [0, 1), rounded down to 53
+    bits.
+    """
     key = (unmixed(int(uniform * 2.0**53) << 11) - number * GOLDEN) % SPAN
-    return RandomStreams(torch.tensor([key - SPAN * (key >= SPAN // 2)]), torch.tensor([GOLDEN]), torch.tensor(0))
+    return RandomStreams(
+        torch.tensor([key - SPAN * (key >= SPAN // 2)]), torch.tensor([GOLDEN]), torch.tensor(0)
+    )

@@ -30,6 +30,21 @@ def record(path: Path, env: Any, act: Callable[[Tensor], Tensor], steps: int) ->
 
 
 def clone(folder: Path, env: str, **changes: Any) -> gpurl.Run:
-    shape = {"num_envs": 16, "threads": 1, "learning_rate": 3e-3, "schedule": "linear", "actor_network": {"hidden": [64, 64]}}
+    shape = {
+        "num_envs": 16,
+        "threads": 1,
+        "learning_rate": 3e-3,
+        "schedule": "linear",
+        "actor_network": {"hidden": [64, 64]},
+    }
     fixed = {"device": "cpu", "quiet": True, "run_dir": str(folder), "eval_every": 10**9}
-    return train("bc", env, **(shape | {"updates": 16, "total_steps": 16 * 60, "learning_starts": 256} | fixed | changes))
+    return train(
+        "bc",
+        env,
+        **(
+            shape
+            | {"updates": 16, "total_steps": 16 * 60, "learning_starts": 256}
+            | fixed
+            | changes
+        ),
+    )

@@ -1,6 +1,8 @@
-"""Tests marked `gpu` are skipped without a CUDA device; runs draw their curve only in tests marked `curve`; no test uses a network.
+"""Tests marked `gpu` are skipped without a CUDA device; runs draw their curve only in tests marked
+`curve`; no test uses a network.
 
-Properties (test_properties_*.py) are tried on the same 30 examples each time; with GPURL_EXAMPLES=N on N others each time, for a soak.
+Properties (test_properties_*.py) are tried on the same 30 examples each time; with GPURL_EXAMPLES=N
+on N others each time, for a soak.
 """
 
 import ipaddress
@@ -20,11 +22,21 @@ except ImportError:  # a machine that has what the GPU tests need and no more
     collect_ignore_glob = ["test_properties_*.py"]
 else:
     MANY = int(os.environ.get("GPURL_EXAMPLES", "30"))
-    NO_CLOCK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # of a machine that others work on
+    NO_CLOCK = {
+        "deadline": None,
+        "suppress_health_check": [HealthCheck.too_slow],
+    }  # of a machine that others work on
     settings.register_profile(
-        "gpurl", derandomize="GPURL_EXAMPLES" not in os.environ, database=None, max_examples=MANY, print_blob=True, **NO_CLOCK
+        "gpurl",
+        derandomize="GPURL_EXAMPLES" not in os.environ,
+        database=None,
+        max_examples=MANY,
+        print_blob=True,
+        **NO_CLOCK,
     )
-    settings.register_profile("mutants", settings.get_profile("gpurl"), phases=(Phase.explicit, Phase.generate))  # that it fails is enough
+    settings.register_profile(
+        "mutants", settings.get_profile("gpurl"), phases=(Phase.explicit, Phase.generate)
+    )  # that it fails is enough
     settings.load_profile("gpurl")
 
 
@@ -59,7 +71,9 @@ def _is_here(address: Any) -> bool:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_network() -> Iterator[None]:
-    """Tests that talk to another machine, or let one talk to them, fail: this program does neither unless it is asked to."""
+    """Tests that talk to another machine, or let one talk to them, fail: this program does neither
+    unless it is asked to.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name in ("connect", "connect_ex", "bind", "sendto"):
             patch.setattr(socket.socket, name, _guarded(name))

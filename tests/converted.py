@@ -18,7 +18,9 @@ def forked(path: Path, folder: Path) -> Answer:
         code = 1
         try:
             with redirect_stdout(io.StringIO()) as told:
-                code = convert_worker.main(str(path.absolute()), str(folder / "tensors.safetensors"))
+                code = convert_worker.main(
+                    str(path.absolute()), str(folder / "tensors.safetensors")
+                )
             answer.write_text(told.getvalue())
         finally:
             os._exit(code)

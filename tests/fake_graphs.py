@@ -1,7 +1,9 @@
-"""CUDA graphs on a CPU: capturing records every operation with the tensors it works on, a replay does them again and runs no Python.
+"""CUDA graphs on a CPU: capturing records every operation with the tensors it works on, a replay
+does them again and runs no Python.
 
-As with CUDA, capturing changes nothing (what was written is put back), what Python knew is baked in, results stand where they stood at
-capture, and an operation whose answer the host needs cannot be captured.
+As with CUDA, capturing changes nothing (what was written is put back), what Python knew is baked
+in, results stand where they stood at capture, and an operation whose answer the host needs cannot
+be captured.
 """
 
 from collections.abc import Callable
@@ -12,7 +14,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-WAITING = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "unique_dim"}
+WAITING = {
+    "_local_scalar_dense",
+    "nonzero",
+    "equal",
+    "is_nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_dim",
+}
 
 
 class FakeGraphs:
@@ -35,8 +45,15 @@ class FakeGraphs:
         return lambda: self._replay(recorder), result
 
     def _replay(self, recorder: "Recorder") -> None:
-        """Graphs that share a pool write over what others left behind: only what a function returned or another one reads stays."""
-        read = {storage(tensor) for each in self.captured for _, *given, _ in each.operations for tensor in tensors(given)}
+        """Graphs that share a pool write over what others left behind: only what a function
+        returned or another one reads stays.
+        """
+        read = {
+            storage(tensor)
+            for each in self.captured
+            for _, *given, _ in each.operations
+            for tensor in tensors(given)
+        }
         for other in self.captured:
             if other is not recorder:
                 other.spoil(read | other.results)
@@ -46,7 +63,9 @@ class FakeGraphs:
 class Refusal(TorchDispatchMode):
     """Raises where a GPU would have to be waited for."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = function.overloadpacket.__name__
         if name in WAITING:
             raise RuntimeError(f"called a synchronizing operation: {name}")
@@ -63,10 +82,17 @@ class Recorder(Refusal):
         self.before: dict[int, tuple[Tensor, Tensor]] = {}  # what others held
         self.results: set[int] = set()  # storages of what the function returned
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
-        writes = [argument.alias_info is not None and argument.alias_info.is_write for argument in function._schema.arguments]
-        given = {argument.name: value for argument, value in zip(function._schema.arguments, args)} | kwargs
+        writes = [
+            argument.alias_info is not None and argument.alias_info.is_write
+            for argument in function._schema.arguments
+        ]
+        given = {
+            argument.name: value for argument, value in zip(function._schema.arguments, args)
+        } | kwargs
         written = [
             tensor
             for argument, is_written in zip(function._schema.arguments, writes)

@@ -1,4 +1,6 @@
-"""New processes at a tenth of a new interpreter's price: one that has imported gpurl and trained once forks another for each run."""
+"""New processes at a tenth of a new interpreter's price: one that has imported gpurl and trained
+once forks another for each run.
+"""
 
 import importlib
 import json
@@ -33,7 +35,8 @@ WARM_UP = {
 
 
 def play(words: list[str] | None = None, stop_after: int | None = None, **settings: Any) -> int:
-    """What `gpurl WORDS` ends with, or 0 after gpurl.train(**settings), gpurl.resume(**settings); a SIGTERM comes after so many iterations.
+    """What `gpurl WORDS` ends with, or 0 after gpurl.train(**settings), gpurl.resume(**settings); a
+    SIGTERM comes after so many iterations.
 
     Without words nothing is parsed, which takes as long as such a run.
     """
@@ -47,7 +50,8 @@ def play(words: list[str] | None = None, stop_after: int | None = None, **settin
             return metrics
 
         Trainer.iterate = counted  # type: ignore[method-assign]
-    torch.seed()  # what a run takes from a generator of the process differs from one process to the next
+    # what a run takes from a generator of the process differs from one process to the next
+    torch.seed()
     np.random.seed()  # noqa: NPY002
     random.seed()
     gpurl.api.plot_curve = lambda folder: folder  # type: ignore[attr-defined]  # longer to draw than these runs take
@@ -58,19 +62,30 @@ def play(words: list[str] | None = None, stop_after: int | None = None, **settin
 
 
 class Forks:
-    """A context manager; `start` gives a process that does what `play` does, `wait` its exit code, -9 where it was killed."""
+    """A context manager; `start` gives a process that does what `play` does, `wait` its exit code,
+    -9 where it was killed.
+    """
 
     def __enter__(self) -> "Forks":
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "tests.forked_runs"]
-        self._server = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._server = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
         self._server.communicate()
 
     def start(self, output: Path, **arguments: Any) -> int:
-        """The process's number; what it says goes behind what is in `output`. arguments: of `play`, as JSON has them."""
+        """The process's number; what it says goes behind what is in `output`. arguments: of `play`,
+        as JSON has them.
+        """
         return self._ask(output=str(output), **arguments)
 
     def wait(self, process: int) -> int:
@@ -93,7 +108,9 @@ def serve() -> None:
     os.dup2(2, 1)  # what a library prints is no answer
     for name in algorithm_names():
         resolve_algorithm(name)
-    importlib.import_module("torch.fx.experimental.symbolic_shapes")  # as autograd does at its first use, for more than a second
+    importlib.import_module(
+        "torch.fx.experimental.symbolic_shapes"
+    )  # as autograd does at its first use, for more than a second
     with tempfile.TemporaryDirectory() as folder:
         play(algorithm="ppo", env="pendulum", run_dir=f"{folder}/run", **WARM_UP)
     for line in sys.stdin:

@@ -1,4 +1,6 @@
-"""Files that do something when they are trusted: each makes the folder `canary` if what reads it executes or unpacks it."""
+"""Files that do something when they are trusted: each makes the folder `canary` if what reads it
+executes or unpacks it.
+"""
 
 import io
 import json
@@ -49,7 +51,12 @@ def _zip(canary: Path) -> bytes:
         link = zipfile.ZipInfo("away")
         link.external_attr = 0o120777 << 16
         archive.writestr(link, str(canary.parent))
-        for name in (f"../{canary.name}/x", f"../../{canary.name}/x", f"{canary}/x", f"away/{canary.name}/x"):
+        for name in (
+            f"../{canary.name}/x",
+            f"../../{canary.name}/x",
+            f"{canary}/x",
+            f"away/{canary.name}/x",
+        ):
             archive.writestr(name, "x")
         archive.writestr("policy.pth", _torch(canary))
     return stream.getvalue()
@@ -91,7 +98,10 @@ HOSTILE = {
     "yaml value": lambda canary: f"seed: !!python/object/new:os.makedirs ['{canary}']\n".encode(),
     "safetensors length": lambda canary: _safetensors(b"{}", 1 << 62),
     "safetensors overlap": lambda canary: _safetensors(
-        {name: {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 8]} for name in ("obs", "action", "weight")}
+        {
+            name: {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 8]}
+            for name in ("obs", "action", "weight")
+        }
     ),
     "deep json": lambda canary: b"[" * 200_000,
     "xml": _xml,

@@ -1,4 +1,6 @@
-"""PPO as one central policy of all agents, paid the mean of their rewards: an algorithm for several agents that needs no new one."""
+"""PPO as one central policy of all agents, paid the mean of their rewards: an algorithm for several
+agents that needs no new one.
+"""
 
 from typing import ClassVar
 
@@ -16,5 +18,7 @@ class JointPPO(PPO):
     config: PPOConfig
     takes_agents: ClassVar[bool] = True
 
-    def record(self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep) -> None:
+    def record(
+        self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep
+    ) -> None:
         super().record(buffer, obs, decision, timestep._replace(reward=timestep.reward.mean(1)))

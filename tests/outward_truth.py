@@ -1,4 +1,6 @@
-"""What environments give by themselves for the actions of another trainer: what that trainer must have stored."""
+"""What environments give by themselves for the actions of another trainer: what that trainer must
+have stored.
+"""
 
 from typing import Any
 
@@ -22,12 +24,21 @@ def truth(name: str, actions: Any) -> dict[str, Tensor]:
     columns = []
     for action in actions:
         before = obs
-        obs, reward, terminated, truncated, info = env.step(torch.as_tensor(action).reshape(env.action_space.shape))
+        obs, reward, terminated, truncated, info = env.step(
+            torch.as_tensor(action).reshape(env.action_space.shape)
+        )
         column = {"obs": before, "next_obs": obs, "final_obs": info["final_obs"], "reward": reward}
-        column |= {"terminated": terminated, "truncated": truncated, "return": info["episode"]["r"], "length": info["episode"]["l"]}
+        column |= {
+            "terminated": terminated,
+            "truncated": truncated,
+            "return": info["episode"]["r"],
+            "length": info["episode"]["l"],
+        }
         columns.append(column)
     return {key: torch.stack([column[key] for column in columns]) for key in columns[0]}
 
 
 def assert_same(got: Any, wanted: Tensor) -> None:
-    torch.testing.assert_close(torch.as_tensor(got).reshape(wanted.shape).to(wanted.dtype), wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        torch.as_tensor(got).reshape(wanted.shape).to(wanted.dtype), wanted, rtol=1e-5, atol=1e-6
+    )

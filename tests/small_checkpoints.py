@@ -1,4 +1,6 @@
-"""Checkpoints of a few numbers: made, read back with every bit compared, and looked at from outside."""
+"""Checkpoints of a few numbers: made, read back with every bit compared, and looked at from
+outside.
+"""
 
 import logging
 import math
@@ -14,7 +16,10 @@ from gpurl.errors import CheckpointError
 
 
 def small_parts(step: int = 0) -> dict:
-    return {"model": {"weight": torch.full((3, 5), float(step)), "step": step}, "optim": {"m": [torch.arange(4), (1, math.inf)]}}
+    return {
+        "model": {"weight": torch.full((3, 5), float(step)), "step": step},
+        "optim": {"m": [torch.arange(4), (1, math.inf)]},
+    }
 
 
 def assert_same_bits(got: object, wanted: object) -> None:
@@ -22,7 +27,9 @@ def assert_same_bits(got: object, wanted: object) -> None:
     assert type(got) is type(wanted)
     if isinstance(wanted, Tensor) and isinstance(got, Tensor):
         assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
-        assert bytes(got.flatten().view(torch.uint8).tolist()) == bytes(wanted.flatten().view(torch.uint8).tolist())
+        assert bytes(got.flatten().view(torch.uint8).tolist()) == bytes(
+            wanted.flatten().view(torch.uint8).tolist()
+        )
     elif isinstance(wanted, float):
         assert struct.pack(">d", got) == struct.pack(">d", wanted)
     elif isinstance(wanted, dict):

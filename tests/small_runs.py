@@ -30,20 +30,38 @@ from gpurl.run.settings import build
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL: dict[str, Any] = {
-    "num_envs": 16, "horizon": 8, "minibatches": 2, "eval_episodes": 4, "quiet": True, "device": "cpu", "network": {"hidden": [16]},
+    "num_envs": 16,
+    "horizon": 8,
+    "minibatches": 2,
+    "eval_episodes": 4,
+    "quiet": True,
+    "device": "cpu",
+    "network": {"hidden": [16]},
     "log_every": 0.0,
-}  # fmt: skip
+}
 ITERATION = 16 * 8
 
 
 # without bc, which learns from no reward: tests/algorithms/test_bc_runs.py
-OFF_POLICY = [name for name in algorithm_names() if issubclass(resolve_algorithm(name), OffPolicy) and name != "bc"]
+OFF_POLICY = [
+    name
+    for name in algorithm_names()
+    if issubclass(resolve_algorithm(name), OffPolicy) and name != "bc"
+]
 
 
 def small_settings(algorithm: str, rows: int = 8) -> dict[str, Any]:
-    """Settings with which an iteration of `algorithm` takes milliseconds, and learns from the first; rows: of a batch."""
+    """Settings with which an iteration of `algorithm` takes milliseconds, and learns from the
+    first; rows: of a batch.
+    """
     fields = config_class(resolve_algorithm(algorithm)).__dataclass_fields__
-    values: dict[str, Any] = {"updates": 4, "batch_size": rows, "learning_starts": rows, "replay_size": 16 * rows, "minibatches": 1}
+    values: dict[str, Any] = {
+        "updates": 4,
+        "batch_size": rows,
+        "learning_starts": rows,
+        "replay_size": 16 * rows,
+        "minibatches": 1,
+    }
     values |= {name: {"hidden": [8]} for name in ("network", "actor_network", "critic_network")}
     if "policy_delay" in fields and fields["policy_delay"].default > 1:
         values["policy_delay"] = 2
@@ -54,7 +72,9 @@ def some_demonstrations(folder: Path, env: VecEnv, rows: int = 20) -> str:
     """A dataset for bc: what means nothing, of the environment's spaces."""
     actions = gymnasium.vector.utils.batch_space(env.single_action_space, rows)
     actions.seed(0)
-    obs = np.zeros((rows, *(env.single_observation_space.shape or ())), env.single_observation_space.dtype)
+    obs = np.zeros(
+        (rows, *(env.single_observation_space.shape or ())), env.single_observation_space.dtype
+    )
     np.savez(folder / "demonstrations.npz", obs=obs, action=actions.sample())
     return str(folder / "demonstrations.npz")
 
@@ -73,20 +93,36 @@ def takes(algorithm: str, space: gymnasium.Space, num_agents: int = 1) -> bool:
     return isinstance(space, Box) if issubclass(kind, OffPolicyActorCritic) else True
 
 
-def small_run(folder: Path, iterations: int, algorithm: str = "ppo", env: str = "pendulum", **changes: Any) -> gpurl.Run:
+def small_run(
+    folder: Path, iterations: int, algorithm: str = "ppo", env: str = "pendulum", **changes: Any
+) -> gpurl.Run:
     minibatches = {"minibatches": 1} if algorithm == "a2c" else {}
-    return train(algorithm, env, **{**SMALL, "run_dir": str(folder), "total_steps": iterations * ITERATION, **minibatches, **changes})
+    return train(
+        algorithm,
+        env,
+        **{
+            **SMALL,
+            "run_dir": str(folder),
+            "total_steps": iterations * ITERATION,
+            **minibatches,
+            **changes,
+        },
+    )
 
 
 def off_policy(name: str, env: VecEnv, **settings: Any) -> OffPolicy:
     """An algorithm that replays, with small settings."""
     config = build(config_class(resolve_algorithm(name)), small_settings(name) | settings)
-    algorithm = make_algorithm(name, config, env.single_observation_space, env.single_action_space, env.num_envs)
+    algorithm = make_algorithm(
+        name, config, env.single_observation_space, env.single_action_space, env.num_envs
+    )
     assert isinstance(algorithm, OffPolicy)
     return algorithm
 
 
-def play(algorithm: Algorithm, env: VecEnv, iterations: int, learns: bool = True) -> dict[str, Tensor]:
+def play(
+    algorithm: Algorithm, env: VecEnv, iterations: int, learns: bool = True
+) -> dict[str, Tensor]:
     """The training loop without what surrounds it."""
     obs, _ = env.reset(seed=0)
     buffer, carry, metrics = algorithm.make_buffer(), algorithm.initial_carry(env.num_envs), {}
@@ -104,7 +140,9 @@ def play(algorithm: Algorithm, env: VecEnv, iterations: int, learns: bool = True
 
 
 def state_of(folder: Path) -> dict[str, Any]:
-    """What a run left in its newest checkpoint, without what differs from one process to the next."""
+    """What a run left in its newest checkpoint, without what differs from one process to the
+    next.
+    """
     parts, _ = load_checkpoint(folder)
     parts.pop("meta")
     for name in ("elapsed", "best_return", "evaluation", "statistics", "threads"):

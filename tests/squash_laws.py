@@ -1,4 +1,6 @@
-"""What every form of the squashed draws and of their way back must do: the reference and C, in tests/test_squash.py, and Triton."""
+"""What every form of the squashed draws and of their way back must do: the reference and C, in
+tests/test_squash.py, and Triton.
+"""
 
 import itertools
 import math
@@ -8,23 +10,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpurl.kernels.squash import LOG_STD_LIMITS, Squashed, squashed_backward_reference, squashed_sample_reference
+from gpurl.kernels.squash import (
+    LOG_STD_LIMITS,
+    Squashed,
+    squashed_backward_reference,
+    squashed_sample_reference,
+)
 
-Sample, Backward = Callable[[Tensor, Tensor], Squashed], Callable[[Squashed, Tensor, Tensor], Tensor]
+Sample, Backward = (
+    Callable[[Tensor, Tensor], Squashed],
+    Callable[[Squashed, Tensor, Tensor], Tensor],
+)
 SIZES = [(1, 1), (5, 3), (33, 8), (70, 21), (300, 1), (3, 300)]  # B, A
 GUARD = 64  # numbers before and behind
 
 
 class GuardedMemory:
-    """Stands for `torch.empty`: gives memory with a band before and behind, and tells whether these are untouched."""
+    """Stands for `torch.empty`: gives memory with a band before and behind, and tells whether these
+    are untouched.
+    """
 
     def __init__(self) -> None:
         self.bands = list[Tensor]()
 
-    def __call__(self, *size: Any, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
+    def __call__(
+        self, *size: Any, dtype: torch.dtype = torch.float32, device: Any = None
+    ) -> Tensor:
         shape = size if isinstance(size[0], int) else tuple(size[0])
         count, width = math.prod(shape), dtype.itemsize
-        memory = torch.full(((count + 2 * GUARD) * width,), 0xFF, dtype=torch.uint8, device=device)  # NaN, as floats
+        memory = torch.full(
+            ((count + 2 * GUARD) * width,), 0xFF, dtype=torch.uint8, device=device
+        )  # NaN, as floats
         start, end = memory[: GUARD * width], memory[(count + GUARD) * width :]
         self.bands += [start, end]
         return memory[GUARD * width : (count + GUARD) * width].view(dtype).view(shape)
@@ -35,7 +51,9 @@ class GuardedMemory:
 
 
 def inputs(rows: int, actions: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """(output [B, 2A], noise [B, A]); log standard deviations within their limits, on them and beyond."""
+    """(output [B, 2A], noise [B, A]); log standard deviations within their limits, on them and
+    beyond.
+    """
     generator = torch.Generator().manual_seed(seed)
     output = torch.randn(rows, 2 * actions, generator=generator) * 3.0
     output[0, actions] = LOG_STD_LIMITS[rows % 2]
@@ -45,7 +63,12 @@ def inputs(rows: int, actions: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def draws_are_those_of_float64(sample: Sample, rows: int, actions: int) -> None:
     output, noise = inputs(rows, actions)
     got, wanted = sample(output, noise), squashed_sample_reference(output.double(), noise.double())
-    assert [tensor.dtype for tensor in got] == [torch.float32, torch.float32, torch.float32, torch.bool]
+    assert [tensor.dtype for tensor in got] == [
+        torch.float32,
+        torch.float32,
+        torch.float32,
+        torch.bool,
+    ]
     assert torch.equal(got.is_free, wanted.is_free)
     assert bool(got.is_free[0, 0])
     torch.testing.assert_close(got.action.double(), wanted.action, rtol=0.0, atol=1e-6)
@@ -54,7 +77,9 @@ def draws_are_those_of_float64(sample: Sample, rows: int, actions: int) -> None:
 
 
 def the_way_back_is_that_of_float64(backward: Backward, rows: int, actions: int) -> None:
-    """The slope lies, as a critic's gradient by its action does, between columns of a wider matrix."""
+    """The slope lies, as a critic's gradient by its action does, between columns of a wider
+    matrix.
+    """
     drawn = squashed_sample_reference(*inputs(rows, actions))
     wide = torch.full((rows, actions + 7), torch.nan)
     slope, of_log_prob = wide[:, 5 : 5 + actions], torch.tensor(0.37)
@@ -69,14 +94,24 @@ def the_way_back_is_that_of_float64(backward: Backward, rows: int, actions: int)
 
 def what_is_not_finite_goes_through(sample: Sample, backward: Backward) -> None:
     """As in the reference, every one with every other; and by name where that matters."""
-    table = torch.tensor(list(itertools.product((math.nan, math.inf, -math.inf, 1e30, 0.5), repeat=3)))
-    drawn, wanted = sample(table[:, :2], table[:, 2:]), squashed_sample_reference(table[:, :2], table[:, 2:])
+    table = torch.tensor(
+        list(itertools.product((math.nan, math.inf, -math.inf, 1e30, 0.5), repeat=3))
+    )
+    drawn, wanted = (
+        sample(table[:, :2], table[:, 2:]),
+        squashed_sample_reference(table[:, :2], table[:, 2:]),
+    )
     for got, want in zip(drawn, wanted):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)
     slope = table.flip(0)[:, 1:2]
     for number in (math.nan, math.inf, -1.0):
-        got, want = (way_back(wanted, slope, torch.tensor(number)) for way_back in (backward, squashed_backward_reference))
-        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5, equal_nan=True)  # 1 - a^2 loses digits near 1
+        got, want = (
+            way_back(wanted, slope, torch.tensor(number))
+            for way_back in (backward, squashed_backward_reference)
+        )
+        torch.testing.assert_close(
+            got, want, rtol=1e-3, atol=1e-5, equal_nan=True
+        )  # 1 - a^2 loses digits near 1
     far = sample(torch.tensor([[math.inf, 0.0], [-math.inf, 0.0]]), torch.zeros(2, 1))
     assert far.action.flatten().tolist() == [1.0, -1.0]
     assert far.log_prob.tolist() == [math.inf, math.inf]
@@ -88,7 +123,11 @@ def a_broken_row_stays_in_itself(sample: Sample, backward: Backward) -> None:
         (output if place < 6 else noise)[4, place % 6] = math.nan
         drawn = sample(output, noise)
         gradient = backward(drawn, torch.ones(11, 3), torch.tensor(0.5))
-        assert drawn.log_prob.isnan().tolist() == gradient.isnan().any(1).tolist() == [row == 4 for row in range(11)]
+        assert (
+            drawn.log_prob.isnan().tolist()
+            == gradient.isnan().any(1).tolist()
+            == [row == 4 for row in range(11)]
+        )
         assert int(drawn.action.isnan().sum()) == 1
         assert bool(drawn.action[4, place % 3].isnan())
 

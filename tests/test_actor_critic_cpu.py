@@ -1,4 +1,6 @@
-"""The C actor-critic against the torch path and float64, at odd sizes; NaN, threads, and PPO's steps in one call."""
+"""The C actor-critic against the torch path and float64, at odd sizes; NaN, threads, and PPO's
+steps in one call.
+"""
 
 import itertools
 import math
@@ -46,7 +48,9 @@ class Model(nn.Module):
         torch.manual_seed(3)
         self.head, self.network = head, ActorCritic(config, inputs, head.num_outputs)
         for parameter in self.network.parameters():
-            parameter.data += 0.1 * torch.randn_like(parameter)  # biases of 0 and a small actor would hide mistakes
+            parameter.data += 0.1 * torch.randn_like(
+                parameter
+            )  # biases of 0 and a small actor would hide mistakes
         self.optimizer = FlatAdam(self, 1e-2, **adam)
         self.host = HostNetwork(self.network)
 
@@ -55,15 +59,26 @@ def gaussian(outputs: int) -> Gaussian:
     return Gaussian(Box(-1.0, 1.0, (outputs,), np.float32))
 
 
-def model_of(shape: tuple[tuple[int, ...], int, int], activation: str = "tanh", shared: bool = False) -> Model:
+def model_of(
+    shape: tuple[tuple[int, ...], int, int], activation: str = "tanh", shared: bool = False
+) -> Model:
     hidden, inputs, outputs = shape
-    return Model(NetworkConfig(hidden=hidden, activation=activation, shared=shared and bool(hidden)), inputs, gaussian(outputs))
+    return Model(
+        NetworkConfig(hidden=hidden, activation=activation, shared=shared and bool(hidden)),
+        inputs,
+        gaussian(outputs),
+    )
 
 
 @torch.enable_grad()
-def in_float64(model: Model, x: Tensor, of_output: Tensor, of_value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def in_float64(
+    model: Model, x: Tensor, of_output: Tensor, of_value: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Output, value and flat gradient in float64, by autograd and by the textbook's formulas."""
-    towers, activation = model.network.towers, {"tanh": torch.tanh, "elu": nn.functional.elu, "relu": torch.relu}
+    towers, activation = (
+        model.network.towers,
+        {"tanh": torch.tanh, "elu": nn.functional.elu, "relu": torch.relu},
+    )
     flat = model.optimizer.flat.double().requires_grad_()
     begin = model.optimizer.flat.data_ptr()
 
@@ -75,7 +90,9 @@ def in_float64(model: Model, x: Tensor, of_output: Tensor, of_value: Tensor) -> 
     for weight, bias in zip(towers.weights, towers.biases):
         h = activation[towers.activation](torch.baddbmm(own(bias), h, own(weight).transpose(1, 2)))
     output = h[0] @ own(model.network.actor.weight).t() + own(model.network.actor.bias)
-    value = (h[-1] @ own(model.network.critic.weight).t() + own(model.network.critic.bias)).squeeze(1)
+    value = (h[-1] @ own(model.network.critic.weight).t() + own(model.network.critic.bias)).squeeze(
+        1
+    )
     loss = (output * of_output.double()).sum() + (value * of_value.double()).sum()
     (gradient,) = torch.autograd.grad(loss, flat)
     return output.detach(), value.detach(), gradient
@@ -84,15 +101,27 @@ def in_float64(model: Model, x: Tensor, of_output: Tensor, of_value: Tensor) -> 
 def assert_near(got: Tensor, wanted: Tensor, tolerance: float) -> None:
     """Within `tolerance` of the largest number."""
     assert got.shape == wanted.shape
-    assert float((got.double() - wanted).abs().max()) <= tolerance * float(wanted.abs().max()) + 1e-6
+    assert (
+        float((got.double() - wanted).abs().max()) <= tolerance * float(wanted.abs().max()) + 1e-6
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("activation", "shared"), list(itertools.product(("tanh", "elu", "relu"), (False, True))))
-def test_forward_and_backward_are_those_of_float64(shape: tuple[tuple[int, ...], int, int], activation: str, shared: bool) -> None:
+@pytest.mark.parametrize(
+    ("activation", "shared"), list(itertools.product(("tanh", "elu", "relu"), (False, True)))
+)
+def test_forward_and_backward_are_those_of_float64(
+    shape: tuple[tuple[int, ...], int, int], activation: str, shared: bool
+) -> None:
     model = model_of(shape, activation, shared)
-    for rows in ROWS[: 3 if activation == "relu" else 4]:  # among more rows float64 finds a relu on the other side of 0
-        x, of_output, of_value = torch.randn(rows, shape[1]), torch.randn(rows, shape[2]), torch.randn(rows)
+    for rows in ROWS[
+        : 3 if activation == "relu" else 4
+    ]:  # among more rows float64 finds a relu on the other side of 0
+        x, of_output, of_value = (
+            torch.randn(rows, shape[1]),
+            torch.randn(rows, shape[2]),
+            torch.randn(rows),
+        )
         output, value, gradient = in_float64(model, x, of_output, of_value)
         model.optimizer.gradient.fill_(math.nan)  # everything must be written
         model.head.log_std.grad.zero_()  # but this, which is the head's
@@ -147,11 +176,26 @@ def test_the_activation_over_its_whole_range(activation: str) -> None:
     model = model_of(((1,), 1, 1), activation, shared=True)
     network = model.network
     for parameter in network.parameters():
-        parameter.data.fill_(1.0 if parameter.dim() > 1 and parameter.numel() == 1 and parameter is not network.towers.biases[0] else 0.0)
-    x = torch.cat((torch.linspace(-30.0, 30.0, 20001), torch.tensor([0.0, -200.0, 200.0, math.inf, -math.inf]))).unsqueeze(1)
-    wanted = {"tanh": torch.tanh, "elu": nn.functional.elu, "relu": torch.relu}[activation](x.double()).squeeze(1)
+        parameter.data.fill_(
+            1.0
+            if parameter.dim() > 1
+            and parameter.numel() == 1
+            and parameter is not network.towers.biases[0]
+            else 0.0
+        )
+    x = torch.cat(
+        (
+            torch.linspace(-30.0, 30.0, 20001),
+            torch.tensor([0.0, -200.0, 200.0, math.inf, -math.inf]),
+        )
+    ).unsqueeze(1)
+    wanted = {"tanh": torch.tanh, "elu": nn.functional.elu, "relu": torch.relu}[activation](
+        x.double()
+    ).squeeze(1)
     value = model.host(x)[1].double()
-    assert float(((value - wanted).nan_to_num(0.0).abs() / wanted.abs().clamp(1.0, 1e30)).max()) < 2e-7
+    assert (
+        float(((value - wanted).nan_to_num(0.0).abs() / wanted.abs().clamp(1.0, 1e30)).max()) < 2e-7
+    )
     assert torch.equal(value.isinf(), wanted.isinf())
     assert float(value[20001]) == 0.0
 
@@ -159,7 +203,9 @@ def test_the_activation_over_its_whole_range(activation: str) -> None:
 # ---- PPO's steps ----
 
 
-def rollout_of(model: Model, rows: int, inputs: int, has_valid: bool, spread: float = 0.2) -> dict[str, Tensor]:
+def rollout_of(
+    model: Model, rows: int, inputs: int, has_valid: bool, spread: float = 0.2
+) -> dict[str, Tensor]:
     """Columns near what the policy itself would have recorded."""
     generator = torch.Generator().manual_seed(rows)
     obs = torch.randn(rows, inputs, generator=generator)
@@ -168,8 +214,16 @@ def rollout_of(model: Model, rows: int, inputs: int, has_valid: bool, spread: fl
     is_gaussian = isinstance(model.head, Gaussian)
     action = output + noise if is_gaussian else (output + noise).argmax(-1)
     log_prob = model.head.log_prob(output, action) + spread * torch.randn(rows, generator=generator)
-    columns = {"obs": obs, "action": action, "log_prob": log_prob, "value": value + spread * torch.randn(rows, generator=generator)}
-    columns |= {"advantage": torch.randn(rows, generator=generator), "returns": value + torch.randn(rows, generator=generator)}
+    columns = {
+        "obs": obs,
+        "action": action,
+        "log_prob": log_prob,
+        "value": value + spread * torch.randn(rows, generator=generator),
+    }
+    columns |= {
+        "advantage": torch.randn(rows, generator=generator),
+        "returns": value + torch.randn(rows, generator=generator),
+    }
     if has_valid:
         columns["valid"] = torch.rand(rows, generator=generator) < 0.7
     return {name: column.detach() for name, column in columns.items()}
@@ -180,7 +234,9 @@ def packed(columns: dict[str, Tensor]) -> Tensor:
     return torch.nn.functional.pad(rows, (0, 40), value=math.nan)  # what is behind is not read
 
 
-def torch_step(model: Model, columns: dict[str, Tensor], options: dict[str, object], normalizes: bool) -> dict[str, Tensor]:
+def torch_step(
+    model: Model, columns: dict[str, Tensor], options: dict[str, object], normalizes: bool
+) -> dict[str, Tensor]:
     """A step by networks.py, distributions.py, losses.py and adam.py."""
     weight, advantage = None, columns["advantage"]
     if "valid" in columns:
@@ -200,26 +256,44 @@ def torch_step(model: Model, columns: dict[str, Tensor], options: dict[str, obje
     )
     output, value, kept = model.network(columns["obs"])
     log_prob, entropy, backward = model.head.evaluate(output, columns["action"])
-    slopes, parts = ppo_loss(log_prob, value, entropy, terms, options["value_coef"], options["clip_range_value"])
+    slopes, parts = ppo_loss(
+        log_prob, value, entropy, terms, options["value_coef"], options["clip_range_value"]
+    )
     model.network.backward(backward(slopes.log_prob, slopes.entropy), slopes.value, kept)
-    return parts | {"grad_norm": model.optimizer.step()}
+    return parts | {"grad_norm": model.optimizer.step_along_gradient()}
 
 
 @pytest.mark.parametrize("has_valid", [False, True])
 @pytest.mark.parametrize(("normalizes", "clip_range_value"), [(False, None), (True, 0.15)])
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize(("kind", "outputs"), [("gaussian", 1), ("gaussian", 5), ("categorical", 2), ("categorical", 18)])
+@pytest.mark.parametrize(
+    ("kind", "outputs"), [("gaussian", 1), ("gaussian", 5), ("categorical", 2), ("categorical", 18)]
+)
 def test_steps_are_those_of_the_torch_path(
-    kind: str, outputs: int, shared: bool, normalizes: bool, clip_range_value: float | None, has_valid: bool
+    kind: str,
+    outputs: int,
+    shared: bool,
+    normalizes: bool,
+    clip_range_value: float | None,
+    has_valid: bool,
 ) -> None:
-    """Three steps on a shuffled rollout: parts, gradients and weights; a log standard deviation at its limit stays there."""
+    """Three steps on a shuffled rollout: parts, gradients and weights; a log standard deviation at
+    its limit stays there.
+    """
     adam = {"max_grad_norm": 0.5, "weight_decay": 0.01}
     config = NetworkConfig(hidden=(24, 16), activation="elu", shared=shared)
     options = {"value_coef": 0.7, "clip_range_value": clip_range_value, "entropy_coef": 0.3}
     for rows in (1, 5, 97, 1000):
         models = []
         for _ in range(2):
-            models.append(Model(config, 3, gaussian(outputs) if kind == "gaussian" else Categorical(outputs), **adam))
+            models.append(
+                Model(
+                    config,
+                    3,
+                    gaussian(outputs) if kind == "gaussian" else Categorical(outputs),
+                    **adam,
+                )
+            )
             if kind == "gaussian":
                 models[-1].head.log_std.data[0] = 2.5
         mine, other = models
@@ -231,9 +305,16 @@ def test_steps_are_those_of_the_torch_path(
         assert steps is not None
         got = mine.host.ppo_steps(steps, packed(columns), "valid" in columns, order, 3, 0.2, 0.3)
         for number, index in enumerate(order.split(rows)):
-            wanted = torch_step(other, {name: column[index] for name, column in columns.items()}, options, normalizes)
+            wanted = torch_step(
+                other,
+                {name: column[index] for name, column in columns.items()},
+                options,
+                normalizes,
+            )
             for name, part in wanted.items():
-                assert float(got[name][number]) == pytest.approx(float(part.detach()), rel=2e-4, abs=2e-6), (rows, number, name)
+                assert float(got[name][number]) == pytest.approx(
+                    float(part.detach()), rel=2e-4, abs=2e-6
+                ), (rows, number, name)
         torch.testing.assert_close(mine.optimizer.flat, other.optimizer.flat, rtol=1e-3, atol=2e-5)
         assert int(mine.optimizer.state.step) == 3
 
@@ -248,12 +329,23 @@ def test_adam_is_the_reference() -> None:
     columns = rollout_of(model, 64, 3, False)
     state = model.optimizer.state
     for _ in range(5):
-        twin = state._replace(**{name: getattr(state, name).clone() for name in ("parameters", "exp_avg", "exp_avg_sq", "step")})
-        norm = model.host.ppo_steps(steps, packed(columns), "valid" in columns, torch.arange(64), 1, 0.2, 0.0)["grad_norm"]
-        wanted = adam_step_reference(twin, model.optimizer.gradient, model.optimizer.learning_rate, model.optimizer.options)
+        twin = state._replace(
+            **{
+                name: getattr(state, name).clone()
+                for name in ("parameters", "exp_avg", "exp_avg_sq", "step")
+            }
+        )
+        norm = model.host.ppo_steps(
+            steps, packed(columns), "valid" in columns, torch.arange(64), 1, 0.2, 0.0
+        )["grad_norm"]
+        wanted = adam_step_reference(
+            twin, model.optimizer.gradient, model.optimizer.learning_rate, model.optimizer.options
+        )
         assert float(norm) == pytest.approx(float(wanted), rel=1e-6)
         for name in ("parameters", "exp_avg", "exp_avg_sq", "step"):
-            torch.testing.assert_close(getattr(state, name), getattr(twin, name), rtol=1e-5, atol=1e-8)
+            torch.testing.assert_close(
+                getattr(state, name), getattr(twin, name), rtol=1e-5, atol=1e-8
+            )
 
 
 @pytest.mark.parametrize("name", ["obs", "action", "advantage", "returns", "log_prob"])
@@ -264,7 +356,9 @@ def test_a_step_with_nan_changes_nothing_and_says_so(name: str) -> None:
     before = model.optimizer.flat.clone()
     steps = ppo_steps_of(model.head, model.optimizer, 1.0, None, False)
     assert steps is not None
-    parts = model.host.ppo_steps(steps, packed(columns), "valid" in columns, torch.arange(700), 1, 0.2, 0.0)
+    parts = model.host.ppo_steps(
+        steps, packed(columns), "valid" in columns, torch.arange(700), 1, 0.2, 0.0
+    )
     assert not math.isfinite(float(parts["grad_norm"]))
     assert torch.equal(before, model.optimizer.flat)
     assert int(model.optimizer.state.step) == 0
@@ -276,15 +370,25 @@ def test_the_number_of_threads_changes_nothing() -> None:
     columns = rollout_of(Model(NetworkConfig(), 8, gaussian(2)), 20000, 8, True)
 
     def run(threads: int) -> tuple[Tensor, ...]:
-        before, model = torch.get_num_threads(), Model(NetworkConfig(), 8, gaussian(2), max_grad_norm=1.0)
+        before, model = (
+            torch.get_num_threads(),
+            Model(NetworkConfig(), 8, gaussian(2), max_grad_norm=1.0),
+        )
         torch.set_num_threads(threads)
         try:
             steps = ppo_steps_of(model.head, model.optimizer, 1.0, None, True)
             assert steps is not None
-            parts = model.host.ppo_steps(steps, packed(columns), "valid" in columns, torch.arange(20000), 2, 0.2, 0.01)
+            parts = model.host.ppo_steps(
+                steps, packed(columns), "valid" in columns, torch.arange(20000), 2, 0.2, 0.01
+            )
             output, value, kept = model.host(columns["obs"])
             model.host.backward(output, value, kept)
-            return model.optimizer.flat.clone(), model.optimizer.gradient.clone(), output, torch.stack(list(parts.values()))
+            return (
+                model.optimizer.flat.clone(),
+                model.optimizer.gradient.clone(),
+                output,
+                torch.stack(list(parts.values())),
+            )
         finally:
             torch.set_num_threads(before)
 
@@ -303,7 +407,9 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
         wanted, _, _ = model.host(x)
         child = os.fork()
         if not child:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a handler in Python would wait for the kernel to return
+            signal.signal(
+                signal.SIGALRM, signal.SIG_DFL
+            )  # a handler in Python would wait for the kernel to return
             signal.alarm(20)
             os._exit(0 if torch.equal(model.host(x)[0], wanted) else 1)
         assert os.waitpid(child, 0)[1] == 0

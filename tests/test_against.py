@@ -1,4 +1,6 @@
-"""The comparison of two trees: its interval covers what it should, its processes import what they should, and it calls slower what is."""
+"""The comparison of two trees: its interval covers what it should, its processes import what they
+should, and it calls slower what is.
+"""
 
 import subprocess
 from contextlib import nullcontext
@@ -35,13 +37,24 @@ def test_a_commit_is_checked_out_for_the_time_of_the_block(tmp_path: Path) -> No
     with checked_out(tmp_path, "HEAD~1") as tree:
         assert (tree / "file").read_text() == "old"
     assert not tree.exists()
-    assert len(subprocess.run([*git, "worktree", "list"], capture_output=True, text=True, check=True).stdout.splitlines()) == 1
+    assert (
+        len(
+            subprocess.run(
+                [*git, "worktree", "list"], capture_output=True, text=True, check=True
+            ).stdout.splitlines()
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
     ("code", "printed", "told"),
     [
-        (0, 'RESULT {"gpurl": "/elsewhere/gpurl", "seconds": {}}', "wanted gpurl of .*, got /elsewhere/gpurl"),
+        (
+            0,
+            'RESULT {"gpurl": "/elsewhere/gpurl", "seconds": {}}',
+            "wanted gpurl of .*, got /elsewhere/gpurl",
+        ),
         (1, "", "ended with code 1:\nits words"),
         (0, "", "ended with code 0"),
     ],
@@ -51,7 +64,9 @@ def test_a_process_that_fails_or_imports_another_gpurl_ends_the_comparison(
 ) -> None:
     given = []
 
-    def run(command: list[str], env: dict[str, str], **_: object) -> "subprocess.CompletedProcess[str]":
+    def run(
+        command: list[str], env: dict[str, str], **_: object
+    ) -> "subprocess.CompletedProcess[str]":
         given.append(env["PYTHONPATH"])
         return subprocess.CompletedProcess(command, code, printed, "its words")
 
@@ -61,9 +76,17 @@ def test_a_process_that_fails_or_imports_another_gpurl_ends_the_comparison(
     assert given == [str(tmp_path)]
 
 
-@pytest.mark.parametrize(("factor", "code", "word"), [(1.3, 1, "slower"), (1.05, 0, "within the limit"), (0.8, 0, "faster")])
+@pytest.mark.parametrize(
+    ("factor", "code", "word"),
+    [(1.3, 1, "slower"), (1.05, 0, "within the limit"), (0.8, 0, "faster")],
+)
 def test_a_slower_tree_is_called_slower(
-    factor: float, code: int, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    factor: float,
+    code: int,
+    word: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     rng, order = np.random.default_rng(2), []
 

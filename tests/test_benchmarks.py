@@ -1,4 +1,6 @@
-"""The benchmarks at tiny sizes: they run, write what they measured, and time nothing that is wrong."""
+"""The benchmarks at tiny sizes: they run, write what they measured, and time nothing that is
+wrong.
+"""
 
 import csv
 import math
@@ -9,7 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import kernels, learning, limits, physics, results_table, throughput, timing, training
+from benchmarks import (
+    kernels,
+    learning,
+    limits,
+    physics,
+    results_table,
+    throughput,
+    timing,
+    training,
+)
 from gpurl.cli import doctor
 from gpurl.envs.registry import make_env
 from gpurl.errors import GpurlError, UsageError
@@ -35,9 +46,22 @@ def assert_measured(rows: list[dict[str, str]]) -> None:
 
 @pytest.fixture
 def _small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"GAE_SIZES": [(4, 5)], "ADAM_SIZES": [1000], "MOMENTS_SIZES": [(33, 3)], "RANDOM_SIZES": [(7, 3)]}
-    small |= {"PERMUTATION_SIZES": [33], "GATHER_SIZES": [(33, (3, 1))], "PRIORITIZED_SIZES": [(33, 4)]}
-    small |= {"PPO_LOSS_SIZES": [("gaussian", 9, 2), ("categorical", 9, 3)], "PROJECTION_SIZES": [(5, 3)], "SQUASH_SIZES": [(5, 3)]}
+    small = {
+        "GAE_SIZES": [(4, 5)],
+        "ADAM_SIZES": [1000],
+        "MOMENTS_SIZES": [(33, 3)],
+        "RANDOM_SIZES": [(7, 3)],
+    }
+    small |= {
+        "PERMUTATION_SIZES": [33],
+        "GATHER_SIZES": [(33, (3, 1))],
+        "PRIORITIZED_SIZES": [(33, 4)],
+    }
+    small |= {
+        "PPO_LOSS_SIZES": [("gaussian", 9, 2), ("categorical", 9, 3)],
+        "PROJECTION_SIZES": [(5, 3)],
+        "SQUASH_SIZES": [(5, 3)],
+    }
     for name, sizes in small.items():
         monkeypatch.setattr(kernels, name, sizes)
 
@@ -49,26 +73,50 @@ def _small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_small_machine")
-def test_throughput_measures_three_things_a_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert throughput.main([*QUICK, "--num-envs", "4", "8", "--horizon", "2", "4", "--out", str(tmp_path)]) == 0
+def test_throughput_measures_three_things_a_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        throughput.main(
+            [*QUICK, "--num-envs", "4", "8", "--horizon", "2", "4", "--out", str(tmp_path)]
+        )
+        == 0
+    )
     rows = rows_in(tmp_path, "throughput")
     assert_measured(rows)
     whats = ("env", "env+policy", "training")
-    chasing = [(f"chasing {what}", size, horizon) for horizon in ("2", "4") for size in ("4", "8") for what in whats]
-    others = [("cart_pole env", "6", "2"), ("pendulum env", "6", "2"), ("chasing limit arithmetic", "-", "-")]
+    chasing = [
+        (f"chasing {what}", size, horizon)
+        for horizon in ("2", "4")
+        for size in ("4", "8")
+        for what in whats
+    ]
+    others = [
+        ("cart_pole env", "6", "2"),
+        ("pendulum env", "6", "2"),
+        ("chasing limit arithmetic", "-", "-"),
+    ]
     assert [(row["case"], row["num_envs"], row["horizon"]) for row in rows] == [*chasing, *others]
     config = make_settings("ppo", "chasing").train
     how = (config.precision, "off", "steps")  # what auto is on a CPU
     for row in rows:
         stepped_by_policy = row["case"] in ("chasing env+policy", "chasing training")
         got = (row["precision"], row["graph"], row["rollout"])
-        assert got == (how if stepped_by_policy else ("float32" if "limit" in row["case"] else "-", "-", "-"))
+        assert got == (
+            how if stepped_by_policy else ("float32" if "limit" in row["case"] else "-", "-", "-")
+        )
     assert "+ training" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("_small_machine")
-def test_throughput_counts_all_steps_of_a_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(throughput, "median_seconds", lambda functions, device, budget: dict.fromkeys(functions, 0.5))
+def test_throughput_counts_all_steps_of_a_call(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        throughput,
+        "median_seconds",
+        lambda functions, device, budget: dict.fromkeys(functions, 0.5),
+    )
     throughput.main([*QUICK, "--num-envs", "4", "--horizon", "2", "--out", str(tmp_path)])
     assert float(rows_in(tmp_path, "throughput")[0]["value"]) == 4 * 2 / 0.5
 
@@ -95,8 +143,12 @@ def test_an_environment_step_costs_what_the_networks_have_weights_for() -> None:
     assert limits.flop_per_step(8, 2, (64, 64), epochs=4) == 2 * 9408 * 13
     # a row of 14 floats; an epoch gathers and packs 13 floats and moves 256 hidden ones 11 times
     assert limits.bytes_per_step(8, 2, (64, 64), epochs=4) == 4 * (14 + 4 * (26 + 11 * 256))
-    network = training.ready_trainer(make_settings("ppo", "chasing", **training.shape(4, 3)), CPU).algorithm.network  # type: ignore[attr-defined]
-    assert sum(part.numel() for name, part in network.named_parameters() if "weight" in name) == 9408
+    network = training.ready_trainer(
+        make_settings("ppo", "chasing", **training.shape(4, 3)), CPU
+    ).algorithm.network  # type: ignore[attr-defined]
+    assert (
+        sum(part.numel() for name, part in network.named_parameters() if "weight" in name) == 9408
+    )
 
 
 def test_the_limit_is_the_rate_over_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +172,10 @@ def test_kernels_are_timed_beside_reference_and_torch(tmp_path: Path) -> None:
     assert kernels.main([*QUICK, "--out", str(tmp_path)]) == 0
     rows = rows_in(tmp_path, "kernels")
     assert_measured(rows)
-    measured = {row["case"]: [other["function"] for other in rows if other["case"] == row["case"]] for row in rows}
+    measured = {
+        row["case"]: [other["function"] for other in rows if other["case"] == row["case"]]
+        for row in rows
+    }
     assert measured == {
         "gae 4x5": ["kernel", "reference"],
         "adam_step 1000": ["kernel", "reference", "torch"],
@@ -157,7 +212,9 @@ def test_nothing_is_timed_where_a_kernel_is_wrong(
 
     monkeypatch.setattr(module, name, wrong)
     monkeypatch.setattr(kernels, "median_seconds", timed)
-    with pytest.raises(GpurlError, match=rf"{name} .*result {position} of the kernel is not the reference's"):
+    with pytest.raises(
+        GpurlError, match=rf"{name} .*result {position} of the kernel is not the reference's"
+    ):
         kernels.main([*QUICK, "--out", str(tmp_path)])
     assert not list(tmp_path.iterdir())
 
@@ -175,16 +232,31 @@ def test_functions_take_turns_and_the_slow_one_is_slow(monkeypatch: pytest.Monke
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     functions = {"a": function("a", 1.0), "b": function("b", 2.0)}
     assert timing.median_seconds(functions, CPU, budget=3.0) == {"a": 1.0, "b": 2.0}
-    assert calls == ["a", "a", "b", "b", "a", "b", "b", "a", "a", "b"]  # to warm up and to see how long one takes, then three rounds
+    assert calls == [
+        "a",
+        "a",
+        "b",
+        "b",
+        "a",
+        "b",
+        "b",
+        "a",
+        "a",
+        "b",
+    ]  # to warm up and to see how long one takes, then three rounds
     calls.clear()
     timing.median_seconds(functions, CPU, budget=0.1)
     assert len(calls) == 4 + 2  # one round takes more than ten times the budget
 
 
-def test_a_row_of_the_same_commit_is_replaced_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_of_the_same_commit_is_replaced_and_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def save(case: str, value: str, at: str) -> None:
         monkeypatch.setattr(results_table, "commit", lambda: at)
-        results_table.save("script", [{"case": case, "value": value, "device": "NVIDIA H100 80GB"}], tmp_path)
+        results_table.save(
+            "script", [{"case": case, "value": value, "device": "NVIDIA H100 80GB"}], tmp_path
+        )
 
     for arguments in (("a", "1", "c1"), ("b", "2", "c1"), ("a", "3", "c1"), ("a", "4", "c2")):
         save(*arguments)
@@ -198,10 +270,17 @@ def test_a_row_of_the_same_commit_is_replaced_and_others_stay(tmp_path: Path, mo
 
 def test_every_column_of_any_row_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results_table, "commit", lambda: "c1")
-    for row in ({"case": "a", "note": "x"}, {"case": "b", "horizon": "32"}, {"case": "a", "note": "x"}):
+    for row in (
+        {"case": "a", "note": "x"},
+        {"case": "b", "horizon": "32"},
+        {"case": "a", "note": "x"},
+    ):
         path = results_table.save("script", [{"value": "1", "device": "cpu", **row}], tmp_path)
     rows = results_table.read_rows(path)
-    assert [(row["case"], row["note"], row["horizon"]) for row in rows] == [("b", "", "32"), ("a", "x", "")]
+    assert [(row["case"], row["note"], row["horizon"]) for row in rows] == [
+        ("b", "", "32"),
+        ("a", "x", ""),
+    ]
     assert results_table.read_rows(tmp_path / "none.csv") == []
 
 
@@ -221,7 +300,9 @@ def test_the_driver_is_what_nvidia_smi_says(monkeypatch: pytest.MonkeyPatch) -> 
     assert results_table.machine("cpu")["driver"] == "-"
 
 
-def test_a_commit_outside_git_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_commit_outside_git_is_what_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(results_table, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert results_table.commit() == "unknown"
@@ -229,7 +310,9 @@ def test_a_commit_outside_git_is_what_the_environment_says(monkeypatch: pytest.M
     assert results_table.commit() == "abc1234"
 
 
-def test_bench_runs_both_and_needs_the_source_tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_bench_runs_both_and_needs_the_source_tree(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     seen: list[Any] = []
     for module in (throughput, kernels):
 
@@ -239,7 +322,10 @@ def test_bench_runs_both_and_needs_the_source_tree(monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(module, "main", main)
     assert doctor.run_benchmarks(["--device", "cpu"]) == 0
-    assert seen == [("benchmarks.throughput", ["--device", "cpu"]), ("benchmarks.kernels", ["--device", "cpu"])]
+    assert seen == [
+        ("benchmarks.throughput", ["--device", "cpu"]),
+        ("benchmarks.kernels", ["--device", "cpu"]),
+    ]
     (tmp_path / "benchmarks").mkdir()  # somebody else's
     monkeypatch.setattr(doctor, "__file__", str(tmp_path / "gpurl" / "doctor.py"))
     with pytest.raises(UsageError, match="clone the project"):
@@ -249,13 +335,36 @@ def test_bench_runs_both_and_needs_the_source_tree(monkeypatch: pytest.MonkeyPat
 # ---- physics.py ----
 
 
-def test_physics_is_compared_then_timed_in_its_phases_and_in_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_physics_is_compared_then_timed_in_its_phases_and_in_c(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("mujoco_warp")
-    assert physics.main([*QUICK, "--tasks", "inverted_pendulum", "--num-envs", "4", "--horizon", "2", "--out", str(tmp_path)]) == 0
+    assert (
+        physics.main(
+            [
+                *QUICK,
+                "--tasks",
+                "inverted_pendulum",
+                "--num-envs",
+                "4",
+                "--horizon",
+                "2",
+                "--out",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     rows = rows_in(tmp_path, "physics")
     assert_measured(rows)
-    phases = [(f"inverted_pendulum {phase}", "env_steps/s") for phase in ("mujoco_c", "physics", "env", "training")]
-    assert [(row["case"], row["unit"]) for row in rows] == [*phases, ("inverted_pendulum memory", "MiB")]
+    phases = [
+        (f"inverted_pendulum {phase}", "env_steps/s")
+        for phase in ("mujoco_c", "physics", "env", "training")
+    ]
+    assert [(row["case"], row["unit"]) for row in rows] == [
+        *phases,
+        ("inverted_pendulum memory", "MiB"),
+    ]
     assert {row["physics"] for row in rows} == {"yes"}
     assert "not physics" in capsys.readouterr().out
 
@@ -269,7 +378,11 @@ def test_physics_that_is_not_mujocos_is_not_timed(monkeypatch: pytest.MonkeyPatc
         return env
 
     monkeypatch.setattr(physics, "make_env", slower)
-    with pytest.raises(GpurlError, match=r"inverted_pendulum: step 0 of world 0 is not MuJoCo's: qpos differs by .*; nothing is timed"):
+    with pytest.raises(
+        GpurlError,
+        match=r"inverted_pendulum: step 0 of world 0 is not MuJoCo's: qpos differs by .*; nothing "
+        r"is timed",
+    ):
         physics.measure(physics.Job("inverted_pendulum", 4, 2, "cpu", 0.0))
 
 
@@ -285,12 +398,17 @@ def test_the_settings_of_long_runs_are_known(number: int) -> None:
 def test_only_a_missing_simulator_leaves_a_task_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["learning", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)])
+    monkeypatch.setattr(
+        "sys.argv", ["learning", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)]
+    )
     missing = ("ppo", "gymnasium_cpu:no_such_simulator:Task-v0", {}, 0.0)
     monkeypatch.setattr(learning, "TASKS", [missing])
     learning.main()
     assert "no_such_simulator:Task-v0 is left out: Gymnasium has no task" in capsys.readouterr().out
-    for wrong in (("ppo", "pendulum", {"horizn": 1}, 0.0), ("ppo", "gymnasium_cpu:Pendulum-v77", {}, 0.0)):
+    for wrong in (
+        ("ppo", "pendulum", {"horizn": 1}, 0.0),
+        ("ppo", "gymnasium_cpu:Pendulum-v77", {}, 0.0),
+    ):
         monkeypatch.setattr(learning, "TASKS", [missing, wrong])
         with pytest.raises(UsageError, match=r"horizn|Pendulum-v77"):
             learning.main()

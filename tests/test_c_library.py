@@ -1,4 +1,6 @@
-"""Building the C kernels: at first use, in the user's own folder, by one compiler or two processes at once; and doing without."""
+"""Building the C kernels: at first use, in the user's own folder, by one compiler or two processes
+at once; and doing without.
+"""
 
 import os
 import shutil
@@ -19,7 +21,9 @@ has_compiler = pytest.mark.skipif(c_library.load().functions is None, reason=c_l
 
 @pytest.fixture(autouse=True)
 def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty cache, and no memory of an earlier load; afterwards the process has its library again."""
+    """An empty cache, and no memory of an earlier load; afterwards the process has its library
+    again.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("GPURL_CPU_KERNEL", raising=False)
     c_library.load.cache_clear()
@@ -36,7 +40,9 @@ def compiler_that(folder: Path, does: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @has_compiler
-def test_it_is_built_once_into_a_folder_of_the_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_built_once_into_a_folder_of_the_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     functions, where = c_library.load()
     assert functions is not None
     assert Path(where).parent == tmp_path / "gpurl"
@@ -48,7 +54,9 @@ def test_it_is_built_once_into_a_folder_of_the_user_alone(tmp_path: Path, monkey
 
 
 @has_compiler
-def test_another_source_flag_or_processor_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_source_flag_or_processor_is_another_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "a.c").write_text("int one(void) { return 1; }")
     monkeypatch.setattr(c_library, "FOLDER", tmp_path / "kernels")
@@ -73,16 +81,27 @@ def test_the_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert c_library.load() == (None, "GPURL_CPU_KERNEL is 0")
 
 
-@pytest.mark.parametrize("does", ["echo 'no space left' >&2; exit 1", 'echo "cc 1.0"; [ "$1" = --version ] || kill -9 $$'])
-def test_a_broken_compiler_is_a_reason(does: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "does",
+    ["echo 'no space left' >&2; exit 1", 'echo "cc 1.0"; [ "$1" = --version ] || kill -9 $$'],
+)
+def test_a_broken_compiler_is_a_reason(
+    does: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler_that(tmp_path / "bin", does, monkeypatch)
     functions, why = c_library.load()
     assert functions is None
     assert "cc failed: " in why
 
 
-def test_a_library_that_does_not_load_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler_that(tmp_path / "bin", 'while [ $# -gt 1 ]; do [ "$1" = -o ] && echo rubbish > "$2"; shift; done', monkeypatch)
+def test_a_library_that_does_not_load_is_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler_that(
+        tmp_path / "bin",
+        'while [ $# -gt 1 ]; do [ "$1" = -o ] && echo rubbish > "$2"; shift; done',
+        monkeypatch,
+    )
     functions, why = c_library.load()
     assert functions is None
     assert "cpu_" in why
@@ -91,10 +110,15 @@ def test_a_library_that_does_not_load_is_a_reason(tmp_path: Path, monkeypatch: p
 def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "gpurl").mkdir(mode=0o700)
     (tmp_path / "gpurl").chmod(0o770)
-    assert c_library.load() == (None, f"{tmp_path / 'gpurl'} must belong to you alone: chmod 700 {tmp_path / 'gpurl'}")
+    assert c_library.load() == (
+        None,
+        f"{tmp_path / 'gpurl'} must belong to you alone: chmod 700 {tmp_path / 'gpurl'}",
+    )
 
 
-def test_a_cache_that_cannot_be_made_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_made_is_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     functions, why = c_library.load()
@@ -104,8 +128,14 @@ def test_a_cache_that_cannot_be_made_is_a_reason(tmp_path: Path, monkeypatch: py
 
 @has_compiler
 def test_two_processes_build_at_once(tmp_path: Path) -> None:
-    code = "from gpurl.kernels import c_library; functions, why = c_library.load(); assert functions is not None, why; print(why)"
-    processes = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    code = (
+        "from gpurl.kernels import c_library; functions, why = c_library.load(); assert functions "
+        "is not None, why; print(why)"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
     said = {process.communicate(timeout=200)[0] for process in processes}
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert len(said) == 1
@@ -124,9 +154,27 @@ def test_training_goes_on_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_wheel_brings_the_sources(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", "77")
-    shutil.copytree(ROOT, tmp_path / "tree", symlinks=True, ignore=shutil.ignore_patterns(".*", "runs", "build", "tests", "*.egg-info"))
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", ".", "./tree"]
+    shutil.copytree(
+        ROOT,
+        tmp_path / "tree",
+        symlinks=True,
+        ignore=shutil.ignore_patterns(".*", "runs", "build", "tests", "*.egg-info"),
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        ".",
+        "./tree",
+    ]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=200)
     (wheel,) = tmp_path.glob("*.whl")
-    wanted = {path.name for pattern in ("*.c", "*.h", "*.py") for path in c_library.FOLDER.glob(pattern)}
+    wanted = {
+        path.name for pattern in ("*.c", "*.h", "*.py") for path in c_library.FOLDER.glob(pattern)
+    }
     assert {f"gpurl/kernels/{name}" for name in wanted} <= set(zipfile.ZipFile(wheel).namelist())

@@ -1,4 +1,6 @@
-"""What is imported is declared, what is declared is imported, known holes lie below the floors, and the tested set pins all of it."""
+"""What is imported is declared, what is declared is imported, known holes lie below the floors, and
+the tested set pins all of it.
+"""
 
 import ast
 import itertools
@@ -15,9 +17,20 @@ tomllib = pytest.importorskip("tomllib")  # of Python 3.11 on
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CORE = [Requirement(text) for text in PROJECT["dependencies"]]
-EXTRAS = {extra: [Requirement(text) for text in texts] for extra, texts in PROJECT["optional-dependencies"].items()}
-MODULES = {"pyyaml": "yaml", "warp-lang": "warp", "rsl-rl-lib": "rsl_rl"}  # where the package is called otherwise
-NO_REQUIREMENT = {"isaacgym", "isaacgymenvs", "hydra"}  # of the simulator's own Python, which the user makes
+EXTRAS = {
+    extra: [Requirement(text) for text in texts]
+    for extra, texts in PROJECT["optional-dependencies"].items()
+}
+MODULES = {
+    "pyyaml": "yaml",
+    "warp-lang": "warp",
+    "rsl-rl-lib": "rsl_rl",
+}  # where the package is called otherwise
+NO_REQUIREMENT = {
+    "isaacgym",
+    "isaacgymenvs",
+    "hydra",
+}  # of the simulator's own Python, which the user makes
 TOOLS = {
     "hypothesis",
     "imageio",
@@ -28,7 +41,11 @@ TOOLS = {
     "mypy",
 }  # of the tests; imageio draws Gymnasium's MuJoCo
 FLOORS = {  # the first versions without the hole
-    "torch": ("2.10", "CVE-2025-32434 (2.6) and CVE-2026-24747 (2.10): files that torch.load(weights_only=True) reads run code"),
+    "torch": (
+        "2.10",
+        "CVE-2025-32434 (2.6) and CVE-2026-24747 (2.10): files that torch.load(weights_only=True) "
+        "reads run code",
+    ),
     "pyyaml": ("5.4", "CVE-2020-14343: full_load runs code"),
     "numpy": ("1.22", "CVE-2021-34141 and others: buffer overflows"),
     "stable-baselines3": ("2.9", "GHSA-887c-mr87-cxwp comes in by its floor of torch"),
@@ -41,7 +58,9 @@ def module_of(requirement: Requirement) -> str:
 
 
 def imported() -> set[str]:
-    """First names of all modules that gpurl/, envs/ and kernels/ import, by a statement or by a name in import_module's place."""
+    """First names of all modules that gpurl/, envs/ and kernels/ import, by a statement or by a
+    name in import_module's place.
+    """
     found = set()
     for folder in ("gpurl", "envs", "kernels"):
         for path in (ROOT / folder).rglob("*.py"):
@@ -50,13 +69,19 @@ def imported() -> set[str]:
                     found |= {name.name.partition(".")[0] for name in node.names}
                 elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                     found.add(node.module.partition(".")[0])
-                elif isinstance(node, ast.Constant) and node.value in ("mujoco", "mujoco_warp", "warp"):
+                elif isinstance(node, ast.Constant) and node.value in (
+                    "mujoco",
+                    "mujoco_warp",
+                    "warp",
+                ):
                     found.add(node.value)
     return found - set(sys.stdlib_module_names) - {"gpurl"} - NO_REQUIREMENT
 
 
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
-    declared = {module_of(each) for each in CORE} | {module_of(each) for extra in EXTRAS if extra != "dev" for each in EXTRAS[extra]}
+    declared = {module_of(each) for each in CORE} | {
+        module_of(each) for extra in EXTRAS if extra != "dev" for each in EXTRAS[extra]
+    }
     assert imported() == declared
     assert {canonicalize_name(each.name) for each in EXTRAS["dev"]} == TOOLS
 
@@ -73,14 +98,26 @@ def test_what_every_run_needs_is_no_extra() -> None:
 
 @pytest.mark.parametrize("name", FLOORS)
 def test_floors_stay_above_known_holes(name: str) -> None:
-    (requirement,) = (each for each in [*CORE, *itertools.chain(*EXTRAS.values())] if canonicalize_name(each.name) == name)
-    floors = [Version(each.version) for each in requirement.specifier if each.operator in (">=", "==", "~=")]
+    (requirement,) = (
+        each
+        for each in [*CORE, *itertools.chain(*EXTRAS.values())]
+        if canonicalize_name(each.name) == name
+    )
+    floors = [
+        Version(each.version)
+        for each in requirement.specifier
+        if each.operator in (">=", "==", "~=")
+    ]
     assert floors, f"{name} has no floor: {FLOORS[name][1]}"
     assert max(floors) >= Version(FLOORS[name][0]), FLOORS[name][1]
 
 
 def test_the_tested_set_pins_what_is_needed_and_tested() -> None:
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     assert all(re.match(r"[\w.-]+==[\w.]+(; .+)?$", line) for line in lines)
     pins: dict[str, list[Requirement]] = {}
     for line in lines:

@@ -1,4 +1,6 @@
-"""The check for a machine with a GPU: what it lacks is named, parts are kept apart and within their time. No GPU is needed here."""
+"""The check for a machine with a GPU: what it lacks is named, parts are kept apart and within their
+time. No GPU is needed here.
+"""
 
 import json
 import sys
@@ -25,8 +27,13 @@ def write_wheel(folder: Path, name: str, version: str, requires: tuple[str, ...]
     needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(f"{module}.py", f"VERSION = '{version}'\n")
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
+        )
+        archive.writestr(
+            f"{info}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         archive.writestr(f"{info}/RECORD", "")
     return path
 
@@ -38,7 +45,11 @@ def test_own_requirements_are_those_of_pyproject() -> None:
     found = {Requirement(each).name for each in wheels.own_requirements()}
     assert {"torch", "gymnasium", "tyro", "matplotlib", "pytest"} <= found
     assert len(found) == 14
-    assert {Requirement(each).name for each in wheels.physics_requirements()} == {"mujoco", "mujoco-warp", "warp-lang"}
+    assert {Requirement(each).name for each in wheels.physics_requirements()} == {
+        "mujoco",
+        "mujoco-warp",
+        "warp-lang",
+    }
 
 
 def test_requirements_are_followed_through_extras_and_markers() -> None:
@@ -53,13 +64,21 @@ def test_requirements_are_followed_through_extras_and_markers() -> None:
         return wheels.Distribution(name, "2.0", known[name]) if name in known else None
 
     found, missing = wheels.closure(["a", "f<3"], find)
-    assert list(found) == ["a", "b", "d"]  # c is for another Python, e of another extra, torch is the machine's
+    assert list(found) == [
+        "a",
+        "b",
+        "d",
+    ]  # c is for another Python, e of another extra, torch is the machine's
     assert {name: str(requirement) for name, requirement in missing.items()} == {"f": "f<3,>=1"}
 
 
 def test_markers_are_those_of_the_other_machine() -> None:
     known = wheels.Distribution("a", "1", ("b; python_version >= '3.99'",))
-    _, missing = wheels.closure(["a"], lambda requirement: known if requirement.name == "a" else None, {"python_version": "3.99"})
+    _, missing = wheels.closure(
+        ["a"],
+        lambda requirement: known if requirement.name == "a" else None,
+        {"python_version": "3.99"},
+    )
     assert list(missing) == ["b"]
 
 
@@ -74,10 +93,15 @@ def test_what_is_installed_needs_no_wheel_and_what_is_too_old_does(tmp_path: Pat
     assert gpu_check.needed([f"{MISSING[0]}>=2"], tmp_path) == ([], [f"{MISSING[0]}>=2"])
 
 
-def test_what_is_missing_is_named_with_the_pinned_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_missing_is_named_with_the_pinned_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(wheels, "installed", lambda requirement: None)
     _, missing = gpu_check.needed(["tyro>=1.0,<2", "pyyaml>=6"], tmp_path)
-    pins = {line.partition(";")[0].strip().lower() for line in wheels.CONSTRAINTS.read_text().splitlines()}
+    pins = {
+        line.partition(";")[0].strip().lower()
+        for line in wheels.CONSTRAINTS.read_text().splitlines()
+    }
     assert len(missing) == 2
     assert {each.lower() for each in missing} <= pins
 
@@ -89,7 +113,10 @@ def test_levels_are_resolved_one_by_one_without_torch(monkeypatch: pytest.Monkey
     def run(command: list[str], check: bool) -> None:
         names = [word for word in command[command.index("--option") + 1 :]]
         asked.append(names)
-        items = [{"metadata": {"name": name[0], "version": "3", "requires_dist": needs[name[0]]}} for name in names]
+        items = [
+            {"metadata": {"name": name[0], "version": "3", "requires_dist": needs[name[0]]}}
+            for name in names
+        ]
         Path(command[command.index("--report") + 1]).write_text(json.dumps({"install": items}))
 
     monkeypatch.setattr(wheels.subprocess, "run", run)
@@ -104,11 +131,25 @@ def test_what_the_machine_has_is_not_downloaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     commands: list[list[str]] = []
-    chosen = {name: wheels.Distribution(name, "1", ()) for name in ("numpy", "tyro", "docstring-parser")}
+    chosen = {
+        name: wheels.Distribution(name, "1", ()) for name in ("numpy", "tyro", "docstring-parser")
+    }
     monkeypatch.setattr(wheels, "resolved", lambda roots, target, environment: chosen)
     monkeypatch.setattr(wheels.subprocess, "run", lambda command, check: commands.append(command))
     (tmp_path / "have").write_text("numpy==2.5.2\nDocstring_Parser @ file:///x\n")
-    assert wheels.main(["--have", str(tmp_path / "have"), "--folder", str(tmp_path), "--python-version", "3.12"]) == 0
+    assert (
+        wheels.main(
+            [
+                "--have",
+                str(tmp_path / "have"),
+                "--folder",
+                str(tmp_path),
+                "--python-version",
+                "3.12",
+            ]
+        )
+        == 0
+    )
     assert commands[0][-1] == "tyro==1"
     assert "numpy==1" not in commands[0]
     assert commands[0][commands[0].index("--python-version") + 1] == "3.12"
@@ -118,12 +159,17 @@ def test_what_the_machine_has_is_not_downloaded(
 # ---- the command ----
 
 
-def test_without_a_gpu_it_says_what_is_missing_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_it_says_what_is_missing_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    assert gpu_check.main(["--dry-run", "--wheels", str(tmp_path), "--out", str(tmp_path)]) == gpu_check.NO_GPU
+    assert (
+        gpu_check.main(["--dry-run", "--wheels", str(tmp_path), "--out", str(tmp_path)])
+        == gpu_check.NO_GPU
+    )
     said = capsys.readouterr().out
     assert f"no GPU can be used: torch {torch.__version__}" in said
     assert "-m benchmarks.throughput --device cuda" in said
@@ -148,7 +194,10 @@ def test_wheels_are_put_on_the_path_and_peers_are_left_out_without_theirs(
     monkeypatch.setattr(gpu_check, "PEERS", (MISSING[1],))
     monkeypatch.setattr(wheels, "own_requirements", lambda: [MISSING[0]])
     show = "import no_such_thing_a, gpurl; print('found', no_such_thing_a.VERSION)"
-    own, peers = Part("doctor", ("-c", show), 60), Part("peers", ("-c", "print('peers ran')"), 60, needs="peers")
+    own, peers = (
+        Part("doctor", ("-c", show), 60),
+        Part("peers", ("-c", "print('peers ran')"), 60, needs="peers"),
+    )
     monkeypatch.setattr(gpu_check, "parts", lambda out: [own, peers])
     assert gpu_check.main(["--wheels", str(tmp_path / "wheels")]) == 0
     said = capfd.readouterr().out
@@ -177,7 +226,8 @@ def test_a_part_that_fails_does_not_stop_the_others(capfd: pytest.CaptureFixture
 def test_a_part_that_takes_too_long_is_interrupted_with_what_it_began(tmp_path: Path) -> None:
     code = f"""
 import pathlib, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"])
+stubborn = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", stubborn])
 pathlib.Path({str(tmp_path / "child")!r}).write_text(str(child.pid))
 try:
     time.sleep(60)
@@ -190,7 +240,9 @@ except KeyboardInterrupt:
     assert (tmp_path / "saved").read_text() == "yes"
     child = Path("/proc") / (tmp_path / "child").read_text() / "stat"
     deadline = time.monotonic() + 10
-    while child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z":  # a zombie until somebody looks
+    while (
+        child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z"
+    ):  # a zombie until somebody looks
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -222,7 +274,7 @@ def test_every_part_is_a_command_that_exists(part: Part, monkeypatch: pytest.Mon
         from benchmarks.results_table import parser
 
         seen.append(parser("", 1.0).parse_args(words))
-    elif module == "gpurl.cli":
+    elif module == "gpurl":
         from gpurl.cli.main import COMMANDS
         from gpurl.cli.settings import parse_profile
 
@@ -237,7 +289,9 @@ def test_every_part_is_a_command_that_exists(part: Part, monkeypatch: pytest.Mon
 def test_all_parts_but_the_last_fit_into_the_time() -> None:
     *others, _ = gpu_check.parts(Path("out"))
     assert gpu_check.TOTAL_SECONDS < 600
-    assert sum(part.seconds for part in others) < 1.8 * gpu_check.TOTAL_SECONDS  # limits, not what they usually take
+    assert (
+        sum(part.seconds for part in others) < 1.8 * gpu_check.TOTAL_SECONDS
+    )  # limits, not what they usually take
 
 
 def test_gpu_tests_are_skipped_without_a_gpu(tmp_path: Path) -> None:
@@ -246,8 +300,15 @@ def test_gpu_tests_are_skipped_without_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
     (tmp_path / "test_it.py").write_text(
-        "import pytest, torch\n@pytest.mark.gpu\ndef test_gpu(): assert torch.cuda.is_available()\ndef test_cpu(): pass\n"
+        "import pytest, torch\n@pytest.mark.gpu\ndef test_gpu(): assert "
+        "torch.cuda.is_available()\ndef test_cpu(): pass\n"
     )
-    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:xdist"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:xdist"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout
     assert "1 passed, 1 skipped" in done.stdout or "2 passed" in done.stdout

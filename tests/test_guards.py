@@ -1,4 +1,6 @@
-"""benchmarks/guards.py counts the seconds inside the guards: a slow one shows, and in its own share."""
+"""benchmarks/guards.py counts the seconds inside the guards: a slow one shows, and in its own
+share.
+"""
 
 import time
 

@@ -1,4 +1,6 @@
-"""The ablation ladder: rungs build on each other, are compared before they are timed, and take turns."""
+"""The ablation ladder: rungs build on each other, are compared before they are timed, and take
+turns.
+"""
 
 import math
 import re
@@ -29,7 +31,12 @@ def test_a_rung_has_all_that_those_before_it_have() -> None:
     rungs, left_out = ladder.climb("cuda")
     assert list(left_out) == ["+ C kernel"]
     last = rungs["+ bf16"]
-    assert last.settings == {"graph": "full", "rollout": "persistent", "compile": False, "precision": "bf16"}
+    assert last.settings == {
+        "graph": "full",
+        "rollout": "persistent",
+        "compile": False,
+        "precision": "bf16",
+    }
     assert last.environment == {"GPURL_BACKEND": "auto", "GPURL_CPU_KERNEL": "0"}
 
 
@@ -43,7 +50,15 @@ def test_every_rung_is_of_settings_that_exist(kind: str) -> None:
 def test_a_rung_compares_before_it_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ladder, "median_seconds", lambda functions, device, budget: {"": 0.5})
     eager = ladder.climb("cpu")[0]["eager"]
-    job = {"name": "eager", "settings": eager.settings, "device": "cpu", "num_envs": 4, "horizon": 2, "seconds": 0.0, "wanted": None}
+    job = {
+        "name": "eager",
+        "settings": eager.settings,
+        "device": "cpu",
+        "num_envs": 4,
+        "horizon": 2,
+        "seconds": 0.0,
+        "wanted": None,
+    }
     first = ladder.measure_here(job)
     assert first["rate"] == 4 * 2 / 0.5
     assert len(first["returns"]) == 4
@@ -59,11 +74,17 @@ def test_a_rung_compares_before_it_times(monkeypatch: pytest.MonkeyPatch) -> Non
         ladder.measure_here(job | {"wanted": [math.nan] * 4})
 
 
-def fake_rungs(monkeypatch: pytest.MonkeyPatch, rates: dict[str, list[float]]) -> list[tuple[str, Any, str]]:
-    """Processes that answer from `rates`, where a rung fails once its own are used up; what was asked of them."""
+def fake_rungs(
+    monkeypatch: pytest.MonkeyPatch, rates: dict[str, list[float]]
+) -> list[tuple[str, Any, str]]:
+    """Processes that answer from `rates`, where a rung fails once its own are used up; what was
+    asked of them.
+    """
     asked: list[tuple[str, Any, str]] = []
 
-    def run_once(python: Path, module: str, job: dict[str, Any], environment: dict[str, str], name: str) -> dict[str, Any]:
+    def run_once(
+        python: Path, module: str, job: dict[str, Any], environment: dict[str, str], name: str
+    ) -> dict[str, Any]:
         asked.append((job["name"], job["wanted"], environment["GPURL_CPU_KERNEL"]))
         if not rates[job["name"]]:
             raise GpurlError("broken")
@@ -78,11 +99,19 @@ def fake_rungs(monkeypatch: pytest.MonkeyPatch, rates: dict[str, list[float]]) -
 def test_rungs_take_turns_and_their_medians_and_spread_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = fake_rungs(monkeypatch, {"eager": [100.0, 300.0, 200.0], "+ C kernel": [500.0, 400.0, 600.0]})
+    asked = fake_rungs(
+        monkeypatch, {"eager": [100.0, 300.0, 200.0], "+ C kernel": [500.0, 400.0, 600.0]}
+    )
     assert small_ladder(tmp_path) == 0
     first, *later = asked
     assert first == ("eager", None, "0")
-    turns = [("+ C kernel", "1"), ("+ C kernel", "1"), ("eager", "0"), ("eager", "0"), ("+ C kernel", "1")]
+    turns = [
+        ("+ C kernel", "1"),
+        ("+ C kernel", "1"),
+        ("eager", "0"),
+        ("eager", "0"),
+        ("+ C kernel", "1"),
+    ]
     assert later == [(name, [0.5], kernel) for name, kernel in turns]
     rows = read_rows(tmp_path / "ladder_cpu.csv")
     assert [(row["rung"], row["value"], row["lowest"], row["highest"]) for row in rows] == [

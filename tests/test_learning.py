@@ -1,4 +1,6 @@
-"""Short learning runs: an algorithm that cannot learn an easy task in seconds is broken. Long runs stand in benchmarks/learning.py."""
+"""Short learning runs: an algorithm that cannot learn an easy task in seconds is broken. Long runs
+stand in benchmarks/learning.py.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,9 @@ from gpurl.api import evaluate_run, train
 
 
 def learned_return(folder: Path, algorithm: str, env: str, **settings: Any) -> float:
-    run = train(algorithm, env, root=str(folder), quiet=True, eval_episodes=0, device="cpu", **settings)
+    run = train(
+        algorithm, env, root=str(folder), quiet=True, eval_episodes=0, device="cpu", **settings
+    )
     return evaluate_run(run.folder, episodes=64, device="cpu", best=False)["eval/mean_reward"]
 
 
@@ -30,14 +34,22 @@ def best_return(folder: Path, algorithm: str, env: str, wanted: float, **setting
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac", "mod_sac", "redq", "fast_td3", "fast_sac"])
 def test_actors_learn_pendulum_from_a_replay(tmp_path: Path, algorithm: str) -> None:
-    """From about -1200. To -200, with the networks of their presets, in benchmarks/learning.py; DDPG: tests/algorithms/test_off_policy.py."""
+    """From about -1200. To -200, with the networks of their presets, in benchmarks/learning.py;
+    DDPG: tests/algorithms/test_off_policy.py.
+    """
     networks = {name: {"hidden": [64, 64]} for name in ("actor_network", "critic_network")}
     assert best_return(tmp_path, algorithm, "pendulum", -500.0, eval_every=1600, **networks) >= -500
 
 
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
-    [("dqn", {}), ("dqn", {"atoms": 51, "v_min": 0.0, "v_max": 10.0}), ("dqn", {"quantiles": 10}), ("rainbow", {}), ("pqn", {})],
+    [
+        ("dqn", {}),
+        ("dqn", {"atoms": 51, "v_min": 0.0, "v_max": 10.0}),
+        ("dqn", {"quantiles": 10}),
+        ("rainbow", {}),
+        ("pqn", {}),
+    ],
     ids=str,
 )
 def test_values_learn_cart_pole(tmp_path: Path, algorithm: str, settings: dict[str, Any]) -> None:
@@ -59,13 +71,27 @@ def test_ppo_balances_mujocos_pendulum(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("bonus", "wanted"), [(True, 8.0), (False, 0.5)])
 def test_ppo_learns_to_chase(tmp_path: Path, bonus: bool, wanted: float) -> None:
     """From about -14 with a bonus and -35 without."""
-    settings = {"num_envs": 256, "minibatches": 8, "total_steps": 2_000_000, "eval_every": 150_000, "env_options": {"bonus": bonus}}
+    settings = {
+        "num_envs": 256,
+        "minibatches": 8,
+        "total_steps": 2_000_000,
+        "eval_every": 150_000,
+        "env_options": {"bonus": bonus},
+    }
     assert best_return(tmp_path, "ppo", "chasing", wanted, **settings) >= wanted
 
 
 def test_only_a_memory_balances_without_velocities(tmp_path: Path) -> None:
     """Three times the steps that the memory needs do not take a policy without one there."""
-    settings: dict[str, Any] = {"num_envs": 256, "horizon": 32, "learning_rate": 1e-3, "env_options": {"velocities": False}}
+    settings: dict[str, Any] = {
+        "num_envs": 256,
+        "horizon": 32,
+        "learning_rate": 1e-3,
+        "env_options": {"velocities": False},
+    }
     run = {"eval_every": 50_000, "total_steps": 1_000_000, "network": {"memory": "gru"}}
     assert best_return(tmp_path / "gru", "ppo", "cart_pole", 250.0, **settings, **run) >= 250
-    assert learned_return(tmp_path / "none", "ppo", "cart_pole", **settings, total_steps=500_000) <= 200
+    assert (
+        learned_return(tmp_path / "none", "ppo", "cart_pole", **settings, total_steps=500_000)
+        <= 200
+    )

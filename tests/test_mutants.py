@@ -1,20 +1,34 @@
-"""Mutation testing kills a mistake that tests must see and spares a change that none can: benchmarks/mutants.py on one function."""
+"""Mutation testing kills a mistake that tests must see and spares a change that none can:
+benchmarks/mutants.py on one function.
+"""
 
 import ast
 import csv
 from collections import Counter
 
 from benchmarks.mistakes import functions_of, mutants_of
-from benchmarks.mutants import COLUMNS, EQUIVALENT, RESULTS, ROOT, TESTS, known_equivalent, survivors_of
+from benchmarks.mutants import (
+    COLUMNS,
+    EQUIVALENT,
+    RESULTS,
+    ROOT,
+    TESTS,
+    known_equivalent,
+    survivors_of,
+)
 
 FILE = "gpurl/losses.py"
 
 
 def test_a_mistake_is_killed_and_an_equivalent_one_is_spared() -> None:
     functions = dict(functions_of(ast.parse((ROOT / FILE).read_text())))
-    mutants = {mutant.what: mutant for mutant in mutants_of("_value_error", functions["_value_error"])}
+    mutants = {
+        mutant.what: mutant for mutant in mutants_of("_value_error", functions["_value_error"])
+    }
     wrong = mutants["error * error -> error / error"]
-    same = mutants["square >= clipped_square -> square > clipped_square"]  # where both are equal, so are their derivatives
+    same = mutants[
+        "square >= clipped_square -> square > clipped_square"
+    ]  # where both are equal, so are their derivatives
     assert survivors_of(FILE, [wrong, same], [f"{ROOT}/tests/test_losses.py"]) == [same]
 
 
@@ -27,7 +41,11 @@ def test_what_is_named_is_there() -> None:
     assert named.keys() <= TESTS.keys()
     for file, mistakes in named.items():
         functions = functions_of(ast.parse((ROOT / file).read_text()))
-        there = {f"{name}: {mutant.what}" for name, function in functions for mutant in mutants_of(name, function)}
+        there = {
+            f"{name}: {mutant.what}"
+            for name, function in functions
+            for mutant in mutants_of(name, function)
+        }
         assert mistakes <= there, mistakes - there
 
 
@@ -39,7 +57,9 @@ def test_nine_mistakes_of_ten_were_seen_in_each_group() -> None:
     assert len({row["commit"] for row in rows}) == 1
     seen, tried = Counter[str](), Counter[str]()
     for row in rows:
-        mutants, killed, equivalent, survivors = (int(row[name]) for name in ("mutants", "killed", "equivalent", "survivors"))
+        mutants, killed, equivalent, survivors = (
+            int(row[name]) for name in ("mutants", "killed", "equivalent", "survivors")
+        )
         assert mutants == killed + equivalent + survivors
         for name in (row["group"], "all"):
             seen[name] += killed

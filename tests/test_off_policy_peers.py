@@ -1,4 +1,6 @@
-"""The off-policy side against other libraries, at tiny sizes: what differs is not timed, who fails does not stop the others."""
+"""The off-policy side against other libraries, at tiny sizes: what differs is not timed, who fails
+does not stop the others.
+"""
 
 import json
 from pathlib import Path
@@ -15,7 +17,14 @@ from gpurl.buffers.prioritized import PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.errors import GpurlError, UsageError
 
-SMALL: dict[str, Any] = {"seconds": 0.0, "size": 256, "num_envs": (1, 8), "batch_sizes": (16,), "shapes": ((5, 2),), "hidden": (8, 8)}
+SMALL: dict[str, Any] = {
+    "seconds": 0.0,
+    "size": 256,
+    "num_envs": (1, 8),
+    "batch_sizes": (16,),
+    "shapes": ((5, 2),),
+    "hidden": (8, 8),
+}
 PACKAGES = {"sb3": "stable_baselines3", "torchrl": "torchrl"}
 
 
@@ -40,7 +49,10 @@ def test_a_replay_is_compared_and_measured(name: str, monkeypatch: pytest.Monkey
     try:
         found = replays.measure(small_job("replay", trainer, mode=mode or "default"))
     except GpurlError as error:
-        assert (trainer, mode) == ("torchrl", "prioritized")  # whose compiled part may be another torch's
+        assert (trainer, mode) == (
+            "torchrl",
+            "prioritized",
+        )  # whose compiled part may be another torch's
         pytest.skip(str(error))
     kind = "prioritized replay" if mode else "replay"
     whats = ("memory", "add", "sample 16", "add + sample 16")
@@ -53,12 +65,18 @@ def test_a_replay_is_compared_and_measured(name: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("column", ["obs", "action", "reward", "next_obs"])
-def test_a_replay_that_gives_something_else_is_not_timed(column: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_that_gives_something_else_is_not_timed(
+    column: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right = Replay.sample
 
     def wrong(self: Replay, *arguments: Any, **options: Any) -> dict[str, torch.Tensor]:
         batch = right(self, *arguments, **options)
-        batch[column] = batch[column].roll(1, 0) if column != "obs" else batch["obs"] + torch.tensor([0.0, 1e-6, 0.0, 0.0, 0.0])
+        batch[column] = (
+            batch[column].roll(1, 0)
+            if column != "obs"
+            else batch["obs"] + torch.tensor([0.0, 1e-6, 0.0, 0.0, 0.0])
+        )
         return batch
 
     small_checks(monkeypatch)
@@ -71,9 +89,18 @@ def test_a_replay_that_gives_something_else_is_not_timed(column: str, monkeypatc
 def test_a_replay_that_draws_from_a_part_only_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Replay._sample
 
-    def halved(self: Replay, size: int, gamma: float, steps: int, reuse: bool, index: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    def halved(
+        self: Replay, size: int, gamma: float, steps: int, reuse: bool, index: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
         drawn = right(self, size, gamma, steps, False, index)["index"]
-        return right(self, size, gamma, steps, reuse, drawn // 2 if not isinstance(self, PrioritizedReplay) else drawn.flip(0) * 0)
+        return right(
+            self,
+            size,
+            gamma,
+            steps,
+            reuse,
+            drawn // 2 if not isinstance(self, PrioritizedReplay) else drawn.flip(0) * 0,
+        )
 
     small_checks(monkeypatch)
     monkeypatch.setattr(Replay, "_sample", halved)
@@ -99,7 +126,9 @@ def test_old_transitions_must_be_gone() -> None:
 def test_the_updates_of_both_learn_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("stable_baselines3")
     monkeypatch.setattr(sac_updates, "COMPARED", 200)
-    told = sac_updates.compare(small_job("sac", "both", size=512, batch_sizes=(64,), hidden=(64, 64)))
+    told = sac_updates.compare(
+        small_job("sac", "both", size=512, batch_sizes=(64,), hidden=(64, 64))
+    )
     assert told.startswith("critic loss 5+2: gpurl ")
 
 
@@ -107,11 +136,17 @@ def test_the_same_weights_give_the_same_values() -> None:
     pytest.importorskip("stable_baselines3")
     job, shape = small_job("sac"), (5, 2)
     steps = sac_updates.make_steps(job, shape)
-    algorithm, model = sac_updates.gpurl_sac(job, shape, steps, 1), sac_updates.sb3_sac(job, shape, steps)
+    algorithm, model = (
+        sac_updates.gpurl_sac(job, shape, steps, 1),
+        sac_updates.sb3_sac(job, shape, steps),
+    )
     sac_updates.copy_weights(algorithm, model)
     obs, action = torch.randn(7, 5), torch.rand(7, 2)
     with torch.no_grad():
-        for ours, theirs in ((algorithm.critic, model.critic), (algorithm.target_critic, model.critic_target)):
+        for ours, theirs in (
+            (algorithm.critic, model.critic),
+            (algorithm.target_critic, model.critic_target),
+        ):
             wanted = torch.stack(theirs(obs, action))
             torch.testing.assert_close(ours.forward(torch.cat((obs, action), 1)), wanted)
         mean, log_std, _ = model.actor.get_action_dist_params(obs)
@@ -120,13 +155,24 @@ def test_the_same_weights_give_the_same_values() -> None:
 
 @pytest.mark.parametrize(
     ("gpurl", "sb3", "alike"),
-    [((9.0, 4.0), (9.5, 4.2), True), ((9.0, 9.5), (9.0, 9.5), False), ((9.0, 4.0), (9.0, 5.0), False), ((9.0, 4.0), (4.0, 3.9), False)],
+    [
+        ((9.0, 4.0), (9.5, 4.2), True),
+        ((9.0, 9.5), (9.0, 9.5), False),
+        ((9.0, 4.0), (9.0, 5.0), False),
+        ((9.0, 4.0), (4.0, 3.9), False),
+    ],
 )
 def test_losses_must_fall_and_begin_and_end_alike(
-    gpurl: tuple[float, float], sb3: tuple[float, float], alike: bool, monkeypatch: pytest.MonkeyPatch
+    gpurl: tuple[float, float],
+    sb3: tuple[float, float],
+    alike: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sac_updates, "WINDOW", 2)
-    losses = {name: [first, first, 7.0, last, last] for name, (first, last) in (("gpurl", gpurl), ("sb3", sb3))}
+    losses = {
+        name: [first, first, 7.0, last, last]
+        for name, (first, last) in (("gpurl", gpurl), ("sb3", sb3))
+    }
     if alike:
         assert sac_updates.alike((5, 2), losses) == "critic loss 5+2: gpurl 9 to 4, sb3 9.5 to 4.2"
         return
@@ -154,10 +200,20 @@ def test_a_loop_over_modules_gives_what_redq_gives() -> None:
 
 def test_other_critics_than_the_loops_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = REDQ.critic_step
-    monkeypatch.setattr(REDQ, "critic_step", lambda self, batch, move_target: right(self, batch, False))
-    with pytest.raises(GpurlError, match="not the same after 10 steps, so nothing is timed: targets moved"):
+    monkeypatch.setattr(
+        REDQ, "critic_step", lambda self, batch, move_target: right(self, batch, False)
+    )
+    with pytest.raises(
+        GpurlError, match="not the same after 10 steps, so nothing is timed: targets moved"
+    ):
         redq_critics.compare(small_job("redq", "both"))
-    monkeypatch.setattr(REDQ, "critic_step", lambda self, batch, move_target: right(self, batch | {"discount": batch["reward"] * 0}, True))
+    monkeypatch.setattr(
+        REDQ,
+        "critic_step",
+        lambda self, batch, move_target: right(
+            self, batch | {"discount": batch["reward"] * 0}, True
+        ),
+    )
     with pytest.raises(GpurlError, match="nothing is timed: critics moved"):
         redq_critics.compare(small_job("redq", "both"))
 
@@ -165,7 +221,11 @@ def test_other_critics_than_the_loops_are_not_timed(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("trainer", compare.CONTESTANTS["redq"])
 def test_steps_of_redqs_critics_are_measured(trainer: str) -> None:
     step, memory = redq_critics.measure(small_job("redq", trainer))
-    assert (step.case, step.unit, memory.unit) == ("redq critics 10x5+2, batch 16", "us", "peak MiB")
+    assert (step.case, step.unit, memory.unit) == (
+        "redq critics 10x5+2, batch 16",
+        "us",
+        "peak MiB",
+    )
     assert step.value > 0.0
 
 
@@ -177,22 +237,44 @@ def test_a_job_survives_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert one_run.job_of(json.dumps(vars(job))) == job
     one_run.main([json.dumps(vars(job))])
     found = json.loads(capsys.readouterr().out.removeprefix("RESULT "))
-    assert [case for case, _, _, _ in found["measurements"]] == ["redq critics 10x5+2, batch 16", "redq process"]
+    assert [case for case, _, _, _ in found["measurements"]] == [
+        "redq critics 10x5+2, batch 16",
+        "redq process",
+    ]
     one_run.main([json.dumps(vars(small_job("redq", "both", only_compare=True)))])
     assert "told" in json.loads(capsys.readouterr().out.removeprefix("RESULT "))
     for case in compare.CONTESTANTS:
         assert (ROOT / "benchmarks" / "off_policy" / f"{one_run.FILES[case]}.py").is_file()
 
 
-WORDS = ["--python", "python", "--rounds", "3", "--threads", "2", "--waits", "passive", "--sizes", '{"size": 64}']
+WORDS = [
+    "--python",
+    "python",
+    "--rounds",
+    "3",
+    "--threads",
+    "2",
+    "--waits",
+    "passive",
+    "--sizes",
+    '{"size": 64}',
+]
 
 
-def fake_runs(monkeypatch: pytest.MonkeyPatch, values: dict[str, float], differ: str = "") -> list[str]:
+def fake_runs(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, float], differ: str = ""
+) -> list[str]:
     """Processes that answer from `values`, or fail without one; who ran."""
     ran: list[str] = []
 
-    def run_once(python: Path, module: str, job: dict[str, Any], environment: dict[str, str], name: str) -> dict[str, Any]:
-        assert (module, environment["OMP_NUM_THREADS"], job["size"]) == ("benchmarks.off_policy.one_run", "2", 64)
+    def run_once(
+        python: Path, module: str, job: dict[str, Any], environment: dict[str, str], name: str
+    ) -> dict[str, Any]:
+        assert (module, environment["OMP_NUM_THREADS"], job["size"]) == (
+            "benchmarks.off_policy.one_run",
+            "2",
+            64,
+        )
         if job.get("only_compare"):
             ran.append(f"compare {job['case']}")
             if job["case"] == differ:
@@ -200,8 +282,14 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch, values: dict[str, float], differ:
             return {"told": "the same"}
         ran.append(name.partition(" ")[0])
         if ran[-1] not in values:
-            raise GpurlError("broken" if ran[-1] != "torchrl:prioritized" else f"Traceback\nGpurlError: {LEFT_OUT}no compiled part\n")
-        kind, unit = {"replay": ("prioritized replay" if job["mode"] != "default" else "replay", "us")}.get(job["case"], ("x", "updates/s"))
+            raise GpurlError(
+                "broken"
+                if ran[-1] != "torchrl:prioritized"
+                else f"Traceback\nGpurlError: {LEFT_OUT}no compiled part\n"
+            )
+        kind, unit = {
+            "replay": ("prioritized replay" if job["mode"] != "default" else "replay", "us")
+        }.get(job["case"], ("x", "updates/s"))
         value = values[ran[-1]] + job["seed"]
         found = result(Job(job["case"], "gpurl"), [Measurement(kind, "8", value, unit)])
         return found | {"version": "1"}
@@ -217,15 +305,46 @@ def test_libraries_take_turns_and_ratios_go_the_right_way(
     ran = fake_runs(monkeypatch, values)
     assert compare.main([*WORDS, "--case", "replay", "sac", "--out", str(tmp_path)]) == 0
     replay = [*values, "torchrl:prioritized"]
-    assert ran == [*replay, *list(values)[::-1], *values, "compare sac", "gpurl", "sb3", "sb3", "gpurl", "gpurl", "sb3"]
+    assert ran == [
+        *replay,
+        *list(values)[::-1],
+        *values,
+        "compare sac",
+        "gpurl",
+        "sb3",
+        "sb3",
+        "gpurl",
+        "gpurl",
+        "sb3",
+    ]
     said = capsys.readouterr().out
     assert "left out: torchrl:prioritized: no compiled part\n" in said
     lines = {line.split("  ")[0]: line.split() for line in said.splitlines()}
-    assert lines["replay"] == ["replay", "8", "us", "11.00", "55.00", "5.00", "110.0", "10.00"]  # less is better
+    assert lines["replay"] == [
+        "replay",
+        "8",
+        "us",
+        "11.00",
+        "55.00",
+        "5.00",
+        "110.0",
+        "10.00",
+    ]  # less is better
     assert lines["x"] == ["x", "8", "updates/s", "11.00", "55.00", "0.20"]  # more is better
     assert lines["prioritized replay"][-3:] == ["8", "us", "21.00"]
     rows = read_rows(tmp_path / "off_policy_cpu.csv")
-    assert [(row["case"], row["trainer"], row["note"], row["value"], row["lowest"], row["highest"], row["rounds"]) for row in rows[:4]] == [
+    assert [
+        (
+            row["case"],
+            row["trainer"],
+            row["note"],
+            row["value"],
+            row["lowest"],
+            row["highest"],
+            row["rounds"],
+        )
+        for row in rows[:4]
+    ] == [
         ("replay", "gpurl", "default", "11", "10", "12", "3"),
         ("replay", "sb3", "default", "55", "54", "56", "3"),
         ("replay", "torchrl", "default", "110", "109", "111", "3"),
@@ -251,6 +370,8 @@ def test_what_differs_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_a_case_without_a_contestant_is_refused() -> None:
-    with pytest.raises(UsageError, match="redq is not measured with sb3, only with gpurl, torch_loop"):
+    with pytest.raises(
+        UsageError, match="redq is not measured with sb3, only with gpurl, torch_loop"
+    ):
         compare.parse(["--trainers", "sb3"])
     assert compare.parse(["--trainers", "sb3", "--case", "sac"]).case == ["sac"]

@@ -1,4 +1,6 @@
-"""The comparison with other trainers: one stopwatch, processes in turn, the same threads for all."""
+"""The comparison with other trainers: one stopwatch, processes in turn, the same threads for
+all.
+"""
 
 import ast
 import contextlib
@@ -37,7 +39,12 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("loop", [gpurl_loops, leanrl_style])
 def test_the_clock_is_read_once_a_rollout(loop: Any) -> None:
     outcome = loop.chasing(small_job("chasing"))
-    assert outcome.marks == [0.0, 1.0, 2.0, 3.0]  # the start of the clock, one to warm up, two timed
+    assert outcome.marks == [
+        0.0,
+        1.0,
+        2.0,
+        3.0,
+    ]  # the start of the clock, one to warm up, two timed
     assert outcome.steps == 4 * 2
     assert -1.0 < outcome.score < 1.0
 
@@ -46,14 +53,20 @@ def test_all_trainers_meet_the_same_environments() -> None:
     job = small_job("chasing", num_envs=6, seed=3)
     timed = TimedChasing(job)
     obs, _ = timed.reset()
-    trainer = ready_trainer(make_settings("ppo", "chasing", num_envs=6, minibatches=1, seed=3), torch.device("cpu"))
+    trainer = ready_trainer(
+        make_settings("ppo", "chasing", num_envs=6, minibatches=1, seed=3), torch.device("cpu")
+    )
     torch.testing.assert_close(obs, trainer.obs, rtol=0, atol=0)
-    torch.testing.assert_close(timed.episode_length_buf, trainer.env.episode_length_buf, rtol=0, atol=0)
+    torch.testing.assert_close(
+        timed.episode_length_buf, trainer.env.episode_length_buf, rtol=0, atol=0
+    )
     rewards = [timed.step(torch.full((6, 2), 0.1)).reward for _ in range(2)]
     assert timed.mean_reward == pytest.approx(float(torch.stack(rewards).mean()))
 
 
-def test_the_cuda_graphs_of_leanrl_style_replay_what_was_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cuda_graphs_of_leanrl_style_replay_what_was_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without a GPU: a graph that captures a call, and replays it into the same memory."""
     seen: list[str] = []
 
@@ -64,7 +77,11 @@ def test_the_cuda_graphs_of_leanrl_style_replay_what_was_captured(monkeypatch: p
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", lambda graph: contextlib.nullcontext())
-    monkeypatch.setattr(leanrl_style.Graphed, "_eagerly", lambda self, arguments: (seen.append("eager"), self.function(*arguments))[1])
+    monkeypatch.setattr(
+        leanrl_style.Graphed,
+        "_eagerly",
+        lambda self, arguments: (seen.append("eager"), self.function(*arguments))[1],
+    )
     graphed = leanrl_style.Graphed(lambda x: (x * 2,))
     for value in range(6):
         (result,) = graphed(torch.tensor([float(value)]))
@@ -78,7 +95,9 @@ def test_leanrl_style_advantages_by_hand(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(trainer.agent.critic, "forward", lambda obs: torch.tensor([[8.0]]))
     reward, value = torch.ones(3, 1), torch.tensor([[2.0], [4.0], [6.0]])
     # the second step ends an episode: A_2 = 1 + 4 - 6, A_1 = 1 - 4, A_0 = 1 + 2 - 2 + 0.25 A_1
-    advantage, target = trainer.advantages(reward, value, torch.tensor([[0.0], [1.0], [0.0]]), torch.zeros(1, 8))
+    advantage, target = trainer.advantages(
+        reward, value, torch.tensor([[0.0], [1.0], [0.0]]), torch.zeros(1, 8)
+    )
     assert advantage.flatten().tolist() == [0.25, -3.0, -1.0]
     assert target.flatten().tolist() == [2.25, 1.0, 5.0]
 
@@ -104,12 +123,22 @@ def test_warm_up_is_left_out_of_a_result() -> None:
     assert found["steps_per_second"] == 100.0
     assert 50.0 < found["peak_mib"] < 50_000.0
     assert found["note"] == "default"
-    assert cases.result(small_job("chasing", mode="tf32"), dataclasses.replace(outcome, note="x"))["note"] == "tf32, x"
+    assert (
+        cases.result(small_job("chasing", mode="tf32"), dataclasses.replace(outcome, note="x"))[
+            "note"
+        ]
+        == "tf32, x"
+    )
     json.dumps(found)
 
 
 def test_pendulum_trains_to_the_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"PENDULUM_HORIZON": 8, "PENDULUM_EPOCHS": 1, "PENDULUM_BATCH": 16, "PENDULUM_EPISODES": 2}.items():
+    for name, value in {
+        "PENDULUM_HORIZON": 8,
+        "PENDULUM_EPOCHS": 1,
+        "PENDULUM_BATCH": 16,
+        "PENDULUM_EPISODES": 2,
+    }.items():
         monkeypatch.setattr(cases, name, value)
     outcome = gpurl_loops.pendulum(small_job("pendulum"))
     assert len(outcome.marks) == 1 + 64 // (4 * 8)
@@ -120,13 +149,22 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch, speeds: dict[str, float]) -> list
     """Processes that answer from `speeds`, or fail without one; who ran."""
     ran: list[str] = []
 
-    def run_once(python: Path, module: str, job: dict[str, Any], environment: dict[str, str], name: str) -> dict[str, Any]:
+    def run_once(
+        python: Path, module: str, job: dict[str, Any], environment: dict[str, str], name: str
+    ) -> dict[str, Any]:
         ran.append(name.partition(" ")[0])
         assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
         if ran[-1] not in speeds:
             raise GpurlError("broken")
         machine = {"device": "cpu", "threads": environment["OMP_NUM_THREADS"], "waits": "passive"}
-        values = {"score": 1.0, "note": job["mode"], "peak_mib": 10.0, "gpu_mib": 0.0, "version": "1", "machine": machine}
+        values = {
+            "score": 1.0,
+            "note": job["mode"],
+            "peak_mib": 10.0,
+            "gpu_mib": 0.0,
+            "version": "1",
+            "machine": machine,
+        }
         return values | {"steps_per_second": speeds[ran[-1]] + job["seed"]}
 
     monkeypatch.setattr(compare, "run_once", run_once)
@@ -146,12 +184,18 @@ def test_peers_take_turns_and_the_best_one_is_the_measure(
     assert ran == names + names[::-1] + names
     assert f"gpurl / best peer (rsl_rl:compile): {301 / 201:.2f}" in capsys.readouterr().out
     rows = read_rows(tmp_path / "peers_cpu.csv")
-    assert [(row["trainer"], row["note"], row["value"], row["lowest"]) for row in rows if row["unit"] == "env_steps/s"] == [
+    assert [
+        (row["trainer"], row["note"], row["value"], row["lowest"])
+        for row in rows
+        if row["unit"] == "env_steps/s"
+    ] == [
         ("gpurl", "default", "301", "300"),
         ("rsl_rl", "default", "101", "100"),
         ("rsl_rl", "compile", "201", "200"),
     ]
-    assert {(row["waits"], row["threads"], row["rounds"]) for row in rows} == {("passive", "2", "3")}
+    assert {(row["waits"], row["threads"], row["rounds"]) for row in rows} == {
+        ("passive", "2", "3")
+    }
 
 
 def test_a_trainer_that_fails_does_not_stop_the_others(
@@ -173,11 +217,16 @@ def test_an_interruption_keeps_what_was_measured() -> None:
         return {"ran": (name, round_number)}
 
     results, failed = processes.take_turns(["a", "b", "c"], 3, run)
-    assert results == {name: [{"ran": (name, number)} for number in numbers] for name, numbers in (("a", [0]), ("b", [0]), ("c", [0, 1]))}
+    assert results == {
+        name: [{"ran": (name, number)} for number in numbers]
+        for name, numbers in (("a", [0]), ("b", [0]), ("c", [0, 1]))
+    }
     assert failed == {"the rest": "interrupted in round 2, when b ran"}
 
 
-def test_a_process_gets_the_same_threads_and_waits_whatever_is_set_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_process_gets_the_same_threads_and_waits_whatever_is_set_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     seen: dict[str, Any] = {}
 
     def fake_run(command: list[str], **options: Any) -> Any:
@@ -191,7 +240,13 @@ def test_a_process_gets_the_same_threads_and_waits_whatever_is_set_here(monkeypa
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
 
     def run_once(waits: str) -> dict[str, Any]:
-        return processes.run_once(tmp_path, "a.module", {"trainer": "skrl"}, processes.host_environment(2, waits), "skrl on chasing")
+        return processes.run_once(
+            tmp_path,
+            "a.module",
+            {"trainer": "skrl"},
+            processes.host_environment(2, waits),
+            "skrl on chasing",
+        )
 
     assert run_once("default") == {"score": 1}
     assert "OMP_WAIT_POLICY" not in seen
@@ -232,7 +287,9 @@ def test_the_usual_contestants_exist(case: str, device: str) -> None:
     assert "gpurl" in names
     for name in names:
         trainer = name.partition(":")[0]
-        functions = ast.parse((ROOT / "benchmarks" / "peers" / f"{one_run.LOOPS[trainer]}.py").read_text()).body
+        functions = ast.parse(
+            (ROOT / "benchmarks" / "peers" / f"{one_run.LOOPS[trainer]}.py").read_text()
+        ).body
         assert case in {node.name for node in functions if isinstance(node, ast.FunctionDef)}
 
 
@@ -241,14 +298,23 @@ def test_gpurl_has_the_settings_of_its_modes() -> None:
         make_settings("ppo", "chasing", **values)
 
 
-def test_the_environment_is_made_once_for_the_same_versions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_environment_is_made_once_for_the_same_versions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     commands: list[list[str]] = []
-    monkeypatch.setattr(installation.subprocess, "run", lambda command, check: commands.append(command))
+    monkeypatch.setattr(
+        installation.subprocess, "run", lambda command, check: commands.append(command)
+    )
     folder = tmp_path / "peers"
     folder.mkdir()
     for _ in range(2):
         assert installation.make_environment(folder) == folder / "bin" / "python"
-    assert [command[-1] for command in commands] == [str(folder), installation.TORCH, installation.PEERS[-1], str(ROOT)]
+    assert [command[-1] for command in commands] == [
+        str(folder),
+        installation.TORCH,
+        installation.PEERS[-1],
+        str(ROOT),
+    ]
     monkeypatch.setattr(installation, "PEERS", ("rl-games==2.0",))
     installation.make_environment(folder)
     assert len(commands) == 8
@@ -256,9 +322,18 @@ def test_the_environment_is_made_once_for_the_same_versions(monkeypatch: pytest.
 
 @pytest.mark.parametrize(("case", "horizon"), [("chasing", "16"), ("pendulum", "1024")])
 def test_a_row_has_the_horizon_that_was_played(case: str, horizon: str) -> None:
-    found = {"steps_per_second": 1.0, "peak_mib": 1.0, "score": 1.0, "version": "1", "note": "", "machine": {"device": "cpu"}}
+    found = {
+        "steps_per_second": 1.0,
+        "peak_mib": 1.0,
+        "score": 1.0,
+        "version": "1",
+        "note": "",
+        "machine": {"device": "cpu"},
+    }
     rows = compare.rows_of(compare.parse(["--case", case, "--horizon", "16"]), {"gpurl": [found]})
     assert [row["horizon"] for row in rows] == [horizon] * 3
-    assert {row["horizon"] for row in read_rows(ROOT / "benchmarks" / "results" / "peers_cpu.csv") if row["case"] == "pendulum tanh"} <= {
-        *("", "1024")
-    }
+    assert {
+        row["horizon"]
+        for row in read_rows(ROOT / "benchmarks" / "results" / "peers_cpu.csv")
+        if row["case"] == "pendulum tanh"
+    } <= {*("", "1024")}

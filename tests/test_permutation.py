@@ -1,4 +1,6 @@
-"""The permutations of gpurl.kernels.permutation as numpy and torch make them: bijections by the formula, and random in every way tried."""
+"""The permutations of gpurl.kernels.permutation as numpy and torch make them: bijections by the
+formula, and random in every way tried.
+"""
 
 import functools
 import itertools
@@ -16,7 +18,8 @@ from gpurl.kernels.random import random_words_reference, stream_constants
 
 SIZES = [1, 2, 3, 5, 17, 64, 1000, 4096, 65_536, 131_072, 100_003]
 LARGE = [65_536, 131_072, 100_003]
-SIGMAS = 5.0  # every statistic below lies within so many standard deviations of its mean, for fixed seeds
+# every statistic below lies within so many standard deviations of its mean, for fixed seeds
+SIGMAS = 5.0
 
 
 def order_of(size: int, step: int = 0, seed: int = 0, offset: int = 0) -> Tensor:
@@ -28,7 +31,9 @@ def order_of(size: int, step: int = 0, seed: int = 0, offset: int = 0) -> Tensor
 def many_orders(size: int, count: int = 2000) -> np.ndarray:
     """[count, size] int64, of as many steps."""
     key, gamma = stream_constants(7, 1)
-    return np.stack([permutation(key, gamma, torch.tensor(step), 0, size).numpy() for step in range(count)])
+    return np.stack(
+        [permutation(key, gamma, torch.tensor(step), 0, size).numpy() for step in range(count)]
+    )
 
 
 def assert_chi_square(statistic: float, degrees: int) -> None:
@@ -40,7 +45,10 @@ def assert_uniform(cells: np.ndarray, num_cells: int) -> None:
     """Chi-square of integer `cells` in 0 .. num_cells-1."""
     count = np.bincount(cells.reshape(-1), minlength=num_cells)
     assert len(count) == num_cells
-    assert_chi_square(float(((count - cells.size / num_cells) ** 2).sum() / (cells.size / num_cells)), num_cells - 1)
+    assert_chi_square(
+        float(((count - cells.size / num_cells) ** 2).sum() / (cells.size / num_cells)),
+        num_cells - 1,
+    )
 
 
 # ---- what is computed ----
@@ -57,7 +65,9 @@ def finalizer(x: int) -> int:
 def test_the_formula_in_integers(size: int) -> None:
     assert finalizer(1) == 0x514E28B7  # published
     a, b, rounds = _network(size)
-    words = random_words_reference(*stream_constants(5, 1), torch.tensor(2**33 + 1), 40, (rounds + 1) // 2)[0].tolist()
+    words = random_words_reference(
+        *stream_constants(5, 1), torch.tensor(2**33 + 1), 40, (rounds + 1) // 2
+    )[0].tolist()
     round_keys = [half for word in words for half in (word % 2**32, (word >> 32) % 2**32)]
     wanted, positions = [], range(0, size, max(size // 1000, 1))
     for position in positions:
@@ -98,9 +108,14 @@ def test_rows_that_are_not_there_are_not_gathered() -> None:
     packed, stream = torch.randn(30, 6), (*stream_constants(5, 1), torch.tensor(3), 0)
     order = permutation(*stream, 30)
     for start, count in ((0, 30), (30, 0), (0, 0), (29, 1)):
-        assert torch.equal(gather_rows(packed, *stream, start=start, count=count), packed[order[start : start + count]])
+        assert torch.equal(
+            gather_rows(packed, *stream, start=start, count=count),
+            packed[order[start : start + count]],
+        )
     for start, count in ((-1, 2), (0, -1), (0, 31), (30, 1)):
-        with pytest.raises(ValueError, match=f"positions {start} to {start + count} do not lie within 30 rows"):
+        with pytest.raises(
+            ValueError, match=f"positions {start} to {start + count} do not lie within 30 rows"
+        ):
             gather_rows(packed, *stream, start=start, count=count)
     for wrong in (packed.double(), packed.flatten(), packed.t()):
         with pytest.raises(ValueError, match=r"packed must be \[S, W\] float32 contiguous"):
@@ -127,7 +142,13 @@ def test_networks() -> None:
 
 @pytest.mark.parametrize("size", [1000, 131_072, 100_003])
 def test_step_stream_and_offset_each_give_another(size: int) -> None:
-    orders = [order_of(size), order_of(size, step=1), order_of(size, seed=1), order_of(size, offset=MAX_WORDS), order_of(size, offset=1)]
+    orders = [
+        order_of(size),
+        order_of(size, step=1),
+        order_of(size, seed=1),
+        order_of(size, offset=MAX_WORDS),
+        order_of(size, offset=1),
+    ]
     for first, second in itertools.combinations(orders, 2):
         same = int((first == second).sum())
         assert same < 10  # one on average
@@ -139,7 +160,10 @@ def test_step_stream_and_offset_each_give_another(size: int) -> None:
 @pytest.mark.parametrize("size", [3, 5])
 def test_every_order_is_equally_likely(size: int) -> None:
     weights = size ** np.arange(size)
-    names = {int(np.dot(order, weights)): number for number, order in enumerate(itertools.permutations(range(size)))}
+    names = {
+        int(np.dot(order, weights)): number
+        for number, order in enumerate(itertools.permutations(range(size)))
+    }
     numbers = np.array([names[int(name)] for name in many_orders(size, 3000) @ weights])
     assert_uniform(numbers, math.factorial(size))
 
@@ -150,17 +174,27 @@ def test_every_row_is_everywhere_equally_often(size: int) -> None:
     count = np.bincount((orders + size * np.arange(size)).reshape(-1), minlength=size * size)
     expected = len(orders) / size
     statistic = float(((count - expected) ** 2).sum() / expected)
-    assert_chi_square(statistic * (size - 1) / size, (size - 1) ** 2)  # rows and columns of the table have fixed sums
+    assert_chi_square(
+        statistic * (size - 1) / size, (size - 1) ** 2
+    )  # rows and columns of the table have fixed sums
 
 
 @pytest.mark.parametrize("size", [16, 64, 210])
 def test_pairs_of_positions_have_independent_rows(size: int) -> None:
     a, b, _ = _network(size)
     orders = many_orders(size)
-    for apart in (1, 2, b, (a // 2) * b):  # the same left half, and the same right half, which the first round leaves alone
+    for apart in (
+        1,
+        2,
+        b,
+        (a // 2) * b,
+    ):  # the same left half, and the same right half, which the first round leaves alone
         difference = (orders[:, apart] - orders[:, 0]) % size
         assert_uniform(difference - 1, size - 1)
-        (left, right), (other_left, other_right) = divmod(orders[:, 0], b), divmod(orders[:, apart], b)
+        (left, right), (other_left, other_right) = (
+            divmod(orders[:, 0], b),
+            divmod(orders[:, apart], b),
+        )
         if a * b == size:
             assert_uniform(((other_left - left) % a) * b + (other_right - right) % b - 1, size - 1)
 
@@ -170,7 +204,9 @@ def test_fixed_points(size: int) -> None:
     count = 2000 if size < 1000 else 500
     fixed = (many_orders(size, count) == np.arange(size)).sum(axis=1)
     assert abs(float(fixed.mean()) - 1.0) < SIGMAS / math.sqrt(count)
-    assert abs(float(fixed.var()) - 1.0) < SIGMAS * math.sqrt(3.0 / count)  # a Poisson number's fourth moment is 4
+    assert abs(float(fixed.var()) - 1.0) < SIGMAS * math.sqrt(
+        3.0 / count
+    )  # a Poisson number's fourth moment is 4
     assert abs(float((fixed == 0).mean()) - math.exp(-1)) < SIGMAS * math.sqrt(0.2325 / count)
 
 
@@ -206,7 +242,9 @@ def test_rows_go_any_distance(size: int) -> None:
 @pytest.mark.parametrize("size", LARGE)
 def test_who_shares_a_minibatch(size: int) -> None:
     b = _network(size)[1]
-    place = [order_of(size, step).argsort() * 4 // size for step in range(4)]  # [size] the minibatch of each row
+    place = [
+        order_of(size, step).argsort() * 4 // size for step in range(4)
+    ]  # [size] the minibatch of each row
     for batch in place:
         for apart in (1, 2, b, 4096, 32_768):
             same = float((batch[apart:] == batch[:-apart]).double().mean())

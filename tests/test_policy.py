@@ -1,4 +1,6 @@
-"""A policy by itself: its values are those of the memory that its actions left behind, and how it draws."""
+"""A policy by itself: its values are those of the memory that its actions left behind, and how it
+draws.
+"""
 
 from pathlib import Path
 
@@ -20,10 +22,15 @@ from tests.tiny_envs import RandomWalk
 def test_value_is_under_the_memory_that_act_kept_until_reset() -> None:
     """To ask for a value does not move the memory."""
     config = PPOConfig(network=NetworkConfig(hidden=(16,), memory="gru", memory_size=8))
-    algorithm = make_algorithm("ppo", config, RandomWalk.single_observation_space, RandomWalk.single_action_space, 16)
+    algorithm = make_algorithm(
+        "ppo", config, RandomWalk.single_observation_space, RandomWalk.single_action_space, 16
+    )
     policy, empty = Policy(algorithm, {}), algorithm.initial_carry(16)
     seen, obs = torch.full((16, 3), 3.0), torch.linspace(-3.0, 3.0, 48).view(16, 3)
-    fresh, remembered = algorithm.value(obs, empty), algorithm.value(obs, algorithm.act(seen, empty, explore=False).carry)
+    fresh, remembered = (
+        algorithm.value(obs, empty),
+        algorithm.value(obs, algorithm.act(seen, empty, explore=False).carry),
+    )
     assert float((fresh - remembered).abs().max()) > 1e-3
     torch.testing.assert_close(policy.value(obs), fresh)
     policy.act(seen)
@@ -37,10 +44,19 @@ def test_value_is_under_the_memory_that_act_kept_until_reset() -> None:
 
 
 @pytest.mark.parametrize("name", ["sac", "td3", "dqn", "pqn"])
-def test_a_loaded_policy_that_samples_explores_as_at_the_end_of_training(name: str, tmp_path: Path) -> None:
+def test_a_loaded_policy_that_samples_explores_as_at_the_end_of_training(
+    name: str, tmp_path: Path
+) -> None:
     """Around what it would do, not by chance: its training got past the random steps."""
     env = "pendulum" if name in ("sac", "td3") else "cart_pole"
-    settings = small_settings(name) | {"num_envs": 16, "horizon": 8, "total_steps": 256, "eval_episodes": 0, "quiet": True, "device": "cpu"}
+    settings = small_settings(name) | {
+        "num_envs": 16,
+        "horizon": 8,
+        "total_steps": 256,
+        "eval_episodes": 0,
+        "quiet": True,
+        "device": "cpu",
+    }
     run = train(name, env, run_dir=str(tmp_path), **settings)
     policy, obs = gpurl.load(run.folder, num_envs=2000), make_env(env, 2000, "cpu", 0).reset()[0]
     with torch.no_grad():
@@ -48,6 +64,8 @@ def test_a_loaded_policy_that_samples_explores_as_at_the_end_of_training(name: s
             policy.algorithm.actor.steps[-1].bias[0, 0, 1] = -9.0  # hardly any spread
         best, drawn = policy.act(obs), policy.act(obs, deterministic=False)
     if env == "cart_pole":
-        assert float((best != drawn).float().mean()) == pytest.approx(0.05 / 2, abs=0.015)  # epsilon_end, half of it hits the best
+        assert float((best != drawn).float().mean()) == pytest.approx(
+            0.05 / 2, abs=0.015
+        )  # epsilon_end, half of it hits the best
     else:
         assert float((best - drawn).abs().mean()) < 0.4  # chance on [-2, 2] is about 1 away

@@ -1,4 +1,6 @@
-"""Drawing by priority in torch and C: the very entries of float64, their frequencies, and what must never be drawn."""
+"""Drawing by priority in torch and C: the very entries of float64, their frequencies, and what must
+never be drawn.
+"""
 
 import math
 from typing import Any
@@ -13,14 +15,20 @@ from gpurl.kernels import c_library
 from gpurl.kernels import prioritized as module
 from gpurl.kernels.backend import no_host_looks
 from gpurl.kernels.env_step import RandomStreams
-from gpurl.kernels.prioritized import prioritized_draw, prioritized_draw_c, prioritized_draw_reference, prioritized_update
+from gpurl.kernels.prioritized import (
+    prioritized_draw,
+    prioritized_draw_c,
+    prioritized_draw_reference,
+    prioritized_update,
+)
 from gpurl.kernels.random import random_words_reference, stream_constants
 from tests.aimed_streams import aimed
 from tests.fake_graphs import FakeGraphs
 
 needs_c = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
 DRAWS = [prioritized_draw_reference, pytest.param(prioritized_draw_c, marks=needs_c)]
-SIGMAS = 5.0  # every statistic below lies within so many standard deviations of its mean, for fixed seeds
+# every statistic below lies within so many standard deviations of its mean, for fixed seeds
+SIGMAS = 5.0
 BELOW_ONE = 1.0 - 2.0**-53
 
 
@@ -59,9 +67,14 @@ def test_draws_are_those_of_float64(draw: Any, size: int) -> None:
         uniform = np.array([(word % 2**64 >> 11) / 2**53 for word in words])
         number = (np.arange(batch_size) + uniform) * (running[-1] / batch_size)
         wanted = np.searchsorted(running, number, side="right")
-        close = np.minimum(abs(running[wanted] - number), abs(running[wanted - 1] - number)) < 1e-12 * running[-1]
+        close = (
+            np.minimum(abs(running[wanted] - number), abs(running[wanted - 1] - number))
+            < 1e-12 * running[-1]
+        )
         assert ((index.numpy() == wanted) | close).all()
-        np.testing.assert_allclose(probability.numpy(), priority.numpy()[index] / running[-1], rtol=1e-6)
+        np.testing.assert_allclose(
+            probability.numpy(), priority.numpy()[index] / running[-1], rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("places", [(1, 3, 4, 5), (1, 100, 101, 290)], ids=["one group", "several"])
@@ -69,7 +82,16 @@ def test_draws_are_those_of_float64(draw: Any, size: int) -> None:
 def test_by_hand(draw: Any, places: tuple[int, ...]) -> None:
     priority = torch.zeros(300)
     priority[list(places)] = torch.tensor([3.0, 1.0, 2.0, 2.0])
-    for uniform, number in ((0.0, 0), (0.374, 0), (0.375, 1), (0.499, 1), (0.5, 2), (0.749, 2), (0.75, 3), (BELOW_ONE, 3)):
+    for uniform, number in (
+        (0.0, 0),
+        (0.374, 0),
+        (0.375, 1),
+        (0.499, 1),
+        (0.5, 2),
+        (0.749, 2),
+        (0.75, 3),
+        (BELOW_ONE, 3),
+    ):
         index, probability = draw(priority, aimed(uniform), 0, 1)
         assert index.tolist() == [places[number]]
         assert probability.tolist() == [priority[places[number]] / 8.0]
@@ -77,7 +99,9 @@ def test_by_hand(draw: Any, places: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_the_first_and_the_last_number(draw: Any) -> None:
-    """7 + u of the greatest u is 8 in float64, so of eight draws the last number is the total itself, beyond every entry."""
+    """7 + u of the greatest u is 8 in float64, so of eight draws the last number is the total
+    itself, beyond every entry.
+    """
     assert 7 + BELOW_ONE == 8.0
     for size, dead in ((9, 3), (200, 3), (200, 100), (3000, 1500)):
         priority = torch.zeros(size)
@@ -91,8 +115,14 @@ def test_the_same_stream_draws_the_same(draw: Any) -> None:
     priority = torch.rand(1000)
     first = draw(priority, stream(5), 0, 300)[0]
     assert torch.equal(first, draw(priority, stream(5), 0, 300)[0])
-    for other in (draw(priority, stream(6), 0, 300), draw(priority, stream(5, seed=4), 0, 300), draw(priority, stream(5), 300, 300)):
-        assert float((other[0] != first).double().mean()) > 0.2  # a range holds three entries, so one in three is the same by chance
+    for other in (
+        draw(priority, stream(6), 0, 300),
+        draw(priority, stream(5, seed=4), 0, 300),
+        draw(priority, stream(5), 300, 300),
+    ):
+        assert (
+            float((other[0] != first).double().mean()) > 0.2
+        )  # a range holds three entries, so one in three is the same by chance
 
 
 # ---- how often ----
@@ -100,23 +130,31 @@ def test_the_same_stream_draws_the_same(draw: Any) -> None:
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_frequencies_are_the_priorities(draw: Any) -> None:
-    """A million draws. An entry inside a range is drawn once a batch at most, so its count varies by n P (1 - B P)."""
+    """A million draws. An entry inside a range is drawn once a batch at most, so its count varies
+    by n P (1 - B P).
+    """
     priority = 0.2 + torch.rand(4096, generator=torch.Generator().manual_seed(1))
     batch_size, batches = 256, 3907
     expected = batch_size * batches * (priority.double() / priority.double().sum()).numpy()
     found = counts(draw, priority, batch_size, batches)
     deviation = found - expected
     assert (abs(deviation) < SIGMAS * np.sqrt(expected)).all()
-    assert abs(float((deviation**2 / expected).sum()) - (4096 - batch_size)) < SIGMAS * math.sqrt(2 * 4096)
+    assert abs(float((deviation**2 / expected).sum()) - (4096 - batch_size)) < SIGMAS * math.sqrt(
+        2 * 4096
+    )
 
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_weights_undo_the_priorities(draw: Any) -> None:
-    """sum_i P(i) w_i f_i = mean f for w = 1 / (S P): with the probabilities that were told, and as the mean over draws."""
+    """sum_i P(i) w_i f_i = mean f for w = 1 / (S P): with the probabilities that were told, and as
+    the mean over draws.
+    """
     generator = torch.Generator().manual_seed(2)
     size = 200
     priority = 0.05 + torch.rand(size, generator=generator)
-    f = torch.randn(size, generator=generator).double() + 3.0 * priority  # so that the plain mean is another one
+    f = (
+        torch.randn(size, generator=generator).double() + 3.0 * priority
+    )  # so that the plain mean is another one
     told, means, plain = torch.zeros(size, dtype=torch.float64), [], []
     for step in range(500):
         index, probability = draw(priority, stream(step), 0, 256)
@@ -153,11 +191,16 @@ def test_nothing_to_draw(draw: Any) -> None:
 
 
 def middles(priority: Tensor, entries: Tensor) -> tuple[list[float], Tensor]:
-    """The u of the middle of each entry's share, and how many of these a running sum in float32 gives to another entry."""
+    """The u of the middle of each entry's share, and how many of these a running sum in float32
+    gives to another entry.
+    """
     running = priority.double().cumsum(0)
     middle = (running - priority.double() / 2)[entries]
     narrow = torch.from_numpy(np.cumsum(priority.numpy()))
-    missed = torch.searchsorted(narrow, (middle / running[-1] * narrow[-1]).float(), right=True) != entries
+    missed = (
+        torch.searchsorted(narrow, (middle / running[-1] * narrow[-1]).float(), right=True)
+        != entries
+    )
     return (middle / running[-1]).tolist(), missed.sum()
 
 
@@ -171,7 +214,9 @@ def test_each_of_five_million_can_be_drawn(draw: Any, tail: str) -> None:
     uniforms, missed = middles(priority, entries)
     assert missed > 0.1 * len(entries)
     few = 8 if draw is prioritized_draw_reference else 200  # a call of it takes a fifth of a second
-    assert [int(draw(priority, aimed(middle), 0, 1)[0]) for middle in uniforms[:few]] == entries[:few].tolist()
+    assert [int(draw(priority, aimed(middle), 0, 1)[0]) for middle in uniforms[:few]] == entries[
+        :few
+    ].tolist()
 
 
 @pytest.mark.parametrize("draw", DRAWS)
@@ -229,11 +274,18 @@ def test_the_largest_and_the_smallest_float_are_priorities() -> None:
 def test_the_largest_value_of_an_index_stays() -> None:
     generator = torch.Generator().manual_seed(4)
     before = torch.rand(50, generator=generator) + 5.0
-    index, value = torch.randint(40, (300,), generator=generator), torch.rand(300, generator=generator)
+    index, value = (
+        torch.randint(40, (300,), generator=generator),
+        torch.rand(300, generator=generator),
+    )
     wanted = before.numpy().copy()
     wanted[np.unique(index)] = 0.0
     np.maximum.at(wanted, index.numpy(), value.numpy())
-    for order in (torch.arange(300), torch.arange(299, -1, -1), torch.randperm(300, generator=generator)):
+    for order in (
+        torch.arange(300),
+        torch.arange(299, -1, -1),
+        torch.randperm(300, generator=generator),
+    ):
         priority = before.clone()
         prioritized_update(priority, index[order], value[order])
         assert (priority.numpy() == wanted).all()
@@ -263,7 +315,11 @@ def test_an_update_counts_in_the_next_draw() -> None:
 @needs_c
 def test_c_serves_where_the_host_may_look(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
-    monkeypatch.setattr(module, "prioritized_draw_c", lambda *arguments: called.append(1) or prioritized_draw_c(*arguments))
+    monkeypatch.setattr(
+        module,
+        "prioritized_draw_c",
+        lambda *arguments: called.append(1) or prioritized_draw_c(*arguments),
+    )
     with no_host_looks():
         wanted = prioritized_draw(torch.ones(100), stream(), 0, 50)
     assert not called
@@ -312,6 +368,11 @@ def test_wrong_arguments_are_named() -> None:
             prioritized_draw(priority, stream(), offset, batch_size)
     for offset, batch_size in ((0, 1), (0, 65_536), (65_535, 1)):  # the limits themselves
         assert prioritized_draw(priority, stream(), offset, batch_size)[0].shape == (batch_size,)
-    for bad_index, bad_value in ((index.int(), value), (index, value.double()), (index, value[:2]), (index.view(3, 1), value.view(3, 1))):
+    for bad_index, bad_value in (
+        (index.int(), value),
+        (index, value.double()),
+        (index, value[:2]),
+        (index.view(3, 1), value.view(3, 1)),
+    ):
         with pytest.raises(ValueError, match="index and value must be"):
             prioritized_update(priority, bad_index, bad_value)

@@ -1,4 +1,6 @@
-"""Any settings written as words, or as config.yaml, and read back are the settings: for every algorithm, drawn from its fields."""
+"""Any settings written as words, or as config.yaml, and read back are the settings: for every
+algorithm, drawn from its fields.
+"""
 
 import dataclasses
 import tempfile
@@ -27,7 +29,11 @@ CHOSEN = {  # what such a field may be; all others are drawn by their type
     "root": ["runs", "a folder", "true,x", "1e3", "a=b", "true", "None", "[a]", "-1", ""],
     "schedule": ["constant", "linear"],
     "threads": [1],
-    "batch_size": [1, 64, 100],  # what fits one field fits the others too, or most examples would be refused
+    "batch_size": [
+        1,
+        64,
+        100,
+    ],  # what fits one field fits the others too, or most examples would be refused
     "learning_starts": [100, 1000, 10**6],
     "replay_size": [10**6, 10**9],
     "updates": [2, 6, 10**6],
@@ -39,7 +45,16 @@ CHOSEN = {  # what such a field may be; all others are drawn by their type
     "storage": ["float32", "bfloat16"],
 }
 SHARES = {  # from 0 to 1, where other real numbers may be larger
-    *("gamma", "gae_lambda", "q_lambda", "tau", "final_share", "epsilon_start", "epsilon_end", "epsilon_fraction"),
+    *(
+        "gamma",
+        "gae_lambda",
+        "q_lambda",
+        "tau",
+        "final_share",
+        "epsilon_start",
+        "epsilon_end",
+        "epsilon_fraction",
+    ),
     *("priority_exponent", "importance_exponent", "priority_decay"),
 }
 REFUSED = {  # settings that an algorithm takes no other value of
@@ -56,15 +71,27 @@ def value_of(name: str, hint: Any) -> st.SearchStrategy[Any]:
     if dataclasses.is_dataclass(hint):
         return some_fields(typing.cast(type, hint))
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return st.one_of([st.none() if part is type(None) else value_of(name, part) for part in typing.get_args(hint)])
+        return st.one_of(
+            [
+                st.none() if part is type(None) else value_of(name, part)
+                for part in typing.get_args(hint)
+            ]
+        )
     if typing.get_origin(hint) is tuple:
         return st.lists(value_of(name, typing.get_args(hint)[0]), min_size=1, max_size=3).map(tuple)
     if name in CHOSEN:
         return st.sampled_from(CHOSEN[name])
-    return {bool: st.booleans(), int: WHOLE, float: SHARE if name in SHARES else REAL, str: st.nothing()}[hint]
+    return {
+        bool: st.booleans(),
+        int: WHOLE,
+        float: SHARE if name in SHARES else REAL,
+        str: st.nothing(),
+    }[hint]
 
 
-def some_fields(kind: type, without: frozenset[str] = frozenset()) -> st.SearchStrategy[dict[str, Any]]:
+def some_fields(
+    kind: type, without: frozenset[str] = frozenset()
+) -> st.SearchStrategy[dict[str, Any]]:
     """name -> value of some of a dataclass's fields."""
     hints = typing.get_type_hints(kind)
     optional = {}
@@ -98,11 +125,15 @@ def assumed(algorithm: str, env: str, values: dict[str, Any]) -> Settings:
 
 
 @pytest.mark.parametrize("algorithm", algorithm_names())
-@settings(max_examples=max(settings().max_examples // 15, 1))  # tyro takes its time, and there are many algorithms
+@settings(
+    max_examples=max(settings().max_examples // 15, 1)
+)  # tyro takes its time, and there are many algorithms
 @given(data=st.data())
 def test_words_and_files_give_the_settings_they_were_made_of(algorithm: str, data: Any) -> None:
     kind = config_class(resolve_algorithm(algorithm))
-    values = data.draw(some_fields(TrainConfig)) | data.draw(some_fields(kind, REFUSED.get(algorithm, frozenset())))
+    values = data.draw(some_fields(TrainConfig)) | data.draw(
+        some_fields(kind, REFUSED.get(algorithm, frozenset()))
+    )
     wanted = assumed(algorithm, "chasing", values)
     assert parse_train([algorithm, "chasing", *words_of(values)])[0] == wanted
     with tempfile.TemporaryDirectory() as folder:
@@ -111,13 +142,21 @@ def test_words_and_files_give_the_settings_they_were_made_of(algorithm: str, dat
         read = read_config(file)
     written = dict(read)
     again = make_settings(read.pop("algorithm"), read.pop("env"), **read)
-    assert again == dataclasses.replace(wanted, train=dataclasses.replace(wanted.train, run_dir=None))
+    assert again == dataclasses.replace(
+        wanted, train=dataclasses.replace(wanted.train, run_dir=None)
+    )
     assert again.to_dict() == written
 
 
 def test_a_text_that_looks_like_a_number_stays_one(tmp_path: Path) -> None:
     """PyYAML writes 1e3 as it is, being of YAML 1.1; who reads YAML 1.2 reads a number."""
-    values = {"root": "1e3", "tag": "-2E-5", "rates": [1e-05, "1e-05"], "name": "true", "steps": 1000}
+    values = {
+        "root": "1e3",
+        "tag": "-2E-5",
+        "rates": [1e-05, "1e-05"],
+        "name": "true",
+        "steps": 1000,
+    }
     (tmp_path / "config.yaml").write_bytes(as_yaml(values))
     assert read_config(tmp_path / "config.yaml") == values
     (tmp_path / "config.yaml").write_text("root: 1e3_runs\nlearning_rate: 1e-3\n")

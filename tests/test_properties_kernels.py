@@ -1,4 +1,6 @@
-"""Laws of the kernels' torch and C forms for whatever Hypothesis thinks of, against float64 one number at a time."""
+"""Laws of the kernels' torch and C forms for whatever Hypothesis thinks of, against float64 one
+number at a time.
+"""
 
 import math
 from collections.abc import Callable
@@ -18,7 +20,11 @@ from gpurl.kernels.episode_sums import add_episodes
 from gpurl.kernels.gae import gae_c, gae_reference
 from gpurl.kernels.moments import update_moments
 from gpurl.kernels.permutation import MAX_WORDS, gather_rows, permutation
-from gpurl.kernels.prioritized import prioritized_draw_c, prioritized_draw_reference, prioritized_update
+from gpurl.kernels.prioritized import (
+    prioritized_draw_c,
+    prioritized_draw_reference,
+    prioritized_update,
+)
 from gpurl.kernels.random import random_words_reference, stream_constants
 from gpurl.kernels.squash import squashed_likelihood, squashed_sample
 from gpurl.nn.normalizer import Normalizer, ValueNormalizer
@@ -42,20 +48,35 @@ def rollouts(draw: st.DrawFn) -> tuple[Any, ...]:
     """The arguments of `gae`; NaN stands where nothing may be read."""
     steps, envs = draw(st.integers(1, 20)), draw(st.integers(1, 5))
     random, scale = np.random.default_rng(draw(SEEDS)), draw(st.sampled_from([1e-3, 1.0, 1e4]))
-    bits = np.frombuffer(draw(st.binary(min_size=steps * envs, max_size=steps * envs)), np.uint8).reshape(steps, envs)
+    bits = np.frombuffer(
+        draw(st.binary(min_size=steps * envs, max_size=steps * envs)), np.uint8
+    ).reshape(steps, envs)
     rare = draw(st.booleans())  # ends of episodes
-    terminated, truncated = (bits & 7) == 0 if rare else (bits & 1) > 0, (bits & 56) == 0 if rare else (bits & 2) > 0
+    terminated, truncated = (
+        (bits & 7) == 0 if rare else (bits & 1) > 0,
+        (bits & 56) == 0 if rare else (bits & 2) > 0,
+    )
     valid = (bits & 192) > 0 if draw(st.booleans()) else None
     reward, final = (scale * random.normal(size=(steps, envs)) for _ in range(2))
     final[~truncated] = np.nan
     arrays = reward, scale * random.normal(size=(steps + 1, envs)), final
-    flags = [None if flag is None else torch.from_numpy(flag) for flag in (terminated, truncated, valid)]
-    return *(torch.from_numpy(array).float() for array in arrays), *flags[:2], draw(SHARES), draw(SHARES), flags[2]
+    flags = [
+        None if flag is None else torch.from_numpy(flag) for flag in (terminated, truncated, valid)
+    ]
+    return (
+        *(torch.from_numpy(array).float() for array in arrays),
+        *flags[:2],
+        draw(SHARES),
+        draw(SHARES),
+        flags[2],
+    )
 
 
 @pytest.mark.parametrize("function", [gae_reference, pytest.param(gae_c, marks=needs_c)])
 @given(arguments=rollouts())
-def test_advantages_are_those_of_a_loop(function: Callable[..., tuple[Tensor, ...]], arguments: tuple[Any, ...]) -> None:
+def test_advantages_are_those_of_a_loop(
+    function: Callable[..., tuple[Tensor, ...]], arguments: tuple[Any, ...]
+) -> None:
     reward, value, final, terminated, truncated = (item.double().numpy() for item in arguments[:5])
     gamma, gae_lambda, mask = arguments[5:]
     valid = np.ones_like(terminated) if mask is None else mask.numpy()
@@ -66,14 +87,21 @@ def test_advantages_are_those_of_a_loop(function: Callable[..., tuple[Tensor, ..
             after = 0.0 if terminated[t, n] else final[t, n] if truncated[t, n] else value[t + 1, n]
             ended = terminated[t, n] or truncated[t, n]
             delta = reward[t, n] + gamma * after - value[t, n]
-            following = (delta if ended else delta + gamma * gae_lambda * following) if valid[t, n] else 0.0
+            following = (
+                (delta if ended else delta + gamma * gae_lambda * following) if valid[t, n] else 0.0
+            )
             wanted[t, n] = following
     advantage, returns, moments = (item.double().numpy() for item in function(*arguments))
     size = 1e-5 * max(np.abs(reward).max(), np.abs(value).max())
     np.testing.assert_allclose(advantage, wanted, rtol=1e-5, atol=size)
     np.testing.assert_allclose(returns, wanted + value[:-1], rtol=1e-5, atol=size)
     entries = wanted[valid > 0] if valid.any() else np.zeros(1)
-    np.testing.assert_allclose(moments, [entries.mean(), entries.var(), valid.sum()], rtol=1e-4, atol=max(size, size * size))
+    np.testing.assert_allclose(
+        moments,
+        [entries.mean(), entries.var(), valid.sum()],
+        rtol=1e-4,
+        atol=max(size, size * size),
+    )
 
 
 # ---- moments ----
@@ -81,23 +109,42 @@ def test_advantages_are_those_of_a_loop(function: Callable[..., tuple[Tensor, ..
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[tuple[Tensor, Tensor | None]]:
-    """Rows of three columns and masks, cut into batches anywhere; NaN stands in rows that do not count."""
+    """Rows of three columns and masks, cut into batches anywhere; NaN stands in rows that do not
+    count.
+    """
     random, size = np.random.default_rng(draw(SEEDS)), draw(st.integers(1, 60))
-    rows = random.normal(size=(size, 3)) * 10.0 ** random.uniform(-2, 3, 3) + draw(st.sampled_from([0.0, 1.0, -1e4]))
+    rows = random.normal(size=(size, 3)) * 10.0 ** random.uniform(-2, 3, 3) + draw(
+        st.sampled_from([0.0, 1.0, -1e4])
+    )
     share = draw(st.sampled_from([0.0, 0.5, 1.0]))
     valid = random.random(size) < share
     x = torch.from_numpy(np.where(valid[:, None], rows, np.nan)).float()
     cuts = sorted(draw(st.lists(st.integers(0, size), max_size=6)))
     parts = [slice(*pair) for pair in zip([0, *cuts], [*cuts, size])]
-    return [(x[part], None if share == 1.0 and part.start % 2 else torch.from_numpy(valid)[part]) for part in parts if x[part].numel()]
+    return [
+        (x[part], None if share == 1.0 and part.start % 2 else torch.from_numpy(valid)[part])
+        for part in parts
+        if x[part].numel()
+    ]
 
 
 @given(parts=batches(), random=st.randoms(use_true_random=False))
-def test_any_split_gives_the_moments_of_all_rows_in_any_order(parts: list[tuple[Tensor, Tensor | None]], random: Any) -> None:
-    x, valid = (torch.cat(column) for column in zip(*((x, torch.ones(len(x), dtype=torch.bool) if v is None else v) for x, v in parts)))
+def test_any_split_gives_the_moments_of_all_rows_in_any_order(
+    parts: list[tuple[Tensor, Tensor | None]], random: Any
+) -> None:
+    x, valid = (
+        torch.cat(column)
+        for column in zip(
+            *((x, torch.ones(len(x), dtype=torch.bool) if v is None else v) for x, v in parts)
+        )
+    )
     pooled = x[valid].double()
     for _ in range(2):
-        mean, variance, count = (torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64), torch.zeros(()).double())
+        mean, variance, count = (
+            torch.zeros(3, dtype=torch.float64),
+            torch.ones(3, dtype=torch.float64),
+            torch.zeros(()).double(),
+        )
         normalizer = Normalizer(3, clip=1.5)
         for rows, mask in parts:
             update_moments(mean, variance, count, rows, mask)
@@ -108,7 +155,9 @@ def test_any_split_gives_the_moments_of_all_rows_in_any_order(parts: list[tuple[
             torch.testing.assert_close(variance, pooled.var(0, correction=0), rtol=1e-7, atol=1e-9)
         else:
             assert (mean.tolist(), variance.tolist()) == ([0.0] * 3, [1.0] * 3)
-        for kept, own in zip((mean, variance, count), (normalizer.mean, normalizer.variance, normalizer.count)):
+        for kept, own in zip(
+            (mean, variance, count), (normalizer.mean, normalizer.variance, normalizer.count)
+        ):
             assert torch.equal(kept, own)
         assert torch.equal(normalizer.shift, mean.float())
         torch.testing.assert_close(normalizer.inv_std, (variance + 1e-8).pow(-0.5).float())
@@ -123,10 +172,16 @@ def test_returns_come_back_from_the_critics_scale(x: list[float]) -> None:
     normalizer, returns = ValueNormalizer(), torch.tensor(x)
     normalizer.update(returns.unsqueeze(1))
     scaled = normalizer.normalized(returns)
-    assert abs(float(scaled.double().mean())) < 1e-2 or float(returns.std(correction=0)) < 1e-4 * float(returns.abs().max())
+    assert abs(float(scaled.double().mean())) < 1e-2 or float(
+        returns.std(correction=0)
+    ) < 1e-4 * float(returns.abs().max())
     size = float(returns.abs().max()) + 1e-3
-    torch.testing.assert_close(normalizer.denormalized(scaled), returns, rtol=1e-5, atol=1e-5 * size)
-    np.testing.assert_allclose(normalizer.denormalized(scaled.numpy()), returns.numpy(), rtol=1e-5, atol=1e-5 * size)
+    torch.testing.assert_close(
+        normalizer.denormalized(scaled), returns, rtol=1e-5, atol=1e-5 * size
+    )
+    np.testing.assert_allclose(
+        normalizer.denormalized(scaled.numpy()), returns.numpy(), rtol=1e-5, atol=1e-5 * size
+    )
 
 
 # ---- priorities ----
@@ -136,13 +191,29 @@ NO_PRIORITY = [0.0, -0.0, -1.0, math.nan, math.inf, -math.inf]
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-@given(data=st.data(), seed=SEEDS, step=st.integers(0, 2**40), offset=st.integers(0, 1000), batch_size=st.integers(1, 300))
-def test_an_entry_is_drawn_where_the_running_sum_says(draw: Any, data: Any, seed: int, step: int, offset: int, batch_size: int) -> None:
-    """Priorities are whole sixty-fourths, whose sums are exact in any order, so every draw must be numpy's."""
-    parts = data.draw(st.lists(st.integers(1, 2**20) | st.sampled_from(NO_PRIORITY), min_size=1, max_size=300))
+@given(
+    data=st.data(),
+    seed=SEEDS,
+    step=st.integers(0, 2**40),
+    offset=st.integers(0, 1000),
+    batch_size=st.integers(1, 300),
+)
+def test_an_entry_is_drawn_where_the_running_sum_says(
+    draw: Any, data: Any, seed: int, step: int, offset: int, batch_size: int
+) -> None:
+    """Priorities are whole sixty-fourths, whose sums are exact in any order, so every draw must be
+    numpy's.
+    """
+    parts = data.draw(
+        st.lists(st.integers(1, 2**20) | st.sampled_from(NO_PRIORITY), min_size=1, max_size=300)
+    )
     priority = torch.tensor([part / 64.0 for part in parts])
-    counted = np.where((priority > 0) & (priority < math.inf), priority.numpy(), 0.0).astype(np.float64)
-    index, probability = (item.numpy() for item in draw(priority, streams(seed, step), offset, batch_size))
+    counted = np.where((priority > 0) & (priority < math.inf), priority.numpy(), 0.0).astype(
+        np.float64
+    )
+    index, probability = (
+        item.numpy() for item in draw(priority, streams(seed, step), offset, batch_size)
+    )
     if not counted.any():
         assert not index.any()
         assert not probability.any()
@@ -152,7 +223,9 @@ def test_an_entry_is_drawn_where_the_running_sum_says(draw: Any, data: Any, seed
     running = np.cumsum(counted)
     number = (np.arange(batch_size) + uniform) * (running[-1] / batch_size)
     inside = number < running[-1]  # by rounding it may be the total
-    np.testing.assert_array_equal(index[inside], np.searchsorted(running, number, side="right")[inside])
+    np.testing.assert_array_equal(
+        index[inside], np.searchsorted(running, number, side="right")[inside]
+    )
     assert (index[~inside] == counted.nonzero()[0][-1]).all()
     assert (counted[index] > 0.0).all()
     np.testing.assert_allclose(probability, counted[index] / running[-1], rtol=1e-6)
@@ -171,24 +244,43 @@ def test_probabilities_of_all_entries_sum_to_one(draw: Any, parts: list[int], se
 @pytest.mark.parametrize("draw", DRAWS)
 def test_single_draws_pass_a_chi_square_test(draw: Any) -> None:
     priority = torch.tensor([0.0, 3.0, 1.0, 0.0, 0.5, 8.0, 2.0, 2.0, 0.25])
-    found = torch.cat([draw(priority, streams(17, step), 0, 1)[0] for step in range(3000)]).bincount(minlength=9).double()
+    found = (
+        torch.cat([draw(priority, streams(17, step), 0, 1)[0] for step in range(3000)])
+        .bincount(minlength=9)
+        .double()
+    )
     wanted = 3000.0 * priority.double() / priority.double().sum()
     counts = wanted > 0.0
     assert not found[~counts].any()
     statistic = ((found - wanted).square() / wanted)[counts].sum()
     degrees = torch.tensor(float(counts.sum() - 1), dtype=torch.float64)
-    for p in (torch.special.gammaincc(degrees / 2, statistic / 2), torch.special.gammainc(degrees / 2, statistic / 2)):
+    for p in (
+        torch.special.gammaincc(degrees / 2, statistic / 2),
+        torch.special.gammainc(degrees / 2, statistic / 2),
+    ):
         assert float(p) > 1e-4  # neither too uneven nor too even
 
 
-@given(pairs=st.lists(st.tuples(st.integers(0, 9), st.floats(0.0, 100.0, width=32) | st.sampled_from(NO_PRIORITY)), max_size=30))
+@given(
+    pairs=st.lists(
+        st.tuples(
+            st.integers(0, 9), st.floats(0.0, 100.0, width=32) | st.sampled_from(NO_PRIORITY)
+        ),
+        max_size=30,
+    )
+)
 def test_the_greatest_of_equal_entries_is_kept_in_any_order(pairs: list[tuple[int, float]]) -> None:
     wanted = torch.full((10,), 7.0)
     for entry in {entry for entry, _ in pairs}:
-        wanted[entry] = max(value if 0.0 < value < math.inf else 0.0 for other, value in pairs if other == entry)
+        wanted[entry] = max(
+            value if 0.0 < value < math.inf else 0.0 for other, value in pairs if other == entry
+        )
     for order in (pairs, pairs[::-1]):
         priority = torch.full((10,), 7.0)
-        index, value = torch.tensor([pair[0] for pair in order], dtype=torch.int64), torch.tensor([pair[1] for pair in order])
+        index, value = (
+            torch.tensor([pair[0] for pair in order], dtype=torch.int64),
+            torch.tensor([pair[1] for pair in order]),
+        )
         prioritized_update(priority, index, value.float())
         assert torch.equal(priority, wanted)
 
@@ -196,18 +288,35 @@ def test_the_greatest_of_equal_entries_is_kept_in_any_order(pairs: list[tuple[in
 # ---- orders, sums, squashing ----
 
 
-@given(size=SIZES, seed=SEEDS, step=st.integers(0, 2**40), offset=st.integers(0, 65_536 - MAX_WORDS), data=st.data())
-def test_a_permutation_has_each_number_once(size: int, seed: int, step: int, offset: int, data: Any) -> None:
+@given(
+    size=SIZES,
+    seed=SEEDS,
+    step=st.integers(0, 2**40),
+    offset=st.integers(0, 65_536 - MAX_WORDS),
+    data=st.data(),
+)
+def test_a_permutation_has_each_number_once(
+    size: int, seed: int, step: int, offset: int, data: Any
+) -> None:
     stream = (*stream_constants(seed, 1), torch.tensor(step), offset)
     order = permutation(*stream, size)
     assert torch.equal(order.sort().values, torch.arange(size))
     packed, start = torch.arange(2.0 * size).view(size, 2), data.draw(st.integers(0, size - 1))
     count = data.draw(st.integers(1, size - start))
-    assert torch.equal(gather_rows(packed, *stream, start=start, count=count), packed[order[start : start + count]])
+    assert torch.equal(
+        gather_rows(packed, *stream, start=start, count=count), packed[order[start : start + count]]
+    )
 
 
-@given(episodes=st.lists(st.tuples(st.booleans(), st.floats(width=32), st.integers(0, 1000)), min_size=1, max_size=40), cut=SHARES)
-def test_sums_over_episodes_in_any_pieces(episodes: list[tuple[bool, float, int]], cut: float) -> None:
+@given(
+    episodes=st.lists(
+        st.tuples(st.booleans(), st.floats(width=32), st.integers(0, 1000)), min_size=1, max_size=40
+    ),
+    cut=SHARES,
+)
+def test_sums_over_episodes_in_any_pieces(
+    episodes: list[tuple[bool, float, int]], cut: float
+) -> None:
     counted = [(r, length) for ended, r, length in episodes if ended and math.isfinite(r)]
     wanted = [len(counted), math.fsum(r for r, _ in counted), sum(length for _, length in counted)]
     sums, at = torch.zeros(3), int(cut * len(episodes))
@@ -220,7 +329,13 @@ def test_sums_over_episodes_in_any_pieces(episodes: list[tuple[bool, float, int]
     assert float(sums[1]) == pytest.approx(wanted[1], rel=1e-5, abs=1e-5 * size) or size > 1e36
 
 
-@given(atoms=st.integers(2, 60), low=st.floats(-100.0, 99.0), width=st.floats(0.1, 200.0), seed=SEEDS, has_shift=st.booleans())
+@given(
+    atoms=st.integers(2, 60),
+    low=st.floats(-100.0, 99.0),
+    width=st.floats(0.1, 200.0),
+    seed=SEEDS,
+    has_shift=st.booleans(),
+)
 def test_a_projection_keeps_mass_and_the_mean_of_what_is_held_within_the_limits(
     atoms: int, low: float, width: float, seed: int, has_shift: bool
 ) -> None:
@@ -229,26 +344,41 @@ def test_a_projection_keeps_mass_and_the_mean_of_what_is_held_within_the_limits(
     columns = random.normal(size=5) * width, random.random(5), random.normal(size=5)
     reward, discount, shift = map(torch.from_numpy, columns)
     discount[0], discount[1] = 0.0, 1.0
-    got = categorical_projection_reference(pmf, reward, discount, low, low + width, shift if has_shift else None)
+    got = categorical_projection_reference(
+        pmf, reward, discount, low, low + width, shift if has_shift else None
+    )
     values = torch.linspace(low, low + width, atoms, dtype=torch.float64)
-    moved = (reward[:, None] + discount[:, None] * (values + (shift[:, None] if has_shift else 0.0))).clamp(low, low + width)
+    moved = (
+        reward[:, None] + discount[:, None] * (values + (shift[:, None] if has_shift else 0.0))
+    ).clamp(low, low + width)
     assert bool((got >= -1e-12).all())
     torch.testing.assert_close(got.sum(-1), pmf.sum(-1), rtol=1e-9, atol=0.0)
     torch.testing.assert_close(got @ values, (pmf * moved).sum(-1), rtol=1e-9, atol=1e-7)
 
 
 @given(seed=SEEDS, rows=st.integers(1, 9), width=st.integers(1, 5), spread=st.floats(0.0, 1.5))
-def test_the_likelihood_of_a_drawn_action_is_what_the_draw_said(seed: int, rows: int, width: int, spread: float) -> None:
+def test_the_likelihood_of_a_drawn_action_is_what_the_draw_said(
+    seed: int, rows: int, width: int, spread: float
+) -> None:
     """tanh there and atanh back."""
     generator = torch.Generator().manual_seed(seed)
-    mean, log_std, noise = (torch.randn(rows, width, generator=generator, dtype=torch.float64).clamp(-2, 2) for _ in range(3))
+    mean, log_std, noise = (
+        torch.randn(rows, width, generator=generator, dtype=torch.float64).clamp(-2, 2)
+        for _ in range(3)
+    )
     output = torch.cat((spread * mean, 0.3 * log_std), 1)
     drawn = squashed_sample(output, noise)
-    torch.testing.assert_close(drawn.action.atanh(), spread * mean + (0.3 * log_std).exp() * noise, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(squashed_likelihood(output, drawn.action)[0], drawn.log_prob, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        drawn.action.atanh(), spread * mean + (0.3 * log_std).exp() * noise, rtol=1e-6, atol=1e-6
+    )
+    torch.testing.assert_close(
+        squashed_likelihood(output, drawn.action)[0], drawn.log_prob, rtol=1e-5, atol=1e-5
+    )
 
 
-@given(x=st.floats(-1e12, 1e12, allow_subnormal=False), y=st.floats(-1e12, 1e12, allow_subnormal=False))
+@given(
+    x=st.floats(-1e12, 1e12, allow_subnormal=False), y=st.floats(-1e12, 1e12, allow_subnormal=False)
+)
 def test_rescaling_and_its_inverse_are_inverses_and_monotone(x: float, y: float) -> None:
     both = torch.tensor(sorted((x, y)), dtype=torch.float64)
     for there, back in ((rescale, unrescale), (unrescale, rescale)):

@@ -1,4 +1,6 @@
-"""Laws of the replay ring, torch and C: whatever was played and cut, a row gives the transition that was played, or counts for nothing."""
+"""Laws of the replay ring, torch and C: whatever was played and cut, a row gives the transition
+that was played, or counts for nothing.
+"""
 
 from typing import Any
 
@@ -16,14 +18,18 @@ KINDS = st.sampled_from([torch.float32, torch.uint8])
 
 
 class History(World):
-    """A world and the ring that was given all of it; `ends` in the order in which their final observations were written."""
+    """A world and the ring that was given all of it; `ends` in the order in which their final
+    observations were written.
+    """
 
     def __init__(self, draw: st.DrawFn, form: Form) -> None:
         chances = st.sampled_from([0.0, 0.1, 0.5, 1.0])
         envs, gamma = draw(st.integers(1, 4)), draw(st.sampled_from([0.0, 0.5, 0.99, 1.0]))
         super().__init__(draw(st.integers(0, 2**32)), draw(KINDS), draw(chances), 2, envs, gamma)
         self.num_rows, self.num_final = draw(st.integers(1, 12)), draw(st.integers(1, 60))
-        self.ring: Ring = new_ring(self.num_rows, envs, OBS, self.width, self.num_final, self.kind, torch.device("cpu"))
+        self.ring: Ring = new_ring(
+            self.num_rows, envs, OBS, self.width, self.num_final, self.kind, torch.device("cpu")
+        )
         self.endings: list[tuple[int, int]] = []
         invalid = draw(chances)
         for steps in draw(st.lists(st.integers(1, self.num_rows), min_size=1, max_size=8)):
@@ -34,14 +40,27 @@ class History(World):
                 before = self.steps[-1]["flags"].copy()
                 self.cut(mask)
                 replay_cut(self.ring, torch.from_numpy(mask))
-                self.endings += [(len(self.steps) - 1, n) for n in range(envs) if before[n] != self.steps[-1]["flags"][n]]
+                self.endings += [
+                    (len(self.steps) - 1, n)
+                    for n in range(envs)
+                    if before[n] != self.steps[-1]["flags"][n]
+                ]
 
     def _note_endings(self, first: int) -> None:
-        self.endings += [(t, n) for t in range(first, len(self.steps)) for n in range(self.envs) if self.steps[t]["flags"][n] & 3]
+        self.endings += [
+            (t, n)
+            for t in range(first, len(self.steps))
+            for n in range(self.envs)
+            if self.steps[t]["flags"][n] & 3
+        ]
 
     def stored(self) -> list[tuple[int, int]]:
         """(step, environment) of all that is not overwritten."""
-        return [(t, n) for t in range(max(len(self.steps) - self.num_rows, 0), len(self.steps)) for n in range(self.envs)]
+        return [
+            (t, n)
+            for t in range(max(len(self.steps) - self.num_rows, 0), len(self.steps))
+            for n in range(self.envs)
+        ]
 
     def index(self) -> torch.Tensor:
         """Where `stored` lies in the ring."""
@@ -51,7 +70,11 @@ class History(World):
         """The last step of the transition from `t` on."""
         flags = [step["flags"][n] for step in self.steps]
         last = t
-        while last + 1 < min(t + num_steps, len(flags)) and not flags[last] & 3 and not flags[last + 1] & 4:
+        while (
+            last + 1 < min(t + num_steps, len(flags))
+            and not flags[last] & 3
+            and not flags[last + 1] & 4
+        ):
             last += 1
         return last, n
 
@@ -63,9 +86,13 @@ def histories(draw: st.DrawFn, form: Form) -> History:
 
 @pytest.mark.parametrize("form", FORMS)
 @given(data=st.data(), num_steps=st.integers(1, 6))
-def test_every_row_gives_the_transition_that_was_played(form: Form, data: Any, num_steps: int) -> None:
+def test_every_row_gives_the_transition_that_was_played(
+    form: Form, data: Any, num_steps: int
+) -> None:
     world = data.draw(histories(form))
-    batch = form[1](world.ring, len(world.stored()), world.gamma, num_steps, streams(), index=world.index())
+    batch = form[1](
+        world.ring, len(world.stored()), world.gamma, num_steps, streams(), index=world.index()
+    )
     kept = set(world.endings[-world.num_final :])
     for i, (t, n) in enumerate(world.stored()):
         reward, discount, next_obs, is_valid = world.transition(t, n, num_steps)
@@ -83,31 +110,59 @@ def test_every_row_gives_the_transition_that_was_played(form: Form, data: Any, n
 @pytest.mark.parametrize("form", FORMS)
 @given(data=st.data())
 def test_what_can_be_drawn_is_what_is_stored(form: Form, data: Any) -> None:
-    """Each of at most 48 rows is among 2000 draws, and no other: rewards, which are all different, name them."""
+    """Each of at most 48 rows is among 2000 draws, and no other: rewards, which are all different,
+    name them.
+    """
     world = data.draw(histories(form))
     batch = form[1](world.ring, 2000, world.gamma, 1, streams(data.draw(st.integers(0, 99))))
     wanted = [float(world.steps[t]["numbers"][n, 0]) for t, n in world.stored()]
     assert len(set(wanted)) == len(wanted)
-    assert dict(zip(batch.index.tolist(), batch.numbers[:, 0].tolist())) == dict(zip(world.index().tolist(), wanted))
+    assert dict(zip(batch.index.tolist(), batch.numbers[:, 0].tolist())) == dict(
+        zip(world.index().tolist(), wanted)
+    )
 
 
 COLUMNS: dict[str, tuple[int, ...]] = {"reward": (), "action": (2,)}
 
 
-@given(data=st.data(), size=st.integers(1, 40), more=st.integers(1, 9), share=st.sampled_from([0.01, 0.5, 2.0]))
-def test_a_buffer_that_was_saved_or_went_back_is_the_one_that_went_on(data: Any, size: int, more: int, share: float) -> None:
+@given(
+    data=st.data(),
+    size=st.integers(1, 40),
+    more=st.integers(1, 9),
+    share=st.sampled_from([0.01, 0.5, 2.0]),
+)
+def test_a_buffer_that_was_saved_or_went_back_is_the_one_that_went_on(
+    data: Any, size: int, more: int, share: float
+) -> None:
     def columns(steps: int) -> dict[str, torch.Tensor]:
         flags = torch.from_numpy(random.random((2, steps, 3)) < 0.3)
-        made = {name: torch.from_numpy(random.normal(size=(steps, 3, *shape))).float() for name, shape in COLUMNS.items()}
-        made |= {name: torch.from_numpy(random.normal(size=(steps, 3, 2))).float() for name in ("obs", "final_obs")}
+        made = {
+            name: torch.from_numpy(random.normal(size=(steps, 3, *shape))).float()
+            for name, shape in COLUMNS.items()
+        }
+        made |= {
+            name: torch.from_numpy(random.normal(size=(steps, 3, 2))).float()
+            for name in ("obs", "final_obs")
+        }
         return made | {"terminated": flags[0], "truncated": flags[1] & ~flags[0]}
 
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    one, other = (Replay(size, 3, (2,), COLUMNS, torch.device("cpu"), seed=seed, final_share=share) for seed in (1, 2))
+    one, other = (
+        Replay(size, 3, (2,), COLUMNS, torch.device("cpu"), seed=seed, final_share=share)
+        for seed in (1, 2)
+    )
     for steps in data.draw(st.lists(st.integers(1, one.num_rows), min_size=1, max_size=4)):
         one.add(columns(steps))
-    other.load_state_dict({name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in one.state_dict().items()})
-    before, kept = one.snapshot(min(more, one.num_rows)), {name: tensor.clone() for name, tensor in one.ring._asdict().items()}
+    other.load_state_dict(
+        {
+            name: value.clone() if isinstance(value, torch.Tensor) else value
+            for name, value in one.state_dict().items()
+        }
+    )
+    before, kept = (
+        one.snapshot(min(more, one.num_rows)),
+        {name: tensor.clone() for name, tensor in one.ring._asdict().items()},
+    )
     for _ in range(2):  # in the second round after going back
         random = np.random.default_rng(5)
         one.add(columns(min(more, one.num_rows)))

@@ -1,4 +1,6 @@
-"""The counter-based random numbers of gpurl.kernels.random: known answers, uniformity and independence in every direction, bookkeeping."""
+"""The counter-based random numbers of gpurl.kernels.random: known answers, uniformity and
+independence in every direction, bookkeeping.
+"""
 
 import itertools
 import math
@@ -20,17 +22,24 @@ from gpurl.kernels.random import (
     stream_constants,
 )
 
-SIGMAS = 5.0  # every statistic below lies within so many standard deviations of its mean, for fixed seeds
+# every statistic below lies within so many standard deviations of its mean, for fixed seeds
+SIGMAS = 5.0
 
 
-def words(num_streams: int, num_words: int, step: int = 0, seed: int = 0, offset: int = 0) -> Tensor:
+def words(
+    num_streams: int, num_words: int, step: int = 0, seed: int = 0, offset: int = 0
+) -> Tensor:
     """[N, W] int64."""
-    return random_words_reference(*stream_constants(seed, num_streams), torch.tensor(step), offset, num_words)
+    return random_words_reference(
+        *stream_constants(seed, num_streams), torch.tensor(step), offset, num_words
+    )
 
 
 def uniforms(num_streams: int, count: int, step: int = 0, seed: int = 0) -> Tensor:
     """[N, count] float32."""
-    return random_uniform_reference(*stream_constants(seed, num_streams), torch.tensor(step), 0, count)
+    return random_uniform_reference(
+        *stream_constants(seed, num_streams), torch.tensor(step), 0, count
+    )
 
 
 def bits(word: Tensor) -> Tensor:
@@ -60,8 +69,16 @@ def assert_balanced(flags: Tensor) -> None:
 
 
 def test_known_answers_of_splitmix64() -> None:
-    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
-    got = random_words_reference(torch.tensor([1234567]), torch.tensor([GOLDEN]), torch.tensor(0), 1, 5)
+    published = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    got = random_words_reference(
+        torch.tensor([1234567]), torch.tensor([GOLDEN]), torch.tensor(0), 1, 5
+    )
     assert [word % 2**64 for word in got[0].tolist()] == published
 
 
@@ -83,7 +100,10 @@ def test_streams_and_fractions_by_their_formulas_in_integers(seed: int) -> None:
     assert got.dtype == torch.float64
     for stream, row in enumerate(got.tolist()):
         counters = [3 * 65536 + 7 + number for number in range(5)]
-        words = [mix13((numbers[2 * stream] + counter * (numbers[2 * stream + 1] | 1)) % 2**64) for counter in counters]
+        words = [
+            mix13((numbers[2 * stream] + counter * (numbers[2 * stream + 1] | 1)) % 2**64)
+            for counter in counters
+        ]
         assert row == [(word >> 11) / 2**53 for word in words]
 
 
@@ -105,14 +125,20 @@ def test_uniform_moments() -> None:
     assert float(sample.max()) < 1.0
     assert float(sample.mean()) == pytest.approx(1 / 2, abs=SIGMAS * math.sqrt(1 / 12 / n))
     assert float(sample.var()) == pytest.approx(1 / 12, abs=SIGMAS * math.sqrt(1 / 180 / n))
-    assert float((sample - 0.5).pow(4).mean()) == pytest.approx(1 / 80, abs=SIGMAS * math.sqrt(1 / 2304 / n))
+    assert float((sample - 0.5).pow(4).mean()) == pytest.approx(
+        1 / 80, abs=SIGMAS * math.sqrt(1 / 2304 / n)
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**40 + 7, -3])
 def test_values_fill_256_cells_alike(seed: int) -> None:
     assert_uniform((uniforms(2048, 128, seed=seed) * 256).long(), 256)
-    assert_uniform((uniforms(2048, 128, seed=seed) * 2**24).long() % 256, 256)  # the lowest bits too
-    assert_uniform((torch.cat([uniforms(2048, 1, step, seed) for step in range(128)]) * 256).long(), 256)
+    assert_uniform(
+        (uniforms(2048, 128, seed=seed) * 2**24).long() % 256, 256
+    )  # the lowest bits too
+    assert_uniform(
+        (torch.cat([uniforms(2048, 1, step, seed) for step in range(128)]) * 256).long(), 256
+    )
 
 
 def test_pairs_across_steps() -> None:
@@ -151,13 +177,18 @@ def test_neighbours_differ_in_half_of_the_bits() -> None:
     assert_balanced(bits(sample ^ words(1025, 64, seed=1)))  # seeds
     key, gamma = stream_constants(0, 4096)
     assert_balanced(bits(key[:-1] ^ key[1:]))
-    assert_balanced(bits(gamma[:-1] ^ gamma[1:]) | (torch.arange(64) == 0) & (torch.arange(4095)[:, None] % 2 == 0))  # bit 0 is always 1
+    assert_balanced(
+        bits(gamma[:-1] ^ gamma[1:])
+        | (torch.arange(64) == 0) & (torch.arange(4095)[:, None] % 2 == 0)
+    )  # bit 0 is always 1
 
 
 def test_pairs_of_bits_are_independent() -> None:
     flags = bits(words(1024, 64)).reshape(-1, 64).double() * 2 - 1
     correlation = flags.T @ flags / len(flags)
-    assert float(correlation.fill_diagonal_(0.0).abs().max()) < 5.5 / math.sqrt(len(flags))  # 2016 pairs
+    assert float(correlation.fill_diagonal_(0.0).abs().max()) < 5.5 / math.sqrt(
+        len(flags)
+    )  # 2016 pairs
 
 
 def test_gamma_is_odd_and_no_two_streams_are_equal() -> None:
@@ -189,7 +220,9 @@ def test_a_subset_draws_the_rows_of_the_full_batch() -> None:
 
 def test_one_stream_draws_what_it_draws_among_many() -> None:
     for count in (1, 2, 7):
-        assert torch.equal(CounterRandom(6, 1).normal((count,))[0], CounterRandom(6, 33).normal((count,))[0])
+        assert torch.equal(
+            CounterRandom(6, 1).normal((count,))[0], CounterRandom(6, 33).normal((count,))[0]
+        )
 
 
 def test_normal_moments() -> None:
@@ -199,14 +232,20 @@ def test_normal_moments() -> None:
     assert float(sample.var()) == pytest.approx(1.0, abs=SIGMAS * math.sqrt(2 / n))
     assert float(sample.pow(3).mean()) == pytest.approx(0.0, abs=SIGMAS * math.sqrt(15 / n))
     assert float(sample.pow(4).mean()) == pytest.approx(3.0, abs=SIGMAS * math.sqrt(96 / n))
-    assert float((sample[:, 0::2] * sample[:, 1::2]).mean()) == pytest.approx(0.0, abs=SIGMAS * math.sqrt(2 / n))  # the two of one pair
-    assert float((sample[:, 0::2].square() * sample[:, 1::2].square()).mean()) == pytest.approx(1.0, abs=SIGMAS * math.sqrt(16 / n))
+    assert float((sample[:, 0::2] * sample[:, 1::2]).mean()) == pytest.approx(
+        0.0, abs=SIGMAS * math.sqrt(2 / n)
+    )  # the two of one pair
+    assert float((sample[:, 0::2].square() * sample[:, 1::2].square()).mean()) == pytest.approx(
+        1.0, abs=SIGMAS * math.sqrt(16 / n)
+    )
     assert_uniform((torch.special.ndtr(sample) * 256).long(), 256)
 
 
 def test_normal_is_finite_where_the_uniform_is_zero() -> None:
     key = torch.zeros(1, dtype=torch.int64)  # word 0 of key 0 is 0: both uniforms are 0
-    got = random_normal_reference(key, torch.ones(1, dtype=torch.int64), torch.tensor(0), 0, 2)[0].tolist()
+    got = random_normal_reference(key, torch.ones(1, dtype=torch.int64), torch.tensor(0), 0, 2)[
+        0
+    ].tolist()
     assert got == pytest.approx([math.sqrt(48 * math.log(2)), 0.0])
 
 
@@ -233,10 +272,14 @@ def test_two_draws_of_a_step_do_not_overlap() -> None:
     for step in range(3):
         whole = random_uniform_reference(key, gamma, torch.tensor(step), 0, 12)
         assert torch.equal(rng.uniform(shape=(3,)), whole[:, 0:3])
-        assert torch.equal(rng.uniform(), whole[:, 4])  # the odd half-word is left, never given twice
+        assert torch.equal(
+            rng.uniform(), whole[:, 4]
+        )  # the odd half-word is left, never given twice
         assert torch.equal(rng.uniform(shape=(2, 2)), whole[:, 6:10].reshape(11, 2, 2))
         rng.normal()
-        assert torch.equal(rng.uniform(), random_uniform_reference(key, gamma, torch.tensor(step), 6, 1)[:, 0])
+        assert torch.equal(
+            rng.uniform(), random_uniform_reference(key, gamma, torch.tensor(step), 6, 1)[:, 0]
+        )
         rng.advance()
 
 
@@ -244,10 +287,16 @@ def test_uniform_bounds_may_be_numbers_or_tensors() -> None:
     unit = CounterRandom(5, 64).uniform(shape=(3,))
     torch.testing.assert_close(CounterRandom(5, 64).uniform(-2.0, 6.0, (3,)), unit * 8.0 - 2.0)
     low, high = torch.tensor([0.0, -1.0, 5.0]), torch.tensor([1.0, 1.0, 5.5])
-    torch.testing.assert_close(CounterRandom(5, 64).uniform(low, high, (3,)), unit * (high - low) + low)
+    torch.testing.assert_close(
+        CounterRandom(5, 64).uniform(low, high, (3,)), unit * (high - low) + low
+    )
     torch.testing.assert_close(CounterRandom(5, 64).uniform(1.0, 3.0, (3,)), unit * 2.0 + 1.0)
-    torch.testing.assert_close(CounterRandom(5, 64).uniform(-1.0, high, (3,)), unit * (high + 1.0) - 1.0)
-    torch.testing.assert_close(CounterRandom(5, 64).uniform(low, 7.0, (3,)), unit * (7.0 - low) + low)
+    torch.testing.assert_close(
+        CounterRandom(5, 64).uniform(-1.0, high, (3,)), unit * (high + 1.0) - 1.0
+    )
+    torch.testing.assert_close(
+        CounterRandom(5, 64).uniform(low, 7.0, (3,)), unit * (7.0 - low) + low
+    )
 
 
 def test_a_restored_generator_continues() -> None:
@@ -265,7 +314,9 @@ def test_a_restored_generator_continues() -> None:
 
 
 def test_steps_drawn_ahead_have_the_numbers_of_their_step() -> None:
-    """Few numbers are drawn for many steps at once; callers may overwrite theirs, and a resume may begin anywhere."""
+    """Few numbers are drawn for many steps at once; callers may overwrite theirs, and a resume may
+    begin anywhere.
+    """
     rng, saved = CounterRandom(5, 3), {}
     constants = stream_constants(5, 3)
     for step in range(70):
@@ -281,9 +332,13 @@ def test_steps_drawn_ahead_have_the_numbers_of_their_step() -> None:
     stranger.uniform(shape=(2,))
     for other in (stranger, rng):
         other.load_state_dict(saved)
-        assert torch.equal(other.uniform(shape=(2,)), random_uniform_reference(*constants, torch.tensor(40), 0, 2))
+        assert torch.equal(
+            other.uniform(shape=(2,)), random_uniform_reference(*constants, torch.tensor(40), 0, 2)
+        )
         other.advance()
-        assert torch.equal(other.uniform(shape=(2,)), random_uniform_reference(*constants, torch.tensor(41), 0, 2))
+        assert torch.equal(
+            other.uniform(shape=(2,)), random_uniform_reference(*constants, torch.tensor(41), 0, 2)
+        )
 
 
 def test_an_advance_that_does_not_happen_leaves_the_step_to_be_drawn_again() -> None:
@@ -297,17 +352,26 @@ def test_an_advance_that_does_not_happen_leaves_the_step_to_be_drawn_again() -> 
     rng.advance(torch.tensor(False))
     assert torch.equal(rng.uniform(shape=(2,)), wanted)
     rng.advance(torch.tensor(True))
-    assert torch.equal(rng.uniform(shape=(2,)), random_uniform_reference(*stream_constants(5, 3), torch.tensor(1), 0, 2))
+    assert torch.equal(
+        rng.uniform(shape=(2,)),
+        random_uniform_reference(*stream_constants(5, 3), torch.tensor(1), 0, 2),
+    )
 
 
 @pytest.mark.parametrize(
-    ("envs", "shape", "calls"), [(1, (), 3), (512, (2,), 3), (205, (5,), 70), (3, (0,), 70)], ids=["one", "few", "many", "none"]
+    ("envs", "shape", "calls"),
+    [(1, (), 3), (512, (2,), 3), (205, (5,), 70), (3, (0,), 70)],
+    ids=["one", "few", "many", "none"],
 )
 def test_few_numbers_are_drawn_for_32_steps_in_one_call(
     envs: int, shape: tuple[int, ...], calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = []
-    monkeypatch.setattr(module, "random_uniform", lambda *arguments: called.append(1) or random_uniform_reference(*arguments))
+    monkeypatch.setattr(
+        module,
+        "random_uniform",
+        lambda *arguments: called.append(1) or random_uniform_reference(*arguments),
+    )
     rng, constants = CounterRandom(5, envs), stream_constants(5, envs)
     for step in range(70):
         wanted = random_uniform_reference(*constants, torch.tensor(step), 0, math.prod(shape))
@@ -323,7 +387,10 @@ def test_where_nobody_looks_the_device_counts() -> None:
         with no_host_looks():
             rng = rng or CounterRandom(5, 3)  # made on the host, or here
             for step in range(4):
-                assert torch.equal(rng.uniform(shape=(2,)), random_uniform_reference(*constants, torch.tensor(step), 0, 2))
+                assert torch.equal(
+                    rng.uniform(shape=(2,)),
+                    random_uniform_reference(*constants, torch.tensor(step), 0, 2),
+                )
                 assert not rng._ahead
                 if step < 2:
                     rng.advance()
@@ -341,7 +408,9 @@ def test_where_nobody_looks_the_device_counts() -> None:
 
 def test_drawing_stays_out_of_what_torch_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = []
-    monkeypatch.setattr(torch.compiler, "disable", lambda function: kept.append(function) or function)  # the real one takes seconds
+    monkeypatch.setattr(
+        torch.compiler, "disable", lambda function: kept.append(function) or function
+    )  # the real one takes seconds
     rng = CounterRandom(5, 3)
     rng.stay_out_of_compiling()
     assert kept == [rng._draw]

@@ -1,4 +1,6 @@
-"""Hostile files in every place that takes a file: nothing in them is executed, and each is an error with its code, not a crash."""
+"""Hostile files in every place that takes a file: nothing in them is executed, and each is an error
+with its code, not a crash.
+"""
 
 import json
 import os
@@ -77,10 +79,19 @@ def as_results(folder: Path, content: bytes, run: Path) -> Words:
 SMALL = ("num_envs=4", "horizon=2", "total_steps=8", "eval_episodes=0", "device=cpu")
 PLACES: dict[str, tuple[Callable[[Path, bytes, Path], Words], set[int]]] = {
     "--config": (as_file("x.yaml", "train", "ppo", "pendulum", "--config", "FILE", *SMALL), {2}),
-    "--dataset .npz": (as_file("x.npz", "train", "bc", "pendulum", "--dataset", "FILE", *SMALL), {2}),
-    "--dataset .safetensors": (as_file("x.safetensors", "train", "bc", "pendulum", "--dataset", "FILE", *SMALL), {2}),
+    "--dataset .npz": (
+        as_file("x.npz", "train", "bc", "pendulum", "--dataset", "FILE", *SMALL),
+        {2},
+    ),
+    "--dataset .safetensors": (
+        as_file("x.safetensors", "train", "bc", "pendulum", "--dataset", "FILE", *SMALL),
+        {2},
+    ),
     "--teacher": (as_file("x.pt", "train", "bc", "pendulum", "--teacher", "FILE", *SMALL), {5}),
-    "--actor-from": (as_file("x.pt", "train", "sac", "pendulum", "--actor-from", "FILE", *SMALL), {5}),
+    "--actor-from": (
+        as_file("x.pt", "train", "sac", "pendulum", "--actor-from", "FILE", *SMALL),
+        {5},
+    ),
     "--resume": (as_file("x.zip", "train", "--resume", "FILE"), {5}),
     "eval": (as_file("x.pt", "eval", "FILE"), {5}),
     "play": (as_file("x.pth", "play", "FILE"), {5}),
@@ -92,26 +103,42 @@ PLACES: dict[str, tuple[Callable[[Path, bytes, Path], Words], set[int]]] = {
     "manifest in doctor": (as_part("manifest.json", "doctor", "RUN"), {5}),
     "metrics.jsonl in plot": (in_run("metrics.jsonl", "plot", "RUN"), {0}),
     "references.json in plot": (in_run("references.json", "plot", "RUN"), {0}),
-    "metrics.jsonl in --resume": (in_run("metrics.jsonl", "train", "--resume", "RUN", "--total-steps", "256", "--quiet"), {0}),
+    "metrics.jsonl in --resume": (
+        in_run("metrics.jsonl", "train", "--resume", "RUN", "--total-steps", "256", "--quiet"),
+        {0},
+    ),
     "plot --bench": (as_results, {2}),
     "convert .pt": (as_file("x.pt", "convert", "FILE"), {5}),
     "convert .zip": (as_file("x.zip", "convert", "FILE"), {5}),
     "convert .safetensors": (as_file("x.safetensors", "convert", "FILE"), {5}),
-    "MJCF": (as_file("x.xml", "train", "ppo", "inverted_pendulum", "--env.xml-file", "FILE", *SMALL), {2}),
+    "MJCF": (
+        as_file("x.xml", "train", "ppo", "inverted_pendulum", "--env.xml-file", "FILE", *SMALL),
+        {2},
+    ),
 }
 
 
 @pytest.fixture(autouse=True)
 def _quickly() -> Iterator[None]:
-    """Pictures are not what is looked at, and the worker of convert need not import torch each time."""
-    with patch("gpurl.run.plot.save_figure", lambda figure, path: path), patch("gpurl.cli.convert.tensors.run_worker", forked):
+    """Pictures are not what is looked at, and the worker of convert need not import torch each
+    time.
+    """
+    with (
+        patch("gpurl.run.plot.save_figure", lambda figure, path: path),
+        patch("gpurl.cli.convert.tensors.run_worker", forked),
+    ):
         yield
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.parametrize("place", PLACES)
 def test_nothing_in_a_file_is_executed(
-    place: str, kind: str, a_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    place: str,
+    kind: str,
+    a_run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if place == "MJCF":
         pytest.importorskip("mujoco_warp")
@@ -147,8 +174,12 @@ def test_names_of_runs_and_of_parts_stay_in_their_folder(name: str, tmp_path: Pa
     assert not (tmp_path / "x").exists()
 
 
-def test_a_module_in_a_strangers_run_folder_is_not_found(a_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Environments are code, imported by name: from where Python finds modules, which the folder of a run is not."""
+def test_a_module_in_a_strangers_run_folder_is_not_found(
+    a_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Environments are code, imported by name: from where Python finds modules, which the folder of
+    a run is not.
+    """
     folder = shutil.copytree(a_run, tmp_path / "run")
     for place in (folder, folder / "checkpoints"):
         (place / "strange_task.py").write_text(f"import os; os.mkdir({str(tmp_path / 'canary')!r})")
@@ -167,11 +198,30 @@ def test_a_checkpoint_of_nonsense_with_right_sums_is_an_error(a_run: Path, tmp_p
     """One value of the state is another or is gone."""
     parts, manifest = load_checkpoint(a_run)
     rng, refused = random.Random(1), 0
-    nonsense: list[Any] = [None, True, -1, 10**30, float("nan"), "x", [], {}, [1, 2], torch.ones(3), torch.ones(2, 2, dtype=torch.int64)]
-    places = [(part, name, inner) for part in ("meta", "trainer", "training", "model") for name, inner in _places(parts[part])]
+    nonsense: list[Any] = [
+        None,
+        True,
+        -1,
+        10**30,
+        float("nan"),
+        "x",
+        [],
+        {},
+        [1, 2],
+        torch.ones(3),
+        torch.ones(2, 2, dtype=torch.int64),
+    ]
+    places = [
+        (part, name, inner)
+        for part in ("meta", "trainer", "training", "model")
+        for name, inner in _places(parts[part])
+    ]
     for number in range(16):
         part, name, inner = rng.choice(places)
-        changed = {key: dict(value) if isinstance(value, dict) else value for key, value in parts[part].items()}
+        changed = {
+            key: dict(value) if isinstance(value, dict) else value
+            for key, value in parts[part].items()
+        }
         owner, key = (changed, name) if inner is None else (changed[name], inner)
         if rng.random() < 0.3:
             del owner[key]
@@ -179,7 +229,10 @@ def test_a_checkpoint_of_nonsense_with_right_sums_is_an_error(a_run: Path, tmp_p
             owner[key] = rng.choice(nonsense)
         folder = tmp_path / str(number)
         save_checkpoint(folder / "checkpoints", manifest["step"], parts | {part: changed})
-        for call in (gpurl.load, lambda path: resume(path, total_steps=129, eval_episodes=0, threads=1)):
+        for call in (
+            gpurl.load,
+            lambda path: resume(path, total_steps=129, eval_episodes=0, threads=1),
+        ):
             try:
                 call(folder)
             except GpurlError:
@@ -196,9 +249,25 @@ def _places(state: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
 
 def test_a_log_of_nonsense_is_drawn_without_it(tmp_path: Path) -> None:
     good = json.dumps({"step": 1, "train/loss": 2.0, "eval/mean_reward": 3.0})
-    nonsense = ["[" * 100_000, '{"a":' * 50_000, '{"step": 1e400}', '{"step": 1' + "0" * 5000 + "}", '{"step": "x"}', "\0\xff", "NaN", "[]"]
-    nonsense += ['{"step": NaN, "a": 1}', '{"step": 2, "train/loss": 1' + "0" * 400 + "}", '{"step": {"a": 1}}', '{"step": 1e300, "a": 1}']
-    (tmp_path / "metrics.jsonl").write_text("\n".join([good, *nonsense, '{"step": 2, "train/loss": Infinity, "a": 1e308}', ""]))
+    nonsense = [
+        "[" * 100_000,
+        '{"a":' * 50_000,
+        '{"step": 1e400}',
+        '{"step": 1' + "0" * 5000 + "}",
+        '{"step": "x"}',
+        "\0\xff",
+        "NaN",
+        "[]",
+    ]
+    nonsense += [
+        '{"step": NaN, "a": 1}',
+        '{"step": 2, "train/loss": 1' + "0" * 400 + "}",
+        '{"step": {"a": 1}}',
+        '{"step": 1e300, "a": 1}',
+    ]
+    (tmp_path / "metrics.jsonl").write_text(
+        "\n".join([good, *nonsense, '{"step": 2, "train/loss": Infinity, "a": 1e308}', ""])
+    )
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b" " * (3 << 20))  # one line of any length costs no more memory than a short one
         file.write(b"\n" + good.encode() + b"\n")
@@ -208,17 +277,35 @@ def test_a_log_of_nonsense_is_drawn_without_it(tmp_path: Path) -> None:
     assert exit_code(["plot", str(tmp_path)]) == 0
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    (b"seed: [" * 5000, "cannot read"),
-    (b"a: &a [x, x, x, x, x, x, x, x]\n" + b"".join(
-        f"{b}: &{b} [{', '.join([f'*{a}'] * 8)}]\n".encode() for a, b in zip("abcdefghij", "bcdefghijk")), "more than 10000 values"),
-    (b"seed: " + b"1" * (2 << 20), "more than 1048576 bytes"),
-    (b"seed: " + b"1" * 5000, "cannot read"),
-    (b"a: &a [*a]\n", "cannot read"),
-    (b"a: &a {x: 1}\n" + b"".join(
-        f"{b}: &{b}\n  <<: [{', '.join([f'*{a}'] * 10)}]\n".encode() for a, b in zip("abcdef", "bcdefg")), "merge keys (<<) are not taken"),
-], ids=range(6))  # fmt: skip
-def test_settings_that_stand_for_too_much_are_refused(content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"seed: [" * 5000, "cannot read"),
+        (
+            b"a: &a [x, x, x, x, x, x, x, x]\n"
+            + b"".join(
+                f"{b}: &{b} [{', '.join([f'*{a}'] * 8)}]\n".encode()
+                for a, b in zip("abcdefghij", "bcdefghijk")
+            ),
+            "more than 10000 values",
+        ),
+        (b"seed: " + b"1" * (2 << 20), "more than 1048576 bytes"),
+        (b"seed: " + b"1" * 5000, "cannot read"),
+        (b"a: &a [*a]\n", "cannot read"),
+        (
+            b"a: &a {x: 1}\n"
+            + b"".join(
+                f"{b}: &{b}\n  <<: [{', '.join([f'*{a}'] * 10)}]\n".encode()
+                for a, b in zip("abcdef", "bcdefg")
+            ),
+            "merge keys (<<) are not taken",
+        ),
+    ],
+    ids=range(6),
+)
+def test_settings_that_stand_for_too_much_are_refused(
+    content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     (tmp_path / "x.yaml").write_bytes(content)
     assert exit_code(["train", "ppo", "pendulum", "--config", str(tmp_path / "x.yaml")]) == 2
     assert message in capsys.readouterr().err
@@ -227,7 +314,11 @@ def test_settings_that_stand_for_too_much_are_refused(content: bytes, message: s
 @pytest.mark.parametrize("kind", ["/dev/zero", "pipe"])
 @pytest.mark.timeout(60)
 def test_what_has_no_end_is_not_read(
-    kind: str, tmp_path: Path, a_run: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    tmp_path: Path,
+    a_run: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = shutil.copytree(a_run, tmp_path / "run")
@@ -253,18 +344,41 @@ def test_what_has_no_end_is_not_read(
     assert "it is no regular file" in capsys.readouterr().err
 
 
-def test_names_in_files_do_not_reach_the_terminal_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_names_in_files_do_not_reach_the_terminal_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     name = "\x1b[31m\ngpurl: all is well\r\u202e"
     torch.save(
-        {name: torch.ones(2, 3), f"{name}.weight": torch.ones(2, 3), f"{name}.bias": torch.ones(2), f"{name}.n": 1}, tmp_path / "x.pt"
+        {
+            name: torch.ones(2, 3),
+            f"{name}.weight": torch.ones(2, 3),
+            f"{name}.bias": torch.ones(2),
+            f"{name}.n": 1,
+        },
+        tmp_path / "x.pt",
     )
     torch.save({name: torch.eye(2).to_sparse()}, tmp_path / "sparse.pt")
     torch.save({name: {"a": torch.ones(1)}, f"{name}.a": torch.ones(1)}, tmp_path / "twice.pt")
     torch.save({name: torch.ones(1), f"module.{name}": torch.ones(1)}, tmp_path / "wrapped.pt")
     np.savez(tmp_path / "x.npz", **{name: np.ones(2)})
     assert convert(tmp_path / "x.pt") == 0
-    assert [convert(tmp_path / f"{each}.pt") for each in ("sparse", "twice", "wrapped")] == [5, 5, 5]
-    assert convert(tmp_path / "x.pt", "--algorithm", "ppo", "--env", "pendulum", "--network.activation", "tanh") == 5
+    assert [convert(tmp_path / f"{each}.pt") for each in ("sparse", "twice", "wrapped")] == [
+        5,
+        5,
+        5,
+    ]
+    assert (
+        convert(
+            tmp_path / "x.pt",
+            "--algorithm",
+            "ppo",
+            "--env",
+            "pendulum",
+            "--network.activation",
+            "tanh",
+        )
+        == 5
+    )
     assert exit_code(["train", "bc", "pendulum", "--dataset", str(tmp_path / "x.npz"), *SMALL]) == 2
     told = "".join(capsys.readouterr())
     assert told.count("\\x1b[31m\\ngpurl") >= 9
@@ -294,11 +408,20 @@ def test_what_convert_refuses_and_why(tmp_path: Path) -> None:
     loop: list[Any] = []
     loop.append(loop)
     cases = [
-        (written(Unknown(), "a.pt"), r"it names tests\.gpurl\.test_security\.Unknown, which loading it would call"),
+        (
+            written(Unknown(), "a.pt"),
+            r"it names tests\.test_security\.Unknown, which loading it would call",
+        ),
         (written(torch.nn.Linear(2, 2), "b.pt"), r"it names torch\.nn\.modules\.linear\.Linear"),
         (written({"a": torch.ones(1).expand(10**12)}, "c.pt"), "tensors would take 4000000000000"),
-        (written({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, "d.pt"), r"two tensors called 'a\.b'"),
-        (written({"a": torch.ones(1, dtype=torch.complex64)}, "e.pt"), "which safetensors does not hold"),
+        (
+            written({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, "d.pt"),
+            r"two tensors called 'a\.b'",
+        ),
+        (
+            written({"a": torch.ones(1, dtype=torch.complex64)}, "e.pt"),
+            "which safetensors does not hold",
+        ),
         (written({"a": torch.ones(1), "module.a": torch.ones(1)}, "f.pt"), "has a twice"),
         (written({"it": 3}, "g.pt"), "holds no tensors"),
         (written(loop, "h.pt"), "nests deeper than 64"),
@@ -315,45 +438,74 @@ def test_what_convert_refuses_and_why(tmp_path: Path) -> None:
     assert convert(tmp_path / "none.pt") == 5
 
 
-@pytest.mark.parametrize("name", ["../x.pth", "a/../../x.pth", "/x.pth", "a\\x.pth", "C:x.pth", "link.pth", "twice.pth"])
+@pytest.mark.parametrize(
+    "name", ["../x.pth", "a/../../x.pth", "/x.pth", "a\\x.pth", "C:x.pth", "link.pth", "twice.pth"]
+)
 def test_members_of_a_zip_stay_in_their_folder(name: str, tmp_path: Path) -> None:
     member = zipfile.ZipInfo(name)
     if name == "link.pth":
         member.external_attr = 0o120777 << 16
-    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive, pytest.warns() if name == "twice.pth" else nullcontext():
+    with (
+        zipfile.ZipFile(tmp_path / "x.zip", "w") as archive,
+        pytest.warns() if name == "twice.pth" else nullcontext(),
+    ):
         for _ in range(1 + (name == "twice.pth")):
             archive.writestr(member, "x")
-    with zipfile.ZipFile(tmp_path / "x.zip") as archive, pytest.raises(Refused, match=r"its zip has (the|2) (member|link)"):
+    with (
+        zipfile.ZipFile(tmp_path / "x.zip") as archive,
+        pytest.raises(Refused, match=r"its zip has (the|2) (member|link)"),
+    ):
         check_archive(archive, 1000)
 
 
-def test_tensors_come_out_as_they_were_by_their_path(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_tensors_come_out_as_they_were_by_their_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     base = torch.arange(12.0).reshape(3, 4)
     numbers = {"numpy": np.float32(2.0), "it": 3, "names": ("x", None)}
-    state = {"model": {"module.z": base, "_orig_mod.a": base.t(), "row": base[1]}, "list": [torch.ones(2, dtype=torch.bfloat16)], **numbers}
+    state = {
+        "model": {"module.z": base, "_orig_mod.a": base.t(), "row": base[1]},
+        "list": [torch.ones(2, dtype=torch.bfloat16)],
+        **numbers,
+    }
     torch.save(state, tmp_path / "x.pt")
     assert convert(tmp_path / "x.pt", "--out", str(tmp_path / "y.safetensors")) == 0
     told = capsys.readouterr().out
     assert "model.z" in told
     assert "[3, 4]" in told
     assert "left out, being no tensors: numpy, it, names.0, names.1" in told
-    assert "without the prefixes of wrappers (_orig_mod., module.): 2 names, as model.module.z" in told
+    assert (
+        "without the prefixes of wrappers (_orig_mod., module.): 2 names, as model.module.z" in told
+    )
     again = read_foreign(tmp_path / "y.safetensors").tensors
-    wanted = {"model.z": base, "model.a": base.t(), "model.row": base[1], "list.0": torch.ones(2, dtype=torch.bfloat16)}
+    wanted = {
+        "model.z": base,
+        "model.a": base.t(),
+        "model.row": base[1],
+        "list.0": torch.ones(2, dtype=torch.bfloat16),
+    }
     assert again.keys() == wanted.keys()
     assert all(torch.equal(again[name], value) for name, value in wanted.items())
     assert convert(tmp_path / "x.pt", "--out", str(tmp_path / "y.safetensors")) == 2
     assert "is there already" in capsys.readouterr().err
 
 
-def test_the_worker_is_a_process_of_its_own_and_its_end_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "torch.py").write_text(f"import os; os.mkdir({str(tmp_path / 'canary')!r})")  # beside the file: must not be imported
+def test_the_worker_is_a_process_of_its_own_and_its_end_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text(
+        f"import os; os.mkdir({str(tmp_path / 'canary')!r})"
+    )  # beside the file: must not be imported
     torch.save({"a": torch.ones(2)}, tmp_path / "x.pt")
     (tmp_path / "out").mkdir()
     answer = run_worker(tmp_path / "x.pt", tmp_path / "out")
     assert answer.code == 0, answer.errors
     assert json.loads(answer.told)["names"] == ["a"]
     assert not (tmp_path / "canary").exists()
-    monkeypatch.setattr("gpurl.cli.convert.tensors.run_worker", lambda path, folder: Answer(-9, b"", b""))
-    with pytest.raises(CheckpointError, match="was ended by signal 9, as of a process that goes over its limits"):
+    monkeypatch.setattr(
+        "gpurl.cli.convert.tensors.run_worker", lambda path, folder: Answer(-9, b"", b"")
+    )
+    with pytest.raises(
+        CheckpointError, match="was ended by signal 9, as of a process that goes over its limits"
+    ):
         read_foreign(tmp_path / "x.pt")

@@ -1,4 +1,6 @@
-"""Squashed Gaussian actions against torch.distributions, quadrature and autograd, in float64; and their form in C."""
+"""Squashed Gaussian actions against torch.distributions, quadrature and autograd, in float64; and
+their form in C.
+"""
 
 import pytest
 import torch
@@ -33,7 +35,9 @@ FORMS = pytest.mark.parametrize(
 
 def numbers(rows: int = 50, actions: int = 3) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
-    return torch.randn(rows, 2 * actions, dtype=torch.float64).clamp(max=2.0), torch.randn(rows, actions, dtype=torch.float64)
+    return torch.randn(rows, 2 * actions, dtype=torch.float64).clamp(max=2.0), torch.randn(
+        rows, actions, dtype=torch.float64
+    )
 
 
 def test_drawing_and_log_probability_are_those_of_torch() -> None:
@@ -42,7 +46,9 @@ def test_drawing_and_log_probability_are_those_of_torch() -> None:
     mean, log_std = output.chunk(2, -1)
     distribution = TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform())
     torch.testing.assert_close(drawn.action, torch.tanh(mean + log_std.exp() * noise))
-    torch.testing.assert_close(drawn.log_prob, distribution.log_prob(drawn.action).sum(-1), rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(
+        drawn.log_prob, distribution.log_prob(drawn.action).sum(-1), rtol=1e-7, atol=1e-7
+    )
     torch.testing.assert_close(squashed_mode(output), mean.tanh())
 
 
@@ -53,7 +59,11 @@ def test_log_probability_far_out(sample: Sample, backward: Backward, u: float) -
     output = torch.tensor([[u, 0.0]])
     found = float(sample(output, torch.zeros(1, 1)).log_prob)
     exact = torch.tensor(u, dtype=torch.float64)
-    slope = 2.0 * (torch.log(torch.tensor(2.0, dtype=torch.float64)) - exact - torch.nn.functional.softplus(-2.0 * exact))
+    slope = 2.0 * (
+        torch.log(torch.tensor(2.0, dtype=torch.float64))
+        - exact
+        - torch.nn.functional.softplus(-2.0 * exact)
+    )
     assert found == pytest.approx(-0.9189385332046727 - float(slope), rel=3e-7)
 
 
@@ -61,7 +71,9 @@ def test_density_integrates_to_one() -> None:
     u = torch.linspace(-12.0, 12.0, 200_001, dtype=torch.float64)
     mean, log_std = 0.4, -0.3
     output = torch.tensor([[mean, log_std]], dtype=torch.float64).expand(len(u), 2)
-    drawn = squashed_sample_reference(output, ((u - mean) / torch.tensor(log_std, dtype=torch.float64).exp()).unsqueeze(1))
+    drawn = squashed_sample_reference(
+        output, ((u - mean) / torch.tensor(log_std, dtype=torch.float64).exp()).unsqueeze(1)
+    )
     slope = 1.0 - u.tanh() ** 2  # da = (1 - tanh^2 u) du
     assert float(torch.trapezoid(drawn.log_prob.exp() * slope, u)) == pytest.approx(1.0, abs=1e-9)
 
@@ -74,8 +86,12 @@ def test_backward_is_the_gradient() -> None:
     leaf = output.clone().requires_grad_()
     drawn = squashed_sample_reference(leaf, noise)
     of_action, of_log_prob = torch.randn_like(drawn.action), torch.tensor(0.7, dtype=torch.float64)
-    (wanted,) = torch.autograd.grad((drawn.action * of_action).sum() + of_log_prob * drawn.log_prob.sum(), leaf)
-    got = squashed_backward_reference(squashed_sample_reference(output, noise), of_action, of_log_prob)
+    (wanted,) = torch.autograd.grad(
+        (drawn.action * of_action).sum() + of_log_prob * drawn.log_prob.sum(), leaf
+    )
+    got = squashed_backward_reference(
+        squashed_sample_reference(output, noise), of_action, of_log_prob
+    )
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
     assert float(got[:10, 3:].abs().max()) == 0.0
     assert LOG_STD_LIMITS == (-5.0, 2.0)
@@ -86,7 +102,11 @@ def test_likelihood_of_what_others_did_is_that_of_torch_and_so_is_its_gradient()
     action = noise.mul(0.5).tanh()
     leaf = output.clone().requires_grad_()
     mean, log_std = leaf.chunk(2, -1)
-    wanted = TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform()).log_prob(action).sum(-1)
+    wanted = (
+        TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform())
+        .log_prob(action)
+        .sum(-1)
+    )
     (gradient,) = torch.autograd.grad(wanted.sum(), leaf)
     log_prob, got = squashed_likelihood(output, action)
     torch.testing.assert_close(log_prob, wanted.detach(), rtol=1e-10, atol=1e-10)
@@ -95,7 +115,9 @@ def test_likelihood_of_what_others_did_is_that_of_torch_and_so_is_its_gradient()
 
 def test_a_deviation_beyond_its_limits_is_led_back_and_never_further_out() -> None:
     log_std = torch.tensor([-9.0, -9.0, 5.0, 5.0, -4.9])
-    u = torch.tensor([0.5, 0.0, 1.0, 80.0, 0.0])  # far, at the mean; near, far; at the mean, within the limits
+    u = torch.tensor(
+        [0.5, 0.0, 1.0, 80.0, 0.0]
+    )  # far, at the mean; near, far; at the mean, within the limits
     output = torch.stack((torch.zeros(5), log_std), 1)
     _, gradient = squashed_likelihood(output, u.clamp(max=7.0).tanh().unsqueeze(1))
     slopes = gradient[:, 1].tolist()
@@ -110,7 +132,9 @@ def test_actions_at_the_limits_are_finite() -> None:
     output = torch.zeros(2, 2)
     log_prob, gradient = squashed_likelihood(output, torch.tensor([[1.0], [-1.0]]))
     assert bool(log_prob.isfinite().all())
-    torch.testing.assert_close(gradient[:, 0], torch.tensor([1.0, -1.0]) * 7.254329, rtol=1e-2, atol=0)  # atanh(1 - 1e-6)
+    torch.testing.assert_close(
+        gradient[:, 0], torch.tensor([1.0, -1.0]) * 7.254329, rtol=1e-2, atol=0
+    )  # atanh(1 - 1e-6)
 
 
 # ---- all forms ----
@@ -144,7 +168,10 @@ def test_rows_do_not_depend_on_their_batch() -> None:
 def test_c_is_right_to_a_few_roundings_all_along_the_curve() -> None:
     u = torch.linspace(-12.0, 12.0, 100_001)
     output, noise = torch.stack((u, torch.zeros_like(u)), 1), torch.zeros(len(u), 1)
-    got, wanted = squashed_sample_c(output, noise), squashed_sample_reference(output.double(), noise.double())
+    got, wanted = (
+        squashed_sample_c(output, noise),
+        squashed_sample_reference(output.double(), noise.double()),
+    )
     torch.testing.assert_close(got.action.double(), wanted.action, rtol=0.0, atol=2e-7)
     torch.testing.assert_close(got.log_prob.double(), wanted.log_prob, rtol=2e-7, atol=6e-7)
 
@@ -154,7 +181,11 @@ def test_float32_on_a_cpu_goes_to_c_and_all_else_to_torch(monkeypatch: pytest.Mo
     called = list[str]()
     for name in ("squashed_sample_c", "squashed_backward_c"):
         real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *arguments, name=name, real=real: called.append(name) or real(*arguments))
+        monkeypatch.setattr(
+            module,
+            name,
+            lambda *arguments, name=name, real=real: called.append(name) or real(*arguments),
+        )
     output, noise = (tensor.float() for tensor in numbers())
     drawn = squashed_sample(output, noise)
     gradient = squashed_backward(drawn, noise, torch.tensor(0.1))
@@ -163,7 +194,11 @@ def test_float32_on_a_cpu_goes_to_c_and_all_else_to_torch(monkeypatch: pytest.Mo
         torch.testing.assert_close(squashed_sample(output, noise), drawn)
         torch.testing.assert_close(squashed_backward(drawn, noise, torch.tensor(0.1)), gradient)
     drawn, noise = squashed_sample(*numbers()), numbers()[1]
-    assert drawn.action.dtype == squashed_sample(numbers()[0], noise.float()).action.dtype == torch.float64
+    assert (
+        drawn.action.dtype
+        == squashed_sample(numbers()[0], noise.float()).action.dtype
+        == torch.float64
+    )
     slopes = squashed_backward(drawn, noise, torch.tensor(0.1, dtype=torch.float64))
     torch.testing.assert_close(slopes.float(), gradient, rtol=1e-4, atol=1e-5)
     assert len(called) == 2
@@ -173,7 +208,12 @@ def test_float32_on_a_cpu_goes_to_c_and_all_else_to_torch(monkeypatch: pytest.Mo
 def test_slopes_may_have_any_strides() -> None:
     """Columns of a wider matrix are read where they stand, all else is copied."""
     slopes = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
-    views = [(slopes[:, 3:6], True), (slopes[:, :6:2], False), (slopes.t()[:, 1:3], False), (slopes.t()[:, 4:5], True)]
+    views = [
+        (slopes[:, 3:6], True),
+        (slopes[:, :6:2], False),
+        (slopes.t()[:, 1:3], False),
+        (slopes.t()[:, 4:5], True),
+    ]
     for slope, is_read_in_place in views:
         output, noise = squash_laws.inputs(16, slope.shape[1])
         drawn = squashed_sample_c(output, noise)

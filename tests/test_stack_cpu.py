@@ -1,4 +1,6 @@
-"""Stacked layers in C against the same layers one by one in float64, at odd sizes; rows of zeros, NaN, threads."""
+"""Stacked layers in C against the same layers one by one in float64, at odd sizes; rows of zeros,
+NaN, threads.
+"""
 
 import copy
 import itertools
@@ -21,7 +23,13 @@ from gpurl.nn.q_networks import QNetworkConfig, make_q_network
 
 pytestmark = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
 
-SIZES = [(3, 1), (1, 16, 1), (17, 33, 5), (68, 64, 64, 18), (7, 13, 29, 101)]  # inputs, then outputs of each layer
+SIZES = [
+    (3, 1),
+    (1, 16, 1),
+    (17, 33, 5),
+    (68, 64, 64, 18),
+    (7, 13, 29, 101),
+]  # inputs, then outputs of each layer
 ROWS = (1, 5, 97, 700)
 
 
@@ -31,11 +39,15 @@ def _gradients_are_written_out() -> Iterator[None]:
         yield
 
 
-def stack_of(sizes: tuple[int, ...], members: int, activation: str = "relu", last: str = "none") -> Stack:
+def stack_of(
+    sizes: tuple[int, ...], members: int, activation: str = "relu", last: str = "none"
+) -> Stack:
     """With gradients of NaN."""
     torch.manual_seed(len(sizes) + members)
     names = [activation] * (len(sizes) - 2) + [last]
-    stack = Stack([Dense(members, *pair, name) for pair, name in zip(itertools.pairwise(sizes), names)])
+    stack = Stack(
+        [Dense(members, *pair, name) for pair, name in zip(itertools.pairwise(sizes), names)]
+    )
     flatten(stack)[1].fill_(math.nan)
     return stack
 
@@ -55,10 +67,14 @@ def assert_near(got: Tensor, wanted: Tensor, tolerance: float = 3e-6) -> None:
     assert float((got.double() - wanted).abs().max()) <= tolerance * float(wanted.abs().max())
 
 
-@pytest.mark.parametrize(("activation", "last"), [("relu", "none"), ("tanh", "tanh"), ("elu", "elu"), ("relu", "relu")])
+@pytest.mark.parametrize(
+    ("activation", "last"), [("relu", "none"), ("tanh", "tanh"), ("elu", "elu"), ("relu", "relu")]
+)
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_the_layers_one_by_one_in_float64(sizes: tuple[int, ...], members: int, activation: str, last: str) -> None:
+def test_the_layers_one_by_one_in_float64(
+    sizes: tuple[int, ...], members: int, activation: str, last: str
+) -> None:
     for rows, own_input in itertools.product(ROWS, (False, True)):
         stack = stack_of(sizes, members, activation, last)
         twin, tape, twin_tape = twin_in_float64(stack), Tape(), Tape()
@@ -84,9 +100,15 @@ def test_what_is_not_needed_is_not_written_and_the_rest_is_the_same() -> None:
     stack.forward(x, tape)
     entry = tape[0]
     of_input = stack.backward(gradient, tape, needs_weights=False)
-    assert all(bool(parameter.grad.isnan().all()) for parameter in stack.parameters() if parameter.grad is not None)
+    assert all(
+        bool(parameter.grad.isnan().all())
+        for parameter in stack.parameters()
+        if parameter.grad is not None
+    )
     stack.backward(gradient, [entry], needs_input=False)
-    kept = [parameter.grad.clone() for parameter in stack.parameters() if parameter.grad is not None]
+    kept = [
+        parameter.grad.clone() for parameter in stack.parameters() if parameter.grad is not None
+    ]
     assert torch.equal(stack.backward(gradient, [entry]), of_input)
     for parameter, wanted in zip(stack.parameters(), kept):
         assert parameter.grad is not None
@@ -118,7 +140,9 @@ def test_nan_where_there_is_a_gradient_goes_through() -> None:
     stack, x = stack_of((6, 20, 3), 2), torch.randn(50, 6)
     x[7, 3] = math.nan
     tape = Tape()
-    assert torch.equal(stack.forward(x, tape).isnan().any(2).nonzero(), torch.tensor([[0, 7], [1, 7]]))
+    assert torch.equal(
+        stack.forward(x, tape).isnan().any(2).nonzero(), torch.tensor([[0, 7], [1, 7]])
+    )
     stack.backward(torch.ones(2, 50, 3), tape)
     for layer in stack.steps:
         assert bool(layer.weight.grad.isnan().any())
@@ -133,14 +157,22 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 
 def test_the_same_bits_on_any_number_of_threads() -> None:
     """Enough rows for several slices of a member."""
-    stack, x, gradient = stack_of((60, 256, 256, 2), 2), torch.randn(1000, 60), torch.randn(2, 1000, 2)
+    stack, x, gradient = (
+        stack_of((60, 256, 256, 2), 2),
+        torch.randn(1000, 60),
+        torch.randn(2, 1000, 2),
+    )
     found, before = [], torch.get_num_threads()
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
             tape = Tape()
             found.append([stack.forward(x, tape), stack.backward(gradient, tape)])
-            found[-1] += [parameter.grad.clone() for parameter in stack.parameters() if parameter.grad is not None]
+            found[-1] += [
+                parameter.grad.clone()
+                for parameter in stack.parameters()
+                if parameter.grad is not None
+            ]
     finally:
         torch.set_num_threads(before)
     for others in found[1:]:
@@ -162,7 +194,11 @@ def test_parameters_that_c_cannot_read_or_write_are_refused() -> None:
     for change in ("double", "transposed", "meta"):
         stack = make_network(2, 4, 8, BodyConfig((8, 8)))
         data = stack.steps[1].weight.data
-        data = {"double": data.double(), "transposed": data.transpose(1, 2), "meta": data.to("meta")}[change]
+        data = {
+            "double": data.double(),
+            "transposed": data.transpose(1, 2),
+            "meta": data.to("meta"),
+        }[change]
         stack.steps[1].weight = torch.nn.Parameter(data)
         with pytest.raises(AssertionError):
             stack.forward(x)
@@ -213,7 +249,11 @@ def test_a_forked_process_is_not_stuck_in_what_another_thread_was_doing() -> Non
 def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Fills with the number of layers of each forward call."""
     calls, forward = list[int](), StackCpu.forward
-    monkeypatch.setattr(StackCpu, "forward", lambda self, x, keeps: (calls.append(len(self._parameters)), forward(self, x, keeps))[1])
+    monkeypatch.setattr(
+        StackCpu,
+        "forward",
+        lambda self, x, keeps: (calls.append(len(self._parameters)), forward(self, x, keeps))[1],
+    )
     return calls
 
 

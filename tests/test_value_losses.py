@@ -1,4 +1,6 @@
-"""Losses of critics: against float64 autograd of the formulas as papers print them, by hand-worked numbers, and against rlax's."""
+"""Losses of critics: against float64 autograd of the formulas as papers print them, by hand-worked
+numbers, and against rlax's.
+"""
 
 import json
 import math
@@ -34,7 +36,9 @@ def plain_td(q: Tensor, target: Tensor, huber_delta: float | None) -> tuple[Tens
     error = (q - target).abs()
     if huber_delta is None:
         return error**2, error
-    return (0.5 * error**2 if error <= huber_delta else huber_delta * (error - 0.5 * huber_delta)), error
+    return (
+        0.5 * error**2 if error <= huber_delta else huber_delta * (error - 0.5 * huber_delta)
+    ), error
 
 
 def plain_categorical(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,7 +52,9 @@ def plain_quantile(quantiles: Tensor, target: Tensor, kappa: float) -> tuple[Ten
         for sample in target:
             u = sample - quantile
             huber = 0.5 * u**2 if u.abs() <= kappa else kappa * (u.abs() - 0.5 * kappa)
-            loss = loss + abs((2 * i + 1) / (2 * len(quantiles)) - float(u < 0)) * huber / len(target)
+            loss = loss + abs((2 * i + 1) / (2 * len(quantiles)) - float(u < 0)) * huber / len(
+                target
+            )
     return loss, (sum(quantiles) / len(quantiles) - sum(target) / len(target)).abs()
 
 
@@ -66,8 +72,15 @@ every_loss = pytest.mark.parametrize("name", CASES)
 def inputs(name: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     """(predictions of E members, target, weight with zeros) for B rows."""
     generator = torch.Generator().manual_seed(3)
-    shape, target_shape = ((E, B), (B,)) if name.startswith(("square", "huber")) else ((E, B, Z), (B, 7 if "quantile" in name else Z))
-    predictions, target = (torch.randn(size, dtype=torch.float64, generator=generator) for size in (shape, target_shape))
+    shape, target_shape = (
+        ((E, B), (B,))
+        if name.startswith(("square", "huber"))
+        else ((E, B, Z), (B, 7 if "quantile" in name else Z))
+    )
+    predictions, target = (
+        torch.randn(size, dtype=torch.float64, generator=generator)
+        for size in (shape, target_shape)
+    )
     target = target.softmax(-1) if name == "categorical" else target
     weight = torch.tensor([0.3, 1.0, 0.0, 0.7, 0.05, 0.0], dtype=dtype)
     return predictions.to(dtype), target.to(dtype), weight
@@ -89,7 +102,9 @@ def test_loss_gradient_and_error_equal_autograd_of_the_printed_formula(name: str
         gradient, loss, error = function(predictions, target, weight, *options)
     assert loss.shape == ()
     torch.testing.assert_close(loss, wanted.detach(), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(gradient, torch.autograd.grad(wanted, predictions)[0], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        gradient, torch.autograd.grad(wanted, predictions)[0], rtol=1e-10, atol=1e-12
+    )
     torch.testing.assert_close(error, errors, rtol=1e-10, atol=1e-12)
 
 
@@ -100,8 +115,12 @@ def test_a_member_learns_as_if_it_were_alone(name: str) -> None:
     gradient, loss, error = function(predictions, target, weight, *options)
     alone = [function(predictions[e : e + 1], target, weight, *options) for e in range(E)]
     assert torch.equal(gradient, torch.cat([each[0] for each in alone]))
-    torch.testing.assert_close(loss, torch.stack([each[1] for each in alone]).sum(), rtol=1e-12, atol=0.0)
-    torch.testing.assert_close(error, torch.stack([each[2] for each in alone]).mean(0), rtol=1e-10, atol=1e-15)
+    torch.testing.assert_close(
+        loss, torch.stack([each[1] for each in alone]).sum(), rtol=1e-12, atol=0.0
+    )
+    torch.testing.assert_close(
+        error, torch.stack([each[2] for each in alone]).mean(0), rtol=1e-10, atol=1e-15
+    )
 
 
 @every_loss
@@ -156,7 +175,9 @@ def test_nothing_is_read_by_the_host(name: str) -> None:
 
 
 def test_td_loss_by_hand() -> None:
-    """Errors 3, -0.5 and one that weighs nothing; 4 and 0 of the second member. Two rows weigh something."""
+    """Errors 3, -0.5 and one that weighs nothing; 4 and 0 of the second member. Two rows weigh
+    something.
+    """
     q, target = torch.tensor([[4.0, 1.5, 7.0], [5.0, 2.0, 9.0]]), torch.tensor([1.0, 2.0, 0.0])
     weight = torch.tensor([0.5, 1.0, 0.0])
     gradient, loss, error = td_loss(q, target, weight, None)
@@ -180,7 +201,9 @@ def test_categorical_td_loss_by_hand() -> None:
 
 def test_quantile_td_loss_by_hand() -> None:
     """Quantiles 0 and 1 (tau 1/4 and 3/4), samples 2 and 0.5, kappa 1: u = 2, 0.5 and 1, -0.5."""
-    gradient, loss, error = quantile_td_loss(torch.tensor([[[0.0, 1.0]]]), torch.tensor([[2.0, 0.5]]), torch.ones(1))
+    gradient, loss, error = quantile_td_loss(
+        torch.tensor([[[0.0, 1.0]]]), torch.tensor([[2.0, 0.5]]), torch.ones(1)
+    )
     assert float(loss) == 0.25 * (1.5 + 0.125) / 2 + (0.75 * 0.5 + 0.25 * 0.125) / 2
     assert gradient.flatten().tolist() == [-0.25 * (1.0 + 0.5) / 2, -(0.75 * 1.0 - 0.25 * 0.5) / 2]
     assert float(error) == 0.75
@@ -192,7 +215,9 @@ def test_quantile_td_loss_by_hand() -> None:
 def test_a_categorical_critic_that_is_the_target_is_at_rest() -> None:
     torch.manual_seed(0)
     target = torch.randn(200, 51).mul(3.0).softmax(-1)
-    gradient, loss, error = categorical_td_loss(target.log().expand(2, -1, -1) + 5.0, target, torch.ones(200))
+    gradient, loss, error = categorical_td_loss(
+        target.log().expand(2, -1, -1) + 5.0, target, torch.ones(200)
+    )
     assert float(gradient.abs().max()) < 1e-8
     torch.testing.assert_close(loss, 2.0 * torch.special.entr(target).sum(-1).mean())
     assert 0.0 <= float(error.min()) <= float(error.max()) < 2e-6
@@ -204,7 +229,8 @@ def test_quantiles_are_at_rest_where_the_target_is_theirs() -> None:
     same = torch.full((2, 3, 4), 1.5)
     gradient, loss, error = quantile_td_loss(same, torch.full((3, 6), 1.5), torch.ones(3))
     assert float(loss) == float(gradient.abs().max()) == float(error.max()) == 0.0
-    # of samples 0, 1 ... 2Z - 1 the fraction tau_i lies below 2i + 0.5; within kappa of that lies none, so only counts matter
+    # of samples 0, 1 ... 2Z - 1 the fraction tau_i lies below 2i + 0.5; within kappa of that lies
+    # none, so only counts matter
     samples, middles = torch.arange(8.0).unsqueeze(0), (2.0 * torch.arange(4) + 0.5).view(1, 1, 4)
     gradient, _, error = quantile_td_loss(middles, samples, torch.ones(1), kappa=0.25)
     assert float(gradient.abs().max()) < 1e-8
@@ -233,9 +259,13 @@ def test_dueling_by_hand_and_its_gradient() -> None:
     advantage = torch.randn(2, 7, 4, 5, dtype=torch.float64, requires_grad=True)
     q = dueling(value, advantage)
     torch.testing.assert_close(q.mean(-2), value, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(q[..., 0, :] - q[..., 3, :], advantage[..., 0, :] - advantage[..., 3, :])
+    torch.testing.assert_close(
+        q[..., 0, :] - q[..., 3, :], advantage[..., 0, :] - advantage[..., 3, :]
+    )
     gradient = torch.randn_like(q)
-    for got, wanted in zip(dueling_backward(gradient), torch.autograd.grad(q, (value, advantage), gradient)):
+    for got, wanted in zip(
+        dueling_backward(gradient), torch.autograd.grad(q, (value, advantage), gradient)
+    ):
         torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
 
 
@@ -263,14 +293,27 @@ def assert_peer(got: tuple[Tensor, Tensor, Tensor], peer: dict[str, Any]) -> Non
 
 
 def test_rlax_gives_the_same() -> None:
-    td, categorical, quantile, scaled = (PEER[name] for name in ("td", "categorical", "quantile", "rescale"))
+    td, categorical, quantile, scaled = (
+        PEER[name] for name in ("td", "categorical", "quantile", "rescale")
+    )
     weight = torch.ones(3, dtype=torch.float64)
     assert_peer(td_loss(doubles(td["q"]), doubles(td["target"]), weight, None), td["square"])
-    assert_peer(td_loss(doubles(td["q"]), doubles(td["target"]), weight, td["huber_delta"]), td["huber"])
+    assert_peer(
+        td_loss(doubles(td["q"]), doubles(td["target"]), weight, td["huber_delta"]), td["huber"]
+    )
     target = doubles(categorical["target_logits"]).softmax(-1)
     got = categorical_td_loss(doubles(categorical["logits"]), target, weight)
     assert_peer(got, categorical)
     torch.testing.assert_close(got[2], doubles(categorical["kl"]).mean(0), rtol=1e-10, atol=1e-12)
-    assert_peer(quantile_td_loss(doubles(quantile["quantiles"]), doubles(quantile["target"]), weight, quantile["kappa"]), quantile)
-    torch.testing.assert_close(rescale(doubles(scaled["x"])), doubles(scaled["rescaled"]), rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(unrescale(doubles(scaled["y"])), doubles(scaled["unrescaled"]), rtol=1e-9, atol=1e-12)
+    assert_peer(
+        quantile_td_loss(
+            doubles(quantile["quantiles"]), doubles(quantile["target"]), weight, quantile["kappa"]
+        ),
+        quantile,
+    )
+    torch.testing.assert_close(
+        rescale(doubles(scaled["x"])), doubles(scaled["rescaled"]), rtol=1e-12, atol=1e-14
+    )
+    torch.testing.assert_close(
+        unrescale(doubles(scaled["y"])), doubles(scaled["unrescaled"]), rtol=1e-9, atol=1e-12
+    )

@@ -10,7 +10,9 @@ from gpurl.kernels.random import CounterRandom
 
 
 class AlternatingEnv(TorchEnv):
-    """A -> B -> A ..., reward 0 in A, 1 in B, cut off after 3 steps, restart in A. With gamma 0.9: V(A) = 0.9 / 0.19, V(B) = 1 / 0.19."""
+    """A -> B -> A ..., reward 0 in A, 1 in B, cut off after 3 steps, restart in A. With gamma 0.9:
+    V(A) = 0.9 / 0.19, V(B) = 1 / 0.19.
+    """
 
     single_observation_space = Box(0.0, 1.0, (2,), np.float32)
     single_action_space = Discrete(2)
@@ -19,7 +21,9 @@ class AlternatingEnv(TorchEnv):
     def initial_state(self, rng: CounterRandom) -> State:
         return {"place": torch.zeros(rng.num_envs, dtype=torch.int64, device=rng.device)}
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         place = state["place"]
         return {"place": 1 - place}, place.float(), torch.zeros_like(place, dtype=torch.bool)
 
@@ -47,7 +51,9 @@ class HiddenAlternating(ContinuousAlternating):
 
 
 class RandomWalk(TorchEnv):
-    """Noise to look at, episodes that end at random or after 7 steps; action spaces of every kind by class attribute."""
+    """Noise to look at, episodes that end at random or after 7 steps; action spaces of every kind
+    by class attribute.
+    """
 
     single_observation_space = Box(-np.inf, np.inf, (3,), np.float32)
     single_action_space = Box(-1.0, 1.0, (2,), np.float32)
@@ -56,7 +62,9 @@ class RandomWalk(TorchEnv):
     def initial_state(self, rng: CounterRandom) -> State:
         return {"x": rng.normal((3,))}
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         x = state["x"] + 0.3 * rng.normal((3,))
         return {"x": x}, -x.square().sum(1), rng.uniform() < 0.1
 
@@ -69,7 +77,9 @@ class Endless(RandomWalk):
 
     max_episode_steps = None
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         next_state, reward, terminated = super().transition(state, action, rng)
         return {"x": 0.5 * next_state["x"]}, reward, torch.zeros_like(terminated)
 
@@ -78,7 +88,9 @@ class Endless(RandomWalk):
 
 
 class Walkers(TorchEnv):
-    """Three agents on a line, each paid for being near the origin; the episode ends for all when one is too far, or after 7 steps."""
+    """Three agents on a line, each paid for being near the origin; the episode ends for all when
+    one is too far, or after 7 steps.
+    """
 
     num_agents = 3
     single_observation_space = Box(-np.inf, np.inf, (3, 2), np.float32)
@@ -88,7 +100,9 @@ class Walkers(TorchEnv):
     def initial_state(self, rng: CounterRandom) -> State:
         return {"x": rng.normal((3,))}
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         x = state["x"] + 0.3 * action.clamp(-1.0, 1.0).squeeze(2)
         return {"x": x}, -x.abs(), x.abs().amax(1) > 2.5
 

@@ -1,4 +1,6 @@
-"""Walks on a line, many at once in torch, whose every step is known; the interfaces of simulators stand around them, with their traps."""
+"""Walks on a line, many at once in torch, whose every step is known; the interfaces of simulators
+stand around them, with their traps.
+"""
 
 import math
 from typing import Any
@@ -18,12 +20,16 @@ ANY = {"low": -np.inf, "high": np.inf, "dtype": np.float32}
 
 
 def act(obs: Tensor) -> Tensor:
-    """The actions [N, 1] that all tests take: a function of obs [N, 2], so that a step that does not count shifts nothing."""
+    """The actions [N, 1] that all tests take: a function of obs [N, 2], so that a step that does
+    not count shifts nothing.
+    """
     return torch.sin(9.0 * obs[:, :1] + 20.0 * obs[:, 1:])
 
 
 class Walks:
-    """obs is (place, clock / 10), state is 2 place + number; an episode ends beyond 1, or after LENGTH steps, or by both in one step."""
+    """obs is (place, clock / 10), state is 2 place + number; an episode ends beyond 1, or after
+    LENGTH steps, or by both in one step.
+    """
 
     def __init__(self, num_envs: int) -> None:
         self.number = torch.arange(num_envs)
@@ -34,7 +40,9 @@ class Walks:
         index = self.number if index is None else index.long()
         if seed is not None:
             self.seed, self.episode[index] = seed, 0
-        self.place[index] = ((5 * self.number + 3 * self.episode + self.seed) % 11 - 5)[index] / 10.0
+        self.place[index] = ((5 * self.number + 3 * self.episode + self.seed) % 11 - 5)[
+            index
+        ] / 10.0
         self.clock[index] = 0
         self.episode[index] += 1
 
@@ -52,7 +60,9 @@ class Walks:
 
 
 def by_hand(seed: int, number: int, steps: int) -> list[tuple[float, ...]]:
-    """Transitions of one walk in plain numbers: obs, reward, next obs, terminated, truncated, state, next state."""
+    """Transitions of one walk in plain numbers: obs, reward, next obs, terminated, truncated,
+    state, next state.
+    """
     rows: list[tuple[float, ...]] = []
     episode = 0
     while len(rows) < steps:
@@ -62,7 +72,18 @@ def by_hand(seed: int, number: int, steps: int) -> list[tuple[float, ...]]:
             after = place + 0.5 * action
             ended, out_of_time = abs(after) > 1.0, clock + 1 == LENGTH
             flags = (float(ended), float(out_of_time and not ended))
-            rows.append((place, clock / 10, after - 0.1 * action, after, (clock + 1) / 10, *flags, 2 * place + number, 2 * after + number))
+            rows.append(
+                (
+                    place,
+                    clock / 10,
+                    after - 0.1 * action,
+                    after,
+                    (clock + 1) / 10,
+                    *flags,
+                    2 * place + number,
+                    2 * after + number,
+                )
+            )
             place = after
             if ended:
                 break
@@ -71,7 +92,9 @@ def by_hand(seed: int, number: int, steps: int) -> list[tuple[float, ...]]:
 
 
 def played(env: TorchVector, seed: int, steps: int) -> list[list[tuple[float, ...]]]:
-    """The transitions of every environment that the adapter calls real, as `by_hand` has them; without a state without these."""
+    """The transitions of every environment that the adapter calls real, as `by_hand` has them;
+    without a state without these.
+    """
     rows: list[list[tuple[float, ...]]] = [[] for _ in range(env.num_envs)]
     obs, info = env.reset(seed=seed)
     for _ in range(steps):
@@ -101,12 +124,18 @@ def assert_some_can_restart(env: TorchVector) -> None:
         assert ("state" in info) == (env.single_state_space is not None)
         timestep = env.step(torch.zeros(env.num_envs, 1))
         assert timestep.info.get("valid", torch.ones_like(mask))[mask].all()
-        assert torch.allclose(timestep.info["final_obs"][mask], obs[mask] + torch.tensor([0.0, 0.1]))
+        assert torch.allclose(
+            timestep.info["final_obs"][mask], obs[mask] + torch.tensor([0.0, 0.1])
+        )
         obs = timestep.obs
 
 
-def assert_true_transitions(env: TorchVector, steps: int = 30, seed: int = 3, exact: bool = True) -> None:
-    """exact=False: where an episode ended, what was observed before the last step stands in for what came of it."""
+def assert_true_transitions(
+    env: TorchVector, steps: int = 30, seed: int = 3, exact: bool = True
+) -> None:
+    """exact=False: where an episode ended, what was observed before the last step stands in for
+    what came of it.
+    """
     assert env.single_state_space is None or env.single_state_space.shape == (1,)
     endings = np.zeros(2)
     for index, rows in enumerate(played(env, seed, steps)):
@@ -115,25 +144,40 @@ def assert_true_transitions(env: TorchVector, steps: int = 30, seed: int = 3, ex
         if not exact:
             ended = wanted[:, 5:7].any(1)
             wanted[ended, 3:5], wanted[ended, 8] = wanted[ended, 0:2], wanted[ended, 7]
-        assert len(rows) == steps if env.autoreset_mode != AutoresetMode.NEXT_STEP else steps / 2 < len(rows) < steps
+        assert (
+            len(rows) == steps
+            if env.autoreset_mode != AutoresetMode.NEXT_STEP
+            else steps / 2 < len(rows) < steps
+        )
         np.testing.assert_allclose(rows, wanted[:, : len(rows[0])], rtol=1e-4, atol=1e-4)
     assert (endings > 3).all(), "both kinds of endings were to be seen"
 
 
 class WalkVector(gymnasium.vector.VectorEnv):
-    """Gymnasium's vector API in each of its modes; reward [N, 1], and every tensor is written over in the next step."""
+    """Gymnasium's vector API in each of its modes; reward [N, 1], and every tensor is written over
+    in the next step.
+    """
 
-    single_observation_space, single_action_space = Box(shape=(2,), **ANY), Box(-1.0, 1.0, (1,), np.float32)
+    single_observation_space, single_action_space = (
+        Box(shape=(2,), **ANY),
+        Box(-1.0, 1.0, (1,), np.float32),
+    )
 
     def __init__(self, num_envs: int, mode: AutoresetMode, **metadata: Any) -> None:
         self.num_envs, self.walks, self.mode = num_envs, Walks(num_envs), mode
         self.metadata = {"autoreset_mode": mode, **metadata}
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.buffers = torch.zeros(num_envs, 2), torch.zeros(num_envs, 1), *torch.zeros(2, num_envs, dtype=torch.bool)
+        self.buffers = (
+            torch.zeros(num_envs, 2),
+            torch.zeros(num_envs, 1),
+            *torch.zeros(2, num_envs, dtype=torch.bool),
+        )
         self.ended = torch.zeros(num_envs, dtype=torch.bool)
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         mask = (options or {}).get("reset_mask")
         index = None if mask is None else mask.nonzero().squeeze(1)
         self.walks.restart(index, seed)
@@ -154,31 +198,49 @@ class WalkVector(gymnasium.vector.VectorEnv):
         if self.mode == AutoresetMode.SAME_STEP and bool(done.any()):
             info = {"final_obs": self.walks.obs(), "_final_obs": done}
             self.walks.restart(done.nonzero().squeeze(1))
-        for buffer, value in zip(self.buffers, (self.walks.obs(), reward.unsqueeze(1), terminated, truncated)):
+        for buffer, value in zip(
+            self.buffers, (self.walks.obs(), reward.unsqueeze(1), terminated, truncated)
+        ):
             buffer.copy_(value)
         return *self.buffers, info
 
 
 class PickWalks(gymnasium.vector.VectorEnv):
-    """As ManiSkill: nested observations, `final_observation` in steps with an ending, a partial reset by `env_idx`, the clock inside."""
+    """As ManiSkill: nested observations, `final_observation` in steps with an ending, a partial
+    reset by `env_idx`, the clock inside.
+    """
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}
 
-    def __init__(self, num_envs: int, max_episode_steps: int = LENGTH, obs_mode: str = "dict", auto_reset: bool = True) -> None:
+    def __init__(
+        self,
+        num_envs: int,
+        max_episode_steps: int = LENGTH,
+        obs_mode: str = "dict",
+        auto_reset: bool = True,
+    ) -> None:
         assert max_episode_steps == LENGTH
         self.num_envs, self.obs_mode, self.auto_reset = num_envs, obs_mode, auto_reset
         self.walks = Walks(num_envs)
         one = Box(shape=(1,), **ANY)
         nested = Dict({"agent": Dict({"place": one}), "extra": Dict({"time": one})})
-        self.single_observation_space: Any = nested if obs_mode == "dict" else Box(shape=(2,), **ANY)
+        self.single_observation_space: Any = (
+            nested if obs_mode == "dict" else Box(shape=(2,), **ANY)
+        )
         self.single_action_space = Box(-1.0, 1.0, (1,), np.float32)
         self.elapsed_steps = self.walks.clock
 
     def observe(self) -> Any:
         place, time = self.walks.obs().split(1, dim=1)
-        return {"agent": {"place": place}, "extra": {"time": time}} if self.obs_mode == "dict" else self.walks.obs()
+        return (
+            {"agent": {"place": place}, "extra": {"time": time}}
+            if self.obs_mode == "dict"
+            else self.walks.obs()
+        )
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         self.walks.restart((options or {}).get("env_idx"), seed)
         return self.observe(), {"reconfigure": False}
 
@@ -189,7 +251,11 @@ class PickWalks(gymnasium.vector.VectorEnv):
         if self.auto_reset and bool(done.any()):
             final, final_info = obs, info
             obs, info = self.reset(options={"env_idx": self.walks.number[done]})
-            info |= {"final_observation": final, "final_info": final_info, "_final_observation": done}
+            info |= {
+                "final_observation": final,
+                "final_info": final_info,
+                "_final_observation": done,
+            }
         return obs, reward, terminated, truncated, info
 
 
@@ -198,7 +264,13 @@ class Walked(TorchVector):
 
     max_episode_steps = LENGTH
 
-    def __init__(self, num_envs: int, device: torch.device | str = "cpu", seed: int = 0, mode: str = "SameStep") -> None:
+    def __init__(
+        self,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        mode: str = "SameStep",
+    ) -> None:
         super().__init__(num_envs, device, seed, env=WalkVector(num_envs, AutoresetMode(mode)))
 
 

@@ -1,1 +1,3 @@
-"""The off-policy side against other libraries: replay buffers, SAC's update, REDQ's critics: `python -m benchmarks.off_policy`."""
+"""The off-policy side against other libraries: replay buffers, SAC's update, REDQ's critics:
+`python -m benchmarks.off_policy`.
+"""

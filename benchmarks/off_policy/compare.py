@@ -1,4 +1,6 @@
-"""Libraries in turn: what they compute is compared, then each is timed in fresh processes, in alternating order, medians as rows."""
+"""Libraries in turn: what they compute is compared, then each is timed in fresh processes, in
+alternating order, medians as rows.
+"""
 
 import argparse
 import json
@@ -17,18 +19,33 @@ CONTESTANTS = {
     "sac": ("gpurl", "sb3"),
     "redq": ("gpurl", "torch_loop"),
 }
-COMPARED_FIRST = ("sac", "redq")  # in a process that has both; a replay is compared in each process, with what went in
+COMPARED_FIRST = (
+    "sac",
+    "redq",
+)  # in a process that has both; a replay is compared in each process, with what went in
 FASTER = ("updates/s",)  # units of which more is better
 Key = tuple[str, str, str]  # what was measured, environments, unit
 
 
-def measure(options: argparse.Namespace, case: str, python: Path) -> tuple[dict[str, list[Result]], dict[str, str]]:
+def measure(
+    options: argparse.Namespace, case: str, python: Path
+) -> tuple[dict[str, list[Result]], dict[str, str]]:
     """(results of every contestant of a case, one a round; the last words of those that failed)."""
     environment = host_environment(options.threads, options.waits)
-    common: dict[str, Any] = {"case": case, "device": options.device, "seconds": options.seconds} | options.sizes
+    common: dict[str, Any] = {
+        "case": case,
+        "device": options.device,
+        "seconds": options.seconds,
+    } | options.sizes
     module = "benchmarks.off_policy.one_run"
     if case in COMPARED_FIRST:
-        told = run_once(python, module, common | {"trainer": "both", "only_compare": True}, environment, f"comparing {case}")["told"]
+        told = run_once(
+            python,
+            module,
+            common | {"trainer": "both", "only_compare": True},
+            environment,
+            f"comparing {case}",
+        )["told"]
         print(f"{case}: {told}", flush=True)
 
     def run(name: str, round_number: int) -> Result:
@@ -61,16 +78,36 @@ def report(options: argparse.Namespace, case: str, results: dict[str, list[Resul
     for name, found in results.items():
         for key, values in values_of(found).items():
             medians.setdefault(key, {})[name.partition(":")[0]] = statistics.median(values)
-    peers = [name for name in dict.fromkeys(name.partition(":")[0] for name in results) if name != "gpurl"]
+    peers = [
+        name
+        for name in dict.fromkeys(name.partition(":")[0] for name in results)
+        if name != "gpurl"
+    ]
     lines = []
     for (what, num_envs, unit), by_name in medians.items():
         own = by_name.get("gpurl", float("nan"))
-        ratios = {name: own / value if unit in FASTER else value / own for name, value in by_name.items()}
-        cells = [[number(by_name[name]), f"{ratios[name]:.2f}"] if name in by_name else ["", ""] for name in peers]
-        lines.append([what, num_envs, unit, number(own), *(cell for pair in cells for cell in pair)])
+        ratios = {
+            name: own / value if unit in FASTER else value / own for name, value in by_name.items()
+        }
+        cells = [
+            [number(by_name[name]), f"{ratios[name]:.2f}"] if name in by_name else ["", ""]
+            for name in peers
+        ]
+        lines.append(
+            [what, num_envs, unit, number(own), *(cell for pair in cells for cell in pair)]
+        )
     found = next(iter(results.values()))[0]["machine"]
-    title = f"{case} on {found['device']}, {found['threads']} CPU threads, OpenMP waits {options.waits}, {options.rounds} rounds"
-    header = ["", "environments", "unit", "gpurl", *(word for name in peers for word in (name, "gpurl is better by"))]
+    title = (
+        f"{case} on {found['device']}, {found['threads']} CPU threads, OpenMP waits "
+        f"{options.waits}, {options.rounds} rounds"
+    )
+    header = [
+        "",
+        "environments",
+        "unit",
+        "gpurl",
+        *(word for name in peers for word in (name, "gpurl is better by")),
+    ]
     return f"{title}\n{table(header, lines)}"
 
 
@@ -80,9 +117,24 @@ def rows_of(results: dict[str, list[Result]]) -> list[Row]:
     for name, found in results.items():
         trainer, _, mode = name.partition(":")
         for (case, num_envs, unit), values in values_of(found).items():
-            row = {"case": case, "trainer": trainer, "version": found[0]["version"], "note": mode or "default", "num_envs": num_envs}
-            spread = {"lowest": f"{min(values):.4g}", "highest": f"{max(values):.4g}", "rounds": str(len(values))}
-            rows.append(row | {"value": f"{statistics.median(values):.4g}", "unit": unit} | spread | found[0]["machine"])
+            row = {
+                "case": case,
+                "trainer": trainer,
+                "version": found[0]["version"],
+                "note": mode or "default",
+                "num_envs": num_envs,
+            }
+            spread = {
+                "lowest": f"{min(values):.4g}",
+                "highest": f"{max(values):.4g}",
+                "rounds": str(len(values)),
+            }
+            rows.append(
+                row
+                | {"value": f"{statistics.median(values):.4g}", "unit": unit}
+                | spread
+                | found[0]["machine"]
+            )
     return rows
 
 
@@ -90,19 +142,38 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     """The options."""
     everyone = sorted({name.partition(":")[0] for names in CONTESTANTS.values() for name in names})
     parser = comparison_parser(__doc__)
-    parser.add_argument("--case", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS), help="default all")
-    parser.add_argument("--trainers", nargs="+", choices=everyone, default=everyone, help="default all")
+    parser.add_argument(
+        "--case",
+        nargs="+",
+        choices=list(CONTESTANTS),
+        default=list(CONTESTANTS),
+        help="default all",
+    )
+    parser.add_argument(
+        "--trainers", nargs="+", choices=everyone, default=everyone, help="default all"
+    )
     parser.add_argument("--seconds", type=float, default=1.0, help="time a measurement; default 1")
-    parser.add_argument("--sizes", type=json.loads, default={}, metavar="JSON", help='fields of job.py\'s Job, as {"size": 5000000}')
+    parser.add_argument(
+        "--sizes",
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help='fields of job.py\'s Job, as {"size": 5000000}',
+    )
     options = parser.parse_args(words)
     for case in options.case:
         if not names_of(case, options.trainers):
-            raise UsageError(f"{case} is not measured with {', '.join(options.trainers)}, only with {', '.join(CONTESTANTS[case])}")
+            raise UsageError(
+                f"{case} is not measured with {', '.join(options.trainers)}, only with "
+                f"{', '.join(CONTESTANTS[case])}"
+            )
     return options
 
 
 def main(words: list[str] | None = None) -> int:
-    """Compare, measure, print and save; 1 when a contestant failed, not when it cannot be measured here."""
+    """Compare, measure, print and save; 1 when a contestant failed, not when it cannot be measured
+    here.
+    """
     options = parse(words)
     python = options.python or make_environment(ROOT / ".venv-peers")
     code = 0
@@ -111,7 +182,9 @@ def main(words: list[str] | None = None) -> int:
         print(f"\n{report(options, case, results)}")
         for name, reason in failed.items():
             _, is_left_out, why = reason.partition(LEFT_OUT)
-            print(f"left out: {name}: {why.strip()}" if is_left_out else f"failed: {name}: {reason}")
+            print(
+                f"left out: {name}: {why.strip()}" if is_left_out else f"failed: {name}: {reason}"
+            )
             code = code if is_left_out else 1
         print(f"written to {save('off_policy', rows_of(results), options.out)}\n", flush=True)
     return code

@@ -11,7 +11,8 @@ from benchmarks.results_table import machine
 from benchmarks.timing import median_seconds
 from benchmarks.training import captured
 
-LEFT_OUT = "left out: "  # an error that begins so is a reason why something is not measured here, not a failure
+# an error that begins so is a reason why something is not measured here, not a failure
+LEFT_OUT = "left out: "
 Shape = tuple[int, int]  # numbers of an observation, of an action
 
 
@@ -29,7 +30,10 @@ class Job:
     size: int = 200_000  # transitions that a replay holds
     num_envs: tuple[int, ...] = (1, 8, 64)  # of replay; the others have one
     batch_sizes: tuple[int, ...] = (256, 2048)  # of replay; the others have the first
-    shapes: tuple[Shape, ...] = ((60, 8), (3, 1))  # of sac: the second is Pendulum's; the others have the first
+    shapes: tuple[Shape, ...] = (
+        (60, 8),
+        (3, 1),
+    )  # of sac: the second is Pendulum's; the others have the first
     hidden: tuple[int, ...] = (256, 256)
 
 
@@ -46,7 +50,11 @@ class Measurement:
 def result(job: Job, measurements: list[Measurement]) -> dict[str, Any]:
     """What compare.py reads."""
     found = [list(vars(each).values()) for each in measurements]
-    return {"measurements": found, "version": version_of(job.trainer), "machine": machine(job.device)}
+    return {
+        "measurements": found,
+        "version": version_of(job.trainer),
+        "machine": machine(job.device),
+    }
 
 
 def timed(job: Job, functions: dict[str, Callable[[], Any]]) -> dict[str, float]:
@@ -58,7 +66,9 @@ def timed(job: Job, functions: dict[str, Callable[[], Any]]) -> dict[str, float]
 
 
 def peak_mib(job: Job) -> float:
-    """The process's highest resident memory; on a GPU the most that torch's allocator had in use."""
+    """The process's highest resident memory; on a GPU the most that torch's allocator had in
+    use.
+    """
     if job.device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(job.device) / 2**20
     return resident_mib()

@@ -1,4 +1,6 @@
-"""One measurement of one library, in a process of its own in the peers' environment: reads a Job, prints what was measured."""
+"""One measurement of one library, in a process of its own in the peers' environment: reads a Job,
+prints what was measured.
+"""
 
 import dataclasses
 import importlib
@@ -19,7 +21,9 @@ def job_of(words: str) -> Job:
     values: dict[str, Any] = json.loads(words)
     for field in dataclasses.fields(Job):
         if isinstance(values.get(field.name), list):
-            values[field.name] = tuple(tuple(each) if isinstance(each, list) else each for each in values[field.name])
+            values[field.name] = tuple(
+                tuple(each) if isinstance(each, list) else each for each in values[field.name]
+            )
     return Job(**values)
 
 

@@ -1,6 +1,8 @@
-"""A step of REDQ's ten critics: target, forward, backward, Adam, target networks. gpurl's stacked ensemble, and a loop over ten modules.
+"""A step of REDQ's ten critics: target, forward, backward, Adam, target networks. gpurl's stacked
+ensemble, and a loop over ten modules.
 
-They are compared first: from the same weights with the same noise both must give the same values after some steps.
+They are compared first: from the same weights with the same noise both must give the same values
+after some steps.
 """
 
 import itertools
@@ -30,15 +32,34 @@ def make_batch(job: Job) -> Batch:
     action = torch.rand(rows, action_size, generator=generator) * 2 - 1
     discount = 0.99 * (torch.rand(rows, generator=generator) >= 0.05).float()
     reward, weight = obs[:, 0] - action.square().mean(1), torch.ones(rows)
-    batch = {"obs": obs, "next_obs": next_obs, "action": action, "reward": reward, "discount": discount, "weight": weight}
+    batch = {
+        "obs": obs,
+        "next_obs": next_obs,
+        "action": action,
+        "reward": reward,
+        "discount": discount,
+        "weight": weight,
+    }
     return {name: column.to(job.device) for name, column in batch.items()}
 
 
 def gpurl_redq(job: Job) -> REDQ:
     """gpurl's."""
     body, rows = BodyConfig(job.hidden), job.batch_sizes[0]
-    config = REDQConfig(batch_size=rows, replay_size=rows, learning_starts=rows, actor_network=body, critic_network=body)
-    return REDQ(config, *spaces_of(job.shapes[0]), num_envs=1, device=torch.device(job.device), seed=job.seed)
+    config = REDQConfig(
+        batch_size=rows,
+        replay_size=rows,
+        learning_starts=rows,
+        actor_network=body,
+        critic_network=body,
+    )
+    return REDQ(
+        config,
+        *spaces_of(job.shapes[0]),
+        num_envs=1,
+        device=torch.device(job.device),
+        seed=job.seed,
+    )
 
 
 def gpurl_step(algorithm: REDQ, batch: Batch) -> None:
@@ -50,29 +71,49 @@ def gpurl_step(algorithm: REDQ, batch: Batch) -> None:
 
 
 class Loop:
-    """The same with a module a critic, autograd, one fused Adam over all, and the target networks moved in one call."""
+    """The same with a module a critic, autograd, one fused Adam over all, and the target networks
+    moved in one call.
+    """
 
     def __init__(self, job: Job) -> None:
         config, (obs_size, action_size) = REDQConfig(), job.shapes[0]
-        self.num_critics, self.subset, self.action_size, self.tau = config.num_critics, config.target_subset, action_size, config.tau
+        self.num_critics, self.subset, self.action_size, self.tau = (
+            config.num_critics,
+            config.target_subset,
+            action_size,
+            config.tau,
+        )
         self.actor = mlp(obs_size, job.hidden, 2 * action_size).to(job.device)
         self.critics, self.targets = (
-            [mlp(obs_size + action_size, job.hidden, 1).to(job.device) for _ in range(config.num_critics)] for _ in range(2)
+            [
+                mlp(obs_size + action_size, job.hidden, 1).to(job.device)
+                for _ in range(config.num_critics)
+            ]
+            for _ in range(2)
         )
-        self.weights, self.target_weights = ([p for each in group for p in each.parameters()] for group in (self.critics, self.targets))
+        self.weights, self.target_weights = (
+            [p for each in group for p in each.parameters()]
+            for group in (self.critics, self.targets)
+        )
         with torch.no_grad():
             torch._foreach_copy_(self.target_weights, self.weights)
-        self.optimizer = torch.optim.Adam(self.weights, lr=config.learning_rate, eps=1e-8, fused=True)
+        self.optimizer = torch.optim.Adam(
+            self.weights, lr=config.learning_rate, eps=1e-8, fused=True
+        )
 
     def step(self, batch: Batch, noise: Tensor, drawn: list[int]) -> None:
         """noise: [B, A] of the next action; drawn: the critics whose targets are asked."""
         with torch.no_grad():
             squashed = squashed_sample(self.actor(batch["next_obs"]), noise)
             inputs = torch.cat((batch["next_obs"], squashed.action), 1)
-            value = torch.stack([self.targets[member](inputs) for member in drawn]).amin(0).squeeze(1)
+            value = (
+                torch.stack([self.targets[member](inputs) for member in drawn]).amin(0).squeeze(1)
+            )
             target = batch["reward"] + batch["discount"] * (value - squashed.log_prob)
         inputs = torch.cat((batch["obs"], batch["action"]), 1)
-        losses = [nn.functional.mse_loss(critic(inputs).squeeze(1), target) for critic in self.critics]
+        losses = [
+            nn.functional.mse_loss(critic(inputs).squeeze(1), target) for critic in self.critics
+        ]
         self.optimizer.zero_grad()
         torch.stack(losses).sum().backward()
         self.optimizer.step()
@@ -105,19 +146,30 @@ def mlp(num_inputs: int, hidden: tuple[int, ...], num_outputs: int) -> nn.Sequen
 @torch.no_grad()
 def copy_weights(algorithm: REDQ, loop: Loop) -> None:
     """gpurl's weights into the loop's modules."""
-    groups = ((algorithm.actor, [loop.actor]), (algorithm.critic, loop.critics), (algorithm.target_critic, loop.targets))
+    groups = (
+        (algorithm.actor, [loop.actor]),
+        (algorithm.critic, loop.critics),
+        (algorithm.target_critic, loop.targets),
+    )
     for ours, theirs in groups:
         for member, network in enumerate(theirs):
-            for layer, linear in zip(ours.steps, (each for each in network if isinstance(each, nn.Linear)), strict=True):
+            for layer, linear in zip(
+                ours.steps, (each for each in network if isinstance(each, nn.Linear)), strict=True
+            ):
                 linear.weight.copy_(layer.weight[member])
                 linear.bias.copy_(layer.bias[member, 0])
 
 
 def compare(job: Job) -> str:
-    """GpurlError unless both give the same values after some steps; how far they moved and how far they are apart, in words."""
+    """GpurlError unless both give the same values after some steps; how far they moved and how far
+    they are apart, in words.
+    """
     algorithm, loop, batch = gpurl_redq(job), Loop(job), make_batch(job)
     copy_weights(algorithm, loop)
-    noise, choice = (CounterRandom(job.seed * 4 + number, rows, job.device) for number, rows in ((2, job.batch_sizes[0]), (3, 1)))
+    noise, choice = (
+        CounterRandom(job.seed * 4 + number, rows, job.device)
+        for number, rows in ((2, job.batch_sizes[0]), (3, 1))
+    )
     start = loop.values(batch)
     for _ in range(COMPARED):
         order = choice.uniform(shape=(loop.num_critics,))[0].argsort()[: loop.subset]
@@ -127,19 +179,31 @@ def compare(job: Job) -> str:
         choice.advance()
     inputs = torch.cat((batch["obs"], batch["action"]), 1)
     with torch.inference_mode():
-        ours = torch.cat([network.forward(inputs).squeeze(2) for network in (algorithm.critic, algorithm.target_critic)])
+        ours = torch.cat(
+            [
+                network.forward(inputs).squeeze(2)
+                for network in (algorithm.critic, algorithm.target_critic)
+            ]
+        )
     return same(ours, loop.values(batch), start)
 
 
 def same(ours: Tensor, theirs: Tensor, start: Tensor) -> str:
-    """GpurlError unless values [2E, B] are a hundred times nearer to each other than to where they started, critics' and targets' alike."""
+    """GpurlError unless values [2E, B] are a hundred times nearer to each other than to where they
+    started, critics' and targets' alike.
+    """
     told = []
-    for name, rows in zip(("critics", "targets"), zip(*(values.chunk(2) for values in (ours, theirs, start)))):
+    for name, rows in zip(
+        ("critics", "targets"), zip(*(values.chunk(2) for values in (ours, theirs, start)))
+    ):
         one, other, before = rows
         apart, moved = (float((one - values).abs().max()) for values in (other, before))
         told.append(f"{name} moved by {moved:.3g}, {apart:.2g} apart")
         if not 0.0 <= 100.0 * apart < moved:
-            raise GpurlError(f"the critics are not the same after {COMPARED} steps, so nothing is timed: {told[-1]}")
+            raise GpurlError(
+                f"the critics are not the same after {COMPARED} steps, so nothing is timed: "
+                f"{told[-1]}"
+            )
     return "values after as many steps: " + "; ".join(told)
 
 
@@ -155,4 +219,7 @@ def measure(job: Job) -> list[Measurement]:
         function = lambda: loop.random_step(batch)  # noqa: E731
     seconds = timed(job, {"": function})[""]
     name = f"redq critics 10x{job.shapes[0][0]}+{job.shapes[0][1]}, batch {job.batch_sizes[0]}"
-    return [Measurement(name, "1", seconds * 1e6, "us"), Measurement("redq process", "-", peak_mib(job), "peak MiB")]
+    return [
+        Measurement(name, "1", seconds * 1e6, "us"),
+        Measurement("redq process", "-", peak_mib(job), "peak MiB"),
+    ]

@@ -1,1 +1,3 @@
-"""gpurl against other trainers on the same environments and hyper-parameters: `python -m benchmarks.peers`. One trainer a file."""
+"""gpurl against other trainers on the same environments and hyper-parameters:
+`python -m benchmarks.peers`. One trainer a file.
+"""

@@ -1,13 +1,23 @@
 """gpurl's own trainer on Chasing and on Gymnasium's Pendulum.
 
-It plays the product's own Chasing and reads the clock after every iteration, not in the environment: what is replayed as a CUDA graph, or
-inside one kernel, calls no Python. Between two readings lies what the others' stopwatch sees too, a collection and an update.
+It plays the product's own Chasing and reads the clock after every iteration, not in the
+environment: what is replayed as a CUDA graph, or inside one kernel, calls no Python. Between two
+readings lies what the others' stopwatch sees too, a collection and an update.
 """
 
 import torch
 
 from benchmarks.peers import job as cases
-from benchmarks.peers.job import CHASING, EPOCHS, HIDDEN, MINIBATCHES, PENDULUM, Job, Outcome, rollouts
+from benchmarks.peers.job import (
+    CHASING,
+    EPOCHS,
+    HIDDEN,
+    MINIBATCHES,
+    PENDULUM,
+    Job,
+    Outcome,
+    rollouts,
+)
 from benchmarks.timing import now
 from benchmarks.training import ready_trainer
 from gpurl.envs.registry import make_env
@@ -21,9 +31,20 @@ def chasing(job: Job) -> Outcome:
     """gpurl on 4096 environments, or as many as the job says."""
     device = torch.device(job.device)
     network = {"hidden": list(HIDDEN), "activation": job.activation}
-    shape = {"num_envs": job.num_envs, "horizon": job.horizon, "epochs": EPOCHS, "minibatches": MINIBATCHES, "seed": job.seed}
+    shape = {
+        "num_envs": job.num_envs,
+        "horizon": job.horizon,
+        "epochs": EPOCHS,
+        "minibatches": MINIBATCHES,
+        "seed": job.seed,
+    }
     plain = {"schedule": "constant", "normalize_obs": False, "normalize_value": False}
-    trainer = ready_trainer(make_settings("ppo", "chasing", **CHASING, **shape, **plain, **MODES[job.mode], network=network), device)
+    trainer = ready_trainer(
+        make_settings(
+            "ppo", "chasing", **CHASING, **shape, **plain, **MODES[job.mode], network=network
+        ),
+        device,
+    )
     marks = []
     for _ in range(rollouts(job)):
         trainer.iterate()
@@ -40,15 +61,25 @@ def pendulum(job: Job) -> Outcome:
         "epochs": cases.PENDULUM_EPOCHS,
         "minibatches": rows // cases.PENDULUM_BATCH,
     }
-    plain = {"schedule": "constant", "normalize_obs": False, "normalize_value": False, "normalize_advantage": "minibatch", "seed": job.seed}
+    plain = {
+        "schedule": "constant",
+        "normalize_obs": False,
+        "normalize_value": False,
+        "normalize_advantage": "minibatch",
+        "seed": job.seed,
+    }
     network = {"hidden": list(HIDDEN), "activation": job.activation}
     name = "gymnasium_cpu:Pendulum-v1"
-    trainer = ready_trainer(make_settings("ppo", name, **PENDULUM, **shape, **plain, network=network), device)
+    trainer = ready_trainer(
+        make_settings("ppo", name, **PENDULUM, **shape, **plain, network=network), device
+    )
     marks = [now(device)]
     while trainer.steps < job.total_steps:
         trainer.iterate()
         marks.append(now(device))
-    score = evaluate(greedy(trainer.algorithm), make_env(name, cases.PENDULUM_EPISODES, device), cases.PENDULUM_EPISODES)[
-        "eval/mean_reward"
-    ]
+    score = evaluate(
+        greedy(trainer.algorithm),
+        make_env(name, cases.PENDULUM_EPISODES, device),
+        cases.PENDULUM_EPISODES,
+    )["eval/mean_reward"]
     return Outcome(marks, rows, score)

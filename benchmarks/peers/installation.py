@@ -1,4 +1,6 @@
-"""The environment of the other trainers, apart from gpurl's own: .venv-peers, made at the first run."""
+"""The environment of the other trainers, apart from gpurl's own: .venv-peers, made at the first
+run.
+"""
 
 import subprocess
 import sys
@@ -21,14 +23,32 @@ PEERS = (
 
 
 def make_environment(folder: Path) -> Path:
-    """The Python of the peers' environment in `folder`, made where it is missing or holds other versions."""
-    python, marker, wanted = folder / "bin" / "python", folder / ".installed", "\n".join((TORCH, *PEERS))
+    """The Python of the peers' environment in `folder`, made where it is missing or holds other
+    versions.
+    """
+    python, marker, wanted = (
+        folder / "bin" / "python",
+        folder / ".installed",
+        "\n".join((TORCH, *PEERS)),
+    )
     if marker.is_file() and marker.read_text() == wanted:
         return python
     print(f"making {folder}: {', '.join((TORCH, *PEERS))}", flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
-    for requirements in ([TORCH], [*PEERS], ["--editable", str(ROOT)]):  # torch first: what comes after must not choose another
+    pip = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--constraint",
+        str(ROOT / "constraints.txt"),
+    ]
+    for requirements in (
+        [TORCH],
+        [*PEERS],
+        ["--editable", str(ROOT)],
+    ):  # torch first: what comes after must not choose another
         subprocess.run([*pip, *requirements], check=True)
     marker.write_text(wanted)
     return python

@@ -1,4 +1,6 @@
-"""What one process of the comparison measures and gives back, and the hyper-parameters that all trainers share."""
+"""What one process of the comparison measures and gives back, and the hyper-parameters that all
+trainers share.
+"""
 
 import dataclasses
 import itertools
@@ -55,11 +57,14 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a trainer did: the clock once an iteration, environment steps between two readings, and how well it did in the end."""
+    """What a trainer did: the clock once an iteration, environment steps between two readings, and
+    how well it did in the end.
+    """
 
     marks: list[float]
     steps: int
-    score: float  # chasing: mean reward of a step in the last rollout; pendulum: mean return of greedy episodes
+    # chasing: mean reward of a step in the last rollout; pendulum: mean return of greedy episodes
+    score: float
     note: str = ""
 
 
@@ -77,6 +82,8 @@ def result(job: Job, outcome: Outcome) -> dict[str, Any]:
         "note": job.mode + (f", {outcome.note}" if outcome.note else ""),
     }
     values["peak_mib"] = resident_mib()
-    values["gpu_mib"] = torch.cuda.max_memory_allocated() / 2**20 if job.device.startswith("cuda") else 0.0
+    values["gpu_mib"] = (
+        torch.cuda.max_memory_allocated() / 2**20 if job.device.startswith("cuda") else 0.0
+    )
     values["version"] = version_of(job.trainer)
     return values | {"machine": machine(job.device)}

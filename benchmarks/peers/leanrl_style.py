@@ -1,8 +1,9 @@
-"""A PPO written for this comparison in the way of LeanRL: CleanRL's single-file loop whose policy, advantages and update are compiled,
-captured as CUDA graphs, or both; the environments stay outside.
+"""A PPO written for this comparison in the way of LeanRL: CleanRL's single-file loop whose policy,
+advantages and update are compiled, captured as CUDA graphs, or both; the environments stay outside.
 
-After LeanRL's ppo_continuous_action_torchcompile.py: orthogonal weights, advantages normalised per minibatch, an episode's end has no value
-even where only its time was up, a random order of all rows drawn anew in each epoch.
+After LeanRL's ppo_continuous_action_torchcompile.py: orthogonal weights, advantages normalised per
+minibatch, an episode's end has no value even where only its time was up, a random order of all rows
+drawn anew in each epoch.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.peers.job import ACTIVATIONS, CHASING, EPOCHS, HIDDEN, MINIBATCHES, Job, Outcome, rollouts
+from benchmarks.peers.job import (
+    ACTIVATIONS,
+    CHASING,
+    EPOCHS,
+    HIDDEN,
+    MINIBATCHES,
+    Job,
+    Outcome,
+    rollouts,
+)
 from benchmarks.peers.timed_chasing import TimedChasing
 
 MODES = {  # (torch.compile, CUDA graphs)
@@ -27,23 +37,34 @@ HALF_LOG_2_PI = 0.9189385332046727
 class Agent(nn.Module):
     """Actor and critic, and a standard deviation for each action."""
 
-    def __init__(self, obs_size: int, action_size: int, activation: str, device: torch.device) -> None:
+    def __init__(
+        self, obs_size: int, action_size: int, activation: str, device: torch.device
+    ) -> None:
         super().__init__()
         self.actor = self._network(obs_size, action_size, activation, 0.01, device)
         self.critic = self._network(obs_size, 1, activation, 1.0, device)
         self.log_std = nn.Parameter(torch.zeros(action_size, device=device))
 
     @staticmethod
-    def _network(inputs: int, outputs: int, activation: str, last_gain: float, device: torch.device) -> nn.Sequential:
+    def _network(
+        inputs: int, outputs: int, activation: str, last_gain: float, device: torch.device
+    ) -> nn.Sequential:
         layers, size = list[nn.Module](), inputs
         for width in HIDDEN:
-            layers += [_orthogonal(nn.Linear(size, width, device=device), 2**0.5), ACTIVATIONS[activation]()]
+            layers += [
+                _orthogonal(nn.Linear(size, width, device=device), 2**0.5),
+                ACTIVATIONS[activation](),
+            ]
             size = width
-        return nn.Sequential(*layers, _orthogonal(nn.Linear(size, outputs, device=device), last_gain))
+        return nn.Sequential(
+            *layers, _orthogonal(nn.Linear(size, outputs, device=device), last_gain)
+        )
 
     def log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
         """[B] of action [B, A] under a normal distribution around mean [B, A]."""
-        return (-0.5 * ((action - mean) * (-self.log_std).exp()).square() - self.log_std - HALF_LOG_2_PI).sum(1)
+        return (
+            -0.5 * ((action - mean) * (-self.log_std).exp()).square() - self.log_std - HALF_LOG_2_PI
+        ).sum(1)
 
 
 def _orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
@@ -53,9 +74,11 @@ def _orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
 
 
 class Graphed:
-    """A function of tensors that is captured as a CUDA graph at its fourth call and replayed from then on.
+    """A function of tensors that is captured as a CUDA graph at its fourth call and replayed from
+    then on.
 
-    Arguments are copied into memory of its own; results lie in memory that the next call overwrites.
+    Arguments are copied into memory of its own; results lie in memory that the next call
+    overwrites.
     """
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
@@ -93,15 +116,25 @@ class Trainer:
         compiled, graphed = MODES[job.mode]
         device = self.env.device
         self.agent = Agent(4 * self.env.dim, self.env.dim, job.activation, device)
-        rate = torch.tensor(CHASING["learning_rate"], device=device) if graphed else CHASING["learning_rate"]
+        rate = (
+            torch.tensor(CHASING["learning_rate"], device=device)
+            if graphed
+            else CHASING["learning_rate"]
+        )
         parameters = list(self.agent.parameters())
-        self.optimizer = torch.optim.Adam(parameters, lr=rate, eps=1e-5, fused=True, capturable=graphed)
+        self.optimizer = torch.optim.Adam(
+            parameters, lr=rate, eps=1e-5, fused=True, capturable=graphed
+        )
 
         def fast(function: Callable[..., Any]) -> Callable[..., Any]:
             function = torch.compile(function) if compiled else function
             return Graphed(function) if graphed else function
 
-        self.policy, self.advantages, self.update = fast(self._policy), fast(self._advantages), fast(self._update)
+        self.policy, self.advantages, self.update = (
+            fast(self._policy),
+            fast(self._advantages),
+            fast(self._update),
+        )
 
     def _policy(self, obs: Tensor) -> tuple[Tensor, ...]:
         """(action [N, A], log_prob [N], value [N]) for obs [N, D]."""
@@ -110,8 +143,12 @@ class Trainer:
             action = mean + self.agent.log_std.exp() * torch.randn_like(mean)
             return action, self.agent.log_prob(mean, action), self.agent.critic(obs).flatten()
 
-    def _advantages(self, reward: Tensor, value: Tensor, done: Tensor, last_obs: Tensor) -> tuple[Tensor, ...]:
-        """(advantage, return), [T, N] each, by equation 11 of Schulman et al. 2016; done [T, N] ends an episode with that step."""
+    def _advantages(
+        self, reward: Tensor, value: Tensor, done: Tensor, last_obs: Tensor
+    ) -> tuple[Tensor, ...]:
+        """(advantage, return), [T, N] each, by equation 11 of Schulman et al. 2016; done [T, N]
+        ends an episode with that step.
+        """
         with torch.no_grad():
             next_value, later = self.agent.critic(last_obs).flatten(), torch.zeros_like(reward[0])
             rows = list[Tensor]()
@@ -124,14 +161,19 @@ class Trainer:
             advantage = torch.stack(rows[::-1])
             return advantage, advantage + value
 
-    def _update(self, obs: Tensor, action: Tensor, old_log_prob: Tensor, advantage: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    def _update(
+        self, obs: Tensor, action: Tensor, old_log_prob: Tensor, advantage: Tensor, target: Tensor
+    ) -> tuple[Tensor, ...]:
         """One step of Adam on a minibatch of B rows; the loss."""
         self.optimizer.zero_grad()
         ratio = (self.agent.log_prob(self.agent.actor(obs), action) - old_log_prob).exp()
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         clipped = ratio.clamp(1 - CHASING["clip_range"], 1 + CHASING["clip_range"])
         policy_loss = torch.max(-advantage * ratio, -advantage * clipped).mean()
-        loss = policy_loss + CHASING["value_coef"] * (self.agent.critic(obs).flatten() - target).square().mean()
+        loss = (
+            policy_loss
+            + CHASING["value_coef"] * (self.agent.critic(obs).flatten() - target).square().mean()
+        )
         loss.backward()
         nn.utils.clip_grad_norm_(self.agent.parameters(), CHASING["max_grad_norm"])
         self.optimizer.step()
@@ -142,9 +184,16 @@ class Trainer:
         obs = self.env.reset()[0]
         for _ in range(rollouts(self.job)):
             obs, columns = self._rollout(obs)
-            advantage, target = self.advantages(columns.pop("reward"), columns.pop("value"), columns.pop("done"), obs)
+            advantage, target = self.advantages(
+                columns.pop("reward"), columns.pop("value"), columns.pop("done"), obs
+            )
             columns |= {"advantage": advantage, "target": target}
-            self._epochs([columns[name].flatten(0, 1) for name in ("obs", "action", "log_prob", "advantage", "target")])
+            self._epochs(
+                [
+                    columns[name].flatten(0, 1)
+                    for name in ("obs", "action", "log_prob", "advantage", "target")
+                ]
+            )
         return self.env.outcome()
 
     def _rollout(self, obs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -154,7 +203,16 @@ class Trainer:
             action, log_prob, value = (part.clone() for part in self.policy(obs))
             next_obs, reward, terminated, truncated, _ = self.env.step(action.clamp(-1.0, 1.0))
             done = (terminated | truncated).float()
-            steps.append({"obs": obs, "action": action, "log_prob": log_prob, "value": value, "reward": reward, "done": done})
+            steps.append(
+                {
+                    "obs": obs,
+                    "action": action,
+                    "log_prob": log_prob,
+                    "value": value,
+                    "reward": reward,
+                    "done": done,
+                }
+            )
             obs = next_obs
         return obs, {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
 

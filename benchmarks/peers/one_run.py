@@ -1,6 +1,8 @@
-"""One measurement of one trainer, in a process of its own in the peers' environment: reads a Job, prints what `result` makes of it.
+"""One measurement of one trainer, in a process of its own in the peers' environment: reads a Job,
+prints what `result` makes of it.
 
-Every trainer steps the same environments and learns by the same hyper-parameters; what a trainer cannot be told is left as it comes.
+Every trainer steps the same environments and learns by the same hyper-parameters; what a trainer
+cannot be told is left as it comes.
 """
 
 import importlib

@@ -1,6 +1,8 @@
-"""rl_games' Runner on Chasing: compiled by torch.compile unless told otherwise, which is how it comes.
+"""rl_games' Runner on Chasing: compiled by torch.compile unless told otherwise, which is how it
+comes.
 
-Its Runner lets CUDA compute float32 products in TF32. It cuts minibatches from the rollout without shuffling.
+Its Runner lets CUDA compute float32 products in TF32. It cuts minibatches from the rollout without
+shuffling.
 """
 
 import dataclasses
@@ -14,7 +16,9 @@ from benchmarks.peers.job import CHASING, EPOCHS, HIDDEN, MINIBATCHES, Job, Outc
 from benchmarks.peers.timed_chasing import TimedChasing
 from gpurl.adapters import to_rl_games
 
-MODES: dict[str, dict[str, Any]] = {  # max-autotune is what it documents as the fastest, bf16 what its examples use
+MODES: dict[
+    str, dict[str, Any]
+] = {  # max-autotune is what it documents as the fastest, bf16 what its examples use
     "default": {"torch_compile": True},
     "eager": {"torch_compile": False},
     "max-autotune": {"torch_compile": "max-autotune"},
@@ -35,10 +39,19 @@ def chasing(job: Job) -> Outcome:
 
 def settings(job: Job, folder: str) -> dict[str, Any]:
     """What rl_games reads from a YAML file, by the hyper-parameters of all."""
-    sigma = {"sigma_activation": "None", "sigma_init": {"name": "const_initializer", "val": 0}, "fixed_sigma": True}
+    sigma = {
+        "sigma_activation": "None",
+        "sigma_init": {"name": "const_initializer", "val": 0},
+        "fixed_sigma": True,
+    }
     space = {"mu_activation": "None", "mu_init": {"name": "default"}, **sigma}
     mlp = {"units": list(HIDDEN), "activation": job.activation, "initializer": {"name": "default"}}
-    rollout = {"num_actors": job.num_envs, "horizon_length": job.horizon, "mini_epochs": EPOCHS, "max_epochs": rollouts(job)}
+    rollout = {
+        "num_actors": job.num_envs,
+        "horizon_length": job.horizon,
+        "mini_epochs": EPOCHS,
+        "max_epochs": rollouts(job),
+    }
     learning = {
         "gamma": CHASING["gamma"],
         "tau": CHASING["gae_lambda"],
@@ -51,9 +64,25 @@ def settings(job: Job, folder: str) -> dict[str, Any]:
         "grad_norm": CHASING["max_grad_norm"],
         "truncate_grads": True,
     }
-    loss = {"critic_coef": 2 * CHASING["value_coef"], "clip_value": False, "bound_loss_type": "none", "bounds_loss_coef": 0.0}
-    plain = {"normalize_input": False, "normalize_value": False, "normalize_advantage": True, "value_bootstrap": True}
-    files = {"name": "chasing", "env_name": "chasing", "train_dir": folder, "print_stats": False, "save_best_after": 1_000_000}
+    loss = {
+        "critic_coef": 2 * CHASING["value_coef"],
+        "clip_value": False,
+        "bound_loss_type": "none",
+        "bounds_loss_coef": 0.0,
+    }
+    plain = {
+        "normalize_input": False,
+        "normalize_value": False,
+        "normalize_advantage": True,
+        "value_bootstrap": True,
+    }
+    files = {
+        "name": "chasing",
+        "env_name": "chasing",
+        "train_dir": folder,
+        "print_stats": False,
+        "save_best_after": 1_000_000,
+    }
     config = {
         **rollout,
         **learning,
@@ -70,6 +99,11 @@ def settings(job: Job, folder: str) -> dict[str, Any]:
         "torch_threads": 0,  # as many as OMP_NUM_THREADS says
         "algo": {"name": "a2c_continuous"},
         "model": {"name": "continuous_a2c_logstd"},
-        "network": {"name": "actor_critic", "separate": True, "space": {"continuous": space}, "mlp": mlp},
+        "network": {
+            "name": "actor_critic",
+            "separate": True,
+            "space": {"continuous": space},
+            "mlp": mlp,
+        },
         "config": config,
     }

@@ -1,4 +1,6 @@
-"""rsl_rl's OnPolicyRunner on Chasing, as it comes or with torch.compile, which it documents as its fastest mode."""
+"""rsl_rl's OnPolicyRunner on Chasing, as it comes or with torch.compile, which it documents as its
+fastest mode.
+"""
 
 from typing import Any
 
@@ -8,13 +10,19 @@ from benchmarks.peers.job import CHASING, EPOCHS, HIDDEN, MINIBATCHES, Job, Outc
 from benchmarks.peers.timed_chasing import TimedChasing
 from gpurl.adapters import to_rsl_rl
 
-MODES = {"default": None, "compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}  # it refuses the modes with CUDA graphs
+MODES = {
+    "default": None,
+    "compile": "default",
+    "max-autotune": "max-autotune-no-cudagraphs",
+}  # it refuses the modes with CUDA graphs
 
 
 def chasing(job: Job) -> Outcome:
     """rsl_rl's OnPolicyRunner."""
     env = TimedChasing(job)
-    OnPolicyRunner(to_rsl_rl(env), settings(job), log_dir=None, device=job.device).learn(rollouts(job))
+    OnPolicyRunner(to_rsl_rl(env), settings(job), log_dir=None, device=job.device).learn(
+        rollouts(job)
+    )
     return env.outcome()
 
 
@@ -39,7 +47,14 @@ def settings(job: Job) -> dict[str, Any]:
         "num_steps_per_env": job.horizon,
         "save_interval": 1_000_000,
         "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
-        "actor": model | {"distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 1.0, "std_type": "log"}},
+        "actor": model
+        | {
+            "distribution_cfg": {
+                "class_name": "GaussianDistribution",
+                "init_std": 1.0,
+                "std_type": "log",
+            }
+        },
         "critic": dict(model),
         "algorithm": algorithm,
         "torch_compile_mode": MODES[job.mode],

@@ -12,7 +12,17 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 from benchmarks.peers import job as cases
-from benchmarks.peers.job import ACTIVATIONS, CHASING, EPOCHS, HIDDEN, MINIBATCHES, PENDULUM, Job, Outcome, rollouts
+from benchmarks.peers.job import (
+    ACTIVATIONS,
+    CHASING,
+    EPOCHS,
+    HIDDEN,
+    MINIBATCHES,
+    PENDULUM,
+    Job,
+    Outcome,
+    rollouts,
+)
 from benchmarks.peers.timed_chasing import TimedChasing
 from benchmarks.timing import now
 from gpurl.adapters import to_sb3
@@ -29,9 +39,21 @@ def sb3_settings(values: dict[str, float]) -> dict[str, Any]:
 def chasing(job: Job) -> Outcome:
     """stable-baselines3's PPO."""
     env = TimedChasing(job)
-    shape = {"n_steps": job.horizon, "batch_size": job.num_envs * job.horizon // MINIBATCHES, "n_epochs": EPOCHS}
+    shape = {
+        "n_steps": job.horizon,
+        "batch_size": job.num_envs * job.horizon // MINIBATCHES,
+        "n_epochs": EPOCHS,
+    }
     network = {"net_arch": list(HIDDEN), "activation_fn": ACTIVATIONS[job.activation]}
-    model = PPO("MlpPolicy", to_sb3(env), **shape, **sb3_settings(CHASING), policy_kwargs=network, seed=None, device=job.device)
+    model = PPO(
+        "MlpPolicy",
+        to_sb3(env),
+        **shape,
+        **sb3_settings(CHASING),
+        policy_kwargs=network,
+        seed=None,
+        device=job.device,
+    )
     model.learn(rollouts(job) * job.horizon * job.num_envs)
     return env.outcome()
 
@@ -48,13 +70,27 @@ def pendulum(job: Job) -> Outcome:
             marks.append(now(torch.device(job.device)))
 
     env = quicker_vec_env(job.num_envs)
-    shape = {"n_steps": cases.PENDULUM_HORIZON, "batch_size": cases.PENDULUM_BATCH, "n_epochs": cases.PENDULUM_EPOCHS}
+    shape = {
+        "n_steps": cases.PENDULUM_HORIZON,
+        "batch_size": cases.PENDULUM_BATCH,
+        "n_epochs": cases.PENDULUM_EPOCHS,
+    }
     network = {"net_arch": list(HIDDEN), "activation_fn": ACTIVATIONS[job.activation]}
-    model = PPO("MlpPolicy", env, **shape, **sb3_settings(PENDULUM), policy_kwargs=network, seed=job.seed, device=job.device)
+    model = PPO(
+        "MlpPolicy",
+        env,
+        **shape,
+        **sb3_settings(PENDULUM),
+        policy_kwargs=network,
+        seed=job.seed,
+        device=job.device,
+    )
     model.learn(job.total_steps, callback=Clock())
     marks.append(now(torch.device(job.device)))
     copies = DummyVecEnv([one_pendulum] * cases.PENDULUM_EPISODES)
-    score, _ = evaluate_policy(model, copies, n_eval_episodes=cases.PENDULUM_EPISODES, deterministic=True, warn=False)
+    score, _ = evaluate_policy(
+        model, copies, n_eval_episodes=cases.PENDULUM_EPISODES, deterministic=True, warn=False
+    )
     note = type(env).__name__
     env.close()
     return Outcome(marks, job.num_envs * cases.PENDULUM_HORIZON, float(score), note)
@@ -66,7 +102,9 @@ def one_pendulum() -> gymnasium.Env:
 
 
 def quicker_vec_env(num_envs: int) -> Any:
-    """stable-baselines3's vector environment, in this process or in others, that takes 200 steps sooner."""
+    """stable-baselines3's vector environment, in this process or in others, that takes 200 steps
+    sooner.
+    """
     seconds, kept = {}, {}
     for kind in (DummyVecEnv, SubprocVecEnv):
         env = kind([one_pendulum] * num_envs)

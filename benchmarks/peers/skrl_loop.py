@@ -10,7 +10,16 @@ from skrl.models.torch import DeterministicMixin, GaussianMixin, Model
 from skrl.trainers.torch import SequentialTrainer
 from torch import Tensor, nn
 
-from benchmarks.peers.job import ACTIVATIONS, CHASING, EPOCHS, HIDDEN, MINIBATCHES, Job, Outcome, rollouts
+from benchmarks.peers.job import (
+    ACTIVATIONS,
+    CHASING,
+    EPOCHS,
+    HIDDEN,
+    MINIBATCHES,
+    Job,
+    Outcome,
+    rollouts,
+)
 from benchmarks.peers.timed_chasing import TimedChasing
 from gpurl.adapters import to_skrl
 from gpurl.envs.vec_env import VecEnv
@@ -20,7 +29,11 @@ MODES = {"default": None}
 
 def skrl_models(env: VecEnv, activation: str) -> dict[str, Any]:
     """Policy and value networks as in skrl's examples."""
-    spaces = {"observation_space": env.single_observation_space, "action_space": env.single_action_space, "device": env.device}
+    spaces = {
+        "observation_space": env.single_observation_space,
+        "action_space": env.single_action_space,
+        "device": env.device,
+    }
 
     def network(inputs: int, outputs: int) -> nn.Sequential:
         sizes, layers = (inputs, *HIDDEN), list[nn.Module]()
@@ -32,9 +45,14 @@ def skrl_models(env: VecEnv, activation: str) -> dict[str, Any]:
         def __init__(self) -> None:
             Model.__init__(self, **spaces)
             GaussianMixin.__init__(self)
-            self.net, self.log_std = network(self.num_observations, self.num_actions), nn.Parameter(torch.zeros(self.num_actions))
+            self.net, self.log_std = (
+                network(self.num_observations, self.num_actions),
+                nn.Parameter(torch.zeros(self.num_actions)),
+            )
 
-        def compute(self, inputs: dict[str, Tensor], role: str = "") -> tuple[Tensor, dict[str, Tensor]]:
+        def compute(
+            self, inputs: dict[str, Tensor], role: str = ""
+        ) -> tuple[Tensor, dict[str, Tensor]]:
             return self.net(inputs["observations"]), {"log_std": self.log_std}
 
     class Value(DeterministicMixin, Model):
@@ -43,7 +61,9 @@ def skrl_models(env: VecEnv, activation: str) -> dict[str, Any]:
             DeterministicMixin.__init__(self)
             self.net = network(self.num_observations, 1)
 
-        def compute(self, inputs: dict[str, Tensor], role: str = "") -> tuple[Tensor, dict[str, Tensor]]:
+        def compute(
+            self, inputs: dict[str, Tensor], role: str = ""
+        ) -> tuple[Tensor, dict[str, Tensor]]:
             return self.net(inputs["observations"]), {}
 
     return {"policy": Policy(), "value": Value()}
@@ -74,6 +94,11 @@ def chasing(job: Job) -> Outcome:
         device=env.device,
         cfg=settings,
     )
-    limits = {"timesteps": rollouts(job) * job.horizon, "headless": True, "disable_progressbar": True, "close_environment_at_exit": False}
+    limits = {
+        "timesteps": rollouts(job) * job.horizon,
+        "headless": True,
+        "disable_progressbar": True,
+        "close_environment_at_exit": False,
+    }
     SequentialTrainer(env=to_skrl(env), agents=agent, cfg=limits).train()
     return env.outcome()

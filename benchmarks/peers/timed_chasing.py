@@ -12,21 +12,31 @@ from gpurl.kernels.random import CounterRandom
 
 
 class TimedChasing(Chasing):
-    """Chasing that reads the clock and the mean reward after every `horizon` steps: one stopwatch for all trainers.
+    """Chasing that reads the clock and the mean reward after every `horizon` steps: one stopwatch
+    for all trainers.
 
     It starts at different clocks, so that time limits do not all fall on one step.
     """
 
     def __init__(self, job: Job) -> None:
         super().__init__(job.num_envs, job.device, job.seed)
-        self.horizon, self.seed_of_clocks = job.horizon, job.seed + 7  # as gpurl's trainer draws them
+        self.horizon, self.seed_of_clocks = (
+            job.horizon,
+            job.seed + 7,
+        )  # as gpurl's trainer draws them
         self.marks: list[float] = []
         self.mean_reward = float("nan")
         self._rewards: list[Tensor] = []
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
         start = super().reset(seed=seed, options=options)
-        self.stagger(CounterRandom(self.seed_of_clocks, self.num_envs, self.device).integers(0, self.max_episode_steps or 1))
+        self.stagger(
+            CounterRandom(self.seed_of_clocks, self.num_envs, self.device).integers(
+                0, self.max_episode_steps or 1
+            )
+        )
         return start
 
     def step(self, actions: Tensor) -> Any:

@@ -1,4 +1,6 @@
-"""What Gymnasium's two tasks of the humanoid share: its body, what is seen of it, and what its contacts cost."""
+"""What Gymnasium's two tasks of the humanoid share: its body, what is seen of it, and what its
+contacts cost.
+"""
 
 from typing import Any
 
@@ -9,7 +11,9 @@ from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
 
 
 class HumanoidBody(MujocoWarpEnv):
-    """Observation (348,): qpos without x and y, qvel, inertia and velocity of each body, the joints' motors, contact forces."""
+    """Observation (348,): qpos without x and y, qvel, inertia and velocity of each body, the
+    joints' motors, contact forces.
+    """
 
     frame_skip = 5
     max_episode_steps = 1000
@@ -39,7 +43,10 @@ class HumanoidBody(MujocoWarpEnv):
         super().__init__(num_envs, device, seed, **options)
 
     def observe(self, data: Any) -> Tensor:
-        parts = [data.qpos[:, 2:] if self.exclude_current_positions_from_observation else data.qpos, data.qvel]
+        parts = [
+            data.qpos[:, 2:] if self.exclude_current_positions_from_observation else data.qpos,
+            data.qvel,
+        ]
         if self.include_cinert_in_observation:
             parts.append(data.cinert[:, 1:].flatten(1))
         if self.include_cvel_in_observation:
@@ -50,7 +57,9 @@ class HumanoidBody(MujocoWarpEnv):
             parts.append(data.cfrc_ext[:, 1:].flatten(1))
         return torch.cat(parts, 1)
 
-    def strain(self, data: Any, contact_weight: float, contact_range: tuple[float, float]) -> Tensor:
+    def strain(
+        self, data: Any, contact_weight: float, contact_range: tuple[float, float]
+    ) -> Tensor:
         """[N] of what the motors do and of what the body runs into."""
         contacts = (contact_weight * data.cfrc_ext.square().sum((1, 2))).clamp(*contact_range)
         return self.ctrl_cost_weight * data.ctrl.square().sum(1) + contacts

@@ -1,4 +1,6 @@
-"""What Gymnasium's tasks that run along x share: pay for speed and health, the price of actions, an end where health is lost."""
+"""What Gymnasium's tasks that run along x share: pay for speed and health, the price of actions, an
+end where health is lost.
+"""
 
 from typing import Any
 
@@ -29,7 +31,9 @@ class Runner(MujocoWarpEnv):
         return torch.ones_like(data.time, dtype=torch.bool)
 
     def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
-        reward = self.forward_reward_weight * self.speed(data, before) + self.healthy_reward * self.is_healthy(data)
+        reward = self.forward_reward_weight * self.speed(
+            data, before
+        ) + self.healthy_reward * self.is_healthy(data)
         return reward - self.cost(data, action)
 
     def terminated(self, data: Any) -> Tensor:

@@ -1,7 +1,8 @@
 """Ant-v5 of Gymnasium on mujoco-warp: four legs run along x.
 
-With the model's pyramidal friction cones a step differs from that of Gymnasium, which runs MuJoCo's C, where a leg stands steeper than
-60 degrees: mujoco-warp turns the cone then. `cone="elliptic"` agrees in both, and is another task.
+With the model's pyramidal friction cones a step differs from that of Gymnasium, which runs MuJoCo's
+C, where a leg stands steeper than 60 degrees: mujoco-warp turns the cone then. `cone="elliptic"`
+agrees in both, and is another task.
 """
 
 from typing import Any
@@ -13,7 +14,9 @@ from gpurl.envs.mujoco_warp._runner import Runner
 
 
 class Ant(Runner):
-    """Observation (105,): qpos without x and y, qvel, contact forces on each body, cut to `contact_force_range`."""
+    """Observation (105,): qpos without x and y, qvel, contact forces on each body, cut to
+    `contact_force_range`.
+    """
 
     model_file = "ant.xml"
     njmax, nconmax = 48, 24
@@ -46,14 +49,25 @@ class Ant(Runner):
             ctrl_cost_weight,
             contact_cost_weight,
         )
-        self.healthy_reward, self.healthy_z_range, self.terminate_when_unhealthy = healthy_reward, healthy_z_range, terminate_when_unhealthy
-        self.main_body, self.contact_force_range, self.reset_noise_scale = main_body, contact_force_range, reset_noise_scale
+        self.healthy_reward, self.healthy_z_range, self.terminate_when_unhealthy = (
+            healthy_reward,
+            healthy_z_range,
+            terminate_when_unhealthy,
+        )
+        self.main_body, self.contact_force_range, self.reset_noise_scale = (
+            main_body,
+            contact_force_range,
+            reset_noise_scale,
+        )
         self.exclude_current_positions_from_observation = exclude_current_positions_from_observation
         self.include_cfrc_ext_in_observation = include_cfrc_ext_in_observation
         super().__init__(num_envs, device, seed, **options)
 
     def observe(self, data: Any) -> Tensor:
-        parts = [data.qpos[:, 2:] if self.exclude_current_positions_from_observation else data.qpos, data.qvel]
+        parts = [
+            data.qpos[:, 2:] if self.exclude_current_positions_from_observation else data.qpos,
+            data.qvel,
+        ]
         if self.include_cfrc_ext_in_observation:
             parts.append(data.cfrc_ext[:, 1:].clamp(*self.contact_force_range).flatten(1))
         return torch.cat(parts, 1)

@@ -1,4 +1,5 @@
-"""Base of MuJoCo tasks on mujoco-warp: a task is a model's file and three pure functions of MuJoCo's fields, all else stands here.
+"""Base of MuJoCo tasks on mujoco-warp: a task is a model's file and three pure functions of
+MuJoCo's fields, all else stands here.
 
     class Reach(MujocoWarpEnv):
         model_file, frame_skip, max_episode_steps = "arm.xml", 2, 200
@@ -7,8 +8,9 @@
         def reward(self, data, before, action): return -data.site_xpos[:, 0].norm(dim=1)
         def terminated(self, data): return data.qvel.abs().amax(1) > 50.0
 
-Physics runs in a Warp graph on torch's current stream. A reset is a selection, so no shape depends on the data; on a CPU it is left out
-where nobody restarts. To hold a step in torch's graphs too (`graph_safe`), the Warp graph would have to be recorded into torch's capture by
+Physics runs in a Warp graph on torch's current stream. A reset is a selection, so no shape depends
+on the data; on a CPU it is left out where nobody restarts. To hold a step in torch's graphs too
+(`graph_safe`), the Warp graph would have to be recorded into torch's capture by
 `warp.capture_begin(external=True)`, and the warning of dropped constraints be read outside of it.
 """
 
@@ -38,10 +40,22 @@ from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.random import CounterRandom
 
-LARGEST = 1e10  # a larger qpos or qvel is no state any more: mjMAXVAL, at which MuJoCo on a CPU starts anew
+# a larger qpos or qvel is no state any more: mjMAXVAL, at which MuJoCo on a CPU starts anew
+LARGEST = 1e10
 STATE = ("qpos", "qvel", "act", "time", "qacc_warmstart", "ctrl")  # what the next step begins with
-FORCES = ("cfrc_ext", "qfrc_actuator", "qfrc_constraint")  # none at rest; the others follow from them in the next step
-GIVEN = ("qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos", "mocap_quat", "userdata")  # no step changes them
+FORCES = (
+    "cfrc_ext",
+    "qfrc_actuator",
+    "qfrc_constraint",
+)  # none at rest; the others follow from them in the next step
+GIVEN = (
+    "qfrc_applied",
+    "xfrc_applied",
+    "eq_active",
+    "mocap_pos",
+    "mocap_quat",
+    "userdata",
+)  # no step changes them
 
 
 class Before:
@@ -52,7 +66,10 @@ class Before:
 
     def __getattr__(self, name: str) -> Tensor:
         known = ", ".join(vars(self)) or "nothing"
-        raise EnvError(f"reward looked at before.{name}, but at {known} when it was tried out: it must look at the same fields every time")
+        raise EnvError(
+            f"reward looked at before.{name}, but at {known} when it was tried out: it must look "
+            f"at the same fields every time"
+        )
 
 
 class _Watched:
@@ -68,25 +85,36 @@ class _Watched:
 
 
 class MujocoWarpEnv(CountingEnv):
-    """Subclass it with `model_file` and the three functions below; they never change a tensor they are given.
+    """Subclass it with `model_file` and the three functions below; they never change a tensor they
+    are given.
 
-    model_file: a path, also one from beside the task's file, the name of one of Gymnasium's models, or the XML itself. `data` holds
-    MuJoCo's fields by their names in mjData, [N, ...] float32: data.qpos, data.xpos, data.cfrc_ext, data.sensordata, ... The action goes to
-    data.ctrl; its space is the actuators' ctrlrange. After a reset the positions and velocities of bodies, sites and geoms are those of the
-    new state, and forces are zero. A task that uses any other field (sensordata, qacc, ...) has all of them as mj_forward makes them of the
-    new state, as in Gymnasium; this costs about a step of physics where episodes end, on a GPU in each step.
+    model_file: a path, also one from beside the task's file, the name of one of Gymnasium's models,
+    or the XML itself. `data` holds MuJoCo's fields by their names in mjData, [N, ...] float32:
+    data.qpos, data.xpos, data.cfrc_ext, data.sensordata, ... The action goes to data.ctrl; its
+    space is the actuators' ctrlrange. After a reset the positions and velocities of bodies, sites
+    and geoms are those of the new state, and forces are zero. A task that uses any other field
+    (sensordata, qacc, ...) has all of them as mj_forward makes them of the new state, as in
+    Gymnasium; this costs about a step of physics where episodes end, on a GPU in each step.
 
-    A world whose state, reward or observation is no longer finite ends (terminated), with a reward and final_obs of zeros, and starts anew.
-    Its last step is no transition: info["valid"] is False there. info["log"] counts such worlds, and those where MuJoCo dropped contacts or
-    constraints for want of room (njmax constraints and nconmax contacts a world).
+    A world whose state, reward or observation is no longer finite ends (terminated), with a reward
+    and final_obs of zeros, and starts anew.
+    Its last step is no transition: info["valid"] is False there. info["log"] counts such worlds,
+    and those where MuJoCo dropped contacts or constraints for want of room (njmax constraints and
+    nconmax contacts a world).
     """
 
     model_file: str
     frame_skip: int = 1  # steps of physics to a step of the environment
     reset_noise_scale: float = 0.0
     normal_velocity_noise = False  # uniform like that of the positions, or normal
-    njmax: int | None = None  # constraints a world, twice what random actions made of any; None: mujoco-warp's own guess
-    nconmax: int | None = None  # contacts a world, all worlds share their room; so many pairs of geoms may come near, too
+    njmax: int | None = (
+        # constraints a world, twice what random actions made of any; None: mujoco-warp's own guess
+        None
+    )
+    nconmax: int | None = (
+        # contacts a world, all worlds share their room; so many pairs of geoms may come near, too
+        None
+    )
 
     def __init__(
         self,
@@ -102,9 +130,16 @@ class MujocoWarpEnv(CountingEnv):
         njmax: int | None = None,
         nconmax: int | None = None,
     ) -> None:
-        """xml_file, frame_skip, max_episode_steps, njmax, nconmax: None is the task's own. cone: "pyramidal" or "elliptic" friction,
-        None as the model says. graph: whether physics is captured."""
-        chosen = {"frame_skip": frame_skip, "max_episode_steps": max_episode_steps, "njmax": njmax, "nconmax": nconmax}
+        """xml_file, frame_skip, max_episode_steps, njmax, nconmax: None is the task's own. cone:
+        "pyramidal" or "elliptic" friction, None as the model says. graph: whether physics is
+        captured.
+        """
+        chosen = {
+            "frame_skip": frame_skip,
+            "max_episode_steps": max_episode_steps,
+            "njmax": njmax,
+            "nconmax": nconmax,
+        }
         for name, value in chosen.items():
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, got {value}")
@@ -114,14 +149,22 @@ class MujocoWarpEnv(CountingEnv):
         self.device = torch.device(device)
         simulators = load_simulators()
         self.model = load_model(simulators, type(self), xml_file or self.model_file, cone)
-        self.dt = float(self.model.opt.timestep) * self.frame_skip  # seconds to a step of the environment
+        self.dt = (
+            float(self.model.opt.timestep) * self.frame_skip
+        )  # seconds to a step of the environment
         self.initial_qpos = self.constant(self.model.qpos0)
         on_device = Model(simulators, self.model, self.device)
         self.single_action_space = self._action_space()
-        self._names_before, self._names_used = self._try_out(Fields(simulators, on_device.worlds(1, self.njmax, self.nconmax)))
+        self._names_before, self._names_used = self._try_out(
+            Fields(simulators, on_device.worlds(1, self.njmax, self.nconmax))
+        )
         super().__init__(num_envs, device)
-        places_all = not KINEMATIC.issuperset({*self._names_used} - {*STATE, *FORCES, *GIVEN, *CARRIED})
-        self._simulation = Simulation(on_device, self.num_envs, self.frame_skip, self.njmax, self.nconmax, graph, places_all)
+        places_all = not KINEMATIC.issuperset(
+            {*self._names_used} - {*STATE, *FORCES, *GIVEN, *CARRIED}
+        )
+        self._simulation = Simulation(
+            on_device, self.num_envs, self.frame_skip, self.njmax, self.nconmax, graph, places_all
+        )
         self.data = self._simulation.fields
         self._names_placed = self._find_placed()
         self._dropped = DroppedConstraints(self, self._simulation)
@@ -130,7 +173,11 @@ class MujocoWarpEnv(CountingEnv):
 
     @classmethod
     def missing(cls) -> str:
-        lacks = [name for name in ("mujoco", "mujoco_warp", "warp") if importlib.util.find_spec(name) is None]
+        lacks = [
+            name
+            for name in ("mujoco", "mujoco_warp", "warp")
+            if importlib.util.find_spec(name) is None
+        ]
         return f"{', '.join(lacks)}; pip install 'gpurl[mujoco]'" if lacks else ""
 
     @abstractmethod
@@ -139,14 +186,18 @@ class MujocoWarpEnv(CountingEnv):
 
     @abstractmethod
     def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
-        """[N] float32 for `action` [N, A], which led from the fields `before` to `data`. What it uses of before is copied, each step."""
+        """[N] float32 for `action` [N, A], which led from the fields `before` to `data`. What it
+        uses of before is copied, each step.
+        """
 
     def terminated(self, data: Any) -> Tensor:
         """[N] bool: the task ended; a task without this function ends by time only."""
         return torch.zeros_like(data.time, dtype=torch.bool)
 
     def initial_state(self, rng: CounterRandom) -> tuple[Tensor, Tensor]:
-        """(qpos [n, nq], qvel [n, nv]) of first states of `rng.num_envs` episodes: the model's own, and noise."""
+        """(qpos [n, nq], qvel [n, nv]) of first states of `rng.num_envs` episodes: the model's own,
+        and noise.
+        """
         scale = self.reset_noise_scale
         qpos = self.initial_qpos + rng.uniform(-scale, scale, (self.model.nq,))
         if self.normal_velocity_noise:
@@ -163,29 +214,46 @@ class MujocoWarpEnv(CountingEnv):
 
     # ---- the contract ----
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
         if seed is not None and not isinstance(seed, (int, np.integer)):
-            raise UsageError(f"reset takes one seed, of which every environment draws its own numbers, got {seed!r}")
+            raise UsageError(
+                f"reset takes one seed, of which every environment draws its own numbers, got "
+                f"{seed!r}"
+            )
         if seed is not None:
-            self._random.load_state_dict(CounterRandom(int(seed), self.num_envs, self.device).state_dict())
+            self._random.load_state_dict(
+                CounterRandom(int(seed), self.num_envs, self.device).state_dict()
+            )
         given = (options or {}).get("reset_mask") if self._has_started else None
         mask = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         if given is not None:
             mask = torch.as_tensor(given, dtype=torch.bool, device=self.device)
         self._start()
         self._restart(mask)
-        self._random.advance(None if given is None else mask.any())  # nobody restarts: nothing happened
+        self._random.advance(
+            None if given is None else mask.any()
+        )  # nobody restarts: nothing happened
         return self._observe(), {}
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         if not self._has_started:
             raise UsageError(f"{type(self).__name__}.step: reset() comes before the first step")
-        data, action, may_look = self.data, self._checked_action(actions), host_may_look(self.device)
+        data, action, may_look = (
+            self.data,
+            self._checked_action(actions),
+            host_may_look(self.device),
+        )
         before = Before(data, self._names_before)
         data.ctrl.copy_(action)
         self._dropped.begin()
         self._simulation.step()
-        reward, terminated, final_obs = self.reward(data, before, action), self.terminated(data), self._observe()
+        reward, terminated, final_obs = (
+            self.reward(data, before, action),
+            self.terminated(data),
+            self._observe(),
+        )
         state = torch.cat((data.qpos, data.qvel), 1)
         # times 0: 0, or NaN of what is not finite
         valid = (state.abs().amax(1) < LARGEST) & ((final_obs.sum(1) + reward) * 0.0 == 0.0)
@@ -198,7 +266,10 @@ class MujocoWarpEnv(CountingEnv):
         done = terminated | truncated
         info = self._episode_info(done, truncated)
         info |= {"final_obs": final_obs, "valid": valid}
-        info["log"] = {"non_finite_worlds": (~valid).sum(), "worlds_lacking_room": self._dropped.look(may_look)}
+        info["log"] = {
+            "non_finite_worlds": (~valid).sum(),
+            "worlds_lacking_room": self._dropped.look(may_look),
+        }
         obs = final_obs
         if not may_look or bool(done.any()):
             self._restart(done)
@@ -208,7 +279,11 @@ class MujocoWarpEnv(CountingEnv):
 
     def state_dict(self) -> dict[str, Any]:
         """Continues bit for bit on a CPU; on a GPU sums of forces are added up in any order."""
-        fields = {name: getattr(self.data, name) for name in self._saved_names()} if self._has_started else {}
+        fields = (
+            {name: getattr(self.data, name) for name in self._saved_names()}
+            if self._has_started
+            else {}
+        )
         return {"fields": fields, "clocks": self._clocks(), "random": self._random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -228,25 +303,44 @@ class MujocoWarpEnv(CountingEnv):
     def _action_space(self) -> Box:
         model = self.model
         if model.nu == 0:
-            raise UsageError(f"the model of {type(self).__name__} has no actuators, so there is nothing to decide")
+            raise UsageError(
+                f"the model of {type(self).__name__} has no actuators, so there is nothing to "
+                f"decide"
+            )
         limited = model.actuator_ctrllimited.astype(bool)
-        low, high = (np.where(limited, limit, sign * np.inf) for limit, sign in zip(model.actuator_ctrlrange.T, (-1.0, 1.0)))
+        low, high = (
+            np.where(limited, limit, sign * np.inf)
+            for limit, sign in zip(model.actuator_ctrlrange.T, (-1.0, 1.0))
+        )
         return Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
 
     def _try_out(self, fields: Fields) -> tuple[list[str], list[str]]:
-        """(the fields that reward wants of before, all that are used): the three functions are called on one world, which no step has made.
+        """(the fields that reward wants of before, all that are used): the three functions are
+        called on one world, which no step has made.
 
-        Tells what is wrong with them, and finds the width of observations where the task does not say it.
+        Tells what is wrong with them, and finds the width of observations where the task does not
+        say it.
         """
         name, watched = type(self).__name__, _Watched(fields)
         action = torch.zeros(1, self.model.nu, device=self.device)
         obs = self.observe(fields)
         if getattr(self, "single_observation_space", None) is None:
             if not isinstance(obs, Tensor) or obs.dim() != 2:
-                raise EnvError(f"{name}.observe: wanted a tensor of shape (1, D), got {getattr(obs, 'shape', obs)!r}")
+                raise EnvError(
+                    f"{name}.observe: wanted a tensor of shape (1, D), got "
+                    f"{getattr(obs, 'shape', obs)!r}"
+                )
             self.single_observation_space = Box(-np.inf, np.inf, (obs.shape[1],), np.float32)
-        check_tensor(f"{name}.observe", obs, (1, *(self.single_observation_space.shape or ())), torch.float32, self.device)
-        check_tensor(f"{name}.reward", self.reward(fields, watched, action), (1,), torch.float32, self.device)
+        check_tensor(
+            f"{name}.observe",
+            obs,
+            (1, *(self.single_observation_space.shape or ())),
+            torch.float32,
+            self.device,
+        )
+        check_tensor(
+            f"{name}.reward", self.reward(fields, watched, action), (1,), torch.float32, self.device
+        )
         check_tensor(f"{name}.terminated", self.terminated(fields), (1,), torch.bool, self.device)
         return sorted(watched._names), fields.used()
 
@@ -259,14 +353,32 @@ class MujocoWarpEnv(CountingEnv):
     def _observe(self) -> Tensor:
         """A tensor of its own: one that is a view of a field would be changed by the next step."""
         obs = self.observe(self.data)
-        return obs.clone() if obs._is_view() or not obs.is_contiguous() or any(obs is field for field in vars(self.data).values()) else obs
+        return (
+            obs.clone()
+            if obs._is_view()
+            or not obs.is_contiguous()
+            or any(obs is field for field in vars(self.data).values())
+            else obs
+        )
 
     def _restart(self, mask: Tensor) -> None:
         """First states where mask [N]; the other worlds are left as they are, bit for bit."""
         name, data, model = type(self).__name__, self.data, self.model
         qpos, qvel = self.initial_state(self._random)
-        check_tensor(f"{name}.initial_state: qpos", qpos, (self.num_envs, model.nq), torch.float32, self.device)
-        check_tensor(f"{name}.initial_state: qvel", qvel, (self.num_envs, model.nv), torch.float32, self.device)
+        check_tensor(
+            f"{name}.initial_state: qpos",
+            qpos,
+            (self.num_envs, model.nq),
+            torch.float32,
+            self.device,
+        )
+        check_tensor(
+            f"{name}.initial_state: qvel",
+            qvel,
+            (self.num_envs, model.nv),
+            torch.float32,
+            self.device,
+        )
         for field, value in ((data.qpos, qpos), (data.qvel, qvel)):
             field.copy_(torch.where(mask.unsqueeze(1), value, field))
         for cleared in (*STATE[2:], *FORCES):
@@ -277,7 +389,8 @@ class MujocoWarpEnv(CountingEnv):
             if carried not in (*STATE, *GIVEN):
                 field = getattr(data, carried)
                 field.copy_(select(mask, at_rest, field))
-        # with RK4 positions of bodies are those of the last stage, not of qpos: what the others show must not be computed anew
+        # with RK4 positions of bodies are those of the last stage, not of qpos: what the others
+        # show must not be computed anew
         kept = {field: getattr(data, field).clone() for field in self._names_placed}
         if kept:
             self._simulation.place()
@@ -292,11 +405,19 @@ class MujocoWarpEnv(CountingEnv):
         names = {*self._names_used, *simulation.carried}
         names = names - {*STATE, *GIVEN} if simulation.places_all else names & KINEMATIC
         fields = {name: getattr(self.data, name) for name in sorted(names)}
-        return [name for name, field in fields.items() if field.numel() and len(field) == self.num_envs]  # nacon is one for all worlds
+        return [
+            name for name, field in fields.items() if field.numel() and len(field) == self.num_envs
+        ]  # nacon is one for all worlds
 
     def _saved_names(self) -> list[str]:
-        """What the next step begins with, and what the task sees of the last one; fields of width 0 have nothing to save."""
-        return [name for name in sorted({*STATE, *self._simulation.carried, *self._names_used}) if getattr(self.data, name).numel()]
+        """What the next step begins with, and what the task sees of the last one; fields of width 0
+        have nothing to save.
+        """
+        return [
+            name
+            for name in sorted({*STATE, *self._simulation.carried, *self._names_used})
+            if getattr(self.data, name).numel()
+        ]
 
 
 def _wide(mask: Tensor, field: Tensor) -> Tensor:

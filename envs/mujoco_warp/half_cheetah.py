@@ -1,4 +1,6 @@
-"""HalfCheetah-v5 of Gymnasium on mujoco-warp: a cheetah in the plane runs along x; it never ends but by time."""
+"""HalfCheetah-v5 of Gymnasium on mujoco-warp: a cheetah in the plane runs along x; it never ends
+but by time.
+"""
 
 from typing import Any
 
@@ -37,4 +39,6 @@ class HalfCheetah(Runner):
         super().__init__(num_envs, device, seed, **options)
 
     def observe(self, data: Any) -> Tensor:
-        return torch.cat((data.qpos[:, int(self.exclude_current_positions_from_observation) :], data.qvel), 1)
+        return torch.cat(
+            (data.qpos[:, int(self.exclude_current_positions_from_observation) :], data.qvel), 1
+        )

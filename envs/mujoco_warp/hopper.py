@@ -47,11 +47,25 @@ class Hopper(Runner):
         super().__init__(num_envs, device, seed, **options)
 
     def observe(self, data: Any) -> Tensor:
-        return torch.cat((data.qpos[:, int(self.exclude_current_positions_from_observation) :], data.qvel.clamp(-10.0, 10.0)), 1)
+        return torch.cat(
+            (
+                data.qpos[:, int(self.exclude_current_positions_from_observation) :],
+                data.qvel.clamp(-10.0, 10.0),
+            ),
+            1,
+        )
 
     def is_healthy(self, data: Any) -> Tensor:
         """[N] bool: high and upright enough, and no joint is beyond all measure."""
-        height, angle, state = data.qpos[:, 1], data.qpos[:, 2], torch.cat((data.qpos[:, 2:], data.qvel), 1)
+        height, angle, state = (
+            data.qpos[:, 1],
+            data.qpos[:, 2],
+            torch.cat((data.qpos[:, 2:], data.qvel), 1),
+        )
         healthy = (height > self.healthy_z_range[0]) & (height < self.healthy_z_range[1])
-        healthy = healthy & (angle > self.healthy_angle_range[0]) & (angle < self.healthy_angle_range[1])
-        return healthy & ((state > self.healthy_state_range[0]) & (state < self.healthy_state_range[1])).all(1)
+        healthy = (
+            healthy & (angle > self.healthy_angle_range[0]) & (angle < self.healthy_angle_range[1])
+        )
+        return healthy & (
+            (state > self.healthy_state_range[0]) & (state < self.healthy_state_range[1])
+        ).all(1)

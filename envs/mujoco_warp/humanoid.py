@@ -12,7 +12,8 @@ from gpurl.envs.mujoco_warp._runner import Runner
 
 
 class Humanoid(Runner, HumanoidBody):
-    """Observation (348,): qpos without x and y, qvel, inertia and velocity of each body, the joints' motors, contact forces.
+    """Observation (348,): qpos without x and y, qvel, inertia and velocity of each body, the
+    joints' motors, contact forces.
 
     The speed is that of the centre of mass.
     """
@@ -55,4 +56,6 @@ class Humanoid(Runner, HumanoidBody):
 
     def is_healthy(self, data: Any) -> Tensor:
         """[N] bool: neither fallen nor flown."""
-        return (data.qpos[:, 2] > self.healthy_z_range[0]) & (data.qpos[:, 2] < self.healthy_z_range[1])
+        return (data.qpos[:, 2] > self.healthy_z_range[0]) & (
+            data.qpos[:, 2] < self.healthy_z_range[1]
+        )

@@ -1,4 +1,6 @@
-"""HumanoidStandup-v5 of Gymnasium on mujoco-warp: a humanoid that lies on its back gets up; it never ends but by time."""
+"""HumanoidStandup-v5 of Gymnasium on mujoco-warp: a humanoid that lies on its back gets up; it
+never ends but by time.
+"""
 
 import math
 from typing import Any
@@ -10,9 +12,11 @@ from gpurl.envs.mujoco_warp._humanoid_body import HumanoidBody
 
 
 class HumanoidStandup(HumanoidBody):
-    """Observation (348,): qpos without x and y, qvel, inertia and velocity of each body, the joints' motors, contact forces.
+    """Observation (348,): qpos without x and y, qvel, inertia and velocity of each body, the
+    joints' motors, contact forces.
 
-    The reward is the height over the seconds of one step of physics, as Gymnasium has it, which never uses its uph_cost_weight.
+    The reward is the height over the seconds of one step of physics, as Gymnasium has it, which
+    never uses its uph_cost_weight.
     """
 
     model_file = "humanoidstandup.xml"

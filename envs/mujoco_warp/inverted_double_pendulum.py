@@ -1,4 +1,6 @@
-"""InvertedDoublePendulum-v5 of Gymnasium on mujoco-warp: two poles, one on the other, on a cart stay up."""
+"""InvertedDoublePendulum-v5 of Gymnasium on mujoco-warp: two poles, one on the other, on a cart
+stay up.
+"""
 
 from typing import Any
 
@@ -9,7 +11,9 @@ from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
 
 
 class InvertedDoublePendulum(MujocoWarpEnv):
-    """Observation (9,): the cart's x, sines and cosines of the two angles, qvel, and the force of the cart's end stops."""
+    """Observation (9,): the cart's x, sines and cosines of the two angles, qvel, and the force of
+    the cart's end stops.
+    """
 
     model_file = "inverted_double_pendulum.xml"
     njmax, nconmax = 8, 4
@@ -34,7 +38,13 @@ class InvertedDoublePendulum(MujocoWarpEnv):
 
     def observe(self, data: Any) -> Tensor:
         angles = data.qpos[:, 1:]
-        parts = (data.qpos[:, :1], angles.sin(), angles.cos(), data.qvel.clamp(-10.0, 10.0), data.qfrc_constraint[:, :1].clamp(-10.0, 10.0))
+        parts = (
+            data.qpos[:, :1],
+            angles.sin(),
+            angles.cos(),
+            data.qvel.clamp(-10.0, 10.0),
+            data.qfrc_constraint[:, :1].clamp(-10.0, 10.0),
+        )
         return torch.cat(parts, 1)
 
     def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:

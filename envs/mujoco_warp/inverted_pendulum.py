@@ -1,4 +1,6 @@
-"""InvertedPendulum-v5 of Gymnasium on mujoco-warp: a pole on a cart stays up, 1 for every step that it does."""
+"""InvertedPendulum-v5 of Gymnasium on mujoco-warp: a pole on a cart stays up, 1 for every step that
+it does.
+"""
 
 from typing import Any
 
@@ -9,7 +11,9 @@ from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
 
 
 class InvertedPendulum(MujocoWarpEnv):
-    """Observation (4,): position and angle, then their velocities. The pole has fallen at 0.2 rad."""
+    """Observation (4,): position and angle, then their velocities. The pole has fallen at 0.2
+    rad.
+    """
 
     model_file = "inverted_pendulum.xml"
     njmax, nconmax = 8, 4
@@ -18,7 +22,13 @@ class InvertedPendulum(MujocoWarpEnv):
     reward_threshold = 950.0
 
     def __init__(
-        self, num_envs: int, device: torch.device | str = "cpu", seed: int = 0, *, reset_noise_scale: float = 0.01, **options: Any
+        self,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        *,
+        reset_noise_scale: float = 0.01,
+        **options: Any,
     ) -> None:
         self.reset_noise_scale = reset_noise_scale
         super().__init__(num_envs, device, seed, **options)

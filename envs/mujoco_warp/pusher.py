@@ -12,7 +12,9 @@ TRIES = 16
 
 
 class Pusher(MujocoWarpEnv):
-    """Observation (23,): the arm's joints and their velocities, the places of hand, cylinder and goal."""
+    """Observation (23,): the arm's joints and their velocities, the places of hand, cylinder and
+    goal.
+    """
 
     model_file = "pusher_v5.xml"
     njmax, nconmax = 32, 16
@@ -37,8 +39,11 @@ class Pusher(MujocoWarpEnv):
         super().__init__(num_envs, device, seed, **options)
 
     def initial_state(self, rng: CounterRandom) -> tuple[Tensor, Tensor]:
-        # Gymnasium draws until the cylinder is 17 cm from the goal, which six of ten places are; of 16 one is, but for once in five million
-        places = torch.stack((rng.uniform(-0.3, 0.0, (TRIES,)), rng.uniform(-0.2, 0.2, (TRIES,))), 2)
+        # Gymnasium draws until the cylinder is 17 cm from the goal, which six of ten places are; of
+        # 16 one is, but for once in five million
+        places = torch.stack(
+            (rng.uniform(-0.3, 0.0, (TRIES,)), rng.uniform(-0.2, 0.2, (TRIES,))), 2
+        )
         first = (places.norm(dim=2) > 0.17).int().argmax(1)
         cylinder = places.gather(1, first.view(-1, 1, 1).expand(-1, 1, 2)).squeeze(1)
         speed = rng.uniform(-0.005, 0.005, (self.model.nv - 4,))
@@ -51,6 +56,12 @@ class Pusher(MujocoWarpEnv):
         return torch.cat((data.qpos[:, :7], data.qvel[:, :7], *places), 1)
 
     def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
-        hand, cylinder, goal = (data.xpos[:, self.body(name)] for name in ("tips_arm", "object", "goal"))
+        hand, cylinder, goal = (
+            data.xpos[:, self.body(name)] for name in ("tips_arm", "object", "goal")
+        )
         near = self.reward_near_weight * (cylinder - hand).norm(dim=1)
-        return -self.reward_dist_weight * (cylinder - goal).norm(dim=1) - near - self.reward_control_weight * action.square().sum(1)
+        return (
+            -self.reward_dist_weight * (cylinder - goal).norm(dim=1)
+            - near
+            - self.reward_control_weight * action.square().sum(1)
+        )

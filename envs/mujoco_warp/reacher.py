@@ -11,7 +11,9 @@ from gpurl.kernels.random import CounterRandom
 
 
 class Reacher(MujocoWarpEnv):
-    """Observation (10,): cosines and sines of the joints, the target's place, the joints' velocities, tip minus target in the plane."""
+    """Observation (10,): cosines and sines of the joints, the target's place, the joints'
+    velocities, tip minus target in the plane.
+    """
 
     model_file = "reacher.xml"
     njmax, nconmax = 8, 8
@@ -35,7 +37,8 @@ class Reacher(MujocoWarpEnv):
 
     def initial_state(self, rng: CounterRandom) -> tuple[Tensor, Tensor]:
         joints = rng.uniform(-0.1, 0.1, (2,)) + self.initial_qpos[:2]
-        # Gymnasium draws until the target is inside a circle; the root of a uniform number is as far from its middle
+        # Gymnasium draws until the target is inside a circle; the root of a uniform number is as
+        # far from its middle
         distance, angle = 0.2 * rng.uniform().sqrt(), rng.uniform(0.0, 2.0 * math.pi)
         target = torch.stack((distance * angle.cos(), distance * angle.sin()), 1)
         speed = rng.uniform(-0.005, 0.005, (2,))
@@ -43,11 +46,22 @@ class Reacher(MujocoWarpEnv):
 
     def observe(self, data: Any) -> Tensor:
         joints = data.qpos[:, :2]
-        return torch.cat((joints.cos(), joints.sin(), data.qpos[:, 2:], data.qvel[:, :2], self.to_target(data)[:, :2]), 1)
+        return torch.cat(
+            (
+                joints.cos(),
+                joints.sin(),
+                data.qpos[:, 2:],
+                data.qvel[:, :2],
+                self.to_target(data)[:, :2],
+            ),
+            1,
+        )
 
     def to_target(self, data: Any) -> Tensor:
         """[N, 3] from the target to the tip, m."""
         return data.xpos[:, self.body("fingertip")] - data.xpos[:, self.body("target")]
 
     def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
-        return -self.reward_dist_weight * self.to_target(data).norm(dim=1) - self.reward_control_weight * action.square().sum(1)
+        return -self.reward_dist_weight * self.to_target(data).norm(
+            dim=1
+        ) - self.reward_control_weight * action.square().sum(1)

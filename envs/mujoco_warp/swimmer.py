@@ -36,4 +36,6 @@ class Swimmer(Runner):
         super().__init__(num_envs, device, seed, **options)
 
     def observe(self, data: Any) -> Tensor:
-        return torch.cat((data.qpos[:, 2 * int(self.exclude_current_positions_from_observation) :], data.qvel), 1)
+        return torch.cat(
+            (data.qpos[:, 2 * int(self.exclude_current_positions_from_observation) :], data.qvel), 1
+        )

@@ -43,10 +43,18 @@ class Walker2d(Runner):
         super().__init__(num_envs, device, seed, **options)
 
     def observe(self, data: Any) -> Tensor:
-        return torch.cat((data.qpos[:, int(self.exclude_current_positions_from_observation) :], data.qvel.clamp(-10.0, 10.0)), 1)
+        return torch.cat(
+            (
+                data.qpos[:, int(self.exclude_current_positions_from_observation) :],
+                data.qvel.clamp(-10.0, 10.0),
+            ),
+            1,
+        )
 
     def is_healthy(self, data: Any) -> Tensor:
         """[N] bool: high and upright enough."""
         height, angle = data.qpos[:, 1], data.qpos[:, 2]
         healthy = (height > self.healthy_z_range[0]) & (height < self.healthy_z_range[1])
-        return healthy & (angle > self.healthy_angle_range[0]) & (angle < self.healthy_angle_range[1])
+        return (
+            healthy & (angle > self.healthy_angle_range[0]) & (angle < self.healthy_angle_range[1])
+        )

@@ -1,7 +1,9 @@
-"""Our environments for other trainers: one function a library, in whose file it is imported when it is asked for.
+"""Our environments for other trainers: one function a library, in whose file it is imported when it
+is asked for.
 
-Each takes an environment that `gpurl.envs.registry.make_env` made, and keeps it: step it through the adapter only. Several agents are given
-as one, with joint observations and actions and the mean of their rewards.
+Each takes an environment that `gpurl.envs.registry.make_env` made, and keeps it: step it through
+the adapter only. Several agents are given as one, with joint observations and actions and the mean
+of their rewards.
 """
 
 import importlib
@@ -33,37 +35,49 @@ LIBRARIES = {  # adapter's file: (the library, the extra that brings it)
 
 
 def to_sb3(env: VecEnv) -> "Sb3Env":
-    """A stable-baselines3 VecEnv for `PPO("MlpPolicy", to_sb3(env))` and its other algorithms; see `gpurl.adapters.sb3`."""
+    """A stable-baselines3 VecEnv for `PPO("MlpPolicy", to_sb3(env))` and its other algorithms; see
+    `gpurl.adapters.sb3`.
+    """
     _check(env, "stable-baselines3")
     return _module("sb3").Sb3Env(env)
 
 
 def to_rsl_rl(env: VecEnv) -> "RslRlEnv":
-    """An rsl_rl VecEnv for `OnPolicyRunner(to_rsl_rl(env), settings)`; see `gpurl.adapters.rsl_rl`."""
+    """An rsl_rl VecEnv for `OnPolicyRunner(to_rsl_rl(env), settings)`; see
+    `gpurl.adapters.rsl_rl`.
+    """
     _check(env, "rsl_rl")
     return _module("rsl_rl").RslRlEnv(env)
 
 
 def to_skrl(env: VecEnv) -> "SkrlEnv":
-    """What skrl's `wrap_env` would give, for its trainers; agents that need the true successor: `gpurl.adapters.skrl.with_final_obs`."""
+    """What skrl's `wrap_env` would give, for its trainers; agents that need the true successor:
+    `gpurl.adapters.skrl.with_final_obs`.
+    """
     _check(env, "skrl")
     return _module("skrl").SkrlEnv(env)
 
 
 def to_torchrl(env: VecEnv) -> "TorchRlEnv":
     """A TorchRL EnvBase of batch size [N]; see `gpurl.adapters.torchrl`."""
-    _check(env, "TorchRL" if getattr(env, "resets_late", False) else None)  # others are reset in that place, see there
+    _check(
+        env, "TorchRL" if getattr(env, "resets_late", False) else None
+    )  # others are reset in that place, see there
     return _module("torchrl").TorchRlEnv(env)
 
 
 def to_rl_games(env: VecEnv, name: str = "gpurl") -> "RlGamesEnv":
-    """An IVecEnv, known to rl_games as `name`: what its configuration has as env_name; see `gpurl.adapters.rl_games`."""
+    """An IVecEnv, known to rl_games as `name`: what its configuration has as env_name; see
+    `gpurl.adapters.rl_games`.
+    """
     _check(env, "rl_games")
     return _module("rl_games").register(env, name)
 
 
 def to_gymnasium_numpy(env: VecEnv) -> "GymnasiumNumpy":
-    """A gymnasium.vector.VectorEnv of numpy arrays, for Gymnasium's wrappers and CleanRL's scripts; see `gpurl.adapters.gymnasium_numpy`."""
+    """A gymnasium.vector.VectorEnv of numpy arrays, for Gymnasium's wrappers and CleanRL's scripts;
+    see `gpurl.adapters.gymnasium_numpy`.
+    """
     _check(env, None)
     return _module("gymnasium_numpy").GymnasiumNumpy(env)
 
@@ -74,25 +88,37 @@ def _module(name: str) -> ModuleType:
         return importlib.import_module(f"gpurl.adapters.{name}")
     except ImportError as error:
         library, extra = LIBRARIES.get(name, (name, name))
-        raise UsageError(f"to_{name} needs {library}: pip install 'gpurl[{extra}]' ({error})") from error
+        raise UsageError(
+            f"to_{name} needs {library}: pip install 'gpurl[{extra}]' ({error})"
+        ) from error
 
 
 def _check(env: Any, trains_on_dead_steps: str | None) -> None:
-    """UsageError for what no adapter takes; a warning where the library named would learn from steps that are none."""
+    """UsageError for what no adapter takes; a warning where the library named would learn from
+    steps that are none.
+    """
     if not isinstance(env, VecEnv):
-        raise UsageError(f"wanted an environment, as make_env(name, num_envs) makes it, got a {type(env).__name__}: {env!r}")
+        raise UsageError(
+            f"wanted an environment, as make_env(name, num_envs) makes it, got a "
+            f"{type(env).__name__}: {env!r}"
+        )
     if restarts := getattr(env, "restart_workers", 0):
         raise UsageError(
-            f"{type(env).__name__}: wanted restart_workers 0, got {restarts}: the step in which workers are started again is no "
+            f"{type(env).__name__}: wanted restart_workers 0, got {restarts}: the step in which "
+            f"workers are started again is no "
             "transition, and other trainers would learn from it"
         )
     space = env.single_action_space
     if isinstance(space, Discrete) and space.start != 0:
-        raise UsageError(f"other trainers number their actions from 0, the environment's are {space}")
+        raise UsageError(
+            f"other trainers number their actions from 0, the environment's are {space}"
+        )
     if trains_on_dead_steps and env.autoreset_mode == AutoresetMode.NEXT_STEP:
         logging.getLogger("gpurl").warning(
-            "%s starts episodes anew one step after their end, which %s does not know: it learns from these steps too, as from a step with "
-            "reward 0 out of an episode's last observation into the next one's first; an environment with autoreset SAME_STEP has none",
+            "%s starts episodes anew one step after their end, which %s does not know: it learns "
+            "from these steps too, as from a step with "
+            "reward 0 out of an episode's last observation into the next one's first; an "
+            "environment with autoreset SAME_STEP has none",
             type(env).__name__,
             trains_on_dead_steps,
         )

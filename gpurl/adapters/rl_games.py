@@ -13,10 +13,12 @@ from gpurl.errors import UsageError
 
 
 class RlGamesEnv(IVecEnv):
-    """Observations are {"obs": [N, *obs]}, with "states" where there is what only critics see, for its central value.
+    """Observations are {"obs": [N, *obs]}, with "states" where there is what only critics see, for
+    its central value.
 
-    rl_games adds gamma V(s_t) to the reward of a time-out (value_bootstrap), the value of the observation before it, and has no place for
-    final_obs. It clips actions itself (clip_actions). Its checkpoints hold the environments' state; after a restore it begins new episodes.
+    rl_games adds gamma V(s_t) to the reward of a time-out (value_bootstrap), the value of the
+    observation before it, and has no place for final_obs. It clips actions itself (clip_actions).
+    Its checkpoints hold the environments' state; after a restore it begins new episodes.
     """
 
     def __init__(self, env: VecEnv) -> None:
@@ -37,7 +39,9 @@ class RlGamesEnv(IVecEnv):
         obs, reward, terminated, truncated, info = self.env.step(actions)
         infos: dict[str, Any] = {"time_outs": truncated}
         if "log" in info:
-            infos["episode"] = dict(info["log"])  # its observers read means there, and write into it
+            infos["episode"] = dict(
+                info["log"]
+            )  # its observers read means there, and write into it
         return _observed(obs, info), one_reward(reward), (terminated | truncated).byte(), infos
 
     def get_env_info(self) -> dict[str, Any]:
@@ -45,8 +49,16 @@ class RlGamesEnv(IVecEnv):
         state_space, space = self.env.single_state_space, self.env.single_action_space
         if isinstance(space, MultiDiscrete):
             space = Tuple([Discrete(int(count)) for count in space.nvec])
-        spaces = {"observation_space": self.env.single_observation_space, "action_space": space, "state_space": state_space}
-        return spaces | {"agents": 1, "value_size": 1, "use_global_observations": state_space is not None}
+        spaces = {
+            "observation_space": self.env.single_observation_space,
+            "action_space": space,
+            "state_space": state_space,
+        }
+        return spaces | {
+            "agents": 1,
+            "value_size": 1,
+            "use_global_observations": state_space is not None,
+        }
 
     def get_env_state(self) -> dict[str, Any]:
         """What `set_env_state` continues from."""
@@ -61,16 +73,24 @@ def register(env: VecEnv, name: str) -> RlGamesEnv:
     """The adapter, which rl_games will find for training and playing as env_name `name`."""
     space = env.single_action_space
     if (isinstance(space, Box) and len(space.shape) != 1) or env.num_agents > 1:
-        raise UsageError(f"rl_games takes one agent with actions of one axis, this environment has {env.num_agents} and {space}")
+        raise UsageError(
+            f"rl_games takes one agent with actions of one axis, this environment has "
+            f"{env.num_agents} and {space}"
+        )
     adapter = RlGamesEnv(env)
 
     def make(config_name: str, num_actors: int, **options: Any) -> RlGamesEnv:
         if num_actors != env.num_envs:
-            raise UsageError(f"num_actors in rl_games' configuration is {num_actors}, but {config_name!r} has {env.num_envs} environments")
+            raise UsageError(
+                f"num_actors in rl_games' configuration is {num_actors}, but {config_name!r} has "
+                f"{env.num_envs} environments"
+            )
         return adapter
 
     vecenv.register(name, make)
-    env_configurations.register(name, {"vecenv_type": name, "env_creator": lambda **options: adapter})
+    env_configurations.register(
+        name, {"vecenv_type": name, "env_creator": lambda **options: adapter}
+    )
     return adapter
 
 

@@ -13,18 +13,28 @@ from gpurl.errors import UsageError
 
 
 class RslRlEnv(RslRlVecEnv):
-    """The observations are the group "policy"; what only critics see, where there is such a thing, is the group "critic".
+    """The observations are the group "policy"; what only critics see, where there is such a thing,
+    is the group "critic".
 
-    rsl_rl adds gamma V(s_t) to the reward of a time-out, the value of the observation before it, and has no place for final_obs, which
-    stands in the extras for an algorithm of your own. Actions are clipped to the Box. An environment without a time limit has
-    max_episode_length 1, so that random initial clocks are all 0.
+    rsl_rl adds gamma V(s_t) to the reward of a time-out, the value of the observation before it,
+    and has no place for final_obs, which stands in the extras for an algorithm of your own. Actions
+    are clipped to the Box. An environment without a time limit has max_episode_length 1, so that
+    random initial clocks are all 0.
     """
 
     def __init__(self, env: VecEnv) -> None:
         space = env.single_action_space
         if not isinstance(space, Box) or len(space.shape) != 1:
-            raise UsageError(f"rsl_rl draws actions from Gaussians: wanted a Box of one axis, this environment has {space}")
-        self.env, self.num_envs, self.device, self.num_actions = env, env.num_envs, env.device, space.shape[0]
+            raise UsageError(
+                f"rsl_rl draws actions from Gaussians: wanted a Box of one axis, this environment "
+                f"has {space}"
+            )
+        self.env, self.num_envs, self.device, self.num_actions = (
+            env,
+            env.num_envs,
+            env.device,
+            space.shape[0],
+        )
         self.max_episode_length = env.max_episode_steps or 1
         self.cfg: dict[str, Any] = {}
         self._limit = action_limiter(env)
@@ -47,7 +57,10 @@ class RslRlEnv(RslRlVecEnv):
         """(observations, rewards [N], dones [N] int64, extras)."""
         obs, reward, terminated, truncated, info = self.env.step(self._limit(actions))
         self._groups = self._grouped(obs, info.get("state"))
-        extras = {"time_outs": truncated, "final_obs": self._grouped(info["final_obs"], info.get("final_state"))}
+        extras = {
+            "time_outs": truncated,
+            "final_obs": self._grouped(info["final_obs"], info.get("final_state")),
+        }
         if "log" in info:
             extras["log"] = dict(info["log"])  # rsl_rl writes into it
         return self._groups, reward, (terminated | truncated).long(), extras

@@ -1,4 +1,6 @@
-"""Our environments as a TorchRL EnvBase of batch size [N]: tensors stay where they are, none is copied."""
+"""Our environments as a TorchRL EnvBase of batch size [N]: tensors stay where they are, none is
+copied.
+"""
 
 from typing import Any
 
@@ -17,11 +19,14 @@ from gpurl.errors import UsageError
 
 
 class TorchRlEnv(EnvBase):
-    """("next", "observation") is final_obs, and the reset that TorchRL asks for where an episode ended gives what the policy sees next.
+    """("next", "observation") is final_obs, and the reset that TorchRL asks for where an episode
+    ended gives what the policy sees next.
 
-    What only critics see, where there is such a thing, is "state". Discrete actions are numbers (Categorical), not one-hot. Environments
-    that start anew one step after an episode's end are reset in that place instead, so they have no step that is none, unless that reset,
-    too, takes effect a step later (`resets_late`, Isaac Gym's), of which to_torchrl warns; those that cannot reset some of them only raise.
+    What only critics see, where there is such a thing, is "state". Discrete actions are numbers
+    (Categorical), not one-hot. Environments that start anew one step after an episode's end are
+    reset in that place instead, so they have no step that is none, unless that reset, too, takes
+    effect a step later (`resets_late`, Isaac Gym's), of which to_torchrl warns; those that cannot
+    reset some of them only raise.
     """
 
     def __init__(self, env: VecEnv) -> None:
@@ -34,11 +39,16 @@ class TorchRlEnv(EnvBase):
         self.observation_spec = Composite(observed, shape=shape, device=self.device)
         self.action_spec = _spec(env, env.single_action_space)
         self.reward_spec = Unbounded(column, device=self.device)
-        flags = {key: Categorical(2, column, self.device, torch.bool) for key in ("done", "terminated", "truncated")}
+        flags = {
+            key: Categorical(2, column, self.device, torch.bool)
+            for key in ("done", "terminated", "truncated")
+        }
         self.done_spec = Composite(flags, shape=shape, device=self.device)
         self._seed: int | None = None
         self._shown: dict[str, Tensor] = {}  # what the policy sees next
-        self._fresh = torch.zeros(env.num_envs, dtype=torch.bool, device=self.device)  # [N] started anew by the environment itself
+        self._fresh = torch.zeros(
+            env.num_envs, dtype=torch.bool, device=self.device
+        )  # [N] started anew by the environment itself
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         obs, reward, terminated, truncated, info = self.env.step(tensordict["action"])
@@ -46,8 +56,16 @@ class TorchRlEnv(EnvBase):
         done = terminated | truncated
         if self.env.autoreset_mode == AutoresetMode.SAME_STEP:
             self._fresh = done
-        flags = {"done": done.unsqueeze(1), "terminated": terminated.unsqueeze(1), "truncated": truncated.unsqueeze(1)}
-        results = _observed(info["final_obs"], info.get("final_state")) | flags | {"reward": one_reward(reward).unsqueeze(1)}
+        flags = {
+            "done": done.unsqueeze(1),
+            "terminated": terminated.unsqueeze(1),
+            "truncated": truncated.unsqueeze(1),
+        }
+        results = (
+            _observed(info["final_obs"], info.get("final_state"))
+            | flags
+            | {"reward": one_reward(reward).unsqueeze(1)}
+        )
         return TensorDict(results, batch_size=self.batch_size, device=self.device)
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
@@ -55,7 +73,10 @@ class TorchRlEnv(EnvBase):
         if asked is None:
             obs, info = self.env.reset(seed=self._seed)
             self._seed = None
-            self._shown, self._fresh = _observed(obs, info.get("state")), torch.zeros_like(self._fresh)
+            self._shown, self._fresh = (
+                _observed(obs, info.get("state")),
+                torch.zeros_like(self._fresh),
+            )
         else:
             asked = asked.view(-1)
             wanted, self._fresh = asked & ~self._fresh, self._fresh & ~asked
@@ -90,5 +111,8 @@ def _spec(env: VecEnv, space: gymnasium.Space) -> Any:
     dtype = torch.uint8 if space.dtype == "uint8" else torch.float32
     if not (space.bounded_below & space.bounded_above).all():
         return Unbounded(shape, device, dtype)
-    low, high = (torch.as_tensor(limit, dtype=dtype, device=device).expand(shape) for limit in (space.low, space.high))
+    low, high = (
+        torch.as_tensor(limit, dtype=dtype, device=device).expand(shape)
+        for limit in (space.low, space.high)
+    )
     return Bounded(low, high, shape, device, dtype)

@@ -1,4 +1,6 @@
-"""What every adapter does at the border: tensors as numpy arrays in one copy, rewards of several agents as one, actions within limits."""
+"""What every adapter does at the border: tensors as numpy arrays in one copy, rewards of several
+agents as one, actions within limits.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -12,9 +14,15 @@ from gpurl.envs.vec_env import VecEnv
 
 
 def to_arrays(tensors: Sequence[Tensor]) -> list[np.ndarray]:
-    """The tensors as arrays of their own memory, which may be written to; from a device they come in one copy."""
-    widest_first = sorted(range(len(tensors)), key=lambda at: -tensors[at].element_size())  # so that each is aligned for its dtype
-    packed = torch.cat([tensors[at].reshape(-1).view(torch.uint8) for at in widest_first]).numpy(force=True)
+    """The tensors as arrays of their own memory, which may be written to; from a device they come
+    in one copy.
+    """
+    widest_first = sorted(
+        range(len(tensors)), key=lambda at: -tensors[at].element_size()
+    )  # so that each is aligned for its dtype
+    packed = torch.cat([tensors[at].reshape(-1).view(torch.uint8) for at in widest_first]).numpy(
+        force=True
+    )
     arrays: dict[int, np.ndarray] = {}
     start = 0
     for at in widest_first:
@@ -47,14 +55,21 @@ def step_in_numpy(env: VecEnv, actions: np.ndarray) -> StepArrays:
 
 
 def one_reward(reward: Tensor) -> Tensor:
-    """[N], or [N, A] of several agents -> [N], of its own memory: most libraries add to rewards in place."""
+    """[N], or [N, A] of several agents -> [N], of its own memory: most libraries add to rewards in
+    place.
+    """
     return reward.clone() if reward.dim() == 1 else reward.mean(1)
 
 
 def action_limiter(env: VecEnv) -> Callable[[Tensor], Tensor]:
-    """A function that clips actions [N, *action] into the Box of `env`, for libraries whose Gaussians know no limits."""
+    """A function that clips actions [N, *action] into the Box of `env`, for libraries whose
+    Gaussians know no limits.
+    """
     space = env.single_action_space
     if not isinstance(space, Box) or not (space.bounded_below | space.bounded_above).any():
         return lambda action: action
-    low, high = (torch.as_tensor(limit, dtype=torch.float32, device=env.device) for limit in (space.low, space.high))
+    low, high = (
+        torch.as_tensor(limit, dtype=torch.float32, device=env.device)
+        for limit in (space.low, space.high)
+    )
     return lambda action: action.clamp(low, high)

@@ -36,13 +36,22 @@ def make_algorithm(
     seed: int = 0,
     state_space: gymnasium.Space | None = None,
 ) -> Algorithm:
-    """Build the algorithm `name` for these spaces, its weights drawn from `seed`, whatever has been drawn before.
+    """Build the algorithm `name` for these spaces, its weights drawn from `seed`, whatever has been
+    drawn before.
 
     state_space: of what only critics see, where the environment has one.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         kind = resolve_algorithm(name).for_space(action_space)
-        algorithm = kind(config, observation_space, action_space, num_envs, torch.device(device), seed, state_space)
+        algorithm = kind(
+            config,
+            observation_space,
+            action_space,
+            num_envs,
+            torch.device(device),
+            seed,
+            state_space,
+        )
     algorithm.name = name
     return algorithm

@@ -1,4 +1,6 @@
-"""Advantage actor-critic (Mnih et al. 2016): PPO with one pass over one batch, where the ratio is 1 and nothing is clipped."""
+"""Advantage actor-critic (Mnih et al. 2016): PPO with one pass over one batch, where the ratio is 1
+and nothing is clipped.
+"""
 
 from dataclasses import dataclass
 
@@ -24,11 +26,15 @@ class A2CConfig(PPOConfig):
     def __post_init__(self) -> None:
         if (self.epochs, self.minibatches) != (1, 1):
             raise UsageError(
-                f"a2c takes one step a rollout: epochs and minibatches must be 1, got {self.epochs} and {self.minibatches}; ppo has them"
+                f"a2c takes one step a rollout: epochs and minibatches must be 1, got "
+                f"{self.epochs} and {self.minibatches}; ppo has them"
             )
         for name in ("clip_range", "clip_range_value", "target_kl"):
             if getattr(self, name) != getattr(PPOConfig, name):
-                raise UsageError(f"a2c clips nothing and aims at no KL: {name} {getattr(self, name)} would have no effect; ppo has it")
+                raise UsageError(
+                    f"a2c clips nothing and aims at no KL: {name} {getattr(self, name)} would have "
+                    f"no effect; ppo has it"
+                )
         super().__post_init__()
 
 

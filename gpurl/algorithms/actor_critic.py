@@ -1,4 +1,6 @@
-"""What DDPG, TD3, SAC and REDQ share: an actor, an ensemble of critics as one network, its target, and how their opinions are joined."""
+"""What DDPG, TD3, SAC and REDQ share: an actor, an ensemble of critics as one network, its target,
+and how their opinions are joined.
+"""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -29,7 +31,15 @@ class ActorCriticConfig(OffPolicyConfig):
 
     fixed: ClassVar[tuple[str, ...]] = (
         *OffPolicyConfig.fixed,
-        *("actor_network", "critic_network", "num_critics", "atoms", "v_min", "v_max", "actor_from"),
+        *(
+            "actor_network",
+            "critic_network",
+            "num_critics",
+            "atoms",
+            "v_min",
+            "v_max",
+            "actor_from",
+        ),
     )
 
     actor_learning_rate: float | None = None
@@ -47,19 +57,25 @@ class ActorCriticConfig(OffPolicyConfig):
     actor_aggregate: str = "min"
     """What the actor climbs: min or mean of all critics, or the first one."""
     atoms: int = 0
-    """Critics give a distribution over so many values (C51) instead of one number; 0: one number."""
+    """Critics give a distribution over so many values (C51) instead of one number; 0: one
+    number.
+    """
     v_min: float = -10.0
     """Least value of such a distribution, of scaled rewards."""
     v_max: float = 10.0
     """Greatest value."""
     fit_returns: float = 0.0
-    """Weight of the squared difference to the return up to the end of the rollout and the value there (ElegantRL's lambda_fit_cum_r)."""
+    """Weight of the squared difference to the return up to the end of the rollout and the value
+    there (ElegantRL's lambda_fit_cum_r).
+    """
     actor_network: BodyConfig = field(default_factory=BodyConfig)
     """Shape of the actor."""
     actor_from: str | None = None
-    """Start from the actor of another run of the same shape, of bc or of this family: its folder or that of a checkpoint. It plays before
-    learning_starts too, in place of chance. The critics start from nothing, so it gets worse before it gets better. Of sac,
-    initial_temperature should be well below the rewards of a step, else the actor first learns that chance is best."""
+    """Start from the actor of another run of the same shape, of bc or of this family: its folder or
+    that of a checkpoint. It plays before learning_starts too, in place of chance. The critics start
+    from nothing, so it gets worse before it gets better. Of sac, initial_temperature should be well
+    below the rewards of a step, else the actor first learns that chance is best.
+    """
     critic_network: BodyConfig = field(default_factory=BodyConfig)
     """Shape of each critic."""
 
@@ -67,15 +83,29 @@ class ActorCriticConfig(OffPolicyConfig):
         super().__post_init__()
         choices = {"target_aggregate": ("min", "mean"), "actor_aggregate": ("min", "mean", "first")}
         check_choices(self, choices)
-        least = {"policy_delay": 1, "num_critics": 1, "target_subset": 1, "atoms": 0, "fit_returns": 0}
+        least = {
+            "policy_delay": 1,
+            "num_critics": 1,
+            "target_subset": 1,
+            "atoms": 0,
+            "fit_returns": 0,
+        }
         check_numbers(self, least, ("actor_learning_rate", "tau"), zero_to_one=("tau",))
         if self.updates % self.policy_delay:
-            raise UsageError(f"the actor moves every policy_delay {self.policy_delay} updates, updates {self.updates} is no multiple of it")
+            raise UsageError(
+                f"the actor moves every policy_delay {self.policy_delay} updates, updates "
+                f"{self.updates} is no multiple of it"
+            )
         if self.target_subset is not None and self.target_subset > self.num_critics:
-            raise UsageError(f"target_subset {self.target_subset} is more than num_critics {self.num_critics}")
+            raise UsageError(
+                f"target_subset {self.target_subset} is more than num_critics {self.num_critics}"
+            )
         check_atoms(self)
         if self.fit_returns and (self.horizon < 2 or self.atoms):
-            raise UsageError("fit_returns needs a rollout to sum over, horizon 2 or more, and critics of one number, atoms 0")
+            raise UsageError(
+                "fit_returns needs a rollout to sum over, horizon 2 or more, and critics of one "
+                "number, atoms 0"
+            )
 
 
 class OffPolicyActorCritic(OffPolicy):
@@ -84,12 +114,17 @@ class OffPolicyActorCritic(OffPolicy):
     config: ActorCriticConfig
     support: Tensor  # [Z] the values of a distribution's atoms
     has_target_actor = False
-    delays_target = False  # whether target networks follow when the actor moves, else at every update
+    delays_target = (
+        False  # whether target networks follow when the actor moves, else at every update
+    )
 
     def make_networks(self) -> None:
         space, config = self.action_space, self.config
         if not isinstance(space, Box) or not space.low.size:
-            raise UsageError(f"{self.label} needs a Box action space, this one is {space}; dqn and its kin choose among a few")
+            raise UsageError(
+                f"{self.label} needs a Box action space, this one is {space}; dqn and its kin "
+                f"choose among a few"
+            )
         self.box = BoxUnits(space)
         self.box.must_be_bounded(self.label)
         self.num_actions = space.low.size
@@ -97,12 +132,23 @@ class OffPolicyActorCritic(OffPolicy):
         self.critic, self.target_critic = (self.make_critics(config.num_critics) for _ in range(2))
         self.target_actor: Stack | None = None
         if self.has_target_actor:
-            self.target_actor = make_network(1, self.num_inputs, self.actor_outputs(), config.actor_network)
-        self.register_buffer("support", torch.linspace(config.v_min, config.v_max, max(config.atoms, 1)), persistent=False)
+            self.target_actor = make_network(
+                1, self.num_inputs, self.actor_outputs(), config.actor_network
+            )
+        self.register_buffer(
+            "support",
+            torch.linspace(config.v_min, config.v_max, max(config.atoms, 1)),
+            persistent=False,
+        )
 
     def make_critics(self, count: int) -> Stack:
         """Networks of what `critic_step` feeds them."""
-        return make_network(count, self.num_inputs + self.num_actions, max(self.config.atoms, 1), self.config.critic_network)
+        return make_network(
+            count,
+            self.num_inputs + self.num_actions,
+            max(self.config.atoms, 1),
+            self.config.critic_network,
+        )
 
     def make_training(self) -> None:
         super().make_training()
@@ -117,9 +163,20 @@ class OffPolicyActorCritic(OffPolicy):
 
     def make_optimizers(self) -> dict[str, FlatAdam]:
         config = self.config
-        adam = partial(FlatAdam, epsilon=1e-8, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm, tau=config.tau)
-        critic = adam(self.critic, self.rate_of("critic"), target=self.target_critic, losses=("critic_loss",))
-        return {"critic": critic, "actor": adam(self.actor, self.rate_of("actor"), target=self.target_actor)}
+        adam = partial(
+            FlatAdam,
+            epsilon=1e-8,
+            weight_decay=config.weight_decay,
+            max_grad_norm=config.max_grad_norm,
+            tau=config.tau,
+        )
+        critic = adam(
+            self.critic, self.rate_of("critic"), target=self.target_critic, losses=("critic_loss",)
+        )
+        return {
+            "critic": critic,
+            "actor": adam(self.actor, self.rate_of("actor"), target=self.target_actor),
+        }
 
     def rate_of(self, optimizer: str) -> float:
         own = self.config.actor_learning_rate if optimizer == "actor" else None
@@ -130,22 +187,31 @@ class OffPolicyActorCritic(OffPolicy):
             self._take_actor(self.config.actor_from)
 
     def _take_actor(self, path: str) -> None:
-        """The weights of another run's actor, and what it makes of observations before, into this actor and its target."""
+        """The weights of another run's actor, and what it makes of observations before, into this
+        actor and its target.
+        """
         from gpurl.policy import load  # which knows all algorithms, this one too
 
         source, optimizer = load(path, str(self.device)).algorithm, self.optimizers["actor"]
         weights, found, wanted = source.state_dict(), _form_of_actor(source), _form_of_actor(self)
         for name in wanted | found:
             if found.get(name) != wanted.get(name):
-                raise UsageError(f"actor_from {path} does not fit: its {name} is {found.get(name)}, wanted {wanted.get(name)}")
-        self.load_state_dict({name: weights[name] for name in wanted if name in weights}, strict=False)
+                raise UsageError(
+                    f"actor_from {path} does not fit: its {name} is {found.get(name)}, wanted "
+                    f"{wanted.get(name)}"
+                )
+        self.load_state_dict(
+            {name: weights[name] for name in wanted if name in weights}, strict=False
+        )
         if optimizer.target is not None:
             optimizer.target.copy_(optimizer.flat)
 
     def schedule(self, progress: float, steps: int) -> None:
         super().schedule(progress, steps)
         if self.config.actor_from is not None:
-            self.is_random.fill_(False)  # it plays from the start: the critics are to learn what its actions are worth
+            self.is_random.fill_(
+                False
+            )  # it plays from the start: the critics are to learn what its actions are worth
 
     def action_shape(self) -> tuple[int, ...]:
         return (self.num_actions,)
@@ -164,7 +230,9 @@ class OffPolicyActorCritic(OffPolicy):
 
     @abstractmethod
     def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(action [B, A] of the target at next_obs [B, D], what its value gains by its entropy [B] or None)."""
+        """(action [B, A] of the target at next_obs [B, D], what its value gains by its entropy [B]
+        or None).
+        """
 
     @abstractmethod
     def actor_step(self, obs: Tensor, wants_parts: bool) -> dict[str, Tensor]:
@@ -177,7 +245,9 @@ class OffPolicyActorCritic(OffPolicy):
             inputs = self.inputs(obs)
             return self._joined(self._values(inputs, self.greedy(inputs))[1], "mean")
 
-    def _values(self, obs: Tensor, action: Tensor, tape: Tape | None = None) -> tuple[Tensor, Tensor]:
+    def _values(
+        self, obs: Tensor, action: Tensor, tape: Tape | None = None
+    ) -> tuple[Tensor, Tensor]:
         """(what the critics give [E, B, 1 or atoms], their values [E, B])."""
         output = self.critic.forward(torch.cat((obs, action), 1), tape)
         return output, output.softmax(-1) @ self.support if self.config.atoms else output.squeeze(2)
@@ -188,24 +258,33 @@ class OffPolicyActorCritic(OffPolicy):
         return values.amin(0) if how == "min" else values.mean(0) if how == "mean" else values[0]
 
     def target_answers(self, inputs: Tensor) -> Tensor:
-        """[E, B, 1 or atoms]: what the target critics give for inputs [B, D + A], or those drawn for this update, which alone are asked."""
+        """[E, B, 1 or atoms]: what the target critics give for inputs [B, D + A], or those drawn
+        for this update, which alone are asked.
+        """
         if not self._drawn:
             return self.target_critic.forward(inputs)
-        (drawn,), order = self._drawn, self.choice_random.uniform(shape=(self.config.num_critics,))[0].argsort()
+        (drawn,), order = (
+            self._drawn,
+            self.choice_random.uniform(shape=(self.config.num_critics,))[0].argsort(),
+        )
         for copied, parameter in zip(drawn.parameters(), self.target_critic.parameters()):
             torch.index_select(parameter, 0, order[: self.config.target_subset], out=copied)
         return drawn.forward(inputs)
 
     # ---- learning ----
 
-    def learn_from(self, batch: dict[str, Tensor], number: int, wants_parts: bool) -> tuple[dict[str, Tensor], Tensor]:
+    def learn_from(
+        self, batch: dict[str, Tensor], number: int, wants_parts: bool
+    ) -> tuple[dict[str, Tensor], Tensor]:
         moves_actor = (number + 1) % self.config.policy_delay == 0
         parts, error = self.critic_step(batch, move_target=moves_actor or not self.delays_target)
         if moves_actor:
             parts |= self.actor_step(batch["obs"], wants_parts)
         return parts, error
 
-    def critic_step(self, batch: dict[str, Tensor], move_target: bool) -> tuple[dict[str, Tensor], Tensor]:
+    def critic_step(
+        self, batch: dict[str, Tensor], move_target: bool
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """One step of the critics; (0-d parts, error [B])."""
         config, tape = self.config, Tape()
         action, bonus = self.next_action(batch["next_obs"])
@@ -213,29 +292,45 @@ class OffPolicyActorCritic(OffPolicy):
         output, values = self._values(batch["obs"], batch["action"], tape)
         if config.atoms:
             pmf = answers.softmax(-1)
-            pmf = pmf.mean(0) if config.target_aggregate == "mean" else whole_pmf_min(pmf, pmf @ self.support)
-            target = categorical_projection(pmf, batch["reward"], batch["discount"], config.v_min, config.v_max, bonus)
+            pmf = (
+                pmf.mean(0)
+                if config.target_aggregate == "mean"
+                else whole_pmf_min(pmf, pmf @ self.support)
+            )
+            target = categorical_projection(
+                pmf, batch["reward"], batch["discount"], config.v_min, config.v_max, bonus
+            )
             gradient, loss, error = categorical_td_loss(output, target, batch["weight"])
         else:
             next_value = self._joined(answers.squeeze(2), config.target_aggregate)
-            target = batch["reward"] + batch["discount"] * (next_value if bonus is None else next_value + bonus)
+            target = batch["reward"] + batch["discount"] * (
+                next_value if bonus is None else next_value + bonus
+            )
             gradient, loss, error = td_loss(values, target, batch["weight"], None)
             if config.fit_returns:
-                gradient = gradient + config.fit_returns * td_loss(values, batch["fit_return"], batch["weight"], None)[0]
+                gradient = (
+                    gradient
+                    + config.fit_returns
+                    * td_loss(values, batch["fit_return"], batch["weight"], None)[0]
+                )
             gradient = gradient.unsqueeze(2)
         self.critic.backward(gradient, tape, needs_input=False)
-        norm = self.optimizers["critic"].step(move_target, losses=loss)
+        norm = self.optimizers["critic"].step_along_gradient(move_target, losses=loss)
         return {"critic_loss": loss, "qf_values": values.mean(), "critic_grad_norm": norm}, error
 
     def climb(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """(the derivative of -mean Q(obs, action) by action [B, A], Q [B]), Q joined as the actor sees it."""
+        """(the derivative of -mean Q(obs, action) by action [B, A], Q [B]), Q joined as the actor
+        sees it.
+        """
         how, tape = self.config.actor_aggregate, Tape()
         output, values = self._values(obs, action, tape)
         members, rows = values.shape
         if how == "mean":
             share = torch.full_like(values, -1.0 / (rows * members))
         elif how == "min":
-            share = torch.zeros_like(values).scatter_(0, values.argmin(0, keepdim=True), -1.0 / rows)
+            share = torch.zeros_like(values).scatter_(
+                0, values.argmin(0, keepdim=True), -1.0 / rows
+            )
         else:
             share = torch.zeros_like(values)
             share[0] = -1.0 / rows
@@ -254,12 +349,33 @@ class OffPolicyActorCritic(OffPolicy):
         if not self.config.fit_returns:
             return {}
         final_value = self.value(buffer["final_obs"].flatten(0, 1)).view_as(buffer["reward"])
-        value = torch.cat((torch.zeros_like(final_value[:1]), final_value))  # with lambda 1 they cancel out, but at the end of the rollout
-        arguments = buffer["terminated"], buffer["truncated"], self.config.gamma, 1.0, buffer.columns.get("valid")
-        return {"fit_return": gae(buffer["reward"] * self.config.reward_scale, value, final_value, *arguments)[1]}
+        value = torch.cat(
+            (torch.zeros_like(final_value[:1]), final_value)
+        )  # with lambda 1 they cancel out, but at the end of the rollout
+        arguments = (
+            buffer["terminated"],
+            buffer["truncated"],
+            self.config.gamma,
+            1.0,
+            buffer.columns.get("valid"),
+        )
+        return {
+            "fit_return": gae(
+                buffer["reward"] * self.config.reward_scale, value, final_value, *arguments
+            )[1]
+        }
 
 
 def _form_of_actor(algorithm: Algorithm) -> dict[str, Any]:
-    """What two runs must have alike for one to go on with the actor of the other: settings, and the shapes of what a checkpoint holds."""
-    tensors = {name: tuple(value.shape) for name, value in algorithm.state_dict().items() if name.startswith(("actor.", "normalizer."))}
-    return {"actor_network": getattr(algorithm.config, "actor_network", None), "action shape": algorithm.action_space.shape} | tensors
+    """What two runs must have alike for one to go on with the actor of the other: settings, and the
+    shapes of what a checkpoint holds.
+    """
+    tensors = {
+        name: tuple(value.shape)
+        for name, value in algorithm.state_dict().items()
+        if name.startswith(("actor.", "normalizer."))
+    }
+    return {
+        "actor_network": getattr(algorithm.config, "actor_network", None),
+        "action shape": algorithm.action_space.shape,
+    } | tensors

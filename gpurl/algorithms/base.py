@@ -1,4 +1,6 @@
-"""What every algorithm is: it acts, it records a step in its buffer, it updates. One training loop serves all of them."""
+"""What every algorithm is: it acts, it records a step in its buffer, it updates. One training loop
+serves all of them.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -35,8 +37,13 @@ class Decision(NamedTuple):
 class AlgorithmConfig:
     """Settings every algorithm has."""
 
-    fixed: ClassVar[tuple[str, ...]] = ("normalize_obs",)  # a resumed run keeps them: they shape the weights or count at the start only
-    schedules: ClassVar[tuple[str, ...]] = ("constant", "linear")  # that the learning rate may follow
+    fixed: ClassVar[tuple[str, ...]] = (
+        "normalize_obs",
+    )  # a resumed run keeps them: they shape the weights or count at the start only
+    schedules: ClassVar[tuple[str, ...]] = (
+        "constant",
+        "linear",
+    )  # that the learning rate may follow
 
     gamma: float = 0.99
     """Discount factor."""
@@ -47,7 +54,9 @@ class AlgorithmConfig:
     schedule: str = "constant"
     """Learning rate over time: constant or linear (to 0)."""
     max_grad_norm: float | None = None
-    """Gradient norm above which a gradient is scaled down: that of all weights of an optimiser, all critics of an ensemble together."""
+    """Gradient norm above which a gradient is scaled down: that of all weights of an optimiser, all
+    critics of an ensemble together.
+    """
     weight_decay: float = 0.0
     """Decoupled weight decay (AdamW)."""
     normalize_obs: bool = False
@@ -55,7 +64,12 @@ class AlgorithmConfig:
 
     def __post_init__(self) -> None:
         check_choices(self, {"schedule": self.schedules})
-        check_numbers(self, {"horizon": 1, "weight_decay": 0}, ("learning_rate", "max_grad_norm"), zero_to_one=("gamma",))
+        check_numbers(
+            self,
+            {"horizon": 1, "weight_decay": 0},
+            ("learning_rate", "max_grad_norm"),
+            zero_to_one=("gamma",),
+        )
 
 
 class Algorithm(ABC, nn.Module):
@@ -64,8 +78,13 @@ class Algorithm(ABC, nn.Module):
     Nothing in act, record or update waits for the device: metrics stay tensors.
     """
 
-    takes_agents: ClassVar[bool] = False  # obs [N, A, D], actions [N, A] or [N, A, d], reward [N, A]; without it one agent only
-    learning_starts: int = 0  # transitions to be collected, since nothing was stored, before the first `learn`
+    takes_agents: ClassVar[bool] = (
+        # obs [N, A, D], actions [N, A] or [N, A, d], reward [N, A]; without it one agent only
+        False
+    )
+    learning_starts: int = (
+        0  # transitions to be collected, since nothing was stored, before the first `learn`
+    )
     config: AlgorithmConfig
     name: str
     normalizer: Normalizer | None
@@ -85,15 +104,22 @@ class Algorithm(ABC, nn.Module):
         self.observation_space, self.action_space = observation_space, action_space
         self.num_envs, self.device, self.seed = num_envs, device, seed
         if not isinstance(observation_space, Box):
-            raise UsageError(f"{self.label} needs a Box observation space, this one is {observation_space}")
+            raise UsageError(
+                f"{self.label} needs a Box observation space, this one is {observation_space}"
+            )
         self.num_inputs = math.prod(observation_space.shape)
-        self.state_space = state_space if self.reads_state() else None  # where it is not None, rows of obs have the state behind them
+        self.state_space = (
+            state_space if self.reads_state() else None
+        )  # where it is not None, rows of obs have the state behind them
         self.num_state = 0 if self.state_space is None else math.prod(self.state_space.shape or ())
-        self.normalizer = Normalizer(self.num_inputs + self.num_state) if config.normalize_obs else None
+        self.normalizer = (
+            Normalizer(self.num_inputs + self.num_state) if config.normalize_obs else None
+        )
         self.make_networks()
         if device.type != "cpu":
             self.to(device)
-        # of whole iterations, logged as train/n_updates; steps that were left out are among them, train/skipped_steps says how many
+        # of whole iterations, logged as train/n_updates; steps that were left out are among them,
+        # train/skipped_steps says how many
         self.num_updates = torch.zeros((), dtype=torch.int64, device=device)
         self.make_training()
 
@@ -103,7 +129,9 @@ class Algorithm(ABC, nn.Module):
 
     @abstractmethod
     def make_training(self) -> None:
-        """Set what trains the modules, which are on the device now: optimisers, random numbers, scalars."""
+        """Set what trains the modules, which are on the device now: optimisers, random numbers,
+        scalars.
+        """
 
     def reads_state(self) -> bool:
         """Whether the critic reads what an environment shows to critics only."""
@@ -116,12 +144,15 @@ class Algorithm(ABC, nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Algorithm":
         raise TypeError(
-            f"{type(self).__name__} shares memory between weights, optimiser and arrays, which a copy would tear apart: "
+            f"{type(self).__name__} shares memory between weights, optimiser and arrays, which a "
+            f"copy would tear apart: "
             "make another one (make_algorithm, gpurl.load) and give it the state_dict()"
         )
 
     def start(self) -> None:
-        """A new run begins; one that is resumed, and a policy by itself, take their weights from a checkpoint instead."""
+        """A new run begins; one that is resumed, and a policy by itself, take their weights from a
+        checkpoint instead.
+        """
 
     def initial_carry(self, num_envs: int) -> Carry:
         """Memory at the start of an episode: () or tensors [num_envs, H]."""
@@ -145,7 +176,11 @@ class Algorithm(ABC, nn.Module):
 
     def row_shape(self) -> tuple[int, ...]:
         """Of one observation as training stores it."""
-        return (self.num_inputs + self.num_state,) if self.num_state else tuple(self.observation_space.shape or ())
+        return (
+            (self.num_inputs + self.num_state,)
+            if self.num_state
+            else tuple(self.observation_space.shape or ())
+        )
 
     def inputs(self, obs: Tensor) -> Tensor:
         """[N, *obs] -> [N, D] float32, normalised."""
@@ -162,14 +197,18 @@ class Algorithm(ABC, nn.Module):
 
     @abstractmethod
     def learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Take the optimiser's steps; returns 0-d metrics on the device, named as they are logged. data: what `prepare` gave."""
+        """Take the optimiser's steps; returns 0-d metrics on the device, named as they are logged.
+        data: what `prepare` gave.
+        """
 
     def update(self, buffer: Buffer) -> dict[str, Tensor]:
         """Learn from the buffer; returns the metrics."""
         return self.learn(self.prepare(buffer))
 
     def all_optimizers(self) -> dict[str, FlatAdam]:
-        """Whatever moves weights, by the name before those of its parameters in `state_dict()`; "" where they stand there as they are."""
+        """Whatever moves weights, by the name before those of its parameters in `state_dict()`; ""
+        where they stand there as they are.
+        """
         return {}
 
     @abstractmethod
@@ -177,16 +216,24 @@ class Algorithm(ABC, nn.Module):
         """Rows of the largest batch that goes through the networks many times."""
 
     def set_precision(self, precision: str) -> None:
-        """Compute products in float32, tf32 or bf16; parameters, gradients and sums stay float32."""
+        """Compute products in float32, tf32 or bf16; parameters, gradients and sums stay
+        float32.
+        """
         if precision == "bf16" and not set_dtype(self, torch.bfloat16):
-            raise UsageError(f"{self.label} has no layers that compute in {precision}, only in float32")
+            raise UsageError(
+                f"{self.label} has no layers that compute in {precision}, only in float32"
+            )
 
     @abstractmethod
     def schedule(self, progress: float, steps: int) -> None:
-        """Before an iteration: set what changes with training; progress runs from 0 to 1, `steps` of the environments were taken so far."""
+        """Before an iteration: set what changes with training; progress runs from 0 to 1, `steps`
+        of the environments were taken so far.
+        """
 
     def cut(self, mask: Tensor | None = None) -> None:
-        """The environments were reset from outside, all or those of mask [N]: what was recorded last is not continued by what comes."""
+        """The environments were reset from outside, all or those of mask [N]: what was recorded
+        last is not continued by what comes.
+        """
 
     @abstractmethod
     def extra_state(self) -> dict[str, Any]:
@@ -205,7 +252,9 @@ class Algorithm(ABC, nn.Module):
         return 0
 
     def snapshot(self, steps: int) -> dict[str, Any]:
-        """All that collecting up to `steps` steps and learning change; not copies, but for what would be too large."""
+        """All that collecting up to `steps` steps and learning change; not copies, but for what
+        would be too large.
+        """
         return {"model": self.state_dict(), "training": self.extra_state()}
 
     def go_back(self, snapshot: dict[str, Any]) -> None:
@@ -215,14 +264,18 @@ class Algorithm(ABC, nn.Module):
 
 
 def episode_ends(timestep: Timestep) -> Tensor:
-    """[N] bool: what follows belongs to another episode. A step that is not a real transition ends one too: a reset happened in it."""
+    """[N] bool: what follows belongs to another episode. A step that is not a real transition ends
+    one too: a reset happened in it.
+    """
     ended = timestep.terminated | timestep.truncated
     valid = timestep.info.get("valid")
     return ended if valid is None else ended | ~valid
 
 
 def final_value(algorithm: Algorithm, timestep: Timestep, carry: Carry, is_last: bool) -> Tensor:
-    """[N] value of the true successor: needed where truncated, and everywhere after the last step of a rollout; else 0 may stand there."""
+    """[N] value of the true successor: needed where truncated, and everywhere after the last step
+    of a rollout; else 0 may stand there.
+    """
     final_obs = timestep.info["final_obs"]
     if is_last or not host_may_look(algorithm.device):
         return algorithm.value(final_obs, carry)

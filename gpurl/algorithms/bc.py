@@ -1,4 +1,6 @@
-"""Behaviour cloning: the actor learns to do what was done, in a dataset or by a teacher; also where the student itself gets to (DAgger)."""
+"""Behaviour cloning: the actor learns to do what was done, in a dataset or by a teacher; also where
+the student itself gets to (DAgger).
+"""
 
 import math
 from abc import abstractmethod
@@ -27,7 +29,11 @@ from gpurl.nn.optimizer import FlatAdam
 if TYPE_CHECKING:
     from gpurl.policy import Policy
 
-UNUSED = {"n_step": 1, "reward_scale": 1.0, "prioritized": False}  # settings of the family that cloning has no use for
+UNUSED = {
+    "n_step": 1,
+    "reward_scale": 1.0,
+    "prioritized": False,
+}  # settings of the family that cloning has no use for
 
 
 @dataclass(frozen=True)
@@ -37,14 +43,21 @@ class BCConfig(OffPolicyConfig):
     fixed: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.fixed, "head", "actor_network")
 
     dataset: str | None = None
-    """What to clone: FILE.npz or FILE.safetensors with obs [M, ...] and action [M, ...] as the environment has them, or minari:DATASET_ID.
+    """What to clone: FILE.npz or FILE.safetensors with obs [M, ...] and action [M, ...] as the
+    environment has them, or minari:DATASET_ID.
     The student plays, which is for the log; all transitions are learnt from."""
     teacher: str | None = None
-    """Whom to clone: a run folder (its best checkpoint) or a checkpoint folder. The teacher plays."""
+    """Whom to clone: a run folder (its best checkpoint) or a checkpoint folder. The teacher
+    plays.
+    """
     dagger: bool = False
-    """Once something was learnt the student plays and the teacher says what it would have done (DAgger, Ross et al. 2011)."""
+    """Once something was learnt the student plays and the teacher says what it would have done
+    (DAgger, Ross et al. 2011).
+    """
     head: str = "squashed"
-    """Of continuous actions: squashed (mean and deviation, the most likely; fits sac) or deterministic (squared error; fits ddpg, td3)."""
+    """Of continuous actions: squashed (mean and deviation, the most likely; fits sac) or
+    deterministic (squared error; fits ddpg, td3).
+    """
     logit_penalty: float = 0.01
     """Of discrete actions: weight of the mean square of the logits, beside the cross-entropy."""
     actor_network: BodyConfig = field(default_factory=BodyConfig)
@@ -56,28 +69,44 @@ class BCConfig(OffPolicyConfig):
         check_numbers(self, {"logit_penalty": 0})
         for name, default in UNUSED.items():
             if (value := getattr(self, name)) != default:
-                raise UsageError(f"bc clones actions, whatever they led to: leave out {name} {value}")
+                raise UsageError(
+                    f"bc clones actions, whatever they led to: leave out {name} {value}"
+                )
 
 
 class BC(OffPolicy):
     """The actor is that of sac, ddpg and td3, so that they can go on from it (`actor_from`)."""
 
     config: BCConfig
-    teacher: "Policy | None" = None  # there when a buffer was made; no module of this one, so its weights are in no checkpoint
+    # there when a buffer was made; no module of this one, so its weights are in no checkpoint
+    teacher: "Policy | None" = None
 
     def make_networks(self) -> None:
         config, space = self.config, self.action_space
         self.head: CloneHead
         if isinstance(space, Box) and space.low.size:
-            self.head = (Squashed if config.head == "squashed" else Deterministic)(space, self.label)
+            self.head = (Squashed if config.head == "squashed" else Deterministic)(
+                space, self.label
+            )
         else:
-            self.head = Choice(make_head(space, algorithm=self.label), tuple(space.shape or ()), config.logit_penalty)
+            self.head = Choice(
+                make_head(space, algorithm=self.label),
+                tuple(space.shape or ()),
+                config.logit_penalty,
+            )
         self.actor = make_network(1, self.num_inputs, self.head.num_outputs, config.actor_network)
 
     def make_optimizers(self) -> dict[str, FlatAdam]:
         config = self.config
         return {
-            "actor": FlatAdam(self.actor, config.learning_rate, 1e-8, config.weight_decay, config.max_grad_norm, losses=("actor_loss",))
+            "actor": FlatAdam(
+                self.actor,
+                config.learning_rate,
+                1e-8,
+                config.weight_decay,
+                config.max_grad_norm,
+                losses=("actor_loss",),
+            )
         }
 
     # ---- acting ----
@@ -109,13 +138,17 @@ class BC(OffPolicy):
         return self.head.mode(self.actor.forward(obs)[0])
 
     def random_action(self) -> Tensor:
-        raise AssertionError("before it has learnt anything the teacher plays, or the student as it is")
+        raise AssertionError(
+            "before it has learnt anything the teacher plays, or the student as it is"
+        )
 
     def to_env(self, action: Tensor) -> Tensor:
         return self.head.to_env(action)
 
     def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
-        """NaN: cloning knows nothing of rewards. The actor runs all the same, since its time decides the number of threads."""
+        """NaN: cloning knows nothing of rewards. The actor runs all the same, since its time
+        decides the number of threads.
+        """
         with torch.no_grad():
             return self.actor.forward(self.inputs(obs))[0].sum(-1) * math.nan
 
@@ -128,14 +161,21 @@ class BC(OffPolicy):
         """Reads the dataset or the teacher: a run needs them, a policy by itself does not."""
         config = self.config
         if (config.dataset is None) == (config.teacher is None):
-            raise UsageError(f"bc needs a dataset or a teacher, one of them; got dataset {config.dataset} and teacher {config.teacher}")
+            raise UsageError(
+                f"bc needs a dataset or a teacher, one of them; got dataset {config.dataset} and "
+                f"teacher {config.teacher}"
+            )
         if config.teacher is not None:
             self.teacher = self._load_teacher(config.teacher)
             return super().make_buffer()
         if config.dagger:
-            raise UsageError(f"dagger asks a teacher what it would have done, dataset {config.dataset} cannot say: give a teacher instead")
+            raise UsageError(
+                f"dagger asks a teacher what it would have done, dataset {config.dataset} cannot "
+                f"say: give a teacher instead"
+            )
         self.learning_starts = 0  # all that there will be is there
-        self._hold(*read_demonstrations(str(config.dataset), self.observation_space, self.action_space))  # type: ignore[arg-type]
+        spaces: Any = self.observation_space, self.action_space
+        self._hold(*read_demonstrations(str(config.dataset), *spaces))
         return RolloutBuffer(config.horizon, self.num_envs, self.device)
 
     def _load_teacher(self, path: str) -> "Policy":
@@ -145,17 +185,29 @@ class BC(OffPolicy):
         for name in ("observation_space", "action_space"):
             theirs, own = getattr(teacher.algorithm, name), getattr(self, name)
             if theirs != own:
-                raise UsageError(f"the teacher {path} is of another environment: its {name} is {theirs}, this one's {own}")
+                raise UsageError(
+                    f"the teacher {path} is of another environment: its {name} is {theirs}, this "
+                    f"one's {own}"
+                )
         return teacher
 
     def _hold(self, obs: Any, action: Any) -> None:
-        """Put arrays obs [M, *obs] and action [M, *action] into a replay that stays as it is: M steps of one environment."""
+        """Put arrays obs [M, *obs] and action [M, *action] into a replay that stays as it is: M
+        steps of one environment.
+        """
         seen, done = (torch.from_numpy(array).to(self.device) for array in (obs, action))
         columns = {"reward": (), "action": self.head.shape}
         shape, kind, storage = tuple(seen.shape[1:]), seen.dtype, self.config.storage
-        self.replay = Replay(len(seen), 1, shape, columns, self.device, self.seed * 4 + 4, kind, storage)
+        self.replay = Replay(
+            len(seen), 1, shape, columns, self.device, self.seed * 4 + 4, kind, storage
+        )
         nothing = torch.zeros(len(seen), device=self.device)
-        rows = {"obs": seen, "final_obs": seen, "action": self.head.from_env(done), "reward": nothing}
+        rows = {
+            "obs": seen,
+            "final_obs": seen,
+            "action": self.head.from_env(done),
+            "reward": nothing,
+        }
         rows |= {"terminated": nothing.bool(), "truncated": nothing.bool()}
         self.replay.add({name: column.unsqueeze(1) for name, column in rows.items()})
         if self.normalizer is not None:
@@ -170,7 +222,11 @@ class BC(OffPolicy):
             super().cut(mask)
 
     def replay_state(self) -> dict[str, Any]:
-        return {"random": self.replay.random.state_dict()} if self.teacher is None else super().replay_state()
+        return (
+            {"random": self.replay.random.state_dict()}
+            if self.teacher is None
+            else super().replay_state()
+        )
 
     def load_replay_state(self, state: dict[str, Any]) -> int:
         if self.teacher is not None:
@@ -178,26 +234,32 @@ class BC(OffPolicy):
         self.replay.random.load_state_dict(state["random"])
         return 0
 
-    def learn_from(self, batch: dict[str, Tensor], number: int, wants_parts: bool) -> tuple[dict[str, Tensor], Tensor]:
+    def learn_from(
+        self, batch: dict[str, Tensor], number: int, wants_parts: bool
+    ) -> tuple[dict[str, Tensor], Tensor]:
         tape: Tape = []
         output = self.actor.forward(batch["obs"], tape)[0]
         loss, gradient = self.head.loss(output, batch["action"])
         share = batch["weight"] / batch["weight"].sum().clamp(min=1.0)
         self.actor.backward((gradient * share.unsqueeze(1)).unsqueeze(0), tape, needs_input=False)
         actor_loss = loss @ share
-        norm = self.optimizers["actor"].step(losses=actor_loss)
+        norm = self.optimizers["actor"].step_along_gradient(losses=actor_loss)
         return {"actor_loss": actor_loss, "grad_norm": norm}, loss
 
 
 class CloneHead(nn.Module):
-    """What the actor's numbers [B, num_outputs] mean, and how far they are from an action that was taken."""
+    """What the actor's numbers [B, num_outputs] mean, and how far they are from an action that was
+    taken.
+    """
 
     num_outputs: int
     shape: tuple[int, ...]  # of a stored action
 
     @abstractmethod
     def loss(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """(loss [B] of each row, its derivative by output); action: [B, *shape], as the replay gives it."""
+        """(loss [B] of each row, its derivative by output); action: [B, *shape], as the replay
+        gives it.
+        """
 
     @abstractmethod
     def mode(self, output: Tensor) -> Tensor:
@@ -263,7 +325,9 @@ class Squashed(Deterministic):
 
 
 class Choice(CloneHead):
-    """One or several of a few actions, loss -log p(action) + penalty * mean of the logits' squares (d3rlpy's, with 0.5 there)."""
+    """One or several of a few actions, loss -log p(action) + penalty * mean of the logits' squares
+    (d3rlpy's, with 0.5 there).
+    """
 
     def __init__(self, head: Head, shape: tuple[int, ...], penalty: float) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Deep deterministic policy gradient (Lillicrap et al. 2016), and by its settings TD3 (Fujimoto et al. 2018)."""
+"""Deep deterministic policy gradient (Lillicrap et al. 2016), and by its settings TD3 (Fujimoto et
+al. 2018).
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,7 +24,9 @@ class DDPGConfig(ActorCriticConfig):
     num_critics: int = 1
     actor_aggregate: str = "first"
     noise: str = "gaussian"
-    """Noise on actions: gaussian, ladder (over environments), episode (a width for each) or ornstein_uhlenbeck."""
+    """Noise on actions: gaussian, ladder (over environments), episode (a width for each) or
+    ornstein_uhlenbeck.
+    """
     noise_std: float = 0.1
     """Its standard deviation, of actions in [-1, 1]; of ornstein_uhlenbeck its sigma."""
     noise_std_range: tuple[float, ...] = (0.05, 0.8)
@@ -40,8 +44,14 @@ class DDPGConfig(ActorCriticConfig):
         super().__post_init__()
         check_choices(self, {"noise": KINDS})
         check_numbers(self, {"noise_std": 0, "target_noise": 0, "target_noise_clip": 0})
-        if len(self.noise_std_range) != 2 or not 0 < self.noise_std_range[0] <= self.noise_std_range[1]:
-            raise UsageError(f"noise_std_range must be two numbers above 0, the least first, got {self.noise_std_range}")
+        if (
+            len(self.noise_std_range) != 2
+            or not 0 < self.noise_std_range[0] <= self.noise_std_range[1]
+        ):
+            raise UsageError(
+                f"noise_std_range must be two numbers above 0, the least first, got "
+                f"{self.noise_std_range}"
+            )
 
 
 class DDPG(OffPolicyActorCritic):
@@ -54,7 +64,14 @@ class DDPG(OffPolicyActorCritic):
         self.has_target_actor, self.delays_target = config.target_actor, config.delay_targets
         super().make_networks()
         least, most = config.noise_std_range
-        self.noise = ActionNoise(config.noise, config.noise_std, (least, most), self.num_envs, self.num_actions, self.device)
+        self.noise = ActionNoise(
+            config.noise,
+            config.noise_std,
+            (least, most),
+            self.num_envs,
+            self.num_actions,
+            self.device,
+        )
 
     def actor_outputs(self) -> int:
         return self.num_actions
@@ -73,7 +90,9 @@ class DDPG(OffPolicyActorCritic):
         action = (self.target_actor or self.actor).forward(next_obs)[0].tanh_()
         if config.target_noise:  # equation 14 of Fujimoto et al.
             noise = self.update_random.normal((self.num_actions,)).mul_(config.target_noise)
-            action = (action + noise.clamp_(-config.target_noise_clip, config.target_noise_clip)).clamp_(-1.0, 1.0)
+            action = (
+                action + noise.clamp_(-config.target_noise_clip, config.target_noise_clip)
+            ).clamp_(-1.0, 1.0)
         return action, None
 
     def actor_step(self, obs: Tensor, wants_parts: bool) -> dict[str, Tensor]:
@@ -82,5 +101,5 @@ class DDPG(OffPolicyActorCritic):
         slope, value = self.climb(obs, action)
         of_output = slope * (1.0 - action * action)
         self.actor.backward(of_output.unsqueeze(0), tape, needs_input=False)
-        norm = self.optimizers["actor"].step()
+        norm = self.optimizers["actor"].step_along_gradient()
         return {"actor_loss": -value.mean(), "actor_grad_norm": norm} if wants_parts else {}

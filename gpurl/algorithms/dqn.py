@@ -1,4 +1,6 @@
-"""Deep Q-learning (Mnih et al. 2015) and its family by flags: double, dueling, noisy, distributional, n-step, prioritised, ensembles."""
+"""Deep Q-learning (Mnih et al. 2015) and its family by flags: double, dueling, noisy,
+distributional, n-step, prioritised, ensembles.
+"""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -16,21 +18,41 @@ from gpurl.nn.ensemble import Stack, Tape
 from gpurl.nn.networks import Carry
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
-from gpurl.value_losses import categorical_td_loss, quantile_td_loss, rescale, td_loss, unrescale, whole_pmf_min
+from gpurl.value_losses import (
+    categorical_td_loss,
+    quantile_td_loss,
+    rescale,
+    td_loss,
+    unrescale,
+    whole_pmf_min,
+)
 
-LADDER_BASE, LADDER_POWER = 0.4, 7.0  # of Ape-X (Horgan et al. 2018, section 4): epsilon_i = 0.4 ** (1 + 7 i / (N - 1))
+LADDER_BASE, LADDER_POWER = (
+    0.4,
+    7.0,
+)  # of Ape-X (Horgan et al. 2018, section 4): epsilon_i = 0.4 ** (1 + 7 i / (N - 1))
 
 
 @dataclass(frozen=True)
 class DQNConfig(OffPolicyConfig):
     """Settings of DQN."""
 
-    fixed: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.fixed, "network", "num_critics", "atoms", "quantiles", "v_min", "v_max")
+    fixed: ClassVar[tuple[str, ...]] = (
+        *OffPolicyConfig.fixed,
+        "network",
+        "num_critics",
+        "atoms",
+        "quantiles",
+        "v_min",
+        "v_max",
+    )
 
     learning_rate: float = 1e-3
     max_grad_norm: float | None = 10.0
     double: bool = True
-    """The network itself chooses the next action, its target values it (van Hasselt et al. 2016); else the target does both."""
+    """The network itself chooses the next action, its target values it (van Hasselt et al. 2016);
+    else the target does both.
+    """
     target_interval: int = 1
     """Updates between moves of the target network."""
     tau: float = 0.01
@@ -38,9 +60,13 @@ class DQNConfig(OffPolicyConfig):
     huber: bool = True
     """Errors above 1 count linearly; else the square of all."""
     num_critics: int = 1
-    """Networks with starts of their own; the target is the least of their answers (ElegantRL's double DQN has 2)."""
+    """Networks with starts of their own; the target is the least of their answers (ElegantRL's
+    double DQN has 2).
+    """
     atoms: int = 0
-    """A distribution over so many values between v_min and v_max (C51, Bellemare et al. 2017); 0: none."""
+    """A distribution over so many values between v_min and v_max (C51, Bellemare et al. 2017); 0:
+    none.
+    """
     v_min: float = -10.0
     """Least value, of scaled rewards."""
     v_max: float = 10.0
@@ -48,7 +74,9 @@ class DQNConfig(OffPolicyConfig):
     quantiles: int = 0
     """So many quantiles of the return (QR-DQN, Dabney et al. 2018); 0: none."""
     rescale_values: bool = False
-    """Learn h of values, a signed root, so that rewards of any size need no clipping (Pohlen et al. 2018); not of C51."""
+    """Learn h of values, a signed root, so that rewards of any size need no clipping (Pohlen et al.
+    2018); not of C51.
+    """
     epsilon_start: float = 1.0
     """Share of random actions at the start."""
     epsilon_end: float = 0.05
@@ -56,25 +84,43 @@ class DQNConfig(OffPolicyConfig):
     epsilon_fraction: float = 0.2
     """Share of the training over which it falls, linearly."""
     epsilon_ladder: bool = False
-    """Every environment keeps a share of its own, from 0.4 down to 0.4^8 (Ape-X), in place of the three above."""
+    """Every environment keeps a share of its own, from 0.4 down to 0.4^8 (Ape-X), in place of the
+    three above.
+    """
     network: QNetworkConfig = field(default_factory=QNetworkConfig)
     """Shape of the networks."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         least = {"target_interval": 1, "num_critics": 1, "atoms": 0, "quantiles": 0}
-        check_numbers(self, least, ("tau",), zero_to_one=("tau", "epsilon_start", "epsilon_end", "epsilon_fraction"))
+        check_numbers(
+            self,
+            least,
+            ("tau",),
+            zero_to_one=("tau", "epsilon_start", "epsilon_end", "epsilon_fraction"),
+        )
         check_atoms(self)
         if self.atoms and self.quantiles:
-            raise UsageError(f"atoms {self.atoms} and quantiles {self.quantiles} are two kinds of distribution: take one of them")
+            raise UsageError(
+                f"atoms {self.atoms} and quantiles {self.quantiles} are two kinds of distribution: "
+                f"take one of them"
+            )
         if self.rescale_values and self.atoms:
-            raise UsageError(f"rescale_values is not for values of fixed atoms: leave it out, or atoms {self.atoms}")
+            raise UsageError(
+                f"rescale_values is not for values of fixed atoms: leave it out, or atoms "
+                f"{self.atoms}"
+            )
         if self.network.heads > 1 and self.num_critics > 1:
-            raise UsageError(f"network.heads {self.network.heads} and num_critics {self.num_critics} are two kinds of ensemble: take one")
+            raise UsageError(
+                f"network.heads {self.network.heads} and num_critics {self.num_critics} are two "
+                f"kinds of ensemble: take one"
+            )
 
 
 class DQN(OffPolicy):
-    """Action values of a Discrete space. A subclass may have several agents and mix their values: see `mix`."""
+    """Action values of a Discrete space. A subclass may have several agents and mix their values:
+    see `mix`.
+    """
 
     config: DQNConfig
     num_agents = 1
@@ -87,8 +133,16 @@ class DQN(OffPolicy):
         self.width = max(config.atoms, config.quantiles, 1)  # numbers an action
         sizes = config.num_critics, self.num_inputs // self.num_agents, self.num_actions, self.width
         self.network, self.target = (make_q_network(*sizes, config.network) for _ in range(2))
-        self.register_buffer("support", torch.linspace(config.v_min, config.v_max, max(config.atoms, 1)), persistent=False)
-        self.register_buffer("epsilon", self._ladder() if config.epsilon_ladder else torch.tensor(config.epsilon_end), persistent=False)
+        self.register_buffer(
+            "support",
+            torch.linspace(config.v_min, config.v_max, max(config.atoms, 1)),
+            persistent=False,
+        )
+        self.register_buffer(
+            "epsilon",
+            self._ladder() if config.epsilon_ladder else torch.tensor(config.epsilon_end),
+            persistent=False,
+        )
 
     def read_space(self) -> int:
         """The number of actions; UsageError for a space that has none."""
@@ -101,7 +155,14 @@ class DQN(OffPolicy):
     def make_optimizers(self) -> dict[str, FlatAdam]:
         config = self.config
         optimizer = FlatAdam(
-            self.network, config.learning_rate, 1e-8, config.weight_decay, config.max_grad_norm, self.target, config.tau, ("loss",)
+            self.network,
+            config.learning_rate,
+            1e-8,
+            config.weight_decay,
+            config.max_grad_norm,
+            self.target,
+            config.tau,
+            ("loss",),
         )
         return {"network": optimizer}
 
@@ -111,29 +172,45 @@ class DQN(OffPolicy):
         if self.config.network.noisy:
             return self.greedy(obs, self.action_random), carry
         best, chance = self.greedy(obs), self.random_action()
-        explores = self.action_random.uniform(shape=best.shape[1:]) < self.epsilon.view(-1, *[1] * (best.dim() - 1))
+        explores = self.action_random.uniform(shape=best.shape[1:]) < self.epsilon.view(
+            -1, *[1] * (best.dim() - 1)
+        )
         return torch.where(explores, chance, best), carry
 
     def greedy(self, obs: Tensor, noise: CounterRandom | None = None) -> Tensor:
-        return self.means(self.answers(self.network, obs, noise=noise)).mean(0).argmax(-1).squeeze(-1)
+        return (
+            self.means(self.answers(self.network, obs, noise=noise)).mean(0).argmax(-1).squeeze(-1)
+        )
 
     def random_action(self) -> Tensor:
-        return self.action_random.integers(0, self.num_actions, () if self.num_agents == 1 else (self.num_agents,))
+        return self.action_random.integers(
+            0, self.num_actions, () if self.num_agents == 1 else (self.num_agents,)
+        )
 
     def to_env(self, action: Tensor) -> Tensor:
         return action
 
     def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
         with torch.no_grad():
-            value = self.mix(self.means(self.answers(self.network, self.inputs(obs))).mean(0).amax(-1))
+            value = self.mix(
+                self.means(self.answers(self.network, self.inputs(obs))).mean(0).amax(-1)
+            )
             return unrescale(value) if self.config.rescale_values else value
 
     # ---- values ----
 
-    def answers(self, network: Stack, obs: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None) -> Tensor:
+    def answers(
+        self,
+        network: Stack,
+        obs: Tensor,
+        tape: Tape | None = None,
+        noise: CounterRandom | None = None,
+    ) -> Tensor:
         """obs: [B, D] -> [E, B, G, A, Z] numbers of every agent's every action."""
         rows = obs.reshape(obs.shape[0] * self.num_agents, -1)
-        return network.forward(rows, tape, noise).view(-1, len(obs), self.num_agents, self.num_actions, self.width)
+        return network.forward(rows, tape, noise).view(
+            -1, len(obs), self.num_agents, self.num_actions, self.width
+        )
 
     def means(self, answers: Tensor) -> Tensor:
         """[..., Z] -> [...] expected returns."""
@@ -146,16 +223,25 @@ class DQN(OffPolicy):
         return values.squeeze(-1)
 
     def unmix(self, gradient: Tensor) -> Tensor:
-        """The derivative by `mix`'s values [..., G] of what has the derivative [...] by its result."""
+        """The derivative by `mix`'s values [..., G] of what has the derivative [...] by its
+        result.
+        """
         return gradient.unsqueeze(-1)
 
     # ---- learning ----
 
-    def learn_from(self, batch: dict[str, Tensor], number: int, wants_parts: bool) -> tuple[dict[str, Tensor], Tensor]:
+    def learn_from(
+        self, batch: dict[str, Tensor], number: int, wants_parts: bool
+    ) -> tuple[dict[str, Tensor], Tensor]:
         tape = Tape()
         noise = self.update_random if self.config.network.noisy else None  # each pass draws its own
         answers = self.answers(self.network, batch["obs"], tape, noise)
-        action = batch["action"].long().view(1, -1, self.num_agents, 1, 1).expand(len(answers), -1, -1, 1, self.width)
+        action = (
+            batch["action"]
+            .long()
+            .view(1, -1, self.num_agents, 1, 1)
+            .expand(len(answers), -1, -1, 1, self.width)
+        )
         taken = answers.gather(3, action).squeeze(3)  # [E, B, G, Z]
         gradient, loss, error = self._loss(taken, self._target(batch, noise), batch)
         of_answers = torch.zeros_like(answers).scatter_(3, action, gradient.unsqueeze(3))
@@ -167,8 +253,8 @@ class DQN(OffPolicy):
         """The optimiser's step, and the target's where it is due."""
         optimizer, interval = self.optimizers["network"], self.config.target_interval
         if interval == 1:
-            return optimizer.step(losses=loss)
-        norm = optimizer.step(move_target=False, losses=loss)
+            return optimizer.step_along_gradient(losses=loss)
+        norm = optimizer.step_along_gradient(move_target=False, losses=loss)
         assert optimizer.target is not None
         # on the device: a graph of some updates is replayed for all
         due = ((optimizer.state.step % interval == 0) & norm.isfinite()) * self.config.tau
@@ -179,18 +265,30 @@ class DQN(OffPolicy):
         """What the next state is worth: [B], or of a distribution [B, Z]."""
         answers = self.answers(self.target, batch["next_obs"], noise=noise)  # [E, B, G, A, Z]
         values = self.means(answers)
-        chooser = self.means(self.answers(self.network, batch["next_obs"], noise=noise)).mean(0) if self.config.double else values.amin(0)
+        chooser = (
+            self.means(self.answers(self.network, batch["next_obs"], noise=noise)).mean(0)
+            if self.config.double
+            else values.amin(0)
+        )
         best = chooser.argmax(-1, keepdim=True)  # [B, G, 1]
         if self.width == 1:
-            value = self.mix(values.gather(3, best.expand(len(values), -1, -1, -1)).squeeze(3)).amin(0)
+            value = self.mix(
+                values.gather(3, best.expand(len(values), -1, -1, -1)).squeeze(3)
+            ).amin(0)
             return self._backed_up(batch["reward"], batch["discount"], value)
-        chosen = answers.gather(3, best.unsqueeze(-1).expand(len(answers), -1, -1, -1, self.width))[:, :, 0, 0]  # [E, B, Z]
+        chosen = answers.gather(3, best.unsqueeze(-1).expand(len(answers), -1, -1, -1, self.width))[
+            :, :, 0, 0
+        ]  # [E, B, Z]
         if self.config.quantiles:
             least = chosen[0] if len(chosen) == 1 else whole_pmf_min(chosen, chosen.mean(-1))
-            return self._backed_up(batch["reward"].unsqueeze(1), batch["discount"].unsqueeze(1), least)
+            return self._backed_up(
+                batch["reward"].unsqueeze(1), batch["discount"].unsqueeze(1), least
+            )
         pmf = chosen.softmax(-1)
         pmf = pmf[0] if len(pmf) == 1 else whole_pmf_min(pmf, pmf @ self.support)
-        return categorical_projection(pmf, batch["reward"], batch["discount"], self.config.v_min, self.config.v_max)
+        return categorical_projection(
+            pmf, batch["reward"], batch["discount"], self.config.v_min, self.config.v_max
+        )
 
     def _backed_up(self, reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:
         """What is learnt of reward + discount * value, of h values h of that."""
@@ -198,11 +296,15 @@ class DQN(OffPolicy):
             return reward + discount * value
         return rescale(reward + discount * unrescale(value))
 
-    def _loss(self, taken: Tensor, target: Tensor, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def _loss(
+        self, taken: Tensor, target: Tensor, batch: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """(derivative by taken [E, B, G, Z], loss 0-d, error [B])."""
         if self.width == 1:
             delta = 1.0 if self.config.huber else None
-            gradient, loss, error = td_loss(self.mix(taken.squeeze(3)), target, batch["weight"], delta)
+            gradient, loss, error = td_loss(
+                self.mix(taken.squeeze(3)), target, batch["weight"], delta
+            )
             return self.unmix(gradient).unsqueeze(3), loss, error
         function = quantile_td_loss if self.config.quantiles else categorical_td_loss
         gradient, loss, error = function(taken.squeeze(2), target, batch["weight"])
@@ -212,4 +314,6 @@ class DQN(OffPolicy):
         super().schedule(progress, steps)
         config = self.config
         if not config.epsilon_ladder:
-            self.epsilon.fill_(falling(config.epsilon_start, config.epsilon_end, config.epsilon_fraction, progress))
+            self.epsilon.fill_(
+                falling(config.epsilon_start, config.epsilon_end, config.epsilon_fraction, progress)
+            )

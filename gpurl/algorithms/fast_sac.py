@@ -1,4 +1,6 @@
-"""FastSAC (Seo et al. 2025): SAC over thousands of environments, with large batches, few updates a step and distributional critics."""
+"""FastSAC (Seo et al. 2025): SAC over thousands of environments, with large batches, few updates a
+step and distributional critics.
+"""
 
 from dataclasses import dataclass, field
 
@@ -8,11 +10,13 @@ from gpurl.nn.ensemble import BodyConfig
 
 @dataclass(frozen=True)
 class FastSACConfig(SACConfig):
-    """Settings of FastSAC, those of holosoma's code for robots that walk at a wanted speed (Seo et al. 2025b).
+    """Settings of FastSAC, those of holosoma's code for robots that walk at a wanted speed (Seo et
+    al. 2025b).
 
-    Not as in that code: gamma is 0.99 (0.97 there, 0.99 where motions are imitated: it is the task's), the standard deviation may reach
-    exp(2) (1 there), the temperature moves with the actor (with every critic step there), relu stands for SiLU, Adam's second moment lasts
-    longer (0.999 for 0.95), and both critics learn the mean of the two target distributions (each its own there).
+    Not as in that code: gamma is 0.99 (0.97 there, 0.99 where motions are imitated: it is the
+    task's), the standard deviation may reach exp(2) (1 there), the temperature moves with the actor
+    (with every critic step there), relu stands for SiLU, Adam's second moment lasts longer (0.999
+    for 0.95), and both critics learn the mean of the two target distributions (each its own there).
     """
 
     updates: int = 8
@@ -29,8 +33,12 @@ class FastSACConfig(SACConfig):
     actor_aggregate: str = "mean"
     initial_temperature: float = 0.001
     target_entropy: float | None = 0.0
-    actor_network: BodyConfig = field(default_factory=lambda: BodyConfig(hidden=(512, 256, 128), layer_norm=True))
-    critic_network: BodyConfig = field(default_factory=lambda: BodyConfig(hidden=(768, 384, 192), layer_norm=True))
+    actor_network: BodyConfig = field(
+        default_factory=lambda: BodyConfig(hidden=(512, 256, 128), layer_norm=True)
+    )
+    critic_network: BodyConfig = field(
+        default_factory=lambda: BodyConfig(hidden=(768, 384, 192), layer_norm=True)
+    )
 
 
 class FastSAC(SAC):

@@ -1,4 +1,6 @@
-"""FastTD3 (Seo et al. 2025): TD3 over thousands of environments, with large batches, few updates a step and distributional critics."""
+"""FastTD3 (Seo et al. 2025): TD3 over thousands of environments, with large batches, few updates a
+step and distributional critics.
+"""
 
 from dataclasses import dataclass, field
 
@@ -11,10 +13,12 @@ from gpurl.nn.ensemble import BodyConfig
 class FastTD3Config(TD3Config):
     """Settings of FastTD3, those of its authors' code.
 
-    PQL's (Li et al. 2023): updates 8, n_step 3, tau 0.05, noise ladder, target_noise 0.8 clipped at 0.2.
+    PQL's (Li et al. 2023): updates 8, n_step 3, tau 0.05, noise ladder, target_noise 0.8 clipped at
+    0.2.
 
-    Not as in that code: actions are random until learning starts, all layers start as torch's do (its actor's last one nearly at 0), and
-    the replay keeps 1 million transitions in all (10,000 to 50,000 of every environment there). Of a task, not of the algorithm, and so
+    Not as in that code: actions are random until learning starts, all layers start as torch's do
+    (its actor's last one nearly at 0), and the replay keeps 1 million transitions in all (10,000 to
+    50,000 of every environment there). Of a task, not of the algorithm, and so
     set there for each: v_min and v_max (10 to 10,000), gamma (0.97 or 0.99), n_step and updates.
     """
 

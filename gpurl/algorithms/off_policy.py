@@ -1,4 +1,6 @@
-"""What all off-policy algorithms share: steps go into a replay buffer, and every few steps some batches of it are learnt from."""
+"""What all off-policy algorithms share: steps go into a replay buffer, and every few steps some
+batches of it are learnt from.
+"""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -46,29 +48,46 @@ class OffPolicyConfig(AlgorithmConfig):
     priority_exponent: float = 0.5
     """How much the error counts when drawing: 0 not at all."""
     importance_exponent: float = 0.4
-    """How much of the bias of such draws is taken back at the start of training; all of it at the end."""
+    """How much of the bias of such draws is taken back at the start of training; all of it at the
+    end.
+    """
     priority_decay: float = 0.999
-    """How fast the greatest error seen, which new transitions get, is forgotten: its share left after an update."""
+    """How fast the greatest error seen, which new transitions get, is forgotten: its share left
+    after an update.
+    """
     storage: str = "float32"
-    """How the replay keeps observations: float32, or bfloat16 at half the memory (2 digits); images stay uint8."""
+    """How the replay keeps observations: float32, or bfloat16 at half the memory (2 digits); images
+    stay uint8.
+    """
     final_share: float = 1.0 / 16.0
-    """Final observations the replay keeps, as a share of its transitions; more for episodes that time cuts off before 16 steps."""
+    """Final observations the replay keeps, as a share of its transitions; more for episodes that
+    time cuts off before 16 steps.
+    """
     save_replay: bool = False
-    """Write the replay into every checkpoint, so that a resumed run goes on with it; else it is filled anew."""
+    """Write the replay into every checkpoint, so that a resumed run goes on with it; else it is
+    filled anew.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choices(self, {"storage": ("float32", "bfloat16")})
-        least = dict.fromkeys(("updates", "batch_size", "replay_size", "learning_starts", "n_step"), 1)
+        least = dict.fromkeys(
+            ("updates", "batch_size", "replay_size", "learning_starts", "n_step"), 1
+        )
         one = ("priority_exponent", "importance_exponent", "priority_decay", "final_share")
         check_numbers(self, least, ("reward_scale", "final_share"), zero_to_one=one)
         for name in ("learning_starts", "replay_size"):
             if self.batch_size > getattr(self, name):
-                raise UsageError(f"a batch of batch_size {self.batch_size} is more than {name} {getattr(self, name)} transitions hold")
+                raise UsageError(
+                    f"a batch of batch_size {self.batch_size} is more than {name} "
+                    f"{getattr(self, name)} transitions hold"
+                )
 
 
 class OffPolicy(Algorithm):
-    """Collects `horizon` steps into a rollout, moves them into the replay in `prepare`, and takes `updates` steps in `learn`."""
+    """Collects `horizon` steps into a rollout, moves them into the replay in `prepare`, and takes
+    `updates` steps in `learn`.
+    """
 
     config: OffPolicyConfig
     replay: Replay  # there when a buffer was made: a policy by itself needs none
@@ -77,15 +96,21 @@ class OffPolicy(Algorithm):
         self.learning_starts = self.config.learning_starts
         self.optimizers = self.make_optimizers()
         self.action_random = CounterRandom(self.seed * 4 + 1, self.num_envs, self.device)
-        self.update_random = CounterRandom(self.seed * 4 + 2, self.config.batch_size, self.device)  # a stream a row of the batch
+        self.update_random = CounterRandom(
+            self.seed * 4 + 2, self.config.batch_size, self.device
+        )  # a stream a row of the batch
         self.choice_random = CounterRandom(self.seed * 4 + 3, 1, self.device)  # for all of it
-        self.is_random = torch.zeros((), dtype=torch.bool, device=self.device)  # actions, before learning starts: `schedule` says
+        self.is_random = torch.zeros(
+            (), dtype=torch.bool, device=self.device
+        )  # actions, before learning starts: `schedule` says
 
     # ---- what an algorithm is ----
 
     @abstractmethod
     def make_optimizers(self) -> dict[str, FlatAdam]:
-        """name -> an optimiser of some of the modules, each with its target network if it has one."""
+        """name -> an optimiser of some of the modules, each with its target network if it has
+        one.
+        """
 
     @abstractmethod
     def decide(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
@@ -104,11 +129,14 @@ class OffPolicy(Algorithm):
         """[N, *action] what the environment receives."""
 
     @abstractmethod
-    def learn_from(self, batch: dict[str, Tensor], number: int, wants_parts: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """One optimiser step of each network whose turn it is, at update `number` of this iteration.
+    def learn_from(
+        self, batch: dict[str, Tensor], number: int, wants_parts: bool
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """One optimiser step of each network whose turn it is, at update `number` of this
+        iteration.
 
-        batch: as `Replay.sample`, with observations normalised and rewards scaled. Returns (0-d parts to log, if wanted; error [B] of each
-        transition).
+        batch: as `Replay.sample`, with observations normalised and rewards scaled. Returns (0-d
+        parts to log, if wanted; error [B] of each transition).
         """
 
     def action_shape(self) -> tuple[int, ...]:
@@ -151,8 +179,19 @@ class OffPolicy(Algorithm):
         size = max(config.replay_size, config.horizon * self.num_envs)
         if config.n_step > size // self.num_envs:
             steps = f"{size // self.num_envs} steps of {self.num_envs} environments"
-            raise UsageError(f"n_step {config.n_step} is more than replay_size {config.replay_size} holds, {steps}")
-        arguments = (size, self.num_envs, tuple(space.shape or ()), columns, self.device, self.seed * 4 + 4, kind)
+            raise UsageError(
+                f"n_step {config.n_step} is more than replay_size {config.replay_size} holds, "
+                f"{steps}"
+            )
+        arguments = (
+            size,
+            self.num_envs,
+            tuple(space.shape or ()),
+            columns,
+            self.device,
+            self.seed * 4 + 4,
+            kind,
+        )
         if config.prioritized:
             self.replay = PrioritizedReplay(
                 *arguments,
@@ -166,15 +205,26 @@ class OffPolicy(Algorithm):
             self.replay = Replay(*arguments, config.storage, config.final_share)
         return RolloutBuffer(config.horizon, self.num_envs, self.device)
 
-    def record(self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep) -> None:
-        row = {"obs": obs, "reward": timestep.reward, "terminated": timestep.terminated, "truncated": timestep.truncated}
+    def record(
+        self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep
+    ) -> None:
+        row = {
+            "obs": obs,
+            "reward": timestep.reward,
+            "terminated": timestep.terminated,
+            "truncated": timestep.truncated,
+        }
         row |= {"final_obs": timestep.info["final_obs"], **decision.columns}
         if "valid" in timestep.info:
             row["valid"] = timestep.info["valid"]
         buffer.add(row)
 
     def cut(self, mask: Tensor | None = None) -> None:
-        self.replay.cut(torch.ones(self.num_envs, dtype=torch.bool, device=self.device) if mask is None else mask)
+        self.replay.cut(
+            torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+            if mask is None
+            else mask
+        )
 
     # ---- learning ----
 
@@ -191,12 +241,16 @@ class OffPolicy(Algorithm):
         config, metrics = self.config, dict[str, Tensor]()
         with torch.inference_mode():
             for number in range(config.updates):
-                batch = self.replay.sample(config.batch_size, config.gamma, config.n_step, reuse=True)
+                batch = self.replay.sample(
+                    config.batch_size, config.gamma, config.n_step, reuse=True
+                )
                 for name in ("obs", "next_obs"):
                     batch[name] = self.inputs(batch[name])
                 if config.reward_scale != 1.0:
                     batch["reward"] = batch["reward"] * config.reward_scale
-                metrics, error = self.learn_from(batch, number, wants_parts=number == config.updates - 1)
+                metrics, error = self.learn_from(
+                    batch, number, wants_parts=number == config.updates - 1
+                )
                 self.update_random.advance()
                 self.choice_random.advance()
                 if isinstance(self.replay, PrioritizedReplay):
@@ -204,7 +258,10 @@ class OffPolicy(Algorithm):
             self.num_updates += config.updates
             rate = next(iter(self.optimizers.values())).learning_rate
             metrics = {f"train/{name}": value for name, value in metrics.items()}
-            return metrics | {"train/n_updates": self.num_updates.clone(), "train/learning_rate": rate.clone()}
+            return metrics | {
+                "train/n_updates": self.num_updates.clone(),
+                "train/learning_rate": rate.clone(),
+            }
 
     def all_optimizers(self) -> dict[str, FlatAdam]:
         return self.optimizers
@@ -227,16 +284,23 @@ class OffPolicy(Algorithm):
     # ---- states ----
 
     def extra_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+        state: dict[str, Any] = {
+            name: optimizer.state_dict() for name, optimizer in self.optimizers.items()
+        }
         state |= {name: getattr(self, name).state_dict() for name in RANDOM}
-        rates = {"schedule": self.config.schedule} | {name: self.rate_of(name) for name in self.optimizers}
+        rates = {"schedule": self.config.schedule} | {
+            name: self.rate_of(name) for name in self.optimizers
+        }
         return state | {"num_updates": self.num_updates, "set_rates": rates}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state[name])
             saved = state["set_rates"]
-            if (saved["schedule"], saved[name]) != (self.config.schedule, self.rate_of(name)):  # the user has changed it since
+            if (saved["schedule"], saved[name]) != (
+                self.config.schedule,
+                self.rate_of(name),
+            ):  # the user has changed it since
                 optimizer.learning_rate.fill_(self.rate_of(name))
         for name in RANDOM:
             getattr(self, name).load_state_dict(state[name])
@@ -249,7 +313,9 @@ class OffPolicy(Algorithm):
         if not state:
             return 0
         self.replay.load_state_dict(state)
-        return int(self.replay.ring.counts[0]) * self.num_envs  # overwritten ones too: learning_starts may be more than replay_size
+        return (
+            int(self.replay.ring.counts[0]) * self.num_envs
+        )  # overwritten ones too: learning_starts may be more than replay_size
 
     def snapshot(self, steps: int) -> dict[str, Any]:
         return super().snapshot(steps) | {"replay": self.replay.snapshot(steps)}

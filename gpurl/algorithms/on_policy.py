@@ -1,4 +1,6 @@
-"""What all algorithms on rollouts share: `horizon` steps are collected, learnt from in shuffled minibatches some times, and thrown away."""
+"""What all algorithms on rollouts share: `horizon` steps are collected, learnt from in shuffled
+minibatches some times, and thrown away.
+"""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -42,7 +44,9 @@ class OnPolicy(Algorithm):
         self.optimizer = self.make_optimizer()
         self.action_random = CounterRandom(self.seed * 2 + 1, self.num_envs, self.device)
         order_random = CounterRandom(self.seed * 2 + 2, 1, self.device)
-        self.minibatches = Minibatches(self.config.minibatches, self.normalizes_minibatches, order_random)
+        self.minibatches = Minibatches(
+            self.config.minibatches, self.normalizes_minibatches, order_random
+        )
 
     @abstractmethod
     def make_optimizer(self) -> FlatAdam:
@@ -55,17 +59,30 @@ class OnPolicy(Algorithm):
         rows = self.num_envs if self.is_recurrent else self.num_envs * config.horizon
         if rows % config.minibatches:
             raise UsageError(
-                f"{self.label} splits {unit} = {rows} rows into minibatches = {config.minibatches}, "
-                f"which leaves {rows % config.minibatches} over (num_envs {self.num_envs}, horizon {config.horizon})"
+                f"{self.label} splits {unit} = {rows} rows into minibatches = "
+                f"{config.minibatches}, "
+                f"which leaves {rows % config.minibatches} over (num_envs {self.num_envs}, horizon "
+                f"{config.horizon})"
             )
         return RolloutBuffer(config.horizon, self.num_envs, self.device)
 
-    def record(self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep) -> None:
-        row = {"obs": obs, "reward": timestep.reward, "terminated": timestep.terminated, "truncated": timestep.truncated}
+    def record(
+        self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep
+    ) -> None:
+        row = {
+            "obs": obs,
+            "reward": timestep.reward,
+            "terminated": timestep.terminated,
+            "truncated": timestep.truncated,
+        }
         row |= decision.columns
         if self.is_recurrent or host_may_look(self.device):
-            row["final_value"] = final_value(self, timestep, decision.carry, is_last=buffer.size == buffer.horizon - 1)
-        else:  # a value of every final_obs, of which few count, costs a device less in one batch after the rollout
+            row["final_value"] = final_value(
+                self, timestep, decision.carry, is_last=buffer.size == buffer.horizon - 1
+            )
+        # a value of every final_obs, of which few count, costs a device less in one batch after the
+        # rollout
+        else:
             row["final_obs"] = timestep.info["final_obs"]
         if self.is_recurrent:
             row["ended"] = episode_ends(timestep)

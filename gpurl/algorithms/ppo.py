@@ -1,4 +1,6 @@
-"""Proximal policy optimisation (Schulman et al. 2017) over thousands of environments, with or without memory."""
+"""Proximal policy optimisation (Schulman et al. 2017) over thousands of environments, with or
+without memory.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,11 +33,20 @@ LEARNING_RATE_LIMITS = (1e-5, 1e-2)  # of the KL-adaptive rate, as in rsl_rl
 class PPOConfig(OnPolicyConfig):
     """Settings of PPO; the defaults suit thousands of environments."""
 
-    fixed = (*OnPolicyConfig.fixed, "network", "squash", "normalize_value", "initial_std", "asymmetric")
+    fixed = (
+        *OnPolicyConfig.fixed,
+        "network",
+        "squash",
+        "normalize_value",
+        "initial_std",
+        "asymmetric",
+    )
     schedules = ("kl", "linear", "constant")
 
     schedule: str = "kl"
-    """Learning rate over time: kl (keeps the policy's change near target_kl), linear (to 0) or constant."""
+    """Learning rate over time: kl (keeps the policy's change near target_kl), linear (to 0) or
+    constant.
+    """
     target_kl: float = 0.01
     """KL divergence from the acting policy, in the last epoch, that the kl schedule aims at."""
     gae_lambda: float = 0.95
@@ -43,7 +54,9 @@ class PPOConfig(OnPolicyConfig):
     clip_range: float = 0.2
     """How far the probability ratio may leave 1."""
     clip_range_value: float | None = None
-    """How far a value may leave the old one, in units of the normalised return; None does not clip."""
+    """How far a value may leave the old one, in units of the normalised return; None does not
+    clip.
+    """
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     value_coef: float = 1.0
@@ -57,9 +70,13 @@ class PPOConfig(OnPolicyConfig):
     squash: bool = False
     """Squash continuous actions by tanh instead of clipping them."""
     initial_std: float = 1.0
-    """Standard deviation of continuous actions at the start; it stays between 0.0067 and 7.4 (e^-5 and e^2)."""
+    """Standard deviation of continuous actions at the start; it stays between 0.0067 and 7.4 (e^-5
+    and e^2).
+    """
     asymmetric: bool = True
-    """The critic reads what an environment shows to critics only, where there is such a thing, and not the observations."""
+    """The critic reads what an environment shows to critics only, where there is such a thing, and
+    not the observations.
+    """
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """Shape of the networks."""
 
@@ -67,16 +84,21 @@ class PPOConfig(OnPolicyConfig):
         super().__post_init__()
         check_choices(self, {"normalize_advantage": ("batch", "minibatch", "none")})
         above_zero = ("target_kl", "clip_range", "clip_range_value", "initial_std")
-        check_numbers(self, {"entropy_coef": 0, "value_coef": 0}, above_zero, zero_to_one=("gae_lambda",))
+        check_numbers(
+            self, {"entropy_coef": 0, "value_coef": 0}, above_zero, zero_to_one=("gae_lambda",)
+        )
         if self.schedule == "kl" and self.epochs * self.minibatches == 1:
             raise UsageError(
-                "schedule kl needs a second step on each rollout, to see how far the first one went: with epochs 1 and minibatches 1 "
+                "schedule kl needs a second step on each rollout, to see how far the first one "
+                "went: with epochs 1 and minibatches 1 "
                 "take schedule linear or constant"
             )
 
 
 class PPO(OnPolicy):
-    """Actor and critic with their normalisers; one flat Adam; a rollout buffer of `horizon` steps."""
+    """Actor and critic with their normalisers; one flat Adam; a rollout buffer of `horizon`
+    steps.
+    """
 
     config: PPOConfig
 
@@ -98,7 +120,13 @@ class PPO(OnPolicy):
 
     def make_optimizer(self) -> FlatAdam:
         config = self.config
-        return FlatAdam(self, config.learning_rate, weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm, losses=PARTS)
+        return FlatAdam(
+            self,
+            config.learning_rate,
+            weight_decay=config.weight_decay,
+            max_grad_norm=config.max_grad_norm,
+            losses=PARTS,
+        )
 
     def make_training(self) -> None:
         config = self.config
@@ -107,13 +135,22 @@ class PPO(OnPolicy):
         self.host_network: HostNetwork | None = None
         if host_may_look(self.device) and HostNetwork.serves(self.network):
             options = config.value_coef, config.clip_range_value, self.normalizes_minibatches
-            self.host_network = HostNetwork(self.network, ppo_steps_of(self.head, self.optimizer, *options))
+            self.host_network = HostNetwork(
+                self.network, ppo_steps_of(self.head, self.optimizer, *options)
+            )
             self.head.share_with_numpy()
-        # in one kernel where there is one; elsewhere the head and the loss apart take less than its reference
-        self.fuses_loss = self.head.has_kernels and use_triton(self.optimizer.flat) and not self.is_recurrent
+        # in one kernel where there is one; elsewhere the head and the loss apart take less than its
+        # reference
+        self.fuses_loss = (
+            self.head.has_kernels and use_triton(self.optimizer.flat) and not self.is_recurrent
+        )
         self.clip_range = torch.tensor(config.clip_range, device=self.device)
         self.entropy_coef = torch.tensor(config.entropy_coef, device=self.device)
-        self.host_scalars = (self.clip_range.numpy(), self.entropy_coef.numpy()) if self.host_network is not None else ()
+        self.host_scalars = (
+            (self.clip_range.numpy(), self.entropy_coef.numpy())
+            if self.host_network is not None
+            else ()
+        )
 
     def set_precision(self, precision: str) -> None:
         if precision == "bf16":
@@ -143,7 +180,11 @@ class PPO(OnPolicy):
             return Decision(as_tensor(self.head.to_env(self.head.mode(output))), next_carry, {})
         action, log_prob, env_action = self.head.decide(output, self.action_random)
         self.action_random.advance()
-        columns = {"action": as_tensor(action), "log_prob": as_tensor(log_prob), "value": as_tensor(self._true_value(value))}
+        columns = {
+            "action": as_tensor(action),
+            "log_prob": as_tensor(log_prob),
+            "value": as_tensor(self._true_value(value)),
+        }
         if self.is_recurrent:
             columns["carry"] = carry[0]
         return Decision(as_tensor(env_action), next_carry, columns)
@@ -151,11 +192,15 @@ class PPO(OnPolicy):
     @torch.no_grad()
     def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
         inputs, _ = self.network.remember(self._normalized(self._rows(obs)), carry)
-        value = self.network.value(inputs) if self.host_network is None else self._outputs(inputs)[1]
+        value = (
+            self.network.value(inputs) if self.host_network is None else self._outputs(inputs)[1]
+        )
         return as_tensor(self._true_value(value))
 
     def _rows(self, obs: Tensor) -> Array:
-        """obs [N, *obs] -> [N, D] float32, as an array where numpy is quicker; [N, D + S] where the critic reads a state."""
+        """obs [N, *obs] -> [N, D] float32, as an array where numpy is quicker; [N, D + S] where the
+        critic reads a state.
+        """
         if self.host_network is not None and obs.shape[0] <= FEW_ROWS:
             return obs.detach().numpy().reshape(obs.shape[0], -1).astype(np.float32, copy=False)
         return obs.reshape(obs.shape[0], -1).float()
@@ -174,17 +219,24 @@ class PPO(OnPolicy):
 
     # ---- learning ----
 
-    # gradients are written out, so autograd is off where no memory needs it; inference mode spares a small CPU update a seventh
+    # gradients are written out, so autograd is off where no memory needs it; inference mode spares
+    # a small CPU update a seventh
 
     def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
-        """{"packed": a row a sample}, with a memory columns [T, N, ...] instead; and the explained variance."""
+        """{"packed": a row a sample}, with a memory columns [T, N, ...] instead; and the explained
+        variance.
+        """
         with torch.no_grad() if self.is_recurrent else torch.inference_mode():
             data, advantage_moments = self._targets(buffer)
-            metrics = {"explained_variance": explained_variance(buffer["value"], data.pop("true_returns"))}
+            metrics = {
+                "explained_variance": explained_variance(buffer["value"], data.pop("true_returns"))
+            }
             if self.config.normalize_advantage == "batch":
                 mean, variance, _ = advantage_moments.unbind()
                 data["advantage"] = (data["advantage"] - mean) / (variance.sqrt() + 1e-8)
-            if self.normalizer is not None:  # after this rollout's observations were normalised as they were when acted on
+            if (
+                self.normalizer is not None
+            ):  # after this rollout's observations were normalised as they were when acted on
                 self.normalizer.update(flat(buffer["obs"]), buffer.columns.get("valid"))
             if self.is_recurrent:
                 return data | metrics
@@ -205,16 +257,25 @@ class PPO(OnPolicy):
     def _learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         """All epochs; returns the 0-d means of the last one's steps."""
         for _ in range(self.config.epochs):
-            losses, norms = zip(*(self._minibatch_step(minibatch) for minibatch in self._minibatches(data)))
-        return dict(zip(PARTS, torch.stack(losses).mean(0).unbind())) | {"grad_norm": torch.stack(norms).mean()}
+            losses, norms = zip(
+                *(self._minibatch_step(minibatch) for minibatch in self._minibatches(data))
+            )
+        return dict(zip(PARTS, torch.stack(losses).mean(0).unbind())) | {
+            "grad_norm": torch.stack(norms).mean()
+        }
 
     def _learn_in_c(self, packed: Tensor) -> dict[str, Tensor]:
         """The same on a CPU, an epoch a call."""
         assert self.host_network is not None
-        scalars, has_valid = (float(self.clip_range), float(self.entropy_coef)), "valid" in self.minibatches.rows.places
+        scalars, has_valid = (
+            (float(self.clip_range), float(self.entropy_coef)),
+            "valid" in self.minibatches.rows.places,
+        )
         for _ in range(self.config.epochs):
             order = self.minibatches.order(packed.shape[0])
-            parts = self.host_network.learn(packed, has_valid, order, self.config.minibatches, *scalars)
+            parts = self.host_network.learn(
+                packed, has_valid, order, self.config.minibatches, *scalars
+            )
         return {name: part.mean().float() for name, part in parts.items()}
 
     def _targets(self, buffer: RolloutBuffer) -> tuple[dict[str, Tensor], Tensor]:
@@ -233,52 +294,92 @@ class PPO(OnPolicy):
         old_value, target = buffer["value"], returns
         if self.value_normalizer is not None:
             self.value_normalizer.update(returns.unsqueeze(-1), valid)
-            old_value, target = self.value_normalizer.normalized(old_value), self.value_normalizer.normalized(target)
+            old_value, target = (
+                self.value_normalizer.normalized(old_value),
+                self.value_normalizer.normalized(target),
+            )
         obs = self._normalized(flat(buffer["obs"]))
-        data = {"obs": obs, "action": buffer["action"], "log_prob": buffer["log_prob"], "value": old_value, "advantage": advantage}
+        data = {
+            "obs": obs,
+            "action": buffer["action"],
+            "log_prob": buffer["log_prob"],
+            "value": old_value,
+            "advantage": advantage,
+        }
         data |= {"returns": target, "true_returns": returns}
-        data |= {name: buffer[name] for name in ("valid", "carry", "ended") if name in buffer.columns}
+        data |= {
+            name: buffer[name] for name in ("valid", "carry", "ended") if name in buffer.columns
+        }
         return data, moments
 
     def _minibatches(self, data: dict[str, Tensor]) -> Iterator[dict[str, Array]]:
         """One pass, in the form that `_minibatch_step` takes."""
         if self.is_recurrent:
-            return self.minibatches.of_envs({name: column for name, column in data.items() if column.dim()})
+            return self.minibatches.of_envs(
+                {name: column for name, column in data.items() if column.dim()}
+            )
         if self.fuses_loss:
             return self.minibatches.in_place(data["packed"])
-        return self.minibatches.of_steps(data["packed"], few=FEW_ROWS if self.host_network is not None else 0)
+        return self.minibatches.of_steps(
+            data["packed"], few=FEW_ROWS if self.host_network is not None else 0
+        )
 
     def _minibatch_step(self, minibatch: dict[str, Array]) -> tuple[Tensor, Tensor]:
-        """One optimiser step; returns the parts of the loss [PARTS], which it is left out for too, and the gradient's norm, 0-d."""
+        """One optimiser step; returns the parts of the loss [PARTS], which it is left out for too,
+        and the gradient's norm, 0-d.
+        """
         config, memory, inputs = self.config, self.network.memory, minibatch["obs"]
         network: Any = self.host_network or self.network
         if memory is not None:
-            inputs, sequence = self.network.unroll(minibatch["obs"], minibatch["carry"][0], minibatch["ended"])
+            inputs, sequence = self.network.unroll(
+                minibatch["obs"], minibatch["carry"][0], minibatch["ended"]
+            )
             minibatch = {name: column.flatten(0, 1) for name, column in minibatch.items()}
-        scalars = (self.clip_range, self.entropy_coef) if isinstance(inputs, Tensor) else self.host_scalars
-        old_log_prob, advantage, returns, old_value = (minibatch[name] for name in ("log_prob", "advantage", "returns", "value"))
+        scalars = (
+            (self.clip_range, self.entropy_coef)
+            if isinstance(inputs, Tensor)
+            else self.host_scalars
+        )
+        old_log_prob, advantage, returns, old_value = (
+            minibatch[name] for name in ("log_prob", "advantage", "returns", "value")
+        )
         output, value, outputs = network(inputs)
         if self.fuses_loss:
-            rows = PpoRows(minibatch["action"], old_log_prob, advantage, returns, old_value, minibatch.get("valid"))
+            rows = PpoRows(
+                minibatch["action"],
+                old_log_prob,
+                advantage,
+                returns,
+                old_value,
+                minibatch.get("valid"),
+            )
             options = PpoOptions(config.value_coef, config.clip_range_value)
-            numbers = PpoScalars(self.clip_range, self.entropy_coef, num_valid=minibatch.get("num_valid"))
+            numbers = PpoScalars(
+                self.clip_range, self.entropy_coef, num_valid=minibatch.get("num_valid")
+            )
             found = self.head.ppo_loss(output, value, rows, numbers, options)
             of_output, of_value, losses = found
         else:
-            terms = PpoTerms(old_log_prob, advantage, returns, old_value, minibatch.get("weight"), *scalars)
+            terms = PpoTerms(
+                old_log_prob, advantage, returns, old_value, minibatch.get("weight"), *scalars
+            )
             log_prob, entropy, head_backward = self.head.evaluate(output, minibatch["action"])
-            slopes, parts = ppo_loss(log_prob, value, entropy, terms, config.value_coef, config.clip_range_value)
+            slopes, parts = ppo_loss(
+                log_prob, value, entropy, terms, config.value_coef, config.clip_range_value
+            )
             losses = joined(list(parts.values()))
             of_output, of_value = head_backward(slopes.log_prob, slopes.entropy), slopes.value
         gradient = network.backward(of_output, of_value, outputs)
         if memory is not None and gradient is not None:
             memory.backward(sequence, gradient.view_as(sequence))
-        return losses, self.optimizer.step(losses=losses)
+        return losses, self.optimizer.step_along_gradient(losses=losses)
 
     def _adapt_learning_rate(self, kl: Tensor, has_moved: Tensor) -> None:
-        """Slower when the last epoch found the policy over twice target_kl away, faster when under half; as it was if no step was taken.
+        """Slower when the last epoch found the policy over twice target_kl away, faster when under
+        half; as it was if no step was taken.
 
-        The rule of rsl_rl and rl_games, which look after every minibatch; here once an iteration. kl, has_moved: 0-d.
+        The rule of rsl_rl and rl_games, which look after every minibatch; here once an iteration.
+        kl, has_moved: 0-d.
         """
         rate, target = self.optimizer.learning_rate, self.config.target_kl
         change = 0.5 * (kl < 0.5 * target).float() - (kl > 2.0 * target).float() / 3.0
@@ -286,11 +387,23 @@ class PPO(OnPolicy):
 
     def _named(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         """Means over the last epoch, as they are logged."""
-        policy_loss, value_loss, entropy = -parts["surrogate"], parts["value_loss"], parts["entropy"]
-        metrics = {f"train/{name}": parts[name] for name in ("value_loss", "approx_kl", "clip_fraction", "grad_norm")}
+        policy_loss, value_loss, entropy = (
+            -parts["surrogate"],
+            parts["value_loss"],
+            parts["entropy"],
+        )
+        metrics = {
+            f"train/{name}": parts[name]
+            for name in ("value_loss", "approx_kl", "clip_fraction", "grad_norm")
+        }
         metrics |= {"train/policy_gradient_loss": policy_loss, "train/entropy_loss": -entropy}
-        metrics["train/loss"] = policy_loss + self.config.value_coef * value_loss - self.entropy_coef * entropy
-        metrics |= {"train/learning_rate": self.optimizer.learning_rate.clone(), "train/clip_range": self.clip_range.clone()}
+        metrics["train/loss"] = (
+            policy_loss + self.config.value_coef * value_loss - self.entropy_coef * entropy
+        )
+        metrics |= {
+            "train/learning_rate": self.optimizer.learning_rate.clone(),
+            "train/clip_range": self.clip_range.clone(),
+        }
         metrics["train/n_updates"] = self.num_updates.clone()
         if isinstance(self.head, Gaussian):
             metrics["train/std"] = self.head.bounded_log_std().exp().mean()

@@ -1,4 +1,6 @@
-"""Parallelised Q-network (Gallici et al. 2024): Q-learning on rollouts; layer norms stand in for replay and target network."""
+"""Parallelised Q-network (Gallici et al. 2024): Q-learning on rollouts; layer norms stand in for
+replay and target network.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +32,9 @@ class PQNConfig(OnPolicyConfig):
     learning_rate: float = 5e-4
     schedule: str = "linear"
     q_lambda: float = 0.95
-    """Decay of Q(lambda): how far a target trusts the rewards of the rollout before it trusts the network."""
+    """Decay of Q(lambda): how far a target trusts the rewards of the rollout before it trusts the
+    network.
+    """
     epsilon_start: float = 1.0
     """Share of random actions at the start."""
     epsilon_end: float = 0.05
@@ -40,18 +44,30 @@ class PQNConfig(OnPolicyConfig):
     reward_scale: float = 1.0
     """Rewards are multiplied by this before they are learnt from."""
     max_grad_norm: float | None = 10.0
-    network: QNetworkConfig = field(default_factory=lambda: QNetworkConfig(hidden=(128, 128), layer_norm=True))
+    network: QNetworkConfig = field(
+        default_factory=lambda: QNetworkConfig(hidden=(128, 128), layer_norm=True)
+    )
     """Shape of the network."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, {}, ("reward_scale",), zero_to_one=("q_lambda", "epsilon_start", "epsilon_end", "epsilon_fraction"))
+        check_numbers(
+            self,
+            {},
+            ("reward_scale",),
+            zero_to_one=("q_lambda", "epsilon_start", "epsilon_end", "epsilon_fraction"),
+        )
         if self.network.noisy or self.network.heads > 1:
-            raise UsageError("pqn explores by epsilon and has one network: leave out network.noisy and network.heads")
+            raise UsageError(
+                "pqn explores by epsilon and has one network: leave out network.noisy and "
+                "network.heads"
+            )
 
 
 class PQN(OnPolicy):
-    """Targets R_t = r_t + gamma (lambda R_{t+1} + (1 - lambda) max Q(s_{t+1})): equation 4 of the paper, by the recursion of GAE."""
+    """Targets R_t = r_t + gamma (lambda R_{t+1} + (1 - lambda) max Q(s_{t+1})): equation 4 of the
+    paper, by the recursion of GAE.
+    """
 
     config: PQNConfig
 
@@ -61,11 +77,20 @@ class PQN(OnPolicy):
 
     def make_optimizer(self) -> FlatAdam:
         config = self.config
-        return FlatAdam(self.network, config.learning_rate, 1e-8, config.weight_decay, config.max_grad_norm, losses=("loss",))
+        return FlatAdam(
+            self.network,
+            config.learning_rate,
+            1e-8,
+            config.weight_decay,
+            config.max_grad_norm,
+            losses=("loss",),
+        )
 
     def make_training(self) -> None:
         super().make_training()
-        self.epsilon = torch.tensor(self.config.epsilon_end, device=self.device)  # `schedule` sets that of a training
+        self.epsilon = torch.tensor(
+            self.config.epsilon_end, device=self.device
+        )  # `schedule` sets that of a training
 
     @torch.no_grad()
     def act(self, obs: Tensor, carry: Carry = (), explore: bool = True) -> Decision:
@@ -73,7 +98,10 @@ class PQN(OnPolicy):
         best = values.argmax(-1)
         if not explore:
             return Decision(best, carry, {})
-        chance, draw = self.action_random.integers(0, self.num_actions), self.action_random.uniform()
+        chance, draw = (
+            self.action_random.integers(0, self.num_actions),
+            self.action_random.uniform(),
+        )
         self.action_random.advance()
         action = torch.where(draw < self.epsilon, chance, best)
         return Decision(action, carry, {"action": action, "value": values.amax(-1)})
@@ -91,12 +119,23 @@ class PQN(OnPolicy):
     def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
         """{"packed": a row a sample}."""
         with torch.inference_mode():
-            config, final, valid = self.config, self.final_values(buffer), buffer.columns.get("valid")
-            reward, value = buffer["reward"] * config.reward_scale, torch.cat((buffer["value"], final[-1:]))
+            config, final, valid = (
+                self.config,
+                self.final_values(buffer),
+                buffer.columns.get("valid"),
+            )
+            reward, value = (
+                buffer["reward"] * config.reward_scale,
+                torch.cat((buffer["value"], final[-1:])),
+            )
             ends = buffer["terminated"], buffer["truncated"]
             _, returns, _ = gae(reward, value, final, *ends, config.gamma, config.q_lambda, valid)
             rows = flat(buffer["obs"])
-            data = {"obs": rows if self.normalizer is None else self.normalizer(rows), "action": buffer["action"], "returns": returns}
+            data = {
+                "obs": rows if self.normalizer is None else self.normalizer(rows),
+                "action": buffer["action"],
+                "returns": returns,
+            }
             if valid is not None:
                 data["valid"] = valid
             if self.normalizer is not None:
@@ -106,10 +145,18 @@ class PQN(OnPolicy):
     def learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.inference_mode():
             for _ in range(self.config.epochs):
-                steps = [self._step(minibatch) for minibatch in self.minibatches.of_steps(data["packed"])]
+                steps = [
+                    self._step(minibatch) for minibatch in self.minibatches.of_steps(data["packed"])
+                ]
             self.num_updates += 1
-            metrics = {f"train/{name}": torch.stack([step[name] for step in steps]).mean() for name in steps[0]}
-            return metrics | {"train/learning_rate": self.optimizer.learning_rate.clone(), "train/n_updates": self.num_updates.clone()}
+            metrics = {
+                f"train/{name}": torch.stack([step[name] for step in steps]).mean()
+                for name in steps[0]
+            }
+            return metrics | {
+                "train/learning_rate": self.optimizer.learning_rate.clone(),
+                "train/n_updates": self.num_updates.clone(),
+            }
 
     def _step(self, minibatch: dict[str, Any]) -> dict[str, Tensor]:
         tape = Tape()
@@ -117,12 +164,24 @@ class PQN(OnPolicy):
         action = minibatch["action"].view(1, -1, 1)
         taken = values.gather(2, action).squeeze(2)
         returns = minibatch["returns"]
-        counts = (minibatch["weight"] > 0).float() if "weight" in minibatch else torch.ones_like(returns)
+        counts = (
+            (minibatch["weight"] > 0).float() if "weight" in minibatch else torch.ones_like(returns)
+        )
         gradient, loss, _ = td_loss(taken, returns, counts, None)
-        self.network.backward(torch.zeros_like(values).scatter_(2, action, gradient.unsqueeze(2)), tape, needs_input=False)
-        return {"loss": loss, "q_values": taken.mean(), "grad_norm": self.optimizer.step(losses=loss)}
+        self.network.backward(
+            torch.zeros_like(values).scatter_(2, action, gradient.unsqueeze(2)),
+            tape,
+            needs_input=False,
+        )
+        return {
+            "loss": loss,
+            "q_values": taken.mean(),
+            "grad_norm": self.optimizer.step_along_gradient(losses=loss),
+        }
 
     def schedule(self, progress: float, steps: int) -> None:
         super().schedule(progress, steps)
         config = self.config
-        self.epsilon.fill_(falling(config.epsilon_start, config.epsilon_end, config.epsilon_fraction, progress))
+        self.epsilon.fill_(
+            falling(config.epsilon_start, config.epsilon_end, config.epsilon_fraction, progress)
+        )

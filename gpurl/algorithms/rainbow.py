@@ -1,4 +1,6 @@
-"""Rainbow (Hessel et al. 2018): DQN with all of double, dueling, noisy, distributional, n-step and prioritised at once."""
+"""Rainbow (Hessel et al. 2018): DQN with all of double, dueling, noisy, distributional, n-step and
+prioritised at once.
+"""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +15,9 @@ class RainbowConfig(DQNConfig):
     n_step: int = 3
     prioritized: bool = True
     atoms: int = 51
-    network: QNetworkConfig = field(default_factory=lambda: QNetworkConfig(dueling=True, noisy=True))
+    network: QNetworkConfig = field(
+        default_factory=lambda: QNetworkConfig(dueling=True, noisy=True)
+    )
 
 
 class Rainbow(DQN):

@@ -1,4 +1,6 @@
-"""Randomised ensembled double Q-learning (Chen et al. 2021): SAC with ten critics, of which two drawn anew make each target."""
+"""Randomised ensembled double Q-learning (Chen et al. 2021): SAC with ten critics, of which two
+drawn anew make each target.
+"""
 
 from dataclasses import dataclass
 

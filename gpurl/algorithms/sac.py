@@ -1,4 +1,6 @@
-"""Soft actor-critic (Haarnoja et al. 2018) with a fixed or a learned temperature; a Discrete space takes its form for few actions."""
+"""Soft actor-critic (Haarnoja et al. 2018) with a fixed or a learned temperature; a Discrete space
+takes its form for few actions.
+"""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +18,12 @@ from gpurl.nn.ensemble import Tape
 from gpurl.nn.networks import Carry
 from gpurl.nn.optimizer import FlatAdam
 
-TEMPERATURE_LIMITS = (-18.0, 18.0)  # of a learned one's logarithm: 1.5e-8 and 6.6e7; entropies that it cannot reach would drive it on
+TEMPERATURE_LIMITS = (
+    -18.0,
+    18.0,
+    # of a learned one's logarithm: 1.5e-8 and 6.6e7; entropies that it cannot reach would drive it
+    # on
+)
 
 
 @dataclass(frozen=True)
@@ -26,11 +33,15 @@ class SACConfig(ActorCriticConfig):
     temperature: float | None = None
     """Weight of the entropy; by default learned."""
     initial_temperature: float = 1.0
-    """Where a learned one starts; it stays between 1.5e-8 and 6.6e7, of mod_sac between 1.1e-7 and 7.4."""
+    """Where a learned one starts; it stays between 1.5e-8 and 6.6e7, of mod_sac between 1.1e-7 and
+    7.4.
+    """
     temperature_learning_rate: float | None = None
     """Its step size; by default learning_rate."""
     target_entropy: float | None = None
-    """Entropy in nats that a learned temperature aims at; by default minus the number of actions, of a Discrete space 0.89 of its most."""
+    """Entropy in nats that a learned temperature aims at; by default minus the number of actions,
+    of a Discrete space 0.89 of its most.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,7 +74,9 @@ class SAC(OffPolicyActorCritic):
         least, most = (math.exp(limit) for limit in self.temperature_limits)
         if self.config.temperature is None and not least <= self.config.initial_temperature <= most:
             limits = f"from {least:.2g} to {most:.2g}, between which a learned temperature stays"
-            raise UsageError(f"initial_temperature must be {limits}, got {self.config.initial_temperature}")
+            raise UsageError(
+                f"initial_temperature must be {limits}, got {self.config.initial_temperature}"
+            )
         self.temperature = Temperature(self.config.temperature or self.config.initial_temperature)
         wanted = self.config.target_entropy
         self.target_entropy = self.usual_entropy() if wanted is None else wanted
@@ -75,7 +88,9 @@ class SAC(OffPolicyActorCritic):
     def make_optimizers(self) -> dict[str, FlatAdam]:
         optimizers = super().make_optimizers()
         if self.config.temperature is None:
-            optimizers["temperature"] = FlatAdam(self.temperature, self.rate_of("temperature"), epsilon=1e-8)
+            optimizers["temperature"] = FlatAdam(
+                self.temperature, self.rate_of("temperature"), epsilon=1e-8
+            )
         return optimizers
 
     def rate_of(self, optimizer: str) -> float:
@@ -94,7 +109,9 @@ class SAC(OffPolicyActorCritic):
 
     def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
         actor = self.target_actor or self.actor
-        drawn = squashed_sample(actor.forward(next_obs)[0], self.update_random.normal((self.num_actions,)))
+        drawn = squashed_sample(
+            actor.forward(next_obs)[0], self.update_random.normal((self.num_actions,))
+        )
         return drawn.action, drawn.log_prob * -self.temperature.value()
 
     def actor_step(self, obs: Tensor, wants_parts: bool) -> dict[str, Tensor]:
@@ -107,24 +124,36 @@ class SAC(OffPolicyActorCritic):
         self.actor.backward(of_output.unsqueeze(0), tape, needs_input=False)
         norm = self.move_actor()
         entropy = -drawn.log_prob.mean()
-        parts = {"actor_loss": -value.mean() - temperature * entropy, "actor_grad_norm": norm, "entropy": entropy} if wants_parts else {}
+        parts = (
+            {
+                "actor_loss": -value.mean() - temperature * entropy,
+                "actor_grad_norm": norm,
+                "entropy": entropy,
+            }
+            if wants_parts
+            else {}
+        )
         return parts | self.temperature_step(entropy, wants_parts)
 
     def penalized(self, gradient: Tensor, output: Tensor) -> Tensor:
-        """The derivative by the actor's numbers [B, 2A], with that of whatever else the actor pays for."""
+        """The derivative by the actor's numbers [B, 2A], with that of whatever else the actor pays
+        for.
+        """
         return gradient
 
     def move_actor(self) -> Tensor:
         """The optimiser's step; returns the gradient's norm."""
-        return self.optimizers["actor"].step()
+        return self.optimizers["actor"].step_along_gradient()
 
     def temperature_step(self, entropy: Tensor, wants_parts: bool) -> dict[str, Tensor]:
-        """Along the slope of log temperature * (entropy - wanted): up when the entropy is less than wanted."""
+        """Along the slope of log temperature * (entropy - wanted): up when the entropy is less than
+        wanted.
+        """
         if "temperature" in self.optimizers:
             gradient = self.temperature.log.grad
             assert gradient is not None
             torch.sub(entropy, self.target_entropy, out=gradient)
-            self.optimizers["temperature"].step()
+            self.optimizers["temperature"].step_along_gradient()
             self.temperature.log.clamp_(*self.temperature_limits)
         return {"ent_coef": self.temperature.value().clone()} if wants_parts else {}
 

@@ -1,4 +1,6 @@
-"""Twin delayed DDPG (Fujimoto et al. 2018): DDPG with two critics, a delayed actor and noise on the target's actions."""
+"""Twin delayed DDPG (Fujimoto et al. 2018): DDPG with two critics, a delayed actor and noise on the
+target's actions.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,6 @@
-"""Value decomposition networks (Sunehag et al. 2018): DQN for a team, whose value is the sum of its agents' own."""
+"""Value decomposition networks (Sunehag et al. 2018): DQN for a team, whose value is the sum of its
+agents' own.
+"""
 
 from gymnasium.spaces import MultiDiscrete
 from torch import Tensor
@@ -11,31 +13,46 @@ from gpurl.errors import UsageError
 
 
 class VDN(DQN):
-    """Agents share one network and the mean of their rewards; observations are [N, A, D], actions [N, A]."""
+    """Agents share one network and the mean of their rewards; observations are [N, A, D], actions
+    [N, A].
+    """
 
     config: DQNConfig
     takes_agents = True
 
     def read_space(self) -> int:
         space = self.action_space
-        if not isinstance(space, MultiDiscrete) or space.nvec.ndim != 1 or len({*space.nvec}) != 1 or space.start.any():
+        if (
+            not isinstance(space, MultiDiscrete)
+            or space.nvec.ndim != 1
+            or len({*space.nvec}) != 1
+            or space.start.any()
+        ):
             raise UsageError(
-                f"VDN needs a MultiDiscrete action space, the same number for each agent, this one is {space}; dqn takes a Discrete"
+                f"VDN needs a MultiDiscrete action space, the same number for each agent, this one "
+                f"is {space}; dqn takes a Discrete"
             )
         self.num_agents = len(space.nvec)
         seen = self.observation_space.shape or ()
         if len(seen) < 2 or seen[0] != self.num_agents:
-            raise UsageError(f"VDN needs an observation of each of its {self.num_agents} agents, this space is {self.observation_space}")
+            raise UsageError(
+                f"VDN needs an observation of each of its {self.num_agents} agents, this space is "
+                f"{self.observation_space}"
+            )
         if self.config.atoms or self.config.quantiles:
             raise UsageError("VDN sums values, not distributions: leave out atoms and quantiles")
         if self.config.network.noisy:
-            raise UsageError("VDN explores by random actions of each agent: leave out network.noisy")
+            raise UsageError(
+                "VDN explores by random actions of each agent: leave out network.noisy"
+            )
         return int(space.nvec[0])
 
     def action_shape(self) -> tuple[int, ...]:
         return (self.num_agents,)
 
-    def record(self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep) -> None:
+    def record(
+        self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep
+    ) -> None:
         reward = timestep.reward.mean(1) if timestep.reward.dim() > 1 else timestep.reward
         super().record(buffer, obs, decision, timestep._replace(reward=reward))
 

@@ -1,4 +1,6 @@
-"""What others did: observations and actions from a file or a Minari dataset, checked against the spaces they are to be of. No pickle."""
+"""What others did: observations and actions from a file or a Minari dataset, checked against the
+spaces they are to be of. No pickle.
+"""
 
 import zipfile
 from pathlib import Path
@@ -19,13 +21,20 @@ ROUNDING = 1e-5  # of the width of an action's limits, by which it may lie beyon
 Actions = Box | Discrete | MultiDiscrete
 
 
-def read_demonstrations(source: str, observation_space: Box, action_space: Actions) -> tuple[np.ndarray, np.ndarray]:
-    """(obs [M, *obs] uint8 where the space is, else float32; action [M, *action] float32, or int64 of a few) as the environment has them.
+def read_demonstrations(
+    source: str, observation_space: Box, action_space: Actions
+) -> tuple[np.ndarray, np.ndarray]:
+    """(obs [M, *obs] uint8 where the space is, else float32; action [M, *action] float32, or int64
+    of a few) as the environment has them.
 
-    source: FILE.npz or FILE.safetensors with `obs` and `action`, or minari:DATASET_ID. UsageError for what cannot be read, or is of other
-    spaces.
+    source: FILE.npz or FILE.safetensors with `obs` and `action`, or minari:DATASET_ID. UsageError
+    for what cannot be read, or is of other spaces.
     """
-    arrays = _from_minari(source.removeprefix(MINARI)) if source.startswith(MINARI) else _from_file(Path(source))
+    arrays = (
+        _from_minari(source.removeprefix(MINARI))
+        if source.startswith(MINARI)
+        else _from_file(Path(source))
+    )
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) != 1 or not all(lengths.values()):
         told = " and ".join(f"{length} of {name}" for name, length in lengths.items())
@@ -33,25 +42,38 @@ def read_demonstrations(source: str, observation_space: Box, action_space: Actio
     for name, space in zip(NAMES, (observation_space, action_space)):
         _check_kind(source, name, arrays[name], space)
     with np.errstate(over="ignore"):  # of float64, told below
-        obs = arrays["obs"].astype(np.uint8 if observation_space.dtype == np.uint8 else np.float32, copy=False)
-        action = arrays["action"].astype(np.float32 if isinstance(action_space, Box) else np.int64, copy=False)
+        obs = arrays["obs"].astype(
+            np.uint8 if observation_space.dtype == np.uint8 else np.float32, copy=False
+        )
+        action = arrays["action"].astype(
+            np.float32 if isinstance(action_space, Box) else np.int64, copy=False
+        )
     for name, array in (("obs", obs), ("action", action)):
         if array.dtype == np.float32 and not np.isfinite(array).all():
             row = int(np.isfinite(array.reshape(len(array), -1)).all(1).argmin())
-            raise UsageError(f"{source}: {name} must be finite, row {row} holds {array[row][~np.isfinite(array[row])][0]}")
+            raise UsageError(
+                f"{source}: {name} must be finite, row {row} holds "
+                f"{array[row][~np.isfinite(array[row])][0]}"
+            )
     _check_range(source, action, action_space)
     return obs, action
 
 
 def _from_file(path: Path) -> dict[str, np.ndarray]:
     if path.suffix not in (".npz", ".safetensors"):
-        raise UsageError(f"a dataset is FILE.npz, FILE.safetensors or {MINARI}DATASET_ID, got {str(path)!r}")
+        raise UsageError(
+            f"a dataset is FILE.npz, FILE.safetensors or {MINARI}DATASET_ID, got {str(path)!r}"
+        )
     if path.exists() and not path.is_file():
         raise UsageError(f"cannot read the dataset {path}: it is no regular file")
     try:
         if path.suffix == ".npz" and zipfile.is_zipfile(path):
             _must_unpack(path)
-        opened: Any = np.load(path, allow_pickle=False) if path.suffix == ".npz" else safe_open(path, framework="numpy")
+        opened: Any = (
+            np.load(path, allow_pickle=False)
+            if path.suffix == ".npz"
+            else safe_open(path, framework="numpy")
+        )
         with opened as file:
             take = file.__getitem__ if path.suffix == ".npz" else file.get_tensor
             found = list(file.keys())
@@ -65,12 +87,17 @@ def _from_file(path: Path) -> dict[str, np.ndarray]:
         raise UsageError(f"cannot read the dataset {path}: {why}") from error
     if missing := [name for name in NAMES if name not in arrays]:
         there = ", ".join(map(visible, found)) or "nothing"
-        raise UsageError(f"{path} must hold {' and '.join(NAMES)}, it lacks {' and '.join(missing)}; there is {there}")
+        raise UsageError(
+            f"{path} must hold {' and '.join(NAMES)}, it lacks {' and '.join(missing)}; there is "
+            f"{there}"
+        )
     return arrays
 
 
 def _must_unpack(path: Path) -> None:
-    """UsageError for an archive that says it unpacks to more than there is memory for: a few kB can stand for any number of zeros."""
+    """UsageError for an archive that says it unpacks to more than there is memory for: a few kB can
+    stand for any number of zeros.
+    """
     free = available_bytes(torch.device("cpu"))
     with zipfile.ZipFile(path) as archive:
         wanted = sum(member.file_size for member in archive.infolist())
@@ -84,28 +111,40 @@ def _from_minari(name: str) -> dict[str, np.ndarray]:
 
         dataset = minari.load_dataset(name)
     except ImportError as error:
-        raise UsageError(f"{MINARI}{name} needs Minari: pip install 'gpurl[minari]' ({error})") from error
+        raise UsageError(
+            f"{MINARI}{name} needs Minari: pip install 'gpurl[minari]' ({error})"
+        ) from error
     except (FileNotFoundError, ValueError) as error:
-        raise UsageError(f"cannot read {MINARI}{name}: {error}; `minari download {name}` brings a public one") from error
-    for what, space, kinds in (("observations", dataset.observation_space, Box), ("actions", dataset.action_space, Actions | MultiBinary)):
+        raise UsageError(
+            f"cannot read {MINARI}{name}: {error}; `minari download {name}` brings a public one"
+        ) from error
+    for what, space, kinds in (
+        ("observations", dataset.observation_space, Box),
+        ("actions", dataset.action_space, Actions | MultiBinary),
+    ):
         if not isinstance(space, kinds):
             wanted = " or ".join(f"a {kind.__name__}" for kind in get_args(kinds) or (kinds,))
             raise UsageError(f"{MINARI}{name} must have {what} of {wanted}, it has {space}")
     episodes = list(dataset.iterate_episodes())
     if not episodes:
         return {each: np.empty(0) for each in NAMES}
-    obs = np.concatenate([episode.observations[: len(episode.rewards)] for episode in episodes])  # without what came after the last action
+    obs = np.concatenate(
+        [episode.observations[: len(episode.rewards)] for episode in episodes]
+    )  # without what came after the last action
     return {"obs": obs, "action": np.concatenate([episode.actions for episode in episodes])}
 
 
 def _check_kind(source: str, name: str, array: np.ndarray, space: gymnasium.Space) -> None:
     """UsageError unless shape and dtype are those of the space."""
     shape = tuple(space.shape or ())
-    rule: Any = "safe" if space.dtype == np.uint8 else "same_kind"  # larger numbers would wrap round
+    rule: Any = (
+        "safe" if space.dtype == np.uint8 else "same_kind"
+    )  # larger numbers would wrap round
     if array.shape[1:] != shape or not np.can_cast(array.dtype, space.dtype or np.int64, rule):
         wanted, got = (", ".join(map(str, ("M", *each))) for each in (shape, array.shape[1:]))
         raise UsageError(
-            f"{source} is of another environment: its {name} is {array.dtype} [{got}], wanted {space.dtype} [{wanted}] of {space}"
+            f"{source} is of another environment: its {name} is {array.dtype} [{got}], wanted "
+            f"{space.dtype} [{wanted}] of {space}"
         )
 
 
@@ -118,8 +157,14 @@ def _check_range(source: str, action: np.ndarray, space: Actions) -> None:
         slack = np.where(np.isfinite(width), ROUNDING * width, 0.0)
         low, high = space.low - slack, space.high + slack
     else:
-        low, high = space.start, space.start + (space.n if isinstance(space, Discrete) else space.nvec) - 1
+        low, high = (
+            space.start,
+            space.start + (space.n if isinstance(space, Discrete) else space.nvec) - 1,
+        )
     outside = ((action < low) | (action > high)).reshape(len(action), -1).any(1)
     if outside.any():
         row = int(outside.argmax())
-        raise UsageError(f"{source} is of another environment: its action {row} is {action[row].tolist()}, wanted one of {space}")
+        raise UsageError(
+            f"{source} is of another environment: its action {row} is {action[row].tolist()}, "
+            f"wanted one of {space}"
+        )

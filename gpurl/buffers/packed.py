@@ -1,4 +1,6 @@
-"""The columns of a rollout side by side in one float32 matrix, a row a sample: a random minibatch is then one gather instead of seven."""
+"""The columns of a rollout side by side in one float32 matrix, a row a sample: a random minibatch
+is then one gather instead of seven.
+"""
 
 from typing import Any
 
@@ -14,12 +16,16 @@ class PackedRows:
     """Where each column stands in a row. Flags and whole numbers up to 2**24 survive float32."""
 
     def __init__(self, columns: dict[str, Tensor]) -> None:
-        """columns: name -> [T, N] or [T, N, D], of the shapes and dtypes that `pack` will be given."""
+        """columns: name -> [T, N] or [T, N, D], of the shapes and dtypes that `pack` will be
+        given.
+        """
         self.places: dict[str, Any] = {}
         self.whole = {name for name, column in columns.items() if column.dtype == torch.int64}
         width = 0
         for name, column in columns.items():
-            self.places[name] = width if column.dim() == 2 else slice(width, width + column.shape[2])
+            self.places[name] = (
+                width if column.dim() == 2 else slice(width, width + column.shape[2])
+            )
             width += 1 if column.dim() == 2 else column.shape[2]
         self.width = width + -width % ALIGNMENT
 
@@ -37,4 +43,7 @@ class PackedRows:
 
     def unpack(self, rows: Array) -> dict[str, Array]:
         """As `views`, but columns of int64 are int64 again."""
-        return {name: as_whole(view) if name in self.whole else view for name, view in self.views(rows).items()}
+        return {
+            name: as_whole(view) if name in self.whole else view
+            for name, view in self.views(rows).items()
+        }

@@ -1,4 +1,6 @@
-"""Prioritised replay (Schaul et al. 2016): transitions are drawn in proportion to a power of their last error."""
+"""Prioritised replay (Schaul et al. 2016): transitions are drawn in proportion to a power of their
+last error.
+"""
 
 from typing import Any
 
@@ -13,19 +15,29 @@ LEAST_ERROR = 1e-6  # so that no transition is never drawn again
 
 
 class PrioritizedReplay(Replay):
-    """P(i) = p_i / sum p with p = (error + LEAST_ERROR) ** exponent; weights (P_min / P_i) ** beta, P_min the least of
-    those in the batch that are learnt from.
+    """P(i) = p_i / sum p with p = (error + LEAST_ERROR) ** exponent; weights (P_min / P_i) ** beta,
+    P_min the least of those in the batch that are learnt from.
 
-    New transitions get the greatest priority seen, which decays by `decay` an update towards the least there is, lest one early error
-    outlives all. beta goes from `importance` to 1 with training. Transitions that are not to be learnt from have priority 0.
+    New transitions get the greatest priority seen, which decays by `decay` an update towards the
+    least there is, lest one early error outlives all. beta goes from `importance` to 1 with
+    training. Transitions that are not to be learnt from have priority 0.
     """
 
     also_bytes = 4
 
-    def __init__(self, *arguments: Any, exponent: float = 0.5, importance: float = 0.4, decay: float = 0.999, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        exponent: float = 0.5,
+        importance: float = 0.4,
+        decay: float = 0.999,
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **options)
         self.exponent, self.importance, self.decay = exponent, importance, decay
-        self.priority = torch.zeros(self.num_rows, self.num_envs, device=self.device)  # raised to the exponent already
+        self.priority = torch.zeros(
+            self.num_rows, self.num_envs, device=self.device
+        )  # raised to the exponent already
         self.greatest = torch.ones((), device=self.device)
         self.least = torch.tensor(LEAST_ERROR**exponent, device=self.device)
         self.beta = torch.tensor(importance, device=self.device)
@@ -37,9 +49,13 @@ class PrioritizedReplay(Replay):
         new = self.greatest.expand(steps, self.num_envs)
         self.priority.index_copy_(0, rows, new * columns["valid"] if "valid" in columns else new)
 
-    def sample(self, batch_size: int, gamma: float, num_steps: int = 1, reuse: bool = False) -> dict[str, Tensor]:
+    def sample(
+        self, batch_size: int, gamma: float, num_steps: int = 1, reuse: bool = False
+    ) -> dict[str, Tensor]:
         """As Replay.sample, by priority; weight is the importance weight, at most 1."""
-        index, probability = prioritized_draw(self.priority.view(-1), self._streams(), 0, batch_size)
+        index, probability = prioritized_draw(
+            self.priority.view(-1), self._streams(), 0, batch_size
+        )
         batch = self._sample(batch_size, gamma, num_steps, reuse, index)
         counts = probability * batch["weight"] > 0
         least = torch.where(counts, probability, torch.inf).min()
@@ -47,15 +63,21 @@ class PrioritizedReplay(Replay):
         return batch
 
     def update_priorities(self, index: Tensor, error: Tensor) -> None:
-        """Set the priorities of transitions `index` [B] from their errors [B] >= 0; of one that comes twice the greater counts.
+        """Set the priorities of transitions `index` [B] from their errors [B] >= 0; of one that
+        comes twice the greater counts.
 
-        An error that is NaN or infinite leaves the priority as it was: its step was left out, which gpurl.guards.steps tells.
+        An error that is NaN or infinite leaves the priority as it was: its step was left out, which
+        gpurl.guards.steps tells.
         """
         priority = (error.abs() + LEAST_ERROR) ** self.exponent
         kept = self.priority.view(-1)[index]
-        priority = torch.where(error.isfinite() & (kept > 0), priority, kept)  # what has priority 0 is not to be learnt from
+        priority = torch.where(
+            error.isfinite() & (kept > 0), priority, kept
+        )  # what has priority 0 is not to be learnt from
         # not towards 0, which would last for ever where a start has nothing to learn from
-        torch.maximum(torch.lerp(self.least, self.greatest, self.decay), priority.max(), out=self.greatest)
+        torch.maximum(
+            torch.lerp(self.least, self.greatest, self.decay), priority.max(), out=self.greatest
+        )
         prioritized_update(self.priority.view(-1), index, priority)
 
     def set_progress(self, progress: float) -> None:
@@ -64,17 +86,26 @@ class PrioritizedReplay(Replay):
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
-        return state | {"priority": self.priority[: state["flags"].shape[0]], "greatest": self.greatest}
+        return state | {
+            "priority": self.priority[: state["flags"].shape[0]],
+            "greatest": self.greatest,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "priority" not in state:
-            raise UsageError("the saved replay has no priorities: it was drawn from uniformly; go on without prioritized")
+            raise UsageError(
+                "the saved replay has no priorities: it was drawn from uniformly; go on without "
+                "prioritized"
+            )
         super().load_state_dict(state)
         self.priority[: state["priority"].shape[0]].copy_(state["priority"])
         self.greatest.copy_(state["greatest"])
 
     def snapshot(self, steps: int) -> dict[str, Any]:
-        return super().snapshot(steps) | {"priority": self.priority.clone(), "greatest": self.greatest.clone()}
+        return super().snapshot(steps) | {
+            "priority": self.priority.clone(),
+            "greatest": self.greatest.clone(),
+        }
 
     def go_back(self, snapshot: dict[str, Any]) -> None:
         super().go_back(snapshot)

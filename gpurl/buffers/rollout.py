@@ -7,23 +7,32 @@ from gpurl.errors import UsageError
 
 
 class RolloutBuffer:
-    """`add` writes one row of every column; columns are made at the first `add`, from what it brings."""
+    """`add` writes one row of every column; columns are made at the first `add`, from what it
+    brings.
+    """
 
     def __init__(self, horizon: int, num_envs: int, device: torch.device) -> None:
         self.horizon, self.num_envs, self.device = horizon, num_envs, device
         self.columns: dict[str, Tensor] = {}
         self.size = 0  # rows written
-        self.row: Tensor | None = None  # [1] int64, the next row, where a CUDA graph of one step serves all of them
+        self.row: Tensor | None = (
+            None  # [1] int64, the next row, where a CUDA graph of one step serves all of them
+        )
         self._recorded: tuple[str, ...] = ()
-        self._groups: list[tuple[tuple[str, ...], list[tuple[Tensor, ...]]]] = []  # names, and of each step its rows of these columns
+        self._groups: list[
+            tuple[tuple[str, ...], list[tuple[Tensor, ...]]]
+        ] = []  # names, and of each step its rows of these columns
 
     def add(self, row: dict[str, Tensor]) -> None:
         """row: column name -> [N, ...] of the step, the same names each time."""
         if self.size == self.horizon:
-            raise UsageError(f"the rollout holds {self.horizon} steps and is full; clear() it after the update")
+            raise UsageError(
+                f"the rollout holds {self.horizon} steps and is full; clear() it after the update"
+            )
         if not self.columns:
             self.columns = {
-                name: torch.empty(self.horizon, *value.shape, dtype=value.dtype, device=self.device) for name, value in row.items()
+                name: torch.empty(self.horizon, *value.shape, dtype=value.dtype, device=self.device)
+                for name, value in row.items()
             }
             self._recorded = tuple(row)
             self._groups = self._grouped()
@@ -37,11 +46,21 @@ class RolloutBuffer:
         self.size += 1
 
     def _grouped(self) -> list[tuple[tuple[str, ...], list[tuple[Tensor, ...]]]]:
-        """On a GPU tensors of one dtype are copied in one launch; on a CPU each is copied by itself anyway, so one call is the least."""
-        kinds = {column.dtype for column in self.columns.values()} if self.device.type != "cpu" else {None}
+        """On a GPU tensors of one dtype are copied in one launch; on a CPU each is copied by itself
+        anyway, so one call is the least.
+        """
+        kinds = (
+            {column.dtype for column in self.columns.values()}
+            if self.device.type != "cpu"
+            else {None}
+        )
         groups = []
         for kind in sorted(kinds, key=str):
-            names = tuple(name for name, column in self.columns.items() if kind is None or column.dtype == kind)
+            names = tuple(
+                name
+                for name, column in self.columns.items()
+                if kind is None or column.dtype == kind
+            )
             groups.append((names, list(zip(*(self.columns[name].unbind(0) for name in names)))))
         return groups
 
@@ -50,7 +69,9 @@ class RolloutBuffer:
         self.columns, self._recorded = dict(columns), tuple(columns)
 
     def clear(self) -> None:
-        """Begin the next rollout in the same memory; columns that were not recorded but derived go."""
+        """Begin the next rollout in the same memory; columns that were not recorded but derived
+        go.
+        """
         self.size = 0
         if self.row is not None:
             self.row.zero_()

@@ -1,6 +1,8 @@
-"""Files of a folder that somebody gave: regular ones only, and no more of them in memory than a limit.
+"""Files of a folder that somebody gave: regular ones only, and no more of them in memory than a
+limit.
 
-A device or a pipe has no end, and a pipe that nobody else has open would wait for ever; what is written through a link lands elsewhere.
+A device or a pipe has no end, and a pipe that nobody else has open would wait for ever; what is
+written through a link lands elsewhere.
 """
 
 import errno
@@ -19,12 +21,16 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def append_regular(path: Path, buffering: int = -1) -> BinaryIO:
-    """`path` for appending, made where it is not there; OSError where it is no regular file, or a link. buffering: as `open` has it."""
+    """`path` for appending, made where it is not there; OSError where it is no regular file, or a
+    link. buffering: as `open` has it.
+    """
     return open(path, "ab", buffering, opener=_regular)
 
 
 def write_regular(path: Path, content: bytes) -> None:
-    """`content` as the whole of `path`, made where it is not there; OSError where it is no regular file, or a link."""
+    """`content` as the whole of `path`, made where it is not there; OSError where it is no regular
+    file, or a link.
+    """
     with open(path, "wb", opener=_regular) as stream:
         stream.write(content)
 
@@ -35,7 +41,9 @@ def _regular(path: str, flags: int) -> int:
         descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if is_read else os.O_NOFOLLOW), 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP and not is_read:
-            raise OSError(errno.ELOOP, "it is a link, which is not written through", str(path)) from None
+            raise OSError(
+                errno.ELOOP, "it is a link, which is not written through", str(path)
+            ) from None
         raise
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor

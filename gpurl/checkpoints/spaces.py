@@ -1,4 +1,6 @@
-"""Observation and action spaces as plain values, so that a checkpoint can be used without its environment."""
+"""Observation and action spaces as plain values, so that a checkpoint can be used without its
+environment.
+"""
 
 from typing import Any
 
@@ -24,7 +26,11 @@ def space_to_dict(space: gymnasium.Space | None) -> dict[str, Any] | None:
 
 
 def _short(limits: np.ndarray) -> Any:
-    return float(limits.flat[0]) if limits.size and (limits == limits.flat[0]).all() else limits.tolist()
+    return (
+        float(limits.flat[0])
+        if limits.size and (limits == limits.flat[0]).all()
+        else limits.tolist()
+    )
 
 
 def space_from_dict(values: Any) -> gymnasium.Space:
@@ -32,12 +38,16 @@ def space_from_dict(values: Any) -> gymnasium.Space:
     try:
         if values["kind"] == "Box":
             shape, dtype = tuple(values["shape"]), np.dtype(values["dtype"])
-            low, high = (np.broadcast_to(np.asarray(values[name], dtype), shape) for name in ("low", "high"))
+            low, high = (
+                np.broadcast_to(np.asarray(values[name], dtype), shape) for name in ("low", "high")
+            )
             return Box(low, high, shape, dtype.type)
         if values["kind"] == "Discrete":
             return Discrete(values["n"], start=values["start"])
         if values["kind"] == "MultiDiscrete":
             return MultiDiscrete(np.asarray(values["nvec"]))
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AssertionError) as error:
-        raise CheckpointError(f"a space in the checkpoint cannot be read: {values!r} ({error})") from None
+        raise CheckpointError(
+            f"a space in the checkpoint cannot be read: {values!r} ({error})"
+        ) from None
     raise CheckpointError(f"the checkpoint has a space of unknown kind {values['kind']!r}")

@@ -1,4 +1,6 @@
-"""Nested states as files without code in them: tensors in one NAME.safetensors per part, all the rest in `state.json`."""
+"""Nested states as files without code in them: tensors in one NAME.safetensors per part, all the
+rest in `state.json`.
+"""
 
 import json
 import math
@@ -19,38 +21,70 @@ State = dict[str, Any]  # nested dicts, lists and tuples of Tensor, bool, int, f
 
 MAX_DEPTH = 64
 MAX_JSON_BYTES = 64 << 20
-WRAPPERS = ("_orig_mod", "module")  # parts of names that torch.compile and DistributedDataParallel put in front of a module's own
+WRAPPERS = (
+    "_orig_mod",
+    "module",
+)  # parts of names that torch.compile and DistributedDataParallel put in front of a module's own
 DTYPES = {  # what every safetensors that we allow can store
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8),
+    *(
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.bool,
+    ),
+    *(
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint64,
+        torch.uint32,
+        torch.uint16,
+        torch.uint8,
+    ),
 }
 
 
 def write_state_files(folder: Path, parts: dict[str, State]) -> None:
-    """Writes `state.json` and one NAME.safetensors per part into `folder`; CheckpointError for what they cannot hold."""
+    """Writes `state.json` and one NAME.safetensors per part into `folder`; CheckpointError for what
+    they cannot hold.
+    """
     tensors: dict[str, dict[str, Tensor]] = {name: {} for name in parts}
     encoded = {name: _encode(state, (), tensors[name]) for name, state in parts.items()}
     text = json.dumps(encoded, allow_nan=False, indent=1).encode()
     if len(text) > MAX_JSON_BYTES:
-        raise CheckpointError(f"state.json would have {len(text)} bytes, more than {MAX_JSON_BYTES}: keep arrays in tensors")
+        raise CheckpointError(
+            f"state.json would have {len(text)} bytes, more than {MAX_JSON_BYTES}: keep arrays in "
+            f"tensors"
+        )
     (folder / "state.json").write_bytes(text)
     for name, named in tensors.items():
         save_file(_packed(named), folder / f"{name}.safetensors")
 
 
 def read_state_files(folder: Path, device: str | torch.device) -> dict[str, State]:
-    """What `write_state_files` was given, tensors on `device`; content that makes no sense raises errors of many types."""
+    """What `write_state_files` was given, tensors on `device`; content that makes no sense raises
+    errors of many types.
+    """
     encoded, _ = read_json(folder / "state.json")
-    if {f"{name}.safetensors" for name in encoded} != {file.name for file in folder.glob("*.safetensors")}:
+    if {f"{name}.safetensors" for name in encoded} != {
+        file.name for file in folder.glob("*.safetensors")
+    }:
         raise CheckpointError(f"state.json wants parts {list(encoded)[:9]}, other files are there")
     parts = {}
     for name, state in encoded.items():
         with safe_open(folder / f"{name}.safetensors", framework="pt", device="cpu") as file:
-            # these are pages of the file: copied, so that they outlive it, lie on `device` and share no storage
+            # these are pages of the file: copied, so that they outlive it, lie on `device` and
+            # share no storage
             tensors = {key: file.get_tensor(key).to(device, copy=True) for key in file.keys()}  # noqa: SIM118 - not a dict
         parts[name] = _decode(state, tensors)
         if tensors or not isinstance(parts[name], dict):
-            raise CheckpointError(f"{name}.safetensors and state.json do not fit: {list(tensors)[:3]} left over")
+            raise CheckpointError(
+                f"{name}.safetensors and state.json do not fit: {list(tensors)[:3]} left over"
+            )
     return parts
 
 
@@ -67,12 +101,15 @@ def read_json(file: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def without_wrappers(named: State, where: str) -> State:
-    """`named` by the names that it had before torch.compile or DistributedDataParallel; CheckpointError where two become one."""
+    """`named` by the names that it had before torch.compile or DistributedDataParallel;
+    CheckpointError where two become one.
+    """
     return _renamed(named, {name: _without(name) for name in named}, where)
 
 
 def by_own_names(named: State, own: Iterable[str], where: str) -> State:
-    """`named` by the names in `own`, where only wrappers are between: a module may itself be called as they are.
+    """`named` by the names in `own`, where only wrappers are between: a module may itself be called
+    as they are.
 
     A name that fits none stays as it is; CheckpointError where two become one.
     """
@@ -83,7 +120,9 @@ def by_own_names(named: State, own: Iterable[str], where: str) -> State:
     names = {}
     for name in named:
         inside = [each for each in candidates.get(_without(name), []) if _is_inside(each, name)]
-        names[name] = name if name in own or not inside else inside[0]  # the longest: as few wrappers as possible
+        names[name] = (
+            name if name in own or not inside else inside[0]
+        )  # the longest: as few wrappers as possible
     return _renamed(named, names, where)
 
 
@@ -100,27 +139,45 @@ def _is_inside(short: str, long: str) -> bool:
 def _renamed(named: State, names: dict[str, str], where: str) -> State:
     if len(set(names.values())) < len(names):
         twice = next(name for name in names.values() if list(names.values()).count(name) > 1)
-        raise CheckpointError(f"{where} has {visible(twice)} twice: once by itself, once inside {' or '.join(WRAPPERS)}")
+        raise CheckpointError(
+            f"{where} has {visible(twice)} twice: once by itself, once inside "
+            f"{' or '.join(WRAPPERS)}"
+        )
     return {names[name]: value for name, value in named.items()}
 
 
 def _encode(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    """`value` as JSON; what JSON lacks becomes `{"!kind": …}`, tensors go into `tensors` under their path."""
+    """`value` as JSON; what JSON lacks becomes `{"!kind": …}`, tensors go into `tensors` under
+    their path.
+    """
     kind, where = type(value), "/".join(path)
     if len(path) > MAX_DEPTH:
-        raise CheckpointError(f"{where[:80]}…: a state may nest {MAX_DEPTH} deep, this one is deeper or contains itself")
+        raise CheckpointError(
+            f"{where[:80]}…: a state may nest {MAX_DEPTH} deep, this one is deeper or contains "
+            f"itself"
+        )
     if isinstance(value, Tensor):
         if value.dtype not in DTYPES or value.layout != torch.strided or value.is_meta:
-            raise CheckpointError(f"{where}: cannot save a {value.dtype} tensor of layout {value.layout} on {value.device}")
+            raise CheckpointError(
+                f"{where}: cannot save a {value.dtype} tensor of layout {value.layout} on "
+                f"{value.device}"
+            )
         key = "/".join(name.replace("~", "~0").replace("/", "~1") for name in path)
-        key = "~__metadata__" if key == "__metadata__" else key  # safetensors keeps this name for itself
+        key = (
+            "~__metadata__" if key == "__metadata__" else key
+        )  # safetensors keeps this name for itself
         tensors[key] = value.detach()
         return {"!tensor": key}
     if isinstance(value, dict):
         for name in value:
             if type(name) is not str or name.encode(errors="ignore").decode() != name:
-                raise CheckpointError(f"{where}: keys must be strings that UTF-8 can hold, got {name!r}")
-        return {"!" * name.startswith("!") + name: _encode(item, (*path, name), tensors) for name, item in value.items()}
+                raise CheckpointError(
+                    f"{where}: keys must be strings that UTF-8 can hold, got {name!r}"
+                )
+        return {
+            "!" * name.startswith("!") + name: _encode(item, (*path, name), tensors)
+            for name, item in value.items()
+        }
     if kind in (list, tuple):
         items = [_encode(item, (*path, str(index)), tensors) for index, item in enumerate(value)]
         return items if kind is list else {"!tuple": items}
@@ -130,7 +187,10 @@ def _encode(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> An
         return {"!float": struct.pack(">d", value).hex()}
     if value is None or kind in (bool, int, float, str):
         return value
-    raise CheckpointError(f"{where}: cannot save a {kind.__module__}.{kind.__qualname__}; wanted Tensor, bool, int, float, str, None")
+    raise CheckpointError(
+        f"{where}: cannot save a {kind.__module__}.{kind.__qualname__}; wanted Tensor, bool, int, "
+        f"float, str, None"
+    )
 
 
 def _decode(value: Any, tensors: dict[str, Tensor], depth: int = 0) -> Any:
@@ -151,7 +211,10 @@ def _decode(value: Any, tensors: dict[str, Tensor], depth: int = 0) -> Any:
         case {"!float": str(bits), **rest} if not rest:
             return struct.unpack(">d", bytes.fromhex(bits))[0]
         case dict() if all(name[:1] != "!" or name[:2] == "!!" for name in value):
-            return {name.removeprefix("!"): _decode(item, tensors, depth + 1) for name, item in value.items()}
+            return {
+                name.removeprefix("!"): _decode(item, tensors, depth + 1)
+                for name, item in value.items()
+            }
     raise CheckpointError(f"state.json holds an unknown value {str(value)[:80]}")
 
 

@@ -15,7 +15,18 @@ from typing import Any
 from gpurl.cli.env_table import simulators
 from gpurl.errors import GpurlError, UsageError
 
-PACKAGES = ("gpurl", "torch", "triton", "numpy", "gymnasium", "tyro", "rich", "safetensors", "tensorboard", "matplotlib")
+PACKAGES = (
+    "gpurl",
+    "torch",
+    "triton",
+    "numpy",
+    "gymnasium",
+    "tyro",
+    "rich",
+    "safetensors",
+    "tensorboard",
+    "matplotlib",
+)
 SIMULATORS = {  # module: (what it brings, how to get it)
     "envpool": ("gymnasium_cpu with --env.vectorization envpool", "pip install 'gpurl[envpool]'"),
     "mujoco": ("Gymnasium's MuJoCo tasks", "pip install 'gymnasium[mujoco]'"),
@@ -27,7 +38,18 @@ SIMULATORS = {  # module: (what it brings, how to get it)
 
 def report() -> str:
     """The whole report, ending with what to do where something is missing."""
-    return "\n".join(["versions", *_versions(), "", "devices", *_devices(), "", "simulators and datasets", *_simulators()])
+    return "\n".join(
+        [
+            "versions",
+            *_versions(),
+            "",
+            "devices",
+            *_devices(),
+            "",
+            "simulators and datasets",
+            *_simulators(),
+        ]
+    )
 
 
 def _versions() -> list[str]:
@@ -44,15 +66,23 @@ def _devices() -> list[str]:
     import torch
 
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    waits = os.environ.get("OMP_WAIT_POLICY") or f"with spin count {os.environ.get('GOMP_SPINCOUNT')}"
-    lines = [f"  {cpus} CPU cores, torch uses {torch.get_num_threads()} threads, OpenMP waits {waits}", _cpu_kernels()]
+    waits = (
+        os.environ.get("OMP_WAIT_POLICY") or f"with spin count {os.environ.get('GOMP_SPINCOUNT')}"
+    )
+    lines = [
+        f"  {cpus} CPU cores, torch uses {torch.get_num_threads()} threads, OpenMP waits {waits}",
+        _cpu_kernels(),
+    ]
     if driver := _driver():
         lines.append(f"  NVIDIA driver {driver}")
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
             memory = f"{properties.total_memory / 2**30:.0f} GiB"
-            lines.append(f"  cuda:{index} {properties.name}, {memory}, compute {properties.major}.{properties.minor}")
+            lines.append(
+                f"  cuda:{index} {properties.name}, {memory}, compute "
+                f"{properties.major}.{properties.minor}"
+            )
         return lines
     if torch.version.cuda is None:
         advice = (
@@ -61,20 +91,33 @@ def _devices() -> list[str]:
             else "no NVIDIA driver found; the CPU is used"
         )
     else:
-        advice = f"torch is built for CUDA {torch.version.cuda}, but sees no device: check the driver with nvidia-smi"
+        advice = (
+            f"torch is built for CUDA {torch.version.cuda}, but sees no device: check the driver "
+            f"with nvidia-smi"
+        )
     return [*lines, f"  no CUDA device: {advice}"]
 
 
 def _driver() -> str:
-    """Release of the NVIDIA driver and the newest CUDA that it serves, or nothing where there is none."""
+    """Release of the NVIDIA driver and the newest CUDA that it serves, or nothing where there is
+    none.
+    """
     release = Path("/proc/driver/nvidia/version")
-    number = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", release.read_text()) if release.is_file() else None
+    number = (
+        re.search(r"Kernel Module.*?(\d+\.[\d.]+)", release.read_text())
+        if release.is_file()
+        else None
+    )
     try:
         version = ctypes.c_int()
         code = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     except OSError:
         return f"{number[1]}, whose libcuda.so.1 cannot be loaded" if number else ""
-    cuda = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}" if code == 0 else f"cuDriverGetVersion failed with {code}"
+    cuda = (
+        f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+        if code == 0
+        else f"cuDriverGetVersion failed with {code}"
+    )
     return f"{number[1] if number else 'of unknown release'}, {cuda}"
 
 
@@ -91,12 +134,22 @@ def _warp() -> list[str]:
     except Exception as error:  # a library that does not fit the driver fails in its own ways
         return [f"  warp cannot be used: {type(error).__name__}: {error}"]
     devices = [device.alias for device in warp.get_devices()]
-    lines = [f"  warp {warp.__version__}: devices {', '.join(devices)}; compiled kernels in {warp.config.kernel_cache_dir}"]
+    lines = [
+        f"  warp {warp.__version__}: devices {', '.join(devices)}; compiled kernels in "
+        f"{warp.config.kernel_cache_dir}"
+    ]
     gpus = [device for device in warp.get_devices() if device.is_cuda]
     if torch.cuda.is_available() and not gpus:
-        advice = "from 1.18 on it needs driver 580 or newer, for an older one: pip install 'warp-lang<1.18'"
+        advice = (
+            "from 1.18 on it needs driver 580 or newer, for an older one: pip install "
+            "'warp-lang<1.18'"
+        )
         lines.append(f"  warp sees no GPU though torch does: {advice}")
-    lines += [f"  {gpu.alias} has no memory pool: MuJoCo's steps go without a graph" for gpu in gpus if not warp.is_mempool_enabled(gpu)]
+    lines += [
+        f"  {gpu.alias} has no memory pool: MuJoCo's steps go without a graph"
+        for gpu in gpus
+        if not warp.is_mempool_enabled(gpu)
+    ]
     return lines
 
 
@@ -104,19 +157,27 @@ def _cpu_kernels() -> str:
     from gpurl.kernels import c_library
 
     functions, why = c_library.load()
-    return f"  CPU kernels: {why if functions is not None else f'torch serves instead, which is slower: {why}'}"
+    return (
+        f"  CPU kernels: "
+        f"{why if functions is not None else f'torch serves instead, which is slower: {why}'}"
+    )
 
 
 def _simulators() -> list[str]:
     lines = ["  built in: torch-native tasks, Gymnasium's classic control"]
     for module, (brings, how) in SIMULATORS.items():
         found = importlib.util.find_spec(module) is not None
-        lines.append(f"  {module}: {'there' if found else 'missing'} ({brings}{'' if found else '; get it by ' + how})")
+        lines.append(
+            f"  {module}: {'there' if found else 'missing'} "
+            f"({brings}{'' if found else '; get it by ' + how})"
+        )
     return [*lines, *(f"  {line}" for line in simulators()), *_isaac_gym(), *_warp()]
 
 
 def _isaac_gym() -> list[str]:
-    """Where its Python is named, what that one says of itself and whether both share tensors, which takes seconds."""
+    """Where its Python is named, what that one says of itself and whether both share tensors, which
+    takes seconds.
+    """
     from gpurl.envs._isaac_gym_check import describe
     from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE
 
@@ -130,7 +191,9 @@ def _isaac_gym() -> list[str]:
 
 
 def run_benchmarks(words: list[str]) -> int:
-    """Run benchmarks/throughput.py and benchmarks/kernels.py of the source tree; `words` go to both."""
+    """Run benchmarks/throughput.py and benchmarks/kernels.py of the source tree; `words` go to
+    both.
+    """
     sys.path.insert(0, str(_source_tree()))
     for name in ("throughput", "kernels"):
         code = importlib.import_module(f"benchmarks.{name}").main(words)
@@ -149,5 +212,8 @@ def _source_tree() -> Path:
     root = Path(__file__).resolve().parents[2]
     script = root / "benchmarks" / "throughput.py"
     if not script.is_file():
-        raise UsageError(f"the benchmarks are in the source tree only, there is no {script}; clone the project and run make bench")
+        raise UsageError(
+            f"the benchmarks are in the source tree only, there is no {script}; clone the project "
+            f"and run make bench"
+        )
     return root

@@ -1,4 +1,6 @@
-"""The list of environments that `gpurl envs` prints: what each is, and what a simulator that is missing needs."""
+"""The list of environments that `gpurl envs` prints: what each is, and what a simulator that is
+missing needs.
+"""
 
 import inspect
 
@@ -11,22 +13,41 @@ Options = dict[str, inspect.Parameter]
 
 
 def env_table() -> str:
-    """Groups of environments: tensor tasks, adapters that take a task's name, the tasks of each simulator's folder."""
+    """Groups of environments: tensor tasks, adapters that take a task's name, the tasks of each
+    simulator's folder.
+    """
     classes = {name: resolve_env(name)[0] for name in env_names()}
-    tensor = {name: env_class for name, env_class in classes.items() if issubclass(env_class, TorchEnv)}
-    adapters = {name: env_class for name, env_class in classes.items() if name not in tensor and not _folder(env_class)}
+    tensor = {
+        name: env_class for name, env_class in classes.items() if issubclass(env_class, TorchEnv)
+    }
+    adapters = {
+        name: env_class
+        for name, env_class in classes.items()
+        if name not in tensor and not _folder(env_class)
+    }
     lines = ["tensor tasks, built in", *map(_made, tensor), "adapters"]
     for name, env_class in adapters.items():
         lines.append(f"  {name}:TASK\n      {_first_line(env_class)}")
         lines += [f"      {state}" for state in [_state(env_class)] if state != "there"]
-    for folder in dict.fromkeys(_folder(env_class) for env_class in classes.values() if _folder(env_class)):
-        tasks = {name: env_class for name, env_class in classes.items() if _folder(env_class) == folder}
+    for folder in dict.fromkeys(
+        _folder(env_class) for env_class in classes.values() if _folder(env_class)
+    ):
+        tasks = {
+            name: env_class for name, env_class in classes.items() if _folder(env_class) == folder
+        }
         shared = set.intersection(*(set(env_options(env_class)) for env_class in tasks.values()))
-        lines.append(f"{folder}: {_state(next(iter(tasks.values())))}; options of all: {', '.join(sorted(shared))}")
+        lines.append(
+            f"{folder}: {_state(next(iter(tasks.values())))}; options of all: "
+            f"{', '.join(sorted(shared))}"
+        )
         for name, env_class in tasks.items():
-            own = {key: option for key, option in env_options(env_class).items() if key not in shared}
+            own = {
+                key: option for key, option in env_options(env_class).items() if key not in shared
+            }
             lines.append(f"  {name}\n      {_first_line(env_class)}{_options(own)}")
-    return "\n".join([*lines, "or the module path of your own (README: an environment of your own)"])
+    return "\n".join(
+        [*lines, "or the module path of your own (README: an environment of your own)"]
+    )
 
 
 def simulators() -> list[str]:
@@ -34,7 +55,9 @@ def simulators() -> list[str]:
     found: dict[str, str] = {}
     for name in env_names():
         env_class, _ = resolve_env(name)
-        if "missing" in {key for base in env_class.__mro__ if base is not VecEnv for key in vars(base)}:
+        if "missing" in {
+            key for base in env_class.__mro__ if base is not VecEnv for key in vars(base)
+        }:
             found[_folder(env_class) or name] = _state(env_class)
     return [f"{name}: {text}" for name, text in found.items()]
 
@@ -59,9 +82,15 @@ def _made(name: str) -> str:
     agents = f"{env.num_agents} agents, " if env.num_agents > 1 else ""
     limit = "no time limit" if env.max_episode_steps is None else f"{env.max_episode_steps} steps"
     spaces = f"observation {env.single_observation_space.shape}, action {env.single_action_space}"
-    own = {key: option for key, option in env_options(type(env)).items() if key != "max_episode_steps"}
+    own = {
+        key: option for key, option in env_options(type(env)).items() if key != "max_episode_steps"
+    }
     return f"  {name}\n      {agents}{spaces}, {limit}{_options(own)}"
 
 
 def _options(own: Options) -> str:
-    return f", options: {', '.join(f'{key}={option.default}' for key, option in own.items())}" if own else ""
+    return (
+        f", options: {', '.join(f'{key}={option.default}' for key, option in own.items())}"
+        if own
+        else ""
+    )

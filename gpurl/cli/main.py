@@ -1,4 +1,6 @@
-"""The command line. Nothing heavy is imported before it is known what is wanted, so that --help answers at once."""
+"""The command line. Nothing heavy is imported before it is known what is wanted, so that --help
+answers at once.
+"""
 
 import os
 import sys
@@ -9,23 +11,27 @@ from gpurl.errors import CheckpointError, GpurlError, UsageError, did_you_mean
 
 USAGE = """usage: gpurl COMMAND ...
 
-  gpurl train ALGORITHM ENV [--num-envs 4096] [--total-steps 20_000_000] ...   train; --help behind it lists every setting
-  gpurl train --resume RUN [--total-steps N]                                  go on with a run
-  gpurl eval RUN [--episodes 100]                                             evaluate a trained policy
-  gpurl play RUN [--episodes 3]                                               play episodes and draw one
-  gpurl plot RUN                                                              draw the learning curve again
-  gpurl plot --bench [FOLDER] [--out FOLDER]                                  draw what the benchmarks measured
-  gpurl profile ALGORITHM ENV [settings] [--out FOLDER] [--iterations 3]      say where the time of a training goes, write a trace
-  gpurl convert FILE [--out FILE.safetensors]                                 weights of other trainers, nothing executed
-  gpurl convert FILE --algorithm ppo --env ENV --network.activation tanh      the same as a run to evaluate and go on with
-  gpurl envs                                                                  what there is to train on
-  gpurl check-env MODULE                                                      say what is wrong with an environment
-  gpurl bench                                                                 measure throughput and kernels
-  gpurl doctor                                                                what this machine has and lacks
-  gpurl doctor DUMP                                                           what led to NaN, from a run's non_finite/
+  gpurl train ALGORITHM ENV [settings]          train; --help behind it lists every setting
+  gpurl train --resume RUN [settings]           go on with a run
+  gpurl eval RUN [--episodes 100]               evaluate a trained policy
+  gpurl play RUN [--episodes 3]                 play episodes and draw one
+  gpurl plot RUN                                draw the learning curve again
+  gpurl plot --bench [FOLDER] [--out FOLDER]    draw what the benchmarks measured
+  gpurl profile ALGORITHM ENV [settings]        where the time of a training goes, and a trace
+        [--out FOLDER] [--iterations 3]
+  gpurl convert FILE [--out FILE.safetensors]   weights of other trainers, nothing executed
+  gpurl convert FILE --algorithm ppo --env ENV --network.activation tanh
+                                                the same as a run to evaluate and go on with
+  gpurl envs                                    what there is to train on
+  gpurl check-env MODULE                        say what is wrong with an environment
+  gpurl bench                                   measure throughput and kernels
+  gpurl doctor                                  what this machine has and lacks
+  gpurl doctor DUMP                             what led to NaN, from a run's non_finite/
 
-RUN is a run folder. Settings are written --num-envs 4096, --num_envs 4096 or num_envs=4096; --config FILE.yaml reads them from a file.
-Exit codes: 0 done, 2 wrong use, 3 the environment misbehaves, 4 NaN or infinity, 5 checkpoint, 130/143 stopped by a signal.
+RUN is a run folder. Settings are written --num-envs 4096, --num_envs 4096 or num_envs=4096;
+--config FILE.yaml reads them from a file.
+Exit codes: 0 done, 2 wrong use, 3 the environment misbehaves, 4 NaN or infinity, 5 checkpoint,
+130/143 stopped by a signal.
 """
 
 
@@ -33,7 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # finds my_env.py beside the user; last, so that no file there hides a library
+        sys.path.append(
+            os.getcwd()
+        )  # finds my_env.py beside the user; last, so that no file there hides a library
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if words else 2
@@ -44,7 +52,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         if words[0] not in COMMANDS:
-            raise UsageError(f"gpurl has no command {words[0]!r}; {did_you_mean(words[0], COMMANDS)}Known: {', '.join(COMMANDS)}")
+            raise UsageError(
+                f"gpurl has no command {words[0]!r}; {did_you_mean(words[0], COMMANDS)}Known: "
+                f"{', '.join(COMMANDS)}"
+            )
         return COMMANDS[words[0]](words[1:])
     except GpurlError as error:
         print(f"gpurl: {error}", file=sys.stderr)
@@ -75,7 +86,9 @@ def train(words: list[str]) -> int:
 
 
 def profile(words: list[str]) -> int:
-    """`gpurl profile ALGORITHM ENV [settings]`: a few iterations, what they spend their time on, and a trace file."""
+    """`gpurl profile ALGORITHM ENV [settings]`: a few iterations, what they spend their time on,
+    and a trace file.
+    """
     from gpurl.cli.settings import parse_profile
 
     settings, options = parse_profile(words)
@@ -98,7 +111,10 @@ def summary(finished: Any) -> str:
     lines.append(f"ended by {outcome.reason} after {outcome.steps:,} steps")
     if outcome.unsaved:
         lines.append(f"its last state is in no checkpoint: {outcome.unsaved}")
-    lines.append(f"run folder {finished.folder} (learning_curve.png, metrics.jsonl, checkpoints; tensorboard --logdir {finished.folder})")
+    lines.append(
+        f"run folder {finished.folder} (learning_curve.png, metrics.jsonl, checkpoints; "
+        f"tensorboard --logdir {finished.folder})"
+    )
     return "\n".join(lines)
 
 
@@ -115,10 +131,15 @@ def evaluate(words: list[str]) -> int:
     options = parse(words, "eval", "RUN", {"episodes": 100, "device": "auto", "latest": False})
     from gpurl.api import evaluate_run
 
-    values = evaluate_run(options["RUN"], options["episodes"], options["device"], best=not options["latest"])
+    values = evaluate_run(
+        options["RUN"], options["episodes"], options["device"], best=not options["latest"]
+    )
     left_out = values.get("eval/non_finite_episodes", 0.0)
     more = f"; {left_out:.0f} gave NaN or infinity and are left out" if left_out else ""
-    print(f"return {spread(values, 3)}, length {values['eval/mean_ep_length']:.1f}, {values['eval/episodes']:.0f} episodes{more}")
+    print(
+        f"return {spread(values, 3)}, length {values['eval/mean_ep_length']:.1f}, "
+        f"{values['eval/episodes']:.0f} episodes{more}"
+    )
     return 0
 
 
@@ -154,13 +175,17 @@ def plot_bench(words: list[str]) -> int:
 
     folder = [words.pop(0)] if words and not words[0].startswith("-") else []
     out = parse(words, "plot --bench [FOLDER]", None, {"out": ""})["out"]
-    for picture in draw(Path(folder[0]) if folder else results_folder(), Path(out) if out else None):
+    for picture in draw(
+        Path(folder[0]) if folder else results_folder(), Path(out) if out else None
+    ):
         print(picture)
     return 0
 
 
 def convert(words: list[str]) -> int:
-    """`gpurl convert FILE [--out FILE.safetensors]`, `gpurl convert FILE --algorithm ALGORITHM --env ENV [settings]`."""
+    """`gpurl convert FILE [--out FILE.safetensors]`,
+    `gpurl convert FILE --algorithm ALGORITHM --env ENV [settings]`.
+    """
     from gpurl.cli.settings import parse_convert
 
     options, settings = parse_convert(words)
@@ -177,7 +202,9 @@ def convert(words: list[str]) -> int:
         return 0
     from gpurl.cli.convert.policy import write_policy
 
-    folder, notes = write_policy(converted, settings, options["unit_actions"], ["gpurl", "convert", *words])
+    folder, notes = write_policy(
+        converted, settings, options["unit_actions"], ["gpurl", "convert", *words]
+    )
     print("\n".join([*converted.notes, *notes, f"run folder {folder}: gpurl eval {folder}"]))
     return 0
 
@@ -202,7 +229,10 @@ def check_env(words: list[str]) -> int:
     problems = check(options["MODULE"], steps=options["steps"])
     for problem in problems:
         print(f"- {problem}")
-    print(f"{options['MODULE']}: {'keeps the contract' if not problems else f'{len(problems)} problems'}")
+    print(
+        f"{options['MODULE']}: "
+        f"{'keeps the contract' if not problems else f'{len(problems)} problems'}"
+    )
     return 3 if problems else 0
 
 
@@ -230,8 +260,12 @@ def bench(words: list[str]) -> int:
     return run_benchmarks(words)
 
 
-def parse(words: list[str], command: str, positional: str | None, defaults: dict[str, Any]) -> dict[str, Any]:
-    """A small command's arguments: one positional and flags with defaults, whose types the defaults give."""
+def parse(
+    words: list[str], command: str, positional: str | None, defaults: dict[str, Any]
+) -> dict[str, Any]:
+    """A small command's arguments: one positional and flags with defaults, whose types the defaults
+    give.
+    """
     import argparse
 
     parser = argparse.ArgumentParser(prog=f"gpurl {command}")
@@ -242,7 +276,9 @@ def parse(words: list[str], command: str, positional: str | None, defaults: dict
         if isinstance(default, bool):
             parser.add_argument(*flags, action="store_true")
         else:
-            parser.add_argument(*flags, type=type(default), default=default, help=f"default {default}")
+            parser.add_argument(
+                *flags, type=type(default), default=default, help=f"default {default}"
+            )
     return vars(parser.parse_args(words))
 
 

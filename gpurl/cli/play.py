@@ -1,4 +1,6 @@
-"""Plays a trained policy and draws its first episode: what it saw, did and got (several agents: in the mean), over time."""
+"""Plays a trained policy and draws its first episode: what it saw, did and got (several agents: in
+the mean), over time.
+"""
 
 from pathlib import Path
 
@@ -13,8 +15,16 @@ from gpurl.policy import load
 from gpurl.run.run_folder import run_of
 
 
-def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: int = 0, max_steps: int = 20_000) -> Path:
-    """Play `episodes` greedy episodes one after the other, print each; returns the picture of the first, in the run's folder."""
+def play_run(
+    path: str | Path,
+    episodes: int = 3,
+    device: str = "auto",
+    seed: int = 0,
+    max_steps: int = 20_000,
+) -> Path:
+    """Play `episodes` greedy episodes one after the other, print each; returns the picture of the
+    first, in the run's folder.
+    """
     if episodes < 1:
         raise UsageError(f"episodes must be at least 1, got {episodes}")
     chosen = choose_device(device)
@@ -27,7 +37,13 @@ def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: in
         action = policy.act(obs)
         timestep = env.step(action)
         if played == 0:
-            frames.append((obs[0].flatten().cpu(), action[0].flatten().float().cpu(), timestep.reward[0].mean().cpu()))
+            frames.append(
+                (
+                    obs[0].flatten().cpu(),
+                    action[0].flatten().float().cpu(),
+                    timestep.reward[0].mean().cpu(),
+                )
+            )
         obs = timestep.obs
         if bool(episode_ends(timestep)[0]):
             policy.reset()
@@ -35,9 +51,14 @@ def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: in
             played += 1
             end = "terminated" if bool(timestep.terminated[0]) else "cut off by time"
             episode = timestep.info["episode"]
-            print(f"episode {played}: return {float(episode['r'][0]):.3f}, {int(episode['l'][0])} steps, {end}")
+            print(
+                f"episode {played}: return {float(episode['r'][0]):.3f}, {int(episode['l'][0])} "
+                f"steps, {end}"
+            )
             if played == episodes:
                 break
     env.close()
     columns = [torch.stack(column).numpy() for column in zip(*frames)]
-    return plot_episode(picture, f"{policy.settings['algorithm']} on {policy.settings['env']}", *columns)
+    return plot_episode(
+        picture, f"{policy.settings['algorithm']} on {policy.settings['env']}", *columns
+    )

@@ -1,4 +1,6 @@
-"""The benchmarks as a picture: environment steps a second against the number of environments, with the peers and what is possible."""
+"""The benchmarks as a picture: environment steps a second against the number of environments, with
+the peers and what is possible.
+"""
 
 import csv
 import io
@@ -8,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from gpurl.checkpoints.plain_files import MAX_TABLE_BYTES, read_at_most
 from gpurl.errors import GpurlError, UsageError
-from gpurl.run.plot import BLUE, GREEN, INK, ORANGE, PALE, PURPLE, STYLE, finish_axes, new_figure, save_figure
+from gpurl.run.plot import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PALE,
+    PURPLE,
+    STYLE,
+    finish_axes,
+    new_figure,
+    save_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,11 +36,15 @@ CURVES = {  # case: (label, colour)
 TRAINING = "chasing training"
 LIMIT, PEERS_CASE = "chasing limit ", "chasing "
 DASHES = ("-", "--", ":", "-.")  # of the horizons
-MARKERS, APART = "sD^vPXphd<>8", 1.06  # peers with the same number of environments stand side by side, by this factor
+MARKERS, APART = (
+    "sD^vPXphd<>8",
+    1.06,
+)  # peers with the same number of environments stand side by side, by this factor
 
 
 def plot_bench(folder: Path, out: Path | None = None) -> list[Path]:
-    """Draw throughput_DEVICE.png from every throughput_DEVICE.csv of `folder`, into `out` if given, else beside it.
+    """Draw throughput_DEVICE.png from every throughput_DEVICE.csv of `folder`, into `out` if given,
+    else beside it.
 
     The rows of the newest commit are drawn; of older ones the training, faintly.
     """
@@ -47,11 +64,21 @@ def plot_bench(folder: Path, out: Path | None = None) -> list[Path]:
 
 def _drawn(throughput: Path, target: Path) -> Path:
     try:
-        return _picture(throughput, throughput.with_name(throughput.name.replace("throughput", "peers", 1)), target)
+        return _picture(
+            throughput,
+            throughput.with_name(throughput.name.replace("throughput", "peers", 1)),
+            target,
+        )
     except (KeyError, TypeError, AttributeError, OverflowError, csv.Error) as error:
-        raise UsageError(f"{throughput} holds no results of gpurl bench: {type(error).__name__}: {error}") from error
+        raise UsageError(
+            f"{throughput} holds no results of gpurl bench: {type(error).__name__}: {error}"
+        ) from error
     except ValueError as error:
-        raise error if isinstance(error, UsageError) else UsageError(f"{throughput} holds no results of gpurl bench: {error}") from error
+        raise (
+            error
+            if isinstance(error, UsageError)
+            else UsageError(f"{throughput} holds no results of gpurl bench: {error}")
+        ) from error
 
 
 def _picture(throughput: Path, peers: Path, target: Path) -> Path:
@@ -76,7 +103,11 @@ def _read(path: Path) -> list[Row]:
     """The rows in env_steps/s of a results file, oldest first; none where there is no file."""
     try:
         text = read_at_most(path, MAX_TABLE_BYTES).decode("utf-8")
-        return [row for row in csv.DictReader(io.StringIO(text, newline="")) if row.get("unit") == "env_steps/s"]
+        return [
+            row
+            for row in csv.DictReader(io.StringIO(text, newline=""))
+            if row.get("unit") == "env_steps/s"
+        ]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, csv.Error) as error:
@@ -86,23 +117,37 @@ def _read(path: Path) -> list[Row]:
 def _newest(rows: list[Row]) -> tuple[list[Row], list[Row]]:
     """(rows of the commit that was written last, the others)."""
     last = rows[-1]["commit"] if rows else ""
-    return [row for row in rows if row["commit"] == last], [row for row in rows if row["commit"] != last]
+    return [row for row in rows if row["commit"] == last], [
+        row for row in rows if row["commit"] != last
+    ]
 
 
 def _device(rows: list[Row]) -> str:
     """The GPU, or the CPU and the most threads that a row took of it."""
     threads = max(int(row["threads"] or 0) for row in rows)
-    return f"{threads} threads of {rows[0]['cpu']}" if rows[0]["device"] == "cpu" else rows[0]["device"]
+    return (
+        f"{threads} threads of {rows[0]['cpu']}"
+        if rows[0]["device"] == "cpu"
+        else rows[0]["device"]
+    )
 
 
 def _horizons(rows: Sequence[Row]) -> list[str]:
-    """The horizons of the training, as they come; files from before the column have one, called ""."""
+    """The horizons of the training, as they come; files from before the column have one, called
+    "".
+    """
     return list(dict.fromkeys(row.get("horizon") or "" for row in rows if row["case"] == TRAINING))
 
 
 def _points(rows: Sequence[Row], case: str, horizon: str) -> tuple[list[float], list[float]]:
-    """(numbers of environments, values) of a curve, in order; the last of rows for the same point counts."""
-    found = {float(row["num_envs"]): float(row["value"]) for row in rows if row["case"] == case and (row.get("horizon") or "") == horizon}
+    """(numbers of environments, values) of a curve, in order; the last of rows for the same point
+    counts.
+    """
+    found = {
+        float(row["num_envs"]): float(row["value"])
+        for row in rows
+        if row["case"] == case and (row.get("horizon") or "") == horizon
+    }
     return list(dict(sorted(found.items()))), [found[size] for size in sorted(found)]
 
 
@@ -114,7 +159,14 @@ def _draw_older(axes: "Axes", rows: list[Row]) -> None:
     for commit in dict.fromkeys(row["commit"] for row in rows):
         of_commit = [row for row in rows if row["commit"] == commit]
         for horizon in _horizons(of_commit):
-            axes.plot(*_points(of_commit, TRAINING, horizon), color=PALE, linewidth=1.2, marker="o", markersize=2.5, label=label)
+            axes.plot(
+                *_points(of_commit, TRAINING, horizon),
+                color=PALE,
+                linewidth=1.2,
+                marker="o",
+                markersize=2.5,
+                label=label,
+            )
             label = "_nolegend_"
 
 
@@ -123,7 +175,11 @@ def _draw_curves(axes: "Axes", rows: list[Row]) -> None:
     for case, (name, color) in CURVES.items():
         for number, horizon in enumerate(horizons):
             label = f"{name}, horizon {horizon}" if len(horizons) > 1 else name
-            look: dict[str, Any] = {"color": color, "linestyle": DASHES[number % len(DASHES)], "marker": "o"}
+            look: dict[str, Any] = {
+                "color": color,
+                "linestyle": DASHES[number % len(DASHES)],
+                "marker": "o",
+            }
             if (points := _points(rows, case, horizon))[0]:
                 axes.plot(*points, label=label, linewidth=1.8, markersize=4, **look)
 
@@ -131,7 +187,12 @@ def _draw_curves(axes: "Axes", rows: list[Row]) -> None:
 def _draw_peers(axes: "Axes", rows: list[Row]) -> None:
     for number, row in enumerate(rows):
         mode = row.get("note", "").removeprefix("default").removeprefix(", ")
-        look: dict[str, Any] = {"color": ORANGE, "linestyle": "none", "marker": MARKERS[number % len(MARKERS)], "markeredgecolor": "white"}
+        look: dict[str, Any] = {
+            "color": ORANGE,
+            "linestyle": "none",
+            "marker": MARKERS[number % len(MARKERS)],
+            "markeredgecolor": "white",
+        }
         place = float(row["num_envs"]) * APART ** (number - (len(rows) - 1) / 2)
         label = f"{row['trainer']} {row['version']}{f' ({mode})' if mode else ''}"
         axes.plot([place], [float(row["value"])], label=label, markersize=7, **look)
@@ -140,11 +201,15 @@ def _draw_peers(axes: "Axes", rows: list[Row]) -> None:
 def _draw_limits(axes: "Axes", rows: list[Row]) -> None:
     """Lines across: what arithmetic in the training's precision, and the memory, allow at most."""
     precisions = {row.get("precision", "") for row in rows if row["case"] == TRAINING}
-    limits = [row for row in rows if row["case"].startswith(LIMIT) and row.get("precision") in precisions]
+    limits = [
+        row for row in rows if row["case"].startswith(LIMIT) and row.get("precision") in precisions
+    ]
     for row, dashes in zip(limits, DASHES[1:] * len(limits)):
         kind = row["case"].removeprefix(LIMIT)
         text = f"limit of training: {kind}, {row['precision']}"
-        axes.axhline(float(row["value"]), color="#666666", linestyle=dashes, linewidth=1.2, label=text)
+        axes.axhline(
+            float(row["value"]), color="#666666", linestyle=dashes, linewidth=1.2, label=text
+        )
 
 
 def _finish(axes: "Axes", rows: list[Row], newest: Row, peer_rows: list[Row]) -> None:

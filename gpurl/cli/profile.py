@@ -1,4 +1,6 @@
-"""Where the time of a training goes: environment, policy, storing, preparing, learning and the rest, by host, device and operators."""
+"""Where the time of a training goes: environment, policy, storing, preparing, learning and the
+rest, by host, device and operators.
+"""
 
 import bisect
 import functools
@@ -18,12 +20,20 @@ from gpurl.run.settings import Settings
 from gpurl.run.trainer import Trainer
 
 REST = "other"  # of an iteration what no phase has: the loop, the gaps
-PARTS = (  # (phase, where the object is that has the method, method); what is called in another part counts there only
+# (phase, where the object is that has the method, method); what is called in another part counts
+# there only
+PARTS = (
     ("env", "env", "step"),
     ("policy", "algorithm", "act"),
     ("store", "algorithm", "record"),
     ("store", "statistics", "add"),
-    ("rollout", "", "collect"),  # beside the three above: the loop, or all of it where a graph or one kernel plays the rollout
+    (
+        "rollout",
+        "",
+        "collect",
+        # beside the three above: the loop, or all of it where a graph or one kernel plays the
+        # rollout
+    ),
     ("post", "guard", "clean"),
     ("post", "algorithm", "prepare"),
     ("update", "algorithm", "learn"),
@@ -32,7 +42,13 @@ PARTS = (  # (phase, where the object is that has the method, method); what is c
 PHASES = tuple(dict.fromkeys(phase for phase, _, _ in PARTS))
 PREFIX = "gpurl/"  # of a phase's name in the trace
 TOP = 10
-LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")  # and those that begin so
+LAUNCHES = (
+    "cudaLaunchKernel",
+    "cuLaunchKernel",
+    "cudaGraphLaunch",
+    "cudaMemcpyAsync",
+    "cudaMemsetAsync",
+)  # and those that begin so
 
 
 @dataclass
@@ -56,12 +72,16 @@ class Profile:
     seconds: float  # an iteration, median, without the profiler
     is_cuda: bool
     trace: Path
-    top: list[tuple[str, float, int]]  # operator, or kernel on a GPU; its own seconds and its calls, of all iterations
+    top: list[
+        tuple[str, float, int]
+    ]  # operator, or kernel on a GPU; its own seconds and its calls, of all iterations
     phases: dict[str, Phase] = field(default_factory=lambda: {name: Phase() for name in PHASES})
 
 
 class Spans:
-    """Wraps the parts of a trainer: each call is a range in the trace, and its time without the ranges inside is the phase's."""
+    """Wraps the parts of a trainer: each call is a range in the trace, and its time without the
+    ranges inside is the phase's.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -93,19 +113,32 @@ class Spans:
         return call
 
 
-def profile(settings: Settings, iterations: int = 3, warm_up: int = 3, out: str | None = None) -> Profile:
-    """Train for a few iterations: first to warm up, then with a clock, then under torch's profiler. Writes trace.json for Chrome.
+def profile(
+    settings: Settings, iterations: int = 3, warm_up: int = 3, out: str | None = None
+) -> Profile:
+    """Train for a few iterations: first to warm up, then with a clock, then under torch's profiler.
+    Writes trace.json for Chrome.
 
-    `iterations` are those with the clock, and again those under the profiler. The folder is `out`, else a new one under ROOT/profile.
+    `iterations` are those with the clock, and again those under the profiler. The folder is `out`,
+    else a new one under ROOT/profile.
     """
     config, threads = settings.train, torch.get_num_threads()
     device = choose_device(config.device)
     # graphs are made in the second iteration
-    for name, value, least in (("iterations", iterations, 1), ("warm_up", warm_up, 2 if device.type == "cuda" else 0)):
+    for name, value, least in (
+        ("iterations", iterations, 1),
+        ("warm_up", warm_up, 2 if device.type == "cuda" else 0),
+    ):
         if value < least:
             raise UsageError(f"{name} must be at least {least}, got {value}")
     trainer = make_trainer(settings, device)
-    folder = _made(Path(out)) if out else create_run_folder(Path(config.root) / "profile", settings.env, settings.algorithm, config.seed)
+    folder = (
+        _made(Path(out))
+        if out
+        else create_run_folder(
+            Path(config.root) / "profile", settings.env, settings.algorithm, config.seed
+        )
+    )
     try:
         trainer.start()
         return _measured(trainer, iterations, warm_up, folder)
@@ -118,14 +151,18 @@ def _made(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"no folder {folder}: {error.strerror}; choose another place with --out") from error
+        raise UsageError(
+            f"no folder {folder}: {error.strerror}; choose another place with --out"
+        ) from error
     return folder
 
 
 def _measured(trainer: Trainer, iterations: int, warm_up: int, folder: Path) -> Profile:
     device, config = trainer.env.device, trainer.algorithm.config
     spans = Spans(trainer)
-    trainer.steps = trainer.stored = trainer.algorithm.learning_starts  # however little a replay holds: learn, act by the policy
+    trainer.steps = trainer.stored = (
+        trainer.algorithm.learning_starts
+    )  # however little a replay holds: learn, act by the policy
     for _ in range(warm_up):
         trainer.iterate()
     spans.watch_graphs(trainer)
@@ -143,10 +180,24 @@ def _measured(trainer: Trainer, iterations: int, warm_up: int, folder: Path) -> 
     except (OSError, RuntimeError) as error:
         raise GpurlError(f"cannot write {trace}: {error}") from error
     settings = trainer.settings
-    title = f"{settings.algorithm} on {settings.env}, {settings.train.num_envs} environments, {_device_name(device)}"
-    minibatches = getattr(config, "updates", getattr(config, "epochs", 1) * getattr(config, "minibatches", 1))
+    title = (
+        f"{settings.algorithm} on {settings.env}, {settings.train.num_envs} environments, "
+        f"{_device_name(device)}"
+    )
+    minibatches = getattr(
+        config, "updates", getattr(config, "epochs", 1) * getattr(config, "minibatches", 1)
+    )
     is_cuda = device.type == "cuda"
-    found = Profile(title, iterations, trainer.buffer.horizon, minibatches, lasted, is_cuda, trace, _top(profiler, is_cuda))
+    found = Profile(
+        title,
+        iterations,
+        trainer.buffer.horizon,
+        minibatches,
+        lasted,
+        is_cuda,
+        trace,
+        _top(profiler, is_cuda),
+    )
     _count(found, list(profiler.events() or ()))
     for name, seconds in host.items():
         found.phases[name].host = seconds
@@ -154,7 +205,9 @@ def _measured(trainer: Trainer, iterations: int, warm_up: int, folder: Path) -> 
 
 
 def _clocked(trainer: Trainer, spans: Spans, iterations: int) -> tuple[float, dict[str, float]]:
-    """(median seconds of an iteration, the device's work included; host seconds of each phase in all)."""
+    """(median seconds of an iteration, the device's work included; host seconds of each phase in
+    all).
+    """
     lasted, host = list[float](), dict.fromkeys(PHASES, 0.0)
     for _ in range(iterations):
         _wait(trainer.env.device)
@@ -173,29 +226,43 @@ def _wait(device: torch.device) -> None:
 
 
 def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU with {torch.get_num_threads()} threads"
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"CPU with {torch.get_num_threads()} threads"
+    )
 
 
 # ---- reading the profiler's events ----
 
 
 def _count(found: Profile, events: list[Any]) -> None:
-    """Give every operator, launch and second on the device to the phase in which the host called it."""
+    """Give every operator, launch and second on the device to the phase in which the host called
+    it.
+    """
     on_host = [event for event in events if event.device_type == torch.autograd.DeviceType.CPU]
     phase_at = _timeline([event for event in on_host if event.name.startswith(PREFIX)])
     for event in on_host:
         phase = found.phases[phase_at(event.time_range.start)]
         phase.launches += event.name.startswith(LAUNCHES)
         phase.operators += event.name.startswith("aten::") and not _within_operator(event)
-        # a range has kernels too: those that no operator launched, as Triton and graphs do; and itself, as the device's timeline shows it
-        phase.device += sum(kernel.duration for kernel in event.kernels if not kernel.name.startswith(PREFIX)) / 1e6
+        # a range has kernels too: those that no operator launched, as Triton and graphs do; and
+        # itself, as the device's timeline shows it
+        phase.device += (
+            sum(kernel.duration for kernel in event.kernels if not kernel.name.startswith(PREFIX))
+            / 1e6
+        )
 
 
 def _top(profiler: Any, is_cuda: bool) -> list[tuple[str, float, int]]:
     """The operators, on a GPU the kernels, that take longest by themselves."""
     kind = torch.autograd.DeviceType.CUDA if is_cuda else torch.autograd.DeviceType.CPU
     own = "self_device_time_total" if is_cuda else "self_cpu_time_total"
-    found = [each for each in profiler.key_averages() if each.device_type == kind and not each.key.startswith(PREFIX)]
+    found = [
+        each
+        for each in profiler.key_averages()
+        if each.device_type == kind and not each.key.startswith(PREFIX)
+    ]
     found.sort(key=lambda each: getattr(each, own), reverse=True)
     return [(each.key, getattr(each, own) / 1e6, each.count) for each in found[:TOP]]
 
@@ -207,7 +274,10 @@ def _within_operator(event: Any) -> bool:
 
 def _timeline(ranges: list[Any]) -> Callable[[float], str]:
     """A function from a time to the innermost range that is open then."""
-    edges = sorted([(each.time_range.start, 1, each.name) for each in ranges] + [(each.time_range.end, 0, each.name) for each in ranges])
+    edges = sorted(
+        [(each.time_range.start, 1, each.name) for each in ranges]
+        + [(each.time_range.end, 0, each.name) for each in ranges]
+    )
     times, names, open_names = list[float](), list[str](), [PREFIX + REST]
     for at, is_start, name in edges:
         if is_start:

@@ -1,4 +1,6 @@
-"""What `gpurl profile` prints: a table of the phases, counts a step and a minibatch, and the longest operators."""
+"""What `gpurl profile` prints: a table of the phases, counts a step and a minibatch, and the
+longest operators.
+"""
 
 from gpurl.cli.profile import Profile
 
@@ -22,12 +24,22 @@ def report(found: Profile) -> str:
 
 def _title(found: Profile) -> str:
     times = "host times without the profiler, operators under it"
-    return f"{found.title}\n{found.seconds * 1e3:.2f} ms an iteration (median of {found.iterations}); {times}\n"
+    return (
+        f"{found.title}\n{found.seconds * 1e3:.2f} ms an iteration (median of {found.iterations}); "
+        f"{times}\n"
+    )
 
 
 def _phases(found: Profile) -> str:
-    total, busy = sum(phase.host for phase in found.phases.values()), sum(phase.device for phase in found.phases.values())
-    header = ["phase", "host ms", "share"] + (["device ms", "share"] if found.is_cuda else []) + ["operators"]
+    total, busy = (
+        sum(phase.host for phase in found.phases.values()),
+        sum(phase.device for phase in found.phases.values()),
+    )
+    header = (
+        ["phase", "host ms", "share"]
+        + (["device ms", "share"] if found.is_cuda else [])
+        + ["operators"]
+    )
     lines = [header + (["launches"] if found.is_cuda else [])]
     for name, phase in found.phases.items():
         line = [name, *_time_and_share(phase.host, total, found.iterations)]
@@ -52,17 +64,24 @@ def _counts(found: Profile) -> str:
         return sum(getattr(found.phases[name], count) for name in names) / found.iterations / parts
 
     kinds = ["operators", "launches"] if found.is_cuda else ["operators"]
-    cases = {"an iteration": (tuple(found.phases), 1), "a step of all environments": (IN_ROLLOUT, found.horizon)}
+    cases = {
+        "an iteration": (tuple(found.phases), 1),
+        "a step of all environments": (IN_ROLLOUT, found.horizon),
+    }
     cases["a minibatch"] = (IN_UPDATE, found.minibatches)
     said = [
-        f"{label} {' and '.join(f'{mean(names, kind, parts):.1f} {kind}' for kind in kinds)}" for label, (names, parts) in cases.items()
+        f"{label} {' and '.join(f'{mean(names, kind, parts):.1f} {kind}' for kind in kinds)}"
+        for label, (names, parts) in cases.items()
     ]
     return "; ".join(said)
 
 
 def _top(found: Profile) -> list[str]:
     lines = [["kernel" if found.is_cuda else "operator", "own ms", "calls"]]
-    lines += [[_short(name), f"{own / found.iterations * 1e3:.3f}", f"{calls / found.iterations:.0f}"] for name, own, calls in found.top]
+    lines += [
+        [_short(name), f"{own / found.iterations * 1e3:.3f}", f"{calls / found.iterations:.0f}"]
+        for name, own, calls in found.top
+    ]
     return [f"longest by themselves, an iteration, under the profiler:\n{_columns(lines)}"]
 
 
@@ -73,4 +92,7 @@ def _short(name: str) -> str:
 def _columns(lines: list[list[str]]) -> str:
     """The first column flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
+        for line in lines
+    )

@@ -1,4 +1,6 @@
-"""Turns the words behind `gpurl train` and `gpurl profile` into settings, by tyro and a dataclass of all that can be set."""
+"""Turns the words behind `gpurl train` and `gpurl profile` into settings, by tyro and a dataclass
+of all that can be set.
+"""
 
 import dataclasses
 import re
@@ -27,7 +29,10 @@ def parse_train(words: list[str]) -> tuple[Settings, Path | None]:
     values = read_config(config) if config else {}
     if resume is not None:
         if names:
-            raise UsageError(f"--resume takes algorithm and environment from the run; leave out {' '.join(names)}")
+            raise UsageError(
+                f"--resume takes algorithm and environment from the run; leave out "
+                f"{' '.join(names)}"
+            )
         from gpurl.api import saved_settings
 
         algorithm, env, saved = saved_settings(Path(resume))
@@ -37,7 +42,9 @@ def parse_train(words: list[str]) -> tuple[Settings, Path | None]:
     values = {name: value for name, value in values.items() if name not in ("algorithm", "env")}
     values |= {} if not isinstance(values.get(algorithm), dict) else values.pop(algorithm)
     base = make_settings(algorithm, env, **values)
-    settings = _parse_flags(base, [re.sub(rf"^(--)?{re.escape(algorithm)}\.", r"\1", flag) for flag in flags])
+    settings = _parse_flags(
+        base, [re.sub(rf"^(--)?{re.escape(algorithm)}\.", r"\1", flag) for flag in flags]
+    )
     return settings, None if resume is None else Path(resume)
 
 
@@ -52,33 +59,51 @@ def parse_profile(words: list[str]) -> tuple[Settings, dict[str, Any]]:
                 options[name] = _whole(flag, _number(number))
     settings, resume = parse_train(words)
     if resume is not None:
-        raise UsageError(f"gpurl profile begins anew, it cannot go on with {resume}; name the algorithm and the environment")
+        raise UsageError(
+            f"gpurl profile begins anew, it cannot go on with {resume}; name the algorithm and the "
+            f"environment"
+        )
     return settings, options
 
 
 def parse_convert(words: list[str]) -> tuple[dict[str, Any], Settings | None]:
-    """(FILE, out, unit_actions; settings of the run to make, None where only the tensors are wanted)."""
+    """(FILE, out, unit_actions; settings of the run to make, None where only the tensors are
+    wanted).
+    """
     import argparse
 
     parser = argparse.ArgumentParser(prog="gpurl convert", allow_abbrev=False)
     parser.add_argument("FILE", help=".pt, .pth, .bin, .ckpt, .zip or .safetensors")
-    parser.add_argument("--out", default="", help="the safetensors file; by default FILE with that suffix")
-    parser.add_argument("--algorithm", help="ppo or a2c: write a run with this policy instead, settings as of gpurl train behind it")
+    parser.add_argument(
+        "--out", default="", help="the safetensors file; by default FILE with that suffix"
+    )
+    parser.add_argument(
+        "--algorithm",
+        help="ppo or a2c: write a run with this policy instead, settings as of gpurl train behind "
+        "it",
+    )
     parser.add_argument("--env", help="the environment it is for")
     parser.add_argument(
-        "--unit-actions", action="store_true", help="the policy's actions are in [-1, 1] (rl_games), not in the task's units"
+        "--unit-actions",
+        action="store_true",
+        help="the policy's actions are in [-1, 1] (rl_games), not in the task's units",
     )
     known, rest = parser.parse_known_args(words)
     options = vars(known)
     if (known.algorithm is None) != (known.env is None) or (known.algorithm is None and rest):
-        raise UsageError(f"a run needs --algorithm and --env, one file of tensors neither; got {' '.join(words)}")
+        raise UsageError(
+            f"a run needs --algorithm and --env, one file of tensors neither; got {' '.join(words)}"
+        )
     if known.algorithm is None:
         return options, None
     if known.out:
-        raise UsageError(f"--out {known.out} names a file of tensors; the folder of a run is --run-dir")
+        raise UsageError(
+            f"--out {known.out} names a file of tensors; the folder of a run is --run-dir"
+        )
     if not any(re.match(r"(--)?network\.activation\b", word) for word in rest):
         raise UsageError(
-            "weights do not tell their activation: --network.activation tanh (stable-baselines3, cleanrl), elu (rsl_rl, rl_games) or relu"
+            "weights do not tell their activation: --network.activation tanh (stable-baselines3, "
+            "cleanrl), elu (rsl_rl, rl_games) or relu"
         )
     _check_undecided(known.algorithm, rest)
     return options, parse_train([known.algorithm, known.env, *rest])[0]
@@ -89,15 +114,24 @@ def _check_undecided(algorithm: str, words: list[str]) -> None:
     words, config = _take_option(words, "--config")
     words = _spelled_out(words, set())
     given = {
-        word.removeprefix("--").removeprefix(f"{algorithm}.").replace("-", "_").replace("no_", "", 1) for word in words if word[:2] == "--"
+        word.removeprefix("--")
+        .removeprefix(f"{algorithm}.")
+        .replace("-", "_")
+        .replace("no_", "", 1)
+        for word in words
+        if word[:2] == "--"
     }
     values = read_config(config) if config else {}
     for each in (values, values.get(algorithm)):
         if isinstance(each, dict):
             inner = each.get("network")
-            given |= each.keys() | ({f"network.{name}" for name in inner} if isinstance(inner, dict) else set())
+            given |= each.keys() | (
+                {f"network.{name}" for name in inner} if isinstance(inner, dict) else set()
+            )
     if both := sorted(given & OF_WEIGHTS):
-        raise UsageError(f"{', '.join(both)} of a converted policy follows from its weights: leave it out")
+        raise UsageError(
+            f"{', '.join(both)} of a converted policy follows from its weights: leave it out"
+        )
 
 
 def _whole(flag: str, text: str) -> int:
@@ -108,7 +142,9 @@ def _whole(flag: str, text: str) -> int:
 
 
 def _spelled_out(words: list[str], texts: set[str]) -> list[str]:
-    """`key=value` as `--key value`, `1e6` as 1000000, `--quiet false` as `--no-quiet`; the value of one in `texts` stays as it is."""
+    """`key=value` as `--key value`, `1e6` as 1000000, `--quiet false` as `--no-quiet`; the value of
+    one in `texts` stays as it is.
+    """
     result: list[str] = []
     for word in words:
         match = re.fullmatch(SETTING, word, re.DOTALL)
@@ -122,7 +158,9 @@ def _spelled_out(words: list[str], texts: set[str]) -> list[str]:
             result.append(_switch(match[1], match[2]))
         elif match:
             parts = [part.strip() for part in match[2].strip("[]()").split(",")]
-            if match[2][:1] not in ("[", "(") and not all(re.fullmatch(NUMBER, part) for part in parts):
+            if match[2][:1] not in ("[", "(") and not all(
+                re.fullmatch(NUMBER, part) for part in parts
+            ):
                 parts = [match[2]]  # some text that holds a comma
             result += [f"--{match[1]}", *map(_number, parts)]
         elif word.lower() in ("true", "false") and result and result[-1].startswith("--"):
@@ -160,11 +198,15 @@ def _number(word: str) -> str:
     return str(int(float(word))) if is_whole else word
 
 
-def _take_option(words: list[str], option: str, what: str = "a path") -> tuple[list[str], str | None]:
+def _take_option(
+    words: list[str], option: str, what: str = "a path"
+) -> tuple[list[str], str | None]:
     """`option VALUE`, `option=VALUE` or that without dashes, taken out of the words."""
     for at, word in enumerate(words):
         name, equals, value = word.partition("=")
-        is_value = at > 0 and words[at - 1].startswith("--env.") and "=" not in words[at - 1]  # --env.overrides "config=..."
+        is_value = (
+            at > 0 and words[at - 1].startswith("--env.") and "=" not in words[at - 1]
+        )  # --env.overrides "config=..."
         if equals and value and (name == option or (name == option[2:] and not is_value)):
             return words[:at] + words[at + 1 :], value
         if word == option:
@@ -176,7 +218,14 @@ def _take_option(words: list[str], option: str, what: str = "a path") -> tuple[l
 
 def _positionals(words: list[str]) -> tuple[list[str], list[str]]:
     """The names in front, and the settings behind them."""
-    count = next((at for at, word in enumerate(words) if word.startswith("-") or re.fullmatch(SETTING, word, re.DOTALL)), len(words))
+    count = next(
+        (
+            at
+            for at, word in enumerate(words)
+            if word.startswith("-") or re.fullmatch(SETTING, word, re.DOTALL)
+        ),
+        len(words),
+    )
     return words[:count], words[count:]
 
 
@@ -185,14 +234,17 @@ def _named(names: list[str], values: dict[str, Any], wants_help: bool) -> tuple[
     algorithm = names[0] if names else values.get("algorithm")
     env = names[1] if len(names) > 1 else values.get("env")
     if len(names) > 2:
-        raise UsageError(f"gpurl train takes one algorithm and one environment, got {' '.join(names)}")
+        raise UsageError(
+            f"gpurl train takes one algorithm and one environment, got {' '.join(names)}"
+        )
     if algorithm is None or env is None:
         from gpurl.algorithms import algorithm_names
         from gpurl.envs.registry import env_names
 
         text = (
             "gpurl train ALGORITHM ENV [settings], for example gpurl train ppo chasing\n"
-            f"  algorithms: {', '.join(algorithm_names())}\n  environments: {', '.join(env_names())}, or the module path of your own\n"
+            f"  algorithms: {', '.join(algorithm_names())}\n  environments: "
+            f"{', '.join(env_names())}, or the module path of your own\n"
             "  gpurl train ALGORITHM ENV --help lists the settings"
         )
         if wants_help:
@@ -223,16 +275,30 @@ def _parse_flags(base: Settings, flags: list[str]) -> Settings:
     )
     known = {item.name for item in dataclasses.fields(options)}
     default = combined(
-        base.train, base.algorithm_config, options(**{name: value for name, value in base.env_options.items() if name in known})
+        base.train,
+        base.algorithm_config,
+        options(**{name: value for name, value in base.env_options.items() if name in known}),
     )
     try:
-        parsed: Any = tyro.cli(combined, args=flags, default=default, prog=f"gpurl train {base.algorithm} {base.env}", description="Train.")
+        parsed: Any = tyro.cli(
+            combined,
+            args=flags,
+            default=default,
+            prog=f"gpurl train {base.algorithm} {base.env}",
+            description="Train.",
+        )
     except SystemExit as stop:
         sys.exit(2 if stop.code else 0)
     chosen = dataclasses.asdict(parsed.env)
     standard = dataclasses.asdict(options())
-    env_options = base.env_options | {name: value for name, value in chosen.items() if value != standard[name] or name in base.env_options}
-    return dataclasses.replace(base, train=parsed.train, algorithm_config=parsed.algorithm, env_options=env_options)
+    env_options = base.env_options | {
+        name: value
+        for name, value in chosen.items()
+        if value != standard[name] or name in base.env_options
+    }
+    return dataclasses.replace(
+        base, train=parsed.train, algorithm_config=parsed.algorithm, env_options=env_options
+    )
 
 
 def _options_class(env: str) -> type:
@@ -245,6 +311,10 @@ def _options_class(env: str) -> type:
     for name, parameter in env_options(env_class).items():
         kind = hints.get(name, type(parameter.default))
         parts = [part for part in (typing.get_args(kind) or (kind,)) if part is not type(None)]
-        if name not in named and all(part in SIMPLE_TYPES for part in parts) and parameter.default is not parameter.empty:
+        if (
+            name not in named
+            and all(part in SIMPLE_TYPES for part in parts)
+            and parameter.default is not parameter.empty
+        ):
             fields.append((name, kind, dataclasses.field(default=parameter.default)))
     return dataclasses.make_dataclass("EnvOptions", fields)

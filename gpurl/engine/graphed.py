@@ -1,8 +1,10 @@
 """An iteration of the training loop in CUDA graphs: the whole of it, or all but the environment.
 
-full    one graph plays the rollout, one prepares the targets, one learns. For environments that a graph can hold (`graph_safe`).
-policy  one graph acts, one takes in what the environment answered; both serve every step, since the row of the rollout is a number on the
-        device. The environment is stepped in between, as it is or by a graph of its own on torch's current stream.
+full    one graph plays the rollout, one prepares the targets, one learns. For environments that a
+        graph can hold (`graph_safe`).
+policy  one graph acts, one takes in what the environment answered; both serve every step, since the
+        row of the rollout is a number on the device. The environment is stepped in between, as it
+        is or by a graph of its own on torch's current stream.
 """
 
 import traceback
@@ -29,7 +31,9 @@ Prepared = tuple[dict[str, Tensor], Tensor | None]
 
 
 class Graphed(ABC):
-    """What both levels share: targets and learning. Captured after a first iteration without graphs; the run is left as it was."""
+    """What both levels share: targets and learning. Captured after a first iteration without
+    graphs; the run is left as it was.
+    """
 
     def __init__(self, trainer: "Trainer", backend: Backend) -> None:
         self.trainer = trainer
@@ -106,7 +110,10 @@ class WholeGraphs(Graphed):
         self._collect, _ = backend.capture(self._in_place(self.trainer.collect))
         self._size = self.trainer.buffer.size
         if new := set(self.trainer.statistics.terms) - terms:
-            raise RuntimeError(f"info['log'] brought {', '.join(sorted(new))} late; its names must be there from the first rollout on")
+            raise RuntimeError(
+                f"info['log'] brought {', '.join(sorted(new))} late; its names must be there from "
+                f"the first rollout on"
+            )
 
 
 class PolicyGraphs(Graphed):
@@ -129,7 +136,9 @@ class PolicyGraphs(Graphed):
         trainer = self.trainer
         while not trainer.algorithm.is_ready(trainer.buffer):
             self._act()
-            timestep = step_env(trainer.env, self.decision.action.clone())  # one that keeps it must not see the next one in its place
+            timestep = step_env(
+                trainer.env, self.decision.action.clone()
+            )  # one that keeps it must not see the next one in its place
             trainer.env_guard.check(timestep)
             torch._foreach_copy_(self.inputs, _inputs(timestep))
             self._take()
@@ -155,13 +164,25 @@ LEVELS: dict[str, type[Graphed]] = {"full": WholeGraphs, "policy": PolicyGraphs}
 
 
 def choose_graphs(trainer: "Trainer") -> tuple[str, Graphed | None, list[str]]:
-    """(level, its graphs, a line for each level that was wanted and could not be) by the settings, the device and the environment."""
+    """(level, its graphs, a line for each level that was wanted and could not be) by the settings,
+    the device and the environment.
+    """
     wanted, backend, notes = trainer.config.graph, trainer.graph_backend, list[str]()
     if wanted == "off":
         return "off", None, []
     if backend is None:
-        return "off", None, [] if wanted == "auto" else [f"no CUDA graphs: there are none on {trainer.env.device}"]
-    levels = ["policy"] if wanted == "policy" else ["full"] if trainer.persistent is not None else ["full", "policy"]
+        return (
+            "off",
+            None,
+            [] if wanted == "auto" else [f"no CUDA graphs: there are none on {trainer.env.device}"],
+        )
+    levels = (
+        ["policy"]
+        if wanted == "policy"
+        else ["full"]
+        if trainer.persistent is not None
+        else ["full", "policy"]
+    )
     for level in levels:
         obstacle = _obstacle_to_full(trainer) if level == "full" else ""
         if not obstacle:
@@ -183,13 +204,18 @@ def _obstacle_to_full(trainer: "Trainer") -> str:
         return f"{trainer.settings.env} cannot restore its state, which warming up changes"
     log = trainer.timestep.info.get("log", {}) if trainer.timestep is not None else {}
     if numbers := [name for name, value in log.items() if not isinstance(value, Tensor)]:
-        return f"info['log'] of {trainer.settings.env} holds Python numbers ({', '.join(numbers)}), a graph would repeat them; give tensors"
+        return (
+            f"info['log'] of {trainer.settings.env} holds Python numbers ({', '.join(numbers)}), a "
+            f"graph would repeat them; give tensors"
+        )
     return ""
 
 
 def _cause(error: RuntimeError) -> str:
     """The first line of the innermost error, and the line of code that raised it."""
-    while isinstance(error.__context__, RuntimeError):  # a capture that ends in an error tells of that alone
+    while isinstance(
+        error.__context__, RuntimeError
+    ):  # a capture that ends in an error tells of that alone
         error = error.__context__
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{first_line(error)} ({Path(place.filename).name}:{place.lineno}: {place.line})"
@@ -198,12 +224,24 @@ def _cause(error: RuntimeError) -> str:
 def _inputs(timestep: Timestep) -> list[Tensor]:
     """What a step of the environment brings into the graph, in a fixed order."""
     info = timestep.info
-    tensors = [*timestep[:4], info["final_obs"], info["episode"]["r"], info["episode"]["l"], info["_episode"]]
+    tensors = [
+        *timestep[:4],
+        info["final_obs"],
+        info["episode"]["r"],
+        info["episode"]["l"],
+        info["_episode"],
+    ]
     return [*tensors, info["valid"]] if "valid" in info else tensors
 
 
 def _timestep(inputs: list[Tensor], has_valid: bool) -> Timestep:
     """The Timestep whose tensors `_inputs` lists."""
     obs, reward, terminated, truncated, final_obs, episode_return, length, finished, *valid = inputs
-    info: dict[str, Any] = {"final_obs": final_obs, "episode": {"r": episode_return, "l": length}, "_episode": finished}
-    return Timestep(obs, reward, terminated, truncated, info | ({"valid": valid[0]} if has_valid else {}))
+    info: dict[str, Any] = {
+        "final_obs": final_obs,
+        "episode": {"r": episode_return, "l": length},
+        "_episode": finished,
+    }
+    return Timestep(
+        obs, reward, terminated, truncated, info | ({"valid": valid[0]} if has_valid else {})
+    )

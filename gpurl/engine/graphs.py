@@ -1,7 +1,9 @@
-"""Captures plain functions into CUDA graphs that share one memory pool: a replay is one call, and Python runs no more.
+"""Captures plain functions into CUDA graphs that share one memory pool: a replay is one call, and
+Python runs no more.
 
-What a captured function returns lies at the same place at every replay. It stays true until the functions captured before it are replayed
-again, since graphs that run one after the other use the same memory.
+What a captured function returns lies at the same place at every replay. It stays true until the
+functions captured before it are replayed again, since graphs that run one after the other use the
+same memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +19,9 @@ class Backend(Protocol):
     """What captures and replays: `CudaGraphs`, or what a test puts in its place."""
 
     def warm_up(self, function: Function) -> None:
-        """Run `function` once as it will be captured, so that nothing is compiled or set up while it is."""
+        """Run `function` once as it will be captured, so that nothing is compiled or set up while
+        it is.
+        """
 
     def capture(self, function: Function) -> tuple[Callable[[], None], Any]:
         """(replay, what `function` returned). Capturing computes nothing: only replays do."""
@@ -32,7 +36,9 @@ class CudaGraphs:
         self.pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, function: Function) -> None:
-        """Raises RuntimeError where `function` waits for the device: a graph could not hold that."""
+        """Raises RuntimeError where `function` waits for the device: a graph could not hold
+        that.
+        """
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         try:
@@ -44,7 +50,9 @@ class CudaGraphs:
     def capture(self, function: Function) -> tuple[Callable[[], None], Any]:
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         try:
-            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
+            ):
                 result = function()
         except BaseException:  # a capture that broke leaves its stream chosen and its pool in use
             torch.cuda.set_stream(current)

@@ -1,4 +1,6 @@
-"""Rollouts by one kernel: PPO's small networks and a task with Triton functions, for T steps in one launch."""
+"""Rollouts by one kernel: PPO's small networks and a task with Triton functions, for T steps in one
+launch.
+"""
 
 import torch
 from torch import Tensor
@@ -16,9 +18,13 @@ from gpurl.nn.distributions import Categorical, Gaussian
 
 
 def make_persistent(algorithm: Algorithm, env: VecEnv) -> "PersistentRollout | str":
-    """The kernel that plays `env` by this policy, or why there is none. Call it after the first reset."""
+    """The kernel that plays `env` by this policy, or why there is none. Call it after the first
+    reset.
+    """
     if not isinstance(env, TorchEnv) or (in_triton := env.in_triton()) is None:
-        return f"{type(env).__name__} has no Triton functions, or Triton does not run on {env.device}"
+        return (
+            f"{type(env).__name__} has no Triton functions, or Triton does not run on {env.device}"
+        )
     if not isinstance(algorithm, PPO):
         return f"it plays policies of PPO, not of {type(algorithm).__name__}"
     if algorithm.is_recurrent:
@@ -35,7 +41,15 @@ def policy_shape(algorithm: PPO) -> PolicyShape:
     network, head, normalizer = algorithm.config.network, algorithm.head, algorithm.normalizer
     limit = None if normalizer is None else normalizer.clip
     products = "tf32x3" if algorithm.precision == "float32" else "tf32"
-    return PolicyShape(network.hidden, network.activation, head.num_outputs, isinstance(head, Categorical), network.shared, limit, products)
+    return PolicyShape(
+        network.hidden,
+        network.activation,
+        head.num_outputs,
+        isinstance(head, Categorical),
+        network.shared,
+        limit,
+        products,
+    )
 
 
 class PersistentRollout:
@@ -47,14 +61,18 @@ class PersistentRollout:
         self.zero, self.one = torch.zeros(1, device=env.device), torch.ones(1, device=env.device)
 
     def play(self, buffer: RolloutBuffer, obs: Tensor, statistics: EpisodeStatistics) -> None:
-        """Play all steps of the buffer from obs [N, D], which becomes the observations after them."""
+        """Play all steps of the buffer from obs [N, D], which becomes the observations after
+        them.
+        """
         if not buffer.columns:
             buffer.hold(self._columns(buffer.horizon)._asdict())
         in_triton, random = self.env.in_triton(), self.algorithm.action_random
         assert in_triton is not None, "make_persistent is asked first"
         rollout = RolloutTensors(**{name: buffer[name] for name in RolloutTensors._fields})
         streams = RandomStreams(random.key, random.gamma, random.step)
-        statistics.sums += rollout_triton(in_triton, streams, self._tensors(), self.shape, rollout, obs)
+        statistics.sums += rollout_triton(
+            in_triton, streams, self._tensors(), self.shape, rollout, obs
+        )
         random.advance(by=buffer.horizon)
         self.env.skip_random(buffer.horizon)
         buffer.size = buffer.horizon
@@ -76,7 +94,11 @@ class PersistentRollout:
         of_obs, of_value = self.algorithm.normalizer, self.algorithm.value_normalizer
         obs = (self.zero, self.one) if of_obs is None else (of_obs.shift, of_obs.inv_std)
         value = (self.zero, self.one) if of_value is None else (of_value.shift, of_value.inv_std)
-        own = (head.bounded_log_std().detach(), head.box.units) if isinstance(head, Gaussian) else (self.zero, self.zero)
+        own = (
+            (head.bounded_log_std().detach(), head.box.units)
+            if isinstance(head, Gaussian)
+            else (self.zero, self.zero)
+        )
         layers = tuple(network.towers.weights), tuple(network.towers.biases)
         ends = network.actor.weight, network.actor.bias, network.critic.weight, network.critic.bias
         return PolicyTensors(*layers, *ends, *obs, *value, *own)

@@ -1,4 +1,6 @@
-"""An environment whose observations carry, behind them, what only its critic may see: one row a sample, stored and shuffled as one."""
+"""An environment whose observations carry, behind them, what only its critic may see: one row a
+sample, stored and shuffled as one.
+"""
 
 from typing import Any
 
@@ -13,25 +15,45 @@ from gpurl.guards.contract import check_reset, check_state, check_step
 
 
 class WithState(VecEnv):
-    """`env`, which has a `single_state_space`, with observations [N, D + S]: its own [N, D] and the state [N, S], both flat.
+    """`env`, which has a `single_state_space`, with observations [N, D + S]: its own [N, D] and the
+    state [N, S], both flat.
 
-    The actor reads the first D numbers, the critic the other S (`gpurl.nn.networks.AsymmetricActorCritic`).
+    The actor reads the first D numbers, the critic the other S
+    (`gpurl.nn.networks.AsymmetricActorCritic`).
     """
 
     def __init__(self, env: VecEnv) -> None:
         self.env = env
-        spaces = {"single_observation_space": env.single_observation_space, "single_state_space": env.single_state_space}
+        spaces = {
+            "single_observation_space": env.single_observation_space,
+            "single_state_space": env.single_state_space,
+        }
         for name, space in spaces.items():
             if not isinstance(space, Box) or space.dtype != np.float32:
-                raise UsageError(f"a critic with a state of its own needs float32 Boxes, {type(env).__name__}.{name} is {space}")
+                raise UsageError(
+                    f"a critic with a state of its own needs float32 Boxes, "
+                    f"{type(env).__name__}.{name} is {space}"
+                )
         boxes = [space for space in spaces.values() if isinstance(space, Box)]
-        low, high = (np.concatenate([getattr(box, side).reshape(-1) for box in boxes]) for side in ("low", "high"))
-        self.single_observation_space, self.single_action_space = Box(low, high, dtype=np.float32), env.single_action_space
-        self.num_agents, self.graph_safe, self.max_episode_steps = env.num_agents, env.graph_safe, env.max_episode_steps
+        low, high = (
+            np.concatenate([getattr(box, side).reshape(-1) for box in boxes])
+            for side in ("low", "high")
+        )
+        self.single_observation_space, self.single_action_space = (
+            Box(low, high, dtype=np.float32),
+            env.single_action_space,
+        )
+        self.num_agents, self.graph_safe, self.max_episode_steps = (
+            env.num_agents,
+            env.graph_safe,
+            env.max_episode_steps,
+        )
         super().__init__(env.num_envs, env.device)
         self.autoreset_mode, self.metadata = env.autoreset_mode, env.metadata
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
         check_reset(self.env, obs)
         check_state(self.env, "reset", "state", info)

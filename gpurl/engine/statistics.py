@@ -14,7 +14,9 @@ MARKS_AHEAD = 12  # four iterations
 
 
 class EpisodeStatistics:
-    """Sums over finished episodes since the last `read`: returns, lengths, and the env's own info["log"] terms."""
+    """Sums over finished episodes since the last `read`: returns, lengths, and the env's own
+    info["log"] terms.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.sums = torch.zeros(3, device=device)  # episodes, sum of returns, sum of lengths
@@ -24,7 +26,9 @@ class EpisodeStatistics:
     def add(self, timestep: Timestep) -> None:
         """Take one step's info in."""
         info = timestep.info
-        if "episode" in info and not (host_may_look(self.sums.device) and not bool(info["_episode"].any())):
+        if "episode" in info and not (
+            host_may_look(self.sums.device) and not bool(info["_episode"].any())
+        ):
             add_episodes(self.sums, info["_episode"], info["episode"]["r"], info["episode"]["l"])
         self.add_log(info)
 
@@ -45,14 +49,23 @@ class EpisodeStatistics:
         return metrics
 
     def read(self, values: dict[str, float]) -> dict[str, float]:
-        """Log entries from the host values of `metrics()`; starts the sums anew. Without a finished episode the last entries stand."""
+        """Log entries from the host values of `metrics()`; starts the sums anew. Without a finished
+        episode the last entries stand.
+        """
         episodes, returns, lengths = (values[name] for name in ("episodes", "returns", "lengths"))
         if episodes > 0:
-            self.last = {"rollout/ep_rew_mean": returns / episodes, "rollout/ep_len_mean": lengths / episodes}
+            self.last = {
+                "rollout/ep_rew_mean": returns / episodes,
+                "rollout/ep_len_mean": lengths / episodes,
+            }
         self.sums.zero_()
         for term in self.terms.values():
             term.zero_()
-        means = {f"env/{name}": values[f"sum {name}"] / count for name in self.terms if (count := values[f"count {name}"])}
+        means = {
+            f"env/{name}": values[f"sum {name}"] / count
+            for name in self.terms
+            if (count := values[f"count {name}"])
+        }
         return {**self.last, "rollout/episodes": episodes, **means}
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,14 +81,18 @@ class EpisodeStatistics:
 
 
 class Stopwatch:
-    """Seconds spent collecting and updating; on a GPU by events that are read later, so that nothing waits for them."""
+    """Seconds spent collecting and updating; on a GPU by events that are read later, so that
+    nothing waits for them.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.is_cuda = device.type == "cuda"
         self.marks: list[tuple[str, Any]] = []
 
     def mark(self, phase: str) -> None:
-        """`phase` begins now; the phase before ends. Python runs at most a few iterations ahead of a GPU, so that a signal soon counts."""
+        """`phase` begins now; the phase before ends. Python runs at most a few iterations ahead of
+        a GPU, so that a signal soon counts.
+        """
         if self.is_cuda:
             if len(self.marks) >= MARKS_AHEAD:
                 self.marks[-MARKS_AHEAD][1].synchronize()

@@ -1,7 +1,9 @@
-"""Names the optimiser steps that were left out because a gradient or a loss was not finite, and weights that are not; no host sync.
+"""Names the optimiser steps that were left out because a gradient or a loss was not finite, and
+weights that are not; no host sync.
 
-The optimisers count on the device and keep what the first such step had (`gpurl.kernels.adam.LeftOut`). The host looks after each
-iteration on a CPU, which costs it a number an optimiser, and on a GPU with the next log entry.
+The optimisers count on the device and keep what the first such step had
+(`gpurl.kernels.adam.LeftOut`). The host looks after each iteration on a CPU, which costs it a
+number an optimiser, and on a GPU with the next log entry.
 """
 
 from typing import Any
@@ -15,13 +17,17 @@ from gpurl.kernels.adam import COUNTS
 from gpurl.kernels.backend import host_may_look
 from gpurl.nn.optimizer import FlatAdam
 
-LEAST_IN_A_ROW = 8  # left out until a run counts as diverged; more where an iteration takes more steps
+LEAST_IN_A_ROW = (
+    8  # left out until a run counts as diverged; more where an iteration takes more steps
+)
 NAMED = 3
 ADVICE = "a lower learning_rate, a max_grad_norm or smaller rewards may help"
 
 
 class StepGuard:
-    """Of the optimisers of `algorithm`. A step that is left out is told once; many in a row, or weights with NaN, end the run."""
+    """Of the optimisers of `algorithm`. A step that is left out is told once; many in a row, or
+    weights with NaN, end the run.
+    """
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm, self.optimizers = algorithm, algorithm.all_optimizers()
@@ -29,7 +35,11 @@ class StepGuard:
         self.iteration = 0  # at the last look
         self.asked = dict.fromkeys(self.optimizers, 0)  # steps until then
         looks = host_may_look(algorithm.device)
-        self.counts = {name: optimizer.left_out.counts.numpy() for name, optimizer in self.optimizers.items()} if looks else {}
+        self.counts = (
+            {name: optimizer.left_out.counts.numpy() for name, optimizer in self.optimizers.items()}
+            if looks
+            else {}
+        )
 
     def begin(self, iteration: int) -> None:
         """Count from here."""
@@ -42,37 +52,64 @@ class StepGuard:
         return {name: optimizer.left_out.counts for name, optimizer in self.optimizers.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go back to copies of these: what nobody has read yet is told still, with the gradient and losses kept of the first."""
+        """Go back to copies of these: what nobody has read yet is told still, with the gradient and
+        losses kept of the first.
+        """
         for name, counts in self.state_dict().items():
             counts.copy_(state[name])
 
     def sees_any(self, iteration: int) -> bool:
-        """Whether steps of this iteration were left out, for a host that may look; where none was, what comes is counted from here."""
+        """Whether steps of this iteration were left out, for a host that may look; where none was,
+        what comes is counted from here.
+        """
         if any(counts[1] for counts in self.counts.values()):
             return True
-        self.iteration, self.asked = iteration, {name: int(counts[0]) for name, counts in self.counts.items()}
+        self.iteration, self.asked = (
+            iteration,
+            {name: int(counts[0]) for name, counts in self.counts.items()},
+        )
         return False
 
     def metrics(self) -> dict[str, Tensor]:
         """0-d tensors for the host."""
-        counts = {name: optimizer.left_out.counts.clone().unbind() for name, optimizer in self.optimizers.items()}
-        return {f"{field} of {name}": number for name, numbers in counts.items() for field, number in zip(COUNTS, numbers)}
+        counts = {
+            name: optimizer.left_out.counts.clone().unbind()
+            for name, optimizer in self.optimizers.items()
+        }
+        return {
+            f"{field} of {name}": number
+            for name, numbers in counts.items()
+            for field, number in zip(COUNTS, numbers)
+        }
 
     def report(self, values: dict[str, float], iteration: int, env: str, stop: bool) -> list[str]:
-        """What to warn of, now that `metrics()` are on the host; DivergedError where there is nothing left to learn with.
+        """What to warn of, now that `metrics()` are on the host; DivergedError where there is
+        nothing left to learn with.
 
-        That is where weights are not finite, and if `stop` where all steps of an iteration, and LEAST_IN_A_ROW, were left out. The error's
-        `evidence` is what a dump of it holds.
+        That is where weights are not finite, and if `stop` where all steps of an iteration, and
+        LEAST_IN_A_ROW, were left out. The error's `evidence` is what a dump of it holds.
         """
         notes = []
         for name, optimizer in self.optimizers.items():
-            asked, left_out, _, longest, first = (int(values[f"{field} of {name}"]) for field in COUNTS)
+            asked, left_out, _, longest, first = (
+                int(values[f"{field} of {name}"]) for field in COUNTS
+            )
             since = max(asked - self.asked[name], 1)
             each = -(-since // max(iteration - self.iteration, 1))  # steps an iteration
             if left_out:
                 later, number = divmod(max(first - self.asked[name] - 1, 0), each)
-                at = {"iteration": self.iteration + 1 + later, "minibatch": number + 1, "minibatches": each, "left_out": left_out}
-                told = self._tell(name, optimizer, {"env": env, **at}, longest if stop and longest >= max(each, LEAST_IN_A_ROW) else 0)
+                at = {
+                    "iteration": self.iteration + 1 + later,
+                    "minibatch": number + 1,
+                    "minibatches": each,
+                    "left_out": left_out,
+                }
+                told = self._tell(
+                    name,
+                    optimizer,
+                    {"env": env, **at},
+                    longest if stop and longest >= max(each, LEAST_IN_A_ROW) else 0,
+                )
                 notes += [] if self.total else [told]
                 self.total += left_out
                 for count in (1, 3, 4):
@@ -88,29 +125,45 @@ class StepGuard:
         at = "minibatch {minibatch} of {minibatches} of iteration {iteration}".format(**where)
         if not (longest or weights):
             return (
-                f"{where['left_out']} optimiser steps were left out, first at {at}: {what}. The weights are as before, train/skipped_steps "
+                f"{where['left_out']} optimiser steps were left out, first at {at}: {what}. The "
+                f"weights are as before, train/skipped_steps "
                 f"counts them; {ADVICE}"
             )
         if weights:
             cause = f"the weights are not finite: {weights}. First seen at {at}: {what}"
         else:
-            cause = f"{longest} optimiser steps in a row were left out, at {at}: {what}; the weights are finite, {ADVICE}"
+            cause = (
+                f"{longest} optimiser steps in a row were left out, at {at}: {what}; the weights "
+                f"are finite, {ADVICE}"
+            )
         error = DivergedError(cause)
         error.evidence = {**where, "optimizer": name, **found, "weights": weights}
         raise error
 
     def bad_weights(self) -> str:
-        """The tensors of the policy, its targets and normalisers that are not finite, in words; nothing where all are. The host looks."""
-        tensors = {name: value for name, value in self.algorithm.state_dict().items() if value.is_floating_point()}
-        if not tensors or bool(torch.stack([value.isfinite().all() for value in tensors.values()]).all()):
+        """The tensors of the policy, its targets and normalisers that are not finite, in words;
+        nothing where all are. The host looks.
+        """
+        tensors = {
+            name: value
+            for name, value in self.algorithm.state_dict().items()
+            if value.is_floating_point()
+        }
+        if not tensors or bool(
+            torch.stack([value.isfinite().all() for value in tensors.values()]).all()
+        ):
             return ""
-        return _listed({name: (~value.isfinite()).sum() for name, value in tensors.items()}, tensors)
+        return _listed(
+            {name: (~value.isfinite()).sum() for name, value in tensors.items()}, tensors
+        )
 
 
 def _evidence(name: str, optimizer: FlatAdam) -> tuple[dict[str, Any], str]:
     """(names and norms of the first step that was left out, what was not finite in words)."""
     prefix = f"{name}." if name else ""
-    gradients = {prefix + key: part for key, part in optimizer.parts_of(optimizer.left_out.gradient).items()}
+    gradients = {
+        prefix + key: part for key, part in optimizer.parts_of(optimizer.left_out.gradient).items()
+    }
     parameters = optimizer.parts_of(optimizer.flat)
     bad = {key: (~part.isfinite()).sum() for key, part in gradients.items()}
     losses = dict(zip(optimizer.losses, optimizer.left_out.losses.tolist()))
@@ -118,8 +171,12 @@ def _evidence(name: str, optimizer: FlatAdam) -> tuple[dict[str, Any], str]:
     if listed := _listed(bad, gradients):
         causes.append(f"the gradient of {listed} is not finite")
     if not causes:
-        causes.append(f"the gradient's norm is {float(torch.linalg.vector_norm(optimizer.left_out.gradient, dtype=torch.float64)):.3g}")
-    norms = [torch.stack([torch.linalg.vector_norm(part).cpu() for part in parts.values()]) for parts in (gradients, parameters)]
+        norm = torch.linalg.vector_norm(optimizer.left_out.gradient, dtype=torch.float64)
+        causes.append(f"the gradient's norm is {float(norm):.3g}")
+    norms = [
+        torch.stack([torch.linalg.vector_norm(part).cpu() for part in parts.values()])
+        for parts in (gradients, parameters)
+    ]
     found = {
         "loss_names": list(losses),
         "losses": optimizer.left_out.losses[: len(losses)].cpu().clone(),
@@ -134,5 +191,10 @@ def _evidence(name: str, optimizer: FlatAdam) -> tuple[dict[str, Any], str]:
 def _listed(bad: dict[str, Tensor], tensors: dict[str, Tensor]) -> str:
     """The first names, how many of their numbers are bad, and how many names more."""
     counts = {name: int(count) for name, count in bad.items() if count}
-    shown = [f"{name} ({counts[name]} of {tensors[name].numel()} numbers)" for name in list(counts)[:NAMED]]
-    return ", ".join(shown) + (f" and {len(counts) - NAMED} tensors more" if len(counts) > NAMED else "")
+    shown = [
+        f"{name} ({counts[name]} of {tensors[name].numel()} numbers)"
+        for name in list(counts)[:NAMED]
+    ]
+    return ", ".join(shown) + (
+        f" and {len(counts) - NAMED} tensors more" if len(counts) > NAMED else ""
+    )

@@ -1,4 +1,6 @@
-"""The units of continuous actions: [-1, 1] of a policy spans a limited dimension of a Box; others keep the environment's units."""
+"""The units of continuous actions: [-1, 1] of a policy spans a limited dimension of a Box; others
+keep the environment's units.
+"""
 
 import numpy as np
 import torch
@@ -8,13 +10,16 @@ from torch import Tensor, nn
 from gpurl.errors import UsageError
 from gpurl.nn.arrays import Array, clip
 
-MAX_WIDTH = 1e6  # of action limits that mean something: those of float32 stand where a task has none
+MAX_WIDTH = (
+    1e6  # of action limits that mean something: those of float32 stand where a task has none
+)
 
 
 class BoxUnits(nn.Module):
     """Dimensions wider than MAX_WIDTH count as not limited."""
 
-    units: Tensor  # [4, A]: least, greatest, half width and centre of the policy's actions in the environment's
+    # [4, A]: least, greatest, half width and centre of the policy's actions in the environment's
+    units: Tensor
 
     def __init__(self, space: Box) -> None:
         super().__init__()
@@ -26,18 +31,31 @@ class BoxUnits(nn.Module):
         self.is_clipped = bool((scaled | np.isfinite(low) | np.isfinite(high)).any())
         self.is_scaled = bool((scaled & ((low != -1) | (high != 1))).any())
         limits = np.where(scaled, -1.0, low), np.where(scaled, 1.0, high)
-        with np.errstate(over="ignore", invalid="ignore"):  # of limits that are infinite, or become so in float32
-            units = np.stack((*limits, np.where(scaled, (high - low) / 2, 1.0), np.where(scaled, (low + high) / 2, 0.0))).astype(np.float32)
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # of limits that are infinite, or become so in float32
+            units = np.stack(
+                (
+                    *limits,
+                    np.where(scaled, (high - low) / 2, 1.0),
+                    np.where(scaled, (low + high) / 2, 0.0),
+                )
+            ).astype(np.float32)
             self.register_buffer("units", torch.tensor(units.tolist()), persistent=False)
         self._host_units = tuple(units)
 
     def must_be_bounded(self, name: str) -> None:
         """UsageError that begins with `name`, unless all dimensions are limited."""
         if not self.bounded:
-            raise UsageError(f"{name} needs a bounded Box action space, at most {MAX_WIDTH:g} wide, this one is {self.space}")
+            raise UsageError(
+                f"{name} needs a bounded Box action space, at most {MAX_WIDTH:g} wide, this one is "
+                f"{self.space}"
+            )
 
     def to_env(self, action: Array) -> Array:
-        """[..., A] in the policy's units -> [..., *shape] as the environment takes it, within its limits."""
+        """[..., A] in the policy's units -> [..., *shape] as the environment takes it, within its
+        limits.
+        """
         units = self.units if isinstance(action, Tensor) else self._host_units
         if self.bounded:
             action = clip(action, -1.0, 1.0)
@@ -48,9 +66,13 @@ class BoxUnits(nn.Module):
         return self.shaped(action)
 
     def from_env(self, action: Tensor) -> Tensor:
-        """[N, *shape] as the environment takes it -> [N, A] in the policy's units, which those beyond the limits leave."""
+        """[N, *shape] as the environment takes it -> [N, A] in the policy's units, which those
+        beyond the limits leave.
+        """
         rows = action.reshape(len(action), -1)
-        tiny = torch.finfo(rows.dtype).tiny  # in place of the width of a dimension that has one action only
+        tiny = torch.finfo(
+            rows.dtype
+        ).tiny  # in place of the width of a dimension that has one action only
         return (rows - self.units[3]) / self.units[2].clamp(min=tiny) if self.is_scaled else rows
 
     def shaped(self, action: Array) -> Array:

@@ -1,7 +1,7 @@
 """What tensors and numpy arrays name differently, so that a formula is written once for both.
 
-On a CPU a call of torch takes 4 us and up, one of numpy half a microsecond: batches of a few hundred rows go through numpy, all others
-through torch.
+On a CPU a call of torch takes 4 us and up, one of numpy half a microsecond: batches of a few
+hundred rows go through numpy, all others through torch.
 """
 
 from typing import Any
@@ -30,7 +30,11 @@ def as_tensor(x: Array) -> Tensor:
 
 def joined(numbers: list[Array]) -> Tensor:
     """[n] float32 of 0-d ones."""
-    return torch.stack(numbers).float() if isinstance(numbers[0], Tensor) else torch.from_numpy(np.array(numbers, np.float32))
+    return (
+        torch.stack(numbers).float()
+        if isinstance(numbers[0], Tensor)
+        else torch.from_numpy(np.array(numbers, np.float32))
+    )
 
 
 def as_whole(x: Array) -> Array:
@@ -58,12 +62,20 @@ def log_softmax(x: Array) -> Array:
 
 def softplus(x: Array) -> Array:
     """log(1 + e^x)."""
-    return torch.nn.functional.softplus(x) if isinstance(x, Tensor) else np.logaddexp(x, np.float32(0.0))
+    return (
+        torch.nn.functional.softplus(x)
+        if isinstance(x, Tensor)
+        else np.logaddexp(x, np.float32(0.0))
+    )
 
 
 def pick(rows: Array, index: Array) -> Array:
     """rows [..., n] at index [...] of each -> [...]; numpy: [B, n] only."""
-    return rows.gather(-1, index.unsqueeze(-1)).squeeze(-1) if isinstance(rows, Tensor) else rows[np.arange(len(rows)), index]
+    return (
+        rows.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+        if isinstance(rows, Tensor)
+        else rows[np.arange(len(rows)), index]
+    )
 
 
 def add_at(rows: Array, index: Array, values: Array) -> Array:

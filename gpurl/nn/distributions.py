@@ -1,6 +1,8 @@
-"""Policy heads: what the numbers of the actor network mean for an action space. No torch.distributions: they cost more than the formulas.
+"""Policy heads: what the numbers of the actor network mean for an action space. No
+torch.distributions: they cost more than the formulas.
 
-Actions inside are in the head's own units ([-1, 1] spans a bounded Box); `to_env` gives what the environment receives.
+Actions inside are in the head's own units ([-1, 1] spans a bounded Box); `to_env` gives what the
+environment receives.
 """
 
 import dataclasses
@@ -18,7 +20,14 @@ from torch import Tensor, nn
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import use_triton
 from gpurl.kernels.env_step import RandomStreams
-from gpurl.kernels.ppo_loss import PpoOptions, PpoRows, PpoScalars, Results, categorical_ppo_loss, gaussian_ppo_loss
+from gpurl.kernels.ppo_loss import (
+    PpoOptions,
+    PpoRows,
+    PpoScalars,
+    Results,
+    categorical_ppo_loss,
+    gaussian_ppo_loss,
+)
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.sample import MOST_COLUMNS, categorical_sample_triton, gaussian_sample_triton
 from gpurl.nn.action_scaler import BoxUnits
@@ -26,11 +35,15 @@ from gpurl.nn.arrays import Array, add_at, clip, log_softmax, namespace, of_kind
 
 LOG_2PI = math.log(2.0 * math.pi)
 LOG_STD_LIMITS = (-5.0, 2.0)  # so that no policy collapses or explodes
-Backward = Callable[[Array, Array], Array]  # (d loss / d log_prob [B], d loss / d entropy) -> d loss / d output [B, num_outputs]
+Backward = Callable[
+    [Array, Array], Array
+]  # (d loss / d log_prob [B], d loss / d entropy) -> d loss / d output [B, num_outputs]
 
 
 class Head(nn.Module):
-    """A family of distributions over one action space. `output` is [..., num_outputs] from the actor network, a tensor or numpy array."""
+    """A family of distributions over one action space. `output` is [..., num_outputs] from the
+    actor network, a tensor or numpy array.
+    """
 
     num_outputs: int
     has_kernels = False  # whether `ppo_loss` is there, and `decide` draws in one
@@ -41,20 +54,31 @@ class Head(nn.Module):
 
     @abstractmethod
     def evaluate(self, output: Array, action: Array) -> tuple[Array, Array, Backward]:
-        """(log-probability [...] of `action`, which `sample` gave; entropy in nats, [...] or 0-d where it is the same for all; backward).
+        """(log-probability [...] of `action`, which `sample` gave; entropy in nats, [...] or 0-d
+        where it is the same for all; backward).
 
-        `backward` takes the derivatives of a loss by the two and gives that by `output`; those of the head's own parameters it writes into
-        their `.grad`. It is for flat batches [B], and at most once.
+        `backward` takes the derivatives of a loss by the two and gives that by `output`; those of
+        the head's own parameters it writes into their `.grad`. It is for flat batches [B], and at
+        most once.
         """
 
     def decide(self, output: Array, rng: CounterRandom) -> tuple[Array, Array, Array]:
-        """(action, its log-probability, what the environment receives), as `sample` and `to_env` give them."""
+        """(action, its log-probability, what the environment receives), as `sample` and `to_env`
+        give them.
+        """
         action, log_prob = self.sample(output, rng)
         return action, log_prob, self.to_env(action)
 
-    def ppo_loss(self, output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions) -> Results:
-        """`evaluate`, the loss and its gradients in one kernel: see `gpurl.kernels.ppo_loss`; writes the head's own into their `.grad`."""
-        raise TypeError(f"{type(self).__name__} has no kernel of the loss: has_kernels says so, evaluate() is there")
+    def ppo_loss(
+        self, output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions
+    ) -> Results:
+        """`evaluate`, the loss and its gradients in one kernel: see `gpurl.kernels.ppo_loss`;
+        writes the head's own into their `.grad`.
+        """
+        raise TypeError(
+            f"{type(self).__name__} has no kernel of the loss: has_kernels says so, evaluate() is "
+            f"there"
+        )
 
     def log_prob(self, output: Array, action: Array) -> Array:
         """[...] log-probability of `action`."""
@@ -69,18 +93,27 @@ class Head(nn.Module):
         return action
 
     def share_with_numpy(self) -> None:
-        """Take the head's parameters and their gradients as arrays too, for good: call it when an optimiser has given them their memory."""
+        """Take the head's parameters and their gradients as arrays too, for good: call it when an
+        optimiser has given them their memory.
+        """
 
 
 class Gaussian(Head):
-    """Diagonal normal with a log standard deviation that no state changes; clipped on the way to the environment, not before."""
+    """Diagonal normal with a log standard deviation that no state changes; clipped on the way to
+    the environment, not before.
+    """
 
     has_kernels = True
 
-    def __init__(self, space: Box, initial_std: float = 1.0, limits: tuple[float, float] = LOG_STD_LIMITS) -> None:
+    def __init__(
+        self, space: Box, initial_std: float = 1.0, limits: tuple[float, float] = LOG_STD_LIMITS
+    ) -> None:
         super().__init__()
         if not limits[0] <= math.log(initial_std) <= limits[1]:
-            wanted = f"from {math.exp(limits[0]):.2g} to {math.exp(limits[1]):.2g}, between which the deviation stays"
+            wanted = (
+                f"from {math.exp(limits[0]):.2g} to {math.exp(limits[1]):.2g}, between which the "
+                f"deviation stays"
+            )
             raise UsageError(f"initial_std must be {wanted}, got {initial_std}")
         self.num_outputs = math.prod(map(int, space.shape))
         self.box = BoxUnits(space)
@@ -104,41 +137,61 @@ class Gaussian(Head):
         return self.log_std.clamp(self.min_log_std, self.max_log_std)
 
     def stay_inside(self) -> None:
-        """Bring the parameter back to its limits, beyond which it has no gradient: a step's momentum carries it there, for good."""
+        """Bring the parameter back to its limits, beyond which it has no gradient: a step's
+        momentum carries it there, for good.
+        """
         self.log_std.clamp_(self.min_log_std, self.max_log_std)
 
     def sample(self, output: Array, rng: CounterRandom) -> tuple[Array, Array]:
         log_std = clip(self._own_log_std(output)[0], self.min_log_std, self.max_log_std)
         noise = of_kind(rng.normal((self.num_outputs,)), output)
         action = output + noise * namespace(output).exp(log_std)
-        return action, (noise * noise).sum(-1) * -0.5 - (log_std.sum() + 0.5 * LOG_2PI * self.num_outputs)
+        return action, (noise * noise).sum(-1) * -0.5 - (
+            log_std.sum() + 0.5 * LOG_2PI * self.num_outputs
+        )
 
     def evaluate(self, output: Array, action: Array) -> tuple[Array, Array, Backward]:
         xp, (unbounded, gradient) = namespace(output), self._own_log_std(output)
         log_std = clip(unbounded, self.min_log_std, self.max_log_std)
-        inv_std, entropy = xp.exp(-log_std), log_std.sum() + 0.5 * (1.0 + LOG_2PI) * self.num_outputs
+        inv_std, entropy = (
+            xp.exp(-log_std),
+            log_std.sum() + 0.5 * (1.0 + LOG_2PI) * self.num_outputs,
+        )
         z = (action - output) * inv_std
         square = z * z
         log_prob = (0.5 * self.num_outputs - entropy) - 0.5 * square.sum(-1)
 
         def backward(log_prob_slope: Array, entropy_slope: Array) -> Array:
             slope = log_prob_slope @ square + (entropy_slope.sum() - log_prob_slope.sum())
-            xp.multiply(slope, log_std == unbounded, out=gradient)  # at a limit of log_std nothing moves it
+            xp.multiply(
+                slope, log_std == unbounded, out=gradient
+            )  # at a limit of log_std nothing moves it
             return log_prob_slope[..., None] * z * inv_std
 
         return log_prob, entropy, backward
 
     def decide(self, output: Array, rng: CounterRandom) -> tuple[Array, Array, Array]:
-        if not (self.has_kernels and isinstance(output, Tensor) and use_triton(output)) or self.num_outputs > MOST_COLUMNS:
+        if (
+            not (self.has_kernels and isinstance(output, Tensor) and use_triton(output))
+            or self.num_outputs > MOST_COLUMNS
+        ):
             return super().decide(output, rng)
         streams = RandomStreams(rng.key, rng.gamma, rng.step)
-        action, log_prob, env_action = gaussian_sample_triton(output, self.bounded_log_std(), self.box.units, streams, rng.offset)
+        action, log_prob, env_action = gaussian_sample_triton(
+            output, self.bounded_log_std(), self.box.units, streams, rng.offset
+        )
         return action, log_prob, self.box.shaped(env_action)
 
-    def ppo_loss(self, output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions) -> Results:
-        limited = dataclasses.replace(options, min_log_std=self.min_log_std, max_log_std=self.max_log_std)
+    def ppo_loss(
+        self, output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions
+    ) -> Results:
+        limited = dataclasses.replace(
+            options, min_log_std=self.min_log_std, max_log_std=self.max_log_std
+        )
         assert self.log_std.grad is not None
-        return gaussian_ppo_loss(output, self.log_std, value, rows, scalars, limited, self.log_std.grad)
+        return gaussian_ppo_loss(
+            output, self.log_std, value, rows, scalars, limited, self.log_std.grad
+        )
 
     def mode(self, output: Array) -> Array:
         return output
@@ -148,9 +201,11 @@ class Gaussian(Head):
 
 
 class TanhGaussian(Gaussian):
-    """Gaussian `u` squashed by tanh; the action inside is u itself, so nothing ever goes through atanh.
+    """Gaussian `u` squashed by tanh; the action inside is u itself, so nothing ever goes through
+    atanh.
 
-    log p(tanh u) = log N(u) - sum 2 (log 2 - u - softplus(-2u))   (Haarnoja et al. 2018, appendix C, in its stable form)
+    log p(tanh u) = log N(u) - sum 2 (log 2 - u - softplus(-2u))   (Haarnoja et al. 2018, appendix
+    C, in its stable form)
     """
 
     has_kernels = False
@@ -164,10 +219,11 @@ class TanhGaussian(Gaussian):
         return action, log_prob - self._log_slope(action)
 
     def evaluate(self, output: Array, action: Array) -> tuple[Array, Array, Backward]:
-        """The squashed entropy, H(u) + E[log slope at u], has no closed form: of each row this is the estimate by its own action.
+        """The squashed entropy, H(u) + E[log slope at u], has no closed form: of each row this is
+        the estimate by its own action.
 
-        Its mean over actions of the policy is the entropy. What `backward` gives for it is the slope along u = output + std z with z kept,
-        whose mean is the entropy's slope.
+        Its mean over actions of the policy is the entropy. What `backward` gives for it is the
+        slope along u = output + std z with z kept, whose mean is the entropy's slope.
         """
         xp, (unbounded, log_std_gradient) = namespace(output), self._own_log_std(output)
         log_prob, entropy, gaussian_backward = super().evaluate(output, action)
@@ -175,9 +231,15 @@ class TanhGaussian(Gaussian):
 
         def backward(log_prob_slope: Array, entropy_slope: Array) -> Array:
             gradient = gaussian_backward(log_prob_slope, entropy_slope)
-            of_action = -2.0 * entropy_slope[..., None] * xp.tanh(action)  # the log slope of tanh has the slope -2 tanh
+            of_action = (
+                -2.0 * entropy_slope[..., None] * xp.tanh(action)
+            )  # the log slope of tanh has the slope -2 tanh
             is_free = clip(unbounded, self.min_log_std, self.max_log_std) == unbounded
-            xp.add(log_std_gradient, (of_action * (action - output)).sum(0) * is_free, out=log_std_gradient)
+            xp.add(
+                log_std_gradient,
+                (of_action * (action - output)).sum(0) * is_free,
+                out=log_std_gradient,
+            )
             return gradient + of_action
 
         return log_prob - log_slope, entropy + log_slope, backward
@@ -218,12 +280,19 @@ class Categorical(Head):
         return pick(log_probs, action), entropy, backward
 
     def decide(self, output: Array, rng: CounterRandom) -> tuple[Array, Array, Array]:
-        if not (isinstance(output, Tensor) and use_triton(output)) or self.num_outputs > MOST_COLUMNS:
+        if (
+            not (isinstance(output, Tensor) and use_triton(output))
+            or self.num_outputs > MOST_COLUMNS
+        ):
             return super().decide(output, rng)
-        action, log_prob = categorical_sample_triton(output, RandomStreams(rng.key, rng.gamma, rng.step), rng.offset)
+        action, log_prob = categorical_sample_triton(
+            output, RandomStreams(rng.key, rng.gamma, rng.step), rng.offset
+        )
         return action, log_prob, action
 
-    def ppo_loss(self, output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions) -> Results:
+    def ppo_loss(
+        self, output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions
+    ) -> Results:
         return categorical_ppo_loss(output, value, rows, scalars, options)
 
     def mode(self, output: Array) -> Array:
@@ -238,28 +307,48 @@ class MultiCategorical(Head):
         self.parts = [Categorical(n) for n in num_actions]
         self.num_outputs = sum(num_actions)
         ends = list(itertools.accumulate(num_actions))
-        self.columns = [slice(end - n, end) for end, n in zip(ends, num_actions)]  # of each choice in the actor's output
+        self.columns = [
+            slice(end - n, end) for end, n in zip(ends, num_actions)
+        ]  # of each choice in the actor's output
 
     def sample(self, output: Array, rng: CounterRandom) -> tuple[Array, Array]:
         pairs = [part.sample(logits, rng) for part, logits in self._split(output)]
-        return namespace(output).stack([action for action, _ in pairs], -1), sum(log_prob for _, log_prob in pairs)
+        return namespace(output).stack([action for action, _ in pairs], -1), sum(
+            log_prob for _, log_prob in pairs
+        )
 
     def evaluate(self, output: Array, action: Array) -> tuple[Array, Array, Backward]:
-        parts = [part.evaluate(logits, action[..., k]) for k, (part, logits) in enumerate(self._split(output))]
+        parts = [
+            part.evaluate(logits, action[..., k])
+            for k, (part, logits) in enumerate(self._split(output))
+        ]
 
         def backward(log_prob_slope: Array, entropy_slope: Array) -> Array:
-            return namespace(output).concatenate([of_part(log_prob_slope, entropy_slope) for _, _, of_part in parts], -1)
+            return namespace(output).concatenate(
+                [of_part(log_prob_slope, entropy_slope) for _, _, of_part in parts], -1
+            )
 
-        return sum(log_prob for log_prob, _, _ in parts), sum(entropy for _, entropy, _ in parts), backward
+        return (
+            sum(log_prob for log_prob, _, _ in parts),
+            sum(entropy for _, entropy, _ in parts),
+            backward,
+        )
 
     def mode(self, output: Array) -> Array:
-        return namespace(output).stack([part.mode(logits) for part, logits in self._split(output)], -1)
+        return namespace(output).stack(
+            [part.mode(logits) for part, logits in self._split(output)], -1
+        )
 
     def _split(self, output: Array) -> Iterator[tuple[Categorical, Array]]:
         return ((part, output[..., columns]) for part, columns in zip(self.parts, self.columns))
 
 
-def make_head(space: gymnasium.Space, squash: bool = False, initial_std: float = 1.0, algorithm: str = "this algorithm") -> Head:
+def make_head(
+    space: gymnasium.Space,
+    squash: bool = False,
+    initial_std: float = 1.0,
+    algorithm: str = "this algorithm",
+) -> Head:
     """The head for `space`; UsageError names the space where there is none."""
     if isinstance(space, Box) and space.low.size:
         return (TanhGaussian if squash else Gaussian)(space, initial_std)
@@ -271,6 +360,11 @@ def make_head(space: gymnasium.Space, squash: bool = False, initial_std: float =
         return Categorical(int(space.n))
     if isinstance(space, MultiDiscrete) and space.nvec.size:
         if space.nvec.ndim != 1 or space.start.any():
-            raise UsageError(f"{algorithm} numbers choices from 0 and in one row, this space is {space}")
+            raise UsageError(
+                f"{algorithm} numbers choices from 0 and in one row, this space is {space}"
+            )
         return MultiCategorical(tuple(int(n) for n in space.nvec))
-    raise UsageError(f"{algorithm} needs a Box of at least one number, a Discrete or a MultiDiscrete action space, this one is {space}")
+    raise UsageError(
+        f"{algorithm} needs a Box of at least one number, a Discrete or a MultiDiscrete action "
+        f"space, this one is {space}"
+    )

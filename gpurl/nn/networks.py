@@ -1,4 +1,6 @@
-"""Networks: stacked MLPs whose forward and backward are written out, a GRU before them, and the actor-critic of both."""
+"""Networks: stacked MLPs whose forward and backward are written out, a GRU before them, and the
+actor-critic of both.
+"""
 
 import itertools
 import math
@@ -25,7 +27,9 @@ class NetworkConfig:
     activation: str = "tanh"
     """tanh, elu or relu."""
     shared: bool = False
-    """One trunk for actor and critic instead of two networks; a critic that reads a state of its own shares none."""
+    """One trunk for actor and critic instead of two networks; a critic that reads a state of its
+    own shares none.
+    """
     memory: str = "none"
     """gru puts a recurrent trunk before actor and critic."""
     memory_size: int = 64
@@ -34,13 +38,18 @@ class NetworkConfig:
     def __post_init__(self) -> None:
         check_choices(self, {"activation": tuple(_FORWARD), "memory": ("none", "gru")})
         if min((*self.hidden, self.memory_size)) < 1:
-            raise UsageError(f"hidden and memory_size must be at least 1, got {self.hidden} and {self.memory_size}")
+            raise UsageError(
+                f"hidden and memory_size must be at least 1, got {self.hidden} and "
+                f"{self.memory_size}"
+            )
         if self.shared and not self.hidden:
             raise UsageError("shared needs at least one hidden layer to share, hidden is empty")
 
 
 def _tanh_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """tanh of `stacked_affine`. Of many numbers on a CPU as 2 sigmoid(2z) - 1: a third of torch.tanh's time there, absolute error 1e-7."""
+    """tanh of `stacked_affine`. Of many numbers on a CPU as 2 sigmoid(2z) - 1: a third of
+    torch.tanh's time there, absolute error 1e-7.
+    """
     if x.device.type != "cpu" or x.shape[-2] * bias.numel() < MANY_NUMBERS:
         return stacked_affine(x, weight, bias).tanh_()
     z = stacked_affine(x, weight, bias, scale=2.0).sigmoid_()
@@ -52,21 +61,32 @@ _FORWARD = {
     "elu": lambda x, weight, bias: torch.nn.functional.elu_(stacked_affine(x, weight, bias)),
     "relu": lambda x, weight, bias: stacked_affine(x, weight, bias).relu_(),
 }
-SLOPE = {  # gradient before the activation from the gradient and the value after it, in place of the gradient
+# gradient before the activation from the gradient and the value after it, in place of the gradient
+SLOPE = {
     "none": lambda gradient, h: gradient,
-    "tanh": lambda gradient, h: torch.ops.aten.tanh_backward.grad_input(gradient, h, grad_input=gradient),
-    "elu": lambda gradient, h: torch.ops.aten.elu_backward.grad_input(gradient, 1.0, 1.0, 1.0, True, h, grad_input=gradient),
-    "relu": lambda gradient, h: torch.ops.aten.threshold_backward.grad_input(gradient, h, 0.0, grad_input=gradient),
+    "tanh": lambda gradient, h: torch.ops.aten.tanh_backward.grad_input(
+        gradient, h, grad_input=gradient
+    ),
+    "elu": lambda gradient, h: torch.ops.aten.elu_backward.grad_input(
+        gradient, 1.0, 1.0, 1.0, True, h, grad_input=gradient
+    ),
+    "relu": lambda gradient, h: torch.ops.aten.threshold_backward.grad_input(
+        gradient, h, 0.0, grad_input=gradient
+    ),
 }
 
 
 def _one_by_one(x: Tensor) -> bool:
-    """Whether matrices go through one multiplication each: on a CPU a batched one of many rows [..., B, D] uses one core only."""
+    """Whether matrices go through one multiplication each: on a CPU a batched one of many rows
+    [..., B, D] uses one core only.
+    """
     return x.device.type == "cpu" and x.shape[-2] >= MANY_ROWS
 
 
 def stacked_affine(x: Tensor, weight: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
-    """scale * (x_e W_e^T + b_e), [E, B, out]; x: [E, B, in], or [B, in] for all; weight: [E, out, in]; bias: [E, 1, out]."""
+    """scale * (x_e W_e^T + b_e), [E, B, out]; x: [E, B, in], or [B, in] for all; weight: [E, out,
+    in]; bias: [E, 1, out].
+    """
     num_towers = weight.shape[0]
     x = x if x.dim() == 3 else x.expand(num_towers, *x.shape)
     if not _one_by_one(x):
@@ -78,7 +98,9 @@ def stacked_affine(x: Tensor, weight: Tensor, bias: Tensor, scale: float = 1.0) 
 
 
 def stacked_weight_gradient(gradient: Tensor, x: Tensor, out: Tensor) -> None:
-    """sum over rows of gradient_e x_e -> out [E, out, in]; gradient: [E, B, out]; x: [E, B, in], or [B, in] for all."""
+    """sum over rows of gradient_e x_e -> out [E, out, in]; gradient: [E, B, out]; x: [E, B, in], or
+    [B, in] for all.
+    """
     x = x if x.dim() == 3 else x.expand(gradient.shape[0], *x.shape)
     if out.dtype != gradient.dtype:
         out.copy_(torch.bmm(gradient.transpose(1, 2), x))
@@ -86,7 +108,9 @@ def stacked_weight_gradient(gradient: Tensor, x: Tensor, out: Tensor) -> None:
     if not _one_by_one(x):
         torch.bmm(gradient.transpose(1, 2), x, out=out)
         return
-    for e in range(gradient.shape[0]):  # the thinner factor goes first, which CPU libraries do up to 5 times faster
+    for e in range(
+        gradient.shape[0]
+    ):  # the thinner factor goes first, which CPU libraries do up to 5 times faster
         if gradient.shape[2] <= x.shape[2]:
             torch.mm(gradient[e].t(), x[e], out=out[e])
         else:
@@ -116,34 +140,53 @@ class Layer(nn.Module):
         return torch.addmm(self.bias, x, self.weight.t())
 
     def backward(self, gradient: Tensor, x: Tensor) -> None:
-        """Write the gradients of weight and bias into their `.grad`; gradient: [B, out] of the output for x [B, in]."""
+        """Write the gradients of weight and bias into their `.grad`; gradient: [B, out] of the
+        output for x [B, in].
+        """
         torch.mm(gradient.t(), x, out=self.weight.grad)
         torch.sum(gradient, 0, out=self.bias.grad)
 
 
 class Towers(nn.Module):
-    """E networks of equal hidden layers, activated throughout, as one: weights [E, out, in], one matrix multiplication a layer."""
+    """E networks of equal hidden layers, activated throughout, as one: weights [E, out, in], one
+    matrix multiplication a layer.
+    """
 
     def __init__(self, num_towers: int, sizes: tuple[int, ...], activation: str) -> None:
         super().__init__()
         self.activation = activation
-        self.dtype = torch.float32  # of the products; bfloat16 keeps the parameters and their gradients float32
+        self.dtype = (
+            torch.float32
+        )  # of the products; bfloat16 keeps the parameters and their gradients float32
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for num_inputs, num_outputs in itertools.pairwise(sizes):
-            stack = [nn.init.orthogonal_(torch.empty(num_outputs, num_inputs), math.sqrt(2.0)) for _ in range(num_towers)]
+            stack = [
+                nn.init.orthogonal_(torch.empty(num_outputs, num_inputs), math.sqrt(2.0))
+                for _ in range(num_towers)
+            ]
             self.weights.append(nn.Parameter(torch.stack(stack)))
             self.biases.append(nn.Parameter(torch.zeros(num_towers, 1, num_outputs)))
-        self._layers = list(zip(self.weights, self.biases))  # a plain list: walking an nn.Module costs more than a small layer
+        self._layers = list(
+            zip(self.weights, self.biases)
+        )  # a plain list: walking an nn.Module costs more than a small layer
 
     def forward(self, x: Tensor, first: int = 0) -> list[Tensor]:
-        """x: [B, in] -> x and the outputs [E, B, H] of all layers; without layers x itself, [1, B, in]. E: the towers from `first` on."""
+        """x: [B, in] -> x and the outputs [E, B, H] of all layers; without layers x itself, [1, B,
+        in]. E: the towers from `first` on.
+        """
         outputs = [x.to(self.dtype) if self._layers else x.unsqueeze(0)]
         for weight, bias in self._layers:
-            outputs.append(_FORWARD[self.activation](outputs[-1], weight[first:].to(self.dtype), bias[first:].to(self.dtype)))
+            outputs.append(
+                _FORWARD[self.activation](
+                    outputs[-1], weight[first:].to(self.dtype), bias[first:].to(self.dtype)
+                )
+            )
         return outputs
 
     def backward(self, gradient: Tensor, outputs: list[Tensor], needs_input: bool) -> Tensor | None:
-        """Write the parameters' gradients into their `.grad`; gradient: [E, B, H] of the last output, overwritten -> that of x [B, in]."""
+        """Write the parameters' gradients into their `.grad`; gradient: [E, B, H] of the last
+        output, overwritten -> that of x [B, in].
+        """
         gradient = gradient.to(outputs[-1].dtype)
         for number in reversed(range(len(self._layers))):
             weight, bias = self._layers[number]
@@ -156,7 +199,9 @@ class Towers(nn.Module):
 
 
 class Gru(nn.Module):
-    """Gated recurrent unit (Cho et al. 2014, in the form of torch.nn.GRU): step by step while acting, unrolled for the update."""
+    """Gated recurrent unit (Cho et al. 2014, in the form of torch.nn.GRU): step by step while
+    acting, unrolled for the update.
+    """
 
     def __init__(self, num_inputs: int, size: int) -> None:
         super().__init__()
@@ -176,7 +221,9 @@ class Gru(nn.Module):
         return self._step(self.input(x), h)
 
     def unroll(self, x: Tensor, h: Tensor, start: Tensor) -> Tensor:
-        """x: [T, N, in]; h: [N, H] before the first step; start: [T, N] bool, where the memory is emptied before the step -> [T, N, H]."""
+        """x: [T, N, in]; h: [N, H] before the first step; start: [T, N] bool, where the memory is
+        emptied before the step -> [T, N, H].
+        """
         gates = self.input(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         keep = (~start).unsqueeze(2)
         outputs = []
@@ -191,7 +238,9 @@ class Gru(nn.Module):
         return self.unroll(x, h, torch.cat((torch.zeros_like(ended[:1]), ended[:-1])))
 
     def backward(self, outputs: Tensor, gradient: Tensor) -> None:
-        """Write the parameters' gradients into their `.grad`; gradient: [T, N, H] of `outputs`, which `unroll` gave under autograd."""
+        """Write the parameters' gradients into their `.grad`; gradient: [T, N, H] of `outputs`,
+        which `unroll` gave under autograd.
+        """
         parameters = list(self.parameters())
         for parameter, found in zip(parameters, torch.autograd.grad(outputs, parameters, gradient)):
             assert parameter.grad is not None
@@ -199,9 +248,11 @@ class Gru(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Observations to the policy head's numbers and to a value; separate towers or one that both read, with or without memory.
+    """Observations to the policy head's numbers and to a value; separate towers or one that both
+    read, with or without memory.
 
-    The gradient is written out in `backward`: for small networks autograd's walk costs more than the arithmetic.
+    The gradient is written out in `backward`: for small networks autograd's walk costs more than
+    the arithmetic.
     """
 
     def __init__(self, config: NetworkConfig, num_inputs: int, num_outputs: int) -> None:
@@ -214,7 +265,9 @@ class ActorCritic(nn.Module):
 
     def initial_carry(self, num_envs: int, device: torch.device) -> Carry:
         """Empty memory of `num_envs` episodes."""
-        return () if self.memory is None else (torch.zeros(num_envs, self.memory.size, device=device),)
+        return (
+            () if self.memory is None else (torch.zeros(num_envs, self.memory.size, device=device),)
+        )
 
     def remember(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         """obs: [N, D], one step -> (what the towers read [N, F], next carry)."""
@@ -224,7 +277,9 @@ class ActorCritic(nn.Module):
         return memory, (memory,)
 
     def unroll(self, obs: Tensor, h: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
-        """obs [T, N, D], memory h [N, H] before them, ended [T, N] -> (what the towers read [T * N, F], what memory.backward needs)."""
+        """obs [T, N, D], memory h [N, H] before them, ended [T, N] -> (what the towers read [T * N,
+        F], what memory.backward needs).
+        """
         assert self.memory is not None
         sequence = self.memory.unroll_episodes(obs, h, ended)
         return sequence.detach().flatten(0, 1), sequence
@@ -243,8 +298,12 @@ class ActorCritic(nn.Module):
         """x: [B, F] -> value [B], without the actor."""
         return self.critic(self.towers(x, first=-1)[-1][-1].float()).squeeze(1)
 
-    def backward(self, output_gradient: Tensor, value_gradient: Tensor, outputs: Any) -> Tensor | None:
-        """Write all gradients into the parameters' `.grad`; with a memory returns that of x [B, F], else None."""
+    def backward(
+        self, output_gradient: Tensor, value_gradient: Tensor, outputs: Any
+    ) -> Tensor | None:
+        """Write all gradients into the parameters' `.grad`; with a memory returns that of x [B, F],
+        else None.
+        """
         last, of_value = outputs[-1].float(), value_gradient.unsqueeze(1)
         self.actor.backward(output_gradient, last[0])
         self.critic.backward(of_value, last[-1])
@@ -258,18 +317,28 @@ class ActorCritic(nn.Module):
 
 
 class AsymmetricActorCritic(ActorCritic):
-    """An actor that reads observations and a critic that reads a state which only it is given (Pinto et al. 2017): rows hold both."""
+    """An actor that reads observations and a critic that reads a state which only it is given
+    (Pinto et al. 2017): rows hold both.
+    """
 
-    def __init__(self, config: NetworkConfig, num_inputs: int, num_state: int, num_outputs: int) -> None:
-        super().__init__(replace(config, shared=True) if config.hidden else config, num_inputs, num_outputs)
+    def __init__(
+        self, config: NetworkConfig, num_inputs: int, num_state: int, num_outputs: int
+    ) -> None:
+        super().__init__(
+            replace(config, shared=True) if config.hidden else config, num_inputs, num_outputs
+        )
         self.num_inputs = num_inputs
         self.critic_towers = Towers(1, (num_state, *config.hidden), config.activation)
         self.critic = Layer((num_state, *config.hidden)[-1], 1, 1.0)
 
     def remember(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        """obs: [N, D + S], one step -> (what the towers read [N, F + S], next carry); the memory is the actor's."""
+        """obs: [N, D + S], one step -> (what the towers read [N, F + S], next carry); the memory is
+        the actor's.
+        """
         features, next_carry = super().remember(obs[:, : self.num_inputs], carry)
-        return (obs if self.memory is None else torch.cat((features, obs[:, self.num_inputs :]), dim=1)), next_carry
+        return (
+            obs if self.memory is None else torch.cat((features, obs[:, self.num_inputs :]), dim=1)
+        ), next_carry
 
     def unroll(self, obs: Tensor, h: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
         features, sequence = super().unroll(obs[..., : self.num_inputs], h, ended)
@@ -287,16 +356,28 @@ class AsymmetricActorCritic(ActorCritic):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Any]:
         of_actor, of_critic = self._split(x)
         acting, judging = self.towers(of_actor), self.critic_towers(of_critic)
-        return self.actor(acting[-1][0].float()), self.critic(judging[-1][0].float()).squeeze(1), (acting, judging)
+        return (
+            self.actor(acting[-1][0].float()),
+            self.critic(judging[-1][0].float()).squeeze(1),
+            (acting, judging),
+        )
 
     def value(self, x: Tensor) -> Tensor:
         return self.critic(self.critic_towers(self._split(x)[1])[-1][0].float()).squeeze(1)
 
-    def backward(self, output_gradient: Tensor, value_gradient: Tensor, outputs: Any) -> Tensor | None:
+    def backward(
+        self, output_gradient: Tensor, value_gradient: Tensor, outputs: Any
+    ) -> Tensor | None:
         """As that of ActorCritic; with a memory returns the gradient of its part of x."""
         acting, judging = outputs
         of_value = value_gradient.unsqueeze(1)
         self.actor.backward(output_gradient, acting[-1][0].float())
         self.critic.backward(of_value, judging[-1][0].float())
-        self.critic_towers.backward(torch.mm(of_value, self.critic.weight).unsqueeze(0), judging, needs_input=False)
-        return self.towers.backward(torch.mm(output_gradient, self.actor.weight).unsqueeze(0), acting, needs_input=self.memory is not None)
+        self.critic_towers.backward(
+            torch.mm(of_value, self.critic.weight).unsqueeze(0), judging, needs_input=False
+        )
+        return self.towers.backward(
+            torch.mm(output_gradient, self.actor.weight).unsqueeze(0),
+            acting,
+            needs_input=self.memory is not None,
+        )

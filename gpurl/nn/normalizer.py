@@ -1,4 +1,6 @@
-"""Running statistics kept on the device, inside the policy, so that a checkpoint can never lose them."""
+"""Running statistics kept on the device, inside the policy, so that a checkpoint can never lose
+them.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +10,9 @@ from gpurl.nn.arrays import Array, clip, of_kind
 
 
 class Normalizer(nn.Module):
-    """Running mean and variance of [..., D] data. Frozen while a rollout is collected and trained on; `update` moves it in between."""
+    """Running mean and variance of [..., D] data. Frozen while a rollout is collected and trained
+    on; `update` moves it in between.
+    """
 
     mean: Tensor
     variance: Tensor
@@ -22,7 +26,9 @@ class Normalizer(nn.Module):
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("shift", torch.zeros(size))  # what is applied: float32 copies made once an update
+        self.register_buffer(
+            "shift", torch.zeros(size)
+        )  # what is applied: float32 copies made once an update
         self.register_buffer("inv_std", torch.ones(size))
 
     def forward(self, x: Array) -> Array:
@@ -33,13 +39,21 @@ class Normalizer(nn.Module):
 
     def update(self, x: Tensor, valid: Tensor | None = None) -> None:
         """Take x [..., D] in; rows where valid [...] is False are left out."""
-        update_moments(self.mean, self.variance, self.count, x.reshape(-1, x.shape[-1]), None if valid is None else valid.reshape(-1))
+        update_moments(
+            self.mean,
+            self.variance,
+            self.count,
+            x.reshape(-1, x.shape[-1]),
+            None if valid is None else valid.reshape(-1),
+        )
         self.shift.copy_(self.mean)
         self.inv_std.copy_((self.variance + self.epsilon).rsqrt())
 
 
 class ValueNormalizer(Normalizer):
-    """Lets the critic predict returns of mean 0 and variance 1, whatever the rewards' scale. Values outside are true returns."""
+    """Lets the critic predict returns of mean 0 and variance 1, whatever the rewards' scale. Values
+    outside are true returns.
+    """
 
     def __init__(self) -> None:
         super().__init__(1, clip=float("inf"))

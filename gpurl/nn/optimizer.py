@@ -1,4 +1,6 @@
-"""All weights of a module as views of one flat tensor, and Adam on it: one kernel, one clip, one reduction between ranks."""
+"""All weights of a module as views of one flat tensor, and Adam on it: one kernel, one clip, one
+reduction between ranks.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,9 @@ BLOCK = 1024  # the whole is padded to the kernel's block
 
 
 def flatten(module: nn.Module) -> tuple[Tensor, Tensor]:
-    """Move the parameters of `module` into one flat float32 tensor, and their gradients into another: (parameters, gradients)."""
+    """Move the parameters of `module` into one flat float32 tensor, and their gradients into
+    another: (parameters, gradients).
+    """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     sizes = [parameter.numel() for parameter in parameters]
     used = sum(size + -size % ALIGNMENT for size in sizes)
@@ -26,10 +30,12 @@ def flatten(module: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 class FlatAdam:
-    """Adam over `module`'s parameters, moved into one flat float32 tensor (a later `copy.deepcopy` of the module would undo that).
+    """Adam over `module`'s parameters, moved into one flat float32 tensor (a later `copy.deepcopy`
+    of the module would undo that).
 
-    The learning rate is a 0-d tensor on the device: schedules write it there, nothing is baked into a graph. A step whose gradient or
-    losses are not finite changes nothing; `left_out` counts such steps and keeps the first, for `gpurl.guards.steps` to tell.
+    The learning rate is a 0-d tensor on the device: schedules write it there, nothing is baked into
+    a graph. A step whose gradient or losses are not finite changes nothing; `left_out` counts such
+    steps and keeps the first, for `gpurl.guards.steps` to tell.
     """
 
     def __init__(
@@ -43,32 +49,80 @@ class FlatAdam:
         tau: float = 1.0,
         losses: tuple[str, ...] = (),
     ) -> None:
-        """target: a module of the same form that follows `module`, by the share `tau` of the difference a step.
+        """target: a module of the same form that follows `module`, by the share `tau` of the
+        difference a step.
 
         losses: the names of those that `step` is given.
         """
         self.module, self.losses = module, losses
         self.flat, self.gradient = flatten(module)
+        self.parameters = [each for each in module.parameters() if each.requires_grad]
+        self._views = [each.grad for each in self.parameters if each.grad is not None]
+        self._one = torch.ones((), device=self.flat.device)
         step = torch.zeros((), dtype=torch.int64, device=self.flat.device)
-        counts, kept = torch.zeros(5, dtype=torch.int64, device=self.flat.device), torch.zeros(MOST_LOSSES, device=self.flat.device)
+        counts, kept = (
+            torch.zeros(5, dtype=torch.int64, device=self.flat.device),
+            torch.zeros(MOST_LOSSES, device=self.flat.device),
+        )
         self.left_out = LeftOut(counts, torch.zeros_like(self.flat), kept)
-        self.state = AdamState(self.flat, torch.zeros_like(self.flat), torch.zeros_like(self.flat), step, left_out=self.left_out)
-        self.options = AdamOptions(eps=epsilon, weight_decay=weight_decay, decoupled=True, max_grad_norm=max_grad_norm, tau=tau)
+        self.state = AdamState(
+            self.flat,
+            torch.zeros_like(self.flat),
+            torch.zeros_like(self.flat),
+            step,
+            left_out=self.left_out,
+        )
+        self.options = AdamOptions(
+            eps=epsilon,
+            weight_decay=weight_decay,
+            decoupled=True,
+            max_grad_norm=max_grad_norm,
+            tau=tau,
+        )
         self.learning_rate = torch.tensor(learning_rate, device=self.flat.device)
         self.target = None
         if target is not None:
             self.target, _ = flatten(target)
             self.target.copy_(self.flat)
 
-    def step(self, move_target: bool = True, wanted: Tensor | None = None, losses: Tensor | None = None) -> Tensor:
-        """Take one step along the gradients that were written into the parameters' `.grad`; returns their norm before clipping, 0-d.
+    def step(self, loss: Tensor, losses: Tensor | None = None, move_target: bool = True) -> Tensor:
+        """Differentiate the 0-d `loss` by the parameters and step along its gradient.
 
-        `.grad` of every parameter is a view of one flat tensor: write into it, never assign it. A gradient or losses [up to MOST_LOSSES]
-        that are not finite change nothing, the target neither, and the norm is then not finite. wanted: 0-d bool on the device; where it is
-        False nothing changes.
+        losses: [L] float32, the numbers that `losses` of the constructor names, without gradient;
+        by default the loss itself. Where one of them or the gradient is not finite nothing changes,
+        the target neither. Returns the gradient's norm before clipping, 0-d.
         """
-        state = self.state if self.target is None or not move_target else self.state._replace(target=self.target)
+        gradients = torch.autograd.grad(
+            loss, self.parameters, self._one, allow_unused=True, materialize_grads=True
+        )
+        with torch.no_grad():
+            torch._foreach_copy_(self._views, gradients)
+            return self.step_along_gradient(
+                move_target, losses=loss.detach() if losses is None else losses
+            )
+
+    def step_along_gradient(
+        self, move_target: bool = True, wanted: Tensor | None = None, losses: Tensor | None = None
+    ) -> Tensor:
+        """Take one step along the gradients that were written into the parameters' `.grad`; returns
+        their norm before clipping, 0-d.
+
+        `.grad` of every parameter is a view of one flat tensor: write into it, never assign it. A
+        gradient or losses [up to MOST_LOSSES] that are not finite change nothing, the target
+        neither, and the norm is then not finite. wanted: 0-d bool on the device; where it is False
+        nothing changes.
+        """
+        self.reduce(self.gradient)
+        state = (
+            self.state
+            if self.target is None or not move_target
+            else self.state._replace(target=self.target)
+        )
         return adam_step(state, self.gradient, self.learning_rate, self.options, losses, wanted)
+
+    @staticmethod
+    def reduce(gradient: Tensor) -> None:
+        """Hook: sum the flat `gradient` [P] over ranks, say, in place; by default it stays."""
 
     def parts_of(self, flat: Tensor) -> dict[str, Tensor]:
         """name of each parameter -> its numbers in `flat`, a tensor of the flat ones' form."""
@@ -83,7 +137,12 @@ class FlatAdam:
     def state_dict(self) -> dict[str, Tensor]:
         """Moments, step and learning rate."""
         _, exp_avg, exp_avg_sq, step, *_ = self.state
-        return {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "step": step, "learning_rate": self.learning_rate}
+        return {
+            "exp_avg": exp_avg,
+            "exp_avg_sq": exp_avg_sq,
+            "step": step,
+            "learning_rate": self.learning_rate,
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from `state_dict()`."""

@@ -1,4 +1,6 @@
-"""Networks that value every action of a few: noisy layers, dueling streams, heads on one trunk, and embedded actions."""
+"""Networks that value every action of a few: noisy layers, dueling streams, heads on one trunk, and
+embedded actions.
+"""
 
 import dataclasses
 import functools
@@ -22,84 +24,123 @@ class QNetworkConfig(BodyConfig):
     """Shape of a network of action values."""
 
     dueling: bool = False
-    """A stream for the value of the state and one for the advantages (Wang et al. 2016), each with a last hidden layer of its own."""
+    """A stream for the value of the state and one for the advantages (Wang et al. 2016), each with
+    a last hidden layer of its own.
+    """
     noisy: bool = False
-    """Noise on the weights of the last two layers, learned, in place of random actions (Fortunato et al. 2018)."""
+    """Noise on the weights of the last two layers, learned, in place of random actions (Fortunato
+    et al. 2018).
+    """
     noise_scale: float = 0.5
     """Standard deviation of that noise at the start, as a share of 1 / sqrt(inputs)."""
     heads: int = 1
-    """Heads on one trunk, each with a start of its own, in place of num_critics networks (ElegantRL's ensemble DQN)."""
+    """Heads on one trunk, each with a start of its own, in place of num_critics networks
+    (ElegantRL's ensemble DQN).
+    """
     action_embedding: int = 0
-    """Numbers by which an action is embedded and fed to a network of state and action (ElegantRL's embedding DQN); 0: one output each."""
+    """Numbers by which an action is embedded and fed to a network of state and action (ElegantRL's
+    embedding DQN); 0: one output each.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.heads < 1 or self.action_embedding < 0 or not self.noise_scale > 0:
             raise UsageError(
-                f"heads must be at least 1, action_embedding at least 0 and noise_scale above 0, got {self.heads}, "
+                f"heads must be at least 1, action_embedding at least 0 and noise_scale above 0, "
+                f"got {self.heads}, "
                 f"{self.action_embedding} and {self.noise_scale}"
             )
         if self.action_embedding and (self.dueling or self.noisy):
-            raise UsageError("action_embedding gives one value for state and action: leave out dueling and noisy")
+            raise UsageError(
+                "action_embedding gives one value for state and action: leave out dueling and noisy"
+            )
 
 
 class NoisyDense(Dense):
-    """A dense layer with a factorised noise of each row: y = x W + b + ((x f(e_in)) S + s) f(e_out), f(e) = sign(e) sqrt|e|.
+    """A dense layer with a factorised noise of each row: y = x W + b + ((x f(e_in)) S + s)
+    f(e_out), f(e) = sign(e) sqrt|e|.
 
-    Fortunato et al. 2018, equations 9 to 11; in this form rows, and so environments, have noise of their own without weights of their own.
+    Fortunato et al. 2018, equations 9 to 11; in this form rows, and so environments, have noise of
+    their own without weights of their own.
     """
 
     def __init__(
-        self, members: int, num_inputs: int, num_outputs: int, activation: str = "none", layer_norm: bool = False, scale: float = 0.5
+        self,
+        members: int,
+        num_inputs: int,
+        num_outputs: int,
+        activation: str = "none",
+        layer_norm: bool = False,
+        scale: float = 0.5,
     ) -> None:
         super().__init__(members, num_inputs, num_outputs, activation, layer_norm)
         start = scale / math.sqrt(num_inputs)
         self.noise_weight = nn.Parameter(torch.full((members, num_outputs, num_inputs), start))
         self.noise_bias = nn.Parameter(torch.full((members, 1, num_outputs), start))
 
-    def forward(self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None
+    ) -> Tensor:
         if noise is None:
             return super().forward(x, tape)
         num_outputs, num_inputs = self.weight.shape[1:]
         drawn = noise.normal((num_inputs + num_outputs,)).to(x.dtype)
-        of_input, of_output = (drawn.sign() * drawn.abs().sqrt()).split((num_inputs, num_outputs), dim=1)
+        of_input, of_output = (drawn.sign() * drawn.abs().sqrt()).split(
+            (num_inputs, num_outputs), dim=1
+        )
         scaled = x * of_input
         of_noise = self._affine(scaled, self.noise_weight, self.noise_bias)
         z = torch.addcmul(self._affine(x, self.weight, self.bias), of_noise, of_output)
         return self._activated(z, tape, x, scaled, of_input, of_output)
 
-    def backward(self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True) -> Tensor:
+    def backward(
+        self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True
+    ) -> Tensor:
         if len(tape[-1]) == 2:  # y and x: there was none
             if needs_weights:
                 for parameter in (self.noise_weight, self.noise_bias):
                     assert parameter.grad is not None
                     parameter.grad.zero_()
             return super().backward(gradient, tape, needs_input, needs_weights)
-        gradient, (x, scaled, of_input, of_output) = self._before_activation(gradient, tape, needs_weights)
+        gradient, (x, scaled, of_input, of_output) = self._before_activation(
+            gradient, tape, needs_weights
+        )
         of_noise = gradient * of_output
         if needs_weights:
             self._write_gradients(gradient, x, self.weight, self.bias)
             self._write_gradients(of_noise, scaled, self.noise_weight, self.noise_bias)
         if not needs_input:
             return gradient
-        return torch.addcmul(self._input_gradient(gradient, self.weight), self._input_gradient(of_noise, self.noise_weight), of_input)
+        return torch.addcmul(
+            self._input_gradient(gradient, self.weight),
+            self._input_gradient(of_noise, self.noise_weight),
+            of_input,
+        )
 
 
 class Dueling(Op):
-    """Two streams on the same features, joined as `gpurl.value_losses.dueling`; gives [E, B, A Z]."""
+    """Two streams on the same features, joined as `gpurl.value_losses.dueling`; gives [E, B, A
+    Z].
+    """
 
     def __init__(self, value: Stack, advantage: Stack, num_actions: int) -> None:
         super().__init__()
         self.value, self.advantage, self.num_actions = value, advantage, num_actions
 
-    def forward(self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None
+    ) -> Tensor:
         value = self.value.forward(x, tape, noise)
         advantage = self.advantage.forward(x, tape, noise)
         return dueling(value, advantage.unflatten(2, (self.num_actions, -1))).flatten(2)
 
-    def backward(self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True) -> Tensor:
+    def backward(
+        self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True
+    ) -> Tensor:
         of_value, of_advantage = dueling_backward(gradient.unflatten(2, (self.num_actions, -1)))
-        by_advantage = self.advantage.backward(of_advantage.flatten(2), tape, needs_input, needs_weights)
+        by_advantage = self.advantage.backward(
+            of_advantage.flatten(2), tape, needs_input, needs_weights
+        )
         by_value = self.value.backward(of_value, tape, needs_input, needs_weights)
         return by_value + by_advantage if needs_input else gradient
 
@@ -111,43 +152,63 @@ class Fan(Op):
         super().__init__()
         self.members = members
 
-    def forward(self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None
+    ) -> Tensor:
         return x.expand(self.members, *x.shape[-2:])
 
-    def backward(self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True) -> Tensor:
+    def backward(
+        self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True
+    ) -> Tensor:
         return gradient.sum(0, keepdim=True) if needs_input else gradient
 
 
 class ActionEmbedding(Op):
-    """Values every action by a network of the features and of the action's embedding: [E, B, H], or [B, H] for all, -> [E, B, A Z]."""
+    """Values every action by a network of the features and of the action's embedding: [E, B, H], or
+    [B, H] for all, -> [E, B, A Z].
+    """
 
     def __init__(self, members: int, num_actions: int, size: int, head: Stack) -> None:
         super().__init__()
         self.embedding = nn.Parameter(torch.empty(members, num_actions, size).uniform_(-1.0, 1.0))
         self.head = head  # from H + size to Z
 
-    def forward(self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None
+    ) -> Tensor:
         (members, num_actions, size), rows = self.embedding.shape, x.shape[-2]
         features = x.expand(members, rows, x.shape[-1]).unsqueeze(2).expand(-1, -1, num_actions, -1)
         actions = self.embedding.unsqueeze(1).expand(members, rows, num_actions, size)
         both = torch.cat((features, actions), -1).flatten(1, 2)
         return self.head.forward(both, tape).view(members, rows, -1)
 
-    def backward(self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True) -> Tensor:
+    def backward(
+        self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True
+    ) -> Tensor:
         (members, num_actions, size), rows = self.embedding.shape, gradient.shape[1]
-        by_both = self.head.backward(gradient.reshape(members, rows * num_actions, -1), tape, True, needs_weights)
+        by_both = self.head.backward(
+            gradient.reshape(members, rows * num_actions, -1), tape, True, needs_weights
+        )
         by_both = by_both.view(members, rows, num_actions, -1)
         if needs_weights:
             torch.sum(by_both[..., -size:], 1, out=self.embedding.grad)
         return by_both[..., :-size].sum(2)
 
 
-def make_q_network(members: int, num_inputs: int, num_actions: int, atoms: int, config: QNetworkConfig) -> Stack:
-    """`members` networks, or as many heads as config.heads, from [B, num_inputs] to [E, B, num_actions * atoms]."""
+def make_q_network(
+    members: int, num_inputs: int, num_actions: int, atoms: int, config: QNetworkConfig
+) -> Stack:
+    """`members` networks, or as many heads as config.heads, from [B, num_inputs] to [E, B,
+    num_actions * atoms].
+    """
     is_mlp = config.body == "mlp"
     own = config.hidden[-1:] if is_mlp else ()  # the last hidden layer belongs to the heads
     kind = functools.partial(NoisyDense, scale=config.noise_scale) if config.noisy else Dense
-    trunk, width = make_trunk(members, num_inputs, dataclasses.replace(config, hidden=config.hidden[:-1]) if own else config)
+    trunk, width = make_trunk(
+        members,
+        num_inputs,
+        dataclasses.replace(config, hidden=config.hidden[:-1]) if own else config,
+    )
     if config.heads > 1:
         trunk, members = [*trunk, Fan(config.heads)], config.heads
 
@@ -156,20 +217,39 @@ def make_q_network(members: int, num_inputs: int, num_actions: int, atoms: int, 
         last = len(sizes) - 2
         return Stack(
             [
-                kind(members, *pair, "none" if number == last else config.activation, config.layer_norm and number < last)
+                kind(
+                    members,
+                    *pair,
+                    "none" if number == last else config.activation,
+                    config.layer_norm and number < last,
+                )
                 for number, pair in enumerate(itertools.pairwise(sizes))
             ]
         )
 
     if config.action_embedding:
-        return Stack([*trunk, ActionEmbedding(members, num_actions, config.action_embedding, head(width + config.action_embedding, atoms))])
+        return Stack(
+            [
+                *trunk,
+                ActionEmbedding(
+                    members,
+                    num_actions,
+                    config.action_embedding,
+                    head(width + config.action_embedding, atoms),
+                ),
+            ]
+        )
     if config.dueling:
-        return Stack([*trunk, Dueling(head(width, atoms), head(width, num_actions * atoms), num_actions)])
+        return Stack(
+            [*trunk, Dueling(head(width, atoms), head(width, num_actions * atoms), num_actions)]
+        )
     return Stack([*trunk, head(width, num_actions * atoms)])
 
 
 def num_choices(space: gymnasium.Space, label: str, instead: str) -> int:
-    """The number of actions of a Discrete space from 0; else a UsageError with the algorithm's label and what takes another space."""
+    """The number of actions of a Discrete space from 0; else a UsageError with the algorithm's
+    label and what takes another space.
+    """
     if not isinstance(space, Discrete):
         raise UsageError(f"{label} needs a Discrete action space, this one is {space}; {instead}")
     if space.start != 0:

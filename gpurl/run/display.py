@@ -1,4 +1,6 @@
-"""What a training shows on the console: a live table in a terminal, one line every few seconds in a file or a pipe."""
+"""What a training shows on the console: a live table in a terminal, one line every few seconds in a
+file or a pipe.
+"""
 
 import os
 import sys
@@ -34,16 +36,23 @@ def engineering(value: float) -> str:
 
 
 class Display:
-    """Shows the progress of one training; a closed pipe or a lost terminal silences it and stops nothing else.
+    """Shows the progress of one training; a closed pipe or a lost terminal silences it and stops
+    nothing else.
 
     `live` None: a table where stdout is a terminal. `quiet`: nothing at all.
     """
 
-    def __init__(self, title: str, total_steps: int | None, quiet: bool = False, live: bool | None = None) -> None:
+    def __init__(
+        self, title: str, total_steps: int | None, quiet: bool = False, live: bool | None = None
+    ) -> None:
         self._title, self._total_steps = title, total_steps
         self._muted = quiet or sys.stdout is None
         if live is None:
-            live = not self._muted and sys.stdout.isatty() and os.environ.get("TERM") not in (None, "dumb", "unknown")
+            live = (
+                not self._muted
+                and sys.stdout.isatty()
+                and os.environ.get("TERM") not in (None, "dumb", "unknown")
+            )
         self._is_live = live and not self._muted
         self._live: Any = None  # rich.live.Live
         self._step, self._values = 0, dict[str, float]()
@@ -54,38 +63,59 @@ class Display:
             self._safely(self._start_live)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         try:
             if self._has_news:
                 self._safely(self._show)
         finally:
             if self._live is not None:
-                self._safely(self._live.stop, even_muted=True)  # gives cursor, stdout and stderr back
+                self._safely(
+                    self._live.stop, even_muted=True
+                )  # gives cursor, stdout and stderr back
 
     def update(self, step: int, values: dict[str, float]) -> None:
-        """Take the newest values by native tag (those not given keep their last value) and show them if it is time to."""
+        """Take the newest values by native tag (those not given keep their last value) and show
+        them if it is time to.
+        """
         self._step, self._has_news = step, True
         self._values.update(values)
         if time.monotonic() >= self._next_show:
-            self._next_show = time.monotonic() + (SECONDS_PER_FRAME if self._is_live else SECONDS_PER_LINE)
+            self._next_show = time.monotonic() + (
+                SECONDS_PER_FRAME if self._is_live else SECONDS_PER_LINE
+            )
             self._safely(self._show)
 
     def note(self, text: str) -> None:
         """A line that stays, above the table."""
         if self._live is not None:
-            self._safely(lambda: self._live.console.print(text, markup=False, highlight=False, soft_wrap=True))
+            self._safely(
+                lambda: self._live.console.print(
+                    text, markup=False, highlight=False, soft_wrap=True
+                )
+            )
         else:
             self._safely(lambda: print(text, flush=True))
 
-    # ---- output that cannot fail ----------------------------------------------------------------------------------
+    # ---- output that cannot fail
+    # ----------------------------------------------------------------------------------
 
     def _safely(self, show: Callable[[], Any], even_muted: bool = False) -> None:
-        """Call `show`; when stdout is gone, mute for good and turn stdout to nowhere, else Python's exit reports it again."""
+        """Call `show`; when stdout is gone, mute for good and turn stdout to nowhere, else Python's
+        exit reports it again.
+        """
         if self._muted and not even_muted:
             return
         try:
             show()
-        except (OSError, ValueError):  # a closed pipe, a lost terminal, a closed stream, a letter the stream cannot encode
+        except (
+            OSError,
+            ValueError,
+        ):  # a closed pipe, a lost terminal, a closed stream, a letter the stream cannot encode
             self._mute()
 
     def _mute(self) -> None:
@@ -103,10 +133,13 @@ class Display:
 
         console = Console(force_terminal=True)
         console.on_broken_pipe = self._mute  # type: ignore[method-assign]  # rich's own ends the program
-        self._live = Live(self._table(), console=console, auto_refresh=False)  # no thread: it would compete with the trainer
+        self._live = Live(
+            self._table(), console=console, auto_refresh=False
+        )  # no thread: it would compete with the trainer
         self._live.start(refresh=False)
 
-    # ---- what is shown --------------------------------------------------------------------------------------------
+    # ---- what is shown
+    # --------------------------------------------------------------------------------------------
 
     def _show(self) -> None:
         self._has_news = False
@@ -120,7 +153,10 @@ class Display:
         if not self._total_steps:
             return f"{engineering(self._step)} steps"
         percent = 100 * self._step / self._total_steps
-        return f"{engineering(self._step)}/{engineering(self._total_steps)} steps, {percent:.1f} %, ETA {self._time_left()}"
+        return (
+            f"{engineering(self._step)}/{engineering(self._total_steps)} steps, {percent:.1f} %, "
+            f"ETA {self._time_left()}"
+        )
 
     def _time_left(self) -> str:
         fps = self._values.get("time/fps", 0.0)
@@ -134,9 +170,15 @@ class Display:
         values, cells = self._values, {}
         if "time/fps" in values:
             cells["env-steps/s"] = engineering(values["time/fps"])
-        collect, update = values.get("time/collect_seconds", 0.0), values.get("time/update_seconds", 0.0)
+        collect, update = (
+            values.get("time/collect_seconds", 0.0),
+            values.get("time/update_seconds", 0.0),
+        )
         if collect + update > 0:
-            cells["collect / update"] = f"{100 * collect / (collect + update):.0f} % / {100 * update / (collect + update):.0f} %"
+            cells["collect / update"] = (
+                f"{100 * collect / (collect + update):.0f} % / "
+                f"{100 * update / (collect + update):.0f} %"
+            )
         for label, tags in ROWS.items():
             tag = next((tag for tag in tags if tag in values), None)
             if tag is not None:
@@ -144,7 +186,13 @@ class Display:
         return cells
 
     def _line(self) -> str:
-        return " | ".join([self._title, self._steps(), *(f"{label} {text}" for label, text in self._cells().items())])
+        return " | ".join(
+            [
+                self._title,
+                self._steps(),
+                *(f"{label} {text}" for label, text in self._cells().items()),
+            ]
+        )
 
     def _table(self) -> "RenderableType":
         from rich import box
@@ -153,7 +201,10 @@ class Display:
         from rich.table import Table
         from rich.text import Text
 
-        cells = [(Text(label, style="dim"), Text(text, style="bold")) for label, text in self._cells().items()]
+        cells = [
+            (Text(label, style="dim"), Text(text, style="bold"))
+            for label, text in self._cells().items()
+        ]
         grid = Table.grid(padding=(0, 2), expand=True)
         for _ in range(2):
             grid.add_column(ratio=1, no_wrap=True)
@@ -162,7 +213,12 @@ class Display:
         for row in range(half):
             right = cells[row + half] if row + half < len(cells) else (Text(), Text())
             grid.add_row(*cells[row], *right)
-        return Panel(Group(self._progress(), Text(), grid), title=Text(self._title, style="bold"), box=box.ROUNDED, width=80)
+        return Panel(
+            Group(self._progress(), Text(), grid),
+            title=Text(self._title, style="bold"),
+            box=box.ROUNDED,
+            width=80,
+        )
 
     def _progress(self) -> "RenderableType":
         from rich.progress_bar import ProgressBar

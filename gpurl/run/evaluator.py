@@ -1,4 +1,6 @@
-"""Greedy evaluation in environments of their own: every environment counts its first episodes only, so short ones are not favoured."""
+"""Greedy evaluation in environments of their own: every environment counts its first episodes only,
+so short ones are not favoured.
+"""
 
 import math
 from collections.abc import Callable
@@ -46,15 +48,19 @@ def evaluate(
     max_steps: int = 20_000,
     should_stop: Callable[[], object] = bool,
 ) -> dict[str, float]:
-    """Play `episodes` episodes (rounded up to a multiple of env.num_envs) and return their statistics, named as they are logged.
+    """Play `episodes` episodes (rounded up to a multiple of env.num_envs) and return their
+    statistics, named as they are logged.
 
-    Episodes whose return is NaN or infinite are counted apart, as eval/non_finite_episodes, and left out of the rest; without any other
-    the mean is NaN. Raises EndlessEpisodeError when not all end within `max_steps` steps an episode.
+    Episodes whose return is NaN or infinite are counted apart, as eval/non_finite_episodes, and
+    left out of the rest; without any other the mean is NaN. Raises EndlessEpisodeError when not all
+    end within `max_steps` steps an episode.
     """
     wanted = -(-episodes // env.num_envs)
     obs = reset_env(env, seed)
     finished = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
-    sums = torch.zeros(5, dtype=torch.float64, device=env.device)  # finite ones, returns, squared returns, lengths; the others
+    sums = torch.zeros(
+        5, dtype=torch.float64, device=env.device
+    )  # finite ones, returns, squared returns, lengths; the others
     for step in range(max_steps * wanted):
         if should_stop():
             raise Stopped
@@ -74,12 +80,18 @@ def evaluate(
     else:
         late = int((finished < wanted).sum())
         raise EndlessEpisodeError(
-            f"{type(env).__name__}: episodes of {late} of {env.num_envs} environments did not end in {max_steps} steps; "
+            f"{type(env).__name__}: episodes of {late} of {env.num_envs} environments did not end "
+            f"in {max_steps} steps; "
             "a time limit (max_episode_steps) ends them"
         )
     count, total, squares, length, non_finite = sums.tolist()
     divisor = count or math.nan
     mean = total / divisor
     deviation = max(squares / divisor - mean * mean, 0.0) ** 0.5
-    values = {"eval/mean_reward": mean, "eval/std_reward": deviation, "eval/mean_ep_length": length / divisor, "eval/episodes": count}
+    values = {
+        "eval/mean_reward": mean,
+        "eval/std_reward": deviation,
+        "eval/mean_ep_length": length / divisor,
+        "eval/episodes": count,
+    }
     return values | ({"eval/non_finite_episodes": non_finite} if non_finite else {})

@@ -1,4 +1,6 @@
-"""Turns SIGINT and SIGTERM into a request that training honours between steps of work; a second signal ends the process."""
+"""Turns SIGINT and SIGTERM into a request that training honours between steps of work; a second
+signal ends the process.
+"""
 
 import os
 import signal
@@ -7,7 +9,9 @@ from types import FrameType, TracebackType
 
 
 class StopRequest:
-    """Context manager; `signal_number` is set once a signal has come. Outside the main thread it does nothing."""
+    """Context manager; `signal_number` is set once a signal has come. Outside the main thread it
+    does nothing.
+    """
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -17,13 +21,23 @@ class StopRequest:
         if self.signal_number is not None:
             os._exit(128 + number)
         self.signal_number = number
-        os.write(2, b"stopping: the iteration ends and is saved first; another signal ends at once\n")  # print may be what was broken into
+        os.write(
+            2, b"stopping: the iteration ends and is saved first; another signal ends at once\n"
+        )  # print may be what was broken into
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._before = {
+                number: signal.signal(number, self._on_signal)
+                for number in (signal.SIGINT, signal.SIGTERM)
+            }
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]

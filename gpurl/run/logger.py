@@ -1,4 +1,6 @@
-"""Scalars of a run on disk: metrics.jsonl at once, TensorBoard event files from a thread; a full disk never stops the training."""
+"""Scalars of a run on disk: metrics.jsonl at once, TensorBoard event files from a thread; a full
+disk never stops the training.
+"""
 
 import io
 import json
@@ -21,7 +23,8 @@ QUEUE_LENGTH = 4096
 CLOSE_SECONDS = 10.0  # a network disk that hangs does not hold the end of a training for longer
 NON_FINITE = "time/non_finite_scalars"
 
-# Names that other frameworks' dashboards look for, by style and native (Stable-Baselines3) tag; "-": they log the negative.
+# Names that other frameworks' dashboards look for, by style and native (Stable-Baselines3) tag;
+# "-": they log the negative.
 ALIASES: dict[str, dict[str, str]] = {
     "sb3": {},
     "cleanrl": {
@@ -75,7 +78,10 @@ def in_style(values: dict[str, float], style: str) -> dict[str, float]:
     renamed = {}
     for tag, value in values.items():
         name = ALIASES[style].get(tag, tag)
-        if tag.startswith("env/") and style in ("rsl_rl", "rl_games"):  # rsl_rl takes "Episode_Reward/x" as it is
+        if tag.startswith("env/") and style in (
+            "rsl_rl",
+            "rl_games",
+        ):  # rsl_rl takes "Episode_Reward/x" as it is
             term = tag.removeprefix("env/")
             name = term if style == "rsl_rl" and "/" in term else f"Episode/{term}"
         renamed[name.removeprefix("-")] = -value if name.startswith("-") else value
@@ -83,14 +89,21 @@ def in_style(values: dict[str, float], style: str) -> dict[str, float]:
 
 
 class _Unfailing:
-    """A `with` block whose errors end there: the first of a row of failures gives one warning, a success ends the row."""
+    """A `with` block whose errors end there: the first of a row of failures gives one warning, a
+    success ends the row.
+    """
 
     def __init__(self, what: str) -> None:
         self._what, self._failing = what, False
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
         if isinstance(error, Exception) and not self._failing:
             log.warning("%s cannot be written, the training goes on without: %s", self._what, error)
         self._failing = error is not None
@@ -98,20 +111,29 @@ class _Unfailing:
 
 
 class _AppendFile:
-    """Appends whole records: what a full disk took only in part is cut off again, so that a reader never meets half a record."""
+    """Appends whole records: what a full disk took only in part is cut off again, so that a reader
+    never meets half a record.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: BinaryIO | None = None
 
     def write(self, record: bytes) -> None:
-        if self._file is None:  # here, not in the constructor: a folder that could not be written may be writable by now
+        if (
+            self._file is None
+            # here, not in the constructor: a folder that could not be written may be writable by
+            # now
+        ):
             self._file = append_regular(self._path, buffering=0)
         size = os.fstat(self._file.fileno()).st_size
         try:
             written = self._file.write(record)
             if written != len(record):
-                raise OSError(f"{self._path}: only {written} of {len(record)} bytes were taken, the disk may be full")
+                raise OSError(
+                    f"{self._path}: only {written} of {len(record)} bytes were taken, the disk may "
+                    f"be full"
+                )
         except OSError:
             if os.fstat(self._file.fileno()).st_size > size:
                 self._file.truncate(size)
@@ -123,13 +145,17 @@ class _AppendFile:
 
 
 def _cut_after(path: Path, step: int) -> dict[str, float]:
-    """Cut off `path` what a killed run wrote after `step`, and a half line; the latest value of each tag in what is left."""
+    """Cut off `path` what a killed run wrote after `step`, and a half line; the latest value of
+    each tag in what is left.
+    """
     latest: dict[str, float] = {}
     if not path.is_file() or path.is_symlink():
         return latest
     with open(path, "rb+") as file:
         kept = 0
-        for line in iter(lambda: file.readline(MAX_LINE_BYTES), b""):  # a longer one is none of ours
+        for line in iter(
+            lambda: file.readline(MAX_LINE_BYTES), b""
+        ):  # a longer one is none of ours
             try:
                 record = json.loads(line)
                 if not line.endswith(b"\n") or record["step"] > step:
@@ -143,18 +169,27 @@ def _cut_after(path: Path, step: int) -> dict[str, float]:
 
 
 class _EventFile:
-    """One TensorBoard event file; `tensorboard` is imported by the first event, which takes a quarter of a second."""
+    """One TensorBoard event file; `tensorboard` is imported by the first event, which takes a
+    quarter of a second.
+    """
 
     def __init__(self, folder: Path, purge_step: int) -> None:
         self._purge_step, self._has_header = purge_step, False
-        # the time has microseconds because TensorBoard reads the files of a run in the order of their names
-        self._file = _AppendFile(folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}")
+        # the time has microseconds because TensorBoard reads the files of a run in the order of
+        # their names
+        self._file = _AppendFile(
+            folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        )
 
     def write_scalars(self, step: int, wall_time: float, values: dict[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
-        self._write(step, wall_time, summary)  # one event for all: a tenth of the time of one for each
+        summary = Summary(
+            value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        )
+        self._write(
+            step, wall_time, summary
+        )  # one event for all: a tenth of the time of one for each
 
     def write_text(self, step: int, wall_time: float, tag: str, text: str) -> None:
         from tensorboard.plugins.text.summary_v2 import text_pb
@@ -169,10 +204,16 @@ class _EventFile:
         self._has_header = True
 
     def _header(self, wall_time: float) -> bytes:
-        """A version, and a session start: it makes TensorBoard forget steps from `purge_step` on in the files of earlier sessions."""
+        """A version, and a session start: it makes TensorBoard forget steps from `purge_step` on in
+        the files of earlier sessions.
+        """
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-        start = Event(step=self._purge_step, wall_time=wall_time, session_log=SessionLog(status=SessionLog.START))
+        start = Event(
+            step=self._purge_step,
+            wall_time=wall_time,
+            session_log=SessionLog(status=SessionLog.START),
+        )
         return _record(Event(wall_time=wall_time, file_version="brain.Event:2")) + _record(start)
 
     def close(self) -> None:
@@ -189,11 +230,16 @@ def _record(event: Any) -> bytes:
 
 
 class Logger:
-    """Writes the scalars of one run; after a resume with `start_step` the files read as if the run had never been killed."""
+    """Writes the scalars of one run; after a resume with `start_step` the files read as if the run
+    had never been killed.
+    """
 
     def __init__(self, folder: Path, tag_style: str = "sb3", start_step: int = 0) -> None:
         self._style, self._start_step = tag_style, start_step
-        self._lines, self._lines_alarm = _AppendFile(folder / "metrics.jsonl"), _Unfailing("metrics.jsonl")
+        self._lines, self._lines_alarm = (
+            _AppendFile(folder / "metrics.jsonl"),
+            _Unfailing("metrics.jsonl"),
+        )
         latest: dict[str, float] = {}
         with self._lines_alarm:
             latest = _cut_after(folder / "metrics.jsonl", start_step)
@@ -203,17 +249,28 @@ class Logger:
         purge_step = self._iteration + 1 if tag_style == "rsl_rl" else start_step + 1
         self._queue: queue.Queue[tuple[Any, ...] | None] = queue.Queue(QUEUE_LENGTH)
         self._events_alarm = _Unfailing("TensorBoard's event file")
-        self._thread = threading.Thread(target=self._drain, args=(_EventFile(folder, purge_step),), name="gpurl-logger", daemon=True)
+        self._thread = threading.Thread(
+            target=self._drain,
+            args=(_EventFile(folder, purge_step),),
+            name="gpurl-logger",
+            daemon=True,
+        )
         self._thread.start()
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Log host numbers by native tag at an env step. NaN and infinity are null in metrics.jsonl and are counted."""
+        """Log host numbers by native tag at an env step. NaN and infinity are null in metrics.jsonl
+        and are counted.
+        """
         values = {tag: float(value) for tag, value in values.items()}
         bad = [tag for tag, value in values.items() if not math.isfinite(value)]
         self._non_finite += len(bad)
         if self._non_finite:
             values[NON_FINITE] = float(self._non_finite)
-        line: dict[str, float | None] = {"step": step, "time": round(time.monotonic() - self._zero, 3), **values}
+        line: dict[str, float | None] = {
+            "step": step,
+            "time": round(time.monotonic() - self._zero, 3),
+            **values,
+        }
         line.update(dict.fromkeys(bad))
         with self._lines_alarm:
             self._lines.write(json.dumps(line, allow_nan=False).encode() + b"\n")
@@ -225,7 +282,9 @@ class Logger:
         """Show the configuration in TensorBoard's text tab, as a table."""
         rows = [f"|{name}|{value}|" for name, value in _flat(config)]
         x = self._iteration if self._style == "rsl_rl" else self._start_step
-        self._send("text", x, time.time(), "hyper_parameters", "\n".join(["|name|value|", "|-|-|", *rows]))
+        self._send(
+            "text", x, time.time(), "hyper_parameters", "\n".join(["|name|value|", "|-|-|", *rows])
+        )
 
     def close(self) -> None:
         """Wait until all is written; more calls do nothing."""

@@ -1,4 +1,6 @@
-"""Running out of memory becomes an error that says what was wanted, what takes the memory, and how many environments would fit."""
+"""Running out of memory becomes an error that says what was wanted, what takes the memory, and how
+many environments would fit.
+"""
 
 import re
 from collections.abc import Iterator
@@ -17,8 +19,18 @@ from gpurl.run.settings import Settings
 if TYPE_CHECKING:
     from gpurl.run.trainer import Trainer
 
-SHARE_TO_TAKE = 0.9  # of what there is: what comes later and what lies between blocks needs some too
-UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50, "EiB": 2**60}
+SHARE_TO_TAKE = (
+    0.9  # of what there is: what comes later and what lies between blocks needs some too
+)
+UNITS = {
+    "bytes": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "PiB": 2**50,
+    "EiB": 2**60,
+}
 
 
 class Watch:
@@ -29,7 +41,9 @@ class Watch:
 
 @contextmanager
 def told_what_fits(settings: Settings, device: torch.device) -> Iterator[Watch]:
-    """A `with` block in which running out of memory is a UsageError, with what was raised as its cause."""
+    """A `with` block in which running out of memory is a UsageError, with what was raised as its
+    cause.
+    """
     watch = Watch()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -41,7 +55,9 @@ def told_what_fits(settings: Settings, device: torch.device) -> Iterator[Watch]:
         raise UsageError(explanation(found, settings, device, watch.trainer)) from error
 
 
-def explanation(error: BaseException, settings: Settings, device: torch.device, trainer: "Trainer | None") -> str:
+def explanation(
+    error: BaseException, settings: Settings, device: torch.device, trainer: "Trainer | None"
+) -> str:
     """What to tell the user."""
     count, config = settings.train.num_envs, settings.algorithm_config
     parts = parts_of(trainer)
@@ -49,32 +65,49 @@ def explanation(error: BaseException, settings: Settings, device: torch.device, 
     wanted = wanted_bytes(str(error))
     lines = [f"out of memory on {device}"]
     lines += [f"{in_gib(wanted)} more were wanted"] if wanted else []
-    lines += [] if free is None else [f"{in_gib(free)} are free beside {in_gib(held)} that this run held"]
+    lines += (
+        []
+        if free is None
+        else [f"{in_gib(free)} are free beside {in_gib(held)} that this run held"]
+    )
     text = ", ".join(lines)
     if takers := [f"{name} {in_gib(size)}" for name, size in parts.items() if size]:
         text += f"; of that {', '.join(takers)}"
     fixed = parts.get("replay", 0) + parts.get("networks", 0)
-    if free is None or wanted == 0 or wanted < free:  # the sums do not tell why it failed: a number would be a guess
+    if (
+        free is None or wanted == 0 or wanted < free
+    ):  # the sums do not tell why it failed: a number would be a guess
         advice = [f"num_envs less than {count:,}"] if count > 1 else []
     else:
         fits = num_envs_that_fit(count, held + wanted, fixed, held + free)
-        advice = [f"num_envs {fits:,} instead of {count:,} would fit, by what they took until then"] if fits else []
+        advice = (
+            [f"num_envs {fits:,} instead of {count:,} would fit, by what they took until then"]
+            if fits
+            else []
+        )
     if parts.get("replay"):
         advice.append(f"replay_size less than {config.replay_size:,} (or storage bfloat16)")
     if hasattr(config, "minibatches"):
-        advice.append(f"horizon less than {config.horizon} or minibatches more than {config.minibatches}")
+        advice.append(
+            f"horizon less than {config.horizon} or minibatches more than {config.minibatches}"
+        )
     elif hasattr(config, "batch_size"):
         advice.append(f"batch_size less than {config.batch_size:,}")
     if trainer is not None and trainer.graph_backend is not None and settings.train.graph != "off":
         advice.append("--no-graph")
     says = f"{type(error).__name__}: {first_line(error)}"
-    return f"{text}. What helps: {'; '.join(advice) or f'num_envs less than {count:,}'}. What failed: {says}"
+    return (
+        f"{text}. What helps: {'; '.join(advice) or f'num_envs less than {count:,}'}. What failed: "
+        f"{says}"
+    )
 
 
 def num_envs_that_fit(num_envs: int, needed: int, fixed: int, room: int) -> int | None:
-    """The largest power of two below `num_envs` for which `room` bytes do; None where not even one fits.
+    """The largest power of two below `num_envs` for which `room` bytes do; None where not even one
+    fits.
 
-    needed: bytes that `num_envs` environments took with what failed, `fixed` of them whatever their number.
+    needed: bytes that `num_envs` environments took with what failed, `fixed` of them whatever their
+    number.
     """
     each = max(needed - fixed, 1) / num_envs
     most = min(int((SHARE_TO_TAKE * room - fixed) // each), num_envs - 1)
@@ -83,12 +116,17 @@ def num_envs_that_fit(num_envs: int, needed: int, fixed: int, room: int) -> int 
 
 def wanted_bytes(message: str) -> int:
     """Bytes that could not be had, as torch, Warp or numpy says; 0 where it does not."""
-    found = re.search(rf"(?:[Tt]r(?:ied|ying) to|Failed to|Unable to) allocate ([\d.]+) ({'|'.join(UNITS)})", message)
+    found = re.search(
+        rf"(?:[Tt]r(?:ied|ying) to|Failed to|Unable to) allocate ([\d.]+) ({'|'.join(UNITS)})",
+        message,
+    )
     return int(float(found[1]) * UNITS[found[2]]) if found else 0
 
 
 def held_and_free(device: torch.device, known: int) -> tuple[int, int | None]:
-    """(bytes this process held at most, bytes that were free beside them); known: what its tensors take, all that a CPU can say."""
+    """(bytes this process held at most, bytes that were free beside them); known: what its tensors
+    take, all that a CPU can say.
+    """
     free = available_bytes(device)
     if device.type != "cuda":
         return known, free
@@ -105,7 +143,9 @@ def parts_of(trainer: "Trainer | None") -> dict[str, int]:
     found["environments"] = _size(trainer.env.state_dict())
     found["rollout"] = _size(trainer.buffer.columns)
     found["replay"] = getattr(getattr(algorithm, "replay", None), "bytes", 0)
-    found["networks"] = 4 * _size([*algorithm.parameters(), *algorithm.buffers()])  # with gradients and Adam's two moments
+    found["networks"] = 4 * _size(
+        [*algorithm.parameters(), *algorithm.buffers()]
+    )  # with gradients and Adam's two moments
     return found
 
 

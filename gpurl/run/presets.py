@@ -1,34 +1,99 @@
-"""Settings that are known to train an environment well, found by runs of this program; the command line and files win over them."""
+"""Settings that are known to train an environment well, found by runs of this program; the command
+line and files win over them.
+"""
 
 from typing import Any
 
-FEW_ENVS = {"num_envs": 64, "total_steps": 1_000_000}  # what a replay of single steps learns best from, next to 8 updates of 256
+FEW_ENVS = {
+    "num_envs": 64,
+    "total_steps": 1_000_000,
+}  # what a replay of single steps learns best from, next to 8 updates of 256
 REPLAYING = ("ddpg", "td3", "sac", "discrete_sac", "redq", "mod_sac", "dqn", "rainbow", "vdn")
 SMALL_NETWORKS = {name: {"hidden": [128, 128]} for name in ("actor_network", "critic_network")}
-PENDULUM = {"num_envs": 64, "total_steps": 40_000, "learning_starts": 1280, "learning_rate": 1e-3, "tau": 0.01, "reward_scale": 0.1}
-# an actor without chance sees little but what it does, so chance goes first, and for long (rl-zoo3: gamma 0.98, 10,000 random steps)
+PENDULUM = {
+    "num_envs": 64,
+    "total_steps": 40_000,
+    "learning_starts": 1280,
+    "learning_rate": 1e-3,
+    "tau": 0.01,
+    "reward_scale": 0.1,
+}
+# an actor without chance sees little but what it does, so chance goes first, and for long (rl-zoo3:
+# gamma 0.98, 10,000 random steps)
 DETERMINISTIC = {"gamma": 0.98, "learning_starts": 5000}
 FAST_PENDULUM = {
-    **{"num_envs": 128, "total_steps": 50_000, "updates": 8, "batch_size": 512, "learning_starts": 2560, "replay_size": 100_000},
-    **{"learning_rate": 1e-3, "gamma": 0.97, "reward_scale": 0.1, "atoms": 51, "v_min": -30.0, "v_max": 0.0},
+    **{
+        "num_envs": 128,
+        "total_steps": 50_000,
+        "updates": 8,
+        "batch_size": 512,
+        "learning_starts": 2560,
+        "replay_size": 100_000,
+    },
+    **{
+        "learning_rate": 1e-3,
+        "gamma": 0.97,
+        "reward_scale": 0.1,
+        "atoms": 51,
+        "v_min": -30.0,
+        "v_max": 0.0,
+    },
     **{"actor_network": {"hidden": [64, 64]}, "critic_network": {"hidden": [128, 128]}},
 }
 CART_POLE = {
-    **{"num_envs": 32, "total_steps": 100_000, "horizon": 4, "updates": 32, "batch_size": 64, "learning_starts": 1000},
-    **{"replay_size": 50_000, "learning_rate": 1e-3, "schedule": "linear", "tau": 0.02, "n_step": 3, "reward_scale": 0.1},
+    **{
+        "num_envs": 32,
+        "total_steps": 100_000,
+        "horizon": 4,
+        "updates": 32,
+        "batch_size": 64,
+        "learning_starts": 1000,
+    },
+    **{
+        "replay_size": 50_000,
+        "learning_rate": 1e-3,
+        "schedule": "linear",
+        "tau": 0.02,
+        "n_step": 3,
+        "reward_scale": 0.1,
+    },
 }
-# IsaacGymEnvs' own settings, cfg/train/*PPO.yaml at v1.5.1: critic_coef counts half there; max_epochs iterations give total_steps. Left out
-# is what PPO has not (bounds_loss_coef), reward_shaper's scale, which normalised returns and advantages undo, and mixed_precision (Ant,
-# Anymal); rl_games looks at the KL divergence after every minibatch (ShadowHand's: every epoch), PPO here once an iteration
+# IsaacGymEnvs' own settings, cfg/train/*PPO.yaml at v1.5.1: critic_coef counts half there;
+# max_epochs iterations give total_steps. Left out is what PPO has not (bounds_loss_coef),
+# reward_shaper's scale, which normalised returns and advantages undo, and mixed_precision (Ant,
+# Anymal); rl_games looks at the KL divergence after every minibatch (ShadowHand's: every epoch),
+# PPO here once an iteration
 ISAAC_GYM: dict[str, Any] = {
-    **{"num_envs": 4096, "horizon": 16, "epochs": 4, "minibatches": 2, "learning_rate": 3e-4, "schedule": "kl", "target_kl": 0.008},
-    **{"gamma": 0.99, "gae_lambda": 0.95, "clip_range": 0.2, "clip_range_value": 0.2, "value_coef": 1.0, "total_steps": 32_768_000},
+    **{
+        "num_envs": 4096,
+        "horizon": 16,
+        "epochs": 4,
+        "minibatches": 2,
+        "learning_rate": 3e-4,
+        "schedule": "kl",
+        "target_kl": 0.008,
+    },
+    **{
+        "gamma": 0.99,
+        "gae_lambda": 0.95,
+        "clip_range": 0.2,
+        "clip_range_value": 0.2,
+        "value_coef": 1.0,
+        "total_steps": 32_768_000,
+    },
     "network": {"hidden": [256, 128, 64], "activation": "elu", "shared": True},
 }
 
 
-# rsl_rl's and mjlab's shape of a run: many environments, short rollouts, a learning rate that follows the KL divergence
-LEGGED = {"num_envs": 4096, "horizon": 24, "epochs": 5, "minibatches": 8, "network": {"hidden": [256, 128, 64], "activation": "elu"}}
+# rsl_rl's and mjlab's shape of a run: many environments, short rollouts, a learning rate that
+# follows the KL divergence
+LEGGED = {
+    "num_envs": 4096,
+    "horizon": 24,
+    "epochs": 5,
+    "minibatches": 8,
+    "network": {"hidden": [256, 128, 64], "activation": "elu"},
+}
 ARM = LEGGED | {"gamma": 0.97, "total_steps": 20_000_000}
 
 
@@ -36,22 +101,54 @@ def _isaac_gym(hidden: list[int], **changes: Any) -> dict[str, Any]:
     return {"network": ISAAC_GYM["network"] | {"hidden": hidden}, **changes}
 
 
-PRESETS: dict[tuple[str, str], dict[str, Any]] = {  # "*": every environment, under what is known of one
+PRESETS: dict[
+    tuple[str, str], dict[str, Any]
+] = {  # "*": every environment, under what is known of one
     **{(name, "*"): FEW_ENVS for name in REPLAYING},
-    **{(name, "gymnasium_cpu"): {"num_envs": 8, "total_steps": 200_000} for name in (*REPLAYING, "bc")},
+    **{
+        (name, "gymnasium_cpu"): {"num_envs": 8, "total_steps": 200_000}
+        for name in (*REPLAYING, "bc")
+    },
     **{(name, "gymnasium_cpu"): FEW_ENVS for name in ("fast_td3", "fast_sac")},
     **{(name, "pendulum"): PENDULUM | SMALL_NETWORKS for name in ("sac", "mod_sac")},
     **{(name, "pendulum"): PENDULUM | SMALL_NETWORKS | DETERMINISTIC for name in ("ddpg", "td3")},
     ("bc", "pendulum"): {"actor_network": SMALL_NETWORKS["actor_network"]},  # for actor_from
-    ("redq", "pendulum"): PENDULUM | SMALL_NETWORKS | {"num_critics": 5, "updates": 8, "policy_delay": 2},
+    ("redq", "pendulum"): PENDULUM
+    | SMALL_NETWORKS
+    | {"num_critics": 5, "updates": 8, "policy_delay": 2},
     **{(name, "pendulum"): FAST_PENDULUM for name in ("fast_td3", "fast_sac")},
     ("dqn", "cart_pole"): CART_POLE | {"network": {"hidden": [64, 64]}},
-    ("rainbow", "cart_pole"): CART_POLE | {"network": {"hidden": [64, 64]}, "v_min": 0.0, "v_max": 10.0},
-    ("pqn", "cart_pole"): {"num_envs": 32, "horizon": 64, "total_steps": 300_000, "reward_scale": 0.1},
+    ("rainbow", "cart_pole"): CART_POLE
+    | {"network": {"hidden": [64, 64]}, "v_min": 0.0, "v_max": 10.0},
+    ("pqn", "cart_pole"): {
+        "num_envs": 32,
+        "horizon": 64,
+        "total_steps": 300_000,
+        "reward_scale": 0.1,
+    },
     ("pqn", "gymnasium_cpu"): {"num_envs": 32, "horizon": 64, "total_steps": 500_000},
-    ("ppo", "chasing"): {"num_envs": 4096, "horizon": 32, "minibatches": 16, "gamma": 0.99, "initial_std": 0.5, "entropy_coef": 0.005},
-    ("ppo", "cart_pole"): {"num_envs": 1024, "horizon": 16, "total_steps": 1_000_000, "learning_rate": 2e-3, "schedule": "linear"},
-    ("a2c", "cart_pole"): {"num_envs": 16, "horizon": 16, "total_steps": 500_000, "learning_rate": 1e-3, "schedule": "linear"},
+    ("ppo", "chasing"): {
+        "num_envs": 4096,
+        "horizon": 32,
+        "minibatches": 16,
+        "gamma": 0.99,
+        "initial_std": 0.5,
+        "entropy_coef": 0.005,
+    },
+    ("ppo", "cart_pole"): {
+        "num_envs": 1024,
+        "horizon": 16,
+        "total_steps": 1_000_000,
+        "learning_rate": 2e-3,
+        "schedule": "linear",
+    },
+    ("a2c", "cart_pole"): {
+        "num_envs": 16,
+        "horizon": 16,
+        "total_steps": 500_000,
+        "learning_rate": 1e-3,
+        "schedule": "linear",
+    },
     ("ppo", "pendulum"): {"num_envs": 1024, "horizon": 16, "total_steps": 1_000_000, "gamma": 0.95},
     ("ppo", "gymnasium_cpu"): {
         **{"num_envs": 8, "horizon": 256, "epochs": 10, "minibatches": 8, "total_steps": 1_000_000},
@@ -59,28 +156,56 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {  # "*": every environment, un
     },
     ("ppo", "inverted_pendulum"): {"num_envs": 256, "horizon": 16, "total_steps": 300_000},
     ("ppo", "inverted_double_pendulum"): {"num_envs": 256, "horizon": 32, "total_steps": 2_000_000},
-    **{("ppo", name): LEGGED | {"total_steps": 50_000_000} for name in ("hopper", "walker2d", "swimmer", "half_cheetah")},
+    **{
+        ("ppo", name): LEGGED | {"total_steps": 50_000_000}
+        for name in ("hopper", "walker2d", "swimmer", "half_cheetah")
+    },
     ("ppo", "ant"): LEGGED | {"total_steps": 100_000_000},
-    **{("ppo", name): LEGGED | {"total_steps": 200_000_000, "horizon": 32} for name in ("humanoid", "humanoid_standup")},
+    **{
+        ("ppo", name): LEGGED | {"total_steps": 200_000_000, "horizon": 32}
+        for name in ("humanoid", "humanoid_standup")
+    },
     **{("ppo", name): ARM for name in ("reacher", "pusher")},
     ("a2c", "gymnasium_cpu"): {"num_envs": 16, "total_steps": 1_000_000, "schedule": "linear"},
     ("ppo", "isaac_gym"): ISAAC_GYM,
     ("ppo", "isaac_gym:Ant"): {"max_grad_norm": None},
     ("ppo", "isaac_gym:Humanoid"): _isaac_gym(
-        [400, 200, 100], horizon=32, epochs=5, minibatches=4, learning_rate=5e-4, value_coef=2.0, total_steps=131_072_000
+        [400, 200, 100],
+        horizon=32,
+        epochs=5,
+        minibatches=4,
+        learning_rate=5e-4,
+        value_coef=2.0,
+        total_steps=131_072_000,
     ),
-    ("ppo", "isaac_gym:Cartpole"): _isaac_gym([32, 32], num_envs=512, epochs=8, minibatches=1, value_coef=2.0, total_steps=819_200),
-    ("ppo", "isaac_gym:Anymal"): {"horizon": 24, "epochs": 5, "minibatches": 3, "total_steps": 98_304_000},
+    ("ppo", "isaac_gym:Cartpole"): _isaac_gym(
+        [32, 32], num_envs=512, epochs=8, minibatches=1, value_coef=2.0, total_steps=819_200
+    ),
+    ("ppo", "isaac_gym:Anymal"): {
+        "horizon": 24,
+        "epochs": 5,
+        "minibatches": 3,
+        "total_steps": 98_304_000,
+    },
     ("ppo", "isaac_gym:ShadowHand"): _isaac_gym(
         [512, 512, 256, 128],
-        **{"num_envs": 16384, "horizon": 8, "epochs": 5, "minibatches": 4, "learning_rate": 5e-4, "target_kl": 0.016},
+        **{
+            "num_envs": 16384,
+            "horizon": 8,
+            "epochs": 5,
+            "minibatches": 4,
+            "learning_rate": 5e-4,
+            "target_kl": 0.016,
+        },
         **{"value_coef": 2.0, "total_steps": 655_360_000},
     ),
 }
 
 
 def preset(algorithm: str, env: str) -> dict[str, Any]:
-    """The preset for `algorithm` on `env`, {} where there is none; tasks of an adapter, behind a colon, share one and may add their own."""
+    """The preset for `algorithm` on `env`, {} where there is none; tasks of an adapter, behind a
+    colon, share one and may add their own.
+    """
     found: dict[str, Any] = {}
     for name in dict.fromkeys(("*", env.partition(":")[0], env)):
         found |= PRESETS.get((algorithm, name), {})

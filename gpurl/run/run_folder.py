@@ -1,4 +1,6 @@
-"""The folder of one run: a name nobody else gets, what is needed to repeat the run, and the lock of the process that trains in it."""
+"""The folder of one run: a name nobody else gets, what is needed to repeat the run, and the lock of
+the process that trains in it.
+"""
 
 import importlib.metadata
 import itertools
@@ -28,13 +30,26 @@ MAX_DIFF_BYTES = 1 << 20
 GIT_SECONDS = 10.0
 MAX_HOLDER_BYTES = 1000
 LOCK_SECONDS = 0.3  # a holder keeps its lock for hours: waiting longer helps nobody
-RUN_INFO = {"config.yaml", "command.txt", "versions.json", "git.diff", "run.lock", "run.pid", "metrics.jsonl", "checkpoints"}
+RUN_INFO = {
+    "config.yaml",
+    "command.txt",
+    "versions.json",
+    "git.diff",
+    "run.lock",
+    "run.pid",
+    "metrics.jsonl",
+    "checkpoints",
+}
 LOGGED = "events.out.tfevents."
 PACKAGES = ("torch", "triton", "gpurl", "gymnasium", "numpy")
 
 
-def create_run_folder(root: Path, env: str, algorithm: str, seed: int, name: str | None = None) -> Path:
-    """A new folder `root/<env>/<algorithm>/<YYYYmmdd-HHMMSS>_<seed>`, or the folder `name` where the user chose a path."""
+def create_run_folder(
+    root: Path, env: str, algorithm: str, seed: int, name: str | None = None
+) -> Path:
+    """A new folder `root/<env>/<algorithm>/<YYYYmmdd-HHMMSS>_<seed>`, or the folder `name` where
+    the user chose a path.
+    """
     try:
         if name is not None:
             return _chosen_folder(Path(name).expanduser())
@@ -42,20 +57,32 @@ def create_run_folder(root: Path, env: str, algorithm: str, seed: int, name: str
         parent.mkdir(parents=True, exist_ok=True)
         return _first_free(parent, f"{time.strftime('%Y%m%d-%H%M%S')}_{seed}")
     except OSError as error:
-        raise UsageError(f"no run folder at {error.filename}: {error.strerror}; choose another place with --run-dir") from error
+        raise UsageError(
+            f"no run folder at {error.filename}: {error.strerror}; choose another place with "
+            f"--run-dir"
+        ) from error
 
 
 def _chosen_folder(folder: Path) -> Path:
-    """`folder`, new, empty or of a run that ended before its first checkpoint: nobody could go on with that one."""
+    """`folder`, new, empty or of a run that ended before its first checkpoint: nobody could go on
+    with that one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     names = {entry.name for entry in folder.iterdir() if not entry.name.startswith(LOGGED)}
-    if any(folder.iterdir()) and not ("run.pid" in names and names <= RUN_INFO and not any(folder.glob("checkpoints/step_*"))):
-        raise UsageError(f"{folder} already holds files: continue that run with --resume, or give another name to --run-dir")
+    if any(folder.iterdir()) and not (
+        "run.pid" in names and names <= RUN_INFO and not any(folder.glob("checkpoints/step_*"))
+    ):
+        raise UsageError(
+            f"{folder} already holds files: continue that run with --resume, or give another name "
+            f"to --run-dir"
+        )
     return folder
 
 
 def _first_free(parent: Path, stamp: str) -> Path:
-    """`parent/stamp`, or `stamp-2`, `stamp-3` …: mkdir itself decides who gets a name, so two processes never share one."""
+    """`parent/stamp`, or `stamp-2`, `stamp-3` …: mkdir itself decides who gets a name, so two
+    processes never share one.
+    """
     for number in itertools.count(1):
         folder = parent / (stamp if number == 1 else f"{stamp}-{number}")
         try:
@@ -67,7 +94,8 @@ def _first_free(parent: Path, stamp: str) -> Path:
 
 
 def run_of(path: Path) -> Path:
-    """The run folder that `path` is, or that the checkpoint `path` belongs to; of a checkpoint elsewhere the folder around it.
+    """The run folder that `path` is, or that the checkpoint `path` belongs to; of a checkpoint
+    elsewhere the folder around it.
 
     Nothing is ever written into a checkpoint: it would not be the one its manifest describes.
     """
@@ -79,12 +107,16 @@ def run_of(path: Path) -> Path:
 
 
 def _safe_name(name: str) -> str:
-    """`name` as one folder name: "gymnasium_cpu:Pendulum-v1" becomes "gymnasium_cpu_Pendulum-v1", "../x" becomes "x"."""
+    """`name` as one folder name: "gymnasium_cpu:Pendulum-v1" becomes "gymnasium_cpu_Pendulum-v1",
+    "../x" becomes "x".
+    """
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-100:].strip("._-") or "unnamed"
 
 
 def write_run_info(folder: Path, config: dict[str, Any], argv: list[str]) -> None:
-    """Write config.yaml, command.txt, versions.json and, inside a git repository, git.diff: what it takes to repeat the run."""
+    """Write config.yaml, command.txt, versions.json and, inside a git repository, git.diff: what it
+    takes to repeat the run.
+    """
     _write(folder, "config.yaml", as_yaml(_plain(config)))
     _write(folder, "command.txt", _as_line(argv))
     _write(folder, "versions.json", f"{json.dumps(_versions(), indent=1)}\n".encode())
@@ -93,7 +125,9 @@ def write_run_info(folder: Path, config: dict[str, Any], argv: list[str]) -> Non
 
 
 def note_resume(folder: Path, config: dict[str, Any], argv: list[str]) -> None:
-    """command.txt gets another line; config.yaml becomes that of the run as it goes on. A full disk is a warning: the run can go on."""
+    """command.txt gets another line; config.yaml becomes that of the run as it goes on. A full disk
+    is a warning: the run can go on.
+    """
     new = folder / ".config.yaml.new"
     try:
         with append_regular(folder / "command.txt") as file:
@@ -112,7 +146,9 @@ def _write(folder: Path, name: str, content: bytes) -> None:
     try:
         write_regular(folder / name, content)
     except OSError as error:
-        raise UsageError(f"cannot write {folder / name}: {error.strerror}; choose another place with --run-dir") from error
+        raise UsageError(
+            f"cannot write {folder / name}: {error.strerror}; choose another place with --run-dir"
+        ) from error
 
 
 def _plain(value: Any) -> Any:
@@ -125,31 +161,52 @@ def _plain(value: Any) -> Any:
 
 
 def _versions() -> dict[str, Any]:
-    """Python, the packages that decide the numbers (None: not installed), the system and its devices."""
+    """Python, the packages that decide the numbers (None: not installed), the system and its
+    devices.
+    """
     found: dict[str, Any] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = None
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    found |= {"cuda": torch.version.cuda, "platform": platform.platform(), "cpus": os.cpu_count(), "devices": gpus or ["cpu"]}
+    gpus = (
+        [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        if torch.cuda.is_available()
+        else []
+    )
+    found |= {
+        "cuda": torch.version.cuda,
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "devices": gpus or ["cpu"],
+    }
     return found | {"threads": torch.get_num_threads()}
 
 
 def _git_diff() -> bytes | None:
-    """The commit of the working directory's repository and the changes since; None without git, repository or commit."""
+    """The commit of the working directory's repository and the changes since; None without git,
+    repository or commit.
+    """
     git = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false"]
     try:
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, timeout=GIT_SECONDS)  # noqa: S603 - git, no shell
+        commit = subprocess.run(  # noqa: S603 - git, no shell
+            [*git, "rev-parse", "HEAD"], capture_output=True, timeout=GIT_SECONDS
+        )
         if commit.returncode != 0:
             return None
         with tempfile.TemporaryFile() as diff:  # on disk: the size is known only afterwards
             command = [*git, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD"]
-            subprocess.run(command, stdout=diff, stderr=subprocess.DEVNULL, timeout=GIT_SECONDS, check=True)  # noqa: S603 - git, no shell
+            subprocess.run(  # noqa: S603 - git, no shell
+                command, stdout=diff, stderr=subprocess.DEVNULL, timeout=GIT_SECONDS, check=True
+            )
             size = diff.tell()
             if size > MAX_DIFF_BYTES:
-                return commit.stdout + f"the changes since are left out: {size} bytes, the limit is {MAX_DIFF_BYTES}\n".encode()
+                return (
+                    commit.stdout
+                    + f"the changes since are left out: {size} bytes, the limit is "
+                    f"{MAX_DIFF_BYTES}\n".encode()
+                )
             diff.seek(0)
             return commit.stdout + diff.read()
     except (OSError, subprocess.SubprocessError):
@@ -158,13 +215,17 @@ def _git_diff() -> bytes | None:
 
 @contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
-    """A `with` block that holds the run folder alone, at most until the process ends; CheckpointError if another process trains there."""
+    """A `with` block that holds the run folder alone, at most until the process ends;
+    CheckpointError if another process trains there.
+    """
     lock, holder = FileLock(folder / "run.lock", thread_local=False), folder / "run.pid"
     try:
         lock.acquire(timeout=LOCK_SECONDS)
         write_regular(holder, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
     except Timeout as error:
-        raise CheckpointError(f"{folder} is in use by {_holder(holder)}: wait for it, stop it, or start another run") from error
+        raise CheckpointError(
+            f"{folder} is in use by {_holder(holder)}: wait for it, stop it, or start another run"
+        ) from error
     except OSError as error:
         lock.release()
         raise CheckpointError(f"cannot lock the run folder {folder}: {error}") from error

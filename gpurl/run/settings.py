@@ -1,4 +1,6 @@
-"""Settings of a run: defaults, then the preset of the task, then a file, then what the user typed; the last one wins."""
+"""Settings of a run: defaults, then the preset of the task, then a file, then what the user typed;
+the last one wins.
+"""
 
 import dataclasses
 import re
@@ -60,24 +62,36 @@ class TrainConfig:
     tag_style: str = "sb3"
     """TensorBoard names: sb3, cleanrl, rsl_rl or rl_games."""
     nan: str = "raise"
-    """What to do about NaN or infinity from an environment: raise an error, skip (those steps are not trained on) or reset-envs (and their
-    environments restart before the next rollout). An optimiser step whose gradient or loss is not finite is always left out and told once;
-    all steps of an iteration, 8 at least, end the run only with raise, weights that are not finite always."""
+    """What to do about NaN or infinity from an environment: raise an error, skip (those steps are
+    not trained on) or reset-envs (and their environments restart before the next rollout). An
+    optimiser step whose gradient or loss is not finite is always left out and told once; all steps
+    of an iteration, 8 at least, end the run only with raise, weights that are not finite always.
+    """
     stagger: bool = True
     """Start environments at different clocks, so that time limits do not all fall on one step."""
     graph: str = "auto"
-    """CUDA graphs: full (the whole iteration), policy (all but the environment), off, or auto, the most that the environment allows."""
+    """CUDA graphs: full (the whole iteration), policy (all but the environment), off, or auto, the
+    most that the environment allows.
+    """
     rollout: str = "auto"
-    """persistent (one kernel plays a whole rollout), steps, or auto: persistent where the task and the policy have it, on a GPU."""
+    """persistent (one kernel plays a whole rollout), steps, or auto: persistent where the task and
+    the policy have it, on a GPU.
+    """
     precision: str = "float32"
-    """Of the networks' products: float32, tf32 (a GPU's, 3 digits) or bf16 (2 digits, no persistent rollout); weights and gradients stay
-    float32."""
+    """Of the networks' products: float32, tf32 (a GPU's, 3 digits) or bf16 (2 digits, no persistent
+    rollout); weights and gradients stay float32."""
     compile: bool = False
-    """Compile the environment's own functions with torch.compile: fewer launches for tasks without Triton functions, a slow start."""
+    """Compile the environment's own functions with torch.compile: fewer launches for tasks without
+    Triton functions, a slow start.
+    """
     deterministic: bool = False
-    """The same bits every time on the same device and versions: deterministic operations only, and threads not chosen by the clock."""
+    """The same bits every time on the same device and versions: deterministic operations only, and
+    threads not chosen by the clock.
+    """
     threads: int | None = None
-    """CPU threads; by default measured at the start: the quickest number up to what torch chooses."""
+    """CPU threads; by default measured at the start: the quickest number up to what torch
+    chooses.
+    """
     root: str = "runs"
     """Folder under which the run folder is made."""
     run_dir: str | None = None
@@ -90,10 +104,14 @@ class TrainConfig:
         check_numbers(self, LEAST, above_zero=("max_seconds",))
         if self.graph == "policy" and self.rollout == "persistent":
             raise UsageError(
-                "graph policy steps the environment between graphs, rollout persistent plays it in one kernel: take one of them"
+                "graph policy steps the environment between graphs, rollout persistent plays it in "
+                "one kernel: take one of them"
             )
         if self.stop_return is not None and self.eval_episodes == 0:
-            raise UsageError(f"stop_return {self.stop_return} needs evaluations, but eval_episodes is 0: they would never be played")
+            raise UsageError(
+                f"stop_return {self.stop_return} needs evaluations, but eval_episodes is 0: they "
+                f"would never be played"
+            )
         if self.threads is not None and self.threads > MOST_THREADS:
             raise UsageError(f"threads must be at most {MOST_THREADS}, got {self.threads}")
         parse_interval(self.save_every)
@@ -118,15 +136,22 @@ class Settings:
     env_options: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain nested values, as written to config.yaml, without the run's folder; `make_settings(**...)` takes them back."""
-        values = {"algorithm": self.algorithm, "env": self.env, "env_options": _plain(dict(self.env_options))}
+        """Plain nested values, as written to config.yaml, without the run's folder;
+        `make_settings(**...)` takes them back.
+        """
+        values = {
+            "algorithm": self.algorithm,
+            "env": self.env,
+            "env_options": _plain(dict(self.env_options)),
+        }
         values |= dataclasses.asdict(self.train) | _plain(dataclasses.asdict(self.algorithm_config))
         del values["run_dir"]
         return values
 
 
 def make_settings(algorithm: str, env: str, **values: Any) -> Settings:
-    """Settings for `algorithm` on `env`: defaults, preset, then `values` (fields of TrainConfig and of the algorithm, env_options).
+    """Settings for `algorithm` on `env`: defaults, preset, then `values` (fields of TrainConfig and
+    of the algorithm, env_options).
 
     Raises UsageError for a name that nothing has, or a value of the wrong kind.
     """
@@ -149,13 +174,19 @@ def make_settings(algorithm: str, env: str, **values: Any) -> Settings:
         options[name] = _checked(f"env option {name}", value, hints.get(name, Any))
         if (kind := _unwritable(options[name])) is not None:
             raise UsageError(
-                f"env option {name} holds a {kind}; a run is written down to be resumed, so its options are Python's numbers, texts, and "
-                "lists and dicts of them. What cannot be written goes into a module of your own: README shows one"
+                f"env option {name} holds a {kind}; a run is written down to be resumed, so its "
+                f"options are Python's numbers, texts, and "
+                "lists and dicts of them. What cannot be written goes into a module of your own: "
+                "README shows one"
             )
     train_fields = {item.name for item in dataclasses.fields(TrainConfig)}
-    train = build(TrainConfig, {name: value for name, value in merged.items() if name in train_fields})
+    train = build(
+        TrainConfig, {name: value for name, value in merged.items() if name in train_fields}
+    )
     rest = {name: value for name, value in merged.items() if name not in train_fields}
-    return Settings(algorithm, env, train, build(algorithm_config, rest, also=train_fields), dict(options))
+    return Settings(
+        algorithm, env, train, build(algorithm_config, rest, also=train_fields), dict(options)
+    )
 
 
 def build_algorithm_config(algorithm: str, saved: dict[str, Any]) -> Any:
@@ -177,7 +208,9 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def build(kind: type, values: dict[str, Any], also: set[str] | None = None) -> Any:
-    """A dataclass `kind` from plain values (nested dicts for nested dataclasses), each checked against the field's type."""
+    """A dataclass `kind` from plain values (nested dicts for nested dataclasses), each checked
+    against the field's type.
+    """
     hints = _hints(kind)
     nested: dict[str, Any] = {item.name: item.default_factory for item in dataclasses.fields(kind)}
     arguments = {}
@@ -186,7 +219,9 @@ def build(kind: type, values: dict[str, Any], also: set[str] | None = None) -> A
             raise UsageError(_unknown_setting(name, kind, set(hints) | (also or set())))
         if dataclasses.is_dataclass(hints[name]) and isinstance(value, dict):
             try:
-                value = build(hints[name], merge(dataclasses.asdict(nested[name]()), value))  # over what this dataclass starts it with
+                value = build(
+                    hints[name], merge(dataclasses.asdict(nested[name]()), value)
+                )  # over what this dataclass starts it with
             except UsageError as error:  # which cannot know what it is called here
                 raise UsageError(f"{name}: {error}") from None
         elif isinstance(value, list):
@@ -222,8 +257,16 @@ def _is_stray_bool(value: Any, hint: Any) -> bool:
     """Whether True or False stands for a number, which it is to Python."""
     parts = typing.get_args(hint)
     if isinstance(value, tuple):
-        return any(_is_stray_bool(item, parts[0]) for item in value) if typing.get_origin(hint) is tuple else False
-    return isinstance(value, bool) and any(kind in (int, float) for kind in (hint, *parts)) and bool not in (hint, *parts)
+        return (
+            any(_is_stray_bool(item, parts[0]) for item in value)
+            if typing.get_origin(hint) is tuple
+            else False
+        )
+    return (
+        isinstance(value, bool)
+        and any(kind in (int, float) for kind in (hint, *parts))
+        and bool not in (hint, *parts)
+    )
 
 
 def _in_words(hint: Any) -> str:
@@ -242,11 +285,16 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _unknown_setting(name: str, kind: type, known: set[str]) -> str:
-    return f"no setting is called {name!r}; {did_you_mean(name, known)}Known: {', '.join(sorted(known))}"
+    return (
+        f"no setting is called {name!r}; {did_you_mean(name, known)}Known: "
+        f"{', '.join(sorted(known))}"
+    )
 
 
 def _unwritable(value: Any) -> str | None:
-    """The type of the first thing in `value` that YAML and JSON cannot hold, None where they can hold all."""
+    """The type of the first thing in `value` that YAML and JSON cannot hold, None where they can
+    hold all.
+    """
     if isinstance(value, dict):
         keys = (f"key of type {type(name).__name__}" for name in value if not isinstance(name, str))
         return next(keys, None) or _unwritable(list(value.values()))
@@ -266,12 +314,21 @@ MAX_CONFIG_BYTES, MAX_CONFIG_VALUES = 1 << 20, 10_000
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, as in YAML 1.2 and everywhere else; to PyYAML it is text. Without merge keys."""
+    """YAML in which 1e-3 is a number, as in YAML 1.2 and everywhere else; to PyYAML it is text.
+    Without merge keys.
+    """
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         for name, _ in node.value:
-            if name.tag == "tag:yaml.org,2002:merge":  # some hundred bytes of them would be multiplied to millions of values
-                raise yaml.constructor.ConstructorError(None, None, "merge keys (<<) are not taken, write the values out", name.start_mark)
+            if (
+                name.tag == "tag:yaml.org,2002:merge"
+            ):  # some hundred bytes of them would be multiplied to millions of values
+                raise yaml.constructor.ConstructorError(
+                    None,
+                    None,
+                    "merge keys (<<) are not taken, write the values out",
+                    name.start_mark,
+                )
         super().flatten_mapping(node)
 
 
@@ -280,11 +337,17 @@ class _Dumper(yaml.SafeDumper):
 
 
 for _kind in (_Loader, _Dumper):
-    _kind.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))  # type: ignore[attr-defined]
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"),
+        list("-+0123456789"),
+    )  # type: ignore[attr-defined]
 
 
 def as_yaml(values: dict[str, Any]) -> bytes:
-    """A file that `read_config` reads as `values`: dicts and lists of None, bool, int, float and printable str."""
+    """A file that `read_config` reads as `values`: dicts and lists of None, bool, int, float and
+    printable str.
+    """
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
 
 
@@ -304,8 +367,16 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def _count(value: Any, left: int) -> int:
-    """`left` less the values in `value`; ValueError where they are more, as of aliases that name each other over and over."""
-    items = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    """`left` less the values in `value`; ValueError where they are more, as of aliases that name
+    each other over and over.
+    """
+    items = (
+        list(value.values())
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list)
+        else []
+    )
     left -= 1
     if left < 0:
         raise ValueError(f"it stands for more than {MAX_CONFIG_VALUES} values")

@@ -1,4 +1,6 @@
-"""Our environments for other trainers, as far as it needs no other trainer; with them: the files beside this one."""
+"""Our environments for other trainers, as far as it needs no other trainer; with them: the files
+beside this one.
+"""
 
 import logging
 import sys
@@ -43,7 +45,11 @@ def test_tensors_of_all_kinds_come_as_arrays_of_their_own() -> None:
 def test_an_environment_whose_workers_may_be_started_again_is_refused(name: str) -> None:
     env = make_env("gymnasium_cpu:CartPole-v1", 2)
     env.restart_workers = 1  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match=r"GymnasiumCpu: wanted restart_workers 0, got 1: the step in which workers .* is no transition"):
+    with pytest.raises(
+        UsageError,
+        match=r"GymnasiumCpu: wanted restart_workers 0, got 1: the step in which workers .* is no "
+        r"transition",
+    ):
         getattr(outward, name)(env)
 
 
@@ -52,15 +58,25 @@ def test_gymnasium_numpy_is_what_gymnasium_gives_of_the_same_environments() -> N
         return RecordEpisodeStatistics(gymnasium.make("CartPole-v1", max_episode_steps=15))
 
     theirs = SyncVectorEnv([make] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
-    ours = outward.to_gymnasium_numpy(make_env("gymnasium_cpu:CartPole-v1", 3, max_episode_steps=15))
-    assert (ours.metadata["autoreset_mode"], ours.observation_space) == (AutoresetMode.SAME_STEP, theirs.observation_space)
+    ours = outward.to_gymnasium_numpy(
+        make_env("gymnasium_cpu:CartPole-v1", 3, max_episode_steps=15)
+    )
+    assert (ours.metadata["autoreset_mode"], ours.observation_space) == (
+        AutoresetMode.SAME_STEP,
+        theirs.observation_space,
+    )
     obs, _ = ours.reset(seed=7)
-    seeds = np.random.SeedSequence(7).generate_state(3).tolist()  # as gymnasium_cpu makes them of one
+    seeds = (
+        np.random.SeedSequence(7).generate_state(3).tolist()
+    )  # as gymnasium_cpu makes them of one
     np.testing.assert_array_equal(obs, theirs.reset(seed=seeds)[0])
     ends, random = 0, np.random.default_rng(0)
     for _ in range(60):
         action = random.integers(0, 2, 3)
-        (*ours_step, ours_info), (*theirs_step, theirs_info) = ours.step(action), theirs.step(action)
+        (*ours_step, ours_info), (*theirs_step, theirs_info) = (
+            ours.step(action),
+            theirs.step(action),
+        )
         theirs_step[3] &= ~theirs_step[2]  # ours never say both
         for got, wanted in zip(ours_step, theirs_step, strict=True):
             np.testing.assert_allclose(got, wanted)
@@ -171,13 +187,21 @@ def test_actions_are_clipped_into_a_box_and_only_there() -> None:
 
 
 @pytest.mark.parametrize("name", list(outward.LIBRARIES))
-def test_a_missing_library_is_named_with_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_with_its_extra(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = "stable_baselines3" if name == "sb3" else name
-    for known in [known for known in sys.modules if known == f"gpurl.adapters.{name}" or known.partition(".")[0] == module]:
+    for known in [
+        known
+        for known in sys.modules
+        if known == f"gpurl.adapters.{name}" or known.partition(".")[0] == module
+    ]:
         monkeypatch.delitem(sys.modules, known)
     monkeypatch.setitem(sys.modules, module, None)  # importing it is an ImportError
     library, extra = outward.LIBRARIES[name]
-    with pytest.raises(UsageError, match=rf"to_{name} needs {library}: pip install 'gpurl\[{extra}\]'"):
+    with pytest.raises(
+        UsageError, match=rf"to_{name} needs {library}: pip install 'gpurl\[{extra}\]'"
+    ):
         getattr(outward, f"to_{name}")(env_of("chasing"))
 
 
@@ -191,7 +215,11 @@ def test_what_cannot_be_taken_is_refused() -> None:
     class FromOne(RandomWalk):
         single_action_space = Discrete(3, start=1)
 
-    with pytest.raises(UsageError, match=r"wanted an environment, as make_env\(name, num_envs\) makes it, got a str: 'chasing'"):
+    with pytest.raises(
+        UsageError,
+        match=r"wanted an environment, as make_env\(name, num_envs\) makes it, got a str: "
+        r"'chasing'",
+    ):
         outward.to_sb3("chasing")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="number their actions from 0"):
         outward.to_torchrl(FromOne(2))
@@ -212,4 +240,7 @@ def test_steps_that_are_none_are_told_where_a_library_learns_from_them(
         outward.to_torchrl(late)
         assert "one step after their end, which TorchRL does not know" in caplog.text
         outward.to_sb3(late)
-    assert "GymnasiumCpu starts episodes anew one step after their end, which stable-baselines3 does not know" in caplog.text
+    assert (
+        "GymnasiumCpu starts episodes anew one step after their end, which stable-baselines3 does "
+        "not know" in caplog.text
+    )

@@ -1,4 +1,6 @@
-"""Other trainers on our environments: what they store is what the environments gave. Libraries that are not here are skipped."""
+"""Other trainers on our environments: what they store is what the environments gave. Libraries that
+are not here are skipped.
+"""
 
 import importlib
 from pathlib import Path
@@ -41,14 +43,18 @@ def test_rsl_rl_bootstraps_time_outs_and_staggers_clocks() -> None:
     job = small_job("rsl_rl")
     inner = env_of("chasing")
     env = outward.to_rsl_rl(inner)
-    runner = OnPolicyRunner(env, settings(job) | {"num_steps_per_env": 12}, log_dir=None, device="cpu")
+    runner = OnPolicyRunner(
+        env, settings(job) | {"num_steps_per_env": 12}, log_dir=None, device="cpu"
+    )
     runner.learn(1)
     stored = runner.alg.storage
     played = truth("chasing", stored.actions.clamp(-1.0, 1.0))
     assert_same(stored.observations["policy"], played["obs"])
     assert_same(stored.dones, played["truncated"])
     gamma = runner.alg.gamma
-    assert_same(stored.rewards, played["reward"] + gamma * stored.values.squeeze(2) * played["truncated"])
+    assert_same(
+        stored.rewards, played["reward"] + gamma * stored.values.squeeze(2) * played["truncated"]
+    )
     assert stored.observations["policy"].abs().max() > 1.0
     env.episode_length_buf = torch.tensor([4, 0, 1, 2])
     assert inner.episode_length_buf.tolist() == [4, 0, 1, 2]
@@ -84,20 +90,35 @@ def skrl_agent(env: Any, horizon: int, has_final_obs: bool) -> Any:
         observation_space=env.observation_space,
         action_space=env.action_space,
         device=env.device,
-        cfg={"rollouts": horizon + 1, "discount_factor": GAMMA, "time_limit_bootstrap": True, **quiet},  # it plays and does not learn yet
+        cfg={
+            "rollouts": horizon + 1,
+            "discount_factor": GAMMA,
+            "time_limit_bootstrap": True,
+            **quiet,
+        },  # it plays and does not learn yet
     )
 
 
 @pytest.mark.parametrize("has_final_obs", [True, False])
-def test_skrl_bootstraps_from_the_true_successor_where_its_agent_takes_it(has_final_obs: bool) -> None:
+def test_skrl_bootstraps_from_the_true_successor_where_its_agent_takes_it(
+    has_final_obs: bool,
+) -> None:
     pytest.importorskip("skrl")
     from skrl.trainers.torch import SequentialTrainer
 
     env = outward.to_skrl(env_of("chasing"))
     agent = skrl_agent(env, 12, has_final_obs)
-    limits = {"timesteps": 12, "headless": True, "disable_progressbar": True, "close_environment_at_exit": False}
+    limits = {
+        "timesteps": 12,
+        "headless": True,
+        "disable_progressbar": True,
+        "close_environment_at_exit": False,
+    }
     SequentialTrainer(env=env, agents=agent, cfg=limits).train()
-    stored = {key: agent.memory.get_tensor_by_name(key) for key in ("observations", "actions", "rewards", "truncated", "terminated")}
+    stored = {
+        key: agent.memory.get_tensor_by_name(key)
+        for key in ("observations", "actions", "rewards", "truncated", "terminated")
+    }
     played = truth("chasing", stored["actions"].clamp(-1.0, 1.0))
     assert_same(stored["observations"], played["obs"])
     assert_same(stored["truncated"], played["truncated"])
@@ -105,7 +126,9 @@ def test_skrl_bootstraps_from_the_true_successor_where_its_agent_takes_it(has_fi
     successor = played["final_obs" if has_final_obs else "next_obs"].flatten(0, 1)
     with torch.no_grad():
         value, _ = agent.value.act({"observations": successor}, role="value")
-    assert_same(stored["rewards"], played["reward"] + GAMMA * value.view(12, 4) * played["truncated"])
+    assert_same(
+        stored["rewards"], played["reward"] + GAMMA * value.view(12, 4) * played["truncated"]
+    )
 
 
 def test_skrl_takes_discrete_actions_states_and_one_environment() -> None:
@@ -171,7 +194,9 @@ def test_torchrl_resets_some_environments_at_any_time() -> None:
     start = env.reset()
     mask = torch.tensor([[True], [False], [True], [False]])
     again = env.reset(start.clone().set("_reset", mask))
-    assert (again["observation"] != start["observation"]).any(1).tolist() == mask.squeeze(1).tolist()
+    assert (again["observation"] != start["observation"]).any(1).tolist() == mask.squeeze(
+        1
+    ).tolist()
 
 
 def test_torchrl_resets_those_that_would_at_the_next_step() -> None:
@@ -197,8 +222,16 @@ def test_torchrls_ppo_learns_from_them() -> None:
 
     torch.manual_seed(0)
     env = outward.to_torchrl(env_of("chasing"))
-    network = TensorDictModule(nn.Sequential(nn.Linear(8, 4), NormalParamExtractor()), ["observation"], ["loc", "scale"])
-    actor = ProbabilisticActor(network, in_keys=["loc", "scale"], spec=env.action_spec, distribution_class=TanhNormal, return_log_prob=True)
+    network = TensorDictModule(
+        nn.Sequential(nn.Linear(8, 4), NormalParamExtractor()), ["observation"], ["loc", "scale"]
+    )
+    actor = ProbabilisticActor(
+        network,
+        in_keys=["loc", "scale"],
+        spec=env.action_spec,
+        distribution_class=TanhNormal,
+        return_log_prob=True,
+    )
     critic = ValueOperator(nn.Linear(8, 1))
     loss, advantage = ClipPPOLoss(actor, critic), GAE(gamma=GAMMA, lmbda=0.0, value_network=critic)
     optimizer = torch.optim.Adam(loss.parameters(), 0.01)
@@ -206,7 +239,10 @@ def test_torchrls_ppo_learns_from_them() -> None:
     for batch in Collector(env, actor, frames_per_batch=48, total_frames=96):
         with torch.no_grad():
             advantage(batch)
-        wanted = batch["next", "reward"] + GAMMA * critic(batch["next"].clone())["state_value"] * ~batch["next", "terminated"]
+        wanted = (
+            batch["next", "reward"]
+            + GAMMA * critic(batch["next"].clone())["state_value"] * ~batch["next", "terminated"]
+        )
         torch.testing.assert_close(batch["value_target"], wanted.detach())
         losses = loss(batch)
         sum(losses[key] for key in ("loss_objective", "loss_critic")).backward()
@@ -233,7 +269,13 @@ def test_rl_games_bootstraps_time_outs(name: str, tmp_path: Path) -> None:
             kept["algo"] = algo
 
         def after_steps(self) -> None:
-            kept.setdefault("stored", {key: value.clone() for key, value in kept["algo"].experience_buffer.tensor_dict.items()})
+            kept.setdefault(
+                "stored",
+                {
+                    key: value.clone()
+                    for key, value in kept["algo"].experience_buffer.tensor_dict.items()
+                },
+            )
 
     outward.to_rl_games(env_of(name), name)
     job = Job("chasing", "rl_games", mode="eager", num_envs=4, horizon=14)
@@ -246,10 +288,15 @@ def test_rl_games_bootstraps_time_outs(name: str, tmp_path: Path) -> None:
     runner.load_config(params)
     runner.run({"train": True})
     stored = kept["stored"]
-    played = truth(name, stored["actions"] if name == "cart_pole" else stored["actions"].clamp(-1.0, 1.0))
+    played = truth(
+        name, stored["actions"] if name == "cart_pole" else stored["actions"].clamp(-1.0, 1.0)
+    )
     assert_same(stored["obses"], played["obs"])
     gamma = params["config"]["gamma"]
-    assert_same(stored["rewards"], played["reward"] + gamma * stored["values"].squeeze(2) * played["truncated"])
+    assert_same(
+        stored["rewards"],
+        played["reward"] + gamma * stored["values"].squeeze(2) * played["truncated"],
+    )
     assert_same(stored["dones"][1:], (played["terminated"] | played["truncated"])[:-1])
     assert played["truncated"].any()
     with pytest.raises(UsageError, match="num_actors in rl_games' configuration is 5, but"):
@@ -261,7 +308,9 @@ def test_rl_games_keeps_the_environments_state() -> None:
     env = outward.to_rl_games(HiddenAlternating(2), "hidden")
     assert env.get_env_info()["state_space"] == HiddenAlternating.single_state_space
     assert env.reset()["states"].tolist() == [[1.0, 0.0]] * 2
-    state = {key: dict(value) if key == "state" else value for key, value in env.get_env_state().items()}
+    state = {
+        key: dict(value) if key == "state" else value for key, value in env.get_env_state().items()
+    }
     assert env.step(torch.zeros(2, 1))[0]["states"].tolist() == [[0.0, 1.0]] * 2
     env.set_env_state(state)
     env.set_env_state(None)
@@ -290,22 +339,33 @@ def test_observations_are_not_copied_and_rewards_are_the_librarys_own(name: str)
     start, action = env.get_observations() if name == "rsl_rl" else env.reset(), torch.zeros(3, 2)
     if name == "torchrl":
         step = env.step(start.set("action", action))
-        obs, reward, wanted = step["next", "observation"], step["next", "reward"], inner.last.info["final_obs"]
+        obs, reward, wanted = (
+            step["next", "observation"],
+            step["next", "reward"],
+            inner.last.info["final_obs"],
+        )
     else:
         obs, reward, *_, told = env.step(action)
-        obs, wanted = obs if isinstance(obs, Tensor) else obs["policy" if name == "rsl_rl" else "obs"], inner.last.obs
+        obs, wanted = (
+            obs if isinstance(obs, Tensor) else obs["policy" if name == "rsl_rl" else "obs"],
+            inner.last.obs,
+        )
         log = told["log" if name == "rsl_rl" else "episode"]
         assert log == inner.last.info["log"]
         assert name == "skrl" or log is not inner.last.info["log"]  # the others write into it
     assert obs.data_ptr() == wanted.data_ptr()
-    assert name == "rsl_rl" or reward.data_ptr() != inner.last.reward.data_ptr()  # rsl_rl copies before it adds
+    assert (
+        name == "rsl_rl" or reward.data_ptr() != inner.last.reward.data_ptr()
+    )  # rsl_rl copies before it adds
 
 
 class NoLooks(TorchDispatchMode):
     """Refuses what would make the host wait for a GPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags), f"looks at a tensor: {func}"
+        assert not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(
+            func.tags
+        ), f"looks at a tensor: {func}"
         return func(*args, **(kwargs or {}))
 
 
@@ -314,7 +374,10 @@ def test_no_step_looks_at_a_tensor(name: str) -> None:
     pytest.importorskip(name)
     with no_host_looks():
         env = getattr(outward, f"to_{name}")(RandomWalk(3))
-        start, action = env.get_observations() if name == "rsl_rl" else env.reset(), torch.zeros(3, 2)
+        start, action = (
+            env.get_observations() if name == "rsl_rl" else env.reset(),
+            torch.zeros(3, 2),
+        )
         with NoLooks():
             for _ in range(2):
                 env._step(start.set("action", action)) if name == "torchrl" else env.step(action)

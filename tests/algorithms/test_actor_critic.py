@@ -1,4 +1,6 @@
-"""Whole updates of the off-policy actor-critics against plain float64 ones by autograd and torch.optim, with the same weights and noise."""
+"""Whole updates of the off-policy actor-critics against plain float64 ones by autograd and
+torch.optim, with the same weights and noise.
+"""
 
 import copy
 from typing import Any
@@ -19,13 +21,24 @@ from gpurl.nn import ensemble
 from gpurl.run.settings import build
 
 OBS, ACTIONS, ROWS = 5, 2, 16
-OBS_SPACE, ACTION_SPACE = Box(-np.inf, np.inf, (OBS,), np.float32), Box(-1.0, 1.0, (ACTIONS,), np.float32)
+OBS_SPACE, ACTION_SPACE = (
+    Box(-np.inf, np.inf, (OBS,), np.float32),
+    Box(-1.0, 1.0, (ACTIONS,), np.float32),
+)
 
 
 def make(name: str, **settings: Any) -> OffPolicyActorCritic:
-    settings = {"batch_size": ROWS, "learning_starts": ROWS, "learning_rate": 1e-2, "tau": 0.1} | settings
+    settings = {
+        "batch_size": ROWS,
+        "learning_starts": ROWS,
+        "learning_rate": 1e-2,
+        "tau": 0.1,
+    } | settings
     network = {"hidden": [8, 8], "layer_norm": False}
-    config = build(config_class(resolve_algorithm(name)), {"actor_network": network, "critic_network": network} | settings)
+    config = build(
+        config_class(resolve_algorithm(name)),
+        {"actor_network": network, "critic_network": network} | settings,
+    )
     space = Discrete(ACTIONS) if name == "discrete_sac" else ACTION_SPACE
     algorithm = make_algorithm(name, config, OBS_SPACE, space, 4, seed=3)
     assert isinstance(algorithm, OffPolicyActorCritic)
@@ -39,7 +52,11 @@ def batch(seed: int, discrete: bool) -> dict[str, Tensor]:
     reward, fit_return = (torch.randn(ROWS, generator=generator) for _ in range(2))
     discount = 0.9 * (torch.rand(ROWS, generator=generator) < 0.8)
     weight = (torch.rand(ROWS, generator=generator) < 0.9).double()
-    columns = {"action": (action[:, 0] > 0).double() if discrete else action, "reward": reward, "fit_return": fit_return}
+    columns = {
+        "action": (action[:, 0] > 0).double() if discrete else action,
+        "reward": reward,
+        "fit_return": fit_return,
+    }
     return {"obs": obs, "next_obs": next_obs, "discount": discount, "weight": weight} | columns
 
 
@@ -48,23 +65,42 @@ class Reference:
 
     def __init__(self, algorithm: OffPolicyActorCritic) -> None:
         self.config: Any = algorithm.config
-        parts = {"actor": algorithm.actor, "critic": algorithm.critic, "target_critic": algorithm.target_critic}
+        parts = {
+            "actor": algorithm.actor,
+            "critic": algorithm.critic,
+            "target_critic": algorithm.target_critic,
+        }
         if algorithm.target_actor is not None:
             parts["target_actor"] = algorithm.target_actor
-        self.weights = {name: [p.detach().clone().requires_grad_() for p in part.parameters()] for name, part in parts.items()}
-        start = getattr(self.config, "temperature", None) or getattr(self.config, "initial_temperature", 1.0)
+        self.weights = {
+            name: [p.detach().clone().requires_grad_() for p in part.parameters()]
+            for name, part in parts.items()
+        }
+        start = getattr(self.config, "temperature", None) or getattr(
+            self.config, "initial_temperature", 1.0
+        )
         self.log_temperature = torch.tensor(start).log().requires_grad_()
         rates = {
-            name: getattr(self.config, f"{name}_learning_rate", None) or self.config.learning_rate for name in ("actor", "temperature")
+            name: getattr(self.config, f"{name}_learning_rate", None) or self.config.learning_rate
+            for name in ("actor", "temperature")
         }
         decay = self.config.weight_decay
         self.optimizers: dict[str, torch.optim.Optimizer] = {
-            "actor": torch.optim.AdamW(self.weights["actor"], lr=rates["actor"], weight_decay=decay),
-            "critic": torch.optim.AdamW(self.weights["critic"], lr=self.config.learning_rate, weight_decay=decay),
+            "actor": torch.optim.AdamW(
+                self.weights["actor"], lr=rates["actor"], weight_decay=decay
+            ),
+            "critic": torch.optim.AdamW(
+                self.weights["critic"], lr=self.config.learning_rate, weight_decay=decay
+            ),
             "temperature": torch.optim.Adam([self.log_temperature], lr=rates["temperature"]),
         }
-        self.support = torch.linspace(self.config.v_min, self.config.v_max, max(self.config.atoms, 1))
-        self.update_random, self.choice_random = copy.deepcopy(algorithm.update_random), copy.deepcopy(algorithm.choice_random)
+        self.support = torch.linspace(
+            self.config.v_min, self.config.v_max, max(self.config.atoms, 1)
+        )
+        self.update_random, self.choice_random = (
+            copy.deepcopy(algorithm.update_random),
+            copy.deepcopy(algorithm.choice_random),
+        )
 
     def network(self, name: str, x: Tensor, member: int = 0) -> Tensor:
         weights = [weight[member] for weight in self.weights[name]]
@@ -74,7 +110,10 @@ class Reference:
 
     def answers(self, name: str, *inputs: Tensor) -> list[Tensor]:
         """Of every critic [B, 1 or atoms], or [B, A] of few actions."""
-        return [self.network(name, torch.cat(inputs, 1), member) for member in range(self.config.num_critics)]
+        return [
+            self.network(name, torch.cat(inputs, 1), member)
+            for member in range(self.config.num_critics)
+        ]
 
     def mean(self, answer: Tensor) -> Tensor:
         """[B, 1 or atoms] -> [B]"""
@@ -82,7 +121,9 @@ class Reference:
 
     def climbed(self, answers: list[Tensor]) -> Tensor:
         values = torch.stack(answers)
-        return {"min": values.min(0).values, "mean": values.mean(0), "first": values[0]}[self.config.actor_aggregate]
+        return {"min": values.min(0).values, "mean": values.mean(0), "first": values[0]}[
+            self.config.actor_aggregate
+        ]
 
     def asked(self, answers: list[Tensor]) -> list[Tensor]:
         if self.config.target_subset is None:
@@ -91,17 +132,26 @@ class Reference:
         return [answers[int(member)] for member in drawn.argsort()[: self.config.target_subset]]
 
     def target(self, data: dict[str, Tensor], answers: list[Tensor], bonus: Tensor) -> Tensor:
-        """[B], or of atoms their shares [B, Z]: every next atom gives to those nearer to it than their distance."""
+        """[B], or of atoms their shares [B, Z]: every next atom gives to those nearer to it than
+        their distance.
+        """
         if not self.config.atoms:
             values = torch.cat(answers, 1)
-            value = values.mean(1) if self.config.target_aggregate == "mean" else values.min(1).values
+            value = (
+                values.mean(1) if self.config.target_aggregate == "mean" else values.min(1).values
+            )
             return data["reward"] + data["discount"] * (value + bonus)
         if self.config.target_aggregate == "mean":
             shares = torch.stack([answer.softmax(1) for answer in answers]).mean(0)
         else:
-            least = [min(answers, key=lambda answer, row=row: float(self.mean(answer)[row]))[row] for row in range(ROWS)]
+            least = [
+                min(answers, key=lambda answer, row=row: float(self.mean(answer)[row]))[row]
+                for row in range(ROWS)
+            ]
             shares = torch.stack(least).softmax(1)
-        moved = data["reward"][:, None] + data["discount"][:, None] * (self.support + bonus[:, None])
+        moved = data["reward"][:, None] + data["discount"][:, None] * (
+            self.support + bonus[:, None]
+        )
         moved = moved.clamp(self.config.v_min, self.config.v_max)
         near = 1 - (moved[:, :, None] - self.support).abs() / (self.support[1] - self.support[0])
         return (shares[:, :, None] * near.clamp(min=0)).sum(1)
@@ -131,7 +181,10 @@ class Reference:
                 losses.append(-(share[:, None] * target * answer.log_softmax(1)).sum())
             else:
                 losses.append((share * (answer.squeeze(1) - target) ** 2).sum())
-                fits.append(self.config.fit_returns * (share * (answer.squeeze(1) - data["fit_return"]) ** 2).sum())
+                fits.append(
+                    self.config.fit_returns
+                    * (share * (answer.squeeze(1) - data["fit_return"]) ** 2).sum()
+                )
         self.step("critic", torch.stack(losses + fits).sum())
         return float(torch.stack(losses).detach().sum())
 
@@ -143,9 +196,13 @@ class Reference:
 class ReferenceTD3(Reference):
     def update(self, data: dict[str, Tensor], number: int) -> None:
         with torch.no_grad():
-            action = self.network("target_actor" if self.config.target_actor else "actor", data["next_obs"]).tanh()
+            action = self.network(
+                "target_actor" if self.config.target_actor else "actor", data["next_obs"]
+            ).tanh()
             if self.config.target_noise:
-                noise = (self.noise() * self.config.target_noise).clamp(-self.config.target_noise_clip, self.config.target_noise_clip)
+                noise = (self.noise() * self.config.target_noise).clamp(
+                    -self.config.target_noise_clip, self.config.target_noise_clip
+                )
                 action = (action + noise).clamp(-1, 1)
             answers = self.asked(self.answers("target_critic", data["next_obs"], action))
             target = self.target(data, answers, torch.zeros(ROWS))
@@ -192,10 +249,18 @@ class ReferenceSAC(Reference):
     def cost(self, obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         action, log_prob, log_std = self.act("actor", obs)
         answers = [self.mean(answer) for answer in self.answers("critic", obs, action)]
-        return (self.log_temperature.detach().exp() * log_prob - self.climbed(answers)).mean(), log_prob, log_std
+        return (
+            (self.log_temperature.detach().exp() * log_prob - self.climbed(answers)).mean(),
+            log_prob,
+            log_std,
+        )
 
     def move_temperature(self, entropy: Tensor) -> None:
-        wanted = self.reference_entropy if self.config.target_entropy is None else self.config.target_entropy
+        wanted = (
+            self.reference_entropy
+            if self.config.target_entropy is None
+            else self.config.target_entropy
+        )
         if self.config.temperature is None:
             self.step("temperature", self.log_temperature * (entropy - wanted))
 
@@ -210,7 +275,9 @@ class ReferenceModSAC(ReferenceSAC):
         cost, log_prob, log_std = self.cost(obs)
         if self.moves / (number + 1) < 1 / (2 - np.exp(-(self.loss_mean**2))):
             self.moves += 1
-            self.step("actor", cost + self.config.std_penalty * ((log_std - log_std.mean(0)) ** 2).mean())
+            self.step(
+                "actor", cost + self.config.std_penalty * ((log_std - log_std.mean(0)) ** 2).mean()
+            )
             self.follow("actor")
         self.move_temperature(-log_prob.detach().mean())
         if self.config.temperature is None:
@@ -224,10 +291,20 @@ class ReferenceDiscreteSAC(ReferenceSAC):
         temperature = self.log_temperature.detach().exp()
         with torch.no_grad():
             policy = torch.distributions.Categorical(logits=self.network("actor", data["next_obs"]))
-            value = torch.stack(self.asked(self.answers("target_critic", data["next_obs"]))).min(0).values
-            target = data["reward"] + data["discount"] * ((policy.probs * value).sum(1) + temperature * policy.entropy())
+            value = (
+                torch.stack(self.asked(self.answers("target_critic", data["next_obs"])))
+                .min(0)
+                .values
+            )
+            target = data["reward"] + data["discount"] * (
+                (policy.probs * value).sum(1) + temperature * policy.entropy()
+            )
         taken = data["action"].long()[:, None]
-        self.regress(data, target, [answer.gather(1, taken) for answer in self.answers("critic", data["obs"])])
+        self.regress(
+            data,
+            target,
+            [answer.gather(1, taken) for answer in self.answers("critic", data["obs"])],
+        )
         self.follow("critic")
         policy = torch.distributions.Categorical(logits=self.network("actor", data["obs"]))
         value = self.climbed(self.answers("critic", data["obs"])).detach()
@@ -248,24 +325,45 @@ CASES = [
     ("fast_td3", ReferenceTD3, FEW_ATOMS),
     ("sac", ReferenceSAC, {}),
     ("sac", ReferenceSAC, {"temperature": 0.3, "target_aggregate": "mean"}),
-    ("sac", ReferenceSAC, {"temperature_learning_rate": 3e-2, "target_entropy": -1.0, "initial_temperature": 0.2}),
+    (
+        "sac",
+        ReferenceSAC,
+        {"temperature_learning_rate": 3e-2, "target_entropy": -1.0, "initial_temperature": 0.2},
+    ),
     ("redq", ReferenceSAC, {"num_critics": 5, "updates": 4, "policy_delay": 4}),
     ("redq", ReferenceSAC, {"num_critics": 4, "updates": 4, "policy_delay": 2, **FEW_ATOMS}),
     ("fast_sac", ReferenceSAC, {"initial_temperature": 0.5, **FEW_ATOMS}),
     ("mod_sac", ReferenceModSAC, {"updates": 4}),
-    ("mod_sac", ReferenceModSAC, {"updates": 4, "initial_temperature": 7.3, "temperature_learning_rate": 0.1, "target_entropy": 50.0}),
+    (
+        "mod_sac",
+        ReferenceModSAC,
+        {
+            "updates": 4,
+            "initial_temperature": 7.3,
+            "temperature_learning_rate": 0.1,
+            "target_entropy": 50.0,
+        },
+    ),
     ("mod_sac", ReferenceModSAC, {"updates": 4, "temperature": 9.0}),
     ("discrete_sac", ReferenceDiscreteSAC, {}),
-    ("discrete_sac", ReferenceDiscreteSAC, {"num_critics": 3, "target_subset": 2, "actor_aggregate": "mean", "max_grad_norm": 0.1}),
+    (
+        "discrete_sac",
+        ReferenceDiscreteSAC,
+        {"num_critics": 3, "target_subset": 2, "actor_aggregate": "mean", "max_grad_norm": 0.1},
+    ),
 ]
 
 
 @pytest.mark.usefixtures("_in_float64")
 @pytest.mark.parametrize(("name", "reference", "settings"), CASES, ids=str)
-def test_updates_are_those_of_plain_formulas(name: str, reference: Any, settings: dict[str, Any]) -> None:
+def test_updates_are_those_of_plain_formulas(
+    name: str, reference: Any, settings: dict[str, Any]
+) -> None:
     algorithm = make(name, **settings)
     plain = reference(algorithm)
-    torch.testing.assert_close(plain.weights["target_critic"], plain.weights["critic"], rtol=0.0, atol=0.0)  # where it starts
+    torch.testing.assert_close(
+        plain.weights["target_critic"], plain.weights["critic"], rtol=0.0, atol=0.0
+    )  # where it starts
     for step in range(8):
         data, number = batch(step, name == "discrete_sac"), step % algorithm.config.updates
         with torch.inference_mode():
@@ -275,17 +373,29 @@ def test_updates_are_those_of_plain_formulas(name: str, reference: Any, settings
         plain.update(data, number)
     for part, wanted in plain.weights.items():
         for ours, theirs in zip(getattr(algorithm, part).parameters(), wanted):
-            torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-7, atol=1e-9, msg=lambda text, part=part: f"{part}: {text}")
+            torch.testing.assert_close(
+                ours.detach(),
+                theirs.detach(),
+                rtol=1e-7,
+                atol=1e-9,
+                msg=lambda text, part=part: f"{part}: {text}",
+            )
     if isinstance(plain, ReferenceSAC):
-        torch.testing.assert_close(algorithm.temperature.log.detach(), plain.log_temperature.detach(), rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(
+            algorithm.temperature.log.detach(), plain.log_temperature.detach(), rtol=1e-7, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize("name", ["ddpg", "td3", "sac", "redq", "mod_sac", "discrete_sac"])
 def test_updates_in_c_are_those_in_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32; without a compiler both are torch's."""
-    in_c, in_torch = (make(name, updates=4, **({"policy_delay": 4} if name == "redq" else {})) for _ in range(2))
+    in_c, in_torch = (
+        make(name, updates=4, **({"policy_delay": 4} if name == "redq" else {})) for _ in range(2)
+    )
     for step in range(8):
-        data = {column: values.float() for column, values in batch(step, name == "discrete_sac").items()}
+        data = {
+            column: values.float() for column, values in batch(step, name == "discrete_sac").items()
+        }
         for algorithm in (in_c, in_torch):
             with torch.inference_mode(), monkeypatch.context() as patch:
                 for module in (ensemble, adam) if algorithm is in_torch else ():
@@ -308,21 +418,27 @@ def test_critics_that_are_drawn_compute_as_the_others_and_are_no_part_of_a_check
 
 
 def test_the_return_that_is_fitted_is_that_of_the_rollout_and_the_value_behind_it() -> None:
-    """Summed backwards row by row; a value stands where time cut an episode off and at the end of the rollout, nothing where it ended."""
+    """Summed backwards row by row; a value stands where time cut an episode off and at the end of
+    the rollout, nothing where it ended.
+    """
     algorithm = make("td3", fit_returns=0.1, horizon=4, reward_scale=0.5, gamma=0.9)
     buffer, obs = algorithm.make_buffer(), torch.randn(4, OBS)
     terminated, truncated = torch.zeros(2, 4, 4, dtype=torch.bool)
     terminated[1, 0] = truncated[2, 1] = truncated[3, 2] = terminated[3, 3] = True
     reward, final_obs = torch.randn(4, 4), torch.randn(4, 4, OBS)
     for t in range(4):
-        timestep = Timestep(obs, reward[t], terminated[t], truncated[t], {"final_obs": final_obs[t]})
+        timestep = Timestep(
+            obs, reward[t], terminated[t], truncated[t], {"final_obs": final_obs[t]}
+        )
         algorithm.record(buffer, obs, algorithm.act(obs), timestep)
     found = algorithm.more_columns(buffer)["fit_return"]
     for env in range(4):
         after = 0.0
         for t in reversed(range(4)):
             action = algorithm.act(final_obs[t], explore=False).action
-            value = float(algorithm.critic.forward(torch.cat((final_obs[t], action), 1)).detach().mean(0)[env])
+            value = float(
+                algorithm.critic.forward(torch.cat((final_obs[t], action), 1)).detach().mean(0)[env]
+            )
             if terminated[t, env]:
                 after = 0.0
             elif truncated[t, env] or t == 3:
@@ -331,9 +447,12 @@ def test_the_return_that_is_fitted_is_that_of_the_rollout_and_the_value_behind_i
             assert float(found[t, env]) == pytest.approx(after, abs=1e-5)
 
 
-def test_deterministic_actors_explore_by_the_noise_of_their_settings_and_stochastic_ones_by_their_own() -> None:
+def test_deterministic_actors_explore_by_noise_and_stochastic_ones_by_their_own() -> None:
     obs = torch.zeros(4, OBS)
-    for name, settings, std in (("ddpg", {"noise_std": 0.03}, 0.03), ("td3", {"noise": "ladder", "noise_std_range": [0.01, 0.04]}, None)):
+    for name, settings, std in (
+        ("ddpg", {"noise_std": 0.03}, 0.03),
+        ("td3", {"noise": "ladder", "noise_std_range": [0.01, 0.04]}, None),
+    ):
         algorithm = make(name, **settings)
         algorithm.is_random.fill_(False)
         best = algorithm.act(obs, explore=False).action
@@ -350,5 +469,8 @@ def test_deterministic_actors_explore_by_the_noise_of_their_settings_and_stochas
 
 def test_few_actions_are_numbered_from_zero() -> None:
     config = build(config_class(resolve_algorithm("sac")), {})
-    with pytest.raises(UsageError, match=r"DiscreteSAC numbers actions from 0, this space is Discrete\(3, start=1\)"):
+    with pytest.raises(
+        UsageError,
+        match=r"DiscreteSAC numbers actions from 0, this space is Discrete\(3, start=1\)",
+    ):
         make_algorithm("sac", config, OBS_SPACE, Discrete(3, start=1), 4)

@@ -19,7 +19,13 @@ from gpurl.run.trainer import Trainer
 from tests.small_runs import assert_same, small_run, small_settings, some_demonstrations
 
 ENVS, CPU = 8, torch.device("cpu")
-SMALL: dict[str, Any] = small_settings("bc") | {"num_envs": ENVS, "horizon": 2, "device": "cpu", "quiet": True, "log_every": 0.0}
+SMALL: dict[str, Any] = small_settings("bc") | {
+    "num_envs": ENVS,
+    "horizon": 2,
+    "device": "cpu",
+    "quiet": True,
+    "log_every": 0.0,
+}
 ITERATION = ENVS * 2
 
 
@@ -29,12 +35,26 @@ def weights_of(algorithm: Any, name: str = "actor") -> dict[str, Tensor]:
 
 def cloned(folder: Path, env: str = "pendulum", **changes: Any) -> Path:
     path = some_demonstrations(folder, make_env(env, 1, "cpu", 0))
-    shape = SMALL | {"dataset": path, "total_steps": 2 * ITERATION, "eval_episodes": 0, "run_dir": str(folder / "bc"), "seed": 5}
+    shape = SMALL | {
+        "dataset": path,
+        "total_steps": 2 * ITERATION,
+        "eval_episodes": 0,
+        "run_dir": str(folder / "bc"),
+        "seed": 5,
+    }
     return train("bc", env, **(shape | changes)).folder
 
 
 def successor(name: str, env: str, folder: Path, **changes: Any) -> Trainer:
-    settings = make_settings(name, env, **(small_settings(name) | {"num_envs": 4, "actor_from": str(folder), "threads": 1} | changes))
+    settings = make_settings(
+        name,
+        env,
+        **(
+            small_settings(name)
+            | {"num_envs": 4, "actor_from": str(folder), "threads": 1}
+            | changes
+        ),
+    )
     return trainer_of(settings, CPU)
 
 
@@ -48,26 +68,42 @@ def successor(name: str, env: str, folder: Path, **changes: Any) -> Trainer:
         ("sac", "cart_pole", "squashed", False),
     ],
 )
-def test_others_go_on_from_a_clone(tmp_path: Path, name: str, env: str, head: str, normalize: bool) -> None:
-    shape = {"normalize_obs": normalize, "actor_network": {"hidden": [8], "layer_norm": name == "fast_td3"}}
+def test_others_go_on_from_a_clone(
+    tmp_path: Path, name: str, env: str, head: str, normalize: bool
+) -> None:
+    shape = {
+        "normalize_obs": normalize,
+        "actor_network": {"hidden": [8], "layer_norm": name == "fast_td3"},
+    }
     folder = cloned(tmp_path, env, head=head, **shape)
     wanted = gpurl.load(folder).algorithm
     trainer = successor(name, env, folder, critic_network={"hidden": [8]}, **shape)
     learner: Any = trainer.algorithm
     drawn, critic = weights_of(learner), weights_of(learner, "critic")
     trainer.start()
-    assert not any(torch.equal(value, drawn[key]) for key, value in weights_of(learner).items() if "weight" in key)
+    assert not any(
+        torch.equal(value, drawn[key])
+        for key, value in weights_of(learner).items()
+        if "weight" in key
+    )
     assert_same(weights_of(learner), weights_of(wanted))
     assert_same(weights_of(learner, "critic"), critic)
     if learner.target_actor is not None:
         assert_same(weights_of(learner, "target_actor"), weights_of(wanted))
-    assert torch.equal(learner.act(trainer.obs, explore=False).action, wanted.act(trainer.obs, explore=False).action)
+    assert torch.equal(
+        learner.act(trainer.obs, explore=False).action,
+        wanted.act(trainer.obs, explore=False).action,
+    )
     for _ in range(3):
         trainer.iterate()
-    assert not torch.equal(next(iter(weights_of(learner).values())), next(iter(weights_of(wanted).values())))
+    assert not torch.equal(
+        next(iter(weights_of(learner).values())), next(iter(weights_of(wanted).values()))
+    )
 
 
-def test_the_actor_that_was_taken_plays_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_actor_that_was_taken_plays_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(SAC, "random_action", lambda self: pytest.fail("a random action"))
     trainer = successor("sac", "pendulum", cloned(tmp_path), learning_starts=64)
     trainer.start()
@@ -78,12 +114,19 @@ def test_the_actor_that_was_taken_plays_from_the_start(tmp_path: Path, monkeypat
 def test_the_first_run_is_needed_at_the_start_only(tmp_path: Path, balancer: Path) -> None:
     folder = tmp_path / "clone"
     shutil.copytree(balancer, folder)
-    shape = small_settings("sac") | {"actor_network": {"hidden": [64, 64]}, "quiet": True, "device": "cpu", "num_envs": 16}
+    shape = small_settings("sac") | {
+        "actor_network": {"hidden": [64, 64]},
+        "quiet": True,
+        "device": "cpu",
+        "num_envs": 16,
+    }
     shape |= {"learning_starts": 10**6, "total_steps": 16, "actor_from": str(folder)}
     run = train("sac", "cart_pole", run_dir=str(tmp_path / "run"), **shape)
     assert run.outcome.evaluation["eval/mean_reward"] >= 475  # nothing was learnt yet
     shutil.rmtree(folder)
-    assert_same(weights_of(gpurl.load(run.folder).algorithm), weights_of(gpurl.load(balancer).algorithm))
+    assert_same(
+        weights_of(gpurl.load(run.folder).algorithm), weights_of(gpurl.load(balancer).algorithm)
+    )
     assert resume(run.folder, total_steps=32).outcome.evaluation["eval/mean_reward"] >= 475
     with pytest.raises(CheckpointError, match="actor_from"):
         resume(run.folder, total_steps=48, actor_from="another")
@@ -91,20 +134,48 @@ def test_the_first_run_is_needed_at_the_start_only(tmp_path: Path, balancer: Pat
         train("sac", "cart_pole", run_dir=str(tmp_path / "again"), **shape)
 
 
-@pytest.mark.parametrize(("name", "env", "changes", "message"), [
-    ("sac", "pendulum", {"actor_network": {"hidden": [9]}}, r"its actor_network is .*\(8,\).* wanted .*\(9,\)"),
-    ("sac", "pendulum", {"actor_network": {"activation": "tanh"}}, "its actor_network is .*relu.* wanted .*tanh"),
-    ("sac", "chasing", {}, r"its action shape is \(1,\), wanted \(2,\)"),
-    ("td3", "pendulum", {}, r"its actor\.steps\.1\.weight is \(1, 2, 8\), wanted \(1, 1, 8\)"),
-    ("sac", "mountain_car_continuous", {}, r"its actor\.steps\.0\.weight is \(1, 8, 3\), wanted \(1, 8, 2\)"),
-    ("sac", "pendulum", {"normalize_obs": True}, r"its normalizer\.mean is None, wanted \(3,\)"),
-], ids=str)  # fmt: skip
-def test_an_actor_of_another_form_is_refused(tmp_path: Path, name: str, env: str, changes: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "env", "changes", "message"),
+    [
+        (
+            "sac",
+            "pendulum",
+            {"actor_network": {"hidden": [9]}},
+            r"its actor_network is .*\(8,\).* wanted .*\(9,\)",
+        ),
+        (
+            "sac",
+            "pendulum",
+            {"actor_network": {"activation": "tanh"}},
+            "its actor_network is .*relu.* wanted .*tanh",
+        ),
+        ("sac", "chasing", {}, r"its action shape is \(1,\), wanted \(2,\)"),
+        ("td3", "pendulum", {}, r"its actor\.steps\.1\.weight is \(1, 2, 8\), wanted \(1, 1, 8\)"),
+        (
+            "sac",
+            "mountain_car_continuous",
+            {},
+            r"its actor\.steps\.0\.weight is \(1, 8, 3\), wanted \(1, 8, 2\)",
+        ),
+        (
+            "sac",
+            "pendulum",
+            {"normalize_obs": True},
+            r"its normalizer\.mean is None, wanted \(3,\)",
+        ),
+    ],
+    ids=str,
+)
+def test_an_actor_of_another_form_is_refused(
+    tmp_path: Path, name: str, env: str, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=rf"actor_from .*bc does not fit: {message}"):
         successor(name, env, cloned(tmp_path), **changes).start()
 
 
 def test_what_has_no_such_actor_is_refused(tmp_path: Path) -> None:
     folder = small_run(tmp_path / "run", 1).folder
-    with pytest.raises(UsageError, match=r"does not fit: its actor_network is None, wanted BodyConfig"):
+    with pytest.raises(
+        UsageError, match=r"does not fit: its actor_network is None, wanted BodyConfig"
+    ):
         successor("sac", "pendulum", folder).start()

@@ -1,4 +1,6 @@
-"""Several agents through the whole loop: training, statistics, evaluation, checkpoints, NaN; and what knows one agent only is refused."""
+"""Several agents through the whole loop: training, statistics, evaluation, checkpoints, NaN; and
+what knows one agent only is refused.
+"""
 
 import json
 from collections.abc import Callable
@@ -41,21 +43,41 @@ CPU = torch.device("cpu")
 # ---- training ----
 
 
-def test_one_policy_of_all_agents_learns_the_two_step_game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_policy_of_all_agents_learns_the_two_step_game(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And evaluates, plays and draws it."""
     drawn = list[np.ndarray]()
-    monkeypatch.setattr(play, "plot_episode", lambda path, title, *columns: drawn.extend(columns) or plot_episode(path, title, *columns))
-    run = small_run(tmp_path / "run", 40, ALGORITHM, "two_step_game", epochs=8, entropy_coef=0.05, learning_rate=0.01)
+    monkeypatch.setattr(
+        play,
+        "plot_episode",
+        lambda path, title, *columns: drawn.extend(columns) or plot_episode(path, title, *columns),
+    )
+    run = small_run(
+        tmp_path / "run",
+        40,
+        ALGORITHM,
+        "two_step_game",
+        epochs=8,
+        entropy_coef=0.05,
+        learning_rate=0.01,
+    )
     assert run.outcome.evaluation["eval/mean_reward"] == 8.0
     assert run.baseline["eval/mean_reward"] == 8.0
-    assert evaluate_run(run.folder, episodes=16, device="cpu", best=False)["eval/mean_ep_length"] == 2.0
+    assert (
+        evaluate_run(run.folder, episodes=16, device="cpu", best=False)["eval/mean_ep_length"]
+        == 2.0
+    )
     assert play.play_run(run.folder, episodes=1, device="cpu").stat().st_size > 0
     assert [column.shape for column in drawn[:2]] == [(2, 10), (2, 2)]
     assert drawn[2].tolist() == [0.0, 8.0]  # the mean of what the two are paid
 
 
 def test_the_list_of_environments_tells_of_agents() -> None:
-    assert "two_step_game\n      2 agents, observation (2, 5), action MultiDiscrete([2 2])," in env_table()
+    assert (
+        "two_step_game\n      2 agents, observation (2, 5), action MultiDiscrete([2 2]),"
+        in env_table()
+    )
     assert "pendulum\n      observation (3,)" in env_table()
 
 
@@ -64,7 +86,15 @@ def test_graphs_do_what_the_loop_does(level: str) -> None:
     """The continuous task, whose rewards differ from agent to agent."""
     found = []
     for graph in (level, "off"):
-        settings = make_settings(ALGORITHM, WALKERS, num_envs=8, horizon=4, minibatches=2, graph=graph, network={"hidden": [8]})
+        settings = make_settings(
+            ALGORITHM,
+            WALKERS,
+            num_envs=8,
+            horizon=4,
+            minibatches=2,
+            graph=graph,
+            network={"hidden": [8]},
+        )
         with no_host_looks():
             trainer = make_trainer(settings, CPU)
             trainer.graph_backend = None if graph == "off" else FakeGraphs()
@@ -94,7 +124,9 @@ def test_the_return_is_the_mean_over_agents_of_their_summed_rewards() -> None:
         statistics.add(timestep)
         sums += timestep.reward
         assert timestep.info["episode"]["r"].shape == (64,)
-        torch.testing.assert_close(timestep.info["episode"]["r"].double(), sums.mean(1), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            timestep.info["episode"]["r"].double(), sums.mean(1), rtol=1e-6, atol=1e-6
+        )
         ended += sums[timestep.terminated | timestep.truncated].mean(1).tolist()
         sums[timestep.terminated | timestep.truncated] = 0.0
     assert bool((sums == 0.0).any(0).all())
@@ -104,7 +136,9 @@ def test_the_return_is_the_mean_over_agents_of_their_summed_rewards() -> None:
 
 
 def test_an_evaluation_of_agents_with_rewards_of_their_own() -> None:
-    """They stand still, so that each is paid 7 times what it was far from the origin; those who start too far away end at once."""
+    """They stand still, so that each is paid 7 times what it was far from the origin; those who
+    start too far away end at once.
+    """
     env = Walkers(32)
     far = env.reset(seed=9)[0][:, :, 0].abs().double()
     wanted = -far.mean(1) * torch.where(far.amax(1) > 2.5, 1, 7)
@@ -119,7 +153,9 @@ def test_an_evaluation_of_agents_with_rewards_of_their_own() -> None:
 class Ill(Walkers):
     """Agent 1 of environment 3 is paid NaN at its third step."""
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         next_state, reward, terminated = super().transition(state, action, rng)
         is_ill = (torch.arange(len(reward)) == 3) & (self.episode_length_buf == 2)
         reward[:, 1] = torch.where(is_ill, torch.nan, reward[:, 1])
@@ -131,15 +167,21 @@ def test_nan_of_one_agent_stops_the_run_or_is_left_out(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match=r"Ill' gave NaN or infinity .*, environments 3\)"):
         small_run(tmp_path / "stop", 3, ALGORITHM, name, stagger=False)
     run = small_run(tmp_path / "skip", 3, ALGORITHM, name, stagger=False, nan="reset-envs")
-    assert all(torch.isfinite(value).all() for value in load_checkpoint(run.folder)[0]["model"].values())
+    assert all(
+        torch.isfinite(value).all() for value in load_checkpoint(run.folder)[0]["model"].values()
+    )
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    assert all(np.isfinite(record["train/grad_norm"]) for record in records if "train/grad_norm" in record)
+    assert all(
+        np.isfinite(record["train/grad_norm"]) for record in records if "train/grad_norm" in record
+    )
     assert records[-1]["eval/non_finite_episodes"] == 1.0
 
 
 @pytest.mark.parametrize("column", ["obs", "reward", "value"])
 def test_the_guard_finds_nan_of_one_agent(column: str) -> None:
-    """Columns [T, N, A] and [T, N, A, D]: the row of environment 2 at step 1 goes, and the one that led to an observation with NaN."""
+    """Columns [T, N, A] and [T, N, A, D]: the row of environment 2 at step 1 goes, and the one that
+    led to an observation with NaN.
+    """
     buffer, nobody = RolloutBuffer(3, 4, CPU), torch.zeros(4, dtype=torch.bool)
     for _ in range(3):
         row = {"obs": torch.ones(4, 2, 5), "reward": torch.ones(4, 2), "value": torch.ones(4, 2)}
@@ -160,24 +202,46 @@ def test_the_guard_finds_nan_of_one_agent(column: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
-def test_an_algorithm_for_one_agent_is_refused(algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_algorithm_for_one_agent_is_refused(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(api, "algorithm_names", lambda: ["ppo", "a2c", "tests.joint_ppo"])
     message = rf"^{algorithm} is for one agent, two_step_game has 2; tests.joint_ppo takes several$"
     with pytest.raises(UsageError, match=message):
         small_run(tmp_path / "run", 1, algorithm, "two_step_game")
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(JointPPO, "takes_agents", False)
-    with pytest.raises(UsageError, match=r"^tests.joint_ppo is for one agent, tests.tiny_envs:Walkers has 3$"):
+    with pytest.raises(
+        UsageError, match=r"^tests.joint_ppo is for one agent, tests.tiny_envs:Walkers has 3$"
+    ):
         small_run(tmp_path / "run", 1, ALGORITHM, WALKERS)
 
 
-@pytest.mark.parametrize(("spaces", "wanted"), [
-    ({"single_observation_space": Box(-1.0, 1.0, (2, 3))}, "Wrong.single_observation_space: wanted a joint space, .* of 3 agents, got Box"),
-    ({"single_observation_space": Box(-1.0, 1.0, (3,))}, "Wrong.single_observation_space: wanted a joint space"),
-    ({"single_action_space": Box(-1.0, 1.0, (3,))}, "Wrong.single_action_space: wanted a joint space"),
-    ({"single_action_space": Discrete(3)}, r"Wrong.single_action_space: wanted a joint space, .* got Discrete\(3\)"),
-    ({"single_action_space": MultiDiscrete([2, 2])}, r"Wrong.single_action_space: wanted a joint space, .* got MultiDiscrete\(\[2 2\]\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spaces", "wanted"),
+    [
+        (
+            {"single_observation_space": Box(-1.0, 1.0, (2, 3))},
+            "Wrong.single_observation_space: wanted a joint space, .* of 3 agents, got Box",
+        ),
+        (
+            {"single_observation_space": Box(-1.0, 1.0, (3,))},
+            "Wrong.single_observation_space: wanted a joint space",
+        ),
+        (
+            {"single_action_space": Box(-1.0, 1.0, (3,))},
+            "Wrong.single_action_space: wanted a joint space",
+        ),
+        (
+            {"single_action_space": Discrete(3)},
+            r"Wrong.single_action_space: wanted a joint space, .* got Discrete\(3\)",
+        ),
+        (
+            {"single_action_space": MultiDiscrete([2, 2])},
+            r"Wrong.single_action_space: wanted a joint space, .* got MultiDiscrete\(\[2 2\]\)",
+        ),
+    ],
+)
 def test_spaces_without_an_axis_of_agents_are_named(spaces: dict[str, Any], wanted: str) -> None:
     wrong = type("Wrong", (Walkers,), spaces)
     with pytest.raises(EnvError, match=wanted):
@@ -186,11 +250,22 @@ def test_spaces_without_an_axis_of_agents_are_named(spaces: dict[str, Any], want
 
 NUMBERS = "reward: wanted a tensor of shape (8, 3), torch.float32, on cpu, got shape "
 STEP_MUTANTS: dict[str, tuple[Callable[[Timestep], Timestep], str]] = {
-    "one reward for all": (lambda t: t._replace(reward=t.reward.mean(1)), f"Mutant.step: {NUMBERS}(8,)"),
-    "agents before environments": (lambda t: t._replace(reward=t.reward.T), f"Mutant.step: {NUMBERS}(3, 8)"),
-    "a column an agent": (lambda t: t._replace(reward=t.reward.unsqueeze(2)), f"Mutant.step: {NUMBERS}(8, 3, 1)"),
+    "one reward for all": (
+        lambda t: t._replace(reward=t.reward.mean(1)),
+        f"Mutant.step: {NUMBERS}(8,)",
+    ),
+    "agents before environments": (
+        lambda t: t._replace(reward=t.reward.T),
+        f"Mutant.step: {NUMBERS}(3, 8)",
+    ),
+    "a column an agent": (
+        lambda t: t._replace(reward=t.reward.unsqueeze(2)),
+        f"Mutant.step: {NUMBERS}(8, 3, 1)",
+    ),
     "a return an agent": (
-        lambda t: t._replace(info={**t.info, "episode": {"r": t.reward, "l": t.info["episode"]["l"]}}),
+        lambda t: t._replace(
+            info={**t.info, "episode": {"r": t.reward, "l": t.info["episode"]["l"]}}
+        ),
         "Mutant.step: info['episode']['r']: wanted a tensor of shape (8,), got shape (8, 3)",
     ),
 }
@@ -209,7 +284,9 @@ def test_the_checker_names_wrong_shapes(name: str) -> None:
 
 def test_a_transition_with_one_reward_for_all_is_named() -> None:
     class OneReward(Walkers):
-        def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+        def transition(
+            self, state: State, action: Tensor, rng: CounterRandom
+        ) -> tuple[State, Tensor, Tensor]:
             next_state, reward, terminated = super().transition(state, action, rng)
             return next_state, reward.mean(1), terminated
 

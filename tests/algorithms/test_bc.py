@@ -1,4 +1,6 @@
-"""Behaviour cloning: gradients against autograd, optima against closed forms, and settings that cannot work."""
+"""Behaviour cloning: gradients against autograd, optima against closed forms, and settings that
+cannot work.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +20,10 @@ from gpurl.nn.action_scaler import BoxUnits
 from gpurl.run.settings import build
 
 OBS, ACTIONS, ROWS = 5, 2, 64
-OBS_SPACE, ACTION_SPACE = Box(-np.inf, np.inf, (OBS,), np.float32), Box(-1.0, 1.0, (ACTIONS,), np.float32)
+OBS_SPACE, ACTION_SPACE = (
+    Box(-np.inf, np.inf, (OBS,), np.float32),
+    Box(-1.0, 1.0, (ACTIONS,), np.float32),
+)
 
 
 def make(space: Any = ACTION_SPACE, num_obs: int = OBS, **settings: Any) -> BC:
@@ -48,16 +53,24 @@ def deterministic(output: Tensor, action: Tensor) -> Tensor:
 
 def squashed(output: Tensor, action: Tensor) -> Tensor:
     mean, log_std = output.chunk(2, 1)
-    return -TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform()).log_prob(action).sum(1)
+    return (
+        -TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform())
+        .log_prob(action)
+        .sum(1)
+    )
 
 
 def chosen(output: Tensor, action: Tensor) -> Tensor:
-    return functional.cross_entropy(output, action.long(), reduction="none") + 0.3 * output.square().mean(1)
+    return functional.cross_entropy(
+        output, action.long(), reduction="none"
+    ) + 0.3 * output.square().mean(1)
 
 
 def chosen_each(output: Tensor, action: Tensor) -> Tensor:
     parts = zip(output.split((3, 2), 1), action.long().unbind(1))
-    return sum(functional.cross_entropy(*part, reduction="none") for part in parts) + 0.3 * output.square().mean(1)
+    return sum(
+        functional.cross_entropy(*part, reduction="none") for part in parts
+    ) + 0.3 * output.square().mean(1)
 
 
 CASES = [
@@ -68,10 +81,21 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("space", "settings", "loss"), CASES, ids=["deterministic", "squashed", "discrete", "multi-discrete"])
+@pytest.mark.parametrize(
+    ("space", "settings", "loss"),
+    CASES,
+    ids=["deterministic", "squashed", "discrete", "multi-discrete"],
+)
 @pytest.mark.usefixtures("_in_float64")
-def test_updates_are_those_of_autograd(space: Any, settings: dict[str, Any], loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-    algorithm = make(space, learning_rate=1e-2, actor_network={"hidden": [8, 8], "activation": "tanh"}, **settings)
+def test_updates_are_those_of_autograd(
+    space: Any, settings: dict[str, Any], loss: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    algorithm = make(
+        space,
+        learning_rate=1e-2,
+        actor_network={"hidden": [8, 8], "activation": "tanh"},
+        **settings,
+    )
     weights = [weight.detach().clone().requires_grad_() for weight in algorithm.actor.parameters()]
     optimizer, generator = torch.optim.Adam(weights, lr=1e-2), torch.Generator().manual_seed(0)
     for _ in range(8):
@@ -79,10 +103,14 @@ def test_updates_are_those_of_autograd(space: Any, settings: dict[str, Any], los
         weight = (torch.rand(ROWS, generator=generator) < 0.8).double()
         action = torch.rand(ROWS, ACTIONS, generator=generator) * 1.998 - 0.999
         if not isinstance(space, Box):
-            action = (torch.rand(ROWS, ACTIONS, generator=generator) * torch.tensor([3.0, 2.0])).floor()
+            action = (
+                torch.rand(ROWS, ACTIONS, generator=generator) * torch.tensor([3.0, 2.0])
+            ).floor()
             action = action if isinstance(space, MultiDiscrete) else action[:, 0]
         with torch.inference_mode():
-            parts, rows = algorithm.learn_from({"obs": obs, "action": action, "weight": weight}, 0, wants_parts=True)
+            parts, rows = algorithm.learn_from(
+                {"obs": obs, "action": action, "weight": weight}, 0, wants_parts=True
+            )
         x = obs
         for layer, bias in zip(weights[0:-2:2], weights[1:-2:2]):
             x = functional.linear(x, layer[0], bias[0, 0]).tanh()
@@ -93,7 +121,10 @@ def test_updates_are_those_of_autograd(space: Any, settings: dict[str, Any], los
         norm = torch.nn.utils.clip_grad_norm_(weights, algorithm.config.max_grad_norm or 1e9)
         optimizer.step()
         torch.testing.assert_close(rows, wanted.detach())
-        torch.testing.assert_close(torch.stack((parts["actor_loss"], parts["grad_norm"])), torch.stack((mean, norm)).detach())
+        torch.testing.assert_close(
+            torch.stack((parts["actor_loss"], parts["grad_norm"])),
+            torch.stack((mean, norm)).detach(),
+        )
     for ours, theirs in zip(algorithm.actor.parameters(), weights):
         torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-9, atol=1e-10)
 
@@ -103,10 +134,16 @@ def test_updates_are_those_of_autograd(space: Any, settings: dict[str, Any], los
 
 @pytest.mark.usefixtures("_in_float64")
 def test_a_linear_expert_with_noise_is_found_by_least_squares() -> None:
-    """u = Wx + b +- s with both signs at every x: most likely are the least-squares solution for atanh(a) and the deviation s."""
+    """u = Wx + b +- s with both signs at every x: most likely are the least-squares solution for
+    atanh(a) and the deviation s.
+    """
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(200, OBS, generator=generator)
-    weight, bias, noise = torch.randn(OBS, ACTIONS, generator=generator) * 0.3, torch.tensor([0.2, -0.1]), torch.tensor([0.3, 0.1])
+    weight, bias, noise = (
+        torch.randn(OBS, ACTIONS, generator=generator) * 0.3,
+        torch.tensor([0.2, -0.1]),
+        torch.tensor([0.3, 0.1]),
+    )
     u = torch.cat((x @ weight + bias + noise, x @ weight + bias - noise))
     obs = torch.cat((x, x))
     inputs = torch.cat((obs, torch.ones(len(obs), 1)), 1)
@@ -116,22 +153,32 @@ def test_a_linear_expert_with_noise_is_found_by_least_squares() -> None:
     fit(algorithm, obs, u.tanh(), 1500, 5e-2)
     output = algorithm.actor.forward(obs)[0].detach()
     torch.testing.assert_close(output[:, :ACTIONS], inputs @ solution, rtol=0, atol=1e-5)
-    torch.testing.assert_close(output[:, ACTIONS:], deviation.log().expand(len(obs), ACTIONS), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        output[:, ACTIONS:], deviation.log().expand(len(obs), ACTIONS), rtol=0, atol=1e-4
+    )
 
 
 @pytest.mark.usefixtures("_in_float64")
 def test_squared_error_goes_to_its_least() -> None:
-    """tanh(Wx + b) against actions with noise: where Newton's method ends that knows nothing of this program."""
+    """tanh(Wx + b) against actions with noise: where Newton's method ends that knows nothing of
+    this program.
+    """
     generator = torch.Generator().manual_seed(2)
     obs = torch.randn(300, OBS, generator=generator)
-    action = ((obs @ torch.randn(OBS, ACTIONS, generator=generator)).tanh() + 0.3 * torch.randn(300, ACTIONS, generator=generator)).clamp(
-        -1, 1
-    )
+    action = (
+        (obs @ torch.randn(OBS, ACTIONS, generator=generator)).tanh()
+        + 0.3 * torch.randn(300, ACTIONS, generator=generator)
+    ).clamp(-1, 1)
     algorithm = make(actor_network={"hidden": []}, head="deterministic")
     fit(algorithm, obs, action, 1500, 1e-1)
     weights = torch.zeros(OBS + 1, ACTIONS, requires_grad=True)
     optimizer = torch.optim.LBFGS(
-        [weights], lr=1.0, max_iter=500, tolerance_grad=1e-12, tolerance_change=1e-14, line_search_fn="strong_wolfe"
+        [weights],
+        lr=1.0,
+        max_iter=500,
+        tolerance_grad=1e-12,
+        tolerance_change=1e-14,
+        line_search_fn="strong_wolfe",
     )
 
     def closure() -> Tensor:
@@ -142,31 +189,46 @@ def test_squared_error_goes_to_its_least() -> None:
 
     optimizer.step(closure)
     ours = algorithm.actor.forward(obs)[0].detach()
-    torch.testing.assert_close(ours, (obs @ weights[:OBS] + weights[OBS]).detach(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        ours, (obs @ weights[:OBS] + weights[OBS]).detach(), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("space", [Discrete(4), MultiDiscrete([4, 3])], ids=str)
 @pytest.mark.usefixtures("_in_float64")
 def test_cross_entropy_ends_at_the_conditional_entropy_of_the_data(space: Any) -> None:
-    """H(action | obs) by counting, of independent choices its sum; each obs is one of six, so every distribution can be said."""
+    """H(action | obs) by counting, of independent choices its sum; each obs is one of six, so every
+    distribution can be said.
+    """
     generator, sizes = torch.Generator().manual_seed(3), (4, 3)
     state = torch.randint(6, (600,), generator=generator)
     chances = [torch.randn(6, size, generator=generator).softmax(1) for size in sizes]
-    columns = [torch.multinomial(chance[state], 1, generator=generator).squeeze(1) for chance in chances]
+    columns = [
+        torch.multinomial(chance[state], 1, generator=generator).squeeze(1) for chance in chances
+    ]
     columns = columns if isinstance(space, MultiDiscrete) else columns[:1]
     wanted = 0.0
     for column, size in zip(columns, sizes):
         counts = torch.zeros(6, size).index_put_((state, column), torch.ones(600), accumulate=True)
-        wanted += float(torch.special.entr(counts / counts.sum(1, keepdim=True)).sum(1) @ counts.sum(1) / 600)
+        wanted += float(
+            torch.special.entr(counts / counts.sum(1, keepdim=True)).sum(1) @ counts.sum(1) / 600
+        )
     algorithm = make(space, 6, actor_network={"hidden": []}, logit_penalty=0.0)
-    action = torch.stack(columns, 1).double() if isinstance(space, MultiDiscrete) else columns[0].double()
+    action = (
+        torch.stack(columns, 1).double()
+        if isinstance(space, MultiDiscrete)
+        else columns[0].double()
+    )
     loss = fit(algorithm, functional.one_hot(state, 6).double(), action, 600, 5e-2)
     assert loss == pytest.approx(wanted, abs=1e-6)
     assert loss >= wanted - 1e-12
 
 
 def test_units_go_to_the_environment_and_back() -> None:
-    low, high = np.array([[-2.0, 0.0], [-1.0, 3.0]], np.float32), np.array([[2.0, 10.0], [1.0, 3.0]], np.float32)
+    low, high = (
+        np.array([[-2.0, 0.0], [-1.0, 3.0]], np.float32),
+        np.array([[2.0, 10.0], [1.0, 3.0]], np.float32),
+    )
     box = BoxUnits(Box(low, high))
     action = torch.rand(7, 4) * 2 - 1
     there = box.to_env(action)
@@ -178,22 +240,46 @@ def test_units_go_to_the_environment_and_back() -> None:
 
 # ---- what is refused ----
 
-SPACES: dict[str, Any] = {"box": ACTION_SPACE, "unbounded": Box(-np.inf, np.inf, (2,)), "late": Discrete(3, start=1)}
+SPACES: dict[str, Any] = {
+    "box": ACTION_SPACE,
+    "unbounded": Box(-np.inf, np.inf, (2,)),
+    "late": Discrete(3, start=1),
+}
 
 
-@pytest.mark.parametrize(("space", "settings", "message"), [
-    ("box", {}, "bc needs a dataset or a teacher, one of them; got dataset None and teacher None"),
-    ("box", {"dataset": "a.npz", "teacher": "b"}, "one of them; got dataset a.npz and teacher b"),
-    ("box", {"dataset": "a.npz", "dagger": True}, "dagger asks a teacher .* dataset a.npz cannot say"),
-    ("box", {"dataset": "a.npz"}, "cannot read the dataset a.npz: .*No such file"),
-    ("unbounded", {"dataset": "a.npz"}, "BC needs a bounded Box action space"),
-    ("late", {"dataset": "a.npz"}, "BC numbers actions from 0"),
-    ("box", {"n_step": 3}, "bc clones actions, whatever they led to: leave out n_step 3"),
-    ("box", {"reward_scale": 0.1}, "leave out reward_scale 0.1"),
-    ("box", {"prioritized": True}, "leave out prioritized True"),
-    ("box", {"head": "gaussian"}, "head is 'gaussian'; it must be one of squashed, deterministic"),
-    ("box", {"logit_penalty": -1.0}, "logit_penalty must be at least 0"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("space", "settings", "message"),
+    [
+        (
+            "box",
+            {},
+            "bc needs a dataset or a teacher, one of them; got dataset None and teacher None",
+        ),
+        (
+            "box",
+            {"dataset": "a.npz", "teacher": "b"},
+            "one of them; got dataset a.npz and teacher b",
+        ),
+        (
+            "box",
+            {"dataset": "a.npz", "dagger": True},
+            "dagger asks a teacher .* dataset a.npz cannot say",
+        ),
+        ("box", {"dataset": "a.npz"}, "cannot read the dataset a.npz: .*No such file"),
+        ("unbounded", {"dataset": "a.npz"}, "BC needs a bounded Box action space"),
+        ("late", {"dataset": "a.npz"}, "BC numbers actions from 0"),
+        ("box", {"n_step": 3}, "bc clones actions, whatever they led to: leave out n_step 3"),
+        ("box", {"reward_scale": 0.1}, "leave out reward_scale 0.1"),
+        ("box", {"prioritized": True}, "leave out prioritized True"),
+        (
+            "box",
+            {"head": "gaussian"},
+            "head is 'gaussian'; it must be one of squashed, deterministic",
+        ),
+        ("box", {"logit_penalty": -1.0}, "logit_penalty must be at least 0"),
+    ],
+    ids=str,
+)
 def test_settings_that_cannot_work(space: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make(SPACES[space], **settings).make_buffer()

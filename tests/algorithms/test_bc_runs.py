@@ -1,4 +1,6 @@
-"""Whole runs of behaviour cloning: how well they copy, who plays, what is stored, stopping, graphs, teachers that do not fit."""
+"""Whole runs of behaviour cloning: how well they copy, who plays, what is stored, stopping, graphs,
+teachers that do not fit.
+"""
 
 import shutil
 from pathlib import Path
@@ -30,7 +32,13 @@ from tests.fake_graphs import FakeGraphs
 from tests.small_runs import small_run, small_settings, some_demonstrations
 
 ENVS, CPU = 8, torch.device("cpu")
-SMALL: dict[str, Any] = small_settings("bc") | {"num_envs": ENVS, "horizon": 2, "device": "cpu", "quiet": True, "log_every": 0.0}
+SMALL: dict[str, Any] = small_settings("bc") | {
+    "num_envs": ENVS,
+    "horizon": 2,
+    "device": "cpu",
+    "quiet": True,
+    "log_every": 0.0,
+}
 ITERATION = ENVS * 2
 
 
@@ -44,14 +52,29 @@ def test_ten_episodes_are_enough_to_balance(balancer: Path) -> None:
 def test_a_pursuer_is_cloned_to_within_its_standard_error(tmp_path: Path) -> None:
     env = make_env("chasing", 64, "cpu", 0)
     path = record(tmp_path / "pursuit.npz", env, env.scripted_action, 400)  # type: ignore[attr-defined]
-    run = clone(tmp_path / "run", "chasing", dataset=path, head="squashed", total_steps=16 * 250, batch_size=512, learning_starts=512)
+    run = clone(
+        tmp_path / "run",
+        "chasing",
+        dataset=path,
+        head="squashed",
+        total_steps=16 * 250,
+        batch_size=512,
+        learning_starts=512,
+    )
     ours, scripted = run.outcome.evaluation, run.baseline
     error = (ours["eval/std_reward"] ** 2 / 64 + scripted["eval/std_reward"] ** 2 / 64) ** 0.5
     assert abs(ours["eval/mean_reward"] - scripted["eval/mean_reward"]) <= error
 
 
 def test_dagger_learns_from_a_teacher(tmp_path: Path, balancer: Path) -> None:
-    run = clone(tmp_path / "run", "cart_pole", teacher=str(balancer), dagger=True, horizon=16, total_steps=16 * 16 * 60)
+    run = clone(
+        tmp_path / "run",
+        "cart_pole",
+        teacher=str(balancer),
+        dagger=True,
+        horizon=16,
+        total_steps=16 * 16 * 60,
+    )
     assert run.outcome.evaluation["eval/mean_reward"] >= 475
 
 
@@ -82,20 +105,31 @@ def watched(trainer: Trainer) -> list[tuple[Tensor, Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize("dagger", [False, True])
-def test_the_teacher_labels_and_the_student_plays_once_it_has_learnt(balancer: Path, dagger: bool) -> None:
-    trainer, teacher = make_trainer(teacher=str(balancer), dagger=dagger, learning_rate=1e-12), gpurl.load(balancer)
+def test_the_teacher_labels_and_the_student_plays_once_it_has_learnt(
+    balancer: Path, dagger: bool
+) -> None:
+    trainer, teacher = (
+        make_trainer(teacher=str(balancer), dagger=dagger, learning_rate=1e-12),
+        gpurl.load(balancer),
+    )
     assert isinstance(trainer.algorithm, BC)
     with torch.no_grad():
-        list(trainer.algorithm.actor.parameters())[-1].copy_(torch.tensor([99.0, -99.0]))  # a student that goes left always
+        list(trainer.algorithm.actor.parameters())[-1].copy_(
+            torch.tensor([99.0, -99.0])
+        )  # a student that goes left always
     steps = watched(trainer)
     for _ in range(4):
         trainer.iterate()
     for number, (obs, action, _) in enumerate(steps):
-        assert torch.equal(action, torch.zeros_like(action) if dagger and number >= 2 else teacher.act(obs)), number
+        assert torch.equal(
+            action, torch.zeros_like(action) if dagger and number >= 2 else teacher.act(obs)
+        ), number
     batch = trainer.algorithm.replay.sample(500, 0.9)
     assert torch.equal(batch["action"].long(), teacher.act(batch["obs"]))
     assert 0 < int(batch["action"].sum()) < 500
-    torch.testing.assert_close(torch.cat([obs for obs, _, _ in steps]).unique(dim=0), batch["obs"].unique(dim=0))
+    torch.testing.assert_close(
+        torch.cat([obs for obs, _, _ in steps]).unique(dim=0), batch["obs"].unique(dim=0)
+    )
 
 
 def test_with_a_dataset_the_student_plays_and_learns_nothing_of_it(tmp_path: Path) -> None:
@@ -116,7 +150,9 @@ def test_with_a_dataset_the_student_plays_and_learns_nothing_of_it(tmp_path: Pat
     assert bool((batch["weight"] == 1).all())
     assert len(batch["index"].unique()) == len(data["obs"]) == 120
     np.testing.assert_array_equal(batch["obs"], data["obs"][batch["index"]])
-    np.testing.assert_allclose(batch["action"] * 2.0, data["action"][batch["index"]], atol=1e-6)  # torques go to 2
+    np.testing.assert_allclose(
+        batch["action"] * 2.0, data["action"][batch["index"]], atol=1e-6
+    )  # torques go to 2
 
 
 def test_images_stay_small(tmp_path: Path) -> None:
@@ -140,7 +176,10 @@ def test_images_stay_small(tmp_path: Path) -> None:
 def test_a_teacher_with_a_memory_keeps_it(tmp_path: Path) -> None:
     network = {"hidden": [8], "memory": "gru", "memory_size": 8}
     path = small_run(tmp_path / "teacher", 1, network=network).folder
-    trainer, teacher = make_trainer("pendulum", teacher=str(path)), gpurl.load(path, num_envs=ENVS).algorithm
+    trainer, teacher = (
+        make_trainer("pendulum", teacher=str(path)),
+        gpurl.load(path, num_envs=ENVS).algorithm,
+    )
     steps, carry = watched(trainer), teacher.initial_carry(ENVS)
     for _ in range(20):
         trainer.iterate()
@@ -149,7 +188,9 @@ def test_a_teacher_with_a_memory_keeps_it(tmp_path: Path) -> None:
         assert torch.equal(action, wanted)
         carry = restart_carry(carry, ended)
     assert any(bool(ended.any()) for _, _, ended in steps)
-    assert not torch.equal(action, teacher.act(obs, teacher.initial_carry(ENVS), explore=False).action)  # which a memory changes
+    assert not torch.equal(
+        action, teacher.act(obs, teacher.initial_carry(ENVS), explore=False).action
+    )  # which a memory changes
 
 
 # ---- stopping, loading, graphs ----
@@ -157,19 +198,35 @@ def test_a_teacher_with_a_memory_keeps_it(tmp_path: Path) -> None:
 
 def settings_of(kind: str, folder: Path, balancer: Path) -> dict[str, Any]:
     if kind == "dataset":
-        return {"dataset": some_demonstrations(folder, make_env("cart_pole", 1, "cpu", 0)), "normalize_obs": True}
+        return {
+            "dataset": some_demonstrations(folder, make_env("cart_pole", 1, "cpu", 0)),
+            "normalize_obs": True,
+        }
     return {"teacher": str(balancer), "dagger": kind == "dagger", "save_replay": True}
 
 
 @pytest.mark.parametrize("kind", ["dataset", "teacher"])
-def test_a_policy_needs_neither_dataset_nor_teacher(tmp_path: Path, balancer: Path, kind: str) -> None:
+def test_a_policy_needs_neither_dataset_nor_teacher(
+    tmp_path: Path, balancer: Path, kind: str
+) -> None:
     (tmp_path / "source").mkdir()
     shutil.copytree(balancer, tmp_path / "source" / "run")
     shape = SMALL | settings_of(kind, tmp_path / "source", tmp_path / "source" / "run")
-    folder = train("bc", "cart_pole", run_dir=str(tmp_path / "run"), total_steps=2 * ITERATION, eval_episodes=0, **shape).folder
+    folder = train(
+        "bc",
+        "cart_pole",
+        run_dir=str(tmp_path / "run"),
+        total_steps=2 * ITERATION,
+        eval_episodes=0,
+        **shape,
+    ).folder
     shutil.rmtree(tmp_path / "source")
     policy = gpurl.load(folder, num_envs=3)
-    assert policy.act(torch.zeros(3, 4)).shape == policy.act(torch.zeros(3, 4), deterministic=False).shape == (3,)
+    assert (
+        policy.act(torch.zeros(3, 4)).shape
+        == policy.act(torch.zeros(3, 4), deterministic=False).shape
+        == (3,)
+    )
     assert np.isnan(policy.value(np.zeros(4, np.float32)))
     with pytest.raises((UsageError, CheckpointError), match="source"):
         resume(folder, total_steps=3 * ITERATION)
@@ -189,13 +246,19 @@ def test_graphs_do_what_the_loop_does(tmp_path: Path, balancer: Path, kind: str)
 
 @pytest.mark.parametrize("env", ["chasing", "cart_pole"])
 @pytest.mark.parametrize("dagger", [False, True])
-def test_with_a_teacher_nothing_looks_at_a_tensor(monkeypatch: pytest.MonkeyPatch, env: str, dagger: bool) -> None:
+def test_with_a_teacher_nothing_looks_at_a_tensor(
+    monkeypatch: pytest.MonkeyPatch, env: str, dagger: bool
+) -> None:
     made = make_env(env, 1, "cpu", 0)
     settings = make_settings("ppo", env, network={"hidden": [8], "memory": "gru"})
 
-    def load(path: str, device: str, num_envs: int) -> Policy:  # a checkpoint holds numbers, which these tensors have not
+    def load(
+        path: str, device: str, num_envs: int
+    ) -> Policy:  # a checkpoint holds numbers, which these tensors have not
         spaces = made.single_observation_space, made.single_action_space
-        return Policy(make_algorithm("ppo", settings.algorithm_config, *spaces, num_envs, device), {})
+        return Policy(
+            make_algorithm("ppo", settings.algorithm_config, *spaces, num_envs, device), {}
+        )
 
     monkeypatch.setattr("gpurl.policy.load", load)
     with FakeTensorMode(), no_host_looks():
@@ -209,13 +272,21 @@ def test_with_a_teacher_nothing_looks_at_a_tensor(monkeypatch: pytest.MonkeyPatc
 
 def test_a_teacher_of_another_environment(tmp_path: Path, balancer: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"the teacher .* is of another environment: its observation_space is Box.*\(4,\).*, this one's Box"
+        UsageError,
+        match=r"the teacher .* is of another environment: its observation_space is Box.*\(4,\).*, "
+        r"this one's Box",
     ):
         make_trainer("pendulum", teacher=str(balancer))
     algorithm = make_algorithm(
-        "bc", build(BCConfig, {"teacher": str(balancer)}), gpurl.load(balancer).algorithm.observation_space, Discrete(3), 4
+        "bc",
+        build(BCConfig, {"teacher": str(balancer)}),
+        gpurl.load(balancer).algorithm.observation_space,
+        Discrete(3),
+        4,
     )
-    with pytest.raises(UsageError, match=r"its action_space is Discrete\(2\), this one's Discrete\(3\)"):
+    with pytest.raises(
+        UsageError, match=r"its action_space is Discrete\(2\), this one's Discrete\(3\)"
+    ):
         algorithm.make_buffer()
     with pytest.raises(CheckpointError, match="nowhere"):
         make_trainer(teacher=str(tmp_path / "nowhere"))
@@ -227,5 +298,33 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "bc needs a dataset or a teacher, one of them" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
     path = some_demonstrations(tmp_path, make_env("pendulum", 1, "cpu", 0))
-    assert main(["train", "bc", "pendulum", "--dataset", path, "--run-dir", str(tmp_path / "run"), *small]) == 0
-    assert main(["train", "bc", "pendulum", "--teacher", str(tmp_path / "run"), "--dagger", f"--root={tmp_path}", *small]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "bc",
+                "pendulum",
+                "--dataset",
+                path,
+                "--run-dir",
+                str(tmp_path / "run"),
+                *small,
+            ]
+        )
+        == 0
+    )
+    assert (
+        main(
+            [
+                "train",
+                "bc",
+                "pendulum",
+                "--teacher",
+                str(tmp_path / "run"),
+                "--dagger",
+                f"--root={tmp_path}",
+                *small,
+            ]
+        )
+        == 0
+    )

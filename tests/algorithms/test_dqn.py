@@ -1,4 +1,6 @@
-"""Whole updates of the DQN family against plain float64 ones by autograd and torch.optim; teams; and actions of each kind of network."""
+"""Whole updates of the DQN family against plain float64 ones by autograd and torch.optim; teams;
+and actions of each kind of network.
+"""
 
 import copy
 from typing import Any
@@ -22,12 +24,21 @@ OBS_SPACE = Box(-np.inf, np.inf, (OBS,), np.float32)
 
 
 def make(name: str = "dqn", **settings: Any) -> DQN:
-    settings = {"batch_size": ROWS, "learning_starts": ROWS, "learning_rate": 1e-2, "tau": 0.1, "max_grad_norm": 5.0} | settings
+    settings = {
+        "batch_size": ROWS,
+        "learning_starts": ROWS,
+        "learning_rate": 1e-2,
+        "tau": 0.1,
+        "max_grad_norm": 5.0,
+    } | settings
     network = {"hidden": [8, 8]} | settings.pop("network", {})
     config = build(config_class(resolve_algorithm(name)), settings | {"network": network})
     obs_space, action_space = OBS_SPACE, Discrete(ACTIONS)
     if name == "vdn":
-        obs_space, action_space = Box(-np.inf, np.inf, (AGENTS, OBS), np.float32), MultiDiscrete([ACTIONS] * AGENTS)  # type: ignore[assignment]
+        obs_space, action_space = (
+            Box(-np.inf, np.inf, (AGENTS, OBS), np.float32),
+            MultiDiscrete([ACTIONS] * AGENTS),
+        )  # type: ignore[assignment]
     algorithm = make_algorithm(name, config, obs_space, action_space, 4, seed=3)
     assert isinstance(algorithm, DQN)
     return algorithm
@@ -41,19 +52,30 @@ def batch(seed: int, agents: int = 1) -> dict[str, Tensor]:
     discount = 0.9 * (torch.rand(ROWS, generator=generator) < 0.8)
     weight = torch.rand(ROWS, generator=generator) * (torch.rand(ROWS, generator=generator) < 0.9)
     rest = {"reward": reward, "discount": discount, "weight": weight}
-    return {"obs": obs, "next_obs": next_obs, "action": action if agents > 1 else action[:, 0], **rest}
+    return {
+        "obs": obs,
+        "next_obs": next_obs,
+        "action": action if agents > 1 else action[:, 0],
+        **rest,
+    }
 
 
 class Plain:
     """DQN by loops and autograd, for plain networks of one kind of answer."""
 
     def __init__(self, algorithm: DQN) -> None:
-        self.config, self.agents, self.width = algorithm.config, algorithm.num_agents, algorithm.width
+        self.config, self.agents, self.width = (
+            algorithm.config,
+            algorithm.num_agents,
+            algorithm.width,
+        )
         self.weights = [p.detach().clone().requires_grad_() for p in algorithm.network.parameters()]
         self.target = [p.detach().clone() for p in algorithm.target.parameters()]
         self.optimizer = torch.optim.Adam(self.weights, lr=self.config.learning_rate)
         self.members, self.updates = self.config.num_critics, 0
-        self.support = torch.linspace(self.config.v_min, self.config.v_max, max(self.config.atoms, 1))
+        self.support = torch.linspace(
+            self.config.v_min, self.config.v_max, max(self.config.atoms, 1)
+        )
 
     def answers(self, weights: list[Tensor], obs: Tensor, member: int) -> Tensor:
         """[B, G, A, Z]"""
@@ -61,15 +83,24 @@ class Plain:
         mine = [weight[member] for weight in weights]
         for weight, bias in zip(mine[0:-2:2], mine[1:-2:2]):
             x = torch.relu(functional.linear(x, weight, bias.squeeze(0)))
-        return functional.linear(x, mine[-2], mine[-1].squeeze(0)).view(ROWS, self.agents, ACTIONS, self.width)
+        return functional.linear(x, mine[-2], mine[-1].squeeze(0)).view(
+            ROWS, self.agents, ACTIONS, self.width
+        )
 
     def mean(self, answers: Tensor) -> Tensor:
         return answers.softmax(-1) @ self.support if self.config.atoms else answers.mean(-1)
 
     def update(self, data: dict[str, Tensor]) -> None:
         with torch.no_grad():
-            next_answers = [self.answers(self.target, data["next_obs"], e) for e in range(self.members)]
-            online = torch.stack([self.mean(self.answers(self.weights, data["next_obs"], e)) for e in range(self.members)]).mean(0)
+            next_answers = [
+                self.answers(self.target, data["next_obs"], e) for e in range(self.members)
+            ]
+            online = torch.stack(
+                [
+                    self.mean(self.answers(self.weights, data["next_obs"], e))
+                    for e in range(self.members)
+                ]
+            ).mean(0)
             least = torch.stack([self.mean(each) for each in next_answers]).min(0).values
             best = (online if self.config.double else least).argmax(-1)  # [B, G]
         action, losses = data["action"].long().view(ROWS, self.agents), []
@@ -78,28 +109,50 @@ class Plain:
             answers = self.answers(self.weights, data["obs"], member)
             for row in range(ROWS):
                 taken = torch.stack([answers[row, g, action[row, g]] for g in range(self.agents)])
-                options = [torch.stack([each[row, g, best[row, g]] for g in range(self.agents)]) for each in next_answers]
-                losses.append(data["weight"][row] * self.loss(taken, options, data["reward"][row], data["discount"][row]) / count)
+                options = [
+                    torch.stack([each[row, g, best[row, g]] for g in range(self.agents)])
+                    for each in next_answers
+                ]
+                losses.append(
+                    data["weight"][row]
+                    * self.loss(taken, options, data["reward"][row], data["discount"][row])
+                    / count
+                )
         self.optimizer.zero_grad()
         torch.stack(losses).sum().backward()
         torch.nn.utils.clip_grad_norm_(self.weights, self.config.max_grad_norm or 1e9)
         self.optimizer.step()
         self.updates += 1
         if self.updates % self.config.target_interval == 0:
-            self.target = [(1 - self.config.tau) * t + self.config.tau * w.detach() for t, w in zip(self.target, self.weights)]
+            self.target = [
+                (1 - self.config.tau) * t + self.config.tau * w.detach()
+                for t, w in zip(self.target, self.weights)
+            ]
 
     def backed_up(self, reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:
         if not self.config.rescale_values:
             return reward + discount * value
-        root = ((1 + 4e-3 * (value.abs() + 1.001)).sqrt() - 1) / 2e-3  # Pohlen et al. 2018, proposition A.2, as printed
+        root = (
+            (1 + 4e-3 * (value.abs() + 1.001)).sqrt() - 1
+        ) / 2e-3  # Pohlen et al. 2018, proposition A.2, as printed
         y = reward + discount * value.sign() * (root**2 - 1)
         return y.sign() * ((y.abs() + 1).sqrt() - 1) + 1e-3 * y
 
-    def loss(self, taken: Tensor, options: list[Tensor], reward: Tensor, discount: Tensor) -> Tensor:
+    def loss(
+        self, taken: Tensor, options: list[Tensor], reward: Tensor, discount: Tensor
+    ) -> Tensor:
         """taken, options: [G, Z] of this member, and of all target members."""
         if self.width == 1:
-            error = taken.sum() - self.backed_up(reward, discount, min(each.sum() for each in options))
-            return error**2 if not self.config.huber else 0.5 * error**2 if error.abs() <= 1 else error.abs() - 0.5
+            error = taken.sum() - self.backed_up(
+                reward, discount, min(each.sum() for each in options)
+            )
+            return (
+                error**2
+                if not self.config.huber
+                else 0.5 * error**2
+                if error.abs() <= 1
+                else error.abs() - 0.5
+            )
         chosen = min(options, key=lambda each: float(self.mean(each.view(1, 1, -1))))[0]
         if self.config.quantiles:
             total = torch.zeros(())
@@ -107,11 +160,17 @@ class Plain:
                 for value in chosen:
                     u = self.backed_up(reward, discount, value) - taken[0, i]
                     huber = 0.5 * u**2 if u.abs() <= 1 else u.abs() - 0.5
-                    total = total + abs((i + 0.5) / self.width - float(u.detach() < 0)) * huber / self.width
+                    total = (
+                        total
+                        + abs((i + 0.5) / self.width - float(u.detach() < 0)) * huber / self.width
+                    )
             return total
         projected, spacing = torch.zeros(self.width), self.support[1] - self.support[0]
         for share, value in zip(chosen.softmax(-1), self.support):
-            place = ((reward + discount * value).clamp(self.support[0], self.support[-1]) - self.support[0]) / spacing
+            place = (
+                (reward + discount * value).clamp(self.support[0], self.support[-1])
+                - self.support[0]
+            ) / spacing
             low = int(place.floor().clamp(max=self.width - 2))
             projected[low] += share * (1 - (place - low))
             projected[low + 1] += share * (place - low)
@@ -164,12 +223,16 @@ def test_updates_are_those_of_plain_formulas(name: str, settings: dict[str, Any]
 )
 def test_a_fixed_batch_is_learnt(name: str, settings: dict[str, Any]) -> None:
     algorithm = make(name, learning_rate=3e-3, **settings)
-    data = {key: value.float() for key, value in batch(0, algorithm.num_agents).items()} | {"discount": torch.zeros(ROWS)}
+    data = {key: value.float() for key, value in batch(0, algorithm.num_agents).items()} | {
+        "discount": torch.zeros(ROWS)
+    }
     data["weight"] = torch.ones(ROWS)
     errors = []
     for number in range(300):
         with torch.inference_mode():
-            errors.append(float(algorithm.learn_from(dict(data), number, wants_parts=True)[1].mean()))
+            errors.append(
+                float(algorithm.learn_from(dict(data), number, wants_parts=True)[1].mean())
+            )
         algorithm.update_random.advance()
     assert np.mean(errors[-10:]) < 0.4 * errors[0]
 
@@ -194,16 +257,42 @@ def test_several_networks_act_by_their_mean() -> None:
             parameter.zero_()
         *_, last = algorithm.network.parameters()  # the bias of the answers [E, 1, A]
         last.copy_(torch.tensor([[[5.0, 1.0, 0.0]], [[0.0, 1.0, 0.0]]]))
-    assert algorithm.act(torch.zeros(4, OBS), explore=False).action.tolist() == [0] * 4  # the least of both answers is 1, of action 1
+    assert (
+        algorithm.act(torch.zeros(4, OBS), explore=False).action.tolist() == [0] * 4
+    )  # the least of both answers is 1, of action 1
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_team_of_sums_gets_seven(seed: int, tmp_path: Any) -> None:
-    """In the two-step game sums of agents' values rank the safe 7 above the 8 that needs both: 6.5 is what they make of it."""
-    settings = {"num_envs": 32, "horizon": 2, "updates": 4, "batch_size": 256, "learning_starts": 512, "replay_size": 20_000}
-    settings |= {"epsilon_end": 1.0, "tau": 0.05, "learning_rate": 5e-3, "schedule": "linear", "huber": False, "network": {"hidden": [64]}}
+    """In the two-step game sums of agents' values rank the safe 7 above the 8 that needs both: 6.5
+    is what they make of it.
+    """
+    settings = {
+        "num_envs": 32,
+        "horizon": 2,
+        "updates": 4,
+        "batch_size": 256,
+        "learning_starts": 512,
+        "replay_size": 20_000,
+    }
+    settings |= {
+        "epsilon_end": 1.0,
+        "tau": 0.05,
+        "learning_rate": 5e-3,
+        "schedule": "linear",
+        "huber": False,
+        "network": {"hidden": [64]},
+    }
     run = train(
-        "vdn", "two_step_game", run_dir=str(tmp_path), quiet=True, device="cpu", seed=seed, total_steps=20_000, eval_episodes=32, **settings
+        "vdn",
+        "two_step_game",
+        run_dir=str(tmp_path),
+        quiet=True,
+        device="cpu",
+        seed=seed,
+        total_steps=20_000,
+        eval_episodes=32,
+        **settings,
     )
     assert run.outcome.evaluation["eval/mean_reward"] == 7.0
 
@@ -213,12 +302,19 @@ def test_a_team_of_sums_gets_seven(seed: int, tmp_path: Any) -> None:
     [
         ({"atoms": 5}, (2, 3), [2, 2], "VDN sums values, not distributions"),
         ({"network": {"noisy": True}}, (2, 3), [2, 2], "leave out network.noisy"),
-        ({}, (2, 3), [2, 3], r"the same number for each agent, this one is MultiDiscrete\(\[2 3\]\)"),
+        (
+            {},
+            (2, 3),
+            [2, 3],
+            r"the same number for each agent, this one is MultiDiscrete\(\[2 3\]\)",
+        ),
         ({}, (4,), [2, 2], "an observation of each of its 2 agents"),
         ({}, (3, 4), [2, 2], "an observation of each of its 2 agents"),
     ],
 )
-def test_teams_that_are_none_are_refused(settings: dict[str, Any], shape: tuple[int, ...], choices: list[int], message: str) -> None:
+def test_teams_that_are_none_are_refused(
+    settings: dict[str, Any], shape: tuple[int, ...], choices: list[int], message: str
+) -> None:
     config = build(config_class(resolve_algorithm("vdn")), settings)
     with pytest.raises(UsageError, match=message):
         make_algorithm("vdn", config, Box(-1, 1, shape, np.float32), MultiDiscrete(choices), 4)
@@ -226,13 +322,19 @@ def test_teams_that_are_none_are_refused(settings: dict[str, Any], shape: tuple[
 
 def test_a_team_is_paid_the_mean_of_its_agents_rewards() -> None:
     algorithm = make("vdn", horizon=1)
-    buffer, obs, nobody = algorithm.make_buffer(), torch.zeros(4, AGENTS, OBS), torch.zeros(4, dtype=torch.bool)
+    buffer, obs, nobody = (
+        algorithm.make_buffer(),
+        torch.zeros(4, AGENTS, OBS),
+        torch.zeros(4, dtype=torch.bool),
+    )
     reward = torch.tensor([1.0, 2.0]).expand(4, AGENTS)
-    algorithm.record(buffer, obs, algorithm.act(obs), Timestep(obs, reward, nobody, nobody, {"final_obs": obs}))
+    algorithm.record(
+        buffer, obs, algorithm.act(obs), Timestep(obs, reward, nobody, nobody, {"final_obs": obs})
+    )
     assert buffer["reward"].tolist() == [[1.5] * 4]
 
 
-def test_a_noisy_network_explores_by_its_noise_and_learns_with_a_draw_of_its_own_for_every_pass() -> None:
+def test_a_noisy_network_explores_by_its_noise_and_draws_anew_for_every_pass() -> None:
     algorithm = make("rainbow")
     obs = torch.randn(1, OBS).expand(4, OBS)
     assert len({*algorithm.act(obs, explore=False).action.tolist()}) == 1
@@ -243,7 +345,11 @@ def test_a_noisy_network_explores_by_its_noise_and_learns_with_a_draw_of_its_own
     assert len({int(action) for _ in range(50) for action in algorithm.act(obs).action}) > 1
     data, draws = {name: value.float() for name, value in batch(0).items()}, []
     network, random = algorithm.config.network, algorithm.update_random
-    normal, passes, layers = random.normal, 3, 4  # this state, the next one by target and network; two layers of two streams
+    normal, passes, layers = (
+        random.normal,
+        3,
+        4,
+    )  # this state, the next one by target and network; two layers of two streams
 
     def counted(shape: tuple[int, ...]) -> Tensor:
         draws.append(normal(shape))

@@ -1,4 +1,6 @@
-"""What every algorithm that replays must learn: values known by hand, from real transitions only; and how it explores."""
+"""What every algorithm that replays must learn: values known by hand, from real transitions only;
+and how it explores.
+"""
 
 from typing import Any
 
@@ -21,18 +23,49 @@ from tests.small_runs import OFF_POLICY, off_policy, play, small_settings, takes
 from tests.tiny_envs import AlternatingEnv, ContinuousAlternating, RandomWalk
 
 ENVS: dict[type, type[TorchEnv]] = {Discrete: AlternatingEnv, Box: ContinuousAlternating}
-CYCLE = [(name, kind, 3) for name in OFF_POLICY for kind in ENVS if takes(name, ENVS[kind].single_action_space)]
-CYCLE += [("dqn", Discrete, 1), ("sac", Box, 1)]  # how many steps a discount spans is the replay's affair and no algorithm's
+CYCLE = [
+    (name, kind, 3)
+    for name in OFF_POLICY
+    for kind in ENVS
+    if takes(name, ENVS[kind].single_action_space)
+]
+CYCLE += [
+    ("dqn", Discrete, 1),
+    ("sac", Box, 1),
+]  # how many steps a discount spans is the replay's affair and no algorithm's
 
 
 @pytest.mark.parametrize(("name", "kind", "n_step"), CYCLE, ids=str)
 def test_truncation_is_not_termination(name: str, kind: type, n_step: int) -> None:
-    """V(A) = 0.9 / 0.19, V(B) = 1 / 0.19; truncation as an end gives 0.75 and 1.71, the observation after a reset 3.14 and 3.84."""
+    """V(A) = 0.9 / 0.19, V(B) = 1 / 0.19; truncation as an end gives 0.75 and 1.71, the observation
+    after a reset 3.14 and 3.84.
+    """
     env = ENVS[kind](16)
-    wide = {"v_min": 0.0, "v_max": 8.0} if "v_min" in config_class(resolve_algorithm(name)).__dataclass_fields__ else {}
-    settings = {"gamma": 0.9, "learning_rate": 3e-3, "updates": 4, "batch_size": 64, "learning_starts": 64, "n_step": n_step}
-    settings |= {"replay_size": 2000, "weight_decay": 0.0, "tau": 0.1, "normalize_obs": False, "max_grad_norm": 1.0} | wide
-    settings |= {network: {"hidden": [32]} for network in ("network", "actor_network", "critic_network") if network in small_settings(name)}
+    wide = (
+        {"v_min": 0.0, "v_max": 8.0}
+        if "v_min" in config_class(resolve_algorithm(name)).__dataclass_fields__
+        else {}
+    )
+    settings = {
+        "gamma": 0.9,
+        "learning_rate": 3e-3,
+        "updates": 4,
+        "batch_size": 64,
+        "learning_starts": 64,
+        "n_step": n_step,
+    }
+    settings |= {
+        "replay_size": 2000,
+        "weight_decay": 0.0,
+        "tau": 0.1,
+        "normalize_obs": False,
+        "max_grad_norm": 1.0,
+    } | wide
+    settings |= {
+        network: {"hidden": [32]}
+        for network in ("network", "actor_network", "critic_network")
+        if network in small_settings(name)
+    }
     if "temperature" in config_class(resolve_algorithm(name)).__dataclass_fields__:
         settings["temperature"] = 1e-4  # no reward for entropy
     algorithm = off_policy(name, env, **settings)
@@ -43,11 +76,22 @@ def test_truncation_is_not_termination(name: str, kind: type, n_step: int) -> No
 
 def test_pqn_knows_the_cycle_too() -> None:
     env = AlternatingEnv(16)
-    settings = {"gamma": 0.9, "learning_rate": 3e-3, "horizon": 8, "q_lambda": 0.5, "network": {"hidden": [32]}, "normalize_obs": False}
+    settings = {
+        "gamma": 0.9,
+        "learning_rate": 3e-3,
+        "horizon": 8,
+        "q_lambda": 0.5,
+        "network": {"hidden": [32]},
+        "normalize_obs": False,
+    }
     config = build(PQNConfig, small_settings("pqn") | settings)
-    algorithm = make_algorithm("pqn", config, env.single_observation_space, env.single_action_space, 16)
+    algorithm = make_algorithm(
+        "pqn", config, env.single_observation_space, env.single_action_space, 16
+    )
     play(algorithm, env, 300)
-    torch.testing.assert_close(algorithm.value(torch.eye(2)), torch.tensor([0.9, 1.0]) / 0.19, atol=0.05, rtol=0)
+    torch.testing.assert_close(
+        algorithm.value(torch.eye(2)), torch.tensor([0.9, 1.0]) / 0.19, atol=0.05, rtol=0
+    )
 
 
 class Bandit(TorchEnv):
@@ -59,18 +103,39 @@ class Bandit(TorchEnv):
     def initial_state(self, rng: CounterRandom) -> State:
         return {"x": torch.ones(rng.num_envs, 1)}
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
-        return {"x": state["x"] * 1.0}, 1.0 - action.float(), torch.zeros(len(action), dtype=torch.bool)
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
+        return (
+            {"x": state["x"] * 1.0},
+            1.0 - action.float(),
+            torch.zeros(len(action), dtype=torch.bool),
+        )
 
     def observe(self, state: State) -> Tensor:
         return state["x"]
 
 
 def test_the_soft_value_of_a_bandit() -> None:
-    """V = alpha log sum exp(r / alpha) / (1 - gamma) = 10.714658 and pi = softmax(r / alpha), for gamma 0.9 and alpha 0.5."""
+    """V = alpha log sum exp(r / alpha) / (1 - gamma) = 10.714658 and pi = softmax(r / alpha), for
+    gamma 0.9 and alpha 0.5.
+    """
     env = Bandit(16)
-    settings = {"gamma": 0.9, "temperature": 0.5, "learning_rate": 3e-3, "updates": 4, "batch_size": 64, "learning_starts": 64, "tau": 0.05}
-    settings |= {"actor_network": {"hidden": [16]}, "critic_network": {"hidden": [16]}, "replay_size": 4000, "schedule": "linear"}
+    settings = {
+        "gamma": 0.9,
+        "temperature": 0.5,
+        "learning_rate": 3e-3,
+        "updates": 4,
+        "batch_size": 64,
+        "learning_starts": 64,
+        "tau": 0.05,
+    }
+    settings |= {
+        "actor_network": {"hidden": [16]},
+        "critic_network": {"hidden": [16]},
+        "replay_size": 4000,
+        "schedule": "linear",
+    }
     algorithm = off_policy("sac", env, **settings)
     assert isinstance(algorithm, DiscreteSAC)
     play(algorithm, env, 450)
@@ -79,19 +144,28 @@ def test_the_soft_value_of_a_bandit() -> None:
         log_prob = algorithm.actor.forward(one)[0].log_softmax(-1)
         soft_value = float(algorithm.value(one)) - 0.5 * float((log_prob.exp() * log_prob).sum())
     assert soft_value == pytest.approx(10.714658, abs=0.05)
-    torch.testing.assert_close(log_prob.exp()[0], torch.tensor([0.8668, 0.1173, 0.0159]), atol=0.01, rtol=0)
+    torch.testing.assert_close(
+        log_prob.exp()[0], torch.tensor([0.8668, 0.1173, 0.0159]), atol=0.01, rtol=0
+    )
 
 
 class Regulator(TorchEnv):
-    """x' = 0.9 x + 0.5 u, cost x^2 + 0.1 u^2: at gamma 0.95 the best control is u = -1.344266 x and costs 1.241968 x^2 (Riccati)."""
+    """x' = 0.9 x + 0.5 u, cost x^2 + 0.1 u^2: at gamma 0.95 the best control is u = -1.344266 x and
+    costs 1.241968 x^2 (Riccati).
+    """
 
-    single_observation_space, single_action_space = Box(-2.0, 2.0, (1,), np.float32), Box(-1.0, 1.0, (1,), np.float32)
+    single_observation_space, single_action_space = (
+        Box(-2.0, 2.0, (1,), np.float32),
+        Box(-1.0, 1.0, (1,), np.float32),
+    )
     max_episode_steps = 20
 
     def initial_state(self, rng: CounterRandom) -> State:
         return {"x": rng.uniform(-0.7, 0.7, (1,))}
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         x = 0.9 * state["x"] + 0.5 * action
         cost = state["x"].square() + 0.1 * action.square()
         return {"x": x}, -cost[:, 0], torch.zeros(len(x), dtype=torch.bool)
@@ -101,10 +175,24 @@ class Regulator(TorchEnv):
 
 
 def test_a_linear_regulator_costs_what_it_must() -> None:
-    """The least discounted cost from x is 1.241968 x^2; around its gain the cost is flat, so the gain itself is known less well."""
+    """The least discounted cost from x is 1.241968 x^2; around its gain the cost is flat, so the
+    gain itself is known less well.
+    """
     env = Regulator(32)
-    settings = {"gamma": 0.95, "learning_rate": 1e-3, "updates": 4, "batch_size": 128, "learning_starts": 288, "tau": 0.05}
-    settings |= {"actor_network": {"hidden": [32, 32]}, "critic_network": {"hidden": [64, 64]}, "replay_size": 50_000, "schedule": "linear"}
+    settings = {
+        "gamma": 0.95,
+        "learning_rate": 1e-3,
+        "updates": 4,
+        "batch_size": 128,
+        "learning_starts": 288,
+        "tau": 0.05,
+    }
+    settings |= {
+        "actor_network": {"hidden": [32, 32]},
+        "critic_network": {"hidden": [64, 64]},
+        "replay_size": 50_000,
+        "schedule": "linear",
+    }
     settings |= {"noise_std": 0.3, "target_noise": 0.0, "normalize_obs": False}
     algorithm = off_policy("ddpg", env, **settings)
     play(algorithm, env, 600)
@@ -118,15 +206,35 @@ def test_a_linear_regulator_costs_what_it_must() -> None:
 
 
 @pytest.mark.parametrize(("start", "wanted"), [(1.0, -1.0), (1e-3, 0.2)])
-def test_a_learned_temperature_brings_the_entropy_where_it_is_wanted(start: float, wanted: float) -> None:
-    """Down and up: what an action costs at once, 0.1 u^2, asks for 0 exactly; uniform ones have 0.69."""
+def test_a_learned_temperature_brings_the_entropy_where_it_is_wanted(
+    start: float, wanted: float
+) -> None:
+    """Down and up: what an action costs at once, 0.1 u^2, asks for 0 exactly; uniform ones have
+    0.69.
+    """
     env = Regulator(32)
-    settings = {"gamma": 0.0, "target_entropy": wanted, "initial_temperature": start, "temperature_learning_rate": 1e-2, "updates": 4}
-    settings |= {"learning_rate": 3e-3, "batch_size": 128, "learning_starts": 128, "replay_size": 10_000}
-    algorithm = off_policy("sac", env, **settings, actor_network={"hidden": [32]}, critic_network={"hidden": [32]})
+    settings = {
+        "gamma": 0.0,
+        "target_entropy": wanted,
+        "initial_temperature": start,
+        "temperature_learning_rate": 1e-2,
+        "updates": 4,
+    }
+    settings |= {
+        "learning_rate": 3e-3,
+        "batch_size": 128,
+        "learning_starts": 128,
+        "replay_size": 10_000,
+    }
+    algorithm = off_policy(
+        "sac", env, **settings, actor_network={"hidden": [32]}, critic_network={"hidden": [32]}
+    )
     play(algorithm, env, 700)
     with torch.no_grad():
-        drawn = squashed_sample(algorithm.actor.forward(torch.linspace(-0.7, 0.7, 4000).unsqueeze(1))[0], torch.randn(4000, 1))
+        drawn = squashed_sample(
+            algorithm.actor.forward(torch.linspace(-0.7, 0.7, 4000).unsqueeze(1))[0],
+            torch.randn(4000, 1),
+        )
     assert -float(drawn.log_prob.mean()) == pytest.approx(wanted, abs=0.15)
 
 
@@ -140,7 +248,10 @@ class Gaps(RandomWalk):
         timestep = super().step(actions)
         self.count = getattr(self, "count", 0) + 1
         invalid = (torch.arange(self.num_envs) + self.count) % 5 == 0
-        return timestep._replace(reward=torch.where(invalid, 1e6, timestep.reward), info={**timestep.info, "valid": ~invalid})
+        return timestep._replace(
+            reward=torch.where(invalid, 1e6, timestep.reward),
+            info={**timestep.info, "valid": ~invalid},
+        )
 
 
 @pytest.mark.parametrize("settings", [{}, {"prioritized": True}, {"n_step": 3}], ids=str)
@@ -168,12 +279,17 @@ def test_a_reset_from_outside_cuts_what_was_recorded() -> None:
     algorithm.cut(mask)
     cut = replay._sample(4, 0.9, 1, False, newest)
     torch.testing.assert_close(cut["next_obs"], before["next_obs"])
-    steps = {name: torch.zeros(1, 4, 3) for name in ("obs", "final_obs")} | {"action": torch.zeros(1, 4, 2), "reward": torch.zeros(1, 4)}
+    steps = {name: torch.zeros(1, 4, 3) for name in ("obs", "final_obs")} | {
+        "action": torch.zeros(1, 4, 2),
+        "reward": torch.zeros(1, 4),
+    }
     steps |= {name: torch.zeros(1, 4, dtype=torch.bool) for name in ("terminated", "truncated")}
     replay.add(steps)  # other episodes, which begin at 0
     after = replay._sample(4, 0.9, 1, False, newest)
     torch.testing.assert_close(after["next_obs"][mask], before["next_obs"][mask])
-    assert float(after["next_obs"][~mask].abs().max()) == 0.0  # taken for continued, as nobody said otherwise
+    assert (
+        float(after["next_obs"][~mask].abs().max()) == 0.0
+    )  # taken for continued, as nobody said otherwise
     two_steps = replay._sample(4, 0.9, 2, False, newest)["discount"]
     is_cut = mask | (before["discount"] == 0)
     assert bool((two_steps[is_cut] != 0.81).all())
@@ -183,8 +299,13 @@ def test_what_goes_back_goes_back_bit_for_bit() -> None:
     env = RandomWalk(4)
     algorithm = off_policy("sac", env, replay_size=40, prioritized=True, horizon=3)
     play(algorithm, env, 5)
-    before, whole = algorithm.snapshot(6), {name: value.clone() for name, value in algorithm.replay.ring._asdict().items()}
-    before = torch.utils._pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, before)
+    before, whole = (
+        algorithm.snapshot(6),
+        {name: value.clone() for name, value in algorithm.replay.ring._asdict().items()},
+    )
+    before = torch.utils._pytree.tree_map(
+        lambda value: value.clone() if isinstance(value, Tensor) else value, before
+    )
     priorities = algorithm.replay.priority.clone()  # type: ignore[attr-defined]
     buffer_of = RandomWalk(4)
     buffer_of.reset(seed=3)
@@ -197,7 +318,10 @@ def test_what_goes_back_goes_back_bit_for_bit() -> None:
     assert not torch.equal(algorithm.replay.ring.numbers, whole["numbers"])
     algorithm.go_back(before)
     for name, value in algorithm.replay.ring._asdict().items():
-        assert torch.equal(value[:-1] if name == "owner" else value, whole[name][:-1] if name == "owner" else whole[name]), name
+        assert torch.equal(
+            value[:-1] if name == "owner" else value,
+            whole[name][:-1] if name == "owner" else whole[name],
+        ), name
     assert torch.equal(algorithm.replay.priority, priorities)  # type: ignore[attr-defined]
 
 
@@ -241,7 +365,9 @@ def test_noise_of_every_kind() -> None:
             rows.append(action[:, 0])
         return torch.stack(rows)
 
-    at_the_limit, _ = ActionNoise("gaussian", 0.05, (0.01, 0.2), 1000, 1, torch.device("cpu")).add(still + 1.0, (), random)
+    at_the_limit, _ = ActionNoise("gaussian", 0.05, (0.01, 0.2), 1000, 1, torch.device("cpu")).add(
+        still + 1.0, (), random
+    )
     assert float(at_the_limit.amax()) == 1.0 > float(at_the_limit.amin())
     assert float(draws("gaussian").std()) == pytest.approx(0.05, rel=0.02)
     ladder = draws("ladder").std(0)
@@ -257,7 +383,9 @@ def test_noise_of_every_kind() -> None:
 
 
 def test_epsilon_falls_and_the_ladder_stands() -> None:
-    algorithm: Any = off_policy("dqn", AlternatingEnv(8), epsilon_start=0.9, epsilon_end=0.1, epsilon_fraction=0.5)
+    algorithm: Any = off_policy(
+        "dqn", AlternatingEnv(8), epsilon_start=0.9, epsilon_end=0.1, epsilon_fraction=0.5
+    )
     for progress, wanted in ((0.0, 0.9), (0.25, 0.5), (0.5, 0.1), (1.0, 0.1)):
         algorithm.make_buffer()
         algorithm.schedule(progress, 0)

@@ -1,4 +1,6 @@
-"""Whole runs of algorithms that replay: resumed they are as never stopped, NaN stays out, what does not fit is refused."""
+"""Whole runs of algorithms that replay: resumed they are as never stopped, NaN stays out, what does
+not fit is refused.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,14 @@ from tests.guards.test_misbehaving_envs import BrokenWalk
 from tests.small_runs import off_policy, play, small_settings
 from tests.tiny_envs import AlternatingEnv, ContinuousAlternating, RandomWalk
 
-SMALL_RUN: dict[str, Any] = {"num_envs": 8, "horizon": 2, "quiet": True, "device": "cpu", "eval_episodes": 2, "log_every": 0.0}
+SMALL_RUN: dict[str, Any] = {
+    "num_envs": 8,
+    "horizon": 2,
+    "quiet": True,
+    "device": "cpu",
+    "eval_episodes": 2,
+    "log_every": 0.0,
+}
 
 
 def test_without_its_replay_a_run_fills_it_anew_before_it_learns(tmp_path: Path) -> None:
@@ -40,7 +49,9 @@ def test_without_its_replay_a_run_fills_it_anew_before_it_learns(tmp_path: Path)
 
 
 def test_actions_are_random_until_learning_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """24 transitions are there after two iterations of 16. A run that goes on without its replay acts by its policy."""
+    """24 transitions are there after two iterations of 16. A run that goes on without its replay
+    acts by its policy.
+    """
     drawn, right = list[int](), TD3.random_action
 
     def random_action(self: TD3) -> Tensor:
@@ -48,7 +59,11 @@ def test_actions_are_random_until_learning_starts(monkeypatch: pytest.MonkeyPatc
         return right(self)
 
     monkeypatch.setattr(TD3, "random_action", random_action)
-    settings = make_settings("td3", "pendulum", **(SMALL_RUN | small_settings("td3") | {"learning_starts": 24, "threads": 1}))
+    settings = make_settings(
+        "td3",
+        "pendulum",
+        **(SMALL_RUN | small_settings("td3") | {"learning_starts": 24, "threads": 1}),
+    )
     trainer = make_trainer(settings, torch.device("cpu"))
     trainer.start()
     for _ in range(4):
@@ -61,7 +76,13 @@ def test_actions_are_random_until_learning_starts(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_policy_needs_no_replay(tmp_path: Path) -> None:
-    run = train("sac", "pendulum", run_dir=str(tmp_path), total_steps=32, **(SMALL_RUN | small_settings("sac")))
+    run = train(
+        "sac",
+        "pendulum",
+        run_dir=str(tmp_path),
+        total_steps=32,
+        **(SMALL_RUN | small_settings("sac")),
+    )
     policy = load(run.folder)
     assert not hasattr(policy.algorithm, "replay")
     assert policy.act(np.zeros(3, np.float32)).shape == (1,)
@@ -69,16 +90,23 @@ def test_a_policy_needs_no_replay(tmp_path: Path) -> None:
 
 
 class Counting(TorchEnv):
-    """Shows how many steps its episode has, so that a transition leads one further; tells none of its state where `forgets`."""
+    """Shows how many steps its episode has, so that a transition leads one further; tells none of
+    its state where `forgets`.
+    """
 
-    single_observation_space, single_action_space = Box(0.0, np.inf, (1,), np.float32), Box(-1.0, 1.0, (1,), np.float32)
+    single_observation_space, single_action_space = (
+        Box(0.0, np.inf, (1,), np.float32),
+        Box(-1.0, 1.0, (1,), np.float32),
+    )
     breaks_at, forgets, ill_at = 0, False, 0  # calls of step
     calls = 0
 
     def initial_state(self, rng: CounterRandom) -> State:
         return {"steps": torch.zeros(rng.num_envs, 1)}
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         self.calls += 1
         if self.calls == self.breaks_at:
             raise EnvError("broken")
@@ -102,12 +130,21 @@ def stored_transitions(folder: Path, **settings: Any) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("change", [{"breaks_at": 11}, {"forgets": True}, {"ill_at": 11}], ids=str)
-def test_no_transition_leads_over_what_was_not_stored(change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rollout that breaks off, environments that begin anew at a resume or because they gave NaN."""
+def test_no_transition_leads_over_what_was_not_stored(
+    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollout that breaks off, environments that begin anew at a resume or because they gave
+    NaN.
+    """
     for name, value in change.items():
         monkeypatch.setattr(Counting, name, value)
     kept = {"horizon": 4, "learning_starts": 10_000, "replay_size": 512, "save_replay": True}
-    settings = SMALL_RUN | small_settings("td3") | kept | {"total_steps": 4 * 32, "eval_episodes": 0, "nan": "reset-envs"}
+    settings = (
+        SMALL_RUN
+        | small_settings("td3")
+        | kept
+        | {"total_steps": 4 * 32, "eval_episodes": 0, "nan": "reset-envs"}
+    )
     name = "tests.algorithms.test_off_policy_runs:Counting"
     if "breaks_at" in change:
         with pytest.raises(EnvError, match="broken"):
@@ -121,10 +158,16 @@ def test_no_transition_leads_over_what_was_not_stored(change: dict[str, Any], tm
     assert torch.equal(next_obs - obs, torch.ones_like(obs))
 
 
-def test_an_update_that_breaks_off_can_be_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the second step of the third iteration: the first one is kept, so is the rollout in the replay, the iteration does not count."""
+def test_an_update_that_breaks_off_can_be_gone_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second step of the third iteration: the first one is kept, so is the rollout in the
+    replay, the iteration does not count.
+    """
     kept = {"horizon": 4, "learning_starts": 32, "replay_size": 512, "save_replay": True}
-    settings = SMALL_RUN | small_settings("td3") | kept | {"total_steps": 4 * 32, "eval_episodes": 0}
+    settings = (
+        SMALL_RUN | small_settings("td3") | kept | {"total_steps": 4 * 32, "eval_episodes": 0}
+    )
     real, calls = TD3.learn_from, list[int]()
 
     def learn_from(*arguments: Any, **named: Any) -> Any:
@@ -135,14 +178,26 @@ def test_an_update_that_breaks_off_can_be_gone_on_from(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(TD3, "learn_from", learn_from)
     with pytest.raises(RuntimeError, match="broken"):
-        train("td3", "tests.algorithms.test_off_policy_runs:Counting", run_dir=str(tmp_path), **settings)
+        train(
+            "td3",
+            "tests.algorithms.test_off_policy_runs:Counting",
+            run_dir=str(tmp_path),
+            **settings,
+        )
 
     def state() -> tuple[int, ...]:
-        """(env steps, updates of whole iterations, steps of the critics, env steps that the replay saw)"""
+        """(env steps, updates of whole iterations, steps of the critics, env steps that the replay
+        saw)
+        """
         parts = load_checkpoint(tmp_path)[0]
         training = parts["training"]
         seen = int(parts["replay"]["counts"][0]) * 8
-        return parts["trainer"]["steps"], int(training["num_updates"]), int(training["critic"]["step"]), seen
+        return (
+            parts["trainer"]["steps"],
+            int(training["num_updates"]),
+            int(training["critic"]["step"]),
+            seen,
+        )
 
     assert state() == (64, 8, 9, 96)
     resume(tmp_path)
@@ -158,7 +213,11 @@ def test_nan_of_an_environment_never_reaches_weights_or_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, horizon: int
 ) -> None:
     monkeypatch.setattr(BrokenWalk, "fault", fault)
-    settings = SMALL_RUN | small_settings("td3") | {"horizon": horizon, "save_replay": True, "total_steps": 96, "eval_episodes": 0}
+    settings = (
+        SMALL_RUN
+        | small_settings("td3")
+        | {"horizon": horizon, "save_replay": True, "total_steps": 96, "eval_episodes": 0}
+    )
     name = "tests.guards.test_misbehaving_envs:BrokenWalk"
     with pytest.raises(NonFiniteError, match="gave NaN or infinity"):
         train("td3", name, run_dir=str(tmp_path / "stop"), **settings)
@@ -174,19 +233,30 @@ def test_nan_of_an_environment_never_reaches_weights_or_replay(
 
 
 @pytest.mark.parametrize(
-    ("name", "env"), [("sac", "pendulum"), ("sac", "cart_pole"), ("td3", "pendulum"), ("rainbow", "cart_pole"), ("pqn", "cart_pole")]
+    ("name", "env"),
+    [
+        ("sac", "pendulum"),
+        ("sac", "cart_pole"),
+        ("td3", "pendulum"),
+        ("rainbow", "cart_pole"),
+        ("pqn", "cart_pole"),
+    ],
 )
 def test_bf16_rounds_products_and_keeps_weights(name: str, env: str, tmp_path: Path) -> None:
     settings = SMALL_RUN | small_settings(name) | {"horizon": 2, "total_steps": 96}
     exact, rounded = (
-        load_checkpoint(train(name, env, run_dir=str(tmp_path / each), precision=each, **settings).folder)[0]
+        load_checkpoint(
+            train(name, env, run_dir=str(tmp_path / each), precision=each, **settings).folder
+        )[0]
         for each in ("float32", "bf16")
     )
     weights = [name for name in exact["model"] if name.endswith("weight")]
     assert all(rounded["model"][name].dtype == torch.float32 for name in weights)
     assert any(not torch.equal(exact["model"][name], rounded["model"][name]) for name in weights)
     for name in weights:
-        torch.testing.assert_close(rounded["model"][name], exact["model"][name], rtol=0.0, atol=0.05)
+        torch.testing.assert_close(
+            rounded["model"][name], exact["model"][name], rtol=0.0, atol=0.05
+        )
 
 
 def test_bf16_is_refused_where_no_layer_computes_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,40 +272,92 @@ def test_bf16_is_refused_where_no_layer_computes_in_it(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "env", "settings", "message"),
     [
-        ("td3", "cart_pole", {}, r"TD3 needs a Box action space, this one is Discrete\(2\); dqn and its kin choose"),
-        ("dqn", "pendulum", {}, r"DQN needs a Discrete action space, this one is Box.*ddpg, td3 and sac take a Box"),
+        (
+            "td3",
+            "cart_pole",
+            {},
+            r"TD3 needs a Box action space, this one is Discrete\(2\); dqn and its kin choose",
+        ),
+        (
+            "dqn",
+            "pendulum",
+            {},
+            r"DQN needs a Discrete action space, this one is Box.*ddpg, td3 and sac take a Box",
+        ),
         ("rainbow", "pendulum", {}, "Rainbow needs a Discrete action space"),
         ("pqn", "pendulum", {}, "PQN needs a Discrete action space"),
-        ("discrete_sac", "pendulum", {}, r"DiscreteSAC needs a Discrete action space.*sac takes a Box"),
+        (
+            "discrete_sac",
+            "pendulum",
+            {},
+            r"DiscreteSAC needs a Discrete action space.*sac takes a Box",
+        ),
         ("vdn", "cart_pole", {}, r"VDN needs a MultiDiscrete action space.*dqn takes a Discrete"),
-        ("sac", "chasing", {"batch_size": 6000}, "a batch of batch_size 6000 is more than learning_starts 5000 transitions hold"),
-        ("sac", "chasing", {"replay_size": 100}, "a batch of batch_size 256 is more than replay_size 100 transitions hold"),
+        (
+            "sac",
+            "chasing",
+            {"batch_size": 6000},
+            "a batch of batch_size 6000 is more than learning_starts 5000 transitions hold",
+        ),
+        (
+            "sac",
+            "chasing",
+            {"replay_size": 100},
+            "a batch of batch_size 256 is more than replay_size 100 transitions hold",
+        ),
         ("td3", "pendulum", {"updates": 3}, "policy_delay 2 updates, updates 3 is no multiple"),
         ("redq", "chasing", {"target_subset": 11}, "target_subset 11 is more than num_critics 10"),
         ("sac", "pendulum", {"atoms": 1}, "atoms must be 0 or at least 2"),
         ("dqn", "cart_pole", {"atoms": 5, "quantiles": 5}, "two kinds of distribution"),
         ("sac", "pendulum", {"fit_returns": 0.1}, "fit_returns needs a rollout"),
         ("mod_sac", "pendulum", {"policy_delay": 2}, "decides by itself when the actor moves"),
-        ("ddpg", "pendulum", {"noise_std_range": [0.5, 0.1]}, "two numbers above 0, the least first"),
+        (
+            "ddpg",
+            "pendulum",
+            {"noise_std_range": [0.5, 0.1]},
+            "two numbers above 0, the least first",
+        ),
         ("sac", "cart_pole", {"atoms": 11}, "leave out atoms 11"),
         ("sac", "pendulum", {"temperature": 0.0}, "temperature must be above 0, got 0.0"),
         ("td3", "pendulum", {"tau": 0.0}, "tau must be above 0, got 0.0"),
         ("td3", "pendulum", {"final_share": 1.5}, "final_share must be from 0 to 1, got 1.5"),
-        ("td3", "pendulum", {"n_step": 101, "replay_size": 400}, "n_step 101 is more than replay_size 400 holds, 100 steps of 4"),
+        (
+            "td3",
+            "pendulum",
+            {"n_step": 101, "replay_size": 400},
+            "n_step 101 is more than replay_size 400 holds, 100 steps of 4",
+        ),
     ],
 )
-def test_what_does_not_fit_is_refused(name: str, env: str, settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused(
+    name: str, env: str, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match=message):
-        train(name, env, run_dir=str(tmp_path), quiet=True, num_envs=4, total_steps=8, device="cpu", **settings)
+        train(
+            name,
+            env,
+            run_dir=str(tmp_path),
+            quiet=True,
+            num_envs=4,
+            total_steps=8,
+            device="cpu",
+            **settings,
+        )
 
 
 def test_a_replay_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpurl.buffers.replay.available_bytes", lambda device: 1_000_000)
     with pytest.raises(
-        UsageError, match=r"a replay of 1,000,000 transitions takes .* GiB on cpu, where .* are free: replay_size [\d,]+ would"
+        UsageError,
+        match=r"a replay of 1,000,000 transitions takes .* GiB on cpu, where .* are free: "
+        r"replay_size [\d,]+ would",
     ):
         off_policy("sac", RandomWalk(8), replay_size=1_000_000).make_buffer()
-    (fits,) = [int(word.replace(",", "")) for word in _error_of(1_000_000).split() if word.replace(",", "").isdigit()][-1:]
+    (fits,) = [
+        int(word.replace(",", ""))
+        for word in _error_of(1_000_000).split()
+        if word.replace(",", "").isdigit()
+    ][-1:]
     off_policy("sac", RandomWalk(8), replay_size=fits).make_buffer()
 
 
@@ -254,7 +376,9 @@ def test_a_saved_replay_of_another_environment_is_refused() -> None:
     small, other = off_policy("sac", RandomWalk(4)), off_policy("sac", ContinuousAlternating(4))
     for algorithm, env in ((small, RandomWalk(4)), (other, ContinuousAlternating(4))):
         play(algorithm, env, 2, learns=False)
-    with pytest.raises(UsageError, match="the saved replay is of another environment or size: its obs is"):
+    with pytest.raises(
+        UsageError, match="the saved replay is of another environment or size: its obs is"
+    ):
         other.replay.load_state_dict(small.replay.state_dict())
     prioritized = off_policy("sac", RandomWalk(4), prioritized=True)
     prioritized.make_buffer()
@@ -303,32 +427,65 @@ def test_a_resume_refuses_another_shape(tmp_path: Path) -> None:
 def test_nested_settings_lie_over_what_the_algorithm_starts_with() -> None:
     """`--network.hidden` of Rainbow must not turn off dueling."""
     config = make_settings("rainbow", "cart_pole", network={"hidden": [32]}).algorithm_config
-    assert (config.network.hidden, config.network.dueling, config.network.noisy) == ((32,), True, True)
+    assert (config.network.hidden, config.network.dueling, config.network.noisy) == (
+        (32,),
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
-    ("env", "wanted"), [("chasing", (64, 1_000_000)), ("pendulum", (64, 40_000)), ("gymnasium_cpu:Pendulum-v1", (8, 200_000))]
+    ("env", "wanted"),
+    [
+        ("chasing", (64, 1_000_000)),
+        ("pendulum", (64, 40_000)),
+        ("gymnasium_cpu:Pendulum-v1", (8, 200_000)),
+    ],
 )
-def test_what_is_known_of_an_environment_lies_over_what_holds_for_all(env: str, wanted: tuple[int, int]) -> None:
+def test_what_is_known_of_an_environment_lies_over_what_holds_for_all(
+    env: str, wanted: tuple[int, int]
+) -> None:
     settings = make_settings("sac", env).train
     assert (settings.num_envs, settings.total_steps) == wanted
 
 
-def test_a_run_that_cannot_start_gives_back_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_start_gives_back_what_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before, closed = torch.get_num_threads(), list[int]()
     monkeypatch.setattr(Pendulum, "close", lambda self: closed.append(self.num_envs))
     with pytest.raises(UsageError, match="replay_size"):
-        train("sac", "pendulum", run_dir=str(tmp_path), num_envs=3, replay_size=10**14, threads=3, quiet=True, device="cpu")
+        train(
+            "sac",
+            "pendulum",
+            run_dir=str(tmp_path),
+            num_envs=3,
+            replay_size=10**14,
+            threads=3,
+            quiet=True,
+            device="cpu",
+        )
     assert torch.get_num_threads() == before
     assert 3 in closed
 
 
 @pytest.mark.parametrize("name", ["fast_td3", "fast_sac"])
-def test_the_fast_ones_learn_from_a_thousand_environments_at_once(name: str, tmp_path: Path) -> None:
-    """Four steps of 1024: all of them stored, some updates after each from the second on, episodes in 1024 phases."""
+def test_the_fast_ones_learn_from_a_thousand_environments_at_once(
+    name: str, tmp_path: Path
+) -> None:
+    """Four steps of 1024: all of them stored, some updates after each from the second on, episodes
+    in 1024 phases.
+    """
     networks = {network: {"hidden": [32]} for network in ("actor_network", "critic_network")}
     settings = make_settings(
-        name, "chasing", num_envs=1024, batch_size=2048, learning_starts=2048, replay_size=8192, device="cpu", **networks
+        name,
+        "chasing",
+        num_envs=1024,
+        batch_size=2048,
+        learning_starts=2048,
+        replay_size=8192,
+        device="cpu",
+        **networks,
     )
     trainer = make_trainer(settings, torch.device("cpu"))
     trainer.start()

@@ -1,4 +1,6 @@
-"""PPO and A2C: known values, exact replay of what was acted, masked rows, and the settings that must have an effect."""
+"""PPO and A2C: known values, exact replay of what was acted, masked rows, and the settings that
+must have an effect.
+"""
 
 import copy
 import dataclasses
@@ -24,8 +26,12 @@ GRU = NetworkConfig(hidden=(16,), memory="gru", memory_size=8)
 
 
 def make(env: VecEnv, name: str = "ppo", **settings: object) -> PPO:
-    config = (A2CConfig if name == "a2c" else PPOConfig)(**{"horizon": 8, "minibatches": 1 if name == "a2c" else 2, **settings})
-    return make_algorithm(name, config, env.single_observation_space, env.single_action_space, env.num_envs, "cpu", 0)
+    config = (A2CConfig if name == "a2c" else PPOConfig)(
+        **{"horizon": 8, "minibatches": 1 if name == "a2c" else 2, **settings}
+    )
+    return make_algorithm(
+        name, config, env.single_observation_space, env.single_action_space, env.num_envs, "cpu", 0
+    )
 
 
 def collect(
@@ -60,9 +66,13 @@ def run_updates(algorithm: PPO, env: VecEnv, count: int) -> dict[str, torch.Tens
     return metrics
 
 
-@pytest.mark.parametrize(("name", "normalize_value"), [("ppo", True), ("ppo", False), ("a2c", False)])
+@pytest.mark.parametrize(
+    ("name", "normalize_value"), [("ppo", True), ("ppo", False), ("a2c", False)]
+)
 def test_truncation_is_not_termination(name: str, normalize_value: bool) -> None:
-    """Values of the alternating task under gamma 0.9 are 4.737 and 5.263; a reset-observation bootstrap gives 3.14, a terminal one 0.75."""
+    """Values of the alternating task under gamma 0.9 are 4.737 and 5.263; a reset-observation
+    bootstrap gives 3.14, a terminal one 0.75.
+    """
     env = AlternatingEnv(16)
     algorithm = make(
         env,
@@ -81,7 +91,9 @@ def test_truncation_is_not_termination(name: str, normalize_value: bool) -> None
 
 
 def test_with_a_memory_the_cut_off_state_is_valued_under_its_own_memory() -> None:
-    """Not under the emptied one of the next episode, and not the next episode's first observation."""
+    """Not under the emptied one of the next episode, and not the next episode's first
+    observation.
+    """
     env = AlternatingEnv(4)
     algorithm = make(env, network=GRU, normalize_value=False)
     obs, _ = env.reset(seed=0)
@@ -93,7 +105,9 @@ def test_with_a_memory_the_cut_off_state_is_valued_under_its_own_memory() -> Non
         if bool(timestep.truncated.all()):
             seen += 1
             recorded = buffer["final_value"][buffer.size - 1]
-            torch.testing.assert_close(recorded, algorithm.value(timestep.info["final_obs"], decision.carry))
+            torch.testing.assert_close(
+                recorded, algorithm.value(timestep.info["final_obs"], decision.carry)
+            )
             for wrong in (
                 algorithm.value(timestep.info["final_obs"], algorithm.initial_carry(4)),
                 algorithm.value(timestep.obs, decision.carry),
@@ -122,8 +136,12 @@ def test_replaying_stored_observations_gives_the_acting_log_probabilities(memory
     else:
         inputs = data["obs"]
     output, _, _ = algorithm.network(inputs.flatten(0, 1))
-    log_prob = algorithm.head.log_prob(output, buffer["action"].flatten(0, 1)).unflatten(0, (20, 12))
-    assert float((log_prob - buffer["log_prob"]).detach().abs().max()) < 1e-6 * float(buffer["log_prob"].abs().max().clamp(min=1))
+    log_prob = algorithm.head.log_prob(output, buffer["action"].flatten(0, 1)).unflatten(
+        0, (20, 12)
+    )
+    assert float((log_prob - buffer["log_prob"]).detach().abs().max()) < 1e-6 * float(
+        buffer["log_prob"].abs().max().clamp(min=1)
+    )
 
 
 @pytest.mark.parametrize("network", [NetworkConfig(), GRU, NetworkConfig(shared=True)])
@@ -138,11 +156,20 @@ def test_first_minibatch_has_ratio_one_whatever_the_normaliser_does(network: Net
 
 @pytest.mark.parametrize("network", [NetworkConfig(), GRU])
 def test_rows_that_are_not_valid_are_never_trained_on(network: NetworkConfig) -> None:
-    """Whatever stands in masked rows, the weights after the update are the same; without the mask the rows do matter."""
+    """Whatever stands in masked rows, the weights after the update are the same; without the mask
+    the rows do matter.
+    """
 
     def weights_after(garbage: float, masked: bool) -> torch.Tensor:
         env = RandomWalk(8)
-        algorithm = make(env, epochs=1, minibatches=1, schedule="constant", normalize_value=False, network=network)
+        algorithm = make(
+            env,
+            epochs=1,
+            minibatches=1,
+            schedule="constant",
+            normalize_value=False,
+            network=network,
+        )
         obs, _ = env.reset(seed=0)
         buffer, _, _ = collect(algorithm, env, obs, algorithm.initial_carry(8))
         if masked:
@@ -161,7 +188,9 @@ def test_rows_that_are_not_valid_are_never_trained_on(network: NetworkConfig) ->
 
 
 def rollout_with_gaps(algorithm: PPO) -> RolloutBuffer:
-    """A rollout in which every fifth row is no transition and holds 1000 as observation, reward and value."""
+    """A rollout in which every fifth row is no transition and holds 1000 as observation, reward and
+    value.
+    """
     env = RandomWalkWithGaps(8)
     buffer, _, _ = collect(algorithm, env, env.reset(seed=0)[0], algorithm.initial_carry(8))
     for name in ("obs", "reward", "value"):
@@ -174,11 +203,15 @@ def assert_moments_of(normalizer: Normalizer, x: torch.Tensor) -> None:
     """The normaliser's first data were the rows of x [B, D] and nothing else."""
     assert float(normalizer.count) == x.shape[0]
     torch.testing.assert_close(normalizer.mean, x.double().mean(0), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(normalizer.variance, x.double().var(0, correction=0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        normalizer.variance, x.double().var(0, correction=0), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("network", [NetworkConfig(), GRU])
-def test_rows_that_are_not_valid_do_not_move_the_observations_normaliser(network: NetworkConfig) -> None:
+def test_rows_that_are_not_valid_do_not_move_the_observations_normaliser(
+    network: NetworkConfig,
+) -> None:
     algorithm = make(RandomWalk(8), network=network)
     buffer = rollout_with_gaps(algorithm)
     algorithm.update(buffer)
@@ -219,7 +252,9 @@ def test_an_algorithm_is_not_copied_apart() -> None:
 
 
 def test_final_value_by_rows_equals_final_value_by_mask() -> None:
-    """The CPU computes values of truncated rows only, the GPU of all: advantages must not differ."""
+    """The CPU computes values of truncated rows only, the GPU of all: advantages must not
+    differ.
+    """
 
     def advantage() -> torch.Tensor:
         env = RandomWalk(8)
@@ -238,7 +273,12 @@ def test_final_value_by_rows_equals_final_value_by_mask() -> None:
     torch.testing.assert_close(by_rows, by_mask, rtol=1e-5, atol=1e-5)
 
 
-SPACES = [Box(-1.0, 1.0, (2,), np.float32), Box(-3.0, 5.0, (2, 2), np.float32), Discrete(3), MultiDiscrete([2, 3])]
+SPACES = [
+    Box(-1.0, 1.0, (2,), np.float32),
+    Box(-3.0, 5.0, (2, 2), np.float32),
+    Discrete(3),
+    MultiDiscrete([2, 3]),
+]
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
@@ -261,16 +301,30 @@ def test_every_action_space_trains(space: object, name: str) -> None:
         {},
         {"network": NetworkConfig(hidden=(7,), activation="elu", shared=True)},
         {"network": NetworkConfig(hidden=(), activation="relu")},
-        {"network": NetworkConfig(hidden=(9, 8), activation="relu"), "clip_range_value": 0.1, "normalize_advantage": "minibatch"},
+        {
+            "network": NetworkConfig(hidden=(9, 8), activation="relu"),
+            "clip_range_value": 0.1,
+            "normalize_advantage": "minibatch",
+        },
         {"entropy_coef": 0.3, "max_grad_norm": 0.01, "initial_std": 7.0},
-        {"entropy_coef": 0.3, "squash": True, "normalize_obs": False, "normalize_value": False, "normalize_advantage": "minibatch"},
+        {
+            "entropy_coef": 0.3,
+            "squash": True,
+            "normalize_obs": False,
+            "normalize_value": False,
+            "normalize_advantage": "minibatch",
+        },
     ],
     ids=str,
 )
 @pytest.mark.parametrize("space", SPACES, ids=str)
 @pytest.mark.parametrize("kind", [RandomWalk, RandomWalkWithGaps])
-def test_small_batches_in_numpy_learn_what_torch_learns(kind: type, space: object, settings: dict[str, object]) -> None:
-    """The same updates with and without the numpy forms; a standard deviation above its limit must stay there in both."""
+def test_small_batches_in_numpy_learn_what_torch_learns(
+    kind: type, space: object, settings: dict[str, object]
+) -> None:
+    """The same updates with and without the numpy forms; a standard deviation above its limit must
+    stay there in both.
+    """
     if not isinstance(space, Box):
         settings = {name: value for name, value in settings.items() if name != "squash"}
 
@@ -283,7 +337,11 @@ def test_small_batches_in_numpy_learn_what_torch_learns(kind: type, space: objec
             algorithm.host_network = None
         metrics = run_updates(algorithm, env, 2)
         data = {"packed": torch.zeros(64, algorithm.minibatches.rows.width)}
-        kinds = {type(column) for minibatch in algorithm._minibatches(data) for column in minibatch.values()}
+        kinds = {
+            type(column)
+            for minibatch in algorithm._minibatches(data)
+            for column in minibatch.values()
+        }
         return algorithm.optimizer.flat, metrics, kinds == {np.ndarray}
 
     (flat, metrics, used), (wanted_flat, wanted, unused) = run(True), run(False)
@@ -303,7 +361,9 @@ def test_linear_schedule_reaches_zero_and_kl_schedule_follows_the_target() -> No
     for kl, rate in ((0.03, 1e-3 / 1.5), (0.012, 1e-3 / 1.5), (0.001, 1e-3), (0.001, 1.5e-3)):
         for has_moved in (False, True):  # where all steps were left out it stays
             adaptive._adapt_learning_rate(torch.tensor(kl), torch.tensor(has_moved))
-            assert has_moved or float(adaptive.optimizer.learning_rate) == pytest.approx(before, rel=1e-5)
+            assert has_moved or float(adaptive.optimizer.learning_rate) == pytest.approx(
+                before, rel=1e-5
+            )
         before = rate
         assert float(adaptive.optimizer.learning_rate) == pytest.approx(rate, rel=1e-5)
     adaptive.schedule(0.9, 0)
@@ -313,7 +373,11 @@ def test_linear_schedule_reaches_zero_and_kl_schedule_follows_the_target() -> No
 def test_entropy_bonus_raises_the_entropy() -> None:
     def std_after(coef: float) -> float:
         env = RandomWalk(16)
-        return float(run_updates(make(env, entropy_coef=coef, learning_rate=1e-2, schedule="constant"), env, 10)["train/std"])
+        return float(
+            run_updates(
+                make(env, entropy_coef=coef, learning_rate=1e-2, schedule="constant"), env, 10
+            )["train/std"]
+        )
 
     assert std_after(1.0) > std_after(0.0) + 0.05
 
@@ -327,27 +391,51 @@ def test_advantages_are_normalised_per_batch_or_minibatch() -> None:
     by_minibatch = make(env, normalize_advantage="minibatch")
     for rows in (raw.flatten(), raw.view(8, 8)[:, :4]):  # of steps; of environments
         got = by_minibatch.minibatches.weighted({"advantage": rows})["advantage"]
-        torch.testing.assert_close(torch.stack((got.mean(), got.std(correction=0))), torch.tensor([0.0, 1.0]), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            torch.stack((got.mean(), got.std(correction=0))),
+            torch.tensor([0.0, 1.0]),
+            rtol=0,
+            atol=1e-5,
+        )
         valid = torch.arange(rows.numel()).view(rows.shape) < 20
         part = by_minibatch.minibatches.weighted({"advantage": rows, "valid": valid})
         torch.testing.assert_close(part["weight"][valid], torch.full((20,), 1 / 20))
-        torch.testing.assert_close(part["advantage"][valid], by_minibatch.minibatches.weighted({"advantage": rows[valid]})["advantage"])
-    nothing = by_minibatch.minibatches.weighted({"advantage": rows, "valid": torch.zeros_like(valid)})
+        torch.testing.assert_close(
+            part["advantage"][valid],
+            by_minibatch.minibatches.weighted({"advantage": rows[valid]})["advantage"],
+        )
+    nothing = by_minibatch.minibatches.weighted(
+        {"advantage": rows, "valid": torch.zeros_like(valid)}
+    )
     assert not bool(nothing["weight"].any())
     assert bool(nothing["advantage"].isfinite().all())
     packed = algorithm.prepare(buffer)["packed"][:, algorithm.minibatches.rows.places["advantage"]]
-    torch.testing.assert_close(torch.stack((packed.mean(), packed.std(correction=0))), torch.tensor([0.0, 1.0]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        torch.stack((packed.mean(), packed.std(correction=0))),
+        torch.tensor([0.0, 1.0]),
+        rtol=0,
+        atol=1e-5,
+    )
 
 
 def test_sizes_and_spaces_that_do_not_fit_are_refused_by_name() -> None:
     env = RandomWalk(8)
-    with pytest.raises(UsageError, match=r"num_envs \* horizon = 64 rows into minibatches = 5, which leaves 4 over"):
+    with pytest.raises(
+        UsageError, match=r"num_envs \* horizon = 64 rows into minibatches = 5, which leaves 4 over"
+    ):
         make(env, minibatches=5).make_buffer()
     with pytest.raises(UsageError, match=r"num_envs = 8 rows into minibatches = 3"):
         make(env, minibatches=3, network=GRU).make_buffer()
-    with pytest.raises(UsageError, match=r"PPO needs a Box of at least one number, .* action space, this one is Dict"):
-        make_algorithm("ppo", PPOConfig(), env.single_observation_space, Dict({"a": Discrete(2)}), 8)
-    with pytest.raises(UsageError, match=r"schedule is 'cosine'; it must be one of kl, linear, constant"):
+    with pytest.raises(
+        UsageError,
+        match=r"PPO needs a Box of at least one number, .* action space, this one is Dict",
+    ):
+        make_algorithm(
+            "ppo", PPOConfig(), env.single_observation_space, Dict({"a": Discrete(2)}), 8
+        )
+    with pytest.raises(
+        UsageError, match=r"schedule is 'cosine'; it must be one of kl, linear, constant"
+    ):
         PPOConfig(schedule="cosine")
     with pytest.raises(UsageError, match=r"epochs and minibatches must be 1"):
         A2CConfig(epochs=4)
@@ -359,6 +447,9 @@ def test_weights_depend_on_the_seed_and_on_nothing_else() -> None:
     torch.manual_seed(1)
     first = make_algorithm("ppo", PPOConfig(), *spaces, 4, seed=5)
     torch.manual_seed(2)
-    again, other = make_algorithm("ppo", PPOConfig(), *spaces, 4, seed=5), make_algorithm("ppo", PPOConfig(), *spaces, 4, seed=6)
+    again, other = (
+        make_algorithm("ppo", PPOConfig(), *spaces, 4, seed=5),
+        make_algorithm("ppo", PPOConfig(), *spaces, 4, seed=6),
+    )
     assert torch.equal(first.optimizer.flat, again.optimizer.flat)  # type: ignore[union-attr]
     assert not torch.equal(first.optimizer.flat, other.optimizer.flat)  # type: ignore[union-attr]

@@ -1,6 +1,8 @@
-"""Every kernel compiles ahead of time for three generations of GPU, without spills and within a bound of registers.
+"""Every kernel compiles ahead of time for three generations of GPU, without spills and within a
+bound of registers.
 
-The interpreter accepts programs that the compiler refuses (a loop-carried type that changes, `break`, a global), so both are needed.
+The interpreter accepts programs that the compiler refuses (a loop-carried type that changes,
+`break`, a global), so both are needed.
 """
 
 import dataclasses
@@ -40,7 +42,9 @@ F, D, B, L, W = "*fp32", "*fp64", "*u8", "*i64", "*i32"
 
 @dataclass
 class Case:
-    """One specialisation of a kernel: argument types in order, a number for each constexpr; `even`: integers that are multiples of 16."""
+    """One specialisation of a kernel: argument types in order, a number for each constexpr; `even`:
+    integers that are multiples of 16.
+    """
 
     kernel: Any
     types: list[Any]
@@ -55,7 +59,9 @@ class Case:
     spills: int = 0  # bytes
 
 
-def gae_case(block_t: int, block_n: int, num_warps: int, registers: int, has_valid: bool = False) -> Case:
+def gae_case(
+    block_t: int, block_n: int, num_warps: int, registers: int, has_valid: bool = False
+) -> Case:
     types = [F, F, F, B, B, B, F, F, F, "i32", "i32", "fp32", "fp32"]
     constants = {"HAS_VALID": has_valid, "BLOCK_T": block_t, "BLOCK_N": block_n}
     vectors = (6, 4) if block_n > 1 else (0, 0)
@@ -73,32 +79,91 @@ def gae_case(block_t: int, block_n: int, num_warps: int, registers: int, has_val
 
 def adam_case(decoupled: bool, has_target: bool, even: bool) -> Case:
     types = [F, F, F, F, F, F, F, F, "i32", "fp32", "fp32", "fp32", "fp32", "fp32"]
-    constants = {"DECOUPLED": decoupled, "HAS_TARGET": has_target, "HAS_RECORD": True, "BLOCK": adam.BLOCK}
+    constants = {
+        "DECOUPLED": decoupled,
+        "HAS_TARGET": has_target,
+        "HAS_RECORD": True,
+        "BLOCK": adam.BLOCK,
+    }
     vectors = (10 + 2 * has_target, 8 + 2 * has_target) if even else (0, 0)
     return Case(
-        adam.adam_kernel, types, constants, 80, even=("P",) if even else (), vectors=vectors, name=f"adam {decoupled} {has_target} {even}"
+        adam.adam_kernel,
+        types,
+        constants,
+        80,
+        even=("P",) if even else (),
+        vectors=vectors,
+        name=f"adam {decoupled} {has_target} {even}",
     )
 
 
 def moments_case(has_valid: bool, width: int) -> Case:
     constants = {"HAS_VALID": has_valid, "BLOCK_B": moments.block_rows(width), "BLOCK_D": width}
-    return Case(moments.block_moments_kernel, [F, B, D, "i32", "i32"], constants, 128, 8, name=f"block moments {width} valid {has_valid}")
+    return Case(
+        moments.block_moments_kernel,
+        [F, B, D, "i32", "i32"],
+        constants,
+        128,
+        8,
+        name=f"block moments {width} valid {has_valid}",
+    )
 
 
 def sample_case(width: int, discrete: bool, registers: int) -> Case:
     types = [F, F, F, L, L, L, L if discrete else F, L if discrete else F, F, "i32", "i32"]
     constants = {"NUM_OUTPUTS": width, "DISCRETE": discrete, "BLOCK": sample.BLOCK}
-    return Case(sample.sample_kernel, types, constants, registers, even=("N",), stack=32, name=f"sample {width} {discrete}")
+    return Case(
+        sample.sample_kernel,
+        types,
+        constants,
+        registers,
+        even=("N",),
+        stack=32,
+        name=f"sample {width} {discrete}",
+    )
 
 
 STREAMS, CLOCKS = [L, L, L], [L, L, F]
 
 
-def replay_case(obs: str, out: str, obs_size: int, num_steps: int, draws: bool, block_b: int, block_d: int) -> Case:
-    types = [obs, F, B, "*i32", obs, L, L, *STREAMS, L, out, F, F, F, out, F, "i32", "i32", "i32", "i32", "i32", "fp32"]
-    constants = {"D": obs_size, "W": 9, "NUM_STEPS": num_steps, "DRAWS": draws, "BLOCK_B": block_b, "BLOCK_D": block_d, "BLOCK_W": 16}
+def replay_case(
+    obs: str, out: str, obs_size: int, num_steps: int, draws: bool, block_b: int, block_d: int
+) -> Case:
+    types = [
+        obs,
+        F,
+        B,
+        "*i32",
+        obs,
+        L,
+        L,
+        *STREAMS,
+        L,
+        out,
+        F,
+        F,
+        F,
+        out,
+        F,
+        "i32",
+        "i32",
+        "i32",
+        "i32",
+        "i32",
+        "fp32",
+    ]
+    constants = {
+        "D": obs_size,
+        "W": 9,
+        "NUM_STEPS": num_steps,
+        "DRAWS": draws,
+        "BLOCK_B": block_b,
+        "BLOCK_D": block_d,
+        "BLOCK_W": 16,
+    }
     name = f"replay {obs} {obs_size} n {num_steps} draws {draws}"
-    # a 64-bit division is a call, around which ptxas saves a few numbers rather than take more than 48 registers
+    # a 64-bit division is a call, around which ptxas saves a few numbers rather than take more than
+    # 48 registers
     return Case(replay.replay_sample_kernel, types, constants, 64, stack=16, spills=32, name=name)
 
 
@@ -113,19 +178,53 @@ def triton_env(name: str, options: dict[str, Any]) -> tuple[env_step.TritonEnv, 
     )
     space = env.single_action_space
     discrete = isinstance(space, Discrete)
-    made = env_step.TritonEnv(task, tuple(env._state.values()), clocks, streams, env.single_observation_space.shape[0], 9)
+    made = env_step.TritonEnv(
+        task, tuple(env._state.values()), clocks, streams, env.single_observation_space.shape[0], 9
+    )
     return made, int(space.n) if discrete else space.shape[0], discrete
 
 
 def env_step_case(name: str, registers: int, **options: Any) -> Case:
     env, width, discrete = triton_env(name, options)
-    types = [(F,) * len(env.states), *CLOCKS, L if discrete else F, *STREAMS, F, F, F, B, B, B, F, L, B, "i32", "i64"]
-    constants = env_step.env_constants(env) | {"BLOCK": env_step.BLOCK, "ACTION_WIDTH": 1 if discrete else width}
-    return Case(env_step.env_step_kernel, types, constants, registers, 2, even=("N",), stack=32, name=f"step {name} {options}")
+    types = [
+        (F,) * len(env.states),
+        *CLOCKS,
+        L if discrete else F,
+        *STREAMS,
+        F,
+        F,
+        F,
+        B,
+        B,
+        B,
+        F,
+        L,
+        B,
+        "i32",
+        "i64",
+    ]
+    constants = env_step.env_constants(env) | {
+        "BLOCK": env_step.BLOCK,
+        "ACTION_WIDTH": 1 if discrete else width,
+    }
+    return Case(
+        env_step.env_step_kernel,
+        types,
+        constants,
+        registers,
+        2,
+        even=("N",),
+        stack=32,
+        name=f"step {name} {options}",
+    )
 
 
 def rollout_case(
-    name: str, sizes: tuple[int, ...], precision: str = "tf32x3", architectures: tuple[int, ...] = (90,), **options: Any
+    name: str,
+    sizes: tuple[int, ...],
+    precision: str = "tf32x3",
+    architectures: tuple[int, ...] = (90,),
+    **options: Any,
 ) -> Case:
     env, width, discrete = triton_env(name, options)
     shape = rollout.PolicyShape(sizes, "tanh", width, discrete, False, 10.0, precision)
@@ -134,63 +233,123 @@ def rollout_case(
     types += [F, L if discrete else F, *[F] * 4, B, B, F, F, F, "i32", "i32", "i64"]
     constants = rollout.rollout_constants(env, shape)
     label = f"rollout {name} {sizes} {precision} {options}"
-    return Case(rollout.rollout_kernel, types, constants, 255, rollout.NUM_WARPS, ("N",), stack=32, name=label, architectures=architectures)
+    return Case(
+        rollout.rollout_kernel,
+        types,
+        constants,
+        255,
+        rollout.NUM_WARPS,
+        ("N",),
+        stack=32,
+        name=label,
+        architectures=architectures,
+    )
 
 
 def random_case(normal: bool) -> Case:
     types = [L, L, L, F, "i32", "i32", "i32", "i32"]
-    return Case(random.random_kernel, types, {"NORMAL": normal, "BLOCK": 512}, 72, stack=32 * normal, name=f"random normal {normal}")
+    return Case(
+        random.random_kernel,
+        types,
+        {"NORMAL": normal, "BLOCK": 512},
+        72,
+        stack=32 * normal,
+        name=f"random normal {normal}",
+    )
 
 
 def permutation_case(size: int, registers: int) -> Case:
     a, b, rounds = permutation._network(size)
     constants = {"SIZE": size, "A": a, "B": b, "ROUNDS": rounds, "BLOCK": permutation.BLOCK}
-    return Case(permutation.permutation_kernel, [L, L, L, L, "i32"], constants, registers, name=f"permutation {size}")
+    return Case(
+        permutation.permutation_kernel,
+        [L, L, L, L, "i32"],
+        constants,
+        registers,
+        name=f"permutation {size}",
+    )
 
 
-def gather_rows_case(size: int, width: int, registers: int, vectors: tuple[int, int] = (0, 0)) -> Case:
+def gather_rows_case(
+    size: int, width: int, registers: int, vectors: tuple[int, int] = (0, 0)
+) -> Case:
     a, b, rounds = permutation._network(size)
     block_width = min(triton.next_power_of_2(width), permutation.WIDEST_TILE)
     tile = {"BLOCK_ROWS": max(permutation.BLOCK // block_width, 1), "BLOCK_WIDTH": block_width}
     constants = {"SIZE": size, "WIDTH": width, "A": a, "B": b, "ROUNDS": rounds, **tile}
     types = [F, L, L, L, F, "i32", "i32", "i32"]
-    return Case(permutation.gather_rows_kernel, types, constants, registers, vectors=vectors, name=f"gather rows {size}x{width}")
+    return Case(
+        permutation.gather_rows_kernel,
+        types,
+        constants,
+        registers,
+        vectors=vectors,
+        name=f"gather rows {size}x{width}",
+    )
 
 
 def block_sums_case(even: bool) -> Case:
     constants = {"BLOCK": prioritized.BLOCK}
     even_names, vectors = (("S",), (2, 0)) if even else ((), (0, 0))
     return Case(
-        prioritized.block_sums_kernel, [F, D, "i32"], constants, 40, even=even_names, vectors=vectors, name=f"block sums even {even}"
+        prioritized.block_sums_kernel,
+        [F, D, "i32"],
+        constants,
+        40,
+        even=even_names,
+        vectors=vectors,
+        name=f"block sums even {even}",
     )
 
 
 def draw_case(size: int) -> Case:
     """Of one entry, whose number Triton makes a constant, and of many."""
     ones = {"S": 1} if size == 1 else {}
-    constants = {"SEARCH_STEPS": triton.cdiv(size, prioritized.BLOCK).bit_length(), "BLOCK": prioritized.BLOCK}
+    constants = {
+        "SEARCH_STEPS": triton.cdiv(size, prioritized.BLOCK).bit_length(),
+        "BLOCK": prioritized.BLOCK,
+    }
     types = [F, D, D, D, W, L, L, L, L, F] + ["i32"] * (3 - len(ones))
     even, vectors = (("S",), (2, 0)) if size % 16 == 0 else ((), (0, 0))
-    return Case(prioritized.draw_kernel, types, constants | ones, 72, even=even, vectors=vectors, name=f"prioritized draw {size}")
+    return Case(
+        prioritized.draw_kernel,
+        types,
+        constants | ones,
+        72,
+        even=even,
+        vectors=vectors,
+        name=f"prioritized draw {size}",
+    )
 
 
 def ppo_loss_case(kind: str, width: int, everything: bool, registers: int) -> Case:
-    """`everything`: valid rows, moments and a clip of the value, or none of them; width 1: all integers that may be 1 are."""
+    """`everything`: valid rows, moments and a clip of the value, or none of them; width 1: all
+    integers that may be 1 are.
+    """
     block_b, block_a, num_warps = ppo_loss._tile(width)
     flags = dict.fromkeys(("HAS_VALID", "HAS_MOMENTS", "CLIP_VALUE"), everything)
     constants = {"IS_GAUSSIAN": kind == "gaussian", **flags, "BLOCK_B": block_b, "BLOCK_A": block_a}
     integers = ("B", "A", "output_stride", "value_stride", "action_stride", "stride")
-    ones = dict.fromkeys(integers, 1) if width == 1 else {}  # Triton makes a constant of an integer that is 1
+    ones = (
+        dict.fromkeys(integers, 1) if width == 1 else {}
+    )  # Triton makes a constant of an integer that is 1
     types = [F] * 16 + ["i32"] * (6 - len(ones)) + ["fp32"] * 4
     name = f"ppo loss {kind} {width} {'all' if everything else 'plain'}"
     return Case(ppo_loss.ppo_loss_kernel, types, constants | ones, registers, num_warps, name=name)
 
 
 def ppo_sums_case(kind: str, width: int, block_k: int) -> Case:
-    constants = {"IS_GAUSSIAN": kind == "gaussian", "BLOCK_P": ppo_loss.SUMS_BLOCK // block_k, "BLOCK_K": block_k, "BLOCK_A": width}
+    constants = {
+        "IS_GAUSSIAN": kind == "gaussian",
+        "BLOCK_P": ppo_loss.SUMS_BLOCK // block_k,
+        "BLOCK_K": block_k,
+        "BLOCK_A": width,
+    }
     ones = {"P": 1, "A": 1} if width == 1 else {}
     types = [F] * 5 + ["i32"] * (2 - len(ones)) + ["fp32"] * 2
-    return Case(ppo_loss.ppo_sums_kernel, types, constants | ones, 112, name=f"ppo sums {kind} {width}")
+    return Case(
+        ppo_loss.ppo_sums_kernel, types, constants | ones, 112, name=f"ppo sums {kind} {width}"
+    )
 
 
 def projection_case(num_atoms: int, has_shift: bool) -> Case:
@@ -206,12 +365,32 @@ def squash_cases(num_actions: int, registers: int, vectors: tuple[int, int] = (0
     """The draw and its way back; `vectors` of the draw."""
     block_b, block_a = squash._tile(num_actions)
     constants = {"A": num_actions, "BLOCK_B": block_b, "BLOCK_A": block_a}
-    ones = {"slope_stride": 1} if num_actions == 1 else {}  # Triton makes a constant of an integer that is 1
-    draw_types, backward_types = [F, F, F, F, F, B, "i32"], [F, F, B, F, F, F, "i32"] + ["i32"] * (1 - len(ones))
+    ones = (
+        {"slope_stride": 1} if num_actions == 1 else {}
+    )  # Triton makes a constant of an integer that is 1
+    draw_types, backward_types = (
+        [F, F, F, F, F, B, "i32"],
+        [F, F, B, F, F, F, "i32"] + ["i32"] * (1 - len(ones)),
+    )
     draw_name, backward_name = f"squashed draw {num_actions}", f"squashed backward {num_actions}"
     return [
-        Case(squash.squashed_sample_kernel, draw_types, constants, registers, squash.NUM_WARPS, vectors=vectors, name=draw_name),
-        Case(squash.squashed_backward_kernel, backward_types, constants | ones, registers, squash.NUM_WARPS, name=backward_name),
+        Case(
+            squash.squashed_sample_kernel,
+            draw_types,
+            constants,
+            registers,
+            squash.NUM_WARPS,
+            vectors=vectors,
+            name=draw_name,
+        ),
+        Case(
+            squash.squashed_backward_kernel,
+            backward_types,
+            constants | ones,
+            registers,
+            squash.NUM_WARPS,
+            name=backward_name,
+        ),
     ]
 
 
@@ -220,7 +399,15 @@ CASES = [
     *(gae_case(64, 32, 8, 128, valid) for valid in (False, True)),
     *(gae_case(256, 1, 2, 72, valid) for valid in (False, True)),
     Case(gae.gae_moments_kernel, [F, F, "i32"], {"BLOCK_P": 128}, 48, name="gae moments"),
-    Case(adam.square_sums_kernel, [F, D, "i32"], {"BLOCK": adam.BLOCK}, 48, even=("P",), vectors=(2, 0), name="square sums"),
+    Case(
+        adam.square_sums_kernel,
+        [F, D, "i32"],
+        {"BLOCK": adam.BLOCK},
+        48,
+        even=("P",),
+        vectors=(2, 0),
+        name="square sums",
+    ),
     *(
         Case(
             adam.prologue_kernel,
@@ -231,27 +418,71 @@ CASES = [
         )
         for clip, wanted in ((False, True), (True, False))
     ),
-    *(adam_case(decoupled, has_target, even) for decoupled in (False, True) for has_target in (False, True) for even in (False, True)),
+    *(
+        adam_case(decoupled, has_target, even)
+        for decoupled in (False, True)
+        for has_target in (False, True)
+        for even in (False, True)
+    ),
     *(moments_case(valid, width) for valid in (False, True) for width in (1, 8, 32)),
     *(
-        Case(moments.merge_moments_kernel, [D, D, D, D, D, "i32", "i32"], {"BLOCK_D": width}, 96, 1, name=f"merge moments {width}")
+        Case(
+            moments.merge_moments_kernel,
+            [D, D, D, D, D, "i32", "i32"],
+            {"BLOCK_D": width},
+            96,
+            1,
+            name=f"merge moments {width}",
+        )
         for width in (1, 8, 32)
     ),
     Case(
-        moments.normalize_kernel, [F, F, F, F, "i32", "i32", "fp32"], {"BLOCK": 1024}, 48, even=("size",), vectors=(2, 2), name="normalize"
+        moments.normalize_kernel,
+        [F, F, F, F, "i32", "i32", "fp32"],
+        {"BLOCK": 1024},
+        48,
+        even=("size",),
+        vectors=(2, 2),
+        name="normalize",
     ),
-    *(permutation_case(size, 64) for size in (5, 1000, 100_003, 131_072)),  # 33, 9 and 5 rounds, with walks; without
+    *(
+        permutation_case(size, 64) for size in (5, 1000, 100_003, 131_072)
+    ),  # 33, 9 and 5 rounds, with walks; without
     *(gather_rows_case(size, 16, 64, (2, 2)) for size in (5, 100_003, 131_072)),
     *(gather_rows_case(131_072, width, 64, (2, 2)) for width in (8, 96, 2048)),
     *(gather_rows_case(131_072, width, 64) for width in (1, 11)),
     *(block_sums_case(even) for even in (False, True)),
-    Case(prioritized.prefix_kernel, [D, D, D, W, "i32", "i32"], {"BLOCK": prioritized.PREFIX_BLOCK}, 96, 8, name="prefix"),
+    Case(
+        prioritized.prefix_kernel,
+        [D, D, D, W, "i32", "i32"],
+        {"BLOCK": prioritized.PREFIX_BLOCK},
+        96,
+        8,
+        name="prefix",
+    ),
     *(draw_case(size) for size in (1, 1023, 200_000, 5_000_000, 1 << 26)),
-    Case(prioritized.clear_priorities_kernel, [W, L, "i32"], {"BLOCK": prioritized.UPDATE_BLOCK}, 32, name="clear priorities"),
-    Case(prioritized.raise_priorities_kernel, [W, L, F, "i32"], {"BLOCK": prioritized.UPDATE_BLOCK}, 32, name="raise priorities"),
+    Case(
+        prioritized.clear_priorities_kernel,
+        [W, L, "i32"],
+        {"BLOCK": prioritized.UPDATE_BLOCK},
+        32,
+        name="clear priorities",
+    ),
+    Case(
+        prioritized.raise_priorities_kernel,
+        [W, L, F, "i32"],
+        {"BLOCK": prioritized.UPDATE_BLOCK},
+        32,
+        name="raise priorities",
+    ),
     random_case(False),
     random_case(True),
-    *(replay_case(obs, F, 60, num_steps, draws, 16, 64) for obs in (F, "*bf16") for num_steps in (1, 3) for draws in (False, True)),
+    *(
+        replay_case(obs, F, 60, num_steps, draws, 16, 64)
+        for obs in (F, "*bf16")
+        for num_steps in (1, 3)
+        for draws in (False, True)
+    ),
     replay_case(F, F, 376, 3, True, 4, 256),
     replay_case(B, B, 7056, 1, True, 4, 256),
     env_step_case("chasing", 64),
@@ -259,11 +490,23 @@ CASES = [
     env_step_case("chasing", 136, dim=8),
     env_step_case("cart_pole", 56),
     env_step_case("pendulum", 56),
-    *(sample_case(*case) for case in ((2, False, 64), (8, False, 96), (2, True, 64), (18, True, 128))),
-    Case(episode_sums.add_episodes_kernel, [F, B, F, L, "i32"], {"BLOCK": episode_sums.BLOCK}, 128, 8, name="episode sums"),
+    *(
+        sample_case(*case)
+        for case in ((2, False, 64), (8, False, 96), (2, True, 64), (18, True, 128))
+    ),
+    Case(
+        episode_sums.add_episodes_kernel,
+        [F, B, F, L, "i32"],
+        {"BLOCK": episode_sums.BLOCK},
+        128,
+        8,
+        name="episode sums",
+    ),
     rollout_case("chasing", (64, 64)),
     *(  # elsewhere two numbers and ten do not fit
-        dataclasses.replace(rollout_case("chasing", (64, 64), architectures=(number,)), spills=spills, stack=stack)
+        dataclasses.replace(
+            rollout_case("chasing", (64, 64), architectures=(number,)), spills=spills, stack=stack
+        )
         for number, spills, stack in ((80, 16, 40), (100, 40, 48))
     ),
     rollout_case("chasing", (64, 64), "tf32"),
@@ -272,31 +515,69 @@ CASES = [
     *(
         ppo_loss_case(kind, width, everything, registers)
         for kind in ("gaussian", "categorical")
-        for width, everything, registers in ((1, True, 48), (2, False, 48), (8, True, 96), (18, True, 144), (128, False, 144))
+        for width, everything, registers in (
+            (1, True, 48),
+            (2, False, 48),
+            (8, True, 96),
+            (18, True, 144),
+            (128, False, 144),
+        )
     ),
-    *(projection_case(num_atoms, has_shift) for num_atoms in (51, 101, 251) for has_shift in (False, True)),
+    *(
+        projection_case(num_atoms, has_shift)
+        for num_atoms in (51, 101, 251)
+        for has_shift in (False, True)
+    ),
     *(case for sizes in ((1, 64), (8, 48, (3, 2)), (21, 64)) for case in squash_cases(*sizes)),
-    *(ppo_sums_case(*sizes) for sizes in (("categorical", 2, 8), ("gaussian", 1, 8), ("gaussian", 8, 16), ("gaussian", 128, 16))),
+    *(
+        ppo_sums_case(*sizes)
+        for sizes in (
+            ("categorical", 2, 8),
+            ("gaussian", 1, 8),
+            ("gaussian", 8, 16),
+            ("gaussian", 128, 16),
+        )
+    ),
 ]
 
 
 def compile_case(case: Case, architecture: int) -> Any:
-    """The compiled kernel, pointers and `even` integers taken for multiples of 16 as the launcher takes them."""
+    """The compiled kernel, pointers and `even` integers taken for multiples of 16 as the launcher
+    takes them.
+    """
     names = case.kernel.arg_names
-    signature = dict(zip([name for name in names if name not in case.constants], case.types, strict=True)) | dict.fromkeys(
-        case.constants, "constexpr"
-    )
+    signature = dict(
+        zip([name for name in names if name not in case.constants], case.types, strict=True)
+    ) | dict.fromkeys(case.constants, "constexpr")
     signature = {name: signature[name] for name in names}
-    places = [(i,) for i, name in enumerate(names) if str(signature[name]).startswith("*") or name in case.even]
-    places += [(i, j) for i, name in enumerate(names) if isinstance(signature[name], tuple) for j in range(len(signature[name]))]
+    places = [
+        (i,)
+        for i, name in enumerate(names)
+        if str(signature[name]).startswith("*") or name in case.even
+    ]
+    places += [
+        (i, j)
+        for i, name in enumerate(names)
+        if isinstance(signature[name], tuple)
+        for j in range(len(signature[name]))
+    ]
     hints = {place: [["tt.divisibility", 16]] for place in places}
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=case.constants, attrs=hints)
-    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": case.num_warps})
+    return triton.compile(
+        source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": case.num_warps}
+    )
 
 
 def resources(told: str) -> tuple[int, int, int]:
-    """(registers, bytes of stack, bytes of spills) in what Triton's own assembler said of a kernel, called as Triton calls it."""
-    used = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*Used (\d+) registers", told, re.DOTALL)
+    """(registers, bytes of stack, bytes of spills) in what Triton's own assembler said of a kernel,
+    called as Triton calls it.
+    """
+    used = re.search(
+        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*Used (\d+) "
+        r"registers",
+        told,
+        re.DOTALL,
+    )
     assert used, told
     stack, stores, loads, registers = map(int, used.groups())
     return registers, stack, stores + loads
@@ -313,13 +594,18 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [(case, number) for case in CASES for number in case.architectures],
     ids=lambda value: value.name if isinstance(value, Case) else f"sm_{value}",
 )
-def test_compiles_without_spills(case: Case, architecture: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compiles_without_spills(
+    case: Case, architecture: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     ptx = compile_case(case, architecture).asm["ptx"]
     registers, stack, spilled = resources(capsys.readouterr().out)
     assert spilled <= case.spills
     assert stack <= case.stack
     assert registers <= case.registers
-    loads, stores = len(re.findall(r"ld\.global\S*\.v4\.b32", ptx)), len(re.findall(r"st\.global\S*\.v4\.b32", ptx))
+    loads, stores = (
+        len(re.findall(r"ld\.global\S*\.v4\.b32", ptx)),
+        len(re.findall(r"st\.global\S*\.v4\.b32", ptx)),
+    )
     assert loads >= case.vectors[0]
     assert stores >= case.vectors[1]
 

@@ -1,4 +1,6 @@
-"""A rollout cut into minibatches: every row once in each pass, in an order of its own, with weights and advantages as they are defined."""
+"""A rollout cut into minibatches: every row once in each pass, in an order of its own, with weights
+and advantages as they are defined.
+"""
 
 from contextlib import nullcontext
 from typing import Any
@@ -17,10 +19,15 @@ from gpurl.kernels.random import CounterRandom, stream_constants
 STEPS, ENVS = 6, 4
 
 
-def made(count: int = 4, normalizes: bool = False, valid: bool = False) -> tuple[Minibatches, dict[str, Tensor], Tensor]:
+def made(
+    count: int = 4, normalizes: bool = False, valid: bool = False
+) -> tuple[Minibatches, dict[str, Tensor], Tensor]:
     """And columns [T, N, ...] whose rows are told apart by `row`, and these packed."""
     random = torch.Generator().manual_seed(0)
-    columns = {"row": torch.arange(STEPS * ENVS).view(STEPS, ENVS), "obs": torch.randn(STEPS, ENVS, 3, generator=random)}
+    columns = {
+        "row": torch.arange(STEPS * ENVS).view(STEPS, ENVS),
+        "obs": torch.randn(STEPS, ENVS, 3, generator=random),
+    }
     columns["advantage"] = torch.randn(STEPS, ENVS, generator=random)
     if valid:
         columns["valid"] = torch.arange(STEPS * ENVS).view(STEPS, ENVS) % 3 > 0
@@ -36,14 +43,26 @@ def normalised(advantage: Tensor, weight: Tensor | None) -> Tensor:
     """Of float64, with numpy."""
     values, shares = advantage.double().numpy(), None if weight is None else weight.double().numpy()
     mean = np.average(values, weights=shares)
-    return torch.from_numpy((values - mean) / np.sqrt(np.average((values - mean) ** 2, weights=shares))).float()
+    return torch.from_numpy(
+        (values - mean) / np.sqrt(np.average((values - mean) ** 2, weights=shares))
+    ).float()
 
 
-@pytest.mark.parametrize("gathered", [8192, 13, 3], ids=["all at once", "a few at a time", "less than one"])
-@pytest.mark.parametrize(("looks", "few"), [(nullcontext, 0), (no_host_looks, 0), (nullcontext, 6), (nullcontext, 5)])
-def test_each_pass_has_every_row_once(looks: Any, few: int, gathered: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "gathered", [8192, 13, 3], ids=["all at once", "a few at a time", "less than one"]
+)
+@pytest.mark.parametrize(
+    ("looks", "few"), [(nullcontext, 0), (no_host_looks, 0), (nullcontext, 6), (nullcontext, 5)]
+)
+def test_each_pass_has_every_row_once(
+    looks: Any, few: int, gathered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launched, real = [], module.gather_rows
-    monkeypatch.setattr(module, "gather_rows", lambda *arguments, **where: launched.append(1) or real(*arguments, **where))
+    monkeypatch.setattr(
+        module,
+        "gather_rows",
+        lambda *arguments, **where: launched.append(1) or real(*arguments, **where),
+    )
     monkeypatch.setattr(module, "GATHERED_ROWS", gathered)
     minibatches, columns, packed = made()
     orders = []
@@ -51,7 +70,9 @@ def test_each_pass_has_every_row_once(looks: Any, few: int, gathered: int, monke
         with looks():
             batches = list(minibatches.of_steps(packed, few))
         assert [len(batch["row"]) for batch in batches] == [6] * 4
-        assert all(isinstance(batch["row"], np.ndarray if few == 6 else Tensor) for batch in batches)
+        assert all(
+            isinstance(batch["row"], np.ndarray if few == 6 else Tensor) for batch in batches
+        )
         for batch in batches:
             wanted = flat(columns, torch.as_tensor(batch["row"]))
             assert set(batch) == set(wanted)
@@ -60,7 +81,9 @@ def test_each_pass_has_every_row_once(looks: Any, few: int, gathered: int, monke
         assert sorted(orders[-1]) == list(range(STEPS * ENVS))
     assert orders[0] != orders[1]
     assert len(launched) == (2 if looks is no_host_looks else 0)  # one of a GPU does it all
-    assert orders[0] == made()[0].order(STEPS * ENVS).tolist()  # whatever the form, the order is the stream's
+    assert (
+        orders[0] == made()[0].order(STEPS * ENVS).tolist()
+    )  # whatever the form, the order is the stream's
 
 
 def test_a_stream_gives_a_new_order_each_time() -> None:
@@ -86,19 +109,31 @@ def test_weights_and_advantages_are_those_of_the_minibatch(valid: bool, few: int
         weight = torch.as_tensor(batch["weight"]) if valid else None
         if weight is not None:
             torch.testing.assert_close(weight, wanted["valid"].float() / wanted["valid"].sum())
-        torch.testing.assert_close(torch.as_tensor(batch["advantage"]), normalised(wanted["advantage"], weight), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            torch.as_tensor(batch["advantage"]),
+            normalised(wanted["advantage"], weight),
+            rtol=1e-5,
+            atol=1e-5,
+        )
 
 
 def test_equal_advantages_and_rows_that_all_do_not_count_give_zeros() -> None:
     minibatches = made(normalizes=True)[0]
-    assert minibatches.weighted({"advantage": torch.full((5,), 3.0)})["advantage"].tolist() == [0.0] * 5
+    assert (
+        minibatches.weighted({"advantage": torch.full((5,), 3.0)})["advantage"].tolist()
+        == [0.0] * 5
+    )
     tiny = minibatches.weighted({"advantage": torch.tensor([1e-8, -1e-8])})["advantage"]
-    torch.testing.assert_close(tiny, torch.tensor([0.5, -0.5]))  # which are mostly rounding are not made large
+    torch.testing.assert_close(
+        tiny, torch.tensor([0.5, -0.5])
+    )  # which are mostly rounding are not made large
     for make in (torch.tensor, np.array):
         batch = minibatches.weighted({"advantage": make([1.0, 2.0]), "valid": make([0.0, 0.0])})
         assert batch["weight"].tolist() == [0.0, 0.0]
         assert np.isfinite(np.asarray(batch["advantage"])).all()
-    one = minibatches.weighted({"advantage": torch.tensor([1.0, 2.0, 4.0]), "valid": torch.tensor([0.0, 0.0, 1.0])})
+    one = minibatches.weighted(
+        {"advantage": torch.tensor([1.0, 2.0, 4.0]), "valid": torch.tensor([0.0, 0.0, 1.0])}
+    )
     assert one["weight"].tolist() == [0.0, 0.0, 1.0]
 
 

@@ -21,11 +21,15 @@ def test_what_is_packed_comes_back() -> None:
         wanted = columns[name].flatten(0, 1)
         assert column.dtype == (torch.float32 if wanted.dtype == torch.bool else wanted.dtype)
         assert torch.equal(column, wanted.to(column.dtype)), name
-    assert torch.equal(packing.unpack(rows[4:8])["obs"], columns["obs"][1])  # row t N + n is step t of environment n
+    assert torch.equal(
+        packing.unpack(rows[4:8])["obs"], columns["obs"][1]
+    )  # row t N + n is step t of environment n
     arrays = packing.unpack(rows.numpy())
     assert arrays["action"].dtype == "int64"
     assert (arrays["choice"] == columns["choice"].flatten().numpy()).all()
-    assert all(view.data_ptr() >= rows.data_ptr() for view in packing.views(rows).values())  # nothing is copied
+    assert all(
+        view.data_ptr() >= rows.data_ptr() for view in packing.views(rows).values()
+    )  # nothing is copied
 
 
 def test_rows_are_as_wide_as_the_next_sixteen_bytes() -> None:

@@ -1,4 +1,6 @@
-"""Replay buffers: what goes in comes out under its names, and prioritised draws and weights are those of their formulas."""
+"""Replay buffers: what goes in comes out under its names, and prioritised draws and weights are
+those of their formulas.
+"""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,22 +29,32 @@ def steps(count: int, seed: int = 0, ends: float = 0.0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shape = (count, ENVS)
     columns = {name: torch.randn(*shape, 3, generator=generator) for name in ("obs", "final_obs")}
-    columns |= {name: torch.randn(*shape, *more, generator=generator) for name, more in COLUMNS.items()}
+    columns |= {
+        name: torch.randn(*shape, *more, generator=generator) for name, more in COLUMNS.items()
+    }
     terminated = torch.rand(shape, generator=generator) < ends
-    return columns | {"terminated": terminated, "truncated": ~terminated & (torch.rand(shape, generator=generator) < ends)}
+    return columns | {
+        "terminated": terminated,
+        "truncated": ~terminated & (torch.rand(shape, generator=generator) < ends),
+    }
 
 
 def uniform(size: int = 40, **options: object) -> Replay:
     return Replay(size, ENVS, (3,), COLUMNS, torch.device("cpu"), **options)  # type: ignore[arg-type]
 
 
-def prioritized(size: int = 40, exponent: float = 0.6, importance: float = 0.4, decay: float = 1.0) -> PrioritizedReplay:
+def prioritized(
+    size: int = 40, exponent: float = 0.6, importance: float = 0.4, decay: float = 1.0
+) -> PrioritizedReplay:
     arguments = size, ENVS, (3,), COLUMNS, torch.device("cpu")
     return PrioritizedReplay(*arguments, exponent=exponent, importance=importance, decay=decay)
 
 
 def saved(replay: Replay) -> dict[str, Any]:
-    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in replay.state_dict().items()}
+    return {
+        name: value.clone() if isinstance(value, Tensor) else value
+        for name, value in replay.state_dict().items()
+    }
 
 
 def test_columns_come_out_under_their_names() -> None:
@@ -82,8 +94,19 @@ def test_a_batch_in_used_memory_is_the_one_that_new_memory_would_hold(make: Any)
 
 
 def test_images_stay_bytes_and_keep_no_shape() -> None:
-    replay = Replay(8, ENVS, (2, 3), {"reward": ()}, torch.device("cpu"), obs_dtype=torch.uint8, storage="bfloat16")
-    columns = steps(2) | {name: torch.randint(0, 256, (2, ENVS, 2, 3), dtype=torch.uint8) for name in ("obs", "final_obs")}
+    replay = Replay(
+        8,
+        ENVS,
+        (2, 3),
+        {"reward": ()},
+        torch.device("cpu"),
+        obs_dtype=torch.uint8,
+        storage="bfloat16",
+    )
+    columns = steps(2) | {
+        name: torch.randint(0, 256, (2, ENVS, 2, 3), dtype=torch.uint8)
+        for name in ("obs", "final_obs")
+    }
     replay.add(columns)
     batch = replay.sample(50, 0.9)
     assert batch["obs"].dtype == torch.uint8
@@ -113,10 +136,18 @@ def test_draws_are_those_of_the_seeds_stream() -> None:
         random, index = CounterRandom(0, 1, torch.device("cpu")), None
         if isinstance(replay, PrioritizedReplay):
             replay.update_priorities(torch.arange(40), torch.linspace(0.1, 5.0, 40))
-            index = prioritized_draw(replay.priority.view(-1), RandomStreams(random.key, random.gamma, random.step), 0, 64)[0]
+            index = prioritized_draw(
+                replay.priority.view(-1),
+                RandomStreams(random.key, random.gamma, random.step),
+                0,
+                64,
+            )[0]
         random.advance()
         streams = RandomStreams(random.key, random.gamma, random.step)
-        wanted, batch = replay_sample(replay.ring, 64, 0.9, 1, streams, index=index), replay.sample(64, 0.9)
+        wanted, batch = (
+            replay_sample(replay.ring, 64, 0.9, 1, streams, index=index),
+            replay.sample(64, 0.9),
+        )
         for name in ("index", "obs", "next_obs", "reward", "discount"):
             assert torch.equal(batch[name], getattr(wanted, name)), name
         assert batch["obs"].data_ptr() != replay.sample(64, 0.9)["obs"].data_ptr()
@@ -129,8 +160,12 @@ def test_what_is_not_said_is_as_the_papers_have_it() -> None:
     assert len(uniform(final_share=0.0).ring.owner) == 1 + 1
 
 
-@pytest.mark.parametrize("options", [{}, {"storage": "bfloat16"}, {"obs_dtype": torch.uint8}, {"exponent": 0.6}], ids=str)
-def test_a_replay_takes_all_that_is_free_and_no_more(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"storage": "bfloat16"}, {"obs_dtype": torch.uint8}, {"exponent": 0.6}], ids=str
+)
+def test_a_replay_takes_all_that_is_free_and_no_more(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def make(size: int = 4000) -> Replay:
         kind = PrioritizedReplay if "exponent" in options else Replay
         return kind(size, ENVS, (3,), COLUMNS, torch.device("cpu"), **options)
@@ -142,8 +177,14 @@ def test_a_replay_takes_all_that_is_free_and_no_more(options: dict[str, Any], mo
     monkeypatch.setattr("gpurl.buffers.replay.available_bytes", lambda device: free)
     make()
     free = replay.bytes - 1
-    half = ", storage bfloat16 takes half as much for observations" if options in ({}, {"exponent": 0.6}) else ""
-    with pytest.raises(UsageError, match=rf"a replay of 4,000 transitions takes .* would fit{half}$") as caught:
+    half = (
+        ", storage bfloat16 takes half as much for observations"
+        if options in ({}, {"exponent": 0.6})
+        else ""
+    )
+    with pytest.raises(
+        UsageError, match=rf"a replay of 4,000 transitions takes .* would fit{half}$"
+    ) as caught:
         make()
     assert "replay_size 3,599 would" in str(caught.value)  # a tenth is left free
     make(3599)
@@ -159,7 +200,9 @@ def test_a_cut_ends_the_newest_step() -> None:
 
 
 def test_weights_take_back_the_bias_of_the_draws() -> None:
-    """With beta 1 the weighted mean over draws is the plain mean over all that is stored, up to one constant factor."""
+    """With beta 1 the weighted mean over draws is the plain mean over all that is stored, up to one
+    constant factor.
+    """
     replay, columns = prioritized(importance=1.0), steps(10)
     replay.add(columns)
     errors = torch.linspace(0.1, 5.0, 40)
@@ -169,14 +212,25 @@ def test_weights_take_back_the_bias_of_the_draws() -> None:
     wanted = priority.double() / priority.double().sum()
     shares = torch.bincount(drawn["index"], minlength=40).double() / 40_000
     torch.testing.assert_close(shares, wanted, rtol=0.1, atol=1e-3)
-    estimate = (drawn["weight"].double() * drawn["extra"].double()).sum() / drawn["weight"].double().sum()
+    estimate = (drawn["weight"].double() * drawn["extra"].double()).sum() / drawn[
+        "weight"
+    ].double().sum()
     assert float(estimate) == pytest.approx(float(columns["extra"].double().mean()), abs=0.02)
-    torch.testing.assert_close(drawn["weight"].double(), (wanted[drawn["index"]].min() / wanted[drawn["index"]]), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        drawn["weight"].double(),
+        (wanted[drawn["index"]].min() / wanted[drawn["index"]]),
+        rtol=1e-5,
+        atol=0,
+    )
 
 
 def test_what_is_not_learnt_from_weighs_nothing_and_lowers_no_other_weight() -> None:
-    """Rows 0 to 3 are truncated, and their final observations were overwritten; their priority is the least, as their error was 0."""
-    replay = PrioritizedReplay(40, ENVS, (3,), COLUMNS, torch.device("cpu"), exponent=1.0, importance=1.0, final_share=0.1)
+    """Rows 0 to 3 are truncated, and their final observations were overwritten; their priority is
+    the least, as their error was 0.
+    """
+    replay = PrioritizedReplay(
+        40, ENVS, (3,), COLUMNS, torch.device("cpu"), exponent=1.0, importance=1.0, final_share=0.1
+    )
     for seed in range(2):
         columns = steps(1, seed)
         columns["truncated"][:] = True
@@ -220,7 +274,9 @@ def test_new_transitions_have_the_greatest_priority_seen_which_fades() -> None:
     torch.testing.assert_close(replay.priority[3], torch.full((ENVS,), greatest))
     replay.update_priorities(torch.tensor([2]), torch.tensor([0.1]))
     replay.add(steps(1))
-    torch.testing.assert_close(replay.priority[4], torch.full((ENVS,), greatest / 4 + LEAST_ERROR**0.6 * 3 / 4))
+    torch.testing.assert_close(
+        replay.priority[4], torch.full((ENVS,), greatest / 4 + LEAST_ERROR**0.6 * 3 / 4)
+    )
 
 
 def test_of_a_transition_that_comes_twice_the_greater_error_counts() -> None:
@@ -253,7 +309,9 @@ def test_what_is_no_transition_keeps_priority_zero() -> None:
 
 @pytest.mark.parametrize("looks", [nullcontext, no_host_looks])
 def test_a_start_with_nothing_to_learn_from_does_not_last(looks: Any) -> None:
-    """All priorities are 0 then, and with a decay of 0 the greatest of the first update would be, too."""
+    """All priorities are 0 then, and with a decay of 0 the greatest of the first update would be,
+    too.
+    """
     replay, first = prioritized(decay=0.0), steps(2)
     replay.add(first | {"valid": torch.zeros(2, ENVS, dtype=torch.bool)})
     with looks():
@@ -322,27 +380,51 @@ def test_a_full_replay_goes_back_wherever_it_was_overwritten() -> None:
 
 def test_a_replay_of_other_observations_or_types_is_not_loaded() -> None:
     """bfloat16 would be copied into float32 without a word."""
-    others = [uniform(storage="bfloat16"), uniform(size=80), Replay(40, ENVS, (4,), COLUMNS, torch.device("cpu"))]
+    others = [
+        uniform(storage="bfloat16"),
+        uniform(size=80),
+        Replay(40, ENVS, (4,), COLUMNS, torch.device("cpu")),
+    ]
     for other in others:
         other.ring.counts[0] = other.num_rows
-        with pytest.raises(UsageError, match=r"the saved replay is of another environment or size: its (obs|flags|numbers) is"):
+        with pytest.raises(
+            UsageError,
+            match=r"the saved replay is of another environment or size: its (obs|flags|numbers) is",
+        ):
             uniform().load_state_dict(saved(other))
 
 
-@pytest.mark.parametrize(("limit", "wanted"), [("max", 2**20 * 1024), ("1000", 1000 - 700 + 50), ("600", 0), (str(2**40), 2**20 * 1024)])
+@pytest.mark.parametrize(
+    ("limit", "wanted"),
+    [("max", 2**20 * 1024), ("1000", 1000 - 700 + 50), ("600", 0), (str(2**40), 2**20 * 1024)],
+)
 def test_free_memory_is_the_machines_or_what_the_container_leaves(
     limit: str, wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, text in (("memory.max", limit), ("memory.current", "700"), ("memory.stat", "anon 3\ninactive_file 50")):
+    for name, text in (
+        ("memory.max", limit),
+        ("memory.current", "700"),
+        ("memory.stat", "anon 3\ninactive_file 50"),
+    ):
         (tmp_path / name).write_text(f"{text}\n")
     monkeypatch.setattr("gpurl.memory.CGROUP", tmp_path)
     real = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda path: "MemAvailable: 1048576 kB" if path.name == "meminfo" else real(path))
+    monkeypatch.setattr(
+        Path,
+        "read_text",
+        lambda path: "MemAvailable: 1048576 kB" if path.name == "meminfo" else real(path),
+    )
     assert available_bytes(torch.device("cpu")) == wanted
 
 
-def test_free_memory_of_a_gpu_is_that_of_the_driver_and_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("memory_reserved", 100), ("memory_allocated", 70), ("mem_get_info", (1000, 2000))):
+def test_free_memory_of_a_gpu_is_that_of_the_driver_and_of_the_allocator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (
+        ("memory_reserved", 100),
+        ("memory_allocated", 70),
+        ("mem_get_info", (1000, 2000)),
+    ):
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     assert available_bytes(torch.device("cuda")) == 1000 + 100 - 70
 
@@ -357,16 +439,26 @@ def test_a_larger_replay_goes_on_with_what_a_smaller_one_saved() -> None:
             replay.cut(torch.tensor([True, False, True, False]))
             replay.add(steps(1, seed=7))
         index = torch.arange((30 + add_more) * ENVS)
-        mine, theirs = (replay._sample(len(index), 0.9, 3, False, index) for replay in (one, larger))
-        assert all(torch.equal(mine[name], theirs[name]) for name in ("obs", "next_obs", "reward", "discount", "weight"))
+        mine, theirs = (
+            replay._sample(len(index), 0.9, 3, False, index) for replay in (one, larger)
+        )
+        assert all(
+            torch.equal(mine[name], theirs[name])
+            for name in ("obs", "next_obs", "reward", "discount", "weight")
+        )
 
 
-@pytest.mark.parametrize("count", [14, 30], ids=["not yet as many steps as the other holds", "more"])
+@pytest.mark.parametrize(
+    "count", [14, 30], ids=["not yet as many steps as the other holds", "more"]
+)
 def test_a_full_replay_goes_on_only_in_one_of_its_size(count: int) -> None:
     """Rows behind its own were never written, but the count of steps says so."""
     full = uniform(size=40)
     for seed in range(count):
         full.add(steps(1, seed))
     uniform(size=40).load_state_dict(saved(full))
-    with pytest.raises(UsageError, match="the saved replay has 10 rows and is full, this one has 20: keep replay_size"):
+    with pytest.raises(
+        UsageError,
+        match="the saved replay has 10 rows and is full, this one has 20: keep replay_size",
+    ):
         uniform(size=80).load_state_dict(saved(full))

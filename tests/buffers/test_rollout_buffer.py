@@ -1,4 +1,6 @@
-"""The rollout's rows: where a step is written, in one graph or by the host, what is full, and what a new rollout forgets."""
+"""The rollout's rows: where a step is written, in one graph or by the host, what is full, and what
+a new rollout forgets.
+"""
 
 import pytest
 import torch
@@ -13,7 +15,11 @@ CPU = torch.device("cpu")
 def step(number: int) -> dict[str, Tensor]:
     """Of two environments, in three dtypes."""
     obs = torch.arange(6.0).view(2, 3) + 10 * number
-    return {"obs": obs, "choice": torch.tensor([number, -number]), "done": torch.tensor([number % 2 == 0, True])}
+    return {
+        "obs": obs,
+        "choice": torch.tensor([number, -number]),
+        "done": torch.tensor([number % 2 == 0, True]),
+    }
 
 
 @pytest.mark.parametrize("in_a_graph", [False, True])
@@ -30,7 +36,9 @@ def test_every_step_has_its_row_and_a_cleared_rollout_its_memory(in_a_graph: boo
             wanted = torch.stack([step(first + number)[name] for number in range(3)])
             assert column.dtype == wanted.dtype
             assert torch.equal(buffer[name], wanted)
-        with pytest.raises(UsageError, match=r"the rollout holds 3 steps and is full; clear\(\) it"):
+        with pytest.raises(
+            UsageError, match=r"the rollout holds 3 steps and is full; clear\(\) it"
+        ):
             buffer.add(step(0))
         places = [buffer[name].data_ptr() for name in step(0)]
         buffer.columns["advantage"] = torch.zeros(3, 2)
@@ -47,7 +55,9 @@ def test_on_a_gpu_columns_of_one_type_are_copied_together() -> None:
     groups = buffer._grouped()
     assert [names for names, _ in groups] == [("done",), ("obs", "reward"), ("choice",)]
     for names, rows in groups:
-        assert [[column.data_ptr() for column in row] for row in rows] == [[buffer[name][t].data_ptr() for name in names] for t in range(3)]
+        assert [[column.data_ptr() for column in row] for row in rows] == [
+            [buffer[name][t].data_ptr() for name in names] for t in range(3)
+        ]
 
 
 def test_columns_that_a_kernel_filled_are_taken_whole() -> None:

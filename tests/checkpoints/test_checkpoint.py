@@ -1,4 +1,6 @@
-"""What a checkpoint saves comes back, of any state in test_properties_states.py; the newest and the best are kept."""
+"""What a checkpoint saves comes back, of any state in test_properties_states.py; the newest and the
+best are kept.
+"""
 
 import os
 from collections import OrderedDict
@@ -10,7 +12,13 @@ from filelock import FileLock
 
 from gpurl.checkpoints import folders as checkpoint
 from gpurl.checkpoints import state_files
-from gpurl.checkpoints.folders import best_checkpoint, latest_checkpoint, list_checkpoints, load_checkpoint, save_checkpoint
+from gpurl.checkpoints.folders import (
+    best_checkpoint,
+    latest_checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
 from gpurl.errors import CheckpointError
 from tests.small_checkpoints import assert_same_bits, entries, small_parts, step_of
 
@@ -19,10 +27,19 @@ from tests.small_checkpoints import assert_same_bits, entries, small_parts, step
 
 def test_views_and_shared_storage_come_back_as_independent_tensors(tmp_path: Path) -> None:
     base = torch.arange(24.0).reshape(4, 6)
-    state = {"base": base, "t": base.t(), "cut": base[1:3, ::2], "row": base[2], "again": base, "wide": torch.ones(1).expand(5)}
+    state = {
+        "base": base,
+        "t": base.t(),
+        "cut": base[1:3, ::2],
+        "row": base[2],
+        "again": base,
+        "wide": torch.ones(1).expand(5),
+    }
     state["weight"] = torch.nn.Parameter(base)
     state["__metadata__"] = torch.ones(2)  # a name that safetensors keeps for itself
-    loaded = load_checkpoint(save_checkpoint(tmp_path, 1, {"model": OrderedDict(state)}))[0]["model"]
+    loaded = load_checkpoint(save_checkpoint(tmp_path, 1, {"model": OrderedDict(state)}))[0][
+        "model"
+    ]
     assert type(loaded) is dict
     for name, tensor in state.items():
         assert torch.equal(loaded[name], tensor)
@@ -32,8 +49,13 @@ def test_views_and_shared_storage_come_back_as_independent_tensors(tmp_path: Pat
 
 def test_names_that_look_alike_when_joined_stay_apart(tmp_path: Path) -> None:
     names = ["a/b", "a~1b", "a.b", "a~0b", "~__metadata__", "__metadata__"]
-    state = {"a": {"b": torch.tensor(-1.0)}, **{name: torch.tensor(float(index)) for index, name in enumerate(names)}}
-    assert_same_bits(load_checkpoint(save_checkpoint(tmp_path, 1, {"model": state}))[0]["model"], state)
+    state = {
+        "a": {"b": torch.tensor(-1.0)},
+        **{name: torch.tensor(float(index)) for index, name in enumerate(names)},
+    }
+    assert_same_bits(
+        load_checkpoint(save_checkpoint(tmp_path, 1, {"model": state}))[0]["model"], state
+    )
 
 
 def test_loaded_tensors_do_not_depend_on_the_file(tmp_path: Path) -> None:
@@ -80,7 +102,9 @@ LOOP.append(LOOP)
         (LOOP, "deep"),
     ],
 )
-def test_what_cannot_be_saved_is_refused_by_name(tmp_path: Path, value: object, message: str) -> None:
+def test_what_cannot_be_saved_is_refused_by_name(
+    tmp_path: Path, value: object, message: str
+) -> None:
     save_checkpoint(tmp_path, 1, small_parts(1))
     with pytest.raises(CheckpointError, match=message):
         save_checkpoint(tmp_path, 2, {"model": {"bad_one": value}})
@@ -95,7 +119,9 @@ def test_part_names_stay_in_the_folder(tmp_path: Path, name: str) -> None:
         save_checkpoint(tmp_path, 1, {name: {}})
 
 
-def test_state_json_of_insane_size_is_neither_written_nor_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_json_of_insane_size_is_neither_written_nor_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = save_checkpoint(tmp_path, 1, {"model": {"text": "x" * 3000}})
     monkeypatch.setattr(state_files, "MAX_JSON_BYTES", 2000)
     with pytest.raises(CheckpointError, match="more than 2000"):
@@ -126,7 +152,9 @@ def test_going_back_to_an_older_step_does_not_prune_what_was_just_saved(tmp_path
     assert len(list_checkpoints(tmp_path)) == 3
 
 
-def test_what_lies_behind_latest_is_left_for_as_long_as_nobody_comes_there_and_is_loaded_last(tmp_path: Path) -> None:
+def test_what_lies_behind_latest_is_left_for_as_long_as_nobody_comes_there_and_is_loaded_last(
+    tmp_path: Path,
+) -> None:
     """A training went on from step 30: the later ones are of the one that was left."""
     for step in (30, 40, 50):
         save_checkpoint(tmp_path, step, small_parts(step))
@@ -137,7 +165,11 @@ def test_what_lies_behind_latest_is_left_for_as_long_as_nobody_comes_there_and_i
     assert load_checkpoint(tmp_path, quiet=True)[1]["step"] == 36
     save_checkpoint(tmp_path, 38, small_parts(38))
     save_checkpoint(tmp_path, 42, small_parts(42), keep=2)
-    assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == [38, 42, 50]  # 40 is passed
+    assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == [
+        38,
+        42,
+        50,
+    ]  # 40 is passed
     for step in (8, 7, 6, 5):
         save_checkpoint(tmp_path, step, small_parts(step), keep=2)
     assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == [5, 42, 50]
@@ -147,12 +179,18 @@ def test_run_folder_works_and_saving_beside_it_prunes_nothing_inside(tmp_path: P
     for step in (1, 2, 3):
         save_checkpoint(tmp_path / "checkpoints", step, small_parts(step))
     assert step_of(tmp_path) == 3
-    assert latest_checkpoint(tmp_path) == list_checkpoints(tmp_path)[-1] == tmp_path / "checkpoints" / "step_000000000003"
+    assert (
+        latest_checkpoint(tmp_path)
+        == list_checkpoints(tmp_path)[-1]
+        == tmp_path / "checkpoints" / "step_000000000003"
+    )
     save_checkpoint(tmp_path, 4, small_parts(4), keep=1)
     assert len(list_checkpoints(tmp_path / "checkpoints")) == 3
 
 
-def test_same_step_again_keeps_ones_own_and_replaces_a_damaged_one_or_anothers(tmp_path: Path) -> None:
+def test_same_step_again_keeps_ones_own_and_replaces_a_damaged_one_or_anothers(
+    tmp_path: Path,
+) -> None:
     path = save_checkpoint(tmp_path, 5, small_parts(5))
     save_checkpoint(tmp_path, 9, small_parts(9))
     save_checkpoint(tmp_path, 5, small_parts(777), is_best=True, is_own=True)
@@ -177,14 +215,22 @@ def test_pruned_or_damaged_best(tmp_path: Path) -> None:
         load_checkpoint(best)
     best.rename(tmp_path / "elsewhere")
     assert best_checkpoint(tmp_path) is None
-    for garbage in (b"", b"../../etc", b"\xff\xfe", b"step_000000000002/../step_000000000002", b"step_000000000002" * 9):
+    for garbage in (
+        b"",
+        b"../../etc",
+        b"\xff\xfe",
+        b"step_000000000002/../step_000000000002",
+        b"step_000000000002" * 9,
+    ):
         (tmp_path / "BEST").write_bytes(garbage)
         assert best_checkpoint(tmp_path) is None
     save_checkpoint(tmp_path, 3, small_parts(3), is_best=True)
     assert best_checkpoint(tmp_path) == tmp_path / "step_000000000003"
 
 
-def test_temporaries_of_dead_runs_go_and_a_live_run_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporaries_of_dead_runs_go_and_a_live_run_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / ".tmp-dead").mkdir()
     (tmp_path / ".tmp-dead" / "model.safetensors").write_bytes(b"x")
     (tmp_path / ".tmp-link").symlink_to(tmp_path / "nowhere")

@@ -16,7 +16,9 @@ from tests.small_checkpoints import entries, small_parts, step_of
 # ---- full disks ----
 
 
-def test_a_disk_that_refuses_at_any_moment_costs_nothing_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_refuses_at_any_moment_costs_nothing_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, messages, done = os.fsync, [], False
     while not done:
         folder = tmp_path / str(len(messages))
@@ -41,12 +43,18 @@ def test_a_disk_that_refuses_at_any_moment_costs_nothing_older(tmp_path: Path, m
         assert not [name for name in entries(folder) if name.startswith(".tmp")]
         save_checkpoint(folder, 2, small_parts(2))
         assert step_of(folder) == 2
-    assert len(messages) == 8  # three files, manifest, their folder, its parent, LATEST's text, and LATEST's folder once more
+    assert (
+        len(messages) == 8
+        # three files, manifest, their folder, its parent, LATEST's text, and LATEST's folder once
+        # more
+    )
     for message in messages:
         assert re.search(r"step_000000000002: .*No space left.*[0-9]+ bytes free", message)
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()], ids=["disk", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()], ids=["disk", "Ctrl-C"]
+)
 def test_what_breaks_off_between_two_renames_puts_the_old_one_back(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,10 +89,12 @@ logging.getLogger("gpurl").warning = fail
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
 def parts(step):
-    return {"model": {"w": torch.full((1 << 17,), float(step))}, "rng": {"step": step, "text": "x" * 10_000}}
+    rng = {"step": step, "text": "x" * 10_000}
+    return {"model": {"w": torch.full((1 << 17,), float(step))}, "rng": rng}
 def load():
     got, manifest = load_checkpoint(folder)
-    assert bool((got["model"]["w"] == manifest["step"]).all()) and got["rng"]["step"] == manifest["step"]
+    assert bool((got["model"]["w"] == manifest["step"]).all())
+    assert got["rng"]["step"] == manifest["step"]
     return manifest["step"]
 def damaged():
     found = []
@@ -100,13 +110,17 @@ def damaged():
 def run_script(script: str, *arguments: object) -> str:
     command = [sys.executable, "-c", HEADER + script, *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=max(120, 3 * KILLS), env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=max(120, 3 * KILLS), env=environment
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
 def test_file_size_limit_is_an_error_and_not_the_end(tmp_path: Path) -> None:
-    """EFBIG comes through safetensors for the large file, through Python for the small ones; SIGXFSZ must not kill."""
+    """EFBIG comes through safetensors for the large file, through Python for the small ones;
+    SIGXFSZ must not kill.
+    """
     out = run_script(
         """
 save_checkpoint(folder, 1, parts(1))
@@ -138,7 +152,9 @@ assert load() == 7
 @pytest.mark.soak
 @pytest.mark.timeout(max(300, 4 * KILLS))
 def test_kills_leave_no_corrupt_no_missing_and_no_older_checkpoint(tmp_path: Path) -> None:
-    """A forked process saves without pause until SIGKILL; what it announced as saved must be there."""
+    """A forked process saves without pause until SIGKILL; what it announced as saved must be
+    there.
+    """
     out = run_script(
         """
 rng = random.Random(7)
@@ -155,7 +171,8 @@ for kill in range(int(sys.argv[2])):
             save_checkpoint(folder, step, parts(step), keep=1 + kill % 2, is_best=step % 5 == 0)
             os.write(writer, step.to_bytes(8, "little"))
     os.close(writer)
-    announced = b"".join(os.read(reader, 8) for _ in range(kill % 3))  # a slow machine only makes the test longer
+    # a slow machine only makes the test longer
+    announced = b"".join(os.read(reader, 8) for _ in range(kill % 3))
     time.sleep(rng.uniform(0.0, 1.2 * seconds))
     os.kill(child, signal.SIGKILL)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
@@ -180,10 +197,16 @@ print(interrupted, latest)
     assert latest >= 4 + KILLS - 1  # 0, 1 or 2 whole saves before each kill
 
 
-@pytest.mark.parametrize("damaged", [0, 1, 2], ids=["new step", "over a damaged one", "over another training's"])
+@pytest.mark.parametrize(
+    "damaged", [0, 1, 2], ids=["new step", "over a damaged one", "over another training's"]
+)
 def test_death_at_each_system_call_leaves_the_old_or_the_new(tmp_path: Path, damaged: int) -> None:
-    """Random kills seldom hit the moments between two renames: here the process dies before its n-th change of the disk."""
-    skipped = 14 if damaged == 2 else 0  # writing beside it is the same: from there on it is put in place
+    """Random kills seldom hit the moments between two renames: here the process dies before its
+    n-th change of the disk.
+    """
+    skipped = (
+        14 if damaged == 2 else 0
+    )  # writing beside it is the same: from there on it is put in place
     out = run_script(
         """
 CHANGES = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir", "chmod", "open")

@@ -1,4 +1,6 @@
-"""Damaged checkpoints are seen and named, those with right sums and bad intent too; nothing of them is executed."""
+"""Damaged checkpoints are seen and named, those with right sums and bad intent too; nothing of them
+is executed.
+"""
 
 import hashlib
 import json
@@ -23,16 +25,23 @@ def sign(folder: Path, **changes: object) -> None:
     manifest = json.loads((folder / "manifest.json").read_bytes())
     names = [file.name for file in folder.iterdir() if file.name != "manifest.json"]
     content = {name: (folder / name).read_bytes() for name in names}
-    manifest["files"] = {name: {"size": len(raw), "sha256": hashlib.sha256(raw).hexdigest()} for name, raw in content.items()}
+    manifest["files"] = {
+        name: {"size": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+        for name, raw in content.items()
+    }
     raw = json.dumps({**manifest, **changes, "sha256": "0" * 64}).encode()
-    (folder / "manifest.json").write_bytes(raw.replace(b"0" * 64, hashlib.sha256(raw).hexdigest().encode()))
+    (folder / "manifest.json").write_bytes(
+        raw.replace(b"0" * 64, hashlib.sha256(raw).hexdigest().encode())
+    )
 
 
 # ---- damage ----
 
 
 def test_a_thousand_flips_and_a_hundred_truncations_are_all_detected(tmp_path: Path) -> None:
-    """Named outright the checkpoint is refused, and by its folder the one before is loaded with a warning: never anything else."""
+    """Named outright the checkpoint is refused, and by its folder the one before is loaded with a
+    warning: never anything else.
+    """
     rng = random.Random(3)
     save_checkpoint(tmp_path, 1, small_parts(1))
     path = save_checkpoint(tmp_path, 2, small_parts(2))
@@ -41,7 +50,11 @@ def test_a_thousand_flips_and_a_hundred_truncations_are_all_detected(tmp_path: P
     for number in range(1100):
         file = rng.choice(list(content))
         good, at = content[file], rng.randrange(len(content[file]))
-        file.write_bytes(good[:at] if number < 100 else good[:at] + bytes([good[at] ^ 1 << rng.randrange(8)]) + good[at + 1 :])
+        file.write_bytes(
+            good[:at]
+            if number < 100
+            else good[:at] + bytes([good[at] ^ 1 << rng.randrange(8)]) + good[at + 1 :]
+        )
         with patch.object(logging.getLogger("gpurl"), "warning") as warning:
             parts, manifest = load_checkpoint(tmp_path)
         assert manifest["step"] == 1
@@ -72,7 +85,9 @@ def test_an_empty_longer_lost_or_additional_file_is_detected(tmp_path: Path) -> 
     assert verify_checkpoint(path)
 
 
-def test_damaged_latest_falls_back_to_the_newest_intact_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_latest_falls_back_to_the_newest_intact_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for step in (1, 2, 3):
         save_checkpoint(tmp_path, step, small_parts(step))
     (tmp_path / "step_000000000003" / "optim.safetensors").write_bytes(b"x")
@@ -86,14 +101,20 @@ def test_damaged_latest_falls_back_to_the_newest_intact_with_a_warning(tmp_path:
     (tmp_path / "step_000000000002" / "manifest.json").unlink()
     assert_same_bits(load_checkpoint(tmp_path)[0], small_parts(1))
     assert re.search("step_000000000002.*manifest", caplog.messages[1])
-    with pytest.raises(CheckpointError, match=r"step_000000000002: .*manifest\.json"):  # named outright: no way back
+    with pytest.raises(
+        CheckpointError, match=r"step_000000000002: .*manifest\.json"
+    ):  # named outright: no way back
         load_checkpoint(tmp_path / "step_000000000002")
     (tmp_path / "step_000000000001" / "state.json").write_bytes(b"{}")
-    with pytest.raises(CheckpointError, match=r"(?s)step_000000000003.*step_000000000002.*step_000000000001"):
+    with pytest.raises(
+        CheckpointError, match=r"(?s)step_000000000003.*step_000000000002.*step_000000000001"
+    ):
         load_checkpoint(tmp_path)
 
 
-def test_a_damaged_best_falls_back_to_latest_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_best_falls_back_to_latest_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     save_checkpoint(tmp_path, 1, small_parts(1))
     assert load_checkpoint(tmp_path, best=True)[1]["step"] == 1  # there is none
     save_checkpoint(tmp_path, 2, small_parts(2), is_best=True)
@@ -105,11 +126,19 @@ def test_a_damaged_best_falls_back_to_latest_with_a_warning(tmp_path: Path, capl
     (tmp_path / "step_000000000002" / "model.safetensors").write_bytes(b"x")
     assert load_checkpoint(tmp_path, best=True)[1]["step"] == 3
     (told,) = caplog.messages
-    assert re.search("loaded .*step_000000000003 instead: .*step_000000000002: model.safetensors has 1 bytes", told)
+    assert re.search(
+        "loaded .*step_000000000003 instead: .*step_000000000002: model.safetensors has 1 bytes",
+        told,
+    )
 
 
-@pytest.mark.parametrize("garbage", [None, b"", b"\xff\0", b"step_000000000099\n", b"../step_000000000001\n", b"x" * 100_000])
-def test_garbage_in_latest_falls_back_with_a_warning(tmp_path: Path, garbage: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "garbage",
+    [None, b"", b"\xff\0", b"step_000000000099\n", b"../step_000000000001\n", b"x" * 100_000],
+)
+def test_garbage_in_latest_falls_back_with_a_warning(
+    tmp_path: Path, garbage: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
     for step in (1, 2):
         save_checkpoint(tmp_path, step, small_parts(step))
     (tmp_path / "LATEST").unlink()
@@ -137,7 +166,11 @@ def test_newer_format_is_refused_by_name_and_never_skipped_or_replaced(tmp_path:
     save_checkpoint(tmp_path, 1, small_parts(1))
     path = save_checkpoint(tmp_path, 2, small_parts(2))
     sign(path, format_version=3)
-    for call in (lambda: load_checkpoint(path), lambda: load_checkpoint(tmp_path), lambda: save_checkpoint(tmp_path, 2, small_parts(2))):
+    for call in (
+        lambda: load_checkpoint(path),
+        lambda: load_checkpoint(tmp_path),
+        lambda: save_checkpoint(tmp_path, 2, small_parts(2)),
+    ):
         with pytest.raises(CheckpointError, match="format 3 is newer than 2"):
             call()
     assert "format 3 is newer" in str(verify_checkpoint(path))
@@ -200,7 +233,9 @@ def test_hostile_bytes_with_right_sums_raise_only_checkpoint_errors(tmp_path: Pa
         for trial in range(120):
             bad = bytearray(good)
             for _ in range(rng.choice([1, 1, 4])):
-                bad[rng.randrange(min(len(bad), 160))] = rng.choice([rng.randrange(256), *b'019-[]{}",:'])
+                bad[rng.randrange(min(len(bad), 160))] = rng.choice(
+                    [rng.randrange(256), *b'019-[]{}",:']
+                )
             file.write_bytes(bad[: rng.randrange(len(bad))] if trial % 4 == 0 else bad)
             sign(path)
             try:
@@ -212,7 +247,17 @@ def test_hostile_bytes_with_right_sums_raise_only_checkpoint_errors(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "name", ["../evil.safetensors", "/etc/hostname", "sub/x.safetensors", "..", "", "x.pt", ".safetensors", "a\0b.safetensors"]
+    "name",
+    [
+        "../evil.safetensors",
+        "/etc/hostname",
+        "sub/x.safetensors",
+        "..",
+        "",
+        "x.pt",
+        ".safetensors",
+        "a\0b.safetensors",
+    ],
 )
 def test_manifest_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
     path = save_checkpoint(tmp_path, 1, small_parts(1))
@@ -223,7 +268,18 @@ def test_manifest_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> No
         load_checkpoint(path)
 
 
-@pytest.mark.parametrize("files", [None, [], 5, {"state.json": 1}, {"state.json": {}}, {"state.json": {"size": "x", "sha256": 1}}, {}])
+@pytest.mark.parametrize(
+    "files",
+    [
+        None,
+        [],
+        5,
+        {"state.json": 1},
+        {"state.json": {}},
+        {"state.json": {"size": "x", "sha256": 1}},
+        {},
+    ],
+)
 def test_manifest_of_wrong_types_is_refused(tmp_path: Path, files: object) -> None:
     path = save_checkpoint(tmp_path, 1, small_parts(1))
     sign(path, files=files)
@@ -235,7 +291,9 @@ def test_manifest_of_wrong_types_is_refused(tmp_path: Path, files: object) -> No
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_only_regular_files_are_opened(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_regular_files_are_opened(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     path = save_checkpoint(tmp_path, 1, small_parts(1))
     for name in ("model.safetensors", "state.json", "manifest.json"):
         good = (path / name).read_bytes()

@@ -1,4 +1,6 @@
-"""Checkpoints that older states of this program wrote load, play as they did and go on; what cannot is refused by name."""
+"""Checkpoints that older states of this program wrote load, play as they did and go on; what cannot
+is refused by name.
+"""
 
 import json
 import shutil
@@ -22,7 +24,10 @@ from tests.small_runs import assert_same, exit_code
 from tests.small_runs import small_run as new_run
 
 OLD = Path(__file__).resolve().parents[1] / "old_checkpoints"
-READ = ["foundation_ppo", "off_policy_dqn"]  # written when the foundation and when the replaying algorithms were done
+READ = [
+    "foundation_ppo",
+    "off_policy_dqn",
+]  # written when the foundation and when the replaying algorithms were done
 
 
 def old_run(name: str, folder: Path) -> Path:
@@ -64,11 +69,20 @@ def test_an_old_policy_plays_as_it_did_and_its_run_goes_on(name: str, tmp_path: 
 
 @pytest.mark.parametrize("name", READ)
 def test_an_old_checkpoint_takes_the_form_that_is_written_today(name: str, tmp_path: Path) -> None:
-    """Whoever changes what is written changes FORMAT_VERSION and tells migrations.py what older checkpoints lack."""
+    """Whoever changes what is written changes FORMAT_VERSION and tells migrations.py what older
+    checkpoints lack.
+    """
     old = load_checkpoint(OLD / name)[0]
-    settings = merge(old["meta"]["settings"], {"run_dir": str(tmp_path / "run"), "quiet": True, "eval_every": 10**9})
-    new = load_checkpoint(train(settings.pop("algorithm"), settings.pop("env"), **settings).folder)[0]
-    old["meta"]["settings"] = new["meta"]["settings"]  # those that came since stand at their defaults
+    settings = merge(
+        old["meta"]["settings"],
+        {"run_dir": str(tmp_path / "run"), "quiet": True, "eval_every": 10**9},
+    )
+    new = load_checkpoint(train(settings.pop("algorithm"), settings.pop("env"), **settings).folder)[
+        0
+    ]
+    old["meta"]["settings"] = new["meta"][
+        "settings"
+    ]  # those that came since stand at their defaults
     old["trainer"]["threads"] = new["trainer"]["threads"]  # a number, or unknown
     assert shape_of(old) == shape_of(new)
 
@@ -84,15 +98,26 @@ def test_what_skip_did_then_is_called_reset_envs_now() -> None:
     parts, _ = load_checkpoint(OLD / "foundation_ppo")
     meta, spaces = parts["meta"], ("observation_space", "action_space")
     for nan, now in (("stop", "raise"), ("skip", "reset-envs")):
-        state = {**parts, "meta": {name: meta[name] for name in spaces} | {"settings": meta["settings"] | {"nan": nan}}}
+        state = {
+            **parts,
+            "meta": {name: meta[name] for name in spaces}
+            | {"settings": meta["settings"] | {"nan": nan}},
+        }
         assert migrations.migrate(state, 1)["meta"]["settings"]["nan"] == now
-    late = {**parts, "meta": meta | {"settings": meta["settings"] | {"nan": "skip"}, "state_space": None}}
+    late = {
+        **parts,
+        "meta": meta | {"settings": meta["settings"] | {"nan": "skip"}, "state_space": None},
+    }
     assert migrations.migrate(late, 1)["meta"]["settings"]["nan"] == "skip"
 
 
-def test_a_format_older_than_all_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_format_older_than_all_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gpurl.checkpoints.folders.OLDEST_FORMAT", 2)
-    with pytest.raises(CheckpointError, match="format 1 is older than 2, the oldest that this gpurl reads"):
+    with pytest.raises(
+        CheckpointError, match="format 1 is older than 2, the oldest that this gpurl reads"
+    ):
         gpurl.load(OLD / "foundation_ppo")
 
 
@@ -102,13 +127,20 @@ def test_names_of_wrapped_modules_are_their_own(tmp_path: Path, wrapper: str) ->
     wanted, obs = gpurl.load(folder), torch.ones(2, 3)
     parts, manifest = load_checkpoint(folder)
     for place in ("", "network."):
-        changed = {name.replace(place, place + wrapper, 1) if place in name else name: value for name, value in parts["model"].items()}
+        changed = {
+            name.replace(place, place + wrapper, 1) if place in name else name: value
+            for name, value in parts["model"].items()
+        }
         assert changed.keys() != parts["model"].keys()
-        path = save_checkpoint(tmp_path / f"wrapped_{place}", manifest["step"], parts | {"model": changed})
+        path = save_checkpoint(
+            tmp_path / f"wrapped_{place}", manifest["step"], parts | {"model": changed}
+        )
         assert torch.equal(gpurl.load(path).act(obs), wanted.act(obs))
     twice = parts["model"] | {f"{wrapper}{name}": value for name, value in parts["model"].items()}
     path = save_checkpoint(tmp_path / "twice", 1, parts | {"model": twice})
-    with pytest.raises(CheckpointError, match="twice: once by itself, once inside _orig_mod or module"):
+    with pytest.raises(
+        CheckpointError, match="twice: once by itself, once inside _orig_mod or module"
+    ):
         gpurl.load(path)
 
 
@@ -119,7 +151,10 @@ class Wrapping(PPO):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.module, self._orig_mod = torch.nn.Linear(2, 2), torch.nn.ModuleDict({"module": torch.nn.Linear(2, 2)})
+        self.module, self._orig_mod = (
+            torch.nn.Linear(2, 2),
+            torch.nn.ModuleDict({"module": torch.nn.Linear(2, 2)}),
+        )
 
 
 def test_a_module_may_be_called_as_a_wrapper_is(tmp_path: Path) -> None:
@@ -129,13 +164,17 @@ def test_a_module_may_be_called_as_a_wrapper_is(tmp_path: Path) -> None:
     assert {"module.weight", "_orig_mod.module.weight"} <= own.keys()
     assert_same(dict(gpurl.load(folder).algorithm.state_dict()), own)
     assert resume(folder, total_steps=256, eval_episodes=0).outcome.steps == 256
-    wrapped = {f"module.{name}": value for name, value in own.items() if not name.startswith("module.")}
-    path = save_checkpoint(tmp_path / "wrapped", manifest["step"], parts | {"model": {**own, **wrapped}})
+    wrapped = {
+        f"module.{name}": value for name, value in own.items() if not name.startswith("module.")
+    }
+    path = save_checkpoint(
+        tmp_path / "wrapped", manifest["step"], parts | {"model": {**own, **wrapped}}
+    )
     with pytest.raises(CheckpointError, match="twice"):
         gpurl.load(path)
-    assert by_own_names({f"_orig_mod.{name}": name for name in own if "module" not in name}, own, "") == {
-        name: name for name in own if "module" not in name
-    }
+    assert by_own_names(
+        {f"_orig_mod.{name}": name for name in own if "module" not in name}, own, ""
+    ) == {name: name for name in own if "module" not in name}
 
 
 def test_parts_that_are_no_run_are_named(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""A zoo of environments that each break the contract in one way, and the sentence with which the checker must name it."""
+"""A zoo of environments that each break the contract in one way, and the sentence with which the
+checker must name it.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +34,15 @@ def built_in() -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("name", [*built_in(), "tests.tiny_envs:AlternatingEnv", "tests.tiny_envs:RandomWalk", "tests.tiny_envs:Walkers"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *built_in(),
+        "tests.tiny_envs:AlternatingEnv",
+        "tests.tiny_envs:RandomWalk",
+        "tests.tiny_envs:Walkers",
+    ],
+)
 def test_good_environments_pass(name: str) -> None:
     assert check_env(name, steps=24) == []
 
@@ -52,7 +62,9 @@ def with_info(timestep: Timestep, **entries: Any) -> Timestep:
 
 
 def without(timestep: Timestep, key: str) -> Timestep:
-    return timestep._replace(info={name: value for name, value in timestep.info.items() if name != key})
+    return timestep._replace(
+        info={name: value for name, value in timestep.info.items() if name != key}
+    )
 
 
 def spoiled(tensor: Tensor, value: float) -> Tensor:
@@ -63,35 +75,75 @@ def spoiled(tensor: Tensor, value: float) -> Tensor:
 
 
 OBS, NUMBERS, FLAGS = (
-    f"wanted a tensor of shape {form}, on cpu, got " for form in ("(8, 3), torch.float32", "(8,), torch.float32", "(8,), torch.bool")
+    f"wanted a tensor of shape {form}, on cpu, got "
+    for form in ("(8, 3), torch.float32", "(8,), torch.float32", "(8,), torch.bool")
 )
 STEP_MUTANTS: dict[str, tuple[Change, str]] = {
-    "reward in float64": (lambda t: t._replace(reward=t.reward.double()), f"reward: {NUMBERS}torch.float64"),
-    "reward as a column": (lambda t: t._replace(reward=t.reward.unsqueeze(1)), f"reward: {NUMBERS}shape (8, 1)"),
-    "reward as a list": (lambda t: t._replace(reward=t.reward.tolist()), f"reward: {NUMBERS}a list"),
-    "float flags": (lambda t: t._replace(terminated=t.terminated.float()), f"terminated: {FLAGS}torch.float32"),
-    "integer time-outs": (lambda t: t._replace(truncated=t.truncated.long()), f"truncated: {FLAGS}torch.int64"),
+    "reward in float64": (
+        lambda t: t._replace(reward=t.reward.double()),
+        f"reward: {NUMBERS}torch.float64",
+    ),
+    "reward as a column": (
+        lambda t: t._replace(reward=t.reward.unsqueeze(1)),
+        f"reward: {NUMBERS}shape (8, 1)",
+    ),
+    "reward as a list": (
+        lambda t: t._replace(reward=t.reward.tolist()),
+        f"reward: {NUMBERS}a list",
+    ),
+    "float flags": (
+        lambda t: t._replace(terminated=t.terminated.float()),
+        f"terminated: {FLAGS}torch.float32",
+    ),
+    "integer time-outs": (
+        lambda t: t._replace(truncated=t.truncated.long()),
+        f"truncated: {FLAGS}torch.int64",
+    ),
     "obs in float64": (lambda t: t._replace(obs=t.obs.double()), f"obs: {OBS}torch.float64"),
     "obs of half the batch": (lambda t: t._replace(obs=t.obs[:4]), f"obs: {OBS}shape (4, 3)"),
     "another device": (lambda t: t._replace(obs=t.obs.to("meta")), f"obs: {OBS}a tensor on meta"),
     "no final_obs": (lambda t: without(t, "final_obs"), f"info['final_obs']: {OBS}nothing"),
-    "valid as numbers": (lambda t: with_info(t, valid=t.reward), f"info['valid']: {FLAGS}torch.float32"),
+    "valid as numbers": (
+        lambda t: with_info(t, valid=t.reward),
+        f"info['valid']: {FLAGS}torch.float32",
+    ),
     "a plain tuple": (tuple, "wanted a gpurl.envs.vec_env.Timestep, got a tuple"),
-    "both flags": (lambda t: t._replace(terminated=t.terminated | t.truncated), "truncated: wanted False where terminated, got both"),
-    "NaN": (lambda t: t._replace(obs=spoiled(t.obs, float("nan"))), "obs: wanted finite numbers, got NaN or infinity in environments [3]"),
-    "infinite reward": (lambda t: t._replace(reward=spoiled(t.reward, float("inf"))), "reward: wanted finite numbers"),
-    "outside the space": (lambda t: t._replace(obs=spoiled(t.obs, 99.0)), f"obs: wanted it inside {LIMITED}, got [99.0"),
-    "gradient": (lambda t: t._replace(obs=t.obs.clone().requires_grad_()), "obs: wanted a tensor without gradient"),
+    "both flags": (
+        lambda t: t._replace(terminated=t.terminated | t.truncated),
+        "truncated: wanted False where terminated, got both",
+    ),
+    "NaN": (
+        lambda t: t._replace(obs=spoiled(t.obs, float("nan"))),
+        "obs: wanted finite numbers, got NaN or infinity in environments [3]",
+    ),
+    "infinite reward": (
+        lambda t: t._replace(reward=spoiled(t.reward, float("inf"))),
+        "reward: wanted finite numbers",
+    ),
+    "outside the space": (
+        lambda t: t._replace(obs=spoiled(t.obs, 99.0)),
+        f"obs: wanted it inside {LIMITED}, got [99.0",
+    ),
+    "gradient": (
+        lambda t: t._replace(obs=t.obs.clone().requires_grad_()),
+        "obs: wanted a tensor without gradient",
+    ),
     "another final_obs": (
         lambda t: with_info(t, final_obs=t.info["final_obs"] + 1.0),
         "info['final_obs']: wanted obs where no episode ended, got another in environments [0, ",
     ),
-    "no done mask": (lambda t: without(t, "_final_obs"), "info['_final_obs']: wanted terminated | truncated, got None"),
+    "no done mask": (
+        lambda t: without(t, "_final_obs"),
+        "info['_final_obs']: wanted terminated | truncated, got None",
+    ),
     "stale done mask": (
         lambda t: with_info(t, _final_obs=torch.zeros(8, dtype=torch.bool)),
         "info['_final_obs']: wanted terminated | truncated, got torch.bool",
     ),
-    "time_outs that say done": (lambda t: with_info(t, time_outs=t.terminated | t.truncated), "info['time_outs']: wanted truncated"),
+    "time_outs that say done": (
+        lambda t: with_info(t, time_outs=t.terminated | t.truncated),
+        "info['time_outs']: wanted truncated",
+    ),
     "short statistics": (
         lambda t: with_info(t, episode={"r": t.reward[:3], "l": t.reward}),
         "info['episode']['r']: wanted a tensor of shape (8,), got shape (3,)",
@@ -142,23 +194,31 @@ class ChangesActions(Bounded):
 
 
 class NotReproducible(Bounded):
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         state, reward, terminated = super().transition(state, action, rng)
         return state, reward + torch.rand(()), terminated
 
 
 class NotReproducibleReset(Bounded):
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
         return super().reset(seed=None, options=options)
 
 
 class ResetsAll(Bounded):
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
         return super().reset(seed=seed)
 
 
 class EatsOptions(Bounded):
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
         mask = (options or {}).pop("reset_mask", None)
         return super().reset(seed=seed, options={"reset_mask": mask})
 
@@ -181,8 +241,14 @@ class ForgetsOnResume(Bounded):
 
 
 class Raises(Bounded):
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
-        return {"x": torch.cat((state["x"], torch.ones(2, 2)))}, action, action  # the line that fails
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
+        return (
+            {"x": torch.cat((state["x"], torch.ones(2, 2)))},
+            action,
+            action,
+        )  # the line that fails
 
 
 class Squeezes(Bounded):
@@ -192,7 +258,9 @@ class Squeezes(Bounded):
 
 
 class WritesIntoState(Bounded):
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         x = state["x"].add_(0.1)
         return {"x": x.clone()}, x.sum(1), rng.uniform() < 0.1
 
@@ -214,7 +282,9 @@ class MixesEnvironments(Bounded):
 
 
 class ChangesForm(Bounded):
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         x, reward, terminated = super().transition({"x": state["x"].float()}, action, rng)
         return {"x": x["x"].double()}, reward, terminated
 
@@ -223,20 +293,26 @@ class ChangesForm(Bounded):
 
 
 class AddsKeys(Bounded):
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         x, reward, terminated = super().transition(state, action, rng)
         return {**x, "late": reward}, reward, terminated
 
 
 class LooksAtItems(Bounded):
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         scale = state["x"].abs().max().item()  # the look
         x, reward, terminated = super().transition(state, action, rng)
         return x, reward + 0.0 * scale, terminated
 
 
 class IndexesByMask(Bounded):
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         x, reward, terminated = super().transition(state, action, rng)
         positive = reward[reward > -1.0]  # the look
         return x, reward + 0.0 * positive.sum(), terminated
@@ -245,19 +321,41 @@ class IndexesByMask(Bounded):
 BEHAVIOURS: list[tuple[type[VecEnv], str]] = [
     (ReusesBuffers, "got step 0: obs changed by a later step"),
     (ChangesActions, "actions: wanted them left as they were"),
-    (NotReproducible, "reward, info['episode']['r']: wanted the same values for the same seed and actions"),
-    (NotReproducibleReset, "NotReproducibleReset.reset: obs: wanted the same first observations for the same seed"),
-    (ResetsAll, "obs: wanted the environments outside the mask left alone, got others in [1, 3, 5, 7]"),
+    (
+        NotReproducible,
+        "reward, info['episode']['r']: wanted the same values for the same seed and actions",
+    ),
+    (
+        NotReproducibleReset,
+        "NotReproducibleReset.reset: obs: wanted the same first observations for the same seed",
+    ),
+    (
+        ResetsAll,
+        "obs: wanted the environments outside the mask left alone, got others in [1, 3, 5, 7]",
+    ),
     (EatsOptions, "options: wanted the dict left as it was, got the keys []"),
     (ForgetsInfo, "ForgetsInfo.reset: wanted a tuple (obs, info), got Tensor"),
     (StopsItsClock, "episode_length_buf: wanted one more a step and 0 after an end, got [2"),
     (ForgetsOnResume, "ForgetsOnResume.load_state_dict: obs, reward"),
     (Raises, "RuntimeError: Sizes of tensors must match"),
     (Raises, "# the line that fails"),
-    (Squeezes, "with num_envs=1: Squeezes.step: reward: wanted a tensor of shape (1,), torch.float32, on cpu, got shape ()"),
-    (WritesIntoState, "WritesIntoState.transition: wanted what it is given left alone, got x changed in place"),
-    (WritesWhileLooking, "WritesWhileLooking.observe: wanted what it is given left alone, got x changed in place"),
-    (SizesBySelf, "SizesBySelf.initial_state: x: wanted 10 rows, as many as rng.num_envs, got shape (8, 3)"),
+    (
+        Squeezes,
+        "with num_envs=1: Squeezes.step: reward: wanted a tensor of shape (1,), torch.float32, on "
+        "cpu, got shape ()",
+    ),
+    (
+        WritesIntoState,
+        "WritesIntoState.transition: wanted what it is given left alone, got x changed in place",
+    ),
+    (
+        WritesWhileLooking,
+        "WritesWhileLooking.observe: wanted what it is given left alone, got x changed in place",
+    ),
+    (
+        SizesBySelf,
+        "SizesBySelf.initial_state: x: wanted 10 rows, as many as rng.num_envs, got shape (8, 3)",
+    ),
     (MixesEnvironments, "x: wanted the same environments whatever their number"),
     (ChangesForm, "x: wanted torch.float32 of shape (8, 3) as in initial_state, got torch.float64"),
     (AddsKeys, "wanted the keys ['x'], got ['late', 'x']"),
@@ -267,14 +365,19 @@ BEHAVIOURS: list[tuple[type[VecEnv], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("mutant", "wanted"), BEHAVIOURS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("mutant", "wanted"), BEHAVIOURS, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_mutants_of_behaviour(mutant: type[VecEnv], wanted: str) -> None:
     findings(mutant(8), wanted)
 
 
 def test_a_class_that_is_no_vec_env() -> None:
     env = gymnasium.make_vec("CartPole-v1", 2, "sync")
-    assert check_env(env) == ["SyncVectorEnv: wanted a subclass of gpurl.envs.vec_env.VecEnv, got one of VectorEnv, Generic"]  # type: ignore[arg-type]
+    assert check_env(env) == [
+        "SyncVectorEnv: wanted a subclass of gpurl.envs.vec_env.VecEnv, got one of VectorEnv, "
+        "Generic"
+    ]  # type: ignore[arg-type]
     env.close()
 
 
@@ -293,7 +396,9 @@ def test_an_observation_space_that_is_no_box() -> None:
     class Tabular(RandomWalk):
         single_observation_space = Discrete(4)  # type: ignore[assignment]
 
-    assert "Tabular.single_observation_space: wanted a Box, got Discrete(4)" in check_env(Tabular(2))
+    assert "Tabular.single_observation_space: wanted a Box, got Discrete(4)" in check_env(
+        Tabular(2)
+    )
 
 
 def test_a_finding_is_not_repeated() -> None:
@@ -320,10 +425,16 @@ def test_the_guard_names_env_key_wanted_and_got() -> None:
     env = make_env("chasing", 4)
     env.reset(seed=0)
     timestep = env.step(torch.zeros(4, 2))
-    wanted = r"Chasing\.step: reward: wanted a tensor of shape \(4,\), torch.float32, on cpu, got torch.float64"
+    wanted = (
+        r"Chasing\.step: reward: wanted a tensor of shape \(4,\), torch.float32, on cpu, got "
+        r"torch.float64"
+    )
     with pytest.raises(EnvError, match=wanted):
         check_step(env, timestep._replace(reward=timestep.reward.double()))
-    with pytest.raises(EnvError, match=r"Chasing\.reset: obs: wanted a tensor of shape \(4, 8\), .* got shape \(3, 8\)"):
+    with pytest.raises(
+        EnvError,
+        match=r"Chasing\.reset: obs: wanted a tensor of shape \(4, 8\), .* got shape \(3, 8\)",
+    ):
         check_reset(env, timestep.obs[:3])
 
 
@@ -357,7 +468,9 @@ class Bandit(TorchEnv):
     def initial_state(self, rng: CounterRandom) -> State:
         return {}
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         return {}, action.float(), torch.zeros_like(action, dtype=torch.bool)
 
     def observe(self, state: State) -> Tensor:
@@ -365,7 +478,9 @@ class Bandit(TorchEnv):
 
 
 def test_an_environment_needs_no_state() -> None:
-    assert [problem for problem in check_env("tests.cli.test_check_env:Bandit") if "reset()" in problem] == []
+    assert [
+        problem for problem in check_env("tests.cli.test_check_env:Bandit") if "reset()" in problem
+    ] == []
 
 
 # ---- environments that cannot even be made ----
@@ -375,7 +490,11 @@ class Spaceless(TorchEnv):
     """Has forgotten its action space."""
 
     single_observation_space = LIMITED
-    initial_state, transition, observe = RandomWalk.initial_state, RandomWalk.transition, RandomWalk.observe
+    initial_state, transition, observe = (
+        RandomWalk.initial_state,
+        RandomWalk.transition,
+        RandomWalk.observe,
+    )
 
 
 class Deviceless(RandomWalk):
@@ -385,10 +504,17 @@ class Deviceless(RandomWalk):
         super().__init__(num_envs, "cpu", seed)
 
 
-@pytest.mark.parametrize(("name", "message"), [
-    ("Spaceless", r"Spaceless.single_action_space: wanted a gymnasium.Space, got None"),
-    ("Deviceless", r"Deviceless.__init__: wanted num_envs, device and seed among its arguments, device missing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Spaceless", r"Spaceless.single_action_space: wanted a gymnasium.Space, got None"),
+        (
+            "Deviceless",
+            r"Deviceless.__init__: wanted num_envs, device and seed among its arguments, device "
+            r"missing",
+        ),
+    ],
+)
 def test_what_cannot_be_made_is_named(name: str, message: str) -> None:
     with pytest.raises(EnvError, match=message):
         check_env(f"tests.cli.test_check_env:{name}")

@@ -1,4 +1,6 @@
-"""The command line, called in this process: every command on a small run, every spelling of a setting, exit codes of wrong words."""
+"""The command line, called in this process: every command on a small run, every spelling of a
+setting, exit codes of wrong words.
+"""
 
 import dataclasses
 import json
@@ -28,7 +30,15 @@ from tests.small_runs import exit_code
 ROOT = Path(__file__).resolve().parent.parent.parent
 ITERATION = 16 * 8
 SMALL = [
-    *("num_envs=16", "--horizon", "8", "--minibatches=2", f"total_steps={3 * ITERATION}", "eval_episodes=4", "network.hidden=16"),
+    *(
+        "num_envs=16",
+        "--horizon",
+        "8",
+        "--minibatches=2",
+        f"total_steps={3 * ITERATION}",
+        "eval_episodes=4",
+        "network.hidden=16",
+    ),
     *("device=cpu", "log_every=0", "tag_style=cleanrl"),
 ]
 
@@ -53,14 +63,18 @@ def test_graphs_are_switched_off_by_a_word() -> None:
     for words in (["--no-graph"], ["--no_graph"], ["--graph", "off"], ["graph=off"]):
         assert settings("ppo", "chasing", *words)["graph"] == "off"
     assert settings("ppo", "chasing")["graph"] == "auto"
-    with pytest.raises(UsageError, match=r"graph is 'on'; it must be one of auto, full, policy, off"):
+    with pytest.raises(
+        UsageError, match=r"graph is 'on'; it must be one of auto, full, policy, off"
+    ):
         settings("ppo", "chasing", "--graph", "on")
 
 
 def test_help_answers_within_a_second() -> None:
     def seconds() -> float:
         began = time.monotonic()
-        subprocess.run([sys.executable, "-m", "gpurl", "--help"], cwd=ROOT, capture_output=True, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "gpurl", "--help"], cwd=ROOT, capture_output=True, check=True
+        )
         return time.monotonic() - began
 
     assert min(seconds() for _ in range(3)) <= 1.0
@@ -70,7 +84,9 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--help"], ["-h"], ["help"]):
         assert main(words) == 0
         text = capsys.readouterr().out
-        assert all(f"gpurl {command} " in text or f"gpurl {command}\n" in text for command in cli.COMMANDS)
+        assert all(
+            f"gpurl {command} " in text or f"gpurl {command}\n" in text for command in cli.COMMANDS
+        )
     assert main([]) == 2
 
 
@@ -84,18 +100,31 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_envs_lists_every_env_file_with_its_spaces(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["envs"]) == 0
     text = capsys.readouterr().out
-    listed = {line.split(":")[0].strip() for line in text.splitlines() if line.startswith("  ") and not line.startswith("      ")}
+    listed = {
+        line.split(":")[0].strip()
+        for line in text.splitlines()
+        if line.startswith("  ") and not line.startswith("      ")
+    }
     files = {path.stem for path in (ROOT / "envs").rglob("*.py") if not path.stem.startswith("_")}
     assert listed == files - NOT_ENVS
-    assert "pendulum\n      observation (3,), action Box(-2.0, 2.0, (1,), float32), 200 steps" in text
+    assert (
+        "pendulum\n      observation (3,), action Box(-2.0, 2.0, (1,), float32), 200 steps" in text
+    )
     assert "options: dim=2, discrete=False" in text
     assert "gymnasium_cpu:TASK" in text
 
 
-def test_doctor_names_versions_and_what_is_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_versions_and_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "PACKAGES", (*doctor.PACKAGES, "no_such_package"))
     monkeypatch.setattr(
-        doctor, "SIMULATORS", {"json": ("tasks of JSON", "pip install json"), "no_such_module": ("nothing", "pip install it")}
+        doctor,
+        "SIMULATORS",
+        {
+            "json": ("tasks of JSON", "pip install json"),
+            "no_such_module": ("nothing", "pip install it"),
+        },
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["doctor"]) == 0
@@ -109,15 +138,30 @@ def test_doctor_names_versions_and_what_is_missing(capsys: pytest.CaptureFixture
     assert any(f"torch uses {torch.get_num_threads()} threads" in line for line in lines)
 
 
-def test_train_help_shows_every_setting_with_its_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_help_shows_every_setting_with_its_help(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert exit_code(["train", "ppo", "chasing", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    names = [item.name for kind in (TrainConfig, PPOConfig) for item in dataclasses.fields(kind) if item.name != "network"]
-    names += [f"network.{item.name}" for item in dataclasses.fields(NetworkConfig)] + ["env.dim", "env.discrete", "env.bonus"]
+    names = [
+        item.name
+        for kind in (TrainConfig, PPOConfig)
+        for item in dataclasses.fields(kind)
+        if item.name != "network"
+    ]
+    names += [f"network.{item.name}" for item in dataclasses.fields(NetworkConfig)] + [
+        "env.dim",
+        "env.discrete",
+        "env.bonus",
+    ]
     for name in names:
         assert re.search(rf"--{name.replace('_', '-')}[ ,]", text), name
-    for help_text in ("Environments stepped together.", "Units of the hidden layers.", "Print nothing but errors."):
+    for help_text in (
+        "Environments stepped together.",
+        "Units of the hidden layers.",
+        "Print nothing but errors.",
+    ):
         assert help_text in text
     assert text.count("(default: ") >= len(names)
     assert exit_code(["train", "--help"]) == 0
@@ -130,7 +174,10 @@ def test_a_default_that_is_changed_keeps_the_help_of_its_setting(
     monkeypatch.setenv("COLUMNS", "200")
     assert exit_code(["train", "fast_td3", "chasing", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for line in ("Decoupled weight decay (AdamW). (default: 0.1)", "Updates of the critics to one of the actor. (default: 2)"):
+    for line in (
+        "Decoupled weight decay (AdamW). (default: 0.1)",
+        "Updates of the critics to one of the actor. (default: 2)",
+    ):
         assert line in text
 
 
@@ -140,11 +187,23 @@ def test_a_default_that_is_changed_keeps_the_help_of_its_setting(
 def test_all_spellings_and_a_file_say_the_same(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
-        "algorithm: ppo\nenv: chasing\nnum_envs: 64\ntotal_steps: 1e6\nlearning_rate: 1e-4\nstagger: false\n"
+        "algorithm: ppo\nenv: chasing\nnum_envs: 64\ntotal_steps: 1e6\nlearning_rate: "
+        "1e-4\nstagger: false\n"
         "network: {hidden: [32, 16]}\nenv_options: {dim: 3, discrete: true}\n"
     )
     flags = [
-        *("--num-envs", "64", "--total-steps", "1_000_000", "--learning-rate", "0.0001", "--no-stagger", "--network.hidden", "32", "16"),
+        *(
+            "--num-envs",
+            "64",
+            "--total-steps",
+            "1_000_000",
+            "--learning-rate",
+            "0.0001",
+            "--no-stagger",
+            "--network.hidden",
+            "32",
+            "16",
+        ),
         *("--env.dim", "3", "--env.discrete"),
     ]
     equals = [
@@ -157,10 +216,20 @@ def test_all_spellings_and_a_file_say_the_same(tmp_path: Path) -> None:
         "env.discrete=true",
     ]
     wanted = settings("ppo", "chasing", *flags)
-    assert (wanted["num_envs"], wanted["total_steps"], wanted["learning_rate"], wanted["stagger"]) == (64, 10**6, 1e-4, False)
+    assert (
+        wanted["num_envs"],
+        wanted["total_steps"],
+        wanted["learning_rate"],
+        wanted["stagger"],
+    ) == (64, 10**6, 1e-4, False)
     assert wanted["network"]["hidden"] == [32, 16]
     assert wanted["env_options"] == {"dim": 3, "discrete": True}
-    assert settings("ppo", "chasing", *(flag.replace("-", "_").replace("__", "--", 1) for flag in flags)) == wanted
+    assert (
+        settings(
+            "ppo", "chasing", *(flag.replace("-", "_").replace("__", "--", 1) for flag in flags)
+        )
+        == wanted
+    )
     assert settings("ppo", "chasing", *equals) == wanted
     assert settings("ppo", "chasing", *(f"--{word}" for word in equals)) == wanted
     assert settings("--config", str(file)) == wanted
@@ -177,9 +246,22 @@ def test_overrides_of_a_simulators_task_hold_equal_signs() -> None:
 
 
 def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("horizon: 4\ngamma: 0.5\nnetwork: {hidden: [8], activation: relu}\n")
-    values = settings("ppo", "pendulum", "--config", str(tmp_path / "mine.yaml"), "gamma=0.25", "network.hidden=4,4")
-    assert (values["horizon"], values["gamma"], values["num_envs"]) == (4, 0.25, 1024)  # file, flag, preset
+    (tmp_path / "mine.yaml").write_text(
+        "horizon: 4\ngamma: 0.5\nnetwork: {hidden: [8], activation: relu}\n"
+    )
+    values = settings(
+        "ppo",
+        "pendulum",
+        "--config",
+        str(tmp_path / "mine.yaml"),
+        "gamma=0.25",
+        "network.hidden=4,4",
+    )
+    assert (values["horizon"], values["gamma"], values["num_envs"]) == (
+        4,
+        0.25,
+        1024,
+    )  # file, flag, preset
     assert values["network"]["hidden"] == [4, 4]
     assert values["network"]["activation"] == "relu"
 
@@ -207,7 +289,9 @@ def test_values_arrive_as_they_are_meant(word: str, name: str, value: Any) -> No
 
 
 def test_the_resolved_configuration_of_a_run_gives_the_same_settings(run_folder: Path) -> None:
-    wanted = settings("ppo", "pendulum", *SMALL, "quiet=true")  # all but the folder, which is that run's own
+    wanted = settings(
+        "ppo", "pendulum", *SMALL, "quiet=true"
+    )  # all but the folder, which is that run's own
     assert wanted["num_envs"] == 16
     assert settings("--config", str(run_folder / "config.yaml")) == wanted
     assert yaml.safe_load((run_folder / "config.yaml").read_text()) | {"run_dir": None} == wanted
@@ -215,10 +299,14 @@ def test_the_resolved_configuration_of_a_run_gives_the_same_settings(run_folder:
 
 def test_the_command_is_kept_as_it_was_typed(run_folder: Path) -> None:
     command = (run_folder / "command.txt").read_text()
-    assert command == f"gpurl train ppo pendulum {' '.join(SMALL)} run_dir={run_folder} quiet=true\n"
+    assert (
+        command == f"gpurl train ppo pendulum {' '.join(SMALL)} run_dir={run_folder} quiet=true\n"
+    )
 
 
-def test_resume_takes_the_saved_settings_and_goes_on(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_takes_the_saved_settings_and_goes_on(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     saved, folder = parse_train(["--resume", str(run_folder), "--total-steps", "9999"])
     assert folder == run_folder
     assert (saved.train.num_envs, saved.train.total_steps, folder) == (16, 9999, run_folder)
@@ -233,7 +321,10 @@ def test_resume_takes_the_saved_settings_and_goes_on(run_folder: Path, tmp_path:
     }
     with pytest.raises(UsageError, match="leave out ppo chasing"):
         parse_train(["ppo", "chasing", "--resume", str(run_folder)])
-    assert main(["train", "--resume", str(run_folder), f"total_steps={4 * ITERATION}", "quiet=false"]) == 0
+    assert (
+        main(["train", "--resume", str(run_folder), f"total_steps={4 * ITERATION}", "quiet=false"])
+        == 0
+    )
     out = capsys.readouterr().out
     assert f"ended by total_steps after {4 * ITERATION:,} steps" in out
     assert f"run folder {run_folder}" in out
@@ -262,7 +353,9 @@ def test_play_prints_episodes_and_draws_the_first(
 
     drawn: list[Any] = []
     original = play.plot_episode
-    monkeypatch.setattr(play, "plot_episode", lambda *arguments: drawn.append(arguments) or original(*arguments))
+    monkeypatch.setattr(
+        play, "plot_episode", lambda *arguments: drawn.append(arguments) or original(*arguments)
+    )
     assert main(["play", str(run_folder), "--episodes", "2", "--seed", "5"]) == 0
     first, second, last = capsys.readouterr().out.splitlines()
     assert second.startswith("episode 2: return ")
@@ -272,7 +365,9 @@ def test_play_prints_episodes_and_draws_the_first(
     assert title == "ppo on pendulum"
     assert (obs.shape, action.shape, reward.shape) == ((200, 3), (200, 1), (200,))
     number, rest = first.removeprefix("episode 1: return ").split(", ", 1)
-    assert float(number) == pytest.approx(float(reward.sum()), abs=2e-3)  # float32, added up in another order
+    assert float(number) == pytest.approx(
+        float(reward.sum()), abs=2e-3
+    )  # float32, added up in another order
     assert rest == "200 steps, cut off by time"
 
 
@@ -297,9 +392,15 @@ def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixt
         (["train", "ppo", "cartpole"], "did you mean cart_pole"),
         (["train", "ppo", "no.such.module"], "Known: acrobot"),
         (["train", "ppo", "chasing:big"], "has no tasks to choose from"),
-        (["train", "ppo", "mujoco_warp:ant"], "the tasks of mujoco_warp go by their own names: ant, half_cheetah"),
+        (
+            ["train", "ppo", "mujoco_warp:ant"],
+            "the tasks of mujoco_warp go by their own names: ant, half_cheetah",
+        ),
         (["train", "ppo"], "environments: acrobot"),
-        (["train", "ppo", "chasing", "fast"], "one algorithm and one environment, got ppo chasing fast"),
+        (
+            ["train", "ppo", "chasing", "fast"],
+            "one algorithm and one environment, got ppo chasing fast",
+        ),
         (["train", "ppo", "chasing", "env.dmi=3"], "--env.dim"),
         (["train", "ppo", "chasing", "learning_rat=1"], "--learning-rate"),
         (["train", "ppo", "chasing", "num_envs=8.5"], "--num-envs"),
@@ -315,7 +416,9 @@ def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixt
         (["envs", "chasing"], "chasing"),
     ],
 )
-def test_wrong_words_name_what_would_do(words: list[str], message: str, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words_name_what_would_do(
+    words: list[str], message: str, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [str(run_folder) if word == "RUN" else word for word in words]
     assert exit_code(words) == 2
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
@@ -336,11 +439,16 @@ def test_wrong_words_name_what_would_do(words: list[str], message: str, run_fold
         ("quiet: 1\n", "quiet is 1; it must be bool"),
         ("env_options: 5\n", "env_options is 5; it must be"),
         ("env_options: {dim: two}\n", "env option dim is 'two'; it must be int"),
-        ("env_options: {dmi: 5}\n", "has no option dmi; did you mean dim? it has: max_episode_steps, dim"),
+        (
+            "env_options: {dmi: 5}\n",
+            "has no option dmi; did you mean dim? it has: max_episode_steps, dim",
+        ),
         ("device: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
     ],
 )
-def test_a_bad_file_is_named_with_its_fault(tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_file_is_named_with_its_fault(
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "bad.yaml").write_text(text)
     assert exit_code(["train", "ppo", "chasing", "--config", str(tmp_path / "bad.yaml")]) == 2
     assert message in capsys.readouterr().err
@@ -369,7 +477,10 @@ def test_a_file_of_other_bytes_or_names_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_every_error_has_its_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
 ) -> None:
     def fail(words: list[str]) -> int:
         raise error
@@ -381,9 +492,17 @@ def test_every_error_has_its_exit_code(
 
 def test_switches_take_true_and_false() -> None:
     words = ["train", "ppo", "chasing"][1:]
-    assert settings(*words, "--quiet", "true", "--stagger", "False", "--env.discrete", "true", "--env.bonus", "false") == settings(
-        *words, "--quiet", "--no-stagger", "--env.discrete", "--env.no-bonus"
-    )
+    assert settings(
+        *words,
+        "--quiet",
+        "true",
+        "--stagger",
+        "False",
+        "--env.discrete",
+        "true",
+        "--env.bonus",
+        "false",
+    ) == settings(*words, "--quiet", "--no-stagger", "--env.discrete", "--env.no-bonus")
 
 
 def test_gymnasiums_tasks_share_a_preset_of_few_environments() -> None:
@@ -392,15 +511,27 @@ def test_gymnasiums_tasks_share_a_preset_of_few_environments() -> None:
 
 
 def test_what_is_known_of_a_task_wins_over_what_is_known_of_its_algorithm() -> None:
-    found = [settings("td3", env)["num_envs"] for env in ("chasing", "gymnasium_cpu:Pendulum-v1", "pendulum")]
+    found = [
+        settings("td3", env)["num_envs"]
+        for env in ("chasing", "gymnasium_cpu:Pendulum-v1", "pendulum")
+    ]
     assert found == [64, 8, 64]
     assert settings("td3", "pendulum")["total_steps"] == 40_000
     assert settings("td3", "chasing")["total_steps"] == 1_000_000
 
 
 @pytest.mark.parametrize("words", [["network.memory=gru"], ["num_envs=1", "horizon=16"]])
-def test_the_preset_of_gymnasiums_tasks_takes_a_memory_and_one_environment(tmp_path: Path, words: list[str]) -> None:
-    small = ["total_steps=16", "eval_episodes=0", "epochs=1", "device=cpu", "quiet=true", f"run_dir={tmp_path / 'run'}"]
+def test_the_preset_of_gymnasiums_tasks_takes_a_memory_and_one_environment(
+    tmp_path: Path, words: list[str]
+) -> None:
+    small = [
+        "total_steps=16",
+        "eval_episodes=0",
+        "epochs=1",
+        "device=cpu",
+        "quiet=true",
+        f"run_dir={tmp_path / 'run'}",
+    ]
     assert main(["train", "ppo", "gymnasium_cpu:CartPole-v1", *small, *words]) == 0
 
 
@@ -408,15 +539,40 @@ def test_the_preset_of_gymnasiums_tasks_takes_a_memory_and_one_environment(tmp_p
 def test_drawing_the_curve_again_keeps_the_baseline(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     small = [word for word in SMALL if not word.startswith("total_steps")]
-    assert main(["train", "ppo", "chasing", *small, f"total_steps={ITERATION}", f"run_dir={folder}", "quiet=true"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "ppo",
+                "chasing",
+                *small,
+                f"total_steps={ITERATION}",
+                f"run_dir={folder}",
+                "quiet=true",
+            ]
+        )
+        == 0
+    )
     first = (folder / "learning_curve.png").read_bytes()
     assert list(json.loads((folder / "references.json").read_text())) == ["scripted policy"]
     assert main(["plot", str(folder)]) == 0
     assert (folder / "learning_curve.png").read_bytes() == first
 
 
-def test_eval_tells_what_it_left_out(run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    values = {"eval/mean_reward": 1.0, "eval/std_reward": 0.0, "eval/mean_ep_length": 3.0, "eval/episodes": 6.0}
-    monkeypatch.setattr("gpurl.api.evaluate_run", lambda *_, **__: {**values, "eval/non_finite_episodes": 2.0})
+def test_eval_tells_what_it_left_out(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {
+        "eval/mean_reward": 1.0,
+        "eval/std_reward": 0.0,
+        "eval/mean_ep_length": 3.0,
+        "eval/episodes": 6.0,
+    }
+    monkeypatch.setattr(
+        "gpurl.api.evaluate_run", lambda *_, **__: {**values, "eval/non_finite_episodes": 2.0}
+    )
     assert main(["eval", str(run_folder)]) == 0
-    assert capsys.readouterr().out == "return 1.000 ± 0.000, length 3.0, 6 episodes; 2 gave NaN or infinity and are left out\n"
+    assert (
+        capsys.readouterr().out
+        == "return 1.000 ± 0.000, length 3.0, 6 episodes; 2 gave NaN or infinity and are left out\n"
+    )

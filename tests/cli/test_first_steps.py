@@ -1,4 +1,6 @@
-"""What a newcomer to learning from a replay is told: about runs that cannot learn, clones, small machines."""
+"""What a newcomer to learning from a replay is told: about runs that cannot learn, clones, small
+machines.
+"""
 
 from pathlib import Path
 
@@ -14,28 +16,46 @@ from tests.small_runs import OFF_POLICY, small_settings
 SMALL = {"num_envs": 8, "device": "cpu", "eval_episodes": 0, "threads": 1, "log_every": 0.0}
 
 
-def test_a_run_too_short_to_learn_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_too_short_to_learn_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = SMALL | small_settings("sac") | {"learning_starts": 100}
-    train("sac", "pendulum", run_dir=str(tmp_path / "short"), total_steps=90, quiet=True, **settings)  # 96 in whole iterations
-    told = "warning: nothing will be learnt: the replay holds 0 transitions and 96 are to come, learning_starts is 100"
+    train(
+        "sac", "pendulum", run_dir=str(tmp_path / "short"), total_steps=90, quiet=True, **settings
+    )  # 96 in whole iterations
+    told = (
+        "warning: nothing will be learnt: the replay holds 0 transitions and 96 are to come, "
+        "learning_starts is 100"
+    )
     assert told in capsys.readouterr().err
-    train("sac", "pendulum", run_dir=str(tmp_path / "long"), total_steps=97, quiet=True, **settings)  # 104: learns at the end
+    train(
+        "sac", "pendulum", run_dir=str(tmp_path / "long"), total_steps=97, quiet=True, **settings
+    )  # 104: learns at the end
     assert "nothing will be learnt" not in capsys.readouterr().err
     assert "train/critic_loss" in (tmp_path / "long" / "metrics.jsonl").read_text()
 
 
 @pytest.mark.parametrize("saved", [True, False])
-def test_a_resume_tells_that_its_replay_is_filled_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str], saved: bool) -> None:
+def test_a_resume_tells_that_its_replay_is_filled_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], saved: bool
+) -> None:
     settings = SMALL | small_settings("sac") | {"learning_starts": 24, "save_replay": saved}
     train("sac", "pendulum", run_dir=str(tmp_path), total_steps=64, **settings)
     assert "the replay was not saved" not in capsys.readouterr().out
     resume(tmp_path, total_steps=128)
-    told = "the replay was not saved (save_replay does): 24 transitions are played before learning goes on"
+    told = (
+        "the replay was not saved (save_replay does): 24 transitions are played before learning "
+        "goes on"
+    )
     assert (told in capsys.readouterr().out) is not saved
 
 
-def test_what_learns_from_rollouts_is_told_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train("ppo", "pendulum", run_dir=str(tmp_path), total_steps=8, horizon=4, minibatches=1, **SMALL)
+def test_what_learns_from_rollouts_is_told_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(
+        "ppo", "pendulum", run_dir=str(tmp_path), total_steps=8, horizon=4, minibatches=1, **SMALL
+    )
     assert "learnt" not in capsys.readouterr().out
 
 
@@ -56,7 +76,9 @@ def test_targets_that_never_follow_are_refused(tmp_path: Path, name: str, env: s
         train(name, env, run_dir=str(tmp_path), tau=0.0, quiet=True)
 
 
-def test_doctor_tells_of_datasets_and_envs_of_tasks_without_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_tells_of_datasets_and_envs_of_tasks_without_a_limit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["doctor"]) == 0
     assert "minari: " in capsys.readouterr().out
     assert main(["envs"]) == 0
@@ -67,4 +89,6 @@ def test_doctor_tells_of_datasets_and_envs_of_tasks_without_a_limit(capsys: pyte
 
 def test_what_is_cloned_by_default_fits_those_that_go_on_from_it() -> None:
     for name in ("ddpg", "td3", "sac", "mod_sac", "redq"):
-        assert preset("bc", "pendulum")["actor_network"] == preset(name, "pendulum")["actor_network"]
+        assert (
+            preset("bc", "pendulum")["actor_network"] == preset(name, "pendulum")["actor_network"]
+        )

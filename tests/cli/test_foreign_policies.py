@@ -1,4 +1,6 @@
-"""`gpurl convert --algorithm`: policies of other trainers act in gpurl as they did there. Libraries that are not here are skipped."""
+"""`gpurl convert --algorithm`: policies of other trainers act in gpurl as they did there. Libraries
+that are not here are skipped.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,13 @@ CLOSE = {"rtol": 1e-5, "atol": 2e-6}
 
 
 def mlp(inputs: int, outputs: int, hidden: int = 8) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
+    return nn.Sequential(
+        nn.Linear(inputs, hidden),
+        nn.Tanh(),
+        nn.Linear(hidden, hidden),
+        nn.Tanh(),
+        nn.Linear(hidden, outputs),
+    )
 
 
 def shaken(module: nn.Module) -> nn.Module:
@@ -32,7 +40,9 @@ def shaken(module: nn.Module) -> nn.Module:
     return module
 
 
-def converted(file: Path, folder: Path, env: str = "chasing", activation: str = "tanh", *more: str) -> gpurl.Policy:
+def converted(
+    file: Path, folder: Path, env: str = "chasing", activation: str = "tanh", *more: str
+) -> gpurl.Policy:
     words = [
         "--algorithm",
         "ppo",
@@ -61,13 +71,17 @@ class CleanRL(nn.Module):
 
 def test_cleanrls_agent_acts_and_values_as_it_did_in_units_of_the_task(tmp_path: Path) -> None:
     agent = shaken(CleanRL(3, 1))
-    torch.save(torch.nn.DataParallel(agent).state_dict(), tmp_path / "agent.pt")  # names begin with module.
+    torch.save(
+        torch.nn.DataParallel(agent).state_dict(), tmp_path / "agent.pt"
+    )  # names begin with module.
     obs = OBS[:, :3]
     policy = converted(tmp_path / "agent.pt", tmp_path / "run", "pendulum")
     with torch.no_grad():
         torch.testing.assert_close(policy.act(obs), agent.actor_mean(obs).clamp(-2.0, 2.0), **CLOSE)
         torch.testing.assert_close(policy.value(obs), agent.critic(obs).squeeze(1), **CLOSE)
-        drawn = gpurl.load(tmp_path / "run", num_envs=100_000).act(torch.zeros(100_000, 3), deterministic=False)
+        drawn = gpurl.load(tmp_path / "run", num_envs=100_000).act(
+            torch.zeros(100_000, 3), deterministic=False
+        )
         mean, deviation = agent.actor_mean(torch.zeros(1, 3)), agent.actor_logstd.exp()
         wanted = (mean + deviation * torch.randn(100_000, 1)).clamp(-2.0, 2.0)
     assert abs(float(drawn.mean() - wanted.mean())) < 0.02
@@ -89,20 +103,41 @@ def test_a_discrete_policy_and_one_in_minus_one_to_one(tmp_path: Path) -> None:
     unit = nn.ModuleDict({"actor": mlp(3, 1), "critic": mlp(3, 1)})
     shaken(unit)
     torch.save(unit.state_dict(), tmp_path / "unit.pt")
-    policy = converted(tmp_path / "unit.pt", tmp_path / "unit", "pendulum", "tanh", "--unit-actions")
-    torch.testing.assert_close(policy.act(OBS[:, :3]), 2.0 * unit["actor"](OBS[:, :3]).detach().clamp(-1.0, 1.0), **CLOSE)
+    policy = converted(
+        tmp_path / "unit.pt", tmp_path / "unit", "pendulum", "tanh", "--unit-actions"
+    )
+    torch.testing.assert_close(
+        policy.act(OBS[:, :3]), 2.0 * unit["actor"](OBS[:, :3]).detach().clamp(-1.0, 1.0), **CLOSE
+    )
 
 
-@pytest.mark.parametrize(("state", "env", "message"), [
-    ({"a.weight": torch.ones(8, 5), "a.bias": torch.ones(8)}, "pendulum", "wanted layers from 3 numbers to 1, found\n  a: 5 -> 8"),
-    ({"weight": torch.ones(3)}, "pendulum", "no dense layers"),
-    (mlp(3, 1).state_dict(), "acrobot", "no actor of acrobot"),
-], ids=["another size", "no layers", "discrete actions"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("state", "env", "message"),
+    [
+        (
+            {"a.weight": torch.ones(8, 5), "a.bias": torch.ones(8)},
+            "pendulum",
+            "wanted layers from 3 numbers to 1, found\n  a: 5 -> 8",
+        ),
+        ({"weight": torch.ones(3)}, "pendulum", "no dense layers"),
+        (mlp(3, 1).state_dict(), "acrobot", "no actor of acrobot"),
+    ],
+    ids=["another size", "no layers", "discrete actions"],
+)
 def test_what_is_no_such_policy_is_refused_with_a_listing(
     tmp_path: Path, state: dict[str, Tensor], env: str, message: str, capsys: pytest.CaptureFixture
 ) -> None:
     torch.save(state, tmp_path / "agent.pt")
-    words = ["--algorithm", "ppo", "--env", env, "--network.activation", "tanh", "--run-dir", str(tmp_path / "run")]
+    words = [
+        "--algorithm",
+        "ppo",
+        "--env",
+        env,
+        "--network.activation",
+        "tanh",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
     assert convert(tmp_path / "agent.pt", *words) == 5
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -119,8 +154,13 @@ def named_mlp(*names: str) -> nn.Sequential:
     return shaken(module)  # type: ignore[return-value]
 
 
-def test_layers_of_the_same_size_keep_their_order_in_files_that_sort_names(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    obs, words = OBS[:, :3], ["--algorithm", "ppo", "--env", "pendulum", "--network.activation", "tanh"]
+def test_layers_of_the_same_size_keep_their_order_in_files_that_sort_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    obs, words = (
+        OBS[:, :3],
+        ["--algorithm", "ppo", "--env", "pendulum", "--network.activation", "tanh"],
+    )
     numbered = named_mlp("actor:0", "actor:2", "actor:10", "actor:11")
     state = {name.replace(":", "."): value for name, value in numbered.state_dict().items()}
     save_file(state, tmp_path / "numbered.safetensors")
@@ -130,27 +170,49 @@ def test_layers_of_the_same_size_keep_their_order_in_files_that_sort_names(tmp_p
         torch.testing.assert_close(policy.act(obs), numbered(obs).clamp(-2.0, 2.0), **CLOSE)
     named = named_mlp("inp", "mid_b", "mid_a", "out")
     save_file(named.state_dict(), tmp_path / "named.safetensors")
-    assert convert(tmp_path / "named.safetensors", *words, "--run-dir", str(tmp_path / "refused")) == 5
+    assert (
+        convert(tmp_path / "named.safetensors", *words, "--run-dir", str(tmp_path / "refused")) == 5
+    )
     told = capsys.readouterr().err
     assert "its layers fit in 2 orders, and safetensors keeps none" in told
     assert "  mid_a: 8 -> 8" in told
-    assert convert(tmp_path / "named.safetensors", "--out", str(tmp_path / "copy.safetensors")) == 0  # whose order is not known either
-    assert convert(tmp_path / "copy.safetensors", *words, "--run-dir", str(tmp_path / "refused")) == 5
+    assert (
+        convert(tmp_path / "named.safetensors", "--out", str(tmp_path / "copy.safetensors")) == 0
+    )  # whose order is not known either
+    assert (
+        convert(tmp_path / "copy.safetensors", *words, "--run-dir", str(tmp_path / "refused")) == 5
+    )
     torch.save(named.state_dict(), tmp_path / "ours.pt")
     assert convert(tmp_path / "ours.pt", "--out", str(tmp_path / "ours.safetensors")) == 0
     assert convert(tmp_path / "ours.safetensors", "--out", str(tmp_path / "again.safetensors")) == 0
     for name in ("ours.pt", "ours.safetensors", "again.safetensors"):
         policy = converted(tmp_path / name, tmp_path / f"run_{name}", "pendulum")
         torch.testing.assert_close(policy.act(obs), named(obs).clamp(-2.0, 2.0), **CLOSE)
-    torch.save(named_mlp("inp", "h2", "h1", "out").state_dict(), tmp_path / "down.pt")  # numbers from behind
+    torch.save(
+        named_mlp("inp", "h2", "h1", "out").state_dict(), tmp_path / "down.pt"
+    )  # numbers from behind
     assert convert(tmp_path / "down.pt", *words, "--run-dir", str(tmp_path / "refused")) == 5
-    assert "fit in the order of the file and in that of their names, and these are two policies" in capsys.readouterr().err
+    assert (
+        "fit in the order of the file and in that of their names, and these are two policies"
+        in capsys.readouterr().err
+    )
 
 
-def test_weights_that_are_no_numbers_make_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_weights_that_are_no_numbers_make_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     agent = shaken(CleanRL(3, 1))
     torch.save({**mlp(3, 1).state_dict(), "std": torch.tensor([-1.0])}, tmp_path / "agent.pt")
-    words = ["--algorithm", "ppo", "--env", "pendulum", "--network.activation", "tanh", "--run-dir", str(tmp_path / "run")]
+    words = [
+        "--algorithm",
+        "ppo",
+        "--env",
+        "pendulum",
+        "--network.activation",
+        "tanh",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
     assert convert(tmp_path / "agent.pt", *words) == 5
     assert "not finite in gpurl: head.log_std" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -159,11 +221,21 @@ def test_weights_that_are_no_numbers_make_no_folder(tmp_path: Path, capsys: pyte
     assert {"run.pid", "run.lock"} <= {each.name for each in (tmp_path / "run").iterdir()}
 
 
-@pytest.mark.parametrize("words", [
-    ["--network.hidden", "3"], ["network.memory=gru"], ["--squash"], ["--no-normalize-obs"], ["--ppo.normalize_value", "true"],
-    ["--config"],
-], ids=str)  # fmt: skip
-def test_what_the_weights_decide_is_no_setting(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--network.hidden", "3"],
+        ["network.memory=gru"],
+        ["--squash"],
+        ["--no-normalize-obs"],
+        ["--ppo.normalize_value", "true"],
+        ["--config"],
+    ],
+    ids=str,
+)
+def test_what_the_weights_decide_is_no_setting(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture
+) -> None:
     (tmp_path / "x.yaml").write_text("network: {shared: true}")
     words = [*words, str(tmp_path / "x.yaml")] if words == ["--config"] else words
     words = ["--algorithm", "ppo", "--env", "pendulum", "--network.activation", "tanh", *words]
@@ -171,26 +243,44 @@ def test_what_the_weights_decide_is_no_setting(tmp_path: Path, words: list[str],
     assert "of a converted policy follows from its weights: leave it out" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["--algorithm", "ppo"], "a run needs --algorithm and --env"),
-    (["--num-envs", "3"], "a run needs --algorithm and --env"),
-    (["--algorithm", "ppo", "--env", "pendulum"], "weights do not tell their activation"),
-    (["--algorithm", "ppo", "--env", "pendulum", "--out", "x", "network.activation=elu"], "the folder of a run is --run-dir"),
-    (["--algorithm", "sac", "--env", "pendulum", "--network.activation", "elu"], "Unrecognized options"),
-], ids=str)  # fmt: skip
-def test_words_that_cannot_be_are_refused(tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--algorithm", "ppo"], "a run needs --algorithm and --env"),
+        (["--num-envs", "3"], "a run needs --algorithm and --env"),
+        (["--algorithm", "ppo", "--env", "pendulum"], "weights do not tell their activation"),
+        (
+            ["--algorithm", "ppo", "--env", "pendulum", "--out", "x", "network.activation=elu"],
+            "the folder of a run is --run-dir",
+        ),
+        (
+            ["--algorithm", "sac", "--env", "pendulum", "--network.activation", "elu"],
+            "Unrecognized options",
+        ),
+    ],
+    ids=str,
+)
+def test_words_that_cannot_be_are_refused(
+    tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture
+) -> None:
     assert exit_code(["convert", str(tmp_path / "agent.pt"), *words]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_stable_baselines3(tmp_path: Path) -> None:
     library = pytest.importorskip("stable_baselines3")
-    model = library.PPO("MlpPolicy", "Pendulum-v1", n_steps=64, policy_kwargs={"net_arch": [8, 8]}, device="cpu")
+    model = library.PPO(
+        "MlpPolicy", "Pendulum-v1", n_steps=64, policy_kwargs={"net_arch": [8, 8]}, device="cpu"
+    )
     shaken(model.policy)
     model.save(tmp_path / "model.zip")
     policy, obs = converted(tmp_path / "model.zip", tmp_path / "run", "pendulum"), OBS[:, :3]
-    torch.testing.assert_close(policy.act(obs), torch.as_tensor(model.predict(obs.numpy(), deterministic=True)[0]), **CLOSE)
-    torch.testing.assert_close(policy.value(obs), model.policy.predict_values(obs).squeeze(1).detach(), **CLOSE)
+    torch.testing.assert_close(
+        policy.act(obs), torch.as_tensor(model.predict(obs.numpy(), deterministic=True)[0]), **CLOSE
+    )
+    torch.testing.assert_close(
+        policy.value(obs), model.policy.predict_values(obs).squeeze(1).detach(), **CLOSE
+    )
 
 
 def test_rsl_rl(tmp_path: Path) -> None:
@@ -208,7 +298,9 @@ def test_rsl_rl(tmp_path: Path) -> None:
     runner = OnPolicyRunner(outward.to_rsl_rl(env_of("chasing")), words, log_dir=None, device="cpu")
     runner.learn(2)
     shaken(runner.alg._raw_actor)
-    torch.save(runner.alg.save() | {"iter": 2, "infos": None}, tmp_path / "model_2.pt")  # as runner.save does, whose logger wants a folder
+    torch.save(
+        runner.alg.save() | {"iter": 2, "infos": None}, tmp_path / "model_2.pt"
+    )  # as runner.save does, whose logger wants a folder
     act: Callable[..., Tensor] = runner.get_inference_policy()
     policy = converted(tmp_path / "model_2.pt", tmp_path / "run", "chasing", "elu")
     with torch.no_grad():
@@ -227,9 +319,16 @@ def test_skrl(tmp_path: Path) -> None:
 
     env = outward.to_skrl(env_of("chasing"))
     models = skrl_models(env.env, "elu")
-    options = {"observation_preprocessor": RunningStandardScaler, "observation_preprocessor_kwargs": {"size": env.observation_space}}
+    options = {
+        "observation_preprocessor": RunningStandardScaler,
+        "observation_preprocessor_kwargs": {"size": env.observation_space},
+    }
     quiet = {"experiment": {"write_interval": 0, "checkpoint_interval": 0}}
-    spaces = {"observation_space": env.observation_space, "action_space": env.action_space, "device": env.device}
+    spaces = {
+        "observation_space": env.observation_space,
+        "action_space": env.action_space,
+        "device": env.device,
+    }
     agent = PPO(models=models, cfg=options | quiet, **spaces)
     agent.init()
     shaken(agent.policy)
@@ -237,7 +336,9 @@ def test_skrl(tmp_path: Path) -> None:
     agent.save(str(tmp_path / "agent.pt"))
     policy = converted(tmp_path / "agent.pt", tmp_path / "run", "chasing", "elu")
     with torch.no_grad():
-        wanted, _ = agent.policy.compute({"observations": agent._observation_preprocessor(OBS)}, role="policy")
+        wanted, _ = agent.policy.compute(
+            {"observations": agent._observation_preprocessor(OBS)}, role="policy"
+        )
     torch.testing.assert_close(policy.act(OBS), wanted.clamp(-1.0, 1.0), **CLOSE)
 
 
@@ -258,8 +359,16 @@ def test_rl_games(tmp_path: Path, separate: bool) -> None:
             kept["algo"] = algo
 
     outward.to_rl_games(env_of("chasing"), "chasing")
-    params = settings(Job("chasing", "rl_games", mode="eager", num_envs=4, horizon=14), str(tmp_path))
-    params["config"] |= {"env_name": "chasing", "max_epochs": 2, "minibatch_size": 28, "normalize_input": True, "normalize_value": True}
+    params = settings(
+        Job("chasing", "rl_games", mode="eager", num_envs=4, horizon=14), str(tmp_path)
+    )
+    params["config"] |= {
+        "env_name": "chasing",
+        "max_epochs": 2,
+        "minibatch_size": 28,
+        "normalize_input": True,
+        "normalize_value": True,
+    }
     params["network"]["separate"] = separate
     params["network"]["mlp"] |= {"units": [8, 8], "activation": "elu"}
     runner = Runner(Keep())
@@ -267,14 +376,18 @@ def test_rl_games(tmp_path: Path, separate: bool) -> None:
     runner.run({"train": True})
     algo = kept["algo"]
     shaken(algo.model)
-    algo.model.running_mean_std.running_mean.copy_(OBS.mean(0) + 0.1)  # what those few steps saw lies within 5 deviations, where it clips
+    algo.model.running_mean_std.running_mean.copy_(
+        OBS.mean(0) + 0.1
+    )  # what those few steps saw lies within 5 deviations, where it clips
     algo.model.running_mean_std.running_var.copy_(OBS.var(0) * 2.0)
     algo.last_mean_rewards = OBS.numpy()[0, 0]  # numpy's own number, as it is after an episode
     algo.save(str(tmp_path / "saved"))
     policy = converted(tmp_path / "saved.pth", tmp_path / "run", "chasing", "elu", "--unit-actions")
     algo.model.eval()
     with torch.no_grad():
-        wanted = algo.model({"is_train": False, "prev_actions": None, "obs": OBS, "rnn_states": None})
+        wanted = algo.model(
+            {"is_train": False, "prev_actions": None, "obs": OBS, "rnn_states": None}
+        )
     torch.testing.assert_close(policy.act(OBS), wanted["mus"].clamp(-1.0, 1.0), **CLOSE)
     torch.testing.assert_close(policy.value(OBS), wanted["values"].squeeze(1), **CLOSE)
     assert policy.algorithm.config.network.shared == (not separate)

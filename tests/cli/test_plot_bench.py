@@ -1,4 +1,6 @@
-"""The picture of the benchmarks: the right rows become the right curves, the newest commit counts, limits fit the precision."""
+"""The picture of the benchmarks: the right rows become the right curves, the newest commit counts,
+limits fit the precision.
+"""
 
 import csv
 from pathlib import Path
@@ -13,12 +15,25 @@ from gpurl.cli.main import main
 from gpurl.errors import UsageError
 
 Row = dict[str, str]
-MACHINE = {"device": "cpu", "cpu": "Some CPU", "threads": "2", "torch": "2.13.0", "date": "2026-11-21"}
+MACHINE = {
+    "device": "cpu",
+    "cpu": "Some CPU",
+    "threads": "2",
+    "torch": "2.13.0",
+    "date": "2026-11-21",
+}
 
 
 def row(case: str, num_envs: int | str, value: float, commit: str = "new", **more: str) -> Row:
     usual = {"horizon": "32", "precision": "float32", "unit": "env_steps/s", "commit": commit}
-    return {"case": case, "num_envs": str(num_envs), "value": f"{value:g}", **usual, **MACHINE, **more}
+    return {
+        "case": case,
+        "num_envs": str(num_envs),
+        "value": f"{value:g}",
+        **usual,
+        **MACHINE,
+        **more,
+    }
 
 
 def write(path: Path, rows: list[Row]) -> None:
@@ -33,13 +48,25 @@ def write(path: Path, rows: list[Row]) -> None:
 def results(tmp_path: Path) -> Path:
     """Two commits, two horizons, two peers and limits of two precisions."""
     old = [row("chasing training", size, size, "old", horizon="") for size in (64, 512)]
-    new = [row(case, size, size * factor) for case, factor in (("chasing env", 9.0), ("chasing training", 2.0)) for size in (4096, 64)]
+    new = [
+        row(case, size, size * factor)
+        for case, factor in (("chasing env", 9.0), ("chasing training", 2.0))
+        for size in (4096, 64)
+    ]
     new += [row("chasing training", 64, 100.0, horizon="128"), row("cart_pole env", 4096, 1e6)]
-    limits = [row("chasing limit arithmetic", "-", 5e5 * n, precision=name) for n, name in enumerate(("float32", "bf16"), 1)]
+    limits = [
+        row("chasing limit arithmetic", "-", 5e5 * n, precision=name)
+        for n, name in enumerate(("float32", "bf16"), 1)
+    ]
     write(tmp_path / "throughput_cpu.csv", [*old, *new, *limits])
-    peers = [row("chasing tanh", 4096, 10.0 * n, trainer=name, version="1", note="default") for n, name in enumerate(("gpurl", "skrl"), 1)]
+    peers = [
+        row("chasing tanh", 4096, 10.0 * n, trainer=name, version="1", note="default")
+        for n, name in enumerate(("gpurl", "skrl"), 1)
+    ]
     peers += [row("chasing tanh", 4096, 30.0, trainer="rl_games", version="1", note="max-autotune")]
-    peers += [row("chasing tanh", 4096, 77.0, trainer="skrl", version="1", note="") | {"unit": "peak MiB"}]
+    peers += [
+        row("chasing tanh", 4096, 77.0, trainer="skrl", version="1", note="") | {"unit": "peak MiB"}
+    ]
     peers += [row("pendulum tanh", 8, 99.0, trainer="sb3", version="1", note="")]
     write(tmp_path / "peers_cpu.csv", peers)
     return tmp_path
@@ -48,17 +75,24 @@ def results(tmp_path: Path) -> Path:
 def drawn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Axes:
     """The axes of the one picture of `folder`."""
     figures: list[Figure] = []
-    monkeypatch.setattr(plot_bench, "save_figure", lambda figure, path: figures.append(figure) or path)
+    monkeypatch.setattr(
+        plot_bench, "save_figure", lambda figure, path: figures.append(figure) or path
+    )
     plot_bench.plot_bench(folder)
     (axes,) = figures[0].axes
     return axes
 
 
 def curves(axes: Axes) -> dict[str, list[tuple[float, float]]]:
-    return {str(line.get_label()): [(float(x), float(y)) for x, y in zip(*line.get_data())] for line in axes.get_lines()}
+    return {
+        str(line.get_label()): [(float(x), float(y)) for x, y in zip(*line.get_data())]
+        for line in axes.get_lines()
+    }
 
 
-def test_rows_become_curves_in_order_of_size(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_become_curves_in_order_of_size(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     axes = drawn(results, monkeypatch)
     found = curves(axes)
     assert found["gpurl, training, horizon 32"] == [(64, 128), (4096, 8192)]
@@ -74,16 +108,22 @@ def test_peers_are_points_with_their_mode(results: Path, monkeypatch: pytest.Mon
     assert (skrl[1], rl_games[1]) == (20, 30)
     assert skrl[0] < 4096 < rl_games[0] < 1.1 * 4096  # side by side
     assert skrl[0] * rl_games[0] == pytest.approx(4096**2)
-    assert not [name for name in found if name.startswith(("gpurl 1", "sb3"))]  # gpurl is a curve, Pendulum another case
+    assert not [
+        name for name in found if name.startswith(("gpurl 1", "sb3"))
+    ]  # gpurl is a curve, Pendulum another case
 
 
-def test_the_limit_is_that_of_the_precision_of_the_training(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_is_that_of_the_precision_of_the_training(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = curves(drawn(results, monkeypatch))
     limits = {name: points[0][1] for name, points in found.items() if name.startswith("limit")}
     assert limits == {"limit of training: arithmetic, float32": 5e5}
 
 
-def test_files_of_before_the_new_columns_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_before_the_new_columns_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [row("chasing training", 64, 7.0)]
     for each in rows:
         del each["horizon"], each["precision"]
@@ -91,15 +131,22 @@ def test_files_of_before_the_new_columns_are_drawn(tmp_path: Path, monkeypatch: 
     assert curves(drawn(tmp_path, monkeypatch)) == {"gpurl, training": [(64, 7)]}
 
 
-def test_the_command_writes_beside_the_numbers_or_elsewhere(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_beside_the_numbers_or_elsewhere(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plot", "--bench", str(results)]) == 0
     assert main(["plot", "--bench", str(results), "--out", str(results / "deep" / "pictures")]) == 0
-    pictures = [results / "throughput_cpu.png", results / "deep" / "pictures" / "throughput_cpu.png"]
+    pictures = [
+        results / "throughput_cpu.png",
+        results / "deep" / "pictures" / "throughput_cpu.png",
+    ]
     assert capsys.readouterr().out.split() == [str(path) for path in pictures]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
 
 
-def test_without_numbers_it_says_where_they_come_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_numbers_it_says_where_they_come_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plot", "--bench", str(tmp_path)]) == 2
     assert "gpurl bench writes one" in capsys.readouterr().err
     write(tmp_path / "throughput_cpu.csv", [row("chasing env", 64, 1.0) | {"unit": "us"}])
@@ -107,7 +154,9 @@ def test_without_numbers_it_says_where_they_come_from(tmp_path: Path, capsys: py
         plot_bench.plot_bench(tmp_path)
 
 
-def test_a_file_that_is_too_long_or_no_table_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_too_long_or_no_table_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(plot_bench, "MAX_TABLE_BYTES", 1000)
     for content in (b"x" * 1001, b"\xff"):
         (tmp_path / "throughput_cpu.csv").write_bytes(content)
@@ -117,6 +166,8 @@ def test_a_file_that_is_too_long_or_no_table_is_named(tmp_path: Path, monkeypatc
 
 def test_the_folder_is_that_of_the_source_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(plot_bench, "plot_bench", lambda folder, out: seen.append((folder, out)) or [])
+    monkeypatch.setattr(
+        plot_bench, "plot_bench", lambda folder, out: seen.append((folder, out)) or []
+    )
     assert cli.plot(["--bench"]) == 0
     assert seen == [(Path(__file__).resolve().parents[2] / "benchmarks" / "results", None)]

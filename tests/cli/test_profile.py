@@ -1,4 +1,6 @@
-"""gpurl profile: every phase gets its own time, operators and launches, and no other's; the trace can be opened."""
+"""gpurl profile: every phase gets its own time, operators and launches, and no other's; the trace
+can be opened.
+"""
 
 import json
 import re
@@ -18,24 +20,50 @@ from gpurl.errors import UsageError
 from gpurl.run.settings import make_settings
 from tests.small_runs import small_settings
 
-SMALL = ["num_envs=16", "horizon=4", "minibatches=2", "epochs=3", "network.hidden=8", "device=cpu", "--iterations", "2", "--warm-up", "1"]
+SMALL = [
+    "num_envs=16",
+    "horizon=4",
+    "minibatches=2",
+    "epochs=3",
+    "network.hidden=8",
+    "device=cpu",
+    "--iterations",
+    "2",
+    "--warm-up",
+    "1",
+]
 CPU, CUDA = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
 
 
 def small_profile(folder: Path, algorithm: str = "ppo", **changes: Any) -> Profile:
-    shape = {"num_envs": 16, "horizon": 4, "network": {"hidden": [8]}, "device": "cpu", "root": str(folder)}
-    return profile(make_settings(algorithm, "chasing", **(shape | {"minibatches": 1} | changes)), iterations=2, warm_up=1)
+    shape = {
+        "num_envs": 16,
+        "horizon": 4,
+        "network": {"hidden": [8]},
+        "device": "cpu",
+        "root": str(folder),
+    }
+    return profile(
+        make_settings(algorithm, "chasing", **(shape | {"minibatches": 1} | changes)),
+        iterations=2,
+        warm_up=1,
+    )
 
 
 # ---- the command ----
 
 
-def test_the_command_prints_the_phases_and_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_phases_and_writes_a_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     threads = torch.get_num_threads()
     assert main(["profile", "ppo", "chasing", *SMALL, "--out", str(tmp_path / "deep" / "out")]) == 0
     assert torch.get_num_threads() == threads
     said = capsys.readouterr().out
-    shares = {name: float(share) for name, share in re.findall(r"^(\w+) +[\d.]+ +([\d.]+)% +\d+$", said, re.MULTILINE)}
+    shares = {
+        name: float(share)
+        for name, share in re.findall(r"^(\w+) +[\d.]+ +([\d.]+)% +\d+$", said, re.MULTILINE)
+    }
     assert list(shares) == ["env", "policy", "store", "rollout", "post", "update", "other"]
     assert sum(shares.values()) == pytest.approx(100.0, abs=0.4)
     assert min(shares["update"], shares["post"], shares["env"]) > 0
@@ -56,11 +84,21 @@ def test_every_algorithm_can_be_profiled_in_a_folder_of_its_own(tmp_path: Path) 
             assert found.phases[name].operators > 0
 
 
-def test_what_replays_is_profiled_as_it_runs_once_it_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_replays_is_profiled_as_it_runs_once_it_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Acting by the policy and updating in every iteration, however far off learning_starts is."""
     drawn = []
-    monkeypatch.setattr(SAC, "random_action", lambda self: drawn.append(1) or torch.zeros(self.num_envs, 2))
-    settings = small_settings("sac") | {"learning_starts": 10_000, "num_envs": 16, "horizon": 2, "device": "cpu", "root": str(tmp_path)}
+    monkeypatch.setattr(
+        SAC, "random_action", lambda self: drawn.append(1) or torch.zeros(self.num_envs, 2)
+    )
+    settings = small_settings("sac") | {
+        "learning_starts": 10_000,
+        "num_envs": 16,
+        "horizon": 2,
+        "device": "cpu",
+        "root": str(tmp_path),
+    }
     found = profile(make_settings("sac", "chasing", **settings), iterations=2, warm_up=1)
     assert not drawn
     assert (found.horizon, found.minibatches) == (2, 4)
@@ -68,10 +106,16 @@ def test_what_replays_is_profiled_as_it_runs_once_it_learns(tmp_path: Path, monk
 
 
 def test_the_profiled_steps_are_counted_and_no_others(tmp_path: Path) -> None:
-    """Twice the horizon, about twice the operators of the environment, which draws random numbers for several steps at once."""
-    short, long = (small_profile(tmp_path, horizon=horizon).phases["env"].operators for horizon in (8, 16))
+    """Twice the horizon, about twice the operators of the environment, which draws random numbers
+    for several steps at once.
+    """
+    short, long = (
+        small_profile(tmp_path, horizon=horizon).phases["env"].operators for horizon in (8, 16)
+    )
     assert 1.8 * short < long < 2.2 * short
-    settings = make_settings("ppo", "chasing", num_envs=16, horizon=8, minibatches=1, device="cpu", root=str(tmp_path))
+    settings = make_settings(
+        "ppo", "chasing", num_envs=16, horizon=8, minibatches=1, device="cpu", root=str(tmp_path)
+    )
     warmed = profile(settings, iterations=2, warm_up=9).phases["env"].operators
     assert 0.8 * short < warmed < 1.2 * short
 
@@ -89,7 +133,9 @@ def test_the_profiled_steps_are_counted_and_no_others(tmp_path: Path) -> None:
         (["--resume", "a_run"], "there is no run folder a_run"),
     ],
 )
-def test_wrong_words_are_told_as_train_tells_them(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words_are_told_as_train_tells_them(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["profile", *words]) in (2, 5)
     assert message in capsys.readouterr().err
 
@@ -97,13 +143,17 @@ def test_wrong_words_are_told_as_train_tells_them(words: list[str], message: str
 def test_a_place_that_cannot_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="choose another place with --out"):
-        profile(make_settings("ppo", "chasing", num_envs=4, device="cpu"), out=str(tmp_path / "file"))
+        profile(
+            make_settings("ppo", "chasing", num_envs=4, device="cpu"), out=str(tmp_path / "file")
+        )
 
 
 # ---- whose time it is ----
 
 
-def test_a_part_does_not_count_what_another_part_within_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_does_not_count_what_another_part_within_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = [0.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
@@ -115,13 +165,20 @@ def test_a_part_does_not_count_what_another_part_within_it_takes(monkeypatch: py
 
     trainer: Any = SimpleNamespace(
         env=SimpleNamespace(step=lasting(1.0)),
-        algorithm=SimpleNamespace(act=lasting(2.0), record=lasting(4.0), prepare=lasting(16.0), learn=lasting(32.0)),
+        algorithm=SimpleNamespace(
+            act=lasting(2.0), record=lasting(4.0), prepare=lasting(16.0), learn=lasting(32.0)
+        ),
         statistics=SimpleNamespace(add=lasting(8.0)),
         guard=SimpleNamespace(clean=lasting(64.0)),
     )
 
     def collect() -> None:
-        for part in (trainer.env.step, trainer.algorithm.act, trainer.algorithm.record, trainer.statistics.add):
+        for part in (
+            trainer.env.step,
+            trainer.algorithm.act,
+            trainer.algorithm.record,
+            trainer.statistics.add,
+        ):
             part()
         clock[0] += 0.5
 
@@ -136,20 +193,41 @@ def test_a_part_does_not_count_what_another_part_within_it_takes(monkeypatch: py
     spans = Spans(trainer)
     trainer.iterate()
     trainer.collect()
-    wanted = {"env": 2.0, "policy": 4.0, "store": 24.0, "rollout": 1.0, "post": 80.0, "update": 32.0, "other": 0.25}
+    wanted = {
+        "env": 2.0,
+        "policy": 4.0,
+        "store": 24.0,
+        "rollout": 1.0,
+        "post": 80.0,
+        "update": 32.0,
+        "other": 0.25,
+    }
     assert spans.seconds == wanted
 
 
-def event(name: str, start: float, end: float, parent: Any = None, kernels: tuple[tuple[str, float], ...] = (), kind: Any = CPU) -> Any:
+def event(
+    name: str,
+    start: float,
+    end: float,
+    parent: Any = None,
+    kernels: tuple[tuple[str, float], ...] = (),
+    kind: Any = CPU,
+) -> Any:
     durations = [SimpleNamespace(name=kernel, duration=duration) for kernel, duration in kernels]
     return SimpleNamespace(
-        name=name, time_range=SimpleNamespace(start=start, end=end), cpu_parent=parent, kernels=durations, device_type=kind
+        name=name,
+        time_range=SimpleNamespace(start=start, end=end),
+        cpu_parent=parent,
+        kernels=durations,
+        device_type=kind,
     )
 
 
 def test_operators_launches_and_kernels_go_to_the_innermost_range() -> None:
     iterate = event("gpurl/other", 0, 100)
-    collect = event("gpurl/rollout", 10, 60, iterate, kernels=(("of a graph", 7e6), ("gpurl/rollout", 50e6)))
+    collect = event(
+        "gpurl/rollout", 10, 60, iterate, kernels=(("of a graph", 7e6), ("gpurl/rollout", 50e6))
+    )
     step = event("gpurl/env", 20, 30, collect)
     add = event("aten::add", 21, 25, step, kernels=(("add", 1e6),))
     within = event("aten::add_", 22, 24, add, kernels=(("add", 2e6),))
@@ -165,7 +243,11 @@ def test_operators_launches_and_kernels_go_to_the_innermost_range() -> None:
     ]
     found = Profile("", 1, 1, 1, 1.0, True, Path(), [])
     module._count(found, events)
-    counts = {name: (phase.operators, phase.launches, phase.device) for name, phase in found.phases.items() if phase != Phase()}
+    counts = {
+        name: (phase.operators, phase.launches, phase.device)
+        for name, phase in found.phases.items()
+        if phase != Phase()
+    }
     assert counts == {"env": (1, 2, 3.0), "rollout": (0, 1, 7.0), "other": (2, 0, 0.0)}
 
 
@@ -178,7 +260,12 @@ def test_the_report_of_a_gpu_by_hand() -> None:
     assert lines["update"] == ["1.000", "25.0%", "3.000", "75.0%", "50", "25"]
     said = report(found)
     assert "10.00 ms an iteration (median of 2)" in said
-    assert "the device waits 60% of an iteration" in said  # 8 ms of kernels in two iterations of 10 ms
+    assert (
+        "the device waits 60% of an iteration" in said
+    )  # 8 ms of kernels in two iterations of 10 ms
     assert "an iteration 90.0 operators and 45.0 launches" in said
-    assert "a step of all environments 10.0 operators and 5.0 launches; a minibatch 10.0 operators and 5.0 launches" in said
+    assert (
+        "a step of all environments 10.0 operators and 5.0 launches; a minibatch 10.0 operators "
+        "and 5.0 launches" in said
+    )
     assert f"{'k' * 69}…   2.000      3" in said

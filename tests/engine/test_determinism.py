@@ -1,4 +1,6 @@
-"""What --deterministic switches on and puts back, what it refuses, and that no algorithm's GPU path holds what it would refuse."""
+"""What --deterministic switches on and puts back, what it refuses, and that no algorithm's GPU path
+holds what it would refuse.
+"""
 
 import os
 from pathlib import Path
@@ -41,28 +43,42 @@ def test_everything_is_as_it_was_afterwards() -> None:
         assert state() == before
 
 
-def test_two_runs_have_the_same_bits_and_threads_are_not_chosen_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_have_the_same_bits_and_threads_are_not_chosen_by_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
     monkeypatch.setattr("gpurl.api._quickest_threads", lambda model: seen.append("measured") or 1)
-    folders = [small_run(tmp_path / name, 3, deterministic=True, threads=None).folder for name in "ab"]
+    folders = [
+        small_run(tmp_path / name, 3, deterministic=True, threads=None).folder for name in "ab"
+    ]
     assert not seen
     assert_same(*(state_of(folder) for folder in folders))
     small_run(tmp_path / "c", 1, threads=None)
     assert seen == ["measured"]
 
 
-def test_an_operation_without_a_deterministic_form_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_without_a_deterministic_form_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def prepare(self: Any) -> Any:
         assert torch.are_deterministic_algorithms_enabled()
-        raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation, but you set ...")
+        raise RuntimeError(
+            "cumsum_cuda_kernel does not have a deterministic implementation, but you set ..."
+        )
 
     monkeypatch.setattr("gpurl.run.trainer.Trainer.prepare", prepare)
-    with pytest.raises(UsageError, match="--deterministic: cumsum_cuda_kernel does not have a deterministic implementation; leave"):
+    with pytest.raises(
+        UsageError,
+        match="--deterministic: cumsum_cuda_kernel does not have a deterministic implementation; "
+        "leave",
+    ):
         small_run(tmp_path / "run", 1, deterministic=True)
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_cublas_gets_its_workspace_before_it_starts_or_the_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cublas_gets_its_workspace_before_it_starts_or_the_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv(WORKSPACE, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with deterministic(True):
@@ -71,7 +87,12 @@ def test_cublas_gets_its_workspace_before_it_starts_or_the_run_is_refused(monkey
     with deterministic(True):  # what cuBLAS was started with serves the next run of the process too
         assert os.environ[WORKSPACE] == ":4096:8"
     monkeypatch.setenv(WORKSPACE, ":0:0")
-    with pytest.raises(UsageError, match=f"needs {WORKSPACE}=:4096:8 .*got :0:0: set it before Python starts"), deterministic(True):
+    with (
+        pytest.raises(
+            UsageError, match=f"needs {WORKSPACE}=:4096:8 .*got :0:0: set it before Python starts"
+        ),
+        deterministic(True),
+    ):
         raise AssertionError
 
 

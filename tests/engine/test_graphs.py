@@ -1,4 +1,6 @@
-"""Iterations in graphs are iterations without: through a fake backend that records and replays on the CPU, in the GPU's code paths."""
+"""Iterations in graphs are iterations without: through a fake backend that records and replays on
+the CPU, in the GPU's code paths.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +25,13 @@ from tests.fake_graphs import FakeGraphs, Recorder
 from tests.small_runs import OFF_POLICY, small_settings
 
 ITERATIONS = 5
-SMALL: dict[str, Any] = {"num_envs": 8, "horizon": 4, "minibatches": 2, "network": {"hidden": [8, 8]}, "total_steps": 1000}
+SMALL: dict[str, Any] = {
+    "num_envs": 8,
+    "horizon": 4,
+    "minibatches": 2,
+    "network": {"hidden": [8, 8]},
+    "total_steps": 1000,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -32,17 +40,23 @@ def _as_on_a_gpu() -> Iterator[None]:
         yield
 
 
-def make_trainer(env: TorchEnv | str = "chasing", level: str = "full", algorithm: str = "ppo", **changes: Any) -> Trainer:
+def make_trainer(
+    env: TorchEnv | str = "chasing", level: str = "full", algorithm: str = "ppo", **changes: Any
+) -> Trainer:
     """A trainer with the fake backend; level off has none."""
     shape = SMALL | ({"minibatches": 1} if algorithm == "a2c" else {})
     if algorithm in OFF_POLICY:
-        shape = {name: value for name, value in SMALL.items() if name not in ("minibatches", "network")} | small_settings(algorithm)
+        shape = {
+            name: value for name, value in SMALL.items() if name not in ("minibatches", "network")
+        } | small_settings(algorithm)
     name = env if isinstance(env, str) else "chasing"
     settings = make_settings(algorithm, name, **{**shape, "graph": level, **changes})
     limit = {} if env == "two_step_game" else {"max_episode_steps": 6}
     made = make_env(env, 8, "cpu", 0, **limit) if isinstance(env, str) else env
     spaces = made.single_observation_space, made.single_action_space
-    model = make_algorithm(algorithm, settings.algorithm_config, *spaces, 8, state_space=made.single_state_space)
+    model = make_algorithm(
+        algorithm, settings.algorithm_config, *spaces, 8, state_space=made.single_state_space
+    )
     trainer = Trainer(settings, model, made, None, Path("unused"))
     trainer.graph_backend = None if level == "off" else FakeGraphs()
     trainer.start()
@@ -53,13 +67,22 @@ def results(trainer: Trainer, iterations: int = ITERATIONS) -> dict[str, Any]:
     """All that a run consists of after some iterations."""
     for _ in range(iterations):
         metrics = trainer.iterate()
-    replay = trainer.algorithm.replay.state_dict() if isinstance(trainer.algorithm, OffPolicy) else {}
-    return trainer.running_state() | {"metrics": {name: value.clone() for name, value in metrics.items()}, "replay": replay}
+    replay = (
+        trainer.algorithm.replay.state_dict() if isinstance(trainer.algorithm, OffPolicy) else {}
+    )
+    return trainer.running_state() | {
+        "metrics": {name: value.clone() for name, value in metrics.items()},
+        "replay": replay,
+    }
 
 
 def assert_equal(got: Any, wanted: Any) -> None:
     for value, other in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
-        assert torch.equal(value, other) or bool(value.isnan().all() & other.isnan().all()) if isinstance(value, Tensor) else value == other
+        assert (
+            torch.equal(value, other) or bool(value.isnan().all() & other.isnan().all())
+            if isinstance(value, Tensor)
+            else value == other
+        )
 
 
 @pytest.mark.parametrize(
@@ -69,12 +92,24 @@ def assert_equal(got: Any, wanted: Any) -> None:
         ("cart_pole", {"schedule": "linear"}),
         ("pendulum", {"algorithm": "a2c"}),
         ("chasing", {"network": {"memory": "gru", "hidden": [8]}, "schedule": "constant"}),
-        ("cart_pole", {"normalize_advantage": "minibatch", "clip_range_value": 0.2, "normalize_obs": False}),
+        (
+            "cart_pole",
+            {"normalize_advantage": "minibatch", "clip_range_value": 0.2, "normalize_obs": False},
+        ),
         ("pendulum", {"squash": True, "entropy_coef": 0.01, "nan": "reset-envs"}),
-        ("pendulum", {"algorithm": "sac", "learning_starts": 70, "schedule": "linear", "nan": "reset-envs"}),
-        ("pendulum", {"algorithm": "td3", "noise": "ornstein_uhlenbeck", "normalize_obs": True, "n_step": 3}),
+        (
+            "pendulum",
+            {"algorithm": "sac", "learning_starts": 70, "schedule": "linear", "nan": "reset-envs"},
+        ),
+        (
+            "pendulum",
+            {"algorithm": "td3", "noise": "ornstein_uhlenbeck", "normalize_obs": True, "n_step": 3},
+        ),
         ("chasing", {"algorithm": "redq", "prioritized": True, "fit_returns": 0.1}),
-        ("chasing", {"algorithm": "mod_sac", "storage": "bfloat16", "replay_size": 48}),  # less than warming up writes
+        (
+            "chasing",
+            {"algorithm": "mod_sac", "storage": "bfloat16", "replay_size": 48},
+        ),  # less than warming up writes
         ("chasing", {"algorithm": "fast_td3", "final_share": 0.01}),
         ("cart_pole", {"algorithm": "rainbow", "target_interval": 3, "tau": 1.0}),
         ("cart_pole", {"algorithm": "sac", "n_step": 2}),
@@ -96,11 +131,15 @@ def test_graphs_do_what_the_loop_does(env: str, changes: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("level", ["full", "policy"])
-def test_making_graphs_changes_nothing_and_replays_run_no_python(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_making_graphs_changes_nothing_and_replays_run_no_python(
+    level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = make_trainer(level=level)
     trainer.iterate()
     (optimizer,) = trainer.algorithm.all_optimizers().values()
-    optimizer.left_out.counts.copy_(torch.tensor([8, 2, 0, 2, 3]))  # by the first iteration, of which a device has not told yet
+    optimizer.left_out.counts.copy_(
+        torch.tensor([8, 2, 0, 2, 3])
+    )  # by the first iteration, of which a device has not told yet
     before, size = trainer.running_state(), trainer.buffer.size
     from gpurl.engine.graphed import choose_graphs
 
@@ -108,7 +147,12 @@ def test_making_graphs_changes_nothing_and_replays_run_no_python(level: str, mon
     assert_equal(trainer.running_state(), before)
     assert optimizer.left_out.counts.tolist() == [8, 2, 0, 2, 3]
     assert trainer.buffer.size == size == 0
-    for owner, name in ((trainer.algorithm, "act"), (trainer.algorithm, "learn"), (trainer.algorithm, "prepare"), (trainer.guard, "clean")):
+    for owner, name in (
+        (trainer.algorithm, "act"),
+        (trainer.algorithm, "learn"),
+        (trainer.algorithm, "prepare"),
+        (trainer.guard, "clean"),
+    ):
         monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("Python ran"))
     if level == "full":
         monkeypatch.setattr(trainer.env, "step", lambda *_: pytest.fail("Python ran"))
@@ -122,7 +166,14 @@ def test_nothing_moves_between_iterations(level: str) -> None:
         metrics = trainer.iterate()
 
     def places() -> list[int]:
-        held = (trainer.obs, trainer.carry, trainer.buffer.columns, metrics, trainer.env._state, trainer.algorithm.optimizer.flat)
+        held = (
+            trainer.obs,
+            trainer.carry,
+            trainer.buffer.columns,
+            metrics,
+            trainer.env._state,
+            trainer.algorithm.optimizer.flat,
+        )
         return [leaf.data_ptr() for leaf in tree_leaves(held)]
 
     before, kinds = places(), set(metrics)
@@ -147,7 +198,11 @@ def _want_entropy(trainer: Trainer) -> None:
 @pytest.mark.parametrize("change", [_halve_the_rate, _clip_more, _want_entropy])
 def test_what_a_schedule_changes_is_not_baked_in(change: Any) -> None:
     runs = {}
-    for name, level, changes in (("graph", "full", True), ("eager", "off", True), ("unchanged", "full", False)):
+    for name, level, changes in (
+        ("graph", "full", True),
+        ("eager", "off", True),
+        ("unchanged", "full", False),
+    ):
         trainer = make_trainer(level=level, schedule="constant")
         results(trainer, 3)
         if changes:
@@ -155,7 +210,8 @@ def test_what_a_schedule_changes_is_not_baked_in(change: Any) -> None:
         runs[name] = results(trainer, 2)
     assert_equal(runs["graph"], runs["eager"])
     assert not torch.equal(
-        runs["graph"]["algorithm"]["training"]["optimizer"]["exp_avg"], runs["unchanged"]["algorithm"]["training"]["optimizer"]["exp_avg"]
+        runs["graph"]["algorithm"]["training"]["optimizer"]["exp_avg"],
+        runs["unchanged"]["algorithm"]["training"]["optimizer"]["exp_avg"],
     )
 
 
@@ -172,9 +228,13 @@ def test_a_log_entry_and_a_checkpoint_in_between_change_nothing() -> None:
     for _ in range(5):
         trainer.iterate()
         other.iterate()
-        other.statistics.read({name: float(value) for name, value in other.statistics.metrics().items()})
+        other.statistics.read(
+            {name: float(value) for name, value in other.statistics.metrics().items()}
+        )
         other._parts()
-    assert_equal(trainer.running_state()["algorithm"]["model"], other.running_state()["algorithm"]["model"])
+    assert_equal(
+        trainer.running_state()["algorithm"]["model"], other.running_state()["algorithm"]["model"]
+    )
     assert float(trainer.statistics.sums[0]) > float(other.statistics.sums[0]) == 0
 
 
@@ -197,7 +257,10 @@ class NotSafe(TorchEnv):
     def __init__(self) -> None:
         inner = make_env("pendulum", 8, "cpu", 0)
         self.inner, self.steps = inner, 0
-        self.single_observation_space, self.single_action_space = inner.single_observation_space, inner.single_action_space
+        self.single_observation_space, self.single_action_space = (
+            inner.single_observation_space,
+            inner.single_action_space,
+        )
         super().__init__(8)
 
     def initial_state(self, rng: Any) -> Any:
@@ -239,9 +302,16 @@ def test_an_env_that_is_not_safe_is_stepped_between_graphs() -> None:
     trainer = make_trainer(NotSafe(), "auto")
     results(trainer)
     assert trainer.graph_level == "policy"
-    assert trainer.notes[0] == "CUDA graph level full is not possible: chasing is not graph_safe, it is stepped between graphs"
+    assert (
+        trainer.notes[0]
+        == "CUDA graph level full is not possible: chasing is not graph_safe, it is stepped "
+        "between graphs"
+    )
     assert trainer.env.steps == 4 * ITERATIONS
-    assert_equal(results(trainer, 1)["algorithm"]["model"], results(make_trainer(NotSafe(), "off"), ITERATIONS + 1)["algorithm"]["model"])
+    assert_equal(
+        results(trainer, 1)["algorithm"]["model"],
+        results(make_trainer(NotSafe(), "off"), ITERATIONS + 1)["algorithm"]["model"],
+    )
 
 
 def test_falling_back_names_the_line_that_waited() -> None:
@@ -249,8 +319,13 @@ def test_falling_back_names_the_line_that_waited() -> None:
     got = results(trainer)
     assert trainer.graph_level == "policy"
     note, _ = trainer.notes
-    assert "synchronizing operation: _local_scalar_dense (fake_graphs.py" in note or "float(action.sum())" in note
-    assert_equal(got["algorithm"]["model"], results(make_trainer(Looking(), "off"))["algorithm"]["model"])
+    assert (
+        "synchronizing operation: _local_scalar_dense (fake_graphs.py" in note
+        or "float(action.sum())" in note
+    )
+    assert_equal(
+        got["algorithm"]["model"], results(make_trainer(Looking(), "off"))["algorithm"]["model"]
+    )
 
 
 def test_python_numbers_in_a_log_keep_the_env_out_of_the_graph() -> None:
@@ -290,13 +365,18 @@ class SamePlace(NotSafe):
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         timestep = super().step(actions)
-        self.place = timestep.obs.clone() if not hasattr(self, "place") else self.place.copy_(timestep.obs)
+        self.place = (
+            timestep.obs.clone() if not hasattr(self, "place") else self.place.copy_(timestep.obs)
+        )
         return timestep._replace(obs=self.place)
 
 
 def test_an_action_that_is_kept_stays_what_it_was() -> None:
     trainer = make_trainer(Keeping(), "policy")
-    assert_equal(results(trainer)["algorithm"]["model"], results(make_trainer(Keeping(), "off"))["algorithm"]["model"])
+    assert_equal(
+        results(trainer)["algorithm"]["model"],
+        results(make_trainer(Keeping(), "off"))["algorithm"]["model"],
+    )
     assert trainer.graph_level == "policy"
 
 
@@ -304,12 +384,18 @@ def test_an_env_that_cannot_restore_its_state_is_not_warmed_up() -> None:
     trainer = make_trainer(Forgetful(), "auto")
     got = results(trainer)
     assert (trainer.graph_level, "cannot restore its state" in trainer.notes[0]) == ("policy", True)
-    assert_equal(got["algorithm"]["model"], results(make_trainer(Forgetful(), "off"))["algorithm"]["model"])
+    assert_equal(
+        got["algorithm"]["model"], results(make_trainer(Forgetful(), "off"))["algorithm"]["model"]
+    )
 
 
 @pytest.mark.parametrize("level", ["off", "policy"])
 def test_observations_written_over_are_refused(level: str) -> None:
-    with pytest.raises(EnvError, match=r"SamePlace\.step: obs: wanted new memory in each step, got that of the observations before"):
+    with pytest.raises(
+        EnvError,
+        match=r"SamePlace\.step: obs: wanted new memory in each step, got that of the "
+        r"observations before",
+    ):
         results(make_trainer(SamePlace(), level))
 
 
@@ -317,7 +403,11 @@ def test_a_state_that_passes_through_does_not_change_with_the_next_episode() -> 
     """On a GPU the state stays in its place; `final_obs` must not be a view of it."""
 
     class Still(TorchEnv):
-        single_observation_space, single_action_space, max_episode_steps = Box(-9.0, 9.0, (2,)), Box(-1.0, 1.0, (1,)), 3
+        single_observation_space, single_action_space, max_episode_steps = (
+            Box(-9.0, 9.0, (2,)),
+            Box(-1.0, 1.0, (1,)),
+            3,
+        )
 
         def initial_state(self, rng: Any) -> Any:
             return {"goal": rng.normal((2,))}
@@ -346,7 +436,9 @@ def test_terms_that_begin_in_a_warm_up_count_from_the_run_only() -> None:
 
 
 class Late(NotSafe):
-    """One that says it is safe and logs a name from its fourth rollout on: the one that is captured."""
+    """One that says it is safe and logs a name from its fourth rollout on: the one that is
+    captured.
+    """
 
     graph_safe = True
 
@@ -360,7 +452,10 @@ def test_names_that_come_late_keep_the_env_out_of_the_graph() -> None:
     trainer = make_trainer(Late(), "auto")
     results(trainer)
     assert trainer.graph_level == "policy"
-    assert "info['log'] brought late late; its names must be there from the first rollout on" in trainer.notes[0]
+    assert (
+        "info['log'] brought late late; its names must be there from the first rollout on"
+        in trainer.notes[0]
+    )
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
@@ -372,11 +467,16 @@ def test_without_a_gpu_there_are_none() -> None:
     trainer = make_trainer(level="full")
     trainer.graph_backend = None
     results(trainer, 2)
-    assert (trainer.graph_level, trainer.notes) == ("off", ["no CUDA graphs: there are none on cpu"])
+    assert (trainer.graph_level, trainer.notes) == (
+        "off",
+        ["no CUDA graphs: there are none on cpu"],
+    )
 
 
 def test_the_fake_backend_is_one() -> None:
-    """Capturing changes nothing, replays do; Python's numbers are baked in; results stay in place; views follow."""
+    """Capturing changes nothing, replays do; Python's numbers are baked in; results stay in place;
+    views follow.
+    """
     x, number = torch.zeros(3), 1.0
 
     def function() -> Tensor:

@@ -1,7 +1,10 @@
-"""Proof without a GPU that nothing waits for one: whole iterations of every algorithm and of every torch env under FakeTensorMode.
+"""Proof without a GPU that nothing waits for one: whole iterations of every algorithm and of every
+torch env under FakeTensorMode.
 
-An algorithm meets an environment in shapes and kinds of actions only: each algorithm takes one environment of every kind, PPO all of them.
-Fake tensors have no values, so `.item()`, `if tensor:`, `nonzero` and boolean indexing raise there. `no_host_looks` takes the GPU's paths.
+An algorithm meets an environment in shapes and kinds of actions only: each algorithm takes one
+environment of every kind, PPO all of them.
+Fake tensors have no values, so `.item()`, `if tensor:`, `nonzero` and boolean indexing raise there.
+`no_host_looks` takes the GPU's paths.
 """
 
 from pathlib import Path
@@ -23,7 +26,11 @@ from tests.small_runs import small_settings, some_demonstrations, takes
 
 TORCH_ENVS = [name for name in env_names() if issubclass(resolve_env(name)[0], TorchEnv)]
 VARIANTS = [(name, {}) for name in TORCH_ENVS]
-VARIANTS += [(name, {"discrete": True}) for name in TORCH_ENVS if "discrete" in env_options(resolve_env(name)[0])]
+VARIANTS += [
+    (name, {"discrete": True})
+    for name in TORCH_ENVS
+    if "discrete" in env_options(resolve_env(name)[0])
+]
 
 
 OF_EACH_KIND = [("chasing", {}), ("cart_pole", {}), ("two_step_game", {})]
@@ -41,7 +48,9 @@ def fake_trainer(settings: Settings) -> Trainer:
     env = make_env(settings.env, settings.train.num_envs, "cpu", 0, **settings.env_options)
     spaces = (env.single_observation_space, env.single_action_space)
     count, state_space = settings.train.num_envs, env.single_state_space
-    model = make_algorithm(settings.algorithm, settings.algorithm_config, *spaces, count, state_space=state_space)
+    model = make_algorithm(
+        settings.algorithm, settings.algorithm_config, *spaces, count, state_space=state_space
+    )
     return Trainer(settings, model, env, None, Path("unused"))
 
 
@@ -60,7 +69,9 @@ def test_an_iteration_never_looks_at_a_tensor(
         shape["network"] = shape["network"] | {"memory": memory}
     if algorithm == "bc":
         shape["dataset"] = some_demonstrations(tmp_path, make_env(env, 1, "cpu", 0, **options))
-    settings = make_settings(algorithm, env, num_envs=8, horizon=3, nan=nan, env_options=options, **shape)
+    settings = make_settings(
+        algorithm, env, num_envs=8, horizon=3, nan=nan, env_options=options, **shape
+    )
     with FakeTensorMode(), no_host_looks():
         trainer = fake_trainer(settings)
         trainer.start()
@@ -76,11 +87,21 @@ OPTIONS: list[tuple[str, str, dict[str, Any]]] = [
     ("ppo", "tests.tiny_envs:HiddenAlternating", {"network": {"memory": "gru", "hidden": [8]}}),
     *(
         ("ppo", "pendulum", change)
-        for change in ({"squash": True}, {"normalize_advantage": "minibatch"}, {"clip_range_value": 0.2}, {"schedule": "linear"})
+        for change in (
+            {"squash": True},
+            {"normalize_advantage": "minibatch"},
+            {"clip_range_value": 0.2},
+            {"schedule": "linear"},
+        )
     ),
     *(
         ("ddpg", "pendulum", change)
-        for change in ({"noise": "ornstein_uhlenbeck"}, {"noise": "ladder"}, {"noise": "episode"}, {"target_noise": 0.2})
+        for change in (
+            {"noise": "ornstein_uhlenbeck"},
+            {"noise": "ladder"},
+            {"noise": "episode"},
+            {"target_noise": 0.2},
+        )
     ),
     *(
         ("sac", "pendulum", change)
@@ -88,7 +109,10 @@ OPTIONS: list[tuple[str, str, dict[str, Any]]] = [
             {"prioritized": True, "n_step": 3, "schedule": "linear"},
             {"fit_returns": 0.1, "normalize_obs": True, "storage": "bfloat16"},
             {"atoms": 11, "temperature": 0.2, "num_critics": 4, "target_subset": 2},
-            {"critic_network": {"hidden": [8, 8], "body": "simba"}, "actor_network": {"hidden": [8], "body": "bro"}},
+            {
+                "critic_network": {"hidden": [8, 8], "body": "simba"},
+                "actor_network": {"hidden": [8], "body": "bro"},
+            },
         )
     ),
     *(
@@ -105,7 +129,9 @@ OPTIONS: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("algorithm", "env", "change"), OPTIONS, ids=str)
 def test_options_do_not_look_either(algorithm: str, env: str, change: dict[str, Any]) -> None:
-    settings = make_settings(algorithm, env, num_envs=8, horizon=2, **(small_settings(algorithm) | change))
+    settings = make_settings(
+        algorithm, env, num_envs=8, horizon=2, **(small_settings(algorithm) | change)
+    )
     with FakeTensorMode(), no_host_looks():
         trainer = fake_trainer(settings)
         trainer.start()

@@ -1,4 +1,6 @@
-"""Critics that read what only they are shown: values, gradients, checkpoints and policies of an asymmetric actor-critic."""
+"""Critics that read what only they are shown: values, gradients, checkpoints and policies of an
+asymmetric actor-critic.
+"""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -29,8 +31,20 @@ TRUE_VALUES = [0.9 / 0.19, 1.0 / 0.19]  # in A, in B, with gamma 0.9
 def trained(iterations: int, **changes: Any) -> Trainer:
     from gpurl.api import make_trainer
 
-    options: dict[str, Any] = {"num_envs": 32, "horizon": 6, "minibatches": 1, "gamma": 0.9, "device": "cpu", "graph": "off"}
-    options |= {"total_steps": 10**6, "learning_rate": 1e-2, "schedule": "constant", "network": {"hidden": [16]}}
+    options: dict[str, Any] = {
+        "num_envs": 32,
+        "horizon": 6,
+        "minibatches": 1,
+        "gamma": 0.9,
+        "device": "cpu",
+        "graph": "off",
+    }
+    options |= {
+        "total_steps": 10**6,
+        "learning_rate": 1e-2,
+        "schedule": "constant",
+        "network": {"hidden": [16]},
+    }
     trainer = make_trainer(make_settings("ppo", HIDDEN, **options | changes), torch.device("cpu"))
     trainer.start()
     for _ in range(iterations):
@@ -40,7 +54,9 @@ def trained(iterations: int, **changes: Any) -> Trainer:
 
 @pytest.mark.parametrize("memory", ["none", "gru"])
 def test_the_critic_finds_the_values_of_a_place_that_the_policy_does_not_see(memory: str) -> None:
-    """Episodes are cut off after 3 steps, so the value counts on the state after the last one, and not on that of the next episode."""
+    """Episodes are cut off after 3 steps, so the value counts on the state after the last one, and
+    not on that of the next episode.
+    """
     trainer = trained(120, network={"hidden": [16], "memory": memory, "memory_size": 8})
     rows = torch.cat((torch.zeros(2, 3), torch.eye(2)), dim=1)
     values = trainer.algorithm.value(rows, trainer.algorithm.initial_carry(2))
@@ -58,7 +74,12 @@ def test_without_the_state_the_critic_cannot_tell_them_apart() -> None:
 @torch.no_grad()
 def test_the_written_out_gradient_is_that_of_autograd(memory: str, hidden: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    network = AsymmetricActorCritic(NetworkConfig(hidden=hidden, memory=memory, memory_size=4), num_inputs=3, num_state=2, num_outputs=6)
+    network = AsymmetricActorCritic(
+        NetworkConfig(hidden=hidden, memory=memory, memory_size=4),
+        num_inputs=3,
+        num_state=2,
+        num_outputs=6,
+    )
     for parameter in network.parameters():
         parameter.grad = torch.full_like(parameter, torch.nan)
     obs, ended = torch.randn(4, 5, 5), torch.rand(4, 5) < 0.3
@@ -69,23 +90,47 @@ def test_the_written_out_gradient_is_that_of_autograd(memory: str, hidden: tuple
     else:
         inputs, sequence = network.unroll(obs, torch.zeros(5, 4), ended)
         _, value, outputs = network(inputs)
-        network.memory.backward(sequence, network.backward(of_output, of_value, outputs).view_as(sequence))
+        network.memory.backward(
+            sequence, network.backward(of_output, of_value, outputs).view_as(sequence)
+        )
     found = {name: parameter.grad.clone() for name, parameter in network.named_parameters()}
-    torch.testing.assert_close(network.value(inputs if memory == "gru" else obs.flatten(0, 1)), value)
+    torch.testing.assert_close(
+        network.value(inputs if memory == "gru" else obs.flatten(0, 1)), value
+    )
 
-    def plain(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]) -> torch.Tensor:
+    def plain(
+        x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]
+    ) -> torch.Tensor:
         for weight, bias in zip(weights, biases):
             x = torch.tanh(torch.addmm(bias[0, 0], x, weight[0].t()))
         return x
 
     with torch.enable_grad():
-        seen = obs[..., :3] if memory == "none" else network.memory.unroll_episodes(obs[..., :3], torch.zeros(5, 4), ended)
-        acting = plain(seen.flatten(0, 1), list(network.towers.weights), list(network.towers.biases))
-        judging = plain(obs[..., 3:].flatten(0, 1), list(network.critic_towers.weights), list(network.critic_towers.biases))
-        loss = (network.actor(acting) * of_output).sum() + (network.critic(judging).squeeze(1) * of_value).sum()
+        seen = (
+            obs[..., :3]
+            if memory == "none"
+            else network.memory.unroll_episodes(obs[..., :3], torch.zeros(5, 4), ended)
+        )
+        acting = plain(
+            seen.flatten(0, 1), list(network.towers.weights), list(network.towers.biases)
+        )
+        judging = plain(
+            obs[..., 3:].flatten(0, 1),
+            list(network.critic_towers.weights),
+            list(network.critic_towers.biases),
+        )
+        loss = (network.actor(acting) * of_output).sum() + (
+            network.critic(judging).squeeze(1) * of_value
+        ).sum()
         names, parameters = zip(*network.named_parameters())
         for name, wanted in zip(names, torch.autograd.grad(loss, parameters)):
-            torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                found[name],
+                wanted,
+                rtol=1e-4,
+                atol=1e-5,
+                msg=lambda text, name=name: f"{name}: {text}",
+            )
 
 
 @pytest.mark.parametrize("memory", ["none", "gru"])
@@ -98,14 +143,20 @@ def test_a_policy_acts_without_the_state_and_values_with_it(tmp_path: Path, memo
     policy.reset()
     first, second = (policy.value(obs, row[None])[0] for row in state)
     assert first != second
-    with pytest.raises(UsageError, match=r"a state of its own: value\(obs, state \[1, 2\]\), got none"):
+    with pytest.raises(
+        UsageError, match=r"a state of its own: value\(obs, state \[1, 2\]\), got none"
+    ):
         policy.value(obs)
     with pytest.raises(UsageError, match=r"got one of shape \(3, 2\)"):
         policy.value(obs, np.zeros((3, 2), np.float32))
     algorithm = policy.algorithm
     assert isinstance(algorithm, PPO)
     greedy = algorithm.act(torch.zeros(1, 3), algorithm.initial_carry(1), explore=False).action
-    beside = algorithm.act(torch.ones(1, 5) * torch.tensor([0, 0, 0, 9.0, 9.0]), algorithm.initial_carry(1), explore=False).action
+    beside = algorithm.act(
+        torch.ones(1, 5) * torch.tensor([0, 0, 0, 9.0, 9.0]),
+        algorithm.initial_carry(1),
+        explore=False,
+    ).action
     assert torch.equal(greedy, beside), "the actor has read the state"
 
 
@@ -126,7 +177,11 @@ class Missing(HiddenAlternating):
 
 
 def test_a_state_of_the_wrong_form_is_named() -> None:
-    with pytest.raises(EnvError, match=r"Wrong.reset: info\['state'\]: wanted a tensor of shape \(4, 2\).*got shape \(4, 4\)"):
+    with pytest.raises(
+        EnvError,
+        match=r"Wrong.reset: info\['state'\]: wanted a tensor of shape \(4, 2\).*got shape \(4, "
+        r"4\)",
+    ):
         WithState(Wrong(4)).reset(seed=0)
     env = WithState(Missing(4))
     env.reset(seed=0)
@@ -135,7 +190,9 @@ def test_a_state_of_the_wrong_form_is_named() -> None:
 
 
 class NextOne(HiddenAlternating):
-    """Shows critics the next episode's state as the last one of an episode, and the reverse elsewhere."""
+    """Shows critics the next episode's state as the last one of an episode, and the reverse
+    elsewhere.
+    """
 
     def step(self, actions: torch.Tensor) -> Timestep:
         timestep = super().step(actions)
@@ -145,8 +202,14 @@ class NextOne(HiddenAlternating):
 
 def test_check_env_looks_at_the_state() -> None:
     assert check_env(HiddenAlternating(4)) == []
-    assert any("info['final_state']: wanted state where no episode ended" in problem for problem in check_env(NextOne(4)))
-    assert any("info['state']: wanted a tensor of shape (4, 2)" in problem for problem in check_env(Wrong(4)))
+    assert any(
+        "info['final_state']: wanted state where no episode ended" in problem
+        for problem in check_env(NextOne(4))
+    )
+    assert any(
+        "info['state']: wanted a tensor of shape (4, 2)" in problem
+        for problem in check_env(Wrong(4))
+    )
 
 
 class Bare(HiddenAlternating):
@@ -155,10 +218,15 @@ class Bare(HiddenAlternating):
     single_state_space = Box(0.0, 3.0, (1,), np.float32)
 
     def initial_state(self, rng: Any) -> dict[str, torch.Tensor]:
-        return {"place": torch.zeros(rng.num_envs, dtype=torch.int64), "time": torch.zeros(rng.num_envs, 1)}
+        return {
+            "place": torch.zeros(rng.num_envs, dtype=torch.int64),
+            "time": torch.zeros(rng.num_envs, 1),
+        }
 
     def transition(self, state: Any, action: torch.Tensor, rng: Any) -> Any:
-        return {"place": 1 - state["place"], "time": state["time"] + 1.0}, *super().transition(state, action, rng)[1:]
+        return {"place": 1 - state["place"], "time": state["time"] + 1.0}, *super().transition(
+            state, action, rng
+        )[1:]
 
     def observe_state(self, state: dict[str, torch.Tensor]) -> torch.Tensor:
         return state["time"]
@@ -178,15 +246,27 @@ def test_what_critics_saw_stays_as_it_was(looks: bool) -> None:
 def test_pictures_have_no_state_behind_them() -> None:
     env = HiddenAlternating(2)
     env.single_observation_space = Box(0, 255, (4, 4, 3), np.uint8)
-    with pytest.raises(UsageError, match=r"needs float32 Boxes, HiddenAlternating\.single_observation_space is"):
+    with pytest.raises(
+        UsageError, match=r"needs float32 Boxes, HiddenAlternating\.single_observation_space is"
+    ):
         WithState(env)
 
 
-def test_a_resume_keeps_what_the_critic_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_keeps_what_the_critic_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = small_run(tmp_path / "run", 1, env=HIDDEN, eval_episodes=0)
     with pytest.raises(CheckpointError, match="the checkpoint has asymmetric True, this run False"):
         gpurl.resume(run.folder, asymmetric=False)
-    monkeypatch.setattr("tests.tiny_envs.HiddenAlternating.single_state_space", Box(0.0, 1.0, (3,), np.float32))
-    monkeypatch.setattr("tests.tiny_envs.HiddenAlternating.observe_state", lambda self, state: torch.zeros(self.num_envs, 3))
-    with pytest.raises(CheckpointError, match=r"the checkpoint has state_space .*'shape': \[2\].*, this run .*'shape': \[3\]"):
+    monkeypatch.setattr(
+        "tests.tiny_envs.HiddenAlternating.single_state_space", Box(0.0, 1.0, (3,), np.float32)
+    )
+    monkeypatch.setattr(
+        "tests.tiny_envs.HiddenAlternating.observe_state",
+        lambda self, state: torch.zeros(self.num_envs, 3),
+    )
+    with pytest.raises(
+        CheckpointError,
+        match=r"the checkpoint has state_space .*'shape': \[2\].*, this run .*'shape': \[3\]",
+    ):
         gpurl.resume(run.folder, total_steps=1000)

@@ -1,4 +1,6 @@
-"""Settings of the host: the wait mode is the user's where the user chose, and malloc is told once there is glibc."""
+"""Settings of the host: the wait mode is the user's where the user chose, and malloc is told once
+there is glibc.
+"""
 
 import platform
 import time
@@ -16,7 +18,9 @@ from gpurl.engine.threads import SPIN_COUNT, keep_large_blocks, quickest_threads
         ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"}),
     ],
 )
-def test_the_users_choice_stays(before: dict[str, str], after: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_choice_stays(
+    before: dict[str, str], after: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     environment = dict(before)
     monkeypatch.setattr("os.environ", environment)
     wait_briefly()
@@ -37,7 +41,11 @@ def test_large_blocks_are_kept_where_there_is_glibc() -> None:
     ],
 )
 def test_the_quickest_number_of_threads_is_taken(
-    most: int, seconds: dict[int, float], wanted: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
+    most: int,
+    seconds: dict[int, float],
+    wanted: int,
+    tried: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, counts = [0.0], list[int]()
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])

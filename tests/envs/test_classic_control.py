@@ -1,4 +1,6 @@
-"""The classic control tasks against Gymnasium's own classes: spaces, step by step from copied states, time limits, first states."""
+"""The classic control tasks against Gymnasium's own classes: spaces, step by step from copied
+states, time limits, first states.
+"""
 
 import math
 from collections.abc import Callable
@@ -27,16 +29,24 @@ def spread(bounds: list[tuple[float, float]], num_envs: int) -> list[Tensor]:
 
 
 def wild_state(name: str, n: int) -> State:
-    """States over the whole space, beyond the border of termination too: [n, ...] tensors as the task holds them."""
+    """States over the whole space, beyond the border of termination too: [n, ...] tensors as the
+    task holds them.
+    """
     if name == "cart_pole":
-        return {"motion": torch.stack(spread([(-2.42, 2.42), (-3, 3), (-0.215, 0.215), (-3, 3)], n), dim=1)}
+        return {
+            "motion": torch.stack(
+                spread([(-2.42, 2.42), (-3, 3), (-0.215, 0.215), (-3, 3)], n), dim=1
+            )
+        }
     if name == "pendulum":
         angle, velocity = spread([(-math.pi, math.pi), (-8, 8)], n)
         return {"obs": torch.stack((angle.cos(), angle.sin(), velocity), dim=1), "angle": angle}
     if name == "acrobot":
         return acrobot.see(*spread([(-math.pi, math.pi), (-math.pi, math.pi), (-5, 5), (-9, 9)], n))
     state = torch.stack(spread([(-1.2, 0.6), (-0.07, 0.07)], n), dim=1)
-    state[: n // 4, 0] = torch.rand(n // 4) * 0.02 + (0.44 if name == "mountain_car_continuous" else 0.49)  # at the goal
+    state[: n // 4, 0] = torch.rand(n // 4) * 0.02 + (
+        0.44 if name == "mountain_car_continuous" else 0.49
+    )  # at the goal
     state[n // 4 : n // 2, 0] = -1.2 + torch.rand(n // 4) * 0.02  # at the left wall
     return {"obs": state}
 
@@ -58,7 +68,9 @@ def random_actions(env: TorchEnv, n: int) -> Tensor:
     space = env.single_action_space
     if isinstance(space, gymnasium.spaces.Discrete):
         return torch.randint(0, int(space.n), (n,))
-    return (torch.rand(n, 1) * 3 - 1.5) * float(space.high[0])  # half as much again as allowed: clipping shows
+    return (torch.rand(n, 1) * 3 - 1.5) * float(
+        space.high[0]
+    )  # half as much again as allowed: clipping shows
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -88,7 +100,9 @@ def test_step_equals_gymnasium_from_the_same_state(name: str) -> None:
         for i, peer in enumerate(peers):
             peer.state = before[i].copy()
             peer.steps_beyond_terminated = None
-            obs, reward, terminated, _, _ = peer.step(actions[i].numpy() if actions.dim() > 1 else int(actions[i]))
+            obs, reward, terminated, _, _ = peer.step(
+                actions[i].numpy() if actions.dim() > 1 else int(actions[i])
+            )
             np.testing.assert_allclose(got.info["final_obs"][i].numpy(), obs, rtol=0, atol=1e-5)
             assert float(got.reward[i]) == pytest.approx(float(reward), abs=1e-5)
             assert bool(got.terminated[i]) == terminated
@@ -112,14 +126,18 @@ def test_fast_acrobot_is_cut_to_gymnasiums_speeds() -> None:
     env, peer = make_env("acrobot", n), gymnasium.make("Acrobot-v1").unwrapped
     env.reset()
     peer.reset(seed=0)
-    env._state = acrobot.see(*spread([(-math.pi, math.pi), (-math.pi, math.pi), (8, 12.5), (-28, -16)], n))
+    env._state = acrobot.see(
+        *spread([(-math.pi, math.pi), (-math.pi, math.pi), (8, 12.5), (-28, -16)], n)
+    )
     before, actions = physical("acrobot", env._state), random_actions(env, n)
     got = env.step(actions).info["final_obs"].numpy()
     want = []
     for state, action in zip(before, actions.tolist()):
         peer.state = state
         want.append(peer.step(action)[0])
-    np.testing.assert_allclose(got, want, rtol=0, atol=1e-3)  # at 28 rad/s a step of 0.2 s magnifies float32 rounding
+    np.testing.assert_allclose(
+        got, want, rtol=0, atol=1e-3
+    )  # at 28 rad/s a step of 0.2 s magnifies float32 rounding
     bounds = env.single_observation_space.high[4:]
     assert (np.abs(got[:, 4:]) == bounds).sum(axis=0).min() > 10
 
@@ -130,7 +148,11 @@ def test_truncates_at_the_same_step(name: str) -> None:
     env.reset()
     peer.reset(seed=0)
     pinned = {key: value.clone() for key, value in env._state.items()}
-    action = torch.zeros(3, *env.single_action_space.shape, dtype=torch.int64 if env.single_action_space.shape == () else torch.float32)
+    action = torch.zeros(
+        3,
+        *env.single_action_space.shape,
+        dtype=torch.int64 if env.single_action_space.shape == () else torch.float32,
+    )
     numpy_action = action[0].numpy() if action.dim() > 1 else 0
     for step in range(env.max_episode_steps + 2):
         env._state = pinned  # never at an end, so only time can end it
@@ -161,13 +183,21 @@ def test_first_states_are_distributed_as_gymnasiums(name: str) -> None:
 def kolmogorov(a: np.ndarray, b: np.ndarray) -> float:
     """Two-sample Kolmogorov-Smirnov statistic, scaled by sqrt(n m / (n + m))."""
     grid = np.concatenate((a, b))
-    gap = np.abs(np.searchsorted(np.sort(a), grid, "right") / len(a) - np.searchsorted(np.sort(b), grid, "right") / len(b)).max()
+    gap = np.abs(
+        np.searchsorted(np.sort(a), grid, "right") / len(a)
+        - np.searchsorted(np.sort(b), grid, "right") / len(b)
+    ).max()
     return gap * math.sqrt(len(a) * len(b) / (len(a) + len(b)))
 
 
 def test_cart_pole_can_hide_its_velocities() -> None:
-    whole, partial = make_env("cart_pole", 8, seed=2), make_env("cart_pole", 8, seed=2, velocities=False)
+    whole, partial = (
+        make_env("cart_pole", 8, seed=2),
+        make_env("cart_pole", 8, seed=2, velocities=False),
+    )
     assert partial.single_observation_space.shape == (2,)
-    pairs: list[Callable[[TorchEnv], Tensor]] = [lambda env: env.reset()[0]] + [lambda env: env.step(torch.ones(8).long()).obs] * 15
+    pairs: list[Callable[[TorchEnv], Tensor]] = [lambda env: env.reset()[0]] + [
+        lambda env: env.step(torch.ones(8).long()).obs
+    ] * 15
     for observe in pairs:
         assert torch.equal(observe(whole)[:, [0, 2]], observe(partial))

@@ -20,11 +20,17 @@ from gpurl.kernels.backend import no_host_looks
 from gpurl.kernels.random import CounterRandom
 
 FIXED_STARTS = {"two_step_game"}  # tasks that draw no random numbers
-VARIANTS = [("cart_pole", {"velocities": False}), ("chasing", {"discrete": True, "dim": 3}), ("chasing", {"bonus": False, "dim": 5})]
+VARIANTS = [
+    ("cart_pole", {"velocities": False}),
+    ("chasing", {"discrete": True, "dim": 3}),
+    ("chasing", {"bonus": False, "dim": 5}),
+]
 
 
 def torch_env_names() -> list[str]:
-    """Names of the torch-native tasks; adapters, whose simulator or task may be missing, are passed over."""
+    """Names of the torch-native tasks; adapters, whose simulator or task may be missing, are passed
+    over.
+    """
     names = []
     for name in env_names():
         try:
@@ -37,23 +43,31 @@ def torch_env_names() -> list[str]:
 
 CASES = [(name, {}) for name in torch_env_names()] + VARIANTS
 every_task, every_random_task = (
-    pytest.mark.parametrize(("name", "options"), cases, ids=lambda value: str(value) if value else "plain")
+    pytest.mark.parametrize(
+        ("name", "options"), cases, ids=lambda value: str(value) if value else "plain"
+    )
     for cases in (CASES, [case for case in CASES if case[0] not in FIXED_STARTS])
 )
 
 
 def action_source(env: TorchEnv, batch: int = 257, seed: int = 0) -> Callable[[], Tensor]:
-    """Random actions [env.num_envs, *action]; row i is the same whatever the number of environments, up to `batch`."""
+    """Random actions [env.num_envs, *action]; row i is the same whatever the number of
+    environments, up to `batch`.
+    """
     generator, space = torch.Generator().manual_seed(seed), env.single_action_space
 
     def draw() -> Tensor:
         if isinstance(space, gymnasium.spaces.Discrete):
-            return torch.randint(0, int(space.n), (batch,), generator=generator)[: env.num_envs].clone()
+            return torch.randint(0, int(space.n), (batch,), generator=generator)[
+                : env.num_envs
+            ].clone()
         if isinstance(space, gymnasium.spaces.MultiDiscrete):
             columns = [torch.randint(0, int(n), (batch,), generator=generator) for n in space.nvec]
             return torch.stack(columns, dim=1)[: env.num_envs].clone()
         low, high = torch.as_tensor(space.low), torch.as_tensor(space.high)
-        return (torch.rand(batch, *space.shape, generator=generator) * (high - low) + low)[: env.num_envs].clone()
+        return (torch.rand(batch, *space.shape, generator=generator) * (high - low) + low)[
+            : env.num_envs
+        ].clone()
 
     return draw
 
@@ -95,7 +109,15 @@ def rows(step: Timestep, n: int) -> Any:
 
 
 def test_the_folder_is_found() -> None:
-    known = {"acrobot", "cart_pole", "chasing", "mountain_car", "mountain_car_continuous", "pendulum", "two_step_game"}
+    known = {
+        "acrobot",
+        "cart_pole",
+        "chasing",
+        "mountain_car",
+        "mountain_car_continuous",
+        "pendulum",
+        "two_step_game",
+    }
     assert known <= set(torch_env_names())
 
 
@@ -112,17 +134,36 @@ def test_shapes_dtypes_and_spaces(name: str, options: dict[str, Any]) -> None:
             assert (tensor.shape, tensor.dtype, tensor.device) == (shape, torch.float32, env.device)
             assert tensor.is_contiguous()
             assert env.observation_space.contains(tensor.numpy())
-        assert (step.reward.shape, step.reward.dtype, step.reward.device) == (reward_shape, torch.float32, env.device)
+        assert (step.reward.shape, step.reward.dtype, step.reward.device) == (
+            reward_shape,
+            torch.float32,
+            env.device,
+        )
         assert bool(step.reward.isfinite().all())
-        for flag in (step.terminated, step.truncated, step.info["_final_obs"], step.info["_episode"], step.info["time_outs"]):
+        for flag in (
+            step.terminated,
+            step.truncated,
+            step.info["_final_obs"],
+            step.info["_episode"],
+            step.info["time_outs"],
+        ):
             assert (flag.shape, flag.dtype) == ((9,), torch.bool)
         for key, dtype in (("r", torch.float32), ("l", torch.int64)):
-            assert (step.info["episode"][key].shape, step.info["episode"][key].dtype) == ((9,), dtype)
-    assert env.metadata["autoreset_mode"] == env.autoreset_mode == gymnasium.vector.AutoresetMode.SAME_STEP
+            assert (step.info["episode"][key].shape, step.info["episode"][key].dtype) == (
+                (9,),
+                dtype,
+            )
+    assert (
+        env.metadata["autoreset_mode"]
+        == env.autoreset_mode
+        == gymnasium.vector.AutoresetMode.SAME_STEP
+    )
 
 
 @every_task
-def test_final_obs_is_the_true_successor_only_where_an_episode_ended(name: str, options: dict[str, Any]) -> None:
+def test_final_obs_is_the_true_successor_only_where_an_episode_ended(
+    name: str, options: dict[str, Any]
+) -> None:
     env = make_env(name, 33, max_episode_steps=6, **options)
     env.reset()
     env.stagger(torch.arange(33) % 6)
@@ -148,7 +189,9 @@ def test_an_end_on_the_last_step_is_a_termination() -> None:
 
 
 @every_task
-def test_statistics_and_time_limit_equal_a_count_by_hand(name: str, options: dict[str, Any]) -> None:
+def test_statistics_and_time_limit_equal_a_count_by_hand(
+    name: str, options: dict[str, Any]
+) -> None:
     env = make_env(name, 33, max_episode_steps=9, **options)
     env.reset()
     clock, total = torch.zeros(33, dtype=torch.int64), torch.zeros(33)
@@ -164,7 +207,9 @@ def test_statistics_and_time_limit_equal_a_count_by_hand(name: str, options: dic
 
 
 @every_task
-def test_staggered_clocks_leave_the_first_cut_episodes_out(name: str, options: dict[str, Any]) -> None:
+def test_staggered_clocks_leave_the_first_cut_episodes_out(
+    name: str, options: dict[str, Any]
+) -> None:
     env = make_env(name, 8, max_episode_steps=8, **options)
     env.reset()
     env.stagger(torch.arange(8))
@@ -199,8 +244,13 @@ def test_masked_and_indexed_restarts_are_the_same(name: str, options: dict[str, 
     masked.stagger(torch.arange(33) % 11)
     indexed_run = [env.reset(options={"reset_mask": torch.arange(33) % 2 == 0})[0], *play(env, 40)]
     with no_host_looks():
-        masked_run = [masked.reset(options={"reset_mask": torch.arange(33) % 2 == 0})[0], *play(masked, 40)]
-    torch.testing.assert_close(indexed_run, masked_run, rtol=1e-5, atol=1e-5)  # normal numbers are C's here and torch's there
+        masked_run = [
+            masked.reset(options={"reset_mask": torch.arange(33) % 2 == 0})[0],
+            *play(masked, 40),
+        ]
+    torch.testing.assert_close(
+        indexed_run, masked_run, rtol=1e-5, atol=1e-5
+    )  # normal numbers are C's here and torch's there
     torch.testing.assert_close(env.state_dict(), masked.state_dict(), rtol=1e-5, atol=1e-5)
 
 
@@ -217,7 +267,9 @@ def test_reset_mask_restarts_only_those(name: str, options: dict[str, Any]) -> N
     assert bool((clocks > 0).all())
     assert torch.equal(env.episode_length_buf, torch.where(mask, 0, clocks))
     step = play(env, 1)[0]
-    assert torch.equal(step.info["episode"]["r"], returns.masked_fill(mask, 0.0) + shared(step.reward))
+    assert torch.equal(
+        step.info["episode"]["r"], returns.masked_fill(mask, 0.0) + shared(step.reward)
+    )
     assert torch.equal(step.info["episode"]["l"], torch.where(mask, 1, clocks + 1))
 
 
@@ -293,7 +345,9 @@ def test_actions_may_be_a_strided_view(name: str, options: dict[str, Any]) -> No
     for _ in range(5):
         action = draw()
         strided = torch.stack((action, action), dim=-1)[..., 0]
-        torch.testing.assert_close(peer.step(strided), env.step(action))  # a sum over a strided row may be added up in another order
+        torch.testing.assert_close(
+            peer.step(strided), env.step(action)
+        )  # a sum over a strided row may be added up in another order
 
 
 @every_task
@@ -322,19 +376,42 @@ def test_a_reset_of_no_environment_changes_nothing() -> None:
                 assert torch.equal(plain.step(action).obs, reset.step(action).obs)
 
 
-@pytest.mark.parametrize(("name", "action", "message"), [
-    ("chasing", torch.zeros(4, 1), r"wanted actions of shape \(4, 2\), got \(4, 1\)"),
-    ("chasing", torch.zeros(1, 2), r"wanted actions of shape \(4, 2\), got \(1, 2\)"),
-    ("pendulum", torch.zeros(3), r"wanted actions of shape \(4, 1\), got \(3,\)"),
-    ("chasing", torch.zeros(4, 2, dtype=torch.int64), r"wanted actions of Box.*, got torch.int64"),
-    ("cart_pole", torch.zeros(4), r"wanted actions of Discrete\(2\), got torch.float32"),
-    ("cart_pole", torch.tensor([0, 1, 7, 0]), r"wanted actions from 0 to 1, got 0 to 7"),
-    ("mountain_car", torch.tensor([0, 1, 2, -1]), r"wanted actions from 0 to 2, got -1 to 2"),
-    ("two_step_game", torch.zeros(4, dtype=torch.int64), r"wanted actions of shape \(4, 2\), got \(4,\)"),
-    ("two_step_game", torch.zeros(4, 2), r"wanted actions of MultiDiscrete\(\[2 2\]\), got torch.float32"),
-    ("two_step_game", torch.tensor([[0, 1]] * 3 + [[0, 2]]), r"wanted actions of MultiDiscrete\(\[2 2\]\), got 0 to 2"),
-    ("two_step_game", torch.tensor([[0, 1]] * 3 + [[-1, 0]]), r"wanted actions of MultiDiscrete\(\[2 2\]\), got -1 to 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "action", "message"),
+    [
+        ("chasing", torch.zeros(4, 1), r"wanted actions of shape \(4, 2\), got \(4, 1\)"),
+        ("chasing", torch.zeros(1, 2), r"wanted actions of shape \(4, 2\), got \(1, 2\)"),
+        ("pendulum", torch.zeros(3), r"wanted actions of shape \(4, 1\), got \(3,\)"),
+        (
+            "chasing",
+            torch.zeros(4, 2, dtype=torch.int64),
+            r"wanted actions of Box.*, got torch.int64",
+        ),
+        ("cart_pole", torch.zeros(4), r"wanted actions of Discrete\(2\), got torch.float32"),
+        ("cart_pole", torch.tensor([0, 1, 7, 0]), r"wanted actions from 0 to 1, got 0 to 7"),
+        ("mountain_car", torch.tensor([0, 1, 2, -1]), r"wanted actions from 0 to 2, got -1 to 2"),
+        (
+            "two_step_game",
+            torch.zeros(4, dtype=torch.int64),
+            r"wanted actions of shape \(4, 2\), got \(4,\)",
+        ),
+        (
+            "two_step_game",
+            torch.zeros(4, 2),
+            r"wanted actions of MultiDiscrete\(\[2 2\]\), got torch.float32",
+        ),
+        (
+            "two_step_game",
+            torch.tensor([[0, 1]] * 3 + [[0, 2]]),
+            r"wanted actions of MultiDiscrete\(\[2 2\]\), got 0 to 2",
+        ),
+        (
+            "two_step_game",
+            torch.tensor([[0, 1]] * 3 + [[-1, 0]]),
+            r"wanted actions of MultiDiscrete\(\[2 2\]\), got -1 to 1",
+        ),
+    ],
+)
 def test_wrong_actions_are_refused(name: str, action: Tensor, message: str) -> None:
     env = make_env(name, 4)
     with pytest.raises(UsageError, match=r"reset\(\) comes before the first step"):
@@ -351,7 +428,9 @@ def test_choices_may_begin_at_another_number() -> None:
     env = Later(2)
     env.reset()
     for action in ([1, 3], [2, 4]):
-        assert torch.equal(env._checked_action(torch.tensor([action] * 2)), torch.tensor([action] * 2))
+        assert torch.equal(
+            env._checked_action(torch.tensor([action] * 2)), torch.tensor([action] * 2)
+        )
     for action in ([0, 3], [2, 5], [1, 2]):
         with pytest.raises(UsageError, match="wanted actions of MultiDiscrete"):
             env._checked_action(torch.tensor([action] * 2))

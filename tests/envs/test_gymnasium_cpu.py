@@ -1,4 +1,6 @@
-"""Gymnasium environments behind the tensor contract: compared with one environment stepped by hand, in every way of resetting."""
+"""Gymnasium environments behind the tensor contract: compared with one environment stepped by hand,
+in every way of resetting.
+"""
 
 import multiprocessing
 from typing import Any
@@ -7,7 +9,17 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
+from gymnasium.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    Graph,
+    MultiBinary,
+    MultiDiscrete,
+    Sequence,
+    Text,
+    Tuple,
+)
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
@@ -22,12 +34,16 @@ MODES = (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP, AutoresetMode.DISABLE
 
 
 def act(obs: np.ndarray) -> np.ndarray:
-    """The actions [N, 1] all tests take: a function of obs [N, 2], so that a step that does not count shifts nothing."""
+    """The actions [N, 1] all tests take: a function of obs [N, 2], so that a step that does not
+    count shifts nothing.
+    """
     return np.sin(obs.sum(-1, keepdims=True)).astype(np.float32)
 
 
 def by_hand(seed: int, index: int, steps: int) -> list[tuple[float, ...]]:
-    """The transitions of environment `index`, flat: obs, reward, next obs, terminated, truncated."""
+    """The transitions of environment `index`, flat: obs, reward, next obs, terminated,
+    truncated.
+    """
     env = Tour()
     seeds = np.random.SeedSequence(seed).generate_state(index + 1)
     obs, _ = env.reset(seed=int(seeds[index]))
@@ -46,7 +62,13 @@ def played(env: GymnasiumCpu, seed: int, steps: int) -> list[list[tuple[float, .
     for _ in range(steps):
         timestep = env.step(torch.from_numpy(act(obs.numpy())))
         valid = timestep.info.get("valid", torch.ones(env.num_envs, dtype=torch.bool))
-        columns = (obs, timestep.reward[:, None], timestep.info["final_obs"], timestep.terminated[:, None], timestep.truncated[:, None])
+        columns = (
+            obs,
+            timestep.reward[:, None],
+            timestep.info["final_obs"],
+            timestep.terminated[:, None],
+            timestep.truncated[:, None],
+        )
         table = torch.cat([column.float() for column in columns], dim=1).tolist()
         for index in valid.nonzero().squeeze(1).tolist():
             rows[index].append(tuple(table[index]))
@@ -56,7 +78,11 @@ def played(env: GymnasiumCpu, seed: int, steps: int) -> list[list[tuple[float, .
 
 def assert_true_transitions(env: GymnasiumCpu, steps: int = 60, seed: int = 3) -> None:
     for index, rows in enumerate(played(env, seed, steps)):
-        assert len(rows) == steps if env.autoreset_mode == AutoresetMode.SAME_STEP else steps * 0.5 < len(rows) < steps
+        assert (
+            len(rows) == steps
+            if env.autoreset_mode == AutoresetMode.SAME_STEP
+            else steps * 0.5 < len(rows) < steps
+        )
         np.testing.assert_allclose(rows, by_hand(seed, index, len(rows)), rtol=1e-6, atol=1e-6)
         assert any(row[5] for row in rows)
         assert any(row[6] for row in rows)
@@ -71,7 +97,9 @@ def test_own_vector_environments_give_the_true_transitions(vectorization: str) -
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
-def test_foreign_vector_environments_give_the_true_transitions(kind: type, mode: AutoresetMode) -> None:
+def test_foreign_vector_environments_give_the_true_transitions(
+    kind: type, mode: AutoresetMode
+) -> None:
     env = GymnasiumCpu(3, env=kind([Tour] * 3, autoreset_mode=mode))
     assert_true_transitions(env)
     env.close()
@@ -79,7 +107,10 @@ def test_foreign_vector_environments_give_the_true_transitions(kind: type, mode:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_contract_holds_in_every_mode(mode: AutoresetMode) -> None:
-    assert check_env(GymnasiumCpu(4, env=SyncVectorEnv([Tour] * 4, autoreset_mode=mode, copy=False))) == []
+    assert (
+        check_env(GymnasiumCpu(4, env=SyncVectorEnv([Tour] * 4, autoreset_mode=mode, copy=False)))
+        == []
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -90,7 +121,9 @@ def test_statistics_count_true_steps_only(mode: AutoresetMode) -> None:
     for _ in range(80):
         obs, _, _, _, info = env.step(torch.from_numpy(act(obs.numpy())))
         for index in info["_episode"].nonzero().squeeze(1).tolist():
-            episodes[index].append((float(info["episode"]["r"][index]), int(info["episode"]["l"][index])))
+            episodes[index].append(
+                (float(info["episode"]["r"][index]), int(info["episode"]["l"][index]))
+            )
     for index, found in enumerate(episodes):
         rewards: list[float] = []
         wanted = []
@@ -137,7 +170,9 @@ def test_a_time_limit_truncates_and_shows_the_true_successor() -> None:
     obs, _ = env.reset()
     single = gymnasium.make("Pendulum-v1").unwrapped
     single.reset()
-    single.state = np.array([np.arctan2(float(obs[1, 1]), float(obs[1, 0])), float(obs[1, 2])], np.float64)
+    single.state = np.array(
+        [np.arctan2(float(obs[1, 1]), float(obs[1, 0])), float(obs[1, 2])], np.float64
+    )
     for step in range(4):
         timestep = env.step(torch.full((2, 1), 0.5))
         wanted = single.step(np.array([0.5], np.float32))[0]
@@ -157,29 +192,49 @@ def test_a_time_limit_around_a_function() -> None:
 
     env = GymnasiumCpu(2, env=Endless, max_episode_steps=3)
     env.reset()
-    assert [bool(env.step(torch.zeros(2, 1)).truncated.all()) for _ in range(6)] == [False, False, True, False, False, True]
+    assert [bool(env.step(torch.zeros(2, 1)).truncated.all()) for _ in range(6)] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 # ---- vector environments that are not Gymnasium's own ----
 
 
 def test_final_obs_as_a_whole_array() -> None:
-    timestep = second_step(Batch(AutoresetMode.SAME_STEP, lambda: {"final_obs": np.full((2, 1), 2.0)}))
+    timestep = second_step(
+        Batch(AutoresetMode.SAME_STEP, lambda: {"final_obs": np.full((2, 1), 2.0)})
+    )
     assert timestep.info["final_obs"].tolist() == [[2.0], [2.0]]
     assert timestep.obs.tolist() == [[0.0], [0.0]]
 
 
 def test_a_missing_final_obs_is_named() -> None:
-    with pytest.raises(EnvError, match=r"no info\['final_obs'\] at an episode's end, only \['final_observation'\]"):
+    with pytest.raises(
+        EnvError, match=r"no info\['final_obs'\] at an episode's end, only \['final_observation'\]"
+    ):
         second_step(Batch(AutoresetMode.SAME_STEP, lambda: {"final_observation": None}))
     with pytest.raises(EnvError, match=r"no info\['final_obs'\] for environments \[1\]"):
-        second_step(Batch(AutoresetMode.SAME_STEP, lambda: {"final_obs": np.array([np.ones(1), None], dtype=object)}))
+        second_step(
+            Batch(
+                AutoresetMode.SAME_STEP,
+                lambda: {"final_obs": np.array([np.ones(1), None], dtype=object)},
+            )
+        )
 
 
 @pytest.mark.parametrize("mode", [None, "SameStep"])
 def test_an_unknown_way_of_resetting_is_refused(mode: Any) -> None:
     batch = Batch(mode)
-    with pytest.raises(UsageError, match=r"set env.metadata\['autoreset_mode'\] to gymnasium.vector.AutoresetMode.SAME_STEP, NEXT_STEP or"):
+    with pytest.raises(
+        UsageError,
+        match=r"set env.metadata\['autoreset_mode'\] to gymnasium.vector.AutoresetMode.SAME_STEP, "
+        r"NEXT_STEP or",
+    ):
         GymnasiumCpu(2, env=batch)
     assert batch.was_closed
 
@@ -195,7 +250,8 @@ def test_closing_closes_the_wrapped_environment() -> None:
 def test_a_task_s_own_vector_version() -> None:
     env = make_env("gymnasium_cpu:CartPole-v1", 3, vectorization="vector", max_episode_steps=6)
     assert check_env(env, steps=20)[:1] == [
-        f"{env._env} cannot reset some environments only: it ignores options['reset_mask'] and has reset all of them"
+        f"{env._env} cannot reset some environments only: it ignores options['reset_mask'] and has "
+        f"reset all of them"
     ]
     env.reset(seed=0)
     valid = [bool(env.step(torch.tensor([0, 1, 0])).info["valid"].all()) for _ in range(8)]
@@ -206,7 +262,9 @@ def test_a_task_s_own_vector_version() -> None:
 
 def test_envpool() -> None:
     pytest.importorskip("envpool")
-    env = make_env("gymnasium_cpu:Pendulum-v1", 3, seed=4, vectorization="envpool", max_episode_steps=5)
+    env = make_env(
+        "gymnasium_cpu:Pendulum-v1", 3, seed=4, vectorization="envpool", max_episode_steps=5
+    )
     assert check_env(env) == []
     first, _ = env.reset(seed=4)
     assert not torch.equal(env.reset(seed=5)[0], first)
@@ -214,7 +272,9 @@ def test_envpool() -> None:
     valid = [env.step(torch.zeros(3, 1)).info["valid"].tolist() for _ in range(7)]
     assert valid == [[True] * 3] * 5 + [[False] * 3, [True] * 3]
     env.close()
-    with pytest.raises(UsageError, match="EnvPool has no task 'Pendlum-v1'; did you mean Pendulum-v1"):
+    with pytest.raises(
+        UsageError, match="EnvPool has no task 'Pendlum-v1'; did you mean Pendulum-v1"
+    ):
         make_env("gymnasium_cpu:Pendlum-v1", 2, vectorization="envpool")
 
 
@@ -232,13 +292,18 @@ NESTED = Dict(
 
 
 @pytest.mark.parametrize(
-    "space", [NESTED, *NESTED.spaces.values(), NESTED["hand"][0], Box(-1.0, 1.0, ())], ids=lambda space: type(space).__name__
+    "space",
+    [NESTED, *NESTED.spaces.values(), NESTED["hand"][0], Box(-1.0, 1.0, ())],
+    ids=lambda space: type(space).__name__,
 )
 def test_batches_flatten_as_gymnasium_flattens_one(space: gymnasium.Space) -> None:
     space.seed(0)
     rows = [space.sample() for _ in range(5)]
     encoder = make_encoder(space)
-    wanted = [row if isinstance(space, Box) and space.shape else gymnasium.spaces.flatten(space, row) for row in rows]
+    wanted = [
+        row if isinstance(space, Box) and space.shape else gymnasium.spaces.flatten(space, row)
+        for row in rows
+    ]
     encoded = encoder.encode(stack_rows(space, rows))
     assert encoded.dtype == encoder.space.dtype == np.float32
     np.testing.assert_array_equal(encoded, np.array(wanted, np.float32))
@@ -248,12 +313,16 @@ def test_batches_flatten_as_gymnasium_flattens_one(space: gymnasium.Space) -> No
 class Dream(gymnasium.Env):
     """Ends after two steps; shows samples of a space, and keeps the actions it got."""
 
-    def __init__(self, observation_space: gymnasium.Space, action_space: gymnasium.Space = NESTED["level"]) -> None:
+    def __init__(
+        self, observation_space: gymnasium.Space, action_space: gymnasium.Space = NESTED["level"]
+    ) -> None:
         self.observation_space, self.action_space = observation_space, action_space
         self.actions: list[Any] = []
         self.shown: list[Any] = []
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
             self.observation_space.seed(seed)
         self.shown.append(self.observation_space.sample())
@@ -276,7 +345,9 @@ def test_nested_observations_and_final_observations() -> None:
     timestep = env.step(torch.zeros(2, 1))
     flat = [[gymnasium.spaces.flatten(NESTED, shown) for shown in dream.shown] for dream in dreams]
     np.testing.assert_array_equal(obs, np.array([rows[0] for rows in flat], np.float32))
-    np.testing.assert_array_equal(timestep.info["final_obs"], np.array([rows[2] for rows in flat], np.float32))
+    np.testing.assert_array_equal(
+        timestep.info["final_obs"], np.array([rows[2] for rows in flat], np.float32)
+    )
     np.testing.assert_array_equal(timestep.obs, np.array([rows[3] for rows in flat], np.float32))
 
 
@@ -293,13 +364,18 @@ REFUSED = [
     (Graph(Box(0, 1, (1,)), None), "the observation: it is Graph"),
     (Dict({"a": Dict({"words": Text(4)})}), r"the observation\['a'\]\['words'\]: it is Text"),
     (Tuple((Discrete(2), Sequence(Discrete(2)))), r"the observation\[1\]: it is Sequence"),
-    (Dict({"eye": Box(0, 255, (8, 8), np.uint8), "x": Discrete(2)}), r"does not mix images .*: the observation\['eye'\] is Box"),
+    (
+        Dict({"eye": Box(0, 255, (8, 8), np.uint8), "x": Discrete(2)}),
+        r"does not mix images .*: the observation\['eye'\] is Box",
+    ),
     (Dict({}), "this space is empty"),
 ]
 
 
 @pytest.mark.parametrize(("space", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_observations_that_cannot_be_flattened_are_named(space: gymnasium.Space, message: str) -> None:
+def test_observations_that_cannot_be_flattened_are_named(
+    space: gymnasium.Space, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         make_encoder(space)
 
@@ -307,31 +383,59 @@ def test_observations_that_cannot_be_flattened_are_named(space: gymnasium.Space,
 def test_a_refused_space_leaves_no_process() -> None:
     with pytest.raises(UsageError, match="cannot flatten the observation"):
         GymnasiumCpu(2, env=lambda: Dream(Text(3)), vectorization="sync")
-    with pytest.raises(UsageError, match=r"needs a Box of .*, a Discrete, MultiDiscrete or MultiBinary action space, this one is Text"):
+    with pytest.raises(
+        UsageError,
+        match=r"needs a Box of .*, a Discrete, MultiDiscrete or MultiBinary action space, this "
+        r"one is Text",
+    ):
         GymnasiumCpu(2, env=lambda: Dream(Discrete(2), Text(3)), vectorization="async")
     assert multiprocessing.active_children() == []
 
 
 ACTIONS = [
     (Discrete(3, start=-1), [0, 2], [-1, 1], Discrete(3)),
-    (MultiDiscrete([2, 3], start=[1, 0]), [[0, 0], [1, 2]], [[1, 0], [2, 2]], MultiDiscrete([2, 3])),
-    (MultiDiscrete([[2, 3], [4, 5]]), [[1, 2, 3, 4], [0, 0, 1, 1]], [[[1, 2], [3, 4]], [[0, 0], [1, 1]]], MultiDiscrete([2, 3, 4, 5])),
+    (
+        MultiDiscrete([2, 3], start=[1, 0]),
+        [[0, 0], [1, 2]],
+        [[1, 0], [2, 2]],
+        MultiDiscrete([2, 3]),
+    ),
+    (
+        MultiDiscrete([[2, 3], [4, 5]]),
+        [[1, 2, 3, 4], [0, 0, 1, 1]],
+        [[[1, 2], [3, 4]], [[0, 0], [1, 1]]],
+        MultiDiscrete([2, 3, 4, 5]),
+    ),
     (MultiBinary([2, 1]), [[1, 0], [0, 1]], [[[1], [0]], [[0], [1]]], MultiDiscrete([2, 2])),
     (Box(-2.0, 2.0, (), np.float32), [[0.5], [9.0]], [0.5, 2.0], Box(-2.0, 2.0, (1,), np.float32)),
-    (Box(-2.0, 2.0, (1, 2), np.float64), [[[0.5, 1.0]], [[9.0, -9.0]]], [[[0.5, 1.0]], [[2.0, -2.0]]], Box(-2.0, 2.0, (1, 2), np.float32)),
+    (
+        Box(-2.0, 2.0, (1, 2), np.float64),
+        [[[0.5, 1.0]], [[9.0, -9.0]]],
+        [[[0.5, 1.0]], [[2.0, -2.0]]],
+        Box(-2.0, 2.0, (1, 2), np.float32),
+    ),
     (Box(0, 9, (1,), np.int32), [[3.6], [9.7]], [[4], [9]], Box(0.0, 9.0, (1,), np.float32)),
 ]
 
 
-@pytest.mark.parametrize(("space", "sent", "got", "shown"), ACTIONS, ids=[str(case[0]) for case in ACTIONS])
-def test_actions_arrive_in_the_space(space: gymnasium.Space, sent: list, got: list, shown: gymnasium.Space) -> None:
+@pytest.mark.parametrize(
+    ("space", "sent", "got", "shown"), ACTIONS, ids=[str(case[0]) for case in ACTIONS]
+)
+def test_actions_arrive_in_the_space(
+    space: gymnasium.Space, sent: list, got: list, shown: gymnasium.Space
+) -> None:
     env = GymnasiumCpu(2, env=lambda: Dream(Discrete(2), space))
     assert env.single_action_space == shown
     env.reset(seed=0)
     env.step(torch.tensor(sent))
     dreams: Any = [watched.unwrapped for watched in env._env.envs]
     assert [np.asarray(dream.actions[0]).tolist() for dream in dreams] == got
-    assert make_decoder(space).decode(np.array(sent, np.float32 if isinstance(space, Box) else np.int64)).dtype == space.dtype
+    assert (
+        make_decoder(space)
+        .decode(np.array(sent, np.float32 if isinstance(space, Box) else np.int64))
+        .dtype
+        == space.dtype
+    )
 
 
 # ---- seeds and partial resets ----
@@ -345,7 +449,9 @@ def test_seeds() -> None:
     assert torch.equal(env.reset(seed=1)[0], first)
     assert torch.equal(env.reset(seed=0)[0], start)
     rows = torch.cat((first, start, again)).tolist()
-    assert len({tuple(row) for row in rows}) == 12  # no two environments alike, no seed the neighbour of another
+    assert (
+        len({tuple(row) for row in rows}) == 12
+    )  # no two environments alike, no seed the neighbour of another
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -358,7 +464,9 @@ def test_some_environments_can_be_reset(mode: AutoresetMode) -> None:
     assert torch.equal(after[1], obs[1])
     assert (after[mask] != obs[mask]).any(1).all()
     assert after[mask][:, 1].tolist() == [0.0, 0.0]
-    assert torch.equal(env.reset(options={"reset_mask": torch.zeros(3, dtype=torch.bool)})[0], after)
+    assert torch.equal(
+        env.reset(options={"reset_mask": torch.zeros(3, dtype=torch.bool)})[0], after
+    )
 
 
 def test_task_options_reach_the_task() -> None:
@@ -368,7 +476,13 @@ def test_task_options_reach_the_task() -> None:
 
 
 def test_packed_transfer_keeps_every_array() -> None:
-    tensors = [torch.rand(3, 5), torch.tensor([True, False, True]), torch.arange(3), torch.arange(7, dtype=torch.uint8), torch.zeros(0, 2)]
+    tensors = [
+        torch.rand(3, 5),
+        torch.tensor([True, False, True]),
+        torch.arange(3),
+        torch.arange(7, dtype=torch.uint8),
+        torch.zeros(0, 2),
+    ]
     sent: list[Tensor] = send_packed(tensors, torch.device("cpu"))
     for tensor, other in zip(tensors, sent):
         assert tensor.dtype == other.dtype

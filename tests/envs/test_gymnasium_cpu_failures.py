@@ -23,8 +23,12 @@ class Crashing(Tour):
     def __init__(self, failure: Callable[[], Any]) -> None:
         self.failure = failure
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        self.fails = seed is not None and seed == int(np.random.SeedSequence(0).generate_state(2)[1])  # of environment 1
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        self.fails = seed is not None and seed == int(
+            np.random.SeedSequence(0).generate_state(2)[1]
+        )  # of environment 1
         return super().reset(seed=seed)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -43,7 +47,11 @@ def test_an_exception_names_the_environment_and_the_line(vectorization: str) -> 
     env = GymnasiumCpu(3, env=lambda: Crashing(raise_error), vectorization=vectorization)
     env.reset(seed=0)
     env.step(torch.zeros(3, 1))
-    with pytest.raises(EnvError, match=r"(?s)environment 1 failed in step:.*self\.failure\(\).*ZeroDivisionError: the wheel came off"):
+    with pytest.raises(
+        EnvError,
+        match=r"(?s)environment 1 failed in step:.*self\.failure\(\).*ZeroDivisionError: the "
+        r"wheel came off",
+    ):
         env.step(torch.zeros(3, 1))
     env.close()
     assert multiprocessing.active_children() == []
@@ -51,16 +59,24 @@ def test_an_exception_names_the_environment_and_the_line(vectorization: str) -> 
 
 def test_an_exception_in_a_foreign_environment() -> None:
     batch = Batch(AutoresetMode.NEXT_STEP, raise_error)
-    with pytest.raises(EnvError, match=r"(?s)Batch\(num_envs=2\) failed in step: ZeroDivisionError: .*raise ZeroDivisionError"):
+    with pytest.raises(
+        EnvError,
+        match=r"(?s)Batch\(num_envs=2\) failed in step: ZeroDivisionError: .*raise "
+        r"ZeroDivisionError",
+    ):
         second_step(batch)
 
 
 def test_unknown_tasks_and_options_are_named() -> None:
     with pytest.raises(UsageError, match=r"no task 'Pendulm-v1'; did you mean Pendulum-v1"):
         make_env("gymnasium_cpu:Pendulm-v1", 2)
-    with pytest.raises(UsageError, match=r"no task 'ALE/Nothing-v5'.*PACKAGE:ID imports the package"):
+    with pytest.raises(
+        UsageError, match=r"no task 'ALE/Nothing-v5'.*PACKAGE:ID imports the package"
+    ):
         make_env("gymnasium_cpu:ALE/Nothing-v5", 2)
-    with pytest.raises(UsageError, match="no task 'no_such_package:X-v0'; No module named 'no_such_package'"):
+    with pytest.raises(
+        UsageError, match="no task 'no_such_package:X-v0'; No module named 'no_such_package'"
+    ):
         make_env("gymnasium_cpu:no_such_package:X-v0", 2)
     with pytest.raises(UsageError, match="unexpected keyword argument 'gravity'"):
         make_env("gymnasium_cpu:Pendulum-v1", 2, task_options={"gravity": 9.0})
@@ -73,7 +89,9 @@ def need_simulator() -> gymnasium.Env:
 
 
 def need_extra() -> gymnasium.Env:
-    raise gymnasium.error.DependencyNotInstalled('Box2D is not installed, run `pip install "gymnasium[box2d]"`')
+    raise gymnasium.error.DependencyNotInstalled(
+        'Box2D is not installed, run `pip install "gymnasium[box2d]"`'
+    )
 
 
 def test_a_missing_simulator_says_what_to_install() -> None:
@@ -86,10 +104,16 @@ def test_a_missing_simulator_says_what_to_install() -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({}, "needs a task .* or env="),
     ({"task": "Pendulum-v1", "env": Tour}, "one of them"),
-    ({"task": "Pendulum-v1", "vectorization": "threads"}, "must be one of sync, async, vector, envpool, got 'threads'"),
+    (
+        {"task": "Pendulum-v1", "vectorization": "threads"},
+        "must be one of sync, async, vector, envpool, got 'threads'",
+    ),
     ({"env": Tour, "vectorization": "vector"}, "needs a registered task"),
     ({"env": Tour, "task_options": {"g": 1}}, "give them inside the function env"),
-    ({"env": Batch(AutoresetMode.NEXT_STEP), "max_episode_steps": 3}, "leave out vectorization, max_episode_steps"),
+    (
+        {"env": Batch(AutoresetMode.NEXT_STEP), "max_episode_steps": 3},
+        "leave out vectorization, max_episode_steps",
+    ),
     ({"env": SyncVectorEnv([Tour])}, "num_envs is 2, but env has 1 environments"),
 ]
 
@@ -113,7 +137,9 @@ class Misshapen(gymnasium.Env[np.ndarray, np.ndarray]):
         self.good -= 1
         return np.zeros(3 if self.good >= 0 else 2, np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         return self.show(), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -130,28 +156,43 @@ def test_an_observation_of_another_shape_is_named(good: int) -> None:
         env.step(torch.zeros(2, 1))
         env.step(torch.zeros(2, 1))
 
-    with pytest.raises(EnvError, match=rf"environment 0 failed in {call}: wanted .* shape \(3,\), as .*Misshapen.* says, got \(2,\)"):
+    with pytest.raises(
+        EnvError,
+        match=rf"environment 0 failed in {call}: wanted .* shape \(3,\), as .*Misshapen.* says, "
+        rf"got \(2,\)",
+    ):
         play()
 
 
 @pytest.mark.parametrize(
-    ("returned", "got"), [(np.zeros(3, np.float32), "a ndarray"), ((np.zeros(3, np.float32),), "a tuple of 1"), (None, "a NoneType")]
+    ("returned", "got"),
+    [
+        (np.zeros(3, np.float32), "a ndarray"),
+        ((np.zeros(3, np.float32),), "a tuple of 1"),
+        (None, "a NoneType"),
+    ],
 )
 def test_what_is_no_step_is_named(monkeypatch: pytest.MonkeyPatch, returned: Any, got: str) -> None:
     """The mistakes of an environment written for the older Gym."""
     env = make_env("gymnasium_cpu", 2, env=lambda: Misshapen(99))
     monkeypatch.setattr(Misshapen, "reset", lambda self, **options: returned)
-    with pytest.raises(EnvError, match=rf"environment 0 failed in reset: wanted \(obs, info\), got {got}"):
+    with pytest.raises(
+        EnvError, match=rf"environment 0 failed in reset: wanted \(obs, info\), got {got}"
+    ):
         env.reset()
     monkeypatch.undo()
     env = make_env("gymnasium_cpu", 2, env=lambda: Misshapen(99))
     env.reset()
     monkeypatch.setattr(Misshapen, "step", lambda self, action: returned)
-    with pytest.raises(EnvError, match=rf"environment 0 failed in step: wanted \(obs, reward, .*info\), got {got}"):
+    with pytest.raises(
+        EnvError, match=rf"environment 0 failed in step: wanted \(obs, reward, .*info\), got {got}"
+    ):
         env.step(torch.zeros(2, 1))
 
 
-def test_an_environment_whose_workers_are_gone_closes_quietly(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_environment_whose_workers_are_gone_closes_quietly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     env = make_env("gymnasium_cpu:CartPole-v1", 2, vectorization="async")
     env.reset(seed=0)
     for process in env._env.processes:  # type: ignore[attr-defined]

@@ -1,4 +1,6 @@
-"""Isaac Gym's contract in each place where tasks restart: real processes over fake simulators, compared with single true episodes."""
+"""Isaac Gym's contract in each place where tasks restart: real processes over fake simulators,
+compared with single true episodes.
+"""
 
 import ast
 import os
@@ -18,7 +20,18 @@ from gpurl.cli.check_env import check_env
 from gpurl.envs import env_names, make_env
 from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE
 from gpurl.errors import UsageError
-from tests.envs.walker_oracle import AGE, FAKE, NUM_ENVS, START, VARIANTS, WORLD, Variant, check_episodes, drifting_actions, state_of
+from tests.envs.walker_oracle import (
+    AGE,
+    FAKE,
+    NUM_ENVS,
+    START,
+    VARIANTS,
+    WORLD,
+    Variant,
+    check_episodes,
+    drifting_actions,
+    state_of,
+)
 
 ENVS = Path(__file__).resolve().parents[2] / "envs"
 OLD_PYTHON_FILES = [ENVS / "isaac_gym_server.py", *sorted(FAKE.rglob("*.py"))]
@@ -27,7 +40,12 @@ OLD_PYTHON_FILES = [ENVS / "isaac_gym_server.py", *sorted(FAKE.rglob("*.py"))]
 def old_python() -> str | None:
     """A Python of Isaac Gym's age that has torch, where there is one."""
     found = os.environ.get(PYTHON_VARIABLE) or shutil.which("python3.8")
-    if found is None or subprocess.run([found, "-c", "import torch, numpy"], capture_output=True, check=False).returncode:
+    if (
+        found is None
+        or subprocess.run(
+            [found, "-c", "import torch, numpy"], capture_output=True, check=False
+        ).returncode
+    ):
         return None
     return found
 
@@ -35,7 +53,11 @@ def old_python() -> str | None:
 PYTHONS = [sys.executable] + ([found] if (found := old_python()) else [])
 
 
-@pytest.fixture(scope="module", params=[(python, variant) for python in PYTHONS for variant in VARIANTS], ids=lambda case: case[1].task)
+@pytest.fixture(
+    scope="module",
+    params=[(python, variant) for python in PYTHONS for variant in VARIANTS],
+    ids=lambda case: case[1].task,
+)
 def played(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Variant]]:
     """An environment of each kind, and what its kind is."""
     python, variant = request.param
@@ -47,11 +69,17 @@ def played(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Variant]]:
     assert env._simulator.process.returncode == 0
 
 
-def test_first_observations_are_real_and_of_the_constructors_seed(played: tuple[Any, Variant]) -> None:
-    """This test comes first: the first reset of the process is the one that takes the seed. The task's own reset() shows zeros."""
+def test_first_observations_are_real_and_of_the_constructors_seed(
+    played: tuple[Any, Variant],
+) -> None:
+    """This test comes first: the first reset of the process is the one that takes the seed. The
+    task's own reset() shows zeros.
+    """
     env, variant = played
     obs, info = env.reset()
-    assert set(obs[:, WORLD].tolist()) == {float(torch.randint(0, 100, (), generator=torch.Generator().manual_seed(5)))}
+    assert set(obs[:, WORLD].tolist()) == {
+        float(torch.randint(0, 100, (), generator=torch.Generator().manual_seed(5)))
+    }
     assert bool((obs[:, START] >= torch.arange(NUM_ENVS)).all())
     assert len(set((obs[:, START] % 1).tolist())) > 1
     assert torch.equal(obs[:, START], env.reset(seed=5)[0][:, START])
@@ -68,7 +96,11 @@ def test_first_observations_are_real_and_of_the_constructors_seed(played: tuple[
 def test_all_that_counts_are_true_transitions(played: tuple[Any, Variant]) -> None:
     env, variant = played
     assert env.max_episode_steps == variant.limit
-    mode = gymnasium.vector.AutoresetMode.NEXT_STEP if variant.shows_end else gymnasium.vector.AutoresetMode.SAME_STEP
+    mode = (
+        gymnasium.vector.AutoresetMode.NEXT_STEP
+        if variant.shows_end
+        else gymnasium.vector.AutoresetMode.SAME_STEP
+    )
     assert env.autoreset_mode == env.metadata["autoreset_mode"] == mode
     for seed in (1, 2):  # the second time in the middle of episodes
         seen = check_episodes(env, variant, env.reset(seed=seed)[0])
@@ -83,8 +115,12 @@ def test_staggered_clocks_are_the_tasks_clocks(played: tuple[Any, Variant]) -> N
     still = torch.zeros(NUM_ENVS, 1)
     for step in range(1, variant.limit + 1):
         timestep = env.step(still)
-        assert timestep.truncated.tolist() == [step + clock == variant.limit for clock in range(NUM_ENVS)]
-        assert torch.equal(timestep.info["_episode"], timestep.truncated & (torch.arange(NUM_ENVS) == 0))
+        assert timestep.truncated.tolist() == [
+            step + clock == variant.limit for clock in range(NUM_ENVS)
+        ]
+        assert torch.equal(
+            timestep.info["_episode"], timestep.truncated & (torch.arange(NUM_ENVS) == 0)
+        )
 
 
 def test_a_masked_reset_takes_one_step_that_is_none(played: tuple[Any, Variant]) -> None:
@@ -115,7 +151,11 @@ def test_tasks_with_one_clock_for_all_keep_it(monkeypatch: pytest.MonkeyPatch) -
         assert timestep.truncated.tolist() == [step == limit] * NUM_ENVS
         assert (timestep.reward > bonus).tolist() == [step == limit] * NUM_ENVS
     assert timestep.info["_episode"].all()
-    with pytest.raises(UsageError, match=r"FakeFactory has one clock for all environments: wanted a reset of all 6, got a reset_mask of 5"):
+    with pytest.raises(
+        UsageError,
+        match=r"FakeFactory has one clock for all environments: wanted a reset of all 6, got a "
+        r"reset_mask of 5",
+    ):
         env.reset(options={"reset_mask": torch.arange(NUM_ENVS) > 0})
     assert not env.resets_late
     obs, _ = env.reset(options={"reset_mask": torch.ones(NUM_ENVS, dtype=torch.bool)})
@@ -124,11 +164,17 @@ def test_tasks_with_one_clock_for_all_keep_it(monkeypatch: pytest.MonkeyPatch) -
     env.close()
 
 
-def test_one_environment_that_ends_while_its_way_to_restart_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_environment_that_ends_while_its_way_to_restart_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
     for task, clock in (("FakeTerrain", 8), ("FakeHand", 0)):
-        env: Any = make_env(f"isaac_gym:{task}", 1, python=sys.executable, overrides=f"+env.firstClock={clock}")
-        assert (env.autoreset_mode == gymnasium.vector.AutoresetMode.SAME_STEP) == (task == "FakeTerrain")
+        env: Any = make_env(
+            f"isaac_gym:{task}", 1, python=sys.executable, overrides=f"+env.firstClock={clock}"
+        )
+        assert (env.autoreset_mode == gymnasium.vector.AutoresetMode.SAME_STEP) == (
+            task == "FakeTerrain"
+        )
         env.close()
 
 
@@ -145,7 +191,13 @@ def test_a_terminals_signals_are_left_to_the_trainer(played: tuple[Any, Variant]
 def test_the_contract_of_all_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
     # clipped so that the number of the episode is not seen, which a reset does not turn back
-    env: Any = make_env("isaac_gym:FakeCartpole", 4, python=sys.executable, max_episode_steps=5, overrides="env.clipObservations=1.0")
+    env: Any = make_env(
+        "isaac_gym:FakeCartpole",
+        4,
+        python=sys.executable,
+        max_episode_steps=5,
+        overrides="env.clipObservations=1.0",
+    )
     assert (env.max_episode_steps, float(env.single_observation_space.high[0])) == (
         5,
         1.0,
@@ -160,7 +212,13 @@ def test_the_contract_of_all_environments(monkeypatch: pytest.MonkeyPatch) -> No
 def test_overrides_of_legged_gym_are_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
     overrides = "env.send_timeouts=False env.num_privileged_obs=None env.episode_length=4"
-    env: Any = make_env("isaac_gym:walker_rough", NUM_ENVS, python=sys.executable, overrides=overrides, family="legged_gym")
+    env: Any = make_env(
+        "isaac_gym:walker_rough",
+        NUM_ENVS,
+        python=sys.executable,
+        overrides=overrides,
+        family="legged_gym",
+    )
     variant = Variant("walker_rough", shows_end=False, first_age=0, limit=5)
     assert check_episodes(env, variant, env.reset()[0], steps=20)["truncated"] > 0
     env.close()
@@ -171,12 +229,16 @@ def test_discovery_knows_the_adapter_and_not_its_server() -> None:
     assert not {"isaac_gym_server"} & set(env_names())
 
 
-@pytest.mark.parametrize("path", OLD_PYTHON_FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize(
+    "path", OLD_PYTHON_FILES, ids=lambda path: f"{path.parent.name}/{path.name}"
+)
 def test_what_the_old_python_runs_is_written_for_it(path: Path) -> None:
     tree = ast.parse(path.read_text(), feature_version=(3, 6))
     if path.parent != ENVS:
         return
-    found = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    found = {
+        name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
+    }
     found |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     later = {"torch", "numpy", "isaacgymenvs", "hydra"}
     assert {name.split(".")[0] for name in found} - set(sys.stdlib_module_names) <= later

@@ -1,4 +1,6 @@
-"""What goes wrong in Isaac Gym's process or on the way to it: each is told, and no process is left."""
+"""What goes wrong in Isaac Gym's process or on the way to it: each is told, and no process is
+left.
+"""
 
 import gc
 import os
@@ -49,8 +51,14 @@ def is_gone(pid: int) -> bool:
     ("options", "message"),
     [
         ({"task": ""}, r"isaac_gym needs a task: isaac_gym:Ant"),
-        ({"task": "Ant", "family": "isaac"}, r"family must be one of auto, isaacgymenvs, legged_gym, got 'isaac'"),
-        ({"task": "Ant", "pipeline": "gpu"}, r"pipeline gpu needs a CUDA device, this run is on cpu"),
+        (
+            {"task": "Ant", "family": "isaac"},
+            r"family must be one of auto, isaacgymenvs, legged_gym, got 'isaac'",
+        ),
+        (
+            {"task": "Ant", "pipeline": "gpu"},
+            r"pipeline gpu needs a CUDA device, this run is on cpu",
+        ),
         ({"task": "Ant", "max_episode_steps": 0}, r"max_episode_steps must be at least 1, got 0"),
         ({"task": "Ant", "step_timeout": 0.0}, r"above 0, got 0"),
         ({"task": "Ant", "python": "/nowhere/python"}, r"/nowhere/python is no program"),
@@ -72,7 +80,10 @@ def test_no_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_program_that_is_no_python() -> None:
     for program, code in (("/bin/false", r" \(exit code 1\)"), ("/bin/true", "")):
-        with pytest.raises(EnvError, match=rf"\({program}\) ended in make{code}; it printed nothing: is it a Python\?"):
+        with pytest.raises(
+            EnvError,
+            match=rf"\({program}\) ended in make{code}; it printed nothing: is it a Python\?",
+        ):
             make(python=program)
 
 
@@ -93,28 +104,46 @@ def test_nothing_can_be_done_after_the_end() -> None:
 
 def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
-    with pytest.raises(UsageError, match=r"Python \S+ at \S+ cannot import isaacgym: ModuleNotFoundError.*Preview 4"):
+    with pytest.raises(
+        UsageError,
+        match=r"Python \S+ at \S+ cannot import isaacgym: ModuleNotFoundError.*Preview 4",
+    ):
         make()
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart is missing')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{FAKE}")
     searched_first = rf"PYTHONPATH, where it looks first, is {tmp_path}:{FAKE}"
-    with pytest.raises(UsageError, match=rf"cannot import torch: ImportError: libcudart is missing; .*{searched_first}"):
+    with pytest.raises(
+        UsageError,
+        match=rf"cannot import torch: ImportError: libcudart is missing; .*{searched_first}",
+    ):
         make()
 
 
 def test_doctor_asks_the_python_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     report = doctor.report()
     (line,) = [line for line in report.splitlines() if "Isaac Gym has" in line]
-    assert line.endswith(f"torch {torch.__version__}, CUDA {torch.cuda.is_available()}, isaacgymenvs with 6 tasks, legged_gym with 1 tasks")
+    assert line.endswith(
+        f"torch {torch.__version__}, CUDA {torch.cuda.is_available()}, isaacgymenvs with 6 tasks, "
+        f"legged_gym with 1 tasks"
+    )
     how = "CUDA IPC" if torch.cuda.is_available() else "shared memory"
     assert f"  Isaac Gym's process and this one: {how} works\n" in report
     monkeypatch.setenv(PYTHON_VARIABLE, "/nowhere/python")
-    wanted = rf"isaac_gym: missing: python must be .*; /nowhere/python is no program, as {PYTHON_VARIABLE} names it"
+    wanted = (
+        rf"isaac_gym: missing: python must be .*; /nowhere/python is no program, as "
+        rf"{PYTHON_VARIABLE} names it"
+    )
     assert re.search(wanted, doctor.report())
     monkeypatch.setenv(PYTHON_VARIABLE, "/bin/false")
-    assert "Isaac Gym cannot run: Isaac Gym's process (/bin/false) ended in describe (exit code 1)" in doctor.report()
+    assert (
+        "Isaac Gym cannot run: Isaac Gym's process (/bin/false) ended in describe (exit code 1)"
+        in doctor.report()
+    )
     monkeypatch.delenv(PYTHON_VARIABLE)
-    assert f"isaac_gym: missing: the Python 3.6 to 3.8 that has it; name it in {PYTHON_VARIABLE}" in doctor.report()
+    assert (
+        f"isaac_gym: missing: the Python 3.6 to 3.8 that has it; name it in {PYTHON_VARIABLE}"
+        in doctor.report()
+    )
 
 
 def test_doctor_tells_what_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,14 +153,19 @@ def test_doctor_tells_what_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(_isaac_gym_check, "HostTensors", OfItsOwn)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert re.match(r"shared memory does not work: wanted \[2\.0, 4\.0, .*\] .*, got \[0\.0, 0\.0,", _isaac_gym_check.describe("")[1])
+    assert re.match(
+        r"shared memory does not work: wanted \[2\.0, 4\.0, .*\] .*, got \[0\.0, 0\.0,",
+        _isaac_gym_check.describe("")[1],
+    )
 
     def refused(*_: Any) -> None:
         raise RuntimeError("cudaIpcGetMemHandle failed: operation not supported")
 
     monkeypatch.setattr(_isaac_gym_check, "HostTensors", refused)
     told = _isaac_gym_check.describe("")[1]
-    assert told == "shared memory does not work: cudaIpcGetMemHandle failed: operation not supported"
+    assert (
+        told == "shared memory does not work: cudaIpcGetMemHandle failed: operation not supported"
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,16 +175,34 @@ def test_doctor_tells_what_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> N
             "FakeCartpol",
             {},
             UsageError,
-            r"no Isaac Gym task 'FakeCartpol'; did you mean FakeCartpole or .*Known: .*walker_rough",
+            r"no Isaac Gym task 'FakeCartpol'; did you mean FakeCartpole or .*Known: "
+            r".*walker_rough",
         ),
-        ("FakeCartpole", {"overrides": "env.episodeLenght=5"}, UsageError, r"episodeLenght=5.*is not in struct"),
-        ("walker_rough", {"overrides": "env.lenght=5"}, UsageError, r"no 'env.lenght'; known there: episode_length, fault"),
+        (
+            "FakeCartpole",
+            {"overrides": "env.episodeLenght=5"},
+            UsageError,
+            r"episodeLenght=5.*is not in struct",
+        ),
+        (
+            "walker_rough",
+            {"overrides": "env.lenght=5"},
+            UsageError,
+            r"no 'env.lenght'; known there: episode_length, fault",
+        ),
         ("FakeAmp", {}, UsageError, r"FakeAmp: tasks of AMP"),
-        ("FakeAssets", {}, EnvError, r"failed in make: OSError: asset not found: walkers.urdf; its last lines:\n  Traceback"),
+        (
+            "FakeAssets",
+            {},
+            EnvError,
+            r"failed in make: OSError: asset not found: walkers.urdf; its last lines:\n  Traceback",
+        ),
     ],
     ids=str,
 )
-def test_tasks_that_cannot_be_made(task: str, options: dict[str, Any], kind: type, message: str) -> None:
+def test_tasks_that_cannot_be_made(
+    task: str, options: dict[str, Any], kind: type, message: str
+) -> None:
     with pytest.raises(kind, match=message):
         make(task, **options)
 
@@ -158,9 +210,17 @@ def test_tasks_that_cannot_be_made(task: str, options: dict[str, Any], kind: typ
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("raise", r"failed in step: RuntimeError: the walkers stumbled; its last lines:(?s:.*)simulated_walkers.py"),
+        (
+            "raise",
+            r"failed in step: RuntimeError: the walkers stumbled; its last "
+            r"lines:(?s:.*)simulated_walkers.py",
+        ),
         ("segfault", r"ended in step \(signal SIGSEGV\); its last lines:(?s:.*)Segmentation fault"),
-        ("hang", r"gave no answer to step within 1 seconds(?s:.*)about to hang(?s:.*)simulated_walkers.py"),
+        (
+            "hang",
+            r"gave no answer to step within 1 seconds(?s:.*)about to "
+            r"hang(?s:.*)simulated_walkers.py",
+        ),
     ],
 )
 def test_a_task_that_breaks_in_a_step(how: str, message: str) -> None:
@@ -186,7 +246,9 @@ def test_a_task_that_prints_for_days(monkeypatch: pytest.MonkeyPatch) -> None:
         sizes.append(os.fstat(env._simulator._log.fileno()).st_size)
     assert 300_000 < max(sizes) < 2_000_000
     os.kill(env._simulator.process.pid, signal.SIGKILL)
-    with pytest.raises(EnvError, match=r"ended in step \(signal SIGKILL\); its last lines:\n.*noise"):
+    with pytest.raises(
+        EnvError, match=r"ended in step \(signal SIGKILL\); its last lines:\n.*noise"
+    ):
         env.step(ACTION)
 
 
@@ -194,7 +256,9 @@ def test_a_simulator_that_is_killed_leaves_no_memory_and_no_descriptors() -> Non
     def held() -> tuple[list[str], list[str]]:
         gc.collect()
         links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
-        return sorted(str(link.readlink()) for link in links if link.is_symlink()), sorted(os.listdir("/dev/shm"))
+        return sorted(str(link.readlink()) for link in links if link.is_symlink()), sorted(
+            os.listdir("/dev/shm")
+        )
 
     before = held()
     env = make()
@@ -210,12 +274,15 @@ def test_a_simulator_that_is_killed_leaves_no_memory_and_no_descriptors() -> Non
 def test_a_trainer_that_is_killed_takes_a_stuck_simulator_with_it() -> None:
     code = (
         "import torch\nfrom gpurl.envs import make_env\n"
-        f"env = make_env('isaac_gym:FakeCartpole', 2, overrides='{fault('hang')}')\nenv.reset()\nenv.step(torch.zeros(2, 1))\n"
+        f"env = make_env('isaac_gym:FakeCartpole', 2, "
+        f"overrides='{fault('hang')}')\nenv.reset()\nenv.step(torch.zeros(2, 1))\n"
         "print(env._simulator.process.pid, flush=True)\nenv.step(torch.zeros(2, 1))\n"
     )
     root = Path(gpurl.__file__).resolve().parent.parent
     variables = {**os.environ, "PYTHONPATH": f"{root}:{FAKE}"}
-    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=variables)
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=variables
+    )
     assert trainer.stdout is not None
     pid = int(trainer.stdout.readline())
     time.sleep(0.5)
@@ -229,10 +296,26 @@ def test_a_trainer_that_is_killed_takes_a_stuck_simulator_with_it() -> None:
 
 
 def test_a_run_whose_simulator_is_killed_is_saved_and_goes_on(tmp_path: Path) -> None:
-    small = {"num_envs": 8, "horizon": 8, "minibatches": 2, "eval_episodes": 0, "quiet": True, "threads": 1}
+    small = {
+        "num_envs": 8,
+        "horizon": 8,
+        "minibatches": 2,
+        "eval_episodes": 0,
+        "quiet": True,
+        "threads": 1,
+    }
     options = {"max_episode_steps": 6, "overrides": fault("kill", at=100)}
-    with pytest.raises(EnvError, match=r"'isaac_gym:FakeHand' at env step \d+: .* ended in step \(signal SIGKILL\)") as broken:
-        gpurl.train("ppo", "isaac_gym:FakeHand", run_dir=str(tmp_path / "run"), total_steps=1600, env_options=options, **small)
+    with pytest.raises(
+        EnvError, match=r"'isaac_gym:FakeHand' at env step \d+: .* ended in step \(signal SIGKILL\)"
+    ) as broken:
+        gpurl.train(
+            "ppo",
+            "isaac_gym:FakeHand",
+            run_dir=str(tmp_path / "run"),
+            total_steps=1600,
+            env_options=options,
+            **small,
+        )
     assert broken.value.exit_code == 3
     run = gpurl.resume(tmp_path / "run", env_options={"overrides": ""}, eval_episodes=8)
     assert run.outcome.reason == "total_steps"

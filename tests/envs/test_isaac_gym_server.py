@@ -1,4 +1,6 @@
-"""Who writes when in the tensors that two processes share: seen by the order of calls, as on a CPU nothing could go wrong."""
+"""Who writes when in the tensors that two processes share: seen by the order of calls, as on a CPU
+nothing could go wrong.
+"""
 
 import contextlib
 import ctypes
@@ -27,18 +29,24 @@ class Recorder:
         return lambda *_, **__: self._calls.append(name)
 
 
-def test_the_simulator_waits_before_and_tells_after_all_that_touches_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulator_waits_before_and_tells_after_all_that_touches_the_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Also after calls that only read: the trainer may write there again."""
     calls: list[str] = []
     monkeypatch.setattr(isaac_gym_server, "Simulation", lambda: Recorder(calls))
     ours, theirs = socket.socketpair()
-    ours.sendall(b"".join(json.dumps({"call": name}).encode() + b"\n" for name in (*ORDERED, "close")))
+    ours.sendall(
+        b"".join(json.dumps({"call": name}).encode() + b"\n" for name in (*ORDERED, "close"))
+    )
     isaac_gym_server.serve(theirs)
     assert calls == [call for name in ORDERED for call in ("take_over", name, "hand_over")]
     assert ours.recv(1000).count(b"result") == 4
 
 
-def test_the_trainer_waits_before_it_writes_and_tells_before_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trainer_waits_before_it_writes_and_tells_before_it_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
     env: Any = make_env("isaac_gym:FakeCartpole", 2, python=sys.executable)
     calls: list[str] = []
@@ -54,7 +62,9 @@ def test_the_trainer_waits_before_it_writes_and_tells_before_it_asks(monkeypatch
     env.stagger(torch.arange(2))
     env.step(torch.zeros(2, 1))
     reads = {"reset": ["take_over"], "step": ["take_over"]}
-    assert calls == [call for name in ORDERED for call in ("take_over", "hand_over", name, *reads.get(name, []))]
+    assert calls == [
+        call for name in ORDERED for call in ("take_over", "hand_over", name, *reads.get(name, []))
+    ]
     env._shared = shared
     env.close()
 
@@ -77,7 +87,9 @@ class FakeRuntime(Recorder):
         return called
 
 
-def test_shared_gpu_memory_is_zero_before_the_other_side_has_it_and_streams_are_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_gpu_memory_is_zero_before_the_other_side_has_it_and_streams_are_of_its_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls, current = [], [0]  # type: list[str], list[int]
 
     @contextlib.contextmanager

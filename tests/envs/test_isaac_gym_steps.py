@@ -1,4 +1,6 @@
-"""What a task of Isaac Gym returned, turned into transitions: by hand-worked numbers, and without the host's looking."""
+"""What a task of Isaac Gym returned, turned into transitions: by hand-worked numbers, and without
+the host's looking.
+"""
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from gpurl.kernels.backend import no_host_looks
 NAN = float("nan")
 
 
-def returned(obs: list[float], done: list[int], timed_out: list[int], clock: list[int], reward: float = 1.0) -> Returned:
+def returned(
+    obs: list[float], done: list[int], timed_out: list[int], clock: list[int], reward: float = 1.0
+) -> Returned:
     """Three environments of one observation; the critic sees ten times as much."""
     column = torch.tensor(obs).unsqueeze(1)
     flags = torch.tensor(done).bool(), torch.tensor(timed_out).bool()
@@ -19,7 +23,9 @@ def returned(obs: list[float], done: list[int], timed_out: list[int], clock: lis
 
 def test_a_task_that_restarts_later() -> None:
     steps = IsaacGymSteps(restarts_later=True, last_clock=5)
-    steps.restart(returned([0.0, 0.1, 0.2], [0, 0, 1], [0, 0, 0], [0, 0, 0]))  # the third ended in its very first step
+    steps.restart(
+        returned([0.0, 0.1, 0.2], [0, 0, 1], [0, 0, 0], [0, 0, 0])
+    )  # the third ended in its very first step
     made = steps.transition(returned([1.0, 1.1, 1.2], [1, 1, 0], [0, 0, 1], [4, 3, 0]))
     assert made.valid.tolist() == [True, True, False]
     assert made.truncated.tolist() == [True, False, False]  # the clock says so, the task did not
@@ -31,7 +37,9 @@ def test_a_task_that_restarts_later() -> None:
     assert made.truncated.tolist() == [False, False, True]  # the task says so, the clock does not
     assert made.terminated.tolist() == [False, False, False]
     assert made.reward[:2].tolist() == [0.0, 0.0]
-    made = steps.transition(returned([3.0, 3.1, 3.2], [0, 0, 0], [1, 1, 1], [0, 0, 0]))  # stale time-outs
+    made = steps.transition(
+        returned([3.0, 3.1, 3.2], [0, 0, 0], [1, 1, 1], [0, 0, 0])
+    )  # stale time-outs
     assert made.valid.tolist() == [False, True, False]  # the first restarted twice
     assert not made.truncated.any()
 

@@ -1,4 +1,6 @@
-"""Isaac Lab's tasks behind the tensor contract: a stand-in with its traps against walks in plain numbers, and a real one where it is."""
+"""Isaac Lab's tasks behind the tensor contract: a stand-in with its traps against walks in plain
+numbers, and a real one where it is.
+"""
 
 import importlib
 import importlib.util
@@ -66,7 +68,9 @@ def test_the_seed_reaches_the_configuration_and_the_first_reset() -> None:
     env = make_env(f"isaac_lab:{TASKS[0]}", 4, seed=5)
     assert env._env.unwrapped.cfg.seed == 5
     first, _ = env.reset()
-    assert first[:, 0].tolist() == pytest.approx([((5 * number + 5) % 11 - 5) / 10 for number in range(4)])
+    assert first[:, 0].tolist() == pytest.approx(
+        [((5 * number + 5) % 11 - 5) / 10 for number in range(4)]
+    )
     assert not torch.equal(env.reset()[0], first)
 
 
@@ -87,12 +91,20 @@ def test_clocks_and_logs_are_the_simulators() -> None:
         timestep = env.step(torch.zeros(4, 1))
         assert timestep.truncated.tolist() == [left == 1, left == 2, left == 3, left == 5]
         logs.append(timestep.info.get("log"))
-    assert [log is not None for log in logs] == [True, False, True, True, True]  # in the steps in which an episode ended
+    assert [log is not None for log in logs] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+    ]  # in the steps in which an episode ended
     assert set(logs[0]) == {"Episode_Reward/forward", "Episode_Termination/fell"}
 
 
 @pytest.mark.usefixtures("_stand_in")
-def test_isaac_sim_is_started_once_and_without_our_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_isaac_sim_is_started_once_and_without_our_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "argv", ["gpurl", "train", "ppo", "--num-envs", "4"])
     for task in TASKS:
         make_env(f"isaac_lab:{task}", 2, cameras=True).close()
@@ -102,7 +114,9 @@ def test_isaac_sim_is_started_once_and_without_our_command_line(monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("_stand_in")
-def test_isaac_lab_3_starts_what_the_configuration_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_isaac_lab_3_starts_what_the_configuration_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     app, started = importlib.import_module("isaaclab.app"), list[Any]()
 
     @contextmanager
@@ -118,7 +132,10 @@ def test_isaac_lab_3_starts_what_the_configuration_asks_for(monkeypatch: pytest.
 
 @pytest.mark.usefixtures("_stand_in")
 def test_overrides_are_paths_in_the_configuration() -> None:
-    words = "env.sim.dt=0.01 decimation=4 rewards.forward.weight=2 sim.gravity='[0.0, 0.0, -1.6]' is_finite_horizon=true"
+    words = (
+        "env.sim.dt=0.01 decimation=4 rewards.forward.weight=2 sim.gravity='[0.0, 0.0, -1.6]' "
+        "is_finite_horizon=true"
+    )
     env = make_env(f"isaac_lab:{TASKS[0]}", 2, overrides=words)
     config = env._env.unwrapped.cfg
     assert (config.sim.dt, config.decimation, config.rewards["forward"].weight) == (0.01, 4, 2.0)
@@ -137,14 +154,25 @@ def test_overrides_are_paths_in_the_configuration() -> None:
 
 
 def test_overrides_pass_the_command_line() -> None:
-    settings, _ = parse_train(["ppo", f"isaac_lab:{TASKS[0]}", "env.overrides=sim.dt=0.01 decimation=4", "--env.action-limit", "2"])
+    settings, _ = parse_train(
+        [
+            "ppo",
+            f"isaac_lab:{TASKS[0]}",
+            "env.overrides=sim.dt=0.01 decimation=4",
+            "--env.action-limit",
+            "2",
+        ]
+    )
     assert settings.env_options == {"overrides": "sim.dt=0.01 decimation=4", "action_limit": 2.0}
 
 
 @pytest.mark.usefixtures("_stand_in")
 def test_there_is_one_simulation_in_a_process() -> None:
     env = make_env(f"isaac_lab:{TASKS[0]}", 2)
-    with pytest.raises(UsageError, match="one simulation in a process, that of Isaac-Walks-Direct-v0: close it first"):
+    with pytest.raises(
+        UsageError,
+        match="one simulation in a process, that of Isaac-Walks-Direct-v0: close it first",
+    ):
         make_env(f"isaac_lab:{TASKS[1]}", 2)
     env.close()
     make_env(f"isaac_lab:{TASKS[1]}", 2).close()
@@ -160,21 +188,36 @@ def test_misuse_is_named() -> None:
         make_env("isaac_lab:CartPole-v1", 2)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("isaaclab") is not None, reason="Isaac Lab is installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("isaaclab") is not None, reason="Isaac Lab is installed"
+)
 def test_without_isaac_lab_it_says_what_to_install_into_which_python() -> None:
-    with pytest.raises(UsageError, match=r"which this Python \(3\.\d+\.\d+\) does not have. Isaac Lab 3 needs Python 3.12: pip install"):
+    with pytest.raises(
+        UsageError,
+        match=r"which this Python \(3\.\d+\.\d+\) does not have. Isaac Lab 3 needs Python 3.12: "
+        r"pip install",
+    ):
         make_env("isaac_lab:Isaac-Ant-v0", 2)
 
 
 @pytest.mark.usefixtures("_stand_in")
 @pytest.mark.parametrize("task", TASKS)
-def test_ppo_trains_is_evaluated_at_the_end_and_goes_on(task: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_ppo_trains_is_evaluated_at_the_end_and_goes_on(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     sizes = {"num_envs": 4, "total_steps": 96, "eval_every": 32, "eval_episodes": 2, "horizon": 8}
-    run = gpurl.train("ppo", f"isaac_lab:{task}", run_dir=str(tmp_path / "run"), **(small_settings("ppo") | sizes | {"quiet": False}))
+    run = gpurl.train(
+        "ppo",
+        f"isaac_lab:{task}",
+        run_dir=str(tmp_path / "run"),
+        **(small_settings("ppo") | sizes | {"quiet": False}),
+    )
     assert run.outcome.evaluation["at_step"] == 96
     assert run.outcome.evaluation["eval/episodes"] == 4
     assert "its one evaluation follows the training" in capsys.readouterr().out
-    entries = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    entries = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert sum("eval/mean_reward" in entry for entry in entries) == 1
     assert any("env/Episode_Termination/fell" in entry for entry in entries)
     assert main(["train", "--resume", str(tmp_path / "run"), "total_steps=128"]) == 0
@@ -187,7 +230,9 @@ def test_stopping_at_a_return_is_refused() -> None:
         gpurl.train("ppo", f"isaac_lab:{TASKS[0]}", stop_return=1.0, **small_settings("ppo"))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("isaaclab") is None, reason="Isaac Lab is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("isaaclab") is None, reason="Isaac Lab is not installed"
+)
 def test_a_real_task() -> None:
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     env = make_env("isaac_lab:Isaac-Cartpole-Direct-v0", 16, device)

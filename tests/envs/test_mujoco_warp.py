@@ -1,4 +1,6 @@
-"""What all MuJoCo tasks owe to their base: tasks of one's own, options, resets, graphs, resuming."""
+"""What all MuJoCo tasks owe to their base: tasks of one's own, options, resets, graphs,
+resuming.
+"""
 
 import copy
 import logging
@@ -63,9 +65,14 @@ class Falling(Slider):
 
 
 def actions_of(env: Any, steps: int, batch: int = 16, scale: float = 1.0) -> list[Tensor]:
-    """Random actions [N, A]; row i is the same whatever the number of environments, up to `batch`."""
+    """Random actions [N, A]; row i is the same whatever the number of environments, up to
+    `batch`.
+    """
     generator = torch.Generator().manual_seed(5)
-    low, high = (torch.as_tensor(limit) for limit in (env.single_action_space.low, env.single_action_space.high))
+    low, high = (
+        torch.as_tensor(limit)
+        for limit in (env.single_action_space.low, env.single_action_space.high)
+    )
     draws = [torch.rand(batch, *low.shape, generator=generator) for _ in range(steps)]
     return [(scale * (draw * (high - low) + low))[: env.num_envs].clone() for draw in draws]
 
@@ -92,7 +99,9 @@ def test_a_task_of_ones_own_is_a_model_and_three_functions() -> None:
     obs, _ = env.reset()
     assert bool((obs.abs() <= 0.5).all())
     place, speed = obs.double().unbind(1)
-    shown = place  # site_xpos is what the last step of physics began with; after a reset it is that of the new state
+    # site_xpos is what the last step of physics began with; after a reset it is that of the new
+    # state
+    shown = place
     for action in actions_of(env, 20):
         before = shown
         for _ in range(2):  # Euler, damping taken implicitly: (m + dt b) dv = dt (f - b v)
@@ -100,9 +109,15 @@ def test_a_task_of_ones_own_is_a_model_and_three_functions() -> None:
             speed = speed + 0.02 * (action[:, 0] - 0.5 * speed) / (1.0 + 0.02 * 0.5)
             place = place + 0.02 * speed
         step = env.step(action)
-        torch.testing.assert_close(step.info["final_obs"][:, 0].double(), place, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(step.info["final_obs"][:, 1].double(), speed, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(step.reward.double(), before.abs() - shown.abs(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            step.info["final_obs"][:, 0].double(), place, rtol=1e-4, atol=1e-5
+        )
+        torch.testing.assert_close(
+            step.info["final_obs"][:, 1].double(), speed, rtol=1e-4, atol=1e-5
+        )
+        torch.testing.assert_close(
+            step.reward.double(), before.abs() - shown.abs(), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_a_task_of_ones_own_keeps_the_contract() -> None:
@@ -123,7 +138,14 @@ def test_an_observation_that_is_a_field_is_copied() -> None:
 
 def test_options_of_the_base_and_of_the_task_are_known(tmp_path: Any) -> None:
     env_class, _ = resolve_env("ant")
-    assert {"cone", "graph", "njmax", "max_episode_steps", "healthy_z_range", "reset_noise_scale"} <= set(env_options(env_class))
+    assert {
+        "cone",
+        "graph",
+        "njmax",
+        "max_episode_steps",
+        "healthy_z_range",
+        "reset_noise_scale",
+    } <= set(env_options(env_class))
     assert option_types(env_class)["healthy_z_range"] == tuple[float, float]
     settings = make_settings("ppo", "ant", env_options={"healthy_z_range": [0.3, 0.9], "njmax": 30})
     assert settings.env_options == {"healthy_z_range": (0.3, 0.9), "njmax": 30}
@@ -134,11 +156,14 @@ def test_options_of_the_base_and_of_the_task_are_known(tmp_path: Any) -> None:
         make_settings("ppo", "ant", env_options={"njmax": "many"})
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"cone": "round"}, "cone must be one of pyramidal, elliptic"),
-    ({"frame_skip": 0}, "frame_skip must be at least 1, got 0"),
-    ({"max_episode_steps": 0}, "max_episode_steps must be at least 1, got 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cone": "round"}, "cone must be one of pyramidal, elliptic"),
+        ({"frame_skip": 0}, "frame_skip must be at least 1, got 0"),
+        ({"max_episode_steps": 0}, "max_episode_steps must be at least 1, got 0"),
+    ],
+)
 def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make_env("inverted_pendulum", 2, **options)
@@ -147,14 +172,19 @@ def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
 # ---- resets ----
 
 
-@pytest.mark.parametrize(("name", "positions", "speeds", "is_normal"), [
-    ("ant", 0.1, 0.1, True),
-    ("half_cheetah", 0.1, 0.1, True),
-    ("inverted_double_pendulum", 0.1, 0.1, True),
-    ("humanoid", 0.01, 0.01, False),
-    ("hopper", 0.005, 0.005, False),
-])  # fmt: skip
-def test_first_states_are_the_models_and_noise(name: str, positions: float, speeds: float, is_normal: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "positions", "speeds", "is_normal"),
+    [
+        ("ant", 0.1, 0.1, True),
+        ("half_cheetah", 0.1, 0.1, True),
+        ("inverted_double_pendulum", 0.1, 0.1, True),
+        ("humanoid", 0.01, 0.01, False),
+        ("hopper", 0.005, 0.005, False),
+    ],
+)
+def test_first_states_are_the_models_and_noise(
+    name: str, positions: float, speeds: float, is_normal: bool
+) -> None:
     env: Any = make_env(name, 1)
     qpos, qvel = env.initial_state(CounterRandom(0, 2000))
     noise = (qpos - torch.as_tensor(env.model.qpos0, dtype=torch.float32)).flatten()
@@ -168,25 +198,34 @@ def test_targets_and_cylinders_lie_where_gymnasium_puts_them() -> None:
     reacher: Any = make_env("reacher", 1)
     target = reacher.initial_state(CounterRandom(0, 4000))[0][:, 2:]
     assert float(target.norm(dim=1).max()) <= 0.2
-    assert float((target.norm(dim=1) < 0.1).float().mean()) == pytest.approx(0.25, abs=0.03)  # a quarter of the disc
+    assert float((target.norm(dim=1) < 0.1).float().mean()) == pytest.approx(
+        0.25, abs=0.03
+    )  # a quarter of the disc
     pusher: Any = make_env("pusher", 1)
     qpos, qvel = pusher.initial_state(CounterRandom(0, 4000))
     x, y = qpos[:, -4], qpos[:, -3]
     assert bool((torch.stack((x, y), 1).norm(dim=1) > 0.17).all())
     assert bool(((x >= -0.3) & (x <= 0.0) & (y.abs() <= 0.2)).all())
     # left of -0.17 all is allowed: 0.13 * 0.4 of 0.12 - pi * 0.17**2 / 2
-    assert float((x < -0.17).float().mean()) == pytest.approx(0.052 / (0.12 - np.pi * 0.17**2 / 2), abs=0.03)
+    assert float((x < -0.17).float().mean()) == pytest.approx(
+        0.052 / (0.12 - np.pi * 0.17**2 / 2), abs=0.03
+    )
     assert not bool(qvel[:, -4:].any() | qpos[:, -2:].any())
 
 
 def test_a_masked_reset_leaves_the_others_alone(ant: Any) -> None:
-    """Bit for bit, what RK4 leaves in xpos included: it belongs to the last stage, and the next reward begins with it."""
+    """Bit for bit, what RK4 leaves in xpos included: it belongs to the last stage, and the next
+    reward begins with it.
+    """
     ant.reset(seed=2)
     actions = actions_of(ant, 6)
     for action in actions[:5]:
         obs = ant.step(action).obs
     state = copy.deepcopy(ant.state_dict())
-    kept = {name: getattr(ant.data, name).clone() for name in ("qpos", "qvel", "xpos", "cfrc_ext", "qacc_warmstart", "time", "ctrl")}
+    kept = {
+        name: getattr(ant.data, name).clone()
+        for name in ("qpos", "qvel", "xpos", "cfrc_ext", "qacc_warmstart", "time", "ctrl")
+    }
     expected = ant.step(actions[5])
     for looks in (True, False):
         ant.load_state_dict(copy.deepcopy(state))
@@ -199,7 +238,11 @@ def test_a_masked_reset_leaves_the_others_alone(ant: Any) -> None:
         for name, value in kept.items():
             assert torch.equal(getattr(ant.data, name)[~mask], value[~mask]), name
         assert torch.equal(after[~mask], obs[~mask])
-        assert not bool(ant.data.qacc_warmstart[mask].any() | ant.data.cfrc_ext[mask].any() | ant.data.time[mask].any())
+        assert not bool(
+            ant.data.qacc_warmstart[mask].any()
+            | ant.data.cfrc_ext[mask].any()
+            | ant.data.time[mask].any()
+        )
         assert ant.episode_length_buf.tolist() == [0, 5, 5, 0, 5, 5]
         step = ant.step(actions[5])
         assert torch.equal(step.reward[~mask], expected.reward[~mask])
@@ -237,7 +280,9 @@ def test_masked_and_looked_at_steps_are_the_same(hopper: Any) -> None:
 # ---- what must be the same ----
 
 
-def test_a_captured_step_is_the_step_bit_for_bit(ant: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_captured_step_is_the_step_bit_for_bit(
+    ant: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     eager: Any = make_env("ant", 6, graph=False)
     runs = []
     for env in (ant, eager):
@@ -258,7 +303,9 @@ def test_a_captured_step_is_the_step_bit_for_bit(ant: Any, monkeypatch: pytest.M
     with caplog.at_level(logging.WARNING, logger="gpurl"):
         obs, _ = broken.reset(seed=7)
         assert_same([obs, broken.step(actions_of(broken, 1)[0])], runs[0][:2])
-    assert [record.message for record in caplog.records] == ["MuJoCo's steps are not captured in a graph, which is slower: no memory pool"]
+    assert [record.message for record in caplog.records] == [
+        "MuJoCo's steps are not captured in a graph, which is slower: no memory pool"
+    ]
 
 
 def test_an_environment_does_not_depend_on_the_batch(hopper: Any) -> None:

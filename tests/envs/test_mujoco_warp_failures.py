@@ -1,4 +1,6 @@
-"""MuJoCo tasks that go wrong: mistakes in a task, packages that are missing, worlds that break, constraints without room."""
+"""MuJoCo tasks that go wrong: mistakes in a task, packages that are missing, worlds that break,
+constraints without room.
+"""
 
 import importlib
 import importlib.util
@@ -25,17 +27,42 @@ def ant() -> Any:
     return make_env("ant", 6, seed=4)
 
 
-@pytest.mark.parametrize(("change", "error", "message"), [
-    ({"model_file": "no_such.xml"}, UsageError, "needs the MuJoCo model 'no_such.xml'"),
-    ({"model_file": "anti.xml"}, UsageError, "did you mean ant.xml"),
-    ({"model_file": "<mujoco><nonsense/></mujoco>"}, UsageError, "MuJoCo cannot read the model"),
-    ({"model_file": "<mujoco/>"}, UsageError, "has no actuators"),
-    ({"observe": lambda self, data: data.qposs}, EnvError, "MuJoCo has no field 'qposs'; did you mean qpos"),
-    ({"observe": lambda self, data: data.qpos.double()}, EnvError, "observe: wanted a tensor of shape"),
-    ({"reward": lambda self, data, before, action: data.qpos}, EnvError, r"reward: wanted a tensor of shape \(1,\)"),
-    ({"terminated": lambda self, data: data.qpos[:, 0]}, EnvError, "terminated: wanted a tensor of shape .*bool"),
-])  # fmt: skip
-def test_what_is_wrong_with_a_task_is_said_at_once(change: dict[str, Any], error: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"model_file": "no_such.xml"}, UsageError, "needs the MuJoCo model 'no_such.xml'"),
+        ({"model_file": "anti.xml"}, UsageError, "did you mean ant.xml"),
+        (
+            {"model_file": "<mujoco><nonsense/></mujoco>"},
+            UsageError,
+            "MuJoCo cannot read the model",
+        ),
+        ({"model_file": "<mujoco/>"}, UsageError, "has no actuators"),
+        (
+            {"observe": lambda self, data: data.qposs},
+            EnvError,
+            "MuJoCo has no field 'qposs'; did you mean qpos",
+        ),
+        (
+            {"observe": lambda self, data: data.qpos.double()},
+            EnvError,
+            "observe: wanted a tensor of shape",
+        ),
+        (
+            {"reward": lambda self, data, before, action: data.qpos},
+            EnvError,
+            r"reward: wanted a tensor of shape \(1,\)",
+        ),
+        (
+            {"terminated": lambda self, data: data.qpos[:, 0]},
+            EnvError,
+            "terminated: wanted a tensor of shape .*bool",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_task_is_said_at_once(
+    change: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         type("Wrong", (Slider,), change)(2)
 
@@ -69,8 +96,15 @@ def test_a_missing_simulator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"mujoco_warp is missing: pip install 'gpurl\[mujoco\]'"):
         make_env("ant", 2)
     there = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "mujoco_warp" else there(name, *more))
-    assert "mujoco_warp: missing: mujoco_warp; pip install 'gpurl[mujoco]'; options of all: cone," in env_table()
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "mujoco_warp" else there(name, *more),
+    )
+    assert (
+        "mujoco_warp: missing: mujoco_warp; pip install 'gpurl[mujoco]'; options of all: cone,"
+        in env_table()
+    )
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e12])
@@ -85,7 +119,11 @@ def test_a_world_that_breaks_ends_alone_and_recovers(ant: Any, bad: float) -> No
         runs.append([ant.step(action) for action in actions[1:]])
     plain, broken = runs[0][0], runs[1][0]
     others = torch.arange(6) != 2
-    assert broken.terminated.tolist() == broken.info["_final_obs"].tolist() == [False, False, True, False, False, False]
+    assert (
+        broken.terminated.tolist()
+        == broken.info["_final_obs"].tolist()
+        == [False, False, True, False, False, False]
+    )
     assert torch.equal(broken.info["valid"], others)
     assert float(broken.reward[2]) == 0.0
     assert not bool(broken.info["final_obs"][2].any())
@@ -117,7 +155,10 @@ def test_constraints_without_room_are_reported_once(caplog: pytest.LogCaptureFix
     env: Any = make_env("ant", 2, njmax=2)
     with caplog.at_level(logging.WARNING, logger="gpurl"):
         env.reset()
-        counts = [int(env.step(action).info["log"]["worlds_lacking_room"]) for action in actions_of(env, 20)]
+        counts = [
+            int(env.step(action).info["log"]["worlds_lacking_room"])
+            for action in actions_of(env, 20)
+        ]
         env.close()
     assert max(counts) == 2
     warnings = [record.message for record in caplog.records if "dropped" in record.message]
@@ -125,8 +166,12 @@ def test_constraints_without_room_are_reported_once(caplog: pytest.LogCaptureFix
     assert "njmax is 2" in warnings[0]
 
 
-def test_counts_are_marked_as_sent_on_the_stream_that_sends_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The current device may be another than the environment's: an event without a stream would be recorded there, and say nothing."""
+def test_counts_are_marked_as_sent_on_the_stream_that_sends_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The current device may be another than the environment's: an event without a stream would be
+    recorded there, and say nothing.
+    """
 
     class Event:
         streams: list[Any] = []

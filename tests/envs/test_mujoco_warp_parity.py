@@ -1,4 +1,6 @@
-"""MuJoCo tasks against Gymnasium's own, step by step: each step begins from our state, so that rounding does not grow to another motion."""
+"""MuJoCo tasks against Gymnasium's own, step by step: each step begins from our state, so that
+rounding does not grow to another motion.
+"""
 
 from typing import Any
 
@@ -14,7 +16,9 @@ mujoco = pytest.importorskip("mujoco")
 pytest.importorskip("mujoco_warp")
 
 NUM_ENVS, STEPS = 4, 30
-TASKS = {  # ours: (Gymnasium's, largest difference of observations relative to 1 or to their size, of rewards), five times what was seen
+# ours: (Gymnasium's, largest difference of observations relative to 1 or to their size, of
+# rewards), five times what was seen
+TASKS = {
     "ant": ("Ant-v5", 3e-3, 3e-5),
     "half_cheetah": ("HalfCheetah-v5", 5e-4, 2e-5),
     "hopper": ("Hopper-v5", 1e-5, 5e-6),
@@ -30,17 +34,49 @@ TASKS = {  # ours: (Gymnasium's, largest difference of observations relative to 
 OURS = {"ant": {"cone": "elliptic"}}  # where a step is the same in both
 CHANGED: dict[str, dict[str, Any]] = {
     "ant": {
-        **{"forward_reward_weight": 2.0, "ctrl_cost_weight": 0.1, "contact_cost_weight": 0.01, "healthy_reward": 0.3, "main_body": 2},
-        **{"terminate_when_unhealthy": False, "healthy_z_range": (0.4, 0.7), "contact_force_range": (-0.5, 2.0), "frame_skip": 5},
-        **{"exclude_current_positions_from_observation": False, "include_cfrc_ext_in_observation": False},
+        **{
+            "forward_reward_weight": 2.0,
+            "ctrl_cost_weight": 0.1,
+            "contact_cost_weight": 0.01,
+            "healthy_reward": 0.3,
+            "main_body": 2,
+        },
+        **{
+            "terminate_when_unhealthy": False,
+            "healthy_z_range": (0.4, 0.7),
+            "contact_force_range": (-0.5, 2.0),
+            "frame_skip": 5,
+        },
+        **{
+            "exclude_current_positions_from_observation": False,
+            "include_cfrc_ext_in_observation": False,
+        },
     },
     "hopper": {
-        **{"forward_reward_weight": 2.0, "ctrl_cost_weight": 0.1, "healthy_reward": 0.3, "healthy_state_range": (-1.5, 1.5)},
-        **{"healthy_z_range": (0.9, 1.3), "healthy_angle_range": (-0.1, 0.3), "exclude_current_positions_from_observation": False},
+        **{
+            "forward_reward_weight": 2.0,
+            "ctrl_cost_weight": 0.1,
+            "healthy_reward": 0.3,
+            "healthy_state_range": (-1.5, 1.5),
+        },
+        **{
+            "healthy_z_range": (0.9, 1.3),
+            "healthy_angle_range": (-0.1, 0.3),
+            "exclude_current_positions_from_observation": False,
+        },
     },
     "humanoid": {
-        **{"forward_reward_weight": 2.0, "ctrl_cost_weight": 0.3, "contact_cost_weight": 1e-3, "contact_cost_range": (0.1, 0.2)},
-        **{"healthy_reward": 0.3, "healthy_z_range": (1.3, 1.45), "include_cinert_in_observation": False},
+        **{
+            "forward_reward_weight": 2.0,
+            "ctrl_cost_weight": 0.3,
+            "contact_cost_weight": 1e-3,
+            "contact_cost_range": (0.1, 0.2),
+        },
+        **{
+            "healthy_reward": 0.3,
+            "healthy_z_range": (1.3, 1.45),
+            "include_cinert_in_observation": False,
+        },
         **{"include_cvel_in_observation": False, "include_qfrc_actuator_in_observation": False},
     },
 }
@@ -50,7 +86,10 @@ class Peers:
     """One of Gymnasium's environments a world."""
 
     def __init__(self, env: MujocoWarpEnv, task: str, options: dict[str, Any]) -> None:
-        self.env, self.all = env, [gymnasium.make(task, **options).unwrapped for _ in range(env.num_envs)]
+        self.env, self.all = (
+            env,
+            [gymnasium.make(task, **options).unwrapped for _ in range(env.num_envs)],
+        )
         for peer in self.all:
             peer.model.opt.cone = env.model.opt.cone
 
@@ -67,7 +106,9 @@ class Peers:
         """The first observation in our state, as Gymnasium's reset makes it."""
         peer = self.all[row]
         mujoco.mj_resetData(peer.model, peer.data)
-        peer.set_state(*(getattr(self.env.data, name)[row].double().numpy() for name in ("qpos", "qvel")))
+        peer.set_state(
+            *(getattr(self.env.data, name)[row].double().numpy() for name in ("qpos", "qvel"))
+        )
         return peer._get_obs()
 
 
@@ -76,13 +117,20 @@ def difference(ours: torch.Tensor, theirs: np.ndarray) -> float:
     return float((np.abs(ours.double().numpy() - theirs) / np.maximum(1.0, np.abs(theirs))).max())
 
 
-@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in TASKS), *CHANGED.items()], ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in TASKS), *CHANGED.items()],
+    ids=lambda value: str(value)[:20],
+)
 def test_steps_rewards_ends_and_resets_are_gymnasiums(name: str, options: dict[str, Any]) -> None:
     task, obs_limit, reward_limit = TASKS[name]
     env: Any = make_env(name, NUM_ENVS, seed=3, **OURS.get(name, {}), **options)
     peers = Peers(env, task, options)
     spec = gymnasium.spec(task)
-    assert (env.max_episode_steps, env.reward_threshold) == (spec.max_episode_steps, spec.reward_threshold)
+    assert (env.max_episode_steps, env.reward_threshold) == (
+        spec.max_episode_steps,
+        spec.reward_threshold,
+    )
     assert env.single_observation_space.shape == peers.all[0].observation_space.shape
     assert env.single_action_space == peers.all[0].action_space
     assert env.dt == pytest.approx(peers.all[0].dt)
@@ -94,19 +142,29 @@ def test_steps_rewards_ends_and_resets_are_gymnasiums(name: str, options: dict[s
     worst_obs = worst_reward = 0.0
     ends = 0
     for _ in range(STEPS):
-        actions = torch.from_numpy(space.sample()) * 1.3  # beyond the limits: MuJoCo cuts what it applies, costs are of what was given
+        actions = (
+            torch.from_numpy(space.sample()) * 1.3
+        )  # beyond the limits: MuJoCo cuts what it applies, costs are of what was given
         prepared = peers.step(actions)
         step = env.step(actions)
         assert bool(step.info["valid"].all())
         for row, (peer, action) in enumerate(prepared):
             theirs, reward, terminated, _, _ = peer.step(action)
             worst_obs = max(worst_obs, difference(step.info["final_obs"][row], theirs))
-            worst_reward = max(worst_reward, abs(float(step.reward[row]) - reward) / max(1.0, abs(reward)))
+            worst_reward = max(
+                worst_reward, abs(float(step.reward[row]) - reward) / max(1.0, abs(reward))
+            )
             assert bool(step.terminated[row]) == terminated
             if terminated:
                 ends += 1
                 assert difference(step.obs[row], peers.reset(row)) < 1e-5
     assert worst_obs <= obs_limit
     assert worst_reward <= reward_limit
-    if not options and name in ("hopper", "walker2d", "humanoid", "inverted_pendulum", "inverted_double_pendulum"):
+    if not options and name in (
+        "hopper",
+        "walker2d",
+        "humanoid",
+        "inverted_pendulum",
+        "inverted_double_pendulum",
+    ):
         assert ends > 0

@@ -1,4 +1,6 @@
-"""What a reset of a MuJoCo task leaves behind, which is nothing: sensors, delays and sleep begin as those of a fresh world."""
+"""What a reset of a MuJoCo task leaves behind, which is nothing: sensors, delays and sleep begin as
+those of a fresh world.
+"""
 
 import copy
 from typing import Any
@@ -26,11 +28,13 @@ ARM = """
       <geom type="capsule" fromto="0 0 0 0.5 0 0" size="0.05" mass="1"/>
       <site name="tip" pos="0.5 0 0"/>
     </body>
-    <body name="ball" pos="2 0 0.1"><freejoint/><geom type="sphere" size="0.1" condim="6" friction="1 0.1 0.1"/></body>
+    <body name="ball" pos="2 0 0.1"><freejoint/>
+      <geom type="sphere" size="0.1" condim="6" friction="1 0.1 0.1"/></body>
   </worldbody>
   <actuator><motor joint="swing" ctrlrange="-2 2" {delay}/></actuator>
   <sensor>
-    <jointpos joint="swing"/><jointvel joint="swing"/><accelerometer site="tip"/><framelinvel objtype="site" objname="tip"/>
+    <jointpos joint="swing"/><jointvel joint="swing"/><accelerometer site="tip"/>
+    <framelinvel objtype="site" objname="tip"/>
     <jointpos joint="swing" {delay}/><jointvel joint="swing" {interval}/>
   </sensor>
 </mujoco>
@@ -57,7 +61,9 @@ class Arm(MujocoWarpEnv):
 
 
 class DelayedArm(Arm):
-    """Its motor and one of its sensors are three steps late, another one is read every other step."""
+    """Its motor and one of its sensors are three steps late, another one is read every other
+    step.
+    """
 
     late, seldom = 'delay="0.03" nsample="3"', 'interval="0.02" nsample="2"'
     model_file = ARM.format(integrator="Euler", sleep="disable", delay=late, interval=seldom)
@@ -91,13 +97,18 @@ def sleeper() -> Any:
 def forward_of(env: Any, row: int) -> np.ndarray:
     """What MuJoCo in C sees in the state of a world, by the way of Gymnasium's reset."""
     data = mujoco.MjData(env.model)
-    data.qpos[:], data.qvel[:] = env.data.qpos[row].double().numpy(), env.data.qvel[row].double().numpy()
+    data.qpos[:], data.qvel[:] = (
+        env.data.qpos[row].double().numpy(),
+        env.data.qvel[row].double().numpy(),
+    )
     mujoco.mj_forward(env.model, data)
     return np.concatenate((data.sensordata, data.qacc, data.qfrc_constraint))
 
 
 def assert_is_forward(env: Any, obs: Tensor, row: int) -> None:
-    np.testing.assert_allclose(obs[row].double().numpy(), forward_of(env, row), rtol=1e-4, atol=2e-4)
+    np.testing.assert_allclose(
+        obs[row].double().numpy(), forward_of(env, row), rtol=1e-4, atol=2e-4
+    )
 
 
 def test_sensors_after_a_reset_are_those_of_the_new_state(arm: Any) -> None:
@@ -111,9 +122,14 @@ def test_sensors_after_a_reset_are_those_of_the_new_state(arm: Any) -> None:
 
 
 @pytest.mark.parametrize("looks", [True, False])
-def test_sensors_after_an_autoreset_are_those_of_the_new_state_and_other_worlds_go_on(arm: Any, looks: bool) -> None:
+def test_sensors_after_an_autoreset_are_those_of_the_new_state_and_other_worlds_go_on(
+    arm: Any, looks: bool
+) -> None:
     runs = []
-    for clocks in ([0, 0, 0, 0], [0, 4, 0, 0]):  # in the second run world 1 starts anew at the third step
+    for clocks in (
+        [0, 0, 0, 0],
+        [0, 4, 0, 0],
+    ):  # in the second run world 1 starts anew at the third step
         arm.reset(seed=2)
         arm.stagger(torch.tensor(clocks))
         if looks:
@@ -159,16 +175,23 @@ def test_delays_begin_anew_and_match_mujoco_in_c() -> None:
     assert_same(runs[0], runs[1])
     env.reset(seed=6)
     data = mujoco.MjData(env.model)
-    data.qpos[:], data.qvel[:] = env.data.qpos[0].double().numpy(), env.data.qvel[0].double().numpy()
+    data.qpos[:], data.qvel[:] = (
+        env.data.qpos[0].double().numpy(),
+        env.data.qvel[0].double().numpy(),
+    )
     for action, step in zip(actions_of(env, 5), runs[0][1:]):
         data.ctrl[:] = action[0].double().numpy()
         mujoco.mj_step(env.model, data)
         seen = np.concatenate((data.sensordata, data.qacc, data.qfrc_constraint))
-        np.testing.assert_allclose(step.info["final_obs"][0].double().numpy(), seen, rtol=1e-3, atol=2e-3)
+        np.testing.assert_allclose(
+            step.info["final_obs"][0].double().numpy(), seen, rtol=1e-3, atol=2e-3
+        )
 
 
 @pytest.mark.parametrize("task", [Arm, DelayedArm, SleepingArm])
-def test_sensors_delays_and_sleep_continue_bit_for_bit(task: type[MujocoWarpEnv], arm: Any, sleeper: Any) -> None:
+def test_sensors_delays_and_sleep_continue_bit_for_bit(
+    task: type[MujocoWarpEnv], arm: Any, sleeper: Any
+) -> None:
     env: Any = {Arm: arm, SleepingArm: sleeper}.get(task) or task(3)
     env.reset(seed=7)
     env.stagger(torch.arange(env.num_envs))

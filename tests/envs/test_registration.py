@@ -1,4 +1,6 @@
-"""gpurl's tasks under Gymnasium: `make_vec` gives the tensor environment, `make` a plain one that passes Gymnasium's own checker."""
+"""gpurl's tasks under Gymnasium: `make_vec` gives the tensor environment, `make` a plain one that
+passes Gymnasium's own checker.
+"""
 
 import subprocess
 import sys
@@ -42,9 +44,11 @@ def test_every_torch_env_of_the_folder_is_registered() -> None:
 
 def test_registering_imports_no_torch_and_twice_changes_nothing() -> None:
     code = (
-        "import sys, warnings; warnings.simplefilter('error'); import gymnasium; from gpurl.registration import register; register();"
+        "import sys, warnings; warnings.simplefilter('error'); import gymnasium; from "
+        "gpurl.registration import register; register();"
         "first = dict(gymnasium.registry); register();"
-        "assert first == dict(gymnasium.registry) and all(first[key] is gymnasium.registry[key] for key in first);"
+        "assert first == dict(gymnasium.registry) and all(first[key] is gymnasium.registry[key] "
+        "for key in first);"
         "assert 'gpurl/Chasing-v0' in first and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -95,12 +99,21 @@ def test_make_vec_takes_gymnasiums_own_actions(env_id: str) -> None:
 
 
 def test_make_vec_hands_options_on() -> None:
-    assert gymnasium.make_vec("gpurl/Chasing-v0", num_envs=8, dim=3, discrete=True).single_action_space.n == 27
-    assert gymnasium.make_vec("gpurl/CartPole-v0", num_envs=8, velocities=False).single_observation_space.shape == (2,)
+    assert (
+        gymnasium.make_vec(
+            "gpurl/Chasing-v0", num_envs=8, dim=3, discrete=True
+        ).single_action_space.n
+        == 27
+    )
+    assert gymnasium.make_vec(
+        "gpurl/CartPole-v0", num_envs=8, velocities=False
+    ).single_observation_space.shape == (2,)
 
 
 def test_make_vec_can_wrap_single_environments() -> None:
-    envs = gymnasium.make_vec("gpurl/CartPole-v0", num_envs=2, vectorization_mode="sync", velocities=False)
+    envs = gymnasium.make_vec(
+        "gpurl/CartPole-v0", num_envs=2, vectorization_mode="sync", velocities=False
+    )
     obs, _ = envs.reset(seed=1)
     assert isinstance(obs, np.ndarray)
     assert obs.shape == (2, 2)
@@ -114,8 +127,13 @@ def test_make_passes_gymnasiums_checker(env_id: str) -> None:
     assert isinstance(env.unwrapped, SingleEnv)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for known in ("A Box observation space (min|max)imum value is -?infinity", "we recommend using a symmetric and normalized space"):
-            warnings.filterwarnings("ignore", message=f".*{known}")  # true of Gymnasium's CartPole-v1 and Pendulum-v1 too
+        for known in (
+            "A Box observation space (min|max)imum value is -?infinity",
+            "we recommend using a symmetric and normalized space",
+        ):
+            warnings.filterwarnings(
+                "ignore", message=f".*{known}"
+            )  # true of Gymnasium's CartPole-v1 and Pendulum-v1 too
         check_env(env.unwrapped)
 
 
@@ -132,7 +150,11 @@ def test_a_single_env_returns_what_the_tensor_environment_does(env_id: str) -> N
             obs, reward, terminated, truncated, _ = env.step(action)
             want = peer.step(torch.as_tensor(action).unsqueeze(0))
             np.testing.assert_array_equal(obs, want.info["final_obs"][0].numpy())
-            assert (reward, terminated, truncated) == (float(want.reward.mean()), bool(want.terminated), bool(want.truncated))
+            assert (reward, terminated, truncated) == (
+                float(want.reward.mean()),
+                bool(want.terminated),
+                bool(want.truncated),
+            )
             assert [type(value) for value in (reward, terminated, truncated)] == [float, bool, bool]
             if terminated:
                 break
@@ -157,7 +179,9 @@ def test_a_callers_change_to_an_observation_does_not_reach_the_environment() -> 
     obs, _ = env.reset(seed=1)
     peer.reset(seed=1)
     obs[:] = 5.0
-    np.testing.assert_array_equal(env.step(np.zeros(1, np.float32))[0], peer.step(np.zeros(1, np.float32))[0])
+    np.testing.assert_array_equal(
+        env.step(np.zeros(1, np.float32))[0], peer.step(np.zeros(1, np.float32))[0]
+    )
 
 
 def test_two_environments_have_two_action_generators() -> None:

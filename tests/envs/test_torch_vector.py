@@ -1,4 +1,6 @@
-"""Vector environments in torch behind the tensor contract: compared with walks in plain numbers, in every way of resetting."""
+"""Vector environments in torch behind the tensor contract: compared with walks in plain numbers, in
+every way of resetting.
+"""
 
 import logging
 import sys
@@ -24,7 +26,15 @@ from gpurl.envs.torch_vector import TorchVector
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import no_host_looks
 from tests.small_runs import small_settings
-from tests.torch_walks import LENGTH, PickWalks, Walked, WalkVector, act, assert_some_can_restart, assert_true_transitions
+from tests.torch_walks import (
+    LENGTH,
+    PickWalks,
+    Walked,
+    WalkVector,
+    act,
+    assert_some_can_restart,
+    assert_true_transitions,
+)
 
 MODES = list(AutoresetMode)
 CPU = torch.device("cpu")
@@ -49,7 +59,9 @@ def mjlab(overrides: str = "") -> TorchVector:
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_gives_the_true_transitions(mode: AutoresetMode) -> None:
     env = TorchVector(4, env=WalkVector(4, mode))
-    assert env.autoreset_mode == (AutoresetMode.NEXT_STEP if mode == AutoresetMode.NEXT_STEP else mode)
+    assert env.autoreset_mode == (
+        AutoresetMode.NEXT_STEP if mode == AutoresetMode.NEXT_STEP else mode
+    )
     assert_true_transitions(env)
     assert_true_transitions(env, seed=8)
     assert_some_can_restart(env)
@@ -111,7 +123,9 @@ def test_what_stands_in_is_not_what_was_given_out() -> None:
 
 
 @pytest.mark.usefixtures("_mjlab")
-def test_mjlab_without_its_own_resets_shows_the_true_last_observations(caplog: pytest.LogCaptureFixture) -> None:
+def test_mjlab_without_its_own_resets_shows_the_true_last_observations(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     env = mjlab("auto_reset=false")
     assert not caplog.text
     assert_true_transitions(env)
@@ -138,7 +152,9 @@ def test_the_simulators_log_is_passed_on_once() -> None:
         log = env.step(torch.zeros(4, 1)).info.get("log")
         assert (log is None) == (step % LENGTH != 0)
     assert log is not None
-    starts = [(5 * number + 3 * 1 + 3) % 11 - 5 for number in range(4)]  # of the second episodes, in tenths; with no action they stay there
+    starts = [
+        (5 * number + 3 * 1 + 3) % 11 - 5 for number in range(4)
+    ]  # of the second episodes, in tenths; with no action they stay there
     assert float(log["Metrics/place"]) == pytest.approx(sum(starts) / 40.0)
 
 
@@ -148,7 +164,12 @@ def test_clocks_of_the_simulator_are_staggered() -> None:
     env.stagger(torch.tensor([0, 1, 2, 4]))
     for step in range(1, LENGTH + 1):
         timestep = env.step(torch.zeros(4, 1))
-        assert timestep.truncated.tolist() == [step == LENGTH, step == LENGTH - 1, step == LENGTH - 2, step == 1]
+        assert timestep.truncated.tolist() == [
+            step == LENGTH,
+            step == LENGTH - 1,
+            step == LENGTH - 2,
+            step == 1,
+        ]
         assert timestep.info["_episode"].tolist() == [step == LENGTH, False, False, False]
     hidden = Walked(4)
     assert hidden.max_episode_steps == LENGTH
@@ -164,7 +185,9 @@ def test_staggered_episodes_stand_with_those_that_have_one_length() -> None:
     for _ in range(4 * LENGTH):
         obs, _, _, _, info = env.step(act(obs))
         returns += info["episode"]["r"][info["_episode"]].tolist()
-        assert torch.equal(info["episode"]["l"].masked_fill(info["_episode"], 0), env.episode_length_buf)
+        assert torch.equal(
+            info["episode"]["l"].masked_fill(info["_episode"], 0), env.episode_length_buf
+        )
     assert len(returns) >= 12
 
 
@@ -206,7 +229,10 @@ def test_spaces_are_flattened_as_in_numpy() -> None:
 def test_groups_are_shared_out_between_policy_and_critic() -> None:
     one, image = Box(-1.0, 1.0, (1,)), Box(0, 255, (4, 4, 3), np.uint8)
     arrays = torch_arrays(CPU, False)
-    batch = {name: torch.full((2, 1), float(index)) for index, name in enumerate(("critic", "depth", "policy", "privileged", "touch"))}
+    batch = {
+        name: torch.full((2, 1), float(index))
+        for index, name in enumerate(("critic", "depth", "policy", "privileged", "touch"))
+    }
     for names, seen, critic in (
         (("critic", "depth", "policy"), [2.0], [0.0]),
         (("policy", "privileged"), [2.0], [3.0]),
@@ -215,7 +241,9 @@ def test_groups_are_shared_out_between_policy_and_critic() -> None:
     ):
         groups = make_groups(Dict({name: one for name in names}), arrays)
         assert groups.policy.encode(batch)[0].tolist() == seen
-        assert (None if groups.critic is None else groups.critic.encode(batch)[0].tolist()) == critic
+        assert (
+            None if groups.critic is None else groups.critic.encode(batch)[0].tolist()
+        ) == critic
     pixels = make_groups(Dict({"policy": image}), arrays).policy
     assert pixels.encode({"policy": torch.ones(2, 4, 4, 3, dtype=torch.uint8)}).dtype == torch.uint8
     assert pixels.space == image
@@ -242,7 +270,12 @@ def test_actions_in_the_units_of_the_simulator() -> None:
 
 
 def test_overrides_are_words() -> None:
-    assert parse_overrides("a.b=1.5 c=true 'd=two words' e='[1, 2]'") == {"a.b": 1.5, "c": True, "d": "two words", "e": [1, 2]}
+    assert parse_overrides("a.b=1.5 c=true 'd=two words' e='[1, 2]'") == {
+        "a.b": 1.5,
+        "c": True,
+        "d": "two words",
+        "e": [1, 2],
+    }
     with pytest.raises(UsageError, match="NAME=VALUE words"):
         parse_overrides("a.b 3")
 
@@ -290,7 +323,9 @@ def test_misuse_and_misbehaviour_are_named() -> None:
         assert_true_transitions(env)
     broken = PickWalks(2)
     broken.observe = lambda: {"agent": {}}  # type: ignore[method-assign]
-    with pytest.raises(EnvError, match=r"PickWalks.reset: wanted an observation of Dict.*, got \{'agent': \{\}\}"):
+    with pytest.raises(
+        EnvError, match=r"PickWalks.reset: wanted an observation of Dict.*, got \{'agent': \{\}\}"
+    ):
         TorchVector(2, env=broken).reset()
     with pytest.raises(EnvError, match="wanted a tensor on cuda:0, got one on cpu; --env"):
         torch_arrays(torch.device("cuda", 0), False).cast(torch.zeros(2), np.float32)
@@ -298,11 +333,19 @@ def test_misuse_and_misbehaviour_are_named() -> None:
 
 @pytest.mark.usefixtures("_mjlab")
 def test_the_task_must_be_one_of_mjlabs() -> None:
-    with pytest.raises(UsageError, match="mjlab has no task 'Mjlab-Walsk'; did you mean Mjlab-Walks"):
+    with pytest.raises(
+        UsageError, match="mjlab has no task 'Mjlab-Walsk'; did you mean Mjlab-Walks"
+    ):
         make_env("torch_vector:mjlab.tasks:Mjlab-Walsk", 2)
-    with pytest.raises(UsageError, match="the configuration of Mjlab-Walks has no decimatoin: there is no 'decimatoin' among decimation"):
+    with pytest.raises(
+        UsageError,
+        match="the configuration of Mjlab-Walks has no decimatoin: there is no 'decimatoin' among "
+        "decimation",
+    ):
         mjlab("decimatoin=3")
-    with pytest.raises(UsageError, match="auto_reset is the bool True, it cannot be set to 'maybe'"):
+    with pytest.raises(
+        UsageError, match="auto_reset is the bool True, it cannot be set to 'maybe'"
+    ):
         mjlab("auto_reset=maybe")
 
 
@@ -310,7 +353,13 @@ def test_the_task_must_be_one_of_mjlabs() -> None:
 @pytest.mark.parametrize("env", ["tests.torch_walks:Walks/Pick-v1", "mjlab.tasks:Mjlab-Walks"])
 def test_ppo_trains_on_it(env: str, tmp_path: Path) -> None:
     sizes = {"num_envs": 4, "total_steps": 64, "eval_episodes": 2, "horizon": 8}
-    run = gpurl.train("ppo", f"torch_vector:{env}", run_dir=str(tmp_path / "run"), quiet=True, **(small_settings("ppo") | sizes))
+    run = gpurl.train(
+        "ppo",
+        f"torch_vector:{env}",
+        run_dir=str(tmp_path / "run"),
+        quiet=True,
+        **(small_settings("ppo") | sizes),
+    )
     assert run.outcome.reason == "total_steps"
     assert run.outcome.evaluation["eval/episodes"] == 2
     assert 1.0 <= run.outcome.evaluation["eval/mean_ep_length"] <= LENGTH

@@ -52,12 +52,16 @@ def test_an_ended_game_begins_anew_and_its_statistics_are_of_one_agent() -> None
 
 
 def joint_policies() -> Tensor:
-    """[64, place, agent] the action of each agent in each place, of all deterministic joint policies."""
+    """[64, place, agent] the action of each agent in each place, of all deterministic joint
+    policies.
+    """
     return torch.tensor(list(itertools.product((0, 1), repeat=6))).view(64, 3, 2)
 
 
 def playing(policies: Tensor) -> Act:
-    """policies [N, place, agent]: what the agents of each environment do, by nothing but what they see."""
+    """policies [N, place, agent]: what the agents of each environment do, by nothing but what they
+    see.
+    """
 
     def act(obs: Tensor, carry: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         place, agent = obs[..., :3].argmax(2), obs[..., 3:].argmax(2)
@@ -74,7 +78,10 @@ def test_the_returns_of_all_deterministic_joint_policies() -> None:
     for _ in range(2):
         step = env.step(act(obs, ())[0])
         obs = step.obs
-    wanted = [payoff(policy[0], policy[2]) for policy in (list(map(tuple, policy.tolist())) for policy in policies)]
+    wanted = [
+        payoff(policy[0], policy[2])
+        for policy in (list(map(tuple, policy.tolist())) for policy in policies)
+    ]
     assert step.info["episode"]["r"].tolist() == wanted
     assert sorted(wanted) == [0.0] * 8 + [1.0] * 16 + [7.0] * 32 + [8.0] * 8
 
@@ -84,7 +91,12 @@ def test_an_evaluation_gives_7_and_8(in_first_place: int, wanted: float) -> None
     policies = torch.ones(8, 3, 2, dtype=torch.int64)
     policies[:, 0, 0] = in_first_place
     values = evaluate(playing(policies), TwoStepGame(8), 24)
-    assert values == {"eval/mean_reward": wanted, "eval/std_reward": 0.0, "eval/mean_ep_length": 2.0, "eval/episodes": 24.0}
+    assert values == {
+        "eval/mean_reward": wanted,
+        "eval/std_reward": 0.0,
+        "eval/mean_ep_length": 2.0,
+        "eval/episodes": 24.0,
+    }
 
 
 def test_the_scripted_policy_is_the_best() -> None:

@@ -1,4 +1,6 @@
-"""Worker processes of a CPU vector environment that die, crash or hang: who it was, how it goes on, and that nothing is left behind."""
+"""Worker processes of a CPU vector environment that die, crash or hang: who it was, how it goes on,
+and that nothing is left behind.
+"""
 
 import ctypes
 import gc
@@ -28,14 +30,25 @@ from tests.numpy_envs import Tour
 
 FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "exit": (lambda: os._exit(7), r"worker process of environment 1 \(exit code 7\) died in step$"),
-    "kill": (lambda: os.kill(os.getpid(), signal.SIGKILL), r"worker process of environment 1 \(signal SIGKILL\) died in step$"),
+    "kill": (
+        lambda: os.kill(os.getpid(), signal.SIGKILL),
+        r"worker process of environment 1 \(signal SIGKILL\) died in step$",
+    ),
     "crash": (
         lambda: ctypes.string_at(0),
-        r"(?s)environment 1 \(signal SIGSEGV\) died in step; its last traceback:\nFatal Python error: Segmentation fault\n"
-        r".*in string_at\n.*test_worker_faults.py\", line \d+ in step\n[^\n]*_numpy_vector.py\", line \d+ in step$",
+        r"(?s)environment 1 \(signal SIGSEGV\) died in step; its last traceback:\nFatal Python "
+        r"error: Segmentation fault\n"
+        r".*in string_at\n.*test_worker_faults.py\", line \d+ in step\n[^\n]*_numpy_vector.py\", "
+        r"line \d+ in step$",
     ),
-    "sys.exit": (lambda: sys.exit(3), r"(?s)environment 1 failed in step:\nTraceback.*sys\.exit\(3\).*SystemExit: 3"),
-    "hang": (lambda: time.sleep(60.0), r"environment 1 did not answer in step within 0.5 s; worker_timeout"),
+    "sys.exit": (
+        lambda: sys.exit(3),
+        r"(?s)environment 1 failed in step:\nTraceback.*sys\.exit\(3\).*SystemExit: 3",
+    ),
+    "hang": (
+        lambda: time.sleep(60.0),
+        r"environment 1 did not answer in step within 0.5 s; worker_timeout",
+    ),
 }
 
 
@@ -98,7 +111,10 @@ def test_workers_that_die_together_are_named_as_ranges() -> None:
     for index in (0, 1, 2, 4):
         env._env.processes[index].kill()  # type: ignore[attr-defined]
         env._env.processes[index].join()  # type: ignore[attr-defined]
-    with pytest.raises(EnvError, match=r"the worker process of environments 0-2, 4 \(signal SIGKILL\) died in reset$"):
+    with pytest.raises(
+        EnvError,
+        match=r"the worker process of environments 0-2, 4 \(signal SIGKILL\) died in reset$",
+    ):
         env.reset(seed=0)
     env.close()
 
@@ -106,7 +122,9 @@ def test_workers_that_die_together_are_named_as_ranges() -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("fault", ["kill", "hang", "sys.exit"])
 @pytest.mark.usefixtures("_nothing_left")
-def test_workers_are_started_again_as_often_as_allowed(fault: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_workers_are_started_again_as_often_as_allowed(
+    fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
     env = make(restart_workers=2, worker_timeout=0.5)
     good = env.step(torch.zeros(3, 1))
     assert good.info["valid"].all()
@@ -120,12 +138,16 @@ def test_workers_are_started_again_as_often_as_allowed(fault: str, caplog: pytes
         assert broken.obs[:, 1].tolist() == [0.0, 0.0, 0.0]  # the first of new episodes
         assert broken.reward.tolist() == [0.0, 0.0, 0.0]
         seen.append(broken.obs)
-        (told,) = [record.getMessage() for record in caplog.records if record.name == "gpurl"][count - 1 :]
+        (told,) = [record.getMessage() for record in caplog.records if record.name == "gpurl"][
+            count - 1 :
+        ]
         assert f"all 3 workers are started again ({count} of 2 times)" in told
         after = env.step(torch.zeros(3, 1))
         assert after.info["valid"].all()
         assert after.info["episode"]["l"].tolist() == env.episode_length_buf.tolist() == [1, 1, 1]
-    assert len(torch.cat(seen)[:, 0].unique()) == 6  # other episodes each time, and in each environment
+    assert (
+        len(torch.cat(seen)[:, 0].unique()) == 6
+    )  # other episodes each time, and in each environment
     with pytest.raises(EnvError, match=FAULTS[fault][1]):
         env.step(actions(fault, 1))
     env.close()
@@ -142,7 +164,9 @@ def test_a_reset_starts_dead_workers_again_too() -> None:
 
 
 @pytest.mark.usefixtures("_nothing_left")
-def test_a_reset_of_some_starts_dead_workers_again_and_the_others_break_off_in_the_next_step() -> None:
+def test_a_reset_of_some_starts_dead_workers_again_and_the_others_break_off_in_the_next_step() -> (
+    None
+):
     env = make(restart_workers=1)
     before = env.step(torch.zeros(3, 1)).obs
     env._env.processes[2].kill()  # type: ignore[attr-defined]
@@ -212,8 +236,21 @@ def runs(pid: int) -> bool:
 class MortalTour(GymnasiumCpu):
     """Three workers, of which the all die in the sixth step of the run."""
 
-    def __init__(self, num_envs: int, device: torch.device | str = "cpu", seed: int = 0, restart_workers: int = 0) -> None:
-        super().__init__(num_envs, device, seed, vectorization="async", env=Faulty, restart_workers=restart_workers)
+    def __init__(
+        self,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        restart_workers: int = 0,
+    ) -> None:
+        super().__init__(
+            num_envs,
+            device,
+            seed,
+            vectorization="async",
+            env=Faulty,
+            restart_workers=restart_workers,
+        )
         self.steps = 0
 
     def step(self, _: Tensor) -> Any:  # type: ignore[override]
@@ -224,7 +261,10 @@ class MortalTour(GymnasiumCpu):
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 @pytest.mark.usefixtures("_nothing_left")
 def test_a_run_goes_on_after_a_restart_and_never_learns_from_that_step(
-    algorithm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    algorithm: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kind = {"ppo": "gpurl.algorithms.ppo:PPO", "sac": "gpurl.algorithms.sac:SAC"}[algorithm]
     module, name = kind.split(":")
@@ -245,10 +285,21 @@ def test_a_run_goes_on_after_a_restart_and_never_learns_from_that_step(
         "threads": 1,
         "log_every": 0.0,
     }
-    small |= {"minibatches": 1} if algorithm == "ppo" else {"batch_size": 8, "learning_starts": 8, "replay_size": 64, "save_replay": True}
+    small |= (
+        {"minibatches": 1}
+        if algorithm == "ppo"
+        else {"batch_size": 8, "learning_starts": 8, "replay_size": 64, "save_replay": True}
+    )
     env = "tests.envs.test_worker_faults:MortalTour"
     with caplog.at_level(logging.WARNING, "gpurl"):
-        run = train(algorithm, env, run_dir=str(tmp_path / "run"), total_steps=36, env_options={"restart_workers": 1}, **small)
+        run = train(
+            algorithm,
+            env,
+            run_dir=str(tmp_path / "run"),
+            total_steps=36,
+            env_options={"restart_workers": 1},
+            **small,
+        )
     assert run.outcome.steps == 36
     assert torch.cat(valid).all(1).tolist() == [step != 5 for step in range(12)]
     assert len([told for told in caplog.messages if "started again (1 of 1 times)" in told]) == 1
@@ -256,7 +307,11 @@ def test_a_run_goes_on_after_a_restart_and_never_learns_from_that_step(
         flags = load_checkpoint(run.folder)[0]["replay"]["flags"].view(-1, 3)[:12]
         assert ((flags & 4) > 0).all(1).tolist() == [step == 5 for step in range(12)]
     monkeypatch.setattr(owner, "prepare", prepare)
-    with pytest.raises(EnvError, match=r"at env step 1[25]: the worker process of environments 0-2 \(signal SIGKILL\) died in step"):
+    with pytest.raises(
+        EnvError,
+        match=r"at env step 1[25]: the worker process of environments 0-2 \(signal SIGKILL\) died "
+        r"in step",
+    ):
         train(algorithm, env, run_dir=str(tmp_path / "other"), total_steps=36, **small)
 
 
@@ -265,7 +320,10 @@ def test_wrong_options_are_named() -> None:
         ({"restart_workers": 1}, "are for vectorization async, which has workers; it is 'sync'"),
         ({"worker_timeout": 3.0}, "are for vectorization async"),
         ({"restart_workers": -1, "vectorization": "async"}, "restart_workers must be at least 0"),
-        ({"worker_timeout": 0.0, "vectorization": "async"}, "worker_timeout above 0, got 0 and 0.0"),
+        (
+            {"worker_timeout": 0.0, "vectorization": "async"},
+            "worker_timeout above 0, got 0 and 0.0",
+        ),
     ):
         with pytest.raises(UsageError, match=message):
             GymnasiumCpu(2, env=Tour, **options)  # type: ignore[arg-type]
@@ -295,13 +353,22 @@ class OfAnotherSize(Tour):
 @pytest.mark.usefixtures("_nothing_left")
 def test_an_error_of_workers_only_leaves_none_behind() -> None:
     trainer = os.getpid()
-    with pytest.raises(UsageError, match="cannot be made: ") as kept:  # as long as it is, so is what it was raised in
-        GymnasiumCpu(3, env=lambda: Tour() if os.getpid() == trainer else OfAnotherSize(), vectorization="async")
+    with pytest.raises(
+        UsageError, match="cannot be made: "
+    ) as kept:  # as long as it is, so is what it was raised in
+        GymnasiumCpu(
+            3,
+            env=lambda: Tour() if os.getpid() == trainer else OfAnotherSize(),
+            vectorization="async",
+        )
     assert multiprocessing.active_children() == []
     assert kept.value.__cause__ is not None
 
 
 @pytest.mark.usefixtures("_nothing_left")
 def test_a_worker_that_dies_when_it_is_made_is_named() -> None:
-    with pytest.raises(UsageError, match=r"worker process of environments 0-2 \(exit code 4\) died in its constructor"):
+    with pytest.raises(
+        UsageError,
+        match=r"worker process of environments 0-2 \(exit code 4\) died in its constructor",
+    ):
         GymnasiumCpu(3, env=dies_when_made, vectorization="async")

@@ -1,4 +1,6 @@
-"""What single true episodes of tests/envs/fake_isaac_gym give, worked out from what was observed; any step is compared with it."""
+"""What single true episodes of tests/envs/fake_isaac_gym give, worked out from what was observed;
+any step is compared with it.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -15,7 +17,9 @@ POSITION, AGE, NUMBER, EPISODE, START, WORLD = range(6)  # of an observation
 
 @dataclasses.dataclass
 class Variant:
-    """How a task restarts; limit: transitions of an episode; first_age: steps that a walker has made when it is first seen."""
+    """How a task restarts; limit: transitions of an episode; first_age: steps that a walker has
+    made when it is first seen.
+    """
 
     task: str
     shows_end: bool
@@ -25,29 +29,44 @@ class Variant:
 
 
 VARIANTS = [
-    Variant("FakeCartpole", shows_end=True, first_age=0, limit=9),  # episodeLength 10, and VecTask's clock ends at 9
-    Variant("FakeHand", shows_end=True, first_age=1, limit=8, state_of="hand"),  # the first step is made within the dead one
+    Variant(
+        "FakeCartpole", shows_end=True, first_age=0, limit=9
+    ),  # episodeLength 10, and VecTask's clock ends at 9
+    Variant(
+        "FakeHand", shows_end=True, first_age=1, limit=8, state_of="hand"
+    ),  # the first step is made within the dead one
     Variant("FakeTerrain", shows_end=False, first_age=0, limit=9),
-    Variant("walker_rough", shows_end=False, first_age=0, limit=9, state_of="legged"),  # max_episode_length 8, and > where others have >=
+    Variant(
+        "walker_rough", shows_end=False, first_age=0, limit=9, state_of="legged"
+    ),  # max_episode_length 8, and > where others have >=
 ]
 
 
 def drifting_actions(step: int, device: torch.device) -> Tensor:
     """[N, 1]: walkers that fall at once, at the very time limit, in turns and never."""
     wander = ((step * 5) % 7 - 3) / 4
-    return torch.tensor([1.0, -0.375, wander, 0.0, -1.0, 0.4375 if step % 3 else -0.125], device=device).unsqueeze(1)
+    return torch.tensor(
+        [1.0, -0.375, wander, 0.0, -1.0, 0.4375 if step % 3 else -0.125], device=device
+    ).unsqueeze(1)
 
 
 def check_episodes(env: VecEnv, variant: Variant, obs: Tensor, steps: int = 40) -> dict[str, int]:
-    """Play from obs [N, 6], all episodes at their beginning, and compare each number; returns how often what happened."""
+    """Play from obs [N, 6], all episodes at their beginning, and compare each number; returns how
+    often what happened.
+    """
     seen = dict.fromkeys(("terminated", "truncated", "dead", "both"), 0)
     length, total, was_dead = [0] * NUM_ENVS, [0.0] * NUM_ENVS, [False] * NUM_ENVS
     for step in range(steps):
         action = drifting_actions(step, env.device)
         timestep = env.step(action)
         for row in range(NUM_ENVS):
-            before, after, final = (rows[row].tolist() for rows in (obs, timestep.obs, timestep.info["final_obs"]))
-            flags = [bool(flag[row]) for flag in (timestep.terminated, timestep.truncated, timestep.info["valid"])]
+            before, after, final = (
+                rows[row].tolist() for rows in (obs, timestep.obs, timestep.info["final_obs"])
+            )
+            flags = [
+                bool(flag[row])
+                for flag in (timestep.terminated, timestep.truncated, timestep.info["valid"])
+            ]
             reward = float(timestep.reward[row])
             if was_dead[row]:
                 assert (flags, reward) == ([False, False, False], 0.0)
@@ -55,7 +74,14 @@ def check_episodes(env: VecEnv, variant: Variant, obs: Tensor, steps: int = 40) 
                 seen["dead"] += 1
                 was_dead[row] = False
                 moved = action[row].item() if variant.first_age else 0.0
-                assert after == [after[START] + moved, variant.first_age, row, before[EPISODE] + 1, after[START], before[WORLD]]
+                assert after == [
+                    after[START] + moved,
+                    variant.first_age,
+                    row,
+                    before[EPISODE] + 1,
+                    after[START],
+                    before[WORLD],
+                ]
                 continue
             length[row] += 1
             position, age = before[POSITION] + action[row].item(), before[AGE] + 1
@@ -79,10 +105,20 @@ def check_episodes(env: VecEnv, variant: Variant, obs: Tensor, steps: int = 40) 
                 was_dead[row] = True
             else:
                 assert final == before
-                assert after == [after[START], 0, row, before[EPISODE] + 1, after[START], before[WORLD]]
+                assert after == [
+                    after[START],
+                    0,
+                    row,
+                    before[EPISODE] + 1,
+                    after[START],
+                    before[WORLD],
+                ]
         check_state(variant, timestep)
         obs = timestep.obs.clone()
-        for given in (timestep.obs, *(timestep.info[key] for key in ("state",) if key in timestep.info)):
+        for given in (
+            timestep.obs,
+            *(timestep.info[key] for key in ("state",) if key in timestep.info),
+        ):
             given.zero_()  # a caller may: it is its own
     return seen
 
@@ -98,4 +134,8 @@ def check_state(variant: Variant, timestep: Timestep) -> None:
 
 def state_of(variant: Variant, obs: Tensor) -> Tensor:
     """[N, S] for obs [N, 6]."""
-    return 10.0 * obs[:, :3] if variant.state_of == "hand" else torch.cat((obs, 2.0 * obs[:, :1]), dim=1)
+    return (
+        10.0 * obs[:, :3]
+        if variant.state_of == "hand"
+        else torch.cat((obs, 2.0 * obs[:, :1]), dim=1)
+    )

@@ -1,4 +1,6 @@
-"""Isaac Gym's two processes on one GPU: memory and events by CUDA IPC, over the fake simulators on the GPU pipeline."""
+"""Isaac Gym's two processes on one GPU: memory and events by CUDA IPC, over the fake simulators on
+the GPU pipeline.
+"""
 
 import sys
 from typing import Any
@@ -28,7 +30,9 @@ def test_all_that_counts_are_true_transitions(variant: Variant) -> None:
 
 
 def test_the_cpu_pipeline_serves_a_policy_on_the_gpu() -> None:
-    env = make_env("isaac_gym:FakeCartpole", NUM_ENVS, "cuda", python=sys.executable, pipeline="cpu")
+    env = make_env(
+        "isaac_gym:FakeCartpole", NUM_ENVS, "cuda", python=sys.executable, pipeline="cpu"
+    )
     assert check_episodes(env, VARIANTS[0], env.reset()[0])["dead"] > 0
     env.close()
 
@@ -38,9 +42,17 @@ def test_doctor_tries_what_is_shared() -> None:
 
 
 def test_neither_side_runs_ahead_of_the_others_gpu_work() -> None:
-    """Actions that the GPU is still busy with when the step is asked for, many times, with nothing that waits between."""
+    """Actions that the GPU is still busy with when the step is asked for, many times, with nothing
+    that waits between.
+    """
     count = 1 << 16
-    env: Any = make_env("isaac_gym:FakeCartpole", count, "cuda", python=sys.executable, overrides="env.clipObservations=100000.0")
+    env: Any = make_env(
+        "isaac_gym:FakeCartpole",
+        count,
+        "cuda",
+        python=sys.executable,
+        overrides="env.clipObservations=100000.0",
+    )
     obs, _ = env.reset()
     busy = torch.randn(4096, 4096, device="cuda")
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
@@ -49,7 +61,10 @@ def test_neither_side_runs_ahead_of_the_others_gpu_work() -> None:
         for step in range(200):
             for _ in range(4):
                 busy = (busy @ busy).tanh()
-            action = torch.full((count, 1), 1 / 64 if step % 2 else -1 / 64, device="cuda") + 0.0 * busy[0, 0]
+            action = (
+                torch.full((count, 1), 1 / 64 if step % 2 else -1 / 64, device="cuda")
+                + 0.0 * busy[0, 0]
+            )
             timestep = env.step(action)
             moved = timestep.info["final_obs"][:, 0] - obs[:, 0] - action[:, 0]
             wrong += ((moved != 0.0) & timestep.info["valid"]).sum()
@@ -61,7 +76,21 @@ def test_neither_side_runs_ahead_of_the_others_gpu_work() -> None:
 
 
 def test_ppo_trains_with_graphs_around_the_simulator(tmp_path: Any) -> None:
-    small = {"num_envs": 512, "horizon": 8, "minibatches": 2, "total_steps": 512 * 8 * 6, "quiet": True, "eval_episodes": 64}
+    small = {
+        "num_envs": 512,
+        "horizon": 8,
+        "minibatches": 2,
+        "total_steps": 512 * 8 * 6,
+        "quiet": True,
+        "eval_episodes": 64,
+    }
     options = {"python": sys.executable, "max_episode_steps": 20}
-    run = gpurl.train("ppo", "isaac_gym:FakeCartpole", run_dir=str(tmp_path / "run"), device="cuda", env_options=options, **small)
+    run = gpurl.train(
+        "ppo",
+        "isaac_gym:FakeCartpole",
+        run_dir=str(tmp_path / "run"),
+        device="cuda",
+        env_options=options,
+        **small,
+    )
     assert run.outcome.reason == "total_steps"

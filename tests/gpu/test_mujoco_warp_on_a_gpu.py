@@ -1,4 +1,6 @@
-"""MuJoCo tasks on a GPU: a step is that of a CPU, is captured, waits for nothing, and trains between graphs of the policy."""
+"""MuJoCo tasks on a GPU: a step is that of a CPU, is captured, waits for nothing, and trains
+between graphs of the policy.
+"""
 
 from typing import Any
 
@@ -23,15 +25,21 @@ def test_a_step_is_that_of_a_cpu_and_waits_for_nothing(name: str, graph: bool) -
     assert device._simulation.is_captured == graph
     mode = torch.cuda.get_sync_debug_mode()
     for action in actions_of(host, 30):
-        device.load_state_dict(host.state_dict())  # each from the same state, as motions drift apart
+        device.load_state_dict(
+            host.state_dict()
+        )  # each from the same state, as motions drift apart
         on_device = action.cuda()
-        torch.cuda.set_sync_debug_mode("error" if graph else mode)  # without a graph the solver looks whether it is done
+        torch.cuda.set_sync_debug_mode(
+            "error" if graph else mode
+        )  # without a graph the solver looks whether it is done
         try:
             there = device.step(on_device)
         finally:
             torch.cuda.set_sync_debug_mode(mode)
         here = host.step(action)
-        torch.testing.assert_close(there.info["final_obs"].cpu(), here.info["final_obs"], rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(
+            there.info["final_obs"].cpu(), here.info["final_obs"], rtol=2e-2, atol=2e-2
+        )
         torch.testing.assert_close(there.reward.cpu(), here.reward, rtol=1e-3, atol=1e-3)
         assert bool(there.info["valid"].all())
 
@@ -43,7 +51,9 @@ def test_training_replays_physics_between_graphs_of_the_policy() -> None:
     env: Any = trainer.env
     assert trainer.graph_level == "policy"
     assert env._simulation.is_captured
-    values = trainer.statistics.read({name: float(value) for name, value in trainer.statistics.metrics().items()})
+    values = trainer.statistics.read(
+        {name: float(value) for name, value in trainer.statistics.metrics().items()}
+    )
     assert values["rollout/episodes"] > 0
     assert values["env/non_finite_worlds"] == 0.0
     assert values["rollout/ep_len_mean"] > 5.0

@@ -1,4 +1,6 @@
-"""Whole iterations on a GPU: graphs equal the loop, one kernel equals the steps, nothing waits, seeds repeat."""
+"""Whole iterations on a GPU: graphs equal the loop, one kernel equals the steps, nothing waits,
+seeds repeat.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,28 @@ from tests.small_runs import OFF_POLICY, assert_same, small_settings, start, sta
 
 pytestmark = pytest.mark.gpu
 ITERATIONS = 10
-SHAPE: dict[str, Any] = {"num_envs": 512, "horizon": 16, "minibatches": 2, "network": {"hidden": [64, 64]}, "total_steps": 10_000_000}
+SHAPE: dict[str, Any] = {
+    "num_envs": 512,
+    "horizon": 16,
+    "minibatches": 2,
+    "network": {"hidden": [64, 64]},
+    "total_steps": 10_000_000,
+}
 
 
 def trainer_of(env: str, algorithm: str = "ppo", **changes: Any) -> Trainer:
     shape = SHAPE | ({"minibatches": 1} if algorithm == "a2c" else {})
     if algorithm in OFF_POLICY:
-        shape = {"num_envs": 512, "horizon": 2, "total_steps": 10_000_000, **small_settings(algorithm, rows=1024)}
+        shape = {
+            "num_envs": 512,
+            "horizon": 2,
+            "total_steps": 10_000_000,
+            **small_settings(algorithm, rows=1024),
+        }
     torch.manual_seed(0)
-    trainer = make_trainer(make_settings(algorithm, env, **{**shape, **changes}), torch.device("cuda"))
+    trainer = make_trainer(
+        make_settings(algorithm, env, **{**shape, **changes}), torch.device("cuda")
+    )
     trainer.folder = Path("unused")
     trainer.start()
     return trainer
@@ -39,7 +54,11 @@ def results(trainer: Trainer, iterations: int = ITERATIONS) -> dict[str, Any]:
 
 def largest_difference(one: Any, other: Any) -> float:
     pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
-    return max(float((a.double() - b.double()).abs().max()) for a, b in pairs if isinstance(a, torch.Tensor))
+    return max(
+        float((a.double() - b.double()).abs().max())
+        for a, b in pairs
+        if isinstance(a, torch.Tensor)
+    )
 
 
 @pytest.mark.parametrize("level", ["full", "policy"])
@@ -62,10 +81,16 @@ def largest_difference(one: Any, other: Any) -> float:
 )
 def test_graphs_do_what_the_loop_does(env: str, changes: dict[str, Any], level: str) -> None:
     trainer = trainer_of(env, graph=level, rollout="steps", **changes)
-    got, wanted = results(trainer), results(trainer_of(env, graph="off", rollout="steps", **changes))
+    got, wanted = (
+        results(trainer),
+        results(trainer_of(env, graph="off", rollout="steps", **changes)),
+    )
     assert trainer.notes == [f"CUDA graphs {level}, rollout steps"]
     difference = largest_difference(got, wanted)
-    print(f"{env} {level} {changes}: largest difference to the loop after {ITERATIONS} iterations {difference:.2e}")
+    print(
+        f"{env} {level} {changes}: largest difference to the loop after {ITERATIONS} iterations "
+        f"{difference:.2e}"
+    )
     assert difference == 0.0
 
 
@@ -77,7 +102,9 @@ def test_a_captured_persistent_rollout_is_the_same_as_without_a_graph() -> None:
 
 @pytest.mark.parametrize("env", ["chasing", "cart_pole", "pendulum"])
 def test_one_kernel_plays_what_the_steps_play(env: str) -> None:
-    """The first rollouts, before rounding makes other episodes of them; products are three TF32 ones here and float32 there."""
+    """The first rollouts, before rounding makes other episodes of them; products are three TF32
+    ones here and float32 there.
+    """
     columns = []
     for rollout in ("persistent", "steps"):
         trainer = trainer_of(env, graph="off", rollout=rollout)
@@ -86,15 +113,38 @@ def test_one_kernel_plays_what_the_steps_play(env: str) -> None:
         found = {name: column.clone() for name, column in trainer.buffer.columns.items()}
         used = found["truncated"].clone()
         used[-1] = True
-        found["final_value"] = torch.where(used, trainer.algorithm._final_values(trainer.buffer), 0.0)
+        found["final_value"] = torch.where(
+            used, trainer.algorithm._final_values(trainer.buffer), 0.0
+        )
         columns.append(
-            {name: found[name] for name in ("obs", "action", "log_prob", "value", "reward", "final_value", "terminated", "truncated")}
+            {
+                name: found[name]
+                for name in (
+                    "obs",
+                    "action",
+                    "log_prob",
+                    "value",
+                    "reward",
+                    "final_value",
+                    "terminated",
+                    "truncated",
+                )
+            }
         )
     for name, column in columns[0].items():
-        torch.testing.assert_close(column, columns[1][name], rtol=1e-3, atol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            column,
+            columns[1][name],
+            rtol=1e-3,
+            atol=1e-3,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
 
 
-@pytest.mark.parametrize("env", ["chasing", "cart_pole", "pendulum", "mountain_car", "acrobot", "mountain_car_continuous"])
+@pytest.mark.parametrize(
+    "env",
+    ["chasing", "cart_pole", "pendulum", "mountain_car", "acrobot", "mountain_car_continuous"],
+)
 @pytest.mark.parametrize("rollout", ["auto", "steps"])
 def test_an_iteration_never_waits_for_the_device(env: str, rollout: str) -> None:
     trainer = trainer_of(env, graph="off", rollout=rollout)
@@ -107,7 +157,8 @@ def test_an_iteration_never_waits_for_the_device(env: str, rollout: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "env"), [("fast_sac", "chasing"), ("td3", "pendulum"), ("rainbow", "cart_pole"), ("pqn", "cart_pole")]
+    ("algorithm", "env"),
+    [("fast_sac", "chasing"), ("td3", "pendulum"), ("rainbow", "cart_pole"), ("pqn", "cart_pole")],
 )
 def test_an_iteration_from_a_replay_never_waits_either(algorithm: str, env: str) -> None:
     changes = {"network": {"hidden": [64]}} if algorithm == "pqn" else {}
@@ -121,7 +172,9 @@ def test_an_iteration_from_a_replay_never_waits_either(algorithm: str, env: str)
 
 
 def test_sac_learns_pendulum_in_graphs() -> None:
-    trainer = trainer_of("pendulum", "sac", **(preset("sac", "pendulum") | {"total_steps": 40_000, "graph": "full"}))
+    trainer = trainer_of(
+        "pendulum", "sac", **(preset("sac", "pendulum") | {"total_steps": 40_000, "graph": "full"})
+    )
     for number in range(40_000 // 64):
         if number == 30_000 // 64:
             trainer.statistics.sums.zero_()
@@ -139,12 +192,42 @@ def test_the_same_seed_gives_the_same_run() -> None:
     ("algorithm", "env", "options"),
     [
         ("ppo", "chasing", ["--num-envs", "512", "--horizon", "16"]),
-        ("rainbow", "cart_pole", ["--num-envs", "64", "--learning-starts", "1024", "--replay-size", "16384"]),
-        ("sac", "pendulum", ["--num-envs", "64", "--learning-starts", "1024", "--replay-size", "16384", "--prioritized"]),
+        (
+            "rainbow",
+            "cart_pole",
+            ["--num-envs", "64", "--learning-starts", "1024", "--replay-size", "16384"],
+        ),
+        (
+            "sac",
+            "pendulum",
+            [
+                "--num-envs",
+                "64",
+                "--learning-starts",
+                "1024",
+                "--replay-size",
+                "16384",
+                "--prioritized",
+            ],
+        ),
     ],
 )
-def test_deterministic_processes_end_in_the_same_bits(algorithm: str, env: str, options: list[str], tmp_path: Path) -> None:
-    words = ["train", algorithm, env, "--deterministic", "--device", "cuda", "--total-steps", "40000", "--eval-episodes", "0", "--quiet"]
+def test_deterministic_processes_end_in_the_same_bits(
+    algorithm: str, env: str, options: list[str], tmp_path: Path
+) -> None:
+    words = [
+        "train",
+        algorithm,
+        env,
+        "--deterministic",
+        "--device",
+        "cuda",
+        "--total-steps",
+        "40000",
+        "--eval-episodes",
+        "0",
+        "--quiet",
+    ]
     processes = [start([*words, *options, "--run-dir", str(tmp_path / name)]) for name in "ab"]
     told = [process.communicate(timeout=300)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], told
@@ -153,14 +236,23 @@ def test_deterministic_processes_end_in_the_same_bits(algorithm: str, env: str, 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_less_precise_products_stay_close(precision: str) -> None:
-    exact, rounded = (results(trainer_of("chasing", precision=each), 2)["algorithm"]["model"] for each in ("float32", precision))
-    change = max(float((one - other).norm() / one.norm()) for one, other in zip(exact.values(), rounded.values()) if one.numel() > 1000)
+    exact, rounded = (
+        results(trainer_of("chasing", precision=each), 2)["algorithm"]["model"]
+        for each in ("float32", precision)
+    )
+    change = max(
+        float((one - other).norm() / one.norm())
+        for one, other in zip(exact.values(), rounded.values())
+        if one.numel() > 1000
+    )
     print(f"{precision}: weights differ by {change:.2e} after 2 iterations")
     assert 0.0 < change < 0.1
 
 
 def test_chasing_is_learned() -> None:
-    trainer = trainer_of("chasing", num_envs=4096, horizon=32, minibatches=4, total_steps=20_000_000)
+    trainer = trainer_of(
+        "chasing", num_envs=4096, horizon=32, minibatches=4, total_steps=20_000_000
+    )
     first = last = 0.0
     for number in range(150):
         trainer.iterate()

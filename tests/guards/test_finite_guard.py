@@ -12,7 +12,9 @@ from gpurl.kernels.backend import no_host_looks
 
 
 def rollout(bad: float) -> RolloutBuffer:
-    """4 steps of 4 environments; `bad` is seen at step 2 by 0 in mid-episode, by 1 after a termination, by 2 after a truncation."""
+    """4 steps of 4 environments; `bad` is seen at step 2 by 0 in mid-episode, by 1 after a
+    termination, by 2 after a truncation.
+    """
     buffer, nobody = RolloutBuffer(4, 4, torch.device("cpu")), torch.zeros(4, dtype=torch.bool)
     for _ in range(4):
         row = {"obs": torch.ones(4, 2), "reward": torch.ones(4), "final_value": torch.ones(4)}
@@ -30,7 +32,9 @@ def test_a_row_whose_successor_is_nan_is_left_out_unless_its_episode_ended(bad: 
     assert bad_envs.tolist() == [True, True, True, False]
     valid_steps = [[t for t in range(4) if buffer["valid"][t, env]] for env in range(4)]
     assert valid_steps == [[0, 3], [0, 1, 3], [0, 1, 3], [0, 1, 2, 3]]
-    assert all(bool(torch.isfinite(buffer[name]).all()) for name in ("obs", "reward", "final_value"))
+    assert all(
+        bool(torch.isfinite(buffer[name]).all()) for name in ("obs", "reward", "final_value")
+    )
 
 
 def test_a_finite_rollout_is_left_as_it_is() -> None:
@@ -40,25 +44,35 @@ def test_a_finite_rollout_is_left_as_it_is() -> None:
 
 
 def test_a_policy_that_diverged_is_told_from_an_environment_that_did() -> None:
-    """NaN in a value whose observation is finite; with --nan skip too, for such weights never come back."""
+    """NaN in a value whose observation is finite; with --nan skip too, for such weights never come
+    back.
+    """
     buffer = rollout(1.0)
     buffer.columns["value"] = torch.ones(4, 4)
     buffer["value"][1, 2] = torch.nan
     guard = FiniteGuard("walk", buffer.device)
     assert guard.clean(buffer) is not None
-    with pytest.raises(NonFiniteError, match=r"the policy gave NaN .*step 1 of the rollout.* observations of 'walk' are finite"):
+    with pytest.raises(
+        NonFiniteError,
+        match=r"the policy gave NaN .*step 1 of the rollout.* observations of 'walk' are finite",
+    ):
         guard.stop_if_bad(numbers(guard), 4, False, 3, [2])
     both = rollout(torch.nan)  # a NaN that was seen makes a NaN value
     both.columns["value"] = both["obs"].sum(2)
     guard.clean(both)
     guard.stop_if_bad(numbers(guard), 4, False, 3, [0, 1, 2])
     guard.clean(rollout(torch.nan))
-    with pytest.raises(NonFiniteError, match=r"environments 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 54 more\); nothing of it"):
+    with pytest.raises(
+        NonFiniteError,
+        match=r"environments 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 54 more\); nothing of it",
+    ):
         guard.stop_if_bad(numbers(guard), 64, True, 3, list(range(64)))
 
 
 def test_what_only_critics_see_is_told_apart() -> None:
-    """Two numbers of an observation and one of a state in a row; the step before one that saw NaN in the state is left out too."""
+    """Two numbers of an observation and one of a state in a row; the step before one that saw NaN
+    in the state is left out too.
+    """
     buffer = rollout(1.0)
     buffer.columns["obs"] = buffer.columns["final_obs"] = torch.ones(4, 4, 3)
     buffer["obs"][2, 0, 2] = torch.nan
@@ -66,7 +80,9 @@ def test_what_only_critics_see_is_told_apart() -> None:
     assert guard.clean(buffer) is not None
     assert [t for t in range(4) if buffer["valid"][t, 0]] == [0, 3]
     assert bool(buffer["obs"].isfinite().all())
-    with pytest.raises(NonFiniteError, match=r"first in the next obs \(iteration 1, step 1 ") as caught:
+    with pytest.raises(
+        NonFiniteError, match=r"first in the next obs \(iteration 1, step 1 "
+    ) as caught:
         guard.stop_if_bad(numbers(guard), 4, True, 1, [])
     assert caught.value.evidence is not None
     columns = caught.value.evidence["columns"]
@@ -96,7 +112,14 @@ def test_the_first_environment_s_columns_are_kept_as_they_were(looks: bool) -> N
             if buffer is first:
                 wanted = before[:, 1]
     torch.testing.assert_close(guard.evidence["reward"], wanted, equal_nan=True)
-    with pytest.raises(NonFiniteError, match=r"2 times, first in reward \(iteration 5, step 3 of the rollout, environments 1\)") as caught:
+    with pytest.raises(
+        NonFiniteError,
+        match=r"2 times, first in reward \(iteration 5, step 3 of the rollout, environments 1\)",
+    ) as caught:
         guard.stop_if_bad(numbers(guard), 4, True, 5, [])
     assert caught.value.evidence is not None
-    assert (caught.value.evidence["index"], caught.value.evidence["step"], caught.value.evidence["keys"]) == (1, 3, ["reward"])
+    assert (
+        caught.value.evidence["index"],
+        caught.value.evidence["step"],
+        caught.value.evidence["keys"],
+    ) == (1, 3, ["reward"])

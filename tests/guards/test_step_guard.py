@@ -1,4 +1,6 @@
-"""NaN and infinity in losses, gradients and weights: nothing of them is learnt, and what was first is named in the same iteration."""
+"""NaN and infinity in losses, gradients and weights: nothing of them is learnt, and what was first
+is named in the same iteration.
+"""
 
 import json
 from pathlib import Path
@@ -23,13 +25,22 @@ from gpurl.run.settings import make_settings
 from gpurl.run.trainer import Trainer
 from tests.small_runs import ITERATION, SMALL, small_settings, some_demonstrations
 
-ENVS = dict.fromkeys(("dqn", "rainbow", "pqn", "discrete_sac"), "cart_pole") | {"vdn": "two_step_game"}
+ENVS = dict.fromkeys(("dqn", "rainbow", "pqn", "discrete_sac"), "cart_pole") | {
+    "vdn": "two_step_game"
+}
 
 
 def small_trainer(name: str, folder: Path, **changes: Any) -> Trainer:
     """Of an algorithm that learns from its second iteration on at the latest."""
     env = ENVS.get(name, "pendulum")
-    values = small_settings(name) | {"num_envs": 8, "horizon": 4, "device": "cpu", "threads": 1, "total_steps": 10**6, "eval_episodes": 0}
+    values = small_settings(name) | {
+        "num_envs": 8,
+        "horizon": 4,
+        "device": "cpu",
+        "threads": 1,
+        "total_steps": 10**6,
+        "eval_episodes": 0,
+    }
     if name == "bc":
         values["dataset"] = some_demonstrations(folder, make_env(env, 1))
     trainer = make_trainer(make_settings(name, env, **(values | changes)), torch.device("cpu"))
@@ -42,9 +53,19 @@ def small_trainer(name: str, folder: Path, **changes: Any) -> Trainer:
 
 def trained(algorithm: Algorithm) -> dict[str, torch.Tensor]:
     """All that a step moves: weights, targets and moments."""
-    moments = {f"{name}.{key}": value for name, each in algorithm.all_optimizers().items() for key, value in each.state_dict().items()}
-    weights = {name: value for name, value in algorithm.state_dict().items() if "normalizer" not in name}
-    return {key: value.clone() for key, value in (weights | moments).items() if not key.endswith("learning_rate")}
+    moments = {
+        f"{name}.{key}": value
+        for name, each in algorithm.all_optimizers().items()
+        for key, value in each.state_dict().items()
+    }
+    weights = {
+        name: value for name, value in algorithm.state_dict().items() if "normalizer" not in name
+    }
+    return {
+        key: value.clone()
+        for key, value in (weights | moments).items()
+        if not key.endswith("learning_rate")
+    }
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -52,8 +73,12 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("name", algorithm_names())
-def test_a_weight_that_is_not_finite_ends_the_run_at_once_and_is_named(name: str, tmp_path: Path) -> None:
-    """Of every algorithm, and with --nan reset-envs too: nothing can be learnt with such weights."""
+def test_a_weight_that_is_not_finite_ends_the_run_at_once_and_is_named(
+    name: str, tmp_path: Path
+) -> None:
+    """Of every algorithm, and with --nan reset-envs too: nothing can be learnt with such
+    weights.
+    """
     trainer = small_trainer(name, tmp_path, nan="reset-envs")
     key, optimizer = next(iter(trainer.algorithm.all_optimizers().items()))
     weight, parameter = next(iter(optimizer.module.named_parameters()))
@@ -63,20 +88,29 @@ def test_a_weight_that_is_not_finite_ends_the_run_at_once_and_is_named(name: str
     with pytest.raises(DivergedError, match=rf"iteration {iteration}\b") as caught:
         trainer.iterate()
     assert f"{key}.{weight}".removeprefix(".") + " (1 of " in str(caught.value)
-    changed = {at for at, value in trained(trainer.algorithm).items() if not torch.equal(value.nan_to_num(), poisoned[at].nan_to_num())}
+    changed = {
+        at
+        for at, value in trained(trainer.algorithm).items()
+        if not torch.equal(value.nan_to_num(), poisoned[at].nan_to_num())
+    }
     assert not any(bool(trained(trainer.algorithm)[at].isnan().any()) for at in changed)
 
 
-@pytest.mark.parametrize(("name", "bad"), [*((name, torch.nan) for name in algorithm_names()), ("ppo", torch.inf), ("sac", -torch.inf)])
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [*((name, torch.nan) for name in algorithm_names()), ("ppo", torch.inf), ("sac", -torch.inf)],
+)
 def test_a_gradient_that_is_not_finite_moves_nothing_and_is_told_once(
     name: str, bad: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the second step of each optimiser after the start; the run goes on and says so in the same iteration."""
+    """At the second step of each optimiser after the start; the run goes on and says so in the same
+    iteration.
+    """
     trainer = small_trainer(name, tmp_path)
     algorithm, calls = trainer.algorithm, dict[int, int]()
     if isinstance(algorithm, PPO):
         algorithm.host_network = None  # whose steps are in C: the next test
-    real = FlatAdam.step
+    real = FlatAdam.step_along_gradient
 
     def step(self: FlatAdam, *arguments: Any, **named: Any) -> torch.Tensor:
         calls[id(self)] = calls.get(id(self), 0) + 1
@@ -84,15 +118,20 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_told_once(
             list(self.module.parameters())[-1].grad.view(-1)[0] = bad  # type: ignore[union-attr]
         kept = {at: value.clone() for at, value in moved(self).items()}
         norm = real(self, *arguments, **named)
-        assert same(kept, moved(self)) == (calls[id(self)] == 2 or (named.get("wanted") is not None and not named["wanted"]))
+        assert same(kept, moved(self)) == (
+            calls[id(self)] == 2 or (named.get("wanted") is not None and not named["wanted"])
+        )
         return norm
 
-    monkeypatch.setattr(FlatAdam, "step", step)
+    monkeypatch.setattr(FlatAdam, "step_along_gradient", step)
     while min(calls.get(id(each), 0) for each in algorithm.all_optimizers().values()) < 2:
         trainer.iterate()
     (told,) = trainer.warnings
     optimizer = next(iter(algorithm.all_optimizers().values()))
-    assert f"1 optimiser steps were left out, first at minibatch {1 if name == 'a2c' else 2} of " in told
+    assert (
+        f"1 optimiser steps were left out, first at minibatch {1 if name == 'a2c' else 2} of "
+        in told
+    )
     assert told.count(f"iteration {trainer.iteration}") == 1
     assert f"{list(optimizer.parts_of(optimizer.flat))[-1]} (1 of " in told
     trainer.iterate()
@@ -112,16 +151,32 @@ def pay(trainer: Trainer, reward: float) -> None:
     trainer.env.step = step  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("form", [{}, {"squash": True}, {"network": {"memory": "gru"}}, {"precision": "bf16"}], ids=str)
+@pytest.mark.parametrize(
+    "form", [{}, {"squash": True}, {"network": {"memory": "gru"}}, {"precision": "bf16"}], ids=str
+)
 def test_a_loss_that_overflows_moves_no_form_of_ppo(form: dict[str, Any], tmp_path: Path) -> None:
-    """A clip bounds the gradient, which is finite. Nor does the rate of steps that were not taken grow, though the policy stayed near."""
-    trainer = small_trainer("ppo", tmp_path, nan="skip", max_grad_norm=0.5, normalize_value=False, minibatches=2, epochs=4, **form)
+    """A clip bounds the gradient, which is finite. Nor does the rate of steps that were not taken
+    grow, though the policy stayed near.
+    """
+    trainer = small_trainer(
+        "ppo",
+        tmp_path,
+        nan="skip",
+        max_grad_norm=0.5,
+        normalize_value=False,
+        minibatches=2,
+        epochs=4,
+        **form,
+    )
     pay(trainer, 1e22)
     rate = trainer.algorithm.optimizer.learning_rate  # type: ignore[attr-defined]
     before, rate_before = trained(trainer.algorithm), float(rate)
     trainer.iterate()
     (told,) = trainer.warnings
-    assert "8 optimiser steps were left out, first at minibatch 1 of 8 of iteration 3: the loss value_loss is inf" in told
+    assert (
+        "8 optimiser steps were left out, first at minibatch 1 of 8 of iteration 3: the loss "
+        "value_loss is inf" in told
+    )
     assert "the gradient of" not in told
     assert same(before, trained(trainer.algorithm))
     assert float(rate) == rate_before
@@ -129,13 +184,22 @@ def test_a_loss_that_overflows_moves_no_form_of_ppo(form: dict[str, Any], tmp_pa
 
 def moved(optimizer: FlatAdam) -> dict[str, torch.Tensor]:
     """What a step of `optimizer` moves."""
-    parts = optimizer.state_dict() | {"flat": optimizer.flat} | ({} if optimizer.target is None else {"target": optimizer.target})
+    parts = (
+        optimizer.state_dict()
+        | {"flat": optimizer.flat}
+        | ({} if optimizer.target is None else {"target": optimizer.target})
+    )
     return {name: value for name, value in parts.items() if name != "learning_rate"}
 
 
-@pytest.mark.parametrize(("column", "what"), [("returns", "the loss value_loss is "), ("log_prob", "the loss surrogate is ")])
+@pytest.mark.parametrize(
+    ("column", "what"),
+    [("returns", "the loss value_loss is "), ("log_prob", "the loss surrogate is ")],
+)
 def test_a_minibatch_of_ppo_in_c_that_is_not_finite(column: str, what: str, tmp_path: Path) -> None:
-    """Epochs of two minibatches: the row is in one of each, so every second step is left out and no other."""
+    """Epochs of two minibatches: the row is in one of each, so every second step is left out and no
+    other.
+    """
     trainer = small_trainer("ppo", tmp_path, minibatches=2, epochs=4)
     assert trainer.algorithm.host_network.steps is not None  # type: ignore[attr-defined, union-attr]
     real = trainer.algorithm.prepare
@@ -152,7 +216,8 @@ def test_a_minibatch_of_ppo_in_c_that_is_not_finite(column: str, what: str, tmp_
     trainer.iterate()
     (told,) = trainer.warnings
     assert (
-        f"4 optimiser steps were left out, first at minibatch {told.partition('at minibatch ')[2][0]} of 8 of iteration 3: {what}" in told
+        f"4 optimiser steps were left out, first at minibatch "
+        f"{told.partition('at minibatch ')[2][0]} of 8 of iteration 3: {what}" in told
     )
     assert "the gradient of " in told
     after = trained(trainer.algorithm)
@@ -160,24 +225,46 @@ def test_a_minibatch_of_ppo_in_c_that_is_not_finite(column: str, what: str, tmp_
     assert all(bool(value.isfinite().all()) for value in after.values())
 
 
-def test_many_steps_left_out_in_a_row_end_the_run_and_are_dumped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All of an iteration; --nan skip goes on and counts them. The weights are those of the start."""
-    settings: dict[str, Any] = SMALL | {"total_steps": 3 * ITERATION, "value_coef": 1e38, "normalize_value": False, "eval_episodes": 0}
-    with pytest.raises(DivergedError, match="8 optimiser steps in a row were left out, at minibatch 1 of 8 of iteration 1: ") as caught:
+def test_many_steps_left_out_in_a_row_end_the_run_and_are_dumped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of an iteration; --nan skip goes on and counts them. The weights are those of the
+    start.
+    """
+    settings: dict[str, Any] = SMALL | {
+        "total_steps": 3 * ITERATION,
+        "value_coef": 1e38,
+        "normalize_value": False,
+        "eval_episodes": 0,
+    }
+    with pytest.raises(
+        DivergedError,
+        match="8 optimiser steps in a row were left out, at minibatch 1 of 8 of iteration 1: ",
+    ) as caught:
         train("ppo", "pendulum", **settings, run_dir=str(tmp_path / "run"))
-    assert "It left no checkpoint: begin anew with a lower learning_rate. What led there: gpurl doctor " in str(caught.value)
+    assert (
+        "It left no checkpoint: begin anew with a lower learning_rate. What led there: gpurl "
+        "doctor " in str(caught.value)
+    )
     assert latest_checkpoint(tmp_path / "run") is None
     assert main(["doctor", str(caught.value).rpartition("gpurl doctor ")[2]]) == 0
     text = capsys.readouterr().out
-    assert "environment 'pendulum': optimiser step left out at minibatch 1 of 8 of iteration 1, which ended at env step 128; 8 such" in text
+    assert (
+        "environment 'pendulum': optimiser step left out at minibatch 1 of 8 of iteration 1, which "
+        "ended at env step 128; 8 such" in text
+    )
     assert "weights that are not finite: none" in text
     assert "loss value_loss " in text
     assert "critic.weight " in text.partition("parameter ")[2]
     run = train("ppo", "pendulum", **settings, run_dir=str(tmp_path / "skip"), nan="skip")
     assert capsys.readouterr().err.count("8 optimiser steps were left out") == 1
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    assert [record["train/skipped_steps"] for record in records if "train/skipped_steps" in record] == [8, 16, 24]
-    assert all(bool(value.isfinite().all()) for value in load_checkpoint(run.folder)[0]["model"].values())
+    assert [
+        record["train/skipped_steps"] for record in records if "train/skipped_steps" in record
+    ] == [8, 16, 24]
+    assert all(
+        bool(value.isfinite().all()) for value in load_checkpoint(run.folder)[0]["model"].values()
+    )
 
 
 def test_a_diverged_run_is_told_of_checkpoints_that_latest_does_not_name(tmp_path: Path) -> None:
@@ -185,7 +272,11 @@ def test_a_diverged_run_is_told_of_checkpoints_that_latest_does_not_name(tmp_pat
     with Display("", 1, quiet=True) as display:
         assert trainer.save(display) == ""
         (tmp_path / "checkpoints" / "LATEST").unlink()
-        with pytest.raises(DivergedError, match=r"weights\. To go on from the last checkpoint with smaller steps: gpurl train --resume"):
+        with pytest.raises(
+            DivergedError,
+            match=r"weights\. To go on from the last checkpoint with smaller steps: gpurl train "
+            r"--resume",
+        ):
             leave(trainer, display, DivergedError("weights"), None)
 
 
@@ -196,7 +287,9 @@ def test_one_step_of_an_iteration_is_not_many(tmp_path: Path) -> None:
     for number in range(8):
         if number == 7:
             with pytest.raises(
-                DivergedError, match="8 optimiser steps in a row were left out, at minibatch 1 of 1 of iteration 10: the loss c"
+                DivergedError,
+                match="8 optimiser steps in a row were left out, at minibatch 1 of 1 of iteration "
+                "10: the loss c",
             ):
                 trainer.iterate()
         else:
@@ -204,19 +297,29 @@ def test_one_step_of_an_iteration_is_not_many(tmp_path: Path) -> None:
 
 
 def test_a_device_tells_with_the_next_log_entry(tmp_path: Path) -> None:
-    """Nothing is looked at before; what is told then has the iteration and minibatch of the first."""
+    """Nothing is looked at before; what is told then has the iteration and minibatch of the
+    first.
+    """
     trainer = small_trainer("dqn", tmp_path)
     optimizer = trainer.algorithm.all_optimizers()["network"]
     trainer.step_guard.begin(trainer.iteration)
     for iteration in range(3):
         for minibatch in range(4):
             optimizer.gradient[5] = torch.inf if (iteration, minibatch) in ((1, 2), (2, 0)) else 0.1
-            optimizer.step()
+            optimizer.step_along_gradient()
     values = to_host(trainer.step_guard.metrics())
     (told,) = trainer.step_guard.report(values, trainer.iteration + 3, "cart_pole", True)
-    assert f"2 optimiser steps were left out, first at minibatch 3 of 4 of iteration {trainer.iteration + 2}: " in told
+    assert (
+        f"2 optimiser steps were left out, first at minibatch 3 of 4 of iteration "
+        f"{trainer.iteration + 2}: " in told
+    )
     assert to_host(trainer.step_guard.metrics())["left_out of network"] == 0
-    assert trainer.step_guard.report(to_host(trainer.step_guard.metrics()), trainer.iteration + 3, "cart_pole", True) == []
+    assert (
+        trainer.step_guard.report(
+            to_host(trainer.step_guard.metrics()), trainer.iteration + 3, "cart_pole", True
+        )
+        == []
+    )
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
@@ -259,7 +362,9 @@ def test_a_temperature_far_out_comes_back(name: str, log: float, tmp_path: Path)
 
 def test_a_temperature_beyond_its_limits_cannot_be_asked_for(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"initial_temperature must be from 1.1e-07 to 7.4, between which a learned temperature stays, got 8"
+        UsageError,
+        match=r"initial_temperature must be from 1.1e-07 to 7.4, between which a learned "
+        r"temperature stays, got 8",
     ):
         small_trainer("mod_sac", tmp_path, initial_temperature=8.0)
     with pytest.raises(UsageError, match=r"initial_temperature must be from 1.5e-08 to 6.6e"):

@@ -1,9 +1,13 @@
-"""These tests run kernels in Triton's interpreter; tests/test_kernels_interpreted.py starts them with that choice made.
+"""These tests run kernels in Triton's interpreter; tests/test_kernels_interpreted.py starts them
+with that choice made.
 
-Programs of a grid run in random order, never in theirs: the interpreter is serial, so only this shows what depends on order.
-Memory that a launcher allocates starts as NaN, and so does a masked load that names no `other`: on a GPU both hold anything.
+Programs of a grid run in random order, never in theirs: the interpreter is serial, so only this
+shows what depends on order.
+Memory that a launcher allocates starts as NaN, and so does a masked load that names no `other`: on
+a GPU both hold anything.
 
-GPURL_KERNEL_DEVICE=cuda runs the same tests on a GPU instead, compiled, once each: what a test makes without naming a device lies there.
+GPURL_KERNEL_DEVICE=cuda runs the same tests on a GPU instead, compiled, once each: what a test
+makes without naming a device lies there.
 """
 
 import os
@@ -15,21 +19,37 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-INTERPRETED, DEVICE = os.environ.get("TRITON_INTERPRET") == "1", os.environ.get("GPURL_KERNEL_DEVICE")
-FACTORIES = (torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros)
+INTERPRETED, DEVICE = (
+    os.environ.get("TRITON_INTERPRET") == "1",
+    os.environ.get("GPURL_KERNEL_DEVICE"),
+)
+FACTORIES = (
+    torch.arange,
+    torch.empty,
+    torch.eye,
+    torch.full,
+    torch.linspace,
+    torch.ones,
+    torch.tensor,
+    torch.zeros,
+)
 RANDOM_FACTORIES = (torch.rand, torch.randint, torch.randn, torch.randperm)
 
 collect_ignore_glob = [] if INTERPRETED or DEVICE else ["test_*.py"]
 
 
 class OnDevice(TorchFunctionMode):
-    """Tensors made without a device are moved to `device`: made on the CPU first, random ones are the same numbers everywhere."""
+    """Tensors made without a device are moved to `device`: made on the CPU first, random ones are
+    the same numbers everywhere.
+    """
 
     def __init__(self, device: str) -> None:
         super().__init__()
         self.device = device
 
-    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
         options = options or {}
         made = function(*arguments, **options)
         is_new = function in FACTORIES + RANDOM_FACTORIES and options.get("device") is None
@@ -50,7 +70,9 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a kernel does not write stays NaN, what it must not read is NaN."""
     for name in ("empty", "empty_like"):
         real = getattr(torch, name)
-        monkeypatch.setattr(torch, name, lambda *size, real=real, **options: _spoiled(real(*size, **options)))
+        monkeypatch.setattr(
+            torch, name, lambda *size, real=real, **options: _spoiled(real(*size, **options))
+        )
     if not INTERPRETED:
         return
     from triton.runtime import interpreter
@@ -73,7 +95,9 @@ def _spoiled(tensor: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def _program_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the programs of a grid their numbers in another order, backwards where the dice say the same one."""
+    """Give the programs of a grid their numbers in another order, backwards where the dice say the
+    same one.
+    """
     if not INTERPRETED:
         return
     from triton.runtime import interpreter
@@ -90,7 +114,10 @@ def _program_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def renumbered(self: Any, *index: int) -> None:
         grid = self.grid_dim
-        set_idx(self, *(int(i) for i in np.unravel_index(order[np.ravel_multi_index(index, grid)], grid)))
+        set_idx(
+            self,
+            *(int(i) for i in np.unravel_index(order[np.ravel_multi_index(index, grid)], grid)),
+        )
 
     monkeypatch.setattr(builder, "set_grid_dim", shuffle)
     monkeypatch.setattr(builder, "set_grid_idx", renumbered)
@@ -98,7 +125,9 @@ def _program_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _fast_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scan a slice at a time with the same operations: the interpreter's own scan walks element by element, a hundred times slower."""
+    """Scan a slice at a time with the same operations: the interpreter's own scan walks element by
+    element, a hundred times slower.
+    """
     if not INTERPRETED:
         return
     from triton.runtime import interpreter

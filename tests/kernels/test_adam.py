@@ -1,4 +1,6 @@
-"""Flat Adam in Triton against the reference, torch.optim and float64; clip, decay, target update, and a gradient that is not finite."""
+"""Flat Adam in Triton against the reference, torch.optim and float64; clip, decay, target update,
+and a gradient that is not finite.
+"""
 
 from typing import Any
 
@@ -32,12 +34,18 @@ class Flat:
     def __init__(self, size: int) -> None:
         generator = torch.Generator().manual_seed(0)
         self.memory = torch.full((4, size + 2 * GUARD), torch.nan)
-        self.parameters, self.exp_avg, self.exp_avg_sq, self.target = self.memory[:, GUARD : GUARD + size]
+        self.parameters, self.exp_avg, self.exp_avg_sq, self.target = self.memory[
+            :, GUARD : GUARD + size
+        ]
         self.memory[:, GUARD : GUARD + size] = 0.0
         self.parameters.copy_(torch.randn(size, generator=generator))
         self.target.copy_(torch.randn(size, generator=generator))
         self.step = torch.tensor(0)
-        self.left_out = LeftOut(torch.zeros(5, dtype=torch.int64), torch.full((size,), 9.0), torch.full((MOST_LOSSES,), 9.0))
+        self.left_out = LeftOut(
+            torch.zeros(5, dtype=torch.int64),
+            torch.full((size,), 9.0),
+            torch.full((MOST_LOSSES,), 9.0),
+        )
 
     def apply(
         self,
@@ -50,9 +58,18 @@ class Flat:
         **options: Any,
     ) -> Tensor:
         target = self.target if "tau" in options else None
-        state = AdamState(self.parameters, self.exp_avg, self.exp_avg_sq, self.step, target, self.left_out if notes else None)
+        state = AdamState(
+            self.parameters,
+            self.exp_avg,
+            self.exp_avg_sq,
+            self.step,
+            target,
+            self.left_out if notes else None,
+        )
         flag = None if wanted is None else torch.tensor(wanted)
-        return function(state, gradient, torch.tensor(learning_rate), AdamOptions(**options), losses, flag)
+        return function(
+            state, gradient, torch.tensor(learning_rate), AdamOptions(**options), losses, flag
+        )
 
     def assert_guarded(self) -> None:
         assert bool(self.memory[:, :GUARD].isnan().all())
@@ -69,13 +86,21 @@ def gradients(size: int, count: int) -> list[Tensor]:
 @pytest.mark.parametrize(("weight_decay", "decoupled"), [(0.0, False), (0.1, False), (0.1, True)])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_torch_optim_in_float64(function: Any, size: int, weight_decay: float, decoupled: bool, max_grad_norm: float | None) -> None:
+def test_torch_optim_in_float64(
+    function: Any, size: int, weight_decay: float, decoupled: bool, max_grad_norm: float | None
+) -> None:
     flat = Flat(size)
     peer = torch.nn.Parameter(flat.parameters.double())
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
     optimizer = kind([peer], lr=1e-2, betas=(0.8, 0.99), eps=1e-6, weight_decay=weight_decay)
     for gradient in gradients(size, 6):
-        options = {"betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": weight_decay, "decoupled": decoupled, "max_grad_norm": max_grad_norm}
+        options = {
+            "betas": (0.8, 0.99),
+            "eps": 1e-6,
+            "weight_decay": weight_decay,
+            "decoupled": decoupled,
+            "max_grad_norm": max_grad_norm,
+        }
         norm = flat.apply(function, gradient.clone(), **options)
         peer.grad = gradient.double()
         if max_grad_norm is not None:
@@ -83,7 +108,9 @@ def test_torch_optim_in_float64(function: Any, size: int, weight_decay: float, d
         optimizer.step()
         torch.testing.assert_close(norm.double(), gradient.double().norm(), rtol=1e-6, atol=0.0)
         torch.testing.assert_close(flat.parameters.double(), peer.detach(), rtol=3e-6, atol=3e-6)
-        torch.testing.assert_close(flat.exp_avg_sq.double(), optimizer.state[peer]["exp_avg_sq"], rtol=3e-6, atol=1e-12)
+        torch.testing.assert_close(
+            flat.exp_avg_sq.double(), optimizer.state[peer]["exp_avg_sq"], rtol=3e-6, atol=1e-12
+        )
     assert int(flat.step) == 6
     flat.assert_guarded()
 
@@ -93,8 +120,17 @@ def test_by_hand(function: Any) -> None:
     flat = Flat(1)
     flat.parameters.fill_(1.0)
     flat.target.fill_(3.0)
-    norm = flat.apply(function, torch.tensor([4.0]), learning_rate=0.5, betas=(0.5, 0.75), eps=0.0, max_grad_norm=2.0, tau=0.25)
-    # clipped to 2; m = 1, corrected 2; v = 1, corrected 4; step 0.5 * 2 / 2; target 3 + 0.25 (0.5 - 3)
+    norm = flat.apply(
+        function,
+        torch.tensor([4.0]),
+        learning_rate=0.5,
+        betas=(0.5, 0.75),
+        eps=0.0,
+        max_grad_norm=2.0,
+        tau=0.25,
+    )
+    # clipped to 2; m = 1, corrected 2; v = 1, corrected 4; step 0.5 * 2 / 2; target 3 + 0.25 (0.5 -
+    # 3)
     assert float(norm) == 4.0
     assert float(flat.parameters) == pytest.approx(0.5, abs=1e-6)
     assert (float(flat.exp_avg), float(flat.exp_avg_sq)) == pytest.approx((1.0, 1.0), abs=1e-6)
@@ -110,7 +146,9 @@ def test_late_steps_have_exact_bias_corrections(function: Any) -> None:
         flat.apply(function, torch.tensor([1.0, 2.0, -3.0]), learning_rate=1.0, eps=0.0)
         count = start + 1
         wanted = (1 - 0.9) / (1 - 0.9**count) / ((1 - 0.999) / (1 - 0.999**count)) ** 0.5
-        torch.testing.assert_close(flat.parameters, torch.tensor([-1.0, -1.0, 1.0]) * wanted, rtol=1e-6, atol=0.0)
+        torch.testing.assert_close(
+            flat.parameters, torch.tensor([-1.0, -1.0, 1.0]) * wanted, rtol=1e-6, atol=0.0
+        )
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -122,7 +160,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing(function: Any, bad: float
     before = flat.memory.clone()
     gradient = torch.ones(1500)
     gradient[1200] = bad
-    assert not bool(flat.apply(function, gradient, tau=0.1, max_grad_norm=1.0, weight_decay=0.1).isfinite())
+    assert not bool(
+        flat.apply(function, gradient, tau=0.1, max_grad_norm=1.0, weight_decay=0.1).isfinite()
+    )
     assert torch.equal(flat.memory.nan_to_num(), before.nan_to_num())
     assert int(flat.step) == 2
     assert flat.left_out.counts.tolist() == [3, 1, 1, 1, 3]
@@ -133,17 +173,23 @@ def test_a_gradient_that_is_not_finite_changes_nothing(function: Any, bad: float
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_loss_that_is_not_finite_changes_nothing_and_the_first_is_kept(function: Any) -> None:
-    """Of what is left out the first is kept, and how many there were in a row at most; what is not wanted counts as nothing."""
+    """Of what is left out the first is kept, and how many there were in a row at most; what is not
+    wanted counts as nothing.
+    """
     flat = Flat(1100)
     given = {"tau": 0.1, "max_grad_norm": 1.0}
     flat.apply(function, torch.ones(1100), losses=torch.tensor([1.0, 2.0]), **given)
     before = flat.memory.clone()
     first, second = torch.tensor([3.0, torch.inf]), torch.tensor([torch.nan, 4.0])
-    assert not bool(flat.apply(function, torch.full((1100,), 5.0), losses=first, **given).isfinite())
-    assert float(flat.apply(function, torch.full((1100,), 7.0), losses=torch.ones(2), wanted=False, **given)) == pytest.approx(
-        7 * 1100**0.5
+    assert not bool(
+        flat.apply(function, torch.full((1100,), 5.0), losses=first, **given).isfinite()
     )
-    assert not bool(flat.apply(function, torch.full((1100,), torch.nan), wanted=False, **given).isfinite())
+    assert float(
+        flat.apply(function, torch.full((1100,), 7.0), losses=torch.ones(2), wanted=False, **given)
+    ) == pytest.approx(7 * 1100**0.5)
+    assert not bool(
+        flat.apply(function, torch.full((1100,), torch.nan), wanted=False, **given).isfinite()
+    )
     flat.apply(function, torch.full((1100,), 6.0), losses=second, wanted=True, **given)
     assert torch.equal(flat.memory.nan_to_num(), before.nan_to_num())
     assert flat.left_out.counts.tolist() == [3, 2, 2, 2, 2]
@@ -171,7 +217,9 @@ def test_a_gradient_whose_squares_overflow_is_left_out_unless_it_is_clipped(func
 def test_the_largest_norm_is_taken_in() -> None:
     """These float32 numbers have a norm of exactly that in float64."""
     gradient = torch.zeros(70)
-    gradient[:4] = torch.tensor([9.999999843067494e17, 177162351017984.0, 47492128768.0, 14680043.0])
+    gradient[:4] = torch.tensor(
+        [9.999999843067494e17, 177162351017984.0, 47492128768.0, 14680043.0]
+    )
     assert float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) == LARGEST_NORM
     flat = Flat(70)
     flat.apply(adam_step_reference, gradient)
@@ -179,7 +227,9 @@ def test_the_largest_norm_is_taken_in() -> None:
 
 
 @pytest.mark.parametrize(
-    "losses", [torch.zeros(2, dtype=torch.bfloat16), torch.zeros(MOST_LOSSES + 1), torch.zeros(4)[::2]], ids=["bf16", "too many", "strided"]
+    "losses",
+    [torch.zeros(2, dtype=torch.bfloat16), torch.zeros(MOST_LOSSES + 1), torch.zeros(4)[::2]],
+    ids=["bf16", "too many", "strided"],
 )
 def test_losses_that_the_kernels_would_misread_are_refused(losses: Tensor) -> None:
     """Of bf16 a NaN reads as a finite float, and more than MOST_LOSSES have no place."""
@@ -207,7 +257,11 @@ def test_no_target_without_tau() -> None:
 
 def test_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = []
-    monkeypatch.setattr(module, "adam_step_triton", lambda *arguments: launched.append(1) or adam_step_triton(*arguments))
+    monkeypatch.setattr(
+        module,
+        "adam_step_triton",
+        lambda *arguments: launched.append(1) or adam_step_triton(*arguments),
+    )
     for backend in ("torch", "triton"):
         monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
         flat, wanted = Flat(100), Flat(100)

@@ -1,4 +1,6 @@
-"""The fused step of every task that has one against the torch step: same states, same random bits, everything a step returns."""
+"""The fused step of every task that has one against the torch step: same states, same random bits,
+everything a step returns.
+"""
 
 from typing import Any
 
@@ -23,8 +25,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 STEPS, NUM_ENVS = 20, 77
 
 
-def play(name: str, options: dict[str, Any], choice: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Timestep], dict[str, Any]]:
-    """The timesteps of one run and the state at its end; episodes of 9 steps at most, begun at different clocks."""
+def play(
+    name: str, options: dict[str, Any], choice: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Timestep], dict[str, Any]]:
+    """The timesteps of one run and the state at its end; episodes of 9 steps at most, begun at
+    different clocks.
+    """
     monkeypatch.setattr(backend, "choice", choice)
     with no_host_looks():
         env = make_env(name, NUM_ENVS, "cpu", 3, max_episode_steps=9, **options)
@@ -33,7 +39,12 @@ def play(name: str, options: dict[str, Any], choice: str, monkeypatch: pytest.Mo
         env.action_space.seed(0)
         if name == "chasing":  # some are near enough to be captured
             target, _, chaser, _ = env._state["obs"][::3].split(env.dim, 1)
-            target.copy_(chaser + torch.linspace(0.9, 1.02, len(chaser)).unsqueeze(1) * env.capture_radius / env.dim**0.5)
+            target.copy_(
+                chaser
+                + torch.linspace(0.9, 1.02, len(chaser)).unsqueeze(1)
+                * env.capture_radius
+                / env.dim**0.5
+            )
         if name == "cart_pole":
             env._state["motion"][::3, 2] = 0.2
         steps = [env.step(env.action_space.sample()) for _ in range(STEPS)]
@@ -41,8 +52,12 @@ def play(name: str, options: dict[str, Any], choice: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
-def test_one_launch_does_what_the_torch_step_does(name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    (got, state), (wanted, wanted_state) = (play(name, options, choice, monkeypatch) for choice in ("triton", "torch"))
+def test_one_launch_does_what_the_torch_step_does(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (got, state), (wanted, wanted_state) = (
+        play(name, options, choice, monkeypatch) for choice in ("triton", "torch")
+    )
     ends = torch.zeros(2)
     for one, other in zip(got, wanted):
         torch.testing.assert_close(one[:4], other[:4], rtol=2e-5, atol=2e-5)
@@ -58,7 +73,8 @@ def test_every_fused_task_stands_in_the_table() -> None:
     fused = {
         name
         for name in env_names()
-        if issubclass(resolve_env(name)[0], TorchEnv) and resolve_env(name)[0].triton_task is not TorchEnv.triton_task
+        if issubclass(resolve_env(name)[0], TorchEnv)
+        and resolve_env(name)[0].triton_task is not TorchEnv.triton_task
     }
     assert fused == {name for name, _ in CASES}
 

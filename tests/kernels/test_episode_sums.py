@@ -10,9 +10,14 @@ from gpurl.kernels.episode_sums import add_episodes, add_episodes_reference, add
 @pytest.mark.parametrize("num_envs", [1, 77, 2048, 5000])
 def test_one_launch_adds_what_the_reference_adds(num_envs: int) -> None:
     generator = torch.Generator().manual_seed(num_envs)
-    episode_return, length = torch.randn(num_envs, generator=generator), torch.randint(1, 1000, (num_envs,), generator=generator)
+    episode_return, length = (
+        torch.randn(num_envs, generator=generator),
+        torch.randint(1, 1000, (num_envs,), generator=generator),
+    )
     ended = torch.rand(num_envs, generator=generator) < 0.6
-    episode_return[::7] = torch.tensor([torch.nan, torch.inf, -torch.inf]).repeat(num_envs)[: len(episode_return[::7])]
+    episode_return[::7] = torch.tensor([torch.nan, torch.inf, -torch.inf]).repeat(num_envs)[
+        : len(episode_return[::7])
+    ]
     sums = [torch.tensor([1.0, 2.0, 3.0]) for _ in range(2)]
     for _ in range(2):
         add_episodes_triton(sums[0], ended, episode_return, length)

@@ -1,4 +1,6 @@
-"""Running moments and normalising in Triton against the reference, float64 over all rows at once, and hand numbers."""
+"""Running moments and normalising in Triton against the reference, float64 over all rows at once,
+and hand numbers.
+"""
 
 from typing import Any
 
@@ -20,13 +22,19 @@ UPDATES = [update_moments_reference, update_moments_triton]
 
 
 def fresh(columns: int) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.zeros(columns, dtype=torch.float64), torch.ones(columns, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    return (
+        torch.zeros(columns, dtype=torch.float64),
+        torch.ones(columns, dtype=torch.float64),
+        torch.zeros((), dtype=torch.float64),
+    )
 
 
 @pytest.mark.parametrize("share", [None, 0.7])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (300, 7), (513, 70)])
 @pytest.mark.parametrize("update", UPDATES)
-def test_batches_merge_into_the_moments_of_all_rows(update: Any, rows: int, columns: int, share: float | None) -> None:
+def test_batches_merge_into_the_moments_of_all_rows(
+    update: Any, rows: int, columns: int, share: float | None
+) -> None:
     generator = torch.Generator().manual_seed(0)
     mean, variance, count = fresh(columns)
     kept = []
@@ -76,10 +84,15 @@ def test_a_mean_far_from_zero_keeps_the_variance(update: Any) -> None:
 @pytest.mark.parametrize("function", [normalize_reference, normalize_triton])
 def test_normalize_in_float64(function: Any, shape: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(2)
-    x, mean = torch.randn(shape, generator=generator) * 4.0, torch.randn(shape[-1], generator=generator)
+    x, mean = (
+        torch.randn(shape, generator=generator) * 4.0,
+        torch.randn(shape[-1], generator=generator),
+    )
     inv_std = torch.rand(shape[-1], generator=generator) + 0.5
     wanted = ((x.double() - mean.double()) * inv_std.double()).clamp(-3.0, 3.0)
-    torch.testing.assert_close(function(x, mean, inv_std, 3.0).double(), wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        function(x, mean, inv_std, 3.0).double(), wanted, rtol=1e-6, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("function", [normalize_reference, normalize_triton])
@@ -93,7 +106,11 @@ def test_normalize_keeps_nan_and_clips_infinity(function: Any) -> None:
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("function", [update_moments_reference, update_moments_triton])
 def test_a_column_that_is_not_finite_keeps_its_moments(function: Any, bad: float) -> None:
-    mean, variance, count = torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, 4.0]).double(), torch.tensor(5.0).double()
+    mean, variance, count = (
+        torch.tensor([1.0, 2.0]).double(),
+        torch.tensor([3.0, 4.0]).double(),
+        torch.tensor(5.0).double(),
+    )
     x = torch.full((700, 2), 1.0)
     x[650, 1] = bad
     function(mean, variance, count, x, None)
@@ -109,7 +126,11 @@ def test_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = []
     for name in ("update_moments_triton", "normalize_triton"):
         real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *arrays, real=real, name=name: launched.append(name) or real(*arrays))
+        monkeypatch.setattr(
+            module,
+            name,
+            lambda *arrays, real=real, name=name: launched.append(name) or real(*arrays),
+        )
     x = torch.arange(12.0).reshape(4, 3)
     results = []
     for backend in ("torch", "triton"):

@@ -1,4 +1,6 @@
-"""Permutation and gather in Triton against the reference, bit for bit: walks, masks, offsets beyond 2**31, what must not be written."""
+"""Permutation and gather in Triton against the reference, bit for bit: walks, masks, offsets beyond
+2**31, what must not be written.
+"""
 
 from pathlib import Path
 
@@ -47,12 +49,18 @@ def test_permutations_are_bit_equal(size: int) -> None:
 def test_every_block_gives_the_same(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BLOCK", block)
     for size in (37, 64):  # 37 = 6 x 7 - 5: some walk
-        assert torch.equal(permutation_triton(*stream(8), 2, size), permutation_reference(*stream(8), 2, size))
+        assert torch.equal(
+            permutation_triton(*stream(8), 2, size), permutation_reference(*stream(8), 2, size)
+        )
 
 
 def test_long_walks_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_network", lambda size: (13, 17, 5))  # 11 of 221: nearly all are outside
-    assert torch.equal(permutation_triton(*stream(1), 0, 11), permutation_reference(*stream(1), 0, 11))
+    monkeypatch.setattr(
+        module, "_network", lambda size: (13, 17, 5)
+    )  # 11 of 221: nearly all are outside
+    assert torch.equal(
+        permutation_triton(*stream(1), 0, 11), permutation_reference(*stream(1), 0, 11)
+    )
 
 
 @pytest.mark.parametrize("width", [1, 3, 8, 16, 21, 96, 130])
@@ -69,13 +77,19 @@ def test_rows_are_gathered(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("size", [1, 2, 64, 1000])
 def test_rows_of_every_size(size: int) -> None:
     packed = torch.randn(size, 5)
-    assert torch.equal(gather_rows_triton(packed, *stream(6), 0, 0, size), packed[permutation_reference(*stream(6), 0, size)])
+    assert torch.equal(
+        gather_rows_triton(packed, *stream(6), 0, 0, size),
+        packed[permutation_reference(*stream(6), 0, size)],
+    )
 
 
 def test_rows_wider_than_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WIDEST_TILE", 32)
     packed = torch.randn(40, 75)
-    assert torch.equal(gather_rows_triton(packed, *stream(6), 0, 3, 30), packed[permutation_reference(*stream(6), 0, 40)[3:33]])
+    assert torch.equal(
+        gather_rows_triton(packed, *stream(6), 0, 3, 30),
+        packed[permutation_reference(*stream(6), 0, 40)[3:33]],
+    )
 
 
 def test_nothing_is_read_or_written_outside() -> None:
@@ -86,12 +100,28 @@ def test_nothing_is_read_or_written_outside() -> None:
     a, b, rounds = module._network(21)
     memory = torch.full((30, 7), torch.nan)
     gather_rows_kernel[(2,)](
-        around[10:31], key, gamma, step, memory, 0, 2, 13, SIZE=21, WIDTH=7, A=a, B=b, ROUNDS=rounds, BLOCK_ROWS=16, BLOCK_WIDTH=8
+        around[10:31],
+        key,
+        gamma,
+        step,
+        memory,
+        0,
+        2,
+        13,
+        SIZE=21,
+        WIDTH=7,
+        A=a,
+        B=b,
+        ROUNDS=rounds,
+        BLOCK_ROWS=16,
+        BLOCK_WIDTH=8,
     )
     assert torch.equal(memory[:13], around[10:31][order[2:15]])
     assert bool(memory[13:].isnan().all())
     numbers = torch.full((40,), -1)
-    permutation_kernel[(2,)](key, gamma, step, numbers, 0, SIZE=21, A=a, B=b, ROUNDS=rounds, BLOCK=16)
+    permutation_kernel[(2,)](
+        key, gamma, step, numbers, 0, SIZE=21, A=a, B=b, ROUNDS=rounds, BLOCK=16
+    )
     assert torch.equal(numbers[:21], order)
     assert bool((numbers[21:] == -1).all())
 
@@ -100,7 +130,9 @@ def test_offsets_beyond_two_to_the_31(tmp_path: Path) -> None:
     size, width = 8300, 1 << 18
     with (tmp_path / "packed").open("wb") as file:
         file.truncate(size * width * 4)  # a file of holes: only the row written takes memory
-    packed = torch.from_file(str(tmp_path / "packed"), shared=True, size=size * width).view(size, width)
+    packed = torch.from_file(str(tmp_path / "packed"), shared=True, size=size * width).view(
+        size, width
+    )
     start = int((permutation_reference(*stream(0), 0, size) == size - 1).nonzero())
     packed[-1] = torch.arange(width)
     assert torch.equal(gather_rows_triton(packed, *stream(0), 0, start, 1)[0], packed[-1])
@@ -119,7 +151,9 @@ def test_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
     packed, launched = torch.randn(30, 6), []
     for name in ("permutation_triton", "gather_rows_triton"):
         real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *arguments, real=real: launched.append(1) or real(*arguments))
+        monkeypatch.setattr(
+            module, name, lambda *arguments, real=real: launched.append(1) or real(*arguments)
+        )
     for backend in ("torch", "triton"):
         monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
         order = permutation(*stream(2), 0, 30)

@@ -1,4 +1,6 @@
-"""Drawing by priority and setting priorities in Triton against the reference: blocks, bounds, what must not be drawn or written."""
+"""Drawing by priority and setting priorities in Triton against the reference: blocks, bounds, what
+must not be drawn or written.
+"""
 
 import math
 from pathlib import Path
@@ -52,8 +54,13 @@ def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def assert_same(priority: Tensor, step: int, offset: int, batch_size: int) -> None:
-    """Draws may differ from the reference's only where they are within rounding of a boundary, and there by neighbours."""
-    got, wanted = (draw(priority, stream(step), offset, batch_size) for draw in (prioritized_draw_triton, prioritized_draw_reference))
+    """Draws may differ from the reference's only where they are within rounding of a boundary, and
+    there by neighbours.
+    """
+    got, wanted = (
+        draw(priority, stream(step), offset, batch_size)
+        for draw in (prioritized_draw_triton, prioritized_draw_reference)
+    )
     assert (got[0].dtype, got[1].dtype) == (torch.int64, torch.float32)
     if not torch.equal(got[0], wanted[0]):
         running = priority.double().cumsum(0)
@@ -85,7 +92,15 @@ def test_the_prefix_takes_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_by_hand() -> None:
     priority = torch.zeros(50)
     priority[torch.tensor([1, 17, 18, 40])] = torch.tensor([3.0, 1.0, 2.0, 2.0])
-    for uniform, entry in ((0.0, 1), (0.374, 1), (0.375, 17), (0.499, 17), (0.5, 18), (0.75, 40), (BELOW_ONE, 40)):
+    for uniform, entry in (
+        (0.0, 1),
+        (0.374, 1),
+        (0.375, 17),
+        (0.499, 17),
+        (0.5, 18),
+        (0.75, 40),
+        (BELOW_ONE, 40),
+    ):
         index, probability = prioritized_draw_triton(priority, aimed_here(uniform), 0, 1)
         assert index.tolist() == [entry]
         assert probability.tolist() == [float(priority[entry]) / 8.0]
@@ -95,7 +110,9 @@ def test_by_hand() -> None:
 def test_the_number_may_be_the_total() -> None:
     priority = torch.zeros(70)
     priority[5:-20] = 0.1
-    assert int(prioritized_draw_triton(priority, aimed_here(BELOW_ONE, number=27), 20, 8)[0][7]) == 49
+    assert (
+        int(prioritized_draw_triton(priority, aimed_here(BELOW_ONE, number=27), 20, 8)[0][7]) == 49
+    )
 
 
 @pytest.mark.usefixtures("_blocks")
@@ -131,16 +148,35 @@ def test_nothing_to_draw() -> None:
 
 
 def test_a_block_that_only_rounding_found_gives_way() -> None:
-    """A parallel sum may rise by a rounding where a block adds nothing: then it is an entry of the last block with a share."""
+    """A parallel sum may rise by a rounding where a block adds nothing: then it is an entry of the
+    last block with a share.
+    """
     priority = torch.zeros(64)
     priority[16:32], priority[34] = 1.0, 16.0
-    sums, last = torch.tensor([0.0, 16.0, 16.0, 0.0], dtype=torch.float64), torch.tensor([2], dtype=torch.int32)
-    prefix = torch.tensor([4.0, 20.0, 28.0, 32.0], dtype=torch.float64)  # as if the first and the last block had 4
+    sums, last = (
+        torch.tensor([0.0, 16.0, 16.0, 0.0], dtype=torch.float64),
+        torch.tensor([2], dtype=torch.int32),
+    )
+    prefix = torch.tensor(
+        [4.0, 20.0, 28.0, 32.0], dtype=torch.float64
+    )  # as if the first and the last block had 4
     scales = torch.tensor([32.0, 1 / 32], dtype=torch.float64)
     for uniform in (0.05, 0.95):
         index, probability = torch.empty(1, dtype=torch.int64), torch.empty(1)
         draw_kernel[(1,)](
-            priority, sums, prefix, scales, last, *aimed_here(uniform), index, probability, 64, 4, 0, SEARCH_STEPS=3, BLOCK=16
+            priority,
+            sums,
+            prefix,
+            scales,
+            last,
+            *aimed_here(uniform),
+            index,
+            probability,
+            64,
+            4,
+            0,
+            SEARCH_STEPS=3,
+            BLOCK=16,
         )
         assert index.tolist() == [34]
         assert probability.tolist() == [0.5]
@@ -153,7 +189,12 @@ def test_nothing_is_read_or_written_outside() -> None:
     assert torch.equal(index, prioritized_draw_reference(around[10:50].clone(), stream(), 0, 60)[0])
     assert float(probability.max()) <= 1.0
     prioritized_update_triton(around[10:50], torch.tensor([0, 39]), torch.tensor([7.0, 8.0]))
-    assert around[[9, 10, 49, 50]].tolist() == [float(torch.tensor(1e30)), 7.0, 8.0, float(torch.tensor(1e30))]
+    assert around[[9, 10, 49, 50]].tolist() == [
+        float(torch.tensor(1e30)),
+        7.0,
+        8.0,
+        float(torch.tensor(1e30)),
+    ]
 
 
 def test_the_step_is_read_when_the_kernel_runs() -> None:
@@ -192,14 +233,28 @@ def test_offsets_beyond_two_to_the_31(tmp_path: Path) -> None:
     raise_priorities_kernel[(1,)](priority.view(torch.int32), index, value, 3, BLOCK=16)
     assert priority[-5:].tolist() == [0.0, 0.0, 1.0, 0.0, 3.0]
     num_blocks = size // block + 1
-    sums, scales = torch.zeros(num_blocks, dtype=torch.float64), torch.tensor([0.5, 0.25], dtype=torch.float64)
+    sums, scales = (
+        torch.zeros(num_blocks, dtype=torch.float64),
+        torch.tensor([0.5, 0.25], dtype=torch.float64),
+    )
     sums[-1] = 4.0
     last = torch.tensor([num_blocks - 1], dtype=torch.int32)
     drawn, probability = torch.empty(8, dtype=torch.int64), torch.empty(8)
     draw_kernel[(8,)](
-        priority, sums, sums, scales, last, *stream(), drawn, probability, size, num_blocks, 0,
-        SEARCH_STEPS=num_blocks.bit_length(), BLOCK=block,
-    )  # fmt: skip
+        priority,
+        sums,
+        sums,
+        scales,
+        last,
+        *stream(),
+        drawn,
+        probability,
+        size,
+        num_blocks,
+        0,
+        SEARCH_STEPS=num_blocks.bit_length(),
+        BLOCK=block,
+    )
     assert drawn.tolist() == [size - 3] * 2 + [size - 1] * 6
     assert probability.tolist() == [0.25] * 2 + [0.75] * 6
 
@@ -208,7 +263,9 @@ def test_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
     priority, launched = skewed(100), []
     for name in ("prioritized_draw_triton", "prioritized_update_triton"):
         real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *arguments, real=real: launched.append(1) or real(*arguments))
+        monkeypatch.setattr(
+            module, name, lambda *arguments, real=real: launched.append(1) or real(*arguments)
+        )
     for backend in ("torch", "triton"):
         monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
         index, probability = prioritized_draw(priority, stream(), 0, 30)

@@ -1,4 +1,6 @@
-"""The Triton random numbers against the torch reference: uniforms bit for bit, normals to rounding."""
+"""The Triton random numbers against the torch reference: uniforms bit for bit, normals to
+rounding.
+"""
 
 import os
 
@@ -16,14 +18,17 @@ from gpurl.kernels.random import (
 )
 
 pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available(), reason="needs TRITON_INTERPRET=1 or a GPU"
+    os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available(),
+    reason="needs TRITON_INTERPRET=1 or a GPU",
 )
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 SHAPES = [(1, 1), (1, 2), (3, 5), (7, 1), (64, 16), (129, 33), (1025, 3)]
 STEPS = [0, 1, 2**31 + 5, 2**40 + 3]
 
 
-def inputs(num_streams: int, step: int, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def inputs(
+    num_streams: int, step: int, seed: int = 3
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return (*stream_constants(seed, num_streams, DEVICE), torch.tensor(step, device=DEVICE))
 
 
@@ -31,7 +36,9 @@ def inputs(num_streams: int, step: int, seed: int = 3) -> tuple[torch.Tensor, to
 def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the kernel does not write stays NaN."""
     real = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *size, **options: real(*size, **options).fill_(float("nan")))
+    monkeypatch.setattr(
+        torch, "empty", lambda *size, **options: real(*size, **options).fill_(float("nan"))
+    )
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -49,7 +56,9 @@ def test_normals_agree_to_rounding(num_streams: int, count: int, step: int) -> N
     key, gamma, now = inputs(num_streams, step)
     for offset in (0, 7, 65_000):
         got = random_normal_triton(key, gamma, now, offset, count)
-        torch.testing.assert_close(got, random_normal_reference(key, gamma, now, offset, count), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            got, random_normal_reference(key, gamma, now, offset, count), rtol=1e-6, atol=1e-6
+        )
 
 
 def test_nothing_is_written_beyond_an_odd_last_number() -> None:

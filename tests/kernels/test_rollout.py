@@ -1,4 +1,6 @@
-"""Rollouts by one kernel against the loop of the trainer, in torch: same random bits, same actions, all that is stored."""
+"""Rollouts by one kernel against the loop of the trainer, in torch: same random bits, same actions,
+all that is stored.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -19,23 +21,40 @@ NUM_ENVS, HORIZON = 41, 7
 
 
 def make_trainer(env: str, options: dict[str, Any], **changes: Any) -> Trainer:
-    shape = {"num_envs": NUM_ENVS, "horizon": HORIZON, "minibatches": 1, "total_steps": 10_000, "network": {"hidden": [16, 32]}}
+    shape = {
+        "num_envs": NUM_ENVS,
+        "horizon": HORIZON,
+        "minibatches": 1,
+        "total_steps": 10_000,
+        "network": {"hidden": [16, 32]},
+    }
     settings = make_settings("ppo", env, **{**shape, **changes}, env_options=options)
     made = make_env(env, NUM_ENVS, "cpu", 0, max_episode_steps=9, **options)
     torch.manual_seed(1)
-    model = make_algorithm("ppo", settings.algorithm_config, made.single_observation_space, made.single_action_space, NUM_ENVS, seed=2)
+    model = make_algorithm(
+        "ppo",
+        settings.algorithm_config,
+        made.single_observation_space,
+        made.single_action_space,
+        NUM_ENVS,
+        seed=2,
+    )
     for parameter in model.parameters():
         parameter.data.add_(0.3 * torch.randn_like(parameter))  # weights as training leaves them
     return Trainer(settings, model, made, None, Path("unused"))
 
 
-def played(env: str, options: dict[str, Any], rollout: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> dict[str, Any]:
+def played(
+    env: str, options: dict[str, Any], rollout: str, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> dict[str, Any]:
     """Two rollouts, and what is left behind."""
     monkeypatch.setattr(backend, "choice", "triton" if rollout == "persistent" else "torch")
     with no_host_looks():
         trainer = make_trainer(env, options, rollout=rollout, **changes)
         if trainer.algorithm.normalizer is not None:
-            trainer.algorithm.normalizer.update(torch.randn(50, *trainer.env.single_observation_space.shape) * 3 + 1)
+            trainer.algorithm.normalizer.update(
+                torch.randn(50, *trainer.env.single_observation_space.shape) * 3 + 1
+            )
             trainer.algorithm.value_normalizer.update(torch.randn(50, 1) * 4 + 2)
         trainer.start()
         assert (trainer.persistent is not None) == (rollout == "persistent")
@@ -52,7 +71,11 @@ def played(env: str, options: dict[str, Any], rollout: str, monkeypatch: pytest.
 
 CASES = [
     ("chasing", {}, {}),
-    ("chasing", {"dim": 1, "discrete": True}, {"network": {"hidden": [16], "activation": "relu", "shared": True}}),
+    (
+        "chasing",
+        {"dim": 1, "discrete": True},
+        {"network": {"hidden": [16], "activation": "relu", "shared": True}},
+    ),
     ("cart_pole", {}, {"network": {"hidden": [16, 16, 16], "activation": "elu"}}),
     ("cart_pole", {"velocities": False}, {"normalize_obs": False, "normalize_value": False}),
     ("pendulum", {}, {"initial_std": 3.0, "num_envs": NUM_ENVS}),
@@ -63,27 +86,39 @@ CASES = [
 def test_one_launch_plays_what_the_loop_plays(
     env: str, options: dict[str, Any], changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    got, wanted = (played(env, options, rollout, monkeypatch, **changes) for rollout in ("persistent", "steps"))
+    got, wanted = (
+        played(env, options, rollout, monkeypatch, **changes) for rollout in ("persistent", "steps")
+    )
     for number, (one, other) in enumerate(zip(got["rollouts"], wanted["rollouts"])):
         used = other["truncated"].clone()
         used[-1] = True
         other["final_value"] = torch.where(used, other["final_value"], 0.0)
         for name, column in one.items():
             torch.testing.assert_close(
-                column, other[name], rtol=1e-4, atol=1e-4, msg=lambda text, name=name, n=number: f"{n} {name}: {text}"
+                column,
+                other[name],
+                rtol=1e-4,
+                atol=1e-4,
+                msg=lambda text, name=name, n=number: f"{n} {name}: {text}",
             )
-    got["random"], wanted["random"] = (run["algorithm"]["training"]["action_random"] for run in (got, wanted))
+    got["random"], wanted["random"] = (
+        run["algorithm"]["training"]["action_random"] for run in (got, wanted)
+    )
     for name in ("env", "obs", "statistics", "random"):
         torch.testing.assert_close(got[name], wanted[name], rtol=1e-4, atol=1e-4)
     assert float(wanted["statistics"]["sums"][0]) > 20
 
 
 def test_values_that_are_not_numbers_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy that diverged gives NaN, which the guard then sees; nothing turns it into a number."""
+    """A policy that diverged gives NaN, which the guard then sees; nothing turns it into a
+    number.
+    """
     monkeypatch.setattr(backend, "choice", "triton")
     with no_host_looks():
         for activation in ("tanh", "elu", "relu"):
-            trainer = make_trainer("pendulum", {}, network={"hidden": [16, 16], "activation": activation})
+            trainer = make_trainer(
+                "pendulum", {}, network={"hidden": [16, 16], "activation": activation}
+            )
             trainer.start()
             trainer.algorithm.network.towers.biases[0].data[:, :, 3] = torch.nan
             trainer.collect()
@@ -108,7 +143,10 @@ def test_shapes_it_cannot_play_are_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert told(sizes=(256, 64)).endswith("not of 256")
     assert told(num_outputs=65) == "it takes 64 observations or outputs, not 65"
     assert told(in_triton._replace(obs_width=66)) == "it takes 64 observations or outputs, not 66"
-    assert told(in_triton._replace(states=(torch.zeros(4, 25),))) == "it takes environments of 24 numbers, not of 25"
+    assert (
+        told(in_triton._replace(states=(torch.zeros(4, 25),)))
+        == "it takes environments of 24 numbers, not of 25"
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,11 +158,15 @@ def test_shapes_it_cannot_play_are_told(monkeypatch: pytest.MonkeyPatch) -> None
         ("pendulum", {"network": {"hidden": [24]}}, "not of 24"),
     ],
 )
-def test_where_there_is_none_a_line_says_why(env: str, changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_none_a_line_says_why(
+    env: str, changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backend, "choice", "triton")
     with no_host_looks():
         for rollout in ("persistent", "auto"):
             trainer = make_trainer(env, {}, rollout=rollout, **changes)
             trainer.start()
             assert trainer.persistent is None
-            assert [reason in note for note in trainer.notes] == ([True] if rollout == "persistent" else [])
+            assert [reason in note for note in trainer.notes] == (
+                [True] if rollout == "persistent" else []
+            )

@@ -1,4 +1,6 @@
-"""Actions drawn in one launch against `gpurl.nn.distributions`: the same bits, hence the same actions."""
+"""Actions drawn in one launch against `gpurl.nn.distributions`: the same bits, hence the same
+actions.
+"""
 
 import numpy as np
 import pytest
@@ -12,7 +14,13 @@ from gpurl.nn.distributions import Categorical, Gaussian, TanhGaussian
 
 def boxes() -> list[Box]:
     wide = np.array([1.0, 2.0, np.inf], np.float32)
-    return [Box(-1.0, 1.0, (2,)), Box(-3.0, 5.0, (2, 2)), Box(-wide, wide), Box(-2.0, 2.0, ()), Box(-np.inf, np.inf, (5,))]
+    return [
+        Box(-1.0, 1.0, (2,)),
+        Box(-3.0, 5.0, (2, 2)),
+        Box(-wide, wide),
+        Box(-2.0, 2.0, ()),
+        Box(-np.inf, np.inf, (5,)),
+    ]
 
 
 @pytest.mark.parametrize("space", boxes(), ids=str)

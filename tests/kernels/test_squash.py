@@ -1,4 +1,6 @@
-"""Squashed draws and their way back in Triton: against float64, within their memory, with what is not finite, and as SAC calls them."""
+"""Squashed draws and their way back in Triton: against float64, within their memory, with what is
+not finite, and as SAC calls them.
+"""
 
 from typing import Any
 
@@ -6,7 +8,12 @@ import pytest
 import torch
 
 from gpurl.kernels import squash as module
-from gpurl.kernels.squash import squashed_backward, squashed_backward_triton, squashed_sample, squashed_sample_triton
+from gpurl.kernels.squash import (
+    squashed_backward,
+    squashed_backward_triton,
+    squashed_sample,
+    squashed_sample_triton,
+)
 from tests import squash_laws
 from tests.squash_laws import GuardedMemory, inputs
 
@@ -14,7 +21,9 @@ SIZES = pytest.mark.parametrize(("rows", "actions"), squash_laws.SIZES)
 
 
 @SIZES
-def test_both_agree_with_float64_and_write_only_where_they_must(rows: int, actions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_agree_with_float64_and_write_only_where_they_must(
+    rows: int, actions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory = GuardedMemory()
     monkeypatch.setattr(torch, "empty", memory)
     squash_laws.draws_are_those_of_float64(squashed_sample_triton, rows, actions)
@@ -38,7 +47,9 @@ def test_every_tile_draws_the_same(tile: tuple[int, int], monkeypatch: pytest.Mo
     gradient = squashed_backward_triton(wanted, noise, torch.tensor(0.1))
     monkeypatch.setattr(module, "_tile", lambda num_actions: tile)
     got = squashed_sample_triton(output, noise)
-    torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)  # the order of a sum is the tile's
+    torch.testing.assert_close(
+        got, wanted, rtol=1e-6, atol=1e-6
+    )  # the order of a sum is the tile's
     assert torch.equal(squashed_backward_triton(wanted, noise, torch.tensor(0.1)), gradient)
 
 
@@ -62,5 +73,7 @@ def test_dispatch_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
         assert launched == (names if backend == "triton" else [])
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
     drawn = squashed_sample(output.double(), noise.double())
-    assert squashed_backward(drawn, noise.double(), torch.tensor(0.3).double()).dtype == torch.float64
+    assert (
+        squashed_backward(drawn, noise.double(), torch.tensor(0.3).double()).dtype == torch.float64
+    )
     assert launched == names

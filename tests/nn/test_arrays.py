@@ -10,7 +10,9 @@ import torch
 from gpurl.nn.arrays import add_at, as_tensor, clip, log_softmax, namespace, of_kind, pick, softplus
 from gpurl.nn.normalizer import Normalizer, ValueNormalizer
 
-ROWS = np.float32([[0.0, 1.0, -2.0], [1000.0, 0.0, -1000.0], [-90.0, -91.0, -89.0], [3.0, 3.0, 3.0]])
+ROWS = np.float32(
+    [[0.0, 1.0, -2.0], [1000.0, 0.0, -1000.0], [-90.0, -91.0, -89.0], [3.0, 3.0, 3.0]]
+)
 INDEX, VALUES = np.array([2, 0, 1, 1]), np.float32([1.0, -2.0, 3.0, -4.0])
 
 
@@ -43,7 +45,9 @@ FUNCTIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_tensor_and_an_array_give_the_same(name: str) -> None:
     array = FUNCTIONS[name](ROWS.copy(), INDEX, VALUES)
-    tensor = FUNCTIONS[name](torch.from_numpy(ROWS.copy()), torch.from_numpy(INDEX), torch.from_numpy(VALUES))
+    tensor = FUNCTIONS[name](
+        torch.from_numpy(ROWS.copy()), torch.from_numpy(INDEX), torch.from_numpy(VALUES)
+    )
     assert isinstance(array, np.ndarray)
     assert array.dtype == np.float32
     assert bool(np.isfinite(array).all())

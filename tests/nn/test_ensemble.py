@@ -33,15 +33,21 @@ def make(config: dict[str, Any], members: int = MEMBERS) -> Stack:
     return network
 
 
-def dense(x: Tensor, weight: Tensor, bias: Tensor, activation: str, norm: tuple[Tensor, Tensor] | None) -> Tensor:
+def dense(
+    x: Tensor, weight: Tensor, bias: Tensor, activation: str, norm: tuple[Tensor, Tensor] | None
+) -> Tensor:
     z = functional.linear(x, weight, bias)
     if norm is not None:
         z = functional.layer_norm(z, z.shape[-1:], *norm)
-    return {"none": lambda y: y, "relu": torch.relu, "tanh": torch.tanh, "elu": functional.elu}[activation](z)
+    return {"none": lambda y: y, "relu": torch.relu, "tanh": torch.tanh, "elu": functional.elu}[
+        activation
+    ](z)
 
 
 def member_output(config: dict[str, Any], parameters: list[Tensor], x: Tensor) -> Tensor:
-    """The network of one member as a plain formula; parameters in the order in which the module lists them."""
+    """The network of one member as a plain formula; parameters in the order in which the module
+    lists them.
+    """
     left = iter(parameters)
 
     def layer(x: Tensor, activation: str = "none", has_norm: bool = False) -> Tensor:
@@ -74,15 +80,22 @@ def member_output(config: dict[str, Any], parameters: list[Tensor], x: Tensor) -
 @pytest.mark.parametrize("config", BODIES, ids=str)
 def test_members_are_separate_networks(config: dict[str, Any], shared_input: bool) -> None:
     network, tape = make(config), Tape()
-    x = torch.randn(*(() if shared_input else (MEMBERS,)), ROWS, INPUTS, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(
+        *(() if shared_input else (MEMBERS,)), ROWS, INPUTS, dtype=torch.float64, requires_grad=True
+    )
     weight = torch.randn(MEMBERS, ROWS, OUTPUTS, dtype=torch.float64)
     with torch.inference_mode():
         output = network.forward(x.detach(), tape)
         of_input = network.backward(weight.clone(), tape)
     assert not tape
     for member in range(MEMBERS):
-        copies = [parameter[member].detach().clone().requires_grad_() for parameter in network.parameters()]
-        of_member = x.detach()[member].requires_grad_() if not shared_input else x.detach().requires_grad_()
+        copies = [
+            parameter[member].detach().clone().requires_grad_()
+            for parameter in network.parameters()
+        ]
+        of_member = (
+            x.detach()[member].requires_grad_() if not shared_input else x.detach().requires_grad_()
+        )
         wanted = member_output(config, copies, of_member)
         torch.testing.assert_close(output[member], wanted, rtol=1e-12, atol=1e-12)
         slopes = torch.autograd.grad((wanted * weight[member]).sum(), [*copies, of_member])
@@ -95,14 +108,25 @@ def test_members_are_separate_networks(config: dict[str, Any], shared_input: boo
 @pytest.mark.parametrize("config", BODIES, ids=str)
 def test_what_is_not_needed_is_not_computed(config: dict[str, Any]) -> None:
     network, tape = make(config), Tape()
-    x, weight = torch.randn(ROWS, INPUTS, dtype=torch.float64), torch.randn(MEMBERS, ROWS, OUTPUTS, dtype=torch.float64)
+    x, weight = (
+        torch.randn(ROWS, INPUTS, dtype=torch.float64),
+        torch.randn(MEMBERS, ROWS, OUTPUTS, dtype=torch.float64),
+    )
     with torch.inference_mode():
         network.forward(x, tape)
         of_input = network.backward(weight.clone(), tape, needs_weights=False)
-        assert all(bool(parameter.grad.isnan().all()) for parameter in network.parameters() if parameter.grad is not None)
+        assert all(
+            bool(parameter.grad.isnan().all())
+            for parameter in network.parameters()
+            if parameter.grad is not None
+        )
         network.forward(x, tape)
         network.backward(weight.clone(), tape, needs_input=False)
-        kept = [parameter.grad.clone() for parameter in network.parameters() if parameter.grad is not None]
+        kept = [
+            parameter.grad.clone()
+            for parameter in network.parameters()
+            if parameter.grad is not None
+        ]
         network.forward(x, tape)
         torch.testing.assert_close(network.backward(weight.clone(), tape), of_input, rtol=0, atol=0)
     for parameter, gradient in zip(network.parameters(), kept):
@@ -128,7 +152,16 @@ def test_every_member_starts_on_its_own_and_as_torch_starts_a_layer() -> None:
     network = make_network(4, 100, 10, BodyConfig(hidden=(300,)))
     first = next(iter(network.parameters())).detach()
     for one, other in itertools.combinations(range(4), 2):
-        assert abs(float(torch.corrcoef(torch.stack((first[one].flatten(), first[other].flatten())))[0, 1])) < 0.02
+        assert (
+            abs(
+                float(
+                    torch.corrcoef(torch.stack((first[one].flatten(), first[other].flatten())))[
+                        0, 1
+                    ]
+                )
+            )
+            < 0.02
+        )
     usual = nn.Linear(100, 300)
     assert float(first.std()) == pytest.approx(float(usual.weight.detach().std()), rel=0.02)
     assert float(first.abs().max()) <= 0.1
@@ -146,7 +179,13 @@ def test_bfloat16_products_keep_parameters_and_gradients_float32() -> None:
         with torch.inference_mode():
             outputs.append(network.forward(x, tape))
             network.backward(torch.ones(2, 50, OUTPUTS), tape)
-        gradients.append([parameter.grad.clone() for parameter in network.parameters() if parameter.grad is not None])
+        gradients.append(
+            [
+                parameter.grad.clone()
+                for parameter in network.parameters()
+                if parameter.grad is not None
+            ]
+        )
     assert outputs[1].dtype == torch.float32
     assert 1e-5 < float((outputs[0] - outputs[1]).abs().max()) < 0.05
     for exact, rounded in zip(*gradients):

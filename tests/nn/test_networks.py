@@ -30,11 +30,15 @@ def linear_of(weight: Tensor, bias: Tensor) -> nn.Linear:
     return linear
 
 
-@pytest.mark.parametrize("rows", [11, 3000])  # few rows go through one batched multiplication, many through one each
+@pytest.mark.parametrize(
+    "rows", [11, 3000]
+)  # few rows go through one batched multiplication, many through one each
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("hidden", [(7, 6), (40,), ()])
-def test_actor_critic_and_its_gradients_equal_torch_nn(hidden: tuple[int, ...], activation: str, shared: bool, rows: int) -> None:
+def test_actor_critic_and_its_gradients_equal_torch_nn(
+    hidden: tuple[int, ...], activation: str, shared: bool, rows: int
+) -> None:
     if shared and not hidden:
         pytest.skip("nothing to share")
     torch.manual_seed(0)
@@ -42,7 +46,10 @@ def test_actor_critic_and_its_gradients_equal_torch_nn(hidden: tuple[int, ...], 
     for parameter in network.parameters():
         parameter.data.normal_(0.0, 0.5)
     with_gradients(network)
-    peers = [as_sequential(network, 0, network.actor, activation), as_sequential(network, -1, network.critic, activation)]
+    peers = [
+        as_sequential(network, 0, network.actor, activation),
+        as_sequential(network, -1, network.critic, activation),
+    ]
     x, of_output, of_value = torch.randn(rows, 5), torch.randn(rows, 3), torch.randn(rows)
     with torch.no_grad():
         output, value, outputs = network(x)
@@ -56,8 +63,12 @@ def test_actor_critic_and_its_gradients_equal_torch_nn(hidden: tuple[int, ...], 
         found = [[peer[2 * layer].weight.grad, peer[2 * layer].bias.grad] for peer in peers]
         pairs = [[sum(both) for both in zip(*found)]] if shared else found
         for tower, (weight, bias) in enumerate(pairs):
-            torch.testing.assert_close(network.towers.weights[layer].grad[tower].double(), weight, **close)
-            torch.testing.assert_close(network.towers.biases[layer].grad[tower, 0].double(), bias, **close)
+            torch.testing.assert_close(
+                network.towers.weights[layer].grad[tower].double(), weight, **close
+            )
+            torch.testing.assert_close(
+                network.towers.biases[layer].grad[tower, 0].double(), bias, **close
+            )
     for head, peer in zip((network.actor, network.critic), peers):
         torch.testing.assert_close(head.weight.grad.double(), peer[-1].weight.grad, **close)
         torch.testing.assert_close(head.bias.grad.double(), peer[-1].bias.grad, **close)
@@ -65,9 +76,13 @@ def test_actor_critic_and_its_gradients_equal_torch_nn(hidden: tuple[int, ...], 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_gradient_reaches_what_comes_before(shared: bool) -> None:
-    """With a memory `backward` gives the gradient of its input, and the memory's own are autograd's."""
+    """With a memory `backward` gives the gradient of its input, and the memory's own are
+    autograd's.
+    """
     torch.manual_seed(0)
-    network = ActorCritic(NetworkConfig(hidden=(6,), memory="gru", memory_size=4, shared=shared), 3, 2)
+    network = ActorCritic(
+        NetworkConfig(hidden=(6,), memory="gru", memory_size=4, shared=shared), 3, 2
+    )
     with_gradients(network)
     x, h, start = torch.randn(5, 7, 3), torch.randn(7, 4), torch.rand(5, 7) < 0.3
     of_output, of_value = torch.randn(35, 2), torch.randn(35)
@@ -77,7 +92,10 @@ def test_the_gradient_reaches_what_comes_before(shared: bool) -> None:
         _, _, outputs = network(inputs)
         gradient = network.backward(of_output, of_value, outputs)
     network.memory.backward(sequence, gradient.view_as(sequence))
-    peers = [as_sequential(network, 0, network.actor, "tanh"), as_sequential(network, -1, network.critic, "tanh")]
+    peers = [
+        as_sequential(network, 0, network.actor, "tanh"),
+        as_sequential(network, -1, network.critic, "tanh"),
+    ]
     again = network.memory.unroll(x, h, start)
     flat = again.flatten(0, 1).double()
     loss = (peers[0](flat) * of_output).sum() + (peers[1](flat).squeeze(1) * of_value).sum()
@@ -102,8 +120,14 @@ def test_gru_equals_torch_gru() -> None:
     gru, peer = Gru(3, 5), nn.GRU(3, 5)
     for layer in (gru.input, gru.recurrent):
         layer.bias.data.normal_()
-    peer.weight_ih_l0.data, peer.bias_ih_l0.data = gru.input.weight.detach().clone(), gru.input.bias.detach().clone()
-    peer.weight_hh_l0.data, peer.bias_hh_l0.data = gru.recurrent.weight.detach().clone(), gru.recurrent.bias.detach().clone()
+    peer.weight_ih_l0.data, peer.bias_ih_l0.data = (
+        gru.input.weight.detach().clone(),
+        gru.input.bias.detach().clone(),
+    )
+    peer.weight_hh_l0.data, peer.bias_hh_l0.data = (
+        gru.recurrent.weight.detach().clone(),
+        gru.recurrent.bias.detach().clone(),
+    )
     x, h = torch.randn(9, 4, 3), torch.randn(4, 5)
     never = torch.zeros(9, 4, dtype=torch.bool)
     torch.testing.assert_close(gru.unroll(x, h, never), peer(x, h.unsqueeze(0))[0])
@@ -117,9 +141,13 @@ def test_gru_unroll_empties_the_memory_at_episode_starts() -> None:
     unrolled = gru.unroll(x, h, start)
     fresh = gru.unroll(x[3:, 1:], torch.zeros(1, 5), torch.zeros(3, 1, dtype=torch.bool))
     torch.testing.assert_close(unrolled[3:, 1:], fresh)
-    assert (unrolled[3, 0] - gru(x[3], torch.zeros(2, 5))[0]).abs().max() > 1e-3  # the other environment kept its memory
+    assert (
+        unrolled[3, 0] - gru(x[3], torch.zeros(2, 5))[0]
+    ).abs().max() > 1e-3  # the other environment kept its memory
 
 
 def test_unknown_activation_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match=r"^activation is 'gelu'; it must be one of tanh, elu, relu"):
+    with pytest.raises(
+        UsageError, match=r"^activation is 'gelu'; it must be one of tanh, elu, relu"
+    ):
         NetworkConfig(activation="gelu")

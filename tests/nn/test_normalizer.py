@@ -1,4 +1,6 @@
-"""Running statistics as they are applied, by hand; any split of any rows is in test_properties_kernels.py."""
+"""Running statistics as they are applied, by hand; any split of any rows is in
+test_properties_kernels.py.
+"""
 
 import numpy as np
 import torch

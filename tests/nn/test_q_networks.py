@@ -1,4 +1,6 @@
-"""Networks of action values: backward passes against finite plain formulas under autograd, in float64, and what each form means."""
+"""Networks of action values: backward passes against finite plain formulas under autograd, in
+float64, and what each form means.
+"""
 
 from typing import Any
 
@@ -9,7 +11,14 @@ from torch import Tensor
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.ensemble import Dense, Stack, Tape, set_dtype
-from gpurl.nn.q_networks import ActionEmbedding, Dueling, Fan, NoisyDense, QNetworkConfig, make_q_network
+from gpurl.nn.q_networks import (
+    ActionEmbedding,
+    Dueling,
+    Fan,
+    NoisyDense,
+    QNetworkConfig,
+    make_q_network,
+)
 
 ROWS, INPUTS, ACTIONS, ATOMS = 6, 4, 3, 2
 SHAPES: list[dict[str, Any]] = [
@@ -39,19 +48,31 @@ def plain(step: Any, x: Tensor, noise: CounterRandom | None) -> Tensor:
         outputs = []
         for member in range(step.embedding.shape[0]):
             features = x if x.dim() == 2 else x[member if x.shape[0] > 1 else 0]
-            each = [torch.cat((features, step.embedding[member, a].expand(ROWS, -1)), 1) for a in range(ACTIONS)]
-            stacked = torch.stack([torch.cat([row[i : i + 1] for row in each]) for i in range(ROWS)]).flatten(0, 1)
+            each = [
+                torch.cat((features, step.embedding[member, a].expand(ROWS, -1)), 1)
+                for a in range(ACTIONS)
+            ]
+            stacked = torch.stack(
+                [torch.cat([row[i : i + 1] for row in each]) for i in range(ROWS)]
+            ).flatten(0, 1)
             outputs.append(stacked)
         return plain(step.head, torch.stack(outputs), noise).reshape(len(outputs), ROWS, -1)
     if isinstance(step, Dense):
-        z = torch.einsum("ebi,eoi->ebo", x.expand(step.weight.shape[0], *x.shape[-2:]), step.weight) + step.bias
+        z = (
+            torch.einsum("ebi,eoi->ebo", x.expand(step.weight.shape[0], *x.shape[-2:]), step.weight)
+            + step.bias
+        )
         if isinstance(step, NoisyDense) and noise is not None:
             drawn = noise.normal((step.weight.shape[2] + step.weight.shape[1],)).double()
             factor = drawn.sign() * drawn.abs().sqrt()
             e_in, e_out = factor[:, : step.weight.shape[2]], factor[:, step.weight.shape[2] :]
             # the explicit form: a weight matrix of each row
             weight = torch.einsum("eoi,bo,bi->eboi", step.noise_weight, e_out, e_in)
-            z = z + torch.einsum("eboi,ebi->ebo", weight, x.expand(z.shape[0], *x.shape[-2:])) + step.noise_bias * e_out
+            z = (
+                z
+                + torch.einsum("eboi,ebi->ebo", weight, x.expand(z.shape[0], *x.shape[-2:]))
+                + step.noise_bias * e_out
+            )
         if step.norm is not None:
             z = torch.nn.functional.layer_norm(z, z.shape[-1:]) * step.norm.gain + step.norm.shift
         return torch.relu(z) if step.activation == "relu" else z
@@ -86,7 +107,9 @@ def test_backward_is_the_gradient(shape: dict[str, Any], with_noise: bool) -> No
     slopes = torch.autograd.grad((wanted * of_output).sum(), [*parameters, x], allow_unused=True)
     torch.testing.assert_close(by_input, slopes[-1], rtol=1e-9, atol=1e-10)
     for parameter, slope in zip(parameters, slopes):
-        wanted_slope = torch.zeros_like(parameter) if slope is None else slope  # the noise's own, without noise
+        wanted_slope = (
+            torch.zeros_like(parameter) if slope is None else slope
+        )  # the noise's own, without noise
         torch.testing.assert_close(parameter.grad, wanted_slope, rtol=1e-9, atol=1e-10)
 
 
@@ -105,7 +128,10 @@ def test_noise_is_new_each_draw_different_in_each_row_and_absent_without() -> No
 
 def test_a_noisy_layer_computes_in_bfloat16_too() -> None:
     torch.manual_seed(0)
-    network, x = make_q_network(1, INPUTS, ACTIONS, 1, QNetworkConfig(hidden=(16,), noisy=True)), torch.randn(50, INPUTS)
+    network, x = (
+        make_q_network(1, INPUTS, ACTIONS, 1, QNetworkConfig(hidden=(16,), noisy=True)),
+        torch.randn(50, INPUTS),
+    )
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
     results = []
@@ -115,23 +141,42 @@ def test_a_noisy_layer_computes_in_bfloat16_too() -> None:
         with torch.inference_mode():
             output = network.forward(x, tape, CounterRandom(0, 50))
             network.backward(torch.ones(1, 50, ACTIONS), tape)
-        results.append([output, *(parameter.grad.clone() for parameter in network.parameters() if parameter.grad is not None)])
+        results.append(
+            [
+                output,
+                *(
+                    parameter.grad.clone()
+                    for parameter in network.parameters()
+                    if parameter.grad is not None
+                ),
+            ]
+        )
     for exact, rounded in zip(*results):
         assert rounded.dtype == torch.float32
         torch.testing.assert_close(exact, rounded, rtol=0.1, atol=0.05 * float(exact.abs().max()))
     assert float((results[0][0] - results[1][0]).abs().max()) > 1e-4
 
 
-def test_the_noise_starts_as_a_share_of_the_inputs_root_and_the_last_layer_has_no_activation() -> None:
+def test_the_noise_starts_as_a_share_of_the_inputs_root_and_the_last_layer_has_no_activation() -> (
+    None
+):
     """Fortunato et al. 2018, section 3.2."""
-    network = make_q_network(2, INPUTS, ACTIONS, 1, QNetworkConfig(hidden=(16, 9), noisy=True, noise_scale=0.3, dueling=True))
+    network = make_q_network(
+        2,
+        INPUTS,
+        ACTIONS,
+        1,
+        QNetworkConfig(hidden=(16, 9), noisy=True, noise_scale=0.3, dueling=True),
+    )
     layers = [layer for layer in network.modules() if isinstance(layer, Dense)]
     assert [type(layer) for layer in layers] == [Dense] + [NoisyDense] * 4
     assert [layer.activation for layer in layers] == ["relu", "relu", "none", "relu", "none"]
     for layer in layers:
         if isinstance(layer, NoisyDense):
             for noise in (layer.noise_weight, layer.noise_bias):
-                torch.testing.assert_close(noise.detach(), torch.full_like(noise, 0.3 / layer.weight.shape[2] ** 0.5))
+                torch.testing.assert_close(
+                    noise.detach(), torch.full_like(noise, 0.3 / layer.weight.shape[2] ** 0.5)
+                )
 
 
 def test_a_head_learns_by_itself_and_the_trunk_from_all() -> None:

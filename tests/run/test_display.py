@@ -1,4 +1,6 @@
-"""What a training shows: nothing when quiet, whole lines in a file, a table in a terminal, and no error when nobody reads."""
+"""What a training shows: nothing when quiet, whole lines in a file, a table in a terminal, and no
+error when nobody reads.
+"""
 
 import io
 import os
@@ -24,8 +26,10 @@ VALUES = {
     "train/learning_rate": 3e-4,
 }
 LINE = (
-    "ppo on chasing | 524k/1.05M steps, 50.0 %, ETA 0:00:05 | env-steps/s 100k | collect / update 25 % / 75 % | "
-    "episode return 3.25 | episode length 200 | eval return 2.5 | value loss 0.125 | learning rate 0.0003\n"
+    "ppo on chasing | 524k/1.05M steps, 50.0 %, ETA 0:00:05 | env-steps/s 100k | collect / update "
+    "25 % / 75 % | "
+    "episode return 3.25 | episode length 200 | eval return 2.5 | value loss 0.125 | learning rate "
+    "0.0003\n"
 )
 
 
@@ -36,11 +40,27 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("value", "text"), [
-    (0, "0"), (1.23456, "1.23"), (-12.5, "-12.5"), (100, "100"), (999.4, "999"), (999.6, "1.00k"), (1000, "1.00k"), (12345, "12.3k"),
-    (123456, "123k"), (999_499, "999k"), (999_600, "1.00M"), (1_234_567, "1.23M"), (-2.5e6, "-2.50M"), (2.5e9, "2.50G"), (1e-5, "1e-05"),
-    (float("nan"), "nan"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (1.23456, "1.23"),
+        (-12.5, "-12.5"),
+        (100, "100"),
+        (999.4, "999"),
+        (999.6, "1.00k"),
+        (1000, "1.00k"),
+        (12345, "12.3k"),
+        (123456, "123k"),
+        (999_499, "999k"),
+        (999_600, "1.00M"),
+        (1_234_567, "1.23M"),
+        (-2.5e6, "-2.50M"),
+        (2.5e9, "2.50G"),
+        (1e-5, "1e-05"),
+        (float("nan"), "nan"),
+    ],
+)
 def test_engineering_has_three_digits_and_a_prefix(value: float, text: str) -> None:
     assert engineering(value) == text
 
@@ -59,7 +79,9 @@ def test_without_a_terminal_there_are_whole_lines(capsys: pytest.CaptureFixture[
     assert capsys.readouterr() == (LINE + "a note\n", "")
 
 
-def test_lines_come_at_intervals_and_the_last_one_always(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_come_at_intervals_and_the_last_one_always(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 100.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     with Display("t", 1000) as display:
@@ -70,15 +92,22 @@ def test_lines_come_at_intervals_and_the_last_one_always(capsys: pytest.CaptureF
     assert steps == ["1/1.00k", "6/1.00k", "11/1.00k", "12/1.00k"]
 
 
-def test_values_not_given_keep_their_last_number(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_not_given_keep_their_last_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "SECONDS_PER_LINE", 0.0)
     with Display("t", None) as display:
         display.update(1, {"eval/mean_reward": 4.5})
         display.update(2, {"train/approx_kl": 0.25})
-    assert capsys.readouterr().out.splitlines() == ["t | 1 steps | eval return 4.5", "t | 2 steps | eval return 4.5 | KL 0.25"]
+    assert capsys.readouterr().out.splitlines() == [
+        "t | 1 steps | eval return 4.5",
+        "t | 2 steps | eval return 4.5 | KL 0.25",
+    ]
 
 
-@pytest.mark.parametrize(("fps", "eta"), [(0.0, "-"), (float("nan"), "-"), (float("inf"), "-"), (0.1, "2:46:40")])
+@pytest.mark.parametrize(
+    ("fps", "eta"), [(0.0, "-"), (float("nan"), "-"), (float("inf"), "-"), (0.1, "2:46:40")]
+)
 def test_time_left(capsys: pytest.CaptureFixture[str], fps: float, eta: str) -> None:
     with Display("t", 1100) as display:
         display.update(100, {"time/fps": fps})
@@ -143,7 +172,9 @@ def test_an_error_in_training_gives_the_terminal_back(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("name", ["dumb", "unknown", None])
-def test_a_terminal_that_cannot_draw_gets_lines(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
+def test_a_terminal_that_cannot_draw_gets_lines(
+    monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
     monkeypatch.delenv("TERM", raising=False)
     if name is not None:
         monkeypatch.setenv("TERM", name)
@@ -173,7 +204,15 @@ def test_a_closed_pipe_ends_nothing(live: bool) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     code = TRAINING.format(live=live)
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "trained on\n")
 
@@ -181,5 +220,13 @@ def test_a_closed_pipe_ends_nothing(live: bool) -> None:
 def test_a_letter_the_stream_cannot_encode_ends_nothing() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     code = TRAINING.format(live=False)
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert (done.returncode, done.stderr) == (0, "trained on\n")

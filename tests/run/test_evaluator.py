@@ -1,4 +1,6 @@
-"""The evaluator: whose episodes count, and a memory that ends with its episode in every autoreset mode."""
+"""The evaluator: whose episodes count, and a memory that ends with its episode in every autoreset
+mode.
+"""
 
 import math
 
@@ -14,7 +16,9 @@ from tests.tiny_envs import AlternatingEnv
 
 
 def test_a_memory_is_empty_at_every_episodes_first_step() -> None:
-    """Where the environment resets at the next step, the step between two episodes belongs to neither."""
+    """Where the environment resets at the next step, the step between two episodes belongs to
+    neither.
+    """
     seen: list[Tensor] = []
     env = make_env("gymnasium_cpu:CartPole-v1", 4, vectorization="vector")
     starts: list[Tensor] = []
@@ -41,7 +45,9 @@ def test_a_memory_is_empty_at_every_episodes_first_step() -> None:
 
 
 def env_steps_since_start(starts: list[Tensor]) -> list[Tensor]:
-    """[N] real steps taken in the present episode before each step; -1 at the step that only resets."""
+    """[N] real steps taken in the present episode before each step; -1 at the step that only
+    resets.
+    """
     counts, now = [], torch.zeros(4, dtype=torch.int64)
     for number, start in enumerate(starts):
         begins = start & (starts[number - 1] if number else torch.ones_like(start))
@@ -55,9 +61,15 @@ class Faulty(AlternatingEnv):
 
     faulty = 0
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         next_state, reward, ended = super().transition(state, action, rng)
-        return next_state, torch.where(torch.arange(self.num_envs) < self.faulty, torch.nan, reward), ended
+        return (
+            next_state,
+            torch.where(torch.arange(self.num_envs) < self.faulty, torch.nan, reward),
+            ended,
+        )
 
 
 def test_episodes_without_a_finite_return_are_counted_apart() -> None:

@@ -1,4 +1,6 @@
-"""What interrupts a run, wherever it is: a signal or a kill, in an evaluation, in worker processes, in somebody's sweep of runs."""
+"""What interrupts a run, wherever it is: a signal or a kill, in an evaluation, in worker processes,
+in somebody's sweep of runs.
+"""
 
 import json
 import math
@@ -42,7 +44,11 @@ def train_forever(folder: Path) -> "subprocess.Popen[str]":
     ]
     process = start(["train", "ppo", "pendulum", *flags])
     deadline = time.monotonic() + 60
-    while latest_checkpoint(folder / "checkpoints") is None and time.monotonic() < deadline and process.poll() is None:
+    while (
+        latest_checkpoint(folder / "checkpoints") is None
+        and time.monotonic() < deadline
+        and process.poll() is None
+    ):
         time.sleep(0.05)
     return process
 
@@ -54,19 +60,25 @@ def test_a_signal_saves_and_exits_with_its_code(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=30)
     assert time.monotonic() - began < SECONDS_TO_END
     assert process.returncode == 143
-    assert errors.startswith("stopping: the iteration ends and is saved first; another signal ends at once\n")
+    assert errors.startswith(
+        "stopping: the iteration ends and is saved first; another signal ends at once\n"
+    )
     saved = load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"]
     resumed = resume(tmp_path / "run", total_steps=saved + 2 * ITERATION)
     assert resumed.outcome.steps == saved + 2 * ITERATION
 
 
-def test_a_second_run_is_refused_and_kill_9_loses_one_interval_at_most(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_run_is_refused_and_kill_9_loses_one_interval_at_most(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     process = train_forever(tmp_path / "run")
     try:
         began = time.monotonic()
         assert main(["train", "--resume", str(tmp_path / "run")]) == 5
         assert time.monotonic() - began < 1.0
-        assert f"{tmp_path / 'run'} is in use by process {process.pid} on " in capsys.readouterr().err
+        assert (
+            f"{tmp_path / 'run'} is in use by process {process.pid} on " in capsys.readouterr().err
+        )
         assert main(["train", "ppo", "pendulum", "device=cpu", f"run_dir={tmp_path / 'run'}"]) == 2
         time.sleep(0.7)
         assert process.poll() is None
@@ -75,7 +87,9 @@ def test_a_second_run_is_refused_and_kill_9_loses_one_interval_at_most(tmp_path:
         process.communicate()
     saved = load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"]
     assert saved >= 3 * ITERATION
-    assert resume(tmp_path / "run", total_steps=saved + ITERATION).outcome.steps == saved + ITERATION
+    assert (
+        resume(tmp_path / "run", total_steps=saved + ITERATION).outcome.steps == saved + ITERATION
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,15 +101,39 @@ def test_a_second_run_is_refused_and_kill_9_loses_one_interval_at_most(tmp_path:
         (signal.SIGTERM, 143, 0, "one"),
     ],
 )
-def test_a_signal_with_workers_saves_and_exits_with_its_code(tmp_path: Path, number: int, code: int, episodes: int, to: str) -> None:
-    """A terminal's Ctrl-C and a scheduler's SIGTERM go to the whole process group, others to the trainer alone; no worker is left."""
+def test_a_signal_with_workers_saves_and_exits_with_its_code(
+    tmp_path: Path, number: int, code: int, episodes: int, to: str
+) -> None:
+    """A terminal's Ctrl-C and a scheduler's SIGTERM go to the whole process group, others to the
+    trainer alone; no worker is left.
+    """
     folder = tmp_path / "run"
-    flags = ["num_envs=2", "horizon=64", "total_steps=1e9", f"eval_episodes={episodes}", "save_every=1000000s", "device=cpu"]
+    flags = [
+        "num_envs=2",
+        "horizon=64",
+        "total_steps=1e9",
+        f"eval_episodes={episodes}",
+        "save_every=1000000s",
+        "device=cpu",
+    ]
     flags.append(f"run_dir={folder}")
-    words = ["train", "ppo", "gymnasium_cpu:CartPole-v1", "--env.vectorization", "async", "--log-every", "0", *flags]
+    words = [
+        "train",
+        "ppo",
+        "gymnasium_cpu:CartPole-v1",
+        "--env.vectorization",
+        "async",
+        "--log-every",
+        "0",
+        *flags,
+    ]
     process = start(words, start_new_session=True)
     deadline = time.monotonic() + 60
-    while steps_logged(folder) < 3 * ITERATION and time.monotonic() < deadline and process.poll() is None:
+    while (
+        steps_logged(folder) < 3 * ITERATION
+        and time.monotonic() < deadline
+        and process.poll() is None
+    ):
         time.sleep(0.05)
     assert latest_checkpoint(folder) is None
     (os.killpg if to == "group" else os.kill)(process.pid, number)
@@ -120,8 +158,12 @@ def members_of(group: int) -> list[str]:
 
 
 @pytest.mark.parametrize("end", ["two signals", "kill"])
-def test_workers_that_hang_hold_no_end_up_and_die_with_their_trainer(tmp_path: Path, end: str) -> None:
-    """The first signal waits for the iteration, which never ends; the second, or a kill, does not."""
+def test_workers_that_hang_hold_no_end_up_and_die_with_their_trainer(
+    tmp_path: Path, end: str
+) -> None:
+    """The first signal waits for the iteration, which never ends; the second, or a kill, does
+    not.
+    """
     folder = tmp_path / "run"
     flags = [
         "num_envs=3",
@@ -133,7 +175,9 @@ def test_workers_that_hang_hold_no_end_up_and_die_with_their_trainer(tmp_path: P
         "log_every=0",
         f"run_dir={folder}",
     ]
-    process = start(["train", "ppo", "tests.run.test_interruptions:HangingTour", *flags], start_new_session=True)
+    process = start(
+        ["train", "ppo", "tests.run.test_interruptions:HangingTour", *flags], start_new_session=True
+    )
     deadline = time.monotonic() + 60
     while steps_logged(folder) < 12 and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
@@ -174,7 +218,9 @@ class Hanging(Tour):
 
 def steps_logged(folder: Path) -> int:
     file = folder / "metrics.jsonl"
-    lines = file.read_text().splitlines()[:-1] if file.is_file() else []  # the last one may be half written
+    lines = (
+        file.read_text().splitlines()[:-1] if file.is_file() else []
+    )  # the last one may be half written
     return max((int(json.loads(line)["step"]) for line in lines), default=0)
 
 
@@ -191,7 +237,11 @@ def test_a_signal_ends_what_called_train_too(tmp_path: Path, number: int) -> Non
     try:
         timer.start()
         with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Terminated):
-            train("ppo", "pendulum", **{**SMALL, "run_dir": str(tmp_path / "run"), "total_steps": 10**9})
+            train(
+                "ppo",
+                "pendulum",
+                **{**SMALL, "run_dir": str(tmp_path / "run"), "total_steps": 10**9},
+            )
     finally:
         timer.cancel()
         signal.signal(signal.SIGTERM, before)
@@ -206,13 +256,17 @@ def test_an_evaluation_ends_as_soon_as_it_is_told_to() -> None:
         return len(asked) == 4
 
     with pytest.raises(Stopped):
-        evaluate(lambda obs, carry: (torch.zeros(4, 2), carry), Endless(4), 4, should_stop=should_stop)
+        evaluate(
+            lambda obs, carry: (torch.zeros(4, 2), carry), Endless(4), 4, should_stop=should_stop
+        )
     assert len(asked) == 4
 
 
 @pytest.mark.parametrize("total", [1, 10**6])
 def test_a_signal_in_an_evaluation_ends_the_run(tmp_path: Path, total: int) -> None:
-    """Its episodes never end, so only the signal can: in the evaluations between updates, and in the last one."""
+    """Its episodes never end, so only the signal can: in the evaluations between updates, and in
+    the last one.
+    """
     timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
     began = time.monotonic()
     try:
@@ -225,19 +279,31 @@ def test_a_signal_in_an_evaluation_ends_the_run(tmp_path: Path, total: int) -> N
     assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] >= ITERATION
 
 
-def test_an_error_in_the_last_evaluation_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = {"eval/mean_reward": math.nan, "eval/std_reward": math.nan, "eval/episodes": 0.0, "eval/non_finite_episodes": 4.0}
+def test_an_error_in_the_last_evaluation_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = {
+        "eval/mean_reward": math.nan,
+        "eval/std_reward": math.nan,
+        "eval/episodes": 0.0,
+        "eval/non_finite_episodes": 4.0,
+    }
     monkeypatch.setattr("gpurl.api.evaluate", lambda *_, **__: nothing)  # the scripted policy's
     assert small_run(tmp_path / "chasing", 1, env="chasing").baseline == {}
     monkeypatch.setattr("gpurl.run.trainer.evaluate", lambda *_, **__: nothing)
-    with pytest.raises(NonFiniteError, match=r"4 evaluation episodes of environment 'pendulum' gave NaN .*--nan reset-envs"):
+    with pytest.raises(
+        NonFiniteError,
+        match=r"4 evaluation episodes of environment 'pendulum' gave NaN .*--nan reset-envs",
+    ):
         small_run(tmp_path / "run", 2, eval_every=10**9)
     assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 2 * ITERATION
     skipping = small_run(tmp_path / "skip", 2, eval_every=ITERATION, nan="reset-envs")
     assert (skipping.outcome.steps, skipping.outcome.evaluation) == (2 * ITERATION, {})
 
 
-def test_a_policy_that_diverged_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_diverged_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stop_if_bad, count = FiniteGuard.stop_if_bad, iter(range(100))
 
     def diverging(guard: FiniteGuard, *args: Any) -> None:
@@ -246,7 +312,11 @@ def test_a_policy_that_diverged_is_not_saved(tmp_path: Path, monkeypatch: pytest
         stop_if_bad(guard, *args)
 
     monkeypatch.setattr(FiniteGuard, "stop_if_bad", diverging)
-    with pytest.raises(DivergedError, match=r"gave NaN\. To go on from the last checkpoint .*: gpurl train --resume RUN --learning-rate"):
+    with pytest.raises(
+        DivergedError,
+        match=r"gave NaN\. To go on from the last checkpoint .*: gpurl train --resume RUN "
+        r"--learning-rate",
+    ):
         small_run(tmp_path / "run", 5, save_every="1i", eval_episodes=0)
     assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 2 * ITERATION
     assert resume(tmp_path / "run", learning_rate=1e-5).outcome.steps == 5 * ITERATION
@@ -262,7 +332,9 @@ def test_playing_a_checkpoint_leaves_it_as_it_is(tmp_path: Path) -> None:
     assert evaluate_run(checkpoint, episodes=2, device="cpu")["eval/episodes"] == 2
 
 
-def test_an_evaluation_makes_no_more_environments_than_the_run_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_makes_no_more_environments_than_the_run_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = small_run(tmp_path / "run", 1, env="tests.tiny_envs:RandomWalk", num_envs=4)
     made: list[int] = []
     init = RandomWalk.__init__

@@ -1,4 +1,6 @@
-"""Whole training processes that SIGKILL ends at any moment, in a resume too: each run goes on and ends as if nothing had happened."""
+"""Whole training processes that SIGKILL ends at any moment, in a resume too: each run goes on and
+ends as if nothing had happened.
+"""
 
 import json
 import os
@@ -20,8 +22,31 @@ IN_A_ROW = 4  # on each run
 NUM_ENVS, HORIZON, MORE = 4, 8, 3
 ITERATION = NUM_ENVS * HORIZON
 WORDS = [
-    *("train", "ppo", "tests.tiny_envs:RandomWalk", "--num-envs", str(NUM_ENVS), "--horizon", str(HORIZON), "--minibatches", "1"),
-    *("--network.hidden", "4", "--save-every", "1i", "--log-every", "0", "--eval-episodes", "0", "--device", "cpu", "--threads", "1"),
+    *(
+        "train",
+        "ppo",
+        "tests.tiny_envs:RandomWalk",
+        "--num-envs",
+        str(NUM_ENVS),
+        "--horizon",
+        str(HORIZON),
+        "--minibatches",
+        "1",
+    ),
+    *(
+        "--network.hidden",
+        "4",
+        "--save-every",
+        "1i",
+        "--log-every",
+        "0",
+        "--eval-episodes",
+        "0",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+    ),
 ]
 
 
@@ -31,7 +56,9 @@ def steps_saved(folder: Path) -> int:
     if latest is None:
         return 0
     parts, manifest = load_checkpoint(latest)
-    assert parts["trainer"]["steps"] == manifest["step"] == parts["trainer"]["iteration"] * ITERATION
+    assert (
+        parts["trainer"]["steps"] == manifest["step"] == parts["trainer"]["iteration"] * ITERATION
+    )
     return manifest["step"]
 
 
@@ -44,15 +71,23 @@ def steps_logged(folder: Path) -> int:
 
 @pytest.mark.soak
 @pytest.mark.timeout(max(300, 10 * KILLS))
-def test_runs_that_are_killed_lose_one_interval_at_most_and_end_as_others_do(tmp_path: Path) -> None:
+def test_runs_that_are_killed_lose_one_interval_at_most_and_end_as_others_do(
+    tmp_path: Path,
+) -> None:
     """A kill falls anywhere from the first line of the program to the ninth iteration."""
     rng, ends, output = random.Random(5), dict[Path, int](), tmp_path / "output"
     kills = before_any_save = in_a_save = in_a_start = 0
     with Forks() as forks:
 
         def start(folder: Path, total: int) -> int:
-            resumes = any(folder.glob("checkpoints/step_*"))  # as its words tell who starts it anew, with LATEST or killed before it
-            words = ["train", "--resume", str(folder)] if resumes else [*WORDS, "--run-dir", str(folder)]
+            resumes = any(
+                folder.glob("checkpoints/step_*")
+            )  # as its words tell who starts it anew, with LATEST or killed before it
+            words = (
+                ["train", "--resume", str(folder)]
+                if resumes
+                else [*WORDS, "--run-dir", str(folder)]
+            )
             return forks.start(output, words=[*words, "--total-steps", str(total)])
 
         process, began = start(tmp_path / "timed", 10**9), time.monotonic()
@@ -83,19 +118,31 @@ def test_runs_that_are_killed_lose_one_interval_at_most_and_end_as_others_do(tmp
     whole = left_by(tmp_path / "whole")
     for folder, end in ends.items():
         left = left_by(folder)
-        assert left["step"] == left["trainer"]["steps"] == left["trainer"]["iteration"] * ITERATION == end
-        assert_same(left["logged"], whole["logged"][: end // ITERATION])  # every step once, in order, episodes and losses too
+        assert (
+            left["step"]
+            == left["trainer"]["steps"]
+            == left["trainer"]["iteration"] * ITERATION
+            == end
+        )
+        assert_same(
+            left["logged"], whole["logged"][: end // ITERATION]
+        )  # every step once, in order, episodes and losses too
         if end == most:
             for parts in (whole, left):
                 parts.pop("meta")  # which says where the run lies
             assert_same(left, whole)
-    print(f"{kills} kills: {before_any_save} before a first checkpoint, {in_a_start} in which none was added, {in_a_save} in a save")
+    print(
+        f"{kills} kills: {before_any_save} before a first checkpoint, {in_a_start} in which none "
+        f"was added, {in_a_save} in a save"
+    )
     assert in_a_save >= 1  # else the kills missed what they were to hit
     assert before_any_save >= 1
     assert KILLS / 10 <= in_a_start <= 0.9 * KILLS
 
 
-def test_a_folder_whose_run_was_killed_before_its_first_checkpoint_is_taken_again(tmp_path: Path) -> None:
+def test_a_folder_whose_run_was_killed_before_its_first_checkpoint_is_taken_again(
+    tmp_path: Path,
+) -> None:
     """So that a scheduler may repeat its command; files of anything else are not written over."""
     from gpurl.errors import UsageError
     from tests.small_runs import small_run
@@ -116,6 +163,9 @@ def test_a_folder_whose_run_was_killed_before_its_first_checkpoint_is_taken_agai
     with pytest.raises(UsageError, match="already holds files"):
         small_run(killed, 3, eval_episodes=0)
     (killed / "notes.txt").unlink()
-    assert small_run(killed, 3, eval_episodes=0).outcome.steps == small_run(tmp_path / "other", 3, eval_episodes=0).outcome.steps
+    assert (
+        small_run(killed, 3, eval_episodes=0).outcome.steps
+        == small_run(tmp_path / "other", 3, eval_episodes=0).outcome.steps
+    )
     lines: list[list[Any]] = [left_by(folder)["logged"] for folder in (whole, killed)]
     assert_same(*lines)

@@ -1,4 +1,6 @@
-"""The logger: two files with the same numbers, resume as if nothing had happened, dashboards' names, and disks that fail."""
+"""The logger: two files with the same numbers, resume as if nothing had happened, dashboards'
+names, and disks that fail.
+"""
 
 import json
 import os
@@ -24,7 +26,10 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
 
-    return [json.loads(line, parse_constant=refuse) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line, parse_constant=refuse)
+        for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def events(folder: Path) -> EventAccumulator:
@@ -42,12 +47,17 @@ def curve(folder: Path, tag: str) -> list[tuple[int, float]]:
 
 
 def test_both_files_hold_the_same_numbers_at_env_steps(tmp_path: Path) -> None:
-    rows = {4096 * (n + 1): {"rollout/ep_rew_mean": n - 0.25, "time/fps": 1000.0 * n} for n in range(5)}
+    rows = {
+        4096 * (n + 1): {"rollout/ep_rew_mean": n - 0.25, "time/fps": 1000.0 * n} for n in range(5)
+    }
     logger = Logger(tmp_path)
     for step, values in rows.items():
         logger.write(step, values)
     logger.close()
-    written = {line["step"]: {tag: value for tag, value in line.items() if tag not in ("step", "time")} for line in lines(tmp_path)}
+    written = {
+        line["step"]: {tag: value for tag, value in line.items() if tag not in ("step", "time")}
+        for line in lines(tmp_path)
+    }
     assert written == rows
     for tag in ("rollout/ep_rew_mean", "time/fps"):
         assert curve(tmp_path, tag) == [(step, values[tag]) for step, values in rows.items()]
@@ -62,7 +72,13 @@ def test_hyper_parameters_are_a_table_in_the_text_tab(tmp_path: Path) -> None:
     (tag,) = accumulator.PluginTagToContent("text")
     assert tag.startswith("hyper_parameters")
     text = accumulator.Tensors(tag)[0].tensor_proto.string_val[0].decode()
-    assert text.splitlines() == ["|name|value|", "|-|-|", "|algorithm|ppo|", "|network.hidden|[64, 64]|", "|note|a\\|b c|"]
+    assert text.splitlines() == [
+        "|name|value|",
+        "|-|-|",
+        "|algorithm|ppo|",
+        "|network.hidden|[64, 64]|",
+        "|note|a\\|b c|",
+    ]
 
 
 def test_nan_and_infinity_are_null_and_counted(tmp_path: Path) -> None:
@@ -93,11 +109,17 @@ def test_close_may_be_called_twice_and_ends_the_thread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("style", "xs"), [("sb3", [100, 200, 300, 400]), ("rsl_rl", [1, 2, 3, 4])])
-def test_resume_cuts_what_the_killed_run_wrote_after_its_checkpoint(tmp_path: Path, style: str, xs: list[int]) -> None:
-    """Killed after step 300, resumed from the checkpoint of step 200: both files read as one run that was never killed."""
+def test_resume_cuts_what_the_killed_run_wrote_after_its_checkpoint(
+    tmp_path: Path, style: str, xs: list[int]
+) -> None:
+    """Killed after step 300, resumed from the checkpoint of step 200: both files read as one run
+    that was never killed.
+    """
     killed = Logger(tmp_path, style)
     for n in (1, 2, 3):
-        killed.write(100 * n, {"time/iterations": n, "train/grad_norm": float(n), "train/std": float("nan")})
+        killed.write(
+            100 * n, {"time/iterations": n, "train/grad_norm": float(n), "train/std": float("nan")}
+        )
     killed.close()
     before = lines(tmp_path)[1]["time"]
     time.sleep(0.01)
@@ -108,7 +130,12 @@ def test_resume_cuts_what_the_killed_run_wrote_after_its_checkpoint(tmp_path: Pa
     assert [line["step"] for line in lines(tmp_path)] == [100, 200, 300, 400]
     assert [line["train/grad_norm"] for line in lines(tmp_path)] == [1.0, 2.0, -3.0, -4.0]
     assert curve(tmp_path, "train/grad_norm") == list(zip(xs, [1.0, 2.0, -3.0, -4.0]))
-    assert [line[NON_FINITE] for line in lines(tmp_path)] == [1, 2, 2, 2]  # goes on counting from the checkpoint
+    assert [line[NON_FINITE] for line in lines(tmp_path)] == [
+        1,
+        2,
+        2,
+        2,
+    ]  # goes on counting from the checkpoint
     assert lines(tmp_path)[2]["time"] >= before  # the clock too
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 2
 
@@ -118,7 +145,12 @@ def test_a_cut_half_line_goes(tmp_path: Path) -> None:
     logger.write(100, {"train/loss": 1.0})
     logger.close()
     whole = (tmp_path / "metrics.jsonl").read_bytes()
-    for half in (b'{"step": 200, "train/lo', b'{"step": 150, "time": 3.0}', b"\0\0\0\0\n", b"7\n"):  # the second lacks its newline only
+    for half in (
+        b'{"step": 200, "train/lo',
+        b'{"step": 150, "time": 3.0}',
+        b"\0\0\0\0\n",
+        b"7\n",
+    ):  # the second lacks its newline only
         (tmp_path / "metrics.jsonl").write_bytes(whole + half)
         resumed = Logger(tmp_path, start_step=200)
         resumed.write(300, {"train/loss": 2.0})
@@ -129,39 +161,89 @@ def test_a_cut_half_line_goes(tmp_path: Path) -> None:
 # ---- other frameworks' names ----
 
 NATIVE = {  # tag: a number of its own
-    "rollout/ep_rew_mean": 1.0, "rollout/ep_len_mean": 2.0, "time/fps": 3.0, "time/collect_seconds": 4.0, "time/update_seconds": 5.0,
-    "time/iterations": 6.0, "train/learning_rate": 7.0, "train/value_loss": 8.0, "train/policy_gradient_loss": 9.0,
-    "train/entropy_loss": -10.0, "train/approx_kl": 11.0, "train/clip_fraction": 12.0, "train/explained_variance": 13.0,
-    "train/std": 14.0, "train/clip_range": 15.0, "train/ent_coef": 16.0, "eval/mean_reward": 17.0, "env/speed": 18.0,
+    "rollout/ep_rew_mean": 1.0,
+    "rollout/ep_len_mean": 2.0,
+    "time/fps": 3.0,
+    "time/collect_seconds": 4.0,
+    "time/update_seconds": 5.0,
+    "time/iterations": 6.0,
+    "train/learning_rate": 7.0,
+    "train/value_loss": 8.0,
+    "train/policy_gradient_loss": 9.0,
+    "train/entropy_loss": -10.0,
+    "train/approx_kl": 11.0,
+    "train/clip_fraction": 12.0,
+    "train/explained_variance": 13.0,
+    "train/std": 14.0,
+    "train/clip_range": 15.0,
+    "train/ent_coef": 16.0,
+    "eval/mean_reward": 17.0,
+    "env/speed": 18.0,
     "env/Episode_Reward/alive": 19.0,
-}  # fmt: skip
-FOREIGN = {  # what dashboards of these frameworks look for; entropy is positive there, entropy_loss is its negative
+}
+# what dashboards of these frameworks look for; entropy is positive there, entropy_loss is its
+# negative
+FOREIGN = {
     "cleanrl": {
-        "charts/episodic_return": 1.0, "charts/episodic_length": 2.0, "charts/SPS": 3.0, "charts/learning_rate": 7.0,
-        "losses/value_loss": 8.0, "losses/policy_loss": 9.0, "losses/entropy": 10.0, "losses/approx_kl": 11.0, "losses/clipfrac": 12.0,
-        "losses/explained_variance": 13.0, "losses/alpha": 16.0, "eval/episodic_return": 17.0, "env/speed": 18.0,
-        "env/Episode_Reward/alive": 19.0, "time/iterations": 6.0,
+        "charts/episodic_return": 1.0,
+        "charts/episodic_length": 2.0,
+        "charts/SPS": 3.0,
+        "charts/learning_rate": 7.0,
+        "losses/value_loss": 8.0,
+        "losses/policy_loss": 9.0,
+        "losses/entropy": 10.0,
+        "losses/approx_kl": 11.0,
+        "losses/clipfrac": 12.0,
+        "losses/explained_variance": 13.0,
+        "losses/alpha": 16.0,
+        "eval/episodic_return": 17.0,
+        "env/speed": 18.0,
+        "env/Episode_Reward/alive": 19.0,
+        "time/iterations": 6.0,
     },
     "rsl_rl": {
-        "Train/mean_reward": 1.0, "Train/mean_episode_length": 2.0, "Perf/total_fps": 3.0, "Perf/collection_time": 4.0,
-        "Perf/learning_time": 5.0, "Loss/learning_rate": 7.0, "Loss/value": 8.0, "Loss/surrogate": 9.0, "Loss/entropy": 10.0,
-        "Policy/mean_std": 14.0, "Episode/speed": 18.0, "Episode_Reward/alive": 19.0, "train/approx_kl": 11.0, "eval/mean_reward": 17.0,
+        "Train/mean_reward": 1.0,
+        "Train/mean_episode_length": 2.0,
+        "Perf/total_fps": 3.0,
+        "Perf/collection_time": 4.0,
+        "Perf/learning_time": 5.0,
+        "Loss/learning_rate": 7.0,
+        "Loss/value": 8.0,
+        "Loss/surrogate": 9.0,
+        "Loss/entropy": 10.0,
+        "Policy/mean_std": 14.0,
+        "Episode/speed": 18.0,
+        "Episode_Reward/alive": 19.0,
+        "train/approx_kl": 11.0,
+        "eval/mean_reward": 17.0,
     },
     "rl_games": {
-        "rewards/step": 1.0, "episode_lengths/step": 2.0, "performance/step_inference_rl_update_fps": 3.0,
-        "performance/rl_update_time": 5.0, "info/epochs": 6.0, "info/last_lr": 7.0, "losses/c_loss": 8.0, "losses/a_loss": 9.0,
-        "losses/entropy": 10.0, "info/kl": 11.0, "info/e_clip": 15.0, "Episode/speed": 18.0, "Episode/Episode_Reward/alive": 19.0,
+        "rewards/step": 1.0,
+        "episode_lengths/step": 2.0,
+        "performance/step_inference_rl_update_fps": 3.0,
+        "performance/rl_update_time": 5.0,
+        "info/epochs": 6.0,
+        "info/last_lr": 7.0,
+        "losses/c_loss": 8.0,
+        "losses/a_loss": 9.0,
+        "losses/entropy": 10.0,
+        "info/kl": 11.0,
+        "info/e_clip": 15.0,
+        "Episode/speed": 18.0,
+        "Episode/Episode_Reward/alive": 19.0,
         "train/clip_fraction": 12.0,
     },
     "sb3": NATIVE,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("style", ALIASES)
 def test_every_style_has_its_framework_s_names(style: str) -> None:
     renamed = in_style(NATIVE, style)
     assert {name: renamed.get(name) for name in FOREIGN[style]} == FOREIGN[style]
-    assert sorted(map(abs, renamed.values())) == sorted(map(abs, NATIVE.values()))  # nothing lost, nothing twice
+    assert sorted(map(abs, renamed.values())) == sorted(
+        map(abs, NATIVE.values())
+    )  # nothing lost, nothing twice
 
 
 def test_a_style_renames_in_tensorboard_and_not_in_metrics(tmp_path: Path) -> None:
@@ -206,25 +288,42 @@ print("trained on")
 
 
 def test_a_full_disk_warns_once_a_time_and_leaves_whole_records(tmp_path: Path) -> None:
-    """Full, then freed, then full again: two warnings for metrics.jsonl, and what was written in between is there."""
+    """Full, then freed, then full again: two warnings for metrics.jsonl, and what was written in
+    between is there.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "trained on\n"
     assert done.stderr.count("metrics.jsonl cannot be written, the training goes on without") == 2
-    assert done.stderr.count("TensorBoard's event file cannot be written") in (1, 2)  # the second limit is one of the other file's size
+    assert done.stderr.count("TensorBoard's event file cannot be written") in (
+        1,
+        2,
+    )  # the second limit is one of the other file's size
     steps = [line["step"] for line in lines(tmp_path)]
     taken = len(steps) - 10
     assert 5 < taken < 100
     assert steps == [*range(1, taken + 1), *range(101, 111)]
-    assert set(range(101, 111)) <= {step for step, _ in curve(tmp_path, "train/loss")}  # TensorBoard reads past the failure
+    assert set(range(101, 111)) <= {
+        step for step, _ in curve(tmp_path, "train/loss")
+    }  # TensorBoard reads past the failure
 
 
 @pytest.mark.timeout(20)
-def test_a_pipe_or_a_link_in_place_of_the_log_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pipe_or_a_link_in_place_of_the_log_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "elsewhere").write_text("mine\n")
-    for name, make in (("pipe", os.mkfifo), ("link", lambda path: path.symlink_to(tmp_path / "elsewhere"))):
+    for name, make in (
+        ("pipe", os.mkfifo),
+        ("link", lambda path: path.symlink_to(tmp_path / "elsewhere")),
+    ):
         (tmp_path / name).mkdir()
         make(tmp_path / name / "metrics.jsonl")
         logger = Logger(tmp_path / name)

@@ -1,4 +1,6 @@
-"""Running out of memory, wherever it happens, is told with what would fit, and costs no more than the iteration it happened in."""
+"""Running out of memory, wherever it happens, is told with what would fit, and costs no more than
+the iteration it happened in.
+"""
 
 import multiprocessing
 import re
@@ -30,11 +32,15 @@ from tests.numpy_envs import Tour
 from tests.small_runs import ITERATION, SMALL, exit_code, small_run, small_settings
 
 TOLD_BY_TORCH = (
-    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.72 GiB of which 1.25 GiB is free.\n"
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.72 GiB of "
+    "which 1.25 GiB is free.\n"
     "Including non-PyTorch memory, this process has 137.50 GiB memory in use."
 )
 CPU = torch.device("cpu")
-CPU_SAYS = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes."
+CPU_SAYS = (
+    "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to "
+    "allocate 64 bytes."
+)
 WARP_SAYS = "Failed to allocate 4096 bytes on device 'cuda:0'"
 ITS_OWN = "robot arm: out of memory of motor driver"
 
@@ -42,7 +48,9 @@ ITS_OWN = "robot arm: out of memory of motor driver"
 class Failing:
     """A function's stand-in that runs out of memory when it is called for the n-th time."""
 
-    def __init__(self, function: Any, at: int, error: type[Exception] = torch.OutOfMemoryError) -> None:
+    def __init__(
+        self, function: Any, at: int, error: type[Exception] = torch.OutOfMemoryError
+    ) -> None:
         self.function, self.left, self.error = function, at, error
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -52,25 +60,43 @@ class Failing:
         return self.function(*arguments, **named)
 
     def __get__(self, owner: Any, kind: Any) -> Any:
-        return self if owner is None else lambda *arguments, **named: self(owner, *arguments, **named)
+        return (
+            self if owner is None else lambda *arguments, **named: self(owner, *arguments, **named)
+        )
 
 
-def fail(patch: pytest.MonkeyPatch, owner: Any, name: str, at: int = 1, error: type[Exception] = torch.OutOfMemoryError) -> None:
+def fail(
+    patch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    at: int = 1,
+    error: type[Exception] = torch.OutOfMemoryError,
+) -> None:
     patch.setattr(owner, name, Failing(getattr(owner, name), at, error))
 
 
 def test_what_fits_by_hand() -> None:
-    assert num_envs_that_fit(4096, needed=40_960, fixed=0, room=20_000) == 1024  # 10 each: 1800 at 0.9 of the room
+    assert (
+        num_envs_that_fit(4096, needed=40_960, fixed=0, room=20_000) == 1024
+    )  # 10 each: 1800 at 0.9 of the room
     assert num_envs_that_fit(4096, needed=41_960, fixed=1000, room=20_000) == 1024  # 1700
     assert num_envs_that_fit(4096, needed=41_960, fixed=8000, room=20_000) == 1024  # 8.3 each: 1206
     assert num_envs_that_fit(4096, needed=41_960, fixed=18_000, room=20_000) is None
-    assert num_envs_that_fit(4096, needed=4096, fixed=0, room=10**6) == 2048  # it did not fit, whatever the sums say
+    assert (
+        num_envs_that_fit(4096, needed=4096, fixed=0, room=10**6) == 2048
+    )  # it did not fit, whatever the sums say
     assert num_envs_that_fit(1, needed=10, fixed=0, room=100) is None
     assert wanted_bytes(TOLD_BY_TORCH) == int(2.5 * 2**30)
     assert wanted_bytes("Tried to allocate 512 bytes.") == 512
     assert wanted_bytes("DefaultCPUAllocator: can't allocate memory") == 0
     assert (wanted_bytes(CPU_SAYS), wanted_bytes(WARP_SAYS)) == (64, 4096)
-    assert wanted_bytes("Unable to allocate 2.00 TiB for an array with shape (549755813888,) and data type float32") == 2 << 40
+    assert (
+        wanted_bytes(
+            "Unable to allocate 2.00 TiB for an array with shape (549755813888,) and data type "
+            "float32"
+        )
+        == 2 << 40
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,8 +107,12 @@ def test_what_fits_by_hand() -> None:
         ("CUDA error: out of memory", 1, "num_envs less than 16;"),
     ],
 )
-def test_a_number_is_told_only_where_the_sums_say_why_it_failed(told: str, free: int, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(out_of_memory, "held_and_free", lambda device, known: (6 * 2**30, free * 2**30))
+def test_a_number_is_told_only_where_the_sums_say_why_it_failed(
+    told: str, free: int, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        out_of_memory, "held_and_free", lambda device, known: (6 * 2**30, free * 2**30)
+    )
     text = explanation(RuntimeError(told), make_settings("ppo", "pendulum", **SMALL), CPU, None)
     assert f"What helps: {advice}" in text
     assert ("would fit" in text) == ("would fit" in advice)
@@ -90,7 +120,9 @@ def test_a_number_is_told_only_where_the_sums_say_why_it_failed(told: str, free:
 
 @pytest.mark.parametrize("words", [WARP_SAYS, CPU_SAYS, ITS_OWN])
 @pytest.mark.parametrize("call", ["__init__", "reset", "step"])
-def test_an_environment_s_words_are_memory_where_an_allocator_says_them(call: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_s_words_are_memory_where_an_allocator_says_them(
+    call: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def runs_out(*_: Any, **__: Any) -> Any:
         raise RuntimeError(words)
 
@@ -102,7 +134,9 @@ def test_an_environment_s_words_are_memory_where_an_allocator_says_them(call: st
 
     monkeypatch.setattr(Pendulum, call, runs_out)
     wanted, text = (
-        (EnvError, rf"Pendulum\.{call} raised RuntimeError: {ITS_OWN} \(") if words == ITS_OWN else (UsageError, "^out of memory")
+        (EnvError, rf"Pendulum\.{call} raised RuntimeError: {ITS_OWN} \(")
+        if words == ITS_OWN
+        else (UsageError, "^out of memory")
     )
     with pytest.raises(wanted, match=text):
         play()
@@ -118,21 +152,32 @@ def test_a_resume_that_does_not_fit_in_memory_is_told_apart_from_a_checkpoint_th
             resume(tmp_path / "run", total_steps=2 * ITERATION)
     fail(monkeypatch, Pendulum, "load_state_dict", error=ZeroDivisionError)
     with pytest.raises(
-        CheckpointError, match=r"(?s)does not fit this run: Pendulum\.load_state_dict raised ZeroDivisionError: .*\.py:\d+: "
+        CheckpointError,
+        match=r"(?s)does not fit this run: Pendulum\.load_state_dict raised ZeroDivisionError: "
+        r".*\.py:\d+: ",
     ):
         resume(tmp_path / "run", total_steps=2 * ITERATION)
 
 
 def test_what_counts_as_running_out() -> None:
-    for words in (CPU_SAYS, WARP_SAYS, "CUDA error: out of memory\nCUDA kernel errors might ...", "Triton Error [CUDA]: out of memory"):
+    for words in (
+        CPU_SAYS,
+        WARP_SAYS,
+        "CUDA error: out of memory\nCUDA kernel errors might ...",
+        "Triton Error [CUDA]: out of memory",
+    ):
         assert is_out_of_memory(RuntimeError(words))
-    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert is_out_of_memory(
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    )
     assert is_out_of_memory(MemoryError())
     assert not is_out_of_memory(RuntimeError(ITS_OWN))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not is_out_of_memory(UsageError("no"))
     for words in ("memory", ""):  # Python's own says nothing
-        assert "What failed: MemoryError: " in explanation(MemoryError(words), make_settings("ppo", "pendulum"), CPU, None)
+        assert "What failed: MemoryError: " in explanation(
+            MemoryError(words), make_settings("ppo", "pendulum"), CPU, None
+        )
     dealt_with = ValueError("a typo")
     dealt_with.__context__ = MemoryError()
     assert not is_out_of_memory(dealt_with)
@@ -149,9 +194,15 @@ def test_what_counts_as_running_out() -> None:
     assert not is_out_of_memory(broken)
     broken.__suppress_context__ = False
     told = r"2\.5 GiB more were wanted.*What failed: OutOfMemoryError: CUDA"
-    with pytest.raises(UsageError, match=told), told_what_fits(make_settings("ppo", "pendulum"), CPU):
+    with (
+        pytest.raises(UsageError, match=told),
+        told_what_fits(make_settings("ppo", "pendulum"), CPU),
+    ):
         raise broken
-    with pytest.raises(RuntimeError, match="shapes"), told_what_fits(make_settings("ppo", "pendulum"), CPU):
+    with (
+        pytest.raises(RuntimeError, match="shapes"),
+        told_what_fits(make_settings("ppo", "pendulum"), CPU),
+    ):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
@@ -180,7 +231,9 @@ class Large(Tour):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("where", ["__init__", "reset", "step"])
-def test_a_numpy_environment_that_is_too_large_is_no_broken_one(where: str, vectorization: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_numpy_environment_that_is_too_large_is_no_broken_one(
+    where: str, vectorization: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Large, "where", where)
 
     def play() -> None:
@@ -189,13 +242,19 @@ def test_a_numpy_environment_that_is_too_large_is_no_broken_one(where: str, vect
             reset_env(env)
             step_env(env, torch.zeros(2, 1))
 
-    with pytest.raises(UsageError, match=r"^out of memory on cpu, 8,388,608\.0 GiB more were wanted.*Unable to allocate 8\.00 PiB"):
+    with pytest.raises(
+        UsageError,
+        match=r"^out of memory on cpu, 8,388,608\.0 GiB more were wanted.*Unable to allocate "
+        r"8\.00 PiB",
+    ):
         play()
     assert multiprocessing.active_children() == []
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_workers_that_may_be_started_again_are_where_memory_ran_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_may_be_started_again_are_where_memory_ran_out_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Large, "where", "step")
     env = GymnasiumCpu(2, env=Large, vectorization="async", restart_workers=1)
     env.reset(seed=0)
@@ -229,28 +288,55 @@ def test_it_is_wrong_use_that_says_what_would_fit(
         fail(monkeypatch, gpurl.api, name, where[1])
     else:
         fail(monkeypatch, *where)
-    words = ["num_envs=4096", "horizon=4", "eval_episodes=1", "device=cpu", "threads=1", "network.hidden=8", f"run_dir={tmp_path / 'run'}"]
+    words = [
+        "num_envs=4096",
+        "horizon=4",
+        "eval_episodes=1",
+        "device=cpu",
+        "threads=1",
+        "network.hidden=8",
+        f"run_dir={tmp_path / 'run'}",
+    ]
     assert exit_code(["train", "ppo", "pendulum", *words]) == 2
     told = capsys.readouterr().err
-    assert re.search(r"gpurl: out of memory on cpu, 2\.5 GiB more were wanted, 1\.0 GiB are free beside 6\.0 GiB that this run held", told)
+    assert re.search(
+        r"gpurl: out of memory on cpu, 2\.5 GiB more were wanted, 1\.0 GiB are free beside 6\.0 "
+        r"GiB that this run held",
+        told,
+    )
     assert "num_envs 2,048 instead of 4,096 would fit" in told
     assert "horizon less than 4 or minibatches more than" in told
     assert "What failed: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB." in told
     assert "Traceback" not in told
 
 
-def test_the_parts_of_a_run_are_told_and_the_error_is_chained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_of_a_run_are_told_and_the_error_is_chained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fail(monkeypatch, SAC, "learn_from")
-    settings = SMALL | small_settings("sac") | {"horizon": 2, "total_steps": 10**4, "run_dir": str(tmp_path / "run"), "replay_size": 2**20}
+    settings = (
+        SMALL
+        | small_settings("sac")
+        | {
+            "horizon": 2,
+            "total_steps": 10**4,
+            "run_dir": str(tmp_path / "run"),
+            "replay_size": 2**20,
+        }
+    )
     settings.pop("minibatches"), settings.pop("network")
     with pytest.raises(
-        UsageError, match=r"replay 0\.\d GiB.*replay_size less than 1,048,576 \(or storage bfloat16\); batch_size less than 8"
+        UsageError,
+        match=r"replay 0\.\d GiB.*replay_size less than 1,048,576 \(or storage bfloat16\); "
+        r"batch_size less than 8",
     ) as told:
         train("sac", "pendulum", **settings)
     assert isinstance(told.value.__cause__, torch.OutOfMemoryError)
 
 
-def test_a_capture_that_does_not_fit_is_no_reason_to_go_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_does_not_fit_is_no_reason_to_go_without_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     settings = make_settings("ppo", "pendulum", **SMALL, threads=1)
     with no_host_looks():
         trainer = make_trainer(settings, CPU)
@@ -268,7 +354,9 @@ def test_a_capture_that_does_not_fit_is_no_reason_to_go_without_graphs(monkeypat
             play()
 
 
-def test_in_the_middle_of_training_the_state_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_the_middle_of_training_the_state_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         fail(patch, PPO, "learn", at=4)
         with pytest.raises(UsageError, match="out of memory on cpu"):
@@ -280,9 +368,18 @@ def test_in_the_middle_of_training_the_state_is_saved(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(("owner", "name"), [(Trainer, "_parts"), (Replay, "cut")])
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, ZeroDivisionError])
 def test_what_fails_while_saving_does_not_hide_why_it_is_saved(
-    owner: Any, name: str, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    owner: Any,
+    name: str,
+    error: type[Exception],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    settings = SMALL | small_settings("sac") | {"horizon": 2, "total_steps": 10**4, "run_dir": str(tmp_path / "run"), "eval_episodes": 0}
+    settings = (
+        SMALL
+        | small_settings("sac")
+        | {"horizon": 2, "total_steps": 10**4, "run_dir": str(tmp_path / "run"), "eval_episodes": 0}
+    )
     settings.pop("minibatches"), settings.pop("network")
     fail(monkeypatch, Pendulum, "step", at=6)  # in the middle of a rollout
     fail(monkeypatch, owner, name, error=error)
@@ -298,4 +395,7 @@ def test_a_checkpoint_that_finds_no_memory_is_a_warning(
     fail(monkeypatch, Trainer, "_parts", at=2)
     run = small_run(tmp_path / "run", 4, save_every="1i", eval_episodes=0)
     assert run.outcome.steps == 4 * ITERATION
-    assert f"warning: no checkpoint at step {2 * ITERATION}: CUDA out of memory" in capsys.readouterr().err
+    assert (
+        f"warning: no checkpoint at step {2 * ITERATION}: CUDA out of memory"
+        in capsys.readouterr().err
+    )

@@ -1,4 +1,6 @@
-"""Pictures: the right numbers land in the right axes, damaged logs are survived, and a full disk leaves the old picture."""
+"""Pictures: the right numbers land in the right axes, damaged logs are survived, and a full disk
+leaves the old picture.
+"""
 
 import json
 import math
@@ -26,10 +28,18 @@ def write_log(folder: Path, *records: dict[str, Any]) -> Path:
 
 def usual_log(folder: Path) -> Path:
     training = [
-        {"step": 1000 * n, "rollout/ep_rew_mean": -10.0 / n, "train/value_loss": 10.0**-n, "train/approx_kl": 0.01, "time/fps": 5e4}
+        {
+            "step": 1000 * n,
+            "rollout/ep_rew_mean": -10.0 / n,
+            "train/value_loss": 10.0**-n,
+            "train/approx_kl": 0.01,
+            "time/fps": 5e4,
+        }
         for n in range(1, 5)
     ]
-    evaluation = [{"step": 1000 * n, "eval/mean_reward": -1.0 * n, "eval/std_reward": 0.5} for n in (2, 4)]
+    evaluation = [
+        {"step": 1000 * n, "eval/mean_reward": -1.0 * n, "eval/std_reward": 0.5} for n in (2, 4)
+    ]
     return write_log(folder, *training, *evaluation)
 
 
@@ -70,10 +80,15 @@ def test_the_learning_curve_is_a_picture_of_its_size(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "learning_curve.png"}
 
 
-def test_returns_stand_left_and_what_explains_them_right(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_returns_stand_left_and_what_explains_them_right(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
     plot_curve(usual_log(tmp_path))
     returns, loss, kl, speed = drawn[0].axes
-    assert line(returns, "training") == ([1000, 2000, 3000, 4000], pytest.approx([-10, -5, -10 / 3, -2.5]))
+    assert line(returns, "training") == (
+        [1000, 2000, 3000, 4000],
+        pytest.approx([-10, -5, -10 / 3, -2.5]),
+    )
     assert line(returns, "evaluation") == ([2000, 4000], [-2, -4])
     (band,) = returns.collections
     corners = {tuple(corner) for corner in band.get_paths()[0].vertices}
@@ -89,12 +104,20 @@ def test_returns_stand_left_and_what_explains_them_right(tmp_path: Path, drawn: 
     assert returns.get_xlim()[0] == 0
 
 
-def test_the_loss_of_an_actor_stands_where_there_is_no_other(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_the_loss_of_an_actor_stands_where_there_is_no_other(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
     losses = {"train/actor_loss": 0.5, "train/critic_loss": 0.25}
-    for number, (names, wanted) in enumerate(((["train/actor_loss"], "actor loss"), (list(losses), "critic loss"))):
+    for number, (names, wanted) in enumerate(
+        ((["train/actor_loss"], "actor loss"), (list(losses), "critic loss"))
+    ):
         plot_curve(
             write_log(
-                tmp_path / str(number), *({"step": n, "rollout/ep_rew_mean": 1.0} | {name: losses[name] for name in names} for n in (1, 2))
+                tmp_path / str(number),
+                *(
+                    {"step": n, "rollout/ep_rew_mean": 1.0} | {name: losses[name] for name in names}
+                    for n in (1, 2)
+                ),
             )
         )
         assert drawn[number].axes[1].get_ylabel() == wanted
@@ -102,29 +125,49 @@ def test_the_loss_of_an_actor_stands_where_there_is_no_other(tmp_path: Path, dra
 
 def test_nan_is_a_gap(tmp_path: Path, drawn: list[Figure]) -> None:
     values = [1.0, None, 3.0]
-    plot_curve(write_log(tmp_path, *({"step": n, "rollout/ep_rew_mean": value} for n, value in enumerate(values))))
+    plot_curve(
+        write_log(
+            tmp_path, *({"step": n, "rollout/ep_rew_mean": value} for n, value in enumerate(values))
+        )
+    )
     _, drawn_values = line(drawn[0].axes[0], "training")
     assert drawn_values[::2] == [1.0, 3.0]
     assert math.isnan(drawn_values[1])
 
 
-def test_reference_returns_are_dashed_lines_with_their_value(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_reference_returns_are_dashed_lines_with_their_value(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
     folder = usual_log(tmp_path)
     note_references(folder, {"random": -12.345678, "scripted policy": 7.0})
     plot_curve(folder)
     axes = drawn[0].axes[0]
-    for label, value, dashes in (("random (-12.35)", -12.345678, "--"), ("scripted policy (7)", 7.0, ":")):
+    for label, value, dashes in (
+        ("random (-12.35)", -12.345678, "--"),
+        ("scripted policy (7)", 7.0, ":"),
+    ):
         (found,) = (line for line in axes.get_lines() if line.get_label() == label)
         assert list(found.get_ydata()) == [value, value]
         assert found.get_linestyle() == dashes
     legend = axes.get_legend()
     assert legend is not None
-    names = ["training", "evaluation", "± 1 std over episodes", "random (-12.35)", "scripted policy (7)"]
+    names = [
+        "training",
+        "evaluation",
+        "± 1 std over episodes",
+        "random (-12.35)",
+        "scripted policy (7)",
+    ]
     assert [text.get_text() for text in legend.get_texts()] == names
 
 
-@pytest.mark.parametrize("records", [[], [{"step": 10, "train/value_loss": 1.0}], [{"step": 10, "rollout/ep_rew_mean": None}]])
-def test_before_the_first_episode_the_picture_says_so(tmp_path: Path, drawn: list[Figure], records: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    "records",
+    [[], [{"step": 10, "train/value_loss": 1.0}], [{"step": 10, "rollout/ep_rew_mean": None}]],
+)
+def test_before_the_first_episode_the_picture_says_so(
+    tmp_path: Path, drawn: list[Figure], records: list[dict[str, Any]]
+) -> None:
     plot_curve(write_log(tmp_path, *records))
     assert "no episode has ended yet" in drawn[0].axes[0].texts[0].get_text()
     assert not drawn[0].axes[0].get_lines()
@@ -135,19 +178,28 @@ def test_few_points_are_dots(tmp_path: Path, drawn: list[Figure]) -> None:
     assert drawn[0].axes[0].get_lines()[0].get_marker() == "o"
 
 
-@pytest.mark.parametrize(("place", "title"), [
-    ("chasing/ppo/20260102-030405_3", "chasing · ppo · seed 3"), ("chasing/ppo/20260102-030405_-1-2", "chasing · ppo · seed -1"),
-    ("mine", "mine"),
-])  # fmt: skip
-def test_the_title_comes_from_the_folder(tmp_path: Path, drawn: list[Figure], place: str, title: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "title"),
+    [
+        ("chasing/ppo/20260102-030405_3", "chasing · ppo · seed 3"),
+        ("chasing/ppo/20260102-030405_-1-2", "chasing · ppo · seed -1"),
+        ("mine", "mine"),
+    ],
+)
+def test_the_title_comes_from_the_folder(
+    tmp_path: Path, drawn: list[Figure], place: str, title: str
+) -> None:
     plot_curve(usual_log(tmp_path / place))
     assert drawn[0].get_suptitle() == title
 
 
 def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
     good = b'{"step": 1, "a": 1.5, "b": null}\n'
-    damaged = b'{"a": 1}\n{"step": null, "a": 9}\n{"step": 2, "a": "x"}\n{"step": 2, "a": [1]}\n[1]\n7\n\0\0\0\n\xff\xfe\n\n'
-    (tmp_path / "metrics.jsonl").write_bytes(good + damaged + b'{"step": 3, "a": 2}\n{"step": 4, "a": 3')
+    damaged = b'{"a": 1}\n{"step": null, "a": 9}\n{"step": 2, "a": "x"}\n'
+    damaged += b'{"step": 2, "a": [1]}\n[1]\n7\n\0\0\0\n\xff\xfe\n\n'
+    (tmp_path / "metrics.jsonl").write_bytes(
+        good + damaged + b'{"step": 3, "a": 2}\n{"step": 4, "a": 3'
+    )
     series = read_metrics(tmp_path)
     assert series["a"] == ([1, 3], [1.5, 2])
     assert series["b"][0] == [1]
@@ -159,14 +211,18 @@ def test_a_folder_without_a_log_is_named(tmp_path: Path) -> None:
         plot_curve(tmp_path)
 
 
-def test_a_full_disk_leaves_the_old_picture_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_picture_and_no_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(figure: Figure, path: Path, **options: Any) -> None:
         path.write_bytes(b"half a pict")
         raise OSError(28, "No space left on device")
 
     (usual_log(tmp_path) / "learning_curve.png").write_bytes(b"old")
     monkeypatch.setattr(Figure, "savefig", fail)
-    with pytest.raises(GpurlError, match=r"cannot write .*learning_curve\.png: No space left on device"):
+    with pytest.raises(
+        GpurlError, match=r"cannot write .*learning_curve\.png: No space left on device"
+    ):
         plot_curve(tmp_path)
     assert (tmp_path / "learning_curve.png").read_bytes() == b"old"
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "learning_curve.png"}
@@ -177,22 +233,35 @@ def test_a_full_disk_leaves_the_old_picture_and_no_rest(tmp_path: Path, monkeypa
 
 def episode(steps: int, obs: int, actions: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     random = np.random.default_rng(0)
-    return random.normal(size=(steps, obs)), random.normal(size=(steps, actions)), random.normal(size=steps)
+    return (
+        random.normal(size=(steps, obs)),
+        random.normal(size=(steps, actions)),
+        random.normal(size=steps),
+    )
 
 
 def test_an_episode_is_a_picture_of_its_size(tmp_path: Path) -> None:
-    picture = plot_episode.plot_episode(tmp_path / "episode.png", "ppo on chasing", *episode(30, 3, 2))
+    picture = plot_episode.plot_episode(
+        tmp_path / "episode.png", "ppo on chasing", *episode(30, 3, 2)
+    )
     assert picture == tmp_path / "episode.png"
     assert size_of(picture) == (1575, 1200)
     assert [path.name for path in tmp_path.iterdir()] == ["episode.png"]
 
 
-def test_observations_actions_reward_and_return_over_time(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_observations_actions_reward_and_return_over_time(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
     obs, action, reward = episode(30, 3, 2)
     plot_episode.plot_episode(tmp_path / "e.png", "ppo on chasing", obs, action, reward)
     assert drawn[0].get_suptitle() == f"ppo on chasing · 30 steps · return {reward.sum():.6g}"
     panels = drawn[0].axes
-    assert [axes.get_ylabel() for axes in panels] == ["observation", "action", "reward", "return so far"]
+    assert [axes.get_ylabel() for axes in panels] == [
+        "observation",
+        "action",
+        "reward",
+        "return so far",
+    ]
     for axes, columns in zip(panels, (obs, action, reward[:, None], np.cumsum(reward)[:, None])):
         lines = axes.get_lines()
         assert len(lines) == columns.shape[1]
@@ -206,7 +275,9 @@ def test_observations_actions_reward_and_return_over_time(tmp_path: Path, drawn:
     assert panels[0].get_xlim() == panels[3].get_xlim() == (0, 29)
 
 
-def test_of_many_columns_the_first_are_drawn_and_the_picture_says_so(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_of_many_columns_the_first_are_drawn_and_the_picture_says_so(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
     obs, action, reward = episode(10, 60, 13)
     plot_episode.plot_episode(tmp_path / "e.png", "t", obs, action, reward)
     for axes, columns, name in zip(drawn[0].axes, (obs, action), ("observation", "action")):

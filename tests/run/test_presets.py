@@ -7,7 +7,9 @@ from gpurl.run.settings import make_settings
 
 
 def test_a_task_of_an_adapter_adds_to_what_all_of_them_share() -> None:
-    shared, ant, humanoid = (preset("ppo", f"isaac_gym{task}") for task in ("", ":Ant", ":Humanoid"))
+    shared, ant, humanoid = (
+        preset("ppo", f"isaac_gym{task}") for task in ("", ":Ant", ":Humanoid")
+    )
     assert ant == shared | {"max_grad_norm": None}
     assert preset("ppo", "isaac_gym:Trifinger") == shared
     assert humanoid["gamma"] == shared["gamma"]
@@ -17,9 +19,17 @@ def test_a_task_of_an_adapter_adds_to_what_all_of_them_share() -> None:
 
 @pytest.mark.parametrize(
     ("task", "minibatch_size", "max_epochs"),
-    [("Ant", 32768, 500), ("Humanoid", 32768, 1000), ("Cartpole", 8192, 100), ("Anymal", 32768, 1000), ("ShadowHand", 32768, 5000)],
+    [
+        ("Ant", 32768, 500),
+        ("Humanoid", 32768, 1000),
+        ("Cartpole", 8192, 100),
+        ("Anymal", 32768, 1000),
+        ("ShadowHand", 32768, 5000),
+    ],
 )
-def test_isaac_gyms_presets_are_what_was_published(task: str, minibatch_size: int, max_epochs: int) -> None:
+def test_isaac_gyms_presets_are_what_was_published(
+    task: str, minibatch_size: int, max_epochs: int
+) -> None:
     """As cfg/train/*PPO.yaml and the numEnvs of cfg/task/*.yaml say."""
     settings = make_settings("ppo", f"isaac_gym:{task}")
     rows = settings.train.num_envs * settings.algorithm_config.horizon

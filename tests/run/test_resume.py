@@ -1,4 +1,6 @@
-"""A run that stops and goes on in a new process leaves the same bits as one that never stopped, for every algorithm that there is."""
+"""A run that stops and goes on in a new process leaves the same bits as one that never stopped, for
+every algorithm that there is.
+"""
 
 import json
 import signal
@@ -20,16 +22,42 @@ ENVS, HORIZON, WHOLE = 8, 2, 20
 ITERATION = ENVS * HORIZON
 WALK, PLACES, AGENTS = "tests.tiny_envs:RandomWalk", "cart_pole", "two_step_game"
 COMMON: dict[str, Any] = {
-    "num_envs": ENVS, "horizon": HORIZON, "total_steps": WHOLE * ITERATION, "eval_every": 10**9, "eval_episodes": 0,
-    "save_every": "1000i", "log_every": 0.0, "device": "cpu", "threads": 1, "seed": 3, "quiet": True,
-}  # fmt: skip
-VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {  # what an algorithm's own settings do not reach
-    "ppo gru": ("ppo", PLACES, {"network": {"hidden": [8], "memory": "gru", "memory_size": 8}, "env_options": {"velocities": False}}),
+    "num_envs": ENVS,
+    "horizon": HORIZON,
+    "total_steps": WHOLE * ITERATION,
+    "eval_every": 10**9,
+    "eval_episodes": 0,
+    "save_every": "1000i",
+    "log_every": 0.0,
+    "device": "cpu",
+    "threads": 1,
+    "seed": 3,
+    "quiet": True,
+}
+VARIANTS: dict[
+    str, tuple[str, str, dict[str, Any]]
+] = {  # what an algorithm's own settings do not reach
+    "ppo gru": (
+        "ppo",
+        PLACES,
+        {
+            "network": {"hidden": [8], "memory": "gru", "memory_size": 8},
+            "env_options": {"velocities": False},
+        },
+    ),
     "ppo with a state": ("ppo", "tests.tiny_envs:HiddenAlternating", {"normalize_obs": True}),
-    "ppo discrete": ("ppo", "chasing", {"eval_episodes": 2, "env_options": {"discrete": True, "max_episode_steps": 12}}),
+    "ppo discrete": (
+        "ppo",
+        "chasing",
+        {"eval_episodes": 2, "env_options": {"discrete": True, "max_episode_steps": 12}},
+    ),
     "ppo of joint agents": ("tests.joint_ppo:JointPPO", "tests.tiny_envs:Walkers", {}),
     "sac discrete": ("sac", PLACES, {"schedule": "linear"}),
-    "a2c that logs once": ("a2c", WALK, {"log_every": 1e9}),  # what is counted until then goes through the checkpoint
+    "a2c that logs once": (
+        "a2c",
+        WALK,
+        {"log_every": 1e9},
+    ),  # what is counted until then goes through the checkpoint
     "td3 by priority": ("td3", WALK, {"prioritized": True, "normalize_obs": True, "n_step": 3}),
     "bc of a teacher": ("bc", PLACES, {"teacher": ""}),
     "bc dagger": ("bc", PLACES, {"teacher": "", "dagger": True}),
@@ -45,7 +73,9 @@ def env_of(algorithm: str) -> str:
     raise AssertionError(f"{algorithm} takes none of the environments here: add one")
 
 
-CASES = {name: (name, env_of(name), {"normalize_obs": True}) for name in algorithm_names()} | VARIANTS
+CASES = {
+    name: (name, env_of(name), {"normalize_obs": True}) for name in algorithm_names()
+} | VARIANTS
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +97,11 @@ def settings_of(case: str, tmp_path: Path, request: pytest.FixtureRequest) -> di
     algorithm, env, changes = CASES[case]
     fields = config_class(resolve_algorithm(algorithm)).__dataclass_fields__
     settings = COMMON | small_settings(algorithm) | changes
-    settings |= {name: value for name, value in {"save_replay": True, "learning_starts": 3 * ITERATION - 1}.items() if name in fields}
+    settings |= {
+        name: value
+        for name, value in {"save_replay": True, "learning_starts": 3 * ITERATION - 1}.items()
+        if name in fields
+    }
     if algorithm == "bc" and "teacher" not in changes:
         settings["dataset"] = some_demonstrations(tmp_path, make_env(env, 1))
     elif algorithm == "bc":
@@ -76,47 +110,67 @@ def settings_of(case: str, tmp_path: Path, request: pytest.FixtureRequest) -> di
 
 
 def left_by(folder: Path) -> dict[str, Any]:
-    """Every part of the newest checkpoint and every line of metrics.jsonl, without seconds and the run's place."""
+    """Every part of the newest checkpoint and every line of metrics.jsonl, without seconds and the
+    run's place.
+    """
     parts, manifest = load_checkpoint(folder)
     parts["trainer"].pop("elapsed")
     parts["meta"]["settings"].pop("root")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     timed = ("time", "time/fps", "time/time_elapsed", "time/collect_seconds", "time/update_seconds")
-    return parts | {"step": manifest["step"], "logged": [{key: line[key] for key in line if key not in timed} for line in lines]}
+    return parts | {
+        "step": manifest["step"],
+        "logged": [{key: line[key] for key in line if key not in timed} for line in lines],
+    }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_twenty_iterations_are_ten_and_ten_and_seven_and_thirteen(
     case: str, tmp_path: Path, forks: Forks, request: pytest.FixtureRequest
 ) -> None:
-    """Each leg in a process of its own; the first legs show as well that a seed gives the same bits in every process."""
+    """Each leg in a process of its own; the first legs show as well that a seed gives the same bits
+    in every process.
+    """
     settings, output = settings_of(case, tmp_path, request), tmp_path / "output"
 
     def play(name: str, *stops: int) -> dict[str, Any]:
         arguments = settings | {"run_dir": str(tmp_path / name)}
         for stop in stops:
-            assert forks.run(output, **arguments, stop_after=stop) == -signal.SIGTERM, output.read_text()
+            assert forks.run(output, **arguments, stop_after=stop) == -signal.SIGTERM, (
+                output.read_text()
+            )
             arguments = {"path": str(tmp_path / name)}
         assert forks.run(output, **arguments) == 0, output.read_text()
         return left_by(tmp_path / name)
 
     whole = play("whole")
     assert (whole["step"], whole["trainer"]["iteration"]) == (WHOLE * ITERATION, WHOLE)
-    wanted = [ITERATION * number for number in range(1, WHOLE + 1)] if not settings["log_every"] else [WHOLE * ITERATION]
+    wanted = (
+        [ITERATION * number for number in range(1, WHOLE + 1)]
+        if not settings["log_every"]
+        else [WHOLE * ITERATION]
+    )
     assert [line["step"] for line in whole["logged"]][: len(wanted)] == wanted
     assert any(key.startswith("train/") for line in whole["logged"] for key in line)
     for first in (10, 7):
         assert_same(whole, play(f"stopped at {first}", first))
 
 
-def test_new_interpreters_leave_the_same_bits_too(tmp_path: Path, forks: Forks, request: pytest.FixtureRequest) -> None:
+def test_new_interpreters_leave_the_same_bits_too(
+    tmp_path: Path, forks: Forks, request: pytest.FixtureRequest
+) -> None:
     """They have other hashes and addresses than the process that the others are forked from."""
     settings, output = settings_of("rainbow", tmp_path, request), tmp_path / "output"
     assert forks.run(output, **settings, run_dir=str(tmp_path / "whole")) == 0, output.read_text()
     code = "import json, sys\nfrom tests.forked_runs import play\nplay(**json.loads(sys.argv[1]))"
     parts = str(tmp_path / "parts")
-    for arguments, wanted in ((settings | {"run_dir": parts, "stop_after": 9}, -signal.SIGTERM), ({"path": parts}, 0)):
+    for arguments, wanted in (
+        (settings | {"run_dir": parts, "stop_after": 9}, -signal.SIGTERM),
+        ({"path": parts}, 0),
+    ):
         command = [sys.executable, "-c", code, json.dumps(arguments)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+        )
         assert done.returncode == wanted, done.stderr
     assert_same(left_by(tmp_path / "whole"), left_by(tmp_path / "parts"))

@@ -1,4 +1,6 @@
-"""Run folders: names nobody else gets, what it takes to repeat a run, and a lock that dies with its process."""
+"""Run folders: names nobody else gets, what it takes to repeat a run, and a lock that dies with its
+process.
+"""
 
 import importlib.metadata
 import json
@@ -35,17 +37,26 @@ def test_a_folder_is_named_by_task_algorithm_time_and_seed(tmp_path: Path) -> No
     assert re.fullmatch(r"20\d{6}-\d{6}_-3", folder.name)
 
 
-def test_creators_in_the_same_second_get_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_creators_in_the_same_second_get_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module.time, "strftime", lambda _: "20260102-030405")
     with ThreadPoolExecutor(8) as pool:
-        folders = list(pool.map(lambda _: create_run_folder(tmp_path, "chasing", "ppo", 0), range(8)))
+        folders = list(
+            pool.map(lambda _: create_run_folder(tmp_path, "chasing", "ppo", 0), range(8))
+        )
     expected = {"20260102-030405_0", *(f"20260102-030405_0-{number}" for number in range(2, 9))}
     assert {folder.name for folder in folders} == expected
 
 
 def test_a_chosen_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert create_run_folder(tmp_path, "chasing", "ppo", 0, str(tmp_path / "a" / "b")) == tmp_path / "a" / "b"
-    assert create_run_folder(tmp_path, "chasing", "ppo", 0, str(tmp_path / "a" / "b")).is_dir()  # there, but empty
+    assert (
+        create_run_folder(tmp_path, "chasing", "ppo", 0, str(tmp_path / "a" / "b"))
+        == tmp_path / "a" / "b"
+    )
+    assert create_run_folder(
+        tmp_path, "chasing", "ppo", 0, str(tmp_path / "a" / "b")
+    ).is_dir()  # there, but empty
     monkeypatch.setenv("HOME", str(tmp_path))
     assert create_run_folder(tmp_path, "chasing", "ppo", 0, "~/mine") == tmp_path / "mine"
 
@@ -74,7 +85,11 @@ def test_pictures_go_beside_a_checkpoint_never_into_it(tmp_path: Path) -> None:
 
 def test_a_folder_with_files_is_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"already holds files: continue that run with --resume, or give another name to --run-dir"):
+    with pytest.raises(
+        UsageError,
+        match=r"already holds files: continue that run with --resume, or give another name to "
+        r"--run-dir",
+    ):
         create_run_folder(tmp_path, "chasing", "ppo", 0, str(tmp_path))
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
@@ -82,36 +97,72 @@ def test_a_folder_with_files_is_refused_with_advice(tmp_path: Path) -> None:
 def test_a_place_without_folders_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in (None, str(tmp_path / "file" / "run")):
-        with pytest.raises(UsageError, match=r"no run folder at .*/file.*; choose another place with --run-dir"):
+        with pytest.raises(
+            UsageError, match=r"no run folder at .*/file.*; choose another place with --run-dir"
+        ):
             create_run_folder(tmp_path / "file", "chasing", "ppo", 0, name)
 
 
-@pytest.mark.parametrize(("env", "name"), [
-    ("gymnasium_cpu:Pendulum-v1", "gymnasium_cpu_Pendulum-v1"), ("my_project.my_env:Env", "my_project.my_env_Env"), ("../../etc", "etc"),
-    ("/etc/passwd", "etc_passwd"), ("a/b\\c d\n*", "a_b_c_d"), ("..", "unnamed"), ("", "unnamed"), ("-rf", "rf"), (".hidden", "hidden"),
-    ("x" * 300, "x" * 100), ("a" * 50 + "." + "b" * 99, "b" * 99),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ("gymnasium_cpu:Pendulum-v1", "gymnasium_cpu_Pendulum-v1"),
+        ("my_project.my_env:Env", "my_project.my_env_Env"),
+        ("../../etc", "etc"),
+        ("/etc/passwd", "etc_passwd"),
+        ("a/b\\c d\n*", "a_b_c_d"),
+        ("..", "unnamed"),
+        ("", "unnamed"),
+        ("-rf", "rf"),
+        (".hidden", "hidden"),
+        ("x" * 300, "x" * 100),
+        ("a" * 50 + "." + "b" * 99, "b" * 99),
+    ],
+)
 def test_names_are_safe_as_folders(tmp_path: Path, env: str, name: str) -> None:
-    assert create_run_folder(tmp_path, env, "ppo", 0).relative_to(tmp_path).parts[:2] == (name, "ppo")
+    assert create_run_folder(tmp_path, env, "ppo", 0).relative_to(tmp_path).parts[:2] == (
+        name,
+        "ppo",
+    )
 
 
 # ---- what it takes to repeat a run ----
 
 
-def info(folder: Path, monkeypatch: pytest.MonkeyPatch, working_directory: Path, config: dict[str, Any] | None = None) -> None:
+def info(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    working_directory: Path,
+    config: dict[str, Any] | None = None,
+) -> None:
     folder.mkdir()
     monkeypatch.chdir(working_directory)
     write_run_info(folder, config or {}, ["gpurl", "train", "--note", "two words", "it's"])
 
 
-def test_config_command_and_versions_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = {"env": "chasing", "network": {"hidden": (64, 64)}, "run_dir": Path("/a/b"), "rate": 1e-5, "none": None, "note": "Größe: 5"}
+def test_config_command_and_versions_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {
+        "env": "chasing",
+        "network": {"hidden": (64, 64)},
+        "run_dir": Path("/a/b"),
+        "rate": 1e-5,
+        "none": None,
+        "note": "Größe: 5",
+    }
     info(tmp_path / "run", monkeypatch, tmp_path, config)
     plain = {**config, "network": {"hidden": [64, 64]}, "run_dir": "/a/b"}
     written = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
     assert written == plain
     assert list(written) == list(plain)
-    assert shlex.split((tmp_path / "run" / "command.txt").read_text()) == ["gpurl", "train", "--note", "two words", "it's"]
+    assert shlex.split((tmp_path / "run" / "command.txt").read_text()) == [
+        "gpurl",
+        "train",
+        "--note",
+        "two words",
+        "it's",
+    ]
     versions = json.loads((tmp_path / "run" / "versions.json").read_text())
     assert versions["torch"] == importlib.metadata.version("torch")
     assert versions["python"] == sys.version.split()[0]
@@ -126,12 +177,16 @@ def test_a_missing_package_has_no_version(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def repository(folder: Path, text: str) -> str:
-    """A git repository whose one file changed from "old" to `text` since its commit; returns the commit."""
+    """A git repository whose one file changed from "old" to `text` since its commit; returns the
+    commit.
+    """
     folder.mkdir()
 
     def git(*words: str) -> str:
         identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-        return subprocess.run(["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            ["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
 
     git("init", "-q")
     (folder / "code.py").write_text("old\n")
@@ -150,19 +205,27 @@ def test_commit_and_changes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "+new" in diff
 
 
-def test_a_huge_diff_is_left_out_and_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_diff_is_left_out_and_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MAX_DIFF_BYTES", 1000)
     commit = repository(tmp_path / "code", "x" * 2000)
     info(tmp_path / "run", monkeypatch, tmp_path / "code")
     text = (tmp_path / "run" / "git.diff").read_text()
-    assert re.fullmatch(commit + r"\nthe changes since are left out: 2\d\d\d bytes, the limit is 1000\n", text)
+    assert re.fullmatch(
+        commit + r"\nthe changes since are left out: 2\d\d\d bytes, the limit is 1000\n", text
+    )
 
 
 def test_without_git_there_is_no_diff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository(tmp_path / "code", "new\n")
     monkeypatch.setenv("PATH", str(tmp_path))
     info(tmp_path / "run", monkeypatch, tmp_path / "code")
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.yaml", "command.txt", "versions.json"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "config.yaml",
+        "command.txt",
+        "versions.json",
+    }
 
 
 def test_a_full_disk_at_the_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +233,11 @@ def test_a_full_disk_at_the_start_is_named(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(module, "write_regular", fail)
-    with pytest.raises(UsageError, match=r"cannot write .*config.yaml: No space left on device; choose another place with --run-dir"):
+    with pytest.raises(
+        UsageError,
+        match=r"cannot write .*config.yaml: No space left on device; choose another place with "
+        r"--run-dir",
+    ):
         info(tmp_path / "run", monkeypatch, tmp_path)
 
 
@@ -191,7 +258,9 @@ def test_a_new_run_writes_into_no_pipe_and_through_no_link(name: str, tmp_path: 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", [".config.yaml.new", "command.txt"])
-def test_a_resume_writes_into_no_pipe_and_through_no_link(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_resume_writes_into_no_pipe_and_through_no_link(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "mine").write_text("mine")
     os.mkfifo(tmp_path / name)
     module.note_resume(tmp_path, {}, ["gpurl"])
@@ -215,14 +284,18 @@ with lock_run(Path(sys.argv[1])):
 
 
 def test_another_process_is_named_and_its_death_frees_the_lock(tmp_path: Path) -> None:
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         in_use = rf"{tmp_path} is in use by process {holder.pid} on \S+: wait for it"
         with pytest.raises(CheckpointError, match=in_use), lock_run(tmp_path):
             pass
-        with pytest.raises(CheckpointError, match=in_use):  # although there is no checkpoint to resume from yet
+        with pytest.raises(
+            CheckpointError, match=in_use
+        ):  # although there is no checkpoint to resume from yet
             gpurl.resume(tmp_path)
         with pytest.raises(CheckpointError, match=in_use):
             run(make_settings("ppo", "pendulum", device="cpu"), tmp_path)
@@ -248,8 +321,14 @@ def kept_locks(monkeypatch: pytest.MonkeyPatch) -> list[FileLock]:
     return locks
 
 
-def test_the_block_holds_the_lock_and_its_end_frees_it(tmp_path: Path, kept_locks: list[FileLock]) -> None:
-    with lock_run(tmp_path), pytest.raises(CheckpointError, match=f"in use by process {os.getpid()}"), lock_run(tmp_path):
+def test_the_block_holds_the_lock_and_its_end_frees_it(
+    tmp_path: Path, kept_locks: list[FileLock]
+) -> None:
+    with (
+        lock_run(tmp_path),
+        pytest.raises(CheckpointError, match=f"in use by process {os.getpid()}"),
+        lock_run(tmp_path),
+    ):
         pass
     with lock_run(tmp_path):
         assert [lock.is_locked for lock in kept_locks] == [False, False, True]
@@ -263,21 +342,31 @@ def test_a_holder_that_cannot_be_named_is_unknown(kind: str, tmp_path: Path) -> 
             os.mkfifo(tmp_path / "run.pid")
         elif kind == "long":
             (tmp_path / "run.pid").write_text("x" * 1001)
-        with pytest.raises(CheckpointError, match="in use by an unknown process: wait"), lock_run(tmp_path):
+        with (
+            pytest.raises(CheckpointError, match="in use by an unknown process: wait"),
+            lock_run(tmp_path),
+        ):
             pass
 
 
-def test_an_error_in_the_block_stays_what_it_is_and_frees_the_lock(tmp_path: Path, kept_locks: list[FileLock]) -> None:
+def test_an_error_in_the_block_stays_what_it_is_and_frees_the_lock(
+    tmp_path: Path, kept_locks: list[FileLock]
+) -> None:
     with pytest.raises(FileNotFoundError) as kept, lock_run(tmp_path):
         raise FileNotFoundError("the training's own")
     assert "the training's own" in str(kept.value)
     assert not kept_locks[0].is_locked
 
 
-def test_a_folder_that_cannot_be_locked_is_named(tmp_path: Path, kept_locks: list[FileLock]) -> None:
+def test_a_folder_that_cannot_be_locked_is_named(
+    tmp_path: Path, kept_locks: list[FileLock]
+) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "run.pid").mkdir()  # the lock is taken, its holder's name cannot be written
     for folder in (tmp_path / "file", tmp_path):
-        with pytest.raises(CheckpointError, match=f"cannot lock the run folder {folder}"), lock_run(folder):
+        with (
+            pytest.raises(CheckpointError, match=f"cannot lock the run folder {folder}"),
+            lock_run(folder),
+        ):
             pass
     assert not any(lock.is_locked for lock in kept_locks)

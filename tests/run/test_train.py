@@ -1,4 +1,6 @@
-"""Whole runs through the Python API and the command line: files, stopping, killing, and every kind of bad input."""
+"""Whole runs through the Python API and the command line: files, stopping, killing, and every kind
+of bad input.
+"""
 
 import functools
 import json
@@ -14,13 +16,28 @@ import torch
 
 import gpurl
 from gpurl.api import evaluate_run, make_trainer, resume, train
-from gpurl.checkpoints.folders import best_checkpoint, latest_checkpoint, list_checkpoints, load_checkpoint, save_checkpoint
+from gpurl.checkpoints.folders import (
+    best_checkpoint,
+    latest_checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
 from gpurl.cli.main import main
 from gpurl.engine.statistics import EpisodeStatistics
 from gpurl.errors import CheckpointError, EnvError, UsageError
 from gpurl.run.evaluator import evaluate
 from gpurl.run.settings import make_settings
-from tests.small_runs import ITERATION, ROOT, SMALL, assert_same, exit_code, small_run, start, state_of
+from tests.small_runs import (
+    ITERATION,
+    ROOT,
+    SMALL,
+    assert_same,
+    exit_code,
+    small_run,
+    start,
+    state_of,
+)
 from tests.tiny_envs import RandomWalk
 
 # ---- what a run leaves behind ----
@@ -32,11 +49,25 @@ def test_a_run_leaves_its_files_and_a_policy(tmp_path: Path) -> None:
     assert run.outcome.reason == "total_steps"
     assert run.outcome.steps == 4 * ITERATION
     names = {path.name for path in run.folder.iterdir()}
-    assert {"config.yaml", "command.txt", "metrics.jsonl", "learning_curve.png", "checkpoints", "versions.json"} <= names
+    assert {
+        "config.yaml",
+        "command.txt",
+        "metrics.jsonl",
+        "learning_curve.png",
+        "checkpoints",
+        "versions.json",
+    } <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
     rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     logged = set().union(*rows)
-    assert {"time/fps", "train/value_loss", "train/approx_kl", "train/learning_rate", "eval/mean_reward", "time/total_timesteps"} <= logged
+    assert {
+        "time/fps",
+        "train/value_loss",
+        "train/approx_kl",
+        "train/learning_rate",
+        "eval/mean_reward",
+        "time/total_timesteps",
+    } <= logged
     policy = gpurl.load(run.folder)
     one, many = policy.act(np.zeros(3, np.float32)), policy.act(torch.zeros(5, 3))
     assert one.shape == (1,)
@@ -53,39 +84,61 @@ def test_the_written_configuration_repeats_the_run(tmp_path: Path) -> None:
     from gpurl.run.settings import read_config
 
     values = read_config(first.folder / "config.yaml")
-    again = train(values.pop("algorithm"), values.pop("env"), **{**values, "run_dir": str(tmp_path / "two")})
+    again = train(
+        values.pop("algorithm"), values.pop("env"), **{**values, "run_dir": str(tmp_path / "two")}
+    )
     assert_same(state_of(first.folder), state_of(again.folder))
 
 
-def test_a_resumed_run_writes_down_how_it_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_resumed_run_writes_down_how_it_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = small_run(tmp_path / "run", 2).folder
     resume(folder, total_steps=3 * ITERATION)
     from gpurl.run.settings import read_config
 
     assert read_config(folder / "config.yaml")["total_steps"] == 3 * ITERATION
     assert len((folder / "command.txt").read_text().splitlines()) == 2
-    assert main(["train", "--config", str(folder / "config.yaml"), f"root={tmp_path / 'again'}"]) == 0
+    assert (
+        main(["train", "--config", str(folder / "config.yaml"), f"root={tmp_path / 'again'}"]) == 0
+    )
     (folder / "config.yaml").chmod(0o400)
     (folder / ".config.yaml.new").mkdir()  # what is to become config.yaml cannot be written
     resume(folder, total_steps=4 * ITERATION)
     assert f"config.yaml of {folder} stays as it was: " in caplog.text
     assert read_config(folder / "config.yaml")["total_steps"] == 3 * ITERATION
-    with pytest.raises(UsageError, match=r"goes on in its own folder, .*run: leave out run_dir .*elsewhere"):
+    with pytest.raises(
+        UsageError, match=r"goes on in its own folder, .*run: leave out run_dir .*elsewhere"
+    ):
         resume(folder, run_dir=str(tmp_path / "elsewhere"))
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_objects_are_no_settings(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"env option env holds a function; .* goes into a module of your own"):
-        train("ppo", "gymnasium_cpu", env_options={"env": lambda: None}, run_dir=str(tmp_path / "run"))
+    with pytest.raises(
+        UsageError, match=r"env option env holds a function; .* goes into a module of your own"
+    ):
+        train(
+            "ppo", "gymnasium_cpu", env_options={"env": lambda: None}, run_dir=str(tmp_path / "run")
+        )
     with pytest.raises(UsageError, match=r"env option task_options holds a Generator"):
-        make_settings("ppo", "gymnasium_cpu:Pendulum-v1", env_options={"task_options": {"g": [1.0, np.random.default_rng()]}})
-    assert make_settings("ppo", "chasing", env_options={"dim": np.int64(3)}, num_envs=np.int64(4)).to_dict()["env_options"] == {"dim": 3}
+        make_settings(
+            "ppo",
+            "gymnasium_cpu:Pendulum-v1",
+            env_options={"task_options": {"g": [1.0, np.random.default_rng()]}},
+        )
+    assert make_settings(
+        "ppo", "chasing", env_options={"dim": np.int64(3)}, num_envs=np.int64(4)
+    ).to_dict()["env_options"] == {"dim": 3}
     assert not (tmp_path / "run").exists()
 
 
 def test_a_simulator_that_cannot_be_saved_goes_on_with_other_episodes(tmp_path: Path) -> None:
-    settings = make_settings("ppo", "gymnasium_cpu:Pendulum-v1", **{**SMALL, "eval_episodes": 0, "total_steps": 4 * ITERATION})
+    settings = make_settings(
+        "ppo",
+        "gymnasium_cpu:Pendulum-v1",
+        **{**SMALL, "eval_episodes": 0, "total_steps": 4 * ITERATION},
+    )
     first, again = (make_trainer(settings, torch.device("cpu")) for _ in range(2))
     first.start()
     beginning = first.obs.clone()
@@ -106,7 +159,13 @@ def test_endless_episodes_end_the_evaluation_and_not_the_training(
     assert run.outcome.evaluation == {}
     assert (run.folder / "learning_curve.png").exists()
     told = capsys.readouterr().err
-    assert told.count("no more evaluations: Endless: episodes of 4 of 4 environments did not end in 2000 steps") == 1
+    assert (
+        told.count(
+            "no more evaluations: Endless: episodes of 4 of 4 environments did not end in 2000 "
+            "steps"
+        )
+        == 1
+    )
 
 
 def test_means_of_an_environments_own_terms_survive_a_resume() -> None:
@@ -121,13 +180,20 @@ def test_means_of_an_environments_own_terms_survive_a_resume() -> None:
         if number == 0:
             second.load_state_dict(first.state_dict())
     for statistics in (second, whole):
-        entries = statistics.read({name: float(value) for name, value in statistics.metrics().items()})
+        entries = statistics.read(
+            {name: float(value) for name, value in statistics.metrics().items()}
+        )
         assert entries["env/height"] == 3.0
-    assert "env/height" not in whole.read({name: float(value) for name, value in whole.metrics().items()})  # nothing since
+    assert "env/height" not in whole.read(
+        {name: float(value) for name, value in whole.metrics().items()}
+    )  # nothing since
 
 
 def test_same_seed_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
-    states = [state_of(small_run(tmp_path / str(number), 3, seed=seed).folder) for number, seed in enumerate((1, 1, 2))]
+    states = [
+        state_of(small_run(tmp_path / str(number), 3, seed=seed).folder)
+        for number, seed in enumerate((1, 1, 2))
+    ]
     assert_same(states[0], states[1])
     with pytest.raises(AssertionError):
         assert_same(states[0], states[2])
@@ -142,39 +208,93 @@ def test_stopping_by_return_and_by_time(tmp_path: Path) -> None:
 
 def test_save_every_counts_iterations_and_old_checkpoints_go(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run", 7, save_every="2i", keep_checkpoints=2, eval_episodes=0)
-    assert [path.name for path in list_checkpoints(run.folder / "checkpoints")][-2:] == [f"step_{n * ITERATION:012d}" for n in (6, 7)]
+    assert [path.name for path in list_checkpoints(run.folder / "checkpoints")][-2:] == [
+        f"step_{n * ITERATION:012d}" for n in (6, 7)
+    ]
 
 
 # ---- bad input ----
 
 
-@pytest.mark.parametrize(("words", "code", "message"), [
-    (["train", "ppo", "chasin"], 2, "did you mean chasing?"),
-    (["train", "pp", "chasing"], 2, "did you mean ppo"),
-    (["train", "ppo", "chasing", "--num-env", "8"], 2, "--num-envs"),
-    (["train", "ppo", "chasing", "--env.dim", "9"], 2, "dim must be 1 to 8, got 9"),
-    (["train", "ppo", "pendulum", "num_envs=10", "horizon=3", "minibatches=4"], 2, "num_envs * horizon = 30 rows into minibatches = 4"),
-    (["train", "ppo", "pendulum", "--device", "cuda:7"], 2, "device cuda:7 is not there"),
-    (["train", "ppo", "pendulum", "--device", "mps"], 2, "device mps is not supported"),
-    (["train", "ppo", "pendulum", "--initial-std", "0"], 2, "initial_std must be above 0, got 0.0"),
-    (["train", "--num-envs", "8", "ppo", "pendulum"], 2, "neither in front of the settings"),
-    (["train", "ppo", "pendulum", "--nan", "ignore"], 2, "it must be one of raise, skip, reset-envs"),
-    (["train", "ppo", "pendulum", "--tag-style", "wandb"], 2, "it must be one of sb3, cleanrl, rsl_rl, rl_games"),
-    (["train", "ppo", "pendulum", "--epochs", "1", "--minibatches", "1"], 2, "schedule kl needs a second step on each rollout"),
-    (["train", "ppo", "pendulum", "--learning-rate", "inf"], 2, "learning_rate must be a finite number, got inf"),
-    (["train", "ppo", "pendulum", "--value-coef", "-1"], 2, "value_coef must be at least 0, got -1.0"),
-    (["train", "ppo", "pendulum", "--eval-episodes", "0", "--stop-return", "1"], 2, "stop_return 1.0 needs evaluations"),
-    (["train", "ppo", "cart_pole", "--squash"], 2, "squash is for continuous actions"),
-    (["train", "a2c", "cart_pole", "--clip-range", "0.1"], 2, "a2c clips nothing"),
-    (["train", "ppo", "pendulum", "--save-every", "soon"], 2, "seconds as 60s or iterations as 100i"),
-    (["train", "sac", "pendulum", "--critic-network.hidden", "0"], 2, "critic-network: hidden must be at least 1"),
-    (["train", "ppo", "pendulum", "--config", "missing.yaml"], 2, "there is no config file missing.yaml"),
-    (["train", "--resume", "nowhere"], 5, "there is no run folder nowhere"),
-    (["trian"], 2, "did you mean train?"),
-    (["eval", "nowhere"], 5, "nowhere"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["train", "ppo", "chasin"], 2, "did you mean chasing?"),
+        (["train", "pp", "chasing"], 2, "did you mean ppo"),
+        (["train", "ppo", "chasing", "--num-env", "8"], 2, "--num-envs"),
+        (["train", "ppo", "chasing", "--env.dim", "9"], 2, "dim must be 1 to 8, got 9"),
+        (
+            ["train", "ppo", "pendulum", "num_envs=10", "horizon=3", "minibatches=4"],
+            2,
+            "num_envs * horizon = 30 rows into minibatches = 4",
+        ),
+        (["train", "ppo", "pendulum", "--device", "cuda:7"], 2, "device cuda:7 is not there"),
+        (["train", "ppo", "pendulum", "--device", "mps"], 2, "device mps is not supported"),
+        (
+            ["train", "ppo", "pendulum", "--initial-std", "0"],
+            2,
+            "initial_std must be above 0, got 0.0",
+        ),
+        (["train", "--num-envs", "8", "ppo", "pendulum"], 2, "neither in front of the settings"),
+        (
+            ["train", "ppo", "pendulum", "--nan", "ignore"],
+            2,
+            "it must be one of raise, skip, reset-envs",
+        ),
+        (
+            ["train", "ppo", "pendulum", "--tag-style", "wandb"],
+            2,
+            "it must be one of sb3, cleanrl, rsl_rl, rl_games",
+        ),
+        (
+            ["train", "ppo", "pendulum", "--epochs", "1", "--minibatches", "1"],
+            2,
+            "schedule kl needs a second step on each rollout",
+        ),
+        (
+            ["train", "ppo", "pendulum", "--learning-rate", "inf"],
+            2,
+            "learning_rate must be a finite number, got inf",
+        ),
+        (
+            ["train", "ppo", "pendulum", "--value-coef", "-1"],
+            2,
+            "value_coef must be at least 0, got -1.0",
+        ),
+        (
+            ["train", "ppo", "pendulum", "--eval-episodes", "0", "--stop-return", "1"],
+            2,
+            "stop_return 1.0 needs evaluations",
+        ),
+        (["train", "ppo", "cart_pole", "--squash"], 2, "squash is for continuous actions"),
+        (["train", "a2c", "cart_pole", "--clip-range", "0.1"], 2, "a2c clips nothing"),
+        (
+            ["train", "ppo", "pendulum", "--save-every", "soon"],
+            2,
+            "seconds as 60s or iterations as 100i",
+        ),
+        (
+            ["train", "sac", "pendulum", "--critic-network.hidden", "0"],
+            2,
+            "critic-network: hidden must be at least 1",
+        ),
+        (
+            ["train", "ppo", "pendulum", "--config", "missing.yaml"],
+            2,
+            "there is no config file missing.yaml",
+        ),
+        (["train", "--resume", "nowhere"], 5, "there is no run folder nowhere"),
+        (["trian"], 2, "did you mean train?"),
+        (["eval", "nowhere"], 5, "nowhere"),
+    ],
+)
 def test_bad_words_are_named_with_what_would_do(
-    words: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert exit_code(words) == code
@@ -182,7 +302,10 @@ def test_bad_words_are_named_with_what_would_do(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("words", "code"), [(["train", "ppo", "pendulum", "--learning-rate", "inf"], 2), (["eval", "nowhere"], 5)])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(["train", "ppo", "pendulum", "--learning-rate", "inf"], 2), (["eval", "nowhere"], 5)],
+)
 def test_a_process_ends_with_the_code_and_without_a_traceback(words: list[str], code: int) -> None:
     process = start(words)
     _, errors = process.communicate(timeout=60)
@@ -191,27 +314,42 @@ def test_a_process_ends_with_the_code_and_without_a_traceback(words: list[str], 
     assert "Traceback" not in errors
 
 
-def test_more_environments_than_memory_are_refused_before_they_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_environments_than_memory_are_refused_before_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gpurl import api
 
     monkeypatch.setattr(api, "available_bytes", lambda device: 2**30)
-    told = r"1,000,000,000 environments of chasing take more than [\d,.]+ GiB on cpu, where 1.0 GiB are free"
+    told = (
+        r"1,000,000,000 environments of chasing take more than [\d,.]+ GiB on cpu, where 1.0 GiB "
+        r"are free"
+    )
     with pytest.raises(UsageError, match=told):
         small_run(tmp_path / "run", 1, env="chasing", num_envs=10**9)
     assert not (tmp_path / "run").exists()
     obs, distance, clocks, random = 8 * 4, 4, 8 + 8 + 4, 3 * 8
-    each = 2 * (obs + distance + clocks + random) + (8 + 2) * obs  # the state, which holds obs, and a horizon of 8
+    each = (
+        2 * (obs + distance + clocks + random) + (8 + 2) * obs
+    )  # the state, which holds obs, and a horizon of 8
     with pytest.raises(UsageError, match=f"num_envs must be below {2**30 // each:,}"):
         small_run(tmp_path / "run", 1, env="chasing", num_envs=2**30 // each + 1)
     assert small_run(tmp_path / "run", 1, env="chasing").outcome.steps == ITERATION
 
 
 def test_unknown_settings_name_the_near_ones(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no setting is called 'learning_rte'; did you mean learning_rate"):
+    with pytest.raises(
+        UsageError, match=r"no setting is called 'learning_rte'; did you mean learning_rate"
+    ):
         small_run(tmp_path / "run", 1, learning_rte=1e-3)
     with pytest.raises(UsageError, match=r"horizon is 'long'; it must be int"):
         small_run(tmp_path / "run", 1, horizon="long")
-    for values in ({"num_envs": True}, {"seed": True}, {"threads": False}, {"learning_rate": True}, {"env_options": {"dim": True}}):
+    for values in (
+        {"num_envs": True},
+        {"seed": True},
+        {"threads": False},
+        {"learning_rate": True},
+        {"env_options": {"dim": True}},
+    ):
         with pytest.raises(UsageError, match=r" is (True|False); it must be (int|float)"):
             train("ppo", "chasing", **values)
     with pytest.raises(UsageError, match=r"hidden is \(True,\); it must be a list of int"):
@@ -228,16 +366,31 @@ def test_unknown_settings_name_the_near_ones(tmp_path: Path) -> None:
 
 
 def test_paths_and_devices_are_settings_too(tmp_path: Path) -> None:
-    run = train("ppo", "pendulum", **{**SMALL, "run_dir": tmp_path / "run", "device": torch.device("cpu"), "total_steps": ITERATION})
+    run = train(
+        "ppo",
+        "pendulum",
+        **{
+            **SMALL,
+            "run_dir": tmp_path / "run",
+            "device": torch.device("cpu"),
+            "total_steps": ITERATION,
+        },
+    )
     assert run.folder == tmp_path / "run"
 
 
-def test_a_run_that_failed_before_its_first_step_leaves_its_folder_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_failed_before_its_first_step_leaves_its_folder_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(RandomWalk, "observe", lambda self, state: state["x"].double())
-        with pytest.raises(EnvError, match=r"RandomWalk.reset: obs: wanted a tensor of shape .* got torch.float64"):
+        with pytest.raises(
+            EnvError, match=r"RandomWalk.reset: obs: wanted a tensor of shape .* got torch.float64"
+        ):
             small_run(tmp_path / "run", 1, env="tests.tiny_envs:RandomWalk")
-    assert small_run(tmp_path / "run", 1, env="tests.tiny_envs:RandomWalk").outcome.steps == ITERATION
+    assert (
+        small_run(tmp_path / "run", 1, env="tests.tiny_envs:RandomWalk").outcome.steps == ITERATION
+    )
 
 
 def test_an_existing_run_folder_is_not_overwritten(tmp_path: Path) -> None:
@@ -257,26 +410,43 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
         run(make_settings("ppo", "chasing", **values), tmp_path / "run")
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"network": {"hidden": [8]}}, r"network.hidden \[16\], this run \[8\]"),
-    ({"network": {"memory": "gru"}}, r"network.memory none, this run gru"),
-    ({"normalize_obs": False}, r"normalize_obs True, this run False"),
-    ({"squash": True}, r"squash False, this run True"),
-    ({"initial_std": 0.3}, r"initial_std 1.0, this run 0.3"),
-    ({"seed": 7}, r"seed 0, this run 7"),
-])  # fmt: skip
-def test_what_shapes_a_run_stays_when_it_is_resumed(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"network": {"hidden": [8]}}, r"network.hidden \[16\], this run \[8\]"),
+        ({"network": {"memory": "gru"}}, r"network.memory none, this run gru"),
+        ({"normalize_obs": False}, r"normalize_obs True, this run False"),
+        ({"squash": True}, r"squash False, this run True"),
+        ({"initial_std": 0.3}, r"initial_std 1.0, this run 0.3"),
+        ({"seed": 7}, r"seed 0, this run 7"),
+    ],
+)
+def test_what_shapes_a_run_stays_when_it_is_resumed(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     folder = small_run(tmp_path / "run", 1).folder
     with pytest.raises(CheckpointError, match=message):
         resume(folder, total_steps=10**4, **changes)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "kl"])
-def test_a_resumed_run_takes_the_rate_and_the_evaluations_it_is_given(tmp_path: Path, schedule: str) -> None:
+def test_a_resumed_run_takes_the_rate_and_the_evaluations_it_is_given(
+    tmp_path: Path, schedule: str
+) -> None:
     folder = small_run(tmp_path / "run", 2, schedule=schedule, eval_every=10**6).folder
-    resume(folder, total_steps=5 * ITERATION, learning_rate=1e-5, schedule="constant", eval_every=2 * ITERATION)
+    resume(
+        folder,
+        total_steps=5 * ITERATION,
+        learning_rate=1e-5,
+        schedule="constant",
+        eval_every=2 * ITERATION,
+    )
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    rates = {record["step"]: record["train/learning_rate"] for record in records if "train/learning_rate" in record}
+    rates = {
+        record["step"]: record["train/learning_rate"]
+        for record in records
+        if "train/learning_rate" in record
+    }
     assert [rates[step * ITERATION] for step in (3, 4, 5)] == pytest.approx([1e-5] * 3)
     evaluated = [record["step"] for record in records if "eval/mean_reward" in record]
     assert evaluated == [step * ITERATION for step in (2, 4, 5)]
@@ -296,7 +466,9 @@ def test_a_resume_from_an_older_checkpoint_keeps_its_own_later_one(tmp_path: Pat
     assert (checkpoints / f"step_{3 * ITERATION:012d}").stat().st_ino == written
 
 
-def test_a_cut_off_checkpoint_falls_back_to_the_older_one_and_tells_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cut_off_checkpoint_falls_back_to_the_older_one_and_tells_it_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = small_run(tmp_path / "run", 4, save_every="1i", eval_episodes=0).folder
     newest = latest_checkpoint(folder / "checkpoints")
     assert newest is not None
@@ -307,7 +479,9 @@ def test_a_cut_off_checkpoint_falls_back_to_the_older_one_and_tells_it_once(tmp_
     assert f"{newest.name}: model.safetensors has" in told
 
 
-def test_a_damaged_best_checkpoint_leaves_the_latest_to_evaluate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_best_checkpoint_leaves_the_latest_to_evaluate(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = small_run(tmp_path / "run", 4, eval_every=ITERATION).folder
     save_checkpoint(folder / "checkpoints", 10**6, load_checkpoint(folder)[0])
     wanted = evaluate_run(folder, 4, "cpu", best=False)
@@ -321,19 +495,34 @@ def test_a_damaged_best_checkpoint_leaves_the_latest_to_evaluate(tmp_path: Path,
 
 def test_a_full_disk_warns_trains_on_and_ends_with_its_own_code(tmp_path: Path) -> None:
     code = (
-        "import resource, sys\nfrom gpurl.cli import main\n"
+        "import resource, sys\nfrom gpurl.cli.main import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
-        "words = 'horizon=8 num_envs=16 total_steps=6e3 save_every=9i log_every=0 eval_episodes=0 device=cpu network.hidden=999'.split()\n"
+        "words = 'horizon=8 num_envs=16 total_steps=6e3 save_every=9i log_every=0 eval_episodes=0 "
+        "device=cpu network.hidden=999'.split()\n"
         f"sys.exit(main(['train', 'ppo', 'pendulum', *words, r'run_dir={tmp_path / 'run'}']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == CheckpointError.exit_code, done.stderr
     assert "no checkpoint at step" in done.stdout + done.stderr
     assert "ended by total_steps" in done.stdout
     assert "its last state is in no checkpoint" in done.stdout
-    for name in ("metrics.jsonl cannot be written", "TensorBoard's event file cannot be written", "no learning curve"):
+    for name in (
+        "metrics.jsonl cannot be written",
+        "TensorBoard's event file cannot be written",
+        "no learning curve",
+    ):
         assert done.stderr.count(name) == 1, done.stderr
-    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"]
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert steps == [ITERATION * number for number in range(1, len(steps) + 1)]
     assert 5 < len(steps) < 47
 
@@ -355,12 +544,18 @@ def test_limits_of_time_count_anew_and_threads_are_given_back(tmp_path: Path) ->
     again = resume(folder)
     assert again.outcome.reason == "max_seconds"
     assert torch.get_num_threads() == before
-    times = [json.loads(line)["time/time_elapsed"] for line in (folder / "metrics.jsonl").read_text().splitlines() if "time/fps" in line]
+    times = [
+        json.loads(line)["time/time_elapsed"]
+        for line in (folder / "metrics.jsonl").read_text().splitlines()
+        if "time/fps" in line
+    ]
     assert times[-1] >= 0.9
 
 
 def test_a_compiled_task_is_the_same_task(tmp_path: Path) -> None:
-    """Chasing draws inside `transition`; the same seed then gives the same rollout but for rounding."""
+    """Chasing draws inside `transition`; the same seed then gives the same rollout but for
+    rounding.
+    """
     from gpurl.envs.chasing import Chasing
 
     plain, compiled = Chasing(64, seed=3), Chasing(64, seed=3)
@@ -371,12 +566,22 @@ def test_a_compiled_task_is_the_same_task(tmp_path: Path) -> None:
     for _ in range(3):
         steps = [env.step(action) for env in (plain, compiled)]
         torch.testing.assert_close(steps[1][:4], steps[0][:4], rtol=1e-5, atol=1e-5)
-    with pytest.raises(UsageError, match=r"compile is for tensor tasks, .* gymnasium_cpu:Pendulum-v1 is none"):
-        train("ppo", "gymnasium_cpu:Pendulum-v1", num_envs=1, compile=True, run_dir=str(tmp_path / "run"))
+    with pytest.raises(
+        UsageError, match=r"compile is for tensor tasks, .* gymnasium_cpu:Pendulum-v1 is none"
+    ):
+        train(
+            "ppo",
+            "gymnasium_cpu:Pendulum-v1",
+            num_envs=1,
+            compile=True,
+            run_dir=str(tmp_path / "run"),
+        )
 
 
 def test_products_in_bf16_learn_about_the_same(tmp_path: Path) -> None:
-    """bfloat16 has 8 bits: outputs are off by some percent of their spread, gradients too; weights stay float32."""
+    """bfloat16 has 8 bits: outputs are off by some percent of their spread, gradients too; weights
+    stay float32.
+    """
     from gpurl.nn.networks import ActorCritic, NetworkConfig
 
     torch.manual_seed(0)
@@ -391,8 +596,12 @@ def test_products_in_bf16_learn_about_the_same(tmp_path: Path) -> None:
             network.towers.dtype = dtype
             output, value, kept = network(x)
             network.backward(of_output, of_value, kept)
-            assert {tensor.dtype for tensor in (output, value, *(p.grad for p in network.parameters()))} == {torch.float32}
-            results.append([output, value, network.value(x), *(p.grad.clone() for p in network.parameters())])
+            assert {
+                tensor.dtype for tensor in (output, value, *(p.grad for p in network.parameters()))
+            } == {torch.float32}
+            results.append(
+                [output, value, network.value(x), *(p.grad.clone() for p in network.parameters())]
+            )
     for exact, rounded in zip(*results):
         error = float((exact - rounded).norm() / exact.norm())
         assert error < 0.02

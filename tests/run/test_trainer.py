@@ -1,4 +1,6 @@
-"""What the training loop keeps beside the weights: the best return over resumes, and no memory of a NaN."""
+"""What the training loop keeps beside the weights: the best return over resumes, and no memory of a
+NaN.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,14 @@ from gpurl.run.trainer import Outcome
 from tests.tiny_envs import Endless, RandomWalk
 
 CPU = torch.device("cpu")
-SMALL: dict[str, Any] = {"num_envs": 4, "horizon": 8, "minibatches": 1, "eval_episodes": 4, "device": "cpu", "quiet": True}
+SMALL: dict[str, Any] = {
+    "num_envs": 4,
+    "horizon": 8,
+    "minibatches": 1,
+    "eval_episodes": 4,
+    "device": "cpu",
+    "quiet": True,
+}
 ITERATION = 4 * 8
 
 
@@ -28,13 +37,17 @@ class Paid(RandomWalk):
 
     wage = 0.0
 
-    def transition(self, state: State, action: Tensor, rng: CounterRandom) -> tuple[State, Tensor, Tensor]:
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
         next_state, reward, terminated = super().transition(state, action, rng)
         return next_state, torch.full_like(reward, self.wage), torch.zeros_like(terminated)
 
 
 class LostSight(Endless):
-    """Environment 3 shows NaN from its third step until it is reset; no episode ends and empties the memory."""
+    """Environment 3 shows NaN from its third step until it is reset; no episode ends and empties
+    the memory.
+    """
 
     def step(self, actions: Tensor) -> Timestep:
         timestep = super().step(actions)
@@ -52,8 +65,12 @@ class Blinking(Endless):
 
 
 def one_more_iteration(folder: Path, number: int, wage: float) -> Outcome:
-    """Iteration `number` of the run in `folder`, in a trainer of its own, then an evaluation that pays `wage`."""
-    settings = make_settings("ppo", "tests.run.test_trainer:Paid", **SMALL, total_steps=number * ITERATION)
+    """Iteration `number` of the run in `folder`, in a trainer of its own, then an evaluation that
+    pays `wage`.
+    """
+    settings = make_settings(
+        "ppo", "tests.run.test_trainer:Paid", **SMALL, total_steps=number * ITERATION
+    )
     evaluated = Paid(4)
     evaluated.wage = wage
     trainer = make_trainer(settings, CPU, evaluated)
@@ -74,7 +91,10 @@ def test_a_resumed_run_replaces_best_only_by_a_better_policy(tmp_path: Path) -> 
     best = []
     for number, wage in enumerate((2.0, 1.0, 3.0), start=1):
         outcome = one_more_iteration(tmp_path, number, wage)
-        assert (outcome.steps, outcome.evaluation["eval/mean_reward"]) == (number * ITERATION, 7 * wage)
+        assert (outcome.steps, outcome.evaluation["eval/mean_reward"]) == (
+            number * ITERATION,
+            7 * wage,
+        )
         chosen = best_checkpoint(tmp_path)
         assert chosen is not None
         best.append(int(chosen.name.removeprefix("step_")) // ITERATION)
@@ -84,7 +104,9 @@ def test_a_resumed_run_replaces_best_only_by_a_better_policy(tmp_path: Path) -> 
 def test_a_memory_that_saw_nan_is_emptied_with_its_environment() -> None:
     """The others keep theirs."""
     network = {"hidden": [8], "memory": "gru", "memory_size": 8}
-    settings = make_settings("ppo", "tests.run.test_trainer:LostSight", **SMALL, nan="reset-envs", network=network)
+    settings = make_settings(
+        "ppo", "tests.run.test_trainer:LostSight", **SMALL, nan="reset-envs", network=network
+    )
     trainer = make_trainer(settings, CPU)
     trainer.start()
     trainer.iterate()
@@ -97,7 +119,9 @@ def test_a_memory_that_saw_nan_is_emptied_with_its_environment() -> None:
 def test_what_a_memory_has_of_a_nan_is_not_blamed_on_the_policy() -> None:
     """Where the host hears of it some iterations later, as on a GPU."""
     network = {"hidden": [8], "memory": "gru", "memory_size": 8}
-    settings = make_settings("ppo", "tests.run.test_trainer:Blinking", **SMALL, network=network, stagger=False)
+    settings = make_settings(
+        "ppo", "tests.run.test_trainer:Blinking", **SMALL, network=network, stagger=False
+    )
     with no_host_looks():
         trainer = make_trainer(settings, CPU)
         trainer.start()

@@ -1,4 +1,6 @@
-"""`gpurl convert`: weights of another trainer become a safetensors file, or a run; the file itself is read in a process of its own."""
+"""`gpurl convert`: weights of another trainer become a safetensors file, or a run; the file itself
+is read in a process of its own.
+"""
 
 import json
 import os
@@ -21,7 +23,10 @@ from gpurl.errors import CheckpointError, UsageError, visible
 
 WORKER = Path(__file__).with_name("worker.py")
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".zip", ".safetensors")
-OWNER = "who has the program that wrote it can give its weights alone: safetensors.torch.save_file(model.state_dict(), FILE)"
+OWNER = (
+    "who has the program that wrote it can give its weights alone: "
+    "safetensors.torch.save_file(model.state_dict(), FILE)"
+)
 ORDER = "gpurl.order"  # in the metadata of what is written: the names, as they came
 SHOWN = 8  # names of what was left out
 
@@ -36,7 +41,9 @@ class Answer(NamedTuple):
 
 @dataclass
 class Converted:
-    """The tensors of a file by name, on the CPU, and what there is to tell; ordered: as their owner had them, not by name."""
+    """The tensors of a file by name, on the CPU, and what there is to tell; ordered: as their owner
+    had them, not by name.
+    """
 
     tensors: dict[str, Tensor]
     notes: list[str]
@@ -46,20 +53,27 @@ class Converted:
         """A line a tensor: name, shape, dtype."""
         names = {name: visible(name) for name in self.tensors}
         width = max(map(len, names.values()))
-        rows = [f"  {names[name]:{width}s}  {_shape(tensor):14s} {str(tensor.dtype)[6:]}" for name, tensor in self.tensors.items()]
+        rows = [
+            f"  {names[name]:{width}s}  {_shape(tensor):14s} {str(tensor.dtype)[6:]}"
+            for name, tensor in self.tensors.items()
+        ]
         return "\n".join([*rows, *self.notes])
 
 
 def read_foreign(path: Path) -> Converted:
-    """The tensors of `path`: torch.save's .pt, .pth, .bin or .ckpt, stable-baselines3's .zip, or .safetensors.
+    """The tensors of `path`: torch.save's .pt, .pth, .bin or .ckpt, stable-baselines3's .zip, or
+    .safetensors.
 
-    CheckpointError for a file that is damaged, too large for what it is, or would have to be executed; UsageError for one of another kind.
+    CheckpointError for a file that is damaged, too large for what it is, or would have to be
+    executed; UsageError for one of another kind.
     """
     if path.suffix not in SUFFIXES:
         raise UsageError(f"gpurl convert reads {', '.join(SUFFIXES)}, got {str(path)!r}")
     if not path.is_file():
         raise CheckpointError(
-            f"{path} is a {'folder' if path.is_dir() else 'device'}, wanted a file" if path.exists() else f"there is no file {path}"
+            f"{path} is a {'folder' if path.is_dir() else 'device'}, wanted a file"
+            if path.exists()
+            else f"there is no file {path}"
         )
     notes, ordered = list[str](), True
     if path.suffix == ".safetensors":
@@ -70,17 +84,26 @@ def read_foreign(path: Path) -> Converted:
         raise CheckpointError(f"{path} holds no tensors")
     tensors = without_wrappers(found, str(path))
     if renamed := [name for name in found if name not in tensors]:
-        notes.append(f"without the prefixes of wrappers (_orig_mod., module.): {len(renamed)} names, as {visible(renamed[0])}")
+        notes.append(
+            f"without the prefixes of wrappers (_orig_mod., module.): {len(renamed)} names, as "
+            f"{visible(renamed[0])}"
+        )
     return Converted(tensors, notes, ordered)
 
 
 def write_safetensors(converted: Converted, target: Path) -> Path:
-    """`target`, whole or not at all; UsageError where it is there already, CheckpointError where the disk refuses."""
+    """`target`, whole or not at all; UsageError where it is there already, CheckpointError where
+    the disk refuses.
+    """
     if target.exists():
         raise UsageError(f"{target} is there already; give another name with --out")
     part = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        save_file(converted.tensors, part, {ORDER: json.dumps(list(converted.tensors))} if converted.ordered else None)
+        save_file(
+            converted.tensors,
+            part,
+            {ORDER: json.dumps(list(converted.tensors))} if converted.ordered else None,
+        )
         mask = os.umask(0)
         os.umask(mask)
         part.chmod(0o666 & ~mask)  # safetensors writes 0600
@@ -95,7 +118,9 @@ def write_safetensors(converted: Converted, target: Path) -> Path:
 def in_order(name: str) -> tuple[list[Any], str]:
     """Key that sorts names with their numbers as numbers: actor.2 before actor.10."""
     parts: list[Any] = re.split(r"([0-9]+)", name)
-    parts[1::2] = [(len(digits.lstrip("0")), digits.lstrip("0")) for digits in parts[1::2]]  # int() refuses very long ones
+    parts[1::2] = [
+        (len(digits.lstrip("0")), digits.lstrip("0")) for digits in parts[1::2]
+    ]  # int() refuses very long ones
     return parts, name
 
 
@@ -104,21 +129,33 @@ def _shape(tensor: Tensor) -> str:
 
 
 def _tensors_of(path: Path) -> tuple[dict[str, Tensor], bool]:
-    """(the tensors, whether they are in the order of who had them): safetensors sorts names, `write_safetensors` notes the order."""
+    """(the tensors, whether they are in the order of who had them): safetensors sorts names,
+    `write_safetensors` notes the order.
+    """
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             names = sorted(file.keys(), key=in_order)
             noted = json.loads((file.metadata() or {}).get(ORDER, "[]"))
-            ordered = isinstance(noted, list) and all(isinstance(name, str) for name in noted) and sorted(noted, key=in_order) == names
-            return {name: file.get_tensor(name).clone() for name in (noted if ordered else names)}, ordered
+            ordered = (
+                isinstance(noted, list)
+                and all(isinstance(name, str) for name in noted)
+                and sorted(noted, key=in_order) == names
+            )
+            return {
+                name: file.get_tensor(name).clone() for name in (noted if ordered else names)
+            }, ordered
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # of what damage brings about, whatever its type
-        raise CheckpointError(f"{path} is no safetensors file: {type(error).__name__}: {error}") from None
+        raise CheckpointError(
+            f"{path} is no safetensors file: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _through_worker(path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """(tensors, notes) by `worker.py`, which may be killed by its limits but takes nobody with it."""
+    """(tensors, notes) by `worker.py`, which may be killed by its limits but takes nobody with
+    it.
+    """
     folder = Path(tempfile.mkdtemp(prefix="gpurl_convert_"))
     try:
         answer = _ask_worker(path, folder)
@@ -128,7 +165,9 @@ def _through_worker(path: Path) -> tuple[dict[str, Tensor], list[str]]:
         more = ", …" if answer["count"] > len(names) else ""
         notes = [f"left out, being no tensors: {', '.join(names)}{more}"] if names else []
         found, _ = _tensors_of(folder / "tensors.safetensors")
-        return {name: found[name] for name in answer["names"]}, notes  # safetensors sorts them; the order tells which layer comes first
+        return {
+            name: found[name] for name in answer["names"]
+        }, notes  # safetensors sorts them; the order tells which layer comes first
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -138,19 +177,38 @@ def _ask_worker(path: Path, folder: Path) -> dict[str, Any]:
     try:
         answer = run_worker(path, folder)
     except subprocess.TimeoutExpired as error:
-        raise CheckpointError(f"{path} is refused: reading it took more than {error.timeout:.0f} seconds") from None
+        raise CheckpointError(
+            f"{path} is refused: reading it took more than {error.timeout:.0f} seconds"
+        ) from None
     if answer.code:
         told = " ".join(answer.errors.decode(errors="replace").split())[-300:]
-        why = f"signal {-answer.code}, as of a process that goes over its limits" if answer.code < 0 else told
+        why = (
+            f"signal {-answer.code}, as of a process that goes over its limits"
+            if answer.code < 0
+            else told
+        )
         raise CheckpointError(f"{path} is refused: the process that read it was ended by {why}")
     return json.loads(answer.told.splitlines()[-1])
 
 
 def run_worker(path: Path, folder: Path) -> Answer:
-    """`worker.py` on `path`, in the empty `folder`, so that no module of the user's folder is found there."""
+    """`worker.py` on `path`, in the empty `folder`, so that no module of the user's folder is found
+    there.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(WORKER), str(path.absolute()), str(folder / "tensors.safetensors")]
+    command = [
+        sys.executable,
+        str(WORKER),
+        str(path.absolute()),
+        str(folder / "tensors.safetensors"),
+    ]
     seconds = 120 + path.stat().st_size // (5 << 20)
-    options: dict[str, Any] = {"cwd": folder, "env": environment, "stdin": subprocess.DEVNULL, "capture_output": True, "timeout": seconds}
+    options: dict[str, Any] = {
+        "cwd": folder,
+        "env": environment,
+        "stdin": subprocess.DEVNULL,
+        "capture_output": True,
+        "timeout": seconds,
+    }
     done = subprocess.run(command, check=False, **options)  # noqa: S603 - this interpreter, a file of this package, no shell
     return Answer(done.returncode, done.stdout, done.stderr)

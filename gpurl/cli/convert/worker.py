@@ -1,7 +1,10 @@
-"""Reads one file of another trainer in a process of its own, tensors only, and leaves them as safetensors; stand-alone, run by convert.py.
+"""Reads one file of another trainer in a process of its own, tensors only, and leaves them as
+safetensors; stand-alone, run by convert.py.
 
-torch.load with weights_only=True calls nothing that the file names but what rebuilds tensors. It is C++ reading hostile bytes all the same:
-hence the process, its limits, and no pickle on the way back. What the file's zip says of itself is checked before anything is unpacked.
+torch.load with weights_only=True calls nothing that the file names but what rebuilds tensors. It is
+C++ reading hostile bytes all the same:
+hence the process, its limits, and no pickle on the way back. What the file's zip says of itself is
+checked before anything is unpacked.
 """
 
 import os
@@ -10,7 +13,8 @@ from typing import Any
 
 MAX_DEPTH, MAX_ITEMS, MAX_MEMBERS = 64, 1_000_000, 100_000
 SPARE_BYTES = 64 << 20  # what a small file may unpack to
-GROWTH = 4  # times its size that a file may unpack to: weights hardly shrink, a bomb does by the thousand
+# times its size that a file may unpack to: weights hardly shrink, a bomb does by the thousand
+GROWTH = 4
 
 
 class Refused(Exception):
@@ -18,18 +22,30 @@ class Refused(Exception):
 
 
 class StandIn:
-    """In place of numpy's scalars and arrays, which trainers keep beside the weights: takes what it is given and makes nothing of it."""
+    """In place of numpy's scalars and arrays, which trainers keep beside the weights: takes what it
+    is given and makes nothing of it.
+    """
 
     def __init__(self, *_: object) -> None: ...
 
     def __setstate__(self, _: object) -> None: ...
 
 
-NUMPY = ("dtype", "ndarray", *(f"{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")))
+NUMPY = (
+    "dtype",
+    "ndarray",
+    *(
+        f"{core}.multiarray.{name}"
+        for core in ("core", "_core")
+        for name in ("scalar", "_reconstruct")
+    ),
+)
 
 
 def limit_process(size: int) -> None:
-    """Memory, processor time and files written, for a file of so many bytes; beyond what torch itself has taken by now."""
+    """Memory, processor time and files written, for a file of so many bytes; beyond what torch
+    itself has taken by now.
+    """
     import resource
 
     with open("/proc/self/statm") as pages:
@@ -46,23 +62,33 @@ def limit_process(size: int) -> None:
 
 
 def check_archive(archive: Any, size: int) -> None:
-    """Refused where a member of the zip leaves its folder, is a link, comes twice, or all are together absurdly large."""
+    """Refused where a member of the zip leaves its folder, is a link, comes twice, or all are
+    together absurdly large.
+    """
     members = archive.infolist()
     names = [member.filename for member in members]
     if len(names) > MAX_MEMBERS or len(set(names)) != len(names):
-        raise Refused(f"its zip has {len(names)} members, {len(set(names))} of them of different names")
+        raise Refused(
+            f"its zip has {len(names)} members, {len(set(names))} of them of different names"
+        )
     for member, name in zip(members, names):
         if name.startswith("/") or "\\" in name or ":" in name or ".." in name.split("/"):
-            raise Refused(f"its zip has the member {name!r}, which leaves the folder it is unpacked in")
+            raise Refused(
+                f"its zip has the member {name!r}, which leaves the folder it is unpacked in"
+            )
         if (member.external_attr >> 16) & 0o170000 == 0o120000:
             raise Refused(f"its zip has the link {name!r}")
     unpacked = sum(member.file_size for member in members)
     if unpacked > GROWTH * size + SPARE_BYTES:
-        raise Refused(f"its zip has {size} bytes and unpacks to {unpacked}: no file of weights does")
+        raise Refused(
+            f"its zip has {size} bytes and unpacks to {unpacked}: no file of weights does"
+        )
 
 
 def read(source: str) -> dict[str, Any]:
-    """What the file holds, by the names that torch.save was given; of stable-baselines3's zip its .pth members."""
+    """What the file holds, by the names that torch.save was given; of stable-baselines3's zip its
+    .pth members.
+    """
     import io
     import zipfile
 
@@ -84,7 +110,9 @@ def read(source: str) -> dict[str, Any]:
 
 
 def load(source: Any) -> Any:
-    """Never with weights_only=False: who wrote the file decides which error comes, and must not decide what follows it."""
+    """Never with weights_only=False: who wrote the file decides which error comes, and must not
+    decide what follows it.
+    """
     import re
 
     import torch
@@ -99,17 +127,31 @@ def load(source: Any) -> Any:
                 raise Refused("torch.save did not write it so, or long ago") from None
             raise
         if named := re.search(r"(?:GLOBAL|global|class) ([A-Za-z_][\w.]*\.[\w.]+)", str(error)):
-            raise Refused(f"it names {named[1]}, which loading it would call, and files are never executed") from None
-        detail = re.search(r"WeightsUnpickler error: ([^\n]*)", str(error))  # the rest is advice to execute it
-        raise Refused(f"torch.save did not write it so ({(detail and detail[1][:200]) or 'a pickle of another kind'})") from None
+            raise Refused(
+                f"it names {named[1]}, which loading it would call, and files are never executed"
+            ) from None
+        detail = re.search(
+            r"WeightsUnpickler error: ([^\n]*)", str(error)
+        )  # the rest is advice to execute it
+        raise Refused(
+            f"torch.save did not write it so "
+            f"({(detail and detail[1][:200]) or 'a pickle of another kind'})"
+        ) from None
 
 
-def flatten(value: Any, path: str, tensors: dict[str, Any], left_out: list[str], depth: int = 0) -> None:
-    """Nested dicts, lists and tuples into names joined by dots; what is no tensor goes into left_out."""
+def flatten(
+    value: Any, path: str, tensors: dict[str, Any], left_out: list[str], depth: int = 0
+) -> None:
+    """Nested dicts, lists and tuples into names joined by dots; what is no tensor goes into
+    left_out.
+    """
     import torch
 
     if depth > MAX_DEPTH or len(tensors) + len(left_out) > MAX_ITEMS:
-        raise Refused(f"it nests deeper than {MAX_DEPTH} or holds more than {MAX_ITEMS} values at {path[:80]!r}")
+        raise Refused(
+            f"it nests deeper than {MAX_DEPTH} or holds more than {MAX_ITEMS} values at "
+            f"{path[:80]!r}"
+        )
     if isinstance(value, torch.Tensor):
         if path in tensors:
             raise Refused(f"it has two tensors called {path!r}")
@@ -125,16 +167,31 @@ def flatten(value: Any, path: str, tensors: dict[str, Any], left_out: list[str],
 
 
 def packed(tensors: dict[str, Any], size: int) -> dict[str, Any]:
-    """Copies that share nothing, as safetensors wants them; Refused for what it cannot hold and for views larger than the file."""
+    """Copies that share nothing, as safetensors wants them; Refused for what it cannot hold and for
+    views larger than the file.
+    """
     import torch
 
     wanted = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if wanted > GROWTH * size + SPARE_BYTES:
-        raise Refused(f"it has {size} bytes and its tensors would take {wanted}: no file of weights does")
+        raise Refused(
+            f"it has {size} bytes and its tensors would take {wanted}: no file of weights does"
+        )
     for name, tensor in tensors.items():
-        if tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized or name == "__metadata__":
-            raise Refused(f"its tensor {name!r} is {tensor.dtype} of layout {tensor.layout}, which safetensors does not hold")
-    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+        if (
+            tensor.layout != torch.strided
+            or tensor.is_complex()
+            or tensor.is_quantized
+            or name == "__metadata__"
+        ):
+            raise Refused(
+                f"its tensor {name!r} is {tensor.dtype} of layout {tensor.layout}, which "
+                f"safetensors does not hold"
+            )
+    return {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
 
 
 def main(source: str, target: str) -> int:
@@ -150,7 +207,9 @@ def main(source: str, target: str) -> int:
     left_out: list[str] = []
     try:
         content = read(source)
-        flatten(content, "" if isinstance(content, (dict, list, tuple)) else "tensor", tensors, left_out)
+        flatten(
+            content, "" if isinstance(content, (dict, list, tuple)) else "tensor", tensors, left_out
+        )
         save_file(packed(tensors, size), target)
         answer = {"names": list(tensors), "left_out": left_out[:50], "count": len(left_out)}
     except Refused as refusal:
@@ -158,12 +217,20 @@ def main(source: str, target: str) -> int:
     except (MemoryError, torch.OutOfMemoryError):
         answer = {"refused": "it takes more memory than a file of its size should"}
     except Exception as error:  # of what damage brings about, whatever its type
-        answer = {"refused": f"it is damaged or of another kind ({type(error).__name__}: {str(error)[:200]})"}
+        answer = {
+            "refused": f"it is damaged or of another kind ({type(error).__name__}: "
+            f"{str(error)[:200]})"
+        }
     print(json.dumps(answer))
     return 0
 
 
 if __name__ == "__main__":
-    # run as a script, whose folder Python puts first: profile.py and statistics.py there would hide the standard library's
-    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != os.path.dirname(os.path.abspath(__file__))]
+    # run as a script, whose folder Python puts first: profile.py and statistics.py there would hide
+    # the standard library's
+    sys.path[:] = [
+        entry
+        for entry in sys.path
+        if os.path.abspath(entry) != os.path.dirname(os.path.abspath(__file__))
+    ]
     sys.exit(main(*sys.argv[1:]))

@@ -1,4 +1,6 @@
-"""Stands for hydra: a configuration of JSON files, changed by overrides of keys that must be there, or are added by a plus sign."""
+"""Stands for hydra: a configuration of JSON files, changed by overrides of keys that must be there,
+or are added by a plus sign.
+"""
 
 import contextlib
 import json

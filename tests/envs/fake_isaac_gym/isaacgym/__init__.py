@@ -3,4 +3,6 @@
 import sys
 
 if "torch" in sys.modules:
-    raise ImportError("PyTorch was imported before isaacgym modules.  Please import torch after isaacgym modules.")
+    raise ImportError(
+        "PyTorch was imported before isaacgym modules.  Please import torch after isaacgym modules."
+    )

@@ -5,7 +5,9 @@ import sys
 from typing import Any, Dict, List
 
 
-def parse_arguments(description: str, custom_parameters: List[Dict[str, Any]]) -> argparse.Namespace:
+def parse_arguments(
+    description: str, custom_parameters: List[Dict[str, Any]]
+) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--sim_device", default="cuda:0")
     parser.add_argument("--pipeline", default="gpu")

@@ -1,4 +1,6 @@
-"""Stands for IsaacGymEnvs: `make` as it is there, which takes a seed and forgets it, and fails where there is no display."""
+"""Stands for IsaacGymEnvs: `make` as it is there, which takes a seed and forgets it, and fails
+where there is no display.
+"""
 
 from typing import Any
 
@@ -22,4 +24,6 @@ def make(
         raise RuntimeError("no display")
     if cfg is None or cfg.task["sim"]["use_gpu_pipeline"] != sim_device.startswith("cuda"):
         raise RuntimeError("the configuration's pipeline does not fit {}".format(sim_device))
-    return isaacgym_task_map[cfg.task["name"]](cfg=cfg.task, rl_device=rl_device, sim_device=sim_device)
+    return isaacgym_task_map[cfg.task["name"]](
+        cfg=cfg.task, rl_device=rl_device, sim_device=sim_device
+    )

@@ -1,4 +1,6 @@
-"""Tasks that restart where IsaacGymEnvs' tasks do: after the physics, before it, or in the step that ends the episode."""
+"""Tasks that restart where IsaacGymEnvs' tasks do: after the physics, before it, or in the step
+that ends the episode.
+"""
 
 from typing import Any, Dict, Tuple
 
@@ -10,7 +12,9 @@ BONUS = 64.0  # of the last step
 
 
 class VecTask:
-    """What all of them share; observations are zeros until the first step, and everything is to be reset."""
+    """What all of them share; observations are zeros until the first step, and everything is to be
+    reset.
+    """
 
     def __init__(self, cfg: Dict[str, Any], rl_device: str, sim_device: str) -> None:
         self.cfg, self.device, self.rl_device = cfg, sim_device, rl_device
@@ -23,7 +27,9 @@ class VecTask:
         self.max_episode_length = settings["episodeLength"]
         self.walkers = Walkers(self.num_envs, sim_device, settings["fault"], settings["faultStep"])
         self.obs_buf = torch.zeros(self.num_envs, NUM_OBS, device=sim_device)
-        self.rew_buf = torch.zeros((self.num_envs, 1) if settings["rewardColumn"] else self.num_envs, device=sim_device)
+        self.rew_buf = torch.zeros(
+            (self.num_envs, 1) if settings["rewardColumn"] else self.num_envs, device=sim_device
+        )
         self.reset_buf = torch.ones(self.num_envs, device=sim_device, dtype=torch.long)
         self.progress_buf = torch.zeros(self.num_envs, device=sim_device, dtype=torch.long)
         self.extras, self.obs_dict = {}, {}  # type: Dict[str, Any], Dict[str, Any]
@@ -38,7 +44,9 @@ class VecTask:
         self.walkers.advance(torch.clamp(actions, -self.clip_actions, self.clip_actions))
         self.post_physics_step()
         if self.cfg["env"]["giveTimeOuts"]:
-            self.extras["time_outs"] = (self.progress_buf >= self.max_episode_length - 1) & (self.reset_buf != 0)
+            self.extras["time_outs"] = (self.progress_buf >= self.max_episode_length - 1) & (
+                self.reset_buf != 0
+            )
         self._show()
         return self.obs_dict, self.rew_buf, self.reset_buf, self.extras
 
@@ -78,7 +86,9 @@ class AfterPhysics(VecTask):
 
 
 class BeforePhysics(VecTask):
-    """As ShadowHand, Quadcopter: the step after an end restarts, then moves the new walker by an action for the old one."""
+    """As ShadowHand, Quadcopter: the step after an end restarts, then moves the new walker by an
+    action for the old one.
+    """
 
     def pre_physics_step(self) -> None:
         env_ids = self.reset_buf.nonzero().flatten()
@@ -91,7 +101,9 @@ class BeforePhysics(VecTask):
 
 
 class InTheSameStep(VecTask):
-    """As AnymalTerrain: no terminal observation, and time-outs that are looked for when the clock is zero again; reset_buf is bool."""
+    """As AnymalTerrain: no terminal observation, and time-outs that are looked for when the clock
+    is zero again; reset_buf is bool.
+    """
 
     def __init__(self, cfg: Dict[str, Any], rl_device: str, sim_device: str) -> None:
         VecTask.__init__(self, cfg, rl_device, sim_device)
@@ -105,7 +117,9 @@ class InTheSameStep(VecTask):
 
     def post_physics_step(self) -> None:
         self.progress_buf += 1
-        self.reset_buf = self.walkers.has_fallen() | (self.progress_buf >= self.max_episode_length - 1)
+        self.reset_buf = self.walkers.has_fallen() | (
+            self.progress_buf >= self.max_episode_length - 1
+        )
         self.rew_buf[:] = self.walkers.reward()
         env_ids = self.reset_buf.nonzero().flatten()
         if len(env_ids) > 0:
@@ -114,7 +128,9 @@ class InTheSameStep(VecTask):
 
 
 class InOneClock(BeforePhysics):
-    """As Factory and IndustReal: what the last step gives all is seen by the clock of environment 0; reset_idx is called by keywords."""
+    """As Factory and IndustReal: what the last step gives all is seen by the clock of environment
+    0; reset_idx is called by keywords.
+    """
 
     def __init__(self, cfg: Dict[str, Any], rl_device: str, sim_device: str) -> None:
         VecTask.__init__(self, cfg, rl_device, sim_device)

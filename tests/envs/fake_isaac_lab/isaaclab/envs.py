@@ -1,4 +1,6 @@
-"""A direct environment as in Isaac Lab 3, and a manager-based one as in 2: both write into their buffers, and set both flags at once."""
+"""A direct environment as in Isaac Lab 3, and a manager-based one as in 2: both write into their
+buffers, and set both flags at once.
+"""
 
 import math
 from types import SimpleNamespace
@@ -17,9 +19,17 @@ living: list["WalksEnv"] = []
 
 
 def make_config(**more: Any) -> SimpleNamespace:
-    scene, sim = SimpleNamespace(num_envs=64), SimpleNamespace(dt=0.02, device="cuda:0", gravity=(0.0, 0.0, -9.81))
+    scene, sim = (
+        SimpleNamespace(num_envs=64),
+        SimpleNamespace(dt=0.02, device="cuda:0", gravity=(0.0, 0.0, -9.81)),
+    )
     rewards = {"forward": SimpleNamespace(weight=1.0)}
-    shared = {"seed": None, "decimation": 2, "episode_length_s": LENGTH * 0.04, "is_finite_horizon": False}
+    shared = {
+        "seed": None,
+        "decimation": 2,
+        "episode_length_s": LENGTH * 0.04,
+        "is_finite_horizon": False,
+    }
     return SimpleNamespace(scene=scene, sim=sim, rewards=rewards, **shared, **more)
 
 
@@ -36,7 +46,9 @@ class WalksEnv(gymnasium.Env):
         self.sim = SimpleNamespace(forward=lambda: None)
         self.extras: dict[str, Any] = {}
         self.episode_length_buf = self.walks.clock
-        self.reset_terminated, self.reset_time_outs = torch.zeros(2, self.num_envs, dtype=torch.bool)
+        self.reset_terminated, self.reset_time_outs = torch.zeros(
+            2, self.num_envs, dtype=torch.bool
+        )
         self.reward_buf = torch.zeros(self.num_envs)
         self.obs_buf = self.observe()
         self.single_observation_space = self.space()
@@ -68,18 +80,28 @@ class WalksEnv(gymnasium.Env):
 
     def _get_observations(self) -> dict[str, Any]:
         """Into the tensors that were returned before."""
-        torch.utils._pytree.tree_map(lambda place, value: place.copy_(value), self.obs_buf, self.observe())
+        torch.utils._pytree.tree_map(
+            lambda place, value: place.copy_(value), self.obs_buf, self.observe()
+        )
         return self.obs_buf
 
     def step(self, action: Tensor) -> Any:
-        reward, self.reset_terminated[:], self.reset_time_outs[:] = self.walks.advance(action.clamp_(-1.0, 1.0))
+        reward, self.reset_terminated[:], self.reset_time_outs[:] = self.walks.advance(
+            action.clamp_(-1.0, 1.0)
+        )
         self.reward_buf.copy_(reward)
         ended = (self.reset_terminated | self.reset_time_outs).nonzero().squeeze(-1)
         if len(ended):
             if getattr(self.cfg, "compute_final_obs", False):
                 self.extras["final_obs"] = self.observe()
             self._reset_idx(ended)
-        return self._get_observations(), self.reward_buf, self.reset_terminated, self.reset_time_outs, self.extras
+        return (
+            self._get_observations(),
+            self.reward_buf,
+            self.reset_terminated,
+            self.reset_time_outs,
+            self.extras,
+        )
 
     def close(self) -> None:
         if self in living:
@@ -108,9 +130,20 @@ class ManagerBasedRLEnv(WalksEnv):
         return {"policy": {"place": place.clone(), "time": time.clone()}}
 
     def space(self) -> Dict:
-        return Dict({"policy": Dict({"place": Box(-np.inf, np.inf, (1,)), "time": Box(-np.inf, np.inf, (1,))})})
+        return Dict(
+            {
+                "policy": Dict(
+                    {"place": Box(-np.inf, np.inf, (1,)), "time": Box(-np.inf, np.inf, (1,))}
+                )
+            }
+        )
 
-    def reset(self, seed: int | None = None, env_ids: Tensor | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(
+        self,
+        seed: int | None = None,
+        env_ids: Tensor | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> Any:
         if seed is not None:
             self.seed(seed)
         self._reset_idx(torch.arange(self.num_envs) if env_ids is None else env_ids)

@@ -6,7 +6,15 @@ import gymnasium
 from isaaclab.envs import make_config
 
 
-def parse_env_cfg(task_name: str, device: str = "cuda:0", num_envs: int | None = None, use_fabric: Any = None, overrides: Any = ()) -> Any:
-    config = make_config(selected=list(overrides), **gymnasium.spec(task_name).kwargs["env_cfg_entry_point"])
+def parse_env_cfg(
+    task_name: str,
+    device: str = "cuda:0",
+    num_envs: int | None = None,
+    use_fabric: Any = None,
+    overrides: Any = (),
+) -> Any:
+    config = make_config(
+        selected=list(overrides), **gymnasium.spec(task_name).kwargs["env_cfg_entry_point"]
+    )
     config.sim.device, config.scene.num_envs = device, num_envs
     return config

@@ -1,4 +1,6 @@
-"""An environment that is none of Gymnasium's, with spaces of its own, which must be reset by hand where `auto_reset` is false."""
+"""An environment that is none of Gymnasium's, with spaces of its own, which must be reset by hand
+where `auto_reset` is false.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -50,7 +52,9 @@ class ManagerBasedRlEnv:
         self.walks.restart(env_ids)
         self.pending[env_ids] = False
 
-    def reset(self, *, seed: int | None = None, env_ids: Tensor | None = None, options: Any = None) -> Any:
+    def reset(
+        self, *, seed: int | None = None, env_ids: Tensor | None = None, options: Any = None
+    ) -> Any:
         if seed is not None:
             self.walks.seed, self.walks.episode[:] = seed, 0
         self.extras["log"] = {}
@@ -59,7 +63,10 @@ class ManagerBasedRlEnv:
 
     def step(self, action: Tensor) -> Any:
         if bool(self.pending.any()):
-            raise RuntimeError("environments must be reset via reset(env_ids=...) before calling step() again when auto_reset=False")
+            raise RuntimeError(
+                "environments must be reset via reset(env_ids=...) before calling step() again "
+                "when auto_reset=False"
+            )
         self.extras["log"] = {}
         reward, self.terminated[:], self.time_outs[:] = self.walks.advance(action)
         done = self.terminated | self.time_outs

@@ -1,4 +1,6 @@
-"""Its robots: they restart in the step that ends the episode, return five values, and renew time_outs only when one restarts."""
+"""Its robots: they restart in the step that ends the episode, return five values, and renew
+time_outs only when one restarts.
+"""
 
 from typing import Any, Tuple
 
@@ -38,7 +40,9 @@ class LeggedRobot:
 
     def reset(self) -> Tuple[Any, Any]:
         self.reset_idx(torch.arange(self.num_envs, device=self.device))
-        obs, privileged_obs, _, _, _ = self.step(torch.zeros(self.num_envs, self.num_actions, device=self.device))
+        obs, privileged_obs, _, _, _ = self.step(
+            torch.zeros(self.num_envs, self.num_actions, device=self.device)
+        )
         return obs, privileged_obs
 
     def reset_idx(self, env_ids: Any) -> None:
@@ -51,14 +55,20 @@ class LeggedRobot:
             self.extras["time_outs"] = self.time_out_buf
 
     def step(self, actions: Any) -> Tuple[Any, Any, Any, Any, Any]:
-        self.walkers.advance(torch.clamp(actions, -self.cfg.normalization.clip_actions, self.cfg.normalization.clip_actions))
+        self.walkers.advance(
+            torch.clamp(
+                actions, -self.cfg.normalization.clip_actions, self.cfg.normalization.clip_actions
+            )
+        )
         self.episode_length_buf += 1
         self.time_out_buf = self.episode_length_buf > self.max_episode_length
         self.reset_buf = self.walkers.has_fallen() | self.time_out_buf
         self.rew_buf[:] = self.walkers.reward()
         self.reset_idx(self.reset_buf.nonzero().flatten())
         obs = self.walkers.obs()
-        privileged = None if self.num_privileged_obs is None else torch.cat((obs, 2.0 * obs[:, :1]), dim=1)
+        privileged = (
+            None if self.num_privileged_obs is None else torch.cat((obs, 2.0 * obs[:, :1]), dim=1)
+        )
         return obs, privileged, self.rew_buf, self.reset_buf, self.extras
 
 

@@ -12,7 +12,9 @@ from isaacgym import gymutil
 def get_args() -> argparse.Namespace:
     numbers = [{"name": "--" + name, "type": int} for name in ("num_envs", "seed")]
     texts = [{"name": "--task", "default": "none"}, {"name": "--rl_device", "default": "cuda:0"}]
-    args = gymutil.parse_arguments("RL Policy", numbers + texts + [{"name": "--headless", "action": "store_true"}])
+    args = gymutil.parse_arguments(
+        "RL Policy", numbers + texts + [{"name": "--headless", "action": "store_true"}]
+    )
     args.sim_device = args.sim_device_type
     if args.sim_device == "cuda":
         args.sim_device += ":{}".format(args.compute_device_id)
@@ -37,7 +39,9 @@ class TaskRegistry:
         np.random.seed(env_cfg.seed)
         torch.manual_seed(env_cfg.seed)
         if not args.headless or args.use_gpu_pipeline != args.sim_device.startswith("cuda"):
-            raise RuntimeError("no display, or a pipeline that does not fit {}".format(args.sim_device))
+            raise RuntimeError(
+                "no display, or a pipeline that does not fit {}".format(args.sim_device)
+            )
         return self.task_classes[name](env_cfg, args.sim_device), env_cfg
 
 
