@@ -33,8 +33,8 @@ def measure(device_name: str, threads: int, seconds: float) -> dict[str, Any]:
     import torch
 
     import gpurl
-    from gpurl.api import choose_device, make_trainer
     from gpurl.run.settings import make_settings
+    from gpurl.run.setup import choose_device, make_trainer
 
     device, found = choose_device(device_name), dict[str, Any]()
     for name, (algorithm, env, changes) in CASES.items():
@@ -45,7 +45,7 @@ def measure(device_name: str, threads: int, seconds: float) -> dict[str, Any]:
         )
         trainer = make_trainer(settings, device)
         trainer.start()
-        while trainer.iteration < 3 or trainer.steps < 2 * trainer.algorithm.learning_starts:
+        while trainer.engine.iteration < 3 or trainer.steps < 2 * trainer.algorithm.learning_starts:
             trainer.iterate()
         times, began = list[float](), time.perf_counter()
         while len(times) < 5 or time.perf_counter() - began < seconds:
@@ -105,7 +105,7 @@ def main() -> int:
     """Compare; 1 where a case is slower than the limit allows."""
     from benchmarks.processes import cores, host_environment
     from benchmarks.results_table import ROOT, table
-    from gpurl.api import choose_device
+    from gpurl.run.setup import choose_device
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commit", help="to compare with: HEAD~1, a tag, a branch")

@@ -25,10 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.results_table import ROOT
-from gpurl.api import make_trainer
 from gpurl.kernels import backend
 from gpurl.kernels.backend import no_host_looks
 from gpurl.run.settings import Settings, make_settings
+from gpurl.run.setup import make_trainer
 
 RECORD = ROOT / "benchmarks" / "counters.json"
 NO_LAUNCH = {"empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh"}
@@ -231,16 +231,16 @@ def count_iteration(
             launches_go_to(count)
             with count:
                 if part == "collect":
-                    trainer.collect()
+                    trainer.engine.collect()
                 elif part == "prepare":
-                    data = trainer.prepare()[0]
+                    data = trainer.engine.prepare()[0]
                 else:
-                    trainer.learn(data)
+                    trainer.engine.learn(data)
             launches_go_to(None)
             found[name] = round(count.operations.total() / pieces, 2)
             count.operations.clear()
         del data
-        trainer.buffer.clear()
+        trainer.engine.buffer.clear()
     found |= {
         "waits": count.waits.total(),
         "unordered": count.unordered,

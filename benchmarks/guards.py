@@ -18,9 +18,9 @@ from typing import Any
 
 from benchmarks.against import CASES
 from benchmarks.results_table import RESULTS, Row, machine, number, save, table
-from gpurl.api import choose_device, make_trainer
 from gpurl.guards.contract import ALWAYS_LOOKED
 from gpurl.run.settings import make_settings
+from gpurl.run.setup import choose_device, make_trainer
 
 LIMIT = 0.5  # per cent
 KINDS = ("values", "form")
@@ -56,20 +56,23 @@ def shares(case: str, seconds: float) -> dict[str, float]:
     )
     trainer = make_trainer(settings, choose_device("cpu"))
     trainer.start()
-    while not trainer.is_warm or trainer.steps < 2 * trainer.algorithm.learning_starts:
+    while not trainer.engine.iteration or trainer.steps < 2 * trainer.algorithm.learning_starts:
         trainer.iterate()
     watches = {kind: Watch() for kind in KINDS}
-    for holder, name in ((trainer.guard, "clean"), (trainer.step_guard, "sees_any")):
+    for holder, name in (
+        (trainer.engine.guards.finite, "clean"),
+        (trainer.engine.guards.steps, "sees_any"),
+    ):
         watches["values"].around(holder, name)
-    watches["form"].around(trainer.env_guard, "check")
+    watches["form"].around(trainer.engine.guards.contract, "check")
     found = dict[str, float]()
     for phase, first in (("starting", 0), ("running", ALWAYS_LOOKED)):
-        trainer.env_guard.steps = first
+        trainer.engine.guards.contract.steps = first
         for watch in watches.values():
             watch.seconds = 0.0
         began = time.perf_counter()
         while time.perf_counter() - began < seconds and (
-            first or trainer.env_guard.steps < ALWAYS_LOOKED
+            first or trainer.engine.guards.contract.steps < ALWAYS_LOOKED
         ):
             trainer.iterate()
         whole = time.perf_counter() - began

@@ -17,7 +17,6 @@ from torch import Tensor
 from benchmarks.results_table import Row, machine, number, parser, save, table
 from benchmarks.timing import median_seconds
 from benchmarks.training import captured
-from gpurl.api import choose_device
 from gpurl.errors import GpurlError
 from gpurl.kernels import (
     adam,
@@ -34,6 +33,7 @@ from gpurl.kernels.env_step import RandomStreams
 from gpurl.losses import PpoTerms
 from gpurl.losses import ppo_loss as torch_ppo_loss
 from gpurl.nn.distributions import Categorical, Gaussian, Head
+from gpurl.run.setup import choose_device
 
 Function = Callable[[], tuple[Tensor, ...]]
 GAE_SIZES = ((32, 4096), (128, 4096), (256, 4096), (2048, 8))  # T, N

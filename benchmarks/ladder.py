@@ -99,7 +99,7 @@ def first_rollout(trainer: Trainer) -> list[float]:
     then.
     """
     trainer.iterate()
-    return trainer.buffer["reward"][:, :SEEN_ENVS].double().sum(0).tolist()
+    return trainer.engine.buffer["reward"][:, :SEEN_ENVS].double().sum(0).tolist()
 
 
 def check(name: str, got: list[float], wanted: list[float], precision: str) -> None:

@@ -14,8 +14,9 @@ import torch
 from gymnasium.error import DependencyNotInstalled
 
 from benchmarks.results_table import RESULTS, Row, machine, save
-from gpurl.api import choose_device, evaluate_run, train
+from gpurl.api import evaluate_run, train
 from gpurl.errors import UsageError
+from gpurl.run.setup import choose_device
 
 # what two CPU cores can simulate in minutes; its preset is for a GPU
 HALF_CHEETAH = {

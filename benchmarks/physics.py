@@ -19,10 +19,10 @@ from benchmarks.results_table import Row, machine, number, parser, save, table
 from benchmarks.throughput import random_steps
 from benchmarks.timing import median_seconds, now
 from benchmarks.training import how_trained, ready_trainer, shape, warm
-from gpurl.api import choose_device
 from gpurl.envs.registry import make_env
 from gpurl.errors import GpurlError
 from gpurl.run.settings import make_settings
+from gpurl.run.setup import choose_device
 
 TASKS, SIZES, HORIZON = ("ant", "humanoid", "half_cheetah"), (256,), 8
 PHASES = ("mujoco_c", "physics", "env", "training")

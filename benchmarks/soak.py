@@ -23,8 +23,8 @@ from typing import Any
 
 from benchmarks.processes import host_environment, run_once
 from benchmarks.results_table import RESULTS, ROOT, Row, machine, number, save, table
-from gpurl.api import choose_device
 from gpurl.errors import GpurlError
+from gpurl.run.setup import choose_device
 
 MIB = 1 << 20
 MOST_GROWTH = 1.0  # MiB a minute

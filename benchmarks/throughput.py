@@ -16,10 +16,10 @@ from benchmarks.limits import limits
 from benchmarks.results_table import Row, machine, number, parser, save, table
 from benchmarks.timing import median_seconds
 from benchmarks.training import EPOCHS, HIDDEN, how_trained, ready_trainer, shape, warm
-from gpurl.api import choose_device
 from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.run.settings import make_settings
+from gpurl.run.setup import choose_device
 from gpurl.run.trainer import Trainer
 
 SIZES = (64, 512, 4096, 16384, 65536)
@@ -45,8 +45,8 @@ def collecting(trainer: Trainer) -> Callable[[], None]:
     """A function that fills the rollout buffer: act, step, store."""
 
     def collect() -> None:
-        trainer.collect()
-        trainer.buffer.clear()
+        trainer.engine.collect()
+        trainer.engine.buffer.clear()
 
     return collect
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from benchmarks.results_table import Row
-from gpurl.api import make_trainer
 from gpurl.engine.graphs import CudaGraphs
 from gpurl.envs.vec_env import VecEnv
 from gpurl.run.settings import Settings
+from gpurl.run.setup import make_trainer
 from gpurl.run.trainer import Trainer
 
 HIDDEN, EPOCHS, MINIBATCHES = (64, 64), 4, 4
@@ -30,7 +30,7 @@ def warm(trainer: Trainer) -> None:
     """On a GPU iterate until everything is compiled and captured, so that none of it is
     measured.
     """
-    for _ in range(3 if trainer.env.device.type == "cuda" else 0):
+    for _ in range(4 if trainer.env.device.type == "cuda" else 0):
         trainer.iterate()
 
 
@@ -47,10 +47,11 @@ def shape(size: int, horizon: int) -> dict[str, Any]:
 
 def how_trained(trainer: Trainer) -> Row:
     """The columns that tell how `trainer` really steps and learns; call `warm` first."""
-    rollout = "steps" if trainer.persistent is None else "persistent"
+    engine = trainer.engine
+    rollout = "persistent" if engine.name == "persistent" else "steps"
     return {
-        "precision": trainer.config.precision,
-        "graph": trainer.graph_level or "off",
+        "precision": trainer.settings.train.precision,
+        "graph": getattr(engine.stages, "level", "") or "off",
         "rollout": rollout,
     }
 

@@ -11,28 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
-from gpurl.algorithms import algorithm_names, make_algorithm, resolve_algorithm
-from gpurl.algorithms.base import Algorithm
 from gpurl.checkpoints.folders import load_checkpoint
-from gpurl.engine.determinism import beyond_reach, deterministic
-from gpurl.engine.threads import keep_large_blocks, quickest_threads
-from gpurl.envs.registry import make_env, resolve_env
-from gpurl.envs.torch_env import TorchEnv
+from gpurl.engine.determinism import deterministic
+from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, EndlessEpisodeError, GpurlError, UsageError
-from gpurl.guards.contract import reset_env
-from gpurl.memory import available_bytes, in_gib
 from gpurl.policy import Policy, load
 from gpurl.run.display import Display
-from gpurl.run.evaluator import evaluate, greedy, scripted
+from gpurl.run.evaluator import EVAL_SEED, evaluate, greedy, scripted
 from gpurl.run.logger import Logger
 from gpurl.run.out_of_memory import Watch, told_what_fits
 from gpurl.run.plot import note_references, plot_curve
 from gpurl.run.run_folder import create_run_folder, lock_run, note_resume, write_run_info
 from gpurl.run.settings import Settings, make_settings, merge
-from gpurl.run.trainer import EVAL_SEED, Outcome, Trainer
+from gpurl.run.setup import choose_device, evaluation_env, make_trainer, training_env
+from gpurl.run.trainer import Outcome, Trainer
 
 
 @dataclass
@@ -154,12 +148,11 @@ def _run(
     )  # sums of torch depend on it in their last bits
     envs = list[VecEnv]()
     try:
-        eval_env = _eval_env(settings, device)
+        eval_env = evaluation_env(settings, device)
         envs += [] if eval_env is None else [eval_env]
-        envs.append(_env_of(settings, device))
-        trainer = memory.trainer = make_trainer(
-            settings, device, eval_env, envs[-1], threads=earlier
-        )
+        envs.append(training_env(settings, device))
+        trainer = make_trainer(settings, device, eval_env, envs[-1], threads=earlier)
+        memory.engine = trainer.engine
         trainer.folder = folder or create_run_folder(
             Path(config.root), settings.env, settings.algorithm, config.seed, config.run_dir
         )
@@ -179,112 +172,9 @@ def _run(
     return Run(trainer.folder, outcome, baseline)
 
 
-def make_trainer(
-    settings: Settings,
-    device: torch.device,
-    eval_env: VecEnv | None = None,
-    env: VecEnv | None = None,
-    threads: int | None = None,
-) -> Trainer:
-    """The environments, the algorithm and the loop of a run, in a process set up for it; call
-    `start` or `restore` next.
-
-    threads: of the CPU, where the settings name none and torch has as many.
-    """
-    config = settings.train
-    env = env or _env_of(settings, device)
-    _check_agents(settings, env)
-    if config.compile:
-        if not isinstance(env, TorchEnv):
-            raise UsageError(
-                f"compile is for tensor tasks, whose functions torch knows; {settings.env} is none"
-            )
-        env.compile()
-    spaces = env.single_observation_space, env.single_action_space
-    model = make_algorithm(
-        settings.algorithm,
-        settings.algorithm_config,
-        *spaces,
-        config.num_envs,
-        device,
-        config.seed,
-        state_space=env.single_state_space,
-    )
-    if config.precision == "tf32" and device.type != "cuda":
-        raise UsageError(
-            f"precision tf32 is a GPU's, this run is on {device}; take --precision float32, or "
-            f"--device cuda"
-        )
-    torch.backends.cuda.matmul.allow_tf32 = config.precision != "float32"
-    model.set_precision(config.precision)
-    if device.type == "cpu":
-        keep_large_blocks()
-        known = threads if threads is not None and threads <= torch.get_num_threads() else None
-        known = torch.get_num_threads() if known is None and config.deterministic else known
-        torch.set_num_threads(config.threads or known or _quickest_threads(model))
-    trainer = Trainer(settings, model, env, eval_env, Path())
-    if config.deterministic and (note := beyond_reach(env)):
-        trainer.notes.append(note)
-    return trainer
-
-
-def _env_of(settings: Settings, device: torch.device) -> VecEnv:
-    """The environments that train."""
-    _must_fit(settings, device)
-    return make_env(
-        settings.env, settings.train.num_envs, device, settings.train.seed, **settings.env_options
-    )
-
-
-def _must_fit(settings: Settings, device: torch.device) -> None:
-    """UsageError for more environments than there is memory for their state and a rollout of their
-    observations, which is not all.
-    """
-    free, (env_class, _) = available_bytes(device), resolve_env(settings.env)
-    if free is None or not issubclass(env_class, TorchEnv):  # one of another kind may be a process
-        return
-    one, count = make_env(settings.env, 1, **settings.env_options), settings.train.num_envs
-    obs = reset_env(one)
-    state = sum(
-        leaf.nbytes for leaf in tree_leaves(one.state_dict()) if isinstance(leaf, torch.Tensor)
-    )
-    one.close()
-    each = (
-        2 * state + (settings.algorithm_config.horizon + 2) * obs.nbytes
-    )  # a step has both before and after it
-    if count * each > free:
-        raise UsageError(
-            f"{count:,} environments of {settings.env} take more than {in_gib(count * each)} on "
-            f"{device}, where {in_gib(free)} are free: "
-            f"num_envs must be below {free // each:,}"
-        )
-
-
-def _check_agents(settings: Settings, env: VecEnv) -> None:
-    """UsageError where `env` has several agents and the algorithm knows of one."""
-    if env.num_agents == 1 or resolve_algorithm(settings.algorithm).takes_agents:
-        return
-    able = [name for name in algorithm_names() if resolve_algorithm(name).takes_agents]
-    hint = f"; {', '.join(able)} {'take' if len(able) > 1 else 'takes'} several" if able else ""
-    raise UsageError(
-        f"{settings.algorithm} is for one agent, {settings.env} has {env.num_agents}{hint}"
-    )
-
-
-def _quickest_threads(model: Algorithm) -> int:
-    """Up to torch's own number, by a few passes of the largest batch; threads that wait for each
-    other gain nothing.
-    """
-    rows = model.largest_batch()
-    obs, carry = torch.zeros(rows, *model.row_shape()), model.initial_carry(rows)
-    return quickest_threads(
-        torch.get_num_threads(), torch.set_num_threads, lambda: model.value(obs, carry)
-    )
-
-
 def _run_logged(trainer: Trainer, eval_env: VecEnv | None) -> tuple[Outcome, dict[str, float]]:
     """Train with files and screen open, then draw the curve."""
-    settings, config = trainer.settings, trainer.config
+    settings, config = trainer.settings, trainer.settings.train
     logger = Logger(trainer.folder, config.tag_style, trainer.steps)
     try:
         if not trainer.steps:
@@ -317,51 +207,6 @@ def _run_logged(trainer: Trainer, eval_env: VecEnv | None) -> tuple[Outcome, dic
     ) as error:  # a full disk: the training is done and must not fail for its picture
         logging.getLogger("gpurl").warning("no learning curve: %s", error)
     return outcome, baseline
-
-
-def _eval_env(settings: Settings, device: torch.device) -> VecEnv | None:
-    """Environments for evaluation only, never more than episodes wanted or than training has; None
-    where there can be no second ones.
-    """
-    count = min(settings.train.eval_episodes, settings.train.num_envs)
-    if count > 0 and resolve_env(settings.env)[0].single_instance:
-        if settings.train.stop_return is not None:
-            raise UsageError(
-                f"stop_return needs evaluations while training goes on, but {settings.env} can "
-                f"exist only once in a process"
-            )
-        return None
-    return (
-        make_env(settings.env, count, device, EVAL_SEED, **settings.env_options)
-        if count > 0
-        else None
-    )
-
-
-def choose_device(name: str) -> torch.device:
-    """The torch device called `name`; auto takes CUDA where it is. UsageError when it is not
-    there.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(
-            f"no device is called {name!r}; it must be auto, cpu, cuda or cuda:N"
-        ) from None
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {name} is not supported; it must be auto, cpu, cuda or cuda:N")
-    if device.type == "cpu":
-        return torch.device("cpu")  # without an index, as tensors say it
-    if (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(
-            f"device {name} is not there: torch sees {torch.cuda.device_count()} CUDA devices; "
-            f"gpurl doctor says why"
-        )
-    device = torch.device("cuda", device.index or 0)  # with an index, as tensors say it
-    torch.cuda.set_device(device)  # where Triton launches
-    return device
 
 
 def evaluate_run(

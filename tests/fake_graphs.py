@@ -31,9 +31,10 @@ class FakeGraphs:
     def __init__(self) -> None:
         self.captured: list[Recorder] = []
 
-    def warm_up(self, function: Callable[[], Any]) -> None:
-        with Refusal():
-            function()
+    def warm_up(self, function: Callable[[], Any]) -> tuple[Any, str]:
+        with Watch() as watch:
+            result = function()
+        return result, watch.waited
 
     def capture(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         recorder = Recorder()
@@ -58,6 +59,20 @@ class FakeGraphs:
             if other is not recorder:
                 other.spoil(read | other.results)
         recorder.replay()
+
+
+class Watch(TorchDispatchMode):
+    """Notes where a GPU would have to be waited for first."""
+
+    waited = ""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = function.overloadpacket.__name__
+        if name in WAITING and not self.waited:
+            self.waited = f"called a synchronizing operation: {name}"
+        return function(*args, **(kwargs or {}))
 
 
 class Refusal(TorchDispatchMode):

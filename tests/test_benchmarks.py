@@ -129,7 +129,7 @@ def test_every_case_takes_horizon_steps_of_every_environment() -> None:
     functions["chasing env+policy"]()
     functions["chasing env"]()
     assert trainer.steps == 4 * 3
-    assert trainer.buffer.size == 0
+    assert trainer.engine.buffer.size == 0
     assert int(trainer.env._random.step) == 1 + 2 * 3  # the reset, then the steps
     assert int(env._random.step) == 1 + 3
 

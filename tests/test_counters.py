@@ -11,8 +11,8 @@ import torch
 from benchmarks import counters
 from benchmarks.counters import CASES, measure, recorded, write
 from gpurl.algorithms import algorithm_names
+from gpurl.engine.eager import Eager
 from gpurl.kernels import c_library
-from gpurl.run.trainer import Trainer
 
 RECORD = recorded()
 SAME_TORCH = pytest.mark.skipif(
@@ -64,10 +64,10 @@ def test_one_more_operation_one_more_copy_and_what_is_never_freed_are_seen(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, kept, before = "a2c cart_pole", list[Any](), RECORD[f"{way} a2c cart_pole"]
-    prepare, learn = Trainer.prepare, Trainer.learn
-    monkeypatch.setattr(Trainer, "prepare", lambda self: (planted(kept), prepare(self))[1])
+    prepare, learn = Eager.prepare, Eager.learn
+    monkeypatch.setattr(Eager, "prepare", lambda self: (planted(kept), prepare(self))[1])
     monkeypatch.setattr(
-        Trainer, "learn", lambda self, data: (data["packed"] + 1.0, learn(self, data))[1]
+        Eager, "learn", lambda self, data: (data["packed"] + 1.0, learn(self, data))[1]
     )
     now = measure(way, case)
     assert (

@@ -56,7 +56,7 @@ def test_all_trainers_meet_the_same_environments() -> None:
     trainer = ready_trainer(
         make_settings("ppo", "chasing", num_envs=6, minibatches=1, seed=3), torch.device("cpu")
     )
-    torch.testing.assert_close(obs, trainer.obs, rtol=0, atol=0)
+    torch.testing.assert_close(obs, trainer.engine.obs, rtol=0, atol=0)
     torch.testing.assert_close(
         timed.episode_length_buf, trainer.env.episode_length_buf, rtol=0, atol=0
     )

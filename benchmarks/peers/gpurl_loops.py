@@ -49,7 +49,7 @@ def chasing(job: Job) -> Outcome:
     for _ in range(rollouts(job)):
         trainer.iterate()
         marks.append(now(device))
-    return Outcome(marks, job.num_envs * job.horizon, float(trainer.buffer["reward"].mean()))
+    return Outcome(marks, job.num_envs * job.horizon, float(trainer.engine.buffer["reward"].mean()))
 
 
 def pendulum(job: Job) -> Outcome:

@@ -251,17 +251,6 @@ class Algorithm(ABC, nn.Module):
         """Continue from `replay_state()`; returns how many transitions were stored until then."""
         return 0
 
-    def snapshot(self, steps: int) -> dict[str, Any]:
-        """All that collecting up to `steps` steps and learning change; not copies, but for what
-        would be too large.
-        """
-        return {"model": self.state_dict(), "training": self.extra_state()}
-
-    def go_back(self, snapshot: dict[str, Any]) -> None:
-        """Undo what happened since `snapshot`, every tensor in its place."""
-        self.load_state_dict(snapshot["model"])
-        self.load_extra_state(snapshot["training"])
-
 
 def episode_ends(timestep: Timestep) -> Tensor:
     """[N] bool: what follows belongs to another episode. A step that is not a real transition ends

@@ -316,10 +316,3 @@ class OffPolicy(Algorithm):
         return (
             int(self.replay.ring.counts[0]) * self.num_envs
         )  # overwritten ones too: learning_starts may be more than replay_size
-
-    def snapshot(self, steps: int) -> dict[str, Any]:
-        return super().snapshot(steps) | {"replay": self.replay.snapshot(steps)}
-
-    def go_back(self, snapshot: dict[str, Any]) -> None:
-        super().go_back(snapshot)
-        self.replay.go_back(snapshot["replay"])

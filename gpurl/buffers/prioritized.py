@@ -100,14 +100,3 @@ class PrioritizedReplay(Replay):
         super().load_state_dict(state)
         self.priority[: state["priority"].shape[0]].copy_(state["priority"])
         self.greatest.copy_(state["greatest"])
-
-    def snapshot(self, steps: int) -> dict[str, Any]:
-        return super().snapshot(steps) | {
-            "priority": self.priority.clone(),
-            "greatest": self.greatest.clone(),
-        }
-
-    def go_back(self, snapshot: dict[str, Any]) -> None:
-        super().go_back(snapshot)
-        self.priority.copy_(snapshot["priority"])
-        self.greatest.copy_(snapshot["greatest"])

@@ -169,27 +169,6 @@ class Replay:
         )  # of the newest row, behind any table
         self.random.load_state_dict(state["random"])
 
-    def snapshot(self, steps: int) -> dict[str, Any]:
-        """Copies of all that adding up to `steps` steps and sampling change."""
-        ring, rows = self.ring, self._next_rows(steps)
-        kept = {
-            name: getattr(ring, name).index_select(0, rows)
-            for name in ("obs", "numbers", "flags", "slot")
-        }
-        kept |= {name: getattr(ring, name).clone() for name in ("final_obs", "owner", "counts")}
-        return kept | {"random": self.random.state_dict()}
-
-    def go_back(self, snapshot: dict[str, Any]) -> None:
-        """Undo what happened since the `snapshot`, every tensor in its place."""
-        ring = self.ring
-        ring.counts.copy_(snapshot["counts"])
-        rows = self._next_rows(snapshot["flags"].shape[0])
-        for name in ("obs", "numbers", "flags", "slot"):
-            getattr(ring, name).index_copy_(0, rows, snapshot[name])
-        ring.final_obs.copy_(snapshot["final_obs"])
-        ring.owner.copy_(snapshot["owner"])
-        self.random.load_state_dict(snapshot["random"])
-
     def _next_rows(self, steps: int) -> Tensor:
         """[min(steps, T)] int64: the rows that the next steps go into."""
         return (

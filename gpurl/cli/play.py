@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 
 from gpurl.algorithms.base import episode_ends
-from gpurl.api import choose_device
 from gpurl.cli.plot_episode import plot_episode
 from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
 from gpurl.policy import load
 from gpurl.run.run_folder import run_of
+from gpurl.run.setup import choose_device
 
 
 def play_run(

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from gpurl.api import choose_device, make_trainer
+from gpurl.engine.eager import Eager
 from gpurl.errors import GpurlError, UsageError
 from gpurl.run.run_folder import create_run_folder
 from gpurl.run.settings import Settings
+from gpurl.run.setup import choose_device, make_trainer
 from gpurl.run.trainer import Trainer
 
 REST = "other"  # of an iteration what no phase has: the loop, the gaps
@@ -34,7 +35,7 @@ PARTS = (
         # beside the three above: the loop, or all of it where a graph or one kernel plays the
         # rollout
     ),
-    ("post", "guard", "clean"),
+    ("post", "guards", "after_rollout"),
     ("post", "algorithm", "prepare"),
     ("update", "algorithm", "learn"),
     (REST, "", "iterate"),
@@ -79,22 +80,22 @@ class Profile:
 
 
 class Spans:
-    """Wraps the parts of a trainer: each call is a range in the trace, and its time without the
+    """Wraps the parts of an engine: each call is a range in the trace, and its time without the
     ranges inside is the phase's.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, engine: Eager) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self._inside: list[float] = []  # of every open range the seconds of the ranges within it
         for phase, place, method in PARTS:
-            owner: Any = getattr(trainer, place) if place else trainer
+            owner: Any = getattr(engine, place) if place else engine
             setattr(owner, method, self._timed(phase, getattr(owner, method)))
 
-    def watch_graphs(self, trainer: Trainer) -> None:
+    def watch_graphs(self, engine: Eager) -> None:
         """Time the replays too, once there are graphs."""
-        if trainer.graphs is not None:
+        if engine.stages is not engine:
             for phase, method in (("rollout", "collect"), ("post", "prepare"), ("update", "learn")):
-                setattr(trainer.graphs, method, self._timed(phase, getattr(trainer.graphs, method)))
+                setattr(engine.stages, method, self._timed(phase, getattr(engine.stages, method)))
 
     def _timed(self, phase: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -114,7 +115,7 @@ class Spans:
 
 
 def profile(
-    settings: Settings, iterations: int = 3, warm_up: int = 3, out: str | None = None
+    settings: Settings, iterations: int = 3, warm_up: int = 4, out: str | None = None
 ) -> Profile:
     """Train for a few iterations: first to warm up, then with a clock, then under torch's profiler.
     Writes trace.json for Chrome.
@@ -124,10 +125,10 @@ def profile(
     """
     config, threads = settings.train, torch.get_num_threads()
     device = choose_device(config.device)
-    # graphs are made in the second iteration
+    # graphs are made in the fourth iteration
     for name, value, least in (
         ("iterations", iterations, 1),
-        ("warm_up", warm_up, 2 if device.type == "cuda" else 0),
+        ("warm_up", warm_up, 4 if device.type == "cuda" else 0),
     ):
         if value < least:
             raise UsageError(f"{name} must be at least {least}, got {value}")
@@ -159,13 +160,12 @@ def _made(folder: Path) -> Path:
 
 def _measured(trainer: Trainer, iterations: int, warm_up: int, folder: Path) -> Profile:
     device, config = trainer.env.device, trainer.algorithm.config
-    spans = Spans(trainer)
-    trainer.steps = trainer.stored = (
-        trainer.algorithm.learning_starts
-    )  # however little a replay holds: learn, act by the policy
+    spans = Spans(trainer.engine)
+    # however little a replay holds: learn, act by the policy
+    trainer.engine.steps = trainer.engine.stored = trainer.algorithm.learning_starts
     for _ in range(warm_up):
         trainer.iterate()
-    spans.watch_graphs(trainer)
+    spans.watch_graphs(trainer.engine)
     lasted, host = _clocked(trainer, spans, iterations)
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -191,7 +191,7 @@ def _measured(trainer: Trainer, iterations: int, warm_up: int, folder: Path) -> 
     found = Profile(
         title,
         iterations,
-        trainer.buffer.horizon,
+        trainer.engine.buffer.horizon,
         minibatches,
         lasted,
         is_cuda,

@@ -7,24 +7,23 @@ from torch import Tensor
 
 from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.ppo import PPO
-from gpurl.buffers.rollout import RolloutBuffer
-from gpurl.engine.statistics import EpisodeStatistics
+from gpurl.engine.eager import Eager
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
+from gpurl.guards.guards import Guards
+from gpurl.kernels.backend import use_triton
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.policy import PolicyTensors
 from gpurl.kernels.rollout import PolicyShape, RolloutTensors, rollout_obstacle, rollout_triton
 from gpurl.nn.distributions import Categorical, Gaussian
 
 
-def make_persistent(algorithm: Algorithm, env: VecEnv) -> "PersistentRollout | str":
-    """The kernel that plays `env` by this policy, or why there is none. Call it after the first
-    reset.
-    """
-    if not isinstance(env, TorchEnv) or (in_triton := env.in_triton()) is None:
-        return (
-            f"{type(env).__name__} has no Triton functions, or Triton does not run on {env.device}"
-        )
+def persistent_obstacle(algorithm: Algorithm, env: VecEnv) -> str:
+    """Why the kernel cannot play `env` by this policy, or nothing. Resets `env` where it could."""
+    if not use_triton(algorithm.num_updates):
+        return f"Triton does not run on {env.device}"
+    if not isinstance(env, TorchEnv) or env.triton_task() is None:
+        return f"{type(env).__name__} has no Triton functions"
     if not isinstance(algorithm, PPO):
         return f"it plays policies of PPO, not of {type(algorithm).__name__}"
     if algorithm.is_recurrent:
@@ -33,7 +32,11 @@ def make_persistent(algorithm: Algorithm, env: VecEnv) -> "PersistentRollout | s
         return "it acts in more precision than bf16, which the update would take for another policy"
     if type(algorithm.head) not in (Gaussian, Categorical):
         return f"it does not know {type(algorithm.head).__name__} actions"
-    return rollout_obstacle(in_triton, policy_shape(algorithm)) or PersistentRollout(algorithm, env)
+    env.reset(seed=0)  # its state tells the sizes
+    in_triton = env.in_triton()
+    if in_triton is None:
+        return f"{type(env).__name__} is not stepped by Triton"
+    return rollout_obstacle(in_triton, policy_shape(algorithm))
 
 
 def policy_shape(algorithm: PPO) -> PolicyShape:
@@ -52,26 +55,32 @@ def policy_shape(algorithm: PPO) -> PolicyShape:
     )
 
 
-class PersistentRollout:
-    """Fills a rollout buffer as `Trainer.collect` would step by step."""
+class PersistentRollout(Eager):
+    """Fills the rollout buffer in one launch; the rest is as in `Eager`."""
 
-    def __init__(self, algorithm: PPO, env: TorchEnv) -> None:
-        self.algorithm, self.env = algorithm, env
+    name = "persistent"
+    algorithm: PPO
+    env: TorchEnv
+
+    def __init__(self, algorithm: PPO, env: TorchEnv, guards: Guards) -> None:
+        super().__init__(algorithm, env, guards)
         self.shape = policy_shape(algorithm)
-        self.zero, self.one = torch.zeros(1, device=env.device), torch.ones(1, device=env.device)
+        self.zero = torch.zeros(1, device=env.device)
+        self.one = torch.ones(1, device=env.device)
 
-    def play(self, buffer: RolloutBuffer, obs: Tensor, statistics: EpisodeStatistics) -> None:
-        """Play all steps of the buffer from obs [N, D], which becomes the observations after
+    def collect(self) -> None:
+        """Play all steps of the buffer from `obs` [N, D], which becomes the observations after
         them.
         """
+        buffer = self.buffer
         if not buffer.columns:
             buffer.hold(self._columns(buffer.horizon)._asdict())
         in_triton, random = self.env.in_triton(), self.algorithm.action_random
-        assert in_triton is not None, "make_persistent is asked first"
+        assert in_triton is not None, "persistent_obstacle is asked first"
         rollout = RolloutTensors(**{name: buffer[name] for name in RolloutTensors._fields})
         streams = RandomStreams(random.key, random.gamma, random.step)
-        statistics.sums += rollout_triton(
-            in_triton, streams, self._tensors(), self.shape, rollout, obs
+        self.statistics.sums += rollout_triton(
+            in_triton, streams, self._tensors(), self.shape, rollout, self.obs
         )
         random.advance(by=buffer.horizon)
         self.env.skip_random(buffer.horizon)

@@ -14,7 +14,7 @@ from gpurl.errors import UsageError
 from gpurl.guards.contract import check_reset, check_state, check_step
 
 
-class WithState(VecEnv):
+class AppendPrivilegedState(VecEnv):
     """`env`, which has a `single_state_space`, with observations [N, D + S]: its own [N, D] and the
     state [N, S], both flat.
 

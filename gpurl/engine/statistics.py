@@ -22,6 +22,7 @@ class EpisodeStatistics:
         self.sums = torch.zeros(3, device=device)  # episodes, sum of returns, sum of lengths
         self.terms: dict[str, Tensor] = {}  # sum and count of each of info["log"]
         self.last: dict[str, float] = {}
+        self.logged_numbers: set[str] = set()  # terms that come as numbers of Python
 
     def add(self, timestep: Timestep) -> None:
         """Take one step's info in."""
@@ -35,6 +36,8 @@ class EpisodeStatistics:
     def add_log(self, info: dict[str, Any]) -> None:
         """Take in the environment's own terms."""
         for name, value in info.get("log", {}).items():
+            if not isinstance(value, Tensor):
+                self.logged_numbers.add(name)
             mean = torch.as_tensor(value, dtype=torch.float32, device=self.sums.device).mean()
             if name not in self.terms:
                 self.terms[name] = torch.zeros(2, device=self.sums.device)

@@ -155,13 +155,6 @@ class FiniteGuard:
             for name, number in (numbers | {"policy_diverged": self.policy_diverged.long()}).items()
         }
 
-    def load(self, numbers: dict[str, Tensor]) -> None:
-        """Go back to what `metrics` gave."""
-        self.count.copy_(numbers["non_finite_rows"])
-        self.first.copy_(numbers["first_non_finite"])
-        self.keys.copy_(numbers["non_finite_keys"])
-        self.policy_diverged.copy_(numbers["policy_diverged"])
-
     def report(
         self,
         values: dict[str, float],

@@ -47,17 +47,6 @@ class StepGuard:
         for optimizer in self.optimizers.values():
             optimizer.left_out.counts.zero_()
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The counts as they are, in their places on the device."""
-        return {name: optimizer.left_out.counts for name, optimizer in self.optimizers.items()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go back to copies of these: what nobody has read yet is told still, with the gradient and
-        losses kept of the first.
-        """
-        for name, counts in self.state_dict().items():
-            counts.copy_(state[name])
-
     def sees_any(self, iteration: int) -> bool:
         """Whether steps of this iteration were left out, for a host that may look; where none was,
         what comes is counted from here.

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from gpurl.algorithms.base import Algorithm, episode_ends, restart_carry
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import EndlessEpisodeError
+from gpurl.errors import EndlessEpisodeError, NonFiniteError
 from gpurl.guards.contract import reset_env, step_env
 from gpurl.nn.networks import Carry
+from gpurl.run.settings import Settings
 
 Act = Callable[[Tensor, Carry], tuple[Tensor, Carry]]
+EVAL_SEED = 1_000_003  # evaluations play the same episodes every time, and never the training's
 LOOK_EVERY = 16  # steps between looks at whether all are done, each a host sync
 
 
@@ -95,3 +97,70 @@ def evaluate(
         "eval/episodes": count,
     }
     return values | ({"eval/non_finite_episodes": non_finite} if non_finite else {})
+
+
+class Evaluations:
+    """Those of a run: when the next one is due, what the last one gave, and the best return."""
+
+    def __init__(self, settings: Settings, env: VecEnv | None) -> None:
+        """env: for evaluation only; None where there is none."""
+        config = settings.train
+        self.env, self.name, self.episodes = env, settings.env, config.eval_episodes
+        self.raises = config.nan == "raise"  # at NaN
+        self.every = config.eval_every or max(config.total_steps // 10, 1)  # env steps
+        self.next_at, self.last_at = self.every, -1
+        self.newest: dict[str, float] = {}
+        self.is_new = False  # whether the newest is of this process
+        self.is_best = False  # of all, the newest
+        self.best_return = float("-inf")
+        self.warnings: list[str] = []  # for the user, until somebody takes them
+
+    def play(
+        self, algorithm: Algorithm, steps: int, should_stop: Callable[[], object]
+    ) -> dict[str, float]:
+        """Evaluate at env step `steps`; the values to log, {} where there are none."""
+        self.next_at, self.is_best = (steps // self.every + 1) * self.every, False
+        if self.env is None or not self.episodes:
+            return {}
+        self.last_at = steps
+        carry = algorithm.initial_carry(self.env.num_envs)
+        act = greedy(algorithm)
+        try:
+            values = evaluate(
+                act, self.env, self.episodes, carry, EVAL_SEED, should_stop=should_stop
+            )
+        except EndlessEpisodeError as error:
+            self.warnings.append(f"no more evaluations: {error}")
+            self.env = None
+            return {}
+        self._look_at_non_finite(values.get("eval/non_finite_episodes", 0.0))
+        if not values["eval/episodes"]:
+            return {}
+        self.newest, self.is_new = {**values, "at_step": steps}, True
+        self.is_best = values["eval/mean_reward"] > self.best_return
+        self.best_return = max(self.best_return, values["eval/mean_reward"])
+        return values
+
+    def _look_at_non_finite(self, episodes: float) -> None:
+        """NonFiniteError or a warning where episodes gave NaN."""
+        if not episodes:
+            return
+        text = (
+            f"{episodes:.0f} evaluation episodes of environment {self.name!r} gave NaN or infinity"
+        )
+        if self.raises:
+            raise NonFiniteError(
+                f"{text}; to leave such episodes out and go on: gpurl train --resume RUN --nan "
+                "reset-envs"
+            )
+        self.warnings.append(f"{text} and are left out")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The newest values and the best return."""
+        return {"best_return": self.best_return, "evaluation": dict(self.newest)}
+
+    def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
+        """Continue from `state_dict()`, at env step `steps`."""
+        self.best_return, self.newest = state["best_return"], dict(state["evaluation"])
+        self.last_at = int(self.newest.get("at_step", -1))
+        self.next_at = (steps // self.every + 1) * self.every

@@ -5,19 +5,17 @@ many environments would fit.
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from gpurl.engine.eager import Eager
 from gpurl.errors import GpurlError, UsageError, first_line
 from gpurl.kernels.memory_errors import find_out_of_memory
 from gpurl.memory import available_bytes, in_gib
 from gpurl.run.settings import Settings
-
-if TYPE_CHECKING:
-    from gpurl.run.trainer import Trainer
 
 SHARE_TO_TAKE = (
     0.9  # of what there is: what comes later and what lies between blocks needs some too
@@ -34,9 +32,9 @@ UNITS = {
 
 
 class Watch:
-    """What `told_what_fits` knows: the trainer, once there is one."""
+    """What `told_what_fits` knows: the engine, once there is one."""
 
-    trainer: "Trainer | None" = None
+    engine: Eager | None = None
 
 
 @contextmanager
@@ -52,15 +50,15 @@ def told_what_fits(settings: Settings, device: torch.device) -> Iterator[Watch]:
     except Exception as error:
         if isinstance(error, GpurlError) or (found := find_out_of_memory(error)) is None:
             raise
-        raise UsageError(explanation(found, settings, device, watch.trainer)) from error
+        raise UsageError(explanation(found, settings, device, watch.engine)) from error
 
 
 def explanation(
-    error: BaseException, settings: Settings, device: torch.device, trainer: "Trainer | None"
+    error: BaseException, settings: Settings, device: torch.device, engine: Eager | None
 ) -> str:
     """What to tell the user."""
     count, config = settings.train.num_envs, settings.algorithm_config
-    parts = parts_of(trainer)
+    parts = parts_of(engine)
     held, free = held_and_free(device, sum(parts.values()))
     wanted = wanted_bytes(str(error))
     lines = [f"out of memory on {device}"]
@@ -93,7 +91,7 @@ def explanation(
         )
     elif hasattr(config, "batch_size"):
         advice.append(f"batch_size less than {config.batch_size:,}")
-    if trainer is not None and trainer.graph_backend is not None and settings.train.graph != "off":
+    if engine is not None and engine.stages is not engine:
         advice.append("--no-graph")
     says = f"{type(error).__name__}: {first_line(error)}"
     return (
@@ -135,13 +133,13 @@ def held_and_free(device: torch.device, known: int) -> tuple[int, int | None]:
     return peak, None if free is None else max(free - given_back, 0)
 
 
-def parts_of(trainer: "Trainer | None") -> dict[str, int]:
-    """Bytes of what a trainer holds, by name."""
-    if trainer is None:
+def parts_of(engine: Eager | None) -> dict[str, int]:
+    """Bytes of what an engine holds, by name."""
+    if engine is None:
         return {}
-    algorithm, found = trainer.algorithm, dict[str, int]()
-    found["environments"] = _size(trainer.env.state_dict())
-    found["rollout"] = _size(trainer.buffer.columns)
+    algorithm, found = engine.algorithm, dict[str, int]()
+    found["environments"] = _size(engine.env.state_dict())
+    found["rollout"] = _size(engine.buffer.columns)
     found["replay"] = getattr(getattr(algorithm, "replay", None), "bytes", 0)
     found["networks"] = 4 * _size(
         [*algorithm.parameters(), *algorithm.buffers()]

@@ -1,13 +1,81 @@
-"""Whether a checkpoint is one that a run can go on from: of the same algorithm, spaces and settings
-that a run keeps; of fewer or more environments too, whose episodes then begin anew."""
+"""The parts of a checkpoint, and going on from them: a checkpoint must be of the same algorithm,
+spaces and settings that a run keeps; it may be of fewer or more environments, whose episodes then
+begin anew."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from gpurl.algorithms.base import Algorithm
 from gpurl.checkpoints.spaces import space_to_dict
-from gpurl.errors import CheckpointError
+from gpurl.checkpoints.state_files import by_own_names
+from gpurl.engine.eager import Eager
+from gpurl.errors import CheckpointError, GpurlError
+from gpurl.kernels.memory_errors import is_out_of_memory
 from gpurl.run.settings import Settings
+
+Parts = dict[str, dict[str, Any]]
+UNFIT = (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
+
+
+def checkpoint_parts(engine: Eager, settings: Settings, run: dict[str, Any]) -> Parts:
+    """What a checkpoint holds; run: numbers of the run that the engine does not know."""
+    algorithm = engine.algorithm
+    spaces = ("observation_space", "action_space", "state_space")
+    return {
+        "model": algorithm.state_dict(),
+        "training": algorithm.extra_state(),
+        "env": engine.env.state_dict(),
+        "trainer": run | engine.state_dict(),
+        "meta": {
+            "settings": settings.to_dict(),
+            **{name: space_to_dict(getattr(algorithm, name)) for name in spaces},
+        },
+        "replay": algorithm.replay_state(),
+    }
+
+
+def restore_engine(engine: Eager, parts: Parts, settings: Settings) -> dict[str, Any]:
+    """Continue exactly from `checkpoint_parts`; where the environment cannot restore a state, its
+    episodes begin anew. Returns the numbers of the run.
+
+    CheckpointError when the parts are of something else or lack something.
+    """
+    try:
+        parts, notes = fitting(parts, settings, engine.algorithm)
+        _restore(engine, parts, settings)
+    except GpurlError:
+        raise
+    except KeyError as error:
+        raise CheckpointError(
+            f"the checkpoint has no {error}: it was written by another version of gpurl"
+        ) from error
+    except UNFIT as error:
+        if is_out_of_memory(error):
+            raise
+        raise CheckpointError(
+            f"the checkpoint does not fit this run: {type(error).__name__}: {error}"
+        ) from error
+    engine.notes += notes
+    run = parts["trainer"]
+    return {name: run[name] for name in ("elapsed", "best_return", "evaluation")}
+
+
+def _restore(engine: Eager, parts: Parts, settings: Settings) -> None:
+    algorithm, config = engine.algorithm, settings.train
+    # what learns
+    own = algorithm.state_dict()
+    algorithm.load_state_dict(by_own_names(parts["model"], own, "the checkpoint's model"))
+    algorithm.load_extra_state(parts["training"])
+    # the loop and its episodes
+    engine.load_state_dict(parts["trainer"])
+    if parts["env"]:
+        engine.load_episodes(parts["env"], parts["trainer"], config.seed)
+    else:  # other episodes than the first ones again
+        engine.begin(config.seed + engine.iteration, config.stagger)
+    # what was stored of earlier episodes
+    engine.stored = algorithm.load_replay_state(parts["replay"])
+    if engine.stored and not parts["env"]:
+        algorithm.cut()
 
 
 def fitting(

@@ -10,11 +10,11 @@ from torch import Tensor
 
 import gpurl
 from gpurl.algorithms.sac import SAC
-from gpurl.api import make_trainer as trainer_of
 from gpurl.api import resume, train
 from gpurl.envs.registry import make_env
 from gpurl.errors import CheckpointError, UsageError
 from gpurl.run.settings import make_settings
+from gpurl.run.setup import make_trainer as trainer_of
 from gpurl.run.trainer import Trainer
 from tests.small_runs import assert_same, small_run, small_settings, some_demonstrations
 
@@ -91,8 +91,8 @@ def test_others_go_on_from_a_clone(
     if learner.target_actor is not None:
         assert_same(weights_of(learner, "target_actor"), weights_of(wanted))
     assert torch.equal(
-        learner.act(trainer.obs, explore=False).action,
-        wanted.act(trainer.obs, explore=False).action,
+        learner.act(trainer.engine.obs, explore=False).action,
+        wanted.act(trainer.engine.obs, explore=False).action,
     )
     for _ in range(3):
         trainer.iterate()

@@ -13,8 +13,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
-from gpurl import api
-from gpurl.api import evaluate_run, make_trainer
+from gpurl.api import evaluate_run
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.cli import play
@@ -29,8 +28,11 @@ from gpurl.guards.contract import check_step
 from gpurl.guards.finite import FiniteGuard
 from gpurl.kernels.backend import no_host_looks
 from gpurl.kernels.random import CounterRandom
+from gpurl.run import setup
 from gpurl.run.evaluator import evaluate
 from gpurl.run.settings import make_settings
+from gpurl.run.setup import make_trainer
+from tests.engines import graph_level, running_state
 from tests.fake_graphs import FakeGraphs
 from tests.joint_ppo import JointPPO
 from tests.small_runs import small_run
@@ -96,13 +98,12 @@ def test_graphs_do_what_the_loop_does(level: str) -> None:
             network={"hidden": [8]},
         )
         with no_host_looks():
-            trainer = make_trainer(settings, CPU)
-            trainer.graph_backend = None if graph == "off" else FakeGraphs()
+            trainer = make_trainer(settings, CPU, backend=None if graph == "off" else FakeGraphs())
             trainer.start()
-            for _ in range(4):
+            for _ in range(6):
                 trainer.iterate()
-        assert trainer.graph_level == graph
-        state = trainer.running_state()
+        assert graph_level(trainer.engine) == graph
+        state = running_state(trainer.engine)
         found.append([state["algorithm"]["model"], state["env"], state["obs"]])
     torch.testing.assert_close(*found, rtol=0.0, atol=0.0)
 
@@ -205,7 +206,7 @@ def test_the_guard_finds_nan_of_one_agent(column: str) -> None:
 def test_an_algorithm_for_one_agent_is_refused(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "algorithm_names", lambda: ["ppo", "a2c", "tests.joint_ppo"])
+    monkeypatch.setattr(setup, "algorithm_names", lambda: ["ppo", "a2c", "tests.joint_ppo"])
     message = rf"^{algorithm} is for one agent, two_step_game has 2; tests.joint_ppo takes several$"
     with pytest.raises(UsageError, match=message):
         small_run(tmp_path / "run", 1, algorithm, "two_step_game")

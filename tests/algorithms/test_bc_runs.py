@@ -18,16 +18,17 @@ from gpurl.algorithms import make_algorithm
 from gpurl.algorithms.base import episode_ends, restart_carry
 from gpurl.algorithms.bc import BC, BCConfig
 from gpurl.api import evaluate_run, resume, train
-from gpurl.api import make_trainer as trainer_of
 from gpurl.cli.main import main
 from gpurl.envs.registry import make_env
 from gpurl.errors import CheckpointError, UsageError
 from gpurl.kernels.backend import no_host_looks
 from gpurl.policy import Policy
 from gpurl.run.settings import build, make_settings
+from gpurl.run.setup import make_trainer as trainer_of
 from gpurl.run.trainer import Trainer
 from tests.cloned_runs import clone, record
 from tests.engine.test_graphs import assert_equal, results
+from tests.engines import graph_level
 from tests.fake_graphs import FakeGraphs
 from tests.small_runs import small_run, small_settings, some_demonstrations
 
@@ -84,8 +85,7 @@ def test_dagger_learns_from_a_teacher(tmp_path: Path, balancer: Path) -> None:
 def make_trainer(env: str = "cart_pole", level: str = "off", **changes: Any) -> Trainer:
     """A started trainer, with graphs that are recorded on the CPU where a level is wanted."""
     settings = make_settings("bc", env, **(SMALL | {"threads": 1, "graph": level} | changes))
-    trainer = trainer_of(settings, CPU)
-    trainer.graph_backend = None if level == "off" else FakeGraphs()
+    trainer = trainer_of(settings, CPU, backend=None if level == "off" else FakeGraphs())
     trainer.start()
     return trainer
 
@@ -95,7 +95,7 @@ def watched(trainer: Trainer) -> list[tuple[Tensor, Tensor, Tensor]]:
     steps, step = [], trainer.env.step
 
     def watching(action: Tensor) -> Any:
-        obs = trainer.obs.clone()
+        obs = trainer.engine.obs.clone()
         timestep = step(action)
         steps.append((obs, action.clone(), episode_ends(timestep).clone()))
         return timestep
@@ -240,7 +240,7 @@ def test_graphs_do_what_the_loop_does(tmp_path: Path, balancer: Path, kind: str)
         for level in ("full", "policy"):
             trainer = make_trainer(level=level, **settings)
             got = results(trainer)
-            assert trainer.graph_level == level, trainer.notes
+            assert graph_level(trainer.engine) == level, trainer.engine.notes
             assert_equal(got, wanted)
 
 

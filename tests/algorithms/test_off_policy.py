@@ -268,63 +268,6 @@ def test_steps_that_are_no_transition_are_not_learnt_from(settings: dict[str, An
     assert float(algorithm.normalizer.count) == 20 * 4 * 16 - 20 * 4 * 16 // 5
 
 
-def test_a_reset_from_outside_cuts_what_was_recorded() -> None:
-    env = RandomWalk(4)
-    algorithm = off_policy("td3", env, replay_size=80)
-    play(algorithm, env, 3, learns=False)
-    replay = algorithm.replay
-    newest = (replay.ring.counts[0] - 1) * 4 + torch.arange(4)
-    before = replay._sample(4, 0.9, 1, False, newest)
-    mask = torch.tensor([True, False, True, False])
-    algorithm.cut(mask)
-    cut = replay._sample(4, 0.9, 1, False, newest)
-    torch.testing.assert_close(cut["next_obs"], before["next_obs"])
-    steps = {name: torch.zeros(1, 4, 3) for name in ("obs", "final_obs")} | {
-        "action": torch.zeros(1, 4, 2),
-        "reward": torch.zeros(1, 4),
-    }
-    steps |= {name: torch.zeros(1, 4, dtype=torch.bool) for name in ("terminated", "truncated")}
-    replay.add(steps)  # other episodes, which begin at 0
-    after = replay._sample(4, 0.9, 1, False, newest)
-    torch.testing.assert_close(after["next_obs"][mask], before["next_obs"][mask])
-    assert (
-        float(after["next_obs"][~mask].abs().max()) == 0.0
-    )  # taken for continued, as nobody said otherwise
-    two_steps = replay._sample(4, 0.9, 2, False, newest)["discount"]
-    is_cut = mask | (before["discount"] == 0)
-    assert bool((two_steps[is_cut] != 0.81).all())
-
-
-def test_what_goes_back_goes_back_bit_for_bit() -> None:
-    env = RandomWalk(4)
-    algorithm = off_policy("sac", env, replay_size=40, prioritized=True, horizon=3)
-    play(algorithm, env, 5)
-    before, whole = (
-        algorithm.snapshot(6),
-        {name: value.clone() for name, value in algorithm.replay.ring._asdict().items()},
-    )
-    before = torch.utils._pytree.tree_map(
-        lambda value: value.clone() if isinstance(value, Tensor) else value, before
-    )
-    priorities = algorithm.replay.priority.clone()  # type: ignore[attr-defined]
-    buffer_of = RandomWalk(4)
-    buffer_of.reset(seed=3)
-    for _ in range(2):
-        steps = {name: torch.randn(3, 4, 3) for name in ("obs", "final_obs")}
-        steps |= {"action": torch.randn(3, 4, 2), "reward": torch.randn(3, 4)}
-        steps |= {name: torch.rand(3, 4) < 0.5 for name in ("terminated", "truncated")}
-        algorithm.replay.add(steps)
-        algorithm.learn({})
-    assert not torch.equal(algorithm.replay.ring.numbers, whole["numbers"])
-    algorithm.go_back(before)
-    for name, value in algorithm.replay.ring._asdict().items():
-        assert torch.equal(
-            value[:-1] if name == "owner" else value,
-            whole[name][:-1] if name == "owner" else whole[name],
-        ), name
-    assert torch.equal(algorithm.replay.priority, priorities)  # type: ignore[attr-defined]
-
-
 # ---- ModSAC, noise, epsilon ----
 
 

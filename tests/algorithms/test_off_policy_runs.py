@@ -15,7 +15,7 @@ from gpurl import memory
 from gpurl.algorithms.discrete_sac import DiscreteSAC
 from gpurl.algorithms.sac import SAC
 from gpurl.algorithms.td3 import TD3
-from gpurl.api import make_trainer, resume, train
+from gpurl.api import resume, train
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.envs.pendulum import Pendulum
 from gpurl.envs.torch_env import State, TorchEnv
@@ -23,6 +23,7 @@ from gpurl.errors import CheckpointError, EnvError, NonFiniteError, UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.policy import load
 from gpurl.run.settings import make_settings
+from gpurl.run.setup import make_trainer
 from tests.guards.test_misbehaving_envs import BrokenWalk
 from tests.small_runs import off_policy, play, small_settings
 from tests.tiny_envs import AlternatingEnv, ContinuousAlternating, RandomWalk
@@ -55,7 +56,7 @@ def test_actions_are_random_until_learning_starts(monkeypatch: pytest.MonkeyPatc
     drawn, right = list[int](), TD3.random_action
 
     def random_action(self: TD3) -> Tensor:
-        drawn.append(trainer.iteration)
+        drawn.append(trainer.engine.iteration)
         return right(self)
 
     monkeypatch.setattr(TD3, "random_action", random_action)
@@ -69,10 +70,10 @@ def test_actions_are_random_until_learning_starts(monkeypatch: pytest.MonkeyPatc
     for _ in range(4):
         trainer.iterate()
     assert drawn == [0, 0, 1, 1]
-    parts, trainer = trainer._parts(), make_trainer(settings, torch.device("cpu"))
+    parts, trainer = trainer.state(), make_trainer(settings, torch.device("cpu"))
     trainer.restore(parts)
     trainer.iterate()
-    assert (trainer.stored, len(drawn)) == (16, 4)
+    assert (trainer.engine.stored, len(drawn)) == (16, 4)
 
 
 def test_a_policy_needs_no_replay(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 those of their formulas.
 """
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from gpurl.buffers.prioritized import LEAST_ERROR, PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.errors import UsageError
 from gpurl.kernels import c_library
-from gpurl.kernels.backend import no_host_looks
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.prioritized import prioritized_draw
 from gpurl.kernels.random import CounterRandom
@@ -296,88 +294,6 @@ def test_errors_that_are_no_numbers_change_no_priority() -> None:
     torch.testing.assert_close(replay.greatest, before[0, 3])
 
 
-def test_what_is_no_transition_keeps_priority_zero() -> None:
-    replay, columns = prioritized(), steps(4)
-    columns["valid"] = torch.ones(4, ENVS, dtype=torch.bool)
-    columns["valid"][1, 2] = False
-    replay.add(columns)
-    assert float(replay.priority[1, 2]) == 0.0
-    replay.update_priorities(torch.tensor([6]), torch.tensor([3.0]))  # row 1, environment 2
-    assert float(replay.priority[1, 2]) == 0.0
-    assert 6 not in replay.sample(2000, 0.9)["index"]
-
-
-@pytest.mark.parametrize("looks", [nullcontext, no_host_looks])
-def test_a_start_with_nothing_to_learn_from_does_not_last(looks: Any) -> None:
-    """All priorities are 0 then, and with a decay of 0 the greatest of the first update would be,
-    too.
-    """
-    replay, first = prioritized(decay=0.0), steps(2)
-    replay.add(first | {"valid": torch.zeros(2, ENVS, dtype=torch.bool)})
-    with looks():
-        batch = replay.sample(8, 0.9)
-        assert all(bool(value.isfinite().all()) for value in batch.values())
-        assert batch["weight"].tolist() == [0.0] * 8
-        replay.update_priorities(batch["index"], torch.zeros(8))
-        replay.add(steps(1, seed=1))
-        batch = replay.sample(8, 0.9)
-    assert sorted(batch["index"].tolist()) == [8, 8, 9, 9, 10, 10, 11, 11]
-    assert batch["weight"].tolist() == [1.0] * 8
-
-
-def test_a_saved_replay_draws_what_it_would_have_drawn() -> None:
-    one = prioritized()
-    for seed in range(3):
-        one.add(steps(5, seed))
-        one.update_priorities(torch.arange(10), 5.0 * torch.rand(10))
-    other = prioritized()
-    other.load_state_dict(saved(one))
-    for _ in range(3):
-        mine, theirs = one.sample(32, 0.9, 3), other.sample(32, 0.9, 3)
-        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-        one.add(steps(2, 9))
-        other.add(steps(2, 9))
-
-
-def test_the_greatest_priority_goes_back_too() -> None:
-    replay = prioritized()
-    replay.add(steps(3))
-    before = replay.snapshot(1)
-    replay.update_priorities(torch.tensor([0]), torch.tensor([9.0]))
-    replay.go_back(before)
-    assert float(replay.greatest) == 1.0
-
-
-def test_all_of_a_prioritised_replay_goes_back_and_no_other_is_loaded() -> None:
-    replay = prioritized()
-    replay.add(steps(3, ends=0.3))
-    before, kept = replay.snapshot(2), saved(replay)
-    replay.add(steps(2, seed=1))
-    replay.update_priorities(torch.arange(8), torch.rand(8))
-    replay.go_back(before)
-    for name, value in saved(replay).items():
-        if isinstance(value, Tensor):
-            assert torch.equal(value, kept[name]), name
-    with pytest.raises(UsageError, match="the saved replay has no priorities"):
-        replay.load_state_dict({name: value for name, value in kept.items() if name != "priority"})
-
-
-def test_a_full_replay_goes_back_wherever_it_was_overwritten() -> None:
-    replay = uniform(final_share=0.2)
-    for seed in range(3):
-        replay.add(steps(5, seed, ends=0.5))
-    before, kept = replay.snapshot(4), saved(replay)
-    replay.add(steps(4, seed=9, ends=0.5))
-    replay.sample(8, 0.9)
-    assert not torch.equal(replay.ring.owner, kept["owner"])
-    replay.go_back(before)
-    for name, value in saved(replay).items():
-        if isinstance(value, Tensor):
-            assert torch.equal(value, kept[name]), name
-        else:
-            assert value == kept[name], name
-
-
 def test_a_replay_of_other_observations_or_types_is_not_loaded() -> None:
     """bfloat16 would be copied into float32 without a word."""
     others = [
@@ -462,3 +378,11 @@ def test_a_full_replay_goes_on_only_in_one_of_its_size(count: int) -> None:
         match="the saved replay has 10 rows and is full, this one has 20: keep replay_size",
     ):
         uniform(size=80).load_state_dict(saved(full))
+
+
+def test_a_prioritised_replay_loads_no_state_of_another_kind() -> None:
+    replay = prioritized()
+    replay.add(steps(3, ends=0.3))
+    kept = saved(replay)
+    with pytest.raises(UsageError, match="the saved replay has no priorities"):
+        replay.load_state_dict({name: value for name, value in kept.items() if name != "priority"})

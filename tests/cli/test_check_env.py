@@ -244,11 +244,8 @@ class Raises(Bounded):
     def transition(
         self, state: State, action: Tensor, rng: CounterRandom
     ) -> tuple[State, Tensor, Tensor]:
-        return (
-            {"x": torch.cat((state["x"], torch.ones(2, 2)))},
-            action,
-            action,
-        )  # the line that fails
+        wrong = torch.cat((state["x"], torch.ones(2, 2)))  # the line that fails
+        return {"x": wrong}, action, action
 
 
 class Squeezes(Bounded):

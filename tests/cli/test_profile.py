@@ -169,7 +169,7 @@ def test_a_part_does_not_count_what_another_part_within_it_takes(
             act=lasting(2.0), record=lasting(4.0), prepare=lasting(16.0), learn=lasting(32.0)
         ),
         statistics=SimpleNamespace(add=lasting(8.0)),
-        guard=SimpleNamespace(clean=lasting(64.0)),
+        guards=SimpleNamespace(after_rollout=lasting(64.0)),
     )
 
     def collect() -> None:
@@ -184,7 +184,7 @@ def test_a_part_does_not_count_what_another_part_within_it_takes(
 
     def iterate() -> None:
         trainer.collect()
-        trainer.guard.clean()
+        trainer.guards.after_rollout()
         trainer.algorithm.prepare()
         trainer.algorithm.learn()
         clock[0] += 0.25

@@ -47,7 +47,9 @@ def test_two_runs_have_the_same_bits_and_threads_are_not_chosen_by_the_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    monkeypatch.setattr("gpurl.api._quickest_threads", lambda model: seen.append("measured") or 1)
+    monkeypatch.setattr(
+        "gpurl.run.setup._quickest_threads", lambda model: seen.append("measured") or 1
+    )
     folders = [
         small_run(tmp_path / name, 3, deterministic=True, threads=None).folder for name in "ab"
     ]
@@ -66,7 +68,7 @@ def test_an_operation_without_a_deterministic_form_is_named(
             "cumsum_cuda_kernel does not have a deterministic implementation, but you set ..."
         )
 
-    monkeypatch.setattr("gpurl.run.trainer.Trainer.prepare", prepare)
+    monkeypatch.setattr("gpurl.engine.eager.Eager.prepare", prepare)
     with pytest.raises(
         UsageError,
         match="--deterministic: cumsum_cuda_kernel does not have a deterministic implementation; "

@@ -10,21 +10,27 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from gpurl.algorithms import make_algorithm
 from gpurl.algorithms.off_policy import OffPolicy
+from gpurl.engine.graphs import WARM_UPS, Graphed
 from gpurl.envs.registry import make_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import no_host_looks
 from gpurl.run.settings import make_settings
+from gpurl.run.setup import make_engine
+from gpurl.run.setup import make_trainer as api_trainer
 from gpurl.run.trainer import Trainer
+from tests.engines import graph_level, running_state
 from tests.fake_graphs import FakeGraphs, Recorder
 from tests.small_runs import OFF_POLICY, small_settings
 
-ITERATIONS = 5
+ITERATIONS = (
+    8  # learning begins in the third at the latest; one more without graphs, two to warm up
+)
 SMALL: dict[str, Any] = {
     "num_envs": 8,
     "horizon": 4,
@@ -57,8 +63,8 @@ def make_trainer(
     model = make_algorithm(
         algorithm, settings.algorithm_config, *spaces, 8, state_space=made.single_state_space
     )
-    trainer = Trainer(settings, model, made, None, Path("unused"))
-    trainer.graph_backend = None if level == "off" else FakeGraphs()
+    engine = make_engine(settings, model, made, None if level == "off" else FakeGraphs())
+    trainer = Trainer(settings, engine, None, Path("unused"))
     trainer.start()
     return trainer
 
@@ -70,7 +76,7 @@ def results(trainer: Trainer, iterations: int = ITERATIONS) -> dict[str, Any]:
     replay = (
         trainer.algorithm.replay.state_dict() if isinstance(trainer.algorithm, OffPolicy) else {}
     )
-    return trainer.running_state() | {
+    return running_state(trainer.engine) | {
         "metrics": {name: value.clone() for name, value in metrics.items()},
         "replay": replay,
     }
@@ -125,8 +131,8 @@ def test_graphs_do_what_the_loop_does(env: str, changes: dict[str, Any]) -> None
     for level in ("full", "policy"):
         trainer = make_trainer(env, level, **changes)
         got = results(trainer)
-        assert trainer.graph_level == level
-        assert trainer.notes == [f"CUDA graphs {level}, rollout steps"]
+        assert graph_level(trainer.engine) == level
+        assert trainer.engine.notes[1:] == [f"engine eager, CUDA graphs {level}"]
         assert_equal(got, wanted)
 
 
@@ -135,23 +141,25 @@ def test_making_graphs_changes_nothing_and_replays_run_no_python(
     level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer(level=level)
-    trainer.iterate()
+    for _ in range(1 + WARM_UPS):
+        trainer.iterate()
     (optimizer,) = trainer.algorithm.all_optimizers().values()
     optimizer.left_out.counts.copy_(
         torch.tensor([8, 2, 0, 2, 3])
     )  # by the first iteration, of which a device has not told yet
-    before, size = trainer.running_state(), trainer.buffer.size
-    from gpurl.engine.graphed import choose_graphs
-
-    trainer.graph_level, trainer.graphs, _ = choose_graphs(trainer)
-    assert_equal(trainer.running_state(), before)
+    before, size = running_state(trainer.engine), trainer.engine.buffer.size
+    stages = trainer.engine.stages
+    assert isinstance(stages, Graphed)
+    stages._advance()
+    assert graph_level(trainer.engine) == level
+    assert_equal(running_state(trainer.engine), before)
     assert optimizer.left_out.counts.tolist() == [8, 2, 0, 2, 3]
-    assert trainer.buffer.size == size == 0
+    assert trainer.engine.buffer.size == size == 0
     for owner, name in (
         (trainer.algorithm, "act"),
         (trainer.algorithm, "learn"),
         (trainer.algorithm, "prepare"),
-        (trainer.guard, "clean"),
+        (trainer.engine.guards, "after_rollout"),
     ):
         monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("Python ran"))
     if level == "full":
@@ -162,14 +170,14 @@ def test_making_graphs_changes_nothing_and_replays_run_no_python(
 @pytest.mark.parametrize("level", ["full", "policy"])
 def test_nothing_moves_between_iterations(level: str) -> None:
     trainer = make_trainer(level=level)
-    for _ in range(2):
+    for _ in range(2 + WARM_UPS):
         metrics = trainer.iterate()
 
     def places() -> list[int]:
         held = (
-            trainer.obs,
-            trainer.carry,
-            trainer.buffer.columns,
+            trainer.engine.obs,
+            trainer.engine.carry,
+            trainer.engine.buffer.columns,
             metrics,
             trainer.env._state,
             trainer.algorithm.optimizer.flat,
@@ -204,7 +212,7 @@ def test_what_a_schedule_changes_is_not_baked_in(change: Any) -> None:
         ("unchanged", "full", False),
     ):
         trainer = make_trainer(level=level, schedule="constant")
-        results(trainer, 3)
+        results(trainer, 5)
         if changes:
             change(trainer)
         runs[name] = results(trainer, 2)
@@ -218,8 +226,8 @@ def test_what_a_schedule_changes_is_not_baked_in(change: Any) -> None:
 @pytest.mark.parametrize("schedule", ["linear", "kl"])
 def test_the_learning_rate_moves_inside_graphs(schedule: str) -> None:
     trainer = make_trainer(schedule=schedule, learning_rate=3e-2, target_kl=1e-3)
-    rates = [float(trainer.iterate()["train/learning_rate"]) for _ in range(6)]
-    assert trainer.graph_level == "full"
+    rates = [float(trainer.iterate()["train/learning_rate"]) for _ in range(8)]
+    assert graph_level(trainer.engine) == "full"
     assert len(set(rates)) > 3
 
 
@@ -228,24 +236,28 @@ def test_a_log_entry_and_a_checkpoint_in_between_change_nothing() -> None:
     for _ in range(5):
         trainer.iterate()
         other.iterate()
-        other.statistics.read(
-            {name: float(value) for name, value in other.statistics.metrics().items()}
+        other.engine.statistics.read(
+            {name: float(value) for name, value in other.engine.statistics.metrics().items()}
         )
-        other._parts()
-    assert_equal(
-        trainer.running_state()["algorithm"]["model"], other.running_state()["algorithm"]["model"]
-    )
-    assert float(trainer.statistics.sums[0]) > float(other.statistics.sums[0]) == 0
+        other.state()
+    one, two = running_state(trainer.engine), running_state(other.engine)
+    assert_equal(one["algorithm"]["model"], two["algorithm"]["model"])
+    assert float(trainer.engine.statistics.sums[0]) > float(other.engine.statistics.sums[0]) == 0
 
 
 def test_a_restored_run_goes_on_in_the_same_graphs() -> None:
     """What a checkpoint brings is written into the places that the graphs know."""
     trainer = make_trainer()
-    results(trainer, 3)
-    saved = trainer.running_state()
+    results(trainer, 5)
+    assert graph_level(trainer.engine) == "full"
+    saved = tree_map(
+        lambda value: value.clone() if isinstance(value, Tensor) else value, trainer.state()
+    )
     wanted = results(trainer, 2)
-    trainer.load_running_state(saved)
-    assert_equal(results(trainer, 2), wanted)
+    trainer.restore(saved)
+    got = results(trainer, 2)
+    del got["guards"], wanted["guards"]  # which count from the restored iteration on
+    assert_equal(got, wanted)
 
 
 class NotSafe(TorchEnv):
@@ -301,9 +313,9 @@ class Numbers(NotSafe):
 def test_an_env_that_is_not_safe_is_stepped_between_graphs() -> None:
     trainer = make_trainer(NotSafe(), "auto")
     results(trainer)
-    assert trainer.graph_level == "policy"
+    assert graph_level(trainer.engine) == "policy"
     assert (
-        trainer.notes[0]
+        trainer.engine.notes[1]
         == "CUDA graph level full is not possible: chasing is not graph_safe, it is stepped "
         "between graphs"
     )
@@ -317,12 +329,9 @@ def test_an_env_that_is_not_safe_is_stepped_between_graphs() -> None:
 def test_falling_back_names_the_line_that_waited() -> None:
     trainer = make_trainer(Looking(), "full")
     got = results(trainer)
-    assert trainer.graph_level == "policy"
-    note, _ = trainer.notes
-    assert (
-        "synchronizing operation: _local_scalar_dense (fake_graphs.py" in note
-        or "float(action.sum())" in note
-    )
+    assert graph_level(trainer.engine) == "policy"
+    _, note, _ = trainer.engine.notes
+    assert "synchronizing operation: _local_scalar_dense" in note
     assert_equal(
         got["algorithm"]["model"], results(make_trainer(Looking(), "off"))["algorithm"]["model"]
     )
@@ -331,15 +340,16 @@ def test_falling_back_names_the_line_that_waited() -> None:
 def test_python_numbers_in_a_log_keep_the_env_out_of_the_graph() -> None:
     trainer = make_trainer(Numbers(), "auto")
     results(trainer)
-    assert trainer.graph_level == "policy"
-    assert "info['log'] of chasing holds Python numbers (term)" in trainer.notes[0]
-    assert trainer.statistics.terms["term"].tolist() == [3.0 * 4 * ITERATIONS, 4 * ITERATIONS]
+    assert graph_level(trainer.engine) == "policy"
+    assert "info['log'] of chasing holds Python numbers (term)" in trainer.engine.notes[1]
+    count = 4 * ITERATIONS
+    assert trainer.engine.statistics.terms["term"].tolist() == [3.0 * count, count]
     logging = Numbers()
     logging.log_tensor = True
     trainer = make_trainer(logging, "auto")
     results(trainer)
-    assert trainer.graph_level == "full"
-    assert float(trainer.statistics.terms["term"][1]) == 4 * ITERATIONS
+    assert graph_level(trainer.engine) == "full"
+    assert float(trainer.engine.statistics.terms["term"][1]) == 4 * ITERATIONS
 
 
 class Keeping(NotSafe):
@@ -377,13 +387,14 @@ def test_an_action_that_is_kept_stays_what_it_was() -> None:
         results(trainer)["algorithm"]["model"],
         results(make_trainer(Keeping(), "off"))["algorithm"]["model"],
     )
-    assert trainer.graph_level == "policy"
+    assert graph_level(trainer.engine) == "policy"
 
 
-def test_an_env_that_cannot_restore_its_state_is_not_warmed_up() -> None:
+def test_an_env_that_cannot_restore_its_state_goes_into_graphs_too() -> None:
+    """Warming up is playing: nothing has to be undone."""
     trainer = make_trainer(Forgetful(), "auto")
     got = results(trainer)
-    assert (trainer.graph_level, "cannot restore its state" in trainer.notes[0]) == ("policy", True)
+    assert graph_level(trainer.engine) == "full"
     assert_equal(
         got["algorithm"]["model"], results(make_trainer(Forgetful(), "off"))["algorithm"]["model"]
     )
@@ -429,10 +440,10 @@ def test_a_state_that_passes_through_does_not_change_with_the_next_episode() -> 
 
 def test_terms_that_begin_in_a_warm_up_count_from_the_run_only() -> None:
     trainer = make_trainer()
-    before = trainer.statistics.state_dict()
-    trainer.statistics.add_log({"log": {"late": torch.ones(3)}})
-    trainer.statistics.load_state_dict(before)
-    assert trainer.statistics.terms["late"].tolist() == [0.0, 0.0]
+    before = trainer.engine.statistics.state_dict()
+    trainer.engine.statistics.add_log({"log": {"late": torch.ones(3)}})
+    trainer.engine.statistics.load_state_dict(before)
+    assert trainer.engine.statistics.terms["late"].tolist() == [0.0, 0.0]
 
 
 class Late(NotSafe):
@@ -451,10 +462,10 @@ class Late(NotSafe):
 def test_names_that_come_late_keep_the_env_out_of_the_graph() -> None:
     trainer = make_trainer(Late(), "auto")
     results(trainer)
-    assert trainer.graph_level == "policy"
+    assert graph_level(trainer.engine) == "policy"
     assert (
         "info['log'] brought late late; its names must be there from the first rollout on"
-        in trainer.notes[0]
+        in trainer.engine.notes[1]
     )
 
 
@@ -464,13 +475,10 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 
 
 def test_without_a_gpu_there_are_none() -> None:
-    trainer = make_trainer(level="full")
-    trainer.graph_backend = None
-    results(trainer, 2)
-    assert (trainer.graph_level, trainer.notes) == (
-        "off",
-        ["no CUDA graphs: there are none on cpu"],
-    )
+    settings = make_settings("ppo", "chasing", graph="full", **SMALL)
+    trainer = api_trainer(settings, torch.device("cpu"))
+    assert graph_level(trainer.engine) == "off"
+    assert "no CUDA graphs: there are none on cpu" in trainer.engine.notes[0]
 
 
 def test_the_fake_backend_is_one() -> None:

@@ -21,6 +21,7 @@ from gpurl.envs.torch_env import TorchEnv
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import no_host_looks
 from gpurl.run.settings import Settings, make_settings
+from gpurl.run.setup import make_engine
 from gpurl.run.trainer import Trainer
 from tests.small_runs import small_settings, some_demonstrations, takes
 
@@ -51,7 +52,7 @@ def fake_trainer(settings: Settings) -> Trainer:
     model = make_algorithm(
         settings.algorithm, settings.algorithm_config, *spaces, count, state_space=state_space
     )
-    return Trainer(settings, model, env, None, Path("unused"))
+    return Trainer(settings, make_engine(settings, model, env), None, Path("unused"))
 
 
 @pytest.mark.parametrize(("algorithm", "env", "options"), CASES, ids=str)

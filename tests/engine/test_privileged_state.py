@@ -14,7 +14,7 @@ from gymnasium.spaces import Box
 import gpurl
 from gpurl.algorithms.ppo import PPO
 from gpurl.cli.check_env import check_env
-from gpurl.engine.privileged_state import WithState
+from gpurl.engine.privileged_state import AppendPrivilegedState
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import CheckpointError, EnvError, UsageError
 from gpurl.kernels.backend import no_host_looks
@@ -29,7 +29,7 @@ TRUE_VALUES = [0.9 / 0.19, 1.0 / 0.19]  # in A, in B, with gamma 0.9
 
 
 def trained(iterations: int, **changes: Any) -> Trainer:
-    from gpurl.api import make_trainer
+    from gpurl.run.setup import make_trainer
 
     options: dict[str, Any] = {
         "num_envs": 32,
@@ -182,8 +182,8 @@ def test_a_state_of_the_wrong_form_is_named() -> None:
         match=r"Wrong.reset: info\['state'\]: wanted a tensor of shape \(4, 2\).*got shape \(4, "
         r"4\)",
     ):
-        WithState(Wrong(4)).reset(seed=0)
-    env = WithState(Missing(4))
+        AppendPrivilegedState(Wrong(4)).reset(seed=0)
+    env = AppendPrivilegedState(Missing(4))
     env.reset(seed=0)
     with pytest.raises(EnvError, match=r"Missing.step: info\['final_state'\]: .*got nothing"):
         env.step(torch.zeros(4, 1))
@@ -249,7 +249,7 @@ def test_pictures_have_no_state_behind_them() -> None:
     with pytest.raises(
         UsageError, match=r"needs float32 Boxes, HiddenAlternating\.single_observation_space is"
     ):
-        WithState(env)
+        AppendPrivilegedState(env)
 
 
 def test_a_resume_keeps_what_the_critic_reads(

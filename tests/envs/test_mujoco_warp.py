@@ -20,6 +20,7 @@ from gpurl.kernels.backend import no_host_looks
 from gpurl.kernels.random import CounterRandom
 from gpurl.run.settings import make_settings
 from tests.engine.test_graphs import assert_equal, make_trainer, results
+from tests.engines import graph_level
 from tests.envs.test_contract import assert_same, rows
 
 pytest.importorskip("mujoco_warp")
@@ -344,5 +345,4 @@ def test_physics_is_stepped_between_graphs_of_the_policy(algorithm: str) -> None
         wanted = results(make_trainer("inverted_pendulum", "off", algorithm))
         trainer = make_trainer("inverted_pendulum", "policy", algorithm)
         assert_equal(results(trainer), wanted)
-    assert trainer.graph_level == "policy"
-    assert trainer.graphs is not None
+    assert graph_level(trainer.engine) == "policy"

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gpurl.envs import make_env
+from tests.engines import graph_level
 from tests.envs.test_mujoco_warp import actions_of
 from tests.gpu.test_training_on_a_gpu import trainer_of
 
@@ -49,10 +50,10 @@ def test_training_replays_physics_between_graphs_of_the_policy() -> None:
     for _ in range(20):
         trainer.iterate()
     env: Any = trainer.env
-    assert trainer.graph_level == "policy"
+    assert graph_level(trainer.engine) == "policy"
     assert env._simulation.is_captured
-    values = trainer.statistics.read(
-        {name: float(value) for name, value in trainer.statistics.metrics().items()}
+    values = trainer.engine.statistics.read(
+        {name: float(value) for name, value in trainer.engine.statistics.metrics().items()}
     )
     assert values["rollout/episodes"] > 0
     assert values["env/non_finite_worlds"] == 0.0

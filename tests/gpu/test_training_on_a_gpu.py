@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from gpurl.api import make_trainer
 from gpurl.run.presets import preset
 from gpurl.run.settings import make_settings
+from gpurl.run.setup import make_trainer
 from gpurl.run.trainer import Trainer
+from tests.engines import graph_level, running_state
 from tests.small_runs import OFF_POLICY, assert_same, small_settings, start, state_of
 
 pytestmark = pytest.mark.gpu
@@ -48,7 +49,7 @@ def results(trainer: Trainer, iterations: int = ITERATIONS) -> dict[str, Any]:
     for _ in range(iterations):
         trainer.iterate()
     torch.cuda.synchronize()
-    state = trainer.running_state()
+    state = running_state(trainer.engine)
     return {name: state[name] for name in ("algorithm", "env", "obs", "statistics")}
 
 
@@ -85,7 +86,7 @@ def test_graphs_do_what_the_loop_does(env: str, changes: dict[str, Any], level: 
         results(trainer),
         results(trainer_of(env, graph="off", rollout="steps", **changes)),
     )
-    assert trainer.notes == [f"CUDA graphs {level}, rollout steps"]
+    assert trainer.engine.notes == [f"CUDA graphs {level}, rollout steps"]
     difference = largest_difference(got, wanted)
     print(
         f"{env} {level} {changes}: largest difference to the loop after {ITERATIONS} iterations "
@@ -108,13 +109,13 @@ def test_one_kernel_plays_what_the_steps_play(env: str) -> None:
     columns = []
     for rollout in ("persistent", "steps"):
         trainer = trainer_of(env, graph="off", rollout=rollout)
-        assert (trainer.persistent is not None) == (rollout == "persistent")
-        trainer.collect()
-        found = {name: column.clone() for name, column in trainer.buffer.columns.items()}
+        assert (trainer.engine.name == "persistent") == (rollout == "persistent")
+        trainer.engine.collect()
+        found = {name: column.clone() for name, column in trainer.engine.buffer.columns.items()}
         used = found["truncated"].clone()
         used[-1] = True
         found["final_value"] = torch.where(
-            used, trainer.algorithm._final_values(trainer.buffer), 0.0
+            used, trainer.algorithm._final_values(trainer.engine.buffer), 0.0
         )
         columns.append(
             {
@@ -177,10 +178,10 @@ def test_sac_learns_pendulum_in_graphs() -> None:
     )
     for number in range(40_000 // 64):
         if number == 30_000 // 64:
-            trainer.statistics.sums.zero_()
+            trainer.engine.statistics.sums.zero_()
         trainer.iterate()
-    assert trainer.graph_level == "full"
-    episodes, returns, _ = trainer.statistics.sums.tolist()
+    assert graph_level(trainer.engine) == "full"
+    episodes, returns, _ = trainer.engine.statistics.sums.tolist()
     assert returns / episodes > -300.0
 
 
@@ -257,8 +258,8 @@ def test_chasing_is_learned() -> None:
     for number in range(150):
         trainer.iterate()
         if number in (20, 149):
-            episodes, returns, _ = trainer.statistics.sums.tolist()
+            episodes, returns, _ = trainer.engine.statistics.sums.tolist()
             first, last = last, returns / max(episodes, 1.0)
-            trainer.statistics.sums.zero_()
+            trainer.engine.statistics.sums.zero_()
     print(f"mean return {first:.2f} early, {last:.2f} after 20 M steps")
     assert last > first + 2.0

@@ -14,7 +14,6 @@ from gymnasium.spaces import Box, Dict
 from torch import Tensor
 
 import gpurl
-from gpurl.api import make_trainer
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.cli.check_env import check_env
 from gpurl.cli.main import main
@@ -24,6 +23,7 @@ from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import EnvError, NonFiniteError, UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.run.settings import make_settings
+from gpurl.run.setup import make_trainer
 from tests.small_runs import small_run
 from tests.tiny_envs import RandomWalk
 

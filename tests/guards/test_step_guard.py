@@ -12,7 +12,7 @@ import torch
 from gpurl.algorithms import algorithm_names
 from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.ppo import PPO
-from gpurl.api import make_trainer, train
+from gpurl.api import train
 from gpurl.checkpoints.folders import latest_checkpoint, load_checkpoint
 from gpurl.cli.main import main
 from gpurl.engine.statistics import to_host
@@ -20,8 +20,8 @@ from gpurl.envs.registry import make_env
 from gpurl.errors import DivergedError, UsageError
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.run.display import Display
-from gpurl.run.ending import leave
 from gpurl.run.settings import make_settings
+from gpurl.run.setup import make_trainer
 from gpurl.run.trainer import Trainer
 from tests.small_runs import ITERATION, SMALL, small_settings, some_demonstrations
 
@@ -84,7 +84,7 @@ def test_a_weight_that_is_not_finite_ends_the_run_at_once_and_is_named(
     weight, parameter = next(iter(optimizer.module.named_parameters()))
     with torch.no_grad():
         parameter.view(-1)[-1] = torch.nan
-    iteration, poisoned = trainer.iteration + 1, trained(trainer.algorithm)
+    iteration, poisoned = trainer.engine.iteration + 1, trained(trainer.algorithm)
     with pytest.raises(DivergedError, match=rf"iteration {iteration}\b") as caught:
         trainer.iterate()
     assert f"{key}.{weight}".removeprefix(".") + " (1 of " in str(caught.value)
@@ -126,16 +126,16 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_told_once(
     monkeypatch.setattr(FlatAdam, "step_along_gradient", step)
     while min(calls.get(id(each), 0) for each in algorithm.all_optimizers().values()) < 2:
         trainer.iterate()
-    (told,) = trainer.warnings
+    (told,) = trainer.engine.guards.warnings
     optimizer = next(iter(algorithm.all_optimizers().values()))
     assert (
         f"1 optimiser steps were left out, first at minibatch {1 if name == 'a2c' else 2} of "
         in told
     )
-    assert told.count(f"iteration {trainer.iteration}") == 1
+    assert told.count(f"iteration {trainer.engine.iteration}") == 1
     assert f"{list(optimizer.parts_of(optimizer.flat))[-1]} (1 of " in told
     trainer.iterate()
-    assert len(trainer.warnings) == 1
+    assert len(trainer.engine.guards.warnings) == 1
     assert all(bool(value.isfinite().all()) for value in trained(algorithm).values())
 
 
@@ -172,7 +172,7 @@ def test_a_loss_that_overflows_moves_no_form_of_ppo(form: dict[str, Any], tmp_pa
     rate = trainer.algorithm.optimizer.learning_rate  # type: ignore[attr-defined]
     before, rate_before = trained(trainer.algorithm), float(rate)
     trainer.iterate()
-    (told,) = trainer.warnings
+    (told,) = trainer.engine.guards.warnings
     assert (
         "8 optimiser steps were left out, first at minibatch 1 of 8 of iteration 3: the loss "
         "value_loss is inf" in told
@@ -214,7 +214,7 @@ def test_a_minibatch_of_ppo_in_c_that_is_not_finite(column: str, what: str, tmp_
     trainer.algorithm.prepare = prepare  # type: ignore[method-assign]
     before = trained(trainer.algorithm)
     trainer.iterate()
-    (told,) = trainer.warnings
+    (told,) = trainer.engine.guards.warnings
     assert (
         f"4 optimiser steps were left out, first at minibatch "
         f"{told.partition('at minibatch ')[2][0]} of 8 of iteration 3: {what}" in told
@@ -277,7 +277,7 @@ def test_a_diverged_run_is_told_of_checkpoints_that_latest_does_not_name(tmp_pat
             match=r"weights\. To go on from the last checkpoint with smaller steps: gpurl train "
             r"--resume",
         ):
-            leave(trainer, display, DivergedError("weights"), None)
+            trainer._save_and_reraise(DivergedError("weights"), display, None)
 
 
 def test_one_step_of_an_iteration_is_not_many(tmp_path: Path) -> None:
@@ -302,21 +302,25 @@ def test_a_device_tells_with_the_next_log_entry(tmp_path: Path) -> None:
     """
     trainer = small_trainer("dqn", tmp_path)
     optimizer = trainer.algorithm.all_optimizers()["network"]
-    trainer.step_guard.begin(trainer.iteration)
+    trainer.engine.guards.steps.begin(trainer.engine.iteration)
+    guard, iterations = trainer.engine.guards.steps, trainer.engine.iteration
     for iteration in range(3):
         for minibatch in range(4):
             optimizer.gradient[5] = torch.inf if (iteration, minibatch) in ((1, 2), (2, 0)) else 0.1
             optimizer.step_along_gradient()
-    values = to_host(trainer.step_guard.metrics())
-    (told,) = trainer.step_guard.report(values, trainer.iteration + 3, "cart_pole", True)
+    values = to_host(guard.metrics())
+    (told,) = guard.report(values, iterations + 3, "cart_pole", True)
     assert (
         f"2 optimiser steps were left out, first at minibatch 3 of 4 of iteration "
-        f"{trainer.iteration + 2}: " in told
+        f"{iterations + 2}: " in told
     )
-    assert to_host(trainer.step_guard.metrics())["left_out of network"] == 0
+    assert to_host(guard.metrics())["left_out of network"] == 0
     assert (
-        trainer.step_guard.report(
-            to_host(trainer.step_guard.metrics()), trainer.iteration + 3, "cart_pole", True
+        guard.report(
+            to_host(guard.metrics()),
+            iterations + 3,
+            "cart_pole",
+            True,
         )
         == []
     )
@@ -352,7 +356,7 @@ def test_a_temperature_far_out_comes_back(name: str, log: float, tmp_path: Path)
     trainer.iterate()
     least, most = algorithm.temperature_limits
     assert least <= float(algorithm.temperature.log.detach()) <= most
-    assert bool(trainer.warnings) == (log > 0)
+    assert bool(trainer.engine.guards.warnings) == (log > 0)
     before = trained(algorithm)
     trainer.iterate()
     after = trained(algorithm)
@@ -382,4 +386,4 @@ def test_returns_of_any_size_are_learnt_from_or_told(name: str, tmp_path: Path) 
     after = trained(trainer.algorithm)
     assert all(bool(value.isfinite().all()) for value in after.values())
     assert all(bool(value.isfinite().all()) for value in trainer.algorithm.state_dict().values())
-    assert trainer.warnings or not same(before, after)
+    assert trainer.engine.guards.warnings or not same(before, after)

@@ -15,7 +15,9 @@ from gpurl.kernels.backend import no_host_looks
 from gpurl.kernels.env_step import TritonEnv
 from gpurl.kernels.rollout import PolicyShape, rollout_obstacle
 from gpurl.run.settings import make_settings
+from gpurl.run.setup import make_engine
 from gpurl.run.trainer import Trainer
+from tests.engines import running_state
 
 NUM_ENVS, HORIZON = 41, 7
 
@@ -41,7 +43,7 @@ def make_trainer(env: str, options: dict[str, Any], **changes: Any) -> Trainer:
     )
     for parameter in model.parameters():
         parameter.data.add_(0.3 * torch.randn_like(parameter))  # weights as training leaves them
-    return Trainer(settings, model, made, None, Path("unused"))
+    return Trainer(settings, make_engine(settings, model, made), None, Path("unused"))
 
 
 def played(
@@ -57,16 +59,18 @@ def played(
             )
             trainer.algorithm.value_normalizer.update(torch.randn(50, 1) * 4 + 2)
         trainer.start()
-        assert (trainer.persistent is not None) == (rollout == "persistent")
+        assert (trainer.engine.name == "persistent") == (rollout == "persistent")
         rollouts = []
         for _ in range(2):
-            trainer.collect()
-            assert trainer.algorithm.is_ready(trainer.buffer)
-            columns = {name: column.clone() for name, column in trainer.buffer.columns.items()}
-            columns["final_value"] = trainer.algorithm.final_values(trainer.buffer).clone()
+            trainer.engine.collect()
+            assert trainer.algorithm.is_ready(trainer.engine.buffer)
+            columns = {
+                name: column.clone() for name, column in trainer.engine.buffer.columns.items()
+            }
+            columns["final_value"] = trainer.algorithm.final_values(trainer.engine.buffer).clone()
             rollouts.append(columns)
-            trainer.buffer.clear()
-        return {"rollouts": rollouts, **trainer.running_state()}
+            trainer.engine.buffer.clear()
+        return {"rollouts": rollouts, **running_state(trainer.engine)}
 
 
 CASES = [
@@ -121,9 +125,9 @@ def test_values_that_are_not_numbers_are_handed_on(monkeypatch: pytest.MonkeyPat
             )
             trainer.start()
             trainer.algorithm.network.towers.biases[0].data[:, :, 3] = torch.nan
-            trainer.collect()
+            trainer.engine.collect()
             for name in ("action", "value", "final_value"):
-                column = trainer.buffer[name]
+                column = trainer.engine.buffer[name]
                 assert bool(column[-1].isnan().all()), (activation, name)
 
 
@@ -166,7 +170,5 @@ def test_where_there_is_none_a_line_says_why(
         for rollout in ("persistent", "auto"):
             trainer = make_trainer(env, {}, rollout=rollout, **changes)
             trainer.start()
-            assert trainer.persistent is None
-            assert [reason in note for note in trainer.notes] == (
-                [True] if rollout == "persistent" else []
-            )
+            assert trainer.engine.name != "persistent"
+            assert [reason in note for note in trainer.engine.notes] == [True]

@@ -13,7 +13,9 @@ from gpurl.envs.registry import make_env
 from gpurl.kernels import backend
 from gpurl.kernels.backend import no_host_looks
 from gpurl.run.settings import make_settings
+from gpurl.run.setup import make_engine
 from gpurl.run.trainer import Trainer
+from tests.engines import running_state
 
 
 def trained(
@@ -40,11 +42,11 @@ def trained(
             made.single_action_space,
             40,
         )
-        trainer = Trainer(settings, model, made, None, Path("unused"))
+        trainer = Trainer(settings, make_engine(settings, model, made), None, Path("unused"))
         trainer.start()
         for _ in range(iterations):
             metrics = trainer.iterate()
-        return trainer.running_state() | {"metrics": metrics}
+        return running_state(trainer.engine) | {"metrics": metrics}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 the iteration it happened in.
 """
 
+import importlib
 import multiprocessing
 import re
 from pathlib import Path
@@ -13,9 +14,10 @@ import torch
 
 from gpurl.algorithms.ppo import PPO
 from gpurl.algorithms.sac import SAC
-from gpurl.api import make_trainer, resume, train
+from gpurl.api import resume, train
 from gpurl.buffers.replay import Replay
 from gpurl.checkpoints.folders import load_checkpoint
+from gpurl.engine.graphs import WARM_UPS
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu
 from gpurl.envs.pendulum import Pendulum
 from gpurl.envs.registry import make_env
@@ -26,6 +28,7 @@ from gpurl.kernels.memory_errors import is_out_of_memory
 from gpurl.run import out_of_memory
 from gpurl.run.out_of_memory import explanation, num_envs_that_fit, told_what_fits, wanted_bytes
 from gpurl.run.settings import make_settings
+from gpurl.run.setup import make_trainer
 from gpurl.run.trainer import Trainer
 from tests.fake_graphs import FakeGraphs
 from tests.numpy_envs import Tour
@@ -265,8 +268,11 @@ def test_workers_that_may_be_started_again_are_where_memory_ran_out_too(
 
 
 PLACES = {
-    "environment": ("gpurl.api.make_env", 2),  # the one that trains: the first is of an evaluation
-    "algorithm": ("gpurl.api.make_algorithm", 1),
+    "environment": (
+        "gpurl.run.setup.make_env",
+        2,
+    ),  # the one that trains: the first is of an evaluation
+    "algorithm": ("gpurl.run.setup.make_algorithm", 1),
     "buffer": (PPO, "make_buffer", 1),
     "reset": (Pendulum, "reset", 2),
     "step": (Pendulum, "step", 3),
@@ -282,10 +288,7 @@ def test_it_is_wrong_use_that_says_what_would_fit(
     where = PLACES[place]
     if isinstance(where[0], str):
         module, name = where[0].rsplit(".", 1)
-        import gpurl.api
-
-        assert module == "gpurl.api"
-        fail(monkeypatch, gpurl.api, name, where[1])
+        fail(monkeypatch, importlib.import_module(module), name, where[1])
     else:
         fail(monkeypatch, *where)
     words = [
@@ -339,15 +342,15 @@ def test_a_capture_that_does_not_fit_is_no_reason_to_go_without_graphs(
 ) -> None:
     settings = make_settings("ppo", "pendulum", **SMALL, threads=1)
     with no_host_looks():
-        trainer = make_trainer(settings, CPU)
-        trainer.graph_backend = FakeGraphs()
+        trainer = make_trainer(settings, CPU, backend=FakeGraphs())
         trainer.start()
-        trainer.iterate()
+        for _ in range(1 + WARM_UPS):
+            trainer.iterate()
         fail(monkeypatch, FakeGraphs, "capture", at=2)
 
         def play() -> None:
             with told_what_fits(settings, CPU) as memory:
-                memory.trainer = trainer
+                memory.engine = trainer.engine
                 trainer.iterate()
 
         with pytest.raises(UsageError, match="--no-graph"):
@@ -365,7 +368,7 @@ def test_in_the_middle_of_training_the_state_is_saved(
     assert resume(tmp_path / "run").outcome.steps == 6 * ITERATION
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Trainer, "_parts"), (Replay, "cut")])
+@pytest.mark.parametrize(("owner", "name"), [(Trainer, "state"), (Replay, "cut")])
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, ZeroDivisionError])
 def test_what_fails_while_saving_does_not_hide_why_it_is_saved(
     owner: Any,
@@ -392,7 +395,7 @@ def test_what_fails_while_saving_does_not_hide_why_it_is_saved(
 def test_a_checkpoint_that_finds_no_memory_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fail(monkeypatch, Trainer, "_parts", at=2)
+    fail(monkeypatch, Trainer, "state", at=2)
     run = small_run(tmp_path / "run", 4, save_every="1i", eval_episodes=0)
     assert run.outcome.steps == 4 * ITERATION
     assert (

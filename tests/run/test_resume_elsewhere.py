@@ -69,7 +69,7 @@ def test_weights_and_optimiser_go_on_and_episodes_begin_anew(
             state = {
                 "model": dict(self.algorithm.state_dict()),
                 "training": self.algorithm.extra_state(),
-                "stored": self.stored,
+                "stored": self.engine.stored,
             }
             seen.append(
                 tree_map(
@@ -197,9 +197,9 @@ def form_of(trainer: Trainer) -> Any:
         "env": trainer.env.state_dict(),
     }
     state |= {
-        "statistics": trainer.statistics.state_dict(),
-        "obs": trainer.obs,
-        "carry": list(trainer.carry),
+        "statistics": trainer.engine.statistics.state_dict(),
+        "obs": trainer.engine.obs,
+        "carry": list(trainer.engine.carry),
     }
     return tree_map(
         lambda leaf: (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf,

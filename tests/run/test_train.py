@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import gpurl
-from gpurl.api import evaluate_run, make_trainer, resume, train
+from gpurl.api import evaluate_run, resume, train
 from gpurl.checkpoints.folders import (
     best_checkpoint,
     latest_checkpoint,
@@ -28,6 +28,7 @@ from gpurl.engine.statistics import EpisodeStatistics
 from gpurl.errors import CheckpointError, EnvError, UsageError
 from gpurl.run.evaluator import evaluate
 from gpurl.run.settings import make_settings
+from gpurl.run.setup import make_trainer
 from tests.small_runs import (
     ITERATION,
     ROOT,
@@ -141,10 +142,10 @@ def test_a_simulator_that_cannot_be_saved_goes_on_with_other_episodes(tmp_path: 
     )
     first, again = (make_trainer(settings, torch.device("cpu")) for _ in range(2))
     first.start()
-    beginning = first.obs.clone()
+    beginning = first.engine.obs.clone()
     first.iterate()
-    again.restore(first._parts())
-    assert not torch.equal(again.obs, beginning)
+    again.restore(first.state())
+    assert not torch.equal(again.engine.obs, beginning)
     again.env.close()
     first.env.close()
 
@@ -153,7 +154,7 @@ def test_a_simulator_that_cannot_be_saved_goes_on_with_other_episodes(tmp_path: 
 def test_endless_episodes_end_the_evaluation_and_not_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gpurl.run.trainer.evaluate", functools.partial(evaluate, max_steps=2000))
+    monkeypatch.setattr("gpurl.run.evaluator.evaluate", functools.partial(evaluate, max_steps=2000))
     run = small_run(tmp_path / "run", 2, env="tests.tiny_envs:Endless", eval_every=ITERATION)
     assert run.outcome.steps == 2 * ITERATION
     assert run.outcome.evaluation == {}
@@ -317,7 +318,7 @@ def test_a_process_ends_with_the_code_and_without_a_traceback(words: list[str], 
 def test_more_environments_than_memory_are_refused_before_they_are_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpurl import api
+    from gpurl.run import setup as api
 
     monkeypatch.setattr(api, "available_bytes", lambda device: 2**30)
     told = (

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpurl.api import make_trainer
 from gpurl.checkpoints.folders import best_checkpoint, load_checkpoint
 from gpurl.envs.torch_env import State
 from gpurl.envs.vec_env import Timestep
@@ -17,6 +16,7 @@ from gpurl.kernels.random import CounterRandom
 from gpurl.run.display import Display
 from gpurl.run.logger import Logger
 from gpurl.run.settings import make_settings
+from gpurl.run.setup import make_trainer
 from gpurl.run.trainer import Outcome
 from tests.tiny_envs import Endless, RandomWalk
 
@@ -110,7 +110,7 @@ def test_a_memory_that_saw_nan_is_emptied_with_its_environment() -> None:
     trainer = make_trainer(settings, CPU)
     trainer.start()
     trainer.iterate()
-    memory = trainer.carry[0]
+    memory = trainer.engine.carry[0]
     assert torch.equal(memory[3], torch.zeros(8))
     assert bool(torch.isfinite(memory).all())
     assert bool((memory[:3] != 0.0).any(1).all())
@@ -127,7 +127,7 @@ def test_what_a_memory_has_of_a_nan_is_not_blamed_on_the_policy() -> None:
         trainer.start()
         for _ in range(3):
             trainer.iterate()
-    told = {name: int(value) for name, value in trainer.guard.metrics().items()}
+    told = {name: int(value) for name, value in trainer.engine.guards.finite.metrics().items()}
     assert told["non_finite_rows"] > 0
     assert told["policy_diverged"] == 0
 
@@ -144,7 +144,7 @@ def test_a_simulator_without_a_state_goes_on_at_different_clocks() -> None:
     first, second = make_trainer(settings, CPU), make_trainer(settings, CPU)
     first.start()
     first.iterate()
-    second.restore(first._parts())
+    second.restore(first.state())
     clocks = second.env.episode_length_buf
     assert len(clocks.unique()) == 7
     assert int(clocks.max()) < 7

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from gpurl.algorithms import resolve_algorithm
 from gpurl.algorithms.ppo import PPO
-from gpurl.api import choose_device, make_trainer
 from gpurl.cli.convert.tensors import Converted, in_order
 from gpurl.envs.registry import make_env
 from gpurl.errors import CheckpointError, UsageError, visible
@@ -26,6 +25,7 @@ from gpurl.nn.normalizer import Normalizer
 from gpurl.run.display import Display
 from gpurl.run.run_folder import create_run_folder, lock_run, write_run_info
 from gpurl.run.settings import Settings
+from gpurl.run.setup import choose_device, make_trainer
 
 Layers = list[tuple[str, Tensor, Tensor]]  # name, weight [out, in], bias [out]
 
@@ -105,7 +105,7 @@ def write_policy(
             )
     try:
         trainer.start()
-        if bad := trainer.step_guard.bad_weights():  # before there is a folder
+        if bad := trainer.engine.guards.steps.bad_weights():  # before there is a folder
             raise CheckpointError(f"it is no policy to go on with, not finite in gpurl: {bad}")
         train = settings.train
         trainer.folder = create_run_folder(

@@ -1,0 +1,66 @@
+"""Chooses the engine of a run: the only place that asks for device, backend, head and memory."""
+
+import torch
+
+from gpurl.algorithms.base import Algorithm
+from gpurl.algorithms.ppo import PPO
+from gpurl.engine.eager import Eager
+from gpurl.engine.graphs import Backend, CudaGraphs, Graphed
+from gpurl.engine.persistent import PersistentRollout, persistent_obstacle
+from gpurl.envs.torch_env import TorchEnv
+from gpurl.envs.vec_env import VecEnv
+from gpurl.guards.guards import Guards
+
+
+def choose_engine(
+    algorithm: Algorithm,
+    env: VecEnv,
+    guards: Guards,
+    graph: str = "auto",
+    rollout: str = "auto",
+    backend: Backend | None = None,
+) -> tuple[Eager, list[str]]:
+    """(the engine, why it is none of the faster ones).
+
+    graph, rollout: as `TrainConfig` has them. backend: of CUDA graphs, by default that of the
+    device.
+    """
+    reasons = list[str]()
+    engine = _without_graphs(algorithm, env, guards, graph, rollout, reasons)
+    if graph == "off":
+        return engine, reasons
+    if backend is None and env.device.type == "cuda":
+        backend = CudaGraphs(env.device)
+    if backend is None:
+        reasons.append(f"no CUDA graphs: there are none on {env.device}")
+        return engine, reasons
+    levels = ["policy"] if graph == "policy" else ["full", "policy"]
+    if isinstance(engine, PersistentRollout):
+        levels = ["full"]  # the other level steps the environment
+    engine.stages = Graphed(engine, backend, levels)
+    return engine, reasons
+
+
+def _without_graphs(
+    algorithm: Algorithm,
+    env: VecEnv,
+    guards: Guards,
+    graph: str,
+    rollout: str,
+    reasons: list[str],
+) -> Eager:
+    """The engine that the graphs hold, if there are any."""
+    # one kernel for the whole rollout
+    if rollout != "steps" and graph != "policy":
+        if not (obstacle := persistent_obstacle(algorithm, env)):
+            assert isinstance(algorithm, PPO)
+            assert isinstance(env, TorchEnv)
+            return PersistentRollout(algorithm, env, guards)
+        reasons.append(f"no persistent rollout kernel: {obstacle}")
+    return Eager(algorithm, env, guards)
+
+
+def machine_engines() -> list[tuple[str, str]]:
+    """(engine, why this machine cannot run it or nothing), the slowest first."""
+    no_gpu = "" if torch.cuda.is_available() else "there is no GPU that torch can use"
+    return [("eager", ""), ("CUDA graphs", no_gpu), ("persistent rollout", no_gpu)]

@@ -1,0 +1,80 @@
+"""What watches an iteration, as one object: the form of steps, NaN and infinity in a rollout,
+optimiser steps that were skipped."""
+
+from torch import Tensor
+
+from gpurl.algorithms.base import Algorithm
+from gpurl.buffers.rollout import RolloutBuffer
+from gpurl.envs.vec_env import Timestep, VecEnv
+from gpurl.guards.contract import EnvGuard
+from gpurl.guards.finite import FiniteGuard
+from gpurl.guards.steps import StepGuard
+from gpurl.kernels.backend import host_may_look
+
+
+class Guards:
+    """None of them waits for the device: the host hears of what they found at once on a CPU, and on
+    a GPU with the next log entry (`metrics`, then `report`)."""
+
+    def __init__(
+        self, env_name: str, algorithm: Algorithm, env: VecEnv, nan: str = "raise"
+    ) -> None:
+        """nan: what is done about NaN from the environment, as `TrainConfig.nan` has it."""
+        self.env_name, self.nan = env_name, nan
+        self.num_envs, self.device = env.num_envs, env.device
+        num_inputs = algorithm.num_inputs if algorithm.num_state else None
+        self.contract = EnvGuard(env)
+        self.finite = FiniteGuard(env_name, env.device, nan, num_inputs)
+        self.steps = StepGuard(algorithm)
+        self.warnings: list[str] = []  # for the user, until somebody takes them
+
+    def begin(self, iteration: int) -> None:
+        """Count from here: a run goes on after this iteration."""
+        self.steps.begin(iteration)
+
+    def after_step(self, timestep: Timestep, before: Tensor | None = None) -> None:
+        """EnvError where the step breaks the contract; before: the observations acted on."""
+        self.contract.check(timestep, before)
+
+    def after_rollout(self, buffer: RolloutBuffer) -> Tensor | None:
+        """Mark rows with NaN or infinity as not valid; which environments gave any, [N] bool, or
+        None where the host saw that there are none."""
+        return self.finite.clean(buffer)
+
+    def after_learn(self, iteration: int, bad_envs: Tensor | None) -> None:
+        """Report at once where looking costs nothing."""
+        if not host_may_look(self.device):
+            return
+        if bad_envs is not None:
+            env_ids = bad_envs.nonzero().squeeze(1).tolist()
+            self._report_rows(_on_host(self.finite.metrics()), iteration, env_ids)
+        if self.steps.sees_any(iteration):
+            self._report_steps(_on_host(self.steps.metrics()), iteration)
+
+    def metrics(self) -> dict[str, Tensor]:
+        """0-d tensors for the host."""
+        return self.finite.metrics() | self.steps.metrics()
+
+    def report(self, values: dict[str, float], iteration: int) -> dict[str, float]:
+        """What is to be logged, from `metrics()` on the host; adds to `warnings`.
+
+        NonFiniteError or DivergedError where the run must end.
+        """
+        self._report_rows(values, iteration, [])
+        self._report_steps(values, iteration)
+        logged = {"train/skipped_steps": float(self.steps.total)}
+        if self.nan != "raise":
+            logged["rollout/non_finite_rows"] = float(self.finite.total)
+        return logged
+
+    def _report_rows(self, values: dict[str, float], iteration: int, env_ids: list[int]) -> None:
+        weights = self.steps.bad_weights() if values["policy_diverged"] else ""
+        self.finite.report(values, self.num_envs, iteration, env_ids, weights)
+
+    def _report_steps(self, values: dict[str, float], iteration: int) -> None:
+        stops = self.nan == "raise"
+        self.warnings += self.steps.report(values, iteration, self.env_name, stops)
+
+
+def _on_host(metrics: dict[str, Tensor]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items()}
