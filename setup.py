@@ -8,8 +8,10 @@ from setuptools import find_packages, setup
 setup(
     package_dir={"gpurl": "gpurl", "gpurl.envs": "envs", "gpurl.kernels": "kernels"},
     packages=[
-        *("gpurl", "gpurl.envs", "gpurl.envs.mujoco_warp", "gpurl.kernels"),
+        *("gpurl", "gpurl.envs", "gpurl.kernels"),
         *(f"gpurl.{name}" for name in find_packages("gpurl", exclude=["envs*", "kernels*"])),
+        *(f"gpurl.envs.{name}" for name in find_packages("envs")),
+        *(f"gpurl.kernels.{name}" for name in find_packages("kernels")),
     ],
     package_data={"gpurl.kernels": ["*.c", "*.h"]},  # built by the user's compiler at first use
 )

@@ -11,7 +11,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from torch import Tensor
 
-from gpurl.envs._numpy_spaces import Arrays, Encoder, make_decoder, make_encoder
+from gpurl.envs.numpy.spaces import Arrays, Encoder, make_decoder, make_encoder
 from gpurl.errors import EnvError, UsageError
 
 CRITIC_GROUPS = ("critic", "privileged")  # of a dict of observations: what only critics may see

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import yaml
 
-from gpurl.envs._numpy_vector import explained, find_spec
+from gpurl.envs.numpy.vector import explained, find_spec
 from gpurl.errors import UsageError, did_you_mean
 
 

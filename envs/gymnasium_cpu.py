@@ -16,9 +16,9 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
-from gpurl.envs._numpy_spaces import make_decoder, make_encoder, stack_rows
-from gpurl.envs._numpy_vector import VECTORIZATIONS, find_spec, make_copies, make_pool, make_task
-from gpurl.envs._numpy_workers import failure, kill
+from gpurl.envs.numpy.spaces import make_decoder, make_encoder, stack_rows
+from gpurl.envs.numpy.vector import VECTORIZATIONS, find_spec, make_copies, make_pool, make_task
+from gpurl.envs.numpy.workers import failure, kill
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.memory_errors import is_out_of_memory

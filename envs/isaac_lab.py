@@ -19,8 +19,8 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from gpurl.envs._numpy_vector import explained, find_spec
 from gpurl.envs._torch_tasks import parse_overrides, set_values
+from gpurl.envs.numpy.vector import explained, find_spec
 from gpurl.envs.torch_vector import TorchVector
 from gpurl.errors import UsageError
 

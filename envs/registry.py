@@ -17,7 +17,7 @@ from gpurl.errors import EnvError, GpurlError, UsageError, did_you_mean
 from gpurl.kernels.memory_errors import is_out_of_memory
 
 NOT_ENVS = frozenset(
-    {"registry", "single_env", "mean_reward", "vec_env", "torch_env", "base", "isaac_gym_server"}
+    {"registry", "single_env", "mean_reward", "vec_env", "torch_env", "base", "numpy"}
 )
 
 
@@ -43,7 +43,9 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
     module_name, _, task = name.partition(":")
     known = module_names(sys.modules["gpurl.envs"], NOT_ENVS)
     if tasks := [
-        each for each, full_name in known.items() if full_name == f"gpurl.envs.{module_name}.{each}"
+        each
+        for each, full_name in known.items()
+        if full_name == f"gpurl.envs.{module_name}.{each}" and each != module_name
     ]:
         raise UsageError(
             f"the tasks of {module_name} go by their own names: {', '.join(tasks)}; got {name!r}"

@@ -28,12 +28,14 @@ def _modules(
         full_name = f"{package_name}.{module.name}"
         if module.name.startswith("_") or module.name in hidden:
             continue
-        if module.ispkg:
-            yield from _modules(
-                [str(Path(folder) / module.name) for folder in folders], full_name, hidden
-            )
-        else:
+        if not module.ispkg:
             yield module.name, full_name
+            continue
+        inner = [Path(folder) / module.name for folder in folders]
+        if any((folder / f"{module.name}.py").exists() for folder in inner):
+            yield module.name, f"{full_name}.{module.name}"  # the other files are parts of it
+        else:
+            yield from _modules(map(str, inner), full_name, hidden)
 
 
 def find_class(

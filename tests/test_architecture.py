@@ -42,26 +42,31 @@ SOURCES = [
 
 
 def module_of(path: Path) -> str:
-    """gpurl/run/trainer.py -> trainer, envs/chasing.py -> envs.chasing."""
+    """gpurl/run/trainer.py -> run.trainer, envs/chasing.py -> envs.chasing."""
     parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts
     return ".".join(parts[1:] if parts[0] == "gpurl" else parts)
 
 
+MODULES = {module_of(path) for path in SOURCES}
+
+
 def imports_of(path: Path) -> set[str]:
-    """gpurl's modules that a file imports at its top level; imports inside functions are lazy on
-    purpose.
-    """
-    found = set()
-    for node in ast.parse(path.read_text()).body:
+    """gpurl's modules that a file imports: at its top, inside functions, and for type checkers."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gpurl"):
-            found.add((node.module or "").removeprefix("gpurl").lstrip("."))
+            module = (node.module or "").removeprefix("gpurl").lstrip(".")
+            inner = {f"{module}.{name.name}".lstrip(".") for name in node.names}
+            modules = inner & MODULES  # of `from gpurl.run import plot`
+            names |= modules or {module}
         elif isinstance(node, ast.Import):
-            found |= {
+            names |= {
                 name.name.removeprefix("gpurl.")
                 for name in node.names
                 if name.name.startswith("gpurl.")
             }
-    return found
+    return names - {module_of(path)}
 
 
 def layer_of(module: str) -> int:
@@ -101,6 +106,21 @@ def test_imports_point_one_way(path: Path) -> None:
             assert layer_of(imported) <= layer_of(module), (
                 f"{module} imports {imported}, which stands above it"
             )
+
+
+def test_there_are_no_circles() -> None:
+    """Modules that import each other cannot be read one after the other."""
+    imports = {module_of(path): imports_of(path) & MODULES for path in SOURCES}
+    # take away what imports nothing that is left, until nothing changes
+    while leaves := {name for name, needed in imports.items() if not needed & imports.keys()}:
+        imports = {name: needed for name, needed in imports.items() if name not in leaves}
+    # and what nothing that is left imports
+    while imports:
+        needed_by_some = set().union(*imports.values())
+        if not (tops := imports.keys() - needed_by_some):
+            break
+        imports = {name: needed for name, needed in imports.items() if name not in tops}
+    assert not imports, {name: needed & imports.keys() for name, needed in imports.items()}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

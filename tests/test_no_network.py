@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurl.envs._isaac_gym_process import SimulatorProcess
+from gpurl.envs.isaac_gym.process import SimulatorProcess
 from tests.small_runs import ITERATION, SMALL, exit_code
 
 INTERNET = (socket.AF_INET, socket.AF_INET6)

@@ -178,8 +178,8 @@ def _isaac_gym() -> list[str]:
     """Where its Python is named, what that one says of itself and whether both share tensors, which
     takes seconds.
     """
-    from gpurl.envs._isaac_gym_check import describe
-    from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE
+    from gpurl.envs.isaac_gym.check import describe
+    from gpurl.envs.isaac_gym.process import PYTHON_VARIABLE
 
     if not os.environ.get(PYTHON_VARIABLE):
         return []

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from gpurl.cli.check_env import check_env
 from gpurl.envs import make_env
-from gpurl.envs._numpy_spaces import make_decoder, make_encoder, stack_rows
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu, send_packed
+from gpurl.envs.numpy.spaces import make_decoder, make_encoder, stack_rows
 from gpurl.errors import EnvError, UsageError
 from tests.numpy_envs import Batch, Tour, second_step
 

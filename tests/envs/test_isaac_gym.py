@@ -18,7 +18,7 @@ import torch
 
 from gpurl.cli.check_env import check_env
 from gpurl.envs import env_names, make_env
-from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE
+from gpurl.envs.isaac_gym.process import PYTHON_VARIABLE
 from gpurl.errors import UsageError
 from tests.envs.walker_oracle import (
     AGE,
@@ -34,7 +34,7 @@ from tests.envs.walker_oracle import (
 )
 
 ENVS = Path(__file__).resolve().parents[2] / "envs"
-OLD_PYTHON_FILES = [ENVS / "isaac_gym_server.py", *sorted(FAKE.rglob("*.py"))]
+OLD_PYTHON_FILES = [ENVS / "isaac_gym" / "server.py", *sorted(FAKE.rglob("*.py"))]
 
 
 def old_python() -> str | None:

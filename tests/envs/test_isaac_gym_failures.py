@@ -18,10 +18,11 @@ import torch
 
 import gpurl
 from gpurl.cli import doctor
-from gpurl.envs import _isaac_gym_check, make_env
-from gpurl.envs import _isaac_gym_process as process_module
-from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE
-from gpurl.envs.isaac_gym_server import HostTensors
+from gpurl.envs import make_env
+from gpurl.envs.isaac_gym import check as _isaac_gym_check
+from gpurl.envs.isaac_gym import process as process_module
+from gpurl.envs.isaac_gym.process import PYTHON_VARIABLE
+from gpurl.envs.isaac_gym.server import HostTensors
 from gpurl.errors import EnvError, UsageError
 from tests.envs.walker_oracle import FAKE
 

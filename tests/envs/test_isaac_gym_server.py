@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpurl.envs import isaac_gym_server, make_env
+from gpurl.envs import make_env
+from gpurl.envs.isaac_gym import server as isaac_gym_server
 from tests.envs.walker_oracle import FAKE
 
 ORDERED = ("reset", "restart", "set_clocks", "step")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpurl.envs._isaac_gym_steps import IsaacGymSteps, Returned
+from gpurl.envs.isaac_gym.steps import IsaacGymSteps, Returned
 from gpurl.kernels.backend import no_host_looks
 
 NAN = float("nan")

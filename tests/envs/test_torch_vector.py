@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import gpurl
 from gpurl.cli.check_env import check_env
 from gpurl.envs import make_env
-from gpurl.envs._numpy_spaces import make_encoder, stack_rows
 from gpurl.envs._torch_spaces import make_groups, make_torch_decoder, torch_arrays
 from gpurl.envs._torch_tasks import parse_overrides
+from gpurl.envs.numpy.spaces import make_encoder, stack_rows
 from gpurl.envs.torch_vector import TorchVector
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import no_host_looks

@@ -38,7 +38,7 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: ctypes.string_at(0),
         r"(?s)environment 1 \(signal SIGSEGV\) died in step; its last traceback:\nFatal Python "
         r"error: Segmentation fault\n"
-        r".*in string_at\n.*test_worker_faults.py\", line \d+ in step\n[^\n]*_numpy_vector.py\", "
+        r".*in string_at\n.*test_worker_faults.py\", line \d+ in step\n[^\n]*vector.py\", "
         r"line \d+ in step$",
     ),
     "sys.exit": (

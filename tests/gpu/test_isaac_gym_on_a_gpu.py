@@ -10,7 +10,7 @@ import torch
 
 import gpurl
 from gpurl.envs import make_env
-from gpurl.envs._isaac_gym_check import describe
+from gpurl.envs.isaac_gym.check import describe
 from tests.envs.walker_oracle import FAKE, NUM_ENVS, VARIANTS, Variant, check_episodes
 
 pytestmark = pytest.mark.gpu

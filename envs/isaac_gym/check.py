@@ -4,8 +4,8 @@ process of it arrive both ways.
 
 import torch
 
-from gpurl.envs._isaac_gym_process import SimulatorProcess, find_python
-from gpurl.envs.isaac_gym_server import CudaTensors, HostTensors, layout_of
+from gpurl.envs.isaac_gym.process import SimulatorProcess, find_python
+from gpurl.envs.isaac_gym.server import CudaTensors, HostTensors, layout_of
 from gpurl.errors import EnvError, GpurlError
 
 SIZES = (4, 4, 0, 4)  # obs and action: [4, 4]

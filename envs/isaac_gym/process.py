@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from gpurl.errors import EnvError, UsageError
 
-SERVER = Path(__file__).with_name("isaac_gym_server.py")
+SERVER = Path(__file__).with_name("server.py")
 PYTHON_VARIABLE = "GPURL_ISAAC_GYM_PYTHON"
 TOLD_LINES, TOLD_BYTES = 20, 4096  # of what the process printed last
 LOG_BYTES, LOOK_EVERY = (

@@ -15,8 +15,8 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from gpurl.envs._envpool import EnvPool
-from gpurl.envs._numpy_workers import Workers
+from gpurl.envs.numpy.envpool import EnvPool
+from gpurl.envs.numpy.workers import Workers
 from gpurl.errors import EnvError, UsageError, did_you_mean
 from gpurl.kernels.memory_errors import find_out_of_memory
 

@@ -17,9 +17,9 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from gpurl.envs._counting_env import CountingEnv
-from gpurl.envs._isaac_gym_process import PYTHON_VARIABLE, SimulatorProcess, find_python
-from gpurl.envs._isaac_gym_steps import IsaacGymSteps, Returned
-from gpurl.envs.isaac_gym_server import CudaTensors, HostTensors, layout_of
+from gpurl.envs.isaac_gym.process import PYTHON_VARIABLE, SimulatorProcess, find_python
+from gpurl.envs.isaac_gym.server import CudaTensors, HostTensors, layout_of
+from gpurl.envs.isaac_gym.steps import IsaacGymSteps, Returned
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 

@@ -1,0 +1,1 @@
+"""Isaac Gym's tasks: the adapter, and the process that simulates."""

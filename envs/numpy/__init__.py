@@ -1,0 +1,1 @@
+"""Numpy vector environments behind `gymnasium_cpu`: spaces, worker processes, EnvPool."""
