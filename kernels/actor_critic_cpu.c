@@ -1,4 +1,5 @@
-/* The MLP actor-critic on a CPU: forward, backward, and PPO's loss and Adam steps between them, over blocks of rows that stay in the cache.
+/* The MLP actor-critic on a CPU: forward, acting, backward, and PPO's loss and Adam steps between
+   them, over blocks of rows that stay in the cache.
 
 A pass over a rollout's minibatch by one library call an operation reads and writes all activations once an operation. Here a block of
 BLOCK rows goes through everything at once: gather, both towers forward, loss, both towers backward; only its sums of gradients leave it.
@@ -10,6 +11,7 @@ which is why this is never compiled with -ffast-math. */
 #include "adam_cpu.h"
 #include "cpu_threads.h"
 #include "ppo_loss_cpu.h"
+#include "sample_cpu.h"
 
 /* ---- slices ---- */
 
@@ -18,6 +20,8 @@ static int64_t slices_of(const Plan *plan, int64_t rows)
     int64_t slices = rows / SLICE_ROWS;
     return slices < 1 ? 1 : slices > plan->max_slices ? plan->max_slices : slices;
 }
+
+static int has_gradient(const Job *job) { return job->mode == BACKWARD || job->mode == LEARN; }
 
 static void run_slice(void *pointer, int thread, int64_t slice)
 {
@@ -28,16 +32,18 @@ static void run_slice(void *pointer, int thread, int64_t slice)
     int64_t end = blocks * (slice + 1) / slices * BLOCK;
     float *sums = plan->sums + slice * plan->num_sums;
     if (end > job->rows) end = job->rows;
-    if (job->mode != FORWARD) memset(sums, 0, plan->num_sums * sizeof(float)), memset(plan->parts[slice], 0, sizeof *plan->parts);
+    int only_value = job->mode == FORWARD && !job->output;
+    if (has_gradient(job)) {
+        memset(sums, 0, plan->num_sums * sizeof(float));
+        memset(plan->parts[slice], 0, sizeof *plan->parts);
+    }
     for (int64_t first = blocks * slice / slices * BLOCK; first < end; first += BLOCK) {
         int64_t count = end - first < BLOCK ? end - first : BLOCK, padded = (count + LANES - 1) / LANES * LANES;
         gather(job, &block, first, count, padded);
-        forward_block(plan, &block, padded);
-        if (job->mode == FORWARD) {
-            for (int64_t r = 0; r < count; r++) {
-                for (int64_t o = 0; o < outputs; o++) job->output[(first + r) * outputs + o] = block.output[o * BLOCK + r];
-                job->value[first + r] = block.output[outputs * BLOCK + r];
-            }
+        forward_block(plan, &block, padded, only_value);
+        if (job->mode == ACT) act_block(job, &block, first, count, padded);
+        if (!has_gradient(job)) {
+            write_output(job, &block, first, count);
             continue;
         }
         if (job->mode == LEARN) loss_block(job, &block, count, padded, sums, plan->parts[slice]);
@@ -52,14 +58,14 @@ static void run_slice(void *pointer, int thread, int64_t slice)
 }
 
 /* Weights into the form that the products read; those of the step before are no longer true */
-static void pack(const Plan *plan)
+static void pack(const Plan *plan, int goes_back)
 {
     for (int64_t l = 0; l < plan->towers * plan->hidden; l++) {
         const Packed *p = &plan->layers[l];
         int64_t inputs = p->layer.inputs, outputs = p->layer.outputs;
         for (int64_t n = 0; n < outputs; n += WIDE)
             transpose(p->layer.weight + n * inputs, outputs - n < WIDE ? outputs - n : WIDE, inputs, inputs, p->forward + n * inputs, WIDE);
-        for (int64_t k = 0; l % plan->hidden && k < inputs; k += WIDE)
+        for (int64_t k = 0; goes_back && l % plan->hidden && k < inputs; k += WIDE)
             for (int64_t n = 0; n < outputs; n++) {
                 float *to = p->backward + k * outputs + n * WIDE;
                 const float *from = p->layer.weight + n * inputs + k;
@@ -103,9 +109,9 @@ static int run_job(Job *job, int64_t threads)
     threads = threads < 1 ? 1 : threads > MAX_THREADS ? MAX_THREADS : threads;
     for (int64_t thread = 0; thread < threads; thread++)
         if (!plan->scratch[thread] && !(plan->scratch[thread] = new_floats(plan->scratch_floats))) return 1;
-    pack(plan);
-    run_slices(run_slice, job, slices_of(job->plan, job->rows), threads);
-    if (job->mode != FORWARD) write_gradients(plan, slices_of(job->plan, job->rows));
+    pack(plan, has_gradient(job));
+    run_slices(run_slice, job, slices_of(plan, job->rows), threads);
+    if (has_gradient(job)) write_gradients(plan, slices_of(plan, job->rows));
     return 0;
 }
 
@@ -140,13 +146,8 @@ static int learn(Job *job, int64_t threads, double *parts)
     Plan *plan = job->plan;
     const Loss *loss = job->loss;
     int64_t outputs = plan->outputs;
-    job->log_std_total = 0.0f;
-    for (int64_t a = 0; loss->head == GAUSSIAN && a < outputs; a++) {
-        float log_std = fmaxf(fminf(loss->log_std[a], (float)loss->max_log_std), (float)loss->min_log_std);
-        if (isnan(loss->log_std[a])) log_std = NAN;
-        job->std[a] = expf(-log_std);
-        job->log_std_total += log_std;
-    }
+    if (loss->head == GAUSSIAN)
+        limit_log_std(job, loss->log_std, loss->min_log_std, loss->max_log_std, -1.0f);
     weigh(job);
     if (run_job(job, threads)) return 1;
     for (int part = 0; part < PARTS; part++) parts[part] = 0.0;
@@ -170,7 +171,7 @@ EXPORT void plan_free(Plan *plan)
 {
     if (!plan) return;
     for (int thread = 0; thread < MAX_THREADS; thread++) free(plan->scratch[thread]);
-    free(plan->packed), free(plan->sums), free(plan->parts), free(plan);
+    free(plan->packed), free(plan->sums), free(plan->parts), free(plan->std), free(plan);
 }
 
 static int64_t wide(int64_t width) { return (width + WIDE - 1) / WIDE * WIDE; }
@@ -214,7 +215,8 @@ EXPORT Plan *plan_make(const Layer *layers, int64_t towers, int64_t hidden, int6
     if (plan->max_slices > MAX_SLICES) plan->max_slices = MAX_SLICES;
     plan->sums = new_floats(plan->max_slices * plan->num_sums);
     plan->parts = malloc(plan->max_slices * sizeof *plan->parts);
-    if (plan->packed && plan->sums && plan->parts) return plan;
+    plan->std = new_floats(plan->outputs);
+    if (plan->packed && plan->sums && plan->parts && plan->std) return plan;
     plan_free(plan);
     return NULL;
 }
@@ -225,6 +227,34 @@ EXPORT int forward(Plan *plan, const float *x, int64_t rows, float *output, floa
     Job job = {.plan = plan, .mode = FORWARD, .rows = rows, .row = plan->inputs, .used = plan->inputs, .x = x, .output = output,
                .value = value};
     pthread_mutex_lock(&one_caller);
+    int failed = run_job(&job, threads);
+    pthread_mutex_unlock(&one_caller);
+    return failed;
+}
+
+/* x: [rows, inputs], not normalised -> value [rows], not normalised */
+EXPORT int values(Plan *plan, const Policy *policy, const float *x, int64_t rows, float *value,
+                  int64_t threads)
+{
+    Job job = {.plan = plan, .mode = FORWARD, .policy = policy, .rows = rows, .row = plan->inputs,
+               .used = plan->inputs, .x = x, .value = value};
+    pthread_mutex_lock(&one_caller);
+    int failed = run_job(&job, threads);
+    pthread_mutex_unlock(&one_caller);
+    return failed;
+}
+
+/* The same with an action [rows, outputs] of each row, or [rows] int64_t, its log_prob [rows] and
+   env_action [rows, outputs]; counter: the word that each stream's numbers begin with */
+EXPORT int act(Plan *plan, const Policy *policy, const float *x, int64_t rows, uint64_t counter,
+               void *action, float *log_prob, float *env_action, float *value, int64_t threads)
+{
+    Job job = {.plan = plan, .mode = ACT, .policy = policy, .rows = rows, .row = plan->inputs,
+               .used = plan->inputs, .x = x, .counter = counter, .action = action,
+               .log_prob = log_prob, .env_action = env_action, .value = value, .std = plan->std};
+    pthread_mutex_lock(&one_caller);
+    if (policy->head == GAUSSIAN)
+        limit_log_std(&job, policy->log_std, policy->min_log_std, policy->max_log_std, 1.0f);
     int failed = run_job(&job, threads);
     pthread_mutex_unlock(&one_caller);
     return failed;
@@ -246,8 +276,9 @@ EXPORT int ppo_steps(Plan *plan, const Loss *loss, const Adam *adam, const float
                      int64_t minibatches, double *parts, int64_t threads)
 {
     int64_t used = plan->inputs + loss->actions + (loss->has_valid ? EXTRA_COLUMNS : VALID);
-    Job job = {.plan = plan, .mode = LEARN, .rows = rows, .row = row, .used = used, .x = rollout, .loss = loss};
-    int failed = !(job.std = malloc(plan->outputs * sizeof(float)));
+    Job job = {.plan = plan, .mode = LEARN, .rows = rows, .row = row, .used = used, .x = rollout,
+               .loss = loss, .std = plan->std};
+    int failed = 0;
     pthread_mutex_lock(&one_caller);
     for (int64_t step = 0; step < minibatches && !failed; step++, parts += PARTS) {
         job.index = order + step * rows;
@@ -255,6 +286,5 @@ EXPORT int ppo_steps(Plan *plan, const Loss *loss, const Adam *adam, const float
         if (!failed) parts[NORM] = adam_step(adam, parts, NORM, 1);
     }
     pthread_mutex_unlock(&one_caller);
-    free(job.std);
     return failed;
 }

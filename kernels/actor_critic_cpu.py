@@ -1,13 +1,13 @@
-"""The MLP actor-critic and PPO's minibatch steps on a CPU: what actor_critic_cpu.c does, for
-tensors.
+"""The MLP actor-critic on a CPU: forward, acting and PPO's minibatch steps, by actor_critic_cpu.c.
 
 torch makes one pass over all activations an operation, and for a few rows its calls cost more than
-the arithmetic. The references are gpurl/nn/networks.py, gpurl/losses.py, gpurl/nn/distributions.py
-and adam.py, by whose formulas this computes.
+the arithmetic. The references are gpurl/nn/networks.py, gpurl/losses.py, gpurl/nn/distributions.py,
+gpurl/nn/normalizer.py, gpurl/nn/action_scaler.py and adam.py, by whose formulas this computes.
 """
 
 import ctypes
 import functools
+import math
 import weakref
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gpurl.kernels import c_library
 from gpurl.kernels.adam import AdamOptions, AdamState, c_arguments
+from gpurl.kernels.random import CounterRandom
 
 ACTIVATIONS = ("tanh", "elu", "relu")
 PARTS = ("surrogate", "value_loss", "approx_kl", "clip_fraction", "entropy", "grad_norm")
@@ -46,6 +47,36 @@ class LossOptions(NamedTuple):
     normalizes_advantage: bool
 
 
+class GaussianActions(NamedTuple):
+    """Diagonal normal by log_std [A] inside its limits; units [4, A]: lowest, highest, half width
+    and centre, as `BoxUnits` has them.
+    """
+
+    log_std: Tensor
+    min_log_std: float
+    max_log_std: float
+    units: Tensor
+
+
+class Scale(NamedTuple):
+    """A normalised x is (x - shift) * inv_std, not beyond `limit`; shift, inv_std: [D] of
+    observations, [1] of values.
+    """
+
+    shift: Tensor
+    inv_std: Tensor
+    limit: float = math.inf
+
+
+class Acted(NamedTuple):
+    """For N rows."""
+
+    action: Tensor  # [N, A] float32, or [N] int64
+    log_prob: Tensor  # [N]
+    env_action: Tensor  # [N, A] within the limits, in the environment's units; or `action` itself
+    value: Tensor  # [N], not normalised
+
+
 def _fields(**groups: str) -> list[tuple[str, Any]]:
     kinds = {"integers": ctypes.c_int64, "numbers": ctypes.c_double, "pointers": ctypes.c_void_p}
     return [
@@ -65,6 +96,51 @@ class _Loss(ctypes.Structure):
         numbers="clip_range entropy_coef value_coef clip_range_value min_log_std max_log_std",
         pointers="log_std log_std_gradient",
     )
+
+
+class _Policy(ctypes.Structure):
+    _fields_ = _fields(
+        integers="head",
+        numbers="min_log_std max_log_std obs_limit",
+        pointers="log_std units obs_shift obs_inv_std value_shift value_inv_std key gamma",
+    )
+
+
+class ActInputs:
+    """What `act` and `value` of `network` read beside its weights: tensors that stay where they are
+    in CPU memory for good, whose values are read at each call, and constants.
+
+    gaussian None: categorical. obs, value None: what the network reads, or gives, is not
+    normalised. ValueError for tensors that are not contiguous, on a CPU and of the network's sizes.
+    """
+
+    def __init__(
+        self,
+        network: "ActorCriticCpu",
+        random: CounterRandom,
+        gaussian: GaussianActions | None,
+        obs: Scale | None = None,
+        value: Scale | None = None,
+    ) -> None:
+        inputs, outputs = network.num_inputs, network.num_outputs
+        self.network, self.random, self.is_gaussian = network, random, gaussian is not None
+        self._tensors = (gaussian, obs, value, random.key, random.gamma)  # keeps them alive
+        policy = self._policy = _Policy(head=gaussian is None)
+        policy.key = _address("key", random.key, (random.num_envs,), torch.int64)
+        policy.gamma = _address("gamma", random.gamma, (random.num_envs,), torch.int64)
+        if gaussian is not None:
+            policy.log_std = _address("log_std", gaussian.log_std, (outputs,))
+            policy.units = _address("units", gaussian.units, (4, outputs))
+            policy.min_log_std = gaussian.min_log_std
+            policy.max_log_std = gaussian.max_log_std
+        if obs is not None:
+            policy.obs_shift = _address("obs.shift", obs.shift, (inputs,))
+            policy.obs_inv_std = _address("obs.inv_std", obs.inv_std, (inputs,))
+            policy.obs_limit = obs.limit
+        if value is not None:
+            policy.value_shift = _address("value.shift", value.shift, (1,))
+            policy.value_inv_std = _address("value.inv_std", value.inv_std, (1,))
+        self.address = ctypes.addressof(policy)
 
 
 class PpoSteps:
@@ -134,6 +210,39 @@ class ActorCriticCpu:
         self._call(self._functions.forward, x.data_ptr(), rows, output.data_ptr(), value.data_ptr())
         return output, value
 
+    def act(self, x: Tensor, policy: ActInputs) -> Acted:
+        """Draw an action for each row of x [N, D] float32, not normalised, row n by stream n of
+        `policy.random`, which the caller advances.
+
+        As ActorCritic.forward between Normalizer and ValueNormalizer, `sample` and `to_env` of
+        Gaussian or Categorical. ValueError unless x has a row a stream and lies in CPU memory.
+        """
+        x, random = x.contiguous(), policy.random
+        rows = self._check_raw(x, policy)
+        if rows != random.num_envs:
+            raise ValueError(f"act needs a row for each of {random.num_envs} streams, got {rows}")
+        if policy.is_gaussian:
+            action = torch.empty(rows, self.num_outputs, dtype=torch.float32)
+            env_action = torch.empty(rows, self.num_outputs, dtype=torch.float32)
+        else:
+            action = env_action = torch.empty(rows, dtype=torch.int64)
+        log_prob = torch.empty(rows, dtype=torch.float32)
+        value = torch.empty(rows, dtype=torch.float32)
+        self._call(
+            self._functions.act, policy.address, x.data_ptr(), rows,
+            random.take_words(self.num_outputs), action.data_ptr(), log_prob.data_ptr(),
+            env_action.data_ptr(), value.data_ptr(),
+        )  # fmt: skip
+        return Acted(action, log_prob, env_action, value)
+
+    def value(self, x: Tensor, policy: ActInputs) -> Tensor:
+        """[N] as `act` gives it, for any number of rows x [N, D]; draws nothing."""
+        x = x.contiguous()
+        rows = self._check_raw(x, policy)
+        value = torch.empty(rows, dtype=torch.float32)
+        self._call(self._functions.values, policy.address, x.data_ptr(), rows, value.data_ptr())
+        return value
+
     def backward(self, x: Tensor, of_output: Tensor, of_value: Tensor) -> None:
         """Write the gradients of a loss whose derivatives by the outputs for x [B, D] are of_output
         [B, A] and of_value [B].
@@ -186,6 +295,18 @@ class ActorCriticCpu:
         )  # fmt: skip
         return dict(zip(PARTS, parts.unbind(1)))
 
+    def _check_raw(self, x: Tensor, policy: ActInputs) -> int:
+        """Number of rows of x; ValueError unless it is what C may read."""
+        if policy.network is not self:
+            raise ValueError("these ActInputs were made for another network")
+        is_readable = x.is_cpu and x.dtype is torch.float32 and x.dim() == 2
+        if not is_readable or x.shape[1] != self.num_inputs:
+            raise ValueError(
+                f"x must be [N, {self.num_inputs}] float32 in CPU memory, got {list(x.shape)} "
+                f"{x.dtype} on {x.device}"
+            )
+        return x.shape[0]
+
     def _check(self, x: Tensor) -> int:
         assert (x.dtype, x.shape[1:]) == (torch.float32, (self.num_inputs,)), (
             x.dtype,
@@ -210,6 +331,8 @@ def _functions() -> Any:
     )
     functions.plan_free.argtypes, functions.plan_free.restype = [pointer], None
     functions.forward.argtypes = [pointer, pointer, number, pointer, pointer, number]
+    functions.act.argtypes = [*[pointer] * 3, number, number, *[pointer] * 4, number]
+    functions.values.argtypes = [*[pointer] * 3, number, pointer, number]
     functions.backward.argtypes = [pointer, pointer, number, pointer, pointer, number]
     functions.ppo_steps.argtypes = [
         *[pointer] * 4,
@@ -223,15 +346,31 @@ def _functions() -> Any:
     return functions
 
 
+def _address(
+    name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> int:
+    """Where `tensor` lies; ValueError unless it is what C expects there."""
+    is_plain = tensor.is_cpu and tensor.is_contiguous() and tensor.dtype is dtype
+    if not is_plain or tuple(tensor.shape) != shape:
+        raise ValueError(
+            f"{name} must be {list(shape)} {dtype}, contiguous and in CPU memory, got "
+            f"{list(tensor.shape)} {tensor.dtype} on {tensor.device}"
+        )
+    return tensor.data_ptr()
+
+
 def _layer(
     weight: nn.Parameter, bias: nn.Parameter, tower: int, of_tower: int | None = None
 ) -> _Layer:
     """Of stacked weights the tower's part; `of_tower` is what a head reads."""
     tensors = [weight, bias, weight.grad, bias.grad]
     assert all(
-        tensor is not None and tensor.is_contiguous() and tensor.dtype == torch.float32
+        tensor is not None
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and tensor.dtype == torch.float32
         for tensor in tensors
-    )
+    ), "parameters and their .grad must be float32, contiguous and in CPU memory"
     outputs, inputs = weight.shape[-2:]
     pointers = []
     for tensor, size in zip(tensors, (outputs * inputs, outputs) * 2):

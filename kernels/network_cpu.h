@@ -1,4 +1,7 @@
-/* The MLP actor-critic for one block of rows: its layers in the form that the products read, forward, and backward to sums of gradients. */
+/* The MLP actor-critic for one block of rows: its layers in the form that the products read,
+   forward, and backward to sums of gradients. */
+
+#pragma once
 
 #include "products_cpu.h"
 
@@ -25,6 +28,16 @@ typedef struct {  /* of PPO's loss; a row of the rollout is obs [inputs], action
     float *log_std_gradient;
 } Loss;
 
+/* What observations become actions by, beside the network; shapes and formulas are
+   actor_critic_cpu.py's. obs_shift, value_shift NULL: nothing is normalised */
+typedef struct {
+    int64_t head;
+    double min_log_std, max_log_std, obs_limit;
+    const float *log_std, *units;
+    const float *obs_shift, *obs_inv_std, *value_shift, *value_inv_std;
+    const uint64_t *key, *gamma;
+} Policy;
+
 typedef struct {
     Layer layer;
     int64_t inputs_wide, outputs_wide;  /* padded */
@@ -41,23 +54,30 @@ typedef struct {
     int64_t max_slices;
     float *sums;                          /* [max_slices, num_sums] */
     double (*parts)[PARTS];               /* [max_slices, PARTS] */
+    float *std;                           /* [outputs], of a Gaussian: see Job */
     float *packed;                        /* what the layers' pointers point into */
     int64_t scratch_floats;
     float *scratch[MAX_THREADS];
 } Plan;
 
-enum { FORWARD, BACKWARD, LEARN };
+enum { FORWARD, ACT, BACKWARD, LEARN };
 typedef struct {  /* one pass over `rows` rows */
     Plan *plan;
     int mode;
     int64_t rows, row, used;     /* row: floats from one row of x to the next, of which the first `used` are read */
     const float *x;              /* [rows, inputs]; LEARN: the rollout, of which `index` [rows] says the rows */
     const int64_t *index;
-    float *output, *value;       /* FORWARD writes them: [rows, outputs], [rows] */
+    const Policy *policy;        /* ACT reads it, and FORWARD where it is not NULL */
+    uint64_t counter;            /* ACT: the word that each stream's numbers begin with */
+    float *output, *value;       /* FORWARD writes [rows, outputs] unless NULL; it and ACT [rows] */
+    void *action;                /* ACT: [rows, outputs] float or [rows] int64_t */
+    float *log_prob, *env_action;  /* ACT: [rows], [rows, outputs] */
     const float *of_output, *of_value;  /* BACKWARD reads them: derivatives of a loss by the two */
     const Loss *loss;
     float weight, mean, scale;   /* of a valid row; what the advantage is normalised with */
-    float *std, log_std_total;   /* of a Gaussian: 1 / std [outputs]; sum of the log standard deviations inside their limits */
+    /* of a Gaussian: std [outputs], where it learns 1 / std; sum of the log standard deviations
+       inside their limits */
+    float *std, log_std_total;
 } Job;
 
 /* ---- heads ---- */
@@ -75,6 +95,35 @@ static void head_forward(const Packed *head, const float *h, int64_t rows, float
             }
             for (int i = 0; i < 4; i++) output[o * BLOCK + r + i] = total(sum[i]) + head->bias[o];
         }
+}
+
+/* Of a Gaussian, from the log standard deviations: job->std, e^(sign * log_std), and their sum */
+static void limit_log_std(Job *job, const float *log_std, double least, double most, float sign)
+{
+    job->log_std_total = 0.0f;
+    for (int64_t a = 0; a < job->plan->outputs; a++) {
+        float limited = fmaxf(fminf(log_std[a], (float)most), (float)least);
+        if (isnan(log_std[a])) limited = NAN;
+        job->std[a] = expf(sign * limited);
+        job->log_std_total += limited;
+    }
+}
+
+/* Of a Gaussian: what the log-probability is at the mean, the sum of -log(std sqrt(2 pi)) */
+static float log_density_at_mean(const Job *job)
+{
+    return -job->log_std_total - 0.918938533f * (float)job->plan->outputs;
+}
+
+/* Of a row of logits [outputs, BLOCK] a lane: the logarithm of the sum of e^(logit - most), NaN
+   where one of them is */
+INLINE v8 log_sum_of_powers(const float *logits, int64_t outputs, v8 *most)
+{
+    v8 sum = all(0.0f);
+    *most = load(logits);
+    for (int64_t a = 1; a < outputs; a++) *most = at_least(*most, load(logits + a * BLOCK));
+    for (int64_t a = 0; a < outputs; a++) sum += exponential(load(logits + a * BLOCK) - *most);
+    return logarithm(sum);
 }
 
 /* ---- a block of rows ---- */
@@ -105,6 +154,17 @@ static float *input_of_head(const Plan *plan, const Block *block, int number)
     return plan->hidden ? block->hidden[(plan->heads[number].layer.tower + 1) * plan->hidden - 1] : block->x;
 }
 
+/* One row of observations, as Normalizer in gpurl/nn/normalizer.py; NaN stays */
+static void normalize(const Policy *policy, const float *from, int64_t inputs, float *to)
+{
+    float limit = (float)policy->obs_limit;
+    for (int64_t d = 0; d < inputs; d++) {
+        float x = (from[d] - policy->obs_shift[d]) * policy->obs_inv_std[d];
+        x = x < -limit ? -limit : x;
+        to[d] = x > limit ? limit : x;
+    }
+}
+
 /* Copy rows first .. first + count, repeating the last up to `padded` */
 static void gather(const Job *job, const Block *block, int64_t first, int64_t count, int64_t padded)
 {
@@ -115,15 +175,18 @@ static void gather(const Job *job, const Block *block, int64_t first, int64_t co
         const float *from = job->x + (job->index ? job->index[at] : at) * row;
         if (job->index && at + 8 < job->rows) __builtin_prefetch(job->x + job->index[at + 8] * row);
         float *to = block->x + r * plan->inputs_wide;
-        for (int64_t d = 0; d < inputs; d++) to[d] = from[d];
+        if (job->policy && job->policy->obs_shift) normalize(job->policy, from, inputs, to);
+        else memcpy(to, from, inputs * sizeof(float));
         for (int64_t d = inputs; d < plan->inputs_wide; d++) to[d] = 0.0f;
         for (int64_t c = inputs; c < used; c++) block->columns[(c - inputs) * BLOCK + r] = from[c];
     }
 }
 
-static void forward_block(const Plan *plan, const Block *block, int64_t rows)
+/* only_value: output gets the value's row alone */
+static void forward_block(const Plan *plan, const Block *block, int64_t rows, int only_value)
 {
-    for (int64_t l = 0; l < plan->towers * plan->hidden; l++) {
+    int64_t first_tower = only_value ? plan->towers - 1 : 0;
+    for (int64_t l = first_tower * plan->hidden; l < plan->towers * plan->hidden; l++) {
         const Packed *p = &plan->layers[l];
         const float *input = l % plan->hidden ? block->hidden[l - 1] : block->x;
         product_of_rows(rows, p->outputs_wide, p->layer.inputs, input, p->inputs_wide, p->forward, p->layer.inputs, WIDE, p->bias, 0,
@@ -132,8 +195,29 @@ static void forward_block(const Plan *plan, const Block *block, int64_t rows)
         for (int64_t r = 0; p->layer.outputs < p->outputs_wide && r < rows; r++)  /* where x is infinite they are NaN: 0 times infinity */
             memset(block->hidden[l] + r * p->outputs_wide + p->layer.outputs, 0, (p->outputs_wide - p->layer.outputs) * sizeof(float));
     }
-    for (int i = 0; i < 2; i++)
-        head_forward(&plan->heads[i], input_of_head(plan, block, i), rows, block->output + (i ? plan->outputs * BLOCK : 0));
+    for (int i = only_value; i < 2; i++)
+        head_forward(&plan->heads[i], input_of_head(plan, block, i), rows,
+                     block->output + (i ? plan->outputs * BLOCK : 0));
+}
+
+/* columns [width, BLOCK] -> rows [count, width] */
+static void write_rows(const float *columns, int64_t width, int64_t count, float *rows)
+{
+    for (int64_t r = 0; r < count; r++)
+        for (int64_t c = 0; c < width; c++) rows[r * width + c] = columns[c * BLOCK + r];
+}
+
+/* What a FORWARD writes, and an ACT of the value */
+static void write_output(const Job *job, const Block *block, int64_t first, int64_t count)
+{
+    const Policy *policy = job->policy;
+    int64_t outputs = job->plan->outputs;
+    const float *value = block->output + outputs * BLOCK;
+    if (job->output) write_rows(block->output, outputs, count, job->output + first * outputs);
+    memcpy(job->value + first, value, count * sizeof(float));
+    if (policy && policy->value_shift)
+        for (int64_t r = 0; r < count; r++)
+            job->value[first + r] = value[r] / *policy->value_inv_std + *policy->value_shift;
 }
 
 /* Add the gradients of a block, from of_output, to sums */

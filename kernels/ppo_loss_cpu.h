@@ -47,7 +47,7 @@ INLINE void gaussian_rows(const Job *job, const Block *block, int64_t at, v8 is_
         squares += z * z;
         store(block->of_output + a * BLOCK + at, z);
     }
-    v8 log_prob = all(-job->log_std_total - 0.918938533f * (float)outputs) - all(0.5f) * squares;
+    v8 log_prob = all(log_density_at_mean(job)) - all(0.5f) * squares;
     v8 slope = loss_of_rows(job, block, at, is_row, log_prob, NULL, parts).of_log_prob;
     for (int64_t a = 0; a < outputs; a++) {
         v8 z = load(block->of_output + a * BLOCK + at), moved = slope * z;
@@ -61,11 +61,8 @@ INLINE void gaussian_rows(const Job *job, const Block *block, int64_t at, v8 is_
 INLINE void categorical_rows(const Job *job, const Block *block, int64_t at, v8 is_row, v8 *parts)
 {
     int64_t outputs = job->plan->outputs;
-    v8 most = load(block->output + at), action = load(block->columns + at);
-    v8 sum = all(0.0f), log_sum = sum, picked = sum, entropy = sum;
-    for (int64_t a = 1; a < outputs; a++) most = at_least(most, load(block->output + a * BLOCK + at));
-    for (int64_t a = 0; a < outputs; a++) sum += exponential(load(block->output + a * BLOCK + at) - most);
-    for (int i = 0; i < LANES; i++) log_sum[i] = logf(sum[i]);
+    v8 action = load(block->columns + at), picked = all(0.0f), entropy = picked;
+    v8 most, log_sum = log_sum_of_powers(block->output + at, outputs, &most);
     for (int64_t a = 0; a < outputs; a++) {
         v8 log_prob = load(block->output + a * BLOCK + at) - most - log_sum, probability = exponential(log_prob);
         store(block->output + a * BLOCK + at, log_prob);

@@ -346,6 +346,15 @@ class CounterRandom:
             .add_(low)
         )
 
+    def take_words(self, count: int) -> int:
+        """Number of the word of each stream with which `count` uniforms or normals begin that a
+        kernel draws itself; the next draw comes after them.
+        """
+        step = int(self._step) if self._host_step is None else self._host_step
+        number = step * WORDS_PER_STEP + self.offset
+        self.offset += (count + 1) // 2
+        return number
+
     def stay_out_of_compiling(self) -> None:
         """What draws is called as it is from functions that torch compiles: it keeps numbers for
         later and calls kernels of its own.
