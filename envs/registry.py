@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import gymnasium
 import torch
 
 from gpurl.discovery import find_class, module_names
@@ -42,6 +43,8 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
         )
     module_name, _, task = name.partition(":")
     known = module_names(sys.modules["gpurl.envs"], NOT_ENVS)
+    if module_name not in known and name in gymnasium.registry:  # an id of Gymnasium
+        module_name, task = "gymnasium_cpu", name
     if tasks := [
         each
         for each, full_name in known.items()

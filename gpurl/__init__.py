@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from gpurl.api import Run, evaluate_run, resume, train
     from gpurl.envs.registry import make_env
     from gpurl.policy import Policy, load
+    from gpurl.run.callbacks import Callback
 
 __version__ = "0.1.0"
-__all__ = ["Policy", "Run", "evaluate_run", "load", "make_env", "resume", "train"]
+__all__ = ["Callback", "Policy", "Run", "evaluate_run", "load", "make_env", "resume", "train"]
 
 _HOME = {
+    "Callback": "gpurl.run.callbacks",
     "Policy": "gpurl.policy",
     "Run": "gpurl.api",
     "evaluate_run": "gpurl.api",

@@ -5,6 +5,7 @@
 import logging
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +13,17 @@ from typing import Any
 
 import torch
 
+from gpurl.algorithms.base import Algorithm
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.engine.determinism import deterministic
 from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, EndlessEpisodeError, GpurlError, UsageError
 from gpurl.policy import Policy, load
+from gpurl.run.callbacks import Callback
 from gpurl.run.display import Display
 from gpurl.run.evaluator import EVAL_SEED, evaluate, greedy, scripted
+from gpurl.run.given import Given, name_of_algorithm, name_of_env
 from gpurl.run.logger import Logger
 from gpurl.run.out_of_memory import Watch, told_what_fits
 from gpurl.run.plot import note_references, plot_curve
@@ -44,19 +48,34 @@ class Run:
         return load(self.folder)
 
 
-def train(algorithm: str = "ppo", env: str = "chasing", **settings: Any) -> Run:
+def train(
+    algorithm: str | type[Algorithm] = "ppo",
+    env: Given = "chasing",
+    callbacks: Sequence[Callback] = (),
+    **settings: Any,
+) -> Run:
     """Train `algorithm` on `env` and return the run.
 
+    algorithm: a name, a module path or a class. env: those too, a Gymnasium id, a function that
+    makes a gymnasium.Env, or environments that exist already; the latter train as they are and are
+    evaluated after the training. callbacks: see `gpurl.Callback`.
+
     settings: any field of `gpurl.run.settings.TrainConfig` and of the algorithm's config, and
-    `env_options`, a dict of the task's own options.
-    `gpurl train ALGORITHM ENV --help` lists them. Raises UsageError, EnvError, NonFiniteError or
-    CheckpointError (gpurl.errors). After SIGINT or SIGTERM the run is saved, then the signal goes
-    to the caller: KeyboardInterrupt, or the caller's own handler.
+    `env_options`, a dict of the task's own options. `gpurl train ALGORITHM ENV --help` lists
+    them. Raises UsageError, EnvError, NonFiniteError or CheckpointError (gpurl.errors). After
+    SIGINT or SIGTERM the run is saved, then the signal goes to the caller: KeyboardInterrupt, or
+    the caller's own handler.
     """
-    return _signals_passed_on(run(make_settings(algorithm, env, **settings)))
+    name, made = name_of_env(env)
+    if made is not None:
+        for key, value in (("num_envs", made.num_envs), ("device", str(made.device))):
+            if settings.setdefault(key, value) not in (value, made.device):
+                raise UsageError(f"{key} is {settings[key]}, the given environment's is {value}")
+    chosen = make_settings(name_of_algorithm(algorithm), name, **settings)
+    return _signals_passed_on(run(chosen, callbacks=callbacks, env=made))
 
 
-def resume(path: str | Path, **changes: Any) -> Run:
+def resume(path: str | Path, callbacks: Sequence[Callback] = (), **changes: Any) -> Run:
     """Go on with the run in `path` from its latest good checkpoint; `changes` are settings that may
     change, total_steps above all.
 
@@ -64,7 +83,7 @@ def resume(path: str | Path, **changes: Any) -> Run:
     """
     algorithm, env, saved = saved_settings(Path(path))
     return _signals_passed_on(
-        run(make_settings(algorithm, env, **merge(saved, changes)), resume_from=Path(path))
+        run(make_settings(algorithm, env, **merge(saved, changes)), Path(path), callbacks=callbacks)
     )
 
 
@@ -92,9 +111,16 @@ def _signals_passed_on(finished: Run) -> Run:
 
 
 def run(
-    settings: Settings, resume_from: Path | None = None, command: list[str] | None = None
+    settings: Settings,
+    resume_from: Path | None = None,
+    command: list[str] | None = None,
+    callbacks: Sequence[Callback] = (),
+    env: VecEnv | None = None,
 ) -> Run:
-    """Train by `settings`, in a new run folder or on from the one in `resume_from`."""
+    """Train by `settings`, in a new run folder or on from the one in `resume_from`.
+
+    env: environments that exist already, in place of new ones.
+    """
     config = settings.train
     if (
         resume_from is not None
@@ -115,7 +141,9 @@ def run(
             ) from None
         if resume_from is None:
             with told_what_fits(settings, device) as memory:
-                return _run(settings, device, None, None, command or sys.argv, memory)
+                return _run(
+                    settings, device, None, None, command or sys.argv, memory, callbacks, env
+                )
         with (
             lock_run(resume_from),
             told_what_fits(settings, device) as memory,
@@ -127,6 +155,8 @@ def run(
                 load_checkpoint(resume_from, device)[0],
                 command or sys.argv,
                 memory,
+                callbacks,
+                env,
             )
 
 
@@ -137,6 +167,8 @@ def _run(
     parts: dict[str, Any] | None,
     command: list[str],
     memory: Watch,
+    callbacks: Sequence[Callback],
+    given: VecEnv | None,
 ) -> Run:
     """Train in a new run folder, or on from `parts` of a checkpoint in `folder`, which is
     locked.
@@ -148,10 +180,13 @@ def _run(
     )  # sums of torch depend on it in their last bits
     envs = list[VecEnv]()
     try:
-        eval_env = evaluation_env(settings, device)
+        eval_env = evaluation_env(settings, device, is_given=given is not None)
         envs += [] if eval_env is None else [eval_env]
-        envs.append(training_env(settings, device))
-        trainer = make_trainer(settings, device, eval_env, envs[-1], threads=earlier)
+        if given is None:
+            envs.append(training_env(settings, device))
+        trainer = make_trainer(
+            settings, device, eval_env, given or envs[-1], threads=earlier, callbacks=callbacks
+        )
         memory.engine = trainer.engine
         trainer.folder = folder or create_run_folder(
             Path(config.root), settings.env, settings.algorithm, config.seed, config.run_dir

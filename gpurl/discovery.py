@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -38,28 +39,48 @@ def _modules(
             yield from _modules(map(str, inner), full_name, hidden)
 
 
+OWN: dict[str, type] = {}  # classes that were given from Python, by the name that stands for them
+
+
+def name_of_class(kind: type) -> str:
+    """The name by which `find_class` finds `kind` in this process: `my_project.my_env:MyEnv`, and
+    in any other where that can be imported.
+    """
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    OWN[name] = kind
+    return name
+
+
 def find_class(
     name: str, package: ModuleType, base: type, kind: str, hidden: frozenset[str] = frozenset()
 ) -> type:
     """The public subclass of `base` that the module `name` defines.
 
     `name` is a module of `package`, else an importable module path, with `:Class` behind it where
-    the module defines several.
-    Only that module is imported. Raises UsageError naming the near names, or the classes that were
-    found.
+    the module defines several. Only that module is imported. Raises UsageError naming the near
+    names, or the classes that were found.
     """
     module_name, _, class_name = name.partition(":")
     known = module_names(package, hidden)
-    if module_name in known:
-        full_name = known[module_name]
-    elif _importable(module_name):
-        full_name = module_name
-    else:
+    if name in OWN or (module_name not in known and is_importable(module_name)):
+        return find_class_at(name, base, kind)
+    if module_name not in known:
         hint = did_you_mean(module_name.lower(), known)
         raise UsageError(
             f"no {kind} is called {module_name!r}; {hint}Known: {', '.join(known)}; or give the "
-            f"module path of your own"
+            "module path of your own"
         )
+    full_name = known[module_name]
+    return find_class_at(f"{full_name}:{class_name}" if class_name else full_name, base, kind)
+
+
+def find_class_at(name: str, base: type, kind: str) -> type:
+    """The public subclass of `base` at the module path `name`, with `:Class` behind it where the
+    module defines several. Raises UsageError naming the classes that were found.
+    """
+    if name in OWN and issubclass(OWN[name], base):
+        return OWN[name]
+    full_name, _, class_name = name.partition(":")
     try:
         module = importlib.import_module(full_name)
     except (SyntaxError, NameError, ImportError) as error:
@@ -73,14 +94,15 @@ def find_class(
         names = ", ".join(value.__name__ for value in found) or "none"
         raise UsageError(
             f"module {full_name} must define one public {base.__name__} class, found {names}; name "
-            f"it as {module_name}:CLASS"
+            f"it as {full_name}:CLASS"
         )
     return found[0]
 
 
-def _importable(module_name: str) -> bool:
+def is_importable(module_name: str) -> bool:
+    """Whether there is such a module; it is not imported, but packages around it are."""
     try:
-        return bool(module_name) and importlib.util.find_spec(module_name) is not None
+        return module_name in sys.modules or importlib.util.find_spec(module_name) is not None
     except (ImportError, ValueError):
         return False
 

@@ -23,7 +23,10 @@ def resolve_algorithm(name: str) -> type[Algorithm]:
 
 def config_class(algorithm_class: type[Algorithm]) -> type[AlgorithmConfig]:
     """The dataclass from which the command line is made."""
-    return algorithm_class.__annotations__["config"]
+    for base in algorithm_class.__mro__:  # a subclass may leave it as it is
+        if "config" in vars(base).get("__annotations__", {}):
+            return base.__annotations__["config"]
+    raise TypeError(f"{algorithm_class.__name__} has no annotation `config: MyConfig`")
 
 
 def make_algorithm(

@@ -46,10 +46,20 @@ def report() -> str:
             "devices",
             *_devices(),
             "",
+            "engines",
+            *_engines(),
+            "",
             "simulators and datasets",
             *_simulators(),
         ]
     )
+
+
+def _engines() -> list[str]:
+    """Which of the ways to run an iteration this machine has."""
+    from gpurl.engine.choose import machine_engines
+
+    return [f"  {name}: {obstacle or 'yes'}" for name, obstacle in machine_engines()]
 
 
 def _versions() -> list[str]:

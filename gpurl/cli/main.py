@@ -13,6 +13,7 @@ USAGE = """usage: gpurl COMMAND ...
 
   gpurl train ALGORITHM ENV [settings]          train; --help behind it lists every setting
   gpurl train --resume RUN [settings]           go on with a run
+  gpurl train ... --callback MODULE:CLASS       with a callback of your own
   gpurl eval RUN [--episodes 100]               evaluate a trained policy
   gpurl play RUN [--episodes 3]                 play episodes and draw one
   gpurl plot RUN                                draw the learning curve again
@@ -71,12 +72,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 def train(words: list[str]) -> int:
     """Parse the settings, train, tell the result."""
-    from gpurl.cli.settings import parse_train
+    from gpurl.cli.settings import parse_train, take_callbacks
 
-    settings, resume_from = parse_train(words)
+    settings_words, names = take_callbacks(words)
+    settings, resume_from = parse_train(settings_words)
     from gpurl.api import run
+    from gpurl.run.callbacks import make_callbacks
 
-    finished = run(settings, resume_from, ["gpurl", "train", *words])
+    command = ["gpurl", "train", *words]
+    finished = run(settings, resume_from, command, callbacks=make_callbacks(names))
     outcome, quiet = finished.outcome, settings.train.quiet
     if not quiet:
         print(summary(finished))

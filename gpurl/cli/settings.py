@@ -198,6 +198,16 @@ def _number(word: str) -> str:
     return str(int(float(word))) if is_whole else word
 
 
+def take_callbacks(words: list[str]) -> tuple[list[str], list[str]]:
+    """(the other words, the module paths behind each --callback)."""
+    names = list[str]()
+    while True:
+        words, name = _take_option(words, "--callback", "a module path")
+        if name is None:
+            return words, names
+        names.append(name)
+
+
 def _take_option(
     words: list[str], option: str, what: str = "a path"
 ) -> tuple[list[str], str | None]:

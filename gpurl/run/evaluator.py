@@ -112,6 +112,7 @@ class Evaluations:
         self.newest: dict[str, float] = {}
         self.is_new = False  # whether the newest is of this process
         self.is_best = False  # of all, the newest
+        self.has_ended = False  # no more: episodes do not end
         self.best_return = float("-inf")
         self.warnings: list[str] = []  # for the user, until somebody takes them
 
@@ -131,7 +132,7 @@ class Evaluations:
             )
         except EndlessEpisodeError as error:
             self.warnings.append(f"no more evaluations: {error}")
-            self.env = None
+            self.env, self.has_ended = None, True
             return {}
         self._look_at_non_finite(values.get("eval/non_finite_episodes", 0.0))
         if not values["eval/episodes"]:

@@ -210,3 +210,14 @@ def preset(algorithm: str, env: str) -> dict[str, Any]:
     for name in dict.fromkeys(("*", env.partition(":")[0], env)):
         found |= PRESETS.get((algorithm, name), {})
     return found
+
+
+def name_for_presets(name: str, kind: type, package: str) -> str:
+    """The name that presets go by: `name` itself of what `package` ships, else that of the nearest
+    base it ships, so that an adapter's subclass gets the adapter's presets.
+    """
+    for base in kind.__mro__:
+        if base.__module__.startswith(f"{package}."):
+            shipped = base.__module__.rpartition(".")[2]
+            return name if base is kind else shipped
+    return name

@@ -157,11 +157,14 @@ def make_settings(algorithm: str, env: str, **values: Any) -> Settings:
     """
     from gpurl.algorithms import config_class, resolve_algorithm
     from gpurl.envs.registry import check_options, option_types, resolve_env
-    from gpurl.run.presets import preset
+    from gpurl.run.presets import name_for_presets, preset
 
     env_class, _ = resolve_env(env)
-    algorithm_config = config_class(resolve_algorithm(algorithm))
-    merged = merge(preset(algorithm, env), values)
+    algorithm_class = resolve_algorithm(algorithm)
+    algorithm_config = config_class(algorithm_class)
+    of_algorithm = name_for_presets(algorithm, algorithm_class, "gpurl.algorithms")
+    of_env = name_for_presets(env, env_class, "gpurl.envs")
+    merged = merge(preset(of_algorithm, of_env), values)
     options = merged.pop("env_options", {})
     if not isinstance(options, dict):
         raise UsageError(f"env_options is {options!r}; it must be `name: value` pairs")

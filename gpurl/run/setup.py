@@ -1,5 +1,6 @@
 """Sets a run up: its device, environments, algorithm and engine, and the process itself."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from gpurl.errors import UsageError
 from gpurl.guards.contract import reset_env
 from gpurl.guards.guards import Guards
 from gpurl.memory import available_bytes, in_gib
+from gpurl.run.callbacks import Callback
 from gpurl.run.evaluator import EVAL_SEED
 from gpurl.run.settings import Settings
 from gpurl.run.trainer import Trainer
@@ -32,6 +34,7 @@ def make_trainer(
     env: VecEnv | None = None,
     threads: int | None = None,
     backend: Backend | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> Trainer:
     """The environments, the algorithm and the loop of a run, in a process set up for it; call
     `start` or `restore` next.
@@ -73,12 +76,13 @@ def make_trainer(
     engine = make_engine(settings, model, env, backend)
     if config.deterministic and (note := beyond_reach(env)):
         engine.notes.append(note)
+    trainer = Trainer(settings, engine, eval_env, Path(), callbacks)
     if eval_env is None and env.single_instance and config.eval_episodes:
         engine.notes.append(
             f"{settings.env} can exist only once in a process: its one evaluation follows the "
             "training"
         )
-    return Trainer(settings, engine, eval_env, Path())
+    return trainer
 
 
 def make_engine(
@@ -149,16 +153,18 @@ def _quickest_threads(model: Algorithm) -> int:
     )
 
 
-def evaluation_env(settings: Settings, device: torch.device) -> VecEnv | None:
+def evaluation_env(
+    settings: Settings, device: torch.device, is_given: bool = False
+) -> VecEnv | None:
     """Environments for evaluation only, never more than episodes wanted or than training has; None
-    where there can be no second ones.
+    where there can be no second ones. is_given: those that train exist already.
     """
     count = min(settings.train.eval_episodes, settings.train.num_envs)
-    if count > 0 and resolve_env(settings.env)[0].single_instance:
+    if count > 0 and (is_given or resolve_env(settings.env)[0].single_instance):
         if settings.train.stop_return is not None:
             raise UsageError(
                 f"stop_return needs evaluations while training goes on, but {settings.env} can "
-                f"exist only once in a process"
+                f"exist only once in a process, or was given as it is"
             )
         return None
     return (

@@ -3,11 +3,13 @@ signals. How an iteration is run is the engine's business."""
 
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gpurl.algorithms.base import Algorithm
 from gpurl.checkpoints.folders import list_checkpoints, save_checkpoint
@@ -16,6 +18,7 @@ from gpurl.engine.statistics import to_host
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, DivergedError, EnvError, NonFiniteError
 from gpurl.guards.dump import write_dump
+from gpurl.run.callbacks import Callback, Callbacks, RunView
 from gpurl.run.display import Display
 from gpurl.run.evaluator import Evaluations, Stopped
 from gpurl.run.interrupt import StopRequest
@@ -26,7 +29,8 @@ from gpurl.run.settings import Settings, parse_interval
 
 @dataclass
 class Outcome:
-    """How a run ended: total_steps, stop_return, max_seconds or signal; and the last evaluation."""
+    """How a run ended: total_steps, stop_return, max_seconds, signal or what a callback said; and
+    the last evaluation."""
 
     reason: str
     steps: int
@@ -39,10 +43,16 @@ class Trainer:
     """Holds a run; `run()` goes on until a limit of its settings."""
 
     def __init__(
-        self, settings: Settings, engine: Eager, eval_env: VecEnv | None, folder: Path
+        self,
+        settings: Settings,
+        engine: Eager,
+        eval_env: VecEnv | None,
+        folder: Path,
+        callbacks: Iterable[Callback] = (),
     ) -> None:
         self.settings, self.engine, self.folder = settings, engine, folder
         self.evaluations = Evaluations(settings, eval_env)
+        self.callbacks, self.view = Callbacks(callbacks), RunView(engine, folder)
         self.elapsed = 0.0  # seconds of training, over all resumes
         self.saved_at = -1  # env steps
         self.last_save = self.last_log = time.monotonic()
@@ -85,11 +95,14 @@ class Trainer:
         self.last_save = self.last_log = began
         self.logged_steps = self.steps
         reason = "" if self.steps < self.settings.train.total_steps else "total_steps"
-        self._tell_of_replay(display)
+        self._tell_of_sizes(display)
+        self.view.folder = self.folder
         with StopRequest() as stop:
             try:
+                self.callbacks.call("on_start", self.view)
                 while not reason:
                     metrics = self.iterate()
+                    self.callbacks.call("after_iteration", self.view, metrics)
                     self.elapsed = before + time.monotonic() - began
                     self._show_notes(display)
                     self._log_if_due(metrics, logger, display)
@@ -104,6 +117,7 @@ class Trainer:
                 self._save_and_reraise(error, display, stop.signal_number)
                 reason = "signal"
             unsaved = self.save(display)
+            self.callbacks.call("on_end", self.view)
         return Outcome(reason, self.steps, self.evaluations.newest, stop.signal_number, unsaved)
 
     def planned_steps(self) -> int:
@@ -114,6 +128,8 @@ class Trainer:
     def _limit_reached(self, elapsed_before: float) -> str:
         """Which one, or nothing; elapsed_before: seconds of earlier processes."""
         config = self.settings.train
+        if self.view.stop_reason:
+            return self.view.stop_reason
         if self.steps >= config.total_steps:
             return "total_steps"
         if config.max_seconds is not None and self.elapsed - elapsed_before >= config.max_seconds:
@@ -123,10 +139,18 @@ class Trainer:
         is_reached = self.evaluations.newest["eval/mean_reward"] >= config.stop_return
         return "stop_return" if is_reached else ""
 
-    def _tell_of_replay(self, display: Display) -> None:
-        """A word where the run ends before its replay holds enough to learn from, or fills a replay
-        anew that was not saved.
+    def _tell_of_sizes(self, display: Display) -> None:
+        """A word where an iteration is more than the whole run, where the run ends before its
+        replay holds enough to learn from, or fills a replay anew that was not saved.
         """
+        horizon, num_envs = self.engine.buffer.horizon, self.env.num_envs
+        total = self.settings.train.total_steps
+        if horizon * num_envs > total > self.steps:
+            self.warn(
+                display,
+                f"one iteration is {horizon * num_envs:,} steps (num_envs {num_envs:,} x horizon "
+                f"{horizon:,}), more than total_steps {total:,}: it is played whole",
+            )
         starts, stored = self.algorithm.learning_starts, self.engine.stored
         left = self.planned_steps() - self.steps
         if left <= 0 or stored >= starts:
@@ -157,7 +181,10 @@ class Trainer:
         if seconds >= config.log_every or self.steps >= config.total_steps:
             # one transfer for all that is on the device
             episodes, guards = engine.statistics.metrics(), engine.guards.metrics()
-            values = to_host(metrics | episodes | guards)
+            of_callbacks, self.view.logged = self.view.logged, {}
+            own = {name: each for name, each in of_callbacks.items() if isinstance(each, Tensor)}
+            values = to_host(metrics | episodes | guards | own)
+            values |= {name: float(of_callbacks[name]) for name in of_callbacks if name not in own}
             # what the guards have seen may end the run
             found = {name: values.pop(name) for name in guards}
             values |= engine.guards.report(found, engine.iteration)
@@ -189,8 +216,8 @@ class Trainer:
         Stopped once `stop` is asked for.
         """
         evaluations = self.evaluations
-        if is_last and self.env.single_instance:
-            evaluations.env = self.env  # after the training, where it trained
+        if is_last and evaluations.env is None and not evaluations.has_ended:
+            evaluations.env = self.env  # after the training, where there can be no second ones
         values = evaluations.play(self.algorithm, self.steps, lambda: stop.signal_number)
         while evaluations.warnings:
             self.warn(display, evaluations.warnings.pop(0))
@@ -198,6 +225,7 @@ class Trainer:
             return
         logger.write(self.steps, values)
         display.update(self.steps, values)
+        self.callbacks.call("after_evaluation", self.view, values)
         if evaluations.is_best:
             self.save(display, is_best=True)
 
@@ -225,6 +253,7 @@ class Trainer:
             why = f"the weights are not finite: {weights}"
         else:
             try:
+                self.callbacks.call("before_save", self.view)
                 save_checkpoint(
                     self.folder / "checkpoints",
                     self.steps,

@@ -1,0 +1,108 @@
+"""Callbacks: what a user adds to the life of a run, between iterations and never inside one."""
+
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gpurl.algorithms.base import Algorithm
+from gpurl.discovery import find_class_at
+from gpurl.engine.eager import Eager, Metrics
+from gpurl.envs.vec_env import VecEnv
+from gpurl.errors import GpurlError, UsageError
+
+
+@dataclass
+class RunView:
+    """What a callback sees of the run, and what it may do."""
+
+    engine: Eager
+    folder: Path
+    stop_reason: str = ""
+    logged: dict[str, Tensor | float] = field(default_factory=dict)  # for the next log entry
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """What is trained."""
+        return self.engine.algorithm
+
+    @property
+    def env(self) -> VecEnv:
+        """The environments that train; their attributes may be changed between iterations. What a
+        CUDA graph holds it has read when it was captured: keep a curriculum in tensors, and write
+        into them."""
+        return self.engine.env
+
+    @property
+    def steps(self) -> int:
+        """Env steps of whole iterations, summed over environments."""
+        return self.engine.steps
+
+    @property
+    def iteration(self) -> int:
+        """Whole iterations."""
+        return self.engine.iteration
+
+    def stop(self, reason: str = "callback") -> None:
+        """End the run after this iteration; it is saved and evaluated as at any limit."""
+        self.stop_reason = reason
+
+    def log(self, name: str, value: Tensor | float) -> None:
+        """Put a number into the next log entry. A 0-d tensor is brought to the host with all
+        others, so nothing waits for it here."""
+        self.logged[name] = value
+
+
+class Callback:
+    """Overwrite what you need. Nothing here waits for the device unless you ask a tensor for its
+    value."""
+
+    def on_start(self, run: RunView) -> None:
+        """Before the first iteration of this process."""
+
+    def after_iteration(self, run: RunView, metrics: Metrics) -> None:
+        """metrics: 0-d tensors on the device, by their logged names, true until the next
+        iteration."""
+
+    def after_evaluation(self, run: RunView, values: dict[str, float]) -> None:
+        """values: as they are logged, eval/mean_reward among them."""
+
+    def before_save(self, run: RunView) -> None:
+        """Before a checkpoint is written."""
+
+    def on_end(self, run: RunView) -> None:
+        """After the last checkpoint, unless an error ended the run."""
+
+
+class Callbacks:
+    """All callbacks of a run, in their order."""
+
+    def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
+        self.callbacks = list(callbacks)
+        for each in self.callbacks:
+            if not isinstance(each, Callback):
+                raise UsageError(
+                    f"a callback is a gpurl.Callback, got {each!r}; derive your class from it"
+                )
+
+    def call(self, method: str, run: RunView, *arguments: Any) -> None:
+        """Call `method` of each; whatever one raises names its file and line."""
+        for callback in self.callbacks:
+            function: Callable[..., None] = getattr(callback, method)
+            try:
+                function(run, *arguments)
+            except GpurlError:
+                raise
+            except Exception as error:
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                what = f"{type(callback).__name__}.{method} raised {type(error).__name__}: {error}"
+                place = f"{frame.filename}:{frame.lineno}: {frame.line}"
+                raise UsageError(f"callback {what} ({place})") from error
+
+
+def make_callbacks(names: Iterable[str]) -> list[Callback]:
+    """Callbacks of `my_module:MyCallback`, made without arguments."""
+    return [find_class_at(name, Callback, "callback")() for name in names]

@@ -1,0 +1,141 @@
+"""Callbacks: they stop a run, log, change a curriculum, and what they raise is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import gpurl
+from gpurl.checkpoints.folders import load_checkpoint
+from gpurl.engine.eager import Metrics
+from gpurl.envs.torch_env import State
+from gpurl.errors import UsageError
+from gpurl.kernels.random import CounterRandom
+from gpurl.run.callbacks import Callback, RunView
+from tests.small_runs import ITERATION, exit_code, small_run
+from tests.tiny_envs import RandomWalk
+
+
+class StopAtThree(Callback):
+    """Ends the run after its third iteration."""
+
+    def after_iteration(self, run: RunView, metrics: Metrics) -> None:
+        assert all(value.dim() == 0 for value in metrics.values())
+        run.log("own/iteration", float(run.iteration))
+        run.log("own/entropy", metrics["train/entropy_loss"] * 2.0)
+        if run.iteration == 3:
+            run.stop("enough")
+
+
+class Hard(RandomWalk):
+    """Its pay is an attribute, a tensor that graphs can read."""
+
+    def __init__(self, num_envs: int, device: str = "cpu", seed: int = 0) -> None:
+        super().__init__(num_envs, device, seed)
+        self.wage = torch.ones(())
+
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
+        next_state, reward, terminated = super().transition(state, action, rng)
+        return next_state, torch.zeros_like(reward) + self.wage, terminated
+
+
+class Curriculum(Callback):
+    """Pays more from the second iteration on."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def after_iteration(self, run: RunView, metrics: Metrics) -> None:
+        self.seen.append(float(run.engine.buffer["reward"].mean()))
+        run.env.wage.fill_(5.0)  # type: ignore[attr-defined]
+
+
+class Order(Callback):
+    """Notes what is called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def on_start(self, run: RunView) -> None:
+        self.calls.append("start")
+
+    def after_iteration(self, run: RunView, metrics: Metrics) -> None:
+        self.calls.append("iteration")
+
+    def after_evaluation(self, run: RunView, values: dict[str, float]) -> None:
+        assert "eval/mean_reward" in values
+        self.calls.append("evaluation")
+
+    def before_save(self, run: RunView) -> None:
+        self.calls.append("save")
+
+    def on_end(self, run: RunView) -> None:
+        self.calls.append("end")
+
+
+class Breaks(Callback):
+    """Raises in the second iteration."""
+
+    def after_iteration(self, run: RunView, metrics: Metrics) -> None:
+        if run.iteration == 2:
+            raise ValueError("what now")  # the line that fails
+
+
+def test_one_stops_the_run_and_logs_scalars(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", 10, callbacks=[StopAtThree()], log_every=0.0)
+    assert (run.outcome.reason, run.outcome.steps) == ("enough", 3 * ITERATION)
+    assert load_checkpoint(run.folder)[0]["trainer"]["steps"] == 3 * ITERATION
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    logged = [entry for line in lines if "own/iteration" in (entry := json.loads(line))]
+    assert [entry["own/iteration"] for entry in logged] == [1.0, 2.0, 3.0]
+    for entry in logged:
+        assert entry["own/entropy"] == pytest.approx(2.0 * entry["train/entropy_loss"])
+
+
+def test_one_changes_a_curriculum(tmp_path: Path) -> None:
+    curriculum = Curriculum()
+    env = f"{__name__}:Hard"
+    small_run(tmp_path / "run", 3, "ppo", env, callbacks=[curriculum], eval_episodes=0)
+    assert curriculum.seen == [1.0, 5.0, 5.0]
+
+
+def test_they_are_called_in_their_places(tmp_path: Path) -> None:
+    order = Order()
+    small_run(tmp_path / "run", 2, callbacks=[order], eval_every=ITERATION)
+    assert order.calls[:3] == ["start", "iteration", "evaluation"]
+    assert order.calls[-2:] == ["save", "end"]
+    assert order.calls.count("iteration") == order.calls.count("evaluation") == 2
+
+
+def test_what_one_raises_names_its_line_and_the_checkpoint_stays(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"Breaks.after_iteration raised ValueError: what now"
+    ) as e:
+        small_run(tmp_path / "run", 4, callbacks=[Breaks()])
+    assert "test_callbacks.py" in str(e.value)
+    assert "the line that fails" in str(e.value)
+    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 2 * ITERATION
+
+
+def test_the_command_line_takes_them(tmp_path: Path) -> None:
+    words = [
+        "num_envs=4",
+        "horizon=8",
+        "minibatches=1",
+        "total_steps=3200",
+        "device=cpu",
+        "quiet=true",
+    ]
+    words += [f"run_dir={tmp_path / 'run'}", "--callback", f"{__name__}:StopAtThree"]
+    assert exit_code(["train", "ppo", "cart_pole", *words]) == 0
+    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 3 * 32
+
+
+def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"a callback is a gpurl.Callback, got 3"):
+        small_run(tmp_path / "run", 1, callbacks=[3])
+    assert gpurl.Callback is Callback
