@@ -69,21 +69,37 @@ class OnPolicy(Algorithm):
     def record(
         self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep
     ) -> None:
+        # a value of every final_obs, of which few count, costs a device less in one batch after the
+        # rollout
+        value: Tensor | None = None
+        if self.is_recurrent or host_may_look(self.device):
+            is_last = buffer.size == buffer.horizon - 1
+            value = final_value(self, timestep, decision.carry, is_last)
+        self.record_step(buffer, obs, decision, timestep, value)
+
+    def record_step(
+        self,
+        buffer: RolloutBuffer,
+        obs: Tensor,
+        decision: Decision,
+        timestep: Timestep,
+        final_value: Tensor | None = None,
+    ) -> None:
+        """Store one step: `decision` was taken at `obs` and led to `timestep`.
+
+        final_value: [N] of its final observations, where it is known; with a memory it must be.
+        """
         row = {
             "obs": obs,
             "reward": timestep.reward,
             "terminated": timestep.terminated,
             "truncated": timestep.truncated,
+            **decision.columns,
         }
-        row |= decision.columns
-        if self.is_recurrent or host_may_look(self.device):
-            row["final_value"] = final_value(
-                self, timestep, decision.carry, is_last=buffer.size == buffer.horizon - 1
-            )
-        # a value of every final_obs, of which few count, costs a device less in one batch after the
-        # rollout
-        else:
+        if final_value is None:
             row["final_obs"] = timestep.info["final_obs"]
+        else:
+            row["final_value"] = final_value
         if self.is_recurrent:
             row["ended"] = episode_ends(timestep)
         if "valid" in timestep.info:
