@@ -17,6 +17,7 @@ from torch import Tensor
 from benchmarks.results_table import Row, machine, number, parser, save, table
 from benchmarks.timing import median_seconds
 from benchmarks.training import captured
+from gpurl.buffers.minibatches import Minibatch
 from gpurl.errors import GpurlError
 from gpurl.kernels import (
     adam,
@@ -24,14 +25,12 @@ from gpurl.kernels import (
     gae,
     moments,
     permutation,
-    ppo_loss,
     prioritized,
     random,
     squash,
 )
 from gpurl.kernels.env_step import RandomStreams
-from gpurl.losses import PpoTerms
-from gpurl.losses import ppo_loss as torch_ppo_loss
+from gpurl.losses import ppo_loss
 from gpurl.nn.distributions import Categorical, Gaussian, Head
 from gpurl.run.setup import choose_device
 
@@ -255,8 +254,8 @@ def prioritized_draw_case(size: int, batch_size: int, device: torch.device) -> C
 
 
 def ppo_loss_case(kind: str, rows: int, width: int, device: torch.device) -> Case:
-    """A minibatch in one matrix, two fifths of its ratios clipped; torch's is the head,
-    gpurl.losses and the head's backward.
+    """A minibatch in one matrix, two fifths of its ratios clipped, the loss and its gradients; the
+    reference is gpurl.losses under autograd.
     """
     generator = torch.Generator().manual_seed(0)
     output, value = (
@@ -266,59 +265,38 @@ def ppo_loss_case(kind: str, rows: int, width: int, device: torch.device) -> Cas
     action = output + torch.randn(rows, width, generator=generator)
     head: Head = Gaussian(Box(-1.0, 1.0, (width,), np.float32))
     if kind == "categorical":
-        head, action = Categorical(width), torch.randint(width, (rows, 1), generator=generator)
-    shift = 0.15 * torch.randint(
-        -2, 3, (rows,), generator=generator
-    )  # of no log-ratio to where rounding decides on the clip
-    old_log_prob = (
-        head.log_prob(output, action.squeeze(1) if kind == "categorical" else action).detach()
-        - shift
-    )
+        head, action = Categorical(width), torch.randint(width, (rows,), generator=generator)
+    # of no log-ratio to where rounding decides on the clip
+    shift = 0.15 * torch.randint(-2, 3, (rows,), generator=generator)
+    old_log_prob = head.log_prob(output, action).detach() - shift
     columns = torch.stack(
         (old_log_prob, *(torch.randn(rows, generator=generator) for _ in range(3))), 1
     )
-    packed = torch.cat((action.float(), columns), 1).to(device)
-    output, value, head = output.to(device), value.to(device), head.to(device)
-    batch = ppo_loss.PpoRows(packed[:, :-4], *packed[:, -4:].unbind(1))
-    scalars = ppo_loss.PpoScalars(
-        torch.tensor(0.2, device=device), torch.tensor(0.01, device=device)
-    )
-    options, own = ppo_loss.PpoOptions(1.0, None, -5.0, 2.0), list(head.parameters())
+    if kind == "gaussian":
+        packed = torch.cat((action, columns), 1).to(device)
+        action, columns = packed[:, :width], packed[:, width:]
+    batch = Minibatch(output, action.to(device), *columns.to(device).unbind(1))
+    head = head.to(device)
+    leaves = [output.to(device).requires_grad_(), value.to(device).requires_grad_()]
+    leaves += head.parameters()
+    clip_range, entropy_coef = (torch.tensor(x, device=device) for x in (0.2, 0.01))
 
-    def calling(function: Callable[..., tuple[Tensor, ...]]) -> Function:
-        if not own:
-            return lambda: function(output, value, batch, scalars, options)
-        gradient = torch.empty(width, device=device)
-        return lambda: (
-            *function(output, own[0], value, batch, scalars, options, gradient),
-            gradient,
+    def differentiated(loss: Tensor, parts: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        return *torch.autograd.grad(loss, leaves), *parts.values()
+
+    def kernel() -> tuple[Tensor, ...]:
+        return differentiated(*head.ppo_loss(*leaves[:2], batch, clip_range, entropy_coef, 1.0))
+
+    def reference() -> tuple[Tensor, ...]:
+        log_prob, entropy = head.log_prob_and_entropy(leaves[0], batch.action)
+        return differentiated(
+            *ppo_loss(log_prob, leaves[1], entropy, batch, clip_range, entropy_coef, 1.0)
         )
 
-    for parameter in own:
-        parameter.grad = torch.zeros_like(parameter)
-    torch_action = batch.action if own else batch.action.squeeze(1).long()
-    terms = PpoTerms(*batch[1:5], None, scalars.clip_range, scalars.entropy_coef)
-
-    @torch.no_grad()
-    def torch_loss() -> tuple[Tensor, ...]:
-        log_prob, entropy, backward = head.evaluate(output, torch_action)
-        slopes, parts = torch_ppo_loss(log_prob, value, entropy, terms, options.value_coef)
-        gradient = backward(slopes.log_prob, slopes.entropy)
-        return (
-            gradient,
-            slopes.value,
-            torch.stack(list(parts.values())),
-            *(parameter.grad for parameter in own),
-        )
-
-    kernel, reference = (
-        calling(getattr(ppo_loss, f"{kind}_ppo_loss{suffix}")) for suffix in ("", "_reference")
-    )
     return Case(
         f"ppo_loss {kind} {rows}x{width}",
         kernel,
         reference,
-        torch_loss,
         tolerance=1e-4,
         absolute_tolerance=1e-3 / rows,
     )

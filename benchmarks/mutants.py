@@ -50,7 +50,6 @@ TESTS = {  # of each file, the quickest first, under tests/; what follows a ! is
     "gpurl/buffers/demonstrations.py": "buffers/test_demonstrations.py",
     "gpurl/memory.py": "buffers/test_replay_buffer.py",
     "gpurl/buffers/minibatches.py": "buffers/test_minibatches.py",
-    "gpurl/buffers/packed.py": "buffers/test_packed.py",
     "gpurl/buffers/prioritized.py": "buffers/test_replay_buffer.py",
     "gpurl/buffers/replay.py": "buffers/test_replay_buffer.py test_properties_replay.py",
     "gpurl/buffers/rollout.py": "buffers/test_rollout_buffer.py",
@@ -81,12 +80,11 @@ TESTS = {  # of each file, the quickest first, under tests/; what follows a ! is
     ),
     "kernels/ppo_loss.py": (
         "PPO::a_gaussian_by_hand PPO::a_categorical_by_hand "
-        "PPO::a_deviation_near_nothing_is_a_little_more "
         "PPO::which_ratios_pull PPO::of_equal_errors_the_plain_one_has_the_slope "
-        "PPO::log_std_beyond_its_limits_is_not_moved PPO::the_reference_against_finite_differences "
-        "PPO::dispatch "
-        "PPO::rows_that_are_not_valid_weigh_nothing PPO::strided_columns_give_the_same_bits "
-        "PPO::the_kernel_the_reference_and_the_heads_agree"
+        "PPO::log_std_beyond_its_limits_is_not_moved "
+        "PPO::a_loss_of_more_terms_has_the_gradient_of_all PPO::sequences_are_rows_in_a_row "
+        "PPO::rows_without_weight_change_nothing PPO::strided_columns_give_the_same_bits "
+        "PPO::the_kernel_is_its_specification"
     ),
     "kernels/prioritized.py": (
         "test_prioritized.py::test_wrong_arguments_are_named test_prioritized.py::test_by_hand "

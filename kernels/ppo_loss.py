@@ -1,26 +1,24 @@
 """PPO's loss and its gradients by the networks' outputs in one pass, for Gaussian and categorical
 policies.
 
-    L = -mean min(r A, clip(r, 1 +- c) A) + value_coef mean E - entropy_coef mean H,   r = exp(log
-    pi(a) - log pi_old(a)) E = (V - R)^2, or with a clip of the value max((V - R)^2, (V_old + clip(V
-    - V_old, +- c_v) - R)^2)
+    L = -mean min(r A, clip(r, 1 +- c) A) + value_coef mean E - entropy_coef mean H
+    r = exp(log pi(a) - log pi_old(a))
+    E = (V - R)^2; with a clip of the value max((V - R)^2, (V_old + clip(V - V_old, +- c_v) - R)^2)
 
-Schulman et al. 2017, equations 7 and 9; the clip of the value is PPO2's (Dhariwal et al. 2017). A
-is (A - mean) / (std + 1e-8) where the advantage's moments are given. log r counts as
-LARGEST_LOG_RATIO at most. Means are over the valid rows.
+Schulman et al. 2017, equations 7 and 9; the clip of the value is PPO2's (Dhariwal et al. 2017).
+log r counts as LARGEST_LOG_RATIO at most. The specification is `gpurl.losses.ppo_loss` of what
+`gpurl.nn.distributions` gives. A row of weight 0 may hold anything finite.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Protocol
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from gpurl.kernels.backend import use_triton
+from torch.autograd.function import once_differentiable
 
 PARTS = ("surrogate", "value_loss", "approx_kl", "clip_fraction", "entropy")
 LOG_2PI = tl.constexpr(math.log(2.0 * math.pi))
@@ -29,39 +27,22 @@ LOG_2PI = tl.constexpr(math.log(2.0 * math.pi))
 LARGEST_LOG_RATIO = 20.0
 LARGEST = tl.constexpr(LARGEST_LOG_RATIO)
 SUMS_BLOCK = 4096  # numbers of `partial` that a program of the second launch adds at a time
-Results = tuple[Tensor, Tensor, Tensor]
 
 
-class PpoRows(NamedTuple):
-    """A minibatch, [B] float32 columns of any stride; quickest when all have one stride, as the
-    columns of one packed matrix have.
+class Rows(Protocol):
+    """The columns of a minibatch [...] that the loss reads, float32 of any stride; quickest when
+    all have one stride, as the columns of one packed matrix have.
 
-    action: [B, A], or [B] or [B, 1] whole numbers of a categorical policy. valid: 1 or 0; a row
-    with 0 weighs nothing and may hold anything finite.
+    action: [..., A], or [...] whole numbers of a categorical policy, of any dtype. value: of the
+    critic when it acted. weight: sums to 1; a row with 0 may hold anything finite.
     """
 
     action: Tensor
-    old_log_prob: Tensor
+    log_prob: Tensor
+    value: Tensor
     advantage: Tensor
     returns: Tensor
-    old_value: Tensor
-    valid: Tensor | None = None
-
-
-class PpoScalars(NamedTuple):
-    """Numbers that change between calls: 0-d float32 on the device, so that no graph bakes them in.
-
-    advantage_moments: [2 or more], mean and population variance that the advantage is normalised
-    with; None: it is taken as it is.
-    num_valid: the sum of `valid`; every program needs it to scale its slopes, and a caller sums the
-    columns of all minibatches of an epoch in one launch. None has it summed here, which is a launch
-    more.
-    """
-
-    clip_range: Tensor
-    entropy_coef: Tensor
-    advantage_moments: Tensor | None = None
-    num_valid: Tensor | None = None
+    weight: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -74,115 +55,6 @@ class PpoOptions:
     clip_range_value: float | None = None
     min_log_std: float = -math.inf
     max_log_std: float = math.inf
-
-
-# ---- the specification ----
-
-
-def gaussian_ppo_loss_reference(
-    output: Tensor,
-    log_std: Tensor,
-    value: Tensor,
-    rows: PpoRows,
-    scalars: PpoScalars,
-    options: PpoOptions,
-    log_std_gradient_out: Tensor,
-) -> Results:
-    """The specification; arguments and results as in `gaussian_ppo_loss`."""
-
-    def policy(log_std: Tensor, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        bounded = log_std.clamp(options.min_log_std, options.max_log_std)
-        log_density = (
-            -0.5 * ((action - output) / bounded.exp()).square() - bounded - 0.5 * LOG_2PI.value
-        )
-        return log_density.sum(1), (bounded + 0.5 * (1.0 + LOG_2PI.value)).sum()
-
-    (log_std_gradient, *gradients), parts = _differentiated(
-        policy, (log_std, output, value), rows, scalars, options
-    )
-    log_std_gradient_out.copy_(log_std_gradient)
-    return gradients[0], gradients[1], parts
-
-
-def categorical_ppo_loss_reference(
-    output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions
-) -> Results:
-    """The specification; arguments and results as in `categorical_ppo_loss`."""
-
-    def policy(output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        log_probs = output.log_softmax(1)
-        return log_probs.gather(1, action.long().view(-1, 1)).squeeze(1), -(
-            log_probs.exp() * log_probs
-        ).sum(1)
-
-    gradients, parts = _differentiated(policy, (output, value), rows, scalars, options)
-    return gradients[0], gradients[1], parts
-
-
-def _differentiated(
-    policy: Callable[..., tuple[Tensor, Tensor]],
-    inputs: tuple[Tensor, ...],
-    rows: PpoRows,
-    scalars: PpoScalars,
-    options: PpoOptions,
-) -> tuple[tuple[Tensor, ...], Tensor]:
-    """(gradients by `inputs`, the last of which is the value; parts); policy(*the others, action)
-    -> (log_prob [B], entropy [B] or 0-d).
-    """
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-    ):  # the caller may be in inference mode, whose tensors autograd does not take
-        valid = torch.ones_like(rows.advantage) if rows.valid is None else rows.valid
-        count = valid.sum() if scalars.num_valid is None else scalars.num_valid
-        leaves = tuple(tensor.detach().clone().requires_grad_() for tensor in inputs)
-        action, *columns = (_where(valid, column) for column in rows[:5])
-        log_prob, entropy = policy(*leaves[:-1], action)
-        terms = _terms(log_prob, leaves[-1], columns, valid, scalars, options)
-        means = [_where(valid, term).sum() / count.clamp(min=1) for term in terms]
-        parts = torch.stack(
-            (*means, _where(valid, entropy).sum() / count.clamp(min=1) if entropy.ndim else entropy)
-        )
-        loss = -parts[0] + options.value_coef * parts[1] - scalars.entropy_coef.clone() * parts[4]
-        return torch.autograd.grad(loss, leaves), parts.detach()
-
-
-def _terms(
-    log_prob: Tensor,
-    value: Tensor,
-    columns: list[Tensor],
-    valid: Tensor,
-    scalars: PpoScalars,
-    options: PpoOptions,
-) -> tuple[Tensor, ...]:
-    """[B] each: the surrogate, the squared error of the value, the KL divergence from the acting
-    policy, whether the ratio was clipped.
-    """
-    old_log_prob, advantage, returns, old_value = columns
-    if scalars.advantage_moments is not None:
-        advantage = (advantage - scalars.advantage_moments[0]) / (
-            scalars.advantage_moments[1].sqrt() + 1e-8
-        )
-    log_ratio = _where(valid, log_prob - old_log_prob).clamp(max=LARGEST_LOG_RATIO)
-    ratio = log_ratio.exp()
-    clipped_ratio = ratio.clamp(1.0 - scalars.clip_range, 1.0 + scalars.clip_range)
-    surrogate = torch.minimum(ratio * advantage, clipped_ratio * advantage)
-    square = (value - returns).square()
-    if options.clip_range_value is not None:
-        step = (value - old_value).clamp(-options.clip_range_value, options.clip_range_value)
-        clipped_square = (old_value + step - returns).square()
-        square = torch.where(
-            square >= clipped_square, square, clipped_square
-        )  # torch.maximum halves the slope where both are equal
-    kl = ratio - 1.0 - log_ratio  # k3 of Schulman 2020: unbiased, never negative
-    return surrogate, square, kl, (ratio != clipped_ratio).to(value.dtype)
-
-
-def _where(valid: Tensor, x: Tensor) -> Tensor:
-    """x [B, ...] with 0 in the rows that are not valid [B]: selected, not multiplied, because 0 *
-    infinity is NaN.
-    """
-    return torch.where(valid.view(-1, *(1,) * (x.ndim - 1)) != 0, x, 0.0)
 
 
 # ---- Triton ----
@@ -247,14 +119,12 @@ def _log_softmax(logits, used):
 
 @triton.jit
 def ppo_loss_kernel(
-    output_ptr, log_std_ptr, value_ptr, action_ptr, old_log_prob_ptr, advantage_ptr, returns_ptr,
-    old_value_ptr, valid_ptr,
-    num_valid_ptr, moments_ptr, clip_range_ptr, entropy_coef_ptr, output_gradient_ptr,
+    output_ptr, log_std_ptr, value_ptr, action_ptr, old_log_prob_ptr, old_value_ptr, advantage_ptr,
+    returns_ptr, weight_ptr, clip_range_ptr, entropy_coef_ptr, output_gradient_ptr,
     value_gradient_ptr, partial_ptr,
     B, A, output_stride, value_stride, action_stride, stride, value_coef, clip_range_value,
     min_log_std, max_log_std,
-    IS_GAUSSIAN: tl.constexpr, HAS_VALID: tl.constexpr, HAS_MOMENTS: tl.constexpr,
-    CLIP_VALUE: tl.constexpr,
+    IS_GAUSSIAN: tl.constexpr, HAS_WEIGHT: tl.constexpr, CLIP_VALUE: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
     """A program takes BLOCK_B rows; its sums go to a row of `partial`: four parts, then the log_std
@@ -264,11 +134,11 @@ def ppo_loss_kernel(
     column = tl.arange(0, BLOCK_A)
     inside = row < B
     cell = inside[:, None] & (column < A)[None, :]
-    used = inside
-    share = 1.0 / B
-    if HAS_VALID:
-        used = inside & (tl.load(valid_ptr + row * stride, mask=inside, other=0.0) != 0)
-        share = 1.0 / tl.maximum(tl.load(num_valid_ptr), 1.0)
+    if HAS_WEIGHT:
+        weight = tl.load(weight_ptr + row * stride, mask=inside, other=0.0)
+    else:
+        weight = tl.where(inside, 1.0 / B, 0.0)
+    used = weight != 0.0  # what is not used is selected away: 0 * infinity is NaN
     output = tl.load(
         output_ptr + row[:, None] * output_stride + column[None, :], mask=cell, other=0.0
     )
@@ -294,10 +164,6 @@ def ppo_loss_kernel(
         log_prob = tl.sum(tl.where(is_taken, log_probs, 0.0), axis=1)
 
     advantage = tl.load(advantage_ptr + row * stride, mask=inside, other=0.0)
-    if HAS_MOMENTS:
-        advantage = (advantage - tl.load(moments_ptr)) / (
-            tl.sqrt_rn(tl.load(moments_ptr + 1)) + 1e-8
-        )
     old_log_prob = tl.load(old_log_prob_ptr + row * stride, mask=inside, other=0.0)
     surrogate, slope, kl, clipped = _surrogate(
         log_prob, old_log_prob, advantage, tl.load(clip_range_ptr)
@@ -308,38 +174,37 @@ def ppo_loss_kernel(
     square, half_slope = _value_error(value, returns, old_value, clip_range_value, CLIP_VALUE)
     tl.store(
         value_gradient_ptr + row,
-        tl.where(used, half_slope * (2.0 * value_coef * share), 0.0),
+        tl.where(used, half_slope * (2.0 * value_coef * weight), 0.0),
         mask=inside,
     )
 
-    slope = (slope * -share)[:, None]
+    slope = (slope * -weight)[:, None]
     sums_ptr = partial_ptr + tl.program_id(0).to(tl.int64) * (4 + A if IS_GAUSSIAN else 5)
     if IS_GAUSSIAN:
         gradient = slope * z * inv_std
         of_log_std = tl.sum(tl.where(used[:, None], slope * (z * z - 1.0), 0.0), axis=0)
         tl.store(sums_ptr + 4 + column, of_log_std, mask=column < A)
     else:
-        of_entropy = (
-            probability * (log_probs + entropy[:, None]) * (tl.load(entropy_coef_ptr) * share)
-        )
+        of_entropy = probability * (log_probs + entropy[:, None])
+        of_entropy *= (tl.load(entropy_coef_ptr) * weight)[:, None]
         gradient = slope * (is_taken.to(tl.float32) - probability) + of_entropy
-        tl.store(sums_ptr + 4, tl.sum(tl.where(used, entropy, 0.0), axis=0) * share)
-    gradient = tl.where(used[:, None], gradient, 0.0)  # selected: 0 * infinity is NaN
+        tl.store(sums_ptr + 4, tl.sum(tl.where(used, entropy * weight, 0.0), axis=0))
+    gradient = tl.where(used[:, None], gradient, 0.0)
     tl.store(output_gradient_ptr + row[:, None] * A + column[None, :], gradient, mask=cell)
-    tl.store(sums_ptr, tl.sum(tl.where(used, surrogate, 0.0), axis=0) * share)
-    tl.store(sums_ptr + 1, tl.sum(tl.where(used, square, 0.0), axis=0) * share)
-    tl.store(sums_ptr + 2, tl.sum(tl.where(used, kl, 0.0), axis=0) * share)
-    tl.store(sums_ptr + 3, tl.sum(tl.where(used, clipped, 0.0), axis=0) * share)
+    tl.store(sums_ptr, tl.sum(tl.where(used, surrogate * weight, 0.0), axis=0))
+    tl.store(sums_ptr + 1, tl.sum(tl.where(used, square * weight, 0.0), axis=0))
+    tl.store(sums_ptr + 2, tl.sum(tl.where(used, kl * weight, 0.0), axis=0))
+    tl.store(sums_ptr + 3, tl.sum(tl.where(used, clipped * weight, 0.0), axis=0))
 
 
 @triton.jit
 def ppo_sums_kernel(
-    partial_ptr, log_std_ptr, entropy_coef_ptr, parts_ptr, log_std_gradient_ptr, P, A, min_log_std,
-    max_log_std,
+    partial_ptr, log_std_ptr, entropy_coef_ptr, parts_ptr, loss_ptr, log_std_gradient_ptr, P, A,
+    value_coef, min_log_std, max_log_std,
     IS_GAUSSIAN: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
-    """A program adds BLOCK_K columns of the P rows of `partial`, in a fixed order -> parts [5] and,
-    of a Gaussian, the log_std gradient.
+    """A program adds BLOCK_K columns of the P rows of `partial`, in a fixed order -> parts [5], the
+    loss and, of a Gaussian, the log_std gradient.
     """
     column = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     width = 4 + A if IS_GAUSSIAN else 5
@@ -353,14 +218,14 @@ def ppo_sums_kernel(
             other=0.0,
         )
     total = tl.sum(sums, axis=0)
+    entropy_coef = tl.load(entropy_coef_ptr)
+    # the first program has the sums that the loss is of
+    coefficient = tl.where(column == 0, -1.0, tl.where(column == 1, value_coef, 0.0))
     if IS_GAUSSIAN:
         is_log_std = (column >= 4) & (column < width)
         log_std = tl.load(log_std_ptr + column - 4, mask=is_log_std, other=0.0)
-        gradient = tl.where(
-            log_std == _clip(log_std, min_log_std, max_log_std),
-            total - tl.load(entropy_coef_ptr),
-            0.0,
-        )
+        is_free = log_std == _clip(log_std, min_log_std, max_log_std)
+        gradient = tl.where(is_free, total - entropy_coef, 0.0)
         tl.store(log_std_gradient_ptr + column - 4, gradient, mask=is_log_std)
         tl.store(parts_ptr + column, total, mask=column < 4)
         if tl.program_id(0) == 0:
@@ -368,12 +233,15 @@ def ppo_sums_kernel(
             bounded = _clip(
                 tl.load(log_std_ptr + index, mask=index < A, other=0.0), min_log_std, max_log_std
             )
-            tl.store(
-                parts_ptr + 4,
-                tl.sum(tl.where(index < A, bounded, 0.0), axis=0) + 0.5 * (1.0 + LOG_2PI) * A,
-            )
+            entropy = tl.sum(tl.where(index < A, bounded, 0.0), axis=0) + 0.5 * (1.0 + LOG_2PI) * A
+            tl.store(parts_ptr + 4, entropy)
+            of_sums = tl.sum(tl.where(column < 2, coefficient * total, 0.0), axis=0)
+            tl.store(loss_ptr, of_sums - entropy_coef * entropy)
     else:
         tl.store(parts_ptr + column, total, mask=column < 5)
+        coefficient = tl.where(column == 4, -entropy_coef, coefficient)
+        is_of_loss = (column < 2) | (column == 4)
+        tl.store(loss_ptr, tl.sum(tl.where(is_of_loss, coefficient * total, 0.0), axis=0))
 
 
 def _tile(num_columns: int) -> tuple[int, int, int]:
@@ -392,121 +260,107 @@ def _launch(
     output: Tensor,
     log_std: Tensor | None,
     value: Tensor,
-    rows: PpoRows,
-    scalars: PpoScalars,
+    rows: Rows,
+    clip_range: Tensor,
+    entropy_coef: Tensor,
     options: PpoOptions,
-    gradient_out: Tensor | None,
-) -> Results:
-    """The loss in two launches, of a Gaussian policy where `log_std` is given."""
-    (num_rows, num_columns), is_gaussian, has_valid = (
-        output.shape,
-        log_std is not None,
-        rows.valid is not None,
-    )
-    block_b, block_a, num_warps = _tile(num_columns)
-    programs, width = triton.cdiv(num_rows, block_b), 4 + num_columns if is_gaussian else 5
-    action = rows.action if is_gaussian else rows.action.reshape(num_rows, 1)
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """(loss, parts, gradients by output, value and log_std where there is one) in two launches."""
+    num_rows, num_columns = output.shape
+    has_weight, is_gaussian = rows.weight is not None, log_std is not None
+
+    # columns in the form that the kernel takes
+    action = rows.action.reshape(num_rows, -1)
     output, action = (
         x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous() for x in (output, action)
     )
-    columns = _columns(rows)
-    shapes = output.shape, (num_rows,), (programs, width), (5,)
-    output_gradient, value_gradient, partial, parts = (
+    columns = [rows.log_prob, rows.value, rows.advantage, rows.returns]
+    columns += [] if rows.weight is None else [rows.weight]
+    columns = [column.reshape(-1) for column in columns]
+    if len({column.stride(0) for column in columns}) > 1:
+        columns = [column.contiguous() for column in columns]
+
+    # places of the results
+    block_b, block_a, num_warps = _tile(num_columns)
+    programs, width = triton.cdiv(num_rows, block_b), 4 + num_columns if is_gaussian else 5
+    shapes = output.shape, (num_rows,), (programs, width), (len(PARTS),), ()
+    output_gradient, value_gradient, partial, parts, loss = (
         torch.empty(shape, dtype=torch.float32, device=output.device) for shape in shapes
     )
-    num_valid = (
-        rows.valid.sum()
-        if rows.valid is not None and scalars.num_valid is None
-        else scalars.num_valid
-    )
-    optional = (log_std, gradient_out, scalars.advantage_moments, num_valid)
-    parameter, parameter_gradient, moments, num_valid = (
-        parts if tensor is None else tensor for tensor in optional
-    )  # a pointer, not read
+    gradients = [output_gradient, value_gradient]
+    if log_std is not None:
+        gradients.append(torch.empty_like(log_std))
+
+    # what stands in for the pointer of a tensor that there is none of is not read
+    parameter, parameter_gradient = (parts, parts) if log_std is None else (log_std, gradients[2])
     limits = options.min_log_std, options.max_log_std
     ppo_loss_kernel[(programs,)](
-        output, parameter, value, action, *columns, num_valid, moments, scalars.clip_range,
-        scalars.entropy_coef, output_gradient,
-        value_gradient, partial, num_rows, num_columns, output.stride(0), value.stride(0),
-        action.stride(0),
-        columns[0].stride(0), options.value_coef, options.clip_range_value or 0.0, *limits,
-        IS_GAUSSIAN=is_gaussian, HAS_VALID=has_valid,
-        HAS_MOMENTS=scalars.advantage_moments is not None,
+        output, parameter, value, action, *columns[:4], columns[-1], clip_range, entropy_coef,
+        output_gradient, value_gradient, partial, num_rows, num_columns, output.stride(0),
+        value.stride(0), action.stride(0), columns[0].stride(0), options.value_coef,
+        options.clip_range_value or 0.0, *limits,
+        IS_GAUSSIAN=is_gaussian, HAS_WEIGHT=has_weight,
         CLIP_VALUE=options.clip_range_value is not None, BLOCK_B=block_b, BLOCK_A=block_a,
         num_warps=num_warps,
     )  # fmt: skip
     block_k = min(16, triton.next_power_of_2(width))
     ppo_sums_kernel[(triton.cdiv(width, block_k),)](
-        partial, parameter, scalars.entropy_coef, parts, parameter_gradient, programs, num_columns,
-        *limits,
+        partial, parameter, entropy_coef, parts, loss, parameter_gradient, programs, num_columns,
+        options.value_coef, *limits,
         IS_GAUSSIAN=is_gaussian, BLOCK_P=SUMS_BLOCK // block_k, BLOCK_K=block_k, BLOCK_A=block_a,
         num_warps=4,
     )  # fmt: skip
-    return output_gradient, value_gradient, parts
+    return loss, parts, gradients
 
 
-def _columns(rows: PpoRows) -> list[Tensor]:
-    """old_log_prob, advantage, returns, old_value and valid (or what may stand for it unread),
-    copied where they have several strides.
+class _PpoLoss(torch.autograd.Function):
+    """The forward pass finds the gradients too; the backward pass scales them."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        output: Tensor,
+        log_std: Tensor | None,
+        value: Tensor,
+        rows: Rows,
+        clip_range: Tensor,
+        entropy_coef: Tensor,
+        options: PpoOptions,
+    ) -> tuple[Tensor, Tensor]:
+        loss, parts, gradients = _launch(
+            output, log_std, value, rows, clip_range, entropy_coef, options
+        )
+        ctx.save_for_backward(*gradients)
+        ctx.mark_non_differentiable(parts)
+        ctx.set_materialize_grads(False)  # that of the parts would be made, to be thrown away
+        return loss, parts
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = torch._foreach_mul(list(ctx.saved_tensors), of_loss)
+        of_output, of_value, of_log_std = (*scaled, None)[:3]
+        return of_output, of_log_std, of_value, None, None, None, None
+
+
+def fused_ppo_loss(
+    output: Tensor,
+    log_std: Tensor | None,
+    value: Tensor,
+    rows: Rows,
+    clip_range: Tensor,
+    entropy_coef: Tensor,
+    options: PpoOptions,
+) -> tuple[Tensor, Tensor]:
+    """(loss 0-d, parts [5] in the order of PARTS, without gradient) of a Gaussian policy, or of a
+    categorical one where log_std is None; differentiable by output, log_std and value.
+
+    output: [..., A] float32, the means or the logits; log_std: [A] contiguous; value: [...]; rows:
+    of the same shape. clip_range, entropy_coef: 0-d float32 on the device, so that no graph bakes
+    them in. A log_std beyond its limits has gradient 0; one exactly at a limit is free, as for
+    torch.clamp, or it could never leave it.
     """
-    columns = [*rows[1:5], rows.old_value if rows.valid is None else rows.valid]
-    return (
-        columns
-        if len({column.stride(0) for column in columns}) == 1
-        else [column.contiguous() for column in columns]
+    flat = output.reshape(-1, output.shape[-1])
+    return _PpoLoss.apply(  # type: ignore[no-any-return]
+        flat, log_std, value.reshape(-1), rows, clip_range, entropy_coef, options
     )
-
-
-def gaussian_ppo_loss_triton(
-    output: Tensor,
-    log_std: Tensor,
-    value: Tensor,
-    rows: PpoRows,
-    scalars: PpoScalars,
-    options: PpoOptions,
-    log_std_gradient_out: Tensor,
-) -> Results:
-    """`gaussian_ppo_loss_reference` in two launches."""
-    return _launch(output, log_std, value, rows, scalars, options, log_std_gradient_out)
-
-
-def categorical_ppo_loss_triton(
-    output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions
-) -> Results:
-    """`categorical_ppo_loss_reference` in two launches."""
-    return _launch(output, None, value, rows, scalars, options, None)
-
-
-# ---- what callers take ----
-
-
-def gaussian_ppo_loss(
-    output: Tensor,
-    log_std: Tensor,
-    value: Tensor,
-    rows: PpoRows,
-    scalars: PpoScalars,
-    options: PpoOptions,
-    log_std_gradient_out: Tensor,
-) -> Results:
-    """(gradient by output [B, A], gradient by value [B], parts [5] in the order of PARTS); that by
-    log_std is written to its place.
-
-    output: [B, A] float32, the means; log_std: [A] contiguous; value: [B] of any stride;
-    log_std_gradient_out: [A] contiguous.
-    Parts are means over the valid rows, but the entropy is that of the clamped log_std, which is
-    the same for all. A log_std beyond its limits has gradient 0; one exactly at a limit is free, as
-    for torch.clamp, or it could never leave it.
-    """
-    function = gaussian_ppo_loss_triton if use_triton(output) else gaussian_ppo_loss_reference
-    return function(output, log_std, value, rows, scalars, options, log_std_gradient_out)
-
-
-def categorical_ppo_loss(
-    output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions
-) -> Results:
-    """As `gaussian_ppo_loss`; output: [B, n] float32, the logits of n actions. The entropy is the
-    mean over the valid rows.
-    """
-    function = categorical_ppo_loss_triton if use_triton(output) else categorical_ppo_loss_reference
-    return function(output, value, rows, scalars, options)

@@ -15,10 +15,11 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
+from gpurl.buffers.minibatches import Minibatch
+from gpurl.engine.cpu_ppo import kernel_of, steps_of
 from gpurl.kernels import c_library
-from gpurl.losses import PpoTerms, ppo_loss
+from gpurl.losses import ppo_loss
 from gpurl.nn.distributions import Categorical, Gaussian, Head
-from gpurl.nn.host_network import HostNetwork, ppo_steps_of
 from gpurl.nn.networks import ActorCritic, NetworkConfig
 from gpurl.nn.optimizer import FlatAdam
 
@@ -52,7 +53,7 @@ class Model(nn.Module):
                 parameter
             )  # biases of 0 and a small actor would hide mistakes
         self.optimizer = FlatAdam(self, 1e-2, **adam)
-        self.host = HostNetwork(self.network)
+        self.host = kernel_of(self.network)
 
 
 def gaussian(outputs: int) -> Gaussian:
@@ -125,8 +126,8 @@ def test_forward_and_backward_are_those_of_float64(
         output, value, gradient = in_float64(model, x, of_output, of_value)
         model.optimizer.gradient.fill_(math.nan)  # everything must be written
         model.head.log_std.grad.zero_()  # but this, which is the head's
-        got_output, got_value, kept = model.host(x)
-        model.host.backward(of_output, of_value, kept)
+        got_output, got_value = model.host.forward(x)
+        model.host.backward(x, of_output, of_value)
         assert_near(got_output, output, 1e-6)
         assert_near(got_value, value, 1e-6)
         written = ~model.optimizer.gradient.isnan()
@@ -139,8 +140,8 @@ def test_a_large_batch_in_slices() -> None:
     x, of_output, of_value = torch.randn(32768, 8), torch.randn(32768, 2), torch.randn(32768)
     output, value, gradient = in_float64(model, x, of_output, of_value)
     model.optimizer.gradient.zero_()
-    got_output, got_value, kept = model.host(x)
-    model.host.backward(of_output, of_value, kept)
+    got_output, got_value = model.host.forward(x)
+    model.host.backward(x, of_output, of_value)
     assert_near(got_output, output, 1e-6)
     assert_near(got_value, value, 1e-6)
     assert_near(model.optimizer.gradient, gradient, 1e-5)
@@ -148,9 +149,9 @@ def test_a_large_batch_in_slices() -> None:
 
 def test_a_row_does_not_depend_on_the_others() -> None:
     model, x = model_of(SHAPES[3]), torch.randn(1000, 17)
-    output, value, _ = model.host(x)
+    output, value = model.host.forward(x)
     for rows in (slice(0, 1), slice(5, 12), slice(300, 999)):
-        part_output, part_value, _ = model.host(x[rows])
+        part_output, part_value = model.host.forward(x[rows])
         assert torch.equal(part_output, output[rows])
         assert torch.equal(part_value, value[rows])
 
@@ -160,14 +161,14 @@ def test_nan_and_infinity_go_through(activation: str) -> None:
     model = model_of(((64, 64), 8, 2), activation)
     x = torch.randn(50, 8)
     x[7, 3] = math.nan
-    output, value, kept = model.host(x)
+    output, value = model.host.forward(x)
     assert torch.equal(torch.isnan(value).nonzero().flatten(), torch.tensor([7]))
     assert torch.equal(torch.isnan(output).any(1).nonzero().flatten(), torch.tensor([7]))
-    model.host.backward(torch.ones(50, 2), torch.ones(50), kept)
+    model.host.backward(x, torch.ones(50, 2), torch.ones(50))
     assert not bool(torch.isfinite(model.optimizer.gradient.sum()))
     x[7, 3] = math.inf
-    wanted, _, _ = model.network(x)
-    torch.testing.assert_close(model.host(x)[0], wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+    (wanted, _), (got, _) = model.network(x), model.host.forward(x)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "elu", "relu"])
@@ -192,7 +193,7 @@ def test_the_activation_over_its_whole_range(activation: str) -> None:
     wanted = {"tanh": torch.tanh, "elu": nn.functional.elu, "relu": torch.relu}[activation](
         x.double()
     ).squeeze(1)
-    value = model.host(x)[1].double()
+    value = model.host.forward(x)[1].double()
     assert (
         float(((value - wanted).nan_to_num(0.0).abs() / wanted.abs().clamp(1.0, 1e30)).max()) < 2e-7
     )
@@ -209,7 +210,7 @@ def rollout_of(
     """Columns near what the policy itself would have recorded."""
     generator = torch.Generator().manual_seed(rows)
     obs = torch.randn(rows, inputs, generator=generator)
-    output, value, _ = model.network(obs)
+    output, value = model.network(obs)
     noise = torch.randn(output.shape, generator=generator)
     is_gaussian = isinstance(model.head, Gaussian)
     action = output + noise if is_gaussian else (output + noise).argmax(-1)
@@ -234,6 +235,7 @@ def packed(columns: dict[str, Tensor]) -> Tensor:
     return torch.nn.functional.pad(rows, (0, 40), value=math.nan)  # what is behind is not read
 
 
+@torch.enable_grad()
 def torch_step(
     model: Model, columns: dict[str, Tensor], options: dict[str, object], normalizes: bool
 ) -> dict[str, Tensor]:
@@ -245,22 +247,13 @@ def torch_step(
         share = torch.full_like(advantage, 1.0 / len(advantage)) if weight is None else weight
         centred = advantage - (advantage * share).sum()
         advantage = centred / ((centred.square() * share).sum().sqrt() + 1e-8)
-    terms = PpoTerms(
-        columns["log_prob"],
-        advantage,
-        columns["returns"],
-        columns["value"],
-        weight,
-        torch.tensor(0.2),
-        torch.tensor(options["entropy_coef"]),
-    )
-    output, value, kept = model.network(columns["obs"])
-    log_prob, entropy, backward = model.head.evaluate(output, columns["action"])
-    slopes, parts = ppo_loss(
-        log_prob, value, entropy, terms, options["value_coef"], options["clip_range_value"]
-    )
-    model.network.backward(backward(slopes.log_prob, slopes.entropy), slopes.value, kept)
-    return parts | {"grad_norm": model.optimizer.step_along_gradient()}
+    columns = {name: column for name, column in columns.items() if name != "valid"}
+    batch = Minibatch(**columns | {"advantage": advantage}, weight=weight)
+    output, value = model.network(batch.obs)
+    log_prob, entropy = model.head.log_prob_and_entropy(output, batch.action)
+    numbers = 0.2, options["entropy_coef"], options["value_coef"], options["clip_range_value"]
+    loss, parts = ppo_loss(log_prob, value, entropy, batch, *numbers)
+    return parts | {"grad_norm": model.optimizer.step(loss)}
 
 
 @pytest.mark.parametrize("has_valid", [False, True])
@@ -301,8 +294,7 @@ def test_steps_are_those_of_the_torch_path(
         columns["log_prob"][: rows // 40 : 2] -= 21.0  # ratios beyond their bound
         columns["log_prob"][1 : rows // 40 : 2] -= 1e3
         order = torch.randperm(3 * rows, generator=torch.Generator().manual_seed(1))
-        steps = ppo_steps_of(mine.head, mine.optimizer, 0.7, clip_range_value, normalizes)
-        assert steps is not None
+        steps = steps_of(mine.head, mine.optimizer, 0.7, clip_range_value, normalizes)
         got = mine.host.ppo_steps(steps, packed(columns), "valid" in columns, order, 3, 0.2, 0.3)
         for number, index in enumerate(order.split(rows)):
             wanted = torch_step(
@@ -324,8 +316,7 @@ def test_adam_is_the_reference() -> None:
     model = Model(NetworkConfig(), 3, gaussian(2), max_grad_norm=0.01, weight_decay=0.1)
     from gpurl.kernels.adam import adam_step_reference
 
-    steps = ppo_steps_of(model.head, model.optimizer, 1.0, None, False)
-    assert steps is not None
+    steps = steps_of(model.head, model.optimizer, 1.0, None, False)
     columns = rollout_of(model, 64, 3, False)
     state = model.optimizer.state
     for _ in range(5):
@@ -354,8 +345,7 @@ def test_a_step_with_nan_changes_nothing_and_says_so(name: str) -> None:
     columns = rollout_of(model, 700, 3, False)
     columns[name].view(700, -1)[300, 0] = math.nan
     before = model.optimizer.flat.clone()
-    steps = ppo_steps_of(model.head, model.optimizer, 1.0, None, False)
-    assert steps is not None
+    steps = steps_of(model.head, model.optimizer, 1.0, None, False)
     parts = model.host.ppo_steps(
         steps, packed(columns), "valid" in columns, torch.arange(700), 1, 0.2, 0.0
     )
@@ -376,13 +366,12 @@ def test_the_number_of_threads_changes_nothing() -> None:
         )
         torch.set_num_threads(threads)
         try:
-            steps = ppo_steps_of(model.head, model.optimizer, 1.0, None, True)
-            assert steps is not None
+            steps = steps_of(model.head, model.optimizer, 1.0, None, True)
             parts = model.host.ppo_steps(
                 steps, packed(columns), "valid" in columns, torch.arange(20000), 2, 0.2, 0.01
             )
-            output, value, kept = model.host(columns["obs"])
-            model.host.backward(output, value, kept)
+            output, value = model.host.forward(columns["obs"])
+            model.host.backward(columns["obs"], output, value)
             return (
                 model.optimizer.flat.clone(),
                 model.optimizer.gradient.clone(),
@@ -404,23 +393,23 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     before, model, x = torch.get_num_threads(), model_of(SHAPES[0]), torch.randn(4096, 8)
     torch.set_num_threads(3)
     try:
-        wanted, _, _ = model.host(x)
+        wanted, _ = model.host.forward(x)
         child = os.fork()
         if not child:
             signal.signal(
                 signal.SIGALRM, signal.SIG_DFL
             )  # a handler in Python would wait for the kernel to return
             signal.alarm(20)
-            os._exit(0 if torch.equal(model.host(x)[0], wanted) else 1)
+            os._exit(0 if torch.equal(model.host.forward(x)[0], wanted) else 1)
         assert os.waitpid(child, 0)[1] == 0
-        assert torch.equal(model.host(x)[0], wanted)
+        assert torch.equal(model.host.forward(x)[0], wanted)
     finally:
         torch.set_num_threads(before)
 
 
 def test_several_python_threads_share_one_network() -> None:
     model, x = model_of(SHAPES[0]), torch.randn(3000, 8)
-    wanted, _, _ = model.host(x)
+    wanted, _ = model.host.forward(x)
     with ThreadPoolExecutor(4) as pool:
-        for output in pool.map(lambda _: model.host(x)[0], range(40)):
+        for output in pool.map(lambda _: model.host.forward(x)[0], range(40)):
             assert torch.equal(output, wanted)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpurl.cli import doctor
+from gpurl.engine.cpu_ppo import cpu_ppo_obstacle
 from gpurl.kernels import c_library
 from tests.small_runs import ITERATION, ROOT, small_run
 
@@ -146,10 +147,11 @@ def test_training_goes_on_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("GPURL_CPU_KERNEL", "0")
     run = small_run(tmp_path / "run", 2)
     assert run.outcome.steps == 2 * ITERATION
-    assert run.policy().algorithm.host_network is None  # type: ignore[attr-defined]
+    assert cpu_ppo_obstacle(run.policy().algorithm)
     monkeypatch.delenv("GPURL_CPU_KERNEL")
     c_library.load.cache_clear()
-    assert (run.policy().algorithm.host_network is None) == (c_library.load().functions is None)  # type: ignore[attr-defined]
+    obstacle = cpu_ppo_obstacle(run.policy().algorithm)
+    assert bool(obstacle) == (c_library.load().functions is None)
 
 
 def test_a_wheel_brings_the_sources(tmp_path: Path) -> None:

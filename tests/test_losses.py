@@ -1,4 +1,4 @@
-"""Losses by hand-worked numbers and against float64 autograd of the plain formula."""
+"""Losses by hand-worked numbers and against the papers' formulas, row by row in float64."""
 
 import math
 
@@ -6,121 +6,117 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpurl.buffers.minibatches import Minibatch
 from gpurl.kernels.ppo_loss import PARTS
-from gpurl.losses import PpoTerms, explained_variance, ppo_loss
+from gpurl.losses import explained_variance, ppo_loss
+
+CLIP, ENTROPY_COEF = 0.2, 0.01
 
 
-def terms_of(
-    advantage: Tensor,
-    old: Tensor,
-    returns: Tensor,
+def batch_of(
+    old_log_prob: Tensor,
     old_value: Tensor,
+    advantage: Tensor,
+    returns: Tensor,
     weight: Tensor | None = None,
-    clip: float = 0.2,
-    entropy: float = 0.01,
-) -> PpoTerms:
-    dtype = advantage.dtype
-    return PpoTerms(
-        old,
-        advantage,
-        returns,
-        old_value,
-        weight,
-        torch.tensor(clip, dtype=dtype),
-        torch.tensor(entropy, dtype=dtype),
-    )
+) -> Minibatch:
+    """Without what the loss does not read."""
+    nothing = torch.empty(0)
+    return Minibatch(nothing, nothing, old_log_prob, old_value, advantage, returns, weight)
 
 
-def plain_ppo(
+def slopes_of(loss: Tensor, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss, inputs)
+
+
+def written_out(
     log_prob: Tensor,
     value: Tensor,
     entropy: Tensor,
-    terms: PpoTerms,
+    batch: Minibatch,
     value_coef: float,
     value_clip: float | None,
-) -> Tensor:
-    """The loss as papers print it, differentiated by autograd."""
-    weight = (
-        torch.full_like(log_prob, 1.0 / log_prob.numel()) if terms.weight is None else terms.weight
-    )
-    ratio = (log_prob - terms.old_log_prob).clamp(max=20.0).exp()
-    clipped = ratio.clamp(1 - float(terms.clip_range), 1 + float(terms.clip_range))
-    policy = -(torch.min(ratio * terms.advantage, clipped * terms.advantage) * weight).sum()
-    error = (value - terms.returns) ** 2
-    if value_clip is not None:
-        error = torch.max(
-            error,
-            (
-                terms.old_value
-                + (value - terms.old_value).clamp(-value_clip, value_clip)
-                - terms.returns
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """The loss and its derivatives by log_prob, value and entropy, row by row as the papers have
+    them.
+    """
+    shape = log_prob.shape
+    even = torch.full(shape, 1.0 / log_prob.numel(), dtype=torch.float64)
+    weight = even if batch.weight is None else batch.weight
+    loss, of_log_prob, of_value = torch.zeros(()).double(), *torch.zeros(2, *shape).double()
+    for row in range(log_prob.numel()):
+        w, log_ratio, advantage, v, old, target = (
+            float(x.flatten()[row].detach())
+            for x in (
+                weight,
+                log_prob - batch.log_prob,
+                batch.advantage,
+                value,
+                batch.value,
+                batch.returns,
             )
-            ** 2,
         )
-    mean_entropy = entropy if entropy.dim() == 0 else (entropy * weight).sum()
-    return policy + value_coef * (error * weight).sum() - terms.entropy_coef * mean_entropy
-
-
-def loss_of(parts: dict[str, Tensor], terms: PpoTerms, value_coef: float) -> Tensor:
-    return (
-        -parts["surrogate"]
-        + value_coef * parts["value_loss"]
-        - terms.entropy_coef * parts["entropy"]
-    )
+        ratio = math.exp(min(log_ratio, 20.0))
+        held = min(max(ratio, 1.0 - CLIP), 1.0 + CLIP)
+        loss -= w * min(ratio * advantage, held * advantage)
+        if ratio * advantage <= held * advantage and log_ratio <= 20.0:
+            of_log_prob.view(-1)[row] = -w * ratio * advantage
+        error, slope = v - target, 1.0
+        if value_clip is not None:
+            kept = old + min(max(v - old, -value_clip), value_clip)
+            if abs(kept - target) > abs(error):
+                error, slope = kept - target, float(abs(v - old) <= value_clip)
+        loss += w * value_coef * error**2
+        of_value.view(-1)[row] = w * value_coef * 2.0 * error * slope
+    mean_entropy = entropy.detach() if entropy.dim() == 0 else (entropy.detach() * weight).sum()
+    of_entropy = -ENTROPY_COEF * (torch.ones(()).double() if entropy.dim() == 0 else weight)
+    return loss - ENTROPY_COEF * mean_entropy, (of_log_prob, of_value, of_entropy)
 
 
 @pytest.mark.parametrize("value_clip", [None, 0.3])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("scalar_entropy", [False, True])
-def test_ppo_loss_and_gradient_equal_autograd_in_float64(
-    value_clip: float | None, weighted: bool, scalar_entropy: bool
+@pytest.mark.parametrize("shape", [(257,), (8, 31)])
+def test_ppo_loss_and_its_gradients_are_those_of_the_papers_in_float64(
+    shape: tuple[int, ...], scalar_entropy: bool, weighted: bool, value_clip: float | None
 ) -> None:
     torch.manual_seed(0)
-    batch = 257
-    log_prob, value = torch.randn(2, batch, dtype=torch.float64).mul(0.4).requires_grad_()
-    entropy = torch.randn(() if scalar_entropy else (batch,), dtype=torch.float64).requires_grad_()
-    leaf = [torch.randn(batch, dtype=torch.float64) * scale for scale in (1.0, 0.4, 1.0, 0.5)]
+    log_prob, value = torch.randn(2, *shape, dtype=torch.float64).mul(0.4).requires_grad_()
+    entropy = torch.randn(() if scalar_entropy else shape, dtype=torch.float64).requires_grad_()
+    columns = [torch.randn(shape, dtype=torch.float64) * scale for scale in (0.4, 0.5, 1.0, 1.0)]
     weight = None
     if weighted:
-        mask = (torch.rand(batch) < 0.7).double()
+        mask = (torch.rand(shape) < 0.7).double()
         weight = mask / mask.sum()
-    terms = terms_of(*leaf, weight=weight)
-    inputs = (log_prob, value, entropy)
-    with torch.no_grad():
-        slopes, parts = ppo_loss(*inputs, terms, 0.7, value_clip)
-    expected = plain_ppo(*inputs, terms, 0.7, value_clip)
-    torch.testing.assert_close(
-        loss_of(parts, terms, 0.7), expected.detach(), rtol=1e-12, atol=1e-12
-    )
-    for got, wanted in zip(slopes, torch.autograd.grad(expected, inputs)):
-        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
-    ratio = (log_prob - terms.old_log_prob).clamp(max=20.0).exp()
-    outside = ((ratio - 1).abs() > 0.2).double()
+    batch, inputs = batch_of(*columns, weight), (log_prob, value, entropy)
+    loss, parts = ppo_loss(*inputs, batch, CLIP, ENTROPY_COEF, 0.7, value_clip)
+    wanted, slopes = written_out(*inputs, batch, 0.7, value_clip)
+    torch.testing.assert_close(loss.detach(), wanted, rtol=1e-12, atol=1e-12)
+    for got, slope in zip(slopes_of(loss, inputs), slopes):
+        torch.testing.assert_close(got, slope, rtol=1e-10, atol=1e-12)
+    of_parts = -parts["surrogate"] + 0.7 * parts["value_loss"] - ENTROPY_COEF * parts["entropy"]
+    torch.testing.assert_close(of_parts, wanted, rtol=1e-12, atol=1e-12)
+    ratio = (log_prob - batch.log_prob).exp()
+    outside = ((ratio - 1).abs() > CLIP).double()
     mean = outside.mean() if weight is None else (outside * weight).sum()
     torch.testing.assert_close(parts["clip_fraction"], mean.detach())
     assert tuple(parts) == PARTS
+    assert not any(part.requires_grad for part in parts.values())
 
 
-@pytest.mark.parametrize("kind", ["torch", "numpy"])
-def test_a_ratio_that_would_overflow_is_bounded(kind: str) -> None:
-    """Its slope is autograd's of the bounded one; a policy infinitely far away costs a finite
+def test_a_ratio_that_would_overflow_is_bounded() -> None:
+    """Its slope is that of the bounded one, none; a policy infinitely far away costs a finite
     loss.
     """
-    shift = torch.tensor([19.0, 19.0, 21.0, 21.0, 1e3, 1e3, 1e38, 1e38, -1e3, -1e3])
-    log_prob, advantage = shift.clone().requires_grad_(), torch.tensor([1.0, -1.0] * 5)
-    terms = terms_of(advantage, *torch.zeros(3, 10))
-    value, entropy = torch.zeros(10), torch.tensor(0.0)
-    (wanted,) = torch.autograd.grad(plain_ppo(log_prob, value, entropy, terms, 0.0, None), log_prob)
-    given = (
-        (shift, value, entropy)
-        if kind == "torch"
-        else tuple(x.numpy() for x in (shift, value, entropy))
-    )
-    if kind == "numpy":
-        terms = PpoTerms(*(None if x is None else x.numpy() for x in terms))
-    slopes, parts = ppo_loss(*given, terms, 0.0)
-    torch.testing.assert_close(torch.as_tensor(slopes.log_prob), wanted)
-    assert torch.as_tensor(slopes.log_prob).count_nonzero() == 1
+    log_prob = torch.tensor([19.0, 19.0, 21.0, 21.0, 1e3, 1e3, 1e38, 1e38, -1e3, -1e3])
+    log_prob.requires_grad_()
+    advantage = torch.tensor([1.0, -1.0] * 5)
+    batch = batch_of(torch.zeros(10), torch.zeros(10), advantage, torch.zeros(10))
+    loss, parts = ppo_loss(log_prob, torch.zeros(10), torch.tensor(0.0), batch, CLIP, 0.0, 0.0)
+    (slope,) = slopes_of(loss, (log_prob,))
+    wanted = torch.zeros(10)
+    wanted[1] = math.exp(19.0) / 10  # A > 0 is held at 1.2, all others are beyond the bound or 0
+    torch.testing.assert_close(slope, wanted)
     assert all(math.isfinite(float(part)) for part in parts.values())
 
 
@@ -128,35 +124,41 @@ def test_ppo_loss_by_hand() -> None:
     """Ratios 1.5 and 0.5 with clip 0.2: A > 0 is held at 1.2, A < 0 at 0.8; the clipped rows have
     no gradient.
     """
-    old = torch.zeros(3)
     log_prob = torch.tensor([math.log(1.5), math.log(0.5), math.log(1.1)])
-    value = torch.tensor([1.0, 2.0, 3.0])
-    terms = terms_of(
-        torch.tensor([2.0, -1.0, 1.0]),
-        old,
-        torch.tensor([0.0, 2.0, 5.0]),
+    value, entropy = torch.tensor([1.0, 2.0, 3.0]), torch.tensor(4.0)
+    inputs = tuple(x.requires_grad_() for x in (log_prob, value, entropy))
+    batch = batch_of(
         torch.zeros(3),
-        entropy=0.5,
+        torch.zeros(3),
+        torch.tensor([2.0, -1.0, 1.0]),
+        torch.tensor([0.0, 2.0, 5.0]),
     )
-    slopes, parts = ppo_loss(log_prob, value, torch.tensor(4.0), terms, 2.0)
+    loss, parts = ppo_loss(*inputs, batch, torch.tensor(0.2), torch.tensor(0.5), 2.0)
     surrogate = (1.2 * 2.0 - 0.8 * 1.0 + 1.1) / 3
-    assert math.isclose(
-        float(loss_of(parts, terms, 2.0)),
-        -surrogate + 2.0 * (1 + 0 + 4) / 3 - 0.5 * 4.0,
-        rel_tol=1e-6,
-    )
-    assert torch.allclose(slopes.log_prob, torch.tensor([0.0, 0.0, -1.1 / 3]))
-    assert torch.allclose(slopes.value, torch.tensor([2 * 2 * 1.0, 0.0, 2 * 2 * -2.0]) / 3)
-    assert float(slopes.entropy) == -0.5
-    kl = float((log_prob.exp() - 1 - log_prob).mean())
-    for name, wanted in {
+    wanted = -surrogate + 2.0 * (1 + 0 + 4) / 3 - 0.5 * 4.0
+    assert float(loss.detach()) == pytest.approx(wanted, rel=1e-6)
+    of_log_prob, of_value, of_entropy = slopes_of(loss, inputs)
+    torch.testing.assert_close(of_log_prob, torch.tensor([0.0, 0.0, -1.1 / 3]))
+    torch.testing.assert_close(of_value, torch.tensor([2 * 2 * 1.0, 0.0, 2 * 2 * -2.0]) / 3)
+    assert float(of_entropy) == -0.5
+    kl = float((log_prob.exp() - 1 - log_prob).detach().mean())
+    for name, part in {
         "surrogate": surrogate,
         "value_loss": 5 / 3,
         "entropy": 4.0,
         "approx_kl": kl,
         "clip_fraction": 2 / 3,
     }.items():
-        assert float(parts[name]) == pytest.approx(wanted, abs=1e-6)
+        assert float(parts[name]) == pytest.approx(part, abs=1e-6)
+
+
+def test_of_equal_errors_the_plain_one_has_the_slope() -> None:
+    value = torch.tensor([1.0]).requires_grad_()  # clipped to 0: 0.5 off on the other side
+    batch = batch_of(torch.zeros(1), torch.tensor([-1.0]), torch.zeros(1), torch.tensor([0.5]))
+    loss, parts = ppo_loss(torch.zeros(1), value, torch.tensor(0.0), batch, CLIP, 0.0, 1.0, 1.0)
+    (slope,) = slopes_of(loss, (value,))
+    assert slope.tolist() == [1.0]
+    assert float(parts["value_loss"]) == 0.25
 
 
 def test_rows_of_weight_zero_change_nothing() -> None:
@@ -166,15 +168,11 @@ def test_rows_of_weight_zero_change_nothing() -> None:
     weight[15:] = 0.0
 
     def parts_of(rows: int, weighted: bool) -> dict[str, Tensor]:
-        log_prob, value, *rest = [column[:rows] for column in columns]
-        slopes, parts = ppo_loss(
-            log_prob,
-            value,
-            log_prob,
-            terms_of(*rest, weight=weight[:rows] if weighted else None),
-            1.0,
-        )
-        assert all(bool((slope[15:] == 0.0).all()) for slope in slopes)
+        log_prob, value, *rest = [column[:rows].clone() for column in columns]
+        inputs = log_prob.requires_grad_(), value.requires_grad_()
+        batch = batch_of(*rest, weight[:rows] if weighted else None)
+        loss, parts = ppo_loss(*inputs, log_prob, batch, CLIP, ENTROPY_COEF, 1.0)
+        assert all(bool((slope[15:] == 0.0).all()) for slope in slopes_of(loss, inputs))
         return parts
 
     before = parts_of(20, True)

@@ -6,7 +6,7 @@ import ast
 import csv
 from collections import Counter
 
-from benchmarks.mistakes import functions_of, mutants_of
+from benchmarks.mistakes import Mutant, functions_of, mutants_of
 from benchmarks.mutants import (
     COLUMNS,
     EQUIVALENT,
@@ -17,19 +17,22 @@ from benchmarks.mutants import (
     survivors_of,
 )
 
-FILE = "gpurl/losses.py"
+FILE = "gpurl/buffers/minibatches.py"
 
 
 def test_a_mistake_is_killed_and_an_equivalent_one_is_spared() -> None:
     functions = dict(functions_of(ast.parse((ROOT / FILE).read_text())))
-    mutants = {
-        mutant.what: mutant for mutant in mutants_of("_value_error", functions["_value_error"])
-    }
-    wrong = mutants["error * error -> error / error"]
-    same = mutants[
-        "square >= clipped_square -> square > clipped_square"
-    ]  # where both are equal, so are their derivatives
-    assert survivors_of(FILE, [wrong, same], [f"{ROOT}/tests/test_losses.py"]) == [same]
+
+    def mutant(name: str, what: str) -> Mutant:
+        return next(each for each in mutants_of(name, functions[name]) if each.what == what)
+
+    wrong = mutant(
+        "PackedRows.pack", "first.shape[0] * first.shape[1] -> first.shape[0] / first.shape[1]"
+    )
+    same = mutant("Minibatches.__init__", "self.rows = PackedRows({}) -> pass")  # pack sets it
+    assert survivors_of(FILE, [wrong, same], [f"{ROOT}/tests/buffers/test_minibatches.py"]) == [
+        same
+    ]
 
 
 def test_what_is_named_is_there() -> None:

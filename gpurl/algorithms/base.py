@@ -16,7 +16,6 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
-from gpurl.kernels.backend import host_may_look
 from gpurl.nn.ensemble import set_dtype
 from gpurl.nn.networks import Carry
 from gpurl.nn.normalizer import Normalizer
@@ -259,20 +258,6 @@ def episode_ends(timestep: Timestep) -> Tensor:
     ended = timestep.terminated | timestep.truncated
     valid = timestep.info.get("valid")
     return ended if valid is None else ended | ~valid
-
-
-def final_value(algorithm: Algorithm, timestep: Timestep, carry: Carry, is_last: bool) -> Tensor:
-    """[N] value of the true successor: needed where truncated, and everywhere after the last step
-    of a rollout; else 0 may stand there.
-    """
-    final_obs = timestep.info["final_obs"]
-    if is_last or not host_may_look(algorithm.device):
-        return algorithm.value(final_obs, carry)
-    value = torch.zeros(len(final_obs))
-    if bool(timestep.truncated.any()):
-        index = timestep.truncated.nonzero().squeeze(1)
-        value[index] = algorithm.value(final_obs[index], tuple(memory[index] for memory in carry))
-    return value
 
 
 def restart_carry(carry: Carry, ended: Tensor) -> Carry:

@@ -8,13 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from gpurl.algorithms.base import Algorithm, AlgorithmConfig, Decision, episode_ends, final_value
+from gpurl.algorithms.base import Algorithm, AlgorithmConfig, Decision, episode_ends
 from gpurl.buffers.minibatches import Minibatches
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_numbers
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
-from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.optimizer import FlatAdam
 
@@ -69,21 +68,34 @@ class OnPolicy(Algorithm):
     def record(
         self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep
     ) -> None:
+        value: Tensor | None = None
+        if self.is_recurrent:
+            value = self.value(timestep.info["final_obs"], decision.carry)
+        self.record_step(buffer, obs, decision, timestep, value)
+
+    def record_step(
+        self,
+        buffer: RolloutBuffer,
+        obs: Tensor,
+        decision: Decision,
+        timestep: Timestep,
+        final_value: Tensor | None = None,
+    ) -> None:
+        """Store one step: `decision` was taken at `obs` and led to `timestep`.
+
+        final_value: [N] of its final observations, where it is known; with a memory it must be.
+        """
         row = {
             "obs": obs,
             "reward": timestep.reward,
             "terminated": timestep.terminated,
             "truncated": timestep.truncated,
+            **decision.columns,
         }
-        row |= decision.columns
-        if self.is_recurrent or host_may_look(self.device):
-            row["final_value"] = final_value(
-                self, timestep, decision.carry, is_last=buffer.size == buffer.horizon - 1
-            )
-        # a value of every final_obs, of which few count, costs a device less in one batch after the
-        # rollout
-        else:
+        if final_value is None:
             row["final_obs"] = timestep.info["final_obs"]
+        else:
+            row["final_value"] = final_value
         if self.is_recurrent:
             row["ended"] = episode_ends(timestep)
         if "valid" in timestep.info:

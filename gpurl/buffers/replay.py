@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gpurl.buffers.packed import PackedRows
+from gpurl.buffers.minibatches import PackedRows
 from gpurl.errors import UsageError
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.random import CounterRandom

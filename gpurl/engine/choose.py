@@ -4,12 +4,14 @@ import torch
 
 from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.ppo import PPO
+from gpurl.engine.cpu_ppo import CpuPpo, cpu_ppo_obstacle
 from gpurl.engine.eager import Eager
 from gpurl.engine.graphs import Backend, CudaGraphs, Graphed
 from gpurl.engine.persistent import PersistentRollout, persistent_obstacle
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
 from gpurl.guards.guards import Guards
+from gpurl.kernels import c_library
 
 
 def choose_engine(
@@ -57,10 +59,23 @@ def _without_graphs(
             assert isinstance(env, TorchEnv)
             return PersistentRollout(algorithm, env, guards)
         reasons.append(f"no persistent rollout kernel: {obstacle}")
+    # C for PPO on a CPU
+    if not (obstacle := cpu_ppo_obstacle(algorithm)):
+        assert isinstance(algorithm, PPO)
+        return CpuPpo(algorithm, env, guards)
+    if isinstance(algorithm, PPO):
+        reasons.append(f"no C: {obstacle}")
     return Eager(algorithm, env, guards)
 
 
 def machine_engines() -> list[tuple[str, str]]:
     """(engine, why this machine cannot run it or nothing), the slowest first."""
     no_gpu = "" if torch.cuda.is_available() else "there is no GPU that torch can use"
-    return [("eager", ""), ("CUDA graphs", no_gpu), ("persistent rollout", no_gpu)]
+    library = c_library.load()
+    in_c = "" if library.functions is not None else f"it could not be built: {library.why}"
+    return [
+        ("eager", ""),
+        ("C for PPO on a CPU", in_c),
+        ("CUDA graphs", no_gpu),
+        ("persistent rollout", no_gpu),
+    ]

@@ -12,12 +12,15 @@ from gpurl.algorithms.base import (
     episode_ends,
     restart_carry,
 )
+from gpurl.algorithms.on_policy import OnPolicy
 from gpurl.engine.statistics import EpisodeStatistics, Stopwatch
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import EnvError
 from gpurl.guards.contract import check_reset, load_env_state, reset_env, step_env
 from gpurl.guards.guards import Guards
+from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.random import CounterRandom
+from gpurl.nn.networks import Carry
 
 Metrics = dict[str, Tensor]
 Prepared = tuple[dict[str, Tensor], Tensor | None]
@@ -71,11 +74,38 @@ class Eager:
 
     def record_step(self, decision: Decision, timestep: Timestep) -> None:
         """Record what `decision` led to, and go on from there."""
-        self.algorithm.record(self.buffer, self.obs, decision, timestep)
+        if isinstance(self.algorithm, OnPolicy):
+            value = self._final_value(decision, timestep)
+            self.algorithm.record_step(self.buffer, self.obs, decision, timestep, value)
+        else:
+            self.algorithm.record(self.buffer, self.obs, decision, timestep)
         self.statistics.add(timestep)
         if decision.carry:
             self.carry = restart_carry(decision.carry, episode_ends(timestep))
         self.obs = timestep.obs
+
+    def value(self, obs: Tensor, carry: Carry) -> Tensor:
+        """[N] expected return from obs [N, *obs]."""
+        return self.algorithm.value(obs, carry)
+
+    def _final_value(self, decision: Decision, timestep: Timestep) -> Tensor | None:
+        """[N] value of the true successor, 0 where nobody asks for it; None where it is cheaper to
+        value all final observations in one batch after the rollout, as a device does.
+        """
+        is_free = host_may_look(self.env.device)
+        if not is_free and not self.algorithm.is_recurrent:
+            return None
+        final_obs, carry = timestep.info["final_obs"], decision.carry
+        # after the last step everybody's counts
+        if not is_free or self.buffer.size == self.buffer.horizon - 1:
+            return self.value(final_obs, carry)
+        # else that of episodes which time cut off
+        value = torch.zeros(len(final_obs))
+        if bool(timestep.truncated.any()):
+            index = timestep.truncated.nonzero().squeeze(1)
+            of_cut = tuple(memory[index] for memory in carry)
+            value[index] = self.value(final_obs[index], of_cut)
+        return value
 
     def collect(self) -> None:
         """Step the environments until the algorithm is ready to update."""

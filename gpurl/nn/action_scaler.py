@@ -8,7 +8,6 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from gpurl.errors import UsageError
-from gpurl.nn.arrays import Array, clip
 
 MAX_WIDTH = (
     1e6  # of action limits that mean something: those of float32 stand where a task has none
@@ -42,7 +41,6 @@ class BoxUnits(nn.Module):
                 )
             ).astype(np.float32)
             self.register_buffer("units", torch.tensor(units.tolist()), persistent=False)
-        self._host_units = tuple(units)
 
     def must_be_bounded(self, name: str) -> None:
         """UsageError that begins with `name`, unless all dimensions are limited."""
@@ -52,17 +50,17 @@ class BoxUnits(nn.Module):
                 f"{self.space}"
             )
 
-    def to_env(self, action: Array) -> Array:
+    def to_env(self, action: Tensor) -> Tensor:
         """[..., A] in the policy's units -> [..., *shape] as the environment takes it, within its
         limits.
         """
-        units = self.units if isinstance(action, Tensor) else self._host_units
+        low, high, half_width, centre = self.units.unbind(0)
         if self.bounded:
-            action = clip(action, -1.0, 1.0)
+            action = action.clamp(-1.0, 1.0)
         elif self.is_clipped:
-            action = clip(action, units[0], units[1])
+            action = action.clamp(low, high)
         if self.is_scaled:
-            action = action * units[2] + units[3]
+            action = action * half_width + centre
         return self.shaped(action)
 
     def from_env(self, action: Tensor) -> Tensor:
@@ -75,6 +73,6 @@ class BoxUnits(nn.Module):
         ).tiny  # in place of the width of a dimension that has one action only
         return (rows - self.units[3]) / self.units[2].clamp(min=tiny) if self.is_scaled else rows
 
-    def shaped(self, action: Array) -> Array:
+    def shaped(self, action: Tensor) -> Tensor:
         """[..., A] -> [..., *shape]."""
         return action.reshape(*action.shape[:-1], *self.shape) if len(self.shape) != 1 else action

@@ -5,105 +5,118 @@ Actions inside are in the head's own units ([-1, 1] spans a bounded Box); `to_en
 environment receives.
 """
 
-import dataclasses
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import gymnasium
-import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
+from gpurl.buffers.minibatches import Minibatch
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import use_triton
 from gpurl.kernels.env_step import RandomStreams
-from gpurl.kernels.ppo_loss import (
-    PpoOptions,
-    PpoRows,
-    PpoScalars,
-    Results,
-    categorical_ppo_loss,
-    gaussian_ppo_loss,
-)
+from gpurl.kernels.ppo_loss import PARTS, PpoOptions, fused_ppo_loss
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.sample import MOST_COLUMNS, categorical_sample_triton, gaussian_sample_triton
+from gpurl.losses import ppo_loss
 from gpurl.nn.action_scaler import BoxUnits
-from gpurl.nn.arrays import Array, add_at, clip, log_softmax, namespace, of_kind, pick, softplus
 
 LOG_2PI = math.log(2.0 * math.pi)
 LOG_STD_LIMITS = (-5.0, 2.0)  # so that no policy collapses or explodes
-Backward = Callable[
-    [Array, Array], Array
-]  # (d loss / d log_prob [B], d loss / d entropy) -> d loss / d output [B, num_outputs]
 
 
 class Head(nn.Module):
     """A family of distributions over one action space. `output` is [..., num_outputs] from the
-    actor network, a tensor or numpy array.
+    actor network.
     """
 
     num_outputs: int
-    has_kernels = False  # whether `ppo_loss` is there, and `decide` draws in one
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels know this distribution; that of a subclass may be another one."""
+        return type(self) in (Gaussian, Categorical)
 
     @abstractmethod
-    def sample(self, output: Array, rng: CounterRandom) -> tuple[Array, Array]:
-        """(action [N, ...], its log-probability [N])."""
+    def sample(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor]:
+        """(action [N, ...], its log-probability [N]) for output [N, num_outputs]."""
 
     @abstractmethod
-    def evaluate(self, output: Array, action: Array) -> tuple[Array, Array, Backward]:
+    def log_prob_and_entropy(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """(log-probability [...] of `action`, which `sample` gave; entropy in nats, [...] or 0-d
-        where it is the same for all; backward).
-
-        `backward` takes the derivatives of a loss by the two and gives that by `output`; those of
-        the head's own parameters it writes into their `.grad`. It is for flat batches [B], and at
-        most once.
+        where it is the same for all), differentiable.
         """
 
-    def decide(self, output: Array, rng: CounterRandom) -> tuple[Array, Array, Array]:
+    def log_prob(self, output: Tensor, action: Tensor) -> Tensor:
+        """[...] log-probability of `action`."""
+        return self.log_prob_and_entropy(output, action)[0]
+
+    def decide(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor, Tensor]:
         """(action, its log-probability, what the environment receives), as `sample` and `to_env`
         give them.
         """
         action, log_prob = self.sample(output, rng)
         return action, log_prob, self.to_env(action)
 
-    def ppo_loss(
-        self, output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions
-    ) -> Results:
-        """`evaluate`, the loss and its gradients in one kernel: see `gpurl.kernels.ppo_loss`;
-        writes the head's own into their `.grad`.
-        """
-        raise TypeError(
-            f"{type(self).__name__} has no kernel of the loss: has_kernels says so, evaluate() is "
-            f"there"
-        )
+    def _is_drawn_by_kernel(self, output: Tensor) -> bool:
+        return self.has_kernels and self.num_outputs <= MOST_COLUMNS and use_triton(output)
 
-    def log_prob(self, output: Array, action: Array) -> Array:
-        """[...] log-probability of `action`."""
-        return self.evaluate(output, action)[0]
+    # gpurl/algorithms/bc.py calls this until it differentiates log_prob
+    def evaluate(self, output: Tensor, action: Tensor) -> Any:
+        with torch.enable_grad():
+            leaf = output.detach().requires_grad_()
+            log_prob, entropy = self.log_prob_and_entropy(leaf, action)
+
+        def backward(of_log_prob: Tensor, of_entropy: Tensor) -> Tensor:
+            gradients = of_log_prob, of_entropy
+            return torch.autograd.grad((log_prob, entropy), leaf, gradients)[0]
+
+        return log_prob.detach(), entropy.detach(), backward
+
+    def ppo_loss(
+        self,
+        output: Tensor,
+        value: Tensor,
+        batch: Minibatch,
+        clip_range: Tensor,
+        entropy_coef: Tensor,
+        value_coef: float,
+        clip_range_value: float | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`gpurl.losses.ppo_loss` of this policy, in one kernel where there is one."""
+        if self.has_kernels and use_triton(output):
+            log_std, limits = self._log_std_and_limits()
+            options = PpoOptions(value_coef, clip_range_value, *limits)
+            loss, parts = fused_ppo_loss(
+                output, log_std, value, batch, clip_range, entropy_coef, options
+            )
+            return loss, dict(zip(PARTS, parts.unbind()))
+        log_prob, entropy = self.log_prob_and_entropy(output, batch.action)
+        numbers = clip_range, entropy_coef, value_coef, clip_range_value
+        return ppo_loss(log_prob, value, entropy, batch, *numbers)
+
+    def _log_std_and_limits(self) -> tuple[Tensor | None, tuple[float, float]]:
+        """What the kernel of the loss needs of a Gaussian."""
+        return None, (0.0, 0.0)
 
     @abstractmethod
-    def mode(self, output: Array) -> Array:
+    def mode(self, output: Tensor) -> Tensor:
         """The greedy action."""
 
-    def to_env(self, action: Array) -> Array:
+    def to_env(self, action: Tensor) -> Tensor:
         """What the environment receives for `action`."""
         return action
-
-    def share_with_numpy(self) -> None:
-        """Take the head's parameters and their gradients as arrays too, for good: call it when an
-        optimiser has given them their memory.
-        """
 
 
 class Gaussian(Head):
     """Diagonal normal with a log standard deviation that no state changes; clipped on the way to
     the environment, not before.
     """
-
-    has_kernels = True
 
     def __init__(
         self, space: Box, initial_std: float = 1.0, limits: tuple[float, float] = LOG_STD_LIMITS
@@ -119,62 +132,34 @@ class Gaussian(Head):
         self.box = BoxUnits(space)
         self.log_std = nn.Parameter(torch.full((self.num_outputs,), math.log(initial_std)))
         self.min_log_std, self.max_log_std = limits
-        self._host_log_std: tuple[np.ndarray, np.ndarray] | None = None
-
-    def share_with_numpy(self) -> None:
-        assert self.log_std.grad is not None
-        self._host_log_std = self.log_std.detach().numpy(), self.log_std.grad.numpy()
-
-    def _own_log_std(self, x: Array) -> tuple[Array, Array]:
-        """(log_std, its gradient) as what `x` is."""
-        if not isinstance(x, Tensor):
-            assert self._host_log_std is not None, "share_with_numpy() comes first"
-            return self._host_log_std
-        return self.log_std, self.log_std.grad
 
     def bounded_log_std(self) -> Tensor:
         """[A] log standard deviation inside its limits."""
         return self.log_std.clamp(self.min_log_std, self.max_log_std)
 
-    def stay_inside(self) -> None:
+    def clamp_log_std_(self) -> None:
         """Bring the parameter back to its limits, beyond which it has no gradient: a step's
         momentum carries it there, for good.
         """
-        self.log_std.clamp_(self.min_log_std, self.max_log_std)
+        with torch.no_grad():
+            self.log_std.clamp_(self.min_log_std, self.max_log_std)
 
-    def sample(self, output: Array, rng: CounterRandom) -> tuple[Array, Array]:
-        log_std = clip(self._own_log_std(output)[0], self.min_log_std, self.max_log_std)
-        noise = of_kind(rng.normal((self.num_outputs,)), output)
-        action = output + noise * namespace(output).exp(log_std)
-        return action, (noise * noise).sum(-1) * -0.5 - (
-            log_std.sum() + 0.5 * LOG_2PI * self.num_outputs
-        )
+    def sample(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor]:
+        log_std = self.bounded_log_std()
+        noise = rng.normal((self.num_outputs,))
+        action = output + noise * log_std.exp()
+        log_volume = log_std.sum() + 0.5 * LOG_2PI * self.num_outputs
+        return action, -0.5 * noise.square().sum(-1) - log_volume
 
-    def evaluate(self, output: Array, action: Array) -> tuple[Array, Array, Backward]:
-        xp, (unbounded, gradient) = namespace(output), self._own_log_std(output)
-        log_std = clip(unbounded, self.min_log_std, self.max_log_std)
-        inv_std, entropy = (
-            xp.exp(-log_std),
-            log_std.sum() + 0.5 * (1.0 + LOG_2PI) * self.num_outputs,
-        )
-        z = (action - output) * inv_std
-        square = z * z
-        log_prob = (0.5 * self.num_outputs - entropy) - 0.5 * square.sum(-1)
+    def log_prob_and_entropy(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        log_std = self.bounded_log_std()
+        entropy = log_std.sum() + 0.5 * (1.0 + LOG_2PI) * self.num_outputs
+        z = (action - output) * (-log_std).exp()
+        log_prob = (0.5 * self.num_outputs - entropy) - 0.5 * z.square().sum(-1)
+        return log_prob, entropy
 
-        def backward(log_prob_slope: Array, entropy_slope: Array) -> Array:
-            slope = log_prob_slope @ square + (entropy_slope.sum() - log_prob_slope.sum())
-            xp.multiply(
-                slope, log_std == unbounded, out=gradient
-            )  # at a limit of log_std nothing moves it
-            return log_prob_slope[..., None] * z * inv_std
-
-        return log_prob, entropy, backward
-
-    def decide(self, output: Array, rng: CounterRandom) -> tuple[Array, Array, Array]:
-        if (
-            not (self.has_kernels and isinstance(output, Tensor) and use_triton(output))
-            or self.num_outputs > MOST_COLUMNS
-        ):
+    def decide(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor, Tensor]:
+        if not self._is_drawn_by_kernel(output):
             return super().decide(output, rng)
         streams = RandomStreams(rng.key, rng.gamma, rng.step)
         action, log_prob, env_action = gaussian_sample_triton(
@@ -182,21 +167,13 @@ class Gaussian(Head):
         )
         return action, log_prob, self.box.shaped(env_action)
 
-    def ppo_loss(
-        self, output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions
-    ) -> Results:
-        limited = dataclasses.replace(
-            options, min_log_std=self.min_log_std, max_log_std=self.max_log_std
-        )
-        assert self.log_std.grad is not None
-        return gaussian_ppo_loss(
-            output, self.log_std, value, rows, scalars, limited, self.log_std.grad
-        )
+    def _log_std_and_limits(self) -> tuple[Tensor | None, tuple[float, float]]:
+        return self.log_std, (self.min_log_std, self.max_log_std)
 
-    def mode(self, output: Array) -> Array:
+    def mode(self, output: Tensor) -> Tensor:
         return output
 
-    def to_env(self, action: Array) -> Array:
+    def to_env(self, action: Tensor) -> Tensor:
         return self.box.to_env(action)
 
 
@@ -208,94 +185,67 @@ class TanhGaussian(Gaussian):
     C, in its stable form)
     """
 
-    has_kernels = False
-
     def __init__(self, space: Box, initial_std: float = 1.0) -> None:
         super().__init__(space, initial_std)
         self.box.must_be_bounded("a tanh-squashed policy")
 
-    def sample(self, output: Array, rng: CounterRandom) -> tuple[Array, Array]:
+    def sample(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor]:
         action, log_prob = super().sample(output, rng)
         return action, log_prob - self._log_slope(action)
 
-    def evaluate(self, output: Array, action: Array) -> tuple[Array, Array, Backward]:
+    def log_prob_and_entropy(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """The squashed entropy, H(u) + E[log slope at u], has no closed form: of each row this is
         the estimate by its own action.
 
-        Its mean over actions of the policy is the entropy. What `backward` gives for it is the
-        slope along u = output + std z with z kept, whose mean is the entropy's slope.
+        Its mean over actions of the policy is the entropy, and the mean of its gradient, which is
+        taken along u = output + std z with z kept, that of the entropy.
         """
-        xp, (unbounded, log_std_gradient) = namespace(output), self._own_log_std(output)
-        log_prob, entropy, gaussian_backward = super().evaluate(output, action)
-        log_slope = self._log_slope(action)
+        log_prob, entropy = super().log_prob_and_entropy(output, action)
+        std = self.bounded_log_std().exp()
+        z = ((action - output) / std).detach()
+        return log_prob - self._log_slope(action), entropy + self._log_slope(output + std * z)
 
-        def backward(log_prob_slope: Array, entropy_slope: Array) -> Array:
-            gradient = gaussian_backward(log_prob_slope, entropy_slope)
-            of_action = (
-                -2.0 * entropy_slope[..., None] * xp.tanh(action)
-            )  # the log slope of tanh has the slope -2 tanh
-            is_free = clip(unbounded, self.min_log_std, self.max_log_std) == unbounded
-            xp.add(
-                log_std_gradient,
-                (of_action * (action - output)).sum(0) * is_free,
-                out=log_std_gradient,
-            )
-            return gradient + of_action
-
-        return log_prob - log_slope, entropy + log_slope, backward
-
-    def to_env(self, action: Array) -> Array:
-        return super().to_env(namespace(action).tanh(action))
+    def to_env(self, action: Tensor) -> Tensor:
+        return super().to_env(action.tanh())
 
     @staticmethod
-    def _log_slope(u: Array) -> Array:
-        return (2.0 * (math.log(2.0) - u - softplus(-2.0 * u))).sum(-1)
+    def _log_slope(u: Tensor) -> Tensor:
+        return (2.0 * (math.log(2.0) - u - nn.functional.softplus(-2.0 * u))).sum(-1)
 
 
 class Categorical(Head):
     """One of n actions, int64 [N]; sampled by the Gumbel maximum, which needs no host sync."""
 
-    has_kernels = True
-
     def __init__(self, num_actions: int) -> None:
         super().__init__()
         self.num_outputs = num_actions
 
-    def sample(self, output: Array, rng: CounterRandom) -> tuple[Array, Array]:
-        xp, uniform = namespace(output), of_kind(rng.uniform(0.0, 1.0, (self.num_outputs,)), output)
+    def sample(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor]:
+        uniform = rng.uniform(0.0, 1.0, (self.num_outputs,))
         inside = uniform * (1.0 - 2.0**-24) + 2.0**-25  # never 0, and never 1 after rounding
-        action = (output - xp.log(-xp.log(inside))).argmax(-1)
+        action = (output - (-inside.log()).log()).argmax(-1)
         return action, self.log_prob(output, action)
 
-    def evaluate(self, output: Array, action: Array) -> tuple[Array, Array, Backward]:
-        log_probs = log_softmax(output)
-        probability = namespace(output).exp(log_probs)
-        entropy = -(probability * log_probs).sum(-1)
+    def log_prob_and_entropy(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs = output.log_softmax(-1)
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        return self._taken(log_probs, action), entropy
 
-        def backward(log_prob_slope: Array, entropy_slope: Array) -> Array:
-            of_log_prob, of_entropy = log_prob_slope[..., None], entropy_slope[..., None]
-            gradient = probability * -(of_log_prob + of_entropy * (log_probs + entropy[..., None]))
-            return add_at(gradient, action, log_prob_slope)
+    def log_prob(self, output: Tensor, action: Tensor) -> Tensor:
+        return self._taken(output.log_softmax(-1), action)
 
-        return pick(log_probs, action), entropy, backward
+    @staticmethod
+    def _taken(log_probs: Tensor, action: Tensor) -> Tensor:
+        return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
-    def decide(self, output: Array, rng: CounterRandom) -> tuple[Array, Array, Array]:
-        if (
-            not (isinstance(output, Tensor) and use_triton(output))
-            or self.num_outputs > MOST_COLUMNS
-        ):
+    def decide(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor, Tensor]:
+        if not self._is_drawn_by_kernel(output):
             return super().decide(output, rng)
-        action, log_prob = categorical_sample_triton(
-            output, RandomStreams(rng.key, rng.gamma, rng.step), rng.offset
-        )
+        streams = RandomStreams(rng.key, rng.gamma, rng.step)
+        action, log_prob = categorical_sample_triton(output, streams, rng.offset)
         return action, log_prob, action
 
-    def ppo_loss(
-        self, output: Tensor, value: Tensor, rows: PpoRows, scalars: PpoScalars, options: PpoOptions
-    ) -> Results:
-        return categorical_ppo_loss(output, value, rows, scalars, options)
-
-    def mode(self, output: Array) -> Array:
+    def mode(self, output: Tensor) -> Tensor:
         return output.argmax(-1)
 
 
@@ -311,35 +261,23 @@ class MultiCategorical(Head):
             slice(end - n, end) for end, n in zip(ends, num_actions)
         ]  # of each choice in the actor's output
 
-    def sample(self, output: Array, rng: CounterRandom) -> tuple[Array, Array]:
+    def sample(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor]:
         pairs = [part.sample(logits, rng) for part, logits in self._split(output)]
-        return namespace(output).stack([action for action, _ in pairs], -1), sum(
-            log_prob for _, log_prob in pairs
-        )
+        actions, log_probs = zip(*pairs)
+        return torch.stack(actions, -1), torch.stack(log_probs).sum(0)
 
-    def evaluate(self, output: Array, action: Array) -> tuple[Array, Array, Backward]:
-        parts = [
-            part.evaluate(logits, action[..., k])
-            for k, (part, logits) in enumerate(self._split(output))
+    def log_prob_and_entropy(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        pairs = [
+            part.log_prob_and_entropy(logits, choice)
+            for (part, logits), choice in zip(self._split(output), action.unbind(-1))
         ]
+        log_probs, entropies = zip(*pairs)
+        return torch.stack(log_probs).sum(0), torch.stack(entropies).sum(0)
 
-        def backward(log_prob_slope: Array, entropy_slope: Array) -> Array:
-            return namespace(output).concatenate(
-                [of_part(log_prob_slope, entropy_slope) for _, _, of_part in parts], -1
-            )
+    def mode(self, output: Tensor) -> Tensor:
+        return torch.stack([part.mode(logits) for part, logits in self._split(output)], -1)
 
-        return (
-            sum(log_prob for log_prob, _, _ in parts),
-            sum(entropy for _, entropy, _ in parts),
-            backward,
-        )
-
-    def mode(self, output: Array) -> Array:
-        return namespace(output).stack(
-            [part.mode(logits) for part, logits in self._split(output)], -1
-        )
-
-    def _split(self, output: Array) -> Iterator[tuple[Categorical, Array]]:
+    def _split(self, output: Tensor) -> Iterator[tuple[Categorical, Tensor]]:
         return ((part, output[..., columns]) for part, columns in zip(self.parts, self.columns))
 
 

@@ -1,11 +1,9 @@
-"""Networks: stacked MLPs whose forward and backward are written out, a GRU before them, and the
-actor-critic of both.
-"""
+"""Networks of policies and values: stacked MLPs, a GRU, and the actor-critic of both."""
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +12,6 @@ from gpurl.checks import check_choices
 from gpurl.errors import UsageError
 
 MANY_ROWS = 1024
-MANY_NUMBERS = 16384
 Carry = tuple[Tensor, ...]  # () without memory, else one [N, H] tensor a memory
 
 
@@ -36,7 +33,7 @@ class NetworkConfig:
     """Units of the memory."""
 
     def __post_init__(self) -> None:
-        check_choices(self, {"activation": tuple(_FORWARD), "memory": ("none", "gru")})
+        check_choices(self, {"activation": tuple(ACTIVATIONS), "memory": ("none", "gru")})
         if min((*self.hidden, self.memory_size)) < 1:
             raise UsageError(
                 f"hidden and memory_size must be at least 1, got {self.hidden} and "
@@ -46,20 +43,10 @@ class NetworkConfig:
             raise UsageError("shared needs at least one hidden layer to share, hidden is empty")
 
 
-def _tanh_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """tanh of `stacked_affine`. Of many numbers on a CPU as 2 sigmoid(2z) - 1: a third of
-    torch.tanh's time there, absolute error 1e-7.
-    """
-    if x.device.type != "cpu" or x.shape[-2] * bias.numel() < MANY_NUMBERS:
-        return stacked_affine(x, weight, bias).tanh_()
-    z = stacked_affine(x, weight, bias, scale=2.0).sigmoid_()
-    return torch.add(z.new_full((), -1.0), z, alpha=2.0, out=z)
-
-
-_FORWARD = {
-    "tanh": _tanh_layer,
-    "elu": lambda x, weight, bias: torch.nn.functional.elu_(stacked_affine(x, weight, bias)),
-    "relu": lambda x, weight, bias: stacked_affine(x, weight, bias).relu_(),
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "elu": nn.functional.elu,
+    "relu": torch.relu,
 }
 # gradient before the activation from the gradient and the value after it, in place of the gradient
 SLOPE = {
@@ -83,18 +70,15 @@ def _one_by_one(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.shape[-2] >= MANY_ROWS
 
 
-def stacked_affine(x: Tensor, weight: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
-    """scale * (x_e W_e^T + b_e), [E, B, out]; x: [E, B, in], or [B, in] for all; weight: [E, out,
-    in]; bias: [E, 1, out].
+def stacked_affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x_e W_e^T + b_e, [E, B, out]; x: [E, B, in], or [B, in] for all; weight: [E, out, in]; bias:
+    [E, 1, out].
     """
-    num_towers = weight.shape[0]
-    x = x if x.dim() == 3 else x.expand(num_towers, *x.shape)
-    if not _one_by_one(x):
-        return torch.baddbmm(bias, x, weight.transpose(1, 2), beta=scale, alpha=scale)
-    out = x.new_empty(num_towers, x.shape[1], weight.shape[1])
-    for e in range(num_towers):
-        torch.addmm(bias[e], x[e], weight[e].t(), beta=scale, alpha=scale, out=out[e])
-    return out
+    x = x if x.dim() == 3 else x.expand(weight.shape[0], *x.shape)
+    if _one_by_one(x):
+        rows = zip(bias.unbind(0), x.unbind(0), weight.unbind(0))
+        return torch.stack([torch.addmm(b, x_e, w.t()) for b, x_e, w in rows])
+    return torch.baddbmm(bias, x, weight.transpose(1, 2))
 
 
 def stacked_weight_gradient(gradient: Tensor, x: Tensor, out: Tensor) -> None:
@@ -139,13 +123,6 @@ class Layer(nn.Module):
         """x: [B, in] -> [B, out]."""
         return torch.addmm(self.bias, x, self.weight.t())
 
-    def backward(self, gradient: Tensor, x: Tensor) -> None:
-        """Write the gradients of weight and bias into their `.grad`; gradient: [B, out] of the
-        output for x [B, in].
-        """
-        torch.mm(gradient.t(), x, out=self.weight.grad)
-        torch.sum(gradient, 0, out=self.bias.grad)
-
 
 class Towers(nn.Module):
     """E networks of equal hidden layers, activated throughout, as one: weights [E, out, in], one
@@ -154,11 +131,11 @@ class Towers(nn.Module):
 
     def __init__(self, num_towers: int, sizes: tuple[int, ...], activation: str) -> None:
         super().__init__()
-        self.activation = activation
-        self.dtype = (
-            torch.float32
-        )  # of the products; bfloat16 keeps the parameters and their gradients float32
-        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        self.num_towers, self.activation = num_towers, activation
+        # of the products; with bfloat16 the parameters and their gradients stay float32
+        self.dtype = torch.float32
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
         for num_inputs, num_outputs in itertools.pairwise(sizes):
             stack = [
                 nn.init.orthogonal_(torch.empty(num_outputs, num_inputs), math.sqrt(2.0))
@@ -166,36 +143,19 @@ class Towers(nn.Module):
             ]
             self.weights.append(nn.Parameter(torch.stack(stack)))
             self.biases.append(nn.Parameter(torch.zeros(num_towers, 1, num_outputs)))
-        self._layers = list(
-            zip(self.weights, self.biases)
-        )  # a plain list: walking an nn.Module costs more than a small layer
 
-    def forward(self, x: Tensor, first: int = 0) -> list[Tensor]:
-        """x: [B, in] -> x and the outputs [E, B, H] of all layers; without layers x itself, [1, B,
-        in]. E: the towers from `first` on.
-        """
-        outputs = [x.to(self.dtype) if self._layers else x.unsqueeze(0)]
-        for weight, bias in self._layers:
-            outputs.append(
-                _FORWARD[self.activation](
-                    outputs[-1], weight[first:].to(self.dtype), bias[first:].to(self.dtype)
-                )
-            )
-        return outputs
-
-    def backward(self, gradient: Tensor, outputs: list[Tensor], needs_input: bool) -> Tensor | None:
-        """Write the parameters' gradients into their `.grad`; gradient: [E, B, H] of the last
-        output, overwritten -> that of x [B, in].
-        """
-        gradient = gradient.to(outputs[-1].dtype)
-        for number in reversed(range(len(self._layers))):
-            weight, bias = self._layers[number]
-            gradient = SLOPE[self.activation](gradient, outputs[number + 1])
-            torch.sum(gradient, 1, keepdim=True, dtype=torch.float32, out=bias.grad)
-            stacked_weight_gradient(gradient, outputs[number], weight.grad)
-            if number or needs_input:
-                gradient = stacked_input_gradient(gradient, weight.to(gradient.dtype))
-        return gradient.sum(0, dtype=torch.float32) if needs_input else None
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x: [B, in] -> [B, H] float32 of each tower; without hidden layers x itself."""
+        if not len(self.weights):
+            return (x,)
+        # Columns instead of rows: with the weight as the first factor its gradient comes in the
+        # weight's own memory layout, and all gradients go into FlatAdam's in one copy.
+        columns = x.to(self.dtype).t().expand(self.num_towers, -1, -1)
+        for weight, bias in zip(self.weights, self.biases):
+            bias_column = bias.to(self.dtype).transpose(1, 2)
+            z = torch.baddbmm(bias_column, weight.to(self.dtype), columns)
+            columns = ACTIVATIONS[self.activation](z)
+        return columns.float().transpose(1, 2).unbind(0)
 
 
 class Gru(nn.Module):
@@ -220,39 +180,25 @@ class Gru(nn.Module):
         """One step: x [N, in], h [N, H] -> next h [N, H]."""
         return self._step(self.input(x), h)
 
-    def unroll(self, x: Tensor, h: Tensor, start: Tensor) -> Tensor:
-        """x: [T, N, in]; h: [N, H] before the first step; start: [T, N] bool, where the memory is
+    def unroll(self, x: Tensor, h: Tensor, starts: Tensor) -> Tensor:
+        """x: [T, N, in]; h: [N, H] before the first step; starts: [T, N] bool, where the memory is
         emptied before the step -> [T, N, H].
         """
         gates = self.input(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-        keep = (~start).unsqueeze(2)
+        keep = (~starts).unsqueeze(2)
         outputs = []
-        for t in range(x.shape[0]):
-            h = self._step(gates[t], h * keep[t])
+        for gates_now, keep_now in zip(gates.unbind(0), keep.unbind(0)):
+            h = self._step(gates_now, h * keep_now)
             outputs.append(h)
         return torch.stack(outputs)
-
-    @torch.enable_grad()
-    def unroll_episodes(self, x: Tensor, h: Tensor, ended: Tensor) -> Tensor:
-        """`unroll` for autograd to go back through, where episodes ended [T, N] with the step."""
-        return self.unroll(x, h, torch.cat((torch.zeros_like(ended[:1]), ended[:-1])))
-
-    def backward(self, outputs: Tensor, gradient: Tensor) -> None:
-        """Write the parameters' gradients into their `.grad`; gradient: [T, N, H] of `outputs`,
-        which `unroll` gave under autograd.
-        """
-        parameters = list(self.parameters())
-        for parameter, found in zip(parameters, torch.autograd.grad(outputs, parameters, gradient)):
-            assert parameter.grad is not None
-            parameter.grad.copy_(found)
 
 
 class ActorCritic(nn.Module):
     """Observations to the policy head's numbers and to a value; separate towers or one that both
-    read, with or without memory.
+    read, with or without a memory before them.
 
-    The gradient is written out in `backward`: for small networks autograd's walk costs more than
-    the arithmetic.
+    Without a memory `forward` takes observations. With one it takes features: `remember` gives
+    those of one step, `unroll` those of a sequence.
     """
 
     def __init__(self, config: NetworkConfig, num_inputs: int, num_outputs: int) -> None:
@@ -265,60 +211,36 @@ class ActorCritic(nn.Module):
 
     def initial_carry(self, num_envs: int, device: torch.device) -> Carry:
         """Empty memory of `num_envs` episodes."""
-        return (
-            () if self.memory is None else (torch.zeros(num_envs, self.memory.size, device=device),)
-        )
+        if self.memory is None:
+            return ()
+        return (torch.zeros(num_envs, self.memory.size, device=device),)
 
     def remember(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        """obs: [N, D], one step -> (what the towers read [N, F], next carry)."""
-        if self.memory is None:
-            return obs, carry
-        memory = self.memory(obs, carry[0])
-        return memory, (memory,)
+        """obs: [N, D], one step -> (features [N, F], next carry)."""
+        assert self.memory is not None
+        h = self.memory(obs, carry[0])
+        return h, (h,)
 
-    def unroll(self, obs: Tensor, h: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
-        """obs [T, N, D], memory h [N, H] before them, ended [T, N] -> (what the towers read [T * N,
-        F], what memory.backward needs).
+    def unroll(self, obs: Tensor, h: Tensor, starts: Tensor) -> Tensor:
+        """obs [T, N, D], memory h [N, H] before them, starts of episodes [T, N] -> features
+        [T, N, F].
         """
         assert self.memory is not None
-        sequence = self.memory.unroll_episodes(obs, h, ended)
-        return sequence.detach().flatten(0, 1), sequence
+        return self.memory.unroll(obs, h, starts)
 
     def set_dtype(self, dtype: torch.dtype) -> None:
         """Of the hidden layers' products."""
         self.towers.dtype = dtype
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Any]:
-        """x: [B, F] -> (the policy head's numbers [B, A], value [B], what `backward` needs)."""
-        outputs = self.towers(x)
-        last = outputs[-1].float()
-        return self.actor(last[0]), self.critic(last[-1]).squeeze(1), outputs
-
-    def value(self, x: Tensor) -> Tensor:
-        """x: [B, F] -> value [B], without the actor."""
-        return self.critic(self.towers(x, first=-1)[-1][-1].float()).squeeze(1)
-
-    def backward(
-        self, output_gradient: Tensor, value_gradient: Tensor, outputs: Any
-    ) -> Tensor | None:
-        """Write all gradients into the parameters' `.grad`; with a memory returns that of x [B, F],
-        else None.
-        """
-        last, of_value = outputs[-1].float(), value_gradient.unsqueeze(1)
-        self.actor.backward(output_gradient, last[0])
-        self.critic.backward(of_value, last[-1])
-        gradient = torch.empty_like(last)
-        torch.mm(output_gradient, self.actor.weight, out=gradient[0])
-        if len(last) == 2:
-            torch.mm(of_value, self.critic.weight, out=gradient[1])
-        else:
-            gradient[0].addmm_(of_value, self.critic.weight)
-        return self.towers.backward(gradient, outputs, needs_input=self.memory is not None)
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [B, F] -> (the policy head's numbers [B, A], value [B])."""
+        towers = self.towers(x)
+        return self.actor(towers[0]), self.critic(towers[-1]).squeeze(1)
 
 
 class AsymmetricActorCritic(ActorCritic):
     """An actor that reads observations and a critic that reads a state which only it is given
-    (Pinto et al. 2017): rows hold both.
+    (Pinto et al. 2017): rows hold both. The memory is the actor's.
     """
 
     def __init__(
@@ -332,52 +254,20 @@ class AsymmetricActorCritic(ActorCritic):
         self.critic = Layer((num_state, *config.hidden)[-1], 1, 1.0)
 
     def remember(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        """obs: [N, D + S], one step -> (what the towers read [N, F + S], next carry); the memory is
-        the actor's.
-        """
+        """obs: [N, D + S], one step -> (features [N, F + S], next carry)."""
         features, next_carry = super().remember(obs[:, : self.num_inputs], carry)
-        return (
-            obs if self.memory is None else torch.cat((features, obs[:, self.num_inputs :]), dim=1)
-        ), next_carry
+        return torch.cat((features, obs[:, self.num_inputs :]), dim=1), next_carry
 
-    def unroll(self, obs: Tensor, h: Tensor, ended: Tensor) -> tuple[Tensor, Tensor]:
-        features, sequence = super().unroll(obs[..., : self.num_inputs], h, ended)
-        return torch.cat((features, obs[..., self.num_inputs :].flatten(0, 1)), dim=1), sequence
+    def unroll(self, obs: Tensor, h: Tensor, starts: Tensor) -> Tensor:
+        features = super().unroll(obs[..., : self.num_inputs], h, starts)
+        return torch.cat((features, obs[..., self.num_inputs :]), dim=2)
 
     def set_dtype(self, dtype: torch.dtype) -> None:
         super().set_dtype(dtype)
         self.critic_towers.dtype = dtype
 
-    def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [B, F + S] -> what the actor reads [B, F], what the critic reads [B, S]."""
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [B, F + S] -> (the policy head's numbers [B, A], value [B])."""
         width = self.num_inputs if self.memory is None else self.memory.size
-        return x[:, :width], x[:, width:]
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Any]:
-        of_actor, of_critic = self._split(x)
-        acting, judging = self.towers(of_actor), self.critic_towers(of_critic)
-        return (
-            self.actor(acting[-1][0].float()),
-            self.critic(judging[-1][0].float()).squeeze(1),
-            (acting, judging),
-        )
-
-    def value(self, x: Tensor) -> Tensor:
-        return self.critic(self.critic_towers(self._split(x)[1])[-1][0].float()).squeeze(1)
-
-    def backward(
-        self, output_gradient: Tensor, value_gradient: Tensor, outputs: Any
-    ) -> Tensor | None:
-        """As that of ActorCritic; with a memory returns the gradient of its part of x."""
-        acting, judging = outputs
-        of_value = value_gradient.unsqueeze(1)
-        self.actor.backward(output_gradient, acting[-1][0].float())
-        self.critic.backward(of_value, judging[-1][0].float())
-        self.critic_towers.backward(
-            torch.mm(of_value, self.critic.weight).unsqueeze(0), judging, needs_input=False
-        )
-        return self.towers.backward(
-            torch.mm(output_gradient, self.actor.weight).unsqueeze(0),
-            acting,
-            needs_input=self.memory is not None,
-        )
+        (acting,), (judging,) = self.towers(x[:, :width]), self.critic_towers(x[:, width:])
+        return self.actor(acting), self.critic(judging).squeeze(1)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from gpurl.kernels.moments import normalize, update_moments
-from gpurl.nn.arrays import Array, clip, of_kind
 
 
 class Normalizer(nn.Module):
@@ -31,11 +30,9 @@ class Normalizer(nn.Module):
         )  # what is applied: float32 copies made once an update
         self.register_buffer("inv_std", torch.ones(size))
 
-    def forward(self, x: Array) -> Array:
+    def forward(self, x: Tensor) -> Tensor:
         """x: [..., D] -> (x - mean) / std, clipped."""
-        if isinstance(x, Tensor):
-            return normalize(x, self.shift, self.inv_std, self.clip)
-        return clip((x - of_kind(self.shift, x)) * of_kind(self.inv_std, x), -self.clip, self.clip)
+        return normalize(x, self.shift, self.inv_std, self.clip)
 
     def update(self, x: Tensor, valid: Tensor | None = None) -> None:
         """Take x [..., D] in; rows where valid [...] is False are left out."""
@@ -62,6 +59,6 @@ class ValueNormalizer(Normalizer):
         """[...] true returns -> the critic's scale."""
         return (value - self.shift).mul_(self.inv_std)
 
-    def denormalized(self, value: Array) -> Array:
+    def denormalized(self, value: Tensor) -> Tensor:
         """[...] the critic's numbers -> true returns."""
-        return value / of_kind(self.inv_std, value) + of_kind(self.shift, value)
+        return value / self.inv_std + self.shift

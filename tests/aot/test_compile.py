@@ -323,17 +323,18 @@ def draw_case(size: int) -> Case:
 
 
 def ppo_loss_case(kind: str, width: int, everything: bool, registers: int) -> Case:
-    """`everything`: valid rows, moments and a clip of the value, or none of them; width 1: all
-    integers that may be 1 are.
+    """`everything`: weights and a clip of the value, or none of them; width 1: all integers that
+    may be 1 are.
     """
     block_b, block_a, num_warps = ppo_loss._tile(width)
-    flags = dict.fromkeys(("HAS_VALID", "HAS_MOMENTS", "CLIP_VALUE"), everything)
+    flags = dict.fromkeys(("HAS_WEIGHT", "CLIP_VALUE"), everything)
     constants = {"IS_GAUSSIAN": kind == "gaussian", **flags, "BLOCK_B": block_b, "BLOCK_A": block_a}
     integers = ("B", "A", "output_stride", "value_stride", "action_stride", "stride")
     ones = (
         dict.fromkeys(integers, 1) if width == 1 else {}
     )  # Triton makes a constant of an integer that is 1
-    types = [F] * 16 + ["i32"] * (6 - len(ones)) + ["fp32"] * 4
+    action = F if kind == "gaussian" else L
+    types = [F] * 3 + [action] + [F] * 10 + ["i32"] * (6 - len(ones)) + ["fp32"] * 4
     name = f"ppo loss {kind} {width} {'all' if everything else 'plain'}"
     return Case(ppo_loss.ppo_loss_kernel, types, constants | ones, registers, num_warps, name=name)
 
@@ -346,7 +347,7 @@ def ppo_sums_case(kind: str, width: int, block_k: int) -> Case:
         "BLOCK_A": width,
     }
     ones = {"P": 1, "A": 1} if width == 1 else {}
-    types = [F] * 5 + ["i32"] * (2 - len(ones)) + ["fp32"] * 2
+    types = [F] * 6 + ["i32"] * (2 - len(ones)) + ["fp32"] * 3
     return Case(
         ppo_loss.ppo_sums_kernel, types, constants | ones, 112, name=f"ppo sums {kind} {width}"
     )

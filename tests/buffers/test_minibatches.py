@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpurl.buffers import minibatches as module
-from gpurl.buffers.minibatches import Minibatches
+from gpurl.buffers.minibatches import Minibatches, PackedRows
 from gpurl.kernels.backend import no_host_looks
 from gpurl.kernels.permutation import permutation
 from gpurl.kernels.random import CounterRandom, stream_constants
@@ -48,42 +47,22 @@ def normalised(advantage: Tensor, weight: Tensor | None) -> Tensor:
     ).float()
 
 
-@pytest.mark.parametrize(
-    "gathered", [8192, 13, 3], ids=["all at once", "a few at a time", "less than one"]
-)
-@pytest.mark.parametrize(
-    ("looks", "few"), [(nullcontext, 0), (no_host_looks, 0), (nullcontext, 6), (nullcontext, 5)]
-)
-def test_each_pass_has_every_row_once(
-    looks: Any, few: int, gathered: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launched, real = [], module.gather_rows
-    monkeypatch.setattr(
-        module,
-        "gather_rows",
-        lambda *arguments, **where: launched.append(1) or real(*arguments, **where),
-    )
-    monkeypatch.setattr(module, "GATHERED_ROWS", gathered)
+@pytest.mark.parametrize("looks", [nullcontext, no_host_looks])
+def test_each_pass_has_every_row_once(looks: Any) -> None:
     minibatches, columns, packed = made()
     orders = []
     for _ in range(2):
         with looks():
-            batches = list(minibatches.of_steps(packed, few))
+            batches = list(minibatches.of_steps(packed))
         assert [len(batch["row"]) for batch in batches] == [6] * 4
-        assert all(
-            isinstance(batch["row"], np.ndarray if few == 6 else Tensor) for batch in batches
-        )
         for batch in batches:
-            wanted = flat(columns, torch.as_tensor(batch["row"]))
+            wanted = flat(columns, batch["row"])
             assert set(batch) == set(wanted)
-            assert all(torch.equal(torch.as_tensor(batch[name]), wanted[name]) for name in wanted)
-        orders.append(np.concatenate([batch["row"] for batch in batches]).tolist())
+            assert all(torch.equal(batch[name], wanted[name]) for name in wanted)
+        orders.append(torch.cat([batch["row"] for batch in batches]).tolist())
         assert sorted(orders[-1]) == list(range(STEPS * ENVS))
     assert orders[0] != orders[1]
-    assert len(launched) == (2 if looks is no_host_looks else 0)  # one of a GPU does it all
-    assert (
-        orders[0] == made()[0].order(STEPS * ENVS).tolist()
-    )  # whatever the form, the order is the stream's
+    assert orders[0] == made()[0].order(STEPS * ENVS).tolist()
 
 
 def test_a_stream_gives_a_new_order_each_time() -> None:
@@ -94,64 +73,51 @@ def test_a_stream_gives_a_new_order_each_time() -> None:
     assert torch.equal(second, permutation(*stream_constants(0, 1), torch.tensor(2), 0, 1000))
 
 
-def test_tensors_stay_tensors_unless_arrays_are_asked_for() -> None:
-    minibatches, _, packed = made(count=STEPS * ENVS)
-    assert all(isinstance(batch["obs"], Tensor) for batch in minibatches.of_steps(packed))
-
-
-@pytest.mark.parametrize("few", [0, 6])
 @pytest.mark.parametrize("valid", [False, True])
-def test_weights_and_advantages_are_those_of_the_minibatch(valid: bool, few: int) -> None:
+def test_weights_and_advantages_are_those_of_the_minibatch(valid: bool) -> None:
     minibatches, columns, packed = made(normalizes=True, valid=valid)
-    for batch in minibatches.of_steps(packed, few):
-        wanted = flat(columns, torch.as_tensor(batch["row"]))
+    for batch in minibatches.of_steps(packed):
+        wanted = flat(columns, batch["row"])
         assert "valid" not in batch
-        weight = torch.as_tensor(batch["weight"]) if valid else None
+        weight = batch.get("weight")
+        assert (weight is not None) is valid
         if weight is not None:
             torch.testing.assert_close(weight, wanted["valid"].float() / wanted["valid"].sum())
         torch.testing.assert_close(
-            torch.as_tensor(batch["advantage"]),
-            normalised(wanted["advantage"], weight),
-            rtol=1e-5,
-            atol=1e-5,
+            batch["advantage"], normalised(wanted["advantage"], weight), rtol=1e-5, atol=1e-5
         )
 
 
+def test_the_rollout_stays_as_it_was() -> None:
+    minibatches, columns, packed = made(normalizes=True, valid=True)
+    before = packed.clone(), {name: column.clone() for name, column in columns.items()}
+    list(minibatches.of_steps(packed))
+    list(minibatches.of_envs(columns))
+    assert torch.equal(packed, before[0])
+    assert all(torch.equal(columns[name], column) for name, column in before[1].items())
+
+
+def only_minibatch(advantage: list[float], valid: list[bool] | None = None) -> dict[str, Tensor]:
+    """One of these rows, in their order."""
+    columns = {"advantage": torch.tensor([advantage])}
+    if valid is not None:
+        columns["valid"] = torch.tensor([valid])
+    columns["row"] = torch.arange(len(advantage)).unsqueeze(0)
+    minibatches = Minibatches(1, True, CounterRandom(0, 1))
+    (batch,) = minibatches.of_steps(minibatches.pack(columns))
+    return {name: column[batch["row"].argsort()] for name, column in batch.items()}
+
+
 def test_equal_advantages_and_rows_that_all_do_not_count_give_zeros() -> None:
-    minibatches = made(normalizes=True)[0]
-    assert (
-        minibatches.weighted({"advantage": torch.full((5,), 3.0)})["advantage"].tolist()
-        == [0.0] * 5
-    )
-    tiny = minibatches.weighted({"advantage": torch.tensor([1e-8, -1e-8])})["advantage"]
-    torch.testing.assert_close(
-        tiny, torch.tensor([0.5, -0.5])
-    )  # which are mostly rounding are not made large
-    for make in (torch.tensor, np.array):
-        batch = minibatches.weighted({"advantage": make([1.0, 2.0]), "valid": make([0.0, 0.0])})
-        assert batch["weight"].tolist() == [0.0, 0.0]
-        assert np.isfinite(np.asarray(batch["advantage"])).all()
-    one = minibatches.weighted(
-        {"advantage": torch.tensor([1.0, 2.0, 4.0]), "valid": torch.tensor([0.0, 0.0, 1.0])}
-    )
+    assert only_minibatch([3.0] * 5)["advantage"].tolist() == [0.0] * 5
+    tiny = only_minibatch([1e-8, -1e-8])["advantage"]
+    # which are mostly rounding are not made large
+    torch.testing.assert_close(tiny, torch.tensor([0.5, -0.5]))
+    nothing = only_minibatch([1.0, 2.0], [False, False])
+    assert nothing["weight"].tolist() == [0.0, 0.0]
+    assert bool(nothing["advantage"].isfinite().all())
+    one = only_minibatch([1.0, 2.0, 4.0], [False, False, True])
     assert one["weight"].tolist() == [0.0, 0.0, 1.0]
-
-
-@pytest.mark.parametrize("valid", [False, True])
-@pytest.mark.parametrize("normalizes", [False, True])
-def test_in_place_are_the_same_minibatches(normalizes: bool, valid: bool) -> None:
-    minibatches, _, packed = made(normalizes=normalizes, valid=valid)
-    twin, columns, _ = made(normalizes=normalizes, valid=valid)
-    for batch, other in zip(minibatches.in_place(packed), list(twin.of_steps(packed)), strict=True):
-        assert torch.equal(batch["row"].long(), other["row"])
-        assert torch.equal(batch["obs"], other["obs"])
-        assert torch.equal(batch["advantage"], other["advantage"])
-        assert ("num_valid" in batch) is valid
-        if valid:
-            wanted = flat(columns, other["row"])["valid"].float()
-            assert torch.equal(batch["valid"], wanted)
-            assert float(batch["num_valid"]) == float(wanted.sum())
-            assert batch["num_valid"].dim() == 0
 
 
 def test_whole_environments_stay_together() -> None:
@@ -166,3 +132,48 @@ def test_whole_environments_stay_together() -> None:
         valid = columns["valid"][:, envs].float()
         torch.testing.assert_close(batch["weight"], valid / valid.sum())
     assert sorted(found) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("valid", [False, True])
+def test_advantages_of_whole_environments_are_normalised(valid: bool) -> None:
+    minibatches, columns, _ = made(count=2, normalizes=True, valid=valid)
+    for batch in minibatches.of_envs(columns):
+        advantage = columns["advantage"][:, batch["row"][0]]
+        wanted = normalised(advantage, batch.get("weight"))
+        torch.testing.assert_close(batch["advantage"], wanted, rtol=1e-5, atol=1e-5)
+
+
+# ---- packed rows ----
+
+
+def test_what_is_packed_comes_back() -> None:
+    columns = {
+        "obs": torch.randn(3, 4, 5),
+        "action": torch.randint(0, 2**24, (3, 4, 2)),
+        "choice": torch.tensor([[0, 1, 2**24, 3]] * 3),
+        "advantage": torch.randn(3, 4),
+        "valid": torch.rand(3, 4) < 0.5,
+    }
+    packing = PackedRows(columns)
+    rows = packing.pack(columns)
+    assert rows.shape == (12, 12)  # 5 + 2 + 1 + 1 + 1 floats, to a multiple of 4
+    assert rows.dtype == torch.float32
+    for shape in ((12,), (3, 4)):
+        for name, column in packing.unpack(rows.view(*shape, 12)).items():
+            wanted = columns[name].reshape(*shape, *columns[name].shape[2:])
+            assert column.dtype == (torch.float32 if wanted.dtype == torch.bool else wanted.dtype)
+            assert torch.equal(column, wanted.to(column.dtype)), name
+    # row t N + n is step t of environment n, and nothing is copied that is float32
+    obs = packing.unpack(rows[4:8])["obs"]
+    assert torch.equal(obs, columns["obs"][1])
+    assert obs.data_ptr() == rows[4:].data_ptr()
+
+
+def test_rows_are_as_wide_as_the_next_sixteen_bytes() -> None:
+    for width, wanted in ((1, 4), (4, 4), (5, 8), (7, 8), (9, 12)):
+        column = torch.randn(2, 3, width)
+        packing = PackedRows({"reward": column})
+        rows = packing.pack({"reward": column})
+        assert rows.shape == (6, wanted)
+        assert torch.equal(rows[:, :width], column.flatten(0, 1))  # the first column stands first
+        assert not rows[:, width:].any()

@@ -1,9 +1,11 @@
-"""PPO's loss in Triton against the reference and against gpurl.nn.distributions and gpurl.losses,
-which write the same slopes another way.
+"""PPO's loss in Triton against its specification: gpurl.losses of what gpurl.nn.distributions
+gives, differentiated by autograd in float64.
 """
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,22 +14,18 @@ import triton
 from gymnasium.spaces import Box
 from torch import Tensor
 
+from gpurl.buffers.minibatches import Minibatch
 from gpurl.kernels import ppo_loss as module
-from gpurl.kernels.ppo_loss import (
-    PARTS,
-    PpoOptions,
-    PpoRows,
-    PpoScalars,
-    gaussian_ppo_loss_reference,
-)
-from gpurl.losses import PpoTerms, ppo_loss
-from gpurl.nn.distributions import Categorical, Gaussian
+from gpurl.kernels.ppo_loss import PARTS, PpoOptions, fused_ppo_loss
+from gpurl.losses import ppo_loss
+from gpurl.nn.distributions import Categorical, Gaussian, Head
 
 SIZES = [(1, 1), (1, 2), (5, 3), (64, 2), (131, 1), (131, 8), (200, 5), (70, 18), (33, 128)]  # B, A
 OPTIONS = PpoOptions(0.7, None, -1.5, 0.5)
 CLIPPED = PpoOptions(0.7, 0.3, -1.5, 0.5)
 WILD = (1e30, 3e38, -3e38)  # an invalid row's numbers: finite, but what is made of them is not
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+COLUMNS = ("log_prob", "value", "advantage", "returns")
 Results = tuple[Tensor, ...]
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(overflow|invalid value) encountered:RuntimeWarning"
@@ -35,23 +33,23 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 class Problem(NamedTuple):
-    """What the loss of a policy takes; log_std is None of a categorical one, and `valid` is not
-    among the rows yet.
-    """
+    """What the loss of a policy takes; log_std is None of a categorical one."""
 
     output: Tensor
     log_std: Tensor | None
     value: Tensor
-    rows: PpoRows
-    scalars: PpoScalars
+    rows: Minibatch
+    clip_range: Tensor
+    entropy_coef: Tensor
+
+
+def rows_of(action: Tensor, columns: tuple[Tensor, ...], weight: Tensor | None = None) -> Minibatch:
+    """columns: COLUMNS."""
+    return Minibatch(torch.empty(0), action, *columns, weight)
 
 
 def problem(
-    kind: str,
-    size: tuple[int, int],
-    with_moments: bool = True,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
+    kind: str, size: tuple[int, int], dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> Problem:
     """Ratios within and beyond a clip of 0.2, values within and beyond one of 0.3, log_std below,
     at, inside and above its limits.
@@ -71,101 +69,75 @@ def problem(
     else:
         action = torch.randint(width, (batch, 1), generator=generator)
         log_prob = output.log_softmax(1).gather(1, action).squeeze(1)
-    old_log_prob, returns, old_value = (
+        action = action.squeeze(1)
+    columns = (
         log_prob + 0.3 * normal(batch),
-        value + normal(batch),
         value + 0.4 * normal(batch),
-    )
-    advantage = 2.0 * normal(batch) + 0.5
-    moments = torch.stack((advantage.mean(), advantage.var(correction=0) + 0.1)).to(dtype)
-    rows = PpoRows(
-        *(column.to(dtype) for column in (action, old_log_prob, advantage, returns, old_value))
-    )
-    scalars = PpoScalars(
-        torch.tensor(0.2, dtype=dtype),
-        torch.tensor(0.02, dtype=dtype),
-        moments if with_moments else None,
+        2.0 * normal(batch) + 0.5,
+        value + normal(batch),
     )
     return Problem(
         output.to(dtype),
         log_std.to(dtype) if kind == "gaussian" else None,
         value.to(dtype),
-        rows,
-        scalars,
+        rows_of(
+            action.to(dtype) if kind == "gaussian" else action,
+            tuple(column.to(dtype) for column in columns),
+        ),
+        torch.tensor(0.2, dtype=dtype),
+        torch.tensor(0.02, dtype=dtype),
     )
 
 
 def doubled(case: Problem) -> Problem:
     """The same numbers in float64."""
-    output, log_std, value, rows, scalars = case
-    rows, scalars = (
-        type(columns)(*(None if x is None else x.double() for x in columns))
-        for columns in (rows, scalars)
-    )
-    return Problem(
-        output.double(),
-        None if log_std is None else log_std.double(),
-        value.double(),
-        rows,
-        scalars,
-    )
+    columns = {
+        name: column.double()
+        for name, column in vars(case.rows).items()
+        if column is not None and column.is_floating_point()
+    }
+    numbers = (None if x is None else x.double() for x in (case.output, case.log_std, case.value))
+    scalars = case.clip_range.double(), case.entropy_coef.double()
+    return Problem(*numbers, replace(case.rows, **columns), *scalars)
 
 
-def run(kind: str, suffix: str, case: Problem, options: PpoOptions) -> Results:
-    """(output gradient, value gradient, parts and, of a Gaussian, the log_std gradient) of the
-    function with that ending.
-    """
-    if case.log_std is None:
-        return getattr(module, f"categorical_ppo_loss{suffix}")(
-            case.output, case.value, case.rows, case.scalars, options
-        )
-    flat = torch.full((case.log_std.shape[0] + 8,), torch.nan, dtype=case.output.dtype)
-    results = getattr(module, f"gaussian_ppo_loss{suffix}")(
-        case.output, case.log_std, case.value, case.rows, case.scalars, options, flat[4:-4]
-    )
-    assert bool(flat[:4].isnan().all() and flat[-4:].isnan().all())
-    return *results, flat[4:-4]
+def differentiated(loss: Tensor, parts: Tensor, leaves: list[Tensor]) -> Results:
+    """(gradients by output and value, parts, loss and, of a Gaussian, the log_std gradient)."""
+    of_output, of_value, *own = torch.autograd.grad(loss, leaves)
+    return of_output, of_value, parts.detach(), loss.detach(), *own
 
 
-def todays(case: Problem, options: PpoOptions, valid: Tensor | None) -> Results:
-    """The results of `run` from the policy head and gpurl.losses, in float64: in float32 the three
-    round differently.
-    """
-    case, valid = doubled(case), None if valid is None else valid.double()
-    advantage = case.rows.advantage
-    if case.scalars.advantage_moments is not None:
-        mean, variance = case.scalars.advantage_moments
-        advantage = (advantage - mean) / (variance.sqrt() + 1e-8)
-    weight = None if valid is None else valid / valid.sum().clamp(min=1)
-    terms = PpoTerms(
-        case.rows.old_log_prob,
-        advantage,
-        case.rows.returns,
-        case.rows.old_value,
-        weight,
-        *case.scalars[:2],
-    )
-    head: Any = Categorical(case.output.shape[1])
-    action = case.rows.action.view(-1).long()
-    if case.log_std is not None:
-        head = Gaussian(
-            Box(-1, 1, case.log_std.shape, np.float32),
-            limits=(options.min_log_std, options.max_log_std),
-        )
-        head.log_std.data, head.log_std.grad, action = (
-            case.log_std,
-            torch.zeros_like(case.log_std),
-            case.rows.action,
-        )
-    with torch.no_grad():
-        log_prob, entropy, backward = head.evaluate(case.output, action)
-        slopes, parts = ppo_loss(
-            log_prob, case.value, entropy, terms, options.value_coef, options.clip_range_value
-        )
-        gradient = backward(slopes.log_prob, slopes.entropy)
+def leaves_of(case: Problem) -> list[Tensor]:
+    """Output, value and, of a Gaussian, log_std; of the same memory layout."""
+    tensors = [x for x in (case.output, case.value, case.log_std) if x is not None]
+    return [x.detach().requires_grad_() for x in tensors]
+
+
+def fused(case: Problem, options: PpoOptions) -> Results:
+    """By the kernel."""
+    leaves = leaves_of(case)
+    output, value, *own = leaves
+    log_std = own[0] if own else None
+    loss, parts = fused_ppo_loss(output, log_std, value, *case[3:], options)
+    return differentiated(loss, parts, leaves)
+
+
+def specified(case: Problem, options: PpoOptions) -> Results:
+    """By the policy head and gpurl.losses, in float64."""
+    case = doubled(case)
+    leaves = leaves_of(case)
+    output, value, *own = leaves
+    head: Head = Categorical(output.shape[1])
+    if own:
+        limits = options.min_log_std, options.max_log_std
+        head = Gaussian(Box(-1, 1, own[0].shape, np.float32), limits=limits)
+        del head.log_std
+        head.log_std = own[0]
+    log_prob, entropy = head.log_prob_and_entropy(output, case.rows.action)
+    numbers = *case[4:], options.value_coef, options.clip_range_value
+    loss, parts = ppo_loss(log_prob, value, entropy, case.rows, *numbers)
     assert tuple(parts) == PARTS
-    own = () if case.log_std is None else (head.log_std.grad,)
-    return gradient, slopes.value, torch.stack(list(parts.values())), *own
+    return differentiated(loss, torch.stack(list(parts.values())), leaves)
 
 
 def assert_same(got: Results, wanted: Results, rtol: float = 1e-5, atol: float = 5e-6) -> None:
@@ -180,179 +152,161 @@ def assert_same(got: Results, wanted: Results, rtol: float = 1e-5, atol: float =
         )
 
 
-def with_valid(
-    case: Problem, share: float | None, counted: bool = True
-) -> tuple[Problem, Tensor | None]:
-    """The case with that share of valid rows, wild numbers in the others; and which are valid."""
+def with_weight(case: Problem, share: float | None) -> tuple[Problem, Problem]:
+    """The case with that share of rows that weigh something; the same with wild numbers in the
+    other rows.
+    """
     if share is None:
-        return case, None
+        return case, case
     batch = case.value.shape[0]
     valid = (torch.rand(batch, generator=torch.Generator().manual_seed(7)) < share).float()
+    weight = valid / valid.sum().clamp(min=1)
     wild = torch.tensor(WILD)[torch.arange(batch) % len(WILD)]
-    columns = [
-        torch.where(valid.view(-1, *[1] * (x.ndim - 1)) > 0, x, wild.view(-1, *[1] * (x.ndim - 1)))
-        for x in case.rows[:5]
-    ]
-    scalars = case.scalars._replace(num_valid=valid.sum() if counted else None)
-    return case._replace(rows=PpoRows(*columns, valid), scalars=scalars), valid
+    changed = {
+        name: torch.where(
+            valid.view(-1, *[1] * (x.ndim - 1)) > 0, x, wild.view(-1, *[1] * (x.ndim - 1))
+        )
+        for name, x in vars(case.rows).items()
+        if name in (*COLUMNS, "action") and x.is_floating_point()
+    }
+    clean = case._replace(rows=replace(case.rows, weight=weight))
+    return clean, case._replace(rows=replace(case.rows, weight=weight, **changed))
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
 @pytest.mark.parametrize(
-    ("options", "with_moments", "share"),
-    [(OPTIONS, True, None), (CLIPPED, False, 0.6)],
-    ids=["plain", "all"],
+    ("options", "share"), [(OPTIONS, None), (CLIPPED, 0.6)], ids=["plain", "all"]
 )
-def test_the_kernel_the_reference_and_the_heads_agree(
-    kind: str, size: tuple[int, int], options: PpoOptions, with_moments: bool, share: float | None
+def test_the_kernel_is_its_specification(
+    kind: str, size: tuple[int, int], options: PpoOptions, share: float | None
 ) -> None:
-    clean = problem(kind, size, with_moments)
-    case, valid = with_valid(clean, share)
-    wanted = todays(clean, options, valid)
+    clean, case = with_weight(problem(kind, size), share)
+    wanted = specified(clean, options)
     if size[0] > 60 and share is None:
         assert 0.2 < float(wanted[2][3]) < 0.8  # ratios on both sides of the clip
-    for suffix in ("_reference", "_triton"):
-        assert_same(
-            run(kind, suffix, case, options), wanted, rtol=1e-5 + 3e-7 * size[1]
-        )  # a log_prob of 128 dimensions is about -150
+    # a log_prob of 128 dimensions is about -150
+    assert_same(fused(case, options), wanted, rtol=1e-5 + 3e-7 * size[1])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("counted", [True, False])
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
-def test_rows_that_are_not_valid_weigh_nothing(kind: str, counted: bool, share: float) -> None:
-    clean = problem(kind, (90, 4))
-    case, valid = with_valid(clean, share, counted)
-    assert valid is not None
-    chosen = valid > 0
-    rows = PpoRows(*(column[chosen] for column in clean.rows[:5]))
+def test_rows_without_weight_change_nothing(kind: str, share: float) -> None:
+    clean, case = with_weight(problem(kind, (90, 4)), share)
+    assert case.rows.weight is not None
+    chosen = case.rows.weight > 0
+    columns = {name: getattr(clean.rows, name)[chosen] for name in ("action", *COLUMNS)}
+    rows = replace(clean.rows, weight=None, **columns)
     kept = clean._replace(output=clean.output[chosen], value=clean.value[chosen], rows=rows)
-    for suffix in ("_reference", "_triton"):
-        output, value, *rest = run(kind, suffix, case, CLIPPED)
-        assert not output[~chosen].any()
-        assert not value[~chosen].any()
-        if share:
-            assert_same(
-                (output[chosen], value[chosen], *rest), run(kind, "_reference", kept, CLIPPED)
-            )
-        else:
-            assert not rest[0][:4].any()
+    output, value, *rest = fused(case, CLIPPED)
+    assert not output[~chosen].any()
+    assert not value[~chosen].any()
+    if share:
+        assert_same((output[chosen], value[chosen], *rest), specified(kept, CLIPPED))
+    else:
+        assert not rest[0][:4].any()
 
 
-@pytest.mark.parametrize("suffix", ["_reference", "_triton"])
-def test_a_gaussian_by_hand(suffix: str) -> None:
-    # normalised advantages 2 and -1; z 1 and 2; ratios 1 and 2, the second beyond the clip but on
-    # the side where it counts
+RUNS = pytest.mark.parametrize("run", [fused, specified])
+
+
+def scalars(clip_range: float, entropy_coef: float) -> tuple[Tensor, Tensor]:
+    return torch.tensor(clip_range), torch.tensor(entropy_coef)
+
+
+def row(*columns: float) -> tuple[Tensor, ...]:
+    return tuple(torch.tensor([number]) for number in columns)
+
+
+def close(got: Tensor, wanted: Tensor, atol: float = 1e-6) -> None:
+    torch.testing.assert_close(got.float(), wanted, rtol=1e-6, atol=atol)
+
+
+@RUNS
+def test_a_gaussian_by_hand(run: Callable[..., Results]) -> None:
+    # z 1 and 2; ratios 1 and 2, the second beyond the clip but on the side where it counts
     log_prob = torch.tensor([-0.5, -2.0]) - HALF_LOG_2PI
     old_log_prob = log_prob - torch.tensor([0.0, math.log(2.0)])
-    rows = PpoRows(
-        torch.tensor([[1.0], [2.0]]),
-        old_log_prob,
-        torch.tensor([5.0, -1.0]),
-        torch.zeros(2),
-        torch.ones(2),
-    )
-    scalars = PpoScalars(torch.tensor(0.2), torch.tensor(0.1), torch.tensor([1.0, 4.0, 2.0]))
+    columns = old_log_prob, torch.ones(2), torch.tensor([2.0, -1.0]), torch.zeros(2)
+    rows = rows_of(torch.tensor([[1.0], [2.0]]), columns)
     # values 0.2 and 3, old value 1 clipped by 0.5: (0.5)^2 over (0.2)^2 and flat there, 3^2 over
     # (1.5)^2
-    case = Problem(torch.zeros(2, 1), torch.zeros(1), torch.tensor([0.2, 3.0]), rows, scalars)
-    output, value, parts, log_std = run("gaussian", suffix, case, PpoOptions(0.5, 0.5, -5.0, 2.0))
-    torch.testing.assert_close(output, torch.tensor([[-1.0], [2.0]]))
-    torch.testing.assert_close(value, torch.tensor([0.0, 1.5]))
-    torch.testing.assert_close(log_std, torch.tensor([-1.0 * (1 - 1) + 1.0 * (4 - 1) - 0.1]))
-    wanted = torch.tensor(
-        [
-            (2.0 - 2.0) / 2,
-            (0.25 + 9.0) / 2,
-            (2.0 - 1.0 - math.log(2.0)) / 2,
-            0.5,
-            0.5 + HALF_LOG_2PI,
-        ]
-    )
-    torch.testing.assert_close(parts, wanted, rtol=1e-6, atol=1e-6)
+    value = torch.tensor([0.2, 3.0])
+    case = Problem(torch.zeros(2, 1), torch.zeros(1), value, rows, *scalars(0.2, 0.1))
+    output, value, parts, loss, log_std = run(case, PpoOptions(0.5, 0.5, -5.0, 2.0))
+    close(output, torch.tensor([[-1.0], [2.0]]))
+    close(value, torch.tensor([0.0, 1.5]))
+    close(log_std, torch.tensor([-1.0 * (1 - 1) + 1.0 * (4 - 1) - 0.1]))
+    kl, entropy = (2.0 - 1.0 - math.log(2.0)) / 2, 0.5 + HALF_LOG_2PI
+    close(parts, torch.tensor([(2.0 - 2.0) / 2, (0.25 + 9.0) / 2, kl, 0.5, entropy]))
+    close(loss, torch.tensor(0.5 * 9.25 / 2 - 0.1 * entropy))
 
 
-@pytest.mark.parametrize("suffix", ["_reference", "_triton"])
-def test_a_categorical_by_hand(suffix: str) -> None:
+@RUNS
+def test_a_categorical_by_hand(run: Callable[..., Results]) -> None:
     probability = torch.tensor([0.25, 0.75])
-    rows = PpoRows(*(torch.tensor([x]) for x in (1.0, math.log(0.75), 2.0, 1.0, 0.0)))
-    case = Problem(
-        torch.tensor([[0.0, math.log(3.0)]]),
-        None,
-        torch.tensor([3.0]),
-        rows,
-        PpoScalars(torch.tensor(0.2), torch.tensor(0.1)),
-    )
-    output, value, parts = run("categorical", suffix, case, PpoOptions(0.5))
+    rows = rows_of(torch.tensor([1]), row(math.log(0.75), 0.0, 2.0, 1.0))
+    logits = torch.tensor([[0.0, math.log(3.0)]])
+    case = Problem(logits, None, torch.tensor([3.0]), rows, *scalars(0.2, 0.1))
+    output, value, parts, loss = run(case, PpoOptions(0.5))
     entropy = -float((probability * probability.log()).sum())
     wanted = -2.0 * (torch.tensor([0.0, 1.0]) - probability) + 0.1 * probability * (
         probability.log() + entropy
     )
-    torch.testing.assert_close(output, wanted.view(1, 2))
-    torch.testing.assert_close(value, torch.tensor([2.0]))
-    torch.testing.assert_close(
-        parts, torch.tensor([2.0, 4.0, 0.0, 0.0, entropy]), rtol=1e-6, atol=3e-7
-    )
-
-
-@pytest.mark.parametrize("suffix", ["_reference", "_triton"])
-def test_a_deviation_near_nothing_is_a_little_more(suffix: str) -> None:
-    rows = PpoRows(*(torch.tensor([x]) for x in (1.0, math.log(0.75), 1e-6, 0.0, 0.0)))
-    scalars = PpoScalars(torch.tensor(0.2), torch.tensor(0.0), torch.tensor([0.0, 1e-12, 1.0]))
-    case = Problem(torch.tensor([[0.0, math.log(3.0)]]), None, torch.tensor([0.0]), rows, scalars)
-    _, _, parts = run("categorical", suffix, case, PpoOptions(0.5))
-    assert abs(float(parts[0])) == pytest.approx(1e-6 / (1e-6 + 1e-8), rel=1e-5)
+    close(output, wanted.view(1, 2))
+    close(value, torch.tensor([2.0]))
+    close(parts, torch.tensor([2.0, 4.0, 0.0, 0.0, entropy]))
+    close(loss, torch.tensor(-2.0 + 0.5 * 4.0 - 0.1 * entropy))
 
 
 @pytest.mark.parametrize(
     ("sign", "shift"),
     [(sign, shift) for sign in (1.0, -1.0) for shift in (-0.5, -0.1, 0.0, 0.1, 0.5)],
 )
-@pytest.mark.parametrize("suffix", ["_reference", "_triton"])
-def test_which_ratios_pull(suffix: str, sign: float, shift: float) -> None:
+@RUNS
+def test_which_ratios_pull(run: Callable[..., Results], sign: float, shift: float) -> None:
     """A ratio beyond the clip has no slope on the side where the advantage has pushed it; one
     exactly at a clip (of 0 here) has.
     """
-    rows = PpoRows(*(torch.tensor([x]) for x in (0.0, -HALF_LOG_2PI - shift, sign, 0.0, 0.0)))
-    scalars = PpoScalars(torch.tensor(0.2 if shift else 0.0), torch.tensor(0.0))
+    zero = torch.zeros(1)
     case = Problem(
         torch.zeros(1, 1),
-        torch.zeros(1),
-        torch.zeros(1),
-        rows._replace(action=torch.zeros(1, 1)),
-        scalars,
+        zero,
+        zero,
+        rows_of(torch.zeros(1, 1), row(-HALF_LOG_2PI, 0.0, sign, 0.0)),
+        *scalars(0.2 if shift else 0.0, 0.0),
     )
-    _, _, parts, log_std = run("gaussian", suffix, case, OPTIONS)
+    if run is specified:  # whose ratio is 1 to its last digit
+        case, head = doubled(case), Gaussian(Box(-1, 1, (1,), np.float32)).double()
+        case.rows.log_prob = head.log_prob(case.output, case.rows.action).detach()
+    case.rows.log_prob -= shift
+    _, _, parts, _, log_std = run(case, OPTIONS)
     is_flat = (shift == 0.5 and sign > 0) or (shift == -0.5 and sign < 0)
     wanted = (
         0.0 if is_flat else sign * math.exp(shift)
     )  # log_prob falls by 1 where log_std rises by 1, and so does the loss by -r A
-    torch.testing.assert_close(log_std, torch.tensor([wanted]), rtol=1e-6, atol=1e-6)
+    close(log_std, torch.tensor([wanted]))
     assert float(parts[3]) == (abs(shift) == 0.5)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
-@pytest.mark.parametrize("suffix", ["_reference", "_triton"])
-def test_a_ratio_that_would_overflow_is_bounded_and_has_no_slope(suffix: str, kind: str) -> None:
-    """On both sides of the bound, of either sign of the advantage; the heads and gpurl.losses
-    agree.
-    """
+def test_a_ratio_that_would_overflow_is_bounded_and_has_no_slope(kind: str) -> None:
+    """On both sides of the bound, of either sign of the advantage."""
     case = problem(kind, (60, 3))
     shift = torch.zeros(60)
     shift[:8] = torch.tensor([15.0, 15.0, 25.0, 25.0, 1e3, 1e3, -1e3, -1e3])
-    case = case._replace(rows=case.rows._replace(old_log_prob=case.rows.old_log_prob - shift))
-    got = run(kind, suffix, case, OPTIONS)
+    case = case._replace(rows=replace(case.rows, log_prob=case.rows.log_prob - shift))
+    got = fused(case, OPTIONS)
     assert all(bool(part.isfinite().all()) for part in got)
     assert bool((got[0][2:6] == (0.0 if kind == "gaussian" else got[0][2:6])).all())
-    assert_same(got, todays(case, OPTIONS, None), rtol=2e-3)
+    assert_same(got, specified(case, OPTIONS), rtol=2e-3)
 
 
-@pytest.mark.parametrize("suffix", ["_reference", "_triton"])
-def test_log_std_beyond_its_limits_is_not_moved(suffix: str) -> None:
+@RUNS
+def test_log_std_beyond_its_limits_is_not_moved(run: Callable[..., Results]) -> None:
     case = problem("gaussian", (50, 7))
     assert case.log_std is not None
-    *_, parts, gradient = run("gaussian", suffix, case, OPTIONS)
+    _, _, parts, _, gradient = run(case, OPTIONS)
     is_beyond = (case.log_std < OPTIONS.min_log_std) | (case.log_std > OPTIONS.max_log_std)
     assert int(is_beyond.sum()) == 2
     assert torch.equal(gradient == 0.0, is_beyond)
@@ -363,81 +317,73 @@ def test_log_std_beyond_its_limits_is_not_moved(suffix: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
-def test_the_reference_against_finite_differences(kind: str) -> None:
-    case = problem(kind, (6, 3), dtype=torch.float64)
-    case = case._replace(
-        log_std=None
-        if case.log_std is None
-        else torch.tensor([-0.3, 0.1, 0.2], dtype=torch.float64)
-    )
-
-    def loss(changed: Problem) -> float:
-        surrogate, value_loss, _, _, entropy = run(kind, "_reference", changed, CLIPPED)[2].tolist()
-        return (
-            -surrogate
-            + CLIPPED.value_coef * value_loss
-            - float(case.scalars.entropy_coef) * entropy
-        )
-
-    results = run(kind, "_reference", case, CLIPPED)
-    for name, gradient in zip(
-        ("output", "value", "log_std"), (results[0], results[1], *results[3:])
-    ):
-        for index in np.ndindex(*gradient.shape):
-            step = torch.zeros_like(gradient)
-            step[index] = 1e-6
-            ends = [
-                loss(case._replace(**{name: getattr(case, name) + sign * step})) for sign in (1, -1)
-            ]
-            assert float(gradient[index]) == pytest.approx(
-                (ends[0] - ends[1]) / 2e-6, rel=1e-6, abs=1e-8
-            )
-
-
-@pytest.mark.parametrize("kind", ["gaussian", "categorical"])
 def test_strided_columns_give_the_same_bits(kind: str) -> None:
-    case, valid = with_valid(problem(kind, (37, 3)), 0.8)
-    assert valid is not None
-    action = case.rows.action.shape[1]
+    _, case = with_weight(problem(kind, (37, 3)), 0.8)
+    rows, action = case.rows, case.rows.action.view(37, -1).float()
+    assert rows.weight is not None
+    columns = [getattr(rows, name) for name in COLUMNS]
     packed = torch.cat(
-        (
-            torch.full((37, 2), torch.nan),
-            case.rows.action,
-            torch.stack((*case.rows[1:5], valid), 1),
-        ),
-        1,
+        (torch.full((37, 2), torch.nan), action, torch.stack((*columns, rows.weight), 1)), 1
     )
-    columns = packed[:, 2 : 2 + action], *packed[:, 2 + action :].unbind(1)
+    place = 2 + action.shape[1]
+    of_action, of_columns = packed[:, 2:place], packed[:, place:].unbind(1)
     both = torch.cat((case.output, case.value.unsqueeze(1)), 1)  # one network's columns
+    if kind == "categorical":
+        of_action = of_action[:, 0]
     variants = [
-        case._replace(rows=PpoRows(*columns)),
-        case._replace(rows=PpoRows(*columns[:5], valid)),
-        case._replace(rows=PpoRows(case.rows.action.t().contiguous().t(), *columns[1:])),
+        case._replace(rows=rows_of(of_action, of_columns[:4], of_columns[4])),
+        case._replace(rows=rows_of(rows.action, of_columns[:4], of_columns[4])),
+        case._replace(rows=rows_of(of_action, of_columns[:4], rows.weight)),
         case._replace(output=both[:, :3], value=both[:, 3]),
         case._replace(output=case.output.t().contiguous().t()),
     ]
-    if kind == "categorical":
-        variants += [case._replace(rows=PpoRows(columns[0][:, 0], *columns[1:]))]
-    wanted = run(kind, "_triton", case, CLIPPED)
+    if kind == "gaussian":
+        variants += [case._replace(rows=replace(rows, action=action.t().contiguous().t()))]
+    wanted = fused(case, CLIPPED)
     for variant in variants:
-        for got, want in zip(run(kind, "_triton", variant, CLIPPED), wanted):
+        for got, want in zip(fused(variant, CLIPPED), wanted):
             assert torch.equal(got, want)
-        assert_same(run(kind, "_reference", variant, CLIPPED), wanted)
 
 
-@pytest.mark.parametrize("suffix", ["_reference", "_triton"])
-def test_of_equal_errors_the_plain_one_has_the_slope(suffix: str) -> None:
-    rows = PpoRows(
-        *(torch.tensor([x]) for x in (0.0, 0.0, 0.0, 0.5, -1.0))
-    )  # the value 1 is clipped to 0: 0.5 off on the other side
-    case = Problem(
-        torch.zeros(1, 2),
-        None,
-        torch.tensor([1.0]),
-        rows,
-        PpoScalars(torch.tensor(0.2), torch.tensor(0.0)),
+@pytest.mark.parametrize("kind", ["gaussian", "categorical"])
+def test_sequences_are_rows_in_a_row(kind: str) -> None:
+    _, case = with_weight(problem(kind, (42, 3)), 0.8)
+    shaped = {
+        name: column.unflatten(0, (7, 6))
+        for name, column in vars(case.rows).items()
+        if column is not None and column.numel()
+    }
+    sequences = case._replace(
+        output=case.output.unflatten(0, (7, 6)),
+        value=case.value.unflatten(0, (7, 6)),
+        rows=replace(case.rows, **shaped),
     )
-    _, value, parts = run("categorical", suffix, case, PpoOptions(1.0, 1.0))
+    for got, want in zip(fused(sequences, CLIPPED), fused(case, CLIPPED), strict=True):
+        assert torch.equal(got.flatten(), want.flatten())
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "categorical"])
+def test_a_loss_of_more_terms_has_the_gradient_of_all(kind: str) -> None:
+    """What comes back for the loss scales the gradients; the parts have none."""
+    case = problem(kind, (42, 3))
+    leaves = leaves_of(case)
+    output, value, *own = leaves
+    log_std = own[0] if own else None
+    loss, parts = fused_ppo_loss(output, log_std, value, *case[3:], OPTIONS)
+    assert not parts.requires_grad
+    gradients = torch.autograd.grad(3.0 * loss + 2.0 * output.sum(), leaves)
+    wanted = fused(case, OPTIONS)
+    torch.testing.assert_close(gradients[0], 3.0 * wanted[0] + 2.0)
+    torch.testing.assert_close(gradients[1], 3.0 * wanted[1])
+    assert all(torch.equal(*both) for both in zip(gradients[2:], (3.0 * x for x in wanted[4:])))
+
+
+@RUNS
+def test_of_equal_errors_the_plain_one_has_the_slope(run: Callable[..., Results]) -> None:
+    # the value 1 is clipped to 0: 0.5 off on the other side
+    rows = rows_of(torch.tensor([0]), row(0.0, -1.0, 0.0, 0.5))
+    case = Problem(torch.zeros(1, 2), None, torch.tensor([1.0]), rows, *scalars(0.2, 0.0))
+    _, value, parts, _ = run(case, PpoOptions(1.0, 1.0))
     assert value.tolist() == [1.0]
     assert float(parts[1]) == 0.25
 
@@ -447,62 +393,48 @@ def test_partial_sums_in_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_tile", lambda columns: (8, triton.next_power_of_2(columns), 1))
     for kind, size in (("gaussian", (70, 18)), ("categorical", (70, 3))):
         case = problem(kind, size)
-        assert_same(
-            run(kind, "_triton", case, OPTIONS), run(kind, "_reference", case, OPTIONS), rtol=3e-5
-        )
+        assert_same(fused(case, OPTIONS), specified(case, OPTIONS), rtol=3e-5)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
 def test_sums_over_many_rows_keep_their_digits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_tile", lambda columns: (2048, 2, 4))
     case = problem(kind, (32_768, 2))
-    got, wanted = (
-        run(kind, "_triton", case, OPTIONS),
-        run(kind, "_reference", doubled(case), OPTIONS),
-    )
-    for one, other in zip(got[2:], wanted[2:]):
+    for one, other in zip(fused(case, OPTIONS)[2:], specified(case, OPTIONS)[2:]):
         torch.testing.assert_close(one.double(), other, rtol=1e-6, atol=2e-7)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
-def test_a_nan_reaches_the_gradient_and_stays_in_its_row(kind: str) -> None:
+@RUNS
+def test_a_nan_reaches_the_gradient_and_stays_in_its_row(
+    run: Callable[..., Results], kind: str
+) -> None:
     case = problem(kind, (70, 3))
     case.output[5] = torch.nan
     case.value[66] = torch.nan
-    for suffix in ("_reference", "_triton"):
-        output, value, parts, *own = run(kind, suffix, case, CLIPPED)
-        assert output.isnan().any(1).nonzero().tolist() == [[5]]
-        assert value.isnan().nonzero().tolist() == [[66]]
-        assert bool(parts[:2].isnan().all())
-        assert all(bool(gradient[0].isnan()) for gradient in own)
-
-
-def test_the_reference_works_in_inference_mode_and_on_parameters() -> None:
-    case = problem("gaussian", (9, 2))
-    wanted = run("gaussian", "_reference", case, OPTIONS)
-    with torch.inference_mode():
-        case = problem("gaussian", (9, 2))
-        gradient = torch.empty(2)
-        results = gaussian_ppo_loss_reference(
-            case.output,
-            torch.nn.Parameter(case.log_std.clone()),
-            case.value,
-            case.rows,
-            case.scalars,
-            OPTIONS,
-            gradient,
-        )
-    assert_same((*results, gradient), wanted, 0.0, 0.0)
+    output, value, parts, loss, *own = run(case, CLIPPED)
+    assert output.isnan().any(1).nonzero().tolist() == [[5]]
+    assert value.isnan().nonzero().tolist() == [[66]]
+    assert bool(parts[:2].isnan().all())
+    assert bool(loss.isnan())
+    assert all(bool(gradient[0].isnan()) for gradient in own)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
-def test_dispatch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case, launched = problem(kind, (5, 3)), []
-    real = getattr(module, f"{kind}_ppo_loss_triton")
+def test_a_head_takes_the_kernel_where_it_is_chosen(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head: Head = Categorical(3) if kind == "categorical" else Gaussian(Box(-1, 1, (3,), np.float32))
+    case, launched, real = problem(kind, (5, 3)), [], module._launch
     monkeypatch.setattr(
-        module, f"{kind}_ppo_loss_triton", lambda *arguments: launched.append(1) or real(*arguments)
+        module, "_launch", lambda *arguments: launched.append(1) or real(*arguments)
     )
+    found = []
     for backend in ("torch", "triton"):
         monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
-        assert_same(run(kind, "", case, CLIPPED), run(kind, "_reference", case, CLIPPED))
+        loss, parts = head.ppo_loss(case.output, *case[2:], 0.7, 0.3)
+        assert tuple(parts) == PARTS
+        found.append([loss.detach(), *parts.values()])
         assert len(launched) == (backend == "triton")
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=5e-6)

@@ -7,60 +7,124 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
+from gpurl.buffers.minibatches import Minibatch
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
-from gpurl.nn.distributions import Gaussian, Head, TanhGaussian, make_head
+from gpurl.losses import ppo_loss
+from gpurl.nn.distributions import Categorical, Gaussian, Head, TanhGaussian, make_head
 
 BOX = Box(-1.0, 1.0, (2,), np.float32)
 
 
 def entropy_of(head: Head, output: torch.Tensor) -> torch.Tensor:
-    return head.evaluate(output, head.mode(output))[1]
+    return head.log_prob_and_entropy(output, head.mode(output))[1]
 
 
-@pytest.mark.parametrize(
-    ("space", "squash"),
-    [(BOX, False), (BOX, True), (Discrete(5), False), (MultiDiscrete([2, 3, 4]), False)],
-)
-def test_the_gradient_written_out_is_autograds(space: object, squash: bool) -> None:
+PEERS = [(BOX, False), (BOX, True), (Discrete(5), False), (MultiDiscrete([2, 3, 4]), False)]
+
+
+def peer_of(
+    head: Head, output: torch.Tensor, action: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same by torch.distributions; of a squashed policy the entropy is estimated by an action
+    that moves with it.
+    """
+    if isinstance(head, Gaussian):
+        normal = torch.distributions.Normal(output, head.bounded_log_std().exp())
+        if not isinstance(head, TanhGaussian):
+            return normal.log_prob(action).sum(-1), normal.entropy().sum(-1)
+        tanh = torch.distributions.TanhTransform()
+        slope = tanh.log_abs_det_jacobian(action, action.tanh()).sum(-1)
+        z = ((action - output) / normal.scale).detach()
+        moving = output + normal.scale * z
+        of_moving = tanh.log_abs_det_jacobian(moving, moving.tanh()).sum(-1)
+        return normal.log_prob(action).sum(-1) - slope, normal.entropy().sum(-1) + of_moving
+    sizes = [head.num_outputs] if action.dim() == 1 else [2, 3, 4]
+    parts = [torch.distributions.Categorical(logits=x) for x in output.split(sizes, -1)]
+    choices = action.unsqueeze(-1) if action.dim() == 1 else action
+    log_prob = sum(part.log_prob(x) for part, x in zip(parts, choices.unbind(-1)))
+    return log_prob, sum(part.entropy() for part in parts)
+
+
+@pytest.mark.parametrize(("space", "squash"), PEERS)
+def test_log_prob_entropy_and_their_gradients_are_those_of_torch_distributions(
+    space: object, squash: bool
+) -> None:
     torch.manual_seed(0)
     head = make_head(space, squash, initial_std=0.7).double()  # type: ignore[arg-type]
     output = torch.randn(50, head.num_outputs, dtype=torch.float64, requires_grad=True)
     action, _ = head.sample(output.detach().float(), CounterRandom(3, 50))
     action = action.detach().double() if action.is_floating_point() else action
-    for parameter in head.parameters():
-        parameter.grad = torch.full_like(parameter, torch.nan)
-    log_prob, entropy, backward = head.evaluate(output, action)
-    # its entropy moves with an action that moves with the policy, its log-probability is of an
-    # action that stays
-    if squash:
-        assert isinstance(head, TanhGaussian)
-        std = head.bounded_log_std().exp()
-        entropy = head.evaluate(output, output + std * ((action - output) / std).detach())[1]
-    of_log_prob = torch.randn(50, dtype=torch.float64)
-    of_entropy = torch.randn(entropy.shape, dtype=torch.float64)
-    leaves = [output, *head.parameters()]
-    wanted = torch.autograd.grad(
-        (log_prob * of_log_prob).sum() + (entropy * of_entropy).sum(), leaves
-    )
+    of_log_prob, of_entropy = torch.randn(2, 50, dtype=torch.float64)
+    found = []
+    for log_prob, entropy in (
+        head.log_prob_and_entropy(output, action),
+        peer_of(head, output, action),
+    ):
+        total = (log_prob * of_log_prob).sum() + (entropy * of_entropy).sum()
+        gradients = torch.autograd.grad(total, [output, *head.parameters()])
+        found.append([log_prob, entropy.expand(50), *gradients])
+    for got, wanted in zip(*found):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(("space", "squash"), PEERS)
+@pytest.mark.parametrize("value_clip", [None, 0.3])
+def test_the_loss_of_a_head_is_that_of_its_log_prob_and_entropy(
+    space: object, squash: bool, value_clip: float | None
+) -> None:
+    """In whatever form it is computed, over steps and over sequences."""
+    head = make_head(space, squash, initial_std=0.7)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(0)
+    output = torch.randn(24, head.num_outputs, generator=generator).requires_grad_()
     with torch.no_grad():
-        got = [
-            backward(of_log_prob, of_entropy),
-            *(parameter.grad for parameter in head.parameters()),
-        ]
-    for ours, autograds in zip(got, wanted):
-        torch.testing.assert_close(ours, autograds, rtol=1e-9, atol=1e-10)
+        action, log_prob = head.sample(output, CounterRandom(3, 24))
+    columns = torch.randn(5, 24, generator=generator)
+    value = columns[0].clone().requires_grad_()
+    old = log_prob + 0.2 * columns[1]
+    numbers = torch.tensor(0.2), torch.tensor(0.01), 0.5, value_clip
+    batch = Minibatch(torch.empty(0), action, old, *columns[2:])
+    loss, parts = head.ppo_loss(output, value, batch, *numbers)
+    wanted, wanted_parts = ppo_loss(
+        head.log_prob_and_entropy(output, action)[0],
+        value,
+        head.log_prob_and_entropy(output, action)[1],
+        batch,
+        *numbers,
+    )
+    sequences = Minibatch(
+        *(x.unflatten(0, (4, 6)) if x.numel() else x for x in vars(batch).values() if x is not None)
+    )
+    again, _ = head.ppo_loss(
+        output.unflatten(0, (4, 6)), value.unflatten(0, (4, 6)), sequences, *numbers
+    )
+    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close(again, wanted)
+    torch.testing.assert_close(parts, wanted_parts)
+    leaves = [output, value, *head.parameters()]
+    gradients = [torch.autograd.grad(x, leaves) for x in (loss, wanted, again)]
+    for got, want, also in zip(*gradients):
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(also, want)
 
 
-def test_a_standard_deviation_at_its_limit_is_not_moved() -> None:
+def test_kernels_take_no_subclass_for_the_distribution_they_know() -> None:
+    class Wide(Gaussian):
+        """Whose density is another one."""
+
+    assert Gaussian(BOX).has_kernels
+    assert Categorical(3).has_kernels
+    assert not Wide(BOX).has_kernels
+    assert not TanhGaussian(BOX).has_kernels
+
+
+def test_a_standard_deviation_beyond_its_limit_is_not_moved() -> None:
     head = Gaussian(BOX)
     head.log_std.data = torch.tensor([5.0, 0.0])
-    head.log_std.grad = torch.full((2,), torch.nan)
-    with torch.no_grad():
-        _, _, backward = head.evaluate(torch.zeros(3, 2), torch.ones(3, 2))
-        backward(torch.ones(3), torch.tensor(1.0))
-    assert head.log_std.grad[0] == 0.0
-    assert head.log_std.grad[1] != 0.0
+    log_prob, entropy = head.log_prob_and_entropy(torch.zeros(3, 2), torch.ones(3, 2))
+    (gradient,) = torch.autograd.grad(log_prob.sum() + 2.0 * entropy, head.log_std)
+    assert gradient[0] == 0.0
+    assert gradient[1] != 0.0
 
 
 @pytest.mark.parametrize(
@@ -109,21 +173,17 @@ def test_a_deviation_far_beyond_its_limits_stays_finite_and_comes_back(
     again.
     """
     head = (TanhGaussian if squash else Gaussian)(Box(-1.0, 1.0, (2,), np.float32))
-    head.log_std.grad = torch.zeros(2)
-    output, rng = torch.zeros(16, 2), CounterRandom(0, 16, torch.device("cpu"))
-    with torch.no_grad():
-        head.log_std.fill_(log_std)
-        for is_back in (False, True):
-            action, log_prob = head.sample(output, rng)
-            found, entropy, backward = head.evaluate(output, action)
-            gradient = backward(torch.ones(16), torch.full((16,), 0.1))
-            assert all(
-                bool(x.isfinite().all())
-                for x in (action, log_prob, found, entropy, gradient, head.log_std.grad)
-            )
-            assert bool(head.log_std.grad.any()) == is_back
-            head.stay_inside()
-        assert head.log_std.tolist() == [-5.0 if log_std < 0 else 2.0] * 2
+    output, rng = torch.zeros(16, 2, requires_grad=True), CounterRandom(0, 16)
+    head.log_std.data.fill_(log_std)
+    for is_back in (False, True):
+        action, log_prob = head.sample(output, rng)
+        found, entropy = head.log_prob_and_entropy(output, action.detach())
+        gradients = torch.autograd.grad(found.sum() + 0.1 * entropy.sum(), (output, head.log_std))
+        numbers = (action, log_prob, found, entropy, *gradients)
+        assert all(bool(x.isfinite().all()) for x in numbers)
+        assert bool(gradients[1].any()) == is_back
+        head.clamp_log_std_()
+    assert head.log_std.tolist() == [-5.0 if log_std < 0 else 2.0] * 2
 
 
 def test_a_deviation_beyond_its_limits_cannot_be_asked_for() -> None:
@@ -202,22 +262,17 @@ def test_the_squashed_entropy_and_its_slopes_are_those_of_the_integral(
 
     rows, step = 200_000, 1e-4
     head = TanhGaussian(Box(-1.0, 1.0, (1,), np.float32), initial_std=std).double()
-    head.log_std.grad = torch.full_like(head.log_std, torch.nan)
-    output = torch.full((rows, 1), mean, dtype=torch.float64)
-    with torch.no_grad():
-        action, _ = head.sample(output, CounterRandom(5, rows))
-        _, entropy, backward = head.evaluate(output, action)
-        of_output = backward(
-            torch.zeros(rows, dtype=torch.float64),
-            torch.full((rows,), 1.0 / rows, dtype=torch.float64),
-        )
-    assert float(entropy.mean()) == pytest.approx(integral(mean, std), abs=0.03)
+    output = torch.full((rows, 1), mean, dtype=torch.float64, requires_grad=True)
+    action = head.sample(output, CounterRandom(5, rows))[0].detach()
+    _, entropy = head.log_prob_and_entropy(output, action)
+    of_output, of_std = torch.autograd.grad(entropy.mean(), (output, head.log_std))
+    assert float(entropy.detach().mean()) == pytest.approx(integral(mean, std), abs=0.03)
     of_mean = (integral(mean + step, std) - integral(mean - step, std)) / (2 * step)
     of_log_std = (integral(mean, std * math.exp(step)) - integral(mean, std * math.exp(-step))) / (
         2 * step
     )
     assert float(of_output.sum()) == pytest.approx(of_mean, abs=0.02)
-    assert float(head.log_std.grad[0]) == pytest.approx(of_log_std, abs=0.03)
+    assert float(of_std[0]) == pytest.approx(of_log_std, abs=0.03)
 
 
 def test_spaces_without_a_head_are_refused_by_name() -> None:

@@ -1,4 +1,4 @@
-"""Networks and the gradients they write against torch.nn and float64 autograd."""
+"""Networks and their gradients against torch.nn in float64."""
 
 import pytest
 import torch
@@ -8,12 +8,6 @@ from gpurl.errors import UsageError
 from gpurl.nn.networks import ActorCritic, Gru, Layer, NetworkConfig
 
 ACTIVATIONS = {"tanh": nn.Tanh, "elu": nn.ELU, "relu": nn.ReLU}
-
-
-def with_gradients(module: nn.Module) -> None:
-    """What FlatAdam gives every parameter: a place for its gradient."""
-    for parameter in module.parameters():
-        parameter.grad = torch.full_like(parameter, torch.nan)
 
 
 def as_sequential(network: ActorCritic, tower: int, head: Layer, activation: str) -> nn.Sequential:
@@ -45,15 +39,13 @@ def test_actor_critic_and_its_gradients_equal_torch_nn(
     network = ActorCritic(NetworkConfig(hidden=hidden, activation=activation, shared=shared), 5, 3)
     for parameter in network.parameters():
         parameter.data.normal_(0.0, 0.5)
-    with_gradients(network)
     peers = [
         as_sequential(network, 0, network.actor, activation),
         as_sequential(network, -1, network.critic, activation),
     ]
     x, of_output, of_value = torch.randn(rows, 5), torch.randn(rows, 3), torch.randn(rows)
-    with torch.no_grad():
-        output, value, outputs = network(x)
-        network.backward(of_output, of_value, outputs)
+    output, value = network(x)
+    ((output * of_output).sum() + (value * of_value).sum()).backward()
     wanted_output, wanted_value = peers[0](x.double()), peers[1](x.double()).squeeze(1)
     torch.testing.assert_close(output.double(), wanted_output, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(value.double(), wanted_value, rtol=1e-5, atol=1e-5)
@@ -74,34 +66,61 @@ def test_actor_critic_and_its_gradients_equal_torch_nn(
         torch.testing.assert_close(head.bias.grad.double(), peer[-1].bias.grad, **close)
 
 
+@pytest.mark.parametrize("rows", [11, 3000])
+def test_gradients_lie_as_the_weights_do(rows: int) -> None:
+    """So that all of them go into the flat gradient in one copy."""
+    network = ActorCritic(NetworkConfig(hidden=(7, 6)), 5, 3)
+    output, value = network(torch.randn(rows, 5))
+    parameters = list(network.parameters())
+    for gradient in torch.autograd.grad(output.sum() + value.sum(), parameters):
+        assert gradient.is_contiguous()
+
+
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_gradient_reaches_what_comes_before(shared: bool) -> None:
-    """With a memory `backward` gives the gradient of its input, and the memory's own are
-    autograd's.
-    """
+def test_the_gradient_reaches_the_memory(shared: bool) -> None:
+    """That of its weights is the one of torch.nn's layers behind it."""
     torch.manual_seed(0)
     network = ActorCritic(
         NetworkConfig(hidden=(6,), memory="gru", memory_size=4, shared=shared), 3, 2
     )
-    with_gradients(network)
-    x, h, start = torch.randn(5, 7, 3), torch.randn(7, 4), torch.rand(5, 7) < 0.3
+    assert network.memory is not None
+    x, h, starts = torch.randn(5, 7, 3), torch.randn(7, 4), torch.rand(5, 7) < 0.3
     of_output, of_value = torch.randn(35, 2), torch.randn(35)
-    sequence = network.memory.unroll(x, h, start)
-    inputs = sequence.detach().flatten(0, 1)
-    with torch.no_grad():
-        _, _, outputs = network(inputs)
-        gradient = network.backward(of_output, of_value, outputs)
-    network.memory.backward(sequence, gradient.view_as(sequence))
+    parameters = list(network.memory.parameters())
+    output, value = network(network.unroll(x, h, starts).flatten(0, 1))
+    loss = (output * of_output).sum() + (value * of_value).sum()
     peers = [
         as_sequential(network, 0, network.actor, "tanh"),
         as_sequential(network, -1, network.critic, "tanh"),
     ]
-    again = network.memory.unroll(x, h, start)
-    flat = again.flatten(0, 1).double()
-    loss = (peers[0](flat) * of_output).sum() + (peers[1](flat).squeeze(1) * of_value).sum()
-    parameters = list(network.memory.parameters())
-    for parameter, wanted in zip(parameters, torch.autograd.grad(loss, parameters)):
-        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-5)
+    flat = network.memory.unroll(x, h, starts).flatten(0, 1).double()
+    wanted = (peers[0](flat) * of_output).sum() + (peers[1](flat).squeeze(1) * of_value).sum()
+    for got, want in zip(*(torch.autograd.grad(each, parameters) for each in (loss, wanted))):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_one_step_at_a_time_is_the_sequence() -> None:
+    """What acting remembers is what the update unrolls."""
+    network = ActorCritic(NetworkConfig(hidden=(6,), memory="gru", memory_size=4), 3, 2)
+    x, carry = torch.randn(5, 7, 3), network.initial_carry(7, torch.device("cpu"))
+    never = torch.zeros(5, 7, dtype=torch.bool)
+    unrolled = network.unroll(x, carry[0], never)
+    for step in range(5):
+        features, carry = network.remember(x[step], carry)
+        torch.testing.assert_close(features, unrolled[step])
+        assert carry[0] is features
+
+
+def test_products_in_bfloat16_leave_gradients_in_float32() -> None:
+    torch.manual_seed(0)
+    network, x = ActorCritic(NetworkConfig(hidden=(16,)), 5, 3), torch.randn(9, 5)
+    wanted, _ = network(x)
+    network.set_dtype(torch.bfloat16)
+    output, value = network(x)
+    assert (output.dtype, value.dtype) == (torch.float32, torch.float32)
+    assert 0.0 < float((output - wanted).detach().abs().max()) < 1e-3
+    (output.sum() + value.sum()).backward()
+    assert all(each.grad.dtype == torch.float32 for each in network.parameters())
 
 
 def test_weights_are_orthogonal_with_their_gain() -> None:

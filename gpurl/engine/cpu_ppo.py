@@ -1,0 +1,208 @@
+"""The engine of PPO on a CPU: one call of C acts, one learns an epoch of minibatch steps, on the
+memory of the algorithm's own weights and optimiser.
+
+It serves PPO as it is. `cpu_ppo_obstacle` says why it does not serve an algorithm; whatever a
+subclass changes is then done by the subclass.
+"""
+
+import torch
+from torch import Tensor
+
+from gpurl.algorithms.base import Algorithm, Decision
+from gpurl.algorithms.ppo import PPO, Metrics
+from gpurl.engine.eager import Eager
+from gpurl.envs.vec_env import VecEnv
+from gpurl.guards.guards import Guards
+from gpurl.kernels import c_library
+from gpurl.kernels.actor_critic_cpu import (
+    MAX_LAYERS,
+    ActInputs,
+    ActorCriticCpu,
+    GaussianActions,
+    GaussianHead,
+    LossOptions,
+    PpoSteps,
+    Scale,
+)
+from gpurl.kernels.backend import host_may_look, use_c
+from gpurl.nn.distributions import Categorical, Gaussian
+from gpurl.nn.networks import ActorCritic, Carry
+from gpurl.nn.optimizer import FlatAdam
+
+
+def cpu_ppo_obstacle(algorithm: Algorithm) -> str:
+    """Why the C kernel cannot stand in for `algorithm`'s own act, value and learn; "" if it can."""
+    if not isinstance(algorithm, PPO):
+        return f"it learns as PPO does, not as {type(algorithm).__name__}"
+    if changed := _overridden(algorithm):
+        return f"{algorithm.label} has {changed} of its own"
+    if not host_may_look(algorithm.device):
+        return f"it computes on a CPU, not on {algorithm.device}"
+    if not use_c(algorithm.optimizer.flat):
+        return f"it could not be built: {c_library.load().why}"
+    return _obstacle_in_parts(algorithm)
+
+
+def _overridden(algorithm: PPO) -> str:
+    """The first method of PPO that a subclass or the object itself replaces, or ""."""
+    kinds = type(algorithm).__mro__
+    changes = [vars(kind) for kind in kinds[: kinds.index(PPO)]] + [vars(algorithm)]
+    for names in changes:
+        for name in names:
+            if not name.startswith("__") and callable(getattr(PPO, name, None)):
+                return name
+    return ""
+
+
+def _obstacle_in_parts(algorithm: PPO) -> str:
+    """What the kernel does not know of network, head or optimiser, or ""."""
+    network, head, optimizer = algorithm.network, algorithm.head, algorithm.optimizer
+    if type(network) is not ActorCritic:
+        return f"it does not know the network {type(network).__name__}"
+    if network.memory is not None:
+        return "it computes networks without a memory"
+    if type(head) not in (Gaussian, Categorical):
+        return f"it does not know {type(head).__name__} actions"
+    if algorithm.precision == "bf16":
+        return "it computes in float32, not in bf16"
+    if (layers := sum(len(weight) for weight in network.towers.weights)) > MAX_LAYERS:
+        return f"it computes up to {MAX_LAYERS} hidden layers, here are {layers}"
+    if type(optimizer) is not FlatAdam or optimizer.reduce is not FlatAdam.reduce:
+        return "it steps by FlatAdam without a hook"
+    if not all(parameter.requires_grad for parameter in algorithm.parameters()):
+        return "some weights are frozen"
+    return ""
+
+
+class PpoInC:
+    """`act`, `value` and `learn` of a PPO for which `cpu_ppo_obstacle` finds nothing: the same
+    numbers to rounding.
+    """
+
+    def __init__(self, algorithm: PPO) -> None:
+        obstacle = cpu_ppo_obstacle(algorithm)
+        assert not obstacle, obstacle
+        config, head = algorithm.config, algorithm.head
+        assert isinstance(head, Gaussian | Categorical)
+        self.algorithm = algorithm
+        self.kernel = kernel_of(algorithm.network)
+        self.steps = steps_of(
+            head,
+            algorithm.optimizer,
+            config.value_coef,
+            config.clip_range_value,
+            algorithm.normalizes_minibatches,
+        )
+
+        self.inputs = inputs_of(algorithm, self.kernel)
+
+    def act(self, obs: Tensor) -> Decision:
+        """obs: [N, *obs], as `PPO.act` while exploring."""
+        acted = self.kernel.act(rows_of(obs), self.inputs)
+        self.algorithm.action_random.advance()
+        columns = {"action": acted.action, "log_prob": acted.log_prob, "value": acted.value}
+        head = self.algorithm.head
+        env_action = acted.env_action
+        if isinstance(head, Gaussian):
+            env_action = head.box.shaped(env_action)
+        return Decision(env_action, (), columns)
+
+    def value(self, obs: Tensor) -> Tensor:
+        """obs: [N, *obs] -> [N], as `PPO.value`."""
+        return self.kernel.value(rows_of(obs), self.inputs)
+
+    @torch.no_grad()
+    def learn(self, data: dict[str, Tensor]) -> Metrics:
+        """As `PPO.learn`, on what `PPO.prepare` gave."""
+        algorithm, packed = self.algorithm, data["packed"]
+        config, minibatches = algorithm.config, algorithm.minibatches
+        clip_range, entropy_coef = float(algorithm.clip_range), float(algorithm.entropy_coef)
+        has_valid = "valid" in minibatches.rows.places
+        steps_before = algorithm.steps_before()
+        for _ in range(config.epochs):
+            order = minibatches.order(packed.shape[0])
+            parts = self.kernel.ppo_steps(
+                self.steps, packed, has_valid, order, config.minibatches, clip_range, entropy_coef
+            )
+        means = {name: part.mean().float() for name, part in parts.items()}
+        means["loss"] = (
+            config.value_coef * means["value_loss"]
+            - means["surrogate"]
+            - entropy_coef * means["entropy"]
+        )
+        return algorithm.after_epochs(means, steps_before, data)
+
+
+def rows_of(obs: Tensor) -> Tensor:
+    """[N, *obs] -> [N, D] float32, contiguous."""
+    return obs.detach().reshape(obs.shape[0], -1).float().contiguous()
+
+
+def kernel_of(network: ActorCritic) -> ActorCriticCpu:
+    """The kernel on the network's weights and gradients, which lie in CPU memory for good as
+    FlatAdam leaves them.
+    """
+    towers, actor, critic = network.towers, network.actor, network.critic
+    hidden = list(zip(towers.weights, towers.biases))
+    ends = (actor.weight, actor.bias), (critic.weight, critic.bias)
+    return ActorCriticCpu(hidden, *ends, towers.activation)
+
+
+def steps_of(
+    head: Gaussian | Categorical,
+    optimizer: FlatAdam,
+    value_coef: float,
+    clip_range_value: float | None,
+    normalizes_advantage: bool,
+) -> PpoSteps:
+    """PPO's loss and optimiser as the kernel takes them."""
+    own: GaussianHead | None = None
+    if isinstance(head, Gaussian):
+        assert head.log_std.grad is not None
+        limits = head.min_log_std, head.max_log_std
+        own = GaussianHead(head.log_std.detach(), head.log_std.grad, *limits)
+    options = LossOptions(
+        own, head.num_outputs if own else 1, value_coef, clip_range_value, normalizes_advantage
+    )
+    return PpoSteps(
+        options, optimizer.state, optimizer.gradient, optimizer.learning_rate, optimizer.options
+    )
+
+
+def inputs_of(algorithm: PPO, kernel: ActorCriticCpu) -> ActInputs:
+    """What acting reads beside the network, where it lies for good."""
+    head, of_obs, of_value = algorithm.head, algorithm.normalizer, algorithm.value_normalizer
+    gaussian: GaussianActions | None = None
+    if isinstance(head, Gaussian):
+        limits = head.min_log_std, head.max_log_std
+        gaussian = GaussianActions(head.log_std.detach(), *limits, head.box.units)
+    return ActInputs(
+        kernel,
+        algorithm.action_random,
+        gaussian,
+        None if of_obs is None else Scale(of_obs.shift, of_obs.inv_std, of_obs.clip),
+        None if of_value is None else Scale(of_value.shift, of_value.inv_std),
+    )
+
+
+class CpuPpo(Eager):
+    """Acts, values and learns in C; the rest is as in `Eager`."""
+
+    name = "C"
+    algorithm: PPO
+
+    def __init__(self, algorithm: PPO, env: VecEnv, guards: Guards) -> None:
+        super().__init__(algorithm, env, guards)
+        self.in_c = PpoInC(algorithm)
+
+    def act(self) -> Decision:
+        """The algorithm's decision at the present observations."""
+        return self.in_c.act(self.obs)
+
+    def value(self, obs: Tensor, carry: Carry) -> Tensor:
+        """[N] expected return from obs [N, *obs]."""
+        return self.in_c.value(obs)
+
+    def learn(self, data: dict[str, Tensor]) -> Metrics:
+        """The algorithm's steps on what `prepare` gave; returns its metrics."""
+        return self.in_c.learn(data)
