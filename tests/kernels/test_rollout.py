@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from gpurl.algorithms import make_algorithm
+from gpurl.algorithms.ppo import PPO
+from gpurl.engine.persistent import PersistentRollout, make_persistent
 from gpurl.envs.registry import make_env
 from gpurl.kernels import backend
 from gpurl.kernels.backend import no_host_looks
 from gpurl.kernels.env_step import TritonEnv
 from gpurl.kernels.rollout import PolicyShape, rollout_obstacle
+from gpurl.nn.networks import ActorCritic, NetworkConfig
 from gpurl.run.settings import make_settings
 from gpurl.run.trainer import Trainer
 
@@ -170,3 +173,28 @@ def test_where_there_is_none_a_line_says_why(
             assert [reason in note for note in trainer.notes] == (
                 [True] if rollout == "persistent" else []
             )
+
+
+class OwnNetwork(ActorCritic):
+    """Another function, perhaps."""
+
+
+class OwnAct(PPO):
+    def act(self, *arguments: Any, **named: Any) -> Any:
+        return super().act(*arguments, **named)
+
+
+def test_what_is_not_ppos_own_policy_is_not_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "choice", "triton")
+    with no_host_looks():
+        trainer = make_trainer("pendulum", {})
+        trainer.start()
+        assert isinstance(make_persistent(trainer.algorithm, trainer.env), PersistentRollout)
+        network = NetworkConfig(hidden=(16, 32))
+        trainer.algorithm.network = OwnNetwork(network, 3, 1)
+        wanted = "it does not know the network OwnNetwork"
+        assert make_persistent(trainer.algorithm, trainer.env) == wanted
+        trainer.algorithm.__class__ = OwnAct
+        trainer.algorithm.label = "OwnAct"
+        wanted = "OwnAct has act of its own"
+        assert make_persistent(trainer.algorithm, trainer.env) == wanted
