@@ -14,7 +14,6 @@ from gpurl.buffers.minibatches import Minibatch
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
 from gpurl.errors import UsageError
-from gpurl.kernels.adam import MOST_LOSSES
 from gpurl.kernels.gae import gae
 from gpurl.kernels.ppo_loss import PARTS
 from gpurl.losses import explained_variance
@@ -155,7 +154,7 @@ class PPO(OnPolicy):
         if self.num_state and not explore:  # without the state, which the actor does not read
             obs = torch.nn.functional.pad(obs.flatten(1)[:, : self.num_inputs], (0, self.num_state))
         features, next_carry = self._remember(obs, carry)
-        output, value = self.network(features)
+        output, value = self._evaluated(features)
         if not explore:
             return Decision(self.head.to_env(self.head.mode(output)), next_carry, {})
         action, log_prob, env_action = self.head.decide(output, self.action_random)
@@ -168,12 +167,20 @@ class PPO(OnPolicy):
     @torch.no_grad()
     def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
         features, _ = self._remember(obs, carry)
-        return self._true_value(self.network(features)[1])
+        return self._true_value(self._evaluated(features)[1])
 
     def _remember(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         """obs: [N, *obs] -> (what the network reads [N, F], memory after this step)."""
         inputs = self.inputs(obs)
         return self.network.remember(inputs, carry) if self.is_recurrent else (inputs, carry)
+
+    def _evaluated(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """features [B, F] -> (the policy head's numbers [B, A], value [B])."""
+        output, value = self.network(features)
+        if value.dim() != 1:
+            got = f"{type(self.network).__name__} gives values of shape {tuple(value.shape)}"
+            raise UsageError(f"{got}; {self.label} needs one number a row, [B]")
+        return output, value
 
     def _true_value(self, value: Tensor) -> Tensor:
         return value if self.value_normalizer is None else self.value_normalizer.denormalized(value)
@@ -241,8 +248,8 @@ class PPO(OnPolicy):
             steps = [self._minibatch_step(batch) for batch in self.batches(data)]
 
         # means over the last epoch
-        rows, norms = zip(*steps)
-        means = dict(zip(self.optimizer.losses, torch.stack(rows).mean(0).unbind()))
+        names, rows, norms = zip(*steps)
+        means = dict(zip(names[0], torch.stack(rows).mean(0).unbind()))
         means["grad_norm"] = torch.stack(norms).mean()
         return self.after_epochs(means, steps_before, data)
 
@@ -260,11 +267,11 @@ class PPO(OnPolicy):
     def outputs(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
         """(the policy head's numbers [B, A], value [B]), with a memory [T, B, A] and [T, B]."""
         if not self.is_recurrent:
-            return self.network(batch.obs)
+            return self._evaluated(batch.obs)
         assert batch.policy_state is not None
         assert batch.episode_starts is not None
         features = self.network.unroll(batch.obs, batch.policy_state[0], batch.episode_starts)
-        output, value = self.network(features.flatten(0, 1))
+        output, value = self._evaluated(features.flatten(0, 1))
         shape = features.shape[:2]
         return output.unflatten(0, shape), value.unflatten(0, shape)
 
@@ -285,16 +292,17 @@ class PPO(OnPolicy):
             self.config.clip_range_value,
         )
 
-    def _minibatch_step(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
-        """One step of the optimiser, which is skipped where a metric is not finite; returns the
-        metrics [M] and the gradient's norm, 0-d.
+    def _minibatch_step(self, batch: Minibatch) -> tuple[tuple[str, ...], Tensor, Tensor]:
+        """One step of the optimiser, which is skipped where the loss or a part of it is not finite;
+        returns the metrics' names, the metrics [M] and the gradient's norm, 0-d.
         """
         with torch.enable_grad():
             loss, metrics = self.loss(batch)
-        metrics = metrics | {"loss": loss}
-        self.optimizer.losses = tuple(metrics)
+        parts = {name: metrics[name] for name in PARTS if name in metrics} | {"loss": loss}
+        metrics = parts | metrics  # parts first, then what is logged only
         row = torch.stack(tuple(metrics.values())).float()
-        return row, self.optimizer.step(loss, row[:MOST_LOSSES])
+        self.optimizer.losses = tuple(parts)
+        return tuple(metrics), row, self.optimizer.step(loss, row[: len(parts)])
 
     def after_epochs(
         self, means: Metrics, steps_before: Tensor | None, data: dict[str, Tensor]

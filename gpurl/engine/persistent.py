@@ -16,6 +16,7 @@ from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.policy import PolicyTensors
 from gpurl.kernels.rollout import PolicyShape, RolloutTensors, rollout_obstacle, rollout_triton
 from gpurl.nn.distributions import Categorical, Gaussian
+from gpurl.nn.networks import ActorCritic
 
 
 def persistent_obstacle(algorithm: Algorithm, env: VecEnv) -> str:
@@ -26,6 +27,11 @@ def persistent_obstacle(algorithm: Algorithm, env: VecEnv) -> str:
         return f"{type(env).__name__} has no Triton functions"
     if not isinstance(algorithm, PPO):
         return f"it plays policies of PPO, not of {type(algorithm).__name__}"
+    for name in ("act", "record", "record_step"):
+        if getattr(type(algorithm), name) is not getattr(PPO, name):
+            return f"{algorithm.label} has {name} of its own"
+    if type(algorithm.network) is not ActorCritic:
+        return f"it does not know the network {type(algorithm.network).__name__}"
     if algorithm.is_recurrent:
         return "it plays policies without a memory"
     if algorithm.precision == "bf16":

@@ -68,12 +68,13 @@ class Head(nn.Module):
 
     # gpurl/algorithms/bc.py calls this until it differentiates log_prob
     def evaluate(self, output: Tensor, action: Tensor) -> Any:
-        with torch.enable_grad():
-            leaf = output.detach().requires_grad_()
-            log_prob, entropy = self.log_prob_and_entropy(leaf, action)
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf = output.detach().clone().requires_grad_()
+            log_prob, entropy = self.log_prob_and_entropy(leaf, action.clone())
 
         def backward(of_log_prob: Tensor, of_entropy: Tensor) -> Tensor:
-            gradients = of_log_prob, of_entropy
+            with torch.inference_mode(False):
+                gradients = of_log_prob.clone(), of_entropy.clone()
             return torch.autograd.grad((log_prob, entropy), leaf, gradients)[0]
 
         return log_prob.detach(), entropy.detach(), backward

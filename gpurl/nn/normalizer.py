@@ -5,7 +5,7 @@ them.
 import torch
 from torch import Tensor, nn
 
-from gpurl.kernels.moments import normalize, update_moments
+from gpurl.kernels.moments import normalize, normalize_reference, update_moments
 
 
 class Normalizer(nn.Module):
@@ -32,7 +32,9 @@ class Normalizer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., D] -> (x - mean) / std, clipped."""
-        return normalize(x, self.shift, self.inv_std, self.clip)
+        # a trace holds what it sees torch do, and of a kernel its result only
+        function = normalize_reference if torch.jit.is_tracing() else normalize
+        return function(x, self.shift, self.inv_std, self.clip)
 
     def update(self, x: Tensor, valid: Tensor | None = None) -> None:
         """Take x [..., D] in; rows where valid [...] is False are left out."""

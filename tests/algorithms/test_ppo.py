@@ -418,6 +418,38 @@ class WithOwnNetwork(PPO):
         self.network = Own(self.num_inputs, self.head.num_outputs)  # type: ignore[assignment]
 
 
+def test_a_metric_of_ones_own_skips_no_step_but_a_loss_that_is_not_finite_does() -> None:
+    class Noting(WithTeacher):
+        def loss(self, batch: Minibatch) -> tuple[torch.Tensor, Metrics]:
+            loss, metrics = super().loss(batch)
+            return loss * self.factor, metrics | {"nothing": torch.tensor(torch.nan)}
+
+    env = RandomWalk(8)
+    for factor, steps in ((1.0, 16), (torch.inf, 0)):
+        algorithm = of_own(Noting, env)
+        algorithm.factor = factor
+        metrics = run_updates(algorithm, env, 2)
+        assert bool(metrics["train/nothing"].isnan())
+        assert int(algorithm.optimizer.state.step) == steps
+
+
+def test_values_in_a_column_are_refused() -> None:
+    class Column(Own):
+        def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            output, value = super().forward(obs)
+            return output, value.unsqueeze(1)
+
+    class WithColumn(PPO):
+        def make_networks(self) -> None:
+            super().make_networks()
+            self.network = Column(self.num_inputs, 2)  # type: ignore[assignment]
+
+    with pytest.raises(
+        UsageError, match=r"Column gives values of shape \(8, 1\); WithColumn needs one number"
+    ):
+        of_own(WithColumn, RandomWalk(8)).act(torch.zeros(8, 3))
+
+
 @pytest.mark.parametrize("looks", [nullcontext, no_host_looks])
 def test_a_network_of_ones_own_finds_the_values(looks: Any) -> None:
     with looks():
@@ -441,8 +473,13 @@ class Greedy(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", [PPO, WithOwnNetwork])
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_a_traced_policy_is_the_policy(kind: type[PPO], space: object) -> None:
-    """Its function, and not the numbers it gave while it was traced."""
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_traced_policy_is_the_policy(
+    backend: str, kind: type[PPO], space: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its function, and not the numbers it gave while it was traced, as those of a kernel would
+    be: here Triton could not even run.
+    """
     env = RandomWalk(8)
     env.single_action_space = space  # type: ignore[assignment]
     algorithm = of_own(kind, env)
@@ -450,14 +487,16 @@ def test_a_traced_policy_is_the_policy(kind: type[PPO], space: object) -> None:
     for parameter in algorithm.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
 
-    act = Greedy(algorithm)
+    act, other = Greedy(algorithm), 3.0 * torch.randn(5, 3)
+    wanted = act(other)
     with warnings.catch_warnings():
         warnings.simplefilter("error", torch.jit.TracerWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
+        monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
         traced = torch.jit.trace(act, torch.randn(8, 3), check_trace=False)
-    other = 3.0 * torch.randn(5, 3)
-    torch.testing.assert_close(traced(other), act(other))
-    assert len(traced(other).unique()) > 1
+    torch.testing.assert_close(traced(other), wanted)
+    assert len(wanted.unique()) > 1
 
 
 def test_sizes_and_spaces_that_do_not_fit_are_refused_by_name() -> None:

@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from gpurl.algorithms import make_algorithm
+from gpurl.algorithms.ppo import PPO
+from gpurl.engine.persistent import persistent_obstacle
 from gpurl.envs.registry import make_env
 from gpurl.kernels import backend
 from gpurl.kernels.backend import no_host_looks
 from gpurl.kernels.env_step import TritonEnv
 from gpurl.kernels.rollout import PolicyShape, rollout_obstacle
+from gpurl.nn.networks import ActorCritic, NetworkConfig
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_engine
 from gpurl.run.trainer import Trainer
@@ -172,3 +175,28 @@ def test_where_there_is_none_a_line_says_why(
             trainer.start()
             assert trainer.engine.name != "persistent"
             assert [reason in note for note in trainer.engine.notes] == [True]
+
+
+class OwnNetwork(ActorCritic):
+    """Another function, perhaps."""
+
+
+class OwnAct(PPO):
+    def act(self, *arguments: Any, **named: Any) -> Any:
+        return super().act(*arguments, **named)
+
+
+def test_what_is_not_ppos_own_policy_is_not_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "choice", "triton")
+    with no_host_looks():
+        trainer = make_trainer("pendulum", {})
+        trainer.start()
+        assert persistent_obstacle(trainer.algorithm, trainer.env) == ""
+        network = NetworkConfig(hidden=(16, 32))
+        trainer.algorithm.network = OwnNetwork(network, 3, 1)
+        wanted = "it does not know the network OwnNetwork"
+        assert persistent_obstacle(trainer.algorithm, trainer.env) == wanted
+        trainer.algorithm.__class__ = OwnAct
+        trainer.algorithm.label = "OwnAct"
+        wanted = "OwnAct has act of its own"
+        assert persistent_obstacle(trainer.algorithm, trainer.env) == wanted
