@@ -14,7 +14,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from gpurl.algorithms import algorithm_names, make_algorithm, resolve_algorithm
+from gpurl.algorithms.actor_critic import OffPolicyActorCritic
 from gpurl.algorithms.base import Algorithm
+from gpurl.algorithms.bc import BC
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.engine.determinism import beyond_reach, deterministic
 from gpurl.engine.threads import keep_large_blocks, quickest_threads
@@ -166,7 +168,7 @@ def _run(
         with lock_run(trainer.folder) if parts is None else nullcontext():
             if parts is None:
                 write_run_info(trainer.folder, settings.to_dict(), command)
-                trainer.start()
+                start(trainer)
             else:
                 trainer.restore(parts)
                 note_resume(trainer.folder, settings.to_dict(), command)
@@ -187,7 +189,7 @@ def make_trainer(
     threads: int | None = None,
 ) -> Trainer:
     """The environments, the algorithm and the loop of a run, in a process set up for it; call
-    `start` or `restore` next.
+    `start(trainer)` or `trainer.restore` next.
 
     threads: of the CPU, where the settings name none and torch has as many.
     """
@@ -210,6 +212,8 @@ def make_trainer(
         config.seed,
         state_space=env.single_state_space,
     )
+    if isinstance(model, BC) and model.config.teacher is not None:
+        model.set_teacher(load(model.config.teacher, str(device), config.num_envs).algorithm)
     if config.precision == "tf32" and device.type != "cuda":
         raise UsageError(
             f"precision tf32 is a GPU's, this run is on {device}; take --precision float32, or "
@@ -226,6 +230,17 @@ def make_trainer(
     if config.deterministic and (note := beyond_reach(env)):
         trainer.notes.append(note)
     return trainer
+
+
+def start(trainer: Trainer) -> None:
+    """Begin a new run; with the actor of another one where its settings name it, which a resumed
+    run needs no more.
+    """
+    model = trainer.algorithm
+    if isinstance(model, OffPolicyActorCritic) and model.config.actor_from is not None:
+        path = model.config.actor_from
+        model.take_actor_from(load(path, str(model.device)).algorithm, path)
+    trainer.start()
 
 
 def _env_of(settings: Settings, device: torch.device) -> VecEnv:

@@ -17,7 +17,7 @@ from gpurl.checks import check_choices, check_numbers
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_may_look
-from gpurl.nn.ensemble import set_dtype
+from gpurl.nn.mlp import set_dtype
 from gpurl.nn.networks import Carry
 from gpurl.nn.normalizer import Normalizer
 from gpurl.nn.optimizer import FlatAdam

@@ -58,6 +58,3 @@ class VDN(DQN):
 
     def mix(self, values: Tensor) -> Tensor:
         return values.sum(-1)
-
-    def unmix(self, gradient: Tensor) -> Tensor:
-        return gradient.unsqueeze(-1).expand(*gradient.shape, self.num_agents)

@@ -11,7 +11,7 @@ from torch import Tensor
 import gpurl
 from gpurl.algorithms.sac import SAC
 from gpurl.api import make_trainer as trainer_of
-from gpurl.api import resume, train
+from gpurl.api import resume, start, train
 from gpurl.envs.registry import make_env
 from gpurl.errors import CheckpointError, UsageError
 from gpurl.run.settings import make_settings
@@ -80,7 +80,7 @@ def test_others_go_on_from_a_clone(
     trainer = successor(name, env, folder, critic_network={"hidden": [8]}, **shape)
     learner: Any = trainer.algorithm
     drawn, critic = weights_of(learner), weights_of(learner, "critic")
-    trainer.start()
+    start(trainer)
     assert not any(
         torch.equal(value, drawn[key])
         for key, value in weights_of(learner).items()
@@ -106,7 +106,7 @@ def test_the_actor_that_was_taken_plays_from_the_start(
 ) -> None:
     monkeypatch.setattr(SAC, "random_action", lambda self: pytest.fail("a random action"))
     trainer = successor("sac", "pendulum", cloned(tmp_path), learning_starts=64)
-    trainer.start()
+    start(trainer)
     for _ in range(3):
         trainer.iterate()
 
@@ -150,12 +150,12 @@ def test_the_first_run_is_needed_at_the_start_only(tmp_path: Path, balancer: Pat
             "its actor_network is .*relu.* wanted .*tanh",
         ),
         ("sac", "chasing", {}, r"its action shape is \(1,\), wanted \(2,\)"),
-        ("td3", "pendulum", {}, r"its actor\.steps\.1\.weight is \(1, 2, 8\), wanted \(1, 1, 8\)"),
+        ("td3", "pendulum", {}, r"its actor\.layers\.1\.weight is \(1, 2, 8\), wanted \(1, 1, 8\)"),
         (
             "sac",
             "mountain_car_continuous",
             {},
-            r"its actor\.steps\.0\.weight is \(1, 8, 3\), wanted \(1, 8, 2\)",
+            r"its actor\.layers\.0\.weight is \(1, 8, 3\), wanted \(1, 8, 2\)",
         ),
         (
             "sac",
@@ -170,7 +170,7 @@ def test_an_actor_of_another_form_is_refused(
     tmp_path: Path, name: str, env: str, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=rf"actor_from .*bc does not fit: {message}"):
-        successor(name, env, cloned(tmp_path), **changes).start()
+        start(successor(name, env, cloned(tmp_path), **changes))
 
 
 def test_what_has_no_such_actor_is_refused(tmp_path: Path) -> None:
@@ -178,4 +178,4 @@ def test_what_has_no_such_actor_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"does not fit: its actor_network is None, wanted BodyConfig"
     ):
-        successor("sac", "pendulum", folder).start()
+        start(successor("sac", "pendulum", folder))

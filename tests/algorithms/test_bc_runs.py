@@ -17,7 +17,7 @@ import gpurl
 from gpurl.algorithms import make_algorithm
 from gpurl.algorithms.base import episode_ends, restart_carry
 from gpurl.algorithms.bc import BC, BCConfig
-from gpurl.api import evaluate_run, resume, train
+from gpurl.api import evaluate_run, resume, start, train
 from gpurl.api import make_trainer as trainer_of
 from gpurl.cli.main import main
 from gpurl.envs.registry import make_env
@@ -86,7 +86,7 @@ def make_trainer(env: str = "cart_pole", level: str = "off", **changes: Any) -> 
     settings = make_settings("bc", env, **(SMALL | {"threads": 1, "graph": level} | changes))
     trainer = trainer_of(settings, CPU)
     trainer.graph_backend = None if level == "off" else FakeGraphs()
-    trainer.start()
+    start(trainer)
     return trainer
 
 
@@ -260,7 +260,7 @@ def test_with_a_teacher_nothing_looks_at_a_tensor(
             make_algorithm("ppo", settings.algorithm_config, *spaces, num_envs, device), {}
         )
 
-    monkeypatch.setattr("gpurl.policy.load", load)
+    monkeypatch.setattr("gpurl.api.load", load)
     with FakeTensorMode(), no_host_looks():
         trainer = make_trainer(env, teacher="somebody", dagger=dagger)
         for _ in range(2):
@@ -287,7 +287,7 @@ def test_a_teacher_of_another_environment(tmp_path: Path, balancer: Path) -> Non
     with pytest.raises(
         UsageError, match=r"its action_space is Discrete\(2\), this one's Discrete\(3\)"
     ):
-        algorithm.make_buffer()
+        algorithm.set_teacher(gpurl.load(balancer).algorithm)
     with pytest.raises(CheckpointError, match="nowhere"):
         make_trainer(teacher=str(tmp_path / "nowhere"))
 
