@@ -132,13 +132,7 @@ class Count(TorchDispatchMode):
         for tensor in new:
             self._allocated(tensor)
         if name not in NO_LAUNCH and (new or function._schema.is_mutable):
-            # of a list the tensors of one dtype are copied in one launch, as RolloutBuffer gives
-            # them on a GPU
-            self.operations[name] += (
-                len({tensor.dtype for tensor in _tensors(args[0])})
-                if name == "_foreach_copy_"
-                else 1
-            )
+            self.operations[name] += _copies(*args) if name == "_foreach_copy_" else 1
         if name in COPIES:
             self.copied_bytes += sum(tensor.nbytes for tensor in made or _tensors(args[0]))
         return result
@@ -161,6 +155,13 @@ class Count(TorchDispatchMode):
 
 def _tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _copies(places: list[Tensor], tensors: list[Tensor], *_: Any) -> int:
+    """Launches of a `_foreach_copy_`: one a dtype, unless some lie otherwise than their places."""
+    if all(place.stride() == each.stride() for place, each in zip(places, tensors, strict=True)):
+        return len({place.dtype for place in places})
+    return len(places)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -9,13 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpurl.algorithms import make_algorithm
 from gpurl.algorithms.base import Algorithm
-from gpurl.checkpoints.folders import load_checkpoint
-from gpurl.checkpoints.spaces import space_from_dict
-from gpurl.checkpoints.state_files import by_own_names
-from gpurl.errors import CheckpointError, UsageError
-from gpurl.run.settings import build_algorithm_config
+from gpurl.errors import UsageError
+from gpurl.run.load import load_algorithm
 
 
 class Policy:
@@ -107,28 +103,4 @@ def load(path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = 
     """The policy of a run folder (its best evaluated checkpoint, or with best=False its latest) or
     of one checkpoint folder.
     """
-    parts, manifest = load_checkpoint(Path(path), device, best=best)
-    try:
-        meta, settings = parts["meta"], parts["meta"]["settings"]
-        obs_space, action_space = (
-            space_from_dict(meta[name]) for name in ("observation_space", "action_space")
-        )
-        config = build_algorithm_config(settings["algorithm"], settings)
-        state_space = space_from_dict(meta["state_space"]) if meta["state_space"] else None
-        algorithm = make_algorithm(
-            settings["algorithm"],
-            config,
-            obs_space,
-            action_space,
-            num_envs,
-            device,
-            state_space=state_space,
-        )
-        algorithm.load_state_dict(
-            by_own_names(parts["model"], algorithm.state_dict(), f"{path}: its model")
-        )
-    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{path}, step {manifest['step']}, is not a policy this version can read: {error}"
-        ) from None
-    return Policy(algorithm, settings)
+    return Policy(*load_algorithm(path, device, num_envs, best))

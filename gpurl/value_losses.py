@@ -1,20 +1,20 @@
-"""Losses of critics and their gradients, written out: of values, of categorical and of quantile
-distributions, and what goes around them.
+"""Losses of critics: of values, of categorical and of quantile distributions, and what goes around
+them. Differentiable functions of tensors.
 
 A loss takes the predictions of an ensemble [E, B] or [E, B, Z] for the actions taken, a target that
-all members share, and a weight [B]:
-that of prioritised replay, 0 where a row is no transition, which may then hold anything finite. It
-gives (gradient by the predictions, loss 0-d, error [B]). The loss is the sum over members of each
-one's weighted mean, sum(w l) / max(number of rows with w > 0, 1): the gradient of a member is what
-it would be alone. The error, 0 where the weight is, is what prioritised replay takes (Schaul et al.
-2016).
+all members share, and a weight [B]: that of prioritised replay, 0 where a row is no transition,
+which may then hold anything. It gives (loss 0-d, differentiable by the predictions; error [B]). The
+loss is the sum over members of each one's weighted mean, sum(w l) / max(number of rows with w > 0,
+1): the gradient of a member is what it would be alone. The error, 0 where the weight is, is what
+prioritised replay takes (Schaul et al. 2016).
 """
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 RESCALE_EPSILON = 1e-3
-Result = tuple[Tensor, Tensor, Tensor]
+Result = tuple[Tensor, Tensor]
 
 
 def td_loss(q: Tensor, target: Tensor, weight: Tensor, huber_delta: float | None) -> Result:
@@ -23,14 +23,14 @@ def td_loss(q: Tensor, target: Tensor, weight: Tensor, huber_delta: float | None
 
     q: [E, B]; target: [B]. The error is the mean over members of |e|.
     """
-    scale = _row_scale(weight)
-    difference = _select(scale, q - target)
+    zero = weight.new_zeros(())
+    difference = torch.where(weight != 0.0, q - target, zero)
+    zeros = zero.expand_as(difference)
     if huber_delta is None:
-        gradient, rows = 2.0 * difference, difference.square()
+        rows = functional.mse_loss(difference, zeros, reduction="none")
     else:
-        gradient = difference.clamp(-huber_delta, huber_delta)
-        rows = gradient * (difference - 0.5 * gradient)
-    return gradient * scale, (rows * scale).sum(), difference.abs().mean(0)
+        rows = functional.huber_loss(difference, zeros, reduction="none", delta=huber_delta)
+    return _weighted_mean(rows, weight), difference.detach().abs().mean(0)
 
 
 def categorical_td_loss(logits: Tensor, target: Tensor, weight: Tensor) -> Result:
@@ -40,16 +40,14 @@ def categorical_td_loss(logits: Tensor, target: Tensor, weight: Tensor) -> Resul
     logits: [E, B, Z]; target: [B, Z], rows sum to 1. The error is the mean over members of
     KL(target || p) (Hessel et al. 2018), >= 0.
     """
-    scale = _row_scale(weight)
-    log_prob = logits.log_softmax(-1)
-    cross_entropy = _select(scale, -(target * log_prob).sum(-1))
-    entropy = _select(scale, torch.special.entr(target).sum(-1))
-    gradient = (log_prob.exp_() - target).mul_(scale.unsqueeze(-1))
-    return (
-        gradient,
-        (cross_entropy * scale).sum(),
-        (cross_entropy.mean(0) - entropy).clamp_(min=0.0),
-    )  # below 0 by rounding only
+    counts = weight.unsqueeze(1) != 0.0
+    target = _selected(counts, target)
+    log_prob = _selected(counts, logits).log_softmax(-1)
+    cross_entropy = -(target * log_prob).sum(-1)
+    entropy = torch.special.entr(target).sum(-1)
+    # below 0 by rounding only
+    error = (cross_entropy.detach().mean(0) - entropy).clamp_(min=0.0)
+    return _weighted_mean(cross_entropy, weight), error
 
 
 def quantile_td_loss(
@@ -62,29 +60,42 @@ def quantile_td_loss(
     9 and 10; L is Huber's with `kappa`, not divided by it. quantiles: [E, B, Z]; target: [B, Z']
     samples. The error is the mean over members of |mean quantile - mean target|.
     """
-    scale, count = _row_scale(weight), quantiles.shape[-1]
-    tau = (
-        (torch.arange(count, dtype=quantiles.dtype, device=quantiles.device) + 0.5)
-        .div_(count)
-        .unsqueeze(1)
-    )
-    difference = target.unsqueeze(1) - quantiles.unsqueeze(-1)  # [E, B, Z, Z']
-    slope = difference.clamp(-kappa, kappa)
-    tilted = torch.where(difference < 0.0, 1.0 - tau, tau).mul_(slope)
-    rows = _select(scale, difference.sub_(slope, alpha=0.5).mul_(tilted).mean(-1).sum(-1))
-    gradient = tilted.mean(-1).mul_(-scale.unsqueeze(-1))
-    error = _select(scale, (quantiles.mean(-1) - target.mean(-1)).abs())
-    return gradient, (rows * scale).sum(), error.mean(0)
+    counts = weight.unsqueeze(1) != 0.0
+    quantiles = _selected(counts, quantiles)
+    target = _selected(counts, target)
+    error = (quantiles.detach().mean(-1) - target.mean(-1)).abs().mean(0)
+    # every quantile with every sample: [E, B, Z, Z']
+    quantile, sample = torch.broadcast_tensors(quantiles.unsqueeze(-1), target.unsqueeze(1))
+    rows = functional.huber_loss(quantile, sample, reduction="none", delta=kappa)
+    count = quantiles.shape[-1]
+    place = torch.arange(count, dtype=target.dtype, device=target.device).unsqueeze(1)
+    tau = (place + 0.5) / count
+    tilted = torch.where(sample < quantile, 1.0 - tau, tau) * rows
+    return _weighted_mean(tilted.mean(-1).sum(-1), weight), error
 
 
-def _row_scale(weight: Tensor) -> Tensor:
-    """[B]: the factor of each row's loss in the weighted mean."""
-    return weight / (weight > 0.0).sum().clamp_(min=1)
+def _selected(counts: Tensor, numbers: Tensor) -> Tensor:
+    """`numbers`, 0 where a row does not count: before all else, since the gradient of what is not
+    selected afterwards would be 0 * infinity.
+    """
+    return torch.where(counts, numbers, 0.0)
 
 
-def _select(scale: Tensor, rows: Tensor) -> Tensor:
-    """Rows [..., B], 0 where they weigh nothing: selected, because 0 * infinity is NaN."""
-    return torch.where(scale != 0.0, rows, 0.0)
+def _weighted_mean(rows: Tensor, weight: Tensor) -> Tensor:
+    """Of losses [E, B] the sum over members of each one's weighted mean."""
+    return (rows * (weight / (weight > 0.0).sum().clamp_(min=1))).sum()
+
+
+def taken(values: Tensor, action: Tensor) -> Tensor:
+    """[E, B, ...]: of values of all actions [E, *action.shape, A, ...] those of the actions taken,
+    whole numbers of any dtype.
+
+    By a product, not a gather, whose gradient a GPU adds into memory in any order.
+    """
+    choices = torch.arange(values.shape[1 + action.dim()], device=values.device)
+    is_taken = action.unsqueeze(-1) == choices
+    rest = values.dim() - 1 - is_taken.dim()
+    return (values * is_taken.view(*is_taken.shape, *[1] * rest)).sum(1 + action.dim())
 
 
 def whole_pmf_min(pmf: Tensor, values: Tensor) -> Tensor:
@@ -106,13 +117,6 @@ def dueling(value: Tensor, advantage: Tensor) -> Tensor:
     value: [..., Z]; advantage: [..., A, Z]; Z is 1 for scalars.
     """
     return advantage + (value.unsqueeze(-2) - advantage.mean(-2, keepdim=True))
-
-
-def dueling_backward(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """(gradient by value [..., Z], gradient by advantage [..., A, Z]) from that by `dueling`'s
-    result [..., A, Z].
-    """
-    return gradient.sum(-2), gradient - gradient.mean(-2, keepdim=True)
 
 
 def rescale(x: Tensor) -> Tensor:

@@ -283,7 +283,7 @@ EXPORT int ppo_steps(Plan *plan, const Loss *loss, const Adam *adam, const float
     for (int64_t step = 0; step < minibatches && !failed; step++, parts += PARTS) {
         job.index = order + step * rows;
         failed = learn(&job, threads, parts);
-        if (!failed) parts[NORM] = adam_step(adam, parts, NORM, 1);
+        if (!failed) parts[NORM] = adam_step(adam, parts, NORM);
     }
     pthread_mutex_unlock(&one_caller);
     return failed;

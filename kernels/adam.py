@@ -80,7 +80,6 @@ def adam_step_reference(
     learning_rate: Tensor,
     options: AdamOptions,
     losses: Tensor | None = None,
-    wanted: Tensor | None = None,
 ) -> Tensor:
     """The specification; arguments and result as in `adam_step`."""
     parameters, exp_avg, exp_avg_sq, step, target, left_out = state
@@ -89,12 +88,10 @@ def adam_step_reference(
     is_finite = norm <= (LARGEST_NORM if options.max_grad_norm is None else LARGEST_CLIPPED_NORM)
     if losses is not None:
         is_finite = is_finite & losses.isfinite().all()
-    is_wanted = torch.ones_like(is_finite) if wanted is None else wanted
-    ok = is_finite & is_wanted
     if left_out is not None:
-        _note_left_out(left_out, gradient, losses, is_finite, is_wanted)
+        _note_step(left_out, gradient, losses, is_finite)
     norm = torch.where(is_finite, norm, norm * torch.inf).to(parameters.dtype)
-    step += ok
+    step += is_finite
     count = step.double()
     scale_1, scale_2 = 1.0 - beta_1**count, 1.0 - beta_2**count
     if options.max_grad_norm is not None:
@@ -109,21 +106,21 @@ def adam_step_reference(
     denominator = new_sq.sqrt() / scale_2.sqrt().to(parameters.dtype) + options.eps
     moved = decayed - (learning_rate / scale_1).to(parameters.dtype) * new_avg / denominator
     for old, new in ((parameters, moved), (exp_avg, new_avg), (exp_avg_sq, new_sq)):
-        old.copy_(torch.where(ok, new, old))
+        old.copy_(torch.where(is_finite, new, old))
     if target is not None:
-        target.copy_(torch.where(ok, torch.lerp(target, parameters, options.tau), target))
+        followed = torch.lerp(target, parameters, options.tau)
+        target.copy_(torch.where(is_finite, followed, target))
     return norm
 
 
-def _note_left_out(
-    left_out: LeftOut, gradient: Tensor, losses: Tensor | None, is_finite: Tensor, is_wanted: Tensor
+def _note_step(
+    left_out: LeftOut, gradient: Tensor, losses: Tensor | None, is_finite: Tensor
 ) -> None:
     asked, total, in_a_row, longest, first = left_out.counts.unbind()
-    is_bad = is_wanted & ~is_finite
-    is_first = is_bad & (first == 0)
-    asked += is_wanted
-    total += is_bad
-    in_a_row.copy_(torch.where(is_bad, in_a_row + 1, in_a_row * ~is_wanted))
+    is_first = ~is_finite & (first == 0)
+    asked += 1
+    total += ~is_finite
+    in_a_row.copy_(torch.where(is_finite, 0, in_a_row + 1))
     torch.maximum(longest, in_a_row, out=longest)
     first.copy_(torch.where(is_first, asked, first))
     left_out.gradient.copy_(torch.where(is_first, gradient, left_out.gradient))
@@ -142,9 +139,9 @@ def square_sums_kernel(gradient_ptr, partial_ptr, P, BLOCK: tl.constexpr):
 
 @triton.jit
 def prologue_kernel(
-    partial_ptr, step_ptr, rate_ptr, log_beta_ptr, scalar_ptr, loss_ptr, wanted_ptr, counts_ptr,
+    partial_ptr, step_ptr, rate_ptr, log_beta_ptr, scalar_ptr, loss_ptr, counts_ptr,
     first_losses_ptr, num_partials, num_losses,
-    max_norm, largest_norm, CLIP: tl.constexpr, HAS_WANTED: tl.constexpr, HAS_RECORD: tl.constexpr,
+    max_norm, largest_norm, CLIP: tl.constexpr, HAS_RECORD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program: norm, whether the step is taken, the step counter, bias corrections in float64
@@ -161,11 +158,7 @@ def prologue_kernel(
     loss = tl.load(loss_ptr + lane, mask=lane < num_losses, other=0.0)
     bad_losses = tl.sum(tl.where(tl.abs(loss) < float("inf"), 0, 1), axis=0)
     is_finite = (norm <= largest_norm) & (bad_losses == 0)  # false for NaN
-    step = tl.load(step_ptr)
-    is_wanted = step >= 0  # all are
-    if HAS_WANTED:
-        is_wanted = tl.load(wanted_ptr) != 0
-    step += (is_finite & is_wanted).to(tl.int64)
+    step = tl.load(step_ptr) + is_finite.to(tl.int64)
     tl.store(step_ptr, step)
     count = step.to(tl.float64)
     correction_1 = 1.0 - tl.exp(
@@ -180,12 +173,11 @@ def prologue_kernel(
     tl.store(scalar_ptr + 1, (rate / correction_1).to(tl.float32))
     tl.store(scalar_ptr + 2, tl.sqrt(correction_2).to(tl.float32))
     tl.store(scalar_ptr + 3, tl.where(is_finite, norm, norm * float("inf")).to(tl.float32))
-    tl.store(scalar_ptr + 4, (is_finite & is_wanted).to(tl.float32))
+    tl.store(scalar_ptr + 4, is_finite.to(tl.float32))
     if HAS_RECORD:
-        asked = tl.load(counts_ptr) + is_wanted.to(tl.int64)
-        bad = (is_wanted & ~is_finite).to(tl.int64)
-        in_a_row = tl.load(counts_ptr + 2)
-        in_a_row = tl.where(bad != 0, in_a_row + 1, tl.where(is_wanted, 0, in_a_row))
+        asked = tl.load(counts_ptr) + 1
+        bad = 1 - is_finite.to(tl.int64)
+        in_a_row = (tl.load(counts_ptr + 2) + 1) * bad
         first = tl.load(counts_ptr + 4)
         is_first = (bad != 0) & (first == 0)
         tl.store(counts_ptr, asked)
@@ -251,7 +243,6 @@ def adam_step_triton(
     learning_rate: Tensor,
     options: AdamOptions,
     losses: Tensor | None = None,
-    wanted: Tensor | None = None,
 ) -> Tensor:
     """`adam_step_reference` in three launches."""
     parameters, exp_avg, exp_avg_sq, step, target, left_out = state
@@ -269,11 +260,10 @@ def adam_step_triton(
     square_sums_kernel[(programs,)](gradient, partial, size, BLOCK=BLOCK, num_warps=4)
     prologue_kernel[(1,)](
         partial, step, learning_rate, _log_betas(parameters.device, options.betas), scalars,
-        scalars if losses is None else losses,
-        step if wanted is None else wanted.view(torch.uint8), counts, first_losses, programs,
+        scalars if losses is None else losses, counts, first_losses, programs,
         0 if losses is None else losses.numel(),
         options.max_grad_norm or 1.0, LARGEST_CLIPPED_NORM if clips else LARGEST_NORM,
-        CLIP=clips, HAS_WANTED=wanted is not None, HAS_RECORD=has_record, BLOCK=256, num_warps=4,
+        CLIP=clips, HAS_RECORD=has_record, BLOCK=256, num_warps=4,
     )  # fmt: skip
     adam_kernel[(programs,)](
         parameters, gradient, exp_avg, exp_avg_sq, parameters if target is None else target,
@@ -336,17 +326,14 @@ def adam_step_c(
     learning_rate: Tensor,
     options: AdamOptions,
     losses: Tensor | None = None,
-    wanted: Tensor | None = None,
 ) -> Tensor:
     """`adam_step_reference` in one pass, where torch makes twenty."""
     norm = torch.empty(())
-    pointers = (
-        ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
-        for tensor in (losses, wanted, norm)
-    )
-    number = ctypes.c_int64(0 if losses is None else losses.numel())
     c_library.functions().adam(
-        ctypes.byref(c_arguments(state, gradient, learning_rate, options)), number, *pointers
+        ctypes.byref(c_arguments(state, gradient, learning_rate, options)),
+        ctypes.c_int64(0 if losses is None else losses.numel()),
+        ctypes.c_void_p(None if losses is None else losses.data_ptr()),
+        ctypes.c_void_p(norm.data_ptr()),
     )
     return norm
 
@@ -357,22 +344,20 @@ def adam_step(
     learning_rate: Tensor,
     options: AdamOptions,
     losses: Tensor | None = None,
-    wanted: Tensor | None = None,
 ) -> Tensor:
     """One step of `state`, in place, along `gradient` [P]; returns the gradient's norm before
     clipping, 0-d.
 
     learning_rate: 0-d float32 on the device. losses: [up to MOST_LOSSES], contiguous, of the
     parameters' type, what the gradient is of; where one of them or the gradient is not finite
-    nothing changes, and what is returned is not finite. wanted: 0-d bool; where it is False nothing
-    changes.
+    nothing changes, and what is returned is not finite.
     """
     if losses is not None:  # which kernels read as they lie: of bf16 a NaN would be none
         got = losses.dtype, losses.is_contiguous(), losses.numel() <= MOST_LOSSES
         assert got == (state.parameters.dtype, True, True), (*got, losses.shape)
     if use_triton(gradient):
-        return adam_step_triton(state, gradient, learning_rate, options, losses, wanted)
+        return adam_step_triton(state, gradient, learning_rate, options, losses)
     in_c = use_c(gradient) and gradient.dtype == torch.float32
     return (adam_step_c if in_c else adam_step_reference)(
-        state, gradient, learning_rate, options, losses, wanted
+        state, gradient, learning_rate, options, losses
     )

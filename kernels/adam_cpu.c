@@ -2,10 +2,10 @@
 
 #include "adam_cpu.h"
 
-/* losses [num_losses <= 8] and wanted [1] may be NULL */
-__attribute__((visibility("default"))) void adam(const Adam *step, int64_t num_losses, const float *losses, const uint8_t *wanted, float *norm)
+/* losses [num_losses <= 8] may be NULL */
+__attribute__((visibility("default"))) void adam(const Adam *step, int64_t num_losses, const float *losses, float *norm)
 {
     double numbers[8];
     for (int64_t i = 0; i < num_losses; i++) numbers[i] = losses[i];
-    *norm = (float)adam_step(step, numbers, num_losses, !wanted || *wanted);
+    *norm = (float)adam_step(step, numbers, num_losses);
 }

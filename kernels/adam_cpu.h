@@ -31,7 +31,7 @@ static void note_step(const Adam *adam, const double *losses, int64_t num_losses
 }
 
 /* One step; returns the gradient's norm, which is not finite where the step was left out because it or a loss is not. */
-static double adam_step(const Adam *adam, const double *losses, int64_t num_losses, int is_wanted)
+static double adam_step(const Adam *adam, const double *losses, int64_t num_losses)
 {
     const float *restrict gradient = adam->gradient;
     float *restrict parameters = adam->parameters, *restrict exp_avg = adam->exp_avg, *restrict exp_avg_sq = adam->exp_avg_sq;
@@ -44,9 +44,8 @@ static double adam_step(const Adam *adam, const double *losses, int64_t num_loss
     double norm = sqrt(((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7])));
     int is_finite = norm <= adam->largest_norm;  /* false for NaN */
     for (int64_t i = 0; i < num_losses; i++) is_finite &= isfinite((float)losses[i]);
-    if (is_wanted) note_step(adam, losses, num_losses, is_finite);
+    note_step(adam, losses, num_losses, is_finite);
     if (!is_finite) return norm * INFINITY;
-    if (!is_wanted) return norm;
     double count = (double)++*adam->step, rate = *adam->learning_rate;
     float clip = (float)fmin(adam->max_norm / (norm + 1e-6), 1.0), tau = (float)adam->tau;
     float keep = adam->decoupled ? (float)(1.0 - rate * adam->weight_decay) : 1.0f;

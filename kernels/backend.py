@@ -40,14 +40,27 @@ def host_may_look(device: torch.device) -> bool:
 
 
 def use_c(tensor: Tensor) -> bool:
-    """Whether work on `tensor` goes to the C kernels: on a CPU where they could be built; fake
-    tensors have no memory to give them.
+    """Whether work on `tensor` goes to the C kernels: on a CPU where they could be built. Fake
+    tensors have no memory to give them, and what is traced or compiled would keep no trace of them.
     """
     return (
         type(tensor) is Tensor
         and host_may_look(tensor.device)
+        and not torch.jit.is_tracing()
+        and not torch.compiler.is_compiling()
         and c_library.load().functions is not None
     )
+
+
+def refuse_second_derivative() -> None:
+    """For the backward pass of a kernel: RuntimeError where somebody will differentiate what it
+    gives, which would be taken for a constant.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "the kernels have no second derivative (create_graph=True); GPURL_CPU_KERNEL=0 and "
+            "GPURL_BACKEND=torch turn them off"
+        )
 
 
 @contextmanager

@@ -14,16 +14,17 @@ of their equation 11).
 
 import ctypes
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.nn.functional import softplus
 
 from gpurl.kernels import c_library
-from gpurl.kernels.backend import use_c, use_triton
+from gpurl.kernels.backend import refuse_second_derivative, use_c, use_triton
 from gpurl.kernels.policy import clipped
 
 LOG_STD_LIMITS = (
@@ -37,7 +38,7 @@ TILE, NUM_WARPS = 256, 2  # numbers of a program: few, so that a batch of 256 ro
 
 
 class Squashed(NamedTuple):
-    """A drawn action and what its way back needs."""
+    """A drawn action and what its gradient needs."""
 
     action: Tensor  # [B, A] in [-1, 1]
     log_prob: Tensor  # [B]
@@ -55,9 +56,7 @@ def _log_slope(u: Tensor) -> Tensor:
 
 
 def squashed_sample_reference(output: Tensor, noise: Tensor) -> Squashed:
-    """The specification; arguments and results as in `squashed_sample`, but for autograd and any
-    dtype.
-    """
+    """The specification, of any dtype: action and log_prob are those of `squashed_sample`."""
     (mean, unlimited), noise = output.chunk(2, dim=-1), noise.to(output.dtype)
     log_std = unlimited.clamp(*LOG_STD_LIMITS)
     step = log_std.exp() * noise
@@ -69,10 +68,12 @@ def squashed_sample_reference(output: Tensor, noise: Tensor) -> Squashed:
 def squashed_backward_reference(
     drawn: Squashed, action_slope: Tensor, log_prob_slope: Tensor
 ) -> Tensor:
-    """The specification; arguments and result as in `squashed_backward`."""
-    action = drawn.action
-    of_u = action_slope * (1.0 - action * action) + 2.0 * log_prob_slope * action
-    of_log_std = (of_u * drawn.step - log_prob_slope) * drawn.is_free
+    """The specification: the derivative of a loss by `output` [B, 2A], from those by the action [B,
+    A] and by its log-probability [B].
+    """
+    action, of_log_prob = drawn.action, log_prob_slope.unsqueeze(1)
+    of_u = action_slope * (1.0 - action * action) + 2.0 * of_log_prob * action
+    of_log_std = (of_u * drawn.step - of_log_prob) * drawn.is_free
     return torch.cat((of_u, of_log_std), -1)
 
 
@@ -115,12 +116,10 @@ def squashed_sample_kernel(
 @triton.jit(do_not_specialize=["B"])
 def squashed_backward_kernel(
     action_ptr, step_ptr, is_free_ptr, action_slope_ptr, log_prob_slope_ptr, gradient_ptr, B,
-    slope_stride,
+    slope_stride, log_prob_stride,
     A: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
-    """A program takes BLOCK_B rows; slope_stride: numbers from one row of action_slope to the
-    next.
-    """
+    """A program takes BLOCK_B rows; strides: numbers from one row of the slopes to the next."""
     row, column, inside = _tile_of(B, A, BLOCK_B, BLOCK_A)
     cell = row[:, None] * A + column[None, :]
     action = tl.load(action_ptr + cell, mask=inside, other=0.0)
@@ -129,7 +128,8 @@ def squashed_backward_kernel(
     action_slope = tl.load(
         action_slope_ptr + row[:, None] * slope_stride + column[None, :], mask=inside, other=0.0
     )
-    of_log_prob = tl.load(log_prob_slope_ptr)
+    of_log_prob = tl.load(log_prob_slope_ptr + row * log_prob_stride, mask=row < B, other=0.0)
+    of_log_prob = of_log_prob[:, None]
     of_u = action_slope * (1.0 - action * action) + 2.0 * of_log_prob * action
     first = row[:, None] * (2 * A) + column[None, :]
     tl.store(gradient_ptr + first, of_u, mask=inside)
@@ -165,7 +165,7 @@ def squashed_backward_triton(
     block_b, block_a = _tile(num_actions)
     squashed_backward_kernel[(triton.cdiv(num_rows, block_b),)](
         drawn.action, drawn.step, drawn.is_free.view(torch.uint8), action_slope, log_prob_slope,
-        gradient, num_rows, action_slope.stride(0),
+        gradient, num_rows, action_slope.stride(0), log_prob_slope.stride(0),
         A=num_actions, BLOCK_B=block_b, BLOCK_A=block_a, num_warps=NUM_WARPS,
     )  # fmt: skip
     return gradient
@@ -208,11 +208,10 @@ def squashed_backward_c(drawn: Squashed, action_slope: Tensor, log_prob_slope: T
     gradient = torch.empty((num_rows, 2 * num_actions), dtype=torch.float32)
     tensors = drawn.action, drawn.step, drawn.is_free, action_slope, log_prob_slope, gradient
     pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
-    stride, rows, width = (
-        ctypes.c_int64(number) for number in (action_slope.stride(0), num_rows, num_actions)
-    )
+    strides = [ctypes.c_int64(slope.stride(0)) for slope in (action_slope, log_prob_slope)]
+    rows, width = ctypes.c_int64(num_rows), ctypes.c_int64(num_actions)
     c_library.functions().squashed_backward(
-        *pointers[:4], stride, pointers[4], rows, width, pointers[5]
+        *pointers[:4], strides[0], pointers[4], strides[1], rows, width, pointers[5]
     )
     return gradient
 
@@ -220,12 +219,11 @@ def squashed_backward_c(drawn: Squashed, action_slope: Tensor, log_prob_slope: T
 # ---- what callers take ----
 
 
-def squashed_sample(output: Tensor, noise: Tensor) -> Squashed:
-    """output: [B, 2A], means before log standard deviations; noise: [B, A] standard normal, of the
-    same dtype.
+def squashed_sample(output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """(action [B, A] in [-1, 1], its log-probability [B]), once differentiable by `output`.
 
-    Nothing for autograd: `squashed_backward` is the gradient. Other dtypes than float32 go through
-    the reference.
+    output: [B, 2A], means before log standard deviations; noise: [B, A] standard normal, of the
+    same dtype. Other dtypes than float32 go through the reference.
     """
     if noise.dim() != 2 or output.shape != (
         noise.shape[0],
@@ -235,41 +233,35 @@ def squashed_sample(output: Tensor, noise: Tensor) -> Squashed:
             f"output must be [B, 2A] and noise [B, A], got {tuple(output.shape)} and "
             f"{tuple(noise.shape)}"
         )
-    if output.dtype != torch.float32 or noise.dtype != torch.float32:
-        return squashed_sample_reference(output, noise)
-    function = (
-        squashed_sample_triton
-        if use_triton(output)
-        else squashed_sample_c
-        if use_c(output)
-        else squashed_sample_reference
-    )
-    return function(output, noise)
+    is_float = output.dtype == noise.dtype == torch.float32
+    if not is_float or not (use_triton(output) or use_c(output)):
+        return squashed_sample_reference(output, noise)[:2]
+    if output.requires_grad and torch.is_grad_enabled():
+        return _SquashedSample.apply(output, noise)
+    return _draw(output, noise)[:2]
 
 
-def squashed_backward(drawn: Squashed, action_slope: Tensor, log_prob_slope: Tensor) -> Tensor:
-    """The derivative of a loss by `output` [B, 2A], from those by the action [B, A] and by every
-    log-probability.
+def _draw(output: Tensor, noise: Tensor) -> Squashed:
+    return (squashed_sample_triton if use_triton(output) else squashed_sample_c)(output, noise)
 
-    log_prob_slope: 0-d on the device, the same for all rows, of the dtype of the others.
-    """
-    if action_slope.shape != drawn.action.shape or log_prob_slope.dim():
-        found = (
-            f"{tuple(drawn.action.shape)}, {tuple(action_slope.shape)} and "
-            f"{tuple(log_prob_slope.shape)}"
-        )
-        raise ValueError(f"action and its slope must be [B, A] and log_prob_slope 0-d, got {found}")
-    if {tensor.dtype for tensor in (drawn.action, action_slope, log_prob_slope)} != {torch.float32}:
-        return squashed_backward_reference(drawn, action_slope, log_prob_slope)
-    use = drawn.action
-    function = (
-        squashed_backward_triton
-        if use_triton(use)
-        else squashed_backward_c
-        if use_c(use)
-        else squashed_backward_reference
-    )
-    return function(drawn, action_slope, log_prob_slope)
+
+class _SquashedSample(torch.autograd.Function):
+    """The draw and its gradient in one kernel each."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: FunctionCtx, output: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        drawn = _draw(output, noise)
+        ctx.save_for_backward(*drawn)
+        return drawn.action, drawn.log_prob
+
+    @staticmethod
+    def backward(ctx: Any, action_slope: Tensor, log_prob_slope: Tensor) -> tuple[Tensor, None]:
+        refuse_second_derivative()
+        drawn = Squashed(*ctx.saved_tensors)
+        backward = squashed_backward_triton if use_triton(drawn.action) else squashed_backward_c
+        return backward(drawn, action_slope, log_prob_slope), None
 
 
 def squashed_mode(output: Tensor) -> Tensor:
@@ -277,19 +269,33 @@ def squashed_mode(output: Tensor) -> Tensor:
     return output.chunk(2, dim=-1)[0].tanh()
 
 
-def squashed_likelihood(output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """(log-probability [B] of the actions [B, A] that others took, its derivative by `output` [B,
-    2A]).
+def squashed_likelihood(output: Tensor, action: Tensor) -> Tensor:
+    """[B] log-probability of the actions [B, A] that others took, once differentiable by `output`
+    [B, 2A].
 
     Actions count as at most 1 - 1e-6, where atanh is finite. A log_std beyond its limits is led
     back by the derivative, never further out.
     """
-    mean, unlimited = output.chunk(2, dim=-1)
-    log_std = unlimited.clamp(*LOG_STD_LIMITS)
-    inv_std = log_std.neg().exp()
-    u = action.clamp(-LARGEST_ACTION, LARGEST_ACTION).atanh()
-    z = (u - mean) * inv_std
-    log_prob = (z.square() * -0.5 - log_std - HALF_LOG_2PI.value - _log_slope(u)).sum(-1)
-    of_log_std, way_back = z.square() - 1.0, log_std - unlimited
-    moves = (way_back == 0.0) | (of_log_std * way_back > 0.0)
-    return log_prob, torch.cat((z * inv_std, of_log_std * moves), -1)
+    return _SquashedLikelihood.apply(output, action)
+
+
+class _SquashedLikelihood(torch.autograd.Function):
+    """Has a gradient of its own where log_std is beyond its limits."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, output: Tensor, action: Tensor) -> Tensor:  # type: ignore[override]
+        mean, unlimited = output.chunk(2, dim=-1)
+        log_std = unlimited.clamp(*LOG_STD_LIMITS)
+        inv_std = log_std.neg().exp()
+        u = action.clamp(-LARGEST_ACTION, LARGEST_ACTION).atanh()
+        z = (u - mean) * inv_std
+        of_log_std, way_back = z.square() - 1.0, log_std - unlimited
+        moves = (way_back == 0.0) | (of_log_std * way_back > 0.0)
+        ctx.save_for_backward(torch.cat((z * inv_std, of_log_std * moves), -1))
+        return (z.square() * -0.5 - log_std - HALF_LOG_2PI.value - _log_slope(u)).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        refuse_second_derivative()
+        (of_output,) = ctx.saved_tensors
+        return of_output * slope.unsqueeze(1), None

@@ -68,12 +68,13 @@ EXPORT void squashed_sample(const float *output, const float *noise, int64_t row
     }
 }
 
-/* As squashed_backward_reference; slope_stride: numbers from one row of action_slope to the next. */
+/* As squashed_backward_reference; strides: numbers from one row of the slopes to the next. */
 EXPORT void squashed_backward(const float *action, const float *step, const uint8_t *is_free, const float *action_slope,
-                              int64_t slope_stride, const float *log_prob_slope, int64_t rows, int64_t width, float *gradient)
+                              int64_t slope_stride, const float *log_prob_slope, int64_t log_prob_stride, int64_t rows, int64_t width,
+                              float *gradient)
 {
-    float of_log_prob = *log_prob_slope;
     for (int64_t row = 0; row < rows; row++) {
+        float of_log_prob = log_prob_slope[row * log_prob_stride];
         for (int64_t column = 0; column < width; column++) {
             float a = action[column], of_u = action_slope[column] * (1.0f - a * a) + 2.0f * of_log_prob * a;
             gradient[column] = of_u;

@@ -18,7 +18,13 @@ class JointPPO(PPO):
     config: PPOConfig
     takes_agents: ClassVar[bool] = True
 
-    def record(
-        self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep
+    def record_step(
+        self,
+        buffer: RolloutBuffer,
+        obs: Tensor,
+        decision: Decision,
+        timestep: Timestep,
+        final_value: Tensor | None = None,
     ) -> None:
-        super().record(buffer, obs, decision, timestep._replace(reward=timestep.reward.mean(1)))
+        timestep = timestep._replace(reward=timestep.reward.mean(1))
+        super().record_step(buffer, obs, decision, timestep, final_value)

@@ -131,7 +131,7 @@ def play(
         while not algorithm.is_ready(buffer):
             decision = algorithm.act(obs, carry)
             timestep = env.step(decision.action)
-            algorithm.record(buffer, obs, decision, timestep)
+            algorithm.record_step(buffer, obs, decision, timestep)
             obs = timestep.obs
         data = algorithm.prepare(buffer)
         metrics = algorithm.learn(data) if learns else {}

@@ -77,19 +77,20 @@ def draws_are_those_of_float64(sample: Sample, rows: int, actions: int) -> None:
 
 
 def the_way_back_is_that_of_float64(backward: Backward, rows: int, actions: int) -> None:
-    """The slope lies, as a critic's gradient by its action does, between columns of a wider
-    matrix.
+    """The slope by the action lies, as a critic's gradient by it does, between columns of a wider
+    matrix; that by the log-probability is of each row, or one number for all.
     """
     drawn = squashed_sample_reference(*inputs(rows, actions))
     wide = torch.full((rows, actions + 7), torch.nan)
-    slope, of_log_prob = wide[:, 5 : 5 + actions], torch.tensor(0.37)
+    slope, each = wide[:, 5 : 5 + actions], inputs(rows, 1, seed=2)[1].squeeze(1)
     slope.copy_(inputs(rows, actions, seed=1)[1])
     doubles = Squashed(drawn.action.double(), drawn.log_prob, drawn.step.double(), drawn.is_free)
-    wanted = squashed_backward_reference(doubles, slope.double(), of_log_prob.double())
-    for form in (slope, slope.t().contiguous().t()):
-        got = backward(drawn, form, of_log_prob)
-        assert got.dtype == torch.float32
-        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+    for of_log_prob in (each, torch.tensor(0.37).expand(rows)):
+        wanted = squashed_backward_reference(doubles, slope.double(), of_log_prob.double())
+        for form in (slope, slope.t().contiguous().t()):
+            got = backward(drawn, form, of_log_prob)
+            assert got.dtype == torch.float32
+            torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 def what_is_not_finite_goes_through(sample: Sample, backward: Backward) -> None:
@@ -106,7 +107,7 @@ def what_is_not_finite_goes_through(sample: Sample, backward: Backward) -> None:
     slope = table.flip(0)[:, 1:2]
     for number in (math.nan, math.inf, -1.0):
         got, want = (
-            way_back(wanted, slope, torch.tensor(number))
+            way_back(wanted, slope, torch.full((len(slope),), number))
             for way_back in (backward, squashed_backward_reference)
         )
         torch.testing.assert_close(
@@ -122,7 +123,7 @@ def a_broken_row_stays_in_itself(sample: Sample, backward: Backward) -> None:
         output, noise = inputs(11, 3)
         (output if place < 6 else noise)[4, place % 6] = math.nan
         drawn = sample(output, noise)
-        gradient = backward(drawn, torch.ones(11, 3), torch.tensor(0.5))
+        gradient = backward(drawn, torch.ones(11, 3), torch.full((11,), 0.5))
         assert (
             drawn.log_prob.isnan().tolist()
             == gradient.isnan().any(1).tolist()
@@ -134,9 +135,9 @@ def a_broken_row_stays_in_itself(sample: Sample, backward: Backward) -> None:
 
 def rows_do_not_depend_on_their_batch(sample: Sample, backward: Backward) -> None:
     output, noise = inputs(29, 5)
-    many, of_log_prob = sample(output, noise), torch.tensor(0.2)
+    many, of_log_prob = sample(output, noise), noise[:, 0].clone()
     gradient = backward(many, noise, of_log_prob)
     for rows in (slice(0, 1), slice(3, 9), slice(7, 29)):
         few = sample(output[rows], noise[rows])
         assert all(torch.equal(one, other[rows]) for one, other in zip(few, many))
-        assert torch.equal(backward(few, noise[rows], of_log_prob), gradient[rows])
+        assert torch.equal(backward(few, noise[rows], of_log_prob[rows]), gradient[rows])

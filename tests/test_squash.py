@@ -11,7 +11,6 @@ from gpurl.kernels import backend, c_library
 from gpurl.kernels import squash as module
 from gpurl.kernels.squash import (
     LOG_STD_LIMITS,
-    squashed_backward,
     squashed_backward_c,
     squashed_backward_reference,
     squashed_likelihood,
@@ -85,16 +84,21 @@ def test_backward_is_the_gradient() -> None:
     output[10, :3], noise[10] = 0.0, 0.0  # |u| has no slope at 0
     leaf = output.clone().requires_grad_()
     drawn = squashed_sample_reference(leaf, noise)
-    of_action, of_log_prob = torch.randn_like(drawn.action), torch.tensor(0.7, dtype=torch.float64)
-    (wanted,) = torch.autograd.grad(
-        (drawn.action * of_action).sum() + of_log_prob * drawn.log_prob.sum(), leaf
-    )
+    of_action, of_log_prob = torch.randn_like(drawn.action), torch.randn_like(drawn.log_prob)
+    (wanted,) = torch.autograd.grad(drawn[:2], leaf, (of_action, of_log_prob))
     got = squashed_backward_reference(
         squashed_sample_reference(output, noise), of_action, of_log_prob
     )
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
     assert float(got[:10, 3:].abs().max()) == 0.0
     assert LOG_STD_LIMITS == (-5.0, 2.0)
+
+
+def likelihood(output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """(log-probability, its gradient by output)."""
+    leaf = output.clone().requires_grad_()
+    log_prob = squashed_likelihood(leaf, action)
+    return log_prob.detach(), torch.autograd.grad(log_prob.sum(), leaf)[0]
 
 
 def test_likelihood_of_what_others_did_is_that_of_torch_and_so_is_its_gradient() -> None:
@@ -108,7 +112,7 @@ def test_likelihood_of_what_others_did_is_that_of_torch_and_so_is_its_gradient()
         .sum(-1)
     )
     (gradient,) = torch.autograd.grad(wanted.sum(), leaf)
-    log_prob, got = squashed_likelihood(output, action)
+    log_prob, got = likelihood(output, action)
     torch.testing.assert_close(log_prob, wanted.detach(), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(got, gradient, rtol=1e-10, atol=1e-10)
 
@@ -119,7 +123,7 @@ def test_a_deviation_beyond_its_limits_is_led_back_and_never_further_out() -> No
         [0.5, 0.0, 1.0, 80.0, 0.0]
     )  # far, at the mean; near, far; at the mean, within the limits
     output = torch.stack((torch.zeros(5), log_std), 1)
-    _, gradient = squashed_likelihood(output, u.clamp(max=7.0).tanh().unsqueeze(1))
+    _, gradient = likelihood(output, u.clamp(max=7.0).tanh().unsqueeze(1))
     slopes = gradient[:, 1].tolist()
     assert slopes[0] > 1.0  # a wider one would be likelier
     assert slopes[1] == 0.0
@@ -130,7 +134,7 @@ def test_a_deviation_beyond_its_limits_is_led_back_and_never_further_out() -> No
 
 def test_actions_at_the_limits_are_finite() -> None:
     output = torch.zeros(2, 2)
-    log_prob, gradient = squashed_likelihood(output, torch.tensor([[1.0], [-1.0]]))
+    log_prob, gradient = likelihood(output, torch.tensor([[1.0], [-1.0]]))
     assert bool(log_prob.isfinite().all())
     torch.testing.assert_close(
         gradient[:, 0], torch.tensor([1.0, -1.0]) * 7.254329, rtol=1e-2, atol=0
@@ -187,21 +191,26 @@ def test_float32_on_a_cpu_goes_to_c_and_all_else_to_torch(monkeypatch: pytest.Mo
             lambda *arguments, name=name, real=real: called.append(name) or real(*arguments),
         )
     output, noise = (tensor.float() for tensor in numbers())
-    drawn = squashed_sample(output, noise)
-    gradient = squashed_backward(drawn, noise, torch.tensor(0.1))
+    output.requires_grad_()
+
+    def with_gradient(output: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
+        drawn = squashed_sample(output, noise)
+        return (*drawn, *torch.autograd.grad(drawn, output, (noise, noise[:, 0])))
+
+    in_c = with_gradient(output, noise)
     assert called == ["squashed_sample_c", "squashed_backward_c"]
     with backend.no_host_looks():
-        torch.testing.assert_close(squashed_sample(output, noise), drawn)
-        torch.testing.assert_close(squashed_backward(drawn, noise, torch.tensor(0.1)), gradient)
-    drawn, noise = squashed_sample(*numbers()), numbers()[1]
-    assert (
-        drawn.action.dtype
-        == squashed_sample(numbers()[0], noise.float()).action.dtype
-        == torch.float64
-    )
-    slopes = squashed_backward(drawn, noise, torch.tensor(0.1, dtype=torch.float64))
-    torch.testing.assert_close(slopes.float(), gradient, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(with_gradient(output, noise), in_c)
+    doubles = with_gradient(output.detach().double().requires_grad_(), noise.double())
+    assert {tensor.dtype for tensor in doubles} == {torch.float64}
+    for got, wanted in zip(in_c, doubles):
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)
+    assert squashed_sample(output.double(), noise)[0].dtype == torch.float64
     assert len(called) == 2
+    with torch.no_grad():
+        assert not squashed_sample(output, noise)[0].requires_grad
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(squashed_sample(output, noise)[1].sum(), output, create_graph=True)
 
 
 @needs_c
@@ -217,16 +226,13 @@ def test_slopes_may_have_any_strides() -> None:
     for slope, is_read_in_place in views:
         output, noise = squash_laws.inputs(16, slope.shape[1])
         drawn = squashed_sample_c(output, noise)
-        wanted = squashed_backward_c(drawn, slope.contiguous(), torch.tensor(0.1))
-        assert torch.equal(squashed_backward_c(drawn, slope, torch.tensor(0.1)), wanted)
+        of_log_prob = slopes[0]
+        wanted = squashed_backward_c(drawn, slope.contiguous(), of_log_prob)
+        assert torch.equal(squashed_backward_c(drawn, slope, of_log_prob), wanted)
         assert (module._with_whole_rows(slope).data_ptr() == slope.data_ptr()) is is_read_in_place
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
-    drawn = squashed_sample(torch.zeros(4, 6), torch.zeros(4, 3))
     for output, noise in (((4, 6), (4, 2)), ((4, 6), (3, 3)), ((6,), (3,))):
         with pytest.raises(ValueError, match=r"output must be \[B, 2A\] and noise \[B, A\], got"):
             squashed_sample(torch.zeros(output), torch.zeros(noise))
-    for slope, of_log_prob in (((4, 2), ()), ((4, 3), (4, 1))):
-        with pytest.raises(ValueError, match=r"\[B, A\] and log_prob_slope 0-d, got \(4, 3\), "):
-            squashed_backward(drawn, torch.zeros(slope), torch.zeros(of_log_prob))

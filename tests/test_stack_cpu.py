@@ -9,16 +9,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from gpurl.kernels import c_library
-from gpurl.kernels.stack_cpu import Kept, StackCpu
-from gpurl.nn.ensemble import BodyConfig, Dense, Run, Stack, Tape, make_network, set_dtype
-from gpurl.nn.optimizer import flatten
+from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.stack_cpu import StackCpu
+from gpurl.nn.mlp import BodyConfig, Dense, Sequential, make_network, set_dtype
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network
 
 pytestmark = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
@@ -33,31 +33,26 @@ SIZES = [
 ROWS = (1, 5, 97, 700)
 
 
-@pytest.fixture(autouse=True)
-def _gradients_are_written_out() -> Iterator[None]:
-    with torch.no_grad():
-        yield
-
-
 def stack_of(
     sizes: tuple[int, ...], members: int, activation: str = "relu", last: str = "none"
-) -> Stack:
-    """With gradients of NaN."""
+) -> Sequential:
     torch.manual_seed(len(sizes) + members)
     names = [activation] * (len(sizes) - 2) + [last]
-    stack = Stack(
+    return Sequential(
         [Dense(members, *pair, name) for pair, name in zip(itertools.pairwise(sizes), names)]
     )
-    flatten(stack)[1].fill_(math.nan)
-    return stack
 
 
-def twin_in_float64(stack: Stack) -> Stack:
+def twin_in_float64(stack: Sequential) -> Sequential:
     """The same numbers, which go through the layers one by one."""
-    twin = copy.deepcopy(stack).double()
-    for parameter in twin.parameters():
-        parameter.grad = torch.full_like(parameter, math.nan)
-    return twin
+    return copy.deepcopy(stack).double()
+
+
+def differentiated(stack: Sequential, x: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+    """(y, the gradient by x, those by the parameters) from that by y."""
+    leaf = x.detach().to(gradient.dtype).requires_grad_()
+    y = stack(leaf)
+    return y.detach(), *torch.autograd.grad(y, [leaf, *stack.parameters()], gradient)
 
 
 def assert_near(got: Tensor, wanted: Tensor, tolerance: float = 3e-6) -> None:
@@ -77,42 +72,56 @@ def test_the_layers_one_by_one_in_float64(
 ) -> None:
     for rows, own_input in itertools.product(ROWS, (False, True)):
         stack = stack_of(sizes, members, activation, last)
-        twin, tape, twin_tape = twin_in_float64(stack), Tape(), Tape()
         x = torch.randn(*((members,) if own_input else ()), rows, sizes[0])
         gradient = torch.randn(members, rows, sizes[-1])
         gradient[:, 1::3] = 0.0
-        y, wanted = stack.forward(x, tape), twin.forward(x.double(), twin_tape)
-        assert_near(y, wanted)
-        assert torch.equal(stack.forward(x), y)  # nothing kept
         before = gradient.clone()
-        assert_near(stack.backward(gradient, tape), twin.backward(gradient.double(), twin_tape))
+        y, of_input, *gradients = differentiated(stack, x, gradient)
+        wanted, wanted_input, *others = differentiated(twin_in_float64(stack), x, gradient.double())
         assert torch.equal(gradient, before)
-        assert not tape
-        for parameter, other in zip(stack.parameters(), twin.parameters()):
-            assert parameter.grad is not None
-            assert other.grad is not None
-            assert_near(parameter.grad, other.grad, 1e-5)
+        assert_near(y, wanted)
+        assert_near(of_input, wanted_input, 5e-6)
+        with torch.no_grad():
+            assert torch.equal(stack(x), y)  # nothing kept
+        for got, other in zip(gradients, others):
+            assert_near(got, other, 1e-5)
 
 
-def test_what_is_not_needed_is_not_written_and_the_rest_is_the_same() -> None:
+def test_what_is_not_needed_is_not_computed_and_the_rest_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stack, x, gradient = stack_of((17, 33, 29, 5), 2), torch.randn(200, 17), torch.randn(2, 200, 5)
-    tape = Tape()
-    stack.forward(x, tape)
-    entry = tape[0]
-    of_input = stack.backward(gradient, tape, needs_weights=False)
-    assert all(
-        bool(parameter.grad.isnan().all())
-        for parameter in stack.parameters()
-        if parameter.grad is not None
-    )
-    stack.backward(gradient, [entry], needs_input=False)
-    kept = [
-        parameter.grad.clone() for parameter in stack.parameters() if parameter.grad is not None
+    _, of_input, *gradients = differentiated(stack, x, gradient)
+    real, asked = StackCpu.backward, list[tuple[bool, bool]]()
+
+    def backward(self: StackCpu, *arguments: Any) -> Any:
+        asked.append(arguments[-2:])
+        return real(self, *arguments)
+
+    monkeypatch.setattr(StackCpu, "backward", backward)
+    for got, wanted in zip(
+        torch.autograd.grad(stack(x), list(stack.parameters()), gradient), gradients
+    ):
+        assert torch.equal(got, wanted)
+    leaf = x.clone().requires_grad_()
+    for parameter in stack.parameters():
+        parameter.requires_grad = False
+    assert torch.equal(torch.autograd.grad(stack(leaf), leaf, gradient)[0], of_input)
+    assert asked == [(False, True), (True, False)]
+    assert not stack(x).requires_grad
+    last = list(stack.parameters())[-1].requires_grad_()
+    assert torch.equal(torch.autograd.grad(stack(x), last, gradient)[0], gradients[-1])
+
+
+def test_a_stack_may_be_used_twice_in_a_loss() -> None:
+    stack, x = stack_of((5, 20, 5), 1), torch.randn(40, 5)
+    twin = twin_in_float64(stack)
+    both = [
+        torch.autograd.grad(each(each(rows)).sum() + each(rows).sum(), list(each.parameters()))
+        for each, rows in ((stack, x), (twin, x.double()))
     ]
-    assert torch.equal(stack.backward(gradient, [entry]), of_input)
-    for parameter, wanted in zip(stack.parameters(), kept):
-        assert parameter.grad is not None
-        assert torch.equal(parameter.grad, wanted)
+    for got, wanted in zip(*both):
+        assert_near(got, wanted, 1e-5)
 
 
 def test_rows_without_a_gradient_add_nothing_whatever_they_hold() -> None:
@@ -121,31 +130,26 @@ def test_rows_without_a_gradient_add_nothing_whatever_they_hold() -> None:
     gradient[0, ::2], gradient[1] = 0.0, 0.0
     x[100] = math.nan
     gradient[:, 100] = 0.0
-    tape = Tape()
-    assert bool(stack.forward(x, tape)[:, 100].isnan().all())
-    of_input = stack.backward(gradient, tape)
+    each = x.expand(3, -1, -1).contiguous()  # of each member its own
+    y, of_input, *gradients = differentiated(stack, each, gradient)
+    assert bool(y[:, 100].isnan().all())
     assert float(of_input[gradient.abs().sum(2) == 0.0].abs().max()) == 0.0
-    twin, twin_tape = twin_in_float64(stack), Tape()
-    clean = x.nan_to_num(0.0).double()
-    twin.forward(clean, twin_tape)
-    assert_near(of_input, twin.backward(gradient.double(), twin_tape))
-    for parameter, other in zip(stack.parameters(), twin.parameters()):
-        assert parameter.grad is not None
-        assert other.grad is not None
-        assert_near(parameter.grad, other.grad)
-        assert float(parameter.grad[1].abs().max()) == 0.0
+    _, wanted, *others = differentiated(
+        twin_in_float64(stack), each.nan_to_num(0.0), gradient.double()
+    )
+    assert_near(of_input, wanted)
+    for got, other in zip(gradients, others):
+        assert_near(got, other)
+        assert float(got[1].abs().max()) == 0.0
 
 
 def test_nan_where_there_is_a_gradient_goes_through() -> None:
     stack, x = stack_of((6, 20, 3), 2), torch.randn(50, 6)
     x[7, 3] = math.nan
-    tape = Tape()
-    assert torch.equal(
-        stack.forward(x, tape).isnan().any(2).nonzero(), torch.tensor([[0, 7], [1, 7]])
-    )
-    stack.backward(torch.ones(2, 50, 3), tape)
-    for layer in stack.steps:
-        assert bool(layer.weight.grad.isnan().any())
+    y, _, *gradients = differentiated(stack, x, torch.ones(2, 50, 3))
+    assert torch.equal(y.isnan().any(2).nonzero(), torch.tensor([[0, 7], [1, 7]]))
+    for of_weight in gradients[::2]:
+        assert bool(of_weight.isnan().any())
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
@@ -166,40 +170,27 @@ def test_the_same_bits_on_any_number_of_threads() -> None:
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            tape = Tape()
-            found.append([stack.forward(x, tape), stack.backward(gradient, tape)])
-            found[-1] += [
-                parameter.grad.clone()
-                for parameter in stack.parameters()
-                if parameter.grad is not None
-            ]
+            found.append(differentiated(stack, x, gradient))
     finally:
         torch.set_num_threads(before)
     for others in found[1:]:
         assert all(torch.equal(one, other) for one, other in zip(found[0], others))
-    twin, twin_tape = twin_in_float64(stack), Tape()
-    twin.forward(x.double(), twin_tape)
-    twin.backward(gradient.double(), twin_tape)
-    for got, parameter in zip(found[0][2:], twin.parameters()):
-        assert parameter.grad is not None
-        assert_near(got, parameter.grad, 1e-5)
+    wanted = differentiated(twin_in_float64(stack), x, gradient.double())
+    for got, other in zip(found[0][2:], wanted[2:]):
+        assert_near(got, other, 1e-5)
 
 
-def test_parameters_that_c_cannot_read_or_write_are_refused() -> None:
-    stack, x = make_network(2, 4, 3, BodyConfig((8, 8))), torch.randn(9, 4)
-    tape = Tape()
-    y = stack.forward(x, tape)
-    with pytest.raises(AssertionError, match=r"no \.grad"):
-        stack.backward(torch.ones_like(y), tape)
+def test_parameters_that_c_cannot_read_are_refused() -> None:
+    x = torch.randn(9, 4)
     for change in ("double", "transposed", "meta"):
         stack = make_network(2, 4, 8, BodyConfig((8, 8)))
-        data = stack.steps[1].weight.data
+        data = stack.layers[1].weight.data
         data = {
             "double": data.double(),
             "transposed": data.transpose(1, 2),
             "meta": data.to("meta"),
         }[change]
-        stack.steps[1].weight = torch.nn.Parameter(data)
+        stack.layers[1].weight = torch.nn.Parameter(data)
         with pytest.raises(AssertionError):
             stack.forward(x)
 
@@ -252,50 +243,55 @@ def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(
         StackCpu,
         "forward",
-        lambda self, x, keeps: (calls.append(len(self._parameters)), forward(self, x, keeps))[1],
+        lambda self, x, keeps: (
+            calls.append(len(self.parameters) // 2),
+            forward(self, x, keeps),
+        )[1],
     )
     return calls
 
 
 def test_runs_are_of_plain_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, x = calls_of(monkeypatch), torch.randn(9, 4)
-    make_network(2, 4, 3, BodyConfig((8, 8))).forward(x)
+    make_network(2, 4, 3, BodyConfig((8, 8)))(x)
     assert calls == [3]
-    make_network(2, 4, 3, BodyConfig((8, 8), layer_norm=True)).forward(x)
+    make_network(2, 4, 3, BodyConfig((8, 8), layer_norm=True))(x)
     assert calls == [3, 1]
-    make_q_network(2, 4, 3, 5, QNetworkConfig((8, 8))).forward(x)
-    assert calls[2:] == [3]  # the head's layers are those of a stack in the stack
-    make_q_network(1, 4, 3, 5, QNetworkConfig((8, 8), heads=6)).forward(x)
+    make_q_network(2, 4, 3, 5, QNetworkConfig((8, 8)))(x)
+    assert calls[2:] == [3]  # the head's layers are those of a network in the network
+    make_q_network(1, 4, 3, 5, QNetworkConfig((8, 8), heads=6))(x)
     assert calls[3:] == [1, 2]
-    make_q_network(2, 4, 3, 5, QNetworkConfig((8, 8), dueling=True)).forward(x)
+    make_q_network(2, 4, 3, 5, QNetworkConfig((8, 8), dueling=True))(x)
     assert calls[5:] == [1, 2, 2]
 
 
 def test_where_it_does_not_serve_the_layers_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, x = calls_of(monkeypatch), torch.randn(9, 4)
     network = make_network(2, 4, 3, BodyConfig((8, 8)))
-    wanted = network.forward(x)
-    with torch.enable_grad():
-        y = network.forward(x)
-    assert y.requires_grad
-    assert_near(y.detach(), wanted.double())
+    wanted = network(x).detach()
+    with no_host_looks():
+        assert_near(network(x).detach(), wanted.double())
     assert calls == [3]
-    assert network.double().forward(x.double()).dtype == torch.float64
+    assert network.double()(x.double()).dtype == torch.float64
     rounded = make_network(2, 4, 3, BodyConfig((8, 8)))
     set_dtype(rounded, torch.bfloat16)
-    rounded.forward(x)
+    rounded(x)
     assert calls == [3]
 
 
-def test_heads_on_one_trunk_read_its_rows_once() -> None:
-    """The features of a Fan are the same memory for all members."""
+def test_heads_on_one_trunk_read_its_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The features of one trunk are the same memory for all members."""
     network = make_q_network(1, 4, 3, 1, QNetworkConfig((8, 8), heads=5))
-    flatten(network)
-    twin, x = twin_in_float64(network), torch.randn(30, 4)
-    tape, twin_tape = Tape(), Tape()
-    assert_near(network.forward(x, tape), twin.forward(x.double(), twin_tape))
-    runs = [entry for entry in tape if isinstance(entry, Kept)]
-    assert runs[1].x.dim() == 2
-    gradient = torch.randn(5, 30, 3)
-    assert_near(network.backward(gradient, tape), twin.backward(gradient.double(), twin_tape))
-    assert sum(isinstance(step, Run) for step in network._steps) == 2
+    real, dimensions = StackCpu.forward, list[int]()
+
+    def forward(self: StackCpu, x: Tensor, keeps: bool) -> Any:
+        dimensions.append(x.dim())
+        return real(self, x, keeps)
+
+    monkeypatch.setattr(StackCpu, "forward", forward)
+    x, gradient = torch.randn(30, 4), torch.randn(5, 30, 3)
+    found = differentiated(network, x, gradient)
+    assert dimensions == [2, 2]
+    wanted = differentiated(twin_in_float64(network), x, gradient.double())
+    for got, other in zip(found, wanted):
+        assert_near(got, other, 1e-5)

@@ -16,15 +16,15 @@ from torch._subclasses import FakeTensorMode
 from gpurl.value_losses import (
     categorical_td_loss,
     dueling,
-    dueling_backward,
     quantile_td_loss,
     rescale,
+    taken,
     td_loss,
     unrescale,
     whole_pmf_min,
 )
 
-Loss = Callable[..., tuple[Tensor, Tensor, Tensor]]
+Loss = Callable[..., tuple[Tensor, Tensor]]
 E, B, Z = 3, 6, 5
 PEER = json.loads((Path(__file__).parent / "rlax_value_learning.json").read_text())
 
@@ -86,6 +86,14 @@ def inputs(name: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tenso
     return predictions.to(dtype), target.to(dtype), weight
 
 
+def differentiated(function: Loss, predictions: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """(gradient by the predictions, loss, error)."""
+    leaf = predictions.detach().clone().requires_grad_()
+    loss, error = function(leaf, *arguments)
+    assert not error.requires_grad
+    return torch.autograd.grad(loss, leaf)[0], loss.detach(), error
+
+
 @every_loss
 def test_loss_gradient_and_error_equal_autograd_of_the_printed_formula(name: str) -> None:
     function, plain, options = CASES[name]
@@ -98,8 +106,7 @@ def test_loss_gradient_and_error_equal_autograd_of_the_printed_formula(name: str
             wanted = wanted + weight[row] * loss / 4  # of six rows four weigh something
             if weight[row] > 0:
                 errors[row] += error.detach() / E
-    with torch.no_grad():
-        gradient, loss, error = function(predictions, target, weight, *options)
+    gradient, loss, error = differentiated(function, predictions, target, weight, *options)
     assert loss.shape == ()
     torch.testing.assert_close(loss, wanted.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(
@@ -112,8 +119,10 @@ def test_loss_gradient_and_error_equal_autograd_of_the_printed_formula(name: str
 def test_a_member_learns_as_if_it_were_alone(name: str) -> None:
     function, _, options = CASES[name]
     predictions, target, weight = inputs(name)
-    gradient, loss, error = function(predictions, target, weight, *options)
-    alone = [function(predictions[e : e + 1], target, weight, *options) for e in range(E)]
+    gradient, loss, error = differentiated(function, predictions, target, weight, *options)
+    alone = [
+        differentiated(function, predictions[e : e + 1], target, weight, *options) for e in range(E)
+    ]
     assert torch.equal(gradient, torch.cat([each[0] for each in alone]))
     torch.testing.assert_close(
         loss, torch.stack([each[1] for each in alone]).sum(), rtol=1e-12, atol=0.0
@@ -124,16 +133,16 @@ def test_a_member_learns_as_if_it_were_alone(name: str) -> None:
 
 
 @every_loss
-@pytest.mark.parametrize("garbage", [100.0, 1e30, 3e38])
+@pytest.mark.parametrize("garbage", [100.0, 1e30, 3e38, math.inf, math.nan])
 def test_rows_of_weight_zero_change_nothing(name: str, garbage: float) -> None:
     """Of both signs, so that squares and differences of them overflow."""
     function, _, options = CASES[name]
     predictions, target, weight = inputs(name, torch.float32)
     used = weight > 0
-    wanted = function(predictions[:, used], target[used], weight[used], *options)
+    wanted = differentiated(function, predictions[:, used], target[used], weight[used], *options)
     for place in (predictions[:, 2], predictions[:, 5], target[2:3], target[5:]):
         place.copy_(garbage * (torch.arange(place.numel()) % 2 * 2.0 - 1.0).view_as(place))
-    gradient, loss, error = function(predictions, target, weight, *options)
+    gradient, loss, error = differentiated(function, predictions, target, weight, *options)
     assert bool((gradient[:, ~used] == 0.0).all())
     assert error[~used].tolist() == [0.0, 0.0]
     for got, expected in zip((gradient[:, used], loss, error[used]), wanted):
@@ -144,7 +153,8 @@ def test_rows_of_weight_zero_change_nothing(name: str, garbage: float) -> None:
 def test_without_any_row_there_is_no_loss(name: str) -> None:
     function, _, options = CASES[name]
     predictions, target, weight = inputs(name)
-    gradient, loss, error = function(predictions, target, torch.zeros_like(weight), *options)
+    nothing = torch.zeros_like(weight)
+    gradient, loss, error = differentiated(function, predictions, target, nothing, *options)
     assert float(loss) == float(gradient.abs().max()) == float(error.max()) == 0.0
 
 
@@ -155,7 +165,7 @@ def test_nan_is_seen(name: str, place: str) -> None:
     arguments = dict(zip(("predictions", "target", "weight"), inputs(name)))
     broken = arguments[place]
     broken[(1, 0) if place == "predictions" else 0] = torch.nan
-    gradient, loss, error = function(*arguments.values(), *options)
+    gradient, loss, error = differentiated(function, *arguments.values(), *options)
     assert bool(loss.isnan())
     assert bool(gradient[1, 0].isnan().all())
     assert bool(error[0].isnan()) or place == "weight"
@@ -167,7 +177,7 @@ def test_nothing_is_read_by_the_host(name: str) -> None:
     function, _, options = CASES[name]
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         arguments = [mode.from_tensor(tensor) for tensor in inputs(name)]
-        gradient, loss, error = function(*arguments, *options)
+        gradient, loss, error = differentiated(function, *arguments, *options)
     assert (gradient.shape, loss.shape, error.shape) == (arguments[0].shape, (), (B,))
 
 
@@ -180,11 +190,11 @@ def test_td_loss_by_hand() -> None:
     """
     q, target = torch.tensor([[4.0, 1.5, 7.0], [5.0, 2.0, 9.0]]), torch.tensor([1.0, 2.0, 0.0])
     weight = torch.tensor([0.5, 1.0, 0.0])
-    gradient, loss, error = td_loss(q, target, weight, None)
+    gradient, loss, error = differentiated(td_loss, q, target, weight, None)
     assert float(loss) == (0.5 * 9.0 + 0.25) / 2 + (0.5 * 16.0) / 2
     assert gradient.tolist() == [[0.5 * 6.0 / 2, -1.0 / 2, 0.0], [0.5 * 8.0 / 2, 0.0, 0.0]]
     assert error.tolist() == [3.5, 0.25, 0.0]
-    gradient, loss, error = td_loss(q, target, weight, 2.0)
+    gradient, loss, error = differentiated(td_loss, q, target, weight, 2.0)
     assert float(loss) == (0.5 * 2.0 * 2.0 + 0.125) / 2 + (0.5 * 2.0 * 3.0) / 2
     assert gradient.tolist() == [[0.5 * 2.0 / 2, -0.5 / 2, 0.0], [0.5 * 2.0 / 2, 0.0, 0.0]]
     assert error.tolist() == [3.5, 0.25, 0.0]
@@ -193,7 +203,8 @@ def test_td_loss_by_hand() -> None:
 def test_categorical_td_loss_by_hand() -> None:
     """p = (1/4, 3/4) and (1/2, 1/2) against a target of (0, 1): KL is the cross-entropy then."""
     logits = torch.tensor([[[0.0, math.log(3.0)]], [[2.0, 2.0]]])
-    gradient, loss, error = categorical_td_loss(logits, torch.tensor([[0.0, 1.0]]), torch.ones(1))
+    target = torch.tensor([[0.0, 1.0]])
+    gradient, loss, error = differentiated(categorical_td_loss, logits, target, torch.ones(1))
     assert float(loss) == pytest.approx(math.log(4 / 3) + math.log(2), rel=1e-6)
     assert gradient.flatten().tolist() == pytest.approx([0.25, -0.25, 0.5, -0.5], rel=1e-6)
     assert float(error) == pytest.approx((math.log(4 / 3) + math.log(2)) / 2, rel=1e-6)
@@ -201,8 +212,9 @@ def test_categorical_td_loss_by_hand() -> None:
 
 def test_quantile_td_loss_by_hand() -> None:
     """Quantiles 0 and 1 (tau 1/4 and 3/4), samples 2 and 0.5, kappa 1: u = 2, 0.5 and 1, -0.5."""
-    gradient, loss, error = quantile_td_loss(
-        torch.tensor([[[0.0, 1.0]]]), torch.tensor([[2.0, 0.5]]), torch.ones(1)
+    samples = torch.tensor([[2.0, 0.5]])
+    gradient, loss, error = differentiated(
+        quantile_td_loss, torch.tensor([[[0.0, 1.0]]]), samples, torch.ones(1)
     )
     assert float(loss) == 0.25 * (1.5 + 0.125) / 2 + (0.75 * 0.5 + 0.25 * 0.125) / 2
     assert gradient.flatten().tolist() == [-0.25 * (1.0 + 0.5) / 2, -(0.75 * 1.0 - 0.25 * 0.5) / 2]
@@ -215,27 +227,29 @@ def test_quantile_td_loss_by_hand() -> None:
 def test_a_categorical_critic_that_is_the_target_is_at_rest() -> None:
     torch.manual_seed(0)
     target = torch.randn(200, 51).mul(3.0).softmax(-1)
-    gradient, loss, error = categorical_td_loss(
-        target.log().expand(2, -1, -1) + 5.0, target, torch.ones(200)
+    gradient, loss, error = differentiated(
+        categorical_td_loss, target.log().expand(2, -1, -1) + 5.0, target, torch.ones(200)
     )
     assert float(gradient.abs().max()) < 1e-8
     torch.testing.assert_close(loss, 2.0 * torch.special.entr(target).sum(-1).mean())
     assert 0.0 <= float(error.min()) <= float(error.max()) < 2e-6
-    shifted = categorical_td_loss(target.log().roll(1, -1).unsqueeze(0), target, torch.ones(200))[2]
+    shifted = categorical_td_loss(target.log().roll(1, -1).unsqueeze(0), target, torch.ones(200))[1]
     assert float(shifted.min()) > 0.05
 
 
 def test_quantiles_are_at_rest_where_the_target_is_theirs() -> None:
     same = torch.full((2, 3, 4), 1.5)
-    gradient, loss, error = quantile_td_loss(same, torch.full((3, 6), 1.5), torch.ones(3))
+    gradient, loss, error = differentiated(
+        quantile_td_loss, same, torch.full((3, 6), 1.5), torch.ones(3)
+    )
     assert float(loss) == float(gradient.abs().max()) == float(error.max()) == 0.0
     # of samples 0, 1 ... 2Z - 1 the fraction tau_i lies below 2i + 0.5; within kappa of that lies
     # none, so only counts matter
     samples, middles = torch.arange(8.0).unsqueeze(0), (2.0 * torch.arange(4) + 0.5).view(1, 1, 4)
-    gradient, _, error = quantile_td_loss(middles, samples, torch.ones(1), kappa=0.25)
+    gradient, _, error = differentiated(quantile_td_loss, middles, samples, torch.ones(1), 0.25)
     assert float(gradient.abs().max()) < 1e-8
     assert float(error) == 0.0
-    above, _, _ = quantile_td_loss(middles + 1.0, samples, torch.ones(1), kappa=0.25)
+    above, _, _ = differentiated(quantile_td_loss, middles + 1.0, samples, torch.ones(1), 0.25)
     assert float(above.min()) > 0.02
 
 
@@ -251,22 +265,35 @@ def test_the_least_member_is_taken_whole() -> None:
         assert whole_pmf_min(mode.from_tensor(pmf), mode.from_tensor(values)).shape == (3, 2)
 
 
-def test_dueling_by_hand_and_its_gradient() -> None:
+def test_dueling_by_hand() -> None:
     q = dueling(torch.tensor([[10.0, 1.0]]), torch.tensor([[[1.0, 0.0], [2.0, 0.0], [6.0, 3.0]]]))
     assert q.tolist() == [[[8.0, 0.0], [9.0, 0.0], [13.0, 3.0]]]
     torch.manual_seed(0)
-    value = torch.randn(2, 7, 5, dtype=torch.float64, requires_grad=True)
-    advantage = torch.randn(2, 7, 4, 5, dtype=torch.float64, requires_grad=True)
+    value = torch.randn(2, 7, 5, dtype=torch.float64)
+    advantage = torch.randn(2, 7, 4, 5, dtype=torch.float64)
     q = dueling(value, advantage)
     torch.testing.assert_close(q.mean(-2), value, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(
         q[..., 0, :] - q[..., 3, :], advantage[..., 0, :] - advantage[..., 3, :]
     )
-    gradient = torch.randn_like(q)
-    for got, wanted in zip(
-        dueling_backward(gradient), torch.autograd.grad(q, (value, advantage), gradient)
-    ):
-        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_the_values_of_the_actions_taken() -> None:
+    """By loops: of a few actions, of teams, of distributions; actions as a replay has them."""
+    torch.manual_seed(0)
+    values = torch.randn(2, 5, 3, 4, 6, requires_grad=True)
+    action = torch.randint(4, (5, 3))
+    wanted = torch.stack(
+        [torch.stack([values[:, b, g, int(action[b, g])] for g in range(3)], 1) for b in range(5)],
+        1,
+    )
+    assert torch.equal(taken(values, action.float()), wanted)
+    gradient = torch.randn_like(wanted)
+    torch.testing.assert_close(
+        torch.autograd.grad(taken(values, action), values, gradient),
+        torch.autograd.grad(wanted, values, gradient),
+    )
+    assert torch.equal(taken(values[:, :, 0, :, 0], action[:, 0]), wanted[:, :, 0, 0])
 
 
 def test_rescale_and_its_inverse_lose_no_digits_in_float32() -> None:
@@ -287,7 +314,7 @@ def doubles(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def assert_peer(got: tuple[Tensor, Tensor, Tensor], peer: dict[str, Any]) -> None:
+def assert_peer(got: tuple[Tensor, ...], peer: dict[str, Any]) -> None:
     torch.testing.assert_close(got[1], doubles(peer["loss"]), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(got[0], doubles(peer["gradient"]), rtol=1e-10, atol=1e-12)
 
@@ -297,17 +324,20 @@ def test_rlax_gives_the_same() -> None:
         PEER[name] for name in ("td", "categorical", "quantile", "rescale")
     )
     weight = torch.ones(3, dtype=torch.float64)
-    assert_peer(td_loss(doubles(td["q"]), doubles(td["target"]), weight, None), td["square"])
-    assert_peer(
-        td_loss(doubles(td["q"]), doubles(td["target"]), weight, td["huber_delta"]), td["huber"]
-    )
+    arguments = doubles(td["q"]), doubles(td["target"]), weight
+    assert_peer(differentiated(td_loss, *arguments, None), td["square"])
+    assert_peer(differentiated(td_loss, *arguments, td["huber_delta"]), td["huber"])
     target = doubles(categorical["target_logits"]).softmax(-1)
-    got = categorical_td_loss(doubles(categorical["logits"]), target, weight)
+    got = differentiated(categorical_td_loss, doubles(categorical["logits"]), target, weight)
     assert_peer(got, categorical)
     torch.testing.assert_close(got[2], doubles(categorical["kl"]).mean(0), rtol=1e-10, atol=1e-12)
     assert_peer(
-        quantile_td_loss(
-            doubles(quantile["quantiles"]), doubles(quantile["target"]), weight, quantile["kappa"]
+        differentiated(
+            quantile_td_loss,
+            doubles(quantile["quantiles"]),
+            doubles(quantile["target"]),
+            weight,
+            quantile["kappa"],
         ),
         quantile,
     )

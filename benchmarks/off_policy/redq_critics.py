@@ -18,7 +18,7 @@ from gpurl.algorithms.redq import REDQ, REDQConfig
 from gpurl.errors import GpurlError
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.squash import squashed_sample
-from gpurl.nn.ensemble import BodyConfig
+from gpurl.nn.mlp import BodyConfig
 
 COMPARED = 10  # steps
 Batch = dict[str, Tensor]
@@ -64,10 +64,9 @@ def gpurl_redq(job: Job) -> REDQ:
 
 def gpurl_step(algorithm: REDQ, batch: Batch) -> None:
     """A step, as `learn` takes it."""
-    with torch.inference_mode():
-        algorithm.critic_step(batch, move_target=True)
-        algorithm.update_random.advance()
-        algorithm.choice_random.advance()
+    algorithm.critic_step(batch, move_target=True)
+    algorithm.update_random.advance()
+    algorithm.choice_random.advance()
 
 
 class Loop:
@@ -104,12 +103,12 @@ class Loop:
     def step(self, batch: Batch, noise: Tensor, drawn: list[int]) -> None:
         """noise: [B, A] of the next action; drawn: the critics whose targets are asked."""
         with torch.no_grad():
-            squashed = squashed_sample(self.actor(batch["next_obs"]), noise)
-            inputs = torch.cat((batch["next_obs"], squashed.action), 1)
+            action, log_prob = squashed_sample(self.actor(batch["next_obs"]), noise)
+            inputs = torch.cat((batch["next_obs"], action), 1)
             value = (
                 torch.stack([self.targets[member](inputs) for member in drawn]).amin(0).squeeze(1)
             )
-            target = batch["reward"] + batch["discount"] * (value - squashed.log_prob)
+            target = batch["reward"] + batch["discount"] * (value - log_prob)
         inputs = torch.cat((batch["obs"], batch["action"]), 1)
         losses = [
             nn.functional.mse_loss(critic(inputs).squeeze(1), target) for critic in self.critics
@@ -154,7 +153,7 @@ def copy_weights(algorithm: REDQ, loop: Loop) -> None:
     for ours, theirs in groups:
         for member, network in enumerate(theirs):
             for layer, linear in zip(
-                ours.steps, (each for each in network if isinstance(each, nn.Linear)), strict=True
+                ours.layers, (each for each in network if isinstance(each, nn.Linear)), strict=True
             ):
                 linear.weight.copy_(layer.weight[member])
                 linear.bias.copy_(layer.bias[member, 0])

@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.off_policy.job import Job, Measurement, Shape, peak_mib, timed
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.errors import GpurlError
-from gpurl.nn.ensemble import BodyConfig, Stack
+from gpurl.nn.mlp import BodyConfig, Sequential
 
 UPDATES = 16  # a call
 COMPARED, WINDOW, ALIKE = (
@@ -69,7 +69,7 @@ def gpurl_sac(job: Job, shape: Shape, steps: Steps, updates: int) -> SAC:
     algorithm = SAC(config, *spaces_of(shape), num_envs=1, device=device, seed=job.seed)
     algorithm.make_buffer()
     algorithm.replay.add({name: column.to(device) for name, column in steps.items()})
-    algorithm.is_random.fill_(False)
+    algorithm.is_random = False
     return algorithm
 
 
@@ -132,8 +132,8 @@ def copy_weights(algorithm: SAC, model: Any) -> None:
 
 
 @torch.no_grad()
-def _copy_layers(network: Stack, member: int, layers: list[torch.nn.Linear]) -> None:
-    for ours, theirs in zip(network.steps, layers, strict=True):
+def _copy_layers(network: Sequential, member: int, layers: list[torch.nn.Linear]) -> None:
+    for ours, theirs in zip(network.layers, layers, strict=True):
         theirs.weight.copy_(ours.weight[member])
         theirs.bias.copy_(ours.bias[member, 0])
 

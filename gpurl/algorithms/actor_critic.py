@@ -12,14 +12,14 @@ from gymnasium.spaces import Box
 from torch import Tensor
 
 from gpurl.algorithms.base import Algorithm
-from gpurl.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from gpurl.algorithms.off_policy import Batch, Metrics, OffPolicy, OffPolicyConfig
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_atoms, check_choices, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.categorical_projection import categorical_projection
 from gpurl.kernels.gae import gae
 from gpurl.nn.action_scaler import BoxUnits
-from gpurl.nn.ensemble import BodyConfig, Stack, Tape, make_network, set_dtype
+from gpurl.nn.mlp import BodyConfig, Sequential, make_network, set_dtype
 from gpurl.nn.networks import Carry
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.value_losses import categorical_td_loss, td_loss, whole_pmf_min
@@ -130,7 +130,7 @@ class OffPolicyActorCritic(OffPolicy):
         self.num_actions = space.low.size
         self.actor = make_network(1, self.num_inputs, self.actor_outputs(), config.actor_network)
         self.critic, self.target_critic = (self.make_critics(config.num_critics) for _ in range(2))
-        self.target_actor: Stack | None = None
+        self.target_actor: Sequential | None = None
         if self.has_target_actor:
             self.target_actor = make_network(
                 1, self.num_inputs, self.actor_outputs(), config.actor_network
@@ -141,8 +141,8 @@ class OffPolicyActorCritic(OffPolicy):
             persistent=False,
         )
 
-    def make_critics(self, count: int) -> Stack:
-        """Networks of what `critic_step` feeds them."""
+    def make_critics(self, count: int) -> Sequential:
+        """Networks of what `q_values` feeds them."""
         return make_network(
             count,
             self.num_inputs + self.num_actions,
@@ -175,43 +175,38 @@ class OffPolicyActorCritic(OffPolicy):
         )
         return {
             "critic": critic,
-            "actor": adam(self.actor, self.rate_of("actor"), target=self.target_actor),
+            "actor": adam(
+                self.actor, self.rate_of("actor"), target=self.target_actor, losses=("actor_loss",)
+            ),
         }
 
     def rate_of(self, optimizer: str) -> float:
         own = self.config.actor_learning_rate if optimizer == "actor" else None
         return self.config.learning_rate if own is None else own
 
-    def start(self) -> None:
-        if self.config.actor_from is not None:
-            self._take_actor(self.config.actor_from)
-
-    def _take_actor(self, path: str) -> None:
+    def take_actor_from(self, source: Algorithm, path: str) -> None:
         """The weights of another run's actor, and what it makes of observations before, into this
-        actor and its target.
+        actor and its target. UsageError where they do not fit; path: where `source` is from.
         """
-        from gpurl.policy import load  # which knows all algorithms, this one too
-
-        source, optimizer = load(path, str(self.device)).algorithm, self.optimizers["actor"]
-        weights, found, wanted = source.state_dict(), _form_of_actor(source), _form_of_actor(self)
-        for name in wanted | found:
-            if found.get(name) != wanted.get(name):
+        weights, theirs, ours = source.state_dict(), _form_of_actor(source), _form_of_actor(self)
+        for name in ours | theirs:
+            if theirs.get(name) != ours.get(name):
                 raise UsageError(
-                    f"actor_from {path} does not fit: its {name} is {found.get(name)}, wanted "
-                    f"{wanted.get(name)}"
+                    f"actor_from {path} does not fit: its {name} is {theirs.get(name)}, wanted "
+                    f"{ours.get(name)}"
                 )
         self.load_state_dict(
-            {name: weights[name] for name in wanted if name in weights}, strict=False
+            {name: weights[name] for name in ours if name in weights}, strict=False
         )
+        optimizer = self.optimizers["actor"]
         if optimizer.target is not None:
             optimizer.target.copy_(optimizer.flat)
 
     def schedule(self, progress: float, steps: int) -> None:
         super().schedule(progress, steps)
         if self.config.actor_from is not None:
-            self.is_random.fill_(
-                False
-            )  # it plays from the start: the critics are to learn what its actions are worth
+            # it plays from the start: the critics are to learn what its actions are worth
+            self.is_random = False
 
     def action_shape(self) -> tuple[int, ...]:
         return (self.num_actions,)
@@ -235,110 +230,105 @@ class OffPolicyActorCritic(OffPolicy):
         """
 
     @abstractmethod
-    def actor_step(self, obs: Tensor, wants_parts: bool) -> dict[str, Tensor]:
-        """One step of the actor at obs [B, D], and of what depends on it; 0-d parts if wanted."""
+    def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """(loss 0-d, metrics) of the actor; the critics are frozen: see `actor_value`."""
 
     # ---- values ----
 
     def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
         with torch.no_grad():
             inputs = self.inputs(obs)
-            return self._joined(self._values(inputs, self.greedy(inputs))[1], "mean")
+            return self._joined(self.q_values(inputs, self.greedy(inputs))[1], "mean")
 
-    def _values(
-        self, obs: Tensor, action: Tensor, tape: Tape | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def q_values(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """(what the critics give [E, B, 1 or atoms], their values [E, B])."""
-        output = self.critic.forward(torch.cat((obs, action), 1), tape)
-        return output, output.softmax(-1) @ self.support if self.config.atoms else output.squeeze(2)
+        output = self.critic(torch.cat((obs, action), 1))
+        return output, self._means(output)
+
+    def _means(self, output: Tensor) -> Tensor:
+        """[E, B, 1 or atoms] -> [E, B]."""
+        return output.softmax(-1) @ self.support if self.config.atoms else output.squeeze(2)
 
     @staticmethod
     def _joined(values: Tensor, how: str) -> Tensor:
-        """[E, B] -> [B]."""
-        return values.amin(0) if how == "min" else values.mean(0) if how == "mean" else values[0]
+        """[E, ...] -> [...]."""
+        if how == "mean":
+            return values.mean(0)
+        return values.min(0).values if how == "min" else values.unbind(0)[0]
 
-    def target_answers(self, inputs: Tensor) -> Tensor:
+    def actor_value(self, obs: Tensor, action: Tensor) -> Tensor:
+        """[B] Q(obs, action) as the actor sees it, differentiable by the action alone."""
+        with self.optimizers["critic"].frozen():
+            return self._joined(self.q_values(obs, action)[1], self.config.actor_aggregate)
+
+    def target_output(self, inputs: Tensor) -> Tensor:
         """[E, B, 1 or atoms]: what the target critics give for inputs [B, D + A], or those drawn
         for this update, which alone are asked.
         """
         if not self._drawn:
-            return self.target_critic.forward(inputs)
-        (drawn,), order = (
-            self._drawn,
-            self.choice_random.uniform(shape=(self.config.num_critics,))[0].argsort(),
-        )
+            return self.target_critic(inputs)
+        (drawn,) = self._drawn
+        order = self.choice_random.uniform(shape=(self.config.num_critics,))[0].argsort()
         for copied, parameter in zip(drawn.parameters(), self.target_critic.parameters()):
             torch.index_select(parameter, 0, order[: self.config.target_subset], out=copied)
-        return drawn.forward(inputs)
+        return drawn(inputs)
+
+    @torch.no_grad()
+    def critic_target(self, batch: Batch) -> Tensor:
+        """[B] what the critics are to say, or of a distribution [B, atoms]."""
+        config = self.config
+        action, bonus = self.next_action(batch["next_obs"])
+        output = self.target_output(torch.cat((batch["next_obs"], action), 1))
+        if config.atoms:
+            pmf = output.softmax(-1)
+            if config.target_aggregate == "mean":
+                pmf = pmf.mean(0)
+            else:
+                pmf = whole_pmf_min(pmf, pmf @ self.support)
+            return categorical_projection(
+                pmf, batch["reward"], batch["discount"], config.v_min, config.v_max, bonus
+            )
+        value = self._joined(output.squeeze(2), config.target_aggregate)
+        value = value if bonus is None else value + bonus
+        return torch.addcmul(batch["reward"], batch["discount"], value)
 
     # ---- learning ----
 
-    def learn_from(
-        self, batch: dict[str, Tensor], number: int, wants_parts: bool
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def update_step(self, batch: Batch, number: int) -> tuple[Metrics, Tensor]:
         moves_actor = (number + 1) % self.config.policy_delay == 0
-        parts, error = self.critic_step(batch, move_target=moves_actor or not self.delays_target)
+        metrics, error = self.critic_step(batch, move_target=moves_actor or not self.delays_target)
         if moves_actor:
-            parts |= self.actor_step(batch["obs"], wants_parts)
-        return parts, error
+            metrics |= self.actor_step(batch)
+        return metrics, error
 
-    def critic_step(
-        self, batch: dict[str, Tensor], move_target: bool
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """One step of the critics; (0-d parts, error [B])."""
-        config, tape = self.config, Tape()
-        action, bonus = self.next_action(batch["next_obs"])
-        answers = self.target_answers(torch.cat((batch["next_obs"], action), 1))
-        output, values = self._values(batch["obs"], batch["action"], tape)
-        if config.atoms:
-            pmf = answers.softmax(-1)
-            pmf = (
-                pmf.mean(0)
-                if config.target_aggregate == "mean"
-                else whole_pmf_min(pmf, pmf @ self.support)
-            )
-            target = categorical_projection(
-                pmf, batch["reward"], batch["discount"], config.v_min, config.v_max, bonus
-            )
-            gradient, loss, error = categorical_td_loss(output, target, batch["weight"])
-        else:
-            next_value = self._joined(answers.squeeze(2), config.target_aggregate)
-            target = batch["reward"] + batch["discount"] * (
-                next_value if bonus is None else next_value + bonus
-            )
-            gradient, loss, error = td_loss(values, target, batch["weight"], None)
-            if config.fit_returns:
-                gradient = (
-                    gradient
-                    + config.fit_returns
-                    * td_loss(values, batch["fit_return"], batch["weight"], None)[0]
-                )
-            gradient = gradient.unsqueeze(2)
-        self.critic.backward(gradient, tape, needs_input=False)
-        norm = self.optimizers["critic"].step_along_gradient(move_target, losses=loss)
-        return {"critic_loss": loss, "qf_values": values.mean(), "critic_grad_norm": norm}, error
+    def critic_step(self, batch: Batch, move_target: bool) -> tuple[Metrics, Tensor]:
+        """One step of the critics; (metrics, error [B])."""
+        loss, metrics, error = self.critic_loss(batch)
+        norm = self.optimizers["critic"].step(loss, move_target=move_target)
+        return metrics | {"critic_grad_norm": norm}, error
 
-    def climb(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """(the derivative of -mean Q(obs, action) by action [B, A], Q [B]), Q joined as the actor
-        sees it.
-        """
-        how, tape = self.config.actor_aggregate, Tape()
-        output, values = self._values(obs, action, tape)
-        members, rows = values.shape
-        if how == "mean":
-            share = torch.full_like(values, -1.0 / (rows * members))
-        elif how == "min":
-            share = torch.zeros_like(values).scatter_(
-                0, values.argmin(0, keepdim=True), -1.0 / rows
-            )
+    def actor_step(self, batch: Batch) -> Metrics:
+        """One step of the actor, and of what depends on it."""
+        loss, metrics = self.actor_loss(batch)
+        return metrics | {"actor_grad_norm": self.move_actor(loss)}
+
+    def move_actor(self, loss: Tensor) -> Tensor:
+        """The actor's optimiser step; returns the gradient's norm."""
+        return self.optimizers["actor"].step(loss)
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics, Tensor]:
+        """(loss 0-d of all critics, metrics, error [B] of each transition)."""
+        target, weight = self.critic_target(batch), batch["weight"]
+        output, values = self.q_values(batch["obs"], batch["action"])
+        if self.config.atoms:
+            loss, error = categorical_td_loss(output, target, weight)
         else:
-            share = torch.zeros_like(values)
-            share[0] = -1.0 / rows
-        gradient = share.unsqueeze(2)
-        if self.config.atoms:  # of a mean by its logits: p (z - mean)
-            gradient = gradient * output.softmax(-1) * (self.support - values.unsqueeze(2))
-        of_input = self.critic.backward(gradient, tape, needs_weights=False)
-        return of_input.sum(0)[:, self.num_inputs :], self._joined(values, how)
+            loss, error = td_loss(values, target, weight, None)
+        metrics = {"critic_loss": loss.detach(), "qf_values": values.detach().mean()}
+        if self.config.fit_returns:
+            fit, _ = td_loss(values, batch["fit_return"], weight, None)
+            loss = loss + self.config.fit_returns * fit
+        return loss, metrics, error
 
     # ---- returns of a rollout ----
 

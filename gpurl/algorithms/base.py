@@ -16,7 +16,7 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
-from gpurl.nn.ensemble import set_dtype
+from gpurl.nn.mlp import set_dtype
 from gpurl.nn.networks import Carry
 from gpurl.nn.normalizer import Normalizer
 from gpurl.nn.optimizer import FlatAdam
@@ -81,6 +81,7 @@ class Algorithm(ABC, nn.Module):
         # obs [N, A, D], actions [N, A] or [N, A, d], reward [N, A]; without it one agent only
         False
     )
+    values_final_obs: ClassVar[bool] = False  # whether targets need the values of final_obs
     learning_starts: int = (
         0  # transitions to be collected, since nothing was stored, before the first `learn`
     )
@@ -148,11 +149,6 @@ class Algorithm(ABC, nn.Module):
             "make another one (make_algorithm, gpurl.load) and give it the state_dict()"
         )
 
-    def start(self) -> None:
-        """A new run begins; one that is resumed, and a policy by itself, take their weights from a
-        checkpoint instead.
-        """
-
     def initial_carry(self, num_envs: int) -> Carry:
         """Memory at the start of an episode: () or tensors [num_envs, H]."""
         return ()
@@ -170,8 +166,19 @@ class Algorithm(ABC, nn.Module):
         """Storage for what `record` writes."""
 
     @abstractmethod
-    def record(self, buffer: Buffer, obs: Tensor, decision: Decision, timestep: Timestep) -> None:
-        """Store one step: `decision` was taken at `obs` and led to `timestep`."""
+    def record_step(
+        self,
+        buffer: Buffer,
+        obs: Tensor,
+        decision: Decision,
+        timestep: Timestep,
+        final_value: Tensor | None = None,
+    ) -> None:
+        """Store one step: `decision` was taken at `obs` and led to `timestep`.
+
+        final_value: [N] of its final observations, where `values_final_obs` and the engine has
+        asked for it already.
+        """
 
     def row_shape(self) -> tuple[int, ...]:
         """Of one observation as training stores it."""

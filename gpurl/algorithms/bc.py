@@ -5,14 +5,14 @@ the student itself gets to (DAgger).
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
-from gpurl.algorithms.base import Decision
-from gpurl.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from gpurl.algorithms.base import Algorithm, Decision
+from gpurl.algorithms.off_policy import Batch, Metrics, OffPolicy, OffPolicyConfig
 from gpurl.buffers.demonstrations import read_demonstrations
 from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer
@@ -21,13 +21,10 @@ from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.squash import squashed_likelihood, squashed_mode, squashed_sample
 from gpurl.nn.action_scaler import BoxUnits
-from gpurl.nn.distributions import Head, make_head
-from gpurl.nn.ensemble import BodyConfig, Tape, make_network
+from gpurl.nn.distributions import Categorical, MultiCategorical, make_head
+from gpurl.nn.mlp import BodyConfig, make_network
 from gpurl.nn.networks import Carry
 from gpurl.nn.optimizer import FlatAdam
-
-if TYPE_CHECKING:
-    from gpurl.policy import Policy
 
 UNUSED = {
     "n_step": 1,
@@ -78,8 +75,8 @@ class BC(OffPolicy):
     """The actor is that of sac, ddpg and td3, so that they can go on from it (`actor_from`)."""
 
     config: BCConfig
-    # there when a buffer was made; no module of this one, so its weights are in no checkpoint
-    teacher: "Policy | None" = None
+    # no module of this one, so its weights are in no checkpoint: see `set_teacher`
+    _teacher: tuple[Algorithm, ...] = ()
 
     def make_networks(self) -> None:
         config, space = self.config, self.action_space
@@ -89,11 +86,9 @@ class BC(OffPolicy):
                 space, self.label
             )
         else:
-            self.head = Choice(
-                make_head(space, algorithm=self.label),
-                tuple(space.shape or ()),
-                config.logit_penalty,
-            )
+            head = make_head(space, algorithm=self.label)
+            assert isinstance(head, Categorical | MultiCategorical), space
+            self.head = Choice(head, tuple(space.shape or ()), config.logit_penalty)
         self.actor = make_network(1, self.num_inputs, self.head.num_outputs, config.actor_network)
 
     def make_optimizers(self) -> dict[str, FlatAdam]:
@@ -120,7 +115,7 @@ class BC(OffPolicy):
             action, carry = self.decide(self.inputs(obs), carry)
             self.action_random.advance()
             return Decision(self.to_env(action), carry, {"action": action})
-        played, carry, _ = self.teacher.algorithm.act(obs, carry, explore=False)
+        played, carry, _ = self.teacher.act(obs, carry, explore=False)
         label = self.head.from_env(played)
         if self.config.dagger:
             action, _ = self.decide(self.inputs(obs), ())
@@ -129,13 +124,13 @@ class BC(OffPolicy):
         return Decision(played, carry, {"action": label})
 
     def initial_carry(self, num_envs: int) -> Carry:
-        return () if self.teacher is None else self.teacher.algorithm.initial_carry(num_envs)
+        return () if self.teacher is None else self.teacher.initial_carry(num_envs)
 
     def decide(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        return self.head.sample(self.actor.forward(obs)[0], self.action_random), carry
+        return self.head.sample(self.actor(obs).squeeze(0), self.action_random), carry
 
     def greedy(self, obs: Tensor) -> Tensor:
-        return self.head.mode(self.actor.forward(obs)[0])
+        return self.head.mode(self.actor(obs).squeeze(0))
 
     def random_action(self) -> Tensor:
         raise AssertionError(
@@ -150,7 +145,7 @@ class BC(OffPolicy):
         decides the number of threads.
         """
         with torch.no_grad():
-            return self.actor.forward(self.inputs(obs))[0].sum(-1) * math.nan
+            return self.actor(self.inputs(obs)).squeeze(0).sum(-1) * math.nan
 
     # ---- what is learnt from ----
 
@@ -158,7 +153,7 @@ class BC(OffPolicy):
         return self.head.shape
 
     def make_buffer(self) -> RolloutBuffer:
-        """Reads the dataset or the teacher: a run needs them, a policy by itself does not."""
+        """Reads the dataset: a run needs it or a teacher, a policy by itself does not."""
         config = self.config
         if (config.dataset is None) == (config.teacher is None):
             raise UsageError(
@@ -166,7 +161,7 @@ class BC(OffPolicy):
                 f"teacher {config.teacher}"
             )
         if config.teacher is not None:
-            self.teacher = self._load_teacher(config.teacher)
+            assert self.teacher is not None, "set_teacher() comes first"
             return super().make_buffer()
         if config.dagger:
             raise UsageError(
@@ -178,18 +173,23 @@ class BC(OffPolicy):
         self._hold(*read_demonstrations(str(config.dataset), *spaces))
         return RolloutBuffer(config.horizon, self.num_envs, self.device)
 
-    def _load_teacher(self, path: str) -> "Policy":
-        from gpurl.policy import load  # which knows all algorithms, this one too
+    @property
+    def teacher(self) -> Algorithm | None:
+        """Who plays and is cloned, where there is one."""
+        return self._teacher[0] if self._teacher else None
 
-        teacher = load(path, str(self.device), num_envs=self.num_envs)
+    def set_teacher(self, teacher: Algorithm) -> None:
+        """Clone `teacher`, which config.teacher names, made for as many environments. Before
+        `make_buffer`; UsageError where its spaces are others.
+        """
         for name in ("observation_space", "action_space"):
-            theirs, own = getattr(teacher.algorithm, name), getattr(self, name)
+            theirs, own = getattr(teacher, name), getattr(self, name)
             if theirs != own:
                 raise UsageError(
-                    f"the teacher {path} is of another environment: its {name} is {theirs}, this "
-                    f"one's {own}"
+                    f"the teacher {self.config.teacher} is of another environment: its {name} is "
+                    f"{theirs}, this one's {own}"
                 )
-        return teacher
+        self._teacher = (teacher,)
 
     def _hold(self, obs: Any, action: Any) -> None:
         """Put arrays obs [M, *obs] and action [M, *action] into a replay that stays as it is: M
@@ -234,17 +234,15 @@ class BC(OffPolicy):
         self.replay.random.load_state_dict(state["random"])
         return 0
 
-    def learn_from(
-        self, batch: dict[str, Tensor], number: int, wants_parts: bool
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        tape: Tape = []
-        output = self.actor.forward(batch["obs"], tape)[0]
-        loss, gradient = self.head.loss(output, batch["action"])
-        share = batch["weight"] / batch["weight"].sum().clamp(min=1.0)
-        self.actor.backward((gradient * share.unsqueeze(1)).unsqueeze(0), tape, needs_input=False)
-        actor_loss = loss @ share
-        norm = self.optimizers["actor"].step_along_gradient(losses=actor_loss)
-        return {"actor_loss": actor_loss, "grad_norm": norm}, loss
+    def update_step(self, batch: Batch, number: int) -> tuple[Metrics, Tensor]:
+        loss, metrics, rows = self.actor_loss(batch)
+        return metrics | {"grad_norm": self.optimizers["actor"].step(loss)}, rows
+
+    def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics, Tensor]:
+        """(loss 0-d, the mean of all that are transitions; metrics; loss [B] of each)."""
+        rows = self.head.loss(self.actor(batch["obs"]).squeeze(0), batch["action"])
+        loss = rows @ (batch["weight"] / batch["weight"].sum().clamp(min=1.0))
+        return loss, {"actor_loss": loss.detach()}, rows.detach()
 
 
 class CloneHead(nn.Module):
@@ -256,9 +254,9 @@ class CloneHead(nn.Module):
     shape: tuple[int, ...]  # of a stored action
 
     @abstractmethod
-    def loss(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """(loss [B] of each row, its derivative by output); action: [B, *shape], as the replay
-        gives it.
+    def loss(self, output: Tensor, action: Tensor) -> Tensor:
+        """[B] of each row, differentiable by output; action: [B, *shape], as the replay gives
+        it.
         """
 
     @abstractmethod
@@ -288,10 +286,8 @@ class Deterministic(CloneHead):
         self.num_actions = int(space.low.size)
         self.num_outputs, self.shape = self.num_actions, (self.num_actions,)
 
-    def loss(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        own = output.tanh()
-        error = own - action
-        return error.square().mean(-1), 2.0 / self.num_actions * error * (1.0 - own * own)
+    def loss(self, output: Tensor, action: Tensor) -> Tensor:
+        return (output.tanh() - action).square().mean(-1)
 
     def mode(self, output: Tensor) -> Tensor:
         return output.tanh()
@@ -313,15 +309,14 @@ class Squashed(Deterministic):
         super().__init__(space, algorithm)
         self.num_outputs = 2 * self.num_actions
 
-    def loss(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        log_prob, gradient = squashed_likelihood(output, action)
-        return -log_prob, -gradient
+    def loss(self, output: Tensor, action: Tensor) -> Tensor:
+        return -squashed_likelihood(output, action)
 
     def mode(self, output: Tensor) -> Tensor:
         return squashed_mode(output)
 
     def sample(self, output: Tensor, rng: CounterRandom) -> Tensor:
-        return squashed_sample(output, rng.normal((self.num_actions,))).action
+        return squashed_sample(output, rng.normal((self.num_actions,)))[0]
 
 
 class Choice(CloneHead):
@@ -329,16 +324,21 @@ class Choice(CloneHead):
     (d3rlpy's, with 0.5 there).
     """
 
-    def __init__(self, head: Head, shape: tuple[int, ...], penalty: float) -> None:
+    def __init__(
+        self, head: Categorical | MultiCategorical, shape: tuple[int, ...], penalty: float
+    ) -> None:
         super().__init__()
         self.head, self.shape, self.penalty = head, shape, penalty
         self.num_outputs = head.num_outputs
+        each = head.parts if isinstance(head, MultiCategorical) else [head]
+        self.sizes = [part.num_outputs for part in each]
 
-    def loss(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        log_prob, entropy, backward = self.head.evaluate(output, action.long())
-        gradient = backward(torch.full_like(log_prob, -1.0), torch.zeros_like(entropy))
-        share = self.penalty / self.num_outputs
-        return share * output.square().sum(-1) - log_prob, gradient + 2.0 * share * output
+    def loss(self, output: Tensor, action: Tensor) -> Tensor:
+        choices = action.long().view(len(action), -1, 1).unbind(1)
+        loss = self.penalty * output.square().mean(-1)
+        for logits, choice in zip(output.split(self.sizes, dim=1), choices):
+            loss = loss - logits.log_softmax(-1).gather(1, choice).squeeze(1)
+        return loss
 
     def mode(self, output: Tensor) -> Tensor:
         return self.head.mode(output)

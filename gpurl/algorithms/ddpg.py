@@ -9,9 +9,9 @@ from torch import Tensor
 
 from gpurl.algorithms.actor_critic import ActorCriticConfig, OffPolicyActorCritic
 from gpurl.algorithms.exploration import KINDS, ActionNoise
+from gpurl.algorithms.off_policy import Batch, Metrics
 from gpurl.checks import check_choices, check_numbers
 from gpurl.errors import UsageError
-from gpurl.nn.ensemble import Tape
 from gpurl.nn.networks import Carry
 
 
@@ -83,11 +83,11 @@ class DDPG(OffPolicyActorCritic):
         return self.noise.add(self.greedy(obs), carry, self.action_random)
 
     def greedy(self, obs: Tensor) -> Tensor:
-        return self.actor.forward(obs)[0].tanh_()
+        return self.actor(obs).squeeze(0).tanh()
 
     def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
         config = self.config
-        action = (self.target_actor or self.actor).forward(next_obs)[0].tanh_()
+        action = (self.target_actor or self.actor)(next_obs).squeeze(0).tanh()
         if config.target_noise:  # equation 14 of Fujimoto et al.
             noise = self.update_random.normal((self.num_actions,)).mul_(config.target_noise)
             action = (
@@ -95,11 +95,7 @@ class DDPG(OffPolicyActorCritic):
             ).clamp_(-1.0, 1.0)
         return action, None
 
-    def actor_step(self, obs: Tensor, wants_parts: bool) -> dict[str, Tensor]:
-        tape = Tape()
-        action = self.actor.forward(obs, tape)[0].tanh()
-        slope, value = self.climb(obs, action)
-        of_output = slope * (1.0 - action * action)
-        self.actor.backward(of_output.unsqueeze(0), tape, needs_input=False)
-        norm = self.optimizers["actor"].step_along_gradient()
-        return {"actor_loss": -value.mean(), "actor_grad_norm": norm} if wants_parts else {}
+    def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        obs = batch["obs"]
+        loss = -self.actor_value(obs, self.greedy(obs)).mean()
+        return loss, {"actor_loss": loss.detach()}

@@ -7,13 +7,14 @@ import math
 import torch
 from torch import Tensor
 
+from gpurl.algorithms.off_policy import Batch, Metrics
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.errors import UsageError
 from gpurl.nn.distributions import Categorical
-from gpurl.nn.ensemble import Stack, Tape, make_network
+from gpurl.nn.mlp import Sequential, make_network
 from gpurl.nn.networks import Carry
 from gpurl.nn.q_networks import num_choices
-from gpurl.value_losses import td_loss
+from gpurl.value_losses import taken, td_loss
 
 # of the greatest entropy, that a learned temperature aims at, as in CleanRL; the paper's 0.98
 # leaves it near uniform
@@ -39,7 +40,7 @@ class DiscreteSAC(SAC):
         self.target_actor = None
         self.make_temperature()
 
-    def make_critics(self, count: int) -> Stack:
+    def make_critics(self, count: int) -> Sequential:
         return make_network(count, self.num_inputs, self.num_actions, self.config.critic_network)
 
     def usual_entropy(self) -> float:
@@ -55,63 +56,44 @@ class DiscreteSAC(SAC):
         return action
 
     def decide(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        return self.head.sample(self.actor.forward(obs)[0], self.action_random)[0], carry
+        return self.head.sample(self.actor(obs).squeeze(0), self.action_random)[0], carry
 
     def greedy(self, obs: Tensor) -> Tensor:
-        return self.actor.forward(obs)[0].argmax(-1)
+        return self.actor(obs).squeeze(0).argmax(-1)
 
     def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
         with torch.no_grad():
             inputs = self.inputs(obs)
-            return (
-                self.actor.forward(inputs)[0].softmax(-1) * self.critic.forward(inputs).mean(0)
-            ).sum(-1)
+            prob = self.actor(inputs).squeeze(0).softmax(-1)
+            return (prob * self.critic(inputs).mean(0)).sum(-1)
 
-    def critic_step(
-        self, batch: dict[str, Tensor], move_target: bool
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        log_prob = self.actor.forward(batch["next_obs"])[0].log_softmax(-1)
+    @torch.no_grad()
+    def critic_target(self, batch: Batch) -> Tensor:
+        log_prob = self.actor(batch["next_obs"]).squeeze(0).log_softmax(-1)
         next_value = self._joined(
-            self.target_answers(batch["next_obs"]), self.config.target_aggregate
+            self.target_output(batch["next_obs"]), self.config.target_aggregate
         )
         soft_value = (log_prob.exp() * (next_value - self.temperature.value() * log_prob)).sum(-1)
-        tape, action = (
-            Tape(),
-            batch["action"].long().view(1, -1, 1).expand(self.config.num_critics, -1, -1),
-        )
-        answers = self.critic.forward(batch["obs"], tape)
-        values = answers.gather(2, action)
-        gradient, loss, error = td_loss(
-            values.squeeze(2),
-            batch["reward"] + batch["discount"] * soft_value,
-            batch["weight"],
-            None,
-        )
-        self.critic.backward(
-            torch.zeros_like(answers).scatter_(2, action, gradient.unsqueeze(2)),
-            tape,
-            needs_input=False,
-        )
-        norm = self.optimizers["critic"].step_along_gradient(move_target, losses=loss)
-        return {"critic_loss": loss, "qf_values": values.mean(), "critic_grad_norm": norm}, error
+        return torch.addcmul(batch["reward"], batch["discount"], soft_value)
 
-    def actor_step(self, obs: Tensor, wants_parts: bool) -> dict[str, Tensor]:
-        tape, temperature = Tape(), self.temperature.value()
-        log_prob = self.actor.forward(obs, tape)[0].log_softmax(-1)
-        prob, value = (
-            log_prob.exp(),
-            self._joined(self.critic.forward(obs), self.config.actor_aggregate),
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics, Tensor]:
+        target = self.critic_target(batch)
+        values = taken(self.critic(batch["obs"]), batch["action"])
+        loss, error = td_loss(values, target, batch["weight"], None)
+        return (
+            loss,
+            {"critic_loss": loss.detach(), "qf_values": values.detach().mean()},
+            error,
         )
-        cost = (
-            temperature * log_prob - value
-        )  # of each action; the loss is its mean under the policy, summed over actions
-        mean = (prob * cost).sum(-1, keepdim=True)
-        self.actor.backward((prob * (cost - mean) / len(obs)).unsqueeze(0), tape, needs_input=False)
-        norm = self.optimizers["actor"].step_along_gradient()
-        entropy = -(prob * log_prob).sum(-1).mean()
-        parts = (
-            {"actor_loss": mean.mean(), "actor_grad_norm": norm, "entropy": entropy}
-            if wants_parts
-            else {}
-        )
-        return parts | self.temperature_step(entropy, wants_parts)
+
+    def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        log_prob = self.actor(batch["obs"]).squeeze(0).log_softmax(-1)
+        with torch.no_grad():
+            value = self._joined(self.critic(batch["obs"]), self.config.actor_aggregate)
+        temperature = self.temperature.value().detach()
+        prob = log_prob.exp()
+        # of each action; that log p has a slope too changes nothing, its mean under p is 0
+        cost = temperature * log_prob.detach() - value
+        loss = (prob * cost).sum(-1).mean()
+        entropy = -(prob.detach() * log_prob.detach()).sum(-1).mean()
+        return loss, {"actor_loss": loss.detach(), "entropy": entropy, "ent_coef": temperature}

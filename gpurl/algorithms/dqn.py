@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from gpurl.algorithms.exploration import falling
-from gpurl.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from gpurl.algorithms.off_policy import Batch, Metrics, OffPolicy, OffPolicyConfig
 from gpurl.checks import check_atoms, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.categorical_projection import categorical_projection
 from gpurl.kernels.random import CounterRandom
-from gpurl.nn.ensemble import Stack, Tape
+from gpurl.nn.mlp import Sequential
 from gpurl.nn.networks import Carry
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
@@ -22,6 +22,7 @@ from gpurl.value_losses import (
     categorical_td_loss,
     quantile_td_loss,
     rescale,
+    taken,
     td_loss,
     unrescale,
     whole_pmf_min,
@@ -178,9 +179,8 @@ class DQN(OffPolicy):
         return torch.where(explores, chance, best), carry
 
     def greedy(self, obs: Tensor, noise: CounterRandom | None = None) -> Tensor:
-        return (
-            self.means(self.answers(self.network, obs, noise=noise)).mean(0).argmax(-1).squeeze(-1)
-        )
+        values = self.means(self.outputs(self.network, obs, noise))
+        return values.mean(0).argmax(-1).squeeze(-1)
 
     def random_action(self) -> Tensor:
         return self.action_random.integers(
@@ -192,93 +192,77 @@ class DQN(OffPolicy):
 
     def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
         with torch.no_grad():
-            value = self.mix(
-                self.means(self.answers(self.network, self.inputs(obs))).mean(0).amax(-1)
-            )
+            values = self.means(self.outputs(self.network, self.inputs(obs)))
+            value = self.mix(values.mean(0).amax(-1))
             return unrescale(value) if self.config.rescale_values else value
 
     # ---- values ----
 
-    def answers(
-        self,
-        network: Stack,
-        obs: Tensor,
-        tape: Tape | None = None,
-        noise: CounterRandom | None = None,
+    def outputs(
+        self, network: Sequential, obs: Tensor, noise: CounterRandom | None = None
     ) -> Tensor:
         """obs: [B, D] -> [E, B, G, A, Z] numbers of every agent's every action."""
         rows = obs.reshape(obs.shape[0] * self.num_agents, -1)
-        return network.forward(rows, tape, noise).view(
+        return network(rows, noise).view(
             -1, len(obs), self.num_agents, self.num_actions, self.width
         )
 
-    def means(self, answers: Tensor) -> Tensor:
+    def means(self, outputs: Tensor) -> Tensor:
         """[..., Z] -> [...] expected returns."""
         if self.config.atoms:
-            return answers.softmax(-1) @ self.support
-        return answers.mean(-1) if self.config.quantiles else answers.squeeze(-1)
+            return outputs.softmax(-1) @ self.support
+        return outputs.mean(-1) if self.config.quantiles else outputs.squeeze(-1)
 
     def mix(self, values: Tensor) -> Tensor:
         """Of the agents' values [..., G] the team's [...]."""
         return values.squeeze(-1)
 
-    def unmix(self, gradient: Tensor) -> Tensor:
-        """The derivative by `mix`'s values [..., G] of what has the derivative [...] by its
-        result.
-        """
-        return gradient.unsqueeze(-1)
-
     # ---- learning ----
 
-    def learn_from(
-        self, batch: dict[str, Tensor], number: int, wants_parts: bool
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        tape = Tape()
-        noise = self.update_random if self.config.network.noisy else None  # each pass draws its own
-        answers = self.answers(self.network, batch["obs"], tape, noise)
-        action = (
-            batch["action"]
-            .long()
-            .view(1, -1, self.num_agents, 1, 1)
-            .expand(len(answers), -1, -1, 1, self.width)
-        )
-        taken = answers.gather(3, action).squeeze(3)  # [E, B, G, Z]
-        gradient, loss, error = self._loss(taken, self._target(batch, noise), batch)
-        of_answers = torch.zeros_like(answers).scatter_(3, action, gradient.unsqueeze(3))
-        self.network.backward(of_answers.flatten(3).flatten(1, 2), tape, needs_input=False)
-        norm = self._step(loss)
-        return {"loss": loss, "q_values": self.means(taken).mean(), "grad_norm": norm}, error
-
-    def _step(self, loss: Tensor) -> Tensor:
-        """The optimiser's step, and the target's where it is due."""
+    def update_step(self, batch: Batch, number: int) -> tuple[Metrics, Tensor]:
+        loss, metrics, error = self.loss(batch)
         optimizer, interval = self.optimizers["network"], self.config.target_interval
-        if interval == 1:
-            return optimizer.step_along_gradient(losses=loss)
-        norm = optimizer.step_along_gradient(move_target=False, losses=loss)
-        assert optimizer.target is not None
-        # on the device: a graph of some updates is replayed for all
-        due = ((optimizer.state.step % interval == 0) & norm.isfinite()) * self.config.tau
-        optimizer.target.lerp_(optimizer.flat, due)
-        return norm
+        norm = optimizer.step(loss, move_target=interval == 1)
+        if interval > 1:
+            assert optimizer.target is not None
+            # on the device: a graph of some updates is replayed for all
+            due = ((optimizer.state.step % interval == 0) & norm.isfinite()) * self.config.tau
+            optimizer.target.lerp_(optimizer.flat, due)
+        return metrics | {"grad_norm": norm}, error
 
-    def _target(self, batch: dict[str, Tensor], noise: CounterRandom | None) -> Tensor:
+    def loss(self, batch: Batch) -> tuple[Tensor, Metrics, Tensor]:
+        """(loss 0-d of all networks, metrics, error [B] of each transition)."""
+        noise = self.update_random if self.config.network.noisy else None  # each pass draws its own
+        outputs = self.outputs(self.network, batch["obs"], noise)
+        action = batch["action"].view(-1, self.num_agents)
+        of_action = taken(outputs, action)  # [E, B, G, Z]
+        target, weight = self.target_values(batch, noise), batch["weight"]
+        if self.config.quantiles:
+            loss, error = quantile_td_loss(of_action.squeeze(2), target, weight)
+        elif self.config.atoms:
+            loss, error = categorical_td_loss(of_action.squeeze(2), target, weight)
+        else:
+            values = self.mix(of_action.squeeze(3))
+            loss, error = td_loss(values, target, weight, 1.0 if self.config.huber else None)
+        metrics = {"loss": loss.detach(), "q_values": self.means(of_action.detach()).mean()}
+        return loss, metrics, error
+
+    @torch.no_grad()
+    def target_values(self, batch: Batch, noise: CounterRandom | None) -> Tensor:
         """What the next state is worth: [B], or of a distribution [B, Z]."""
-        answers = self.answers(self.target, batch["next_obs"], noise=noise)  # [E, B, G, A, Z]
-        values = self.means(answers)
-        chooser = (
-            self.means(self.answers(self.network, batch["next_obs"], noise=noise)).mean(0)
-            if self.config.double
-            else values.amin(0)
-        )
+        outputs = self.outputs(self.target, batch["next_obs"], noise)  # [E, B, G, A, Z]
+        values = self.means(outputs)
+        if self.config.double:
+            chooser = self.means(self.outputs(self.network, batch["next_obs"], noise)).mean(0)
+        else:
+            chooser = values.amin(0)
         best = chooser.argmax(-1, keepdim=True)  # [B, G, 1]
         if self.width == 1:
-            value = self.mix(
-                values.gather(3, best.expand(len(values), -1, -1, -1)).squeeze(3)
-            ).amin(0)
+            of_best = values.gather(3, best.expand(len(values), -1, -1, -1)).squeeze(3)
+            value = self.mix(of_best).amin(0)
             return self._backed_up(batch["reward"], batch["discount"], value)
-        chosen = answers.gather(3, best.unsqueeze(-1).expand(len(answers), -1, -1, -1, self.width))[
-            :, :, 0, 0
-        ]  # [E, B, Z]
+        place = best.unsqueeze(-1).expand(len(outputs), -1, -1, -1, self.width)
+        chosen = outputs.gather(3, place)[:, :, 0, 0]  # [E, B, Z]
         if self.config.quantiles:
             least = chosen[0] if len(chosen) == 1 else whole_pmf_min(chosen, chosen.mean(-1))
             return self._backed_up(
@@ -293,22 +277,8 @@ class DQN(OffPolicy):
     def _backed_up(self, reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:
         """What is learnt of reward + discount * value, of h values h of that."""
         if not self.config.rescale_values:
-            return reward + discount * value
+            return torch.addcmul(reward, discount, value)
         return rescale(reward + discount * unrescale(value))
-
-    def _loss(
-        self, taken: Tensor, target: Tensor, batch: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(derivative by taken [E, B, G, Z], loss 0-d, error [B])."""
-        if self.width == 1:
-            delta = 1.0 if self.config.huber else None
-            gradient, loss, error = td_loss(
-                self.mix(taken.squeeze(3)), target, batch["weight"], delta
-            )
-            return self.unmix(gradient).unsqueeze(3), loss, error
-        function = quantile_td_loss if self.config.quantiles else categorical_td_loss
-        gradient, loss, error = function(taken.squeeze(2), target, batch["weight"])
-        return gradient.unsqueeze(2), loss, error
 
     def schedule(self, progress: float, steps: int) -> None:
         super().schedule(progress, steps)

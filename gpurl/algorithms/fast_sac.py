@@ -5,7 +5,7 @@ step and distributional critics.
 from dataclasses import dataclass, field
 
 from gpurl.algorithms.sac import SAC, SACConfig
-from gpurl.nn.ensemble import BodyConfig
+from gpurl.nn.mlp import BodyConfig
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gpurl.algorithms.ddpg import DDPG
 from gpurl.algorithms.td3 import TD3Config
-from gpurl.nn.ensemble import BodyConfig
+from gpurl.nn.mlp import BodyConfig
 
 
 @dataclass(frozen=True)

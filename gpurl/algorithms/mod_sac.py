@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from gpurl.algorithms.off_policy import Batch, Metrics
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
-from gpurl.kernels.backend import host_may_look
-from gpurl.kernels.squash import squashed_sample
 
 LOSS_DECAY, FIRST_LOSS = 0.995, math.sqrt(math.log(2.0))  # at which reliability starts at one half
 
@@ -49,45 +49,42 @@ class ModSAC(SAC):
     temperature_limits = (-16.0, 2.0)
     loss_mean: Tensor  # 0-d
     moves: Tensor  # 0-d: of the actor in this iteration
-    due: Tensor  # 0-d bool: whether the actor moves now
+    is_due: Tensor  # 0-d bool: whether the actor moves now
 
     def make_networks(self) -> None:
         super().make_networks()
         self.register_buffer("loss_mean", torch.tensor(FIRST_LOSS))
         self.register_buffer("moves", torch.zeros(()))
 
-    def learn_from(
-        self, batch: dict[str, Tensor], number: int, wants_parts: bool
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        parts, error = self.critic_step(batch, move_target=True)
-        loss = parts["critic_loss"]  # one that is not finite would stay in the mean for good
-        self.loss_mean.lerp_(torch.where(loss.isfinite(), loss, self.loss_mean), 1.0 - LOSS_DECAY)
+    def update_step(self, batch: Batch, number: int) -> tuple[Metrics, Tensor]:
+        metrics, error = self.critic_step(batch, move_target=True)
+        loss = metrics["critic_loss"]  # one that is not finite would stay in the mean for good
+        is_finite = loss.abs() < math.inf
+        self.loss_mean.lerp_(torch.where(is_finite, loss, self.loss_mean), 1.0 - LOSS_DECAY)
         if number == 0:
             self.moves.zero_()
         reliability = self.loss_mean.square().neg().exp()
-        due = self.moves / (number + 1) < 1.0 / (2.0 - reliability)
-        self.moves += due
-        self.due = due
-        parts |= self.actor_step(batch["obs"], wants_parts)
-        return parts | ({"reliability": reliability} if wants_parts else {}), error
+        self.is_due = self.moves * (2.0 - reliability) < number + 1
+        self.moves += self.is_due
+        return metrics | self.actor_step(batch) | {"reliability": reliability}, error
 
-    def actor_step(self, obs: Tensor, wants_parts: bool) -> dict[str, Tensor]:
-        if wants_parts or not host_may_look(self.device) or self.due:
-            return super().actor_step(obs, wants_parts)
-        drawn = squashed_sample(
-            self.actor.forward(obs)[0], self.update_random.normal((self.num_actions,))
-        )
-        return self.temperature_step(-drawn.log_prob.mean(), wants_parts)
-
-    def penalized(self, gradient: Tensor, output: Tensor) -> Tensor:
+    def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """With the variance of the log standard deviations: the mean over all of (x - mean x)^2, x
         of one action over the batch.
         """
-        log_std = output[:, self.num_actions :]
-        slope = (log_std - log_std.mean(0)) * (2.0 * self.config.std_penalty / log_std.numel())
-        return torch.cat(
-            (gradient[:, : self.num_actions], gradient[:, self.num_actions :] + slope), 1
-        )
+        output = self.actor(batch["obs"]).squeeze(0)
+        loss, metrics = self.soft_loss(batch["obs"], output)
+        log_std = output.chunk(2, dim=1)[1]
+        mean = log_std.detach().mean(0).expand_as(log_std)  # by which the variance has no slope
+        variance = functional.mse_loss(log_std, mean)
+        return torch.add(loss, variance, alpha=self.config.std_penalty), metrics
 
-    def move_actor(self) -> Tensor:
-        return self.optimizers["actor"].step_along_gradient(wanted=self.due)
+    def move_actor(self, loss: Tensor) -> Tensor:
+        """Where the step is not due the optimiser is given an infinite loss, and so changes
+        nothing: the host need not know. Such a step does not count as skipped, and its norm is 0.
+        """
+        optimizer = self.optimizers["actor"]
+        counts, before = optimizer.left_out.counts, optimizer.left_out.counts.clone()
+        norm = optimizer.step(loss, loss.detach() / self.is_due)
+        torch.where(self.is_due, counts, before, out=counts)
+        return torch.where(self.is_due, norm, 0.0)

@@ -17,12 +17,13 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
-from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.networks import Carry
 from gpurl.nn.optimizer import FlatAdam
 
 RANDOM = ("action_random", "update_random", "choice_random")
+Batch = dict[str, Tensor]  # as `Replay.sample`, observations normalised and rewards scaled
+Metrics = dict[str, Tensor]  # name -> 0-d, without a gradient
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,7 @@ class OffPolicy(Algorithm):
             self.seed * 4 + 2, self.config.batch_size, self.device
         )  # a stream a row of the batch
         self.choice_random = CounterRandom(self.seed * 4 + 3, 1, self.device)  # for all of it
-        self.is_random = torch.zeros(
-            (), dtype=torch.bool, device=self.device
-        )  # actions, before learning starts: `schedule` says
+        self.is_random = False  # actions, before learning starts: `schedule` says
 
     # ---- what an algorithm is ----
 
@@ -129,14 +128,9 @@ class OffPolicy(Algorithm):
         """[N, *action] what the environment receives."""
 
     @abstractmethod
-    def learn_from(
-        self, batch: dict[str, Tensor], number: int, wants_parts: bool
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    def update_step(self, batch: Batch, number: int) -> tuple[Metrics, Tensor]:
         """One optimiser step of each network whose turn it is, at update `number` of this
-        iteration.
-
-        batch: as `Replay.sample`, with observations normalised and rewards scaled. Returns (0-d
-        parts to log, if wanted; error [B] of each transition).
+        iteration; returns (metrics, error [B] of each transition).
         """
 
     def action_shape(self) -> tuple[int, ...]:
@@ -158,11 +152,7 @@ class OffPolicy(Algorithm):
         inputs = self.inputs(obs)
         if not explore:
             return Decision(self.to_env(self.greedy(inputs)), carry, {})
-        if not host_may_look(self.device):
-            action, carry = self.decide(inputs, carry)
-            chance = self.random_action()
-            action = torch.where(self.is_random.view([1] * action.dim()), chance, action)
-        elif self.is_random:
+        if self.is_random:
             action = self.random_action()
         else:
             action, carry = self.decide(inputs, carry)
@@ -205,8 +195,13 @@ class OffPolicy(Algorithm):
             self.replay = Replay(*arguments, config.storage, config.final_share)
         return RolloutBuffer(config.horizon, self.num_envs, self.device)
 
-    def record(
-        self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep
+    def record_step(
+        self,
+        buffer: RolloutBuffer,
+        obs: Tensor,
+        decision: Decision,
+        timestep: Timestep,
+        final_value: Tensor | None = None,
     ) -> None:
         row = {
             "obs": obs,
@@ -230,38 +225,39 @@ class OffPolicy(Algorithm):
 
     def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
         """Move the rollout into the replay."""
-        with torch.inference_mode():
-            self.replay.add(buffer.columns | self.more_columns(buffer))
-            if self.normalizer is not None:
-                rows = buffer["obs"].reshape(buffer.horizon, self.num_envs, -1).float()
-                self.normalizer.update(rows, buffer.columns.get("valid"))
+        self.replay.add(buffer.columns | self.more_columns(buffer))
+        if self.normalizer is not None:
+            rows = buffer["obs"].reshape(buffer.horizon, self.num_envs, -1).float()
+            self.normalizer.update(rows, buffer.columns.get("valid"))
         return {}
 
-    def learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-        config, metrics = self.config, dict[str, Tensor]()
-        with torch.inference_mode():
-            for number in range(config.updates):
-                batch = self.replay.sample(
-                    config.batch_size, config.gamma, config.n_step, reuse=True
-                )
-                for name in ("obs", "next_obs"):
-                    batch[name] = self.inputs(batch[name])
-                if config.reward_scale != 1.0:
-                    batch["reward"] = batch["reward"] * config.reward_scale
-                metrics, error = self.learn_from(
-                    batch, number, wants_parts=number == config.updates - 1
-                )
-                self.update_random.advance()
-                self.choice_random.advance()
-                if isinstance(self.replay, PrioritizedReplay):
-                    self.replay.update_priorities(batch["index"], error)
-            self.num_updates += config.updates
-            rate = next(iter(self.optimizers.values())).learning_rate
-            metrics = {f"train/{name}": value for name, value in metrics.items()}
-            return metrics | {
-                "train/n_updates": self.num_updates.clone(),
-                "train/learning_rate": rate.clone(),
-            }
+    def learn(self, data: dict[str, Tensor]) -> Metrics:
+        """`updates` steps, each on a batch of its own; the metrics are those of the last."""
+        metrics = Metrics()
+        for number in range(self.config.updates):
+            batch = self.sample_batch()
+            metrics, error = self.update_step(batch, number)
+            self.update_random.advance()
+            self.choice_random.advance()
+            if isinstance(self.replay, PrioritizedReplay):
+                self.replay.update_priorities(batch["index"], error)
+        self.num_updates += self.config.updates
+        rate = next(iter(self.optimizers.values())).learning_rate
+        metrics = {f"train/{name}": value for name, value in metrics.items()}
+        return metrics | {
+            "train/n_updates": self.num_updates.clone(),
+            "train/learning_rate": rate.clone(),
+        }
+
+    def sample_batch(self) -> Batch:
+        """batch_size transitions of the replay, as the losses take them."""
+        config = self.config
+        batch = self.replay.sample(config.batch_size, config.gamma, config.n_step, reuse=True)
+        for name in ("obs", "next_obs"):
+            batch[name] = self.inputs(batch[name])
+        if config.reward_scale != 1.0:
+            batch["reward"] = batch["reward"] * config.reward_scale
+        return batch
 
     def all_optimizers(self) -> dict[str, FlatAdam]:
         return self.optimizers
@@ -270,7 +266,7 @@ class OffPolicy(Algorithm):
         return max(self.num_envs, self.config.batch_size)
 
     def schedule(self, progress: float, steps: int) -> None:
-        self.is_random.fill_(steps < self.config.learning_starts)
+        self.is_random = steps < self.config.learning_starts
         if isinstance(self.replay, PrioritizedReplay):
             self.replay.set_progress(progress)
         if self.config.schedule == "linear":

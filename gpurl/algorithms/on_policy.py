@@ -36,6 +36,7 @@ class OnPolicy(Algorithm):
     """One flat Adam, a rollout buffer, minibatches in an order drawn anew each pass."""
 
     config: OnPolicyConfig
+    values_final_obs = True
     is_recurrent = False  # minibatches are then of whole environments
     normalizes_minibatches = False  # the advantage, each minibatch its own
 
@@ -65,14 +66,6 @@ class OnPolicy(Algorithm):
             )
         return RolloutBuffer(config.horizon, self.num_envs, self.device)
 
-    def record(
-        self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep
-    ) -> None:
-        value: Tensor | None = None
-        if self.is_recurrent:
-            value = self.value(timestep.info["final_obs"], decision.carry)
-        self.record_step(buffer, obs, decision, timestep, value)
-
     def record_step(
         self,
         buffer: RolloutBuffer,
@@ -83,8 +76,11 @@ class OnPolicy(Algorithm):
     ) -> None:
         """Store one step: `decision` was taken at `obs` and led to `timestep`.
 
-        final_value: [N] of its final observations, where it is known; with a memory it must be.
+        final_value: [N] of its final observations, where the engine has asked for it already; else
+        they are stored, and valued in one batch after the rollout.
         """
+        if final_value is None and self.is_recurrent:
+            final_value = self.value(timestep.info["final_obs"], decision.carry)
         row = {
             "obs": obs,
             "reward": timestep.reward,

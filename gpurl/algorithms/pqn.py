@@ -3,7 +3,6 @@ replay and target network.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +14,10 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.gae import gae
-from gpurl.nn.ensemble import Tape
 from gpurl.nn.networks import Carry
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
-from gpurl.value_losses import td_loss
+from gpurl.value_losses import taken, td_loss
 
 
 @dataclass(frozen=True)
@@ -112,72 +110,56 @@ class PQN(OnPolicy):
 
     def _values(self, obs: Tensor) -> Tensor:
         """obs [B, *obs] -> [B, A]."""
-        return self.network.forward(self.inputs(obs))[0]
+        return self.network(self.inputs(obs)).squeeze(0)
 
     # ---- learning ----
 
     def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
         """{"packed": a row a sample}."""
-        with torch.inference_mode():
-            config, final, valid = (
-                self.config,
-                self.final_values(buffer),
-                buffer.columns.get("valid"),
-            )
-            reward, value = (
-                buffer["reward"] * config.reward_scale,
-                torch.cat((buffer["value"], final[-1:])),
-            )
-            ends = buffer["terminated"], buffer["truncated"]
-            _, returns, _ = gae(reward, value, final, *ends, config.gamma, config.q_lambda, valid)
-            rows = flat(buffer["obs"])
-            data = {
-                "obs": rows if self.normalizer is None else self.normalizer(rows),
-                "action": buffer["action"],
-                "returns": returns,
-            }
-            if valid is not None:
-                data["valid"] = valid
-            if self.normalizer is not None:
-                self.normalizer.update(rows, valid)
-            return {"packed": self.minibatches.pack(data)}
+        config, valid = self.config, buffer.columns.get("valid")
+        final = self.final_values(buffer)
+        reward = buffer["reward"] * config.reward_scale
+        value = torch.cat((buffer["value"], final[-1:]))
+        ends = buffer["terminated"], buffer["truncated"]
+        _, returns, _ = gae(reward, value, final, *ends, config.gamma, config.q_lambda, valid)
+        rows = flat(buffer["obs"])
+        data = {
+            "obs": rows if self.normalizer is None else self.normalizer(rows),
+            "action": buffer["action"],
+            "returns": returns,
+        }
+        if valid is not None:
+            data["valid"] = valid
+        if self.normalizer is not None:
+            self.normalizer.update(rows, valid)
+        return {"packed": self.minibatches.pack(data)}
 
     def learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-        with torch.inference_mode():
-            for _ in range(self.config.epochs):
-                steps = [
-                    self._step(minibatch) for minibatch in self.minibatches.of_steps(data["packed"])
-                ]
-            self.num_updates += 1
-            metrics = {
-                f"train/{name}": torch.stack([step[name] for step in steps]).mean()
-                for name in steps[0]
-            }
-            return metrics | {
-                "train/learning_rate": self.optimizer.learning_rate.clone(),
-                "train/n_updates": self.num_updates.clone(),
-            }
-
-    def _step(self, minibatch: dict[str, Any]) -> dict[str, Tensor]:
-        tape = Tape()
-        values = self.network.forward(minibatch["obs"], tape)
-        action = minibatch["action"].view(1, -1, 1)
-        taken = values.gather(2, action).squeeze(2)
-        returns = minibatch["returns"]
-        counts = (
-            (minibatch["weight"] > 0).float() if "weight" in minibatch else torch.ones_like(returns)
-        )
-        gradient, loss, _ = td_loss(taken, returns, counts, None)
-        self.network.backward(
-            torch.zeros_like(values).scatter_(2, action, gradient.unsqueeze(2)),
-            tape,
-            needs_input=False,
-        )
-        return {
-            "loss": loss,
-            "q_values": taken.mean(),
-            "grad_norm": self.optimizer.step_along_gradient(losses=loss),
+        for _ in range(self.config.epochs):
+            steps = []
+            for minibatch in self.minibatches.of_steps(data["packed"]):
+                loss, metrics = self.loss(minibatch)
+                steps.append(metrics | {"grad_norm": self.optimizer.step(loss)})
+        self.num_updates += 1
+        metrics = {
+            f"train/{name}": torch.stack([step[name] for step in steps]).mean() for name in steps[0]
         }
+        return metrics | {
+            "train/learning_rate": self.optimizer.learning_rate.clone(),
+            "train/n_updates": self.num_updates.clone(),
+        }
+
+    def loss(self, minibatch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """(loss 0-d, metrics) of rows [B, ...]: obs, action, returns, and weight where not all are
+        valid.
+        """
+        returns = minibatch["returns"]
+        values = taken(self.network(minibatch["obs"]), minibatch["action"])
+        counts = torch.ones_like(returns)
+        if "weight" in minibatch:
+            counts = (minibatch["weight"] > 0).float()
+        loss, _ = td_loss(values, returns, counts, None)
+        return loss, {"loss": loss.detach(), "q_values": values.detach().mean()}
 
     def schedule(self, progress: float, steps: int) -> None:
         super().schedule(progress, steps)

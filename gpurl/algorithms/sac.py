@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from gpurl.algorithms.actor_critic import ActorCriticConfig, OffPolicyActorCritic
 from gpurl.algorithms.base import Algorithm
+from gpurl.algorithms.off_policy import Batch, Metrics
 from gpurl.errors import UsageError
-from gpurl.kernels.squash import squashed_backward, squashed_mode, squashed_sample
-from gpurl.nn.ensemble import Tape
+from gpurl.kernels.squash import squashed_mode, squashed_sample
 from gpurl.nn.networks import Carry
 from gpurl.nn.optimizer import FlatAdam
 
@@ -89,7 +89,10 @@ class SAC(OffPolicyActorCritic):
         optimizers = super().make_optimizers()
         if self.config.temperature is None:
             optimizers["temperature"] = FlatAdam(
-                self.temperature, self.rate_of("temperature"), epsilon=1e-8
+                self.temperature,
+                self.rate_of("temperature"),
+                epsilon=1e-8,
+                losses=("temperature_loss",),
             )
         return optimizers
 
@@ -102,60 +105,40 @@ class SAC(OffPolicyActorCritic):
 
     def decide(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         noise = self.action_random.normal((self.num_actions,))
-        return squashed_sample(self.actor.forward(obs)[0], noise).action, carry
+        return squashed_sample(self.actor(obs).squeeze(0), noise)[0], carry
 
     def greedy(self, obs: Tensor) -> Tensor:
-        return squashed_mode(self.actor.forward(obs)[0])
+        return squashed_mode(self.actor(obs).squeeze(0))
 
     def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
-        actor = self.target_actor or self.actor
-        drawn = squashed_sample(
-            actor.forward(next_obs)[0], self.update_random.normal((self.num_actions,))
-        )
-        return drawn.action, drawn.log_prob * -self.temperature.value()
+        output = (self.target_actor or self.actor)(next_obs).squeeze(0)
+        action, log_prob = squashed_sample(output, self.update_random.normal((self.num_actions,)))
+        return action, log_prob * -self.temperature.value()
 
-    def actor_step(self, obs: Tensor, wants_parts: bool) -> dict[str, Tensor]:
-        tape = Tape()
-        output = self.actor.forward(obs, tape)[0]
-        drawn = squashed_sample(output, self.update_random.normal((self.num_actions,)))
-        slope, value = self.climb(obs, drawn.action)
-        temperature = self.temperature.value()
-        of_output = self.penalized(squashed_backward(drawn, slope, temperature / len(obs)), output)
-        self.actor.backward(of_output.unsqueeze(0), tape, needs_input=False)
-        norm = self.move_actor()
-        entropy = -drawn.log_prob.mean()
-        parts = (
-            {
-                "actor_loss": -value.mean() - temperature * entropy,
-                "actor_grad_norm": norm,
-                "entropy": entropy,
-            }
-            if wants_parts
-            else {}
-        )
-        return parts | self.temperature_step(entropy, wants_parts)
+    def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        return self.soft_loss(batch["obs"], self.actor(batch["obs"]).squeeze(0))
 
-    def penalized(self, gradient: Tensor, output: Tensor) -> Tensor:
-        """The derivative by the actor's numbers [B, 2A], with that of whatever else the actor pays
-        for.
+    def soft_loss(self, obs: Tensor, output: Tensor) -> tuple[Tensor, Metrics]:
+        """(mean of temperature log p(a) - Q(obs, a), metrics), a drawn by the actor's numbers
+        output [B, 2A] at obs [B, D]: Haarnoja et al. 2018, equation 12.
         """
-        return gradient
+        action, log_prob = squashed_sample(output, self.update_random.normal((self.num_actions,)))
+        temperature = self.temperature.value().detach()
+        loss = (temperature * log_prob - self.actor_value(obs, action)).mean()
+        entropy = -log_prob.detach().mean()
+        return loss, {"actor_loss": loss.detach(), "entropy": entropy, "ent_coef": temperature}
 
-    def move_actor(self) -> Tensor:
-        """The optimiser's step; returns the gradient's norm."""
-        return self.optimizers["actor"].step_along_gradient()
+    def temperature_loss(self, entropy: Tensor) -> Tensor:
+        """0-d: falls with the temperature while the entropy, 0-d, is less than wanted."""
+        return self.temperature.log * (entropy - self.target_entropy)
 
-    def temperature_step(self, entropy: Tensor, wants_parts: bool) -> dict[str, Tensor]:
-        """Along the slope of log temperature * (entropy - wanted): up when the entropy is less than
-        wanted.
-        """
+    def actor_step(self, batch: Batch) -> Metrics:
+        metrics = super().actor_step(batch)
         if "temperature" in self.optimizers:
-            gradient = self.temperature.log.grad
-            assert gradient is not None
-            torch.sub(entropy, self.target_entropy, out=gradient)
-            self.optimizers["temperature"].step_along_gradient()
-            self.temperature.log.clamp_(*self.temperature_limits)
-        return {"ent_coef": self.temperature.value().clone()} if wants_parts else {}
+            self.optimizers["temperature"].step(self.temperature_loss(metrics["entropy"]))
+            with torch.no_grad():
+                self.temperature.log.clamp_(*self.temperature_limits)
+        return metrics
 
 
 class Temperature(nn.Module):

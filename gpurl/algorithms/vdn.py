@@ -50,14 +50,17 @@ class VDN(DQN):
     def action_shape(self) -> tuple[int, ...]:
         return (self.num_agents,)
 
-    def record(
-        self, buffer: RolloutBuffer, obs: Tensor, decision: Decision, timestep: Timestep
+    def record_step(
+        self,
+        buffer: RolloutBuffer,
+        obs: Tensor,
+        decision: Decision,
+        timestep: Timestep,
+        final_value: Tensor | None = None,
     ) -> None:
         reward = timestep.reward.mean(1) if timestep.reward.dim() > 1 else timestep.reward
-        super().record(buffer, obs, decision, timestep._replace(reward=reward))
+        timestep = timestep._replace(reward=reward)
+        super().record_step(buffer, obs, decision, timestep, final_value)
 
     def mix(self, values: Tensor) -> Tensor:
         return values.sum(-1)
-
-    def unmix(self, gradient: Tensor) -> Tensor:
-        return gradient.unsqueeze(-1).expand(*gradient.shape, self.num_agents)

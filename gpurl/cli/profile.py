@@ -26,7 +26,7 @@ REST = "other"  # of an iteration what no phase has: the loop, the gaps
 PARTS = (
     ("env", "env", "step"),
     ("policy", "algorithm", "act"),
-    ("store", "algorithm", "record"),
+    ("store", "algorithm", "record_step"),
     ("store", "statistics", "add"),
     (
         "rollout",

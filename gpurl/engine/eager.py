@@ -12,7 +12,6 @@ from gpurl.algorithms.base import (
     episode_ends,
     restart_carry,
 )
-from gpurl.algorithms.on_policy import OnPolicy
 from gpurl.engine.statistics import EpisodeStatistics, Stopwatch
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import EnvError
@@ -74,11 +73,8 @@ class Eager:
 
     def record_step(self, decision: Decision, timestep: Timestep) -> None:
         """Record what `decision` led to, and go on from there."""
-        if isinstance(self.algorithm, OnPolicy):
-            value = self._final_value(decision, timestep)
-            self.algorithm.record_step(self.buffer, self.obs, decision, timestep, value)
-        else:
-            self.algorithm.record(self.buffer, self.obs, decision, timestep)
+        value = self._final_value(decision, timestep)
+        self.algorithm.record_step(self.buffer, self.obs, decision, timestep, value)
         self.statistics.add(timestep)
         if decision.carry:
             self.carry = restart_carry(decision.carry, episode_ends(timestep))
@@ -89,15 +85,14 @@ class Eager:
         return self.algorithm.value(obs, carry)
 
     def _final_value(self, decision: Decision, timestep: Timestep) -> Tensor | None:
-        """[N] value of the true successor, 0 where nobody asks for it; None where it is cheaper to
-        value all final observations in one batch after the rollout, as a device does.
+        """[N] value of the true successor, 0 where nobody asks for it; None where nobody asks at
+        all, and on a device, which values all in one batch after the rollout for less.
         """
-        is_free = host_may_look(self.env.device)
-        if not is_free and not self.algorithm.is_recurrent:
+        if not self.algorithm.values_final_obs or not host_may_look(self.env.device):
             return None
         final_obs, carry = timestep.info["final_obs"], decision.carry
         # after the last step everybody's counts
-        if not is_free or self.buffer.size == self.buffer.horizon - 1:
+        if self.buffer.size == self.buffer.horizon - 1:
             return self.value(final_obs, carry)
         # else that of episodes which time cut off
         value = torch.zeros(len(final_obs))

@@ -2,6 +2,9 @@
 reduction between ranks.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -101,16 +104,13 @@ class FlatAdam:
                 move_target, losses=loss.detach() if losses is None else losses
             )
 
-    def step_along_gradient(
-        self, move_target: bool = True, wanted: Tensor | None = None, losses: Tensor | None = None
-    ) -> Tensor:
+    def step_along_gradient(self, move_target: bool = True, losses: Tensor | None = None) -> Tensor:
         """Take one step along the gradients that were written into the parameters' `.grad`; returns
         their norm before clipping, 0-d.
 
         `.grad` of every parameter is a view of one flat tensor: write into it, never assign it. A
         gradient or losses [up to MOST_LOSSES] that are not finite change nothing, the target
-        neither, and the norm is then not finite. wanted: 0-d bool on the device; where it is False
-        nothing changes.
+        neither, and the norm is then not finite.
         """
         self.reduce(self.gradient)
         state = (
@@ -118,11 +118,24 @@ class FlatAdam:
             if self.target is None or not move_target
             else self.state._replace(target=self.target)
         )
-        return adam_step(state, self.gradient, self.learning_rate, self.options, losses, wanted)
+        return adam_step(state, self.gradient, self.learning_rate, self.options, losses)
 
     @staticmethod
     def reduce(gradient: Tensor) -> None:
         """Hook: sum the flat `gradient` [P] over ranks, say, in place; by default it stays."""
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Inside, what the module computes has a gradient by its input and none by its parameters:
+        nothing is spent on those.
+        """
+        for parameter in self.parameters:
+            parameter.requires_grad = False
+        try:
+            yield
+        finally:
+            for parameter in self.parameters:
+                parameter.requires_grad = True
 
     def parts_of(self, flat: Tensor) -> dict[str, Tensor]:
         """name of each parameter -> its numbers in `flat`, a tensor of the flat ones' form."""

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
-from gpurl.nn.ensemble import BodyConfig, Dense, Op, Stack, Tape, make_trunk
-from gpurl.value_losses import dueling, dueling_backward
+from gpurl.nn.mlp import BodyConfig, Dense, Layer, Sequential, make_trunk
+from gpurl.value_losses import dueling
 
 
 @dataclass(frozen=True)
@@ -78,126 +78,66 @@ class NoisyDense(Dense):
         self.noise_weight = nn.Parameter(torch.full((members, num_outputs, num_inputs), start))
         self.noise_bias = nn.Parameter(torch.full((members, 1, num_outputs), start))
 
-    def forward(
-        self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
         if noise is None:
-            return super().forward(x, tape)
+            return super().forward(x)
         num_outputs, num_inputs = self.weight.shape[1:]
         drawn = noise.normal((num_inputs + num_outputs,)).to(x.dtype)
         of_input, of_output = (drawn.sign() * drawn.abs().sqrt()).split(
             (num_inputs, num_outputs), dim=1
         )
-        scaled = x * of_input
-        of_noise = self._affine(scaled, self.noise_weight, self.noise_bias)
+        of_noise = self._affine(x * of_input, self.noise_weight, self.noise_bias)
         z = torch.addcmul(self._affine(x, self.weight, self.bias), of_noise, of_output)
-        return self._activated(z, tape, x, scaled, of_input, of_output)
-
-    def backward(
-        self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True
-    ) -> Tensor:
-        if len(tape[-1]) == 2:  # y and x: there was none
-            if needs_weights:
-                for parameter in (self.noise_weight, self.noise_bias):
-                    assert parameter.grad is not None
-                    parameter.grad.zero_()
-            return super().backward(gradient, tape, needs_input, needs_weights)
-        gradient, (x, scaled, of_input, of_output) = self._before_activation(
-            gradient, tape, needs_weights
-        )
-        of_noise = gradient * of_output
-        if needs_weights:
-            self._write_gradients(gradient, x, self.weight, self.bias)
-            self._write_gradients(of_noise, scaled, self.noise_weight, self.noise_bias)
-        if not needs_input:
-            return gradient
-        return torch.addcmul(
-            self._input_gradient(gradient, self.weight),
-            self._input_gradient(of_noise, self.noise_weight),
-            of_input,
-        )
+        return self._activated(z)
 
 
-class Dueling(Op):
+class Dueling(Layer):
     """Two streams on the same features, joined as `gpurl.value_losses.dueling`; gives [E, B, A
     Z].
     """
 
-    def __init__(self, value: Stack, advantage: Stack, num_actions: int) -> None:
+    def __init__(self, value: Sequential, advantage: Sequential, num_actions: int) -> None:
         super().__init__()
         self.value, self.advantage, self.num_actions = value, advantage, num_actions
 
-    def forward(
-        self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None
-    ) -> Tensor:
-        value = self.value.forward(x, tape, noise)
-        advantage = self.advantage.forward(x, tape, noise)
+    def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
+        value = self.value.forward(x, noise)
+        advantage = self.advantage.forward(x, noise)
         return dueling(value, advantage.unflatten(2, (self.num_actions, -1))).flatten(2)
 
-    def backward(
-        self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True
-    ) -> Tensor:
-        of_value, of_advantage = dueling_backward(gradient.unflatten(2, (self.num_actions, -1)))
-        by_advantage = self.advantage.backward(
-            of_advantage.flatten(2), tape, needs_input, needs_weights
-        )
-        by_value = self.value.backward(of_value, tape, needs_input, needs_weights)
-        return by_value + by_advantage if needs_input else gradient
 
-
-class Fan(Op):
+class ExpandToHeads(Layer):
     """The features of one trunk for `members` heads: [1, B, H], or [B, H], -> [E, B, H]."""
 
     def __init__(self, members: int) -> None:
         super().__init__()
         self.members = members
 
-    def forward(
-        self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
         return x.expand(self.members, *x.shape[-2:])
 
-    def backward(
-        self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True
-    ) -> Tensor:
-        return gradient.sum(0, keepdim=True) if needs_input else gradient
 
-
-class ActionEmbedding(Op):
+class ActionEmbedding(Layer):
     """Values every action by a network of the features and of the action's embedding: [E, B, H], or
     [B, H] for all, -> [E, B, A Z].
     """
 
-    def __init__(self, members: int, num_actions: int, size: int, head: Stack) -> None:
+    def __init__(self, members: int, num_actions: int, size: int, head: Sequential) -> None:
         super().__init__()
         self.embedding = nn.Parameter(torch.empty(members, num_actions, size).uniform_(-1.0, 1.0))
         self.head = head  # from H + size to Z
 
-    def forward(
-        self, x: Tensor, tape: Tape | None = None, noise: CounterRandom | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
         (members, num_actions, size), rows = self.embedding.shape, x.shape[-2]
         features = x.expand(members, rows, x.shape[-1]).unsqueeze(2).expand(-1, -1, num_actions, -1)
         actions = self.embedding.unsqueeze(1).expand(members, rows, num_actions, size)
         both = torch.cat((features, actions), -1).flatten(1, 2)
-        return self.head.forward(both, tape).view(members, rows, -1)
-
-    def backward(
-        self, gradient: Tensor, tape: Tape, needs_input: bool = True, needs_weights: bool = True
-    ) -> Tensor:
-        (members, num_actions, size), rows = self.embedding.shape, gradient.shape[1]
-        by_both = self.head.backward(
-            gradient.reshape(members, rows * num_actions, -1), tape, True, needs_weights
-        )
-        by_both = by_both.view(members, rows, num_actions, -1)
-        if needs_weights:
-            torch.sum(by_both[..., -size:], 1, out=self.embedding.grad)
-        return by_both[..., :-size].sum(2)
+        return self.head.forward(both).view(members, rows, -1)
 
 
 def make_q_network(
     members: int, num_inputs: int, num_actions: int, atoms: int, config: QNetworkConfig
-) -> Stack:
+) -> Sequential:
     """`members` networks, or as many heads as config.heads, from [B, num_inputs] to [E, B,
     num_actions * atoms].
     """
@@ -210,12 +150,12 @@ def make_q_network(
         dataclasses.replace(config, hidden=config.hidden[:-1]) if own else config,
     )
     if config.heads > 1:
-        trunk, members = [*trunk, Fan(config.heads)], config.heads
+        trunk, members = [*trunk, ExpandToHeads(config.heads)], config.heads
 
-    def head(inputs: int, outputs: int) -> Stack:
+    def head(inputs: int, outputs: int) -> Sequential:
         sizes = (inputs, *own, outputs)
         last = len(sizes) - 2
-        return Stack(
+        return Sequential(
             [
                 kind(
                     members,
@@ -228,7 +168,7 @@ def make_q_network(
         )
 
     if config.action_embedding:
-        return Stack(
+        return Sequential(
             [
                 *trunk,
                 ActionEmbedding(
@@ -240,10 +180,10 @@ def make_q_network(
             ]
         )
     if config.dueling:
-        return Stack(
+        return Sequential(
             [*trunk, Dueling(head(width, atoms), head(width, num_actions * atoms), num_actions)]
         )
-    return Stack([*trunk, head(width, num_actions * atoms)])
+    return Sequential([*trunk, head(width, num_actions * atoms)])
 
 
 def num_choices(space: gymnasium.Space, label: str, instead: str) -> int:

@@ -23,6 +23,7 @@ from gpurl.guards.guards import Guards
 from gpurl.memory import available_bytes, in_gib
 from gpurl.run.callbacks import Callback
 from gpurl.run.evaluator import EVAL_SEED
+from gpurl.run.load import give_teacher
 from gpurl.run.settings import Settings
 from gpurl.run.trainer import Trainer
 
@@ -61,6 +62,7 @@ def make_trainer(
         config.seed,
         state_space=env.single_state_space,
     )
+    give_teacher(model)
     if config.precision == "tf32" and device.type != "cuda":
         raise UsageError(
             f"precision tf32 is a GPU's, this run is on {device}; take --precision float32, or "

@@ -22,6 +22,7 @@ from gpurl.run.callbacks import Callback, Callbacks, RunView
 from gpurl.run.display import Display
 from gpurl.run.evaluator import Evaluations, Stopped
 from gpurl.run.interrupt import StopRequest
+from gpurl.run.load import give_actor
 from gpurl.run.logger import Logger
 from gpurl.run.resume import checkpoint_parts, restore_engine
 from gpurl.run.settings import Settings, parse_interval
@@ -78,7 +79,7 @@ class Trainer:
     def start(self) -> None:
         """Begin a new run."""
         config = self.settings.train
-        self.algorithm.start()
+        give_actor(self.algorithm)
         self.engine.begin(config.seed, config.stagger)
 
     def iterate(self) -> Metrics:

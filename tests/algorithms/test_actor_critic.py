@@ -17,7 +17,7 @@ from gpurl.algorithms.actor_critic import OffPolicyActorCritic
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.kernels import adam
-from gpurl.nn import ensemble
+from gpurl.nn import mlp
 from gpurl.run.settings import build
 
 OBS, ACTIONS, ROWS = 5, 2, 16
@@ -366,8 +366,7 @@ def test_updates_are_those_of_plain_formulas(
     )  # where it starts
     for step in range(8):
         data, number = batch(step, name == "discrete_sac"), step % algorithm.config.updates
-        with torch.inference_mode():
-            algorithm.learn_from(dict(data), number, wants_parts=step % 2 == 0)
+        algorithm.update_step(dict(data), number)
         algorithm.update_random.advance()
         algorithm.choice_random.advance()
         plain.update(data, number)
@@ -397,10 +396,10 @@ def test_updates_in_c_are_those_in_torch(name: str, monkeypatch: pytest.MonkeyPa
             column: values.float() for column, values in batch(step, name == "discrete_sac").items()
         }
         for algorithm in (in_c, in_torch):
-            with torch.inference_mode(), monkeypatch.context() as patch:
-                for module in (ensemble, adam) if algorithm is in_torch else ():
+            with monkeypatch.context() as patch:
+                for module in (mlp, adam) if algorithm is in_torch else ():
                     patch.setattr(module, "use_c", lambda tensor: False)
-                algorithm.learn_from(dict(data), step % 4, wants_parts=False)
+                algorithm.update_step(dict(data), step % 4)
             algorithm.update_random.advance()
             algorithm.choice_random.advance()
     for ours, theirs in zip(in_c.parameters(), in_torch.parameters()):
@@ -411,7 +410,7 @@ def test_critics_that_are_drawn_compute_as_the_others_and_are_no_part_of_a_check
     algorithm = make("redq")
     algorithm.set_precision("bf16")
     (drawn,) = algorithm._drawn
-    assert {layer.dtype for layer in drawn.steps} == {torch.bfloat16}
+    assert {layer.dtype for layer in drawn.layers} == {torch.bfloat16}
     assert [tuple(parameter.shape[:1]) for parameter in drawn.parameters()] == [(2,)] * 6
     owned = {id(parameter) for parameter in algorithm.parameters()}
     assert not owned & {id(parameter) for parameter in drawn.parameters()}
@@ -430,7 +429,7 @@ def test_the_return_that_is_fitted_is_that_of_the_rollout_and_the_value_behind_i
         timestep = Timestep(
             obs, reward[t], terminated[t], truncated[t], {"final_obs": final_obs[t]}
         )
-        algorithm.record(buffer, obs, algorithm.act(obs), timestep)
+        algorithm.record_step(buffer, obs, algorithm.act(obs), timestep)
     found = algorithm.more_columns(buffer)["fit_return"]
     for env in range(4):
         after = 0.0
@@ -454,13 +453,13 @@ def test_deterministic_actors_explore_by_noise_and_stochastic_ones_by_their_own(
         ("td3", {"noise": "ladder", "noise_std_range": [0.01, 0.04]}, None),
     ):
         algorithm = make(name, **settings)
-        algorithm.is_random.fill_(False)
+        algorithm.is_random = False
         best = algorithm.act(obs, explore=False).action
         noise = torch.stack([algorithm.act(obs).action - best for _ in range(1000)])
         wanted = torch.full((4,), std) if std else torch.linspace(0.01, 0.04, 4)
         torch.testing.assert_close(noise.std((0, 2)), wanted, rtol=0.1, atol=0.0)
     algorithm = make("sac")
-    algorithm.is_random.fill_(False)
+    algorithm.is_random = False
     drawn = torch.stack([algorithm.act(obs).action for _ in range(2000)]).atanh()
     mean, log_std = algorithm.actor.forward(obs)[0].detach().chunk(2, -1)
     torch.testing.assert_close(drawn.mean(0), mean, rtol=0.0, atol=0.1)

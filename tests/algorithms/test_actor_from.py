@@ -150,12 +150,12 @@ def test_the_first_run_is_needed_at_the_start_only(tmp_path: Path, balancer: Pat
             "its actor_network is .*relu.* wanted .*tanh",
         ),
         ("sac", "chasing", {}, r"its action shape is \(1,\), wanted \(2,\)"),
-        ("td3", "pendulum", {}, r"its actor\.steps\.1\.weight is \(1, 2, 8\), wanted \(1, 1, 8\)"),
+        ("td3", "pendulum", {}, r"its actor\.layers\.1\.weight is \(1, 2, 8\), wanted \(1, 1, 8\)"),
         (
             "sac",
             "mountain_car_continuous",
             {},
-            r"its actor\.steps\.0\.weight is \(1, 8, 3\), wanted \(1, 8, 2\)",
+            r"its actor\.layers\.0\.weight is \(1, 8, 3\), wanted \(1, 8, 2\)",
         ),
         (
             "sac",

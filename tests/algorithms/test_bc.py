@@ -37,11 +37,10 @@ def make(space: Any = ACTION_SPACE, num_obs: int = OBS, **settings: Any) -> BC:
 def fit(algorithm: BC, obs: Tensor, action: Tensor, steps: int, rate: float) -> float:
     """Steps over the whole of the data at a rate that falls to 0; returns the last loss."""
     batch = {"obs": obs, "action": action, "weight": torch.ones(len(obs))}
-    with torch.inference_mode():
-        for step in range(steps):
-            algorithm.optimizers["actor"].learning_rate.fill_(rate * (1.0 - step / steps))
-            parts, _ = algorithm.learn_from(batch, 0, wants_parts=True)
-    return float(parts["actor_loss"])
+    for step in range(steps):
+        algorithm.optimizers["actor"].learning_rate.fill_(rate * (1.0 - step / steps))
+        metrics, _ = algorithm.update_step(batch, 0)
+    return float(metrics["actor_loss"])
 
 
 # ---- gradients ----
@@ -107,10 +106,7 @@ def test_updates_are_those_of_autograd(
                 torch.rand(ROWS, ACTIONS, generator=generator) * torch.tensor([3.0, 2.0])
             ).floor()
             action = action if isinstance(space, MultiDiscrete) else action[:, 0]
-        with torch.inference_mode():
-            parts, rows = algorithm.learn_from(
-                {"obs": obs, "action": action, "weight": weight}, 0, wants_parts=True
-            )
+        metrics, rows = algorithm.update_step({"obs": obs, "action": action, "weight": weight}, 0)
         x = obs
         for layer, bias in zip(weights[0:-2:2], weights[1:-2:2]):
             x = functional.linear(x, layer[0], bias[0, 0]).tanh()
@@ -122,7 +118,7 @@ def test_updates_are_those_of_autograd(
         optimizer.step()
         torch.testing.assert_close(rows, wanted.detach())
         torch.testing.assert_close(
-            torch.stack((parts["actor_loss"], parts["grad_norm"])),
+            torch.stack((metrics["actor_loss"], metrics["grad_norm"])),
             torch.stack((mean, norm)).detach(),
         )
     for ours, theirs in zip(algorithm.actor.parameters(), weights):

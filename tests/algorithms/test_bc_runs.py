@@ -260,7 +260,7 @@ def test_with_a_teacher_nothing_looks_at_a_tensor(
             make_algorithm("ppo", settings.algorithm_config, *spaces, num_envs, device), {}
         )
 
-    monkeypatch.setattr("gpurl.policy.load", load)
+    monkeypatch.setattr("gpurl.api.load", load)
     with FakeTensorMode(), no_host_looks():
         trainer = make_trainer(env, teacher="somebody", dagger=dagger)
         for _ in range(2):
@@ -287,7 +287,7 @@ def test_a_teacher_of_another_environment(tmp_path: Path, balancer: Path) -> Non
     with pytest.raises(
         UsageError, match=r"its action_space is Discrete\(2\), this one's Discrete\(3\)"
     ):
-        algorithm.make_buffer()
+        algorithm.set_teacher(gpurl.load(balancer).algorithm)
     with pytest.raises(CheckpointError, match="nowhere"):
         make_trainer(teacher=str(tmp_path / "nowhere"))
 

@@ -200,8 +200,7 @@ def test_updates_are_those_of_plain_formulas(name: str, settings: dict[str, Any]
     plain = Plain(algorithm)
     for number in range(7):
         data = batch(number, algorithm.num_agents)
-        with torch.inference_mode():
-            algorithm.learn_from(dict(data), number, wants_parts=True)
+        algorithm.update_step(dict(data), number)
         plain.update(data)
     for ours, theirs in zip(algorithm.network.parameters(), plain.weights):
         torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-7, atol=1e-9)
@@ -229,10 +228,7 @@ def test_a_fixed_batch_is_learnt(name: str, settings: dict[str, Any]) -> None:
     data["weight"] = torch.ones(ROWS)
     errors = []
     for number in range(300):
-        with torch.inference_mode():
-            errors.append(
-                float(algorithm.learn_from(dict(data), number, wants_parts=True)[1].mean())
-            )
+        errors.append(float(algorithm.update_step(dict(data), number)[1].mean()))
         algorithm.update_random.advance()
     assert np.mean(errors[-10:]) < 0.4 * errors[0]
 
@@ -240,10 +236,10 @@ def test_a_fixed_batch_is_learnt(name: str, settings: dict[str, Any]) -> None:
 def test_the_greedy_action_is_of_the_greatest_value_and_chance_takes_its_share() -> None:
     algorithm = make(num_critics=2)
     obs = torch.randn(4, OBS)
-    values = algorithm.means(algorithm.answers(algorithm.network, obs)).mean(0)[:, 0]
+    values = algorithm.means(algorithm.outputs(algorithm.network, obs)).mean(0)[:, 0]
     assert torch.equal(algorithm.act(obs, explore=False).action, values.argmax(-1))
     torch.testing.assert_close(algorithm.value(obs), values.amax(-1))
-    algorithm.is_random.fill_(False)
+    algorithm.is_random = False
     algorithm.epsilon.fill_(0.3)
     actions = torch.stack([algorithm.act(obs).action for _ in range(2000)])
     share = (actions != values.argmax(-1)).float().mean()
@@ -328,7 +324,7 @@ def test_a_team_is_paid_the_mean_of_its_agents_rewards() -> None:
         torch.zeros(4, dtype=torch.bool),
     )
     reward = torch.tensor([1.0, 2.0]).expand(4, AGENTS)
-    algorithm.record(
+    algorithm.record_step(
         buffer, obs, algorithm.act(obs), Timestep(obs, reward, nobody, nobody, {"final_obs": obs})
     )
     assert buffer["reward"].tolist() == [[1.5] * 4]
@@ -356,8 +352,7 @@ def test_a_noisy_network_explores_by_its_noise_and_draws_anew_for_every_pass() -
         return draws[-1]
 
     random.normal = counted  # type: ignore[method-assign]
-    with torch.inference_mode():
-        algorithm.learn_from(data, 0, wants_parts=True)
+    algorithm.update_step(data, 0)
     assert network.noisy
     assert len(draws) == passes * layers
     assert len({float(draw[0, 0]) for draw in draws}) == len(draws)

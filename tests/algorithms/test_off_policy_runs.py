@@ -169,15 +169,15 @@ def test_an_update_that_breaks_off_can_be_gone_on_from(
     settings = (
         SMALL_RUN | small_settings("td3") | kept | {"total_steps": 4 * 32, "eval_episodes": 0}
     )
-    real, calls = TD3.learn_from, list[int]()
+    real, calls = TD3.update_step, list[int]()
 
-    def learn_from(*arguments: Any, **named: Any) -> Any:
+    def update_step(*arguments: Any, **named: Any) -> Any:
         calls.append(1)
         if len(calls) == 2 * 4 + 2:
             raise RuntimeError("broken")
         return real(*arguments, **named)
 
-    monkeypatch.setattr(TD3, "learn_from", learn_from)
+    monkeypatch.setattr(TD3, "update_step", update_step)
     with pytest.raises(RuntimeError, match="broken"):
         train(
             "td3",

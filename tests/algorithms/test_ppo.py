@@ -45,7 +45,7 @@ def collect(
     while not algorithm.is_ready(buffer):
         decision = algorithm.act(obs, carry)
         timestep = env.step(decision.action)
-        algorithm.record(buffer, obs, decision, timestep)
+        algorithm.record_step(buffer, obs, decision, timestep)
         carry = restart_carry(decision.carry, episode_ends(timestep))
         obs = timestep.obs
     return buffer, obs, carry
@@ -117,7 +117,7 @@ def test_with_a_memory_the_cut_off_state_is_valued_under_its_own_memory() -> Non
     while not algorithm.is_ready(buffer):
         decision = algorithm.act(obs, carry)
         timestep = env.step(decision.action)
-        algorithm.record(buffer, obs, decision, timestep)
+        algorithm.record_step(buffer, obs, decision, timestep)
         if bool(timestep.truncated.all()):
             seen += 1
             recorded = buffer["final_value"][buffer.size - 1]

@@ -366,12 +366,11 @@ def squash_cases(num_actions: int, registers: int, vectors: tuple[int, int] = (0
     """The draw and its way back; `vectors` of the draw."""
     block_b, block_a = squash._tile(num_actions)
     constants = {"A": num_actions, "BLOCK_B": block_b, "BLOCK_A": block_a}
-    ones = (
-        {"slope_stride": 1} if num_actions == 1 else {}
-    )  # Triton makes a constant of an integer that is 1
+    # Triton makes a constant of an integer that is 1
+    ones = {"log_prob_stride": 1} | ({"slope_stride": 1} if num_actions == 1 else {})
     draw_types, backward_types = (
         [F, F, F, F, F, B, "i32"],
-        [F, F, B, F, F, F, "i32"] + ["i32"] * (1 - len(ones)),
+        [F, F, B, F, F, F, "i32"] + ["i32"] * (2 - len(ones)),
     )
     draw_name, backward_name = f"squashed draw {num_actions}", f"squashed backward {num_actions}"
     return [
@@ -412,12 +411,12 @@ CASES = [
     *(
         Case(
             adam.prologue_kernel,
-            [D, L, F, D, F, F, B, L, F, "i32", "i32", "fp32", "fp32"],
-            {"CLIP": clip, "HAS_WANTED": wanted, "HAS_RECORD": True, "BLOCK": 256},
+            [D, L, F, D, F, F, L, F, "i32", "i32", "fp32", "fp32"],
+            {"CLIP": clip, "HAS_RECORD": True, "BLOCK": 256},
             48,
-            name=f"prologue {clip} {wanted}",
+            name=f"prologue {clip}",
         )
-        for clip, wanted in ((False, True), (True, False))
+        for clip in (False, True)
     ),
     *(
         adam_case(decoupled, has_target, even)

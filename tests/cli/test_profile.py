@@ -166,7 +166,7 @@ def test_a_part_does_not_count_what_another_part_within_it_takes(
     trainer: Any = SimpleNamespace(
         env=SimpleNamespace(step=lasting(1.0)),
         algorithm=SimpleNamespace(
-            act=lasting(2.0), record=lasting(4.0), prepare=lasting(16.0), learn=lasting(32.0)
+            act=lasting(2.0), record_step=lasting(4.0), prepare=lasting(16.0), learn=lasting(32.0)
         ),
         statistics=SimpleNamespace(add=lasting(8.0)),
         guards=SimpleNamespace(after_rollout=lasting(64.0)),
@@ -176,7 +176,7 @@ def test_a_part_does_not_count_what_another_part_within_it_takes(
         for part in (
             trainer.env.step,
             trainer.algorithm.act,
-            trainer.algorithm.record,
+            trainer.algorithm.record_step,
             trainer.statistics.add,
         ):
             part()

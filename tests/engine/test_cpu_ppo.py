@@ -51,7 +51,7 @@ def rollouts(algorithm: PPO, learner: Any, has_gaps: bool, count: int = 2) -> Me
             timestep = env.step(decision.action)
             if has_gaps:
                 timestep.info["valid"] = (env.episode_length_buf + torch.arange(8)) % 5 != 0
-            algorithm.record(buffer, obs, decision, timestep)
+            algorithm.record_step(buffer, obs, decision, timestep)
             obs = timestep.obs
         metrics = learner.learn(algorithm.prepare(buffer))
     return metrics

@@ -116,9 +116,9 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_told_once(
             list(self.module.parameters())[-1].grad.view(-1)[0] = bad  # type: ignore[union-attr]
         kept = {at: value.clone() for at, value in moved(self).items()}
         norm = real(self, *arguments, **named)
-        assert same(kept, moved(self)) == (
-            calls[id(self)] == 2 or (named.get("wanted") is not None and not named["wanted"])
-        )
+        losses = named.get("losses")
+        is_due = losses is None or bool(losses.isfinite().all())  # of ModSAC's actor it may not be
+        assert same(kept, moved(self)) == (calls[id(self)] == 2 or not is_due)
         return norm
 
     monkeypatch.setattr(FlatAdam, "step_along_gradient", step)

@@ -53,7 +53,6 @@ class Flat:
         gradient: Tensor,
         learning_rate: float = 1e-2,
         losses: Tensor | None = None,
-        wanted: bool | None = None,
         notes: bool = True,
         **options: Any,
     ) -> Tensor:
@@ -66,9 +65,8 @@ class Flat:
             target,
             self.left_out if notes else None,
         )
-        flag = None if wanted is None else torch.tensor(wanted)
         return function(
-            state, gradient, torch.tensor(learning_rate), AdamOptions(**options), losses, flag
+            state, gradient, torch.tensor(learning_rate), AdamOptions(**options), losses
         )
 
     def assert_guarded(self) -> None:
@@ -173,9 +171,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(function: Any, bad: float
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_loss_that_is_not_finite_changes_nothing_and_the_first_is_kept(function: Any) -> None:
-    """Of what is left out the first is kept, and how many there were in a row at most; what is not
-    wanted counts as nothing.
-    """
+    """Of what is left out the first is kept, and how many there were in a row at most."""
     flat = Flat(1100)
     given = {"tau": 0.1, "max_grad_norm": 1.0}
     flat.apply(function, torch.ones(1100), losses=torch.tensor([1.0, 2.0]), **given)
@@ -184,16 +180,10 @@ def test_a_loss_that_is_not_finite_changes_nothing_and_the_first_is_kept(functio
     assert not bool(
         flat.apply(function, torch.full((1100,), 5.0), losses=first, **given).isfinite()
     )
-    assert float(
-        flat.apply(function, torch.full((1100,), 7.0), losses=torch.ones(2), wanted=False, **given)
-    ) == pytest.approx(7 * 1100**0.5)
-    assert not bool(
-        flat.apply(function, torch.full((1100,), torch.nan), wanted=False, **given).isfinite()
-    )
-    flat.apply(function, torch.full((1100,), 6.0), losses=second, wanted=True, **given)
+    flat.apply(function, torch.full((1100,), 6.0), losses=second, **given)
     assert torch.equal(flat.memory.nan_to_num(), before.nan_to_num())
     assert flat.left_out.counts.tolist() == [3, 2, 2, 2, 2]
-    flat.apply(function, torch.ones(1100), losses=torch.ones(2), wanted=True, **given)
+    flat.apply(function, torch.ones(1100), losses=torch.ones(2), **given)
     flat.apply(function, torch.full((1100,), torch.nan), **given)
     assert flat.left_out.counts.tolist() == [5, 3, 1, 2, 2]
     assert int(flat.step) == 2

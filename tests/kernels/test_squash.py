@@ -9,7 +9,6 @@ import torch
 
 from gpurl.kernels import squash as module
 from gpurl.kernels.squash import (
-    squashed_backward,
     squashed_backward_triton,
     squashed_sample,
     squashed_sample_triton,
@@ -44,13 +43,13 @@ def test_rows_do_not_depend_on_their_batch() -> None:
 def test_every_tile_draws_the_same(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     output, noise = inputs(37, 3)
     wanted = squashed_sample_triton(output, noise)
-    gradient = squashed_backward_triton(wanted, noise, torch.tensor(0.1))
+    gradient = squashed_backward_triton(wanted, noise, noise[:, 0])
     monkeypatch.setattr(module, "_tile", lambda num_actions: tile)
     got = squashed_sample_triton(output, noise)
     torch.testing.assert_close(
         got, wanted, rtol=1e-6, atol=1e-6
     )  # the order of a sum is the tile's
-    assert torch.equal(squashed_backward_triton(wanted, noise, torch.tensor(0.1)), gradient)
+    assert torch.equal(squashed_backward_triton(wanted, noise, noise[:, 0]), gradient)
 
 
 def test_dispatch_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,12 +67,11 @@ def test_dispatch_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for backend in ("torch", "triton"):
         monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
-        drawn = squashed_sample(*strided)
-        results.append((*drawn, squashed_backward(drawn, strided[1], torch.tensor(0.3))))
+        leaf = strided[0].clone().requires_grad_()
+        drawn = squashed_sample(leaf, strided[1])
+        slopes = strided[1], noise[:, 0]
+        results.append((*drawn, *torch.autograd.grad(drawn, leaf, slopes)))
         assert launched == (names if backend == "triton" else [])
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
-    drawn = squashed_sample(output.double(), noise.double())
-    assert (
-        squashed_backward(drawn, noise.double(), torch.tensor(0.3).double()).dtype == torch.float64
-    )
+    assert squashed_sample(output.double(), noise.double())[0].dtype == torch.float64
     assert launched == names

@@ -1,4 +1,4 @@
-"""Networks of action values: backward passes against finite plain formulas under autograd, in
+"""Networks of action values: outputs and gradients against plain formulas under autograd, in
 float64, and what each form means.
 """
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
-from gpurl.nn.ensemble import Dense, Stack, Tape, set_dtype
+from gpurl.nn.mlp import Dense, Sequential, set_dtype
 from gpurl.nn.q_networks import (
     ActionEmbedding,
     Dueling,
-    Fan,
+    ExpandToHeads,
     NoisyDense,
     QNetworkConfig,
     make_q_network,
@@ -42,7 +42,7 @@ def plain(step: Any, x: Tensor, noise: CounterRandom | None) -> Tensor:
         value, advantage = plain(step.value, x, noise), plain(step.advantage, x, noise)
         advantage = advantage.view(*advantage.shape[:2], ACTIONS, -1)
         return (value.unsqueeze(2) + advantage - advantage.mean(2, keepdim=True)).flatten(2)
-    if isinstance(step, Fan):
+    if isinstance(step, ExpandToHeads):
         return torch.stack([x.reshape(ROWS, -1)] * step.members)
     if isinstance(step, ActionEmbedding):
         outputs = []
@@ -76,9 +76,9 @@ def plain(step: Any, x: Tensor, noise: CounterRandom | None) -> Tensor:
         if step.norm is not None:
             z = torch.nn.functional.layer_norm(z, z.shape[-1:]) * step.norm.gain + step.norm.shift
         return torch.relu(z) if step.activation == "relu" else z
-    if isinstance(step, Stack):
+    if isinstance(step, Sequential):
         y = x
-        for inner in step.steps:
+        for inner in step.layers:
             y = plain(inner, y, noise)
         return x + y if type(step).__name__ == "Residual" else y
     return torch.nn.functional.layer_norm(x, x.shape[-1:]) * step.gain + step.shift
@@ -86,41 +86,38 @@ def plain(step: Any, x: Tensor, noise: CounterRandom | None) -> Tensor:
 
 @pytest.mark.parametrize("with_noise", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_backward_is_the_gradient(shape: dict[str, Any], with_noise: bool) -> None:
+def test_they_are_the_formulas_and_so_are_their_gradients(
+    shape: dict[str, Any], with_noise: bool
+) -> None:
     torch.manual_seed(0)
     config = QNetworkConfig(**{"hidden": (6, 5)} | shape)
     network = make_q_network(1 if config.heads > 1 else 2, INPUTS, ACTIONS, ATOMS, config).double()
-    for parameter in network.parameters():
-        parameter.grad = torch.full_like(parameter, torch.nan)
     members = config.heads if config.heads > 1 else 2
     x = torch.randn(ROWS, INPUTS, dtype=torch.float64, requires_grad=True)
     of_output = torch.randn(members, ROWS, ACTIONS * ATOMS, dtype=torch.float64)
     noise = [CounterRandom(7, ROWS) if with_noise else None for _ in range(2)]
     wanted = plain(network, x, noise[0])
-    tape = Tape()
-    with torch.inference_mode():
-        output = network.forward(x.detach(), tape, noise[1])
-        by_input = network.backward(of_output.clone(), tape).sum(0)
-    assert not tape
-    torch.testing.assert_close(output, wanted.detach(), rtol=1e-10, atol=1e-11)
-    parameters = list(network.parameters())
-    slopes = torch.autograd.grad((wanted * of_output).sum(), [*parameters, x], allow_unused=True)
-    torch.testing.assert_close(by_input, slopes[-1], rtol=1e-9, atol=1e-10)
-    for parameter, slope in zip(parameters, slopes):
-        wanted_slope = (
-            torch.zeros_like(parameter) if slope is None else slope
-        )  # the noise's own, without noise
-        torch.testing.assert_close(parameter.grad, wanted_slope, rtol=1e-9, atol=1e-10)
+    output = network(x, noise[1])
+    torch.testing.assert_close(output, wanted, rtol=1e-10, atol=1e-11)
+    inputs = [*network.parameters(), x]
+    slopes = torch.autograd.grad((wanted * of_output).sum(), inputs, allow_unused=True)
+    for got, slope in zip(
+        torch.autograd.grad(output, inputs, of_output, allow_unused=True), slopes, strict=True
+    ):
+        if got is None or slope is None:  # the noise's own, without noise
+            assert got is slope
+        else:
+            torch.testing.assert_close(got, slope, rtol=1e-9, atol=1e-10)
 
 
 def test_noise_is_new_each_draw_different_in_each_row_and_absent_without() -> None:
     torch.manual_seed(0)
     network = make_q_network(1, INPUTS, ACTIONS, 1, QNetworkConfig(hidden=(8,), noisy=True))
     x, random = torch.ones(50, INPUTS), CounterRandom(0, 50)
-    with torch.inference_mode():
-        first = network.forward(x, None, random)
-        second = network.forward(x, None, random)
-        greedy = network.forward(x)
+    with torch.no_grad():
+        first = network(x, random)
+        second = network(x, random)
+        greedy = network(x)
     assert float(first[0, :, 0].std()) > 0.01
     assert float((first - second).abs().min()) > 0.0
     assert float(greedy[0, :, 0].std()) < 1e-6
@@ -132,25 +129,12 @@ def test_a_noisy_layer_computes_in_bfloat16_too() -> None:
         make_q_network(1, INPUTS, ACTIONS, 1, QNetworkConfig(hidden=(16,), noisy=True)),
         torch.randn(50, INPUTS),
     )
-    for parameter in network.parameters():
-        parameter.grad = torch.zeros_like(parameter)
     results = []
     for dtype in (torch.float32, torch.bfloat16):
         set_dtype(network, dtype)
-        tape = Tape()
-        with torch.inference_mode():
-            output = network.forward(x, tape, CounterRandom(0, 50))
-            network.backward(torch.ones(1, 50, ACTIONS), tape)
-        results.append(
-            [
-                output,
-                *(
-                    parameter.grad.clone()
-                    for parameter in network.parameters()
-                    if parameter.grad is not None
-                ),
-            ]
-        )
+        output = network(x, CounterRandom(0, 50))
+        gradients = torch.autograd.grad(output.sum(), list(network.parameters()))
+        results.append([output.detach(), *gradients])
     for exact, rounded in zip(*results):
         assert rounded.dtype == torch.float32
         torch.testing.assert_close(exact, rounded, rtol=0.1, atol=0.05 * float(exact.abs().max()))
@@ -182,20 +166,14 @@ def test_the_noise_starts_as_a_share_of_the_inputs_root_and_the_last_layer_has_n
 def test_a_head_learns_by_itself_and_the_trunk_from_all() -> None:
     torch.manual_seed(0)
     network = make_q_network(1, INPUTS, ACTIONS, 1, QNetworkConfig(hidden=(6, 5), heads=3))
-    for parameter in network.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    tape, gradient = Tape(), torch.zeros(3, ROWS, ACTIONS)
+    gradient = torch.zeros(3, ROWS, ACTIONS)
     gradient[1] = 1.0
-    with torch.inference_mode():
-        network.forward(torch.randn(ROWS, INPUTS), tape)
-        network.backward(gradient, tape)
-    trunk, *heads = network.parameters()
-    assert trunk.grad is not None
-    assert float(trunk.grad.abs().max()) > 0
-    for parameter in heads[1:]:
-        assert parameter.grad is not None
-        assert float(parameter.grad[[0, 2]].abs().max()) == 0.0
-        assert float(parameter.grad[1].abs().max()) > 0.0
+    y = network(torch.randn(ROWS, INPUTS))
+    of_trunk, _, *of_heads = torch.autograd.grad(y, list(network.parameters()), gradient)
+    assert float(of_trunk.abs().max()) > 0
+    for of_head in of_heads:
+        assert float(of_head[[0, 2]].abs().max()) == 0.0
+        assert float(of_head[1].abs().max()) > 0.0
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:

@@ -1,6 +1,7 @@
 """Stacked networks against separate ones under autograd, in float64."""
 
 import itertools
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpurl.errors import UsageError
-from gpurl.nn.ensemble import BodyConfig, Op, Stack, Tape, make_network, set_dtype
-from gpurl.nn.optimizer import flatten
+from gpurl.kernels.backend import no_host_looks, use_c
+from gpurl.nn.mlp import BodyConfig, Dense, Sequential, make_network, set_dtype
+from gpurl.nn.optimizer import FlatAdam
 
 MEMBERS, ROWS, INPUTS, OUTPUTS = 3, 7, 4, 2
 BODIES = [
@@ -24,12 +26,11 @@ BODIES = [
 ]
 
 
-def make(config: dict[str, Any], members: int = MEMBERS) -> Stack:
+def make(config: dict[str, Any], members: int = MEMBERS) -> Sequential:
     torch.manual_seed(0)
     network = make_network(members, INPUTS, OUTPUTS, BodyConfig(**config)).double()
     for parameter in network.parameters():  # no layer norm at its start
         parameter.data += 0.1 * torch.randn_like(parameter)
-        parameter.grad = torch.full_like(parameter, torch.nan)
     return network
 
 
@@ -79,15 +80,15 @@ def member_output(config: dict[str, Any], parameters: list[Tensor], x: Tensor) -
 @pytest.mark.parametrize("shared_input", [True, False])
 @pytest.mark.parametrize("config", BODIES, ids=str)
 def test_members_are_separate_networks(config: dict[str, Any], shared_input: bool) -> None:
-    network, tape = make(config), Tape()
+    network = make(config)
     x = torch.randn(
         *(() if shared_input else (MEMBERS,)), ROWS, INPUTS, dtype=torch.float64, requires_grad=True
     )
     weight = torch.randn(MEMBERS, ROWS, OUTPUTS, dtype=torch.float64)
-    with torch.inference_mode():
-        output = network.forward(x.detach(), tape)
-        of_input = network.backward(weight.clone(), tape)
-    assert not tape
+    output = network(x)
+    parameters = list(network.parameters())
+    of_input, *gradients = torch.autograd.grad(output, [x, *parameters], weight)
+    of_all = torch.zeros_like(x)
     for member in range(MEMBERS):
         copies = [
             parameter[member].detach().clone().requires_grad_()
@@ -99,52 +100,100 @@ def test_members_are_separate_networks(config: dict[str, Any], shared_input: boo
         wanted = member_output(config, copies, of_member)
         torch.testing.assert_close(output[member], wanted, rtol=1e-12, atol=1e-12)
         slopes = torch.autograd.grad((wanted * weight[member]).sum(), [*copies, of_member])
-        torch.testing.assert_close(of_input[member], slopes[-1], rtol=1e-10, atol=1e-12)
-        for parameter, slope in zip(network.parameters(), slopes):
-            assert parameter.grad is not None
-            torch.testing.assert_close(parameter.grad[member], slope, rtol=1e-10, atol=1e-12)
+        of_all[... if shared_input else member] += slopes[-1]
+        for gradient, slope in zip(gradients, slopes):
+            torch.testing.assert_close(gradient[member], slope, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(of_input, of_all, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("config", BODIES, ids=str)
-def test_what_is_not_needed_is_not_computed(config: dict[str, Any]) -> None:
-    network, tape = make(config), Tape()
-    x, weight = (
-        torch.randn(ROWS, INPUTS, dtype=torch.float64),
-        torch.randn(MEMBERS, ROWS, OUTPUTS, dtype=torch.float64),
+def test_a_network_may_be_used_twice_and_be_frozen(config: dict[str, Any]) -> None:
+    """What it gives the second time is an input of the first kind; frozen it has the same gradient
+    by its input and none by its weights.
+    """
+    network = make(config)
+    x = torch.randn(ROWS, INPUTS, dtype=torch.float64, requires_grad=True)
+    again = torch.nn.functional.pad(network(x), (1, 1))
+    parameters = list(network.parameters())
+    twice = torch.autograd.grad(network(again).sum(), [x, *parameters])
+    copy = make(config)
+    apart = torch.autograd.grad(copy(again.detach()).sum(), list(copy.parameters()))
+    inner = again.detach().requires_grad_()
+    (of_inner,) = torch.autograd.grad(copy(inner).sum(), [inner])
+    rest = torch.autograd.grad(
+        torch.nn.functional.pad(network(x), (1, 1)), [x, *parameters], of_inner
     )
-    with torch.inference_mode():
-        network.forward(x, tape)
-        of_input = network.backward(weight.clone(), tape, needs_weights=False)
-        assert all(
-            bool(parameter.grad.isnan().all())
-            for parameter in network.parameters()
-            if parameter.grad is not None
-        )
-        network.forward(x, tape)
-        network.backward(weight.clone(), tape, needs_input=False)
-        kept = [
-            parameter.grad.clone()
-            for parameter in network.parameters()
-            if parameter.grad is not None
-        ]
-        network.forward(x, tape)
-        torch.testing.assert_close(network.backward(weight.clone(), tape), of_input, rtol=0, atol=0)
-    for parameter, gradient in zip(network.parameters(), kept):
-        assert parameter.grad is not None
-        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=0)
+    torch.testing.assert_close(twice[0], rest[0], rtol=1e-10, atol=1e-12)
+    for got, one, other in zip(twice[1:], apart, rest[1:]):
+        torch.testing.assert_close(got, one + other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("in_c", [True, False])
+def test_frozen_weights_have_no_gradient_and_the_input_has_its_own(in_c: bool) -> None:
+    torch.manual_seed(0)
+    network = make_network(2, INPUTS, OUTPUTS, BodyConfig(hidden=(8,)))
+    optimizer = FlatAdam(network, 1e-3)
+    x = torch.randn(ROWS, INPUTS, requires_grad=True)
+    with nullcontext() if in_c else no_host_looks():
+        (wanted,) = torch.autograd.grad(network(x).sum(), [x])
+        with optimizer.frozen():
+            y = network(x)
+            assert not network(x.detach()).requires_grad
+        (got,) = torch.autograd.grad(y.sum(), [x], retain_graph=True)
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+        with pytest.raises(RuntimeError, match="not have been used"):
+            torch.autograd.grad(y.sum(), optimizer.parameters)
+        assert network(x.detach()).requires_grad
 
 
 def test_a_gradient_of_one_member_moves_no_other() -> None:
-    network, tape = make({"hidden": (5, 5), "layer_norm": True}), Tape()
+    network = make({"hidden": (5, 5), "layer_norm": True})
     gradient = torch.zeros(MEMBERS, ROWS, OUTPUTS, dtype=torch.float64)
     gradient[1] = 1.0
-    with torch.inference_mode():
-        network.forward(torch.randn(ROWS, INPUTS, dtype=torch.float64), tape)
-        network.backward(gradient, tape)
-    for parameter in network.parameters():
-        assert parameter.grad is not None
-        assert float(parameter.grad[[0, 2]].abs().max()) == 0.0
-        assert float(parameter.grad[1].abs().max()) > 0.0
+    y = network(torch.randn(ROWS, INPUTS, dtype=torch.float64))
+    for of_parameter in torch.autograd.grad(y, list(network.parameters()), gradient):
+        assert float(of_parameter[[0, 2]].abs().max()) == 0.0
+        assert float(of_parameter[1].abs().max()) > 0.0
+
+
+def test_gradients_of_weights_lie_as_the_weights_do() -> None:
+    """Else a GPU copies them one by one into the optimiser's memory."""
+    network = make({"hidden": (5, 6), "layer_norm": True})
+    y = network(torch.randn(ROWS, INPUTS, dtype=torch.float64))
+    for parameter, gradient in zip(
+        network.parameters(), torch.autograd.grad(y.sum(), list(network.parameters()))
+    ):
+        assert gradient.stride() == parameter.stride()
+
+
+def test_second_derivatives_are_there_in_torch_and_refused_in_c() -> None:
+    network, x = make({"hidden": (5,), "activation": "tanh"}, 1), torch.randn(ROWS, INPUTS).double()
+    assert torch.autograd.gradgradcheck(lambda x: network(x), x.requires_grad_())
+    if use_c(torch.zeros(1)):
+        network, x = network.float(), x.detach().float().requires_grad_()
+        with pytest.raises(RuntimeError, match="no second derivative"):
+            torch.autograd.grad(network(x).sum(), [x], create_graph=True)
+
+
+def test_a_traced_network_is_no_constant() -> None:
+    torch.manual_seed(0)
+    network = make_network(1, INPUTS, OUTPUTS, BodyConfig(hidden=(8, 8), layer_norm=True))
+    x, other = torch.randn(2, 5, INPUTS)
+    traced = torch.jit.trace(network, (x,))
+    exported = torch.export.export(network, (x,)).module()
+    for function in (traced, exported):
+        torch.testing.assert_close(function(other), network(other), rtol=1e-5, atol=1e-6)
+        assert not torch.equal(function(other), function(x))
+
+
+def test_layers_may_start_orthogonal() -> None:
+    """Of a gain; biases at 0."""
+    torch.manual_seed(0)
+    layer = Dense(3, 20, 6, "tanh", gain=2.0)
+    for weight in layer.weight.detach():
+        torch.testing.assert_close(weight @ weight.t(), 4.0 * torch.eye(6), rtol=1e-5, atol=1e-5)
+    assert float(layer.bias.detach().abs().max()) == 0.0
+    assert not torch.equal(layer.weight[0], layer.weight[1])
 
 
 def test_every_member_starts_on_its_own_and_as_torch_starts_a_layer() -> None:
@@ -170,22 +219,13 @@ def test_every_member_starts_on_its_own_and_as_torch_starts_a_layer() -> None:
 def test_bfloat16_products_keep_parameters_and_gradients_float32() -> None:
     torch.manual_seed(0)
     network = make_network(2, INPUTS, OUTPUTS, BodyConfig(hidden=(64, 64), layer_norm=True))
-    flatten(network)
     x, outputs, gradients = torch.randn(50, INPUTS), [], []
     for dtype in (None, torch.bfloat16):
         if dtype is not None:
             set_dtype(network, dtype)
-        tape = Tape()
-        with torch.inference_mode():
-            outputs.append(network.forward(x, tape))
-            network.backward(torch.ones(2, 50, OUTPUTS), tape)
-        gradients.append(
-            [
-                parameter.grad.clone()
-                for parameter in network.parameters()
-                if parameter.grad is not None
-            ]
-        )
+        y = network(x)
+        outputs.append(y.detach())
+        gradients.append(torch.autograd.grad(y.sum(), list(network.parameters())))
     assert outputs[1].dtype == torch.float32
     assert 1e-5 < float((outputs[0] - outputs[1]).abs().max()) < 0.05
     for exact, rounded in zip(*gradients):
@@ -200,4 +240,3 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         BodyConfig(hidden=(4,), body="bro", layer_norm=True)
     with pytest.raises(UsageError, match=r"^body is 'mpl'; it must be one of mlp, simba, bro"):
         BodyConfig(body="mpl")
-    assert issubclass(Stack, Op)

@@ -1,0 +1,264 @@
+"""Multilayer perceptrons: E members of one shape as one module, weights [E, out, in]. On a CPU runs
+of plain layers go through the C kernels.
+
+Every member starts on its own. A forward pass is differentiable by the input and by the weights.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gpurl.checks import check_choices
+from gpurl.errors import UsageError
+from gpurl.kernels.backend import use_c
+from gpurl.kernels.random import CounterRandom
+from gpurl.kernels.stack_cpu import StackCpu
+
+LAYER_NORM_EPSILON = 1e-5
+ACTIVATE = {
+    "none": lambda z: z,
+    "tanh": torch.tanh_,
+    "elu": functional.elu_,
+    "relu": torch.relu_,
+}  # in place
+
+
+@dataclass(frozen=True)
+class BodyConfig:
+    """Shape of the networks of off-policy algorithms."""
+
+    hidden: tuple[int, ...] = (256, 256)
+    """Units of the hidden layers; of the residual blocks, all alike, for simba and bro."""
+    activation: str = "relu"
+    """tanh, elu or relu; simba and bro have relu."""
+    layer_norm: bool = False
+    """Normalise every hidden layer before its activation (mlp)."""
+    body: str = "mlp"
+    """mlp, or residual blocks: simba (Lee et al. 2024) or bro (Nauman et al. 2024)."""
+
+    def __post_init__(self) -> None:
+        check_choices(
+            self, {"activation": ("tanh", "elu", "relu"), "body": ("mlp", "simba", "bro")}
+        )
+        if min(self.hidden, default=1) < 1:
+            raise UsageError(f"hidden must be at least 1, got {self.hidden}")
+        if self.body == "mlp":
+            return
+        if len(set(self.hidden)) != 1:
+            raise UsageError(
+                f"body {self.body} has residual blocks of one width, hidden is {self.hidden}"
+            )
+        if self.activation != "relu" or self.layer_norm:
+            raise UsageError(
+                f"body {self.body} has relu and layer norms of its own: leave out activation and "
+                f"layer_norm"
+            )
+
+
+def stacked_affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x_e W_e^T + b_e, [E, B, out]; x: [E, B, in], or [B, in] for all members; weight: [E, out,
+    in]; bias: [E, 1, out].
+    """
+    x = x if x.dim() == 3 else x.expand(weight.shape[0], *x.shape)
+    if torch.is_grad_enabled() and not torch.jit.is_tracing():
+        return _Affine.apply(x, weight, bias)
+    return _Affine.forward(x, weight, bias)
+
+
+class _Affine(torch.autograd.Function):
+    """torch's own derivative would give the weight's gradient transposed, and so copies of all
+    weights' gradients, one by one, into the optimiser's memory.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.baddbmm(bias, x, weight.transpose(1, 2))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needs_input, needs_weight, needs_bias = ctx.needs_input_grad
+        return (
+            torch.bmm(gradient, weight) if needs_input else None,
+            torch.bmm(gradient.transpose(1, 2), x) if needs_weight else None,
+            gradient.sum(1, keepdim=True) if needs_bias else None,
+        )
+
+
+class Layer(nn.Module):
+    """What networks consist of: x [E, B, in], or [B, in] for all members, -> [E, B, out]."""
+
+    def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
+        """noise: where layers are noisy, what they draw from; without it they are not."""
+        raise NotImplementedError
+
+
+class Dense(Layer):
+    """Affine, then normalised if wanted, then activated.
+
+    gain: weights start orthogonal with this gain (Saxe et al. 2014) and biases at 0; by default
+    both start uniform in +-1/sqrt(in), as torch.nn.Linear's do.
+    """
+
+    def __init__(
+        self,
+        members: int,
+        num_inputs: int,
+        num_outputs: int,
+        activation: str = "none",
+        layer_norm: bool = False,
+        gain: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(members, num_outputs, num_inputs))
+        self.bias = nn.Parameter(torch.zeros(members, 1, num_outputs))
+        if gain is None:
+            bound = 1.0 / math.sqrt(num_inputs)
+            nn.init.uniform_(self.weight, -bound, bound)
+            nn.init.uniform_(self.bias, -bound, bound)
+        else:
+            for weight in self.weight.detach():
+                nn.init.orthogonal_(weight, gain)
+        self.activation = activation
+        self.norm = Norm(members, num_outputs) if layer_norm else None
+        # of the products, where they are not to have the parameters' own
+        self.dtype: torch.dtype | None = None
+
+    def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
+        return self._activated(self._affine(x, self.weight, self.bias))
+
+    def _affine(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        if self.dtype is None:
+            return stacked_affine(x, weight, bias)
+        low = (each.to(self.dtype) for each in (x, weight, bias))
+        return stacked_affine(*low).to(x.dtype)
+
+    def _activated(self, z: Tensor) -> Tensor:
+        return ACTIVATE[self.activation](z if self.norm is None else self.norm.forward(z))
+
+
+class Norm(Layer):
+    """Layer normalisation (Ba et al. 2016) with a gain and a shift of each member."""
+
+    def __init__(self, members: int, size: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(members, 1, size))
+        self.shift = nn.Parameter(torch.zeros(members, 1, size))
+
+    def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
+        size = x.shape[-1:]
+        if len(self.gain) == 1:
+            gain, shift = self.gain.view(size), self.shift.view(size)
+            return functional.layer_norm(x, size, gain, shift, LAYER_NORM_EPSILON)
+        normal = functional.layer_norm(x, size, eps=LAYER_NORM_EPSILON)
+        return normal * self.gain + self.shift
+
+
+class _Run:
+    """Dense layers without a norm, one after the other: on a CPU one call of C."""
+
+    def __init__(self, layers: list[Dense]) -> None:
+        self.layers = layers
+
+    @functools.cached_property
+    def _in_c(self) -> StackCpu:
+        return StackCpu([(layer.weight, layer.bias, layer.activation) for layer in self.layers])
+
+    def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
+        if x.dtype == torch.float32 and self.layers[0].dtype is None and use_c(x):
+            return self._in_c(x)
+        for layer in self.layers:
+            x = layer.forward(x)
+        return x
+
+
+def _in_runs(layers: Iterable[Layer]) -> list[Layer | _Run]:
+    """The layers, of networks in networks too, as one list, those that a run can take together in
+    one.
+    """
+    flat = list[Layer]()
+    for layer in layers:
+        flat += layer.layers if type(layer) is Sequential else [layer]  # type: ignore[arg-type]
+    found: list[Layer | _Run] = []
+    for layer in flat:
+        if type(layer) is not Dense or layer.norm is not None:
+            found.append(layer)
+        elif found and isinstance(found[-1], _Run):
+            found[-1].layers.append(layer)
+        else:
+            found.append(_Run([layer]))
+    return found
+
+
+class Sequential(Layer):
+    """Layers one after the other."""
+
+    def __init__(self, layers: Iterable[Layer]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        # a plain list: walking an nn.Module costs more than a small layer
+        self._runs = _in_runs(self.layers)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
+        for run in self._runs:
+            x = run.forward(x, noise)
+        return x
+
+
+class Residual(Sequential):
+    """x plus what the layers make of it; x: [E, B, H]."""
+
+    def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
+        return x + super().forward(x, noise)
+
+
+def make_trunk(members: int, num_inputs: int, config: BodyConfig) -> tuple[list[Layer], int]:
+    """(hidden layers of `members` networks, the size of what they give)."""
+    sizes = (num_inputs, *config.hidden)
+    width = sizes[-1]
+    if config.body == "mlp":
+        return [
+            Dense(members, *pair, config.activation, config.layer_norm)
+            for pair in itertools.pairwise(sizes)
+        ], width
+    blocks = list[Layer]()
+    for _ in config.hidden:
+        if config.body == "bro":
+            first = Dense(members, width, width, "relu", layer_norm=True)
+            blocks.append(Residual([first, Dense(members, width, width, layer_norm=True)]))
+        else:
+            inner = Dense(members, width, 4 * width, "relu")
+            outer = Dense(members, 4 * width, width)
+            blocks.append(Residual([Norm(members, width), inner, outer]))
+    if config.body == "bro":
+        return [Dense(members, num_inputs, width, "relu", layer_norm=True), *blocks], width
+    return [Dense(members, num_inputs, width), *blocks, Norm(members, width)], width
+
+
+def make_network(members: int, num_inputs: int, num_outputs: int, config: BodyConfig) -> Sequential:
+    """`members` networks from [B, num_inputs] to [E, B, num_outputs]."""
+    trunk, width = make_trunk(members, num_inputs, config)
+    return Sequential([*trunk, Dense(members, width, num_outputs)])
+
+
+def set_dtype(network: nn.Module, dtype: torch.dtype) -> int:
+    """Compute the products of all layers in `dtype`; parameters and gradients stay float32. Returns
+    how many layers there are.
+    """
+    layers = [layer for layer in network.modules() if isinstance(layer, Dense)]
+    for layer in layers:
+        layer.dtype = dtype
+    return len(layers)
