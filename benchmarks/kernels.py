@@ -320,27 +320,25 @@ def projection_case(rows: int, atoms: int, device: torch.device) -> Case:
 
 
 def squash_case(rows: int, actions: int, device: torch.device) -> Case:
-    """A draw for a batch and its way back, as a step of SAC's actor takes them."""
+    """A draw for a batch and its gradient, as a step of SAC's actor takes them."""
     generator = torch.Generator().manual_seed(0)
     output, noise, slope = (
         torch.randn(rows, width, generator=generator).to(device)
         for width in (2 * actions, actions, actions)
     )
-    of_log_prob = torch.tensor(0.2 / rows, device=device)
+    output.requires_grad_()
+    of_log_prob = torch.full((rows,), 0.2 / rows, device=device)
 
-    def calling(suffix: str) -> Function:
-        sample, backward = (
-            getattr(squash, f"squashed_{name}{suffix}") for name in ("sample", "backward")
-        )
-
-        def call() -> tuple[Tensor, ...]:
-            drawn = sample(output, noise)
-            return *drawn, backward(drawn, slope, of_log_prob)
-
-        return call
+    def with_gradient(sample: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        action, log_prob, *_ = sample(output, noise)
+        slopes = slope, of_log_prob
+        return action, log_prob, *torch.autograd.grad((action, log_prob), output, slopes)
 
     return Case(
-        f"squashed {rows}x{actions}", calling(""), calling("_reference"), absolute_tolerance=1e-4
+        f"squashed {rows}x{actions}",
+        lambda: with_gradient(squash.squashed_sample),
+        lambda: with_gradient(squash.squashed_sample_reference),
+        absolute_tolerance=1e-4,
     )
 
 

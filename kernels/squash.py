@@ -279,23 +279,30 @@ def squashed_likelihood(output: Tensor, action: Tensor) -> Tensor:
     return _SquashedLikelihood.apply(output, action)
 
 
+def _likelihood_and_slope(output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """(log-probability [B], its derivative by `output` [B, 2A])."""
+    mean, unlimited = output.chunk(2, dim=-1)
+    log_std = unlimited.clamp(*LOG_STD_LIMITS)
+    inv_std = log_std.neg().exp()
+    u = action.clamp(-LARGEST_ACTION, LARGEST_ACTION).atanh()
+    z = (u - mean) * inv_std
+    log_prob = (z.square() * -0.5 - log_std - HALF_LOG_2PI.value - _log_slope(u)).sum(-1)
+    of_log_std, way_back = z.square() - 1.0, log_std - unlimited
+    moves = (way_back == 0.0) | (of_log_std * way_back > 0.0)
+    return log_prob, torch.cat((z * inv_std, of_log_std * moves), -1)
+
+
 class _SquashedLikelihood(torch.autograd.Function):
     """Has a gradient of its own where log_std is beyond its limits."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, output: Tensor, action: Tensor) -> Tensor:  # type: ignore[override]
-        mean, unlimited = output.chunk(2, dim=-1)
-        log_std = unlimited.clamp(*LOG_STD_LIMITS)
-        inv_std = log_std.neg().exp()
-        u = action.clamp(-LARGEST_ACTION, LARGEST_ACTION).atanh()
-        z = (u - mean) * inv_std
-        of_log_std, way_back = z.square() - 1.0, log_std - unlimited
-        moves = (way_back == 0.0) | (of_log_std * way_back > 0.0)
-        ctx.save_for_backward(torch.cat((z * inv_std, of_log_std * moves), -1))
-        return (z.square() * -0.5 - log_std - HALF_LOG_2PI.value - _log_slope(u)).sum(-1)
+        log_prob, slope = _likelihood_and_slope(output, action)
+        ctx.save_for_backward(slope)
+        return log_prob
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, of_log_prob: Tensor) -> tuple[Tensor, None]:
         refuse_second_derivative()
-        (of_output,) = ctx.saved_tensors
-        return of_output * slope.unsqueeze(1), None
+        (slope,) = ctx.saved_tensors
+        return slope * of_log_prob.unsqueeze(1), None

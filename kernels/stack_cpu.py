@@ -44,11 +44,9 @@ class StackCpu:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [E, B, in], or [B, in] for all, float32 -> y [E, B, out], once differentiable by x and
-        by the parameters that require it. Keeps nothing where no gradient can be asked for.
+        by the parameters that require it. Keeps nothing in torch.no_grad().
         """
-        if torch.is_grad_enabled() and (
-            x.requires_grad or any([each.requires_grad for each in self.parameters])
-        ):
+        if torch.is_grad_enabled():
             return _Differentiable.apply(self, x, *self.parameters)
         return self.forward(_rows(x), keeps=False)[0]
 
@@ -97,10 +95,9 @@ class StackCpu:
         wanted = (self.members, x.shape[-2], self.num_inputs)[-x.dim() :]
         got = tuple(x.shape), x.dtype, x.is_contiguous()
         assert got == (wanted, torch.float32, True), (*got, wanted)
-        for parameter in self.parameters:
-            assert parameter.dtype == torch.float32, parameter
-            assert parameter.is_contiguous(), parameter
-            assert parameter.device.type == "cpu", parameter
+        for each in self.parameters:
+            is_plain = each.dtype == torch.float32 and each.is_cpu and each.is_contiguous()
+            assert is_plain, each
         return x.shape[-2]
 
     def _call(self, function: Any, x: Tensor, tensors: list[Tensor | None], *flags: bool) -> None:
@@ -130,7 +127,7 @@ class _Differentiable(torch.autograd.Function):
         rows = _rows(x)
         y, hidden = stack.forward(rows, keeps=True)
         assert hidden is not None
-        ctx.save_for_backward(rows, y, hidden, *parameters)
+        ctx.save_for_backward(rows, y, hidden)
         ctx.stack = stack  # type: ignore[attr-defined]
         ctx.is_shared = x.dim() == 2  # type: ignore[attr-defined]
         return y
@@ -139,7 +136,7 @@ class _Differentiable(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         refuse_second_derivative()
         _, needs_input, *needs = ctx.needs_input_grad
-        x, y, hidden, *_ = ctx.saved_tensors
+        x, y, hidden = ctx.saved_tensors
         of_input, of_parameters = ctx.stack.backward(
             gradient, x, y, hidden, needs_input, any(needs)
         )

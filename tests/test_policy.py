@@ -61,7 +61,7 @@ def test_a_loaded_policy_that_samples_explores_as_at_the_end_of_training(
     policy, obs = gpurl.load(run.folder, num_envs=2000), make_env(env, 2000, "cpu", 0).reset()[0]
     with torch.no_grad():
         if name == "sac":
-            policy.algorithm.actor.steps[-1].bias[0, 0, 1] = -9.0  # hardly any spread
+            policy.algorithm.actor.layers[-1].bias[0, 0, 1] = -9.0  # hardly any spread
         best, drawn = policy.act(obs), policy.act(obs, deterministic=False)
     if env == "cart_pole":
         assert float((best != drawn).float().mean()) == pytest.approx(

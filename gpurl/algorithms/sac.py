@@ -129,7 +129,7 @@ class SAC(OffPolicyActorCritic):
         return loss, {"actor_loss": loss.detach(), "entropy": entropy, "ent_coef": temperature}
 
     def temperature_loss(self, entropy: Tensor) -> Tensor:
-        """0-d: falls with the temperature while the entropy, 0-d, is less than wanted."""
+        """0-d: its slope lifts the temperature while the entropy, 0-d, is less than wanted."""
         return self.temperature.log * (entropy - self.target_entropy)
 
     def actor_step(self, batch: Batch) -> Metrics:

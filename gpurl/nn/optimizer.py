@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 
 from gpurl.kernels.adam import MOST_LOSSES, AdamOptions, AdamState, LeftOut, adam_step
 
@@ -61,6 +62,7 @@ class FlatAdam:
         self.flat, self.gradient = flatten(module)
         self.parameters = [each for each in module.parameters() if each.requires_grad]
         self._views = [each.grad for each in self.parameters if each.grad is not None]
+        self._leaves = tuple(self.parameters)
         self._one = torch.ones((), device=self.flat.device)
         step = torch.zeros((), dtype=torch.int64, device=self.flat.device)
         counts, kept = (
@@ -95,11 +97,19 @@ class FlatAdam:
         by default the loss itself. Where one of them or the gradient is not finite nothing changes,
         the target neither. Returns the gradient's norm before clipping, 0-d.
         """
-        gradients = torch.autograd.grad(
-            loss, self.parameters, self._one, allow_unused=True, materialize_grads=True
+        assert loss.dim() == 0, loss.shape
+        # what torch.autograd.grad calls, whose own checks cost a CPU as much as a small network
+        gradients = _engine_run_backward(
+            (loss,), (self._one,), False, False, self._leaves, True, accumulate_grad=False
         )
         with torch.no_grad():
-            torch._foreach_copy_(self._views, gradients)
+            torch._foreach_copy_(
+                self._views,
+                [
+                    torch.zeros_like(view) if gradient is None else gradient
+                    for view, gradient in zip(self._views, gradients)
+                ],
+            )
             return self.step_along_gradient(
                 move_target, losses=loss.detach() if losses is None else losses
             )

@@ -289,6 +289,38 @@ def test_mod_sac_moves_its_actor_as_its_critics_deserve(loss: float, wanted: lis
     assert moved == wanted
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_step_of_mod_sacs_actor_that_is_not_due_changes_nothing(broken: bool) -> None:
+    """Neither weights, moments, step, target nor the count of skipped steps, be its gradient finite
+    or not; the temperature moves all the same.
+    """
+    env = RandomWalk(4)
+    algorithm = off_policy("mod_sac", env, updates=8)
+    play(algorithm, env, 2)
+    assert isinstance(algorithm, ModSAC)
+    optimizer, batch = algorithm.optimizers["actor"], algorithm.replay.sample(8, 0.9)
+    algorithm.loss_mean.fill_(1e9)
+    algorithm.update_step(batch, 0)
+    if broken:
+        batch["obs"][3] = torch.nan
+
+    def state() -> list[Tensor]:
+        assert optimizer.target is not None
+        tensors = *optimizer.state[:4], optimizer.target, optimizer.left_out.counts
+        return [each.clone() for each in tensors]
+
+    before, temperature = state(), algorithm.temperature.log.detach().clone()
+    metrics = algorithm.actor_step(batch)
+    assert not all(torch.equal(one, other) for one, other in zip(state(), before))  # it was due
+    algorithm.is_due.fill_(False)
+    before = state()
+    metrics = algorithm.actor_step(batch)
+    for one, other in zip(state(), before):
+        assert torch.equal(one, other)
+    assert float(metrics["actor_grad_norm"]) == 0.0
+    assert torch.equal(algorithm.temperature.log, temperature) == broken
+
+
 def test_mod_sac_starts_at_one_half() -> None:
     algorithm = off_policy("mod_sac", RandomWalk(4))
     assert isinstance(algorithm, ModSAC)
