@@ -163,7 +163,6 @@ def test_any_split_gives_the_moments_of_all_rows_in_any_order(
         torch.testing.assert_close(normalizer.inv_std, (variance + 1e-8).pow(-0.5).float())
         wanted = ((x - normalizer.shift) * normalizer.inv_std).clamp(-1.5, 1.5)
         torch.testing.assert_close(normalizer(x), wanted, equal_nan=True)
-        np.testing.assert_allclose(normalizer(x.numpy()), wanted.numpy(), rtol=1e-6)
         random.shuffle(parts)
 
 
@@ -178,9 +177,6 @@ def test_returns_come_back_from_the_critics_scale(x: list[float]) -> None:
     size = float(returns.abs().max()) + 1e-3
     torch.testing.assert_close(
         normalizer.denormalized(scaled), returns, rtol=1e-5, atol=1e-5 * size
-    )
-    np.testing.assert_allclose(
-        normalizer.denormalized(scaled.numpy()), returns.numpy(), rtol=1e-5, atol=1e-5 * size
     )
 
 

@@ -44,10 +44,10 @@ class NetworkConfig:
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
-    "elu": nn.functional.elu,
-    "relu": torch.relu,
-}
+    "tanh": torch.tanh_,
+    "elu": nn.functional.elu_,
+    "relu": torch.relu_,
+}  # in place, which autograd allows behind a product
 # gradient before the activation from the gradient and the value after it, in place of the gradient
 SLOPE = {
     "none": lambda gradient, h: gradient,
@@ -123,6 +123,10 @@ class Layer(nn.Module):
         """x: [B, in] -> [B, out]."""
         return torch.addmm(self.bias, x, self.weight.t())
 
+    def of_columns(self, x: Tensor) -> Tensor:
+        """x: [in, B] -> [out, B]."""
+        return torch.addmm(self.bias.unsqueeze(1), self.weight, x)
+
 
 class Towers(nn.Module):
     """E networks of equal hidden layers, activated throughout, as one: weights [E, out, in], one
@@ -145,17 +149,19 @@ class Towers(nn.Module):
             self.biases.append(nn.Parameter(torch.zeros(num_towers, 1, num_outputs)))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x: [B, in] -> [B, H] float32 of each tower; without hidden layers x itself."""
+        """x: [B, in] -> columns [H, B] float32 of each tower; without hidden layers x's own.
+
+        With the weight as the first factor its gradient comes in the weight's own memory layout,
+        and all gradients go into FlatAdam's in one copy.
+        """
         if not len(self.weights):
-            return (x,)
-        # Columns instead of rows: with the weight as the first factor its gradient comes in the
-        # weight's own memory layout, and all gradients go into FlatAdam's in one copy.
+            return (x.t(),)
         columns = x.to(self.dtype).t().expand(self.num_towers, -1, -1)
         for weight, bias in zip(self.weights, self.biases):
             bias_column = bias.to(self.dtype).transpose(1, 2)
             z = torch.baddbmm(bias_column, weight.to(self.dtype), columns)
             columns = ACTIVATIONS[self.activation](z)
-        return columns.float().transpose(1, 2).unbind(0)
+        return columns.float().unbind(0)
 
 
 class Gru(nn.Module):
@@ -235,7 +241,12 @@ class ActorCritic(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [B, F] -> (the policy head's numbers [B, A], value [B])."""
         towers = self.towers(x)
-        return self.actor(towers[0]), self.critic(towers[-1]).squeeze(1)
+        return self._ends(towers[0], towers[-1])
+
+    def _ends(self, acting: Tensor, judging: Tensor) -> tuple[Tensor, Tensor]:
+        """Of what the last hidden layers give, columns [H, B]; rows, as kernels read them."""
+        output = self.actor.of_columns(acting).t().contiguous()
+        return output, self.critic.of_columns(judging).squeeze(0)
 
 
 class AsymmetricActorCritic(ActorCritic):
@@ -270,4 +281,4 @@ class AsymmetricActorCritic(ActorCritic):
         """x: [B, F + S] -> (the policy head's numbers [B, A], value [B])."""
         width = self.num_inputs if self.memory is None else self.memory.size
         (acting,), (judging,) = self.towers(x[:, :width]), self.critic_towers(x[:, width:])
-        return self.actor(acting), self.critic(judging).squeeze(1)
+        return self._ends(acting, judging)

@@ -111,18 +111,6 @@ def test_one_step_at_a_time_is_the_sequence() -> None:
         assert carry[0] is features
 
 
-def test_products_in_bfloat16_leave_gradients_in_float32() -> None:
-    torch.manual_seed(0)
-    network, x = ActorCritic(NetworkConfig(hidden=(16,)), 5, 3), torch.randn(9, 5)
-    wanted, _ = network(x)
-    network.set_dtype(torch.bfloat16)
-    output, value = network(x)
-    assert (output.dtype, value.dtype) == (torch.float32, torch.float32)
-    assert 0.0 < float((output - wanted).detach().abs().max()) < 1e-3
-    (output.sum() + value.sum()).backward()
-    assert all(each.grad.dtype == torch.float32 for each in network.parameters())
-
-
 def test_weights_are_orthogonal_with_their_gain() -> None:
     network = ActorCritic(NetworkConfig(hidden=(16, 16)), 16, 4)
     for stack in network.towers.weights:
