@@ -98,6 +98,8 @@ def test_imports_point_one_way(path: Path) -> None:
                 assert imported in LAYERS[1] or imported.startswith("kernels"), (
                     f"{module} imports the task {imported}"
                 )
+        elif imported.startswith("envs.isaac_gym") and module == "cli.doctor":
+            pass  # which asks whether that simulator can be started
         elif imported.startswith("envs"):
             assert imported in {"envs.vec_env", "envs.torch_env", "envs.registry"}, (
                 f"{module} imports the task {imported}: get it by name"

@@ -4,6 +4,7 @@ import sys
 
 import gymnasium
 import torch
+from gymnasium.spaces import Discrete
 
 from gpurl.algorithms.base import Algorithm, AlgorithmConfig
 from gpurl.discovery import find_class, module_names
@@ -46,7 +47,9 @@ def make_algorithm(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        kind = resolve_algorithm(name).for_space(action_space)
+        kind = resolve_algorithm(name)
+        if isinstance(action_space, Discrete) and "discrete_form" in vars(kind):
+            kind = resolve_algorithm(kind.discrete_form)
         algorithm = kind(
             config,
             observation_space,

@@ -304,7 +304,7 @@ class OffPolicyActorCritic(OffPolicy):
     def critic_step(self, batch: Batch, move_target: bool) -> tuple[Metrics, Tensor]:
         """One step of the critics; (metrics, error [B])."""
         loss, metrics, error = self.critic_loss(batch)
-        norm = self.optimizers["critic"].step(loss, move_target=move_target)
+        norm = self.optimizers["critic"].step(loss, move_target=move_target, of=self.critic_loss)
         return metrics | {"critic_grad_norm": norm}, error
 
     def actor_step(self, batch: Batch) -> Metrics:
@@ -314,7 +314,7 @@ class OffPolicyActorCritic(OffPolicy):
 
     def move_actor(self, loss: Tensor) -> Tensor:
         """The actor's optimiser step; returns the gradient's norm."""
-        return self.optimizers["actor"].step(loss)
+        return self.optimizers["actor"].step(loss, of=self.actor_loss)
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics, Tensor]:
         """(loss 0-d of all critics, metrics, error [B] of each transition)."""

@@ -81,6 +81,8 @@ class Algorithm(ABC, nn.Module):
         # obs [N, A, D], actions [N, A] or [N, A, d], reward [N, A]; without it one agent only
         False
     )
+    # the name of another algorithm that takes its place for a Discrete action space
+    discrete_form: ClassVar[str] = ""
     values_final_obs: ClassVar[bool] = False  # whether targets need the values of final_obs
     learning_starts: int = (
         0  # transitions to be collected, since nothing was stored, before the first `learn`
@@ -136,11 +138,6 @@ class Algorithm(ABC, nn.Module):
     def reads_state(self) -> bool:
         """Whether the critic reads what an environment shows to critics only."""
         return False
-
-    @classmethod
-    def for_space(cls, action_space: gymnasium.Space) -> "type[Algorithm]":
-        """The form of this algorithm for the space, with the same settings."""
-        return cls
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Algorithm":
         raise TypeError(

@@ -236,7 +236,9 @@ class BC(OffPolicy):
 
     def update_step(self, batch: Batch, number: int) -> tuple[Metrics, Tensor]:
         loss, metrics, rows = self.actor_loss(batch)
-        return metrics | {"grad_norm": self.optimizers["actor"].step(loss)}, rows
+        return metrics | {
+            "grad_norm": self.optimizers["actor"].step(loss, of=self.actor_loss)
+        }, rows
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics, Tensor]:
         """(loss 0-d, the mean of all that are transitions; metrics; loss [B] of each)."""

@@ -222,7 +222,7 @@ class DQN(OffPolicy):
     def update_step(self, batch: Batch, number: int) -> tuple[Metrics, Tensor]:
         loss, metrics, error = self.loss(batch)
         optimizer, interval = self.optimizers["network"], self.config.target_interval
-        norm = optimizer.step(loss, move_target=interval == 1)
+        norm = optimizer.step(loss, move_target=interval == 1, of=self.loss)
         if interval > 1:
             assert optimizer.target is not None
             # on the device: a graph of some updates is replayed for all

@@ -302,7 +302,8 @@ class PPO(OnPolicy):
         metrics = parts | metrics  # parts first, then what is logged only
         row = torch.stack(tuple(metrics.values())).float()
         self.optimizer.losses = tuple(parts)
-        return tuple(metrics), row, self.optimizer.step(loss, row[: len(parts)])
+        norm = self.optimizer.step(loss, row[: len(parts)], of=self.loss)
+        return tuple(metrics), row, norm
 
     def after_epochs(
         self, means: Metrics, steps_before: Tensor | None, data: dict[str, Tensor]

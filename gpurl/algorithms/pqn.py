@@ -139,7 +139,8 @@ class PQN(OnPolicy):
             steps = []
             for minibatch in self.minibatches.of_steps(data["packed"]):
                 loss, metrics = self.loss(minibatch)
-                steps.append(metrics | {"grad_norm": self.optimizer.step(loss)})
+                norm = self.optimizer.step(loss, of=self.loss)
+                steps.append(metrics | {"grad_norm": norm})
         self.num_updates += 1
         metrics = {
             f"train/{name}": torch.stack([step[name] for step in steps]).mean() for name in steps[0]

@@ -5,13 +5,10 @@ takes its form for few actions.
 import math
 from dataclasses import dataclass
 
-import gymnasium
 import torch
-from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from gpurl.algorithms.actor_critic import ActorCriticConfig, OffPolicyActorCritic
-from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.off_policy import Batch, Metrics
 from gpurl.errors import UsageError
 from gpurl.kernels.squash import squashed_mode, squashed_sample
@@ -55,15 +52,8 @@ class SAC(OffPolicyActorCritic):
     """A stochastic actor whose entropy counts as reward."""
 
     config: SACConfig
+    discrete_form = "discrete_sac"
     temperature_limits = TEMPERATURE_LIMITS
-
-    @classmethod
-    def for_space(cls, action_space: gymnasium.Space) -> type[Algorithm]:
-        if cls is not SAC or not isinstance(action_space, Discrete):
-            return cls
-        from gpurl.algorithms.discrete_sac import DiscreteSAC  # which is made of this one
-
-        return DiscreteSAC
 
     def make_networks(self) -> None:
         super().make_networks()

@@ -2,13 +2,16 @@
 reduction between ranks.
 """
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 
+from gpurl.errors import UsageError
 from gpurl.kernels.adam import MOST_LOSSES, AdamOptions, AdamState, LeftOut, adam_step
 
 ALIGNMENT = 4  # floats: every weight starts at 16 bytes, which vectorised loads need
@@ -90,18 +93,29 @@ class FlatAdam:
             self.target, _ = flatten(target)
             self.target.copy_(self.flat)
 
-    def step(self, loss: Tensor, losses: Tensor | None = None, move_target: bool = True) -> Tensor:
+    def step(
+        self,
+        loss: Tensor,
+        losses: Tensor | None = None,
+        move_target: bool = True,
+        of: Callable[..., Any] | None = None,
+    ) -> Tensor:
         """Differentiate the 0-d `loss` by the parameters and step along its gradient.
 
         losses: [L] float32, the numbers that `losses` of the constructor names, without gradient;
         by default the loss itself. Where one of them or the gradient is not finite nothing changes,
-        the target neither. Returns the gradient's norm before clipping, 0-d.
+        the target neither. of: the function that gave the loss, which an error names. Returns the
+        gradient's norm before clipping, 0-d. UsageError for what is no loss of these parameters.
         """
-        assert loss.dim() == 0, loss.shape
+        if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
+            raise UsageError(_not_a_loss(loss, of))
         # what torch.autograd.grad calls, whose own checks cost a CPU as much as a small network
         gradients = _engine_run_backward(
             (loss,), (self._one,), False, False, self._leaves, True, accumulate_grad=False
         )
+        if all(gradient is None for gradient in gradients):
+            name = type(self.module).__name__
+            raise UsageError(f"{_place(of)}: wanted a loss that depends on a weight of {name}")
         with torch.no_grad():
             torch._foreach_copy_(
                 self._views,
@@ -171,3 +185,22 @@ class FlatAdam:
         """Continue from `state_dict()`."""
         for name, tensor in self.state_dict().items():
             tensor.copy_(state[name])
+
+
+def _place(of: Callable[..., Any] | None) -> str:
+    """Which loss, and where it stands."""
+    if of is None:
+        return "the loss"
+    function = inspect.unwrap(of)
+    line = function.__code__.co_firstlineno
+    return f"{function.__qualname__} ({inspect.getsourcefile(function)}:{line})"
+
+
+def _not_a_loss(loss: object, of: Callable[..., Any] | None) -> str:
+    """What was got in place of a loss."""
+    wanted = f"{_place(of)}: wanted a loss that is a 0-d tensor with a gradient"
+    if not isinstance(loss, Tensor):
+        return f"{wanted}, got a {type(loss).__name__}"
+    if loss.dim():
+        return f"{wanted}, got one of shape {tuple(loss.shape)}: take its mean"
+    return f"{wanted}, got one that does not require grad: nothing in it depends on a weight"

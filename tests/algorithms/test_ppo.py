@@ -534,3 +534,33 @@ def test_weights_depend_on_the_seed_and_on_nothing_else() -> None:
     )
     assert torch.equal(first.optimizer.flat, again.optimizer.flat)  # type: ignore[union-attr]
     assert not torch.equal(first.optimizer.flat, other.optimizer.flat)  # type: ignore[union-attr]
+
+
+class NotZeroD(PPO):
+    def loss(self, batch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss, metrics = super().loss(batch)
+        return loss.expand(2), metrics | {"loss": loss}
+
+
+class NoGradient(PPO):
+    def loss(self, batch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return batch.returns.mean(), {}
+
+
+class Elsewhere(PPO):
+    def loss(self, batch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return torch.ones((), requires_grad=True) * 2.0, {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "got"),
+    [
+        (NotZeroD, r"got one of shape \(2,\): take its mean"),
+        (NoGradient, r"got one that does not require grad"),
+        (Elsewhere, r"wanted a loss that depends on a weight of Elsewhere"),
+    ],
+)
+def test_what_is_no_loss_is_named_with_its_line(kind: type[PPO], got: str) -> None:
+    env = RandomWalk(8)
+    with pytest.raises(UsageError, match=rf"{kind.__name__}.loss \(.*test_ppo.py:\d+\).*{got}"):
+        run_updates(of_own(kind, env, schedule="constant"), env, 1)
