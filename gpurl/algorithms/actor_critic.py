@@ -324,7 +324,7 @@ class OffPolicyActorCritic(OffPolicy):
             loss, error = categorical_td_loss(output, target, weight)
         else:
             loss, error = td_loss(values, target, weight, None)
-        metrics = {"critic_loss": loss.detach(), "qf_values": values.detach().mean()}
+        metrics = {"critic_loss": loss.detach(), "qf_values": values.detach()}
         if self.config.fit_returns:
             fit, _ = td_loss(values, batch["fit_return"], weight, None)
             loss = loss + self.config.fit_returns * fit

@@ -80,11 +80,7 @@ class DiscreteSAC(SAC):
         target = self.critic_target(batch)
         values = taken(self.critic(batch["obs"]), batch["action"])
         loss, error = td_loss(values, target, batch["weight"], None)
-        return (
-            loss,
-            {"critic_loss": loss.detach(), "qf_values": values.detach().mean()},
-            error,
-        )
+        return loss, {"critic_loss": loss.detach(), "qf_values": values.detach()}, error
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         log_prob = self.actor(batch["obs"]).squeeze(0).log_softmax(-1)

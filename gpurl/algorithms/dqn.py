@@ -244,7 +244,7 @@ class DQN(OffPolicy):
         else:
             values = self.mix(of_action.squeeze(3))
             loss, error = td_loss(values, target, weight, 1.0 if self.config.huber else None)
-        metrics = {"loss": loss.detach(), "q_values": self.means(of_action.detach()).mean()}
+        metrics = {"loss": loss.detach(), "q_values": self.means(of_action.detach())}
         return loss, metrics, error
 
     @torch.no_grad()

@@ -23,7 +23,7 @@ from gpurl.nn.optimizer import FlatAdam
 
 RANDOM = ("action_random", "update_random", "choice_random")
 Batch = dict[str, Tensor]  # as `Replay.sample`, observations normalised and rewards scaled
-Metrics = dict[str, Tensor]  # name -> 0-d, without a gradient
+Metrics = dict[str, Tensor]  # name -> what is logged, or of what the mean is; without a gradient
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class OffPolicy(Algorithm):
         return {}
 
     def learn(self, data: dict[str, Tensor]) -> Metrics:
-        """`updates` steps, each on a batch of its own; the metrics are those of the last."""
+        """`updates` steps, each on a batch of its own; the 0-d metrics are those of the last."""
         metrics = Metrics()
         for number in range(self.config.updates):
             batch = self.sample_batch()
@@ -243,7 +243,10 @@ class OffPolicy(Algorithm):
                 self.replay.update_priorities(batch["index"], error)
         self.num_updates += self.config.updates
         rate = next(iter(self.optimizers.values())).learning_rate
-        metrics = {f"train/{name}": value for name, value in metrics.items()}
+        metrics = {
+            f"train/{name}": value.mean() if value.dim() else value
+            for name, value in metrics.items()
+        }
         return metrics | {
             "train/n_updates": self.num_updates.clone(),
             "train/learning_rate": rate.clone(),

@@ -25,10 +25,11 @@ import torch
 from filelock import FileLock
 from safetensors import SafetensorError
 
-from gpurl.checkpoints.migrations import FORMAT_VERSION, OLDEST_FORMAT, migrate
+from gpurl.checkpoints.run_parts import check_parts
 from gpurl.checkpoints.state_files import State, read_json, read_state_files, write_state_files
 from gpurl.errors import CheckpointError
 
+FORMAT_VERSION = 3  # raised by a change to what the parts of a run hold
 LOCK_SECONDS = 60.0
 STEP_FOLDER = re.compile(r"step_([0-9]{12,18})")
 PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
@@ -292,7 +293,9 @@ def _gpurl_version() -> str:
 def _load(folder: Path, device: str | torch.device) -> tuple[dict[str, State], dict[str, Any]]:
     manifest = _check(folder)
     with _damage(folder):
-        return migrate(read_state_files(folder, device), manifest["format_version"]), manifest
+        parts = read_state_files(folder, device)
+        check_parts(parts)
+        return parts, manifest
 
 
 def _is_intact(path: Path) -> bool:
@@ -349,9 +352,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         )
     if type(version) is not int or version < 1:
         raise CheckpointError(f"manifest.json has format {version!r}")
-    if version < OLDEST_FORMAT:
+    if version < FORMAT_VERSION:
         raise CheckpointError(
-            f"format {version} is older than {OLDEST_FORMAT}, the oldest that this gpurl reads"
+            f"format {version} is older than {FORMAT_VERSION}, which this gpurl reads: train again"
         )
     if version > FORMAT_VERSION:
         raise _NewerFormatError(

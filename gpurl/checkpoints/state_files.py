@@ -5,7 +5,6 @@ rest in `state.json`.
 import json
 import math
 import struct
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gpurl.checkpoints.plain_files import read_at_most
-from gpurl.errors import CheckpointError, visible
+from gpurl.errors import CheckpointError
 
 State = dict[str, Any]  # nested dicts, lists and tuples of Tensor, bool, int, float, str, None
 
 MAX_DEPTH = 64
 MAX_JSON_BYTES = 64 << 20
-WRAPPERS = (
-    "_orig_mod",
-    "module",
-)  # parts of names that torch.compile and DistributedDataParallel put in front of a module's own
 DTYPES = {  # what every safetensors that we allow can store
     *(
         torch.float64,
@@ -98,52 +93,6 @@ def read_json(file: Path) -> tuple[dict[str, Any], bytes]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{file.name} holds a {type(content).__name__}, wanted an object")
     return content, raw
-
-
-def without_wrappers(named: State, where: str) -> State:
-    """`named` by the names that it had before torch.compile or DistributedDataParallel;
-    CheckpointError where two become one.
-    """
-    return _renamed(named, {name: _without(name) for name in named}, where)
-
-
-def by_own_names(named: State, own: Iterable[str], where: str) -> State:
-    """`named` by the names in `own`, where only wrappers are between: a module may itself be called
-    as they are.
-
-    A name that fits none stays as it is; CheckpointError where two become one.
-    """
-    own = set(own)
-    candidates: dict[str, list[str]] = {}
-    for name in sorted(own, key=len, reverse=True):
-        candidates.setdefault(_without(name), []).append(name)
-    names = {}
-    for name in named:
-        inside = [each for each in candidates.get(_without(name), []) if _is_inside(each, name)]
-        names[name] = (
-            name if name in own or not inside else inside[0]
-        )  # the longest: as few wrappers as possible
-    return _renamed(named, names, where)
-
-
-def _without(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-
-def _is_inside(short: str, long: str) -> bool:
-    """Whether the parts of `short` are among those of `long`, in the same order."""
-    parts = iter(long.split("."))
-    return all(part in parts for part in short.split("."))
-
-
-def _renamed(named: State, names: dict[str, str], where: str) -> State:
-    if len(set(names.values())) < len(names):
-        twice = next(name for name in names.values() if list(names.values()).count(name) > 1)
-        raise CheckpointError(
-            f"{where} has {visible(twice)} twice: once by itself, once inside "
-            f"{' or '.join(WRAPPERS)}"
-        )
-    return {names[name]: value for name, value in named.items()}
 
 
 def _encode(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:

@@ -9,7 +9,6 @@ import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any
 
 import gymnasium
 import torch
@@ -65,19 +64,6 @@ class Head(nn.Module):
 
     def _is_drawn_by_kernel(self, output: Tensor) -> bool:
         return self.has_kernels and self.num_outputs <= MOST_COLUMNS and use_triton(output)
-
-    # gpurl/algorithms/bc.py calls this until it differentiates log_prob
-    def evaluate(self, output: Tensor, action: Tensor) -> Any:
-        with torch.inference_mode(False), torch.enable_grad():
-            leaf = output.detach().clone().requires_grad_()
-            log_prob, entropy = self.log_prob_and_entropy(leaf, action.clone())
-
-        def backward(of_log_prob: Tensor, of_entropy: Tensor) -> Tensor:
-            with torch.inference_mode(False):
-                gradients = of_log_prob.clone(), of_entropy.clone()
-            return torch.autograd.grad((log_prob, entropy), leaf, gradients)[0]
-
-        return log_prob.detach(), entropy.detach(), backward
 
     def ppo_loss(
         self,

@@ -160,7 +160,7 @@ class Norm(Layer):
 
     def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
         size = x.shape[-1:]
-        if len(self.gain) == 1:
+        if self.gain.shape[0] == 1:
             gain, shift = self.gain.view(size), self.shift.view(size)
             return functional.layer_norm(x, size, gain, shift, LAYER_NORM_EPSILON)
         normal = functional.layer_norm(x, size, eps=LAYER_NORM_EPSILON)

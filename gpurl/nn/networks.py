@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from gpurl.checks import check_choices
 from gpurl.errors import UsageError
 
-MANY_ROWS = 1024
 Carry = tuple[Tensor, ...]  # () without memory, else one [N, H] tensor a memory
 
 
@@ -48,67 +47,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": nn.functional.elu_,
     "relu": torch.relu_,
 }  # in place, which autograd allows behind a product
-# gradient before the activation from the gradient and the value after it, in place of the gradient
-SLOPE = {
-    "none": lambda gradient, h: gradient,
-    "tanh": lambda gradient, h: torch.ops.aten.tanh_backward.grad_input(
-        gradient, h, grad_input=gradient
-    ),
-    "elu": lambda gradient, h: torch.ops.aten.elu_backward.grad_input(
-        gradient, 1.0, 1.0, 1.0, True, h, grad_input=gradient
-    ),
-    "relu": lambda gradient, h: torch.ops.aten.threshold_backward.grad_input(
-        gradient, h, 0.0, grad_input=gradient
-    ),
-}
-
-
-def _one_by_one(x: Tensor) -> bool:
-    """Whether matrices go through one multiplication each: on a CPU a batched one of many rows
-    [..., B, D] uses one core only.
-    """
-    return x.device.type == "cpu" and x.shape[-2] >= MANY_ROWS
-
-
-def stacked_affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x_e W_e^T + b_e, [E, B, out]; x: [E, B, in], or [B, in] for all; weight: [E, out, in]; bias:
-    [E, 1, out].
-    """
-    x = x if x.dim() == 3 else x.expand(weight.shape[0], *x.shape)
-    if _one_by_one(x):
-        rows = zip(bias.unbind(0), x.unbind(0), weight.unbind(0))
-        return torch.stack([torch.addmm(b, x_e, w.t()) for b, x_e, w in rows])
-    return torch.baddbmm(bias, x, weight.transpose(1, 2))
-
-
-def stacked_weight_gradient(gradient: Tensor, x: Tensor, out: Tensor) -> None:
-    """sum over rows of gradient_e x_e -> out [E, out, in]; gradient: [E, B, out]; x: [E, B, in], or
-    [B, in] for all.
-    """
-    x = x if x.dim() == 3 else x.expand(gradient.shape[0], *x.shape)
-    if out.dtype != gradient.dtype:
-        out.copy_(torch.bmm(gradient.transpose(1, 2), x))
-        return
-    if not _one_by_one(x):
-        torch.bmm(gradient.transpose(1, 2), x, out=out)
-        return
-    for e in range(
-        gradient.shape[0]
-    ):  # the thinner factor goes first, which CPU libraries do up to 5 times faster
-        if gradient.shape[2] <= x.shape[2]:
-            torch.mm(gradient[e].t(), x[e], out=out[e])
-        else:
-            out[e].copy_(torch.mm(x[e].t(), gradient[e]).t())
-
-
-def stacked_input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
-    """gradient_e W_e, [E, B, in]; gradient: [E, B, out]; weight: [E, out, in]."""
-    if not _one_by_one(gradient):
-        return torch.bmm(gradient, weight)
-    out = gradient.new_empty(*gradient.shape[:2], weight.shape[2])
-    for e in range(gradient.shape[0]):
-        torch.mm(gradient[e], weight[e], out=out[e])
-    return out
 
 
 class Layer(nn.Module):

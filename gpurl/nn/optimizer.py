@@ -116,17 +116,13 @@ class FlatAdam:
         if all(gradient is None for gradient in gradients):
             name = type(self.module).__name__
             raise UsageError(f"{_place(of)}: wanted a loss that depends on a weight of {name}")
-        with torch.no_grad():
-            torch._foreach_copy_(
-                self._views,
-                [
-                    torch.zeros_like(view) if gradient is None else gradient
-                    for view, gradient in zip(self._views, gradients)
-                ],
-            )
-            return self.step_along_gradient(
-                move_target, losses=loss.detach() if losses is None else losses
-            )
+        whole = [
+            torch.zeros_like(view) if gradient is None else gradient
+            for view, gradient in zip(self._views, gradients)
+        ]
+        torch._foreach_copy_(self._views, whole)
+        losses = loss.detach() if losses is None else losses
+        return self.step_along_gradient(move_target, losses=losses)
 
     def step_along_gradient(self, move_target: bool = True, losses: Tensor | None = None) -> Tensor:
         """Take one step along the gradients that were written into the parameters' `.grad`; returns

@@ -8,7 +8,7 @@ import gymnasium
 import torch
 
 from gpurl.discovery import name_of_class
-from gpurl.envs.gymnasium_cpu import GymnasiumCpu
+from gpurl.envs.registry import resolve_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError
 
@@ -35,10 +35,10 @@ def name_of_env(env: Given) -> tuple[str, VecEnv | None]:
     if isinstance(env, type) and issubclass(env, VecEnv):
         return name_of_class(env), None
     if isinstance(env, gymnasium.vector.VectorEnv):
-        made = GymnasiumCpu(env.num_envs, env=env)
+        made = _adapter()(env.num_envs, env=env)
         return name_of_class(type(made)), made
     if isinstance(env, gymnasium.Env):
-        single = GymnasiumCpu(1, env=lambda: env, vectorization="sync")  # it cannot be copied
+        single = _adapter()(1, env=lambda: env, vectorization="sync")  # it cannot be copied
         return name_of_class(type(single)), single
     if callable(env):
         return name_of_class(_copies_of(env)), None
@@ -48,16 +48,22 @@ def name_of_env(env: Given) -> tuple[str, VecEnv | None]:
     )
 
 
+def _adapter() -> Any:
+    """What makes tensor environments of Gymnasium's."""
+    return resolve_env("gymnasium_cpu")[0]
+
+
 def _copies_of(make: Any) -> type[VecEnv]:
     """Copies of what `make()` makes, a gymnasium.Env, as a VecEnv class of its name."""
+    adapter = _adapter()
 
-    class Copies(GymnasiumCpu):
-        def __init__(
-            self, num_envs: int, device: torch.device | str = "cpu", seed: int = 0
-        ) -> None:
-            super().__init__(num_envs, device, seed, env=make)
+    def initialise(
+        self: VecEnv, num_envs: int, device: torch.device | str = "cpu", seed: int = 0
+    ) -> None:
+        adapter.__init__(self, num_envs, device, seed, env=make)
 
-    Copies.__name__ = getattr(make, "__name__", type(make).__name__)
-    Copies.__qualname__ = getattr(make, "__qualname__", Copies.__name__)
-    Copies.__module__ = getattr(make, "__module__", __name__)
-    return Copies
+    name = getattr(make, "__name__", type(make).__name__)
+    copies = type(name, (adapter,), {"__init__": initialise})
+    copies.__qualname__ = getattr(make, "__qualname__", name)
+    copies.__module__ = getattr(make, "__module__", __name__)
+    return copies

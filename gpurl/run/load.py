@@ -10,7 +10,6 @@ from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.bc import BC
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.checkpoints.spaces import space_from_dict
-from gpurl.checkpoints.state_files import by_own_names
 from gpurl.errors import CheckpointError
 from gpurl.run.settings import build_algorithm_config
 
@@ -38,9 +37,7 @@ def load_algorithm(
             device,
             state_space=state_space,
         )
-        algorithm.load_state_dict(
-            by_own_names(parts["model"], algorithm.state_dict(), f"{path}: its model")
-        )
+        algorithm.load_state_dict(parts["model"])
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         raise CheckpointError(
             f"{path}, step {manifest['step']}, is not a policy this version can read: {error}"

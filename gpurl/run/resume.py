@@ -7,7 +7,6 @@ from typing import Any
 
 from gpurl.algorithms.base import Algorithm
 from gpurl.checkpoints.spaces import space_to_dict
-from gpurl.checkpoints.state_files import by_own_names
 from gpurl.engine.eager import Eager
 from gpurl.errors import CheckpointError, GpurlError
 from gpurl.kernels.memory_errors import is_out_of_memory
@@ -63,8 +62,7 @@ def restore_engine(engine: Eager, parts: Parts, settings: Settings) -> dict[str,
 def _restore(engine: Eager, parts: Parts, settings: Settings) -> None:
     algorithm, config = engine.algorithm, settings.train
     # what learns
-    own = algorithm.state_dict()
-    algorithm.load_state_dict(by_own_names(parts["model"], own, "the checkpoint's model"))
+    algorithm.load_state_dict(parts["model"])
     algorithm.load_extra_state(parts["training"])
     # the loop and its episodes
     engine.load_state_dict(parts["trainer"])

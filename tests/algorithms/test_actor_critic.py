@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
 from gpurl.algorithms.actor_critic import OffPolicyActorCritic
+from gpurl.algorithms.off_policy import Batch, Metrics
+from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.kernels import adam
@@ -404,6 +406,37 @@ def test_updates_in_c_are_those_in_torch(name: str, monkeypatch: pytest.MonkeyPa
             algorithm.choice_random.advance()
     for ours, theirs in zip(in_c.parameters(), in_torch.parameters()):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+class Quiet(SAC):
+    """An own term of the actor's loss: means far from 0 cost."""
+
+    config: SACConfig
+
+    def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        loss, metrics = super().actor_loss(batch)
+        cost = self.actor(batch["obs"]).squeeze(0)[:, :ACTIONS].square().mean()
+        return loss + 100.0 * cost, metrics | {"cost": cost.detach()}
+
+
+def test_a_subclass_adds_a_term_to_a_loss() -> None:
+    config = build(SACConfig, {"batch_size": ROWS, "learning_starts": ROWS})
+    algorithm = Quiet(config, OBS_SPACE, ACTION_SPACE, 4, torch.device("cpu"))
+    data = {column: values.float() for column, values in batch(0, False).items()}
+    costs = [float(algorithm.update_step(dict(data), 0)[0]["cost"]) for _ in range(60)]
+    assert costs[-1] < 0.1 * costs[0]
+
+
+def test_the_actors_loss_asks_nothing_of_the_critics_weights() -> None:
+    algorithm = make("td3")
+    loss, _ = algorithm.actor_loss({name: value.float() for name, value in batch(0, False).items()})
+    critics, actors = list(algorithm.critic.parameters()), list(algorithm.actor.parameters())
+    assert all(
+        each is None
+        for each in torch.autograd.grad(loss, critics, retain_graph=True, allow_unused=True)
+    )
+    assert all(bool(each.any()) for each in torch.autograd.grad(loss, actors))
+    assert all(each.requires_grad for each in critics)
 
 
 def test_critics_that_are_drawn_compute_as_the_others_and_are_no_part_of_a_checkpoint() -> None:

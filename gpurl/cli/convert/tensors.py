@@ -18,9 +18,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gpurl.checkpoints.state_files import without_wrappers
 from gpurl.errors import CheckpointError, UsageError, visible
 
+# parts of names that torch.compile and DistributedDataParallel put in front of a module's own
+WRAPPERS = ("_orig_mod", "module")
 WORKER = Path(__file__).with_name("worker.py")
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".zip", ".safetensors")
 OWNER = (
@@ -212,3 +213,19 @@ def run_worker(path: Path, folder: Path) -> Answer:
     }
     done = subprocess.run(command, check=False, **options)  # noqa: S603 - this interpreter, a file of this package, no shell
     return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def without_wrappers(named: dict[str, Tensor], where: str) -> dict[str, Tensor]:
+    """`named` by the names that it had before torch.compile or DistributedDataParallel;
+    CheckpointError where two become one.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in named.items():
+        own = ".".join(part for part in name.split(".") if part not in WRAPPERS)
+        if own in found:
+            raise CheckpointError(
+                f"{where} has {visible(own)} twice: once by itself, once inside "
+                f"{' or '.join(WRAPPERS)}"
+            )
+        found[own] = tensor
+    return found
