@@ -25,7 +25,7 @@ REST = "other"  # of an iteration what no phase has: the loop, the gaps
 # there only
 PARTS = (
     ("env", "env", "step"),
-    ("policy", "algorithm", "act"),
+    ("policy", "", "act"),
     ("store", "algorithm", "record_step"),
     ("store", "statistics", "add"),
     (
@@ -37,7 +37,7 @@ PARTS = (
     ),
     ("post", "guards", "after_rollout"),
     ("post", "algorithm", "prepare"),
-    ("update", "algorithm", "learn"),
+    ("update", "", "learn"),
     (REST, "", "iterate"),
 )
 PHASES = tuple(dict.fromkeys(phase for phase, _, _ in PARTS))

@@ -219,5 +219,5 @@ def name_for_presets(name: str, kind: type, package: str) -> str:
     for base in kind.__mro__:
         if base.__module__.startswith(f"{package}."):
             shipped = base.__module__.rpartition(".")[2]
-            return name if base is kind else shipped
+            return name if name.partition(":")[0] == shipped else shipped
     return name

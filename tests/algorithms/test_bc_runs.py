@@ -15,14 +15,13 @@ from torch._subclasses import FakeTensorMode
 
 import gpurl
 from gpurl.algorithms import make_algorithm
-from gpurl.algorithms.base import episode_ends, restart_carry
+from gpurl.algorithms.base import Algorithm, episode_ends, restart_carry
 from gpurl.algorithms.bc import BC, BCConfig
 from gpurl.api import evaluate_run, resume, train
 from gpurl.cli.main import main
 from gpurl.envs.registry import make_env
 from gpurl.errors import CheckpointError, UsageError
 from gpurl.kernels.backend import no_host_looks
-from gpurl.policy import Policy
 from gpurl.run.settings import build, make_settings
 from gpurl.run.setup import make_trainer as trainer_of
 from gpurl.run.trainer import Trainer
@@ -252,15 +251,12 @@ def test_with_a_teacher_nothing_looks_at_a_tensor(
     made = make_env(env, 1, "cpu", 0)
     settings = make_settings("ppo", env, network={"hidden": [8], "memory": "gru"})
 
-    def load(
-        path: str, device: str, num_envs: int
-    ) -> Policy:  # a checkpoint holds numbers, which these tensors have not
+    def load(path: str, device: str, num_envs: int) -> tuple[Algorithm, dict[str, Any]]:
+        # a checkpoint holds numbers, which these tensors have not
         spaces = made.single_observation_space, made.single_action_space
-        return Policy(
-            make_algorithm("ppo", settings.algorithm_config, *spaces, num_envs, device), {}
-        )
+        return make_algorithm("ppo", settings.algorithm_config, *spaces, num_envs, device), {}
 
-    monkeypatch.setattr("gpurl.api.load", load)
+    monkeypatch.setattr("gpurl.run.load.load_algorithm", load)
     with FakeTensorMode(), no_host_looks():
         trainer = make_trainer(env, teacher="somebody", dagger=dagger)
         for _ in range(2):

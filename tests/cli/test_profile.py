@@ -165,9 +165,9 @@ def test_a_part_does_not_count_what_another_part_within_it_takes(
 
     trainer: Any = SimpleNamespace(
         env=SimpleNamespace(step=lasting(1.0)),
-        algorithm=SimpleNamespace(
-            act=lasting(2.0), record_step=lasting(4.0), prepare=lasting(16.0), learn=lasting(32.0)
-        ),
+        act=lasting(2.0),
+        learn=lasting(32.0),
+        algorithm=SimpleNamespace(record_step=lasting(4.0), prepare=lasting(16.0)),
         statistics=SimpleNamespace(add=lasting(8.0)),
         guards=SimpleNamespace(after_rollout=lasting(64.0)),
     )
@@ -175,7 +175,7 @@ def test_a_part_does_not_count_what_another_part_within_it_takes(
     def collect() -> None:
         for part in (
             trainer.env.step,
-            trainer.algorithm.act,
+            trainer.act,
             trainer.algorithm.record_step,
             trainer.statistics.add,
         ):
@@ -186,7 +186,7 @@ def test_a_part_does_not_count_what_another_part_within_it_takes(
         trainer.collect()
         trainer.guards.after_rollout()
         trainer.algorithm.prepare()
-        trainer.algorithm.learn()
+        trainer.learn()
         clock[0] += 0.25
 
     trainer.collect, trainer.iterate = collect, iterate

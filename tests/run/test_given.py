@@ -108,6 +108,7 @@ def test_presets_go_by_class() -> None:
     assert mine.train == theirs.train
     assert mine.algorithm_config == theirs.algorithm_config
     assert mine.train.num_envs == 8
+    assert make_settings("ppo", "CartPole-v1").train == theirs.train
     own = make_settings(f"{__name__}:MyPPO", "pendulum")
     assert own.algorithm_config == make_settings("ppo", "pendulum").algorithm_config
     assert make_settings("a2c", "chasing").algorithm_config.horizon == 16
