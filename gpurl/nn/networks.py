@@ -96,7 +96,7 @@ class Towers(nn.Module):
             return (x.t(),)
         columns = x.to(self.dtype).t().expand(self.num_towers, -1, -1)
         for weight, bias in zip(self.weights, self.biases):
-            bias_column = bias.to(self.dtype).transpose(1, 2)
+            bias_column = bias.view(self.num_towers, -1, 1).to(self.dtype)
             z = torch.baddbmm(bias_column, weight.to(self.dtype), columns)
             columns = ACTIVATIONS[self.activation](z)
         return columns.float().unbind(0)
