@@ -22,6 +22,7 @@ import numpy as np
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ppo chasing": ("ppo", "chasing", {"num_envs": 1024, "horizon": 32, "minibatches": 4}),
     "sac pendulum": ("sac", "pendulum", {"learning_starts": 640, "total_steps": 10**6}),
+    "dqn cart_pole": ("dqn", "cart_pole", {"learning_starts": 640, "total_steps": 10**6}),
     "ppo gymnasium": ("ppo", "gymnasium_cpu:Pendulum-v1", {"horizon": 64, "minibatches": 4}),
 }
 LIMITS = {"cpu": 1.10, "cuda": 1.03}
@@ -33,8 +34,14 @@ def measure(device_name: str, threads: int, seconds: float) -> dict[str, Any]:
     import torch
 
     import gpurl
-    from gpurl.run.settings import make_settings
-    from gpurl.run.setup import choose_device, make_trainer
+
+    try:
+        from gpurl.run.settings import make_settings
+        from gpurl.run.setup import choose_device, make_trainer
+    except ImportError:  # a commit before these packages
+        from gpurl.config import make_settings  # type: ignore[import-not-found, no-redef]
+
+        from gpurl.api import choose_device, make_trainer  # type: ignore[attr-defined, no-redef]
 
     device, found = choose_device(device_name), dict[str, Any]()
     for name, (algorithm, env, changes) in CASES.items():
@@ -45,7 +52,9 @@ def measure(device_name: str, threads: int, seconds: float) -> dict[str, Any]:
         )
         trainer = make_trainer(settings, device)
         trainer.start()
-        while trainer.engine.iteration < 3 or trainer.steps < 2 * trainer.algorithm.learning_starts:
+        for _ in range(5):  # on a GPU the graphs are captured in the fourth
+            trainer.iterate()
+        while trainer.steps < 2 * trainer.algorithm.learning_starts:
             trainer.iterate()
         times, began = list[float](), time.perf_counter()
         while len(times) < 5 or time.perf_counter() - began < seconds:
