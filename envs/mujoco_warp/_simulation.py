@@ -66,7 +66,7 @@ def load_simulators() -> Simulators:
             warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
         else:
             warp.config.quiet = True
-        return Simulators(
+        loaded = Simulators(
             importlib.import_module("mujoco"), importlib.import_module("mujoco_warp"), warp
         )
     except ImportError as error:
@@ -75,6 +75,10 @@ def load_simulators() -> Simulators:
             f"MuJoCo tasks need mujoco, mujoco-warp and warp, {missing} is missing: pip install "
             f"'gpurl[mujoco]'"
         ) from error
+    # MuJoCo would write its warnings into a file in the working directory
+    if loaded.mujoco.get_mju_user_warning() is None:
+        loaded.mujoco.set_mju_user_warning(logging.getLogger("gpurl").info)
+    return loaded
 
 
 def find_model(task: type, model_file: str) -> str:

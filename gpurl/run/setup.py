@@ -1,5 +1,6 @@
 """Sets a run up: its device, environments, algorithm and engine, and the process itself."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -98,6 +99,12 @@ def make_engine(
     guards = Guards(settings.env, algorithm, seen, config.nan)
     engine, reasons = choose_engine(algorithm, seen, guards, config.graph, config.rollout, backend)
     engine.notes.append("; ".join((f"engine {engine.name}", *reasons)))
+    shape = env.single_observation_space.shape or ()
+    if len(shape) - (env.num_agents > 1) == 3:
+        engine.notes.append(
+            f"observations of shape {shape} look like images; they are flattened into rows of "
+            f"{math.prod(shape):,} numbers, there is no convolutional network yet"
+        )
     return engine
 
 

@@ -4,16 +4,21 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
+import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import gpurl
 from gpurl.algorithms.ppo import PPO
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu
 from gpurl.envs.registry import make_env
+from gpurl.envs.torch_env import State
 from gpurl.errors import UsageError
 from gpurl.run.settings import make_settings
+from gpurl.run.setup import make_trainer
 from tests.small_runs import ITERATION, small_run
 from tests.tiny_envs import RandomWalk
 
@@ -119,3 +124,21 @@ def test_an_iteration_larger_than_the_run_is_said(
 ) -> None:
     small_run(tmp_path / "run", 1, total_steps=ITERATION - 1)
     assert f"one iteration is {ITERATION} steps" in capsys.readouterr().err
+
+
+class Pictures(RandomWalk):
+    """Shows pictures."""
+
+    single_observation_space = Box(0, 255, (4, 4, 3), np.uint8)
+
+    def observe(self, state: State) -> torch.Tensor:
+        rows = super().observe(state)
+        return torch.zeros(len(rows), 4, 4, 3, dtype=torch.uint8)
+
+
+def test_pictures_are_flattened_and_it_is_said(tmp_path: Path) -> None:
+    settings = make_settings("ppo", f"{__name__}:Pictures", **SMALL)
+    notes = make_trainer(settings, torch.device("cpu")).engine.notes
+    (said,) = (note for note in notes if "images" in note)
+    assert "(4, 4, 3) look like images; they are flattened into rows of 48 numbers" in said
+    assert train(tmp_path, Pictures).outcome.steps == 32
