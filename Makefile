@@ -56,7 +56,7 @@ peers: setup
 # those trainers on our environments, in the same environment: what they store is what was played
 outward: setup
 	$(BIN)/python -m benchmarks.peers.installation
-	OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest tests/gpurl/test_outward*.py
+	OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest tests/adapters
 
 # on a machine with a GPU and no network, with the Python there that has torch (PYTHON=...): GPU tests and all measurements, 10 minutes
 gpu-check:

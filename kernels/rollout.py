@@ -3,7 +3,7 @@ which no other block needs to know of.
 
 The weights do not change during a rollout and random numbers are counted, so nothing is waited for:
 state and clocks stay in registers, weights come from the cache, the rollout is written once. For
-tasks with Triton functions and small networks; the loop of `gpurl.run.trainer` is the reference,
+tasks with Triton functions and small networks; the loop of `gpurl.engine.eager` is the reference,
 with the same actions for the same random bits.
 """
 

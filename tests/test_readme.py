@@ -1,30 +1,133 @@
-"""README's Python runs as it stands: the environment of one's own by module path, and the three
-lines.
+"""What README and docs/ say is true: their Python runs, their commands are understood, their links
+lead somewhere, and the names in the glossary are those of the code.
 """
 
+import importlib.util
 import os
 import re
+import runpy
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-GPURL = [sys.executable, "-m", "gpurl"]
+import gpurl
+from gpurl.cli.main import COMMANDS, main
+from gpurl.cli.settings import parse_convert, parse_profile, parse_train, take_callbacks
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks/README.md")
+}
 
 
-def run(command: list[str], folder: Path) -> str:
-    """Output of `command` in `folder`, gpurl being importable but the folder only because it is the
-    working one.
-    """
-    environment = os.environ | {
-        "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
-        "PYTHONSAFEPATH": "1",
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(page, code) of every block of code in `language`."""
+    pattern = re.compile(rf"```{language}\n(.*?)```", re.DOTALL)
+    return [(page, code) for page, text in PAGES.items() for code in pattern.findall(text)]
+
+
+# a block that begins with `# my_env.py` is a file, any other a script
+NAMED = [(re.match(r"# (\w+\.py)\b", code), page, code) for page, code in blocks("python")]
+FILES = [(name[1], code) for name, _, code in NAMED if name]
+SCRIPTS = [(page, code) for name, page, code in NAMED if not name]
+COMMAND_LINES = sorted(
+    {
+        line.partition("  #")[0].strip()
+        for _, code in blocks("bash")
+        for line in code.splitlines()
+        if line.startswith("gpurl ")
     }
+)
+
+# how each file is trained: words behind `gpurl train`, and the return to be exceeded
+SMALL = ["num_envs=4", "horizon=8", "minibatches=2", "total_steps=64", "eval_episodes=1"]
+SMALL_REPLAY = ["num_envs=4", "total_steps=400", "learning_starts=64", "batch_size=32"]
+SMALL_REPLAY += ["updates=2", "eval_episodes=1"]
+SLIDER = ["eval_episodes=8", "learning_rate=3e-3", "schedule=constant"]
+TRAININGS: dict[str, tuple[list[str], float]] = {
+    # doing nothing gets about -400, the best possible is 100 less the way to the origin
+    "my_env.py": (["ppo", "my_env", "num_envs=256", "total_steps=300_000"], 60.0),
+    "my_asymmetric_env.py": (["ppo", "my_asymmetric_env", *SMALL], -1e9),
+    "my_gym.py": (["ppo", "my_gym", "--env.gravity", "3.7", *SMALL], -1e9),
+    # doing nothing gets about -25
+    "my_slider.py": (
+        ["ppo", "my_slider", "num_envs=64", "horizon=32", "total_steps=30_000", *SLIDER],
+        -18.0,
+    ),
+    "my_sim.py": (["ppo", "my_sim", *SMALL], -1e9),
+    "my_ppo.py": (["my_ppo", "chasing", *SMALL], -1e9),
+    "my_sac.py": (["my_sac", "pendulum", *SMALL_REPLAY], -1e9),
+    "my_network.py": (["my_network", "chasing", *SMALL], -1e9),
+    # chance gets about 20
+    "my_algorithm.py": (
+        ["my_algorithm", "cart_pole", "num_envs=256", "total_steps=150_000", "learning_rate=3e-3"],
+        100.0,
+    ),
+    "my_callback.py": (
+        ["ppo", "chasing", *SMALL, "--callback", "my_callback:StopWhenSure"],
+        -1e9,
+    ),
+    "my_curriculum.py": (
+        ["ppo", "my_curriculum", *SMALL, "--callback", "my_curriculum:Widen"],
+        -1e9,
+    ),
+}
+STAND_INS = {"my_sim.py": ("MyVectorEnv(num_envs, device)", "PickWalks(num_envs)")}
+NEEDS = {"my_slider.py": "mujoco_warp"}
+SHORTER = {
+    "num_envs=4096": "num_envs=64",
+    "total_steps=20_000_000": "total_steps=10_000, eval_episodes=4",
+    '"total_steps": 20_000': '"total_steps": 2_000',
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory, with every file that the pages show."""
+    for name, code in FILES:
+        if name in STAND_INS:
+            code = f"from tests.torch_walks import PickWalks\n{code.replace(*STAND_INS[name])}"
+        (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name, _ in FILES:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+def test_readme_is_one_page() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= 130
+
+
+# ---- Python ----
+
+
+def test_every_file_has_a_name_of_its_own_and_is_trained() -> None:
+    assert sorted(name for name, _ in FILES) == sorted(TRAININGS)
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_files_train(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    words, least = TRAININGS[name]
+    assert main(["train", *words, "device=cpu", "threads=1", "run_dir=run"]) == 0
+    told = capsys.readouterr().out
+    value = re.search(r"evaluated return (-?[\d.]+)", told)
+    assert value, told
+    assert float(value[1]) > least
+
+
+def test_a_working_directory_is_searched_by_the_command(folder: Path) -> None:
+    """In a process of its own, where gpurl is importable and the folder is only the working one."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
     done = subprocess.run(
-        command,
+        [sys.executable, "-m", "gpurl", "check-env", "my_env"],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -33,104 +136,95 @@ def run(command: list[str], folder: Path) -> str:
         timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert "keeps the contract" in done.stdout
 
 
-def test_the_environment_of_ones_own(tmp_path: Path) -> None:
-    (code,) = (block for block in BLOCKS if block.startswith("# my_env.py"))
-    assert len(code.splitlines()) <= 40
-    (tmp_path / "my_env.py").write_text(code)
-    assert "keeps the contract" in run([*GPURL, "check-env", "my_env"], tmp_path)
-    told = run(
-        [
-            *GPURL,
-            "train",
-            "ppo",
-            "my_env",
-            "--num-envs",
-            "256",
-            "--total-steps",
-            "300_000",
-            "--run-dir",
-            "run",
-        ],
-        tmp_path,
-    )
-    value = re.search(r"evaluated return (-?[\d.]+)", told)
-    assert value, told
-    assert (
-        float(value[1]) > 60.0
-    )  # doing nothing gets about -400, the best possible is 100 less the way to the origin
+@pytest.mark.parametrize("name", ["my_asymmetric_env", "my_gym", "my_slider"])
+def test_environments_keep_the_contract(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if f"{name}.py" in NEEDS:
+        pytest.importorskip(NEEDS[f"{name}.py"])
+    assert main(["check-env", name]) == 0
+    assert "keeps the contract" in capsys.readouterr().out
 
 
-def test_the_gymnasium_environment_of_ones_own(tmp_path: Path) -> None:
-    (code,) = (block for block in BLOCKS if block.startswith("# my_gym.py"))
-    (tmp_path / "my_gym.py").write_text(code)
-    assert "keeps the contract" in run([*GPURL, "check-env", "my_gym"], tmp_path)
-    small = [
-        "num_envs=4",
-        "horizon=8",
-        "minibatches=2",
-        "total_steps=64",
-        "eval_episodes=1",
-        "run_dir=run",
-    ]
-    run([*GPURL, "train", "ppo", "my_gym", "--env.gravity", "3.7", *small], tmp_path)
-    assert "gravity: 3.7" in (tmp_path / "run" / "config.yaml").read_text()
-    run([*GPURL, "train", "--resume", "run", "total_steps=128"], tmp_path)
+def test_an_option_is_written_down_and_resumed(folder: Path) -> None:
+    words = ["ppo", "my_gym", "--env.gravity", "3.7", *SMALL, "run_dir=run", "quiet=true"]
+    assert main(["train", *words]) == 0
+    assert "gravity: 3.7" in (folder / "run" / "config.yaml").read_text()
+    assert main(["train", "--resume", "run", "total_steps=128"]) == 0
 
 
-def test_the_mujoco_model_of_ones_own(tmp_path: Path) -> None:
-    pytest.importorskip("mujoco_warp")
-    (code,) = (block for block in BLOCKS if block.startswith("# my_slider.py"))
-    (tmp_path / "my_slider.py").write_text(code)
-    assert "keeps the contract" in run([*GPURL, "check-env", "my_slider"], tmp_path)
-    small = [
-        "num_envs=64",
-        "horizon=32",
-        "total_steps=30_000",
-        "eval_episodes=8",
-        "learning_rate=3e-3",
-        "schedule=constant",
-    ]
-    told = run([*GPURL, "train", "ppo", "my_slider", *small, "run_dir=run"], tmp_path)
-    value = re.search(r"evaluated return (-?[\d.]+)", told)
-    assert value, told
-    assert float(value[1]) > -18.0  # doing nothing gets about -25
+@pytest.mark.parametrize(("page", "code"), SCRIPTS, ids=[page for page, _ in SCRIPTS])
+def test_scripts_run(page: str, code: str, folder: Path) -> None:
+    compile(code, page, "exec")
+    for library in re.findall(r"^(?:from|import) (\w+)", code, re.MULTILINE):
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
+    for long, short in SHORTER.items():
+        code = code.replace(long, short)
+    (folder / "script.py").write_text(code)
+    values = runpy.run_path(str(folder / "script.py"))
+    if "action" in values:
+        assert values["action"].shape == (1, 2)
 
 
-def test_the_vector_environment_of_ones_own(tmp_path: Path) -> None:
-    """With a stand-in for the simulator that one has."""
-    (code,) = (block for block in BLOCKS if block.startswith("# my_sim.py"))
-    code = code.replace("MyVectorEnv(num_envs, device)", "PickWalks(num_envs)")
-    (tmp_path / "my_sim.py").write_text(f"from tests.torch_walks import PickWalks\n{code}")
-    small = [
-        "num_envs=4",
-        "horizon=8",
-        "minibatches=2",
-        "total_steps=64",
-        "eval_episodes=1",
-        "run_dir=run",
-    ]
-    run([*GPURL, "train", "ppo", "my_sim", *small], tmp_path)
+# ---- commands ----
 
 
-def test_the_three_lines(tmp_path: Path) -> None:
-    (code,) = (block for block in BLOCKS if block.startswith("import gpurl"))
-    assert len([line for line in code.splitlines() if line]) == 3
-    code = code.replace("4096", "64").replace("20_000_000", "10_000")
-    run(
-        [
-            sys.executable,
-            "-c",
-            code + "assert policy.act([[0.0] * 8]).shape == (1, 2), policy.act([[0.0] * 8])\n",
-        ],
-        tmp_path,
-    )
+def test_command_lines_are_understood(folder: Path) -> None:
+    """Each line of the pages becomes settings; nothing is trained."""
+    (folder / "my.yaml").write_text("num_envs: 8\n")
+    small = {"num_envs": 4, "horizon": 8, "minibatches": 2, "total_steps": 64}
+    gpurl.train("ppo", "chasing", run_dir="RUN", eval_episodes=0, quiet=True, **small)
+    assert len(COMMAND_LINES) > 30
+    for line in COMMAND_LINES:
+        command, *words = shlex.split(line.replace(" ENV", " chasing"))[1:]
+        assert command in COMMANDS, line
+        if command == "train":
+            settings, _ = parse_train(take_callbacks(words)[0])
+            assert settings.train.num_envs > 0, line
+        elif command == "profile":
+            parse_profile(words)
+        elif command == "convert":
+            parse_convert(words)
 
 
-@pytest.mark.parametrize("word", re.findall(r"^gpurl (\S+)", README, re.MULTILINE))
-def test_commands_exist(word: str) -> None:
-    from gpurl.cli.main import COMMANDS
+# ---- links and names ----
 
-    assert word in COMMANDS
+
+def anchors(text: str) -> set[str]:
+    """Of the headings of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", PAGES[page])
+    for link in links:
+        if link.startswith(("https://", "http://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        assert target.exists(), f"{page}: {link}"
+        if anchor:
+            assert anchor in anchors(target.read_text()), f"{page}: {link}"
+
+
+def test_readme_links_every_page_of_docs() -> None:
+    for page in PAGES:
+        if page.startswith("docs/"):
+            assert f"({page}" in PAGES["README.md"], page
+
+
+def test_the_glossary_has_the_names_of_the_code() -> None:
+    folders = [ROOT / name for name in ("gpurl", "envs", "kernels")]
+    source = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
+    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| [^|]+ \|$", PAGES["docs/glossary.md"], re.MULTILINE)
+    names = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    assert len(names) > 50
+    for name in names:
+        word = re.sub(r'^info\["(\w+)"\]$', r"\1", name)
+        assert re.search(rf"\b{re.escape(word)}\b", source), f"the code has no {name}"

@@ -11,6 +11,7 @@ from torch import Tensor
 from gpurl.algorithms.base import Algorithm
 from gpurl.discovery import find_class_at
 from gpurl.engine.eager import Eager, Metrics
+from gpurl.engine.privileged_state import AppendPrivilegedState
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import GpurlError, UsageError
 
@@ -34,7 +35,8 @@ class RunView:
         """The environments that train; their attributes may be changed between iterations. What a
         CUDA graph holds it has read when it was captured: keep a curriculum in tensors, and write
         into them."""
-        return self.engine.env
+        env = self.engine.env
+        return env.env if isinstance(env, AppendPrivilegedState) else env
 
     @property
     def steps(self) -> int:

@@ -180,7 +180,7 @@ def make_settings(algorithm: str, env: str, **values: Any) -> Settings:
                 f"env option {name} holds a {kind}; a run is written down to be resumed, so its "
                 f"options are Python's numbers, texts, and "
                 "lists and dicts of them. What cannot be written goes into a module of your own: "
-                "README shows one"
+                "docs/environments.md shows one"
             )
     train_fields = {item.name for item in dataclasses.fields(TrainConfig)}
     train = build(

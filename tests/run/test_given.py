@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {
 
 
 class MyGym(GymnasiumCpu):
-    """As README shows it."""
+    """As docs/environments.md shows it."""
 
     def __init__(self, num_envs: int, device: str = "cpu", seed: int = 0) -> None:
         super().__init__(num_envs, device, seed, env=lambda: gymnasium.make("CartPole-v1"))
