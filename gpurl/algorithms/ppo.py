@@ -4,6 +4,7 @@ without memory.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from gpurl.nn.distributions import Gaussian, make_head
 from gpurl.nn.networks import ActorCritic, AsymmetricActorCritic, Carry, NetworkConfig
 from gpurl.nn.normalizer import ValueNormalizer
 from gpurl.nn.optimizer import FlatAdam
+from gpurl.nn.own_network import OwnTrunks
 
 Metrics = dict[str, Tensor]  # name -> 0-d
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)  # of the KL-adaptive rate, as in rsl_rl
@@ -111,14 +113,23 @@ class PPO(OnPolicy):
         config = self.config
         self.is_recurrent = config.network.memory != "none"
         self.head = make_head(self.action_space, config.squash, config.initial_std, self.label)
-        outputs = self.head.num_outputs
-        self.network: ActorCritic = (
-            AsymmetricActorCritic(config.network, self.num_inputs, self.num_state, outputs)
-            if self.num_state
-            else ActorCritic(config.network, self.num_inputs, outputs)
-        )
+        self.network = self._make_network(self.head.num_outputs)
         self.value_normalizer = ValueNormalizer() if config.normalize_value else None
         self.precision = "float32"
+
+    def _make_network(self, outputs: int) -> ActorCritic:
+        """From observations [B, D] to (the head's numbers [B, outputs], value [B])."""
+        config = self.config.network
+        if config.trunk:
+            if self.num_state:
+                raise UsageError(
+                    f"network {config.trunk} reads observations only: take --asymmetric False"
+                )
+            own = OwnTrunks(config, tuple(self.observation_space.shape or ()), outputs)
+            return cast(ActorCritic, own)  # which is called in the same way
+        if self.num_state:
+            return AsymmetricActorCritic(config, self.num_inputs, self.num_state, outputs)
+        return ActorCritic(config, self.num_inputs, outputs)
 
     def make_optimizer(self) -> FlatAdam:
         config = self.config

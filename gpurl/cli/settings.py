@@ -274,6 +274,8 @@ def _parse_flags(base: Settings, flags: list[str]) -> Settings:
 
     options = _options_class(base.env)
     texts = _texts(TrainConfig) | _texts(type(base.algorithm_config)) | _texts(options, "env.")
+    if "network.trunk" in texts:  # --network my_project.nets:MyTrunk
+        flags = [re.sub(r"^(--)?network(=|$)", r"\1network.trunk\2", flag) for flag in flags]
     flags = _spelled_out(flags, texts)
     combined = dataclasses.make_dataclass(
         "Settings",

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,12 @@ class NetworkConfig:
     """gru puts a recurrent trunk before actor and critic."""
     memory_size: int = 64
     """Units of the memory."""
+    trunk: str = ""
+    """A module of your own in place of the hidden layers, my_project.nets:MyTrunk: made with the
+    shape of an observation and the options, it takes [B, *obs] and gives features [B, F].
+    """
+    options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    """Keyword arguments of the trunk."""
 
     def __post_init__(self) -> None:
         check_choices(self, {"activation": tuple(ACTIVATIONS), "memory": ("none", "gru")})
@@ -38,7 +44,11 @@ class NetworkConfig:
                 f"hidden and memory_size must be at least 1, got {self.hidden} and "
                 f"{self.memory_size}"
             )
-        if self.shared and not self.hidden:
+        if self.options and not self.trunk:
+            raise UsageError(f"options {self.options} are those of a trunk, and there is none")
+        if self.trunk and self.memory != "none":
+            raise UsageError(f"trunk {self.trunk} has no memory {self.memory} before it: take one")
+        if self.shared and not self.hidden and not self.trunk:
             raise UsageError("shared needs at least one hidden layer to share, hidden is empty")
 
 

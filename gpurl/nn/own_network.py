@@ -1,0 +1,53 @@
+"""An actor-critic on trunks of one's own: any modules from observations to features, with gpurl's
+heads behind them."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from gpurl.discovery import find_class_at
+from gpurl.errors import UsageError
+from gpurl.nn.networks import Layer, NetworkConfig
+
+
+class OwnTrunks(nn.Module):
+    """`config.trunk` made twice, for actor and critic, or once for both (`config.shared`)."""
+
+    def __init__(
+        self, config: NetworkConfig, observation_shape: tuple[int, ...], num_outputs: int
+    ) -> None:
+        super().__init__()
+        self.shape, self.name = observation_shape, config.trunk
+        make = find_class_at(config.trunk, nn.Module, "network")
+        try:
+            trunks = [
+                make(observation_shape, **config.options) for _ in range(1 + (not config.shared))
+            ]
+        except TypeError as error:
+            raise UsageError(
+                f"network {config.trunk} cannot be made of an observation shape and options "
+                f"{config.options}: {error}"
+            ) from error
+        self.trunks = nn.ModuleList(trunks)
+        with torch.no_grad():
+            width = self._features(trunks[0], torch.zeros(2, math.prod(observation_shape))).shape[1]
+        self.actor = Layer(width, num_outputs, 0.01)
+        self.critic = Layer(width, 1, 1.0)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [B, D] flat observations -> (the policy head's numbers [B, A], value [B])."""
+        acting = self._features(self.trunks[0], x)
+        judging = acting if len(self.trunks) == 1 else self._features(self.trunks[1], x)
+        return self.actor(acting), self.critic(judging).squeeze(1)
+
+    def _features(self, trunk: nn.Module, x: Tensor) -> Tensor:
+        """x: [B, D] -> [B, F]."""
+        features = trunk(x.view(-1, *self.shape))
+        if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(x):
+            got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise UsageError(
+                f"network {self.name}: wanted features [{len(x)}, F] of {len(x)} observations, got "
+                f"{got}"
+            )
+        return features
