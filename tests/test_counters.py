@@ -11,6 +11,7 @@ import torch
 from benchmarks import counters
 from benchmarks.counters import CASES, measure, recorded, write
 from gpurl.algorithms import algorithm_names
+from gpurl.engine.cpu_ppo import CpuPpo
 from gpurl.engine.eager import Eager
 from gpurl.kernels import c_library
 
@@ -64,10 +65,11 @@ def test_one_more_operation_one_more_copy_and_what_is_never_freed_are_seen(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, kept, before = "a2c cart_pole", list[Any](), RECORD[f"{way} a2c cart_pole"]
-    prepare, learn = Eager.prepare, Eager.learn
+    engine = CpuPpo if way == "cpu" else Eager
+    prepare, learn = Eager.prepare, engine.learn
     monkeypatch.setattr(Eager, "prepare", lambda self: (planted(kept), prepare(self))[1])
     monkeypatch.setattr(
-        Eager, "learn", lambda self, data: (data["packed"] + 1.0, learn(self, data))[1]
+        engine, "learn", lambda self, data: (data["packed"] + 1.0, learn(self, data))[1]
     )
     now = measure(way, case)
     assert (

@@ -17,6 +17,7 @@ from gpurl.algorithms.sac import SAC
 from gpurl.api import resume, train
 from gpurl.buffers.replay import Replay
 from gpurl.checkpoints.folders import load_checkpoint
+from gpurl.engine.cpu_ppo import PpoInC
 from gpurl.engine.graphs import WARM_UPS
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu
 from gpurl.envs.pendulum import Pendulum
@@ -276,7 +277,7 @@ PLACES = {
     "buffer": (PPO, "make_buffer", 1),
     "reset": (Pendulum, "reset", 2),
     "step": (Pendulum, "step", 3),
-    "first update": (PPO, "learn", 1),
+    "first update": (PpoInC, "learn", 1),
 }
 
 
@@ -361,7 +362,7 @@ def test_in_the_middle_of_training_the_state_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        fail(patch, PPO, "learn", at=4)
+        fail(patch, PpoInC, "learn", at=4)
         with pytest.raises(UsageError, match="out of memory on cpu"):
             small_run(tmp_path / "run", 6, eval_episodes=0)
     assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 3 * ITERATION
