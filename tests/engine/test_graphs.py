@@ -370,6 +370,16 @@ class Forgetful(NotSafe):
         return {}
 
 
+class Remembering(NotSafe):
+    """One that remembers the observations it gave, and pays for a change of them."""
+
+    def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
+        timestep = super().step(actions)
+        self.kept = [*getattr(self, "kept", []), timestep.obs][-3:]
+        change = (timestep.obs - self.kept[0]).abs().sum(1)
+        return timestep._replace(reward=timestep.reward - change)
+
+
 class SamePlace(NotSafe):
     """One that writes its observations into the same tensor."""
 
@@ -387,6 +397,13 @@ def test_an_action_that_is_kept_stays_what_it_was() -> None:
         results(trainer)["algorithm"]["model"],
         results(make_trainer(Keeping(), "off"))["algorithm"]["model"],
     )
+    assert graph_level(trainer.engine) == "policy"
+
+
+def test_an_observation_that_is_kept_stays_what_it_was() -> None:
+    trainer = make_trainer(Remembering(), "policy")
+    wanted = results(make_trainer(Remembering(), "off"))
+    assert_equal(results(trainer)["algorithm"]["model"], wanted["algorithm"]["model"])
     assert graph_level(trainer.engine) == "policy"
 
 
