@@ -278,7 +278,7 @@ def write(steps):
         logger.write(step, {"train/loss": step / 7, "train/value_loss": 0.1})
     while not logger._queue.empty():
         time.sleep(0.01)
-    time.sleep(0.05)
+    time.sleep(0.5)  # the thread may still be writing the last one
 limit(2000); write(range(1, 101))
 limit(resource.RLIM_INFINITY); write(range(101, 111))
 limit((folder / "metrics.jsonl").stat().st_size + 30); write(range(111, 121))
