@@ -11,8 +11,8 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from gpurl.algorithms.base import Algorithm
-from gpurl.algorithms.off_policy import Batch, Metrics, OffPolicy, OffPolicyConfig
+from gpurl.algorithms.base import Algorithm, Metrics
+from gpurl.algorithms.off_policy import Batch, OffPolicy, OffPolicyConfig
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_atoms, check_choices, check_numbers
 from gpurl.errors import UsageError

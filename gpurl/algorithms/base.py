@@ -22,6 +22,7 @@ from gpurl.nn.normalizer import Normalizer
 from gpurl.nn.optimizer import FlatAdam
 
 Buffer = RolloutBuffer
+Metrics = dict[str, Tensor]  # by their names in the log
 
 
 class Decision(NamedTuple):

@@ -11,8 +11,8 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
-from gpurl.algorithms.base import Algorithm, Decision
-from gpurl.algorithms.off_policy import Batch, Metrics, OffPolicy, OffPolicyConfig
+from gpurl.algorithms.base import Algorithm, Decision, Metrics
+from gpurl.algorithms.off_policy import Batch, OffPolicy, OffPolicyConfig
 from gpurl.buffers.demonstrations import read_demonstrations
 from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer

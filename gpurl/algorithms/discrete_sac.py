@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.off_policy import Batch, Metrics
+from gpurl.algorithms.base import Metrics
+from gpurl.algorithms.off_policy import Batch
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.errors import UsageError
 from gpurl.nn.distributions import Categorical

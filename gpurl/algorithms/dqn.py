@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from gpurl.algorithms.base import Metrics
 from gpurl.algorithms.exploration import falling
-from gpurl.algorithms.off_policy import Batch, Metrics, OffPolicy, OffPolicyConfig
+from gpurl.algorithms.off_policy import Batch, OffPolicy, OffPolicyConfig
 from gpurl.checks import check_atoms, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.categorical_projection import categorical_projection

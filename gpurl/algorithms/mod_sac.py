@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpurl.algorithms.off_policy import Batch, Metrics
+from gpurl.algorithms.base import Metrics
+from gpurl.algorithms.off_policy import Batch
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.checks import check_numbers
 from gpurl.errors import UsageError

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Algorithm, AlgorithmConfig, Decision
+from gpurl.algorithms.base import Algorithm, AlgorithmConfig, Decision, Metrics
 from gpurl.buffers.prioritized import PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer
@@ -23,7 +23,6 @@ from gpurl.nn.optimizer import FlatAdam
 
 RANDOM = ("action_random", "update_random", "choice_random")
 Batch = dict[str, Tensor]  # as `Replay.sample`, observations normalised and rewards scaled
-Metrics = dict[str, Tensor]  # name -> what is logged, or of what the mean is; without a gradient
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Decision
+from gpurl.algorithms.base import Decision, Metrics
 from gpurl.algorithms.on_policy import OnPolicy, OnPolicyConfig, flat
 from gpurl.buffers.minibatches import Minibatch
 from gpurl.buffers.rollout import RolloutBuffer
@@ -24,7 +24,6 @@ from gpurl.nn.normalizer import ValueNormalizer
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.own_network import OwnTrunks
 
-Metrics = dict[str, Tensor]  # name -> 0-d
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)  # of the KL-adaptive rate, as in rsl_rl
 # parts of the loss that are logged under another name, with the other sign
 NEGATED = {"surrogate": "policy_gradient_loss", "entropy": "entropy_loss"}

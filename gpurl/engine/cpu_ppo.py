@@ -8,8 +8,8 @@ subclass changes is then done by the subclass.
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Algorithm, Decision
-from gpurl.algorithms.ppo import PPO, Metrics
+from gpurl.algorithms.base import Algorithm, Decision, Metrics
+from gpurl.algorithms.ppo import PPO
 from gpurl.engine.eager import Eager
 from gpurl.envs.vec_env import VecEnv
 from gpurl.guards.guards import Guards

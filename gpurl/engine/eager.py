@@ -6,12 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import (
-    Algorithm,
-    Decision,
-    episode_ends,
-    restart_carry,
-)
+from gpurl.algorithms.base import Algorithm, Decision, Metrics, episode_ends, restart_carry
 from gpurl.engine.statistics import EpisodeStatistics, Stopwatch
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import EnvError
@@ -21,7 +16,6 @@ from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.networks import Carry
 
-Metrics = dict[str, Tensor]
 Prepared = tuple[dict[str, Tensor], Tensor | None]
 
 
@@ -50,6 +44,7 @@ class Eager:
         self.stopwatch = Stopwatch(env.device)
         self.stages: Stages = self  # who runs them: this engine, or CUDA graphs of it
         self.notes: list[str] = []  # for the user
+        self.in_place = False  # whether graphs read obs and carry where they are now
         self.obs = torch.empty(0)  # [N, *obs] the newest observations
         self.carry = algorithm.initial_carry(env.num_envs)  # the policy's hidden state
         self.steps = 0  # of all environments together, those of whole iterations
@@ -60,7 +55,7 @@ class Eager:
 
     def begin(self, seed: int, staggered: bool) -> None:
         """Reset the environments, at different clocks if wanted."""
-        self.obs = reset_env(self.env, seed)
+        self._go_on_from(reset_env(self.env, seed), self.carry)
         if staggered and self.env.max_episode_steps is not None:
             clocks = CounterRandom(seed + 7, self.env.num_envs, self.env.device)
             self.env.stagger(clocks.integers(0, self.env.max_episode_steps))
@@ -158,8 +153,7 @@ class Eager:
         """Restart the environments that gave NaN, where the user wants that."""
         if bad_envs is None or self.guards.nan != "reset-envs":
             return
-        obs = reset_env(self.env, mask=bad_envs)
-        self.obs = obs if self.stages is self else self.obs.copy_(obs)
+        self._go_on_from(reset_env(self.env, mask=bad_envs), self.carry)
         self.algorithm.cut(bad_envs)
 
     def abandon(self) -> None:
@@ -197,8 +191,12 @@ class Eager:
         reset_env(self.env, seed)
         load_env_state(self.env, env_state)
         check_reset(self.env, state["obs"])
-        if self.stages is self:
-            self.obs, self.carry = state["obs"], tuple(state["carry"])
+        self._go_on_from(state["obs"], tuple(state["carry"]))
+
+    def _go_on_from(self, obs: Tensor, carry: Carry) -> None:
+        """Take observations [N, *obs] and hidden state from outside."""
+        if not self.in_place:
+            self.obs, self.carry = obs, carry
             return
-        for place, value in zip((self.obs, *self.carry), (state["obs"], *state["carry"])):
-            place.copy_(value)  # where the graphs read
+        for place, value in zip((self.obs, *self.carry), (obs, *carry)):
+            place.copy_(value)

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Decision
-from gpurl.engine.eager import Eager, Metrics, Prepared
+from gpurl.algorithms.base import Decision, Metrics
+from gpurl.engine.eager import Eager, Prepared
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import first_line
 from gpurl.guards.contract import step_env
@@ -92,6 +92,7 @@ class GraphLevel(ABC):
     def __init__(self, eager: Eager, backend: Backend) -> None:
         self.eager, self.backend = eager, backend
         eager.obs = eager.obs.clone()  # a place that no environment writes into
+        eager.in_place = True
         self.is_captured = False
         self.waited = ""  # where a warm-up waited for the device
 
@@ -128,9 +129,9 @@ class GraphLevel(ABC):
             eager.buffer.clear()
         self.is_captured = True
 
-    @abstractmethod
     def leave(self) -> None:
         """Make way for another level."""
+        self.eager.in_place = False
 
     @abstractmethod
     def _capture_collecting(self) -> None:
@@ -168,9 +169,6 @@ class FullLevel(GraphLevel):
             return
         self._collect()
         self.eager.buffer.size = self._size
-
-    def leave(self) -> None:
-        pass
 
     def _capture_collecting(self) -> None:
         terms = set(self.eager.statistics.terms)
@@ -233,6 +231,7 @@ class PolicyLevel(GraphLevel):
         self._replay_record, _ = self.backend.capture(self._in_place(self._record_step))
 
     def leave(self) -> None:
+        super().leave()
         self.eager.buffer.row = None
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gpurl.algorithms.base import Algorithm
+from gpurl.algorithms.base import Algorithm, Metrics
 from gpurl.discovery import find_class_at
-from gpurl.engine.eager import Eager, Metrics
+from gpurl.engine.eager import Eager
 from gpurl.engine.privileged_state import AppendPrivilegedState
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import GpurlError, UsageError

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Algorithm
+from gpurl.algorithms.base import Algorithm, Metrics
 from gpurl.checkpoints.folders import list_checkpoints, save_checkpoint
-from gpurl.engine.eager import Eager, Metrics
+from gpurl.engine.eager import Eager
 from gpurl.engine.statistics import to_host
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, DivergedError, EnvError, NonFiniteError

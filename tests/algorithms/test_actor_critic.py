@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
 from gpurl.algorithms.actor_critic import OffPolicyActorCritic
-from gpurl.algorithms.off_policy import Batch, Metrics
+from gpurl.algorithms.base import Metrics
+from gpurl.algorithms.off_policy import Batch
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError

@@ -15,8 +15,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from gpurl.algorithms import make_algorithm
 from gpurl.algorithms.a2c import A2CConfig
-from gpurl.algorithms.base import episode_ends, restart_carry
-from gpurl.algorithms.ppo import PPO, Metrics, PPOConfig
+from gpurl.algorithms.base import Metrics, episode_ends, restart_carry
+from gpurl.algorithms.ppo import PPO, PPOConfig
 from gpurl.buffers.minibatches import Minibatch
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.engine.eager import Eager

@@ -8,7 +8,8 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from gpurl.algorithms.a2c import A2C, A2CConfig
-from gpurl.algorithms.ppo import PPO, Metrics, PPOConfig
+from gpurl.algorithms.base import Metrics
+from gpurl.algorithms.ppo import PPO, PPOConfig
 from gpurl.algorithms.pqn import PQN, PQNConfig
 from gpurl.buffers.minibatches import Minibatch
 from gpurl.engine.cpu_ppo import PpoInC, cpu_ppo_obstacle

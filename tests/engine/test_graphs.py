@@ -260,6 +260,22 @@ def test_a_restored_run_goes_on_in_the_same_graphs() -> None:
     assert_equal(got, wanted)
 
 
+@pytest.mark.parametrize("level", ["full", "policy"])
+@pytest.mark.parametrize("algorithm", ["ppo", "td3"])
+def test_a_run_that_is_resumed_before_there_are_graphs_goes_on(algorithm: str, level: str) -> None:
+    """As every resume on a GPU does, in a new process: the places of graphs come later."""
+    changes = {"save_replay": True} if algorithm == "td3" else {}
+    whole, first, again = (make_trainer("pendulum", level, algorithm, **changes) for _ in range(3))
+    results(first, 5)
+    again.engine.obs = torch.empty(0)  # as in a process that has played nothing yet
+    again.restore(
+        tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, first.state())
+    )
+    wanted, got = results(whole, 5 + ITERATIONS), results(again, ITERATIONS)
+    assert graph_level(again.engine) == level
+    assert_equal(got["algorithm"], wanted["algorithm"])
+
+
 class NotSafe(TorchEnv):
     """An environment that counts its steps in Python."""
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import gpurl
+from gpurl.algorithms.base import Metrics
 from gpurl.checkpoints.folders import load_checkpoint
-from gpurl.engine.eager import Metrics
 from gpurl.envs.torch_env import State
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
