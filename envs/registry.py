@@ -4,7 +4,6 @@ module path works too.
 
 import inspect
 import sys
-import traceback
 import typing
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 
 from gpurl.discovery import find_class, module_names
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import EnvError, GpurlError, UsageError, did_you_mean
+from gpurl.errors import EnvError, GpurlError, UsageError, did_you_mean, raised_at
 from gpurl.kernels.memory_errors import is_out_of_memory
 
 NOT_ENVS = frozenset(
@@ -143,8 +142,7 @@ def make_env(
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{frame.filename}:{frame.lineno}: {frame.line}"
+        place = raised_at(error, env_class)
         raise EnvError(
             f"{env_class.__name__}.__init__ raised {type(error).__name__}: {error} ({place})"
         ) from error

@@ -3,6 +3,8 @@ and the near names they tell.
 """
 
 import difflib
+import inspect
+import traceback
 from collections.abc import Iterable
 from typing import Any
 
@@ -64,6 +66,16 @@ def visible(text: str, lines: bool = False) -> str:
 def first_line(text: object) -> str:
     """Of an error's words, a docstring; empty where there are none."""
     return next(iter(str(text).splitlines()), "")
+
+
+def raised_at(error: BaseException, owner: type) -> str:
+    """`file:line: source` where the code of `owner` or of a base was when `error` came, not what it
+    called; the innermost line where none of its code was running.
+    """
+    own = {inspect.getsourcefile(base) for base in owner.__mro__ if base.__module__ != "builtins"}
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if frame.filename in own), frames[-1])
+    return f"{frame.filename}:{frame.lineno}: {frame.line}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

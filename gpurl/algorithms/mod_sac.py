@@ -86,6 +86,6 @@ class ModSAC(SAC):
         """
         optimizer = self.optimizers["actor"]
         counts, before = optimizer.left_out.counts, optimizer.left_out.counts.clone()
-        norm = optimizer.step(loss, loss.detach() / self.is_due)
+        norm = optimizer.step(loss, loss.detach() / self.is_due, of=self.actor_loss)
         torch.where(self.is_due, counts, before, out=counts)
         return torch.where(self.is_due, norm, 0.0)

@@ -3,8 +3,6 @@ thing to run on a task of your own.
 """
 
 import copy
-import inspect
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from gpurl.envs.registry import env_options, make_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import Timestep, VecEnv
-from gpurl.errors import EnvError, UsageError, first_line
+from gpurl.errors import EnvError, UsageError, first_line, raised_at
 from gpurl.guards.contract import EnvGuard, check_reset, check_step
 from gpurl.kernels.backend import no_host_looks
 from gpurl.kernels.random import CounterRandom
@@ -80,19 +78,9 @@ def _run(check: Check, env: VecEnv, steps: int, seed: int) -> list[str]:
     except Exception as error:
         problems.append(
             f"{check.__name__.removeprefix('_check_')}: {type(error).__name__}: {error} "
-            f"({_line_of(env, error)})"
+            f"({raised_at(error, type(env))})"
         )
     return problems
-
-
-def _line_of(env: VecEnv, error: BaseException) -> str:
-    """Where the environment's own code was when `error` came."""
-    own = {
-        inspect.getsourcefile(base) for base in type(env).__mro__ if base.__module__ != "builtins"
-    }
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = next((frame for frame in reversed(frames) if frame.filename in own), frames[-1])
-    return f"{frame.filename}:{frame.lineno}: {frame.line}"
 
 
 def _check_attributes(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
@@ -460,7 +448,8 @@ def _check_host_syncs(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
             str(getattr(error, "func", "")) or f"{type(error).__name__}: {first_line(error)}"
         )
         wanted = "a step in which the host looks at no tensor, as graph_safe says"
-        yield f"{type(env).__name__}: wanted {wanted}, got {operation} ({_line_of(env, error)})"
+        place = raised_at(error, type(env))
+        yield f"{type(env).__name__}: wanted {wanted}, got {operation} ({place})"
 
 
 def _action_source(env: VecEnv, seed: int) -> Callable[[], Tensor]:

@@ -8,8 +8,6 @@ ends are set the episode was terminated.
 Tensors of any stride are taken.
 """
 
-import inspect
-import traceback
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gpurl.envs.vec_env import Timestep, VecEnv, check_tensor
-from gpurl.errors import CheckpointError, EnvError, GpurlError
+from gpurl.errors import CheckpointError, EnvError, GpurlError, raised_at
 from gpurl.kernels.backend import host_may_look
 from gpurl.kernels.memory_errors import is_out_of_memory
 
@@ -86,14 +84,7 @@ def _passes(error: Exception) -> bool:
 
 def _told(env: VecEnv, call: str, error: Exception) -> str:
     """Which class, call and line of the environment raised what."""
-    own = {
-        inspect.getsourcefile(base) for base in type(env).__mro__ if base.__module__ != "builtins"
-    }
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = next(
-        (frame for frame in reversed(frames) if frame.filename in own), frames[-1]
-    )  # of the environment, not what it calls
-    place = f"{frame.filename}:{frame.lineno}: {frame.line}"
+    place = raised_at(error, type(env))
     return f"{type(env).__name__}.{call} raised {type(error).__name__}: {error} ({place})"
 
 

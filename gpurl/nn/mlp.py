@@ -7,6 +7,7 @@ Every member starts on its own. A forward pass is differentiable by the input an
 import functools
 import itertools
 import math
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -77,8 +78,6 @@ class _Affine(torch.autograd.Function):
     weights' gradients, one by one, into the optimiser's memory.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return torch.baddbmm(bias, x, weight.transpose(1, 2))
@@ -101,9 +100,9 @@ class _Affine(torch.autograd.Function):
 class Layer(nn.Module):
     """What networks consist of: x [E, B, in], or [B, in] for all members, -> [E, B, out]."""
 
+    @abstractmethod
     def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
         """noise: where layers are noisy, what they draw from; without it they are not."""
-        raise NotImplementedError
 
 
 class Dense(Layer):

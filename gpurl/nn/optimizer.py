@@ -63,9 +63,8 @@ class FlatAdam:
         """
         self.module, self.losses = module, losses
         self.flat, self.gradient = flatten(module)
-        self.parameters = [each for each in module.parameters() if each.requires_grad]
+        self.parameters = tuple(each for each in module.parameters() if each.requires_grad)
         self._views = [each.grad for each in self.parameters if each.grad is not None]
-        self._leaves = tuple(self.parameters)
         self._one = torch.ones((), device=self.flat.device)
         step = torch.zeros((), dtype=torch.int64, device=self.flat.device)
         counts, kept = (
@@ -111,7 +110,7 @@ class FlatAdam:
             raise UsageError(_not_a_loss(loss, of))
         # what torch.autograd.grad calls, whose own checks cost a CPU as much as a small network
         gradients = _engine_run_backward(
-            (loss,), (self._one,), False, False, self._leaves, True, accumulate_grad=False
+            (loss,), (self._one,), False, False, self.parameters, True, accumulate_grad=False
         )
         if all(gradient is None for gradient in gradients):
             name = type(self.module).__name__

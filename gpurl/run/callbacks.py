@@ -1,6 +1,5 @@
 """Callbacks: what a user adds to the life of a run, between iterations and never inside one."""
 
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from gpurl.discovery import find_class_at
 from gpurl.engine.eager import Eager
 from gpurl.engine.privileged_state import AppendPrivilegedState
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import GpurlError, UsageError
+from gpurl.errors import GpurlError, UsageError, raised_at
 
 
 @dataclass
@@ -99,9 +98,8 @@ class Callbacks:
             except GpurlError:
                 raise
             except Exception as error:
-                frame = traceback.extract_tb(error.__traceback__)[-1]
                 what = f"{type(callback).__name__}.{method} raised {type(error).__name__}: {error}"
-                place = f"{frame.filename}:{frame.lineno}: {frame.line}"
+                place = raised_at(error, type(callback))
                 raise UsageError(f"callback {what} ({place})") from error
 
 

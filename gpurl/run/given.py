@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import torch
 
+from gpurl.algorithms.base import Algorithm
 from gpurl.discovery import name_of_class
 from gpurl.envs.registry import resolve_env
 from gpurl.envs.vec_env import VecEnv
@@ -17,8 +18,6 @@ Given = str | type | gymnasium.Env | gymnasium.vector.VectorEnv | Callable[[], g
 
 def name_of_algorithm(algorithm: Any) -> str:
     """The name of an algorithm that is given by name or as a class."""
-    from gpurl.algorithms.base import Algorithm
-
     if isinstance(algorithm, str):
         return algorithm
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
