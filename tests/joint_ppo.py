@@ -6,9 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gpurl.algorithms.base import Decision
 from gpurl.algorithms.ppo import PPO, PPOConfig
-from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.envs.vec_env import Timestep
 
 
@@ -18,13 +16,5 @@ class JointPPO(PPO):
     config: PPOConfig
     takes_agents: ClassVar[bool] = True
 
-    def record_step(
-        self,
-        buffer: RolloutBuffer,
-        obs: Tensor,
-        decision: Decision,
-        timestep: Timestep,
-        final_value: Tensor | None = None,
-    ) -> None:
-        timestep = timestep._replace(reward=timestep.reward.mean(1))
-        super().record_step(buffer, obs, decision, timestep, final_value)
+    def reward_of(self, timestep: Timestep) -> Tensor:
+        return timestep.reward.mean(1) if timestep.reward.dim() > 1 else timestep.reward

@@ -161,9 +161,8 @@ class Algorithm(ABC, nn.Module):
 
     @abstractmethod
     def make_buffer(self) -> Buffer:
-        """Storage for what `record` writes."""
+        """Storage for what `record_step` writes."""
 
-    @abstractmethod
     def record_step(
         self,
         buffer: Buffer,
@@ -177,6 +176,24 @@ class Algorithm(ABC, nn.Module):
         final_value: [N] of its final observations, where `values_final_obs` and the engine has
         asked for it already.
         """
+        row = {
+            "obs": obs,
+            "reward": self.reward_of(timestep),
+            "terminated": timestep.terminated,
+            "truncated": timestep.truncated,
+            **decision.columns,
+        }
+        if final_value is None:
+            row["final_obs"] = timestep.info["final_obs"]
+        else:
+            row["final_value"] = final_value
+        if "valid" in timestep.info:
+            row["valid"] = timestep.info["valid"]
+        buffer.add(row)
+
+    def reward_of(self, timestep: Timestep) -> Tensor:
+        """[N] what is learnt from of a step's reward."""
+        return timestep.reward
 
     def row_shape(self) -> tuple[int, ...]:
         """Of one observation as training stores it."""

@@ -15,7 +15,6 @@ from gpurl.buffers.prioritized import PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
-from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.networks import Carry
@@ -193,25 +192,6 @@ class OffPolicy(Algorithm):
         else:
             self.replay = Replay(*arguments, config.storage, config.final_share)
         return RolloutBuffer(config.horizon, self.num_envs, self.device)
-
-    def record_step(
-        self,
-        buffer: RolloutBuffer,
-        obs: Tensor,
-        decision: Decision,
-        timestep: Timestep,
-        final_value: Tensor | None = None,
-    ) -> None:
-        row = {
-            "obs": obs,
-            "reward": timestep.reward,
-            "terminated": timestep.terminated,
-            "truncated": timestep.truncated,
-        }
-        row |= {"final_obs": timestep.info["final_obs"], **decision.columns}
-        if "valid" in timestep.info:
-            row["valid"] = timestep.info["valid"]
-        buffer.add(row)
 
     def cut(self, mask: Tensor | None = None) -> None:
         self.replay.cut(

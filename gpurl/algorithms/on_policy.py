@@ -74,29 +74,12 @@ class OnPolicy(Algorithm):
         timestep: Timestep,
         final_value: Tensor | None = None,
     ) -> None:
-        """Store one step: `decision` was taken at `obs` and led to `timestep`.
-
-        final_value: [N] of its final observations, where the engine has asked for it already; else
-        they are stored, and valued in one batch after the rollout.
-        """
-        if final_value is None and self.is_recurrent:
-            final_value = self.value(timestep.info["final_obs"], decision.carry)
-        row = {
-            "obs": obs,
-            "reward": timestep.reward,
-            "terminated": timestep.terminated,
-            "truncated": timestep.truncated,
-            **decision.columns,
-        }
-        if final_value is None:
-            row["final_obs"] = timestep.info["final_obs"]
-        else:
-            row["final_value"] = final_value
         if self.is_recurrent:
-            row["ended"] = episode_ends(timestep)
-        if "valid" in timestep.info:
-            row["valid"] = timestep.info["valid"]
-        buffer.add(row)
+            if final_value is None:
+                final_value = self.value(timestep.info["final_obs"], decision.carry)
+            columns = decision.columns | {"ended": episode_ends(timestep)}
+            decision = decision._replace(columns=columns)
+        super().record_step(buffer, obs, decision, timestep, final_value)
 
     def final_values(self, buffer: RolloutBuffer) -> Tensor:
         """[T, N] value of each final_obs, as it was recorded or from the observations that were."""

@@ -5,9 +5,7 @@ agents' own.
 from gymnasium.spaces import MultiDiscrete
 from torch import Tensor
 
-from gpurl.algorithms.base import Decision
 from gpurl.algorithms.dqn import DQN, DQNConfig
-from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 
@@ -50,17 +48,8 @@ class VDN(DQN):
     def action_shape(self) -> tuple[int, ...]:
         return (self.num_agents,)
 
-    def record_step(
-        self,
-        buffer: RolloutBuffer,
-        obs: Tensor,
-        decision: Decision,
-        timestep: Timestep,
-        final_value: Tensor | None = None,
-    ) -> None:
-        reward = timestep.reward.mean(1) if timestep.reward.dim() > 1 else timestep.reward
-        timestep = timestep._replace(reward=reward)
-        super().record_step(buffer, obs, decision, timestep, final_value)
+    def reward_of(self, timestep: Timestep) -> Tensor:
+        return timestep.reward.mean(1) if timestep.reward.dim() > 1 else timestep.reward
 
     def mix(self, values: Tensor) -> Tensor:
         return values.sum(-1)

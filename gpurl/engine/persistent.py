@@ -27,7 +27,7 @@ def persistent_obstacle(algorithm: Algorithm, env: VecEnv) -> str:
         return f"{type(env).__name__} has no Triton functions"
     if not isinstance(algorithm, PPO):
         return f"it plays policies of PPO, not of {type(algorithm).__name__}"
-    for name in ("act", "record_step"):
+    for name in ("act", "record_step", "reward_of"):
         if getattr(type(algorithm), name) is not getattr(PPO, name):
             return f"{algorithm.label} has {name} of its own"
     if type(algorithm.network) is not ActorCritic:
