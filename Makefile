@@ -42,11 +42,11 @@ bench: setup
 # this tree against another commit (BASE), in turns: the ratio of their times with its interval
 BASE ?= HEAD~1
 compare: setup
-	$(BIN)/python -m benchmarks.against $(BASE)
+	$(BIN)/python -m tests.tools.against $(BASE)
 
 # one small mistake at a time in losses, buffers and kernels' references: do the tests see it? one core
 mutants: setup
-	$(BIN)/python -m benchmarks.mutants
+	$(BIN)/python -m tests.tools.mutants
 
 # against rsl-rl-lib, rl-games, skrl, stable-baselines3, torchrl and loops written here, in an environment of their own
 peers: setup
@@ -60,16 +60,16 @@ outward: setup
 
 # on a machine with a GPU and no network, with the Python there that has torch (PYTHON=...): GPU tests and all measurements, 10 minutes
 gpu-check:
-	$(PYTHON) -m benchmarks.gpu_check $(ARGS)
+	$(PYTHON) -m tests.tools.gpu_check $(ARGS)
 
 # elsewhere, before: what that machine's Python lacks, into wheels/; ARGS="--python-version 3.12 --have FILE" (a pip freeze of it)
 gpu-check-wheels:
-	$(PYTHON) -m benchmarks.wheels $(ARGS)
+	$(PYTHON) -m tests.tools.wheels $(ARGS)
 
 # kills, random cases by the thousand, then MINUTES of trainings whose memory, handles, threads and processes must not grow
 MINUTES ?= 60
 soak: setup
-	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
+	$(BIN)/python -m tests.tools.soak --minutes $(MINUTES)
 
 # the long learning runs
 learn: setup

@@ -13,5 +13,7 @@ setup(
         *(f"gpurl.envs.{name}" for name in find_packages("envs")),
         *(f"gpurl.kernels.{name}" for name in find_packages("kernels")),
     ],
-    package_data={"gpurl.kernels": ["*.c", "*.h"]},  # built by the user's compiler at first use
+    package_data={
+        "gpurl.kernels": ["cpu/*.c", "cpu/*.h"]
+    },  # built by the user's compiler at first use
 )

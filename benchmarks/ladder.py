@@ -80,15 +80,15 @@ def climb(kind: str) -> tuple[dict[str, Rung], dict[str, str]]:
     """(rungs for a device of `kind`, each with all that those before it have; the reasons why
     others are left out).
     """
-    taken, left_out = dict[str, Rung](), dict[str, str]()
+    taken, skipped = dict[str, Rung](), dict[str, str]()
     settings, environment = dict[str, Any](), dict[str, str]()
     for rung in RUNGS:
         if rung.only_on not in ("", kind):
-            left_out[rung.name] = rung.otherwise
+            skipped[rung.name] = rung.otherwise
             continue
         settings, environment = settings | rung.settings, environment | rung.environment
         taken[rung.name] = Rung(rung.name, settings, environment)
-    return taken, left_out
+    return taken, skipped
 
 
 # ---- in a process of its own ----
@@ -196,7 +196,7 @@ def run(
     horizon: int = HORIZON,
 ) -> int:
     """Measure all rungs, print and save; 1 when a rung failed."""
-    rungs, left_out = climb(device.type)
+    rungs, skipped = climb(device.type)
     common = {"device": str(device), "num_envs": num_envs, "horizon": horizon, "seconds": seconds}
     results, failed = measure(rungs, common, rounds)
     lines, before = [], float("nan")
@@ -236,7 +236,7 @@ def run(
         "rollout",
     ]
     print(table(header, lines))
-    for name, reason in left_out.items():
+    for name, reason in skipped.items():
         print(f"left out: {name}: {reason}")
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError
-from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.backend import host_sync_is_free
 
 
 def select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
@@ -51,14 +51,14 @@ class CountingEnv(VecEnv):
             raise UsageError(f"{name}: wanted actions of shape {shape}, got {tuple(action.shape)}")
         if action.is_floating_point() != dtype.is_floating_point:
             raise UsageError(f"{name}: wanted actions of {space}, got {action.dtype}")
-        if isinstance(space, Discrete) and host_may_look(self.device):
+        if isinstance(space, Discrete) and host_sync_is_free(self.device):
             low, high = int(space.start), int(space.start + space.n - 1)
             if not low <= int(action.min()) <= int(action.max()) <= high:
                 raise UsageError(
                     f"{name}: wanted actions from {low} to {high}, got {int(action.min())} to "
                     f"{int(action.max())}"
                 )
-        if isinstance(space, MultiDiscrete) and host_may_look(self.device):
+        if isinstance(space, MultiDiscrete) and host_sync_is_free(self.device):
             choice = action - torch.as_tensor(space.start)
             if bool(((choice < 0) | (choice >= torch.as_tensor(space.nvec))).any()):
                 raise UsageError(

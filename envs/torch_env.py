@@ -17,7 +17,7 @@ from torch import Tensor
 from gpurl.envs._counting_env import CountingEnv, select
 from gpurl.envs.vec_env import Timestep, check_tensor
 from gpurl.errors import UsageError
-from gpurl.kernels.backend import host_may_look, use_triton
+from gpurl.kernels.backend import host_sync_is_free, use_triton
 from gpurl.kernels.env_step import Clocks, RandomStreams, TritonEnv, TritonTask, env_step_triton
 from gpurl.kernels.random import CounterRandom
 
@@ -80,7 +80,7 @@ class TorchEnv(CountingEnv):
         """Compile `transition` and `observe` by torch.compile at their first calls; random numbers
         are drawn as before, in between.
         """
-        self._random.stay_out_of_compiling()
+        self._random.disable_compile()
         self.transition = torch.compile(self.transition, dynamic=False)  # type: ignore[method-assign]
         self.observe = torch.compile(self.observe, dynamic=False)  # type: ignore[method-assign]
 
@@ -132,7 +132,7 @@ class TorchEnv(CountingEnv):
         else:
             truncated = (self.episode_length_buf >= self.max_episode_steps) & ~terminated
         done = terminated | truncated
-        if not host_may_look(
+        if not host_sync_is_free(
             self.device
         ):  # what passes through unchanged is about to be overwritten in its place
             next_state = {
@@ -199,7 +199,7 @@ class TorchEnv(CountingEnv):
         """On a GPU the state stays in its place, where a CUDA graph finds it again; what was
         observed before must not be a view of it.
         """
-        if host_may_look(self.device):
+        if host_sync_is_free(self.device):
             self._state = state
         elif self._state is None:
             self._state = {name: value.clone() for name, value in state.items()}
@@ -212,7 +212,7 @@ class TorchEnv(CountingEnv):
         """Start the ended episodes anew; returns (obs [N, *obs], the state they are of, in memory
         that no later step changes).
         """
-        if host_may_look(self.device):
+        if host_sync_is_free(self.device):
             index = done.nonzero().squeeze(1)
             if index.numel() == 0:
                 self._state = next_state

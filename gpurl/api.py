@@ -25,7 +25,7 @@ from gpurl.run.display import Display
 from gpurl.run.evaluator import EVAL_SEED, evaluate, greedy, scripted
 from gpurl.run.given import Given, name_of_algorithm, name_of_env
 from gpurl.run.logger import Logger
-from gpurl.run.out_of_memory import Watch, told_what_fits
+from gpurl.run.out_of_memory import Watch, explain_out_of_memory
 from gpurl.run.plot import note_references, plot_curve
 from gpurl.run.run_folder import create_run_folder, lock_run, note_resume, write_run_info
 from gpurl.run.settings import Settings, make_settings, merge
@@ -140,13 +140,13 @@ def run(
                 f"{error}; the run trained there, and goes on here with --device auto"
             ) from None
         if resume_from is None:
-            with told_what_fits(settings, device) as memory:
+            with explain_out_of_memory(settings, device) as memory:
                 return _run(
                     settings, device, None, None, command or sys.argv, memory, callbacks, env
                 )
         with (
             lock_run(resume_from),
-            told_what_fits(settings, device) as memory,
+            explain_out_of_memory(settings, device) as memory,
         ):  # first the lock: its holder may be about to save
             return _run(
                 settings,
@@ -260,8 +260,8 @@ def evaluate_run(
     policy = load(path, str(chosen), best=best)
     count = min(episodes, policy.settings["num_envs"])  # an environment may be a process
     env = make_env(policy.settings["env"], count, chosen, seed, **policy.settings["env_options"])
-    carry = policy.algorithm.initial_carry(env.num_envs)
+    policy_state = policy.algorithm.initial_policy_state(env.num_envs)
     try:
-        return evaluate(greedy(policy.algorithm), env, episodes, carry, seed)
+        return evaluate(greedy(policy.algorithm), env, episodes, policy_state, seed)
     finally:
         env.close()

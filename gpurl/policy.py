@@ -22,15 +22,17 @@ class Policy:
     def __init__(self, algorithm: Algorithm, settings: dict[str, Any]) -> None:
         self.algorithm, self.settings = algorithm, settings
         self.device = algorithm.device
-        self._carry: Any = None
+        self._policy_state: Any = None
 
     def act(self, obs: np.ndarray | Tensor, deterministic: bool = True) -> Any:
         """obs: [*obs] or [N, *obs], numpy or torch -> action [*action] or [N, *action] of the same
         kind, as the environment takes it.
         """
         batch, is_single = self._batch(obs)
-        if self._carry is None or (self._carry and self._carry[0].shape[0] != batch.shape[0]):
-            self._carry = self.algorithm.initial_carry(batch.shape[0])
+        if self._policy_state is None or (
+            self._policy_state and self._policy_state[0].shape[0] != batch.shape[0]
+        ):
+            self._policy_state = self.algorithm.initial_policy_state(batch.shape[0])
         if not deterministic and batch.shape[0] != self.algorithm.num_envs:
             raise UsageError(
                 f"a sampling policy draws for {self.algorithm.num_envs} environments, got "
@@ -39,8 +41,8 @@ class Policy:
             )
         if self.algorithm.num_state and not deterministic:  # the actor reads nothing of it
             batch = torch.nn.functional.pad(batch.flatten(1), (0, self.algorithm.num_state))
-        decision = self.algorithm.act(batch, self._carry, explore=not deterministic)
-        self._carry = decision.carry
+        decision = self.algorithm.act(batch, self._policy_state, explore=not deterministic)
+        self._policy_state = decision.policy_state
         return self._like(decision.action[0] if is_single else decision.action, obs)
 
     def value(self, obs: np.ndarray | Tensor, state: np.ndarray | Tensor | None = None) -> Any:
@@ -68,18 +70,18 @@ class Policy:
             raise UsageError(
                 "the critic of this policy reads observations: value(obs), without a state"
             )
-        carry = self._carry or self.algorithm.initial_carry(batch.shape[0])
-        if carry and carry[0].shape[0] != batch.shape[0]:
+        policy_state = self._policy_state or self.algorithm.initial_policy_state(batch.shape[0])
+        if policy_state and policy_state[0].shape[0] != batch.shape[0]:
             raise UsageError(
-                f"the policy remembers {carry[0].shape[0]} episodes, got {batch.shape[0]} "
+                f"the policy remembers {policy_state[0].shape[0]} episodes, got {batch.shape[0]} "
                 f"observations; reset() empties its memory"
             )
-        value = self.algorithm.value(batch, carry)
+        value = self.algorithm.value(batch, policy_state)
         return float(value[0]) if is_single else self._like(value, obs)
 
     def reset(self) -> None:
         """Empty the memory: the next observation begins an episode."""
-        self._carry = None
+        self._policy_state = None
 
     def _batch(self, obs: np.ndarray | Tensor) -> tuple[Tensor, bool]:
         shape = tuple(self.algorithm.observation_space.shape or ())

@@ -98,7 +98,7 @@ def taken(values: Tensor, action: Tensor) -> Tensor:
     return (values * is_taken.view(*is_taken.shape, *[1] * rest)).sum(1 + action.dim())
 
 
-def whole_pmf_min(pmf: Tensor, values: Tensor) -> Tensor:
+def min_mean_pmf(pmf: Tensor, values: Tensor) -> Tensor:
     """[B, Z]: of each row the whole distribution of the member whose mean is least; the least of
     scalar critics is values.amin(0).
 

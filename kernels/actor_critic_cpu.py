@@ -49,7 +49,7 @@ class LossOptions(NamedTuple):
 
 class GaussianActions(NamedTuple):
     """Diagonal normal by log_std [A] inside its limits; units [4, A]: lowest, highest, half width
-    and centre, as `BoxUnits` has them.
+    and centre, as `ActionScaler` has them.
     """
 
     log_std: Tensor

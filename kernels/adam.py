@@ -26,19 +26,19 @@ from gpurl.kernels import c_library
 from gpurl.kernels.backend import use_c, use_triton
 
 BLOCK = 1024
-MOST_LOSSES = 8
-COUNTS = ("asked", "left_out", "in_a_row", "longest", "first")  # of LeftOut
+MAX_LOSSES = 8
+COUNTS = ("asked", "skipped", "in_a_row", "longest", "first")  # of SkippedSteps
 LARGEST_NORM = (
     1e18  # of what v takes in: v is float32, and an infinite one would stop its parameter for good
 )
 LARGEST_CLIPPED_NORM = 3e38  # of what a clip scales down first
 
 
-class LeftOut(NamedTuple):
+class SkippedSteps(NamedTuple):
     """What was not done because it was not finite.
 
     counts: [5] int64, COUNTS: steps asked for; of them left out; left out in a row until now; the
-    most in a row; the number of the first (0: none). gradient [P] and losses [MOST_LOSSES],
+    most in a row; the number of the first (0: none). gradient [P] and losses [MAX_LOSSES],
     float32, are those of the first; the next one is kept when that number is 0 again.
     """
 
@@ -57,7 +57,7 @@ class AdamState(NamedTuple):
     exp_avg_sq: Tensor
     step: Tensor
     target: Tensor | None = None
-    left_out: LeftOut | None = None
+    skipped: SkippedSteps | None = None
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ def adam_step_reference(
     losses: Tensor | None = None,
 ) -> Tensor:
     """The specification; arguments and result as in `adam_step`."""
-    parameters, exp_avg, exp_avg_sq, step, target, left_out = state
+    parameters, exp_avg, exp_avg_sq, step, target, skipped = state
     beta_1, beta_2 = options.betas
     norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
     is_finite = norm <= (LARGEST_NORM if options.max_grad_norm is None else LARGEST_CLIPPED_NORM)
     if losses is not None:
         is_finite = is_finite & losses.isfinite().all()
-    if left_out is not None:
-        _note_step(left_out, gradient, losses, is_finite)
+    if skipped is not None:
+        _note_step(skipped, gradient, losses, is_finite)
     norm = torch.where(is_finite, norm, norm * torch.inf).to(parameters.dtype)
     step += is_finite
     count = step.double()
@@ -114,18 +114,18 @@ def adam_step_reference(
 
 
 def _note_step(
-    left_out: LeftOut, gradient: Tensor, losses: Tensor | None, is_finite: Tensor
+    skipped: SkippedSteps, gradient: Tensor, losses: Tensor | None, is_finite: Tensor
 ) -> None:
-    asked, total, in_a_row, longest, first = left_out.counts.unbind()
+    asked, total, in_a_row, longest, first = skipped.counts.unbind()
     is_first = ~is_finite & (first == 0)
     asked += 1
     total += ~is_finite
     in_a_row.copy_(torch.where(is_finite, 0, in_a_row + 1))
     torch.maximum(longest, in_a_row, out=longest)
     first.copy_(torch.where(is_first, asked, first))
-    left_out.gradient.copy_(torch.where(is_first, gradient, left_out.gradient))
+    skipped.gradient.copy_(torch.where(is_first, gradient, skipped.gradient))
     if losses is not None:
-        kept = left_out.losses[: losses.numel()]
+        kept = skipped.losses[: losses.numel()]
         kept.copy_(torch.where(is_first, losses.flatten(), kept))
 
 
@@ -245,17 +245,17 @@ def adam_step_triton(
     losses: Tensor | None = None,
 ) -> Tensor:
     """`adam_step_reference` in three launches."""
-    parameters, exp_avg, exp_avg_sq, step, target, left_out = state
+    parameters, exp_avg, exp_avg_sq, step, target, skipped = state
     size, clips, has_record = (
         parameters.numel(),
         options.max_grad_norm is not None,
-        left_out is not None,
+        skipped is not None,
     )
     programs = triton.cdiv(size, BLOCK)
     partial = torch.empty(programs, dtype=torch.float64, device=parameters.device)
     scalars = torch.empty(6, dtype=torch.float32, device=parameters.device)
     counts, first_gradient, first_losses = (
-        (step, gradient, scalars) if left_out is None else left_out
+        (step, gradient, scalars) if skipped is None else skipped
     )  # pointers, unused without
     square_sums_kernel[(programs,)](gradient, partial, size, BLOCK=BLOCK, num_warps=4)
     prologue_kernel[(1,)](
@@ -280,10 +280,10 @@ def c_arguments(
     state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions
 ) -> "AdamInC":
     """What adam_cpu.h's step takes; the tensors must be contiguous and outlive it."""
-    parameters, exp_avg, exp_avg_sq, step, target, left_out = state
+    parameters, exp_avg, exp_avg_sq, step, target, skipped = state
     max_norm = math.inf if options.max_grad_norm is None else options.max_grad_norm
     largest_norm = LARGEST_NORM if options.max_grad_norm is None else LARGEST_CLIPPED_NORM
-    noted = (None, None, None) if left_out is None else (tensor.data_ptr() for tensor in left_out)
+    noted = (None, None, None) if skipped is None else (tensor.data_ptr() for tensor in skipped)
     return AdamInC(
         *(tensor.data_ptr() for tensor in (parameters, exp_avg, exp_avg_sq)),
         None if target is None else target.data_ptr(),
@@ -348,12 +348,12 @@ def adam_step(
     """One step of `state`, in place, along `gradient` [P]; returns the gradient's norm before
     clipping, 0-d.
 
-    learning_rate: 0-d float32 on the device. losses: [up to MOST_LOSSES], contiguous, of the
+    learning_rate: 0-d float32 on the device. losses: [up to MAX_LOSSES], contiguous, of the
     parameters' type, what the gradient is of; where one of them or the gradient is not finite
     nothing changes, and what is returned is not finite.
     """
     if losses is not None:  # which kernels read as they lie: of bf16 a NaN would be none
-        got = losses.dtype, losses.is_contiguous(), losses.numel() <= MOST_LOSSES
+        got = losses.dtype, losses.is_contiguous(), losses.numel() <= MAX_LOSSES
         assert got == (state.parameters.dtype, True, True), (*got, losses.shape)
     if use_triton(gradient):
         return adam_step_triton(state, gradient, learning_rate, options, losses)

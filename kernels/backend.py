@@ -16,7 +16,7 @@ from gpurl.kernels import c_library
 
 CHOICES = ("auto", "triton", "torch")
 choice = os.environ.get("GPURL_BACKEND", "auto")
-_host_may_look = True
+_host_sync_is_free = True
 
 
 def use_triton(tensor: Tensor) -> bool:
@@ -32,11 +32,11 @@ def use_triton(tensor: Tensor) -> bool:
     return choice == "triton"
 
 
-def host_may_look(device: torch.device) -> bool:
+def host_sync_is_free(device: torch.device) -> bool:
     """Whether reading a value of a tensor on `device` costs nothing: true on a CPU, where work on a
     few rows beats a masked full batch.
     """
-    return device.type == "cpu" and _host_may_look
+    return device.type == "cpu" and _host_sync_is_free
 
 
 def use_c(tensor: Tensor) -> bool:
@@ -45,7 +45,7 @@ def use_c(tensor: Tensor) -> bool:
     """
     return (
         type(tensor) is Tensor
-        and host_may_look(tensor.device)
+        and host_sync_is_free(tensor.device)
         and not torch.jit.is_tracing()
         and not torch.compiler.is_compiling()
         and c_library.load().functions is not None
@@ -64,13 +64,13 @@ def refuse_second_derivative() -> None:
 
 
 @contextmanager
-def no_host_looks() -> Iterator[None]:
+def no_host_syncs() -> Iterator[None]:
     """Take the GPU's code paths on any device: no tensor is read by the host inside. Tests use it
     to prove that nothing syncs.
     """
-    global _host_may_look
-    before, _host_may_look = _host_may_look, False
+    global _host_sync_is_free
+    before, _host_sync_is_free = _host_sync_is_free, False
     try:
         yield
     finally:
-        _host_may_look = before
+        _host_sync_is_free = before

@@ -1,4 +1,4 @@
-"""C kernels of this folder, built by the machine's own compiler at first use and kept in the user's
+"""C kernels of kernels/cpu, built by the machine's own compiler at first use and kept in the user's
 cache.
 
 Where that does not work, there is a line that says why, and torch does the work.
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FOLDER = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent / "cpu"
 # not -ffast-math: NaN and infinity are to be seen
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 FLAGS += ["-fvisibility=hidden", "-pthread", "-shared", "-fPIC"]

@@ -96,7 +96,7 @@ def gae_kernel(
     """
     env = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     width = tl.cast(N, tl.int64)
-    carry = tl.zeros((BLOCK_N,), tl.float32)
+    policy_state = tl.zeros((BLOCK_N,), tl.float32)
     count = 0.0
     mean = 0.0
     square = 0.0
@@ -118,10 +118,10 @@ def gae_kernel(
         decay = tl.where(terminated | truncated | (inside & (used == 0)), 0.0, gamma * gae_lambda)
         decay = tl.where(inside, decay, 1.0)  # rows before the first step are the identity
         scale, shift = tl.associative_scan((decay, delta), 0, _affine_compose)
-        advantage = shift + tl.where(scale == 0.0, 0.0, scale * carry[None, :])
+        advantage = shift + tl.where(scale == 0.0, 0.0, scale * policy_state[None, :])
         tl.store(advantage_ptr + offset, advantage, mask=inside)
         tl.store(returns_ptr + offset, advantage + value, mask=inside)
-        carry = tl.sum(
+        policy_state = tl.sum(
             tl.where((tl.arange(0, BLOCK_T) == BLOCK_T - 1)[:, None], advantage, 0.0), axis=0
         )
         weight = used.to(tl.float32)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpurl.kernels.backend import use_triton
 
-TILE, LEAST_ROWS = (
+TILE, MIN_ROWS = (
     4096,
     256,
 )  # numbers of a block, and rows of it at least: the blocks are merged one after the other
@@ -134,7 +134,7 @@ def normalize_kernel(x_ptr, mean_ptr, inv_std_ptr, out_ptr, size, D, clip, BLOCK
 
 def block_rows(block_d: int) -> int:
     """Rows of a block that is `block_d` columns wide."""
-    return max(TILE // block_d, LEAST_ROWS)
+    return max(TILE // block_d, MIN_ROWS)
 
 
 def update_moments_triton(

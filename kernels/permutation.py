@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpurl.kernels.backend import host_may_look, use_triton
+from gpurl.kernels.backend import host_sync_is_free, use_triton
 from gpurl.kernels.random import random_words_reference, splitmix_word
 
 MULTIPLIER_1, MULTIPLIER_2, LOW_HALF = 0x85EBCA6B, 0xC2B2AE35, 0xFFFFFFFF
@@ -105,7 +105,7 @@ def permutation_reference(
     words = random_words_reference(key, gamma, step, offset, (rounds + 1) // 2)
     round_keys = words.view(torch.int32)[0, :rounds].long()
     number = torch.arange((rounds + 3) // 2 * b, device=key.device)
-    if host_may_look(key.device):
+    if host_sync_is_free(key.device):
         return torch.from_numpy(
             _walked_in_numpy(_encrypted_reference(round_keys.numpy(), number.numpy(), a, b), size)
         )

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels import c_library
-from gpurl.kernels.backend import host_may_look, use_c, use_triton
+from gpurl.kernels.backend import host_sync_is_free, use_c, use_triton
 
 WORDS_PER_STEP = 1 << 16
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as int64
@@ -276,7 +276,7 @@ class CounterRandom:
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self.offset = 0
         self._host_step = (
-            0 if host_may_look(self.device) and not use_triton(self.key) else None
+            0 if host_sync_is_free(self.device) and not use_triton(self.key) else None
         )  # where it is a number, it counts
         # drawn for several steps: (kernel, offset, shape): (first step, [N, *shape] of each, words
         # of a step)
@@ -315,7 +315,7 @@ class CounterRandom:
         step = self.step
         step += by if really is None else really
         if self._host_step is not None:
-            self._host_step = int(step) if host_may_look(self.device) else None
+            self._host_step = int(step) if host_sync_is_free(self.device) else None
             # the step may be drawn again, and what was drawn may be overwritten
             self._ahead.clear()
 
@@ -355,14 +355,14 @@ class CounterRandom:
         self.offset += (count + 1) // 2
         return number
 
-    def stay_out_of_compiling(self) -> None:
+    def disable_compile(self) -> None:
         """What draws is called as it is from functions that torch compiles: it keeps numbers for
         later and calls kernels of its own.
         """
         self._draw = torch.compiler.disable(self._draw)  # type: ignore[method-assign]
 
     def _draw(self, kernel: Any, shape: tuple[int, ...]) -> Tensor:
-        step = self._host_step if host_may_look(self.device) else None
+        step = self._host_step if host_sync_is_free(self.device) else None
         if step is not None:
             first, blocks, words = self._ahead.get((kernel, self.offset, shape), (0, (), 0))
             if 0 <= step - first < len(blocks):

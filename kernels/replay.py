@@ -192,7 +192,7 @@ def _keep_final(ring: Ring, row: Tensor, ended: Tensor, final_obs: Tensor) -> Te
     return torch.where(ended, entry, 0).int()
 
 
-def replay_cut(ring: Ring, mask: Tensor) -> None:
+def replay_mark_break(ring: Ring, mask: Tensor) -> None:
     """Truncate the newest step where mask [N] bool, unless it ended already: what follows belongs
     to other episodes.
     """

@@ -24,7 +24,7 @@ from gpurl.kernels.env_step import (
     store_columns,
     store_states,
 )
-from gpurl.kernels.policy import (
+from gpurl.kernels.rollout_policy import (
     ACTIVATIONS,
     PolicyTensors,
     categorical_sample,
@@ -39,8 +39,8 @@ from gpurl.kernels.policy import (
 # what ahead-of-time compilation says: 64x64 networks take 255 registers a thread so and none is
 # spilled; two programs fit a multiprocessor
 BLOCK, NUM_WARPS = 16, 4
-LEAST_UNITS, MOST_UNITS = 16, 64  # of a layer: what a product takes, and what registers hold
-MOST_COLUMNS, MOST_STATES = 64, 24  # of observations, of actions or logits; of states
+MIN_UNITS, MAX_UNITS = 16, 64  # of a layer: what a product takes, and what registers hold
+MAX_COLUMNS, MAX_STATES = 64, 24  # of observations, of actions or logits; of states
 
 
 class RolloutTensors(NamedTuple):
@@ -196,17 +196,17 @@ def rollout_obstacle(env: TritonEnv, shape: PolicyShape) -> str:
     if not shape.sizes:
         return "it needs a hidden layer"
     for size in shape.sizes:
-        if not LEAST_UNITS <= size <= MOST_UNITS or size & (size - 1):
+        if not MIN_UNITS <= size <= MAX_UNITS or size & (size - 1):
             return (
-                f"it takes layers of powers of two from {LEAST_UNITS} to {MOST_UNITS} units, not "
+                f"it takes layers of powers of two from {MIN_UNITS} to {MAX_UNITS} units, not "
                 f"of {size}"
             )
-    if (states := sum(env_constants(env)["WIDTHS"])) > MOST_STATES:
-        return f"it takes environments of {MOST_STATES} numbers, not of {states}"
+    if (states := sum(env_constants(env)["WIDTHS"])) > MAX_STATES:
+        return f"it takes environments of {MAX_STATES} numbers, not of {states}"
     widest = max(env.obs_width, shape.num_outputs)
     return (
-        f"it takes {MOST_COLUMNS} observations or outputs, not {widest}"
-        if widest > MOST_COLUMNS
+        f"it takes {MAX_COLUMNS} observations or outputs, not {widest}"
+        if widest > MAX_COLUMNS
         else ""
     )
 
@@ -223,7 +223,7 @@ def rollout_constants(env: TritonEnv, shape: PolicyShape) -> dict[str, Any]:
         "OBS_LIMIT": shape.obs_limit or 0.0,
         "PRECISION": shape.precision,
     }
-    padded = max(triton.next_power_of_2(env.obs_width), LEAST_UNITS)
+    padded = max(triton.next_power_of_2(env.obs_width), MIN_UNITS)
     return {
         **env_constants(env),
         **network,

@@ -11,10 +11,10 @@ import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels.env_step import RandomStreams, load_columns, store_columns
-from gpurl.kernels.policy import categorical_sample, gaussian_sample, to_env_columns
+from gpurl.kernels.rollout_policy import categorical_sample, gaussian_sample, to_env_columns
 
 BLOCK = 128
-MOST_COLUMNS = 64  # of actions or logits
+MAX_COLUMNS = 64  # of actions or logits
 
 
 @triton.jit(do_not_specialize=["offset"])

@@ -25,7 +25,7 @@ from torch.nn.functional import softplus
 
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import refuse_second_derivative, use_c, use_triton
-from gpurl.kernels.policy import clipped
+from gpurl.kernels.rollout_policy import clipped
 
 LOG_STD_LIMITS = (
     -5.0,

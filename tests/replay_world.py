@@ -84,7 +84,7 @@ class World:
             *(torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0])
         )
 
-    def cut(self, mask: np.ndarray) -> None:
+    def mark_episode_break(self, mask: np.ndarray) -> None:
         """Every environment of mask [N] was reset from outside."""
         last = self.steps[-1]["flags"]
         last |= np.where(mask & (last & 3 == 0), TRUNCATED, 0).astype(np.uint8)

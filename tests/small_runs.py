@@ -125,11 +125,15 @@ def play(
 ) -> dict[str, Tensor]:
     """The training loop without what surrounds it."""
     obs, _ = env.reset(seed=0)
-    buffer, carry, metrics = algorithm.make_buffer(), algorithm.initial_carry(env.num_envs), {}
+    buffer, policy_state, metrics = (
+        algorithm.make_buffer(),
+        algorithm.initial_policy_state(env.num_envs),
+        {},
+    )
     for number in range(iterations):
         algorithm.schedule(number / iterations, number * env.num_envs)
         while not algorithm.is_ready(buffer):
-            decision = algorithm.act(obs, carry)
+            decision = algorithm.act(obs, policy_state)
             timestep = env.step(decision.action)
             algorithm.record_step(buffer, obs, decision, timestep)
             obs = timestep.obs

@@ -1,5 +1,5 @@
 """What every form of the squashed draws and of their way back must do: the reference and C, in
-tests/test_squash.py, and Triton.
+tests/kernels/test_squash.py, and Triton.
 """
 
 import itertools

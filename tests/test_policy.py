@@ -25,11 +25,11 @@ def test_value_is_under_the_memory_that_act_kept_until_reset() -> None:
     algorithm = make_algorithm(
         "ppo", config, RandomWalk.single_observation_space, RandomWalk.single_action_space, 16
     )
-    policy, empty = Policy(algorithm, {}), algorithm.initial_carry(16)
+    policy, empty = Policy(algorithm, {}), algorithm.initial_policy_state(16)
     seen, obs = torch.full((16, 3), 3.0), torch.linspace(-3.0, 3.0, 48).view(16, 3)
     fresh, remembered = (
         algorithm.value(obs, empty),
-        algorithm.value(obs, algorithm.act(seen, empty, explore=False).carry),
+        algorithm.value(obs, algorithm.act(seen, empty, explore=False).policy_state),
     )
     assert float((fresh - remembered).abs().max()) > 1e-3
     torch.testing.assert_close(policy.value(obs), fresh)

@@ -16,12 +16,12 @@ from torch._subclasses import FakeTensorMode
 from gpurl.value_losses import (
     categorical_td_loss,
     dueling,
+    min_mean_pmf,
     quantile_td_loss,
     rescale,
     taken,
     td_loss,
     unrescale,
-    whole_pmf_min,
 )
 
 Loss = Callable[..., tuple[Tensor, Tensor]]
@@ -256,13 +256,13 @@ def test_quantiles_are_at_rest_where_the_target_is_theirs() -> None:
 def test_the_least_member_is_taken_whole() -> None:
     pmf = torch.tensor([[[0.5, 0.5], [0.9, 0.1], [0.2, 0.8]], [[0.4, 0.6], [1.0, 0.0], [0.3, 0.7]]])
     values = (pmf * torch.tensor([-1.0, 1.0])).sum(-1)
-    least = whole_pmf_min(pmf, values)
+    least = min_mean_pmf(pmf, values)
     assert least.tolist() == torch.stack((pmf[0, 0], pmf[1, 1], pmf[1, 2])).tolist()
     torch.testing.assert_close((least * torch.tensor([-1.0, 1.0])).sum(-1), values.amin(0))
     values[0, 2] = torch.nan  # the other would hide it
-    assert torch.equal(whole_pmf_min(pmf, values)[2], pmf[0, 2])
+    assert torch.equal(min_mean_pmf(pmf, values)[2], pmf[0, 2])
     with FakeTensorMode() as mode:
-        assert whole_pmf_min(mode.from_tensor(pmf), mode.from_tensor(values)).shape == (3, 2)
+        assert min_mean_pmf(mode.from_tensor(pmf), mode.from_tensor(values)).shape == (3, 2)
 
 
 def test_dueling_by_hand() -> None:

@@ -8,7 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.off_policy.job import LEFT_OUT
+from benchmarks.off_policy.job import SKIPPED
 from benchmarks.peers.installation import make_environment
 from benchmarks.processes import Result, comparison_parser, host_environment, run_once, take_turns
 from benchmarks.results_table import ROOT, Row, number, save, table
@@ -181,10 +181,8 @@ def main(words: list[str] | None = None) -> int:
         results, failed = measure(options, case, python)
         print(f"\n{report(options, case, results)}")
         for name, reason in failed.items():
-            _, is_left_out, why = reason.partition(LEFT_OUT)
-            print(
-                f"left out: {name}: {why.strip()}" if is_left_out else f"failed: {name}: {reason}"
-            )
-            code = code if is_left_out else 1
+            _, is_skipped, why = reason.partition(SKIPPED)
+            print(f"left out: {name}: {why.strip()}" if is_skipped else f"failed: {name}: {reason}")
+            code = code if is_skipped else 1
         print(f"written to {save('off_policy', rows_of(results), options.out)}\n", flush=True)
     return code

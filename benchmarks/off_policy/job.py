@@ -12,7 +12,7 @@ from benchmarks.timing import median_seconds
 from benchmarks.training import captured
 
 # an error that begins so is a reason why something is not measured here, not a failure
-LEFT_OUT = "left out: "
+SKIPPED = "left out: "
 Shape = tuple[int, int]  # numbers of an observation, of an action
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.off_policy.job import LEFT_OUT, Job, Measurement, peak_mib, timed
+from benchmarks.off_policy.job import SKIPPED, Job, Measurement, peak_mib, timed
 from gpurl.errors import GpurlError
 
 EXPONENT, IMPORTANCE = 0.6, 0.4  # of prioritised replay, as Schaul et al. 2016 have them
@@ -208,7 +208,7 @@ class TorchrlReplay:
                 f"the compiled part of this torchrl is for another torch than {torch.__version__}; "
                 f"built from its source it will do"
             )
-            raise GpurlError(f"{LEFT_OUT}{reason} ({error})") from None
+            raise GpurlError(f"{SKIPPED}{reason} ({error})") from None
         self.steps, self.num_envs, self.errors = steps, num_envs, prepared_errors(job)
         self.prepared = itertools.cycle([self._rows(t, t + 1) for t in range(PREPARED)])
 

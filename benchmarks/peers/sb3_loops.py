@@ -69,7 +69,7 @@ def pendulum(job: Job) -> Outcome:
         def _on_rollout_start(self) -> None:
             marks.append(now(torch.device(job.device)))
 
-    env = quicker_vec_env(job.num_envs)
+    env = faster_vec_env(job.num_envs)
     shape = {
         "n_steps": cases.PENDULUM_HORIZON,
         "batch_size": cases.PENDULUM_BATCH,
@@ -101,7 +101,7 @@ def one_pendulum() -> gymnasium.Env:
     return gymnasium.make("Pendulum-v1")
 
 
-def quicker_vec_env(num_envs: int) -> Any:
+def faster_vec_env(num_envs: int) -> Any:
     """stable-baselines3's vector environment, in this process or in others, that takes 200 steps
     sooner.
     """

@@ -19,7 +19,7 @@ from gpurl.errors import EnvError, UsageError
 
 SERVER = Path(__file__).with_name("server.py")
 PYTHON_VARIABLE = "GPURL_ISAAC_GYM_PYTHON"
-TOLD_LINES, TOLD_BYTES = 20, 4096  # of what the process printed last
+MAX_SHOWN_LINES, MAX_SHOWN_BYTES = 20, 4096  # of what the process printed last
 LOG_BYTES, LOOK_EVERY = (
     1 << 24,
     1024,
@@ -149,12 +149,12 @@ class SimulatorProcess:
         )
         size = os.fstat(self._log.fileno()).st_size
         printed = (
-            os.pread(self._log.fileno(), TOLD_BYTES, max(size - TOLD_BYTES, 0))
+            os.pread(self._log.fileno(), MAX_SHOWN_BYTES, max(size - MAX_SHOWN_BYTES, 0))
             .decode(errors="replace")
             .splitlines()
         )
         self.close()
-        told = "\n".join(f"  {line}" for line in printed[-TOLD_LINES:])
+        told = "\n".join(f"  {line}" for line in printed[-MAX_SHOWN_LINES:])
         return EnvError(
             f"Isaac Gym's process ({self.python}) {what}{how}"
             + (f"; its last lines:\n{told}" if told else if_silent)
@@ -165,7 +165,7 @@ class SimulatorProcess:
         descriptor = self._log.fileno()
         size = os.fstat(descriptor).st_size
         if size > LOG_BYTES:
-            end = os.pread(descriptor, TOLD_BYTES, size - TOLD_BYTES)
+            end = os.pread(descriptor, MAX_SHOWN_BYTES, size - MAX_SHOWN_BYTES)
             os.ftruncate(descriptor, 0)
             os.write(descriptor, end)
 

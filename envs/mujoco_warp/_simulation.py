@@ -390,7 +390,7 @@ class DroppedConstraints:
         if self._bits is not None:
             self._bits.zero_()
 
-    def look(self, host_may_look: bool) -> Tensor:
+    def look(self, host_sync_is_free: bool) -> Tensor:
         """After a step: how many worlds lacked room, 0-d."""
         lacks = (self._nefc > self._data.njmax) | (self._nacon > self._data.naconmax)
         if self._bits is not None:
@@ -400,7 +400,7 @@ class DroppedConstraints:
             self.peak, torch.stack((self._nefc.max(), self._nacon[0], count)), out=self.peak
         )
         self._steps += 1
-        if host_may_look:
+        if host_sync_is_free:
             self.warn()
         elif self._event is not None and self._steps % self.READ_EVERY == 0:
             self.warn()  # what was sent a thousand steps ago has long come

@@ -37,7 +37,7 @@ from gpurl.envs.mujoco_warp._simulation import (
 )
 from gpurl.envs.vec_env import Timestep, check_tensor
 from gpurl.errors import EnvError, UsageError
-from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.backend import host_sync_is_free
 from gpurl.kernels.random import CounterRandom
 
 # a larger qpos or qvel is no state any more: mjMAXVAL, at which MuJoCo on a CPU starts anew
@@ -243,7 +243,7 @@ class MujocoWarpEnv(CountingEnv):
         data, action, may_look = (
             self.data,
             self._checked_action(actions),
-            host_may_look(self.device),
+            host_sync_is_free(self.device),
         )
         before = Before(data, self._names_before)
         data.ctrl.copy_(action)

@@ -18,11 +18,11 @@ from gpurl.checks import check_atoms, check_choices, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.categorical_projection import categorical_projection
 from gpurl.kernels.gae import gae
-from gpurl.nn.action_scaler import BoxUnits
+from gpurl.nn.action_scaler import ActionScaler
 from gpurl.nn.mlp import BodyConfig, Sequential, make_network, set_dtype
-from gpurl.nn.networks import Carry
+from gpurl.nn.networks import PolicyState
 from gpurl.nn.optimizer import FlatAdam
-from gpurl.value_losses import categorical_td_loss, td_loss, whole_pmf_min
+from gpurl.value_losses import categorical_td_loss, min_mean_pmf, td_loss
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class OffPolicyActorCritic(OffPolicy):
                 f"{self.label} needs a Box action space, this one is {space}; dqn and its kin "
                 f"choose among a few"
             )
-        self.box = BoxUnits(space)
-        self.box.must_be_bounded(self.label)
+        self.box = ActionScaler(space)
+        self.box.require_bounds(self.label)
         self.num_actions = space.low.size
         self.actor = make_network(1, self.num_inputs, self.actor_outputs(), config.actor_network)
         self.critic, self.target_critic = (self.make_critics(config.num_critics) for _ in range(2))
@@ -184,7 +184,7 @@ class OffPolicyActorCritic(OffPolicy):
         own = self.config.actor_learning_rate if optimizer == "actor" else None
         return self.config.learning_rate if own is None else own
 
-    def take_actor_from(self, source: Algorithm, path: str) -> None:
+    def copy_actor_from(self, source: Algorithm, path: str) -> None:
         """The weights of another run's actor, and what it makes of observations before, into this
         actor and its target. UsageError where they do not fit; path: where `source` is from.
         """
@@ -235,7 +235,7 @@ class OffPolicyActorCritic(OffPolicy):
 
     # ---- values ----
 
-    def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
+    def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
         with torch.no_grad():
             inputs = self.inputs(obs)
             return self._joined(self.q_values(inputs, self.greedy(inputs))[1], "mean")
@@ -261,7 +261,7 @@ class OffPolicyActorCritic(OffPolicy):
         with self.optimizers["critic"].frozen():
             return self._joined(self.q_values(obs, action)[1], self.config.actor_aggregate)
 
-    def target_output(self, inputs: Tensor) -> Tensor:
+    def target_q(self, inputs: Tensor) -> Tensor:
         """[E, B, 1 or atoms]: what the target critics give for inputs [B, D + A], or those drawn
         for this update, which alone are asked.
         """
@@ -278,13 +278,13 @@ class OffPolicyActorCritic(OffPolicy):
         """[B] what the critics are to say, or of a distribution [B, atoms]."""
         config = self.config
         action, bonus = self.next_action(batch["next_obs"])
-        output = self.target_output(torch.cat((batch["next_obs"], action), 1))
+        output = self.target_q(torch.cat((batch["next_obs"], action), 1))
         if config.atoms:
             pmf = output.softmax(-1)
             if config.target_aggregate == "mean":
                 pmf = pmf.mean(0)
             else:
-                pmf = whole_pmf_min(pmf, pmf @ self.support)
+                pmf = min_mean_pmf(pmf, pmf @ self.support)
             return categorical_projection(
                 pmf, batch["reward"], batch["discount"], config.v_min, config.v_max, bonus
             )

@@ -17,7 +17,7 @@ from gpurl.checks import check_choices, check_numbers
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.nn.mlp import set_dtype
-from gpurl.nn.networks import Carry
+from gpurl.nn.networks import PolicyState
 from gpurl.nn.normalizer import Normalizer
 from gpurl.nn.optimizer import FlatAdam
 
@@ -29,7 +29,7 @@ class Decision(NamedTuple):
     """What `act` returns."""
 
     action: Tensor  # [N, *action] as the environment takes it
-    carry: Carry  # memory after this step; () without memory
+    policy_state: PolicyState  # memory after this step; () without memory
     columns: dict[str, Tensor]  # [N, ...] what the update will need, stored with the step
 
 
@@ -147,16 +147,16 @@ class Algorithm(ABC, nn.Module):
             "make another one (make_algorithm, gpurl.load) and give it the state_dict()"
         )
 
-    def initial_carry(self, num_envs: int) -> Carry:
+    def initial_policy_state(self, num_envs: int) -> PolicyState:
         """Memory at the start of an episode: () or tensors [num_envs, H]."""
         return ()
 
     @abstractmethod
-    def act(self, obs: Tensor, carry: Carry = (), explore: bool = True) -> Decision:
+    def act(self, obs: Tensor, policy_state: PolicyState = (), explore: bool = True) -> Decision:
         """obs: [N, *obs]. explore=False gives the greedy action."""
 
     @abstractmethod
-    def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
+    def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
         """[N] expected return from obs [N, *obs]."""
 
     @abstractmethod
@@ -233,7 +233,7 @@ class Algorithm(ABC, nn.Module):
         return {}
 
     @abstractmethod
-    def largest_batch(self) -> int:
+    def max_batch_rows(self) -> int:
         """Rows of the largest batch that goes through the networks many times."""
 
     def set_precision(self, precision: str) -> None:
@@ -251,7 +251,7 @@ class Algorithm(ABC, nn.Module):
         of the environments were taken so far.
         """
 
-    def cut(self, mask: Tensor | None = None) -> None:
+    def mark_episode_break(self, mask: Tensor | None = None) -> None:
         """The environments were reset from outside, all or those of mask [N]: what was recorded
         last is not continued by what comes.
         """
@@ -282,6 +282,6 @@ def episode_ends(timestep: Timestep) -> Tensor:
     return ended if valid is None else ended | ~valid
 
 
-def restart_carry(carry: Carry, ended: Tensor) -> Carry:
+def restart_policy_state(policy_state: PolicyState, ended: Tensor) -> PolicyState:
     """Empty the memory where ended [N]."""
-    return tuple(memory.masked_fill(ended.unsqueeze(1), 0.0) for memory in carry)
+    return tuple(memory.masked_fill(ended.unsqueeze(1), 0.0) for memory in policy_state)

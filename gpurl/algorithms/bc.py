@@ -20,10 +20,10 @@ from gpurl.checks import check_choices, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.squash import squashed_likelihood, squashed_mode, squashed_sample
-from gpurl.nn.action_scaler import BoxUnits
+from gpurl.nn.action_scaler import ActionScaler
 from gpurl.nn.distributions import Categorical, MultiCategorical, make_head
 from gpurl.nn.mlp import BodyConfig, make_network
-from gpurl.nn.networks import Carry
+from gpurl.nn.networks import PolicyState
 from gpurl.nn.optimizer import FlatAdam
 
 UNUSED = {
@@ -107,27 +107,27 @@ class BC(OffPolicy):
     # ---- acting ----
 
     @torch.no_grad()
-    def act(self, obs: Tensor, carry: Carry = (), explore: bool = True) -> Decision:
-        """While training the teacher plays, where there is one; carry is its memory."""
+    def act(self, obs: Tensor, policy_state: PolicyState = (), explore: bool = True) -> Decision:
+        """While training the teacher plays, where there is one; policy_state is its memory."""
         if not explore:
-            return Decision(self.to_env(self.greedy(self.inputs(obs))), carry, {})
+            return Decision(self.to_env(self.greedy(self.inputs(obs))), policy_state, {})
         if self.teacher is None:
-            action, carry = self.decide(self.inputs(obs), carry)
+            action, policy_state = self.decide(self.inputs(obs), policy_state)
             self.action_random.advance()
-            return Decision(self.to_env(action), carry, {"action": action})
-        played, carry, _ = self.teacher.act(obs, carry, explore=False)
+            return Decision(self.to_env(action), policy_state, {"action": action})
+        played, policy_state, _ = self.teacher.act(obs, policy_state, explore=False)
         label = self.head.from_env(played)
         if self.config.dagger:
             action, _ = self.decide(self.inputs(obs), ())
             self.action_random.advance()
             played = torch.where(self.num_updates > 0, self.to_env(action), played)
-        return Decision(played, carry, {"action": label})
+        return Decision(played, policy_state, {"action": label})
 
-    def initial_carry(self, num_envs: int) -> Carry:
-        return () if self.teacher is None else self.teacher.initial_carry(num_envs)
+    def initial_policy_state(self, num_envs: int) -> PolicyState:
+        return () if self.teacher is None else self.teacher.initial_policy_state(num_envs)
 
-    def decide(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        return self.head.sample(self.actor(obs).squeeze(0), self.action_random), carry
+    def decide(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+        return self.head.sample(self.actor(obs).squeeze(0), self.action_random), policy_state
 
     def greedy(self, obs: Tensor) -> Tensor:
         return self.head.mode(self.actor(obs).squeeze(0))
@@ -140,7 +140,7 @@ class BC(OffPolicy):
     def to_env(self, action: Tensor) -> Tensor:
         return self.head.to_env(action)
 
-    def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
+    def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
         """NaN: cloning knows nothing of rewards. The actor runs all the same, since its time
         decides the number of threads.
         """
@@ -217,9 +217,9 @@ class BC(OffPolicy):
         """Move the rollout into the replay; with a dataset nothing of it is learnt from."""
         return {} if self.teacher is None else super().prepare(buffer)
 
-    def cut(self, mask: Tensor | None = None) -> None:
+    def mark_episode_break(self, mask: Tensor | None = None) -> None:
         if self.teacher is not None:
-            super().cut(mask)
+            super().mark_episode_break(mask)
 
     def replay_state(self) -> dict[str, Any]:
         return (
@@ -283,8 +283,8 @@ class Deterministic(CloneHead):
 
     def __init__(self, space: Box, algorithm: str) -> None:
         super().__init__()
-        self.box = BoxUnits(space)
-        self.box.must_be_bounded(algorithm)
+        self.box = ActionScaler(space)
+        self.box.require_bounds(algorithm)
         self.num_actions = int(space.low.size)
         self.num_outputs, self.shape = self.num_actions, (self.num_actions,)
 

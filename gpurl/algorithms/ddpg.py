@@ -13,7 +13,7 @@ from gpurl.algorithms.exploration import KINDS, ActionNoise
 from gpurl.algorithms.off_policy import Batch
 from gpurl.checks import check_choices, check_numbers
 from gpurl.errors import UsageError
-from gpurl.nn.networks import Carry
+from gpurl.nn.networks import PolicyState
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class DDPG(OffPolicyActorCritic):
     def actor_outputs(self) -> int:
         return self.num_actions
 
-    def initial_carry(self, num_envs: int) -> Carry:
-        return self.noise.initial_carry(num_envs)
+    def initial_policy_state(self, num_envs: int) -> PolicyState:
+        return self.noise.initial_policy_state(num_envs)
 
-    def decide(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        return self.noise.add(self.greedy(obs), carry, self.action_random)
+    def decide(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+        return self.noise.add(self.greedy(obs), policy_state, self.action_random)
 
     def greedy(self, obs: Tensor) -> Tensor:
         return self.actor(obs).squeeze(0).tanh()

@@ -13,7 +13,7 @@ from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.errors import UsageError
 from gpurl.nn.distributions import Categorical
 from gpurl.nn.mlp import Sequential, make_network
-from gpurl.nn.networks import Carry
+from gpurl.nn.networks import PolicyState
 from gpurl.nn.q_networks import num_choices
 from gpurl.value_losses import taken, td_loss
 
@@ -56,13 +56,13 @@ class DiscreteSAC(SAC):
     def to_env(self, action: Tensor) -> Tensor:
         return action
 
-    def decide(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        return self.head.sample(self.actor(obs).squeeze(0), self.action_random)[0], carry
+    def decide(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+        return self.head.sample(self.actor(obs).squeeze(0), self.action_random)[0], policy_state
 
     def greedy(self, obs: Tensor) -> Tensor:
         return self.actor(obs).squeeze(0).argmax(-1)
 
-    def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
+    def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
         with torch.no_grad():
             inputs = self.inputs(obs)
             prob = self.actor(inputs).squeeze(0).softmax(-1)
@@ -71,9 +71,7 @@ class DiscreteSAC(SAC):
     @torch.no_grad()
     def critic_target(self, batch: Batch) -> Tensor:
         log_prob = self.actor(batch["next_obs"]).squeeze(0).log_softmax(-1)
-        next_value = self._joined(
-            self.target_output(batch["next_obs"]), self.config.target_aggregate
-        )
+        next_value = self._joined(self.target_q(batch["next_obs"]), self.config.target_aggregate)
         soft_value = (log_prob.exp() * (next_value - self.temperature.value() * log_prob)).sum(-1)
         return torch.addcmul(batch["reward"], batch["discount"], soft_value)
 

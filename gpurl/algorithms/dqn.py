@@ -9,24 +9,24 @@ import torch
 from torch import Tensor
 
 from gpurl.algorithms.base import Metrics
-from gpurl.algorithms.exploration import falling
+from gpurl.algorithms.exploration import linear_schedule
 from gpurl.algorithms.off_policy import Batch, OffPolicy, OffPolicyConfig
 from gpurl.checks import check_atoms, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.categorical_projection import categorical_projection
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.mlp import Sequential
-from gpurl.nn.networks import Carry
+from gpurl.nn.networks import PolicyState
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
 from gpurl.value_losses import (
     categorical_td_loss,
+    min_mean_pmf,
     quantile_td_loss,
     rescale,
     taken,
     td_loss,
     unrescale,
-    whole_pmf_min,
 )
 
 LADDER_BASE, LADDER_POWER = (
@@ -170,14 +170,14 @@ class DQN(OffPolicy):
 
     # ---- acting ----
 
-    def decide(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+    def decide(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
         if self.config.network.noisy:
-            return self.greedy(obs, self.action_random), carry
+            return self.greedy(obs, self.action_random), policy_state
         best, chance = self.greedy(obs), self.random_action()
         explores = self.action_random.uniform(shape=best.shape[1:]) < self.epsilon.view(
             -1, *[1] * (best.dim() - 1)
         )
-        return torch.where(explores, chance, best), carry
+        return torch.where(explores, chance, best), policy_state
 
     def greedy(self, obs: Tensor, noise: CounterRandom | None = None) -> Tensor:
         values = self.means(self.outputs(self.network, obs, noise))
@@ -191,7 +191,7 @@ class DQN(OffPolicy):
     def to_env(self, action: Tensor) -> Tensor:
         return action
 
-    def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
+    def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
         with torch.no_grad():
             values = self.means(self.outputs(self.network, self.inputs(obs)))
             value = self.mix(values.mean(0).amax(-1))
@@ -261,21 +261,21 @@ class DQN(OffPolicy):
         if self.width == 1:
             of_best = values.gather(3, best.expand(len(values), -1, -1, -1)).squeeze(3)
             value = self.mix(of_best).amin(0)
-            return self._backed_up(batch["reward"], batch["discount"], value)
+            return self._bellman_target(batch["reward"], batch["discount"], value)
         place = best.unsqueeze(-1).expand(len(outputs), -1, -1, -1, self.width)
         chosen = outputs.gather(3, place)[:, :, 0, 0]  # [E, B, Z]
         if self.config.quantiles:
-            least = chosen[0] if len(chosen) == 1 else whole_pmf_min(chosen, chosen.mean(-1))
-            return self._backed_up(
+            least = chosen[0] if len(chosen) == 1 else min_mean_pmf(chosen, chosen.mean(-1))
+            return self._bellman_target(
                 batch["reward"].unsqueeze(1), batch["discount"].unsqueeze(1), least
             )
         pmf = chosen.softmax(-1)
-        pmf = pmf[0] if len(pmf) == 1 else whole_pmf_min(pmf, pmf @ self.support)
+        pmf = pmf[0] if len(pmf) == 1 else min_mean_pmf(pmf, pmf @ self.support)
         return categorical_projection(
             pmf, batch["reward"], batch["discount"], self.config.v_min, self.config.v_max
         )
 
-    def _backed_up(self, reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:
+    def _bellman_target(self, reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:
         """What is learnt of reward + discount * value, of h values h of that."""
         if not self.config.rescale_values:
             return torch.addcmul(reward, discount, value)
@@ -286,5 +286,7 @@ class DQN(OffPolicy):
         config = self.config
         if not config.epsilon_ladder:
             self.epsilon.fill_(
-                falling(config.epsilon_start, config.epsilon_end, config.epsilon_fraction, progress)
+                linear_schedule(
+                    config.epsilon_start, config.epsilon_end, config.epsilon_fraction, progress
+                )
             )

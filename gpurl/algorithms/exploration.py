@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpurl.kernels.random import CounterRandom
-from gpurl.nn.networks import Carry
+from gpurl.nn.networks import PolicyState
 
 KINDS = ("gaussian", "ladder", "episode", "ornstein_uhlenbeck")
 THETA, TIME_STEP = (
@@ -19,7 +19,7 @@ THETA, TIME_STEP = (
 )
 
 
-def falling(start: float, end: float, fraction: float, progress: float) -> float:
+def linear_schedule(start: float, end: float, fraction: float, progress: float) -> float:
     """From start to end, linearly over this fraction of the training, then end; progress is from 0
     to 1.
     """
@@ -50,28 +50,32 @@ class ActionNoise:
         self.least, self.most = std_range
         self.ladder = torch.linspace(self.least, self.most, num_envs, device=device).unsqueeze(1)
 
-    def initial_carry(self, num_envs: int) -> Carry:
+    def initial_policy_state(self, num_envs: int) -> PolicyState:
         """What lasts through an episode: the drift [N, A] or the width [N, 1]; zeros where an
         episode begins.
         """
         width = {"ornstein_uhlenbeck": self.num_actions, "episode": 1}.get(self.kind)
         return () if width is None else (torch.zeros(num_envs, width, device=self.device),)
 
-    def add(self, action: Tensor, carry: Carry, random: CounterRandom) -> tuple[Tensor, Carry]:
-        """(action [N, A] with noise, within [-1, 1]; the next carry)."""
+    def add(
+        self, action: Tensor, policy_state: PolicyState, random: CounterRandom
+    ) -> tuple[Tensor, PolicyState]:
+        """(action [N, A] with noise, within [-1, 1]; the next policy state)."""
         noise = random.normal((self.num_actions,))
         if self.kind == "gaussian":
             noise = noise * self.std
         elif self.kind == "ladder":
             noise = noise * self.ladder
         elif self.kind == "episode":
-            (width,) = carry
+            (width,) = policy_state
             drawn = random.uniform(self.least, self.most, (1,))
             width = torch.where(width == 0.0, drawn, width)
-            noise, carry = noise * width, (width,)
+            noise, policy_state = noise * width, (width,)
         else:
             noise = torch.add(
-                carry[0] * (1.0 - THETA * TIME_STEP), noise, alpha=self.std * math.sqrt(TIME_STEP)
+                policy_state[0] * (1.0 - THETA * TIME_STEP),
+                noise,
+                alpha=self.std * math.sqrt(TIME_STEP),
             )
-            carry = (noise,)
-        return (action + noise).clamp_(-1.0, 1.0), carry
+            policy_state = (noise,)
+        return (action + noise).clamp_(-1.0, 1.0), policy_state

@@ -85,7 +85,7 @@ class ModSAC(SAC):
         nothing: the host need not know. Such a step does not count as skipped, and its norm is 0.
         """
         optimizer = self.optimizers["actor"]
-        counts, before = optimizer.left_out.counts, optimizer.left_out.counts.clone()
+        counts, before = optimizer.skipped.counts, optimizer.skipped.counts.clone()
         norm = optimizer.step(loss, loss.detach() / self.is_due, of=self.actor_loss)
         torch.where(self.is_due, counts, before, out=counts)
         return torch.where(self.is_due, norm, 0.0)

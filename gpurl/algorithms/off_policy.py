@@ -17,7 +17,7 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
-from gpurl.nn.networks import Carry
+from gpurl.nn.networks import PolicyState
 from gpurl.nn.optimizer import FlatAdam
 
 RANDOM = ("action_random", "update_random", "choice_random")
@@ -44,9 +44,9 @@ class OffPolicyConfig(AlgorithmConfig):
     """Rewards are multiplied by this before they are learnt from."""
     prioritized: bool = False
     """Draw transitions by their last error (Schaul et al. 2016) instead of uniformly."""
-    priority_exponent: float = 0.5
+    per_alpha: float = 0.5
     """How much the error counts when drawing: 0 not at all."""
-    importance_exponent: float = 0.4
+    per_beta: float = 0.4
     """How much of the bias of such draws is taken back at the start of training; all of it at the
     end.
     """
@@ -58,7 +58,7 @@ class OffPolicyConfig(AlgorithmConfig):
     """How the replay keeps observations: float32, or bfloat16 at half the memory (2 digits); images
     stay uint8.
     """
-    final_share: float = 1.0 / 16.0
+    final_obs_fraction: float = 1.0 / 16.0
     """Final observations the replay keeps, as a share of its transitions; more for episodes that
     time cuts off before 16 steps.
     """
@@ -73,8 +73,8 @@ class OffPolicyConfig(AlgorithmConfig):
         least = dict.fromkeys(
             ("updates", "batch_size", "replay_size", "learning_starts", "n_step"), 1
         )
-        one = ("priority_exponent", "importance_exponent", "priority_decay", "final_share")
-        check_numbers(self, least, ("reward_scale", "final_share"), zero_to_one=one)
+        one = ("per_alpha", "per_beta", "priority_decay", "final_obs_fraction")
+        check_numbers(self, least, ("reward_scale", "final_obs_fraction"), zero_to_one=one)
         for name in ("learning_starts", "replay_size"):
             if self.batch_size > getattr(self, name):
                 raise UsageError(
@@ -110,8 +110,10 @@ class OffPolicy(Algorithm):
         """
 
     @abstractmethod
-    def decide(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        """(action with exploration as it is stored [N, ...], carry) at normalised obs [N, D]."""
+    def decide(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+        """(action with exploration as it is stored [N, ...], next policy state) at normalised
+        obs [N, D].
+        """
 
     @abstractmethod
     def greedy(self, obs: Tensor) -> Tensor:
@@ -146,16 +148,16 @@ class OffPolicy(Algorithm):
     # ---- acting ----
 
     @torch.no_grad()
-    def act(self, obs: Tensor, carry: Carry = (), explore: bool = True) -> Decision:
+    def act(self, obs: Tensor, policy_state: PolicyState = (), explore: bool = True) -> Decision:
         inputs = self.inputs(obs)
         if not explore:
-            return Decision(self.to_env(self.greedy(inputs)), carry, {})
+            return Decision(self.to_env(self.greedy(inputs)), policy_state, {})
         if self.is_random:
             action = self.random_action()
         else:
-            action, carry = self.decide(inputs, carry)
+            action, policy_state = self.decide(inputs, policy_state)
         self.action_random.advance()
-        return Decision(self.to_env(action), carry, {"action": action})
+        return Decision(self.to_env(action), policy_state, {"action": action})
 
     # ---- recording ----
 
@@ -184,17 +186,17 @@ class OffPolicy(Algorithm):
             self.replay = PrioritizedReplay(
                 *arguments,
                 config.storage,
-                config.final_share,
-                exponent=config.priority_exponent,
-                importance=config.importance_exponent,
+                config.final_obs_fraction,
+                exponent=config.per_alpha,
+                importance=config.per_beta,
                 decay=config.priority_decay,
             )
         else:
-            self.replay = Replay(*arguments, config.storage, config.final_share)
+            self.replay = Replay(*arguments, config.storage, config.final_obs_fraction)
         return RolloutBuffer(config.horizon, self.num_envs, self.device)
 
-    def cut(self, mask: Tensor | None = None) -> None:
-        self.replay.cut(
+    def mark_episode_break(self, mask: Tensor | None = None) -> None:
+        self.replay.mark_episode_break(
             torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
             if mask is None
             else mask
@@ -244,7 +246,7 @@ class OffPolicy(Algorithm):
     def all_optimizers(self) -> dict[str, FlatAdam]:
         return self.optimizers
 
-    def largest_batch(self) -> int:
+    def max_batch_rows(self) -> int:
         return max(self.num_envs, self.config.batch_size)
 
     def schedule(self, progress: float, steps: int) -> None:

@@ -76,7 +76,7 @@ class OnPolicy(Algorithm):
     ) -> None:
         if self.is_recurrent:
             if final_value is None:
-                final_value = self.value(timestep.info["final_obs"], decision.carry)
+                final_value = self.value(timestep.info["final_obs"], decision.policy_state)
             columns = decision.columns | {"ended": episode_ends(timestep)}
             decision = decision._replace(columns=columns)
         super().record_step(buffer, obs, decision, timestep, final_value)
@@ -93,7 +93,7 @@ class OnPolicy(Algorithm):
         modules = {id(module): name for name, module in self.named_modules()}
         return {modules[id(self.optimizer.module)]: self.optimizer}
 
-    def largest_batch(self) -> int:
+    def max_batch_rows(self) -> int:
         return max(self.num_envs, self.num_envs * self.config.horizon // self.config.minibatches)
 
     def schedule(self, progress: float, steps: int) -> None:

@@ -19,7 +19,7 @@ from gpurl.kernels.gae import gae
 from gpurl.kernels.ppo_loss import PARTS
 from gpurl.losses import explained_variance
 from gpurl.nn.distributions import Gaussian, make_head
-from gpurl.nn.networks import ActorCritic, AsymmetricActorCritic, Carry, NetworkConfig
+from gpurl.nn.networks import ActorCritic, AsymmetricActorCritic, NetworkConfig, PolicyState
 from gpurl.nn.normalizer import ValueNormalizer
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.own_network import OwnTrunks
@@ -156,33 +156,37 @@ class PPO(OnPolicy):
 
     # ---- acting ----
 
-    def initial_carry(self, num_envs: int) -> Carry:
-        return self.network.initial_carry(num_envs, self.device) if self.is_recurrent else ()
+    def initial_policy_state(self, num_envs: int) -> PolicyState:
+        return self.network.initial_policy_state(num_envs, self.device) if self.is_recurrent else ()
 
     @torch.no_grad()
-    def act(self, obs: Tensor, carry: Carry = (), explore: bool = True) -> Decision:
+    def act(self, obs: Tensor, policy_state: PolicyState = (), explore: bool = True) -> Decision:
         if self.num_state and not explore:  # without the state, which the actor does not read
             obs = torch.nn.functional.pad(obs.flatten(1)[:, : self.num_inputs], (0, self.num_state))
-        features, next_carry = self._remember(obs, carry)
+        features, next_policy_state = self._remember(obs, policy_state)
         output, value = self._evaluated(features)
         if not explore:
-            return Decision(self.head.to_env(self.head.mode(output)), next_carry, {})
+            return Decision(self.head.to_env(self.head.mode(output)), next_policy_state, {})
         action, log_prob, env_action = self.head.decide(output, self.action_random)
         self.action_random.advance()
         columns = {"action": action, "log_prob": log_prob, "value": self._true_value(value)}
         if self.is_recurrent:
-            columns["carry"] = carry[0]
-        return Decision(env_action, next_carry, columns)
+            columns["policy_state"] = policy_state[0]
+        return Decision(env_action, next_policy_state, columns)
 
     @torch.no_grad()
-    def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
-        features, _ = self._remember(obs, carry)
+    def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
+        features, _ = self._remember(obs, policy_state)
         return self._true_value(self._evaluated(features)[1])
 
-    def _remember(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+    def _remember(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
         """obs: [N, *obs] -> (what the network reads [N, F], memory after this step)."""
         inputs = self.inputs(obs)
-        return self.network.remember(inputs, carry) if self.is_recurrent else (inputs, carry)
+        return (
+            self.network.remember(inputs, policy_state)
+            if self.is_recurrent
+            else (inputs, policy_state)
+        )
 
     def _evaluated(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """features [B, F] -> (the policy head's numbers [B, A], value [B])."""
@@ -249,7 +253,11 @@ class PPO(OnPolicy):
             return {"packed": self.minibatches.pack(columns)} | metrics
         ended = buffer["ended"]
         starts = torch.cat((torch.zeros_like(ended[:1]), ended[:-1]))
-        return columns | {"policy_state": buffer["carry"][:1], "episode_starts": starts} | metrics
+        return (
+            columns
+            | {"policy_state": buffer["policy_state"][:1], "episode_starts": starts}
+            | metrics
+        )
 
     @torch.no_grad()
     def learn(self, data: dict[str, Tensor]) -> Metrics:

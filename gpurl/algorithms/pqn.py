@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from gpurl.algorithms.base import Decision
-from gpurl.algorithms.exploration import falling
+from gpurl.algorithms.exploration import linear_schedule
 from gpurl.algorithms.on_policy import OnPolicy, OnPolicyConfig, flat
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.gae import gae
-from gpurl.nn.networks import Carry
+from gpurl.nn.networks import PolicyState
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
 from gpurl.value_losses import taken, td_loss
@@ -91,21 +91,21 @@ class PQN(OnPolicy):
         )  # `schedule` sets that of a training
 
     @torch.no_grad()
-    def act(self, obs: Tensor, carry: Carry = (), explore: bool = True) -> Decision:
+    def act(self, obs: Tensor, policy_state: PolicyState = (), explore: bool = True) -> Decision:
         values = self._values(obs)
         best = values.argmax(-1)
         if not explore:
-            return Decision(best, carry, {})
+            return Decision(best, policy_state, {})
         chance, draw = (
             self.action_random.integers(0, self.num_actions),
             self.action_random.uniform(),
         )
         self.action_random.advance()
         action = torch.where(draw < self.epsilon, chance, best)
-        return Decision(action, carry, {"action": action, "value": values.amax(-1)})
+        return Decision(action, policy_state, {"action": action, "value": values.amax(-1)})
 
     @torch.no_grad()
-    def value(self, obs: Tensor, carry: Carry = ()) -> Tensor:
+    def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
         return self._values(obs).amax(-1)
 
     def _values(self, obs: Tensor) -> Tensor:
@@ -166,5 +166,7 @@ class PQN(OnPolicy):
         super().schedule(progress, steps)
         config = self.config
         self.epsilon.fill_(
-            falling(config.epsilon_start, config.epsilon_end, config.epsilon_fraction, progress)
+            linear_schedule(
+                config.epsilon_start, config.epsilon_end, config.epsilon_fraction, progress
+            )
         )

@@ -13,7 +13,7 @@ from gpurl.algorithms.base import Metrics
 from gpurl.algorithms.off_policy import Batch
 from gpurl.errors import UsageError
 from gpurl.kernels.squash import squashed_mode, squashed_sample
-from gpurl.nn.networks import Carry
+from gpurl.nn.networks import PolicyState
 from gpurl.nn.optimizer import FlatAdam
 
 TEMPERATURE_LIMITS = (
@@ -94,9 +94,9 @@ class SAC(OffPolicyActorCritic):
     def actor_outputs(self) -> int:
         return 2 * self.num_actions
 
-    def decide(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+    def decide(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
         noise = self.action_random.normal((self.num_actions,))
-        return squashed_sample(self.actor(obs).squeeze(0), noise)[0], carry
+        return squashed_sample(self.actor(obs).squeeze(0), noise)[0], policy_state
 
     def greedy(self, obs: Tensor) -> Tensor:
         return squashed_mode(self.actor(obs).squeeze(0))

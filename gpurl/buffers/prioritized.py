@@ -11,11 +11,11 @@ from gpurl.buffers.replay import Replay
 from gpurl.errors import UsageError
 from gpurl.kernels.prioritized import prioritized_draw, prioritized_update
 
-LEAST_ERROR = 1e-6  # so that no transition is never drawn again
+MIN_ERROR = 1e-6  # so that no transition is never drawn again
 
 
 class PrioritizedReplay(Replay):
-    """P(i) = p_i / sum p with p = (error + LEAST_ERROR) ** exponent; weights (P_min / P_i) ** beta,
+    """P(i) = p_i / sum p with p = (error + MIN_ERROR) ** exponent; weights (P_min / P_i) ** beta,
     P_min the least of those in the batch that are learnt from.
 
     New transitions get the greatest priority seen, which decays by `decay` an update towards the
@@ -39,7 +39,7 @@ class PrioritizedReplay(Replay):
             self.num_rows, self.num_envs, device=self.device
         )  # raised to the exponent already
         self.greatest = torch.ones((), device=self.device)
-        self.least = torch.tensor(LEAST_ERROR**exponent, device=self.device)
+        self.least = torch.tensor(MIN_ERROR**exponent, device=self.device)
         self.beta = torch.tensor(importance, device=self.device)
 
     def add(self, columns: dict[str, Tensor]) -> None:
@@ -69,7 +69,7 @@ class PrioritizedReplay(Replay):
         An error that is NaN or infinite leaves the priority as it was: its step was left out, which
         gpurl.guards.steps tells.
         """
-        priority = (error.abs() + LEAST_ERROR) ** self.exponent
+        priority = (error.abs() + MIN_ERROR) ** self.exponent
         kept = self.priority.view(-1)[index]
         priority = torch.where(
             error.isfinite() & (kept > 0), priority, kept

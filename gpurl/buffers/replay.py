@@ -18,7 +18,7 @@ from gpurl.kernels.replay import (
     Ring,
     new_ring,
     replay_add,
-    replay_cut,
+    replay_mark_break,
     replay_sample,
     ring_bytes,
 )
@@ -32,8 +32,8 @@ class Replay:
 
     columns: what a step of one environment stores beside its observation, name -> shape, () or
     (n,), "reward" first. storage: float32 or bfloat16, of float observations; uint8 ones stay as
-    they are. final_share: final observations to keep, as a share of all transitions; with fewer the
-    oldest truncated ends are not learnt from.
+    they are. final_obs_fraction: final observations to keep, as a share of all transitions; with
+    fewer the oldest truncated ends are not learnt from.
     """
 
     also_bytes: ClassVar[int] = 0  # of a transition, of what a subclass keeps beside the ring
@@ -48,7 +48,7 @@ class Replay:
         seed: int = 0,
         obs_dtype: torch.dtype = torch.float32,
         storage: str = "float32",
-        final_share: float = 1.0 / 16.0,
+        final_obs_fraction: float = 1.0 / 16.0,
     ) -> None:
         self.num_envs, self.obs_shape, self.device = num_envs, obs_shape, device
         self.num_rows = -(-size // num_envs)
@@ -57,7 +57,7 @@ class Replay:
         kind = obs_dtype if obs_dtype == torch.uint8 else getattr(torch, storage)
         obs_size, num_final = (
             math.prod(obs_shape),
-            max(math.ceil(final_share * self.num_rows * num_envs), 1),
+            max(math.ceil(final_obs_fraction * self.num_rows * num_envs), 1),
         )
         shape = num_envs, obs_size, self.rows.width, num_final, kind
         self.bytes = ring_bytes(self.num_rows, *shape) + self.also_bytes * self.num_rows * num_envs
@@ -124,11 +124,11 @@ class Replay:
     def _streams(self) -> RandomStreams:
         return RandomStreams(self.random.key, self.random.gamma, self.random.step)
 
-    def cut(self, mask: Tensor) -> None:
+    def mark_episode_break(self, mask: Tensor) -> None:
         """What follows the newest step belongs to other episodes where mask [N]: it was reset from
         outside. A step that ended stays so.
         """
-        replay_cut(self.ring, mask)
+        replay_mark_break(self.ring, mask)
 
     # ---- states ----
 
@@ -154,7 +154,7 @@ class Replay:
                     f"the saved replay is of another environment or size: its {name} is "
                     f"{saved.dtype} {tuple(saved.shape)}, "
                     f"this one's {tensor.dtype} {tuple(tensor.shape)}; replay_size, storage and "
-                    f"final_share must be those it was saved with"
+                    f"final_obs_fraction must be those it was saved with"
                 )
         rows = state["flags"].shape[0]
         if int(state["counts"][0]) > rows != self.num_rows:  # its newest row is not its last

@@ -47,7 +47,7 @@ def save_checkpoint(
     *,
     keep: int = 3,
     is_best: bool = False,
-    is_own: bool = False,
+    overwrite: bool = True,
 ) -> Path:
     """Writes `parts` as checkpoint `step` of `folder` and returns its path; keeps the `keep` newest
     and the best.
@@ -55,10 +55,9 @@ def save_checkpoint(
     Steps beyond it, of a training that was left for an older checkpoint, stay until this one has
     passed them, `keep` at most.
 
-    is_own: an intact checkpoint of the same step is of this very training: it is left as it is and
+    overwrite: replace an intact checkpoint of the same step, which is then of another training that
+    went on from the same older checkpoint; it is no longer the best. Else it is kept as it is and
     becomes the latest (and best).
-    Without it, it is of another one, which went on from the same older checkpoint, and is replaced;
-    it is no longer the best then.
     CheckpointError where the disk refuses: nothing that was there before is lost, and a later call
     may succeed.
     """
@@ -77,7 +76,7 @@ def save_checkpoint(
             for stale in folder.glob(".tmp-*"):
                 _remove(stale)
             before = _follow(folder / "LATEST")
-            if not (_is_intact(path) and is_own):
+            if overwrite or not _is_intact(path):
                 _write_folder(path, step, parts, is_best)
             _write_pointer(folder / "LATEST", path.name)
             if is_best:

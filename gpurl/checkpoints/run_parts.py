@@ -24,7 +24,7 @@ FORM: dict[str, dict[str, tuple[type, ...]]] = {
         "threads": (int,),
         "best_return": (float, int),
         "obs": (Tensor,),
-        "carry": (list,),
+        "policy_state": (list,),
         "statistics": (dict,),
         "evaluation": (dict,),
     },

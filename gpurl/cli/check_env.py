@@ -18,7 +18,7 @@ from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import EnvError, UsageError, first_line, raised_at
 from gpurl.guards.contract import EnvGuard, check_reset, check_step
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.random import CounterRandom
 
 NUM_ENVS = 8  # of an environment given by name
@@ -433,7 +433,7 @@ def _check_host_syncs(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
     action = _action_source(env, seed)()
     env.reset(seed=seed)
     try:
-        with no_host_looks(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with no_host_syncs(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
             with FakeCopyMode(mode):
                 fake = copy.deepcopy(env)
             fake.reset(

@@ -138,8 +138,8 @@ def evaluate(words: list[str]) -> int:
     values = evaluate_run(
         options["RUN"], options["episodes"], options["device"], best=not options["latest"]
     )
-    left_out = values.get("eval/non_finite_episodes", 0.0)
-    more = f"; {left_out:.0f} gave NaN or infinity and are left out" if left_out else ""
+    skipped = values.get("eval/non_finite_episodes", 0.0)
+    more = f"; {skipped:.0f} gave NaN or infinity and are left out" if skipped else ""
     print(
         f"return {spread(values, 3)}, length {values['eval/mean_ep_length']:.1f}, "
         f"{values['eval/episodes']:.0f} episodes{more}"

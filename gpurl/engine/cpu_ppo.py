@@ -24,9 +24,9 @@ from gpurl.kernels.actor_critic_cpu import (
     PpoSteps,
     Scale,
 )
-from gpurl.kernels.backend import host_may_look, use_c
+from gpurl.kernels.backend import host_sync_is_free, use_c
 from gpurl.nn.distributions import Categorical, Gaussian
-from gpurl.nn.networks import ActorCritic, Carry
+from gpurl.nn.networks import ActorCritic, PolicyState
 from gpurl.nn.optimizer import FlatAdam
 
 
@@ -36,7 +36,7 @@ def cpu_ppo_obstacle(algorithm: Algorithm) -> str:
         return f"it learns as PPO does, not as {type(algorithm).__name__}"
     if changed := _overridden(algorithm):
         return f"{algorithm.label} has {changed} of its own"
-    if not host_may_look(algorithm.device):
+    if not host_sync_is_free(algorithm.device):
         return f"it computes on a CPU, not on {algorithm.device}"
     if not use_c(algorithm.optimizer.flat):
         return f"it could not be built: {c_library.load().why}"
@@ -199,7 +199,7 @@ class CpuPpo(Eager):
         """The algorithm's decision at the present observations."""
         return self.in_c.act(self.obs)
 
-    def value(self, obs: Tensor, carry: Carry) -> Tensor:
+    def value(self, obs: Tensor, policy_state: PolicyState) -> Tensor:
         """[N] expected return from obs [N, *obs]."""
         return self.in_c.value(obs)
 

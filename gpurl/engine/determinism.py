@@ -71,7 +71,7 @@ def _set_workspace() -> None:
     os.environ[WORKSPACE] = WORKSPACES[0]
 
 
-def beyond_reach(env: VecEnv) -> str:
+def nondeterminism_warning(env: VecEnv) -> str:
     """What `deterministic` cannot promise of `env`, in words; nothing where all is gpurl's own or
     runs on a CPU.
     """

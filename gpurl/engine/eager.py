@@ -6,15 +6,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Algorithm, Decision, Metrics, episode_ends, restart_carry
+from gpurl.algorithms.base import Algorithm, Decision, Metrics, episode_ends, restart_policy_state
 from gpurl.engine.statistics import EpisodeStatistics, Stopwatch
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import EnvError
 from gpurl.guards.contract import check_reset, load_env_state, reset_env, step_env
 from gpurl.guards.guards import Guards
-from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.backend import host_sync_is_free
 from gpurl.kernels.random import CounterRandom
-from gpurl.nn.networks import Carry
+from gpurl.nn.networks import PolicyState
 
 Prepared = tuple[dict[str, Tensor], Tensor | None]
 
@@ -44,9 +44,11 @@ class Eager:
         self.stopwatch = Stopwatch(env.device)
         self.stages: Stages = self  # who runs them: this engine, or CUDA graphs of it
         self.notes: list[str] = []  # for the user
-        self.in_place = False  # whether graphs read obs and carry where they are now
+        self.in_place = False  # whether graphs read obs and policy_state where they are now
         self.obs = torch.empty(0)  # [N, *obs] the newest observations
-        self.carry = algorithm.initial_carry(env.num_envs)  # the policy's hidden state
+        self.policy_state = algorithm.initial_policy_state(
+            env.num_envs
+        )  # the policy's hidden state
         self.steps = 0  # of all environments together, those of whole iterations
         self.iteration = 0
         self.stored = 0  # transitions since the replay buffer was empty
@@ -55,7 +57,7 @@ class Eager:
 
     def begin(self, seed: int, staggered: bool) -> None:
         """Reset the environments, at different clocks if wanted."""
-        self._go_on_from(reset_env(self.env, seed), self.carry)
+        self._go_on_from(reset_env(self.env, seed), self.policy_state)
         if staggered and self.env.max_episode_steps is not None:
             clocks = CounterRandom(seed + 7, self.env.num_envs, self.env.device)
             self.env.stagger(clocks.integers(0, self.env.max_episode_steps))
@@ -64,36 +66,36 @@ class Eager:
 
     def act(self) -> Decision:
         """The algorithm's decision at the present observations."""
-        return self.algorithm.act(self.obs, self.carry)
+        return self.algorithm.act(self.obs, self.policy_state)
 
     def record_step(self, decision: Decision, timestep: Timestep) -> None:
         """Record what `decision` led to, and go on from there."""
         value = self._final_value(decision, timestep)
         self.algorithm.record_step(self.buffer, self.obs, decision, timestep, value)
         self.statistics.add(timestep)
-        if decision.carry:
-            self.carry = restart_carry(decision.carry, episode_ends(timestep))
+        if decision.policy_state:
+            self.policy_state = restart_policy_state(decision.policy_state, episode_ends(timestep))
         self.obs = timestep.obs
 
-    def value(self, obs: Tensor, carry: Carry) -> Tensor:
+    def value(self, obs: Tensor, policy_state: PolicyState) -> Tensor:
         """[N] expected return from obs [N, *obs]."""
-        return self.algorithm.value(obs, carry)
+        return self.algorithm.value(obs, policy_state)
 
     def _final_value(self, decision: Decision, timestep: Timestep) -> Tensor | None:
         """[N] value of the true successor, 0 where nobody asks for it; None where nobody asks at
         all, and on a device, which values all in one batch after the rollout for less.
         """
-        if not self.algorithm.values_final_obs or not host_may_look(self.env.device):
+        if not self.algorithm.values_final_obs or not host_sync_is_free(self.env.device):
             return None
-        final_obs, carry = timestep.info["final_obs"], decision.carry
+        final_obs, policy_state = timestep.info["final_obs"], decision.policy_state
         # after the last step everybody's counts
         if self.buffer.size == self.buffer.horizon - 1:
-            return self.value(final_obs, carry)
+            return self.value(final_obs, policy_state)
         # else that of episodes which time cut off
         value = torch.zeros(len(final_obs))
         if bool(timestep.truncated.any()):
             index = timestep.truncated.nonzero().squeeze(1)
-            of_cut = tuple(memory[index] for memory in carry)
+            of_cut = tuple(memory[index] for memory in policy_state)
             value[index] = self.value(final_obs[index], of_cut)
         return value
 
@@ -110,7 +112,7 @@ class Eager:
         bad_envs = self.guards.after_rollout(self.buffer)
         if bad_envs is not None:
             # whatever a hidden state has seen NaN with
-            self.carry = restart_carry(self.carry, bad_envs)
+            self.policy_state = restart_policy_state(self.policy_state, bad_envs)
         return self.algorithm.prepare(self.buffer), bad_envs
 
     def learn(self, data: dict[str, Tensor]) -> Metrics:
@@ -153,8 +155,8 @@ class Eager:
         """Restart the environments that gave NaN, where the user wants that."""
         if bad_envs is None or self.guards.nan != "reset-envs":
             return
-        self._go_on_from(reset_env(self.env, mask=bad_envs), self.carry)
-        self.algorithm.cut(bad_envs)
+        self._go_on_from(reset_env(self.env, mask=bad_envs), self.policy_state)
+        self.algorithm.mark_episode_break(bad_envs)
 
     def abandon(self) -> None:
         """Forget an iteration that broke off."""
@@ -164,7 +166,7 @@ class Eager:
         # those of the last whole one. Where it broke off in `learn` the weights are some steps
         # further, and a replay holds the rollout: all of it true, and none of it twice.
         self.buffer.clear()
-        self.algorithm.cut()  # the environments may be steps ahead of what is stored
+        self.algorithm.mark_episode_break()  # the environments may be steps ahead of what is stored
 
     # ---- states ----
 
@@ -176,7 +178,7 @@ class Eager:
             "steps": self.steps,
             "iteration": self.iteration,
             "obs": self.obs,
-            "carry": list(self.carry),
+            "policy_state": list(self.policy_state),
             "statistics": self.statistics.state_dict(),
         }
 
@@ -191,12 +193,12 @@ class Eager:
         reset_env(self.env, seed)
         load_env_state(self.env, env_state)
         check_reset(self.env, state["obs"])
-        self._go_on_from(state["obs"], tuple(state["carry"]))
+        self._go_on_from(state["obs"], tuple(state["policy_state"]))
 
-    def _go_on_from(self, obs: Tensor, carry: Carry) -> None:
+    def _go_on_from(self, obs: Tensor, policy_state: PolicyState) -> None:
         """Take observations [N, *obs] and hidden state from outside."""
         if not self.in_place:
-            self.obs, self.carry = obs, carry
+            self.obs, self.policy_state = obs, policy_state
             return
-        for place, value in zip((self.obs, *self.carry), (obs, *carry)):
+        for place, value in zip((self.obs, *self.policy_state), (obs, *policy_state)):
             place.copy_(value)

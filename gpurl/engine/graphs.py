@@ -147,14 +147,14 @@ class GraphLevel(ABC):
 
         def moved_back() -> Any:
             eager = self.eager
-            obs, carry = eager.obs, eager.carry
+            obs, policy_state = eager.obs, eager.policy_state
             try:
                 result = function()
-                for place, tensor in zip((obs, *carry), (eager.obs, *eager.carry)):
+                for place, tensor in zip((obs, *policy_state), (eager.obs, *eager.policy_state)):
                     if tensor is not place:
                         place.copy_(tensor)
             finally:
-                eager.obs, eager.carry = obs, carry
+                eager.obs, eager.policy_state = obs, policy_state
             return result
 
         return moved_back

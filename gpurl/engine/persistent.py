@@ -13,8 +13,8 @@ from gpurl.envs.vec_env import VecEnv
 from gpurl.guards.guards import Guards
 from gpurl.kernels.backend import use_triton
 from gpurl.kernels.env_step import RandomStreams
-from gpurl.kernels.policy import PolicyTensors
 from gpurl.kernels.rollout import PolicyShape, RolloutTensors, rollout_obstacle, rollout_triton
+from gpurl.kernels.rollout_policy import PolicyTensors
 from gpurl.nn.distributions import Categorical, Gaussian
 from gpurl.nn.networks import ActorCritic
 

@@ -1,4 +1,4 @@
-"""An environment whose observations carry, behind them, what only its critic may see: one row a
+"""An environment whose observations hold, behind them, what only its critic may see: one row a
 sample, stored and shuffled as one.
 """
 

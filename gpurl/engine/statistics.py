@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpurl.envs.vec_env import Timestep
-from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.backend import host_sync_is_free
 from gpurl.kernels.episode_sums import add_episodes
 
 MARKS_AHEAD = 12  # four iterations
@@ -28,7 +28,7 @@ class EpisodeStatistics:
         """Take one step's info in."""
         info = timestep.info
         if "episode" in info and not (
-            host_may_look(self.sums.device) and not bool(info["_episode"].any())
+            host_sync_is_free(self.sums.device) and not bool(info["_episode"].any())
         ):
             add_episodes(self.sums, info["_episode"], info["episode"]["r"], info["episode"]["l"])
         self.add_log(info)

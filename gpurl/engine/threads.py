@@ -44,7 +44,7 @@ def keep_large_blocks() -> bool:
     )
 
 
-def quickest_threads(
+def fastest_threads(
     most: int, set_threads: Callable[[int], object], work: Callable[[], object]
 ) -> int:
     """The number of threads, 1, 2, 4 .. most, under which `work` takes least time; fewer where more

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gpurl.envs.vec_env import Timestep, VecEnv, check_tensor
 from gpurl.errors import CheckpointError, EnvError, GpurlError, raised_at
-from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.backend import host_sync_is_free
 from gpurl.kernels.memory_errors import is_out_of_memory
 
 IMAGE = np.dtype(np.uint8)
@@ -139,7 +139,7 @@ class EnvGuard:
 
     def _looks(self) -> bool:
         self.steps += 1
-        return (self.steps <= ALWAYS_LOOKED or self.steps % LOOK_EVERY == 0) and host_may_look(
+        return (self.steps <= ALWAYS_LOOKED or self.steps % LOOK_EVERY == 0) and host_sync_is_free(
             self.device
         )
 

@@ -78,7 +78,7 @@ def _describe_step(dump: dict[str, Any], steps: int) -> str:
         f"step{' of ' * bool(dump['optimizer'])}{dump['optimizer']} left out at minibatch "
         f"{dump['minibatch']} of {dump['minibatches']} of iteration {dump['iteration']}, which "
         f"ended at env step {steps}; "
-        f"{dump['left_out']} such steps since the last look",
+        f"{dump['skipped']} such steps since the last look",
         f"weights that are not finite: {dump['weights'] or 'none'}",
     ]
     lines += [

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.errors import DivergedError, NonFiniteError
-from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.backend import host_sync_is_free
 
 SEEN = ("obs", "state")  # what the next row has of a successor
 FROM_ENV, FROM_POLICY = (
@@ -67,7 +67,7 @@ class FiniteGuard:
             for name in CHECKED
             if name in buffer.columns and buffer[name].is_floating_point()
         }
-        if host_may_look(buffer.device) and all(
+        if host_sync_is_free(buffer.device) and all(
             math.isfinite(column.sum().item()) for column in columns.values()
         ):
             return None

@@ -9,7 +9,7 @@ from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.guards.contract import EnvGuard
 from gpurl.guards.finite import FiniteGuard
 from gpurl.guards.steps import StepGuard
-from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.backend import host_sync_is_free
 
 
 class Guards:
@@ -43,7 +43,7 @@ class Guards:
 
     def after_learn(self, iteration: int, bad_envs: Tensor | None) -> None:
         """Report at once where looking costs nothing."""
-        if not host_may_look(self.device):
+        if not host_sync_is_free(self.device):
             return
         if bad_envs is not None:
             env_ids = bad_envs.nonzero().squeeze(1).tolist()

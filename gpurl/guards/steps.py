@@ -2,7 +2,7 @@
 weights that are not; no host sync.
 
 The optimisers count on the device and keep what the first such step had
-(`gpurl.kernels.adam.LeftOut`). The host looks after each iteration on a CPU, which costs it a
+(`gpurl.kernels.adam.SkippedSteps`). The host looks after each iteration on a CPU, which costs it a
 number an optimiser, and on a GPU with the next log entry.
 """
 
@@ -14,10 +14,10 @@ from torch import Tensor
 from gpurl.algorithms.base import Algorithm
 from gpurl.errors import DivergedError
 from gpurl.kernels.adam import COUNTS
-from gpurl.kernels.backend import host_may_look
+from gpurl.kernels.backend import host_sync_is_free
 from gpurl.nn.optimizer import FlatAdam
 
-LEAST_IN_A_ROW = (
+MIN_IN_A_ROW = (
     8  # left out until a run counts as diverged; more where an iteration takes more steps
 )
 NAMED = 3
@@ -34,9 +34,9 @@ class StepGuard:
         self.total = 0  # left out by this process
         self.iteration = 0  # at the last look
         self.asked = dict.fromkeys(self.optimizers, 0)  # steps until then
-        looks = host_may_look(algorithm.device)
+        looks = host_sync_is_free(algorithm.device)
         self.counts = (
-            {name: optimizer.left_out.counts.numpy() for name, optimizer in self.optimizers.items()}
+            {name: optimizer.skipped.counts.numpy() for name, optimizer in self.optimizers.items()}
             if looks
             else {}
         )
@@ -45,7 +45,7 @@ class StepGuard:
         """Count from here."""
         self.iteration, self.asked = iteration, dict.fromkeys(self.optimizers, 0)
         for optimizer in self.optimizers.values():
-            optimizer.left_out.counts.zero_()
+            optimizer.skipped.counts.zero_()
 
     def sees_any(self, iteration: int) -> bool:
         """Whether steps of this iteration were left out, for a host that may look; where none was,
@@ -62,7 +62,7 @@ class StepGuard:
     def metrics(self) -> dict[str, Tensor]:
         """0-d tensors for the host."""
         counts = {
-            name: optimizer.left_out.counts.clone().unbind()
+            name: optimizer.skipped.counts.clone().unbind()
             for name, optimizer in self.optimizers.items()
         }
         return {
@@ -76,33 +76,33 @@ class StepGuard:
         nothing left to learn with.
 
         That is where weights are not finite, and if `stop` where all steps of an iteration, and
-        LEAST_IN_A_ROW, were left out. The error's `evidence` is what a dump of it holds.
+        MIN_IN_A_ROW, were left out. The error's `evidence` is what a dump of it holds.
         """
         notes = []
         for name, optimizer in self.optimizers.items():
-            asked, left_out, _, longest, first = (
+            asked, skipped, _, longest, first = (
                 int(values[f"{field} of {name}"]) for field in COUNTS
             )
             since = max(asked - self.asked[name], 1)
             each = -(-since // max(iteration - self.iteration, 1))  # steps an iteration
-            if left_out:
+            if skipped:
                 later, number = divmod(max(first - self.asked[name] - 1, 0), each)
                 at = {
                     "iteration": self.iteration + 1 + later,
                     "minibatch": number + 1,
                     "minibatches": each,
-                    "left_out": left_out,
+                    "skipped": skipped,
                 }
                 told = self._tell(
                     name,
                     optimizer,
                     {"env": env, **at},
-                    longest if stop and longest >= max(each, LEAST_IN_A_ROW) else 0,
+                    longest if stop and longest >= max(each, MIN_IN_A_ROW) else 0,
                 )
                 notes += [] if self.total else [told]
-                self.total += left_out
+                self.total += skipped
                 for count in (1, 3, 4):
-                    optimizer.left_out.counts[count] = 0
+                    optimizer.skipped.counts[count] = 0
             self.asked[name] = asked
         self.iteration = iteration
         return notes
@@ -114,7 +114,7 @@ class StepGuard:
         at = "minibatch {minibatch} of {minibatches} of iteration {iteration}".format(**where)
         if not (longest or weights):
             return (
-                f"{where['left_out']} optimiser steps were left out, first at {at}: {what}. The "
+                f"{where['skipped']} optimiser steps were left out, first at {at}: {what}. The "
                 f"weights are as before, train/skipped_steps "
                 f"counts them; {ADVICE}"
             )
@@ -151,16 +151,16 @@ def _evidence(name: str, optimizer: FlatAdam) -> tuple[dict[str, Any], str]:
     """(names and norms of the first step that was left out, what was not finite in words)."""
     prefix = f"{name}." if name else ""
     gradients = {
-        prefix + key: part for key, part in optimizer.parts_of(optimizer.left_out.gradient).items()
+        prefix + key: part for key, part in optimizer.parts_of(optimizer.skipped.gradient).items()
     }
     parameters = optimizer.parts_of(optimizer.flat)
     bad = {key: (~part.isfinite()).sum() for key, part in gradients.items()}
-    losses = dict(zip(optimizer.losses, optimizer.left_out.losses.tolist()))
+    losses = dict(zip(optimizer.losses, optimizer.skipped.losses.tolist()))
     causes = [f"the loss {key} is {value}" for key, value in losses.items() if value - value != 0.0]
     if listed := _listed(bad, gradients):
         causes.append(f"the gradient of {listed} is not finite")
     if not causes:
-        norm = torch.linalg.vector_norm(optimizer.left_out.gradient, dtype=torch.float64)
+        norm = torch.linalg.vector_norm(optimizer.skipped.gradient, dtype=torch.float64)
         causes.append(f"the gradient's norm is {float(norm):.3g}")
     norms = [
         torch.stack([torch.linalg.vector_norm(part).cpu() for part in parts.values()])
@@ -168,7 +168,7 @@ def _evidence(name: str, optimizer: FlatAdam) -> tuple[dict[str, Any], str]:
     ]
     found = {
         "loss_names": list(losses),
-        "losses": optimizer.left_out.losses[: len(losses)].cpu().clone(),
+        "losses": optimizer.skipped.losses[: len(losses)].cpu().clone(),
         "parameters": list(gradients),
         "gradient_norms": norms[0],
         "gradient_not_finite": torch.stack([count.cpu() for count in bad.values()]),

@@ -14,7 +14,7 @@ MAX_WIDTH = (
 )
 
 
-class BoxUnits(nn.Module):
+class ActionScaler(nn.Module):
     """Dimensions wider than MAX_WIDTH count as not limited."""
 
     # [4, A]: least, greatest, half width and centre of the policy's actions in the environment's
@@ -42,7 +42,7 @@ class BoxUnits(nn.Module):
             ).astype(np.float32)
             self.register_buffer("units", torch.tensor(units.tolist()), persistent=False)
 
-    def must_be_bounded(self, name: str) -> None:
+    def require_bounds(self, name: str) -> None:
         """UsageError that begins with `name`, unless all dimensions are limited."""
         if not self.bounded:
             raise UsageError(

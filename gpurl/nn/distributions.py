@@ -21,9 +21,9 @@ from gpurl.kernels.backend import use_triton
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.ppo_loss import PARTS, PpoOptions, fused_ppo_loss
 from gpurl.kernels.random import CounterRandom
-from gpurl.kernels.sample import MOST_COLUMNS, categorical_sample_triton, gaussian_sample_triton
+from gpurl.kernels.sample import MAX_COLUMNS, categorical_sample_triton, gaussian_sample_triton
 from gpurl.losses import ppo_loss
-from gpurl.nn.action_scaler import BoxUnits
+from gpurl.nn.action_scaler import ActionScaler
 
 LOG_2PI = math.log(2.0 * math.pi)
 LOG_STD_LIMITS = (-5.0, 2.0)  # so that no policy collapses or explodes
@@ -63,7 +63,7 @@ class Head(nn.Module):
         return action, log_prob, self.to_env(action)
 
     def _is_drawn_by_kernel(self, output: Tensor) -> bool:
-        return self.has_kernels and self.num_outputs <= MOST_COLUMNS and use_triton(output)
+        return self.has_kernels and self.num_outputs <= MAX_COLUMNS and use_triton(output)
 
     def ppo_loss(
         self,
@@ -116,7 +116,7 @@ class Gaussian(Head):
             )
             raise UsageError(f"initial_std must be {wanted}, got {initial_std}")
         self.num_outputs = math.prod(map(int, space.shape))
-        self.box = BoxUnits(space)
+        self.box = ActionScaler(space)
         self.log_std = nn.Parameter(torch.full((self.num_outputs,), math.log(initial_std)))
         self.min_log_std, self.max_log_std = limits
 
@@ -174,7 +174,7 @@ class TanhGaussian(Gaussian):
 
     def __init__(self, space: Box, initial_std: float = 1.0) -> None:
         super().__init__(space, initial_std)
-        self.box.must_be_bounded("a tanh-squashed policy")
+        self.box.require_bounds("a tanh-squashed policy")
 
     def sample(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor]:
         action, log_prob = super().sample(output, rng)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gpurl.checks import check_choices
 from gpurl.errors import UsageError
 
-Carry = tuple[Tensor, ...]  # () without memory, else one [N, H] tensor a memory
+PolicyState = tuple[Tensor, ...]  # () without memory, else one [N, H] tensor a memory
 
 
 @dataclass(frozen=True)
@@ -163,16 +163,16 @@ class ActorCritic(nn.Module):
         self.actor = Layer(sizes[-1], num_outputs, 0.01)
         self.critic = Layer(sizes[-1], 1, 1.0)
 
-    def initial_carry(self, num_envs: int, device: torch.device) -> Carry:
+    def initial_policy_state(self, num_envs: int, device: torch.device) -> PolicyState:
         """Empty memory of `num_envs` episodes."""
         if self.memory is None:
             return ()
         return (torch.zeros(num_envs, self.memory.size, device=device),)
 
-    def remember(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        """obs: [N, D], one step -> (features [N, F], next carry)."""
+    def remember(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+        """obs: [N, D], one step -> (features [N, F], next policy state)."""
         assert self.memory is not None
-        h = self.memory(obs, carry[0])
+        h = self.memory(obs, policy_state[0])
         return h, (h,)
 
     def unroll(self, obs: Tensor, h: Tensor, starts: Tensor) -> Tensor:
@@ -212,10 +212,10 @@ class AsymmetricActorCritic(ActorCritic):
         self.critic_towers = Towers(1, (num_state, *config.hidden), config.activation)
         self.critic = Layer((num_state, *config.hidden)[-1], 1, 1.0)
 
-    def remember(self, obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        """obs: [N, D + S], one step -> (features [N, F + S], next carry)."""
-        features, next_carry = super().remember(obs[:, : self.num_inputs], carry)
-        return torch.cat((features, obs[:, self.num_inputs :]), dim=1), next_carry
+    def remember(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+        """obs: [N, D + S], one step -> (features [N, F + S], next policy state)."""
+        features, next_policy_state = super().remember(obs[:, : self.num_inputs], policy_state)
+        return torch.cat((features, obs[:, self.num_inputs :]), dim=1), next_policy_state
 
     def unroll(self, obs: Tensor, h: Tensor, starts: Tensor) -> Tensor:
         features = super().unroll(obs[..., : self.num_inputs], h, starts)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 
 from gpurl.errors import UsageError
-from gpurl.kernels.adam import MOST_LOSSES, AdamOptions, AdamState, LeftOut, adam_step
+from gpurl.kernels.adam import MAX_LOSSES, AdamOptions, AdamState, SkippedSteps, adam_step
 
 ALIGNMENT = 4  # floats: every weight starts at 16 bytes, which vectorised loads need
 BLOCK = 1024  # the whole is padded to the kernel's block
@@ -41,7 +41,7 @@ class FlatAdam:
     of the module would undo that).
 
     The learning rate is a 0-d tensor on the device: schedules write it there, nothing is baked into
-    a graph. A step whose gradient or losses are not finite changes nothing; `left_out` counts such
+    a graph. A step whose gradient or losses are not finite changes nothing; `skipped` counts such
     steps and keeps the first, for `gpurl.guards.steps` to tell.
     """
 
@@ -69,15 +69,15 @@ class FlatAdam:
         step = torch.zeros((), dtype=torch.int64, device=self.flat.device)
         counts, kept = (
             torch.zeros(5, dtype=torch.int64, device=self.flat.device),
-            torch.zeros(MOST_LOSSES, device=self.flat.device),
+            torch.zeros(MAX_LOSSES, device=self.flat.device),
         )
-        self.left_out = LeftOut(counts, torch.zeros_like(self.flat), kept)
+        self.skipped = SkippedSteps(counts, torch.zeros_like(self.flat), kept)
         self.state = AdamState(
             self.flat,
             torch.zeros_like(self.flat),
             torch.zeros_like(self.flat),
             step,
-            left_out=self.left_out,
+            skipped=self.skipped,
         )
         self.options = AdamOptions(
             eps=epsilon,
@@ -128,7 +128,7 @@ class FlatAdam:
         their norm before clipping, 0-d.
 
         `.grad` of every parameter is a view of one flat tensor: write into it, never assign it. A
-        gradient or losses [up to MOST_LOSSES] that are not finite change nothing, the target
+        gradient or losses [up to MAX_LOSSES] that are not finite change nothing, the target
         neither, and the norm is then not finite.
         """
         self.reduce(self.gradient)

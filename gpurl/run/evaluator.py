@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Algorithm, episode_ends, restart_carry
+from gpurl.algorithms.base import Algorithm, episode_ends, restart_policy_state
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import EndlessEpisodeError, NonFiniteError
 from gpurl.guards.contract import reset_env, step_env
-from gpurl.nn.networks import Carry
+from gpurl.nn.networks import PolicyState
 from gpurl.run.settings import Settings
 
-Act = Callable[[Tensor, Carry], tuple[Tensor, Carry]]
+Act = Callable[[Tensor, PolicyState], tuple[Tensor, PolicyState]]
 EVAL_SEED = 1_000_003  # evaluations play the same episodes every time, and never the training's
 LOOK_EVERY = 16  # steps between looks at whether all are done, each a host sync
 
@@ -24,9 +24,9 @@ LOOK_EVERY = 16  # steps between looks at whether all are done, each a host sync
 def greedy(algorithm: Algorithm) -> Act:
     """The algorithm's policy without exploration."""
 
-    def act(obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        decision = algorithm.act(obs, carry, explore=False)
-        return decision.action, decision.carry
+    def act(obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+        decision = algorithm.act(obs, policy_state, explore=False)
+        return decision.action, decision.policy_state
 
     return act
 
@@ -34,7 +34,7 @@ def greedy(algorithm: Algorithm) -> Act:
 def scripted(env: VecEnv) -> Act | None:
     """The environment's own baseline, where it has one."""
     function: Any = getattr(env, "scripted_action", None)
-    return None if function is None else lambda obs, carry: (function(obs), carry)
+    return None if function is None else lambda obs, policy_state: (function(obs), policy_state)
 
 
 class Stopped(Exception):
@@ -45,7 +45,7 @@ def evaluate(
     act: Act,
     env: VecEnv,
     episodes: int,
-    carry: Carry = (),
+    policy_state: PolicyState = (),
     seed: int = 0,
     max_steps: int = 20_000,
     should_stop: Callable[[], object] = bool,
@@ -66,10 +66,10 @@ def evaluate(
     for step in range(max_steps * wanted):
         if should_stop():
             raise Stopped
-        action, carry = act(obs, carry)
+        action, policy_state = act(obs, policy_state)
         timestep = step_env(env, action)
         obs, info = timestep.obs, timestep.info
-        carry = restart_carry(carry, episode_ends(timestep))
+        policy_state = restart_policy_state(policy_state, episode_ends(timestep))
         counts = info["_episode"] & (finished < wanted)
         returns, lengths = info["episode"]["r"].double(), info["episode"]["l"].double()
         is_finite = returns.isfinite()
@@ -124,11 +124,11 @@ class Evaluations:
         if self.env is None or not self.episodes:
             return {}
         self.last_at = steps
-        carry = algorithm.initial_carry(self.env.num_envs)
+        policy_state = algorithm.initial_policy_state(self.env.num_envs)
         act = greedy(algorithm)
         try:
             values = evaluate(
-                act, self.env, self.episodes, carry, EVAL_SEED, should_stop=should_stop
+                act, self.env, self.episodes, policy_state, EVAL_SEED, should_stop=should_stop
             )
         except EndlessEpisodeError as error:
             self.warnings.append(f"no more evaluations: {error}")

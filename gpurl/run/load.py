@@ -45,15 +45,15 @@ def load_algorithm(
     return algorithm, settings
 
 
-def give_teacher(algorithm: Algorithm) -> None:
+def load_teacher(algorithm: Algorithm) -> None:
     """Load the teacher that its settings name; before its buffer is made."""
     if isinstance(algorithm, BC) and algorithm.config.teacher is not None:
         device, num_envs = str(algorithm.device), algorithm.num_envs
         algorithm.set_teacher(load_algorithm(algorithm.config.teacher, device, num_envs)[0])
 
 
-def give_actor(algorithm: Algorithm) -> None:
+def load_initial_actor(algorithm: Algorithm) -> None:
     """Load the actor that its settings name; a resumed run needs it no more."""
     if isinstance(algorithm, OffPolicyActorCritic) and algorithm.config.actor_from is not None:
         path = algorithm.config.actor_from
-        algorithm.take_actor_from(load_algorithm(path, str(algorithm.device))[0], path)
+        algorithm.copy_actor_from(load_algorithm(path, str(algorithm.device))[0], path)

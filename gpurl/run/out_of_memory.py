@@ -32,13 +32,13 @@ UNITS = {
 
 
 class Watch:
-    """What `told_what_fits` knows: the engine, once there is one."""
+    """What `explain_out_of_memory` knows: the engine, once there is one."""
 
     engine: Eager | None = None
 
 
 @contextmanager
-def told_what_fits(settings: Settings, device: torch.device) -> Iterator[Watch]:
+def explain_out_of_memory(settings: Settings, device: torch.device) -> Iterator[Watch]:
     """A `with` block in which running out of memory is a UsageError, with what was raised as its
     cause.
     """

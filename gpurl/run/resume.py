@@ -40,7 +40,7 @@ def restore_engine(engine: Eager, parts: Parts, settings: Settings) -> dict[str,
     CheckpointError when the parts are of something else or lack something.
     """
     try:
-        parts, notes = fitting(parts, settings, engine.algorithm)
+        parts, notes = validate_for_resume(parts, settings, engine.algorithm)
         _restore(engine, parts, settings)
     except GpurlError:
         raise
@@ -73,10 +73,10 @@ def _restore(engine: Eager, parts: Parts, settings: Settings) -> None:
     # what was stored of earlier episodes
     engine.stored = algorithm.load_replay_state(parts["replay"])
     if engine.stored and not parts["env"]:
-        algorithm.cut()
+        algorithm.mark_episode_break()
 
 
-def fitting(
+def validate_for_resume(
     parts: dict[str, Any], settings: Settings, algorithm: Algorithm
 ) -> tuple[dict[str, Any], list[str]]:
     """(the checkpoint's parts as this run takes them, what there is to tell); CheckpointError that

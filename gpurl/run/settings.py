@@ -23,7 +23,7 @@ LEAST = {
 }
 
 
-MOST_THREADS = 4096
+MAX_THREADS = 4096
 CHOICES: dict[str, tuple[str, ...]] = {
     "nan": ("raise", "skip", "reset-envs"),
     "tag_style": tuple(ALIASES),
@@ -112,8 +112,8 @@ class TrainConfig:
                 f"stop_return {self.stop_return} needs evaluations, but eval_episodes is 0: they "
                 f"would never be played"
             )
-        if self.threads is not None and self.threads > MOST_THREADS:
-            raise UsageError(f"threads must be at most {MOST_THREADS}, got {self.threads}")
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise UsageError(f"threads must be at most {MAX_THREADS}, got {self.threads}")
         parse_interval(self.save_every)
 
 

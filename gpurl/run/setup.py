@@ -10,11 +10,11 @@ from torch.utils._pytree import tree_leaves
 from gpurl.algorithms import algorithm_names, make_algorithm, resolve_algorithm
 from gpurl.algorithms.base import Algorithm
 from gpurl.engine.choose import choose_engine
-from gpurl.engine.determinism import beyond_reach
+from gpurl.engine.determinism import nondeterminism_warning
 from gpurl.engine.eager import Eager
 from gpurl.engine.graphs import Backend
 from gpurl.engine.privileged_state import AppendPrivilegedState
-from gpurl.engine.threads import keep_large_blocks, quickest_threads
+from gpurl.engine.threads import fastest_threads, keep_large_blocks
 from gpurl.envs.registry import make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
@@ -24,7 +24,7 @@ from gpurl.guards.guards import Guards
 from gpurl.memory import available_bytes, in_gib
 from gpurl.run.callbacks import Callback
 from gpurl.run.evaluator import EVAL_SEED
-from gpurl.run.load import give_teacher
+from gpurl.run.load import load_teacher
 from gpurl.run.settings import Settings
 from gpurl.run.trainer import Trainer
 
@@ -63,7 +63,7 @@ def make_trainer(
         config.seed,
         state_space=env.single_state_space,
     )
-    give_teacher(model)
+    load_teacher(model)
     if config.precision == "tf32" and device.type != "cuda":
         raise UsageError(
             f"precision tf32 is a GPU's, this run is on {device}; take --precision float32, or "
@@ -75,9 +75,9 @@ def make_trainer(
         keep_large_blocks()
         known = threads if threads is not None and threads <= torch.get_num_threads() else None
         known = torch.get_num_threads() if known is None and config.deterministic else known
-        torch.set_num_threads(config.threads or known or _quickest_threads(model))
+        torch.set_num_threads(config.threads or known or _fastest_threads(model))
     engine = make_engine(settings, model, env, backend)
-    if config.deterministic and (note := beyond_reach(env)):
+    if config.deterministic and (note := nondeterminism_warning(env)):
         engine.notes.append(note)
     trainer = Trainer(settings, engine, eval_env, Path(), callbacks)
     if eval_env is None and env.single_instance and config.eval_episodes:
@@ -151,14 +151,14 @@ def _check_agents(settings: Settings, env: VecEnv) -> None:
     )
 
 
-def _quickest_threads(model: Algorithm) -> int:
+def _fastest_threads(model: Algorithm) -> int:
     """Up to torch's own number, by a few passes of the largest batch; threads that wait for each
     other gain nothing.
     """
-    rows = model.largest_batch()
-    obs, carry = torch.zeros(rows, *model.row_shape()), model.initial_carry(rows)
-    return quickest_threads(
-        torch.get_num_threads(), torch.set_num_threads, lambda: model.value(obs, carry)
+    rows = model.max_batch_rows()
+    obs, policy_state = torch.zeros(rows, *model.row_shape()), model.initial_policy_state(rows)
+    return fastest_threads(
+        torch.get_num_threads(), torch.set_num_threads, lambda: model.value(obs, policy_state)
     )
 
 

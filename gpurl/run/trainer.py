@@ -22,7 +22,7 @@ from gpurl.run.callbacks import Callback, Callbacks, RunView
 from gpurl.run.display import Display
 from gpurl.run.evaluator import Evaluations, Stopped
 from gpurl.run.interrupt import StopRequest
-from gpurl.run.load import give_actor
+from gpurl.run.load import load_initial_actor
 from gpurl.run.logger import Logger
 from gpurl.run.resume import checkpoint_parts, restore_engine
 from gpurl.run.settings import Settings, parse_interval
@@ -79,7 +79,7 @@ class Trainer:
     def start(self) -> None:
         """Begin a new run."""
         config = self.settings.train
-        give_actor(self.algorithm)
+        load_initial_actor(self.algorithm)
         self.engine.begin(config.seed, config.stagger)
 
     def iterate(self) -> Metrics:
@@ -261,7 +261,7 @@ class Trainer:
                     self.state(),
                     keep=self.settings.train.keep_checkpoints,
                     is_best=is_best,
-                    is_own=self.saved_at == self.steps,
+                    overwrite=self.saved_at != self.steps,
                 )
                 self.saved_at = self.steps
             except (CheckpointError, MemoryError, torch.OutOfMemoryError) as error:

@@ -20,7 +20,7 @@ from gpurl.envs.gymnasium_cpu import GymnasiumCpu
 from gpurl.envs.registry import make_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.errors import UsageError
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from tests.outward_truth import assert_same, env_of, truth
 from tests.tiny_envs import HiddenAlternating, RandomWalk, Walkers
 
@@ -372,7 +372,7 @@ class NoLooks(TorchDispatchMode):
 @pytest.mark.parametrize("name", ["rsl_rl", "skrl", "torchrl", "rl_games"])
 def test_no_step_looks_at_a_tensor(name: str) -> None:
     pytest.importorskip(name)
-    with no_host_looks():
+    with no_host_syncs():
         env = getattr(outward, f"to_{name}")(RandomWalk(3))
         start, action = (
             env.get_observations() if name == "rsl_rl" else env.reset(),

@@ -26,7 +26,7 @@ from gpurl.envs.vec_env import Timestep
 from gpurl.errors import EnvError, NonFiniteError, UsageError
 from gpurl.guards.contract import check_step
 from gpurl.guards.finite import FiniteGuard
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.random import CounterRandom
 from gpurl.run import setup
 from gpurl.run.evaluator import evaluate
@@ -97,7 +97,7 @@ def test_graphs_do_what_the_loop_does(level: str) -> None:
             graph=graph,
             network={"hidden": [8]},
         )
-        with no_host_looks():
+        with no_host_syncs():
             trainer = make_trainer(settings, CPU, backend=None if graph == "off" else FakeGraphs())
             trainer.start()
             for _ in range(6):
@@ -111,8 +111,10 @@ def test_graphs_do_what_the_loop_does(level: str) -> None:
 # ---- statistics ----
 
 
-def standing_still(obs: Tensor, carry: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    return torch.zeros(*obs.shape[:2], 1), carry
+def standing_still(
+    obs: Tensor, policy_state: tuple[Tensor, ...]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    return torch.zeros(*obs.shape[:2], 1), policy_state
 
 
 def test_the_return_is_the_mean_over_agents_of_their_summed_rewards() -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from gpurl.algorithms import make_algorithm
 from gpurl.algorithms.bc import BC, BCConfig
 from gpurl.errors import UsageError
-from gpurl.nn.action_scaler import BoxUnits
+from gpurl.nn.action_scaler import ActionScaler
 from gpurl.run.settings import build
 
 OBS, ACTIONS, ROWS = 5, 2, 64
@@ -225,7 +225,7 @@ def test_units_go_to_the_environment_and_back() -> None:
         np.array([[-2.0, 0.0], [-1.0, 3.0]], np.float32),
         np.array([[2.0, 10.0], [1.0, 3.0]], np.float32),
     )
-    box = BoxUnits(Box(low, high))
+    box = ActionScaler(Box(low, high))
     action = torch.rand(7, 4) * 2 - 1
     there = box.to_env(action)
     assert there.shape == (7, 2, 2)

@@ -15,13 +15,13 @@ from torch._subclasses import FakeTensorMode
 
 import gpurl
 from gpurl.algorithms import make_algorithm
-from gpurl.algorithms.base import Algorithm, episode_ends, restart_carry
+from gpurl.algorithms.base import Algorithm, episode_ends, restart_policy_state
 from gpurl.algorithms.bc import BC, BCConfig
 from gpurl.api import evaluate_run, resume, train
 from gpurl.cli.main import main
 from gpurl.envs.registry import make_env
 from gpurl.errors import CheckpointError, UsageError
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.run.settings import build, make_settings
 from gpurl.run.setup import make_trainer as trainer_of
 from gpurl.run.trainer import Trainer
@@ -141,8 +141,8 @@ def test_with_a_dataset_the_student_plays_and_learns_nothing_of_it(tmp_path: Pat
     before = algorithm.replay.state_dict()["obs"].clone()
     for _ in range(4):
         trainer.iterate()
-    algorithm.cut()  # as when environments were reset because they gave NaN
-    algorithm.cut(torch.arange(ENVS) == 3)
+    algorithm.mark_episode_break()  # as when environments were reset because they gave NaN
+    algorithm.mark_episode_break(torch.arange(ENVS) == 3)
     assert torch.equal(algorithm.replay.state_dict()["obs"], before)
     np.testing.assert_allclose(algorithm.normalizer.mean.numpy(), data["obs"].mean(0), atol=1e-6)
     batch = algorithm.replay.sample(3000, 0.99)
@@ -179,16 +179,16 @@ def test_a_teacher_with_a_memory_keeps_it(tmp_path: Path) -> None:
         make_trainer("pendulum", teacher=str(path)),
         gpurl.load(path, num_envs=ENVS).algorithm,
     )
-    steps, carry = watched(trainer), teacher.initial_carry(ENVS)
+    steps, policy_state = watched(trainer), teacher.initial_policy_state(ENVS)
     for _ in range(20):
         trainer.iterate()
     for obs, action, ended in steps:
-        wanted, carry, _ = teacher.act(obs, carry, explore=False)
+        wanted, policy_state, _ = teacher.act(obs, policy_state, explore=False)
         assert torch.equal(action, wanted)
-        carry = restart_carry(carry, ended)
+        policy_state = restart_policy_state(policy_state, ended)
     assert any(bool(ended.any()) for _, _, ended in steps)
     assert not torch.equal(
-        action, teacher.act(obs, teacher.initial_carry(ENVS), explore=False).action
+        action, teacher.act(obs, teacher.initial_policy_state(ENVS), explore=False).action
     )  # which a memory changes
 
 
@@ -234,7 +234,7 @@ def test_a_policy_needs_neither_dataset_nor_teacher(
 @pytest.mark.parametrize("kind", ["dataset", "teacher", "dagger"])
 def test_graphs_do_what_the_loop_does(tmp_path: Path, balancer: Path, kind: str) -> None:
     settings = settings_of(kind, tmp_path, balancer)
-    with no_host_looks():
+    with no_host_syncs():
         wanted = results(make_trainer(**settings))
         for level in ("full", "policy"):
             trainer = make_trainer(level=level, **settings)
@@ -257,7 +257,7 @@ def test_with_a_teacher_nothing_looks_at_a_tensor(
         return make_algorithm("ppo", settings.algorithm_config, *spaces, num_envs, device), {}
 
     monkeypatch.setattr("gpurl.run.load.load_algorithm", load)
-    with FakeTensorMode(), no_host_looks():
+    with FakeTensorMode(), no_host_syncs():
         trainer = make_trainer(env, teacher="somebody", dagger=dagger)
         for _ in range(2):
             assert trainer.iterate()

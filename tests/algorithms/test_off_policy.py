@@ -257,7 +257,9 @@ class Gaps(RandomWalk):
 @pytest.mark.parametrize("settings", [{}, {"prioritized": True}, {"n_step": 3}], ids=str)
 def test_steps_that_are_no_transition_are_not_learnt_from(settings: dict[str, Any]) -> None:
     env = Gaps(16)
-    algorithm = off_policy("td3", env, horizon=4, normalize_obs=True, final_share=1.0, **settings)
+    algorithm = off_policy(
+        "td3", env, horizon=4, normalize_obs=True, final_obs_fraction=1.0, **settings
+    )
     metrics = play(algorithm, env, 20)
     assert float(metrics["train/critic_loss"]) < 1e4
     batch = algorithm.replay.sample(4000, 0.9, algorithm.config.n_step)
@@ -306,7 +308,7 @@ def test_a_step_of_mod_sacs_actor_that_is_not_due_changes_nothing(broken: bool) 
 
     def state() -> list[Tensor]:
         assert optimizer.target is not None
-        tensors = *optimizer.state[:4], optimizer.target, optimizer.left_out.counts
+        tensors = *optimizer.state[:4], optimizer.target, optimizer.skipped.counts
         return [each.clone() for each in tensors]
 
     before, temperature = state(), algorithm.temperature.log.detach().clone()
@@ -332,9 +334,9 @@ def test_noise_of_every_kind() -> None:
 
     def draws(kind: str, steps: int = 200) -> Tensor:
         noise = ActionNoise(kind, 0.05, (0.01, 0.2), 1000, 1, torch.device("cpu"))
-        carry, rows = noise.initial_carry(1000), []
+        policy_state, rows = noise.initial_policy_state(1000), []
         for _ in range(steps):
-            action, carry = noise.add(still, carry, random)
+            action, policy_state = noise.add(still, policy_state, random)
             random.advance()
             rows.append(action[:, 0])
         return torch.stack(rows)

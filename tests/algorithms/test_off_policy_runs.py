@@ -321,7 +321,12 @@ def test_bf16_is_refused_where_no_layer_computes_in_it(monkeypatch: pytest.Monke
         ("sac", "cart_pole", {"atoms": 11}, "leave out atoms 11"),
         ("sac", "pendulum", {"temperature": 0.0}, "temperature must be above 0, got 0.0"),
         ("td3", "pendulum", {"tau": 0.0}, "tau must be above 0, got 0.0"),
-        ("td3", "pendulum", {"final_share": 1.5}, "final_share must be from 0 to 1, got 1.5"),
+        (
+            "td3",
+            "pendulum",
+            {"final_obs_fraction": 1.5},
+            "final_obs_fraction must be from 0 to 1, got 1.5",
+        ),
         (
             "td3",
             "pendulum",

@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from gpurl.algorithms import make_algorithm
 from gpurl.algorithms.a2c import A2CConfig
-from gpurl.algorithms.base import Metrics, episode_ends, restart_carry
+from gpurl.algorithms.base import Metrics, episode_ends, restart_policy_state
 from gpurl.algorithms.ppo import PPO, PPOConfig
 from gpurl.buffers.minibatches import Minibatch
 from gpurl.buffers.rollout import RolloutBuffer
@@ -23,7 +23,7 @@ from gpurl.engine.eager import Eager
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import UsageError
 from gpurl.guards.guards import Guards
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.nn.networks import NetworkConfig
 from gpurl.nn.normalizer import Normalizer
 from tests.tiny_envs import AlternatingEnv, RandomWalk
@@ -41,16 +41,16 @@ def make(env: VecEnv, name: str = "ppo", **settings: object) -> PPO:
 
 
 def collect(
-    algorithm: PPO, env: VecEnv, obs: torch.Tensor, carry: tuple[torch.Tensor, ...]
+    algorithm: PPO, env: VecEnv, obs: torch.Tensor, policy_state: tuple[torch.Tensor, ...]
 ) -> tuple[RolloutBuffer, torch.Tensor, tuple[torch.Tensor, ...]]:
     buffer = algorithm.make_buffer()
     while not algorithm.is_ready(buffer):
-        decision = algorithm.act(obs, carry)
+        decision = algorithm.act(obs, policy_state)
         timestep = env.step(decision.action)
         algorithm.record_step(buffer, obs, decision, timestep)
-        carry = restart_carry(decision.carry, episode_ends(timestep))
+        policy_state = restart_policy_state(decision.policy_state, episode_ends(timestep))
         obs = timestep.obs
-    return buffer, obs, carry
+    return buffer, obs, policy_state
 
 
 def in_order(algorithm: PPO, buffer: RolloutBuffer) -> Minibatch:
@@ -76,10 +76,10 @@ class RandomWalkWithGaps(RandomWalk):
 
 def run_updates(algorithm: PPO, env: VecEnv, count: int) -> dict[str, torch.Tensor]:
     obs, _ = env.reset(seed=0)
-    carry = algorithm.initial_carry(env.num_envs)
+    policy_state = algorithm.initial_policy_state(env.num_envs)
     metrics: dict[str, torch.Tensor] = {}
     for _ in range(count):
-        buffer, obs, carry = collect(algorithm, env, obs, carry)
+        buffer, obs, policy_state = collect(algorithm, env, obs, policy_state)
         metrics = algorithm.update(buffer)
     return metrics
 
@@ -115,23 +115,26 @@ def test_with_a_memory_the_cut_off_state_is_valued_under_its_own_memory() -> Non
     env = AlternatingEnv(4)
     algorithm = make(env, network=GRU, normalize_value=False)
     obs, _ = env.reset(seed=0)
-    carry, buffer, seen = algorithm.initial_carry(4), algorithm.make_buffer(), 0
+    policy_state, buffer, seen = algorithm.initial_policy_state(4), algorithm.make_buffer(), 0
     while not algorithm.is_ready(buffer):
-        decision = algorithm.act(obs, carry)
+        decision = algorithm.act(obs, policy_state)
         timestep = env.step(decision.action)
         algorithm.record_step(buffer, obs, decision, timestep)
         if bool(timestep.truncated.all()):
             seen += 1
             recorded = buffer["final_value"][buffer.size - 1]
             torch.testing.assert_close(
-                recorded, algorithm.value(timestep.info["final_obs"], decision.carry)
+                recorded, algorithm.value(timestep.info["final_obs"], decision.policy_state)
             )
             for wrong in (
-                algorithm.value(timestep.info["final_obs"], algorithm.initial_carry(4)),
-                algorithm.value(timestep.obs, decision.carry),
+                algorithm.value(timestep.info["final_obs"], algorithm.initial_policy_state(4)),
+                algorithm.value(timestep.obs, decision.policy_state),
             ):
                 assert float((recorded - wrong).abs().min()) > 1e-4
-        carry, obs = restart_carry(decision.carry, episode_ends(timestep)), timestep.obs
+        policy_state, obs = (
+            restart_policy_state(decision.policy_state, episode_ends(timestep)),
+            timestep.obs,
+        )
     assert seen == 2
 
 
@@ -141,11 +144,11 @@ def test_replaying_stored_observations_gives_the_acting_log_probabilities(memory
     env = RandomWalk(12)
     algorithm = make(env, horizon=20, network=dataclasses.replace(GRU, memory=memory))
     obs, _ = env.reset(seed=0)
-    carry = algorithm.initial_carry(12)
+    policy_state = algorithm.initial_policy_state(12)
     for _ in range(2):
-        buffer, obs, carry = collect(algorithm, env, obs, carry)
+        buffer, obs, policy_state = collect(algorithm, env, obs, policy_state)
         algorithm.update(buffer)
-    buffer, obs, carry = collect(algorithm, env, obs, carry)
+    buffer, obs, policy_state = collect(algorithm, env, obs, policy_state)
     assert int((buffer["terminated"] | buffer["truncated"]).sum()) > 20
     batch = in_order(algorithm, buffer)
     output, value = algorithm.outputs(batch)
@@ -184,7 +187,7 @@ def test_rows_that_are_not_valid_are_never_trained_on(network: NetworkConfig) ->
             network=network,
         )
         obs, _ = env.reset(seed=0)
-        buffer, _, _ = collect(algorithm, env, obs, algorithm.initial_carry(8))
+        buffer, _, _ = collect(algorithm, env, obs, algorithm.initial_policy_state(8))
         if masked:
             buffer.columns["valid"] = torch.ones(8, 8, dtype=torch.bool)
             buffer.columns["valid"][5, 3] = False
@@ -205,7 +208,7 @@ def rollout_with_gaps(algorithm: PPO) -> RolloutBuffer:
     value.
     """
     env = RandomWalkWithGaps(8)
-    buffer, _, _ = collect(algorithm, env, env.reset(seed=0)[0], algorithm.initial_carry(8))
+    buffer, _, _ = collect(algorithm, env, env.reset(seed=0)[0], algorithm.initial_policy_state(8))
     for name in ("obs", "reward", "value"):
         buffer[name][~buffer["valid"]] = 1e3
     assert 0 < int(buffer["valid"].sum()) < 64
@@ -279,7 +282,7 @@ def test_final_value_by_rows_equals_final_value_by_mask() -> None:
         return in_order(algorithm, buffer).advantage
 
     by_rows = advantage()
-    with no_host_looks():
+    with no_host_syncs():
         by_mask = advantage()
     torch.testing.assert_close(by_rows, by_mask, rtol=1e-5, atol=1e-5)
 
@@ -346,7 +349,9 @@ def test_advantages_are_normalised_per_batch_or_minibatch_or_not(network: Networ
     env, found = RandomWalk(8), {}
     for kind in ("none", "batch", "minibatch"):
         algorithm = make(env, normalize_advantage=kind, network=network)
-        buffer, _, _ = collect(algorithm, env, env.reset(seed=0)[0], algorithm.initial_carry(8))
+        buffer, _, _ = collect(
+            algorithm, env, env.reset(seed=0)[0], algorithm.initial_policy_state(8)
+        )
         data = algorithm.prepare(buffer)
         found[kind] = [batch.advantage for batch in algorithm.batches(data)]
     normal = pytest.approx([0.0, 1.0], abs=1e-5)
@@ -375,7 +380,7 @@ def of_own(kind: type[PPO], env: VecEnv, **settings: object) -> PPO:
     return kind(config, *spaces, env.num_envs, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("looks", [nullcontext, no_host_looks])
+@pytest.mark.parametrize("looks", [nullcontext, no_host_syncs])
 @pytest.mark.parametrize("network", [NetworkConfig(), GRU])
 def test_a_term_of_ones_own_is_learnt_and_logged(network: NetworkConfig, looks: Any) -> None:
     """On whatever device; nothing stands in for a loss that a subclass changes."""
@@ -454,7 +459,7 @@ def test_values_in_a_column_are_refused() -> None:
         of_own(WithColumn, RandomWalk(8)).act(torch.zeros(8, 3))
 
 
-@pytest.mark.parametrize("looks", [nullcontext, no_host_looks])
+@pytest.mark.parametrize("looks", [nullcontext, no_host_syncs])
 def test_a_network_of_ones_own_finds_the_values(looks: Any) -> None:
     with looks():
         env = AlternatingEnv(16)

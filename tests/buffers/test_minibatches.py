@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpurl.buffers.minibatches import Minibatches, PackedRows
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.permutation import permutation
 from gpurl.kernels.random import CounterRandom, stream_constants
 
@@ -47,7 +47,7 @@ def normalised(advantage: Tensor, weight: Tensor | None) -> Tensor:
     ).float()
 
 
-@pytest.mark.parametrize("looks", [nullcontext, no_host_looks])
+@pytest.mark.parametrize("looks", [nullcontext, no_host_syncs])
 def test_each_pass_has_every_row_once(looks: Any) -> None:
     minibatches, columns, packed = made()
     orders = []

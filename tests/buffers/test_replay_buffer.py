@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpurl.buffers.prioritized import LEAST_ERROR, PrioritizedReplay
+from gpurl.buffers.prioritized import MIN_ERROR, PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.errors import UsageError
 from gpurl.kernels import c_library
@@ -155,7 +155,7 @@ def test_what_is_not_said_is_as_the_papers_have_it() -> None:
     replay = PrioritizedReplay(640, ENVS, (3,), COLUMNS, torch.device("cpu"))
     assert (replay.exponent, replay.importance, replay.decay) == (0.5, 0.4, 0.999)
     assert len(replay.ring.owner) == 640 // 16 + 1  # one for what is overwritten at once
-    assert len(uniform(final_share=0.0).ring.owner) == 1 + 1
+    assert len(uniform(final_obs_fraction=0.0).ring.owner) == 1 + 1
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_replay_takes_all_that_is_free_and_no_more(
 def test_a_cut_ends_the_newest_step() -> None:
     replay = uniform()
     replay.add(steps(2))
-    replay.cut(torch.tensor([True, False, True, False]))
+    replay.mark_episode_break(torch.tensor([True, False, True, False]))
     assert replay.ring.flags[:2].tolist() == [[0] * 4, [TRUNCATED, 0, TRUNCATED, 0]]
 
 
@@ -206,7 +206,7 @@ def test_weights_take_back_the_bias_of_the_draws() -> None:
     errors = torch.linspace(0.1, 5.0, 40)
     replay.update_priorities(torch.arange(40), errors)
     drawn = replay.sample(40_000, 0.9)
-    priority = (errors + LEAST_ERROR) ** 0.6
+    priority = (errors + MIN_ERROR) ** 0.6
     wanted = priority.double() / priority.double().sum()
     shares = torch.bincount(drawn["index"], minlength=40).double() / 40_000
     torch.testing.assert_close(shares, wanted, rtol=0.1, atol=1e-3)
@@ -227,7 +227,14 @@ def test_what_is_not_learnt_from_weighs_nothing_and_lowers_no_other_weight() -> 
     the least, as their error was 0.
     """
     replay = PrioritizedReplay(
-        40, ENVS, (3,), COLUMNS, torch.device("cpu"), exponent=1.0, importance=1.0, final_share=0.1
+        40,
+        ENVS,
+        (3,),
+        COLUMNS,
+        torch.device("cpu"),
+        exponent=1.0,
+        importance=1.0,
+        final_obs_fraction=0.1,
     )
     for seed in range(2):
         columns = steps(1, seed)
@@ -267,13 +274,13 @@ def test_new_transitions_have_the_greatest_priority_seen_which_fades() -> None:
     replay.add(steps(3))
     assert replay.priority[:3].unique().tolist() == [1.0]
     replay.update_priorities(torch.tensor([0, 1]), torch.tensor([9.0, 0.5]))
-    greatest = (9.0 + LEAST_ERROR) ** 0.6
+    greatest = (9.0 + MIN_ERROR) ** 0.6
     replay.add(steps(1))
     torch.testing.assert_close(replay.priority[3], torch.full((ENVS,), greatest))
     replay.update_priorities(torch.tensor([2]), torch.tensor([0.1]))
     replay.add(steps(1))
     torch.testing.assert_close(
-        replay.priority[4], torch.full((ENVS,), greatest / 4 + LEAST_ERROR**0.6 * 3 / 4)
+        replay.priority[4], torch.full((ENVS,), greatest / 4 + MIN_ERROR**0.6 * 3 / 4)
     )
 
 
@@ -281,7 +288,7 @@ def test_of_a_transition_that_comes_twice_the_greater_error_counts() -> None:
     replay = prioritized()
     replay.add(steps(3))
     replay.update_priorities(torch.tensor([5, 5, 5]), torch.tensor([1.0, 7.0, 2.0]))
-    assert float(replay.priority.view(-1)[5]) == pytest.approx((7.0 + LEAST_ERROR) ** 0.6)
+    assert float(replay.priority.view(-1)[5]) == pytest.approx((7.0 + MIN_ERROR) ** 0.6)
 
 
 def test_errors_that_are_no_numbers_change_no_priority() -> None:
@@ -289,7 +296,7 @@ def test_errors_that_are_no_numbers_change_no_priority() -> None:
     replay.add(steps(3))
     before = replay.priority.clone()
     replay.update_priorities(torch.arange(4), torch.tensor([torch.nan, torch.inf, -torch.inf, 7.0]))
-    before[0, 3] = (7.0 + LEAST_ERROR) ** 0.6
+    before[0, 3] = (7.0 + MIN_ERROR) ** 0.6
     torch.testing.assert_close(replay.priority, before)
     torch.testing.assert_close(replay.greatest, before[0, 3])
 
@@ -347,12 +354,12 @@ def test_free_memory_of_a_gpu_is_that_of_the_driver_and_of_the_allocator(
 
 def test_a_larger_replay_goes_on_with_what_a_smaller_one_saved() -> None:
     """Its table of final observations is longer, and those of the newest row stand behind it."""
-    one, larger = (uniform(size=size, final_share=0.5) for size in (400, 4000))
+    one, larger = (uniform(size=size, final_obs_fraction=0.5) for size in (400, 4000))
     one.add(steps(30, ends=0.3))
     larger.load_state_dict(saved(one))
     for add_more in (False, True):
         for replay in (one, larger) if add_more else ():
-            replay.cut(torch.tensor([True, False, True, False]))
+            replay.mark_episode_break(torch.tensor([True, False, True, False]))
             replay.add(steps(1, seed=7))
         index = torch.arange((30 + add_more) * ENVS)
         mine, theirs = (

@@ -193,11 +193,11 @@ def test_same_step_again_keeps_ones_own_and_replaces_a_damaged_one_or_anothers(
 ) -> None:
     path = save_checkpoint(tmp_path, 5, small_parts(5))
     save_checkpoint(tmp_path, 9, small_parts(9))
-    save_checkpoint(tmp_path, 5, small_parts(777), is_best=True, is_own=True)
+    save_checkpoint(tmp_path, 5, small_parts(777), is_best=True, overwrite=False)
     assert step_of(tmp_path) == step_of(path) == 5
     assert best_checkpoint(tmp_path) == path
     (path / "model.safetensors").write_bytes(b"")
-    save_checkpoint(tmp_path, 5, small_parts(777), is_own=True, is_best=True)
+    save_checkpoint(tmp_path, 5, small_parts(777), overwrite=False, is_best=True)
     assert load_checkpoint(tmp_path)[0]["model"]["weight"][0, 0] == 777
     save_checkpoint(tmp_path, 5, small_parts(5))
     assert best_checkpoint(tmp_path) is None  # what was best is gone

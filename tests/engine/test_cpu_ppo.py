@@ -14,7 +14,7 @@ from gpurl.algorithms.pqn import PQN, PQNConfig
 from gpurl.buffers.minibatches import Minibatch
 from gpurl.engine.cpu_ppo import PpoInC, cpu_ppo_obstacle
 from gpurl.kernels import c_library
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.nn.networks import ActorCritic, NetworkConfig
 from tests.tiny_envs import RandomWalk
 
@@ -159,7 +159,7 @@ def test_what_the_kernel_does_not_know_is_named() -> None:
     precise = made()
     precise.set_precision("bf16")
     assert cpu_ppo_obstacle(precise) == "it computes in float32, not in bf16"
-    with no_host_looks():
+    with no_host_syncs():
         assert cpu_ppo_obstacle(made()).startswith("it computes on a CPU, not on ")
     spaces = RandomWalk(8).single_observation_space, Discrete(3)
     pqn = PQN(PQNConfig(), *spaces, 8, torch.device("cpu"))

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.counters import CASES, recorded
-from gpurl.engine.determinism import WORKSPACE, beyond_reach, deterministic
+from gpurl.engine.determinism import WORKSPACE, deterministic, nondeterminism_warning
 from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
 from tests.small_runs import assert_same, small_run, state_of
+from tests.tools.counters import CASES, recorded
 
 
 def test_no_operation_on_a_gpu_depends_on_the_order_of_threads() -> None:
-    """Of any algorithm, as tests/test_counters.py counts them."""
+    """Of any algorithm, as tests/tools/test_counters.py counts them."""
     record = recorded()
     assert [record[f"gpu {case}"]["unordered"] for case in CASES] == [0] * len(CASES)
 
@@ -48,7 +48,7 @@ def test_two_runs_have_the_same_bits_and_threads_are_not_chosen_by_the_clock(
 ) -> None:
     seen = []
     monkeypatch.setattr(
-        "gpurl.run.setup._quickest_threads", lambda model: seen.append("measured") or 1
+        "gpurl.run.setup._fastest_threads", lambda model: seen.append("measured") or 1
     )
     folders = [
         small_run(tmp_path / name, 3, deterministic=True, threads=None).folder for name in "ab"
@@ -100,8 +100,8 @@ def test_cublas_gets_its_workspace_before_it_starts_or_the_run_is_refused(
 
 def test_what_a_simulator_does_on_a_gpu_is_beyond_reach() -> None:
     ours, simulator = make_env("chasing", 2), make_env("gymnasium_cpu:CartPole-v1", 2)
-    assert not beyond_reach(simulator)
+    assert not nondeterminism_warning(simulator)
     ours.device = simulator.device = torch.device("cuda", 0)
-    assert not beyond_reach(ours)
-    assert "GymnasiumCpu simulates on the GPU" in beyond_reach(simulator)
+    assert not nondeterminism_warning(ours)
+    assert "GymnasiumCpu simulates on the GPU" in nondeterminism_warning(simulator)
     simulator.close()

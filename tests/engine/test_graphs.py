@@ -19,7 +19,7 @@ from gpurl.envs.registry import make_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import EnvError, UsageError
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_engine
 from gpurl.run.setup import make_trainer as api_trainer
@@ -42,7 +42,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu() -> Iterator[None]:
-    with no_host_looks():
+    with no_host_syncs():
         yield
 
 
@@ -116,7 +116,7 @@ def assert_equal(got: Any, wanted: Any) -> None:
             "chasing",
             {"algorithm": "mod_sac", "storage": "bfloat16", "replay_size": 48},
         ),  # less than warming up writes
-        ("chasing", {"algorithm": "fast_td3", "final_share": 0.01}),
+        ("chasing", {"algorithm": "fast_td3", "final_obs_fraction": 0.01}),
         ("cart_pole", {"algorithm": "rainbow", "target_interval": 3, "tau": 1.0}),
         ("cart_pole", {"algorithm": "sac", "n_step": 2}),
         ("cart_pole", {"algorithm": "dqn", "quantiles": 5, "num_critics": 2}),
@@ -144,7 +144,7 @@ def test_making_graphs_changes_nothing_and_replays_run_no_python(
     for _ in range(1 + WARM_UPS):
         trainer.iterate()
     (optimizer,) = trainer.algorithm.all_optimizers().values()
-    optimizer.left_out.counts.copy_(
+    optimizer.skipped.counts.copy_(
         torch.tensor([8, 2, 0, 2, 3])
     )  # by the first iteration, of which a device has not told yet
     before, size = running_state(trainer.engine), trainer.engine.buffer.size
@@ -153,7 +153,7 @@ def test_making_graphs_changes_nothing_and_replays_run_no_python(
     stages._advance()
     assert graph_level(trainer.engine) == level
     assert_equal(running_state(trainer.engine), before)
-    assert optimizer.left_out.counts.tolist() == [8, 2, 0, 2, 3]
+    assert optimizer.skipped.counts.tolist() == [8, 2, 0, 2, 3]
     assert trainer.engine.buffer.size == size == 0
     for owner, name in (
         (trainer.algorithm, "act"),
@@ -176,7 +176,7 @@ def test_nothing_moves_between_iterations(level: str) -> None:
     def places() -> list[int]:
         held = (
             trainer.engine.obs,
-            trainer.engine.carry,
+            trainer.engine.policy_state,
             trainer.engine.buffer.columns,
             metrics,
             trainer.env._state,

@@ -4,7 +4,7 @@ torch env under FakeTensorMode.
 An algorithm meets an environment in shapes and kinds of actions only: each algorithm takes one
 environment of every kind, PPO all of them.
 Fake tensors have no values, so `.item()`, `if tensor:`, `nonzero` and boolean indexing raise there.
-`no_host_looks` takes the GPU's paths.
+`no_host_syncs` takes the GPU's paths.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ from gpurl.algorithms.ppo import PPO
 from gpurl.envs.registry import env_names, env_options, make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.errors import EnvError, UsageError
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.run.settings import Settings, make_settings
 from gpurl.run.setup import make_engine
 from gpurl.run.trainer import Trainer
@@ -73,7 +73,7 @@ def test_an_iteration_never_looks_at_a_tensor(
     settings = make_settings(
         algorithm, env, num_envs=8, horizon=3, nan=nan, env_options=options, **shape
     )
-    with FakeTensorMode(), no_host_looks():
+    with FakeTensorMode(), no_host_syncs():
         trainer = fake_trainer(settings)
         trainer.start()
         for _ in range(2):
@@ -133,7 +133,7 @@ def test_options_do_not_look_either(algorithm: str, env: str, change: dict[str, 
     settings = make_settings(
         algorithm, env, num_envs=8, horizon=2, **(small_settings(algorithm) | change)
     )
-    with FakeTensorMode(), no_host_looks():
+    with FakeTensorMode(), no_host_syncs():
         trainer = fake_trainer(settings)
         trainer.start()
         for _ in range(2):
@@ -144,7 +144,7 @@ def test_the_proof_can_fail() -> None:
     """Under the CPU's own code paths the same iteration does look, and the mode notices."""
     settings = make_settings("ppo", "chasing", num_envs=8, horizon=2, minibatches=1)
     with FakeTensorMode():
-        with no_host_looks():
+        with no_host_syncs():
             trainer = fake_trainer(settings)
             trainer.start()
         with pytest.raises(EnvError, match="step raised D") as caught:

@@ -17,7 +17,7 @@ from gpurl.cli.check_env import check_env
 from gpurl.engine.privileged_state import AppendPrivilegedState
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import CheckpointError, EnvError, UsageError
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.nn.networks import AsymmetricActorCritic, NetworkConfig
 from gpurl.run.settings import make_settings
 from gpurl.run.trainer import Trainer
@@ -59,7 +59,7 @@ def test_the_critic_finds_the_values_of_a_place_that_the_policy_does_not_see(mem
     """
     trainer = trained(120, network={"hidden": [16], "memory": memory, "memory_size": 8})
     rows = torch.cat((torch.zeros(2, 3), torch.eye(2)), dim=1)
-    values = trainer.algorithm.value(rows, trainer.algorithm.initial_carry(2))
+    values = trainer.algorithm.value(rows, trainer.algorithm.initial_policy_state(2))
     assert values.tolist() == pytest.approx(TRUE_VALUES, abs=0.08)
 
 
@@ -136,10 +136,12 @@ def test_a_policy_acts_without_the_state_and_values_with_it(tmp_path: Path, memo
         policy.value(obs, np.zeros((3, 2), np.float32))
     algorithm = policy.algorithm
     assert isinstance(algorithm, PPO)
-    greedy = algorithm.act(torch.zeros(1, 3), algorithm.initial_carry(1), explore=False).action
+    greedy = algorithm.act(
+        torch.zeros(1, 3), algorithm.initial_policy_state(1), explore=False
+    ).action
     beside = algorithm.act(
         torch.ones(1, 5) * torch.tensor([0, 0, 0, 9.0, 9.0]),
-        algorithm.initial_carry(1),
+        algorithm.initial_policy_state(1),
         explore=False,
     ).action
     assert torch.equal(greedy, beside), "the actor has read the state"
@@ -219,7 +221,7 @@ class Bare(HiddenAlternating):
 
 @pytest.mark.parametrize("looks", [True, False])
 def test_what_critics_saw_stays_as_it_was(looks: bool) -> None:
-    with nullcontext() if looks else no_host_looks():
+    with nullcontext() if looks else no_host_syncs():
         env = Bare(2)
         shown = [env.reset(seed=0)[1]["state"]]
         steps = [env.step(torch.zeros(2, 1)) for _ in range(4)]

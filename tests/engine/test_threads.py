@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gpurl.engine.threads import SPIN_COUNT, keep_large_blocks, quickest_threads, wait_briefly
+from gpurl.engine.threads import SPIN_COUNT, fastest_threads, keep_large_blocks, wait_briefly
 
 
 @pytest.mark.parametrize(
@@ -53,5 +53,5 @@ def test_the_quickest_number_of_threads_is_taken(
     def work() -> None:
         clock[0] += seconds[counts[-1]]
 
-    assert quickest_threads(most, counts.append, work) == wanted
+    assert fastest_threads(most, counts.append, work) == wanted
     assert counts == tried * 5

@@ -16,7 +16,7 @@ from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.two_step_game import TwoStepGame
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.random import CounterRandom
 
 FIXED_STARTS = {"two_step_game"}  # tasks that draw no random numbers
@@ -243,7 +243,7 @@ def test_masked_and_indexed_restarts_are_the_same(name: str, options: dict[str, 
     env.stagger(torch.arange(33) % 11)
     masked.stagger(torch.arange(33) % 11)
     indexed_run = [env.reset(options={"reset_mask": torch.arange(33) % 2 == 0})[0], *play(env, 40)]
-    with no_host_looks():
+    with no_host_syncs():
         masked_run = [
             masked.reset(options={"reset_mask": torch.arange(33) % 2 == 0})[0],
             *play(masked, 40),
@@ -353,7 +353,7 @@ def test_actions_may_be_a_strided_view(name: str, options: dict[str, Any]) -> No
 @every_task
 def test_nothing_reads_a_tensor_on_the_host(name: str, options: dict[str, Any]) -> None:
     actions = action_source(make_env(name, 6, **options))()
-    with FakeTensorMode() as mode, no_host_looks():  # a read raises: there are no values
+    with FakeTensorMode() as mode, no_host_syncs():  # a read raises: there are no values
         env = make_env(name, 6, max_episode_steps=2, **options)
         env.reset()
         for _ in range(3):
@@ -365,7 +365,7 @@ def test_nothing_reads_a_tensor_on_the_host(name: str, options: dict[str, Any]) 
 
 def test_a_reset_of_no_environment_changes_nothing() -> None:
     """A GPU cannot know whether the mask is empty, so an empty one must cost nothing but time."""
-    for looks in (nullcontext, no_host_looks):
+    for looks in (nullcontext, no_host_syncs):
         with looks():
             plain, reset = make_env("chasing", 6, seed=3), make_env("chasing", 6, seed=3)
             action = torch.zeros(6, 2)

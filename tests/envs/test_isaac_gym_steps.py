@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpurl.envs.isaac_gym.steps import IsaacGymSteps, Returned
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 
 NAN = float("nan")
 
@@ -73,7 +73,7 @@ def test_what_broke_does_not_show_until_its_restart() -> None:
 @pytest.mark.parametrize("restarts_later", [True, False])
 def test_the_host_looks_at_nothing(restarts_later: bool) -> None:
     given = returned([1.0, 1.1, 1.2], [1, 1, 0], [0, 0, 0], [4, 3, 4])
-    with no_host_looks(), FakeTensorMode(allow_non_fake_inputs=True):
+    with no_host_syncs(), FakeTensorMode(allow_non_fake_inputs=True):
         steps = IsaacGymSteps(restarts_later, last_clock=5)
         steps.restart(given)
         steps.kill(steps.transition(given).terminated)

@@ -16,7 +16,7 @@ from gpurl.envs import make_env, resolve_env
 from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
 from gpurl.envs.registry import env_options, option_types
 from gpurl.errors import UsageError
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.random import CounterRandom
 from gpurl.run.settings import make_settings
 from tests.engine.test_graphs import assert_equal, make_trainer, results
@@ -234,7 +234,7 @@ def test_a_masked_reset_leaves_the_others_alone(ant: Any) -> None:
         if looks:
             after, _ = ant.reset(options={"reset_mask": mask.numpy()})
         else:
-            with no_host_looks():
+            with no_host_syncs():
                 after, _ = ant.reset(options={"reset_mask": mask})
         for name, value in kept.items():
             assert torch.equal(getattr(ant.data, name)[~mask], value[~mask]), name
@@ -272,7 +272,7 @@ def test_masked_and_looked_at_steps_are_the_same(hopper: Any) -> None:
         if looks:
             runs.append([hopper.step(action) for action in actions_of(hopper, 40)])
         else:
-            with no_host_looks():
+            with no_host_syncs():
                 runs.append([hopper.step(action) for action in actions_of(hopper, 40)])
     assert sum(int(step.terminated.sum()) for step in runs[0]) > 3
     torch.testing.assert_close(runs[0], runs[1], rtol=1e-5, atol=1e-5)
@@ -341,7 +341,7 @@ def test_the_contract_by_its_own_check(ant: Any) -> None:
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 def test_physics_is_stepped_between_graphs_of_the_policy(algorithm: str) -> None:
-    with no_host_looks():
+    with no_host_syncs():
         wanted = results(make_trainer("inverted_pendulum", "off", algorithm))
         trainer = make_trainer("inverted_pendulum", "policy", algorithm)
         assert_equal(results(trainer), wanted)

@@ -15,7 +15,7 @@ from torch import Tensor
 from gpurl.cli.env_table import env_table
 from gpurl.envs import make_env, resolve_env
 from gpurl.errors import EnvError, UsageError
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.run.settings import make_settings
 from tests.envs.test_mujoco_warp import Slider, actions_of
 
@@ -188,7 +188,7 @@ def test_counts_are_marked_as_sent_on_the_stream_that_sends_them(
     env: Any = make_env("inverted_pendulum", 2)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
     env._dropped._event, env._dropped.READ_EVERY = Event(), 1
-    with no_host_looks():
+    with no_host_syncs():
         env.reset()
         env.step(torch.zeros(2, 1))
     env.close()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from tests.envs.test_contract import assert_same
 from tests.envs.test_mujoco_warp import actions_of
 
@@ -136,7 +136,7 @@ def test_sensors_after_an_autoreset_are_those_of_the_new_state_and_other_worlds_
             runs.append([arm.step(action) for action in actions_of(arm, 3)])
             kept = arm.data.sensordata.clone()
         else:
-            with no_host_looks():
+            with no_host_syncs():
                 runs.append([arm.step(action) for action in actions_of(arm, 3)])
     plain, restarted = runs[0][-1], runs[1][-1]
     assert restarted.truncated.tolist() == [False, True, False, False]

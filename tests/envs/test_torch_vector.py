@@ -24,7 +24,7 @@ from gpurl.envs._torch_tasks import parse_overrides
 from gpurl.envs.numpy.spaces import make_encoder, stack_rows
 from gpurl.envs.torch_vector import TorchVector
 from gpurl.errors import EnvError, UsageError
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from tests.small_runs import small_settings
 from tests.torch_walks import (
     LENGTH,
@@ -292,7 +292,7 @@ class Still(WalkVector):
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
 def test_the_adapter_never_looks_at_a_tensor(mode: AutoresetMode) -> None:
-    with FakeTensorMode(), no_host_looks():
+    with FakeTensorMode(), no_host_syncs():
         env = TorchVector(3, env=Still(3, mode), action_limit=0.5)
         env.reset(seed=1)
         for _ in range(2):

@@ -63,9 +63,9 @@ def playing(policies: Tensor) -> Act:
     see.
     """
 
-    def act(obs: Tensor, carry: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def act(obs: Tensor, policy_state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         place, agent = obs[..., :3].argmax(2), obs[..., 3:].argmax(2)
-        return policies[torch.arange(len(obs)).unsqueeze(1), place, agent], carry
+        return policies[torch.arange(len(obs)).unsqueeze(1), place, agent], policy_state
 
     return act
 

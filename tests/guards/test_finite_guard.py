@@ -8,7 +8,7 @@ import torch
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.errors import NonFiniteError
 from gpurl.guards.finite import FiniteGuard
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 
 
 def rollout(bad: float) -> RolloutBuffer:
@@ -101,7 +101,7 @@ def numbers(guard: FiniteGuard) -> dict[str, float]:
 @pytest.mark.parametrize("looks", [True, False])
 def test_the_first_environment_s_columns_are_kept_as_they_were(looks: bool) -> None:
     """Of the first rollout with NaN, not of later ones; on a device without a look at it."""
-    with nullcontext() if looks else no_host_looks():
+    with nullcontext() if looks else no_host_syncs():
         guard, first, later = FiniteGuard("walk", torch.device("cpu")), rollout(1.0), rollout(1.0)
         guard.clean(rollout(1.0))
         for buffer, t, env in ((first, 3, 1), (later, 0, 2)):

@@ -313,7 +313,7 @@ def test_a_device_tells_with_the_next_log_entry(tmp_path: Path) -> None:
         f"2 optimiser steps were left out, first at minibatch 3 of 4 of iteration "
         f"{iterations + 2}: " in told
     )
-    assert to_host(guard.metrics())["left_out of network"] == 0
+    assert to_host(guard.metrics())["skipped of network"] == 0
     assert (
         guard.report(
             to_host(guard.metrics()),

@@ -1,171 +1,259 @@
-"""Permutation and gather in Triton against the reference, bit for bit: walks, masks, offsets beyond
-2**31, what must not be written.
+"""The permutations of gpurl.kernels.permutation as numpy and torch make them: bijections by the
+formula, and random in every way tried.
 """
 
-from pathlib import Path
+import functools
+import itertools
+import math
 
+import numpy as np
 import pytest
 import torch
-import triton
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
-from gpurl.kernels import permutation as module
-from gpurl.kernels.permutation import (
-    gather_rows,
-    gather_rows_kernel,
-    gather_rows_reference,
-    gather_rows_triton,
-    permutation,
-    permutation_kernel,
-    permutation_reference,
-    permutation_triton,
-)
-from gpurl.kernels.random import stream_constants
+from gpurl.kernels.backend import no_host_syncs
+from gpurl.kernels.permutation import MAX_WORDS, _network, gather_rows, permutation
+from gpurl.kernels.random import random_words_reference, stream_constants
 
 SIZES = [1, 2, 3, 5, 17, 64, 1000, 4096, 65_536, 131_072, 100_003]
+LARGE = [65_536, 131_072, 100_003]
+# every statistic below lies within so many standard deviations of its mean, for fixed seeds
+SIGMAS = 5.0
 
 
-def stream(step: int, seed: int = 3) -> tuple[Tensor, Tensor, Tensor]:
-    """key [1], gamma [1], step 0-d."""
-    return (*stream_constants(seed, 1), torch.tensor(step))
+def order_of(size: int, step: int = 0, seed: int = 0, offset: int = 0) -> Tensor:
+    """[size] int64."""
+    return permutation(*stream_constants(seed, 1), torch.tensor(step), offset, size)
 
 
-@pytest.fixture
-def _large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interpreted program costs the same for any block."""
-    monkeypatch.setattr(module, "BLOCK", 32_768)
+@functools.cache
+def many_orders(size: int, count: int = 2000) -> np.ndarray:
+    """[count, size] int64, of as many steps."""
+    key, gamma = stream_constants(7, 1)
+    return np.stack(
+        [permutation(key, gamma, torch.tensor(step), 0, size).numpy() for step in range(count)]
+    )
 
 
-@pytest.mark.usefixtures("_large_blocks")
+def assert_chi_square(statistic: float, degrees: int) -> None:
+    """Neither too uneven nor too even."""
+    assert abs(statistic - degrees) < SIGMAS * math.sqrt(2 * degrees)
+
+
+def assert_uniform(cells: np.ndarray, num_cells: int) -> None:
+    """Chi-square of integer `cells` in 0 .. num_cells-1."""
+    count = np.bincount(cells.reshape(-1), minlength=num_cells)
+    assert len(count) == num_cells
+    assert_chi_square(
+        float(((count - cells.size / num_cells) ** 2).sum() / (cells.size / num_cells)),
+        num_cells - 1,
+    )
+
+
+# ---- what is computed ----
+
+
+def finalizer(x: int) -> int:
+    """MurmurHash3's fmix32 in Python's integers."""
+    x = (x ^ (x >> 16)) * 0x85EBCA6B % 2**32
+    x = (x ^ (x >> 13)) * 0xC2B2AE35 % 2**32
+    return x ^ (x >> 16)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 17, 64, 1000, 100_003])
+def test_the_formula_in_integers(size: int) -> None:
+    assert finalizer(1) == 0x514E28B7  # published
+    a, b, rounds = _network(size)
+    words = random_words_reference(
+        *stream_constants(5, 1), torch.tensor(2**33 + 1), 40, (rounds + 1) // 2
+    )[0].tolist()
+    round_keys = [half for word in words for half in (word % 2**32, (word >> 32) % 2**32)]
+    wanted, positions = [], range(0, size, max(size // 1000, 1))
+    for position in positions:
+        number, count = position, len(wanted)
+        while len(wanted) == count:
+            left, right = divmod(number, b)
+            for turn in range(rounds):
+                if turn % 2 == 0:
+                    left = (left + (finalizer((right + round_keys[turn]) % 2**32) * a >> 32)) % a
+                else:
+                    right = (right + (finalizer((left + round_keys[turn]) % 2**32) * b >> 32)) % b
+            number = left * b + right
+            if number < size:
+                wanted.append(number)
+    assert order_of(size, step=2**33 + 1, seed=5, offset=40)[list(positions)].tolist() == wanted
+
+
 @pytest.mark.parametrize("size", SIZES)
-def test_permutations_are_bit_equal(size: int) -> None:
-    for step, offset in ((0, 0), (2**40 + 3, 12_345)):
-        got = permutation_triton(*stream(step), offset, size)
-        assert got.dtype == torch.int64
-        assert torch.equal(got, permutation_reference(*stream(step), offset, size))
+def test_every_row_once(size: int) -> None:
+    for seed, step, offset in itertools.product((0, 1, 2**40 + 7), (0, 1, 2**35), (0, MAX_WORDS)):
+        order = order_of(size, step, seed, offset)
+        assert order.dtype == torch.int64
+        assert torch.equal(order.sort().values, torch.arange(size))
+    with no_host_syncs():
+        assert torch.equal(order_of(size, step, seed, offset), order)
 
 
-@pytest.mark.parametrize("block", [8, 16, 1024])
-def test_every_block_gives_the_same(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BLOCK", block)
-    for size in (37, 64):  # 37 = 6 x 7 - 5: some walk
+def test_most_rows_may_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpurl.kernels.permutation._network", lambda size: (13, 17, 5))
+    for size in (1, 2, 11, 220, 221):
+        order = order_of(size)
+        assert torch.equal(order.sort().values, torch.arange(size))
+        with no_host_syncs():
+            assert torch.equal(order_of(size), order)
+
+
+def test_rows_that_are_not_there_are_not_gathered() -> None:
+    packed, stream = torch.randn(30, 6), (*stream_constants(5, 1), torch.tensor(3), 0)
+    order = permutation(*stream, 30)
+    for start, count in ((0, 30), (30, 0), (0, 0), (29, 1)):
         assert torch.equal(
-            permutation_triton(*stream(8), 2, size), permutation_reference(*stream(8), 2, size)
+            gather_rows(packed, *stream, start=start, count=count),
+            packed[order[start : start + count]],
         )
+    for start, count in ((-1, 2), (0, -1), (0, 31), (30, 1)):
+        with pytest.raises(
+            ValueError, match=f"positions {start} to {start + count} do not lie within 30 rows"
+        ):
+            gather_rows(packed, *stream, start=start, count=count)
+    for wrong in (packed.double(), packed.flatten(), packed.t()):
+        with pytest.raises(ValueError, match=r"packed must be \[S, W\] float32 contiguous"):
+            gather_rows(wrong, *stream, start=0, count=1)
 
 
-def test_long_walks_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        module, "_network", lambda size: (13, 17, 5)
-    )  # 11 of 221: nearly all are outside
-    assert torch.equal(
-        permutation_triton(*stream(1), 0, 11), permutation_reference(*stream(1), 0, 11)
-    )
+def test_nothing_is_looked_at() -> None:
+    with FakeTensorMode(), no_host_syncs():
+        for size in SIZES:
+            assert order_of(size).shape == (size,)
 
 
-@pytest.mark.parametrize("width", [1, 3, 8, 16, 21, 96, 130])
-def test_rows_are_gathered(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BLOCK", 64 * triton.next_power_of_2(width))
-    packed = torch.randn(211, width)
-    for start, count, step in ((0, 211, 0), (5, 100, 2**31 + 5), (210, 1, 2**31 + 5), (7, 0, 0)):
-        got = gather_rows_triton(packed, *stream(step), 9, start, count)
-        wanted = packed[permutation_reference(*stream(step), 9, 211)[start : start + count]]
-        assert torch.equal(got, wanted)
-        assert torch.equal(gather_rows_reference(packed, *stream(step), 9, start, count), wanted)
+def test_networks() -> None:
+    for size in [*range(1, 3000), *SIZES, 2**30]:
+        a, b, rounds = _network(size)
+        assert 0 <= a * b - size <= max(math.isqrt(size), 1)  # few walk
+        assert a <= b <= 4 * a
+        assert rounds % 2 == 1
+        assert rounds >= 5
+        assert (rounds + 1) // 2 <= MAX_WORDS
+        assert size < 3 or (a > 1 and a ** (rounds // 2) >= 2**16)
+    assert _network(131_072) == (256, 512, 5)
 
 
-@pytest.mark.parametrize("size", [1, 2, 64, 1000])
-def test_rows_of_every_size(size: int) -> None:
-    packed = torch.randn(size, 5)
-    assert torch.equal(
-        gather_rows_triton(packed, *stream(6), 0, 0, size),
-        packed[permutation_reference(*stream(6), 0, size)],
-    )
+@pytest.mark.parametrize("size", [1000, 131_072, 100_003])
+def test_step_stream_and_offset_each_give_another(size: int) -> None:
+    orders = [
+        order_of(size),
+        order_of(size, step=1),
+        order_of(size, seed=1),
+        order_of(size, offset=MAX_WORDS),
+        order_of(size, offset=1),
+    ]
+    for first, second in itertools.combinations(orders, 2):
+        same = int((first == second).sum())
+        assert same < 10  # one on average
 
 
-def test_rows_wider_than_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WIDEST_TILE", 32)
-    packed = torch.randn(40, 75)
-    assert torch.equal(
-        gather_rows_triton(packed, *stream(6), 0, 3, 30),
-        packed[permutation_reference(*stream(6), 0, 40)[3:33]],
-    )
+# ---- how random it is: small sizes, many orders ----
 
 
-def test_nothing_is_read_or_written_outside() -> None:
-    key, gamma, step = stream(4)
-    around = torch.full((50, 7), torch.nan)
-    around[10:31] = torch.randn(21, 7)
-    order = permutation_reference(key, gamma, step, 0, 21)
-    a, b, rounds = module._network(21)
-    memory = torch.full((30, 7), torch.nan)
-    gather_rows_kernel[(2,)](
-        around[10:31],
-        key,
-        gamma,
-        step,
-        memory,
-        0,
+@pytest.mark.parametrize("size", [3, 5])
+def test_every_order_is_equally_likely(size: int) -> None:
+    weights = size ** np.arange(size)
+    names = {
+        int(np.dot(order, weights)): number
+        for number, order in enumerate(itertools.permutations(range(size)))
+    }
+    numbers = np.array([names[int(name)] for name in many_orders(size, 3000) @ weights])
+    assert_uniform(numbers, math.factorial(size))
+
+
+@pytest.mark.parametrize("size", [8, 17, 64])
+def test_every_row_is_everywhere_equally_often(size: int) -> None:
+    orders = many_orders(size)
+    count = np.bincount((orders + size * np.arange(size)).reshape(-1), minlength=size * size)
+    expected = len(orders) / size
+    statistic = float(((count - expected) ** 2).sum() / expected)
+    assert_chi_square(
+        statistic * (size - 1) / size, (size - 1) ** 2
+    )  # rows and columns of the table have fixed sums
+
+
+@pytest.mark.parametrize("size", [16, 64, 210])
+def test_pairs_of_positions_have_independent_rows(size: int) -> None:
+    a, b, _ = _network(size)
+    orders = many_orders(size)
+    for apart in (
+        1,
         2,
-        13,
-        SIZE=21,
-        WIDTH=7,
-        A=a,
-        B=b,
-        ROUNDS=rounds,
-        BLOCK_ROWS=16,
-        BLOCK_WIDTH=8,
-    )
-    assert torch.equal(memory[:13], around[10:31][order[2:15]])
-    assert bool(memory[13:].isnan().all())
-    numbers = torch.full((40,), -1)
-    permutation_kernel[(2,)](
-        key, gamma, step, numbers, 0, SIZE=21, A=a, B=b, ROUNDS=rounds, BLOCK=16
-    )
-    assert torch.equal(numbers[:21], order)
-    assert bool((numbers[21:] == -1).all())
-
-
-def test_offsets_beyond_two_to_the_31(tmp_path: Path) -> None:
-    size, width = 8300, 1 << 18
-    with (tmp_path / "packed").open("wb") as file:
-        file.truncate(size * width * 4)  # a file of holes: only the row written takes memory
-    packed = torch.from_file(str(tmp_path / "packed"), shared=True, size=size * width).view(
-        size, width
-    )
-    start = int((permutation_reference(*stream(0), 0, size) == size - 1).nonzero())
-    packed[-1] = torch.arange(width)
-    assert torch.equal(gather_rows_triton(packed, *stream(0), 0, start, 1)[0], packed[-1])
-
-
-def test_the_step_is_read_when_the_kernel_runs() -> None:
-    key, gamma, step = stream(0)
-    before = permutation_triton(key, gamma, step, 0, 100)
-    step += 1
-    after = permutation_triton(key, gamma, step, 0, 100)
-    assert not torch.equal(before, after)
-    assert torch.equal(after, permutation_reference(*stream(1), 0, 100))
-
-
-def test_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed, launched = torch.randn(30, 6), []
-    for name in ("permutation_triton", "gather_rows_triton"):
-        real = getattr(module, name)
-        monkeypatch.setattr(
-            module, name, lambda *arguments, real=real: launched.append(1) or real(*arguments)
+        b,
+        (a // 2) * b,
+    ):  # the same left half, and the same right half, which the first round leaves alone
+        difference = (orders[:, apart] - orders[:, 0]) % size
+        assert_uniform(difference - 1, size - 1)
+        (left, right), (other_left, other_right) = (
+            divmod(orders[:, 0], b),
+            divmod(orders[:, apart], b),
         )
-    for backend in ("torch", "triton"):
-        monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
-        order = permutation(*stream(2), 0, 30)
-        assert torch.equal(order, permutation_reference(*stream(2), 0, 30))
-        assert torch.equal(gather_rows(packed, *stream(2), 0, 4, 20), packed[order[4:24]])
-        assert len(launched) == 2 * (backend == "triton")
-        for wrong in (torch.randn(6, 30).t(), packed.double(), packed[0]):
-            with pytest.raises(ValueError, match="packed must be"):
-                gather_rows(wrong, *stream(2), 0, 0, 1)
-        for start, count in ((-1, 2), (0, 31), (30, 1), (3, -1)):
-            with pytest.raises(ValueError, match="within 30 rows"):
-                gather_rows(packed, *stream(2), 0, start, count)
-        for size in (0, 2**30 + 1):
-            with pytest.raises(ValueError, match="entries"):
-                permutation(*stream(2), 0, size)
+        if a * b == size:
+            assert_uniform(((other_left - left) % a) * b + (other_right - right) % b - 1, size - 1)
+
+
+@pytest.mark.parametrize("size", [17, 1000, 4096])
+def test_fixed_points(size: int) -> None:
+    count = 2000 if size < 1000 else 500
+    fixed = (many_orders(size, count) == np.arange(size)).sum(axis=1)
+    assert abs(float(fixed.mean()) - 1.0) < SIGMAS / math.sqrt(count)
+    assert abs(float(fixed.var()) - 1.0) < SIGMAS * math.sqrt(
+        3.0 / count
+    )  # a Poisson number's fourth moment is 4
+    assert abs(float((fixed == 0).mean()) - math.exp(-1)) < SIGMAS * math.sqrt(0.2325 / count)
+
+
+# ---- how random it is: large sizes, a few orders ----
+
+
+@pytest.mark.parametrize("size", LARGE)
+def test_neighbours_are_not_correlated(size: int) -> None:
+    b = _network(size)[1]
+    for step in range(3):
+        order = order_of(size, step).double()
+        centred = (order - order.mean()) / order.std()
+        for lag in (1, 2, 3, b, 2 * b, 4096):
+            assert abs(float((centred[lag:] * centred[:-lag]).mean())) < SIGMAS / math.sqrt(size)
+        inverse = order.argsort().double()
+        centred = (inverse - inverse.mean()) / inverse.std()
+        for lag in (1, b, 4096):
+            assert abs(float((centred[lag:] * centred[:-lag]).mean())) < SIGMAS / math.sqrt(size)
+
+
+@pytest.mark.parametrize("size", LARGE)
+def test_rows_go_any_distance(size: int) -> None:
+    position = np.arange(size)
+    for step in range(3):
+        order = order_of(size, step).numpy()
+        assert_uniform((order - position) % size * 256 // size, 256)
+        cells = np.bincount(position * 16 // size * 16 + order * 16 // size, minlength=256)
+        assert_chi_square(float(((cells - size / 256) ** 2).sum() / (size / 256)), 225)
+        cells = np.bincount(position % 16 * 16 + order % 16, minlength=256)  # the low bits too
+        assert_chi_square(float(((cells - size / 256) ** 2).sum() / (size / 256)), 225)
+
+
+@pytest.mark.parametrize("size", LARGE)
+def test_who_shares_a_minibatch(size: int) -> None:
+    b = _network(size)[1]
+    place = [
+        order_of(size, step).argsort() * 4 // size for step in range(4)
+    ]  # [size] the minibatch of each row
+    for batch in place:
+        for apart in (1, 2, b, 4096, 32_768):
+            same = float((batch[apart:] == batch[:-apart]).double().mean())
+            assert abs(same - 0.25) < SIGMAS * math.sqrt(0.1875 / (size - apart))
+    for first, second in itertools.combinations(place, 2):
+        cells = np.bincount((first * 4 + second).numpy(), minlength=16)
+        assert_chi_square(float(((cells - size / 16) ** 2).sum() / (size / 16)), 9)
+
+
+def test_consecutive_steps_are_independent() -> None:
+    orders = many_orders(1000, 500)
+    assert_uniform((orders[1:, ::37] - orders[:-1, ::37]) % 1000 // 50, 20)

@@ -1,276 +1,378 @@
-"""Drawing by priority and setting priorities in Triton against the reference: blocks, bounds, what
-must not be drawn or written.
+"""Drawing by priority in torch and C: the very entries of float64, their frequencies, and what must
+never be drawn.
 """
 
 import math
-from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
+from gpurl.kernels import c_library
 from gpurl.kernels import prioritized as module
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.prioritized import (
-    clear_priorities_kernel,
-    draw_kernel,
     prioritized_draw,
+    prioritized_draw_c,
     prioritized_draw_reference,
-    prioritized_draw_triton,
     prioritized_update,
-    prioritized_update_reference,
-    prioritized_update_triton,
-    raise_priorities_kernel,
 )
-from gpurl.kernels.random import stream_constants
+from gpurl.kernels.random import random_words_reference, stream_constants
 from tests.aimed_streams import aimed
-from tests.kernels.conftest import INTERPRETED
+from tests.fake_graphs import FakeGraphs
 
+needs_c = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
+DRAWS = [prioritized_draw_reference, pytest.param(prioritized_draw_c, marks=needs_c)]
+# every statistic below lies within so many standard deviations of its mean, for fixed seeds
+SIGMAS = 5.0
 BELOW_ONE = 1.0 - 2.0**-53
 
 
-def stream(step: int = 0) -> RandomStreams:
-    return RandomStreams(*stream_constants(3, 1, torch.zeros(0).device), torch.tensor(step))
+def stream(step: int = 0, seed: int = 3) -> RandomStreams:
+    return RandomStreams(*stream_constants(seed, 1), torch.tensor(step))
 
 
-def aimed_here(uniform: float, number: int = 0) -> RandomStreams:
-    return RandomStreams(*(tensor.to(torch.zeros(0).device) for tensor in aimed(uniform, number)))
-
-
-def skewed(size: int) -> Tensor:
+def skewed(size: int, seed: int = 0) -> Tensor:
     """[S] priorities over four orders of magnitude, three in ten of them zero, at least one not."""
-    generator = torch.Generator().manual_seed(size)
+    generator = torch.Generator().manual_seed(seed)
     priority = 10.0 ** (4.0 * torch.rand(size, generator=generator) - 2.0)
     priority[torch.rand(size, generator=generator) < 0.3] = 0.0
     priority[size // 2] = 1.0
     return priority
 
 
-@pytest.fixture(params=[16, 1024])
-def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small ones give the search and the prefix more to do."""
-    monkeypatch.setattr(module, "BLOCK", request.param)
-    monkeypatch.setattr(module, "PREFIX_BLOCK", request.param)
+def counts(draw: Any, priority: Tensor, batch_size: int, batches: int) -> np.ndarray:
+    """[S]: how often each entry is drawn in so many steps."""
+    drawn = [draw(priority, stream(step), 0, batch_size)[0] for step in range(batches)]
+    return torch.cat(drawn).bincount(minlength=priority.shape[0]).numpy()
 
 
-def assert_same(priority: Tensor, step: int, offset: int, batch_size: int) -> None:
-    """Draws may differ from the reference's only where they are within rounding of a boundary, and
-    there by neighbours.
-    """
-    got, wanted = (
-        draw(priority, stream(step), offset, batch_size)
-        for draw in (prioritized_draw_triton, prioritized_draw_reference)
-    )
-    assert (got[0].dtype, got[1].dtype) == (torch.int64, torch.float32)
-    if not torch.equal(got[0], wanted[0]):
-        running = priority.double().cumsum(0)
-        low, high = torch.minimum(got[0], wanted[0]), torch.maximum(got[0], wanted[0])
-        assert bool((running[(high - 1).clamp(min=0)] - running[low] <= 1e-12 * running[-1]).all())
-        assert int((got[0] != wanted[0]).sum()) < 0.01 * batch_size
-    same = got[0] == wanted[0]
-    torch.testing.assert_close(got[1][same], wanted[1][same], rtol=1e-6, atol=0.0)
+# ---- the very entries ----
 
 
-@pytest.mark.usefixtures("_blocks")
-@pytest.mark.parametrize("size", [1, 5, 15, 16, 17, 255, 257])
-def test_draws_are_the_references(size: int) -> None:
-    for step, offset, batch_size in ((0, 0, 1), (2**33 + 1, 40, 33)):
-        assert_same(skewed(size), step, offset, batch_size)
+@pytest.mark.parametrize("size", [1, 5, 63, 64, 1023, 1024, 1025, 5000, 3_000_000])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_draws_are_those_of_float64(draw: Any, size: int) -> None:
+    priority = skewed(size)
+    running = np.cumsum(priority.numpy().astype(np.float64))
+    for step, offset, batch_size in ((0, 0, 1), (7, 0, 256), (2**33 + 1, 40, 1000)):
+        index, probability = draw(priority, stream(step), offset, batch_size)
+        assert (index.dtype, probability.dtype) == (torch.int64, torch.float32)
+        assert index.shape == probability.shape == (batch_size,)
+        words = random_words_reference(*stream(step), offset, batch_size)[0].tolist()
+        uniform = np.array([(word % 2**64 >> 11) / 2**53 for word in words])
+        number = (np.arange(batch_size) + uniform) * (running[-1] / batch_size)
+        wanted = np.searchsorted(running, number, side="right")
+        close = (
+            np.minimum(abs(running[wanted] - number), abs(running[wanted - 1] - number))
+            < 1e-12 * running[-1]
+        )
+        assert ((index.numpy() == wanted) | close).all()
+        np.testing.assert_allclose(
+            probability.numpy(), priority.numpy()[index] / running[-1], rtol=1e-6
+        )
 
 
-@pytest.mark.parametrize("size", [1023, 1024, 1025, 5000])
-def test_draws_are_the_references_in_whole_blocks(size: int) -> None:
-    assert_same(skewed(size), 7, 65_000, 40)
-
-
-def test_the_prefix_takes_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PREFIX_BLOCK", 2)
-    assert_same(skewed(13_000), 7, 0, 30)
-
-
-@pytest.mark.usefixtures("_blocks")
-def test_by_hand() -> None:
-    priority = torch.zeros(50)
-    priority[torch.tensor([1, 17, 18, 40])] = torch.tensor([3.0, 1.0, 2.0, 2.0])
-    for uniform, entry in (
-        (0.0, 1),
-        (0.374, 1),
-        (0.375, 17),
-        (0.499, 17),
-        (0.5, 18),
-        (0.75, 40),
-        (BELOW_ONE, 40),
+@pytest.mark.parametrize("places", [(1, 3, 4, 5), (1, 100, 101, 290)], ids=["one group", "several"])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_by_hand(draw: Any, places: tuple[int, ...]) -> None:
+    priority = torch.zeros(300)
+    priority[list(places)] = torch.tensor([3.0, 1.0, 2.0, 2.0])
+    for uniform, number in (
+        (0.0, 0),
+        (0.374, 0),
+        (0.375, 1),
+        (0.499, 1),
+        (0.5, 2),
+        (0.749, 2),
+        (0.75, 3),
+        (BELOW_ONE, 3),
     ):
-        index, probability = prioritized_draw_triton(priority, aimed_here(uniform), 0, 1)
-        assert index.tolist() == [entry]
-        assert probability.tolist() == [float(priority[entry]) / 8.0]
+        index, probability = draw(priority, aimed(uniform), 0, 1)
+        assert index.tolist() == [places[number]]
+        assert probability.tolist() == [priority[places[number]] / 8.0]
 
 
-@pytest.mark.usefixtures("_blocks")
-def test_the_number_may_be_the_total() -> None:
-    priority = torch.zeros(70)
-    priority[5:-20] = 0.1
-    assert (
-        int(prioritized_draw_triton(priority, aimed_here(BELOW_ONE, number=27), 20, 8)[0][7]) == 49
-    )
-
-
-@pytest.mark.usefixtures("_blocks")
-def test_one_large_priority_hides_no_other() -> None:
-    priority = torch.full((60,), 1e-3)
-    priority[20] = 1e6
-    running = priority.double().cumsum(0)
-    for entry in (0, 19, 20, 21, 31, 32, 59):
-        middle = float((running[entry] - priority[entry].double() / 2) / running[-1])
-        assert prioritized_draw_triton(priority, aimed_here(middle), 0, 1)[0].tolist() == [entry]
-
-
-@pytest.mark.usefixtures("_blocks")
-def test_what_is_no_priority_is_never_drawn() -> None:
-    priority = skewed(300)
-    priority[::3] = torch.tensor([math.nan, math.inf, -math.inf, -1.0]).repeat(25)
-    priority[64:160] = 0.0
-    priority[-40:] = 0.0
-    counts = (priority > 0.0) & priority.isfinite()
-    index, probability = prioritized_draw_triton(priority, stream(), 0, 60)
-    wanted = prioritized_draw_reference(torch.where(counts, priority, 0.0), stream(), 0, 60)
-    assert torch.equal(index, wanted[0])
-    torch.testing.assert_close(probability, wanted[1], rtol=1e-6, atol=0.0)
-    assert bool(counts[index].all())
-
-
-@pytest.mark.usefixtures("_blocks")
-def test_nothing_to_draw() -> None:
-    for priority in (torch.zeros(1), torch.zeros(40), torch.full((40,), torch.nan)):
-        index, probability = prioritized_draw_triton(priority, stream(), 0, 5)
-        assert index.tolist() == [0] * 5
-        assert probability.tolist() == [0.0] * 5
-
-
-def test_a_block_that_only_rounding_found_gives_way() -> None:
-    """A parallel sum may rise by a rounding where a block adds nothing: then it is an entry of the
-    last block with a share.
+@pytest.mark.parametrize("draw", DRAWS)
+def test_the_first_and_the_last_number(draw: Any) -> None:
+    """7 + u of the greatest u is 8 in float64, so of eight draws the last number is the total
+    itself, beyond every entry.
     """
-    priority = torch.zeros(64)
-    priority[16:32], priority[34] = 1.0, 16.0
-    sums, last = (
-        torch.tensor([0.0, 16.0, 16.0, 0.0], dtype=torch.float64),
-        torch.tensor([2], dtype=torch.int32),
+    assert 7 + BELOW_ONE == 8.0
+    for size, dead in ((9, 3), (200, 3), (200, 100), (3000, 1500)):
+        priority = torch.zeros(size)
+        priority[5:-dead] = 0.1
+        assert draw(priority, aimed(0.0), 0, 8)[0][0] == 5
+        assert draw(priority, aimed(BELOW_ONE, number=27), 20, 8)[0][7] == size - dead - 1
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_the_same_stream_draws_the_same(draw: Any) -> None:
+    priority = torch.rand(1000)
+    first = draw(priority, stream(5), 0, 300)[0]
+    assert torch.equal(first, draw(priority, stream(5), 0, 300)[0])
+    for other in (
+        draw(priority, stream(6), 0, 300),
+        draw(priority, stream(5, seed=4), 0, 300),
+        draw(priority, stream(5), 300, 300),
+    ):
+        assert (
+            float((other[0] != first).double().mean()) > 0.2
+        )  # a range holds three entries, so one in three is the same by chance
+
+
+# ---- how often ----
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_frequencies_are_the_priorities(draw: Any) -> None:
+    """A million draws. An entry inside a range is drawn once a batch at most, so its count varies
+    by n P (1 - B P).
+    """
+    priority = 0.2 + torch.rand(4096, generator=torch.Generator().manual_seed(1))
+    batch_size, batches = 256, 3907
+    expected = batch_size * batches * (priority.double() / priority.double().sum()).numpy()
+    found = counts(draw, priority, batch_size, batches)
+    deviation = found - expected
+    assert (abs(deviation) < SIGMAS * np.sqrt(expected)).all()
+    assert abs(float((deviation**2 / expected).sum()) - (4096 - batch_size)) < SIGMAS * math.sqrt(
+        2 * 4096
     )
-    prefix = torch.tensor(
-        [4.0, 20.0, 28.0, 32.0], dtype=torch.float64
-    )  # as if the first and the last block had 4
-    scales = torch.tensor([32.0, 1 / 32], dtype=torch.float64)
-    for uniform in (0.05, 0.95):
-        index, probability = torch.empty(1, dtype=torch.int64), torch.empty(1)
-        draw_kernel[(1,)](
-            priority,
-            sums,
-            prefix,
-            scales,
-            last,
-            *aimed_here(uniform),
-            index,
-            probability,
-            64,
-            4,
-            0,
-            SEARCH_STEPS=3,
-            BLOCK=16,
-        )
-        assert index.tolist() == [34]
-        assert probability.tolist() == [0.5]
 
 
-def test_nothing_is_read_or_written_outside() -> None:
-    around = torch.full((60,), 1e30)  # would be drawn at once
-    around[10:50] = skewed(40)
-    index, probability = prioritized_draw_triton(around[10:50], stream(), 0, 60)
-    assert torch.equal(index, prioritized_draw_reference(around[10:50].clone(), stream(), 0, 60)[0])
-    assert float(probability.max()) <= 1.0
-    prioritized_update_triton(around[10:50], torch.tensor([0, 39]), torch.tensor([7.0, 8.0]))
-    assert around[[9, 10, 49, 50]].tolist() == [
-        float(torch.tensor(1e30)),
-        7.0,
-        8.0,
-        float(torch.tensor(1e30)),
-    ]
+@pytest.mark.parametrize("draw", DRAWS)
+def test_weights_undo_the_priorities(draw: Any) -> None:
+    """sum_i P(i) w_i f_i = mean f for w = 1 / (S P): with the probabilities that were told, and as
+    the mean over draws.
+    """
+    generator = torch.Generator().manual_seed(2)
+    size = 200
+    priority = 0.05 + torch.rand(size, generator=generator)
+    f = (
+        torch.randn(size, generator=generator).double() + 3.0 * priority
+    )  # so that the plain mean is another one
+    told, means, plain = torch.zeros(size, dtype=torch.float64), [], []
+    for step in range(500):
+        index, probability = draw(priority, stream(step), 0, 256)
+        told[index] = probability.double()
+        means.append(float((f[index] / (size * probability.double())).mean()))
+        plain.append(float(f[index].mean()))
+    exact = (priority.double() / priority.double().sum() * f / (size * told)).sum()
+    assert float(exact) == pytest.approx(float(f.mean()), rel=1e-6)
+    tolerance = SIGMAS * np.std(means) / math.sqrt(len(means))
+    assert abs(np.mean(means) - float(f.mean())) < tolerance
+    assert abs(np.mean(plain) - float(f.mean())) > 5.0 * tolerance
 
 
-def test_the_step_is_read_when_the_kernel_runs() -> None:
-    priority, streams = skewed(500), stream(0)
-    before = prioritized_draw_triton(priority, streams, 0, 20)[0]
-    assert torch.equal(before, prioritized_draw_triton(priority, streams, 0, 20)[0])
-    streams.step.add_(1)
-    after = prioritized_draw_triton(priority, streams, 0, 20)[0]
-    assert not torch.equal(before, after)
-    assert torch.equal(after, prioritized_draw_reference(priority, stream(1), 0, 20)[0])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_what_has_no_priority_is_never_drawn(draw: Any) -> None:
+    priority = skewed(7000)
+    priority[:1100] = 0.0
+    priority[2048:4500] = 0.0  # whole blocks of any size
+    priority[-1500:] = 0.0
+    found = counts(draw, priority, 20_000, 10)
+    assert (found[priority.numpy() == 0.0] == 0).all()
+    assert (found[priority.numpy() > 10.0] > 0).all()
 
 
-@pytest.mark.parametrize("batch_size", [0, 1, 100])
-def test_updates_are_the_references(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "UPDATE_BLOCK", 16)
-    index, value = torch.randint(40, (batch_size,)), torch.rand(batch_size)
-    for place, wrong in enumerate((math.nan, -math.nan, math.inf, -math.inf, -1.0, -0.0)):
-        value[place::20] = wrong
-    got = torch.rand(50) + 5.0
-    wanted = got.clone()
-    prioritized_update_triton(got, index, value)
-    prioritized_update_reference(wanted, index, value)
-    assert torch.equal(got, wanted)
-    assert bool((got[40:] > 5.0).all())
-    assert bool((got >= 0.0).all())
+@pytest.mark.parametrize("draw", DRAWS)
+def test_nothing_to_draw(draw: Any) -> None:
+    for priority in (torch.zeros(1), torch.zeros(3000), torch.full((70,), torch.nan)):
+        index, probability = draw(priority, stream(), 0, 9)
+        assert index.tolist() == [0] * 9
+        assert probability.tolist() == [0.0] * 9
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="a file of holes is memory of the CPU")
-def test_offsets_beyond_two_to_the_31(tmp_path: Path) -> None:
-    size, block = 2**31 + 5, 1024
-    with (tmp_path / "priority").open("wb") as file:
-        file.truncate(size * 4)  # only what is written takes memory
-    priority = torch.from_file(str(tmp_path / "priority"), shared=True, size=size)
-    index, value = torch.tensor([size - 3, size - 1, size - 1]), torch.tensor([1.0, 2.0, 3.0])
-    clear_priorities_kernel[(1,)](priority.view(torch.int32), index, 3, BLOCK=16)
-    raise_priorities_kernel[(1,)](priority.view(torch.int32), index, value, 3, BLOCK=16)
-    assert priority[-5:].tolist() == [0.0, 0.0, 1.0, 0.0, 3.0]
-    num_blocks = size // block + 1
-    sums, scales = (
-        torch.zeros(num_blocks, dtype=torch.float64),
-        torch.tensor([0.5, 0.25], dtype=torch.float64),
+# ---- where float32 fails ----
+
+
+def middles(priority: Tensor, entries: Tensor) -> tuple[list[float], Tensor]:
+    """The u of the middle of each entry's share, and how many of these a running sum in float32
+    gives to another entry.
+    """
+    running = priority.double().cumsum(0)
+    middle = (running - priority.double() / 2)[entries]
+    narrow = torch.from_numpy(np.cumsum(priority.numpy()))
+    missed = (
+        torch.searchsorted(narrow, (middle / running[-1] * narrow[-1]).float(), right=True)
+        != entries
     )
-    sums[-1] = 4.0
-    last = torch.tensor([num_blocks - 1], dtype=torch.int32)
-    drawn, probability = torch.empty(8, dtype=torch.int64), torch.empty(8)
-    draw_kernel[(8,)](
-        priority,
-        sums,
-        sums,
-        scales,
-        last,
-        *stream(),
-        drawn,
-        probability,
-        size,
-        num_blocks,
-        0,
-        SEARCH_STEPS=num_blocks.bit_length(),
-        BLOCK=block,
+    return (middle / running[-1]).tolist(), missed.sum()
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("tail", ["uniform", "heavy"])
+def test_each_of_five_million_can_be_drawn(draw: Any, tail: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    uniform = torch.rand(5_000_000, generator=generator)
+    priority = 0.5 + uniform if tail == "uniform" else (1.0 - uniform) ** -0.9
+    entries = torch.randint(5_000_000, (200,), generator=generator)
+    uniforms, missed = middles(priority, entries)
+    assert missed > 0.1 * len(entries)
+    few = 8 if draw is prioritized_draw_reference else 200  # a call of it takes a fifth of a second
+    assert [int(draw(priority, aimed(middle), 0, 1)[0]) for middle in uniforms[:few]] == entries[
+        :few
+    ].tolist()
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_one_large_priority_hides_no_other(draw: Any) -> None:
+    """Beside 1e6 in the same block an entry has a share of 1e-9, below float32's rounding."""
+    priority = torch.full((2000,), 1e-3)
+    priority[700] = 1e6
+    entries = torch.tensor([0, 300, 699, 700, 701, 705, 767, 768, 1023, 1024, 1999])
+    uniforms, missed = middles(priority, entries)
+    assert missed > 3
+    for uniform, entry in zip(uniforms, entries.tolist()):
+        index, probability = draw(priority, aimed(uniform), 0, 1)
+        assert index.tolist() == [entry]
+        assert float(probability) == pytest.approx(float(priority[entry]) / (1e6 + 1.999), rel=1e-6)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_small_priorities_beside_a_large_one_keep_their_share(draw: Any) -> None:
+    priority = torch.full((3_000_000,), 1e-3)
+    priority[1_234_567] = 1e6
+    drawn = torch.cat([draw(priority, stream(step), 0, 65_536)[0] for step in range(10)])
+    others = drawn[drawn != 1_234_567]
+    share = 3000.0 / 1_003_000.0
+    assert abs(len(others) - share * len(drawn)) < SIGMAS * math.sqrt(share * len(drawn))
+    tenths = (others // 300_000).bincount(minlength=10).numpy()
+    assert (abs(tenths - len(others) / 10) < SIGMAS * math.sqrt(len(others) / 10)).all()
+
+
+# ---- NaN, infinity ----
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -math.nan, math.inf, -math.inf, -1.0])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_what_is_no_priority_counts_as_zero(draw: Any, wrong: float) -> None:
+    priority = skewed(3000)
+    places = torch.arange(0, 3000, 7)
+    as_zero, with_wrong = priority.index_fill(0, places, 0.0), priority.index_fill(0, places, wrong)
+    for wanted, got in zip(draw(as_zero, stream(), 0, 2000), draw(with_wrong, stream(), 0, 2000)):
+        assert torch.equal(got, wanted)
+
+
+@needs_c
+def test_the_largest_and_the_smallest_float_are_priorities() -> None:
+    for value in (torch.finfo(torch.float32).max, 1e-45):
+        priority = torch.tensor([0.0, value, math.inf, value])
+        for draw in (prioritized_draw_reference, prioritized_draw_c):
+            index, probability = draw(priority, stream(), 0, 100)
+            assert index.tolist() == [1] * 50 + [3] * 50
+            assert probability.tolist() == [0.5] * 100
+
+
+# ---- update ----
+
+
+def test_the_largest_value_of_an_index_stays() -> None:
+    generator = torch.Generator().manual_seed(4)
+    before = torch.rand(50, generator=generator) + 5.0
+    index, value = (
+        torch.randint(40, (300,), generator=generator),
+        torch.rand(300, generator=generator),
     )
-    assert drawn.tolist() == [size - 3] * 2 + [size - 1] * 6
-    assert probability.tolist() == [0.25] * 2 + [0.75] * 6
+    wanted = before.numpy().copy()
+    wanted[np.unique(index)] = 0.0
+    np.maximum.at(wanted, index.numpy(), value.numpy())
+    for order in (
+        torch.arange(300),
+        torch.arange(299, -1, -1),
+        torch.randperm(300, generator=generator),
+    ):
+        priority = before.clone()
+        prioritized_update(priority, index[order], value[order])
+        assert (priority.numpy() == wanted).all()
+    assert (wanted[40:] > 5.0).all()
 
 
-def test_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    priority, launched = skewed(100), []
-    for name in ("prioritized_draw_triton", "prioritized_update_triton"):
-        real = getattr(module, name)
-        monkeypatch.setattr(
-            module, name, lambda *arguments, real=real: launched.append(1) or real(*arguments)
-        )
-    for backend in ("torch", "triton"):
-        monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
-        index, probability = prioritized_draw(priority, stream(), 0, 30)
-        assert torch.equal(index, prioritized_draw_reference(priority, stream(), 0, 30)[0])
-        updated = priority.clone()
-        prioritized_update(updated, index, probability)
-        torch.testing.assert_close(updated[index], probability)
-        assert len(launched) == 2 * (backend == "triton")
+def test_what_is_no_priority_is_written_as_zero() -> None:
+    priority = torch.full((8,), 9.0)
+    index = torch.tensor([0, 1, 2, 3, 4, 4, 5, 5, 7])
+    value = torch.tensor([math.nan, -math.nan, math.inf, -1.0, 2.0, math.nan, -math.inf, 3.0, 0.0])
+    prioritized_update(priority, index, value)
+    assert priority.tolist() == [0.0, 0.0, 0.0, 0.0, 2.0, 3.0, 9.0, 0.0]
+
+
+def test_an_update_counts_in_the_next_draw() -> None:
+    priority = torch.rand(3000)
+    prioritized_update(priority, torch.arange(3000), torch.zeros(3000))
+    prioritized_update(priority, torch.tensor([2047, 11]), torch.tensor([3.0, 1.0]))
+    index, probability = prioritized_draw(priority, stream(), 0, 400)
+    assert index.tolist() == [11] * 100 + [2047] * 300
+    assert probability.tolist() == [0.25] * 100 + [0.75] * 300
+
+
+# ---- dispatch ----
+
+
+@needs_c
+def test_c_serves_where_the_host_may_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    monkeypatch.setattr(
+        module,
+        "prioritized_draw_c",
+        lambda *arguments: called.append(1) or prioritized_draw_c(*arguments),
+    )
+    with no_host_syncs():
+        wanted = prioritized_draw(torch.ones(100), stream(), 0, 50)
+    assert not called
+    assert torch.equal(prioritized_draw(torch.ones(100), stream(), 0, 50)[0], wanted[0])
+    assert called
+
+
+def test_nothing_is_looked_at() -> None:
+    with FakeTensorMode(), no_host_syncs():
+        priority = torch.rand(5000)
+        index, probability = prioritized_draw(priority, stream(), 0, 256)
+        prioritized_update(priority, index, probability)
+        assert index.shape == probability.shape == (256,)
+
+
+def test_a_replayed_graph_draws_on() -> None:
+    priority, streams = torch.rand(5000), stream()
+
+    def draw_and_update() -> Tensor:
+        index, probability = prioritized_draw(priority, streams, 0, 256)
+        prioritized_update(priority, index, 1.0 - probability)
+        streams.step.add_(1)
+        return index
+
+    with no_host_syncs():
+        before = priority.clone()
+        wanted = [draw_and_update().clone() for _ in range(3)]
+        priority.copy_(before)
+        streams.step.zero_()
+        replay, index = FakeGraphs().capture(draw_and_update)
+        for step in range(3):
+            replay()
+            assert torch.equal(index, wanted[step])
+
+
+def test_wrong_arguments_are_named() -> None:
+    priority = torch.ones(10)
+    index, value = torch.zeros(3, dtype=torch.int64), torch.ones(3)
+    for wrong in (priority.double(), priority.view(2, 5), priority[::2], priority[:0]):
+        with pytest.raises(ValueError, match="priority must be"):
+            prioritized_draw(wrong, stream(), 0, 1)
+        with pytest.raises(ValueError, match="priority must be"):
+            prioritized_update(wrong, index, value)
+    for offset, batch_size in ((0, 0), (-1, 2), (0, 65_537), (65_536, 1)):
+        with pytest.raises(ValueError, match="words 0 to 65535"):
+            prioritized_draw(priority, stream(), offset, batch_size)
+    for offset, batch_size in ((0, 1), (0, 65_536), (65_535, 1)):  # the limits themselves
+        assert prioritized_draw(priority, stream(), offset, batch_size)[0].shape == (batch_size,)
+    for bad_index, bad_value in (
+        (index.int(), value),
+        (index, value.double()),
+        (index, value[:2]),
+        (index.view(3, 1), value.view(3, 1)),
+    ):
+        with pytest.raises(ValueError, match="index and value must be"):
+            prioritized_update(priority, bad_index, bad_value)

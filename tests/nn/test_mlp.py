@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpurl.errors import UsageError
-from gpurl.kernels.backend import no_host_looks, use_c
+from gpurl.kernels.backend import no_host_syncs, use_c
 from gpurl.nn.mlp import BodyConfig, Dense, Sequential, make_network, set_dtype
 from gpurl.nn.optimizer import FlatAdam
 
@@ -134,7 +134,7 @@ def test_frozen_weights_have_no_gradient_and_the_input_has_its_own(in_c: bool) -
     network = make_network(2, INPUTS, OUTPUTS, BodyConfig(hidden=(8,)))
     optimizer = FlatAdam(network, 1e-3)
     x = torch.randn(ROWS, INPUTS, requires_grad=True)
-    with nullcontext() if in_c else no_host_looks():
+    with nullcontext() if in_c else no_host_syncs():
         (wanted,) = torch.autograd.grad(network(x).sum(), [x])
         with optimizer.frozen():
             y = network(x)

@@ -102,13 +102,13 @@ def test_the_gradient_reaches_the_memory(shared: bool) -> None:
 def test_one_step_at_a_time_is_the_sequence() -> None:
     """What acting remembers is what the update unrolls."""
     network = ActorCritic(NetworkConfig(hidden=(6,), memory="gru", memory_size=4), 3, 2)
-    x, carry = torch.randn(5, 7, 3), network.initial_carry(7, torch.device("cpu"))
+    x, policy_state = torch.randn(5, 7, 3), network.initial_policy_state(7, torch.device("cpu"))
     never = torch.zeros(5, 7, dtype=torch.bool)
-    unrolled = network.unroll(x, carry[0], never)
+    unrolled = network.unroll(x, policy_state[0], never)
     for step in range(5):
-        features, carry = network.remember(x[step], carry)
+        features, policy_state = network.remember(x[step], policy_state)
         torch.testing.assert_close(features, unrolled[step])
-        assert carry[0] is features
+        assert policy_state[0] is features
 
 
 def test_weights_are_orthogonal_with_their_gain() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from gpurl.envs.registry import make_env
 from gpurl.envs.torch_env import State
 from gpurl.kernels.random import CounterRandom
-from gpurl.nn.networks import Carry
+from gpurl.nn.networks import PolicyState
 from gpurl.run.evaluator import evaluate
 from tests.tiny_envs import AlternatingEnv
 
@@ -30,16 +30,16 @@ def test_a_memory_is_empty_at_every_episodes_first_step() -> None:
 
     env.step = watched  # type: ignore[method-assign, assignment]
 
-    def act(obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        seen.append(carry[0][:, 0].clone())
-        return torch.ones(4, dtype=torch.int64), (carry[0] + 1.0,)
+    def act(obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+        seen.append(policy_state[0][:, 0].clone())
+        return torch.ones(4, dtype=torch.int64), (policy_state[0] + 1.0,)
 
     values = evaluate(act, env, 12, (torch.zeros(4, 1),))
     assert values["eval/episodes"] == 12
     ended = 0
-    for steps_so_far, carry in zip(env_steps_since_start(starts), seen):
+    for steps_so_far, policy_state in zip(env_steps_since_start(starts), seen):
         real = steps_so_far >= 0
-        assert torch.equal(carry[real], steps_so_far[real].float())
+        assert torch.equal(policy_state[real], steps_so_far[real].float())
         ended += int((steps_so_far == 0).sum())
     assert ended > 8
 
@@ -73,8 +73,8 @@ class Faulty(AlternatingEnv):
 
 
 def test_episodes_without_a_finite_return_are_counted_apart() -> None:
-    def act(obs: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        return torch.zeros(4, dtype=torch.int64), carry
+    def act(obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+        return torch.zeros(4, dtype=torch.int64), policy_state
 
     env = Faulty(4)
     env.faulty = 1

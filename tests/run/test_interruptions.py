@@ -257,7 +257,10 @@ def test_an_evaluation_ends_as_soon_as_it_is_told_to() -> None:
 
     with pytest.raises(Stopped):
         evaluate(
-            lambda obs, carry: (torch.zeros(4, 2), carry), Endless(4), 4, should_stop=should_stop
+            lambda obs, policy_state: (torch.zeros(4, 2), policy_state),
+            Endless(4),
+            4,
+            should_stop=should_stop,
         )
     assert len(asked) == 4
 

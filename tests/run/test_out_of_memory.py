@@ -24,10 +24,15 @@ from gpurl.envs.pendulum import Pendulum
 from gpurl.envs.registry import make_env
 from gpurl.errors import CheckpointError, EnvError, UsageError
 from gpurl.guards.contract import reset_env, step_env
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.memory_errors import is_out_of_memory
 from gpurl.run import out_of_memory
-from gpurl.run.out_of_memory import explanation, num_envs_that_fit, told_what_fits, wanted_bytes
+from gpurl.run.out_of_memory import (
+    explain_out_of_memory,
+    explanation,
+    num_envs_that_fit,
+    wanted_bytes,
+)
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_trainer
 from gpurl.run.trainer import Trainer
@@ -131,7 +136,7 @@ def test_an_environment_s_words_are_memory_where_an_allocator_says_them(
         raise RuntimeError(words)
 
     def play() -> None:
-        with told_what_fits(make_settings("ppo", "pendulum", **SMALL), CPU):
+        with explain_out_of_memory(make_settings("ppo", "pendulum", **SMALL), CPU):
             env = make_env("pendulum", 16)
             reset_env(env)
             step_env(env, torch.zeros(16, 1))
@@ -200,12 +205,12 @@ def test_what_counts_as_running_out() -> None:
     told = r"2\.5 GiB more were wanted.*What failed: OutOfMemoryError: CUDA"
     with (
         pytest.raises(UsageError, match=told),
-        told_what_fits(make_settings("ppo", "pendulum"), CPU),
+        explain_out_of_memory(make_settings("ppo", "pendulum"), CPU),
     ):
         raise broken
     with (
         pytest.raises(RuntimeError, match="shapes"),
-        told_what_fits(make_settings("ppo", "pendulum"), CPU),
+        explain_out_of_memory(make_settings("ppo", "pendulum"), CPU),
     ):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
@@ -241,7 +246,7 @@ def test_a_numpy_environment_that_is_too_large_is_no_broken_one(
     monkeypatch.setattr(Large, "where", where)
 
     def play() -> None:
-        with told_what_fits(make_settings("ppo", "pendulum", **SMALL), CPU):
+        with explain_out_of_memory(make_settings("ppo", "pendulum", **SMALL), CPU):
             env = GymnasiumCpu(2, env=Large, vectorization=vectorization)
             reset_env(env)
             step_env(env, torch.zeros(2, 1))
@@ -342,7 +347,7 @@ def test_a_capture_that_does_not_fit_is_no_reason_to_go_without_graphs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = make_settings("ppo", "pendulum", **SMALL, threads=1)
-    with no_host_looks():
+    with no_host_syncs():
         trainer = make_trainer(settings, CPU, backend=FakeGraphs())
         trainer.start()
         for _ in range(1 + WARM_UPS):
@@ -350,7 +355,7 @@ def test_a_capture_that_does_not_fit_is_no_reason_to_go_without_graphs(
         fail(monkeypatch, FakeGraphs, "capture", at=2)
 
         def play() -> None:
-            with told_what_fits(settings, CPU) as memory:
+            with explain_out_of_memory(settings, CPU) as memory:
                 memory.engine = trainer.engine
                 trainer.iterate()
 

@@ -15,7 +15,7 @@ from gpurl.api import evaluate_run, resume
 from gpurl.checkpoints.folders import load_checkpoint, save_checkpoint
 from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.run.settings import make_settings
 from gpurl.run.trainer import Trainer
 from tests.engine.test_no_sync import fake_trainer
@@ -199,7 +199,7 @@ def form_of(trainer: Trainer) -> Any:
     state |= {
         "statistics": trainer.engine.statistics.state_dict(),
         "obs": trainer.engine.obs,
-        "carry": list(trainer.engine.carry),
+        "policy_state": list(trainer.engine.policy_state),
     }
     return tree_map(
         lambda leaf: (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf,
@@ -226,7 +226,7 @@ def test_a_gpus_checkpoint_has_the_form_of_a_cpus(name: str, tmp_path: Path) -> 
     real.start()
     real.iterate()
     wanted = form_of(real)
-    with FakeTensorMode(), no_host_looks():
+    with FakeTensorMode(), no_host_syncs():
         fake = fake_trainer(settings)
         fake.start()
         fake.iterate()

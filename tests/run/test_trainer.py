@@ -11,7 +11,7 @@ from torch import Tensor
 from gpurl.checkpoints.folders import best_checkpoint, load_checkpoint
 from gpurl.envs.torch_env import State
 from gpurl.envs.vec_env import Timestep
-from gpurl.kernels.backend import no_host_looks
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.random import CounterRandom
 from gpurl.run.display import Display
 from gpurl.run.logger import Logger
@@ -110,7 +110,7 @@ def test_a_memory_that_saw_nan_is_emptied_with_its_environment() -> None:
     trainer = make_trainer(settings, CPU)
     trainer.start()
     trainer.iterate()
-    memory = trainer.engine.carry[0]
+    memory = trainer.engine.policy_state[0]
     assert torch.equal(memory[3], torch.zeros(8))
     assert bool(torch.isfinite(memory).all())
     assert bool((memory[:3] != 0.0).any(1).all())
@@ -122,7 +122,7 @@ def test_what_a_memory_has_of_a_nan_is_not_blamed_on_the_policy() -> None:
     settings = make_settings(
         "ppo", "tests.run.test_trainer:Blinking", **SMALL, network=network, stagger=False
     )
-    with no_host_looks():
+    with no_host_syncs():
         trainer = make_trainer(settings, CPU)
         trainer.start()
         for _ in range(3):

@@ -31,7 +31,7 @@ Layers = list[tuple[str, Tensor, Tensor]]  # name, weight [out, in], bias [out]
 
 OF_CRITIC = re.compile(r"critic|value|vf")
 NOT_WEIGHTS = re.compile(r"optim|target|normaliz|mean_std|preprocessor")
-MOST_LAYERS = 8
+MAX_LAYERS = 8
 # name of the mean: (name of the variance, deviation from it), as each library divides
 NORMALIZERS = {
     "obs_normalizer._mean": ("_var", lambda variance: variance.sqrt() + 1e-2),  # rsl_rl
@@ -188,7 +188,7 @@ def _chains(layers: Layers, num_inputs: int, num_outputs: int) -> list[Layers]:
     """All orders in which shapes allow all of them to stand one behind the other, the nearest to
     the file's first.
     """
-    if not 0 < len(layers) <= MOST_LAYERS:
+    if not 0 < len(layers) <= MAX_LAYERS:
         return []
     found = []
     for order in itertools.permutations(layers):

@@ -162,7 +162,7 @@ def _through_worker(path: Path) -> tuple[dict[str, Tensor], list[str]]:
         answer = _ask_worker(path, folder)
         if "refused" in answer:
             raise CheckpointError(f"{path} is refused: {answer['refused']}; {OWNER}")
-        names = [visible(str(name)) for name in answer["left_out"][:SHOWN]]
+        names = [visible(str(name)) for name in answer["skipped"][:SHOWN]]
         more = ", …" if answer["count"] > len(names) else ""
         notes = [f"left out, being no tensors: {', '.join(names)}{more}"] if names else []
         found, _ = _tensors_of(folder / "tensors.safetensors")

@@ -140,14 +140,14 @@ def load(source: Any) -> Any:
 
 
 def flatten(
-    value: Any, path: str, tensors: dict[str, Any], left_out: list[str], depth: int = 0
+    value: Any, path: str, tensors: dict[str, Any], skipped: list[str], depth: int = 0
 ) -> None:
     """Nested dicts, lists and tuples into names joined by dots; what is no tensor goes into
-    left_out.
+    skipped.
     """
     import torch
 
-    if depth > MAX_DEPTH or len(tensors) + len(left_out) > MAX_ITEMS:
+    if depth > MAX_DEPTH or len(tensors) + len(skipped) > MAX_ITEMS:
         raise Refused(
             f"it nests deeper than {MAX_DEPTH} or holds more than {MAX_ITEMS} values at "
             f"{path[:80]!r}"
@@ -158,12 +158,12 @@ def flatten(
         tensors[path] = value
     elif isinstance(value, dict):
         for name, item in value.items():
-            flatten(item, f"{path}.{name}" if path else str(name), tensors, left_out, depth + 1)
+            flatten(item, f"{path}.{name}" if path else str(name), tensors, skipped, depth + 1)
     elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value):
-            flatten(item, f"{path}.{number}" if path else str(number), tensors, left_out, depth + 1)
+            flatten(item, f"{path}.{number}" if path else str(number), tensors, skipped, depth + 1)
     else:
-        left_out.append(path)
+        skipped.append(path)
 
 
 def packed(tensors: dict[str, Any], size: int) -> dict[str, Any]:
@@ -204,14 +204,14 @@ def main(source: str, target: str) -> int:
     size = os.path.getsize(source)
     limit_process(size)
     tensors: dict[str, Any] = {}
-    left_out: list[str] = []
+    skipped: list[str] = []
     try:
         content = read(source)
         flatten(
-            content, "" if isinstance(content, (dict, list, tuple)) else "tensor", tensors, left_out
+            content, "" if isinstance(content, (dict, list, tuple)) else "tensor", tensors, skipped
         )
         save_file(packed(tensors, size), target)
-        answer = {"names": list(tensors), "left_out": left_out[:50], "count": len(left_out)}
+        answer = {"names": list(tensors), "skipped": skipped[:50], "count": len(skipped)}
     except Refused as refusal:
         answer = {"refused": str(refusal)}
     except (MemoryError, torch.OutOfMemoryError):

@@ -1,0 +1,113 @@
+"""The C forms of GAE, random numbers and shuffling against their references."""
+
+import math
+
+import pytest
+import torch
+
+from gpurl.kernels import adam, c_library
+from gpurl.kernels.backend import no_host_syncs, use_c
+from gpurl.kernels.gae import gae, gae_reference
+from gpurl.kernels.random import (
+    CounterRandom,
+    random_normal,
+    random_normal_reference,
+    random_uniform,
+    random_uniform_reference,
+    stream_constants,
+)
+
+pytestmark = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
+
+
+def test_they_serve_tensors_of_a_cpu_that_the_host_may_look_at() -> None:
+    assert use_c(torch.zeros(1))
+    assert not use_c(torch.zeros(1, device="meta"))
+    with no_host_syncs():
+        assert not use_c(torch.zeros(1))
+
+
+def test_a_step_of_float32_goes_to_c_and_one_of_float64_to_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called = list[torch.dtype]()
+    real = adam.adam_step_c
+    monkeypatch.setattr(
+        adam,
+        "adam_step_c",
+        lambda state, *others: called.append(state.parameters.dtype) or real(state, *others),
+    )
+    for dtype in (torch.float64, torch.float32):
+        state = adam.AdamState(*torch.zeros(3, 4, dtype=dtype), torch.tensor(0), None, None)
+        norm = adam.adam_step(
+            state,
+            torch.ones(4, dtype=dtype),
+            torch.tensor(0.1),
+            adam.AdamOptions(max_grad_norm=None),
+        )
+        assert float(norm) == 2.0
+        torch.testing.assert_close(
+            state.parameters, torch.full((4,), -0.1, dtype=dtype), rtol=1e-4, atol=0.0
+        )
+    assert called == [torch.float32]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 3), (32, 129), (1024, 8)], ids=str)
+@pytest.mark.parametrize("has_valid", [False, True])
+def test_gae_is_the_reference(size: tuple[int, int], has_valid: bool) -> None:
+    """With NaN where nothing may be read: in final values of rows that were not cut off, beyond
+    ends of episodes.
+    """
+    generator = torch.Generator().manual_seed(size[0])
+    reward, final_value, chance = (torch.randn(size, generator=generator) for _ in range(3))
+    value = torch.randn(size[0] + 1, size[1], generator=generator)
+    terminated, truncated = chance > 1.3, chance < -1.3
+    final_value[~truncated] = math.nan
+    reward[chance.abs() > 2.0] = (
+        math.nan
+    )  # of an episode's last step: the step before is of the same episode and has it too
+    valid = torch.rand(size, generator=generator) < 0.8 if has_valid else None
+    arguments = (reward, value, final_value, terminated, truncated, 0.97, 0.9, valid)
+    got, wanted = gae(*arguments), gae_reference(*arguments)
+    for mine, other in zip(got[:2], wanted[:2]):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5, equal_nan=True)
+    reward.nan_to_num_(0.0)
+    torch.testing.assert_close(
+        gae(*arguments)[2], gae_reference(*arguments)[2], rtol=1e-5, atol=1e-6
+    )
+    if size[0] > 7:
+        assert bool(wanted[0].isnan().any())
+        assert bool(wanted[0].isfinite().any())
+
+
+@pytest.mark.parametrize(
+    ("reward", "value"),
+    [((3, 2), (3, 2)), ((3, 2), (4, 3)), ((3,), (4,)), ((3, 2, 1), (4, 2, 1))],
+    ids=str,
+)
+def test_gae_of_shapes_that_do_not_fit_is_refused(
+    reward: tuple[int, ...], value: tuple[int, ...]
+) -> None:
+    flag = torch.zeros(reward, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"reward must be \[T, N\] and value \[T \+ 1, N\]"):
+        gae(torch.zeros(reward), torch.zeros(value), torch.zeros(reward), flag, flag, 0.9, 0.9)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("steps", ["one", "one a stream"])
+def test_random_numbers_are_the_references(count: int, steps: str) -> None:
+    key, gamma = stream_constants(5, 100)
+    step = torch.tensor(7) if steps == "one" else torch.arange(100)
+    uniform = random_uniform(key, gamma, step, 3, count)
+    assert torch.equal(uniform, random_uniform_reference(key, gamma, step, 3, count))
+    normal, wanted = (
+        random_normal(key, gamma, step, 3, count),
+        random_normal_reference(key, gamma, step, 3, count),
+    )
+    torch.testing.assert_close(normal, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_random_numbers_do_not_depend_on_the_batch() -> None:
+    few, many = CounterRandom(3, 5), CounterRandom(3, 5000)
+    assert torch.equal(few.normal((2,)), many.normal((2,))[:5])
+    assert torch.equal(few.uniform(shape=(3,)), many.uniform(shape=(3,))[:5])

@@ -1,0 +1,297 @@
+"""Stacked layers in C against the same layers one by one in float64, at odd sizes; rows of zeros,
+NaN, threads.
+"""
+
+import copy
+import itertools
+import math
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpurl.kernels import c_library
+from gpurl.kernels.backend import no_host_syncs
+from gpurl.kernels.stack_cpu import StackCpu
+from gpurl.nn.mlp import BodyConfig, Dense, Sequential, make_network, set_dtype
+from gpurl.nn.q_networks import QNetworkConfig, make_q_network
+
+pytestmark = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
+
+SIZES = [
+    (3, 1),
+    (1, 16, 1),
+    (17, 33, 5),
+    (68, 64, 64, 18),
+    (7, 13, 29, 101),
+]  # inputs, then outputs of each layer
+ROWS = (1, 5, 97, 700)
+
+
+def stack_of(
+    sizes: tuple[int, ...], members: int, activation: str = "relu", last: str = "none"
+) -> Sequential:
+    torch.manual_seed(len(sizes) + members)
+    names = [activation] * (len(sizes) - 2) + [last]
+    return Sequential(
+        [Dense(members, *pair, name) for pair, name in zip(itertools.pairwise(sizes), names)]
+    )
+
+
+def twin_in_float64(stack: Sequential) -> Sequential:
+    """The same numbers, which go through the layers one by one."""
+    return copy.deepcopy(stack).double()
+
+
+def differentiated(stack: Sequential, x: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+    """(y, the gradient by x, those by the parameters) from that by y."""
+    leaf = x.detach().to(gradient.dtype).requires_grad_()
+    y = stack(leaf)
+    return y.detach(), *torch.autograd.grad(y, [leaf, *stack.parameters()], gradient)
+
+
+def assert_near(got: Tensor, wanted: Tensor, tolerance: float = 3e-6) -> None:
+    """Within `tolerance` of the largest number."""
+    assert got.shape == wanted.shape
+    assert got.dtype == torch.float32
+    assert float((got.double() - wanted).abs().max()) <= tolerance * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("activation", "last"), [("relu", "none"), ("tanh", "tanh"), ("elu", "elu"), ("relu", "relu")]
+)
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_the_layers_one_by_one_in_float64(
+    sizes: tuple[int, ...], members: int, activation: str, last: str
+) -> None:
+    for rows, own_input in itertools.product(ROWS, (False, True)):
+        stack = stack_of(sizes, members, activation, last)
+        x = torch.randn(*((members,) if own_input else ()), rows, sizes[0])
+        gradient = torch.randn(members, rows, sizes[-1])
+        gradient[:, 1::3] = 0.0
+        before = gradient.clone()
+        y, of_input, *gradients = differentiated(stack, x, gradient)
+        wanted, wanted_input, *others = differentiated(twin_in_float64(stack), x, gradient.double())
+        assert torch.equal(gradient, before)
+        assert_near(y, wanted)
+        assert_near(of_input, wanted_input, 5e-6)
+        with torch.no_grad():
+            assert torch.equal(stack(x), y)  # nothing kept
+        for got, other in zip(gradients, others):
+            assert_near(got, other, 1e-5)
+
+
+def test_what_is_not_needed_is_not_computed_and_the_rest_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stack, x, gradient = stack_of((17, 33, 29, 5), 2), torch.randn(200, 17), torch.randn(2, 200, 5)
+    _, of_input, *gradients = differentiated(stack, x, gradient)
+    real, asked = StackCpu.backward, list[tuple[bool, bool]]()
+
+    def backward(self: StackCpu, *arguments: Any) -> Any:
+        asked.append(arguments[-2:])
+        return real(self, *arguments)
+
+    monkeypatch.setattr(StackCpu, "backward", backward)
+    for got, wanted in zip(
+        torch.autograd.grad(stack(x), list(stack.parameters()), gradient), gradients
+    ):
+        assert torch.equal(got, wanted)
+    leaf = x.clone().requires_grad_()
+    for parameter in stack.parameters():
+        parameter.requires_grad = False
+    assert torch.equal(torch.autograd.grad(stack(leaf), leaf, gradient)[0], of_input)
+    assert asked == [(False, True), (True, False)]
+    assert not stack(x).requires_grad
+    last = list(stack.parameters())[-1].requires_grad_()
+    assert torch.equal(torch.autograd.grad(stack(x), last, gradient)[0], gradients[-1])
+
+
+def test_a_stack_may_be_used_twice_in_a_loss() -> None:
+    stack, x = stack_of((5, 20, 5), 1), torch.randn(40, 5)
+    twin = twin_in_float64(stack)
+    both = [
+        torch.autograd.grad(each(each(rows)).sum() + each(rows).sum(), list(each.parameters()))
+        for each, rows in ((stack, x), (twin, x.double()))
+    ]
+    for got, wanted in zip(*both):
+        assert_near(got, wanted, 1e-5)
+
+
+def test_rows_without_a_gradient_add_nothing_whatever_they_hold() -> None:
+    """A member's rows that are left out, all of another's, and NaN in them."""
+    stack, x, gradient = stack_of((6, 20, 20, 3), 3), torch.randn(300, 6), torch.randn(3, 300, 3)
+    gradient[0, ::2], gradient[1] = 0.0, 0.0
+    x[100] = math.nan
+    gradient[:, 100] = 0.0
+    each = x.expand(3, -1, -1).contiguous()  # of each member its own
+    y, of_input, *gradients = differentiated(stack, each, gradient)
+    assert bool(y[:, 100].isnan().all())
+    assert float(of_input[gradient.abs().sum(2) == 0.0].abs().max()) == 0.0
+    _, wanted, *others = differentiated(
+        twin_in_float64(stack), each.nan_to_num(0.0), gradient.double()
+    )
+    assert_near(of_input, wanted)
+    for got, other in zip(gradients, others):
+        assert_near(got, other)
+        assert float(got[1].abs().max()) == 0.0
+
+
+def test_nan_where_there_is_a_gradient_goes_through() -> None:
+    stack, x = stack_of((6, 20, 3), 2), torch.randn(50, 6)
+    x[7, 3] = math.nan
+    y, _, *gradients = differentiated(stack, x, torch.ones(2, 50, 3))
+    assert torch.equal(y.isnan().any(2).nonzero(), torch.tensor([[0, 7], [1, 7]]))
+    for of_weight in gradients[::2]:
+        assert bool(of_weight.isnan().any())
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    stack, x = stack_of((17, 33, 29, 5), 2), torch.randn(1000, 17)
+    y = stack.forward(x)
+    for rows in (slice(0, 1), slice(5, 12), slice(300, 999)):
+        assert torch.equal(stack.forward(x[rows]), y[:, rows])
+
+
+def test_the_same_bits_on_any_number_of_threads() -> None:
+    """Enough rows for several slices of a member."""
+    stack, x, gradient = (
+        stack_of((60, 256, 256, 2), 2),
+        torch.randn(1000, 60),
+        torch.randn(2, 1000, 2),
+    )
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(differentiated(stack, x, gradient))
+    finally:
+        torch.set_num_threads(before)
+    for others in found[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(found[0], others))
+    wanted = differentiated(twin_in_float64(stack), x, gradient.double())
+    for got, other in zip(found[0][2:], wanted[2:]):
+        assert_near(got, other, 1e-5)
+
+
+def test_parameters_that_c_cannot_read_are_refused() -> None:
+    x = torch.randn(9, 4)
+    for change in ("double", "transposed", "meta"):
+        stack = make_network(2, 4, 8, BodyConfig((8, 8)))
+        data = stack.layers[1].weight.data
+        data = {
+            "double": data.double(),
+            "transposed": data.transpose(1, 2),
+            "meta": data.to("meta"),
+        }[change]
+        stack.layers[1].weight = torch.nn.Parameter(data)
+        with pytest.raises(AssertionError):
+            stack.forward(x)
+
+
+def ended_well(process: int, seconds: float) -> bool:
+    """Whether the child process returned 0 in time; it is gone then, or killed."""
+    last = time.monotonic() + seconds
+    while time.monotonic() < last:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.01)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return False
+
+
+def test_a_forked_process_is_not_stuck_in_what_another_thread_was_doing() -> None:
+    """On one thread, and so without any that C would have started."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    stack, x, ends = stack_of((60, 256, 256, 2), 2), torch.randn(4096, 60), threading.Event()
+
+    def work() -> None:
+        while not ends.is_set():
+            with torch.no_grad():
+                stack.forward(x)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                stack.forward(x[:10])
+                os._exit(0)
+            assert ended_well(child, seconds=20.0)
+    finally:
+        ends.set()
+        thread.join()
+        torch.set_num_threads(before)
+
+
+# ---- which layers go through it ----
+
+
+def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Fills with the number of layers of each forward call."""
+    calls, forward = list[int](), StackCpu.forward
+    monkeypatch.setattr(
+        StackCpu,
+        "forward",
+        lambda self, x, keeps: (
+            calls.append(len(self.parameters) // 2),
+            forward(self, x, keeps),
+        )[1],
+    )
+    return calls
+
+
+def test_runs_are_of_plain_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, x = calls_of(monkeypatch), torch.randn(9, 4)
+    make_network(2, 4, 3, BodyConfig((8, 8)))(x)
+    assert calls == [3]
+    make_network(2, 4, 3, BodyConfig((8, 8), layer_norm=True))(x)
+    assert calls == [3, 1]
+    make_q_network(2, 4, 3, 5, QNetworkConfig((8, 8)))(x)
+    assert calls[2:] == [3]  # the head's layers are those of a network in the network
+    make_q_network(1, 4, 3, 5, QNetworkConfig((8, 8), heads=6))(x)
+    assert calls[3:] == [1, 2]
+    make_q_network(2, 4, 3, 5, QNetworkConfig((8, 8), dueling=True))(x)
+    assert calls[5:] == [1, 2, 2]
+
+
+def test_where_it_does_not_serve_the_layers_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, x = calls_of(monkeypatch), torch.randn(9, 4)
+    network = make_network(2, 4, 3, BodyConfig((8, 8)))
+    wanted = network(x).detach()
+    with no_host_syncs():
+        assert_near(network(x).detach(), wanted.double())
+    assert calls == [3]
+    assert network.double()(x.double()).dtype == torch.float64
+    rounded = make_network(2, 4, 3, BodyConfig((8, 8)))
+    set_dtype(rounded, torch.bfloat16)
+    rounded(x)
+    assert calls == [3]
+
+
+def test_heads_on_one_trunk_read_its_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The features of one trunk are the same memory for all members."""
+    network = make_q_network(1, 4, 3, 1, QNetworkConfig((8, 8), heads=5))
+    real, dimensions = StackCpu.forward, list[int]()
+
+    def forward(self: StackCpu, x: Tensor, keeps: bool) -> Any:
+        dimensions.append(x.dim())
+        return real(self, x, keeps)
+
+    monkeypatch.setattr(StackCpu, "forward", forward)
+    x, gradient = torch.randn(30, 4), torch.randn(5, 30, 3)
+    found = differentiated(network, x, gradient)
+    assert dimensions == [2, 2]
+    wanted = differentiated(twin_in_float64(network), x, gradient.double())
+    for got, other in zip(found, wanted):
+        assert_near(got, other, 1e-5)

@@ -1,0 +1,147 @@
+"""These tests run kernels in Triton's interpreter; tests/kernels/test_triton_interpreted.py starts
+them with that choice made.
+
+Programs of a grid run in random order, never in theirs: the interpreter is serial, so only this
+shows what depends on order.
+Memory that a launcher allocates starts as NaN, and so does a masked load that names no `other`: on
+a GPU both hold anything.
+
+GPURL_KERNEL_DEVICE=cuda runs the same tests on a GPU instead, compiled, once each: what a test
+makes without naming a device lies there.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+INTERPRETED, DEVICE = (
+    os.environ.get("TRITON_INTERPRET") == "1",
+    os.environ.get("GPURL_KERNEL_DEVICE"),
+)
+FACTORIES = (
+    torch.arange,
+    torch.empty,
+    torch.eye,
+    torch.full,
+    torch.linspace,
+    torch.ones,
+    torch.tensor,
+    torch.zeros,
+)
+RANDOM_FACTORIES = (torch.rand, torch.randint, torch.randn, torch.randperm)
+
+collect_ignore_glob = [] if INTERPRETED or DEVICE else ["test_*.py"]
+
+
+class OnDevice(TorchFunctionMode):
+    """Tensors made without a device are moved to `device`: made on the CPU first, random ones are
+    the same numbers everywhere.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
+        options = options or {}
+        made = function(*arguments, **options)
+        is_new = function in FACTORIES + RANDOM_FACTORIES and options.get("device") is None
+        return made.to(self.device) if is_new else made
+
+
+@pytest.fixture(autouse=True)
+def _on_device() -> Iterator[None]:
+    if DEVICE is None:
+        yield
+        return
+    with OnDevice(DEVICE):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel does not write stays NaN, what it must not read is NaN."""
+    for name in ("empty", "empty_like"):
+        real = getattr(torch, name)
+        monkeypatch.setattr(
+            torch, name, lambda *size, real=real, **options: _spoiled(real(*size, **options))
+        )
+    if not INTERPRETED:
+        return
+    from triton.runtime import interpreter
+
+    builder = type(interpreter.interpreter_builder)
+    masked_load = builder.create_masked_load
+
+    def poisoned(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        loaded = masked_load(self, pointers, mask, other, *rest)
+        if other is None and np.issubdtype(loaded.data.dtype, np.floating):
+            loaded.data = np.where(mask.data, loaded.data, np.nan)
+        return loaded
+
+    monkeypatch.setattr(builder, "create_masked_load", poisoned)
+
+
+def _spoiled(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor.fill_(77)
+
+
+@pytest.fixture(autouse=True)
+def _program_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the programs of a grid their numbers in another order, backwards where the dice say the
+    same one.
+    """
+    if not INTERPRETED:
+        return
+    from triton.runtime import interpreter
+
+    builder = type(interpreter.interpreter_builder)
+    set_dim, set_idx = builder.set_grid_dim, builder.set_grid_idx
+    generator, order = np.random.default_rng(0), np.zeros(0, int)
+
+    def shuffle(self: Any, *grid: int) -> None:
+        nonlocal order
+        order = generator.permutation(int(np.prod(grid)))
+        order = order if (np.diff(order) < 0).any() else order[::-1]
+        set_dim(self, *grid)
+
+    def renumbered(self: Any, *index: int) -> None:
+        grid = self.grid_dim
+        set_idx(
+            self,
+            *(int(i) for i in np.unravel_index(order[np.ravel_multi_index(index, grid)], grid)),
+        )
+
+    monkeypatch.setattr(builder, "set_grid_dim", shuffle)
+    monkeypatch.setattr(builder, "set_grid_idx", renumbered)
+
+
+@pytest.fixture(autouse=True)
+def _fast_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scan a slice at a time with the same operations: the interpreter's own scan walks element by
+    element, a hundred times slower.
+    """
+    if not INTERPRETED:
+        return
+    from triton.runtime import interpreter
+
+    def generic_scan(self: Any, inputs: Any) -> list[Any]:
+        columns = [np.moveaxis(item.handle.data, self.axis, 0) for item in inputs]
+        total = [self.to_tensor(column[0], item.dtype) for column, item in zip(columns, inputs)]
+        rows = [[item.handle.data for item in total]]
+        for i in range(1, len(columns[0])):
+            now = [self.to_tensor(column[i], item.dtype) for column, item in zip(columns, inputs)]
+            combined = self.combine_fn.fn(*total, *now)
+            total = list(combined) if isinstance(combined, tuple) else [combined]
+            rows.append([item.handle.data for item in total])
+        stacked = (np.moveaxis(np.stack(column), 0, self.axis) for column in zip(*rows))
+        return [self.to_tensor(column, item.dtype) for column, item in zip(stacked, inputs)]
+
+    monkeypatch.setattr(interpreter.ScanOps, "generic_scan", generic_scan)

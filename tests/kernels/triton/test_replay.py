@@ -1,0 +1,101 @@
+"""The replay kernel against its reference, which tests/kernels/test_replay.py holds
+against episodes that are walked.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpurl.kernels import replay
+from gpurl.kernels.env_step import RandomStreams
+from gpurl.kernels.random import stream_constants
+from gpurl.kernels.replay import STORED_KINDS, Batch, Block, Ring, new_ring
+
+
+def streams(step: int) -> RandomStreams:
+    return RandomStreams(*stream_constants(5, 1, torch.empty(0).device), torch.tensor(step))
+
+
+def filled(
+    kind: torch.dtype, num_envs: int, obs_size: int, width: int, blocks: tuple[int, ...]
+) -> Ring:
+    generator = torch.Generator().manual_seed(0)
+    ring = new_ring(8, num_envs, obs_size, width, 5, kind, torch.empty(0).device)
+    for steps in blocks:
+        shape = (steps, num_envs)
+        obs, final_obs = (torch.randn(*shape, obs_size, generator=generator) for _ in range(2))
+        if kind == torch.uint8:
+            obs, final_obs = (x.mul(40).clamp(0, 255).to(torch.uint8) for x in (obs, final_obs))
+        ended, is_truncated, valid = (
+            torch.rand(shape, generator=generator) < chance for chance in (0.5, 0.5, 0.9)
+        )
+        numbers = torch.randn(*shape, width, generator=generator)
+        steps_in = (obs, final_obs, ended & ~is_truncated, ended & is_truncated, valid, numbers)
+        *tensors, numbers = (tensor.to(ring.obs.device) for tensor in steps_in)
+        replay.replay_add_reference(ring, Block(*tensors, [numbers]))
+    return ring
+
+
+def in_triton(
+    ring: Ring,
+    batch_size: int,
+    gamma: float,
+    steps: int,
+    words: RandomStreams,
+    offset: int,
+    index: Tensor | None = None,
+) -> Batch:
+    out = replay.batch_memory(ring, batch_size, index)
+    replay.replay_sample_triton(ring, out, gamma, steps, words, offset, index is None)
+    return out
+
+
+def assert_same(ours: Batch, theirs: Batch) -> None:
+    for name, mine, other in zip(Batch._fields, ours, theirs):
+        assert mine.dtype == other.dtype, name
+        tolerance = 1e-6 if name == "reward" else 0.0
+        torch.testing.assert_close(
+            mine,
+            other,
+            rtol=tolerance,
+            atol=tolerance,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
+
+
+@pytest.mark.parametrize("kind", STORED_KINDS)
+@pytest.mark.parametrize(
+    ("num_envs", "obs_size", "width", "blocks", "num_steps", "batch_size"),
+    [
+        (3, 5, 2, (2,), 1, 7),
+        (3, 5, 3, (4, 4, 3), 3, 40),
+        (1, 1, 1, (8, 8, 1), 5, 33),
+        (4, 300, 9, (5, 6), 2, 20),
+    ],
+)
+def test_kernel_is_the_reference(
+    kind: torch.dtype,
+    num_envs: int,
+    obs_size: int,
+    width: int,
+    blocks: tuple[int, ...],
+    num_steps: int,
+    batch_size: int,
+) -> None:
+    ring = filled(kind, num_envs, obs_size, width, blocks)
+    for step in range(2):
+        arguments = (ring, batch_size, 0.9, num_steps, streams(step), 3)
+        drawn = in_triton(*arguments)
+        assert_same(drawn, replay.replay_sample_reference(*arguments))
+    stored = min(sum(blocks), 8) * num_envs
+    index = torch.arange(stored)
+    again = in_triton(ring, stored, 0.9, num_steps, streams(0), 0, index)
+    assert_same(
+        again, replay.replay_sample_reference(ring, stored, 0.9, num_steps, streams(0), index=index)
+    )
+
+
+def test_an_empty_ring_gives_its_first_row() -> None:
+    batch = in_triton(filled(torch.float32, 3, 5, 2, ()), 7, 0.9, 2, streams(0), 0)
+    assert batch.index.tolist() == [0] * 7
+    assert not batch.reward.any()

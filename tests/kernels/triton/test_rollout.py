@@ -1,0 +1,202 @@
+"""Rollouts by one kernel against the loop of the trainer, in torch: same random bits, same actions,
+all that is stored.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpurl.algorithms import make_algorithm
+from gpurl.algorithms.ppo import PPO
+from gpurl.engine.persistent import persistent_obstacle
+from gpurl.envs.registry import make_env
+from gpurl.kernels import backend
+from gpurl.kernels.backend import no_host_syncs
+from gpurl.kernels.env_step import TritonEnv
+from gpurl.kernels.rollout import PolicyShape, rollout_obstacle
+from gpurl.nn.networks import ActorCritic, NetworkConfig
+from gpurl.run.settings import make_settings
+from gpurl.run.setup import make_engine
+from gpurl.run.trainer import Trainer
+from tests.engines import running_state
+
+NUM_ENVS, HORIZON = 41, 7
+
+
+def make_trainer(env: str, options: dict[str, Any], **changes: Any) -> Trainer:
+    shape = {
+        "num_envs": NUM_ENVS,
+        "horizon": HORIZON,
+        "minibatches": 1,
+        "total_steps": 10_000,
+        "network": {"hidden": [16, 32]},
+    }
+    settings = make_settings("ppo", env, **{**shape, **changes}, env_options=options)
+    made = make_env(env, NUM_ENVS, "cpu", 0, max_episode_steps=9, **options)
+    torch.manual_seed(1)
+    model = make_algorithm(
+        "ppo",
+        settings.algorithm_config,
+        made.single_observation_space,
+        made.single_action_space,
+        NUM_ENVS,
+        seed=2,
+    )
+    for parameter in model.parameters():
+        parameter.data.add_(0.3 * torch.randn_like(parameter))  # weights as training leaves them
+    return Trainer(settings, make_engine(settings, model, made), None, Path("unused"))
+
+
+def played(
+    env: str, options: dict[str, Any], rollout: str, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> dict[str, Any]:
+    """Two rollouts, and what is left behind."""
+    monkeypatch.setattr(backend, "choice", "triton" if rollout == "persistent" else "torch")
+    with no_host_syncs():
+        trainer = make_trainer(env, options, rollout=rollout, **changes)
+        if trainer.algorithm.normalizer is not None:
+            trainer.algorithm.normalizer.update(
+                torch.randn(50, *trainer.env.single_observation_space.shape) * 3 + 1
+            )
+            trainer.algorithm.value_normalizer.update(torch.randn(50, 1) * 4 + 2)
+        trainer.start()
+        assert (trainer.engine.name == "persistent") == (rollout == "persistent")
+        rollouts = []
+        for _ in range(2):
+            trainer.engine.collect()
+            assert trainer.algorithm.is_ready(trainer.engine.buffer)
+            columns = {
+                name: column.clone() for name, column in trainer.engine.buffer.columns.items()
+            }
+            columns["final_value"] = trainer.algorithm.final_values(trainer.engine.buffer).clone()
+            rollouts.append(columns)
+            trainer.engine.buffer.clear()
+        return {"rollouts": rollouts, **running_state(trainer.engine)}
+
+
+CASES = [
+    ("chasing", {}, {}),
+    (
+        "chasing",
+        {"dim": 1, "discrete": True},
+        {"network": {"hidden": [16], "activation": "relu", "shared": True}},
+    ),
+    ("cart_pole", {}, {"network": {"hidden": [16, 16, 16], "activation": "elu"}}),
+    ("cart_pole", {"velocities": False}, {"normalize_obs": False, "normalize_value": False}),
+    ("pendulum", {}, {"initial_std": 3.0, "num_envs": NUM_ENVS}),
+]
+
+
+@pytest.mark.parametrize(("env", "options", "changes"), CASES, ids=str)
+def test_one_launch_plays_what_the_loop_plays(
+    env: str, options: dict[str, Any], changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got, wanted = (
+        played(env, options, rollout, monkeypatch, **changes) for rollout in ("persistent", "steps")
+    )
+    for number, (one, other) in enumerate(zip(got["rollouts"], wanted["rollouts"])):
+        used = other["truncated"].clone()
+        used[-1] = True
+        other["final_value"] = torch.where(used, other["final_value"], 0.0)
+        for name, column in one.items():
+            torch.testing.assert_close(
+                column,
+                other[name],
+                rtol=1e-4,
+                atol=1e-4,
+                msg=lambda text, name=name, n=number: f"{n} {name}: {text}",
+            )
+    got["random"], wanted["random"] = (
+        run["algorithm"]["training"]["action_random"] for run in (got, wanted)
+    )
+    for name in ("env", "obs", "statistics", "random"):
+        torch.testing.assert_close(got[name], wanted[name], rtol=1e-4, atol=1e-4)
+    assert float(wanted["statistics"]["sums"][0]) > 20
+
+
+def test_values_that_are_not_numbers_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that diverged gives NaN, which the guard then sees; nothing turns it into a
+    number.
+    """
+    monkeypatch.setattr(backend, "choice", "triton")
+    with no_host_syncs():
+        for activation in ("tanh", "elu", "relu"):
+            trainer = make_trainer(
+                "pendulum", {}, network={"hidden": [16, 16], "activation": activation}
+            )
+            trainer.start()
+            trainer.algorithm.network.towers.biases[0].data[:, :, 3] = torch.nan
+            trainer.engine.collect()
+            for name in ("action", "value", "final_value"):
+                column = trainer.engine.buffer[name]
+                assert bool(column[-1].isnan().all()), (activation, name)
+
+
+def test_shapes_it_cannot_play_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "choice", "triton")
+    shape = PolicyShape((64, 64), "tanh", 2, False, False, None)
+    env = make_env("chasing", 4)
+    env.reset()
+    in_triton = env.in_triton()
+
+    def told(env: TritonEnv = in_triton, **changes: Any) -> str:
+        return rollout_obstacle(env, shape._replace(**changes))
+
+    assert told() == ""
+    assert told(sizes=()) == "it needs a hidden layer"
+    assert told(sizes=(64, 48)) == "it takes layers of powers of two from 16 to 64 units, not of 48"
+    assert told(sizes=(256, 64)).endswith("not of 256")
+    assert told(num_outputs=65) == "it takes 64 observations or outputs, not 65"
+    assert told(in_triton._replace(obs_width=66)) == "it takes 64 observations or outputs, not 66"
+    assert (
+        told(in_triton._replace(states=(torch.zeros(4, 25),)))
+        == "it takes environments of 24 numbers, not of 25"
+    )
+
+
+@pytest.mark.parametrize(
+    ("env", "changes", "reason"),
+    [
+        ("acrobot", {}, "Acrobot has no Triton functions"),
+        ("pendulum", {"squash": True}, "does not know TanhGaussian actions"),
+        ("pendulum", {"network": {"memory": "gru"}}, "without a memory"),
+        ("pendulum", {"network": {"hidden": [24]}}, "not of 24"),
+    ],
+)
+def test_where_there_is_none_a_line_says_why(
+    env: str, changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "choice", "triton")
+    with no_host_syncs():
+        for rollout in ("persistent", "auto"):
+            trainer = make_trainer(env, {}, rollout=rollout, **changes)
+            trainer.start()
+            assert trainer.engine.name != "persistent"
+            assert [reason in note for note in trainer.engine.notes] == [True]
+
+
+class OwnNetwork(ActorCritic):
+    """Another function, perhaps."""
+
+
+class OwnAct(PPO):
+    def act(self, *arguments: Any, **named: Any) -> Any:
+        return super().act(*arguments, **named)
+
+
+def test_what_is_not_ppos_own_policy_is_not_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "choice", "triton")
+    with no_host_syncs():
+        trainer = make_trainer("pendulum", {})
+        trainer.start()
+        assert persistent_obstacle(trainer.algorithm, trainer.env) == ""
+        network = NetworkConfig(hidden=(16, 32))
+        trainer.algorithm.network = OwnNetwork(network, 3, 1)
+        wanted = "it does not know the network OwnNetwork"
+        assert persistent_obstacle(trainer.algorithm, trainer.env) == wanted
+        trainer.algorithm.__class__ = OwnAct
+        trainer.algorithm.label = "OwnAct"
+        wanted = "OwnAct has act of its own"
+        assert persistent_obstacle(trainer.algorithm, trainer.env) == wanted

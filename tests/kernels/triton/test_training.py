@@ -1,0 +1,77 @@
+"""Whole iterations of training through the kernels against the same in torch: what a GPU runs is
+what the references say.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpurl.algorithms import make_algorithm
+from gpurl.envs.registry import make_env
+from gpurl.kernels import backend
+from gpurl.kernels.backend import no_host_syncs
+from gpurl.run.settings import make_settings
+from gpurl.run.setup import make_engine
+from gpurl.run.trainer import Trainer
+from tests.engines import running_state
+
+
+def trained(
+    choice: str, env: str, iterations: int, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> dict[str, Any]:
+    """The state of a run after a few iterations."""
+    monkeypatch.setattr(backend, "choice", choice)
+    shape = {
+        "num_envs": 40,
+        "horizon": 4,
+        "epochs": 2,
+        "minibatches": 2,
+        "total_steps": 1000,
+        "network": {"hidden": [16, 16]},
+    }
+    settings = make_settings("ppo", env, **{**shape, "schedule": "constant", **changes})
+    with no_host_syncs():
+        made = make_env(env, 40, "cpu", 0, max_episode_steps=6)
+        torch.manual_seed(0)
+        model = make_algorithm(
+            "ppo",
+            settings.algorithm_config,
+            made.single_observation_space,
+            made.single_action_space,
+            40,
+        )
+        trainer = Trainer(settings, make_engine(settings, model, made), None, Path("unused"))
+        trainer.start()
+        for _ in range(iterations):
+            metrics = trainer.iterate()
+        return running_state(trainer.engine) | {"metrics": metrics}
+
+
+@pytest.mark.parametrize(
+    ("env", "changes"),
+    [
+        ("chasing", {"entropy_coef": 0.01}),
+        ("cart_pole", {"entropy_coef": 0.01, "normalize_advantage": "minibatch"}),
+        ("pendulum", {"clip_range_value": 0.2, "normalize_obs": False, "max_grad_norm": None}),
+        (
+            "pendulum",
+            {"squash": True, "network": {"hidden": [8], "shared": True, "activation": "elu"}},
+        ),
+    ],
+    ids=str,
+)
+def test_kernels_train_as_torch_does(
+    env: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got, wanted = (
+        trained(choice, env, 2, monkeypatch, **changes) for choice in ("triton", "torch")
+    )
+    assert got["algorithm"]["training"].pop("set_rate") == wanted["algorithm"]["training"].pop(
+        "set_rate"
+    )  # words and no tensors
+    for name in ("algorithm", "obs", "env", "statistics"):
+        torch.testing.assert_close(got[name], wanted[name], rtol=2e-3, atol=2e-4)
+    torch.testing.assert_close(got["metrics"], wanted["metrics"], rtol=2e-3, atol=2e-4)
+    assert bool(wanted["statistics"]["sums"][0] > 0)

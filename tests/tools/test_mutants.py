@@ -1,0 +1,71 @@
+"""Mutation testing kills a mistake that tests must see and spares a change that none can:
+tests/tools/mutants.py on one function.
+"""
+
+import ast
+import csv
+from collections import Counter
+
+from tests.tools.mistakes import Mutant, functions_of, mutants_of
+from tests.tools.mutants import (
+    COLUMNS,
+    EQUIVALENT,
+    RESULTS,
+    ROOT,
+    TESTS,
+    known_equivalent,
+    survivors_of,
+)
+
+FILE = "gpurl/buffers/minibatches.py"
+
+
+def test_a_mistake_is_killed_and_an_equivalent_one_is_spared() -> None:
+    functions = dict(functions_of(ast.parse((ROOT / FILE).read_text())))
+
+    def mutant(name: str, what: str) -> Mutant:
+        return next(each for each in mutants_of(name, functions[name]) if each.what == what)
+
+    wrong = mutant(
+        "PackedRows.pack", "first.shape[0] * first.shape[1] -> first.shape[0] / first.shape[1]"
+    )
+    same = mutant("Minibatches.__init__", "self.rows = PackedRows({}) -> pass")  # pack sets it
+    assert survivors_of(FILE, [wrong, same], [f"{ROOT}/tests/buffers/test_minibatches.py"]) == [
+        same
+    ]
+
+
+def test_what_is_named_is_there() -> None:
+    """A function that was changed leaves no line of the table behind."""
+    assert EQUIVALENT.is_file()
+    named: dict[str, set[str]] = {}
+    for file, what in known_equivalent():
+        named.setdefault(file, set()).add(what)
+    assert named.keys() <= TESTS.keys()
+    for file, mistakes in named.items():
+        functions = functions_of(ast.parse((ROOT / file).read_text()))
+        there = {
+            f"{name}: {mutant.what}"
+            for name, function in functions
+            for mutant in mutants_of(name, function)
+        }
+        assert mistakes <= there, mistakes - there
+
+
+def test_nine_mistakes_of_ten_were_seen_in_each_group() -> None:
+    """By the table, which `make mutants` writes; mistakes that nothing could see are left out."""
+    rows = list(csv.DictReader(RESULTS.open()))
+    assert tuple(rows[0]) == COLUMNS
+    assert {row["file"] for row in rows} == set(TESTS)
+    assert len({row["commit"] for row in rows}) == 1
+    seen, tried = Counter[str](), Counter[str]()
+    for row in rows:
+        mutants, killed, equivalent, survivors = (
+            int(row[name]) for name in ("mutants", "killed", "equivalent", "survivors")
+        )
+        assert mutants == killed + equivalent + survivors
+        for name in (row["group"], "all"):
+            seen[name] += killed
+            tried[name] += mutants - equivalent
+    assert len(tried) == 4
+    assert all(seen[name] >= 0.9 * tried[name] for name in tried), (seen, tried)
