@@ -76,7 +76,7 @@ def save_checkpoint(
             for stale in folder.glob(".tmp-*"):
                 _remove(stale)
             before = _follow(folder / "LATEST")
-            if overwrite or not _is_intact(path):
+            if not _is_intact(path) or overwrite:  # raises for a newer format
                 _write_folder(path, step, parts, is_best)
             _write_pointer(folder / "LATEST", path.name)
             if is_best:

@@ -374,7 +374,7 @@ def test_in_the_middle_of_training_the_state_is_saved(
     assert resume(tmp_path / "run").outcome.steps == 6 * ITERATION
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Trainer, "state"), (Replay, "cut")])
+@pytest.mark.parametrize(("owner", "name"), [(Trainer, "state"), (Replay, "mark_episode_break")])
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, ZeroDivisionError])
 def test_what_fails_while_saving_does_not_hide_why_it_is_saved(
     owner: Any,
