@@ -1,5 +1,5 @@
-"""The same bits every time, on one device with one set of versions: deterministic operations only,
-or an error that names the other.
+"""`--deterministic`: bit-for-bit equal runs on one device with one set of versions. An operation
+without a deterministic form is an error.
 """
 
 import os
@@ -13,7 +13,7 @@ from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError
 
-# cuBLAS: two streams that share a workspace may add up in another order
+# with cuBLAS's default workspaces, two streams may sum in another order
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 WORKSPACES = (":4096:8", ":16:8")
 _MEMORY: Any = torch.utils.deterministic
@@ -21,29 +21,25 @@ TORCH_SAYS = "does not have a deterministic implementation"
 
 
 @contextmanager
-def deterministic(wanted: bool) -> Iterator[None]:
-    """A `with` block, entered before CUDA is used, that computes deterministically, if wanted;
-    afterwards all is as it was.
+def deterministic(enabled: bool) -> Iterator[None]:
+    """A `with` block that computes deterministically if `enabled`; enter it before CUDA is used.
 
-    All but CUBLAS_WORKSPACE_CONFIG, which stays for the next such block: cuBLAS read it once, and
-    goes on with it.
-    UsageError where cuBLAS was started without what it needs, or where an operation has no
-    deterministic form.
+    Restores torch's settings at the end, but not CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads only
+    once. UsageError if cuBLAS was started without it, or if an operation has no deterministic form.
     """
-    if not wanted:
+    if not enabled:
         yield
         return
+    # remember torch's settings
     _set_workspace()
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    filled, benchmark = _MEMORY.fill_uninitialized_memory, torch.backends.cudnn.benchmark
+    was_enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = _MEMORY.fill_uninitialized_memory
+    benchmark = torch.backends.cudnn.benchmark
     try:
         torch.use_deterministic_algorithms(True)
-        _MEMORY.fill_uninitialized_memory = (
-            False  # every kernel here writes what it returns; tests poison it
-        )
+        # kernels write everything they return (tests poison the memory), so filling is not needed
+        _MEMORY.fill_uninitialized_memory = False
         torch.backends.cudnn.benchmark = False
         yield
     except RuntimeError as error:
@@ -51,33 +47,33 @@ def deterministic(wanted: bool) -> Iterator[None]:
             raise
         operation = str(error).partition(TORCH_SAYS)[0]
         raise UsageError(
-            f"--deterministic: {operation}{TORCH_SAYS}; leave the setting out, or what uses it"
+            f"--deterministic: {operation}{TORCH_SAYS}; train without --deterministic, or without "
+            "the setting that uses this operation"
         ) from error
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        _MEMORY.fill_uninitialized_memory = filled
+        torch.use_deterministic_algorithms(was_enabled, warn_only=warn_only)
+        _MEMORY.fill_uninitialized_memory = fill
         torch.backends.cudnn.benchmark = benchmark
 
 
 def _set_workspace() -> None:
     if not torch.cuda.is_available() or os.environ.get(WORKSPACE) in WORKSPACES:
         return
-    if torch.cuda.is_initialized():  # cuBLAS reads it once
+    if torch.cuda.is_initialized():  # cuBLAS has read it
         raise UsageError(
             f"--deterministic needs {WORKSPACE}={WORKSPACES[0]} in the environment before CUDA is "
-            f"used, "
-            f"got {os.environ.get(WORKSPACE, 'none')}: set it before Python starts"
+            f"used, got {os.environ.get(WORKSPACE, 'none')}: set it before Python starts"
         )
     os.environ[WORKSPACE] = WORKSPACES[0]
 
 
 def nondeterminism_warning(env: VecEnv) -> str:
-    """What `deterministic` cannot promise of `env`, in words; nothing where all is gpurl's own or
-    runs on a CPU.
+    """A warning about simulators that `deterministic` does not cover; "" for gpurl's environments
+    and on a CPU.
     """
     if env.device.type != "cuda" or isinstance(env, TorchEnv):
         return ""
     return (
-        f"--deterministic is about gpurl's own work: {type(env).__name__} simulates on the GPU and "
-        f"may differ in its last bits"
+        f"--deterministic covers gpurl only: {type(env).__name__} simulates on the GPU and may "
+        f"differ in its last bits"
     )

@@ -1,5 +1,6 @@
 """The engine that specifies an iteration: act, step, record, prepare, learn, one operation after
-the other. Every other engine gives what this one gives."""
+the other. Every other engine gives the same results.
+"""
 
 from typing import Any, Protocol
 
@@ -20,44 +21,52 @@ Prepared = tuple[dict[str, Tensor], Tensor | None]
 
 
 class Stages(Protocol):
-    """The three stages of an iteration."""
+    """The three stages of an iteration, as an engine or CUDA graphs of it run them."""
 
     def collect(self) -> None:
         """Step the environments until the algorithm is ready to update."""
 
     def prepare(self) -> Prepared:
-        """(what the algorithm learns from, which environments gave NaN [N] or None)."""
+        """(the training data, a mask [N] of the environments that gave NaN or None)."""
 
     def learn(self, data: dict[str, Tensor]) -> Metrics:
-        """The algorithm's steps on what `prepare` gave; returns its metrics."""
+        """Take the algorithm's optimiser steps on the data of `prepare`; returns its metrics."""
 
 
 class Eager:
-    """Runs everywhere, for every algorithm and every loss of one's own."""
+    """Runs every algorithm and every loss on every device."""
 
     name = "eager"
 
     def __init__(self, algorithm: Algorithm, env: VecEnv, guards: Guards) -> None:
-        self.algorithm, self.env, self.guards = algorithm, env, guards
+        self.algorithm = algorithm
+        self.env = env
+        self.guards = guards
         self.buffer = algorithm.make_buffer()
         self.statistics = EpisodeStatistics(env.device)
         self.stopwatch = Stopwatch(env.device)
-        self.stages: Stages = self  # who runs them: this engine, or CUDA graphs of it
-        self.notes: list[str] = []  # for the user
-        self.in_place = False  # whether graphs read obs and policy_state where they are now
-        self.obs = torch.empty(0)  # [N, *obs] the newest observations
-        self.policy_state = algorithm.initial_policy_state(
-            env.num_envs
-        )  # the policy's hidden state
-        self.steps = 0  # of all environments together, those of whole iterations
+        # who runs the stages: this engine, or CUDA graphs of it
+        self.stages: Stages = self
+        # for the user
+        self.notes: list[str] = []
+        # whether obs and policy_state must keep their addresses, which CUDA graphs read
+        self.in_place = False
+        # [N, *obs] the newest observations, and the policy's hidden state before them
+        self.obs = torch.empty(0)
+        self.policy_state = algorithm.initial_policy_state(env.num_envs)
+        # of all environments together, in whole iterations
+        self.steps = 0
         self.iteration = 0
-        self.stored = 0  # transitions since the replay buffer was empty
+        # transitions since the replay buffer was empty
+        self.stored = 0
 
     # ---- episodes ----
 
     def begin(self, seed: int, staggered: bool) -> None:
-        """Reset the environments, at different clocks if wanted."""
-        self._go_on_from(reset_env(self.env, seed), self.policy_state)
+        """Reset the environments; staggered: at different clocks, so that not all time limits fall
+        on the same step.
+        """
+        self._set_episodes(reset_env(self.env, seed), self.policy_state)
         if staggered and self.env.max_episode_steps is not None:
             clocks = CounterRandom(seed + 7, self.env.num_envs, self.env.device)
             self.env.stagger(clocks.integers(0, self.env.max_episode_steps))
@@ -65,11 +74,11 @@ class Eager:
     # ---- the stages ----
 
     def act(self) -> Decision:
-        """The algorithm's decision at the present observations."""
+        """The algorithm's decision at the current observations."""
         return self.algorithm.act(self.obs, self.policy_state)
 
     def record_step(self, decision: Decision, timestep: Timestep) -> None:
-        """Record what `decision` led to, and go on from there."""
+        """Store the result of `decision` and make it the current state."""
         value = self._final_value(decision, timestep)
         self.algorithm.record_step(self.buffer, self.obs, decision, timestep, value)
         self.statistics.add(timestep)
@@ -82,21 +91,22 @@ class Eager:
         return self.algorithm.value(obs, policy_state)
 
     def _final_value(self, decision: Decision, timestep: Timestep) -> Tensor | None:
-        """[N] value of the true successor, 0 where nobody asks for it; None where nobody asks at
-        all, and on a device, which values all in one batch after the rollout for less.
+        """[N] values of the final observations, 0 where no episode was truncated. None where the
+        algorithm needs none, and on a GPU, where one batch after the rollout is cheaper.
         """
         if not self.algorithm.values_final_obs or not host_sync_is_free(self.env.device):
             return None
-        final_obs, policy_state = timestep.info["final_obs"], decision.policy_state
-        # after the last step everybody's counts
+        final_obs = timestep.info["final_obs"]
+        policy_state = decision.policy_state
+        # after the last step of a rollout every environment bootstraps
         if self.buffer.size == self.buffer.horizon - 1:
             return self.value(final_obs, policy_state)
-        # else that of episodes which time cut off
+        # before that only truncated episodes do
         value = torch.zeros(len(final_obs))
         if bool(timestep.truncated.any()):
             index = timestep.truncated.nonzero().squeeze(1)
-            of_cut = tuple(memory[index] for memory in policy_state)
-            value[index] = self.value(final_obs[index], of_cut)
+            truncated_state = tuple(memory[index] for memory in policy_state)
+            value[index] = self.value(final_obs[index], truncated_state)
         return value
 
     def collect(self) -> None:
@@ -108,22 +118,24 @@ class Eager:
             self.record_step(decision, timestep)
 
     def prepare(self) -> Prepared:
-        """(what the algorithm learns from, which environments gave NaN [N] or None)."""
+        """(the training data, a mask [N] of the environments that gave NaN or None)."""
         bad_envs = self.guards.after_rollout(self.buffer)
         if bad_envs is not None:
-            # whatever a hidden state has seen NaN with
+            # a hidden state that has read NaN stays NaN
             self.policy_state = restart_policy_state(self.policy_state, bad_envs)
         return self.algorithm.prepare(self.buffer), bad_envs
 
     def learn(self, data: dict[str, Tensor]) -> Metrics:
-        """The algorithm's steps on what `prepare` gave; returns its metrics."""
+        """Take the algorithm's optimiser steps on the data of `prepare`; returns its metrics."""
         return self.algorithm.learn(data)
 
     # ---- an iteration ----
 
     def iterate(self, progress: float) -> Metrics:
-        """Collect, then update; returns the update's metrics, on the device, true until the next
-        call. progress: of the training, from 0 to 1.
+        """Collect, then update. progress: of the training, from 0 to 1.
+
+        Returns the update's metrics: tensors on the device, valid until the next call. EnvError
+        names the environment and the step where it failed.
         """
         self.algorithm.schedule(progress, self.steps)
         before = self.buffer.size
@@ -132,18 +144,19 @@ class Eager:
             self.stopwatch.mark("collect")
             self.stages.collect()
             collected = (self.buffer.size - before) * self.env.num_envs
-            # clean it and make targets of it
+            # check it for NaN and compute the targets
             self.stopwatch.mark("update")
             data, bad_envs = self.stages.prepare()
             self._reset_bad(bad_envs)
         except EnvError as error:
-            at = self.steps + (self.buffer.size - before) * self.env.num_envs
-            where = f"environment {self.guards.env_name!r} at env step {at}"
-            raise EnvError(f"{where}: {error}") from error
-        # learn from it, once there is enough
+            step = self.steps + (self.buffer.size - before) * self.env.num_envs
+            place = f"environment {self.guards.env_name!r} at env step {step}"
+            raise EnvError(f"{place}: {error}") from error
+        # learn, once enough transitions are stored
         self.stored += collected
         is_learning = self.stored >= self.algorithm.learning_starts
         metrics = self.stages.learn(data) if is_learning else {}
+        # count the iteration
         self.buffer.clear()
         self.stopwatch.mark("other")
         self.iteration += 1
@@ -152,28 +165,28 @@ class Eager:
         return metrics
 
     def _reset_bad(self, bad_envs: Tensor | None) -> None:
-        """Restart the environments that gave NaN, where the user wants that."""
+        """Reset the environments that gave NaN, under `--nan reset-envs`."""
         if bad_envs is None or self.guards.nan != "reset-envs":
             return
-        self._go_on_from(reset_env(self.env, mask=bad_envs), self.policy_state)
+        self._set_episodes(reset_env(self.env, mask=bad_envs), self.policy_state)
         self.algorithm.mark_episode_break(bad_envs)
 
     def abandon(self) -> None:
-        """Forget an iteration that broke off."""
+        """Discard an iteration that an error or a signal interrupted.
+
+        Counters stay those of the last whole iteration. If `learn` was interrupted, the weights
+        have taken some steps and the replay buffer holds the rollout: valid data, stored once.
+        """
         if not self.buffer.size:
             return
-        # An iteration that broke off does not count: its rollout is not kept, and counters are
-        # those of the last whole one. Where it broke off in `learn` the weights are some steps
-        # further, and a replay holds the rollout: all of it true, and none of it twice.
         self.buffer.clear()
-        self.algorithm.mark_episode_break()  # the environments may be steps ahead of what is stored
+        # the environments may be ahead of the last transition stored
+        self.algorithm.mark_episode_break()
 
     # ---- states ----
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the loop itself; the algorithm and the environments have
-        states of their own.
-        """
+        """The loop's own part of a checkpoint; the algorithm and the environments have theirs."""
         return {
             "steps": self.steps,
             "iteration": self.iteration,
@@ -183,22 +196,26 @@ class Eager:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`, but for observations and hidden state: `load_episodes`."""
-        self.steps, self.iteration = state["steps"], state["iteration"]
+        """Restore counters and statistics; `load_episodes` restores observations and hidden
+        state.
+        """
+        self.steps = state["steps"]
+        self.iteration = state["iteration"]
         self.guards.begin(self.iteration)
         self.statistics.load_state_dict(state["statistics"])
 
     def load_episodes(self, env_state: dict[str, Any], state: dict[str, Any], seed: int) -> None:
-        """Continue the episodes that `env_state` and `state_dict()` are of."""
+        """Continue the episodes of a checkpoint: the environments' state and `state_dict()`'s."""
         reset_env(self.env, seed)
         load_env_state(self.env, env_state)
         check_reset(self.env, state["obs"])
-        self._go_on_from(state["obs"], tuple(state["policy_state"]))
+        self._set_episodes(state["obs"], tuple(state["policy_state"]))
 
-    def _go_on_from(self, obs: Tensor, policy_state: PolicyState) -> None:
-        """Take observations [N, *obs] and hidden state from outside."""
+    def _set_episodes(self, obs: Tensor, policy_state: PolicyState) -> None:
+        """Set the current observations [N, *obs] and hidden state."""
         if not self.in_place:
-            self.obs, self.policy_state = obs, policy_state
+            self.obs = obs
+            self.policy_state = policy_state
             return
-        for place, value in zip((self.obs, *self.policy_state), (obs, *policy_state)):
-            place.copy_(value)
+        for target, source in zip((self.obs, *self.policy_state), (obs, *policy_state)):
+            target.copy_(source)

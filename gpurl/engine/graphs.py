@@ -1,13 +1,13 @@
-"""An engine's iterations in CUDA graphs: Python runs no more, it replays.
+"""An engine's iterations in CUDA graphs: one replay in place of many launches from Python.
 
-full    one graph plays the rollout, one prepares the targets, one learns. For environments that a
-        graph can hold (`graph_safe`).
-policy  one graph acts, one records what the environment answered; both serve every step, since the
-        row of the rollout is a number on the device. The environment is stepped in between, as it
-        is or by a graph of its own on torch's current stream.
+full    one graph plays the rollout, one prepares the targets, one learns. For environments that can
+        be captured (`graph_safe`).
+policy  one graph acts, one records the step; both serve every step, because the row of the rollout
+        is a number on the device. The environment steps in between, from Python or by a graph of
+        its own on torch's current stream.
 
-All graphs share one memory pool. What a captured function returns lies at the same place at every
-replay, and stays true until the functions captured before it are replayed again.
+All graphs share one memory pool. The result of a captured function has the same address at every
+replay, and is valid until an earlier captured function is replayed.
 """
 
 import traceback
@@ -27,19 +27,20 @@ from gpurl.errors import first_line
 from gpurl.guards.contract import step_env
 from gpurl.kernels.memory_errors import is_out_of_memory
 
-WARM_UPS = 2  # iterations on the graphs' stream before capturing
+WARM_UPS = 2  # iterations on the graphs' stream before capture; they count as training
 Function = Callable[[], Any]
 
 
 class Backend(Protocol):
-    """What captures and replays: `CudaGraphs`, or what a test puts in its place."""
+    """Captures and replays: `CudaGraphs`, or a test's stand-in."""
 
     def warm_up(self, function: Function) -> tuple[Any, str]:
-        """(what `function` returned, run as it will be captured; where it waited for the device,
-        which no graph can hold, or nothing)."""
+        """Run `function` on the graphs' stream; (its result, the first place where it waited for
+        the device, which cannot be captured, or "").
+        """
 
     def capture(self, function: Function) -> tuple[Callable[[], None], Any]:
-        """(replay, what `function` returned). Capturing computes nothing: only replays do."""
+        """(replay, the result of `function`). Capturing computes nothing: only replays do."""
 
 
 class CudaGraphs:
@@ -51,7 +52,9 @@ class CudaGraphs:
         self.pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, function: Function) -> tuple[Any, str]:
-        current, before = torch.cuda.current_stream(self.device), torch.cuda.get_sync_debug_mode()
+        current = torch.cuda.current_stream(self.device)
+        debug_mode = torch.cuda.get_sync_debug_mode()
+        # run on the graphs' stream; torch warns of each wait for the device
         self.stream.wait_stream(current)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -59,26 +62,31 @@ class CudaGraphs:
                 torch.cuda.set_sync_debug_mode("warn")
                 with torch.cuda.stream(self.stream):
                     result = function()
-            finally:  # what goes on must not overtake what was begun
-                torch.cuda.set_sync_debug_mode(before)
+            finally:  # later work on the current stream must come after this
+                torch.cuda.set_sync_debug_mode(debug_mode)
                 current.wait_stream(self.stream)
-        waits = [each for each in caught if "synchronizing" in str(each.message)]
-        for each in caught:
-            if each not in waits and "prototype feature" not in str(each.message):
-                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        # repeat all other warnings
+        waits = [warning for warning in caught if "synchronizing" in str(warning.message)]
+        for warning in caught:
+            if warning not in waits and "prototype feature" not in str(warning.message):
+                warnings.warn_explicit(
+                    warning.message, warning.category, warning.filename, warning.lineno
+                )
+        # name the first wait
         if not waits:
             return result, ""
         place = f"{Path(waits[0].filename).name}:{waits[0].lineno}"
         return result, f"{first_line(waits[0].message)} ({place})"
 
     def capture(self, function: Function) -> tuple[Callable[[], None], Any]:
-        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+        graph = torch.cuda.CUDAGraph()
+        current = torch.cuda.current_stream(self.device)
         try:
             with torch.cuda.graph(
                 graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
             ):
                 result = function()
-        except BaseException:  # a capture that broke leaves its stream chosen and its pool in use
+        except BaseException:  # a failed capture leaves its stream current and its pool in use
             torch.cuda.set_stream(current)
             self.pool = torch.cuda.graph_pool_handle()
             raise
@@ -86,19 +94,23 @@ class CudaGraphs:
 
 
 class GraphLevel(ABC):
-    """What both levels share: iterations to warm up by, which count as any other, then captured
-    functions that are replayed."""
+    """What both levels share: warm-up iterations, which count as training, then capture, then
+    replays.
+    """
 
     def __init__(self, eager: Eager, backend: Backend) -> None:
-        self.eager, self.backend = eager, backend
-        eager.obs = eager.obs.clone()  # a place that no environment writes into
+        self.eager = eager
+        self.backend = backend
+        # an address that no environment writes to
+        eager.obs = eager.obs.clone()
         eager.in_place = True
         self.is_captured = False
-        self.waited = ""  # where a warm-up waited for the device
+        # the first place where a warm-up waited for the device
+        self.waited = ""
 
     @abstractmethod
     def collect(self) -> None:
-        """Fill the buffer, on the graphs' stream or by replays."""
+        """As `Eager.collect`, on the graphs' stream or by replays."""
 
     def prepare(self) -> Prepared:
         """As `Eager.prepare`."""
@@ -108,16 +120,16 @@ class GraphLevel(ABC):
         return self.prepared
 
     def learn(self, data: dict[str, Tensor]) -> Metrics:
-        """As `Eager.learn`, on what `prepare` gave last."""
+        """As `Eager.learn`, on the data of the last `prepare`."""
         if not self.is_captured:
             return self._warm_up(lambda: self.eager.learn(data))
         self._learn()
         return self.metrics
 
     def capture(self) -> None:
-        """Make the graphs; RuntimeError where something cannot be captured, which leaves the run
-        as it was."""
-        eager, terms = self.eager, dict(self.eager.statistics.terms)
+        """Capture the stages. RuntimeError if one cannot be captured; the run is then unchanged."""
+        eager = self.eager
+        terms = dict(eager.statistics.terms)
         try:
             self._capture_collecting()
             self._prepare, self.prepared = self.backend.capture(self._in_place(eager.prepare))
@@ -130,7 +142,7 @@ class GraphLevel(ABC):
         self.is_captured = True
 
     def leave(self) -> None:
-        """Make way for another level."""
+        """Release the engine for another level."""
         self.eager.in_place = False
 
     @abstractmethod
@@ -143,25 +155,29 @@ class GraphLevel(ABC):
         return result
 
     def _in_place(self, function: Function) -> Function:
-        """`function`, after which observations and hidden state are where they were before."""
+        """`function`, followed by a copy of observations and hidden state to their old addresses,
+        which graphs read.
+        """
 
-        def moved_back() -> Any:
+        def in_place() -> Any:
             eager = self.eager
-            obs, policy_state = eager.obs, eager.policy_state
+            obs = eager.obs
+            policy_state = eager.policy_state
             try:
                 result = function()
-                for place, tensor in zip((obs, *policy_state), (eager.obs, *eager.policy_state)):
-                    if tensor is not place:
-                        place.copy_(tensor)
+                for target, source in zip((obs, *policy_state), (eager.obs, *eager.policy_state)):
+                    if source is not target:
+                        target.copy_(source)
             finally:
-                eager.obs, eager.policy_state = obs, policy_state
+                eager.obs = obs
+                eager.policy_state = policy_state
             return result
 
-        return moved_back
+        return in_place
 
 
 class FullLevel(GraphLevel):
-    """The environment is in the graph too."""
+    """The environment is captured too."""
 
     def collect(self) -> None:
         if not self.is_captured:
@@ -176,7 +192,7 @@ class FullLevel(GraphLevel):
         self._size = self.eager.buffer.size
         if new := set(self.eager.statistics.terms) - terms:
             raise RuntimeError(
-                f"info['log'] brought {', '.join(sorted(new))} late; its names must be there from "
+                f"info['log'] has new names {', '.join(sorted(new))}; all names must be there from "
                 "the first rollout on"
             )
 
@@ -186,28 +202,28 @@ class PolicyLevel(GraphLevel):
 
     def __init__(self, eager: Eager, backend: Backend) -> None:
         super().__init__(eager, backend)
-        self.timestep: Timestep | None = None  # in places that the graph reads
+        # at the addresses that the graph reads
+        self.timestep: Timestep | None = None
         eager.buffer.row = torch.zeros(1, dtype=torch.int64, device=eager.env.device)
 
     def collect(self) -> None:
         eager = self.eager
         while not eager.algorithm.is_ready(eager.buffer):
             self._act()
-            # one that keeps its actions must not see the next ones in their place
+            # a copy: an environment that keeps its actions must not see them overwritten
             timestep = step_env(eager.env, self.decision.action.clone())
             eager.guards.after_step(timestep)
-            self._bring_in(timestep)
+            self._copy_timestep(timestep)
             self._record()
             eager.statistics.add_log(timestep.info)
 
-    def _bring_in(self, timestep: Timestep) -> None:
-        """Copy what the environment answered to where the graph reads it."""
-        given = _inputs(timestep)
+    def _copy_timestep(self, timestep: Timestep) -> None:
+        """Copy the environment's step to the addresses that the graph reads."""
+        tensors = _tensors_of(timestep)
         if self.timestep is None:
-            self.has_valid = "valid" in timestep.info
-            self.inputs = [tensor.clone() for tensor in given]
-            self.timestep = _timestep(self.inputs, self.has_valid)
-        torch._foreach_copy_(self.inputs, given)
+            self.tensors = [tensor.clone() for tensor in tensors]
+            self.timestep = _timestep_of(self.tensors)
+        torch._foreach_copy_(self.tensors, tensors)
 
     def _act(self) -> None:
         if self.is_captured:
@@ -239,77 +255,81 @@ LEVELS: dict[str, type[GraphLevel]] = {"full": FullLevel, "policy": PolicyLevel}
 
 
 class Graphed:
-    """The stages of `eager` in CUDA graphs of the best level that is possible.
+    """The stages of `eager` in CUDA graphs, at the best level that works.
 
-    The first iteration that learns runs as it is, so that everything is compiled and allocated; the
-    next WARM_UPS run on the graphs' stream; then the functions are captured. All of them are
-    iterations of the training. Where a level fails, a note says why, and the next one is tried.
+    The first iteration that learns runs without graphs, which compiles and allocates everything;
+    the next WARM_UPS run on the graphs' stream; then the stages are captured. All of these are
+    iterations of the training. If a level fails, a note says why, and the next one is tried.
     """
 
     def __init__(self, eager: Eager, backend: Backend, levels: list[str]) -> None:
-        self.eager, self.backend = eager, backend
-        self._levels = list(levels)  # still to be tried, the best first
-        self._made: GraphLevel | None = None
-        self._learned = 0  # iterations in the present state
-        self._timestep: Timestep | None = None
-        self.level = ""  # full, policy or off, once that is known
+        self.eager = eager
+        self.backend = backend
+        # still to be tried, the best first
+        self._levels = list(levels)
+        self._graphs: GraphLevel | None = None
+        # iterations that learned since the last change of state
+        self._learned = 0
+        # full, policy or off, once it is decided
+        self.level = ""
 
     def collect(self) -> None:
         """As `Eager.collect`."""
         if not self.level and self._learned:
             self._advance()
-        (self._made or self.eager).collect()
+        (self._graphs or self.eager).collect()
 
     def prepare(self) -> Prepared:
         """As `Eager.prepare`."""
-        return (self._made or self.eager).prepare()
+        return (self._graphs or self.eager).prepare()
 
     def learn(self, data: dict[str, Tensor]) -> Metrics:
         """As `Eager.learn`."""
-        metrics = (self._made or self.eager).learn(data)
+        metrics = (self._graphs or self.eager).learn(data)
         self._learned += 1
         return metrics
 
     def _advance(self) -> None:
-        """From eager to warming up, from that to graphs, or to the next level."""
-        if self._made is None:
+        """Go from no graphs to warm-up, from warm-up to captured graphs, or to the next level."""
+        if self._graphs is None:
             self._begin()
-        elif self._made.waited:
-            self._give_up(self._made.waited)
+        elif self._graphs.waited:
+            self._give_up(self._graphs.waited)
         elif self._learned >= WARM_UPS:
-            self._capture(self._made)
+            self._capture(self._graphs)
 
     def _begin(self) -> None:
-        """Warm up for the best level that is left."""
+        """Start the warm-up of the best level left."""
         self._learned = 0
         while self._levels:
             name = self._levels[0]
-            if obstacle := obstacle_to_full(self.eager) if name == "full" else "":
-                self._note(obstacle)
+            obstacle = obstacle_to_full(self.eager) if name == "full" else ""
+            if obstacle:
+                self._skip_level(obstacle)
                 continue
-            self._made = LEVELS[name](self.eager, self.backend)
+            self._graphs = LEVELS[name](self.eager, self.backend)
             return
         self._decide("off")
 
-    def _capture(self, made: GraphLevel) -> None:
+    def _capture(self, graphs: GraphLevel) -> None:
         try:
-            made.capture()
+            graphs.capture()
         except RuntimeError as error:
-            if is_out_of_memory(error):  # a run without graphs would soon meet the same end
+            if is_out_of_memory(error):  # a run without graphs would run out of memory too
                 raise
             self._give_up(_cause(error))
             return
         self._decide(self._levels[0])
 
     def _give_up(self, obstacle: str) -> None:
-        """On this level."""
-        assert self._made is not None
-        self._made.leave()
-        self._made = None
-        self._note(obstacle)
+        """Leave the level that failed and try the next one."""
+        assert self._graphs is not None
+        self._graphs.leave()
+        self._graphs = None
+        self._skip_level(obstacle)
         self._begin()
 
-    def _note(self, obstacle: str) -> None:
+    def _skip_level(self, obstacle: str) -> None:
         level = self._levels.pop(0)
         self.eager.notes.append(f"CUDA graph level {level} is not possible: {obstacle}")
 
@@ -321,14 +341,14 @@ class Graphed:
 
 
 def obstacle_to_full(eager: Eager) -> str:
-    """Why a graph cannot hold the environment, or nothing."""
+    """Why the environment cannot be captured, or ""."""
     name = eager.guards.env_name
     if not eager.env.graph_safe:
-        return f"{name} is not graph_safe, it is stepped between graphs"
-    if numbers := sorted(eager.statistics.logged_numbers):
+        return f"{name} is not graph_safe; it is stepped between graphs"
+    if numbers := sorted(eager.statistics.python_numbers):
         return (
-            f"info['log'] of {name} holds Python numbers ({', '.join(numbers)}), a graph would "
-            "repeat them; give tensors"
+            f"info['log'] of {name} holds Python numbers ({', '.join(numbers)}), which a graph "
+            "would repeat; use tensors"
         )
     return ""
 
@@ -336,24 +356,27 @@ def obstacle_to_full(eager: Eager) -> str:
 def _cause(error: RuntimeError) -> str:
     """The first line of the innermost error, and the line of code that raised it."""
     while isinstance(error.__context__, RuntimeError):
-        error = error.__context__  # a capture that ends in an error tells of that alone
+        error = error.__context__  # the outer one only says that the capture failed
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{first_line(error)} ({Path(place.filename).name}:{place.lineno}: {place.line})"
 
 
-def _inputs(timestep: Timestep) -> list[Tensor]:
-    """What a step of the environment brings into the graph, in a fixed order."""
+def _tensors_of(timestep: Timestep) -> list[Tensor]:
+    """All tensors of a step that a graph reads, in a fixed order."""
     info = timestep.info
     episode = info["episode"]
     tensors = [*timestep[:4], info["final_obs"], episode["r"], episode["l"], info["_episode"]]
     return [*tensors, info["valid"]] if "valid" in info else tensors
 
 
-def _timestep(inputs: list[Tensor], has_valid: bool) -> Timestep:
-    """The Timestep whose tensors `_inputs` lists."""
-    obs, reward, terminated, truncated, final_obs, returned, length, finished, *valid = inputs
-    info: dict[str, Any] = {"final_obs": final_obs, "_episode": finished}
-    info["episode"] = {"r": returned, "l": length}
-    if has_valid:
-        info["valid"] = valid[0]
+def _timestep_of(tensors: list[Tensor]) -> Timestep:
+    """The inverse of `_tensors_of`."""
+    obs, reward, terminated, truncated, final_obs, returned, length, finished, *valid = tensors
+    info: dict[str, Any] = {
+        "final_obs": final_obs,
+        "episode": {"r": returned, "l": length},
+        "_episode": finished,
+    }
+    if valid:
+        (info["valid"],) = valid
     return Timestep(obs, reward, terminated, truncated, info)

@@ -1,4 +1,4 @@
-"""Rollouts by one kernel: PPO's small networks and a task with Triton functions, for T steps in one
+"""Rollouts by one kernel: T steps of PPO's small network and of a task with Triton functions in one
 launch.
 """
 
@@ -20,25 +20,25 @@ from gpurl.nn.networks import ActorCritic
 
 
 def persistent_obstacle(algorithm: Algorithm, env: VecEnv) -> str:
-    """Why the kernel cannot play `env` by this policy, or nothing. Resets `env` where it could."""
+    """Why the kernel cannot play `env` with this policy, or "". May reset `env`."""
     if not use_triton(algorithm.num_updates):
         return f"Triton does not run on {env.device}"
     if not isinstance(env, TorchEnv) or env.triton_task() is None:
         return f"{type(env).__name__} has no Triton functions"
     if not isinstance(algorithm, PPO):
-        return f"it plays policies of PPO, not of {type(algorithm).__name__}"
+        return f"it plays PPO's policies, not those of {type(algorithm).__name__}"
     for name in ("act", "record_step", "reward_of"):
         if getattr(type(algorithm), name) is not getattr(PPO, name):
-            return f"{algorithm.label} has {name} of its own"
+            return f"{algorithm.label} overrides {name}"
     if type(algorithm.network) is not ActorCritic:
         return f"it does not know the network {type(algorithm.network).__name__}"
     if algorithm.is_recurrent:
-        return "it plays policies without a memory"
+        return "it plays policies without memory"
     if algorithm.precision == "bf16":
-        return "it acts in more precision than bf16, which the update would take for another policy"
+        return "it acts in higher precision than bf16, so its log-probabilities would differ"
     if type(algorithm.head) not in (Gaussian, Categorical):
         return f"it does not know {type(algorithm.head).__name__} actions"
-    env.reset(seed=0)  # its state tells the sizes
+    env.reset(seed=0)  # the sizes of its state are known after a reset
     in_triton = env.in_triton()
     if in_triton is None:
         return f"{type(env).__name__} is not stepped by Triton"
@@ -46,7 +46,7 @@ def persistent_obstacle(algorithm: Algorithm, env: VecEnv) -> str:
 
 
 def policy_shape(algorithm: PPO) -> PolicyShape:
-    """The constants of its network."""
+    """The compile-time constants of its network."""
     network, head, normalizer = algorithm.config.network, algorithm.head, algorithm.normalizer
     limit = None if normalizer is None else normalizer.clip
     products = "tf32x3" if algorithm.precision == "float32" else "tf32"
@@ -75,38 +75,50 @@ class PersistentRollout(Eager):
         self.one = torch.ones(1, device=env.device)
 
     def collect(self) -> None:
-        """Play all steps of the buffer from `obs` [N, D], which becomes the observations after
-        them.
-        """
+        """Play all steps of the buffer from `self.obs` [N, D], which is updated in place."""
         buffer = self.buffer
+        # columns that the kernel writes
         if not buffer.columns:
             buffer.hold(self._columns(buffer.horizon)._asdict())
-        in_triton, random = self.env.in_triton(), self.algorithm.action_random
-        assert in_triton is not None, "persistent_obstacle is asked first"
+        # play, and add up finished episodes
+        in_triton = self.env.in_triton()
+        random = self.algorithm.action_random
+        assert in_triton is not None, "persistent_obstacle has checked this"
         rollout = RolloutTensors(**{name: buffer[name] for name in RolloutTensors._fields})
         streams = RandomStreams(random.key, random.gamma, random.step)
         self.statistics.sums += rollout_triton(
             in_triton, streams, self._tensors(), self.shape, rollout, self.obs
         )
+        # both random streams are `horizon` steps further
         random.advance(by=buffer.horizon)
         self.env.skip_random(buffer.horizon)
         buffer.size = buffer.horizon
 
     def _columns(self, horizon: int) -> RolloutTensors:
-        num_envs, width = self.env.num_envs, self.env.single_observation_space.shape[0]  # type: ignore[index]
-        outputs = self.algorithm.head.num_outputs
+        num_envs = self.env.num_envs
+        (width,) = self.env.single_observation_space.shape or ()
+        num_outputs = self.algorithm.head.num_outputs
 
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(horizon, num_envs, *shape, dtype=dtype, device=self.env.device)
 
-        action = empty(dtype=torch.int64) if self.shape.discrete else empty(outputs)
-        flags = empty(dtype=torch.bool), empty(dtype=torch.bool)
-        return RolloutTensors(empty(width), action, empty(), empty(), empty(), empty(), *flags)
+        return RolloutTensors(
+            obs=empty(width),
+            action=empty(dtype=torch.int64) if self.shape.discrete else empty(num_outputs),
+            log_prob=empty(),
+            value=empty(),
+            reward=empty(),
+            final_value=empty(),
+            terminated=empty(dtype=torch.bool),
+            truncated=empty(dtype=torch.bool),
+        )
 
     def _tensors(self) -> PolicyTensors:
-        """Views of the weights, and what is made anew for each rollout."""
-        network, head = self.algorithm.network, self.algorithm.head
-        of_obs, of_value = self.algorithm.normalizer, self.algorithm.value_normalizer
+        """Views of the weights, and the scales of this rollout."""
+        network = self.algorithm.network
+        head = self.algorithm.head
+        of_obs = self.algorithm.normalizer
+        of_value = self.algorithm.value_normalizer
         obs = (self.zero, self.one) if of_obs is None else (of_obs.shift, of_obs.inv_std)
         value = (self.zero, self.one) if of_value is None else (of_value.shift, of_value.inv_std)
         own = (

@@ -1,4 +1,4 @@
-"""Episode statistics and timings that stay on the device until the logger asks."""
+"""Episode statistics and timings that stay on the device until the logger reads them."""
 
 import time
 from typing import Any
@@ -19,13 +19,17 @@ class EpisodeStatistics:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(3, device=device)  # episodes, sum of returns, sum of lengths
-        self.terms: dict[str, Tensor] = {}  # sum and count of each of info["log"]
+        # episodes, sum of returns, sum of lengths
+        self.sums = torch.zeros(3, device=device)
+        # sum and count of each name of info["log"]
+        self.terms: dict[str, Tensor] = {}
+        # what was logged for the last interval that had a finished episode
         self.last: dict[str, float] = {}
-        self.logged_numbers: set[str] = set()  # terms that come as numbers of Python
+        # names of info["log"] whose values are Python numbers, not tensors
+        self.python_numbers: set[str] = set()
 
     def add(self, timestep: Timestep) -> None:
-        """Take one step's info in."""
+        """Add one step's finished episodes and log terms."""
         info = timestep.info
         if "episode" in info and not (
             host_sync_is_free(self.sums.device) and not bool(info["_episode"].any())
@@ -34,17 +38,17 @@ class EpisodeStatistics:
         self.add_log(info)
 
     def add_log(self, info: dict[str, Any]) -> None:
-        """Take in the environment's own terms."""
+        """Add the environment's own log terms."""
         for name, value in info.get("log", {}).items():
             if not isinstance(value, Tensor):
-                self.logged_numbers.add(name)
+                self.python_numbers.add(name)
             mean = torch.as_tensor(value, dtype=torch.float32, device=self.sums.device).mean()
             if name not in self.terms:
                 self.terms[name] = torch.zeros(2, device=self.sums.device)
             self.terms[name] += torch.stack((mean, torch.ones_like(mean)))
 
     def metrics(self) -> dict[str, Tensor]:
-        """0-d tensors to be moved to the host with the others, then given to `read`."""
+        """0-d tensors, to be moved to the host with all other metrics and then passed to `read`."""
         count, returns, lengths = self.sums.clone().unbind()
         metrics = {"episodes": count, "returns": returns, "lengths": lengths}
         for name, term in self.terms.items():
@@ -52,18 +56,21 @@ class EpisodeStatistics:
         return metrics
 
     def read(self, values: dict[str, float]) -> dict[str, float]:
-        """Log entries from the host values of `metrics()`; starts the sums anew. Without a finished
-        episode the last entries stand.
+        """Log entries from the host values of `metrics()`; resets the sums. Without a finished
+        episode the last means are repeated.
         """
-        episodes, returns, lengths = (values[name] for name in ("episodes", "returns", "lengths"))
+        # means over the episodes
+        episodes = values["episodes"]
         if episodes > 0:
             self.last = {
-                "rollout/ep_rew_mean": returns / episodes,
-                "rollout/ep_len_mean": lengths / episodes,
+                "rollout/ep_rew_mean": values["returns"] / episodes,
+                "rollout/ep_len_mean": values["lengths"] / episodes,
             }
+        # start the next interval
         self.sums.zero_()
         for term in self.terms.values():
             term.zero_()
+        # means of the environment's own terms
         means = {
             f"env/{name}": values[f"sum {name}"] / count
             for name in self.terms
@@ -93,8 +100,8 @@ class Stopwatch:
         self.marks: list[tuple[str, Any]] = []
 
     def mark(self, phase: str) -> None:
-        """`phase` begins now; the phase before ends. Python runs at most a few iterations ahead of
-        a GPU, so that a signal soon counts.
+        """Start `phase`, which ends the phase before. Waits if Python is more than a few
+        iterations ahead of the GPU, so that a signal is handled soon.
         """
         if self.is_cuda:
             if len(self.marks) >= MARKS_AHEAD:
@@ -111,14 +118,14 @@ class Stopwatch:
             self.marks[-1][1].synchronize()
         seconds: dict[str, float] = {}
         for (phase, begin), (_, end) in zip(self.marks, self.marks[1:]):
-            lasted = begin.elapsed_time(end) / 1000.0 if self.is_cuda else end - begin
-            seconds[phase] = seconds.get(phase, 0.0) + lasted
+            duration = begin.elapsed_time(end) / 1000.0 if self.is_cuda else end - begin
+            seconds[phase] = seconds.get(phase, 0.0) + duration
         self.marks = self.marks[-1:]
         return seconds
 
 
 def to_host(metrics: dict[str, Tensor]) -> dict[str, float]:
-    """The one transfer of a logging interval."""
+    """0-d tensors as numbers, in one transfer: the only one of a logging interval."""
     if not metrics:
         return {}
     values = torch.stack([value.detach().to(torch.float64) for value in metrics.values()]).tolist()

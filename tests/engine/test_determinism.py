@@ -72,7 +72,7 @@ def test_an_operation_without_a_deterministic_form_is_named(
     with pytest.raises(
         UsageError,
         match="--deterministic: cumsum_cuda_kernel does not have a deterministic implementation; "
-        "leave",
+        "train without --deterministic, or without the setting",
     ):
         small_run(tmp_path / "run", 1, deterministic=True)
     assert not torch.are_deterministic_algorithms_enabled()
@@ -98,7 +98,7 @@ def test_cublas_gets_its_workspace_before_it_starts_or_the_run_is_refused(
         raise AssertionError
 
 
-def test_what_a_simulator_does_on_a_gpu_is_beyond_reach() -> None:
+def test_a_simulator_on_a_gpu_may_differ() -> None:
     ours, simulator = make_env("chasing", 2), make_env("gymnasium_cpu:CartPole-v1", 2)
     assert not nondeterminism_warning(simulator)
     ours.device = simulator.device = torch.device("cuda", 0)

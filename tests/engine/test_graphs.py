@@ -332,7 +332,7 @@ def test_an_env_that_is_not_safe_is_stepped_between_graphs() -> None:
     assert graph_level(trainer.engine) == "policy"
     assert (
         trainer.engine.notes[1]
-        == "CUDA graph level full is not possible: chasing is not graph_safe, it is stepped "
+        == "CUDA graph level full is not possible: chasing is not graph_safe; it is stepped "
         "between graphs"
     )
     assert trainer.env.steps == 4 * ITERATIONS
@@ -497,7 +497,7 @@ def test_names_that_come_late_keep_the_env_out_of_the_graph() -> None:
     results(trainer)
     assert graph_level(trainer.engine) == "policy"
     assert (
-        "info['log'] brought late late; its names must be there from the first rollout on"
+        "info['log'] has new names late; all names must be there from the first rollout on"
         in trainer.engine.notes[1]
     )
 

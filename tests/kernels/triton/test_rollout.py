@@ -161,7 +161,7 @@ def test_shapes_it_cannot_play_are_told(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ("acrobot", {}, "Acrobot has no Triton functions"),
         ("pendulum", {"squash": True}, "does not know TanhGaussian actions"),
-        ("pendulum", {"network": {"memory": "gru"}}, "without a memory"),
+        ("pendulum", {"network": {"memory": "gru"}}, "without memory"),
         ("pendulum", {"network": {"hidden": [24]}}, "not of 24"),
     ],
 )
@@ -198,5 +198,5 @@ def test_what_is_not_ppos_own_policy_is_not_played(monkeypatch: pytest.MonkeyPat
         assert persistent_obstacle(trainer.algorithm, trainer.env) == wanted
         trainer.algorithm.__class__ = OwnAct
         trainer.algorithm.label = "OwnAct"
-        wanted = "OwnAct has act of its own"
+        wanted = "OwnAct overrides act"
         assert persistent_obstacle(trainer.algorithm, trainer.env) == wanted
