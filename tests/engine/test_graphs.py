@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from gpurl.algorithms import make_algorithm
+from gpurl.algorithms import algorithm_names, make_algorithm
 from gpurl.algorithms.off_policy import OffPolicy
 from gpurl.engine.graphs import WARM_UPS, Graphed
 from gpurl.envs.registry import make_env
@@ -26,7 +26,7 @@ from gpurl.run.setup import make_trainer as api_trainer
 from gpurl.run.trainer import Trainer
 from tests.engines import graph_level, running_state
 from tests.fake_graphs import FakeGraphs, Recorder
-from tests.small_runs import OFF_POLICY, small_settings
+from tests.small_runs import OFF_POLICY, small_settings, some_demonstrations
 
 ITERATIONS = (
     8  # learning begins in the third at the latest; one more without graphs, two to warm up
@@ -51,7 +51,7 @@ def make_trainer(
 ) -> Trainer:
     """A trainer with the fake backend; level off has none."""
     shape = SMALL | ({"minibatches": 1} if algorithm == "a2c" else {})
-    if algorithm in OFF_POLICY:
+    if algorithm in OFF_POLICY or algorithm == "bc":
         shape = {
             name: value for name, value in SMALL.items() if name not in ("minibatches", "network")
         } | small_settings(algorithm)
@@ -91,42 +91,47 @@ def assert_equal(got: Any, wanted: Any) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("env", "changes"),
-    [
-        ("chasing", {}),
-        ("cart_pole", {"schedule": "linear"}),
-        ("pendulum", {"algorithm": "a2c"}),
-        ("chasing", {"network": {"memory": "gru", "hidden": [8]}, "schedule": "constant"}),
-        (
-            "cart_pole",
-            {"normalize_advantage": "minibatch", "clip_range_value": 0.2, "normalize_obs": False},
-        ),
-        ("pendulum", {"squash": True, "entropy_coef": 0.01, "nan": "reset-envs"}),
-        (
-            "pendulum",
-            {"algorithm": "sac", "learning_starts": 70, "schedule": "linear", "nan": "reset-envs"},
-        ),
-        (
-            "pendulum",
-            {"algorithm": "td3", "noise": "ornstein_uhlenbeck", "normalize_obs": True, "n_step": 3},
-        ),
-        ("chasing", {"algorithm": "redq", "prioritized": True, "fit_returns": 0.1}),
-        (
-            "chasing",
-            {"algorithm": "mod_sac", "storage": "bfloat16", "replay_size": 48},
-        ),  # less than warming up writes
-        ("chasing", {"algorithm": "fast_td3", "final_obs_fraction": 0.01}),
-        ("cart_pole", {"algorithm": "rainbow", "target_interval": 3, "tau": 1.0}),
-        ("cart_pole", {"algorithm": "sac", "n_step": 2}),
-        ("cart_pole", {"algorithm": "dqn", "quantiles": 5, "num_critics": 2}),
-        ("cart_pole", {"algorithm": "pqn"}),
-        ("two_step_game", {"algorithm": "vdn", "epsilon_fraction": 1.0}),
-        ("tests.tiny_envs:HiddenAlternating", {}),
-    ],
-    ids=str,
-)
-def test_graphs_do_what_the_loop_does(env: str, changes: dict[str, Any]) -> None:
+# every algorithm, with the options that change what a graph holds
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("chasing", {}),
+    ("cart_pole", {"schedule": "linear"}),
+    ("pendulum", {"algorithm": "a2c"}),
+    ("chasing", {"network": {"memory": "gru", "hidden": [8]}, "schedule": "constant"}),
+    (
+        "cart_pole",
+        {"normalize_advantage": "minibatch", "clip_range_value": 0.2, "normalize_obs": False},
+    ),
+    ("pendulum", {"squash": True, "entropy_coef": 0.01, "nan": "reset-envs"}),
+    (
+        "pendulum",
+        {"algorithm": "sac", "learning_starts": 70, "schedule": "linear", "nan": "reset-envs"},
+    ),
+    (
+        "pendulum",
+        {"algorithm": "td3", "noise": "ornstein_uhlenbeck", "normalize_obs": True, "n_step": 3},
+    ),
+    ("chasing", {"algorithm": "redq", "prioritized": True, "fit_returns": 0.1}),
+    (
+        "chasing",
+        {"algorithm": "mod_sac", "storage": "bfloat16", "replay_size": 48},
+    ),  # less than warming up writes
+    ("chasing", {"algorithm": "fast_td3", "final_obs_fraction": 0.01}),
+    ("cart_pole", {"algorithm": "rainbow", "target_interval": 3, "tau": 1.0}),
+    ("cart_pole", {"algorithm": "discrete_sac", "n_step": 2}),
+    ("cart_pole", {"algorithm": "dqn", "quantiles": 5, "num_critics": 2}),
+    ("cart_pole", {"algorithm": "pqn"}),
+    ("two_step_game", {"algorithm": "vdn", "epsilon_fraction": 1.0}),
+    ("tests.tiny_envs:HiddenAlternating", {}),
+    ("pendulum", {"algorithm": "ddpg"}),
+    ("pendulum", {"algorithm": "fast_sac"}),
+    ("pendulum", {"algorithm": "bc"}),
+]
+
+
+@pytest.mark.parametrize(("env", "changes"), CASES, ids=str)
+def test_graphs_do_what_the_loop_does(env: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    if changes.get("algorithm") == "bc":
+        changes = changes | {"dataset": some_demonstrations(tmp_path, make_env(env, 1, "cpu", 0))}
     wanted = results(make_trainer(env, "off", **changes))
     for level in ("full", "policy"):
         trainer = make_trainer(env, level, **changes)
@@ -134,6 +139,10 @@ def test_graphs_do_what_the_loop_does(env: str, changes: dict[str, Any]) -> None
         assert graph_level(trainer.engine) == level
         assert trainer.engine.notes[1:] == [f"engine eager, CUDA graphs {level}"]
         assert_equal(got, wanted)
+
+
+def test_every_algorithm_is_held_against_the_loop() -> None:
+    assert {changes.get("algorithm", "ppo") for _, changes in CASES} == set(algorithm_names())
 
 
 @pytest.mark.parametrize("level", ["full", "policy"])
