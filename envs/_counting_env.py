@@ -2,13 +2,11 @@
 that are running.
 """
 
-from typing import Any
-
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
-from gpurl.envs.vec_env import VecEnv
+from gpurl.envs.vec_env import Info, Timestep, VecEnv
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_sync_is_free
 
@@ -19,56 +17,54 @@ def select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
 
 
 class CountingEnv(VecEnv):
-    """A VecEnv that keeps its episodes' clocks and returns on the device; `step` calls `_count`,
-    `_episode_info`, `_restart_clocks`.
+    """A VecEnv that keeps the clocks and returns of its episodes on the device; `step` calls
+    `_count`, `_episode_info` and `_restart_clocks`, or `_timestep`.
     """
 
     def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
         super().__init__(num_envs, device)
         self._episode_return = torch.zeros(num_envs, device=self.device)
-        self._episode_start = torch.zeros(
-            num_envs, dtype=torch.int64, device=self.device
-        )  # clock at which the episode really began
+        # the clock at which the episode really began
+        self._episode_start = torch.zeros_like(self.episode_length_buf)
 
     def stagger(self, clocks: Tensor) -> None:
         self.episode_length_buf.copy_(clocks)
         self._episode_start.copy_(clocks)
 
-    def _checked_action(self, actions: Any) -> Tensor:
+    def _checked_action(self, actions: object) -> Tensor:
         """Tensor [N, *action], float32 or int64, of what was given: Gymnasium's own
-        action_space.sample() is an array.
+        action_space.sample() is an array. UsageError where it is not of the action space.
         """
-        action, name, space = (
-            torch.as_tensor(actions, device=self.device),
-            f"{type(self).__name__}.step",
-            self.single_action_space,
-        )
-        shape, dtype = (
-            (self.num_envs, *(space.shape or ())),
-            torch.float32 if isinstance(space, Box) else torch.int64,
-        )
+        action = torch.as_tensor(actions, device=self.device)
+        space = self.single_action_space
+        name = f"{type(self).__name__}.step"
+        shape = (self.num_envs, *(space.shape or ()))
+        dtype = torch.float32 if isinstance(space, Box) else torch.int64
         if action.shape != shape:
             raise UsageError(f"{name}: wanted actions of shape {shape}, got {tuple(action.shape)}")
         if action.is_floating_point() != dtype.is_floating_point:
             raise UsageError(f"{name}: wanted actions of {space}, got {action.dtype}")
-        if isinstance(space, Discrete) and host_sync_is_free(self.device):
-            low, high = int(space.start), int(space.start + space.n - 1)
-            if not low <= int(action.min()) <= int(action.max()) <= high:
-                raise UsageError(
-                    f"{name}: wanted actions from {low} to {high}, got {int(action.min())} to "
-                    f"{int(action.max())}"
-                )
-        if isinstance(space, MultiDiscrete) and host_sync_is_free(self.device):
-            choice = action - torch.as_tensor(space.start)
-            if bool(((choice < 0) | (choice >= torch.as_tensor(space.nvec))).any()):
-                raise UsageError(
-                    f"{name}: wanted actions of {space}, got {int(action.min())} to "
-                    f"{int(action.max())}"
-                )
+        if isinstance(space, (Discrete, MultiDiscrete)) and host_sync_is_free(self.device):
+            self._check_choices(name, action, space)
         return action.to(dtype)
 
+    def _check_choices(self, name: str, action: Tensor, space: Discrete | MultiDiscrete) -> None:
+        if isinstance(space, Discrete):
+            low = int(space.start)
+            high = int(space.start + space.n - 1)
+            is_inside = low <= int(action.min()) <= int(action.max()) <= high
+            expected = f"from {low} to {high}"
+        else:
+            choice = action - torch.as_tensor(space.start)
+            is_inside = bool(((choice >= 0) & (choice < torch.as_tensor(space.nvec))).all())
+            expected = f"of {space}"
+        if not is_inside:
+            raise UsageError(
+                f"{name}: wanted actions {expected}, got {int(action.min())} to {int(action.max())}"
+            )
+
     def _count(self, reward: Tensor, valid: Tensor | None = None) -> None:
-        """Take a step's reward [N] or [N, A] in; where valid [N] is False there was no step."""
+        """Count one step with reward [N] or [N, A], but not where valid [N] is False."""
         reward = reward if self.num_agents == 1 else reward.mean(1)
         if valid is None:
             self.episode_length_buf += 1
@@ -77,8 +73,8 @@ class CountingEnv(VecEnv):
             self.episode_length_buf += valid
             self._episode_return += torch.where(valid, reward, 0.0)
 
-    def _episode_info(self, done: Tensor, truncated: Tensor) -> dict[str, Any]:
-        """What a step's info says of episodes; done, truncated: [N] bool."""
+    def _episode_info(self, done: Tensor, truncated: Tensor) -> Info:
+        """The part of info that is about episodes; done, truncated: [N] bool."""
         length = self.episode_length_buf - self._episode_start
         episode = {"r": self._episode_return.clone(), "l": length}
         return {
@@ -87,6 +83,30 @@ class CountingEnv(VecEnv):
             "episode": episode,
             "_episode": done & (self._episode_start == 0),
         }
+
+    def _timestep(
+        self,
+        shown: list[Tensor],
+        final: list[Tensor],
+        reward: Tensor,
+        terminated: Tensor,
+        truncated: Tensor,
+        done: Tensor,
+        valid: Tensor | None,
+    ) -> Timestep:
+        """Count a step of a simulator that resets by itself, and restart the clocks of episodes
+        that ended. shown, final: obs, and state where there is one, next and at the end.
+        """
+        self._count(reward, valid)
+        info = self._episode_info(done, truncated)
+        info["final_obs"] = final[0]
+        if len(shown) > 1:
+            info["state"] = shown[1]
+            info["final_state"] = final[1]
+        if valid is not None:
+            info["valid"] = valid
+        self._restart_clocks(done)
+        return Timestep(shown[0], reward, terminated, truncated, info)
 
     def _restart_clocks(self, mask: Tensor | None = None) -> None:
         """Everywhere, or where mask [N] bool."""

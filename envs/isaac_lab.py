@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from gpurl.envs._torch_tasks import parse_overrides, set_values
+from gpurl.envs.numpy.spaces import Batch
 from gpurl.envs.numpy.vector import explained, find_spec
 from gpurl.envs.torch_vector import TorchVector
+from gpurl.envs.vec_env import Options
 from gpurl.errors import UsageError
 
 SELECTORS = (
@@ -80,8 +82,8 @@ class IsaacLab(TorchVector):
         )
 
     def _restart(
-        self, index: Tensor, mask: Tensor, seed: int | None, options: dict[str, Any]
-    ) -> tuple[Any, bool]:
+        self, index: Tensor, mask: Tensor, seed: int | None, options: Options
+    ) -> tuple[Batch, bool]:
         inner = self._env.unwrapped
         if hasattr(inner, "observation_manager"):
             return super()._restart(index, mask, seed, options)
@@ -93,7 +95,7 @@ class IsaacLab(TorchVector):
         inner.sim.forward()
         return inner._get_observations(), True
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         super().close_extras(**kwargs)
         if self in _living:
             _living.remove(self)

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from gpurl.errors import EnvError, UsageError
 
+Info = dict[str, Any]  # what `reset` and `step` return beside their tensors
+Options = dict[str, Any]  # of `reset`, as Gymnasium has them: "reset_mask" [N] bool, and others
+
 
 class Timestep(NamedTuple):
     """What a step returns; unpacks as Gymnasium's five values. `obs` is new memory in each step:
@@ -37,7 +40,7 @@ class Timestep(NamedTuple):
     terminated: Tensor  # [N] bool: the task ended, the value after it is zero
     # [N] bool: cut off by time, the value of final_obs still counts; never together with terminated
     truncated: Tensor
-    info: dict[str, Any]
+    info: Info
 
 
 class VecEnv(gymnasium.vector.VectorEnv):
@@ -104,8 +107,8 @@ class VecEnv(gymnasium.vector.VectorEnv):
         return ""
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Tensor, dict[str, Any]]:
+        self, *, seed: int | None = None, options: Options | None = None
+    ) -> tuple[Tensor, Info]:
         """Start all episodes anew, or those of `options["reset_mask"]` [N] bool. Returns (obs [N,
         *obs], info).
         """
@@ -132,6 +135,22 @@ class VecEnv(gymnasium.vector.VectorEnv):
         """Continue from `state_dict()` of an env with as many environments."""
         if state:
             raise NotImplementedError(f"{type(self).__name__} cannot restore a state")
+
+
+def describe(value: object) -> str:
+    """The form of a value, for an error."""
+    if isinstance(value, Tensor):
+        return f"shape {tuple(value.shape)}"
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return f"a {type(value).__name__}"
+
+
+def check_at_least_one(**values: int | None) -> None:
+    """UsageError for a number below 1; None is no number."""
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{name} must be at least 1, got {value}")
 
 
 def check_tensor(

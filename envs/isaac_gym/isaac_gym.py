@@ -178,27 +178,17 @@ class IsaacGym(CountingEnv):
             self._is_running = True
         else:
             self._send("restart", {"mask": mask})
-            self._steps.kill(mask)
+            self._steps.end_episodes(mask)
             self._restart_clocks(mask)
-        return self._steps.obs.clone(), {} if self._steps.state is None else {
-            "state": self._steps.state.clone()
-        }
+        obs, *state = [rows.clone() for rows in self._steps.shown]
+        return obs, {"state": state[0]} if state else {}
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         if not self._is_running:
             raise UsageError("IsaacGym.step: reset() comes before the first step")
         self._send("step", {"action": self._checked_action(actions)})
         returned = self._returned()
-        final_obs, final_state, reward, terminated, truncated, valid = self._steps.transition(
-            returned
-        )
-        self._count(reward, valid)
-        done = terminated | truncated
-        info = self._episode_info(done, truncated) | {"final_obs": final_obs, "valid": valid}
-        if returned.state is not None:
-            info |= {"state": returned.state, "final_state": final_state}
-        self._restart_clocks(done)
-        return Timestep(returned.obs, reward, terminated, truncated, info)
+        return self._timestep(returned.shown(), *self._steps.transition(returned))
 
     def stagger(self, clocks: Tensor) -> None:
         if self._clocks_move_together:

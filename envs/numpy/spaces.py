@@ -14,6 +14,8 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from gpurl.errors import UsageError
 
+Batch = Any  # of a space, as its library has it: an array, or dicts and tuples of arrays
+
 
 class Encoder(NamedTuple):
     """`encode` turns a batch of the original space into an array [N, *space.shape] of its own

@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from gpurl.envs.numpy.envpool import EnvPool
 from gpurl.envs.numpy.workers import Workers
+from gpurl.envs.vec_env import describe
 from gpurl.errors import EnvError, UsageError, did_you_mean
 from gpurl.kernels.memory_errors import find_out_of_memory
 
@@ -63,12 +64,7 @@ class Watched(gymnasium.Wrapper):
     def _check(self, call: str, result: Any, wanted: str, length: int) -> None:
         where = f"environment {self.index} failed in {call}"
         if not isinstance(result, tuple) or len(result) != length:
-            got = (
-                f"a tuple of {len(result)}"
-                if isinstance(result, tuple)
-                else f"a {type(result).__name__}"
-            )
-            raise EnvError(f"{where}: wanted {wanted}, got {got}")
+            raise EnvError(f"{where}: wanted {wanted}, got {describe(result)}")
         if self._shape is not None and np.shape(result[0]) != self._shape:
             raise EnvError(
                 f"{where}: wanted an observation of shape {self._shape}, as {self.env} says, got "

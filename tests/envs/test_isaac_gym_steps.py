@@ -31,7 +31,7 @@ def test_a_task_that_restarts_later() -> None:
     assert made.truncated.tolist() == [True, False, False]  # the clock says so, the task did not
     assert made.terminated.tolist() == [False, True, False]
     assert made.reward.tolist() == [1.0, 1.0, 0.0]
-    assert made.final_obs.flatten().tolist() == pytest.approx([1.0, 1.1, 1.2])
+    assert made.final[0].flatten().tolist() == pytest.approx([1.0, 1.1, 1.2])
     made = steps.transition(returned([2.0, 2.1, 2.2], [1, 0, 1], [0, 0, 1], [5, 5, 1], reward=NAN))
     assert made.valid.tolist() == [False, False, True]
     assert made.truncated.tolist() == [False, False, True]  # the task says so, the clock does not
@@ -51,10 +51,9 @@ def test_a_task_that_restarts_at_once() -> None:
     assert made.valid.all()
     assert made.truncated.tolist() == [True, False, False]
     assert made.terminated.tolist() == [False, True, False]
-    assert made.final_obs.flatten().tolist() == pytest.approx([0.0, 0.1, 1.2])
-    assert made.final_state is not None
-    assert made.final_state.flatten().tolist() == pytest.approx([0.0, 1.0, 12.0])
-    steps.kill(torch.tensor([True, False, False]))
+    assert made.final[0].flatten().tolist() == pytest.approx([0.0, 0.1, 1.2])
+    assert made.final[1].flatten().tolist() == pytest.approx([0.0, 1.0, 12.0])
+    steps.end_episodes(torch.tensor([True, False, False]))
     made = steps.transition(returned([2.0, 2.1, 2.2], [1, 0, 1], [0, 0, 0], [0, 0, 0]))
     assert made.valid.tolist() == [False, True, True]
     assert made.terminated.tolist() == [False, False, True]
@@ -64,10 +63,9 @@ def test_a_task_that_restarts_at_once() -> None:
 def test_what_broke_does_not_show_until_its_restart() -> None:
     steps = IsaacGymSteps(restarts_later=True, last_clock=5)
     steps.restart(returned([NAN, NAN, 0.2], [0, 0, 0], [0, 0, 0], [0, 0, 0]))
-    steps.kill(torch.tensor([True, False, True]))
-    assert steps.obs.flatten().nan_to_num(-1.0).tolist() == pytest.approx([0.0, -1.0, 0.2])
-    assert steps.state is not None
-    assert steps.state.flatten().nan_to_num(-1.0).tolist() == pytest.approx([0.0, -1.0, 2.0])
+    steps.end_episodes(torch.tensor([True, False, True]))
+    assert steps.shown[0].flatten().nan_to_num(-1.0).tolist() == pytest.approx([0.0, -1.0, 0.2])
+    assert steps.shown[1].flatten().nan_to_num(-1.0).tolist() == pytest.approx([0.0, -1.0, 2.0])
 
 
 @pytest.mark.parametrize("restarts_later", [True, False])
@@ -76,5 +74,5 @@ def test_the_host_looks_at_nothing(restarts_later: bool) -> None:
     with no_host_syncs(), FakeTensorMode(allow_non_fake_inputs=True):
         steps = IsaacGymSteps(restarts_later, last_clock=5)
         steps.restart(given)
-        steps.kill(steps.transition(given).terminated)
+        steps.end_episodes(steps.transition(given).terminated)
         assert steps.transition(given).valid.shape == (3,)

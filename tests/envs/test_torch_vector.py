@@ -313,7 +313,7 @@ def test_misuse_and_misbehaviour_are_named() -> None:
         make_env("torch_vector:tests.torch_walks:Walks/Pikc-v1", 2)
     with pytest.raises(UsageError, match=r"cannot be made: TypeError: .*unheard_of"):
         pick(overrides="unheard_of=1")
-    with pytest.raises(UsageError, match="metadata\\['autoreset_mode'\\] must be"):
+    with pytest.raises(UsageError, match="metadata\\['autoreset_mode'\\] to "):
         TorchVector(2, env=WalkVector(2, "SameStep"))  # type: ignore[arg-type]
     with pytest.raises(EnvError, match="wanted a tensor, got a ndarray; gymnasium_cpu takes"):
         make_env("torch_vector:CartPole-v1", 2).reset()

@@ -141,7 +141,7 @@ def test_workers_are_started_again_as_often_as_allowed(
         (told,) = [record.getMessage() for record in caplog.records if record.name == "gpurl"][
             count - 1 :
         ]
-        assert f"all 3 workers are started again ({count} of 2 times)" in told
+        assert f"all 3 workers are restarted ({count} of 2 times)" in told
         after = env.step(torch.zeros(3, 1))
         assert after.info["valid"].all()
         assert after.info["episode"]["l"].tolist() == env.episode_length_buf.tolist() == [1, 1, 1]
@@ -302,7 +302,7 @@ def test_a_run_goes_on_after_a_restart_and_never_learns_from_that_step(
         )
     assert run.outcome.steps == 36
     assert torch.cat(valid).all(1).tolist() == [step != 5 for step in range(12)]
-    assert len([told for told in caplog.messages if "started again (1 of 1 times)" in told]) == 1
+    assert len([told for told in caplog.messages if "restarted (1 of 1 times)" in told]) == 1
     if algorithm == "sac":
         flags = load_checkpoint(run.folder)[0]["replay"]["flags"].view(-1, 3)[:12]
         assert ((flags & 4) > 0).all(1).tolist() == [step == 5 for step in range(12)]
