@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from torch import Tensor
 
 from gpurl.envs.numpy.spaces import Arrays, Encoder, make_decoder, make_encoder
+from gpurl.envs.vec_env import same_device
 from gpurl.errors import EnvError, UsageError
 
 CRITIC_GROUPS = ("critic", "privileged")  # of a dict of observations: what only critics may see
@@ -142,8 +143,3 @@ def make_torch_decoder(
     )
     shape = () if isinstance(space, Discrete) else space.shape or ()
     return decoded, lambda actions: actions.to(device).reshape(-1, *shape) + start
-
-
-def same_device(one: torch.device, other: torch.device) -> bool:
-    """Whether they are one; a CUDA device without a number is any."""
-    return one.type == other.type and (one.index == other.index or None in (one.index, other.index))

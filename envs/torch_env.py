@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gpurl.envs._counting_env import CountingEnv, select
-from gpurl.envs.vec_env import Timestep, check_tensor
+from gpurl.envs.vec_env import Timestep, check_at_least_one, check_tensor, step_specs
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_sync_is_free, use_triton
 from gpurl.kernels.env_step import Clocks, RandomStreams, TritonEnv, TritonTask, env_step_triton
@@ -43,10 +43,10 @@ class TorchEnv(CountingEnv):
         max_episode_steps: int | None = None,
     ) -> None:
         super().__init__(num_envs, device)
-        if max_episode_steps is not None and max_episode_steps < 1:
-            raise UsageError(f"max_episode_steps must be at least 1, got {max_episode_steps}")
+        check_at_least_one(max_episode_steps=max_episode_steps)
         if max_episode_steps is not None:
             self.max_episode_steps = max_episode_steps
+        self._specs = step_specs(self)
         self._random = CounterRandom(seed, self.num_envs, self.device)
         self._state: State | None = None  # before the first reset
 
@@ -124,8 +124,8 @@ class TorchEnv(CountingEnv):
             return self._step_in_triton(in_triton, action)
         next_state, reward, terminated = self.transition(self._state, action, self._random)
         where = f"{type(self).__name__}.transition"
-        check_tensor(f"{where}: reward", reward, self.reward_shape, torch.float32, self.device)
-        check_tensor(f"{where}: terminated", terminated, (self.num_envs,), torch.bool, self.device)
+        for key, value in (("reward", reward), ("terminated", terminated)):
+            check_tensor(f"{where}: {key}", value, self._specs[key], self.device)
         self._count(reward)
         if self.max_episode_steps is None:
             truncated = torch.zeros_like(terminated)

@@ -137,10 +137,108 @@ class VecEnv(gymnasium.vector.VectorEnv):
             raise NotImplementedError(f"{type(self).__name__} cannot restore a state")
 
 
+class TensorSpec(NamedTuple):
+    """What a tensor must be."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None = None  # None: any, on any device
+
+
+def step_specs(env: VecEnv) -> dict[str, TensorSpec]:
+    """The contract of a step: all tensors that it returns, by their keys in messages, without
+    gradient; only info['valid'] may be missing. `reset` returns obs and info['state'] alike.
+    """
+    row = (env.num_envs,)
+    space = env.single_observation_space
+    is_image = space.dtype == np.uint8
+    obs = TensorSpec(row + (space.shape or ()), torch.uint8 if is_image else torch.float32)
+    flag = TensorSpec(row, torch.bool)
+    specs = {
+        "obs": obs,
+        "reward": TensorSpec(env.reward_shape, torch.float32),
+        "terminated": flag,
+        "truncated": flag,
+        "info['final_obs']": obs,
+        "info['episode']['r']": TensorSpec(row),
+        "info['episode']['l']": TensorSpec(row),
+        "info['_episode']": TensorSpec(row),
+        "info['valid']": flag,
+    }
+    if env.single_state_space is not None:
+        state = TensorSpec(row + (env.single_state_space.shape or ()), torch.float32)
+        specs |= {"info['state']": state, "info['final_state']": state}
+    return specs
+
+
+def step_values(timestep: Timestep) -> dict[str, Any]:
+    """What a step returned, by the keys of `step_specs`; None where it lacks something."""
+    info = timestep.info
+    episode = info.get("episode")
+    if not isinstance(episode, dict):
+        episode = {}
+    values = {
+        "obs": timestep.obs,
+        "reward": timestep.reward,
+        "terminated": timestep.terminated,
+        "truncated": timestep.truncated,
+        "info['final_obs']": info.get("final_obs"),
+        "info['episode']['r']": episode.get("r"),
+        "info['episode']['l']": episode.get("l"),
+        "info['_episode']": info.get("_episode"),
+        "info['state']": info.get("state"),
+        "info['final_state']": info.get("final_state"),
+    }
+    if "valid" in info:
+        values["info['valid']"] = info["valid"]
+    return values
+
+
+def tensor_problem(value: object, spec: TensorSpec, device: torch.device) -> str:
+    """What is wrong with `value`, as `wanted ..., got ...`; empty where nothing is. The device does
+    nothing for it.
+    """
+    shape, dtype = spec
+    # the usual case in one line of comparisons; whatever differs is looked at again, and named
+    if (
+        type(value) is Tensor
+        and value.shape == shape
+        and (dtype is None or (value.dtype == dtype and value.device == device))
+    ):
+        return ""
+    expected = f"a tensor of shape {shape}"
+    if dtype is not None:
+        expected += f", {dtype}, on {device}"
+    if not isinstance(value, Tensor):
+        got = "nothing" if value is None else f"a {type(value).__name__}"
+    elif value.shape != shape:
+        got = f"shape {tuple(value.shape)}"
+
+    elif dtype is None:
+        return ""
+    elif value.dtype != dtype:
+        got = str(value.dtype)
+    elif not same_device(value.device, device):
+        got = f"a tensor on {value.device}"
+    else:
+        return ""
+    return f"wanted {expected}, got {got}"
+
+
+def check_tensor(where: str, value: object, spec: TensorSpec, device: torch.device) -> None:
+    """EnvError that begins with `where`, unless `value` is what `spec` says, on `device`."""
+    if problem := tensor_problem(value, spec, device):
+        raise EnvError(f"{where}: {problem}")
+
+
+def same_device(one: torch.device, other: torch.device) -> bool:
+    """Whether they are one; a CUDA device without a number is any."""
+    return one.type == other.type and (one.index == other.index or None in (one.index, other.index))
+
+
 def describe(value: object) -> str:
     """The form of a value, for an error."""
     if isinstance(value, Tensor):
-        return f"shape {tuple(value.shape)}"
+        return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     return f"a {type(value).__name__}"
@@ -151,30 +249,3 @@ def check_at_least_one(**values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value < 1:
             raise UsageError(f"{name} must be at least 1, got {value}")
-
-
-def check_tensor(
-    where: str, value: object, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> None:
-    """EnvError that begins with `where`, unless `value` is a tensor of this shape and dtype on
-    `device`; costs a device nothing.
-    """
-    # the common case is one line of comparisons; whatever differs is looked at again, and named
-    if (
-        type(value) is Tensor
-        and value.shape == shape
-        and value.dtype == dtype
-        and value.device == device
-    ):
-        return
-    if not isinstance(value, Tensor):
-        got = "nothing" if value is None else f"a {type(value).__name__}"
-    elif value.shape != shape:
-        got = f"shape {tuple(value.shape)}"
-    elif value.dtype != dtype:
-        got = str(value.dtype)
-    elif value.device.type != device.type or device.index not in (None, value.device.index):
-        got = f"a tensor on {value.device}"
-    else:
-        return
-    raise EnvError(f"{where}: wanted a tensor of shape {shape}, {dtype}, on {device}, got {got}")

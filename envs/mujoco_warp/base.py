@@ -35,7 +35,7 @@ from gpurl.envs.mujoco_warp._simulation import (
     load_model,
     load_simulators,
 )
-from gpurl.envs.vec_env import Timestep, check_tensor
+from gpurl.envs.vec_env import TensorSpec, Timestep, check_tensor
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import host_sync_is_free
 from gpurl.kernels.random import CounterRandom
@@ -331,17 +331,14 @@ class MujocoWarpEnv(CountingEnv):
                     f"{getattr(obs, 'shape', obs)!r}"
                 )
             self.single_observation_space = Box(-np.inf, np.inf, (obs.shape[1],), np.float32)
-        check_tensor(
-            f"{name}.observe",
-            obs,
-            (1, *(self.single_observation_space.shape or ())),
-            torch.float32,
-            self.device,
-        )
-        check_tensor(
-            f"{name}.reward", self.reward(fields, watched, action), (1,), torch.float32, self.device
-        )
-        check_tensor(f"{name}.terminated", self.terminated(fields), (1,), torch.bool, self.device)
+        width = self.single_observation_space.shape or ()
+        expected = {
+            "observe": (obs, TensorSpec((1, *width), torch.float32)),
+            "reward": (self.reward(fields, watched, action), TensorSpec((1,), torch.float32)),
+            "terminated": (self.terminated(fields), TensorSpec((1,), torch.bool)),
+        }
+        for function, (value, spec) in expected.items():
+            check_tensor(f"{name}.{function}", value, spec, self.device)
         return sorted(watched._names), fields.used()
 
     def _start(self) -> None:
@@ -365,20 +362,9 @@ class MujocoWarpEnv(CountingEnv):
         """First states where mask [N]; the other worlds are left as they are, bit for bit."""
         name, data, model = type(self).__name__, self.data, self.model
         qpos, qvel = self.initial_state(self._random)
-        check_tensor(
-            f"{name}.initial_state: qpos",
-            qpos,
-            (self.num_envs, model.nq),
-            torch.float32,
-            self.device,
-        )
-        check_tensor(
-            f"{name}.initial_state: qvel",
-            qvel,
-            (self.num_envs, model.nv),
-            torch.float32,
-            self.device,
-        )
+        for key, value, width in (("qpos", qpos, model.nq), ("qvel", qvel, model.nv)):
+            spec = TensorSpec((self.num_envs, width), torch.float32)
+            check_tensor(f"{name}.initial_state: {key}", value, spec, self.device)
         for field, value in ((data.qpos, qpos), (data.qvel, qvel)):
             field.copy_(torch.where(mask.unsqueeze(1), value, field))
         for cleared in (*STATE[2:], *FORCES):

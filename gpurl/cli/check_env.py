@@ -1,12 +1,11 @@
-"""Tries an environment out and says where it breaks the contract of `gpurl.envs.vec_env`: the first
-thing to run on a task of your own.
+"""Tries an environment out and reports where it breaks the contract of `gpurl.envs.vec_env`: the
+first thing to run on a task of your own.
 """
 
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import gymnasium
 import torch
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
@@ -15,31 +14,31 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from gpurl.envs.registry import env_options, make_env
 from gpurl.envs.torch_env import TorchEnv
-from gpurl.envs.vec_env import Timestep, VecEnv
+from gpurl.envs.vec_env import TensorSpec, Timestep, VecEnv, step_values, tensor_problem
 from gpurl.errors import EnvError, UsageError, first_line, raised_at
-from gpurl.guards.contract import EnvGuard, check_reset, check_step
+from gpurl.guards.contract import EnvGuard, check_reset, check_step, reset_env
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.random import CounterRandom
 
 NUM_ENVS = 8  # of an environment given by name
-SLACK = 1e-5  # relative: how far rounding may carry an observation over a limit of its space
+SLACK = 1e-5  # relative: how far rounding may put an observation outside its space
 REPLAYED = 16  # steps that are played twice
 Check = Callable[[VecEnv, int, int], Iterator[str]]
 
 
 def check_env(env: VecEnv | str, steps: int = 64, seed: int = 0) -> list[str]:
-    """What is wrong with `env`, each with what was wanted and what was got; empty when it keeps the
+    """All problems of `env`, each with what was wanted and what was got; empty when it keeps the
     contract.
 
     An environment given as an object is stepped and left somewhere in an episode. Exceptions inside
-    it are findings, not raised.
+    it are problems, not raised.
     """
     if isinstance(env, str):
-        made = make_env(env, NUM_ENVS, seed=seed)
+        new_env = make_env(env, NUM_ENVS, seed=seed)
         try:
-            return check_env(made, steps, seed)
+            return check_env(new_env, steps, seed)
         finally:
-            made.close()
+            new_env.close()
     if not isinstance(env, VecEnv):
         bases = ", ".join(base.__name__ for base in type(env).__bases__)
         return [
@@ -67,9 +66,7 @@ def check_env(env: VecEnv | str, steps: int = 64, seed: int = 0) -> list[str]:
 
 
 def _run(check: Check, env: VecEnv, steps: int, seed: int) -> list[str]:
-    """The findings of one check, up to an exception inside the environment, which is the last of
-    them.
-    """
+    """The problems of one check; an exception inside the environment ends it, as the last one."""
     problems: list[str] = []
     try:
         problems.extend(check(env, steps, seed))
@@ -84,11 +81,8 @@ def _run(check: Check, env: VecEnv, steps: int, seed: int) -> list[str]:
 
 
 def _check_attributes(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
-    """What `VecEnv.__init__` sets, and the spaces."""
+    """What `VecEnv.__init__` sets, which checks the spaces."""
     name = type(env).__name__
-    for key in ("single_observation_space", "single_action_space"):
-        if not isinstance(getattr(env, key, None), gymnasium.Space):
-            yield f"{name}.{key}: wanted a gymnasium.Space, got {getattr(env, key, None)!r}"
     if not all(
         hasattr(env, key) for key in ("num_envs", "device", "observation_space", "action_space")
     ):
@@ -99,16 +93,9 @@ def _check_attributes(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
         return
     if not isinstance(env.single_observation_space, Box):
         yield f"{name}.single_observation_space: wanted a Box, got {env.single_observation_space}"
-    clocks = env.episode_length_buf
-    if (
-        clocks.dtype != torch.int64
-        or clocks.shape != (env.num_envs,)
-        or clocks.device.type != env.device.type
-    ):
-        yield (
-            f"{name}.episode_length_buf: wanted int64 of shape ({env.num_envs},) on {env.device}, "
-            f"got {_form(clocks)}"
-        )
+    spec = TensorSpec((env.num_envs,), torch.int64)
+    if problem := tensor_problem(env.episode_length_buf, spec, env.device):
+        yield f"{name}.episode_length_buf: {problem}"
     if env.metadata.get("autoreset_mode") != env.autoreset_mode or not isinstance(
         env.autoreset_mode, AutoresetMode
     ):
@@ -120,34 +107,29 @@ def _check_attributes(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
 
 def _check_reset(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
     name = f"{type(env).__name__}.reset"
-    result = env.reset(seed=seed)
-    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-        yield (
-            f"{name}: wanted a tuple (obs, info), got {type(result).__name__} of "
-            f"{[type(part).__name__ for part in result]}"
-        )
-        return
-    obs, _ = result
-    check_reset(env, obs)
+    obs = reset_env(env, seed)
     yield from _value_problems(env, name, {"obs": obs})
     if env.episode_length_buf.any():
         yield (
             f"{name}: episode_length_buf: wanted zeros after a reset, got "
             f"{env.episode_length_buf.tolist()}"
         )
-    again, _ = env.reset(seed=seed)
-    if not _same(again, obs):
+    if not _same(reset_env(env, seed), obs):
         yield f"{name}: obs: wanted the same first observations for the same seed, got others"
 
 
 def _check_steps(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
     """Random actions; stops at the first step that is wrong."""
     draw = _action_source(env, seed)
-    obs, _ = env.reset(seed=seed)
-    returned, kept, guard = {"reset: obs": obs}, {"reset: obs": obs.clone()}, EnvGuard(env)
+    guard = EnvGuard(env)
+    obs = reset_env(env, seed)
+    # everything that was returned, and copies of it
+    returned = {"reset: obs": obs}
+    copies = {"reset: obs": obs.clone()}
     for step in range(steps):
         action = draw()
-        before, clocks = action.clone(), env.episode_length_buf.clone()
+        before = action.clone()
+        clocks = env.episode_length_buf.clone()
         timestep = env.step(action)
         guard.check(timestep)
         problems = list(_step_problems(env, timestep, clocks))
@@ -158,7 +140,7 @@ def _check_steps(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
             )
         tensors = _tensors(timestep)
         for key, earlier in returned.items():
-            if not _same(earlier, kept[key]):
+            if not _same(earlier, copies[key]):
                 problems.append(
                     f"{type(env).__name__}.step: wanted earlier returned tensors left alone, got "
                     f"{key} changed by a later step"
@@ -167,17 +149,20 @@ def _check_steps(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
             yield from problems
             return
         returned |= {f"step {step}: {key}": value for key, value in tensors.items()}
-        kept |= {f"step {step}: {key}": value.clone() for key, value in tensors.items()}
+        copies |= {f"step {step}: {key}": value.clone() for key, value in tensors.items()}
 
 
 def _step_problems(env: VecEnv, timestep: Timestep, clocks: Tensor) -> Iterator[str]:
-    """What is wrong in one step whose form is right; clocks: [N] episode_length_buf before it."""
+    """Wrong values in one step that has passed `check_step`; clocks: [N] episode_length_buf before
+    it.
+    """
     name = f"{type(env).__name__}.step"
     obs, reward, terminated, truncated, info = timestep
-    done, final_obs = terminated | truncated, info["final_obs"]
-    pairs = {"obs": (obs, final_obs)}
+    done = terminated | truncated
+    # numbers, and that the true successor differs from what is shown only where an episode ended
+    pairs = {"obs": (obs, info["final_obs"])}
     if env.single_state_space is not None:
-        pairs["state"] = info["state"], info["final_state"]
+        pairs["state"] = (info["state"], info["final_state"])
     for key, (now, final) in pairs.items():
         yield from _value_problems(
             env, name, {key: now, f"info['final_{key}']": final, "reward": reward}
@@ -188,50 +173,42 @@ def _step_problems(env: VecEnv, timestep: Timestep, clocks: Tensor) -> Iterator[
                 f"{name}: info['final_{key}']: wanted {key} where no episode ended, got another in "
                 f"environments {_where(differs)}"
             )
+    # flags and their repetitions in info
     both = terminated & truncated
     if both.any():
         yield (
             f"{name}: truncated: wanted False where terminated, got both in environments "
             f"{_where(both)}"
         )
-    valid = info.get("valid", torch.ones_like(done))
     for key, flag in (("_final_obs", done), ("time_outs", truncated)):
         mask = info.get(key)
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not torch.equal(mask, flag):
             wanted = "terminated | truncated" if key == "_final_obs" else "truncated"
             yield f"{name}: info[{key!r}]: wanted {wanted}, got {_form(mask)}"
+    # clocks and statistics of episodes
+    valid = info.get("valid", torch.ones_like(done))
     expected = (clocks + valid).masked_fill(done, 0)
     if not torch.equal(env.episode_length_buf, expected):
         wrong = env.episode_length_buf != expected
         got = f"{env.episode_length_buf[wrong].tolist()} in environments {_where(wrong)}"
         yield f"{name}: episode_length_buf: wanted one more a step and 0 after an end, got {got}"
-    if "episode" in info:
-        for value in (info["episode"].get("r"), info["episode"].get("l"), info.get("_episode")):
-            if not isinstance(value, Tensor) or value.shape != done.shape:
-                wanted = f"r and l of shape ({env.num_envs},) and info['_episode'] beside it"
-                yield f"{name}: info['episode']: wanted {wanted}, got {_form(value)}"
-                return
-        empty = info["_episode"].bool() & (info["episode"]["l"] < 1)
-        if empty.any():
-            yield (
-                f"{name}: info['episode']['l']: wanted at least 1 step in an episode that ended, "
-                f"got 0 in environments {_where(empty)}"
-            )
+    empty = info["_episode"].bool() & (info["episode"]["l"] < 1)
+    if empty.any():
+        yield (
+            f"{name}: info['episode']['l']: wanted at least 1 step in an episode that ended, got 0 "
+            f"in environments {_where(empty)}"
+        )
 
 
 def _value_problems(env: VecEnv, name: str, values: dict[str, Tensor]) -> Iterator[str]:
-    """Not finite, outside the space, or in the autograd graph."""
-    space: Any = env.single_observation_space
+    """Numbers that are not finite, and observations outside their space."""
+    space = env.single_observation_space
+    assert isinstance(space, Box)
     low, high = (
         torch.as_tensor(limit, dtype=torch.float64, device=env.device)
         for limit in (space.low, space.high)
     )
     for key, value in values.items():
-        if value.requires_grad:
-            yield (
-                f"{name}: {key}: wanted a tensor without gradient, got requires_grad=True; compute "
-                f"under torch.no_grad() or detach()"
-            )
         rows = ~torch.isfinite(value).reshape(env.num_envs, -1).all(1)
         if rows.any():
             yield (
@@ -265,12 +242,14 @@ def _check_replay(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
 
 
 def _check_reset_mask(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
+    """Environments outside the mask stay as they are."""
     name = f"{type(env).__name__}.reset(options={{'reset_mask': ...}})"
     draw = _action_source(env, seed)
-    obs, _ = env.reset(seed=seed)
+    env.reset(seed=seed)
     for _ in range(3):
         obs = env.step(draw()).obs
-    obs, clocks = obs.clone(), env.episode_length_buf.clone()
+    obs = obs.clone()
+    clocks = env.episode_length_buf.clone()
     mask = torch.arange(env.num_envs, device=env.device) % 2 == 0
     options = {"reset_mask": mask}
     after, _ = env.reset(options=options)
@@ -283,9 +262,10 @@ def _check_reset_mask(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
             f"{name}: obs: wanted the environments outside the mask left alone, got others in "
             f"{_where(~mask)}"
         )
-    if not torch.equal(env.episode_length_buf, clocks.masked_fill(mask, 0)):
+    expected = clocks.masked_fill(mask, 0)
+    if not torch.equal(env.episode_length_buf, expected):
         yield (
-            f"{name}: episode_length_buf: wanted {clocks.masked_fill(mask, 0).tolist()}, got "
+            f"{name}: episode_length_buf: wanted {expected.tolist()}, got "
             f"{env.episode_length_buf.tolist()}"
         )
 
@@ -310,8 +290,8 @@ def _check_resume(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
 
 
 def _check_sizes(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
-    """One environment, and three: where axes are mixed up it shows. Passed over where the
-    constructor wants more than it can be given.
+    """One environment, and three, show where axes are mixed up. Skipped where the constructor needs
+    arguments that are not known here.
     """
     for num_envs in (1, 3):
         try:
@@ -324,8 +304,7 @@ def _check_sizes(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
         ):
             return  # made with options that are not known here
         try:
-            obs, _ = other.reset(seed=seed)
-            check_reset(other, obs)
+            reset_env(other, seed)
             draw = _action_source(other, seed)
             for _ in range(3):
                 check_step(other, other.step(draw()))
@@ -346,8 +325,9 @@ def _check_functions(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
     given.
     """
     assert isinstance(env, TorchEnv)
-    name, num_envs = type(env).__name__, env.num_envs + 2
-    state = env.initial_state(rng := CounterRandom(seed, num_envs, env.device))
+    name = type(env).__name__
+    num_envs = env.num_envs + 2
+    state = env.initial_state(CounterRandom(seed, num_envs, env.device))
     for key, value in state.items():
         if value.shape[:1] != (num_envs,):
             yield (
@@ -355,16 +335,20 @@ def _check_functions(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
                 f"got shape {tuple(value.shape)}"
             )
             return
-    state = env.initial_state(rng := CounterRandom(seed, env.num_envs, env.device))
+    rng = CounterRandom(seed, env.num_envs, env.device)
+    state = env.initial_state(rng)
     draw = _action_source(env, seed)
     for _ in range(min(steps, REPLAYED)):
         action = draw()
-        given = {**state, "action": action}
-        kept = {key: value.clone() for key, value in given.items()}
+        inputs = {**state, "action": action}
+        inputs_before = {key: value.clone() for key, value in inputs.items()}
         next_state, _, _ = env.transition(state, action, rng)
-        observed = {key: value.clone() for key, value in next_state.items()}
+        next_before = {key: value.clone() for key, value in next_state.items()}
         env.observe(next_state)
-        for call, before, after in (("transition", kept, given), ("observe", observed, next_state)):
+        for call, before, after in (
+            ("transition", inputs_before, inputs),
+            ("observe", next_before, next_state),
+        ):
             changed = [key for key, value in before.items() if not _same(value, after[key])]
             if changed:
                 yield (
@@ -399,37 +383,33 @@ def _check_batch_independence(env: VecEnv, steps: int, seed: int) -> Iterator[st
     instructions.
     """
     assert isinstance(env, TorchEnv)
-    few, many = 3, 3 + 5
-    states, generators = [], []
-    for num_envs in (few, many):
-        generators.append(CounterRandom(seed, num_envs, env.device))
-        states.append(env.initial_state(generators[-1]))
+    few = 3
+    many = 8
+    few_rng, many_rng = (CounterRandom(seed, count, env.device) for count in (few, many))
+    few_state = env.initial_state(few_rng)
+    many_state = env.initial_state(many_rng)
     space = copy.deepcopy(env.single_action_space)
     space.seed(seed)
     for _ in range(min(steps, REPLAYED)):
         action = torch.stack(
             [torch.as_tensor(space.sample(), device=env.device) for _ in range(many)]
         )
-        for key in states[0]:
-            small, large = states[0][key].double(), states[1][key][:few].double()
-            if not torch.allclose(small, large, rtol=1e-4, atol=1e-5, equal_nan=True):
+        for key, value in few_state.items():
+            first = many_state[key][:few].double()
+            if not torch.allclose(value.double(), first, rtol=1e-4, atol=1e-5, equal_nan=True):
                 yield (
                     f"{type(env).__name__}: {key}: wanted the same environments whatever their "
                     f"number, got others with {few} and {many}"
                 )
                 return
-        states = [
-            env.transition(state, action[: len(action) if at else few], generators[at])[0]
-            for at, state in enumerate(states)
-        ]
-        for generator in generators:
-            generator.advance()
+        few_state = env.transition(few_state, action[:few], few_rng)[0]
+        many_state = env.transition(many_state, action, many_rng)[0]
+        few_rng.advance()
+        many_rng.advance()
 
 
 def _check_host_syncs(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
-    """Reset and step with tensors that have no values: whatever makes the host look at one stands
-    out.
-    """
+    """Reset and step with tensors that have no values: whatever makes the host read one raises."""
     action = _action_source(env, seed)()
     env.reset(seed=seed)
     try:
@@ -447,9 +427,11 @@ def _check_host_syncs(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
         operation = (
             str(getattr(error, "func", "")) or f"{type(error).__name__}: {first_line(error)}"
         )
-        wanted = "a step in which the host looks at no tensor, as graph_safe says"
         place = raised_at(error, type(env))
-        yield f"{type(env).__name__}: wanted {wanted}, got {operation} ({place})"
+        yield (
+            f"{type(env).__name__}: wanted a step in which the host looks at no tensor, as "
+            f"graph_safe says, got {operation} ({place})"
+        )
 
 
 def _action_source(env: VecEnv, seed: int) -> Callable[[], Tensor]:
@@ -460,16 +442,14 @@ def _action_source(env: VecEnv, seed: int) -> Callable[[], Tensor]:
 
 
 def _tensors(timestep: Timestep) -> dict[str, Tensor]:
-    """The tensors of a step by name, those of info included."""
-    found = {name: getattr(timestep, name) for name in ("obs", "reward", "terminated", "truncated")}
+    """All tensors of a step by their keys, also those of info that the contract does not know."""
+    values = step_values(timestep)
     for key, value in timestep.info.items():
-        nested = value.items() if isinstance(value, dict) else ((None, value),)
-        found |= {
-            f"info[{key!r}]" + (f"[{inner!r}]" if inner else ""): part
-            for inner, part in nested
-            if isinstance(part, Tensor)
-        }
-    return found
+        if isinstance(value, dict):
+            values |= {f"info[{key!r}][{name!r}]": inner for name, inner in value.items()}
+        else:
+            values[f"info[{key!r}]"] = value
+    return {key: value for key, value in values.items() if isinstance(value, Tensor)}
 
 
 def _differences(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import UsageError
-from gpurl.guards.contract import check_reset, check_state, check_step
+from gpurl.guards.contract import check_reset, check_step
 
 
 class AppendPrivilegedState(VecEnv):
@@ -52,8 +52,7 @@ class AppendPrivilegedState(VecEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Tensor, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
-        check_reset(self.env, obs)
-        check_state(self.env, "reset", "state", info)
+        check_reset(self.env, obs, info)
         return _concatenate(obs, info["state"]), info
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]

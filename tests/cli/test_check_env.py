@@ -331,7 +331,7 @@ BEHAVIOURS: list[tuple[type[VecEnv], str]] = [
         "obs: wanted the environments outside the mask left alone, got others in [1, 3, 5, 7]",
     ),
     (EatsOptions, "options: wanted the dict left as it was, got the keys []"),
-    (ForgetsInfo, "ForgetsInfo.reset: wanted a tuple (obs, info), got Tensor"),
+    (ForgetsInfo, "ForgetsInfo.reset: wanted a tuple (obs, info), got a tensor of shape (8, 3)"),
     (StopsItsClock, "episode_length_buf: wanted one more a step and 0 after an end, got [2"),
     (ForgetsOnResume, "ForgetsOnResume.load_state_dict: obs, reward"),
     (Raises, "RuntimeError: Sizes of tensors must match"),

@@ -325,7 +325,7 @@ ZOO: dict[str, tuple[Any, str]] = {
         f"truncated: {ROW}torch.bool, on cpu, got torch.float32",
     ),
     "no final_obs": (without("final_obs"), rf"info\['final_obs'\]: {OBS}nothing"),
-    "no episode": (without("episode"), r"wanted info\['episode'\] with r and l"),
+    "no episode": (without("episode"), rf"info\['episode'\]\['r'\]: {ROW[:-2]}, got nothing"),
     "short lengths": (
         informed(episode=lambda i: i["episode"] | {"l": torch.ones(3)}),
         rf"info\['episode'\]\['l'\]: {ROW[:-2]}, got",
@@ -344,7 +344,7 @@ ZOO: dict[str, tuple[Any, str]] = {
     ),
     "short action_mask": (
         informed(action_mask=torch.ones(3, 2)),
-        r"info\['action_mask'\]: wanted a tensor of 16 rows, got shape \(3, 2\)",
+        r"info\['action_mask'\]: wanted a tensor of 16 rows, got a tensor of shape \(3, 2\)",
     ),
     "a key that is no name": (
         lambda env, t: t._replace(info=t.info | {7: 1}),
@@ -490,7 +490,7 @@ class NoReset(OwnWalk):
         ),
         (
             lambda self, result: result[0],
-            r"NoReset.reset: wanted a tuple \(obs, info\), got a Tensor",
+            r"NoReset.reset: wanted a tuple \(obs, info\), got a tensor of shape",
         ),
         (lambda self, result: (result[0].numpy(), {}), r"NoReset.reset: obs: .* got a ndarray"),
     ],

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results_table import RESULTS, Row, machine, number, save, table
-from gpurl.guards.contract import ALWAYS_LOOKED
+from gpurl.guards.contract import ALWAYS_COMPARED
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import choose_device, make_trainer
 from tests.tools.against import CASES
@@ -66,13 +66,13 @@ def shares(case: str, seconds: float) -> dict[str, float]:
         watches["values"].around(holder, name)
     watches["form"].around(trainer.engine.guards.contract, "check")
     found = dict[str, float]()
-    for phase, first in (("starting", 0), ("running", ALWAYS_LOOKED)):
+    for phase, first in (("starting", 0), ("running", ALWAYS_COMPARED)):
         trainer.engine.guards.contract.steps = first
         for watch in watches.values():
             watch.seconds = 0.0
         began = time.perf_counter()
         while time.perf_counter() - began < seconds and (
-            first or trainer.engine.guards.contract.steps < ALWAYS_LOOKED
+            first or trainer.engine.guards.contract.steps < ALWAYS_COMPARED
         ):
             trainer.iterate()
         whole = time.perf_counter() - began
