@@ -1,4 +1,4 @@
-"""What a user calls from Python: `train` runs one job from its settings to its learning curve;
+"""What a user calls from Python: `train` runs a job from its settings to its learning curve,
 `evaluate_run` plays a trained policy.
 """
 
@@ -6,15 +6,15 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from gpurl.algorithms.base import Algorithm
 from gpurl.checkpoints.folders import load_checkpoint
+from gpurl.checkpoints.plain_files import Json
 from gpurl.engine.determinism import deterministic
 from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
@@ -23,12 +23,12 @@ from gpurl.policy import Policy, load
 from gpurl.run.callbacks import Callback
 from gpurl.run.display import Display
 from gpurl.run.evaluator import EVAL_SEED, evaluate, greedy, scripted
-from gpurl.run.given import Given, name_of_algorithm, name_of_env
+from gpurl.run.given import EnvOrName, name_of_algorithm, name_of_env
 from gpurl.run.logger import Logger
-from gpurl.run.out_of_memory import Watch, explain_out_of_memory
+from gpurl.run.out_of_memory import explain_out_of_memory
 from gpurl.run.plot import note_references, plot_curve
 from gpurl.run.run_folder import create_run_folder, lock_run, note_resume, write_run_info
-from gpurl.run.settings import Settings, make_settings, merge
+from gpurl.run.settings import Settings, TrainConfig, make_settings, merge
 from gpurl.run.setup import choose_device, evaluation_env, make_trainer, training_env
 from gpurl.run.trainer import Outcome, Trainer
 
@@ -39,9 +39,7 @@ class Run:
 
     folder: Path
     outcome: Outcome
-    baseline: dict[
-        str, float
-    ]  # the scripted policy's evaluation, {} where the environment has none
+    baseline: dict[str, float]  # evaluation of the environment's scripted policy, {} if it has none
 
     def policy(self) -> Policy:
         """The best policy of the run."""
@@ -50,61 +48,59 @@ class Run:
 
 def train(
     algorithm: str | type[Algorithm] = "ppo",
-    env: Given = "chasing",
+    env: EnvOrName = "chasing",
     callbacks: Sequence[Callback] = (),
-    **settings: Any,
+    **settings: object,
 ) -> Run:
     """Train `algorithm` on `env` and return the run.
 
     algorithm: a name, a module path or a class. env: those too, a Gymnasium id, a function that
-    makes a gymnasium.Env, or environments that exist already; the latter train as they are and are
-    evaluated after the training. callbacks: see `gpurl.Callback`.
+    makes a gymnasium.Env, or existing environments, which are evaluated after the training only.
+    callbacks: see `gpurl.Callback`.
 
     settings: any field of `gpurl.run.settings.TrainConfig` and of the algorithm's config, and
-    `env_options`, a dict of the task's own options. `gpurl train ALGORITHM ENV --help` lists
+    `env_options`, a dict of the task's options. `gpurl train ALGORITHM ENV --help` lists
     them. Raises UsageError, EnvError, NonFiniteError or CheckpointError (gpurl.errors). After
     SIGINT or SIGTERM the run is saved, then the signal goes to the caller: KeyboardInterrupt, or
-    the caller's own handler.
+    the caller's handler.
     """
-    name, made = name_of_env(env)
-    if made is not None:
-        for key, value in (("num_envs", made.num_envs), ("device", str(made.device))):
-            if settings.setdefault(key, value) not in (value, made.device):
+    env_name, instance = name_of_env(env)
+    if instance is not None:
+        for key, value in (("num_envs", instance.num_envs), ("device", str(instance.device))):
+            if settings.setdefault(key, value) not in (value, instance.device):
                 raise UsageError(f"{key} is {settings[key]}, the given environment's is {value}")
-    chosen = make_settings(name_of_algorithm(algorithm), name, **settings)
-    return _signals_passed_on(run(chosen, callbacks=callbacks, env=made))
+    chosen = make_settings(name_of_algorithm(algorithm), env_name, **settings)
+    return _pass_on_signal(run(chosen, callbacks=callbacks, env=instance))
 
 
-def resume(path: str | Path, callbacks: Sequence[Callback] = (), **changes: Any) -> Run:
-    """Go on with the run in `path` from its latest good checkpoint; `changes` are settings that may
-    change, total_steps above all.
+def resume(path: str | Path, callbacks: Sequence[Callback] = (), **changes: object) -> Run:
+    """Continue the run in `path` from its latest intact checkpoint; `changes` are settings that may
+    change, above all total_steps.
 
     Raises as `train` does.
     """
     algorithm, env, saved = saved_settings(Path(path))
-    return _signals_passed_on(
-        run(make_settings(algorithm, env, **merge(saved, changes)), Path(path), callbacks=callbacks)
-    )
+    settings = make_settings(algorithm, env, **merge(saved, changes))
+    return _pass_on_signal(run(settings, Path(path), callbacks=callbacks))
 
 
-def saved_settings(folder: Path) -> tuple[str, str, dict[str, Any]]:
-    """(algorithm, env, all other settings) of the run in `folder`; CheckpointError where there is
-    none or another process trains.
+def saved_settings(folder: Path) -> tuple[str, str, dict[str, Json]]:
+    """(algorithm, env, all other settings) of the run in `folder`; CheckpointError if it has no
+    checkpoint or another process trains in it.
     """
     if not folder.is_dir():
         raise CheckpointError(f"there is no run folder {folder}")
     if not (folder / "checkpoints").is_dir() and not (folder / "run.pid").exists():
         raise CheckpointError(
-            f"{folder} is not a run folder, there is no checkpoints/ in it; give the folder of the "
-            f"run itself"
+            f"{folder} is not a run folder: it has no checkpoints/; give the folder of the run"
         )
     with lock_run(folder):
         saved = dict(load_checkpoint(folder, quiet=True)[0]["meta"]["settings"])
     return saved.pop("algorithm"), saved.pop("env"), saved
 
 
-def _signals_passed_on(finished: Run) -> Run:
-    """`finished`, unless a signal ended it: a sweep around the run must end too."""
+def _pass_on_signal(finished: Run) -> Run:
+    """`finished`, unless a signal ended it: then a sweep of runs must end, too."""
     if finished.outcome.signal_number is not None:
         signal.raise_signal(finished.outcome.signal_number)
     return finished
@@ -113,135 +109,120 @@ def _signals_passed_on(finished: Run) -> Run:
 def run(
     settings: Settings,
     resume_from: Path | None = None,
-    command: list[str] | None = None,
+    command: Sequence[str] = (),
     callbacks: Sequence[Callback] = (),
     env: VecEnv | None = None,
 ) -> Run:
-    """Train by `settings`, in a new run folder or on from the one in `resume_from`.
+    """Train by `settings`, in a new run folder or resuming the one in `resume_from`.
 
-    env: environments that exist already, in place of new ones.
+    command: for command.txt, by default that of this process. env: existing environments to train,
+    instead of new ones.
     """
     config = settings.train
-    if (
-        resume_from is not None
-        and config.run_dir is not None
-        and Path(config.run_dir).resolve() != resume_from.resolve()
-    ):
+    run_dir = Path(config.run_dir or resume_from or "")
+    if resume_from is not None and run_dir.resolve() != resume_from.resolve():
         raise UsageError(
-            f"a run goes on in its own folder, {resume_from}: leave out run_dir {config.run_dir}"
+            f"a resumed run continues in its folder, {resume_from}: omit run_dir {run_dir}"
         )
-    with deterministic(config.deterministic):
-        try:
-            device = choose_device(config.device)
-        except UsageError as error:
-            if resume_from is None:
-                raise
-            raise UsageError(
-                f"{error}; the run trained there, and goes on here with --device auto"
-            ) from None
-        if resume_from is None:
-            with explain_out_of_memory(settings, device) as memory:
-                return _run(
-                    settings, device, None, None, command or sys.argv, memory, callbacks, env
-                )
-        with (
-            lock_run(resume_from),
-            explain_out_of_memory(settings, device) as memory,
-        ):  # first the lock: its holder may be about to save
-            return _run(
-                settings,
-                device,
-                resume_from,
-                load_checkpoint(resume_from, device)[0],
-                command or sys.argv,
-                memory,
-                callbacks,
-                env,
-            )
-
-
-def _run(
-    settings: Settings,
-    device: torch.device,
-    folder: Path | None,
-    parts: dict[str, Any] | None,
-    command: list[str],
-    memory: Watch,
-    callbacks: Sequence[Callback],
-    given: VecEnv | None,
-) -> Run:
-    """Train in a new run folder, or on from `parts` of a checkpoint in `folder`, which is
-    locked.
-    """
-    config = settings.train
-    threads, allow_tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
-    earlier = (
-        None if parts is None else parts["trainer"]["threads"]
-    )  # sums of torch depend on it in their last bits
-    envs = list[VecEnv]()
-    try:
-        eval_env = evaluation_env(settings, device, is_given=given is not None)
-        envs += [] if eval_env is None else [eval_env]
-        if given is None:
-            envs.append(training_env(settings, device))
+    with ExitStack() as cleanup:
+        cleanup.enter_context(deterministic(config.deterministic))
+        device = _device_of_run(config.device, is_resumed=resume_from is not None)
+        # lock the folder of a resumed run before reading it: another process may be saving
+        if resume_from is not None:
+            cleanup.enter_context(lock_run(resume_from))
+        memory_user = cleanup.enter_context(explain_out_of_memory(settings, device))
+        parts = None if resume_from is None else load_checkpoint(resume_from, device)[0]
+        # set up, and undo it in the end
+        cleanup.callback(torch.set_num_threads, torch.get_num_threads())
+        cleanup.callback(_set_allow_tf32, torch.backends.cuda.matmul.allow_tf32)
+        eval_env = evaluation_env(settings, device, is_given=env is not None)
+        if eval_env is not None:
+            cleanup.callback(eval_env.close)
+        if env is None:
+            env = training_env(settings, device)
+            cleanup.callback(env.close)
+        # the last bits of torch's sums depend on the number of threads: a resumed run keeps it
+        threads = None if parts is None else parts["trainer"]["threads"]
         trainer = make_trainer(
-            settings, device, eval_env, given or envs[-1], threads=earlier, callbacks=callbacks
+            settings, device, eval_env, env, threads=threads, callbacks=callbacks
         )
-        memory.engine = trainer.engine
-        trainer.folder = folder or create_run_folder(
+        memory_user.engine = trainer.engine
+        # begin or continue
+        command = command or sys.argv
+        trainer.folder = resume_from or create_run_folder(
             Path(config.root), settings.env, settings.algorithm, config.seed, config.run_dir
         )
-        with lock_run(trainer.folder) if parts is None else nullcontext():
-            if parts is None:
-                write_run_info(trainer.folder, settings.to_dict(), command)
-                trainer.start()
-            else:
-                trainer.restore(parts)
-                note_resume(trainer.folder, settings.to_dict(), command)
-            outcome, baseline = _run_logged(trainer, eval_env)
-    finally:
-        torch.set_num_threads(threads)
-        torch.backends.cuda.matmul.allow_tf32 = allow_tf32
-        for each in envs:
-            each.close()
-    return Run(trainer.folder, outcome, baseline)
+        if parts is None:
+            cleanup.enter_context(lock_run(trainer.folder))
+            write_run_info(trainer.folder, settings.to_dict(), command)
+            trainer.start()
+        else:
+            trainer.restore(parts)
+            note_resume(trainer.folder, settings.to_dict(), command)
+        outcome = _run_logged(trainer)
+        baseline = {} if eval_env is None else _scripted_baseline(outcome, eval_env, config)
+        _draw_curve(trainer.folder, baseline)
+        return Run(trainer.folder, outcome, baseline)
 
 
-def _run_logged(trainer: Trainer, eval_env: VecEnv | None) -> tuple[Outcome, dict[str, float]]:
-    """Train with files and screen open, then draw the curve."""
-    settings, config = trainer.settings, trainer.settings.train
+def _device_of_run(name: str, is_resumed: bool) -> torch.device:
+    try:
+        return choose_device(name)
+    except UsageError as error:
+        if not is_resumed:
+            raise
+        raise UsageError(
+            f"{error}; the run was trained on it, --device auto continues it here"
+        ) from None
+
+
+def _set_allow_tf32(is_allowed: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = is_allowed
+
+
+def _run_logged(trainer: Trainer) -> Outcome:
+    """Train with log files and display open."""
+    settings = trainer.settings
+    config = settings.train
+    device = trainer.env.device
     logger = Logger(trainer.folder, config.tag_style, trainer.steps)
     try:
         if not trainer.steps:
             logger.hyper_parameters(settings.to_dict())
-        title = (
-            f"{settings.algorithm} on {settings.env}, {config.num_envs} environments, "
-            f"{trainer.env.device}"
-        )
-        title += f", {torch.get_num_threads()} threads" if trainer.env.device.type == "cpu" else ""
-        with Display(title, trainer.planned_steps(), quiet=config.quiet) as display:
-            outcome = trainer.run(logger, display)
+        title = f"{settings.algorithm} on {settings.env}, {config.num_envs} environments, {device}"
+        if device.type == "cpu":
+            title += f", {torch.get_num_threads()} threads"
+        total_steps = trainer.steps + trainer.remaining_steps()
+        with Display(title, total_steps, quiet=config.quiet) as display:
+            return trainer.run(logger, display)
     finally:
         logger.close()
-    baseline: dict[str, float] = {}
-    if (
-        outcome.signal_number is None
-        and eval_env is not None
-        and outcome.evaluation
-        and (act := scripted(eval_env))
-    ):
-        with suppress(EndlessEpisodeError):
-            values = evaluate(act, eval_env, config.eval_episodes, seed=EVAL_SEED)
-            baseline = values if values["eval/episodes"] else {}
+
+
+def _scripted_baseline(outcome: Outcome, env: VecEnv, config: TrainConfig) -> dict[str, float]:
+    """The evaluation of the environment's scripted policy; {} if it has none, if its episodes do
+    not end, or after a signal.
+    """
+    act = scripted(env)
+    if act is None or outcome.signal_number is not None or not outcome.evaluation:
+        return {}
+    try:
+        values = evaluate(act, env, config.eval_episodes, seed=EVAL_SEED)
+    except EndlessEpisodeError:
+        return {}
+    return values if values["eval/episodes"] else {}
+
+
+def _draw_curve(folder: Path, baseline: dict[str, float]) -> None:
+    """The learning curve; a failure, for example a full disk, is a warning: the training is
+    done.
+    """
     try:
         if baseline:
-            note_references(trainer.folder, {"scripted policy": baseline["eval/mean_reward"]})
-        plot_curve(trainer.folder)
-    except (
-        GpurlError
-    ) as error:  # a full disk: the training is done and must not fail for its picture
+            note_references(folder, {"scripted policy": baseline["eval/mean_reward"]})
+        plot_curve(folder)
+    except GpurlError as error:
         logging.getLogger("gpurl").warning("no learning curve: %s", error)
-    return outcome, baseline
 
 
 def evaluate_run(

@@ -9,8 +9,10 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
+# a value of a JSON or YAML file
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 MAX_LINE_BYTES = 1 << 20  # of a log
 MAX_TABLE_BYTES = 64 << 20
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from gpurl.errors import UsageError
-from gpurl.run.settings import Settings, TrainConfig, make_settings, merge, read_config
+from gpurl.run.config_file import read_config
+from gpurl.run.settings import Settings, TrainConfig, make_settings, merge
 
 SIMPLE_TYPES = (bool, int, float, str)
 SETTING = r"(?:--)?([A-Za-z_][\w.-]*)=(.*)"
@@ -26,7 +27,7 @@ def parse_train(words: list[str]) -> tuple[Settings, Path | None]:
     words, resume = _take_option(words, "--resume")
     words, config = _take_option(words, "--config")
     names, flags = _positionals(words)
-    values = read_config(config) if config else {}
+    values: dict[str, Any] = read_config(config) if config else {}
     if resume is not None:
         if names:
             raise UsageError(

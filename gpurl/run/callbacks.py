@@ -1,9 +1,8 @@
-"""Callbacks: what a user adds to the life of a run, between iterations and never inside one."""
+"""Callbacks: what a user adds to a run, between iterations and never inside one."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from gpurl.errors import GpurlError, UsageError, raised_at
 
 @dataclass
 class RunView:
-    """What a callback sees of the run, and what it may do."""
+    """What a callback sees of a run, and what it may do."""
 
     engine: Eager
     folder: Path
@@ -26,25 +25,25 @@ class RunView:
 
     @property
     def algorithm(self) -> Algorithm:
-        """What is trained."""
+        """The algorithm in training."""
         return self.engine.algorithm
 
     @property
     def env(self) -> VecEnv:
-        """The environments that train; their attributes may be changed between iterations. What a
-        CUDA graph holds it has read when it was captured: keep a curriculum in tensors, and write
-        into them."""
+        """The training environments; their attributes may be changed between iterations. A CUDA
+        graph reads Python attributes once, when it is captured: keep a curriculum in tensors and
+        write into them."""
         env = self.engine.env
         return env.env if isinstance(env, AppendPrivilegedState) else env
 
     @property
     def steps(self) -> int:
-        """Env steps of whole iterations, summed over environments."""
+        """Env steps of complete iterations, summed over environments."""
         return self.engine.steps
 
     @property
     def iteration(self) -> int:
-        """Whole iterations."""
+        """Complete iterations."""
         return self.engine.iteration
 
     def stop(self, reason: str = "callback") -> None:
@@ -52,20 +51,20 @@ class RunView:
         self.stop_reason = reason
 
     def log(self, name: str, value: Tensor | float) -> None:
-        """Put a number into the next log entry. A 0-d tensor is brought to the host with all
-        others, so nothing waits for it here."""
+        """Put a number into the next log entry. A 0-d tensor stays on the device until then, so
+        nothing waits for it here."""
         self.logged[name] = value
 
 
 class Callback:
-    """Overwrite what you need. Nothing here waits for the device unless you ask a tensor for its
+    """Override what you need. Nothing here waits for the device unless you read a tensor's
     value."""
 
     def on_start(self, run: RunView) -> None:
         """Before the first iteration of this process."""
 
     def after_iteration(self, run: RunView, metrics: Metrics) -> None:
-        """metrics: 0-d tensors on the device, by their logged names, true until the next
+        """metrics: 0-d tensors on the device, by their logged names, valid until the next
         iteration."""
 
     def after_evaluation(self, run: RunView, values: dict[str, float]) -> None:
@@ -79,7 +78,7 @@ class Callback:
 
 
 class Callbacks:
-    """All callbacks of a run, in their order."""
+    """All callbacks of a run, in order."""
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
         self.callbacks = list(callbacks)
@@ -89,8 +88,8 @@ class Callbacks:
                     f"a callback is a gpurl.Callback, got {each!r}; derive your class from it"
                 )
 
-    def call(self, method: str, run: RunView, *arguments: Any) -> None:
-        """Call `method` of each; whatever one raises names its file and line."""
+    def call(self, method: str, run: RunView, *arguments: object) -> None:
+        """Call `method` of each; an error names the file and line of the callback."""
         for callback in self.callbacks:
             function: Callable[..., None] = getattr(callback, method)
             try:
@@ -98,11 +97,12 @@ class Callbacks:
             except GpurlError:
                 raise
             except Exception as error:
-                what = f"{type(callback).__name__}.{method} raised {type(error).__name__}: {error}"
-                place = raised_at(error, type(callback))
-                raise UsageError(f"callback {what} ({place})") from error
+                raise UsageError(
+                    f"callback {type(callback).__name__}.{method} raised {type(error).__name__}: "
+                    f"{error} ({raised_at(error, type(callback))})"
+                ) from error
 
 
 def make_callbacks(names: Iterable[str]) -> list[Callback]:
-    """Callbacks of `my_module:MyCallback`, made without arguments."""
+    """Instances of callback classes such as `my_module:MyCallback`."""
     return [find_class_at(name, Callback, "callback")() for name in names]

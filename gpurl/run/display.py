@@ -46,6 +46,7 @@ class Display:
         self, title: str, total_steps: int | None, quiet: bool = False, live: bool | None = None
     ) -> None:
         self._title, self._total_steps = title, total_steps
+        self._is_quiet = quiet
         self._muted = quiet or sys.stdout is None
         if live is None:
             live = (
@@ -100,6 +101,13 @@ class Display:
             )
         else:
             self._safely(lambda: print(text, flush=True))
+
+    def warn(self, text: str) -> None:
+        """A line `warning: text`; on standard error if the display is quiet."""
+        if self._is_quiet:
+            print(f"warning: {text}", file=sys.stderr, flush=True)
+        else:
+            self.note(f"warning: {text}")
 
     # ---- output that cannot fail
     # ----------------------------------------------------------------------------------

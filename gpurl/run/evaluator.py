@@ -1,24 +1,24 @@
-"""Greedy evaluation in environments of their own: every environment counts its first episodes only,
-so short ones are not favoured.
+"""Greedy evaluation in separate environments: every environment counts its first episodes only, so
+short ones are not favoured.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpurl.algorithms.base import Algorithm, episode_ends, restart_policy_state
+from gpurl.checkpoints.state_files import State
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import EndlessEpisodeError, NonFiniteError
 from gpurl.guards.contract import reset_env, step_env
 from gpurl.nn.networks import PolicyState
-from gpurl.run.settings import Settings
+from gpurl.run.settings import TrainConfig
 
 Act = Callable[[Tensor, PolicyState], tuple[Tensor, PolicyState]]
-EVAL_SEED = 1_000_003  # evaluations play the same episodes every time, and never the training's
-LOOK_EVERY = 16  # steps between looks at whether all are done, each a host sync
+EVAL_SEED = 1_000_003  # every evaluation plays the same episodes, which training never plays
+LOOK_EVERY = 16  # steps between checks whether all episodes ended; each is a host sync
 
 
 def greedy(algorithm: Algorithm) -> Act:
@@ -32,13 +32,13 @@ def greedy(algorithm: Algorithm) -> Act:
 
 
 def scripted(env: VecEnv) -> Act | None:
-    """The environment's own baseline, where it has one."""
-    function: Any = getattr(env, "scripted_action", None)
+    """The environment's baseline policy, None if it has none."""
+    function: Callable[[Tensor], Tensor] | None = getattr(env, "scripted_action", None)
     return None if function is None else lambda obs, policy_state: (function(obs), policy_state)
 
 
 class Stopped(Exception):
-    """The evaluation was left because `should_stop` said so."""
+    """`should_stop` ended the evaluation."""
 
 
 def evaluate(
@@ -53,34 +53,37 @@ def evaluate(
     """Play `episodes` episodes (rounded up to a multiple of env.num_envs) and return their
     statistics, named as they are logged.
 
-    Episodes whose return is NaN or infinite are counted apart, as eval/non_finite_episodes, and
-    left out of the rest; without any other the mean is NaN. Raises EndlessEpisodeError when not all
-    end within `max_steps` steps an episode.
+    Episodes whose return is NaN or infinite are skipped and counted as eval/non_finite_episodes; if
+    there are no others the mean is NaN. Raises EndlessEpisodeError if not all episodes end within
+    `max_steps` steps an episode, Stopped once `should_stop()` is true.
     """
-    wanted = -(-episodes // env.num_envs)
+    episodes_per_env = -(-episodes // env.num_envs)
     obs = reset_env(env, seed)
     finished = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
-    sums = torch.zeros(
-        5, dtype=torch.float64, device=env.device
-    )  # finite ones, returns, squared returns, lengths; the others
-    for step in range(max_steps * wanted):
+    # sums over finite episodes: number, return, squared return, length; and number of the others
+    sums = torch.zeros(5, dtype=torch.float64, device=env.device)
+    for step in range(max_steps * episodes_per_env):
         if should_stop():
             raise Stopped
+        # one step
         action, policy_state = act(obs, policy_state)
         timestep = step_env(env, action)
-        obs, info = timestep.obs, timestep.info
+        obs = timestep.obs
+        info = timestep.info
         policy_state = restart_policy_state(policy_state, episode_ends(timestep))
-        counts = info["_episode"] & (finished < wanted)
-        returns, lengths = info["episode"]["r"].double(), info["episode"]["l"].double()
+        # add the episodes that ended in it
+        counts = info["_episode"] & (finished < episodes_per_env)
+        returns = info["episode"]["r"].double()
+        lengths = info["episode"]["l"].double()
         is_finite = returns.isfinite()
         rows = torch.stack((is_finite, returns, returns.square(), lengths, ~is_finite))
         rows[:4] = torch.where(is_finite, rows[:4], 0.0)
         sums += torch.where(counts, rows, 0.0).sum(1)
         finished += counts
-        if step % LOOK_EVERY == LOOK_EVERY - 1 and bool((finished >= wanted).all()):
+        if step % LOOK_EVERY == LOOK_EVERY - 1 and bool((finished >= episodes_per_env).all()):
             break
     else:
-        late = int((finished < wanted).sum())
+        late = int((finished < episodes_per_env).sum())
         raise EndlessEpisodeError(
             f"{type(env).__name__}: episodes of {late} of {env.num_envs} environments did not end "
             f"in {max_steps} steps; "
@@ -100,27 +103,35 @@ def evaluate(
 
 
 class Evaluations:
-    """Those of a run: when the next one is due, what the last one gave, and the best return."""
+    """The evaluations of a run: when the next one is due, the newest values and the best return."""
 
-    def __init__(self, settings: Settings, env: VecEnv | None) -> None:
-        """env: for evaluation only; None where there is none."""
-        config = settings.train
-        self.env, self.name, self.episodes = env, settings.env, config.eval_episodes
-        self.raises = config.nan == "raise"  # at NaN
+    def __init__(self, env: VecEnv | None, env_name: str, config: TrainConfig) -> None:
+        """env: for evaluation only; None if it cannot exist beside the training environments."""
+        self.env = env
+        self.env_name = env_name
+        self.episodes = config.eval_episodes
+        self.raises_at_nan = config.nan == "raise"
         self.every = config.eval_every or max(config.total_steps // 10, 1)  # env steps
-        self.next_at, self.last_at = self.every, -1
+        self.next_at = self.every
+        self.last_at = -1
         self.newest: dict[str, float] = {}
-        self.is_new = False  # whether the newest is of this process
-        self.is_best = False  # of all, the newest
-        self.has_ended = False  # no more: episodes do not end
+        self.is_new = False  # whether the newest was played by this process
+        self.is_best = False  # whether the newest has the best return of the run
+        self.has_endless_episodes = False  # then there are no more evaluations
         self.best_return = float("-inf")
-        self.warnings: list[str] = []  # for the user, until somebody takes them
+        self.warnings: list[str] = []  # for the user, until somebody shows them
+
+    def end_training(self, env: VecEnv) -> None:
+        """After training its environments may play the evaluation, if there are no others."""
+        if self.env is None and not self.has_endless_episodes:
+            self.env = env
 
     def play(
         self, algorithm: Algorithm, steps: int, should_stop: Callable[[], object]
     ) -> dict[str, float]:
-        """Evaluate at env step `steps`; the values to log, {} where there are none."""
-        self.next_at, self.is_best = (steps // self.every + 1) * self.every, False
+        """Evaluate at env step `steps`; returns the values to log, {} if there are none."""
+        self.next_at = (steps // self.every + 1) * self.every
+        self.is_best = False
         if self.env is None or not self.episodes:
             return {}
         self.last_at = steps
@@ -132,36 +143,39 @@ class Evaluations:
             )
         except EndlessEpisodeError as error:
             self.warnings.append(f"no more evaluations: {error}")
-            self.env, self.has_ended = None, True
+            self.env = None
+            self.has_endless_episodes = True
             return {}
-        self._look_at_non_finite(values.get("eval/non_finite_episodes", 0.0))
+        if non_finite := values.get("eval/non_finite_episodes"):
+            self._report_non_finite(non_finite)
         if not values["eval/episodes"]:
             return {}
-        self.newest, self.is_new = {**values, "at_step": steps}, True
+        self.newest = {**values, "at_step": steps}
+        self.is_new = True
         self.is_best = values["eval/mean_reward"] > self.best_return
         self.best_return = max(self.best_return, values["eval/mean_reward"])
         return values
 
-    def _look_at_non_finite(self, episodes: float) -> None:
-        """NonFiniteError or a warning where episodes gave NaN."""
-        if not episodes:
-            return
+    def _report_non_finite(self, episodes: float) -> None:
+        """NonFiniteError or a warning, as the setting `nan` says."""
         text = (
-            f"{episodes:.0f} evaluation episodes of environment {self.name!r} gave NaN or infinity"
+            f"{episodes:.0f} evaluation episodes of environment {self.env_name!r} gave NaN or "
+            f"infinity"
         )
-        if self.raises:
+        if self.raises_at_nan:
             raise NonFiniteError(
-                f"{text}; to leave such episodes out and go on: gpurl train --resume RUN --nan "
-                "reset-envs"
+                f"{text}; to skip such episodes and continue: gpurl train --resume RUN --nan "
+                f"reset-envs"
             )
-        self.warnings.append(f"{text} and are left out")
+        self.warnings.append(f"{text} and are skipped")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The newest values and the best return."""
         return {"best_return": self.best_return, "evaluation": dict(self.newest)}
 
-    def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
+    def load_state_dict(self, state: State, steps: int) -> None:
         """Continue from `state_dict()`, at env step `steps`."""
-        self.best_return, self.newest = state["best_return"], dict(state["evaluation"])
+        self.best_return = state["best_return"]
+        self.newest = dict(state["evaluation"])
         self.last_at = int(self.newest.get("at_step", -1))
         self.next_at = (steps // self.every + 1) * self.every

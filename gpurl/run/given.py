@@ -1,8 +1,7 @@
-"""What a user gives in place of a name: a class or an instance of an environment, a maker of
-Gymnasium environments, a class of an algorithm."""
+"""What a user gives in place of a name: a class or an instance of an environment, a function that
+makes Gymnasium environments, a class of an algorithm."""
 
 from collections.abc import Callable
-from typing import Any
 
 import gymnasium
 import torch
@@ -13,11 +12,12 @@ from gpurl.envs.registry import resolve_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError
 
-Given = str | type | gymnasium.Env | gymnasium.vector.VectorEnv | Callable[[], gymnasium.Env]
+EnvMaker = Callable[[], gymnasium.Env]
+EnvOrName = str | type | gymnasium.Env | gymnasium.vector.VectorEnv | EnvMaker
 
 
-def name_of_algorithm(algorithm: Any) -> str:
-    """The name of an algorithm that is given by name or as a class."""
+def name_of_algorithm(algorithm: object) -> str:
+    """The name of an algorithm given by name or as a class."""
     if isinstance(algorithm, str):
         return algorithm
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
@@ -25,44 +25,51 @@ def name_of_algorithm(algorithm: Any) -> str:
     raise UsageError(f"an algorithm is a name or a class of gpurl's Algorithm, got {algorithm!r}")
 
 
-def name_of_env(env: Given) -> tuple[str, VecEnv | None]:
-    """(the name that stands for `env`, the environments themselves where they were given)."""
+def name_of_env(env: EnvOrName) -> tuple[str, VecEnv | None]:
+    """(the name that stands for `env`, the environments themselves if they were given)."""
     if isinstance(env, str):
         return env, None
-    if isinstance(env, VecEnv):
-        return name_of_class(type(env)), env
     if isinstance(env, type) and issubclass(env, VecEnv):
         return name_of_class(env), None
-    if isinstance(env, gymnasium.vector.VectorEnv):
-        made = _adapter()(env.num_envs, env=env)
-        return name_of_class(type(made)), made
-    if isinstance(env, gymnasium.Env):
-        single = _adapter()(1, env=lambda: env, vectorization="sync")  # it cannot be copied
-        return name_of_class(type(single)), single
+    instance = _as_vec_env(env)
+    if instance is not None:
+        return name_of_class(type(instance)), instance
     if callable(env):
-        return name_of_class(_copies_of(env)), None
+        return name_of_class(_class_of_copies(env)), None
     raise UsageError(
         "an environment is a name, a Gymnasium id, a class or an instance of VecEnv or VectorEnv, "
         f"or a function that makes a gymnasium.Env, got {env!r}"
     )
 
 
-def _adapter() -> Any:
-    """What makes tensor environments of Gymnasium's."""
+def _as_vec_env(env: object) -> VecEnv | None:
+    """An instance as a VecEnv; None for anything else."""
+    if isinstance(env, VecEnv):
+        return env
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        return _adapter()(env.num_envs, env=env)
+    if isinstance(env, gymnasium.Env):  # it cannot be copied into a worker process
+        return _adapter()(1, env=lambda: env, vectorization="sync")
+    return None
+
+
+def _adapter() -> Callable[..., VecEnv]:
+    """The class that makes tensor environments of Gymnasium's."""
     return resolve_env("gymnasium_cpu")[0]
 
 
-def _copies_of(make: Any) -> type[VecEnv]:
-    """Copies of what `make()` makes, a gymnasium.Env, as a VecEnv class of its name."""
-    adapter = _adapter()
+def _class_of_copies(make: Callable[[], object]) -> type[VecEnv]:
+    """A VecEnv class of the name of `make`, each of whose environments `make()` makes."""
+    adapter = resolve_env("gymnasium_cpu")[0]
+    initialise: Callable[..., None] = vars(adapter)["__init__"]
 
-    def initialise(
+    def __init__(
         self: VecEnv, num_envs: int, device: torch.device | str = "cpu", seed: int = 0
     ) -> None:
-        adapter.__init__(self, num_envs, device, seed, env=make)
+        initialise(self, num_envs, device, seed, env=make)
 
     name = getattr(make, "__name__", type(make).__name__)
-    copies = type(name, (adapter,), {"__init__": initialise})
+    copies = type(name, (adapter,), {"__init__": __init__})
     copies.__qualname__ = getattr(make, "__qualname__", name)
     copies.__module__ = getattr(make, "__module__", __name__)
     return copies

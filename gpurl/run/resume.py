@@ -1,22 +1,23 @@
-"""The parts of a checkpoint, and going on from them: a checkpoint must be of the same algorithm,
-spaces and settings that a run keeps; it may be of fewer or more environments, whose episodes then
-begin anew."""
+"""The parts of a checkpoint, and continuing from them: a checkpoint must have the algorithm, spaces
+and settings that a run keeps. The number of environments may change; their episodes then start
+anew."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from gpurl.algorithms.base import Algorithm
+from gpurl.checkpoints.plain_files import Json
+from gpurl.checkpoints.run_parts import Parts
 from gpurl.checkpoints.spaces import space_to_dict
+from gpurl.checkpoints.state_files import State
 from gpurl.engine.eager import Eager
 from gpurl.errors import CheckpointError, GpurlError
 from gpurl.kernels.memory_errors import is_out_of_memory
 from gpurl.run.settings import Settings
 
-Parts = dict[str, dict[str, Any]]
-UNFIT = (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
+MISFIT_ERRORS = (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
 
 
-def checkpoint_parts(engine: Eager, settings: Settings, run: dict[str, Any]) -> Parts:
+def checkpoint_parts(engine: Eager, settings: Mapping[str, Json], run: State) -> Parts:
     """What a checkpoint holds; run: numbers of the run that the engine does not know."""
     algorithm = engine.algorithm
     spaces = ("observation_space", "action_space", "state_space")
@@ -26,29 +27,29 @@ def checkpoint_parts(engine: Eager, settings: Settings, run: dict[str, Any]) -> 
         "env": engine.env.state_dict(),
         "trainer": run | engine.state_dict(),
         "meta": {
-            "settings": settings.to_dict(),
+            "settings": dict(settings),
             **{name: space_to_dict(getattr(algorithm, name)) for name in spaces},
         },
         "replay": algorithm.replay_state(),
     }
 
 
-def restore_engine(engine: Eager, parts: Parts, settings: Settings) -> dict[str, Any]:
-    """Continue exactly from `checkpoint_parts`; where the environment cannot restore a state, its
-    episodes begin anew. Returns the numbers of the run.
+def restore_engine(engine: Eager, parts: Parts, settings: Settings) -> State:
+    """Continue exactly from `checkpoint_parts`; if the environment cannot restore a state, its
+    episodes start anew. Returns the numbers of the run.
 
-    CheckpointError when the parts are of something else or lack something.
+    CheckpointError if the parts do not fit or are incomplete.
     """
     try:
         parts, notes = validate_for_resume(parts, settings, engine.algorithm)
-        _restore(engine, parts, settings)
+        _restore(engine, parts, settings.train.seed, settings.train.stagger)
     except GpurlError:
         raise
     except KeyError as error:
         raise CheckpointError(
-            f"the checkpoint has no {error}: it was written by another version of gpurl"
+            f"the checkpoint has no {error}: another version of gpurl wrote it"
         ) from error
-    except UNFIT as error:
+    except MISFIT_ERRORS as error:
         if is_out_of_memory(error):
             raise
         raise CheckpointError(
@@ -59,82 +60,78 @@ def restore_engine(engine: Eager, parts: Parts, settings: Settings) -> dict[str,
     return {name: run[name] for name in ("elapsed", "best_return", "evaluation")}
 
 
-def _restore(engine: Eager, parts: Parts, settings: Settings) -> None:
-    algorithm, config = engine.algorithm, settings.train
-    # what learns
+def _restore(engine: Eager, parts: Parts, seed: int, stagger: bool) -> None:
+    algorithm = engine.algorithm
+    # weights, optimisers and random streams
     algorithm.load_state_dict(parts["model"])
     algorithm.load_extra_state(parts["training"])
-    # the loop and its episodes
+    # the loop and its episodes; new episodes get another seed than the first ones had
     engine.load_state_dict(parts["trainer"])
     if parts["env"]:
-        engine.load_episodes(parts["env"], parts["trainer"], config.seed)
-    else:  # other episodes than the first ones again
-        engine.begin(config.seed + engine.iteration, config.stagger)
-    # what was stored of earlier episodes
+        engine.load_episodes(parts["env"], parts["trainer"], seed)
+    else:
+        engine.begin(seed + engine.iteration, stagger)
+    # the replay buffer, whose newest episodes end if the environments start new ones
     engine.stored = algorithm.load_replay_state(parts["replay"])
     if engine.stored and not parts["env"]:
         algorithm.mark_episode_break()
 
 
 def validate_for_resume(
-    parts: dict[str, Any], settings: Settings, algorithm: Algorithm
-) -> tuple[dict[str, Any], list[str]]:
-    """(the checkpoint's parts as this run takes them, what there is to tell); CheckpointError that
-    names what differs.
+    parts: Parts, settings: Settings, algorithm: Algorithm
+) -> tuple[Parts, list[str]]:
+    """(the checkpoint's parts adapted to this run, notes for the user); CheckpointError names what
+    differs.
     """
-    for name, of_checkpoint, of_run in _kept(parts["meta"], settings.to_dict(), algorithm):
-        if of_checkpoint != of_run:
+    for name, old, new in _kept_values(parts["meta"], settings.to_dict(), algorithm):
+        if old != new:
             raise CheckpointError(
-                f"the checkpoint has {name} {of_checkpoint}, this run {of_run}; a resumed run "
-                f"keeps it"
+                f"the checkpoint has {name} {old}, this run {new}; a resumed run keeps it"
             )
-    before, now = parts["meta"]["settings"]["num_envs"], settings.train.num_envs
-    if before == now:
+    old_count = parts["meta"]["settings"]["num_envs"]
+    new_count = settings.train.num_envs
+    if old_count == new_count:
         return parts, []
-    lost = "flags" in parts["replay"]  # of steps of so many environments; a dataset is of none
-    fresh = {
+    # a replay buffer is laid out for its number of environments, a data set is not
+    loses_replay = "flags" in parts["replay"]
+    changed = {
         "env": {},
-        "training": _for_streams(parts["training"], algorithm.extra_state()),
-        "replay": {} if lost else parts["replay"],
+        "training": _resize_streams(parts["training"], algorithm.extra_state()),
+        "replay": {} if loses_replay else parts["replay"],
     }
-    told = (
-        f"{now} environments instead of {before}: their episodes begin anew, weights, optimiser "
-        f"and normalisation go on"
+    note = (
+        f"{new_count} environments instead of {old_count}: their episodes start anew; weights, "
+        f"optimiser and normalisation continue"
     )
-    return parts | fresh, [told + "; the saved replay is left out" * lost]
+    return parts | changed, [note + "; the saved replay buffer is dropped" * loses_replay]
 
 
-def _for_streams(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """`saved` with random streams for as many environments as `own` has, at the step that the saved
-    ones had come to.
+def _resize_streams(saved: State, current: State) -> State:
+    """`saved` with random streams for the number of environments in `current`, at the step that the
+    saved ones had reached.
     """
     result = dict(saved)
-    for name, value in own.items():
-        if (
-            isinstance(value, dict)
-            and "gamma" in value
-            and value["key"].shape != saved[name]["key"].shape
-        ):
+    for name, value in current.items():
+        is_stream = isinstance(value, dict) and "gamma" in value
+        if is_stream and value["key"].shape != saved[name]["key"].shape:
             result[name] = value | {"step": saved[name]["step"]}
     return result
 
 
-def _kept(
-    meta: dict[str, Any], wanted: dict[str, Any], algorithm: Algorithm
-) -> Iterator[tuple[str, Any, Any]]:
+def _kept_values(
+    meta: State, settings: Mapping[str, Json], algorithm: Algorithm
+) -> Iterator[tuple[str, object, object]]:
     """What a resume may not change: (name, the checkpoint's value, this run's value)."""
     saved = meta["settings"]
-    yield "algorithm", saved["algorithm"], wanted["algorithm"]
+    yield "algorithm", saved["algorithm"], settings["algorithm"]
     for name in ("observation_space", "action_space"):
         yield name, meta[name], space_to_dict(getattr(algorithm, name))
     for name in ("seed", *algorithm.config.fixed):
-        if isinstance(wanted[name], dict):
-            yield from (
-                (f"{name}.{inner}", saved[name][inner], value)
-                for inner, value in wanted[name].items()
-            )
-        elif (
-            name in saved
-        ):  # a setting that is newer than the checkpoint stands at what was done before
-            yield name, saved[name], wanted[name]
+        value = settings[name]
+        if isinstance(value, dict):
+            for inner, inner_value in value.items():
+                yield f"{name}.{inner}", saved[name][inner], inner_value
+        elif name in saved:  # a checkpoint may be older than the setting
+            yield name, saved[name], value
+    # after the settings that decide whether the critic reads it
     yield "state_space", meta["state_space"], space_to_dict(algorithm.state_space)

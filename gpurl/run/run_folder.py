@@ -1,5 +1,5 @@
-"""The folder of one run: a name nobody else gets, what is needed to repeat the run, and the lock of
-the process that trains in it.
+"""The folder of one run: its unique name, the files to repeat the run, and the lock of the process
+that trains in it.
 """
 
 import importlib.metadata
@@ -14,23 +14,23 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
 
-from gpurl.checkpoints.plain_files import append_regular, read_at_most, write_regular
+from gpurl.checkpoints.plain_files import Json, append_regular, read_at_most, write_regular
 from gpurl.errors import CheckpointError, UsageError, visible
-from gpurl.run.settings import as_yaml
+from gpurl.run.config_file import as_yaml
 
 MAX_DIFF_BYTES = 1 << 20
 GIT_SECONDS = 10.0
 MAX_HOLDER_BYTES = 1000
-LOCK_SECONDS = 0.3  # a holder keeps its lock for hours: waiting longer helps nobody
-RUN_INFO = {
+LOCK_SECONDS = 0.3  # a run keeps its lock for hours: waiting longer does not help
+# what a run leaves that ended before its first checkpoint
+RUN_FILES = {
     "config.yaml",
     "command.txt",
     "versions.json",
@@ -40,15 +40,15 @@ RUN_INFO = {
     "metrics.jsonl",
     "checkpoints",
 }
-LOGGED = "events.out.tfevents."
+EVENT_FILES = "events.out.tfevents."
 PACKAGES = ("torch", "triton", "gpurl", "gymnasium", "numpy")
 
 
 def create_run_folder(
     root: Path, env: str, algorithm: str, seed: int, name: str | None = None
 ) -> Path:
-    """A new folder `root/<env>/<algorithm>/<YYYYmmdd-HHMMSS>_<seed>`, or the folder `name` where
-    the user chose a path.
+    """A new folder `root/<env>/<algorithm>/<YYYYmmdd-HHMMSS>_<seed>`, or the folder `name` if the
+    user chose one.
     """
     try:
         if name is not None:
@@ -64,24 +64,22 @@ def create_run_folder(
 
 
 def _chosen_folder(folder: Path) -> Path:
-    """`folder`, new, empty or of a run that ended before its first checkpoint: nobody could go on
-    with that one.
-    """
+    """`folder`, which must be new, empty, or of a run that ended before its first checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = {entry.name for entry in folder.iterdir() if not entry.name.startswith(LOGGED)}
-    if any(folder.iterdir()) and not (
-        "run.pid" in names and names <= RUN_INFO and not any(folder.glob("checkpoints/step_*"))
-    ):
+    entries = {entry.name for entry in folder.iterdir()}
+    names = {name for name in entries if not name.startswith(EVENT_FILES)}
+    is_failed_run = "run.pid" in names and names <= RUN_FILES
+    if entries and not (is_failed_run and not any(folder.glob("checkpoints/step_*"))):
         raise UsageError(
-            f"{folder} already holds files: continue that run with --resume, or give another name "
-            f"to --run-dir"
+            f"{folder} already holds files: continue that run with --resume, or choose another "
+            f"--run-dir"
         )
     return folder
 
 
 def _first_free(parent: Path, stamp: str) -> Path:
-    """`parent/stamp`, or `stamp-2`, `stamp-3` …: mkdir itself decides who gets a name, so two
-    processes never share one.
+    """`parent/stamp`, or `stamp-2`, `stamp-3` …; mkdir fails if the name exists, so two processes
+    never share one.
     """
     for number in itertools.count(1):
         folder = parent / (stamp if number == 1 else f"{stamp}-{number}")
@@ -94,10 +92,9 @@ def _first_free(parent: Path, stamp: str) -> Path:
 
 
 def run_of(path: Path) -> Path:
-    """The run folder that `path` is, or that the checkpoint `path` belongs to; of a checkpoint
-    elsewhere the folder around it.
-
-    Nothing is ever written into a checkpoint: it would not be the one its manifest describes.
+    """The run folder for `path`: itself, or the run of a checkpoint; for a checkpoint outside a run
+    the folder around it. Pictures go there, because a checkpoint must hold the files of its
+    manifest only.
     """
     path = path.absolute()
     if (path / "checkpoints").is_dir():
@@ -113,32 +110,32 @@ def _safe_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-100:].strip("._-") or "unnamed"
 
 
-def write_run_info(folder: Path, config: dict[str, Any], argv: list[str]) -> None:
-    """Write config.yaml, command.txt, versions.json and, inside a git repository, git.diff: what it
-    takes to repeat the run.
+def write_run_info(folder: Path, config: Mapping[str, Json], argv: Sequence[str]) -> None:
+    """Write config.yaml, command.txt, versions.json and, inside a git repository, git.diff: what is
+    needed to repeat the run.
     """
-    _write(folder, "config.yaml", as_yaml(_plain(config)))
+    _write(folder, "config.yaml", as_yaml(config))
     _write(folder, "command.txt", _as_line(argv))
     _write(folder, "versions.json", f"{json.dumps(_versions(), indent=1)}\n".encode())
     if (diff := _git_diff()) is not None:
         _write(folder, "git.diff", diff)
 
 
-def note_resume(folder: Path, config: dict[str, Any], argv: list[str]) -> None:
-    """command.txt gets another line; config.yaml becomes that of the run as it goes on. A full disk
-    is a warning: the run can go on.
+def note_resume(folder: Path, config: Mapping[str, Json], argv: Sequence[str]) -> None:
+    """Add a line to command.txt and replace config.yaml by the resumed run's. A failure, for
+    example a full disk, is a warning: the run can continue.
     """
     new = folder / ".config.yaml.new"
     try:
         with append_regular(folder / "command.txt") as file:
             file.write(_as_line(argv))
-        write_regular(new, as_yaml(_plain(config)))
+        write_regular(new, as_yaml(config))
         new.replace(folder / "config.yaml")
     except OSError as error:
-        logging.getLogger("gpurl").warning("config.yaml of %s stays as it was: %s", folder, error)
+        logging.getLogger("gpurl").warning("config.yaml of %s is not updated: %s", folder, error)
 
 
-def _as_line(argv: list[str]) -> bytes:
+def _as_line(argv: Sequence[str]) -> bytes:
     return f"{shlex.join(argv)}\n".encode()
 
 
@@ -151,37 +148,26 @@ def _write(folder: Path, name: str, content: bytes) -> None:
         ) from error
 
 
-def _plain(value: Any) -> Any:
-    """`value` in the types YAML knows; a path, a device or a class becomes its text."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value if type(value) in (bool, int, float, str, type(None)) else str(value)
-
-
-def _versions() -> dict[str, Any]:
-    """Python, the packages that decide the numbers (None: not installed), the system and its
+def _versions() -> dict[str, Json]:
+    """Python, the packages that influence results (None: not installed), the system and its
     devices.
     """
-    found: dict[str, Any] = {"python": platform.python_version()}
+    versions: dict[str, Json] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    gpus = (
-        [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        if torch.cuda.is_available()
-        else []
-    )
-    found |= {
+            versions[package] = None
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus: list[Json] = [torch.cuda.get_device_name(index) for index in range(num_gpus)]
+    versions |= {
         "cuda": torch.version.cuda,
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "devices": gpus or ["cpu"],
+        "threads": torch.get_num_threads(),
     }
-    return found | {"threads": torch.get_num_threads()}
+    return versions
 
 
 def _git_diff() -> bytes | None:
@@ -189,24 +175,25 @@ def _git_diff() -> bytes | None:
     repository or commit.
     """
     git = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false"]
+    diff_command = [*git, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD"]
     try:
         commit = subprocess.run(  # noqa: S603 - git, no shell
             [*git, "rev-parse", "HEAD"], capture_output=True, timeout=GIT_SECONDS
         )
         if commit.returncode != 0:
             return None
-        with tempfile.TemporaryFile() as diff:  # on disk: the size is known only afterwards
-            command = [*git, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD"]
+        with tempfile.TemporaryFile() as diff:  # it may be too large for memory
             subprocess.run(  # noqa: S603 - git, no shell
-                command, stdout=diff, stderr=subprocess.DEVNULL, timeout=GIT_SECONDS, check=True
+                diff_command,
+                stdout=diff,
+                stderr=subprocess.DEVNULL,
+                timeout=GIT_SECONDS,
+                check=True,
             )
             size = diff.tell()
             if size > MAX_DIFF_BYTES:
-                return (
-                    commit.stdout
-                    + f"the changes since are left out: {size} bytes, the limit is "
-                    f"{MAX_DIFF_BYTES}\n".encode()
-                )
+                note = f"the changes since are omitted: {size} bytes, the limit is {MAX_DIFF_BYTES}"
+                return commit.stdout + f"{note}\n".encode()
             diff.seek(0)
             return commit.stdout + diff.read()
     except (OSError, subprocess.SubprocessError):
@@ -215,10 +202,11 @@ def _git_diff() -> bytes | None:
 
 @contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
-    """A `with` block that holds the run folder alone, at most until the process ends;
-    CheckpointError if another process trains there.
+    """A `with` block that locks the run folder, at most until the process ends; CheckpointError if
+    another process trains in it.
     """
-    lock, holder = FileLock(folder / "run.lock", thread_local=False), folder / "run.pid"
+    lock = FileLock(folder / "run.lock", thread_local=False)
+    holder = folder / "run.pid"
     try:
         lock.acquire(timeout=LOCK_SECONDS)
         write_regular(holder, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -236,7 +224,7 @@ def lock_run(folder: Path) -> Iterator[None]:
 
 
 def _holder(file: Path) -> str:
-    """Which process wrote its name there."""
+    """The process that wrote `file`."""
     try:
         return visible(read_at_most(file, MAX_HOLDER_BYTES).decode(errors="replace").strip())
     except (OSError, ValueError):

@@ -1,28 +1,40 @@
-"""Settings of a run: defaults, then the preset of the task, then a file, then what the user typed;
+"""Settings of a run: defaults, then the preset of the task, then a file, then the command line;
 the last one wins.
 """
 
 import dataclasses
 import re
 import typing
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
-from typing import Any
+from pathlib import PurePath
+from types import NoneType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
-from gpurl.checkpoints.plain_files import read_at_most
+from gpurl.checkpoints.plain_files import Json
 from gpurl.checks import check_choices, check_numbers
 from gpurl.errors import UsageError, did_you_mean
 from gpurl.run.logger import ALIASES
 
-LEAST = {
-    **{"num_envs": 1, "total_steps": 1, "keep_checkpoints": 1, "threads": 1, "eval_every": 1},
-    **{"eval_episodes": 0, "seed": 0, "log_every": 0},
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from gpurl.algorithms.base import AlgorithmConfig
+
+    Config = typing.TypeVar("Config", bound=DataclassInstance)
+
+MINIMUMS = {
+    "num_envs": 1,
+    "total_steps": 1,
+    "keep_checkpoints": 1,
+    "threads": 1,
+    "eval_every": 1,
+    "eval_episodes": 0,
+    "seed": 0,
+    "log_every": 0,
 }
-
-
 MAX_THREADS = 4096
 CHOICES: dict[str, tuple[str, ...]] = {
     "nan": ("raise", "skip", "reset-envs"),
@@ -44,73 +56,73 @@ class TrainConfig:
     seed: int = 0
     """Seed of the weights, the environments and the exploration."""
     device: str = "auto"
-    """cpu, cuda, cuda:1, ..., or auto: cuda if there is one."""
+    """cpu, cuda, cuda:1, ..., or auto: cuda if there is a GPU."""
     max_seconds: float | None = None
-    """Stop after this much wall-clock time, counted anew when a run is resumed."""
+    """Stop after this many seconds; a resumed run counts from 0."""
     stop_return: float | None = None
     """Stop when an evaluation reaches this mean return."""
     eval_every: int | None = None
     """Environment steps between evaluations; by default a tenth of total_steps."""
     eval_episodes: int = 64
-    """Episodes of an evaluation, greedy, in environments of their own; 0 evaluates never."""
+    """Episodes of an evaluation, played by the greedy policy in separate environments; 0: no
+    evaluations.
+    """
     save_every: str = "60s"
     """Time (60s) or iterations (100i) between checkpoints."""
     keep_checkpoints: int = 3
-    """Newest checkpoints to keep, beside the best."""
+    """Newest checkpoints to keep, besides the best."""
     log_every: float = 1.0
     """Seconds between log entries."""
     tag_style: str = "sb3"
     """TensorBoard names: sb3, cleanrl, rsl_rl or rl_games."""
     nan: str = "raise"
-    """What to do about NaN or infinity from an environment: raise an error, skip (those steps are
-    not trained on) or reset-envs (and their environments restart before the next rollout). An
-    optimiser step whose gradient or loss is not finite is always left out and told once; all steps
-    of an iteration, 8 at least, end the run only with raise, weights that are not finite always.
+    """If an environment gives NaN or infinity: raise an error, skip (do not train on those steps)
+    or reset-envs (skip, and reset those environments before the next rollout). An optimiser step
+    whose loss or gradient is not finite is always skipped, with one warning. Weights that are not
+    finite always end the run; with raise, so do iterations whose steps are all skipped, at least 8
+    in a row.
     """
     stagger: bool = True
     """Start environments at different clocks, so that time limits do not all fall on one step."""
     graph: str = "auto"
-    """CUDA graphs: full (the whole iteration), policy (all but the environment), off, or auto, the
+    """CUDA graphs: full (the whole iteration), policy (all but the environment), off, or auto: the
     most that the environment allows.
     """
     rollout: str = "auto"
-    """persistent (one kernel plays a whole rollout), steps, or auto: persistent where the task and
-    the policy have it, on a GPU.
+    """persistent (one kernel plays a whole rollout), steps, or auto: persistent on a GPU if the
+    task and the policy support it.
     """
     precision: str = "float32"
-    """Of the networks' products: float32, tf32 (a GPU's, 3 digits) or bf16 (2 digits, no persistent
-    rollout); weights and gradients stay float32."""
+    """Precision of the networks' products: float32, tf32 (GPU only, 3 digits) or bf16 (2 digits, no
+    persistent rollout). Weights and gradients stay float32."""
     compile: bool = False
-    """Compile the environment's own functions with torch.compile: fewer launches for tasks without
-    Triton functions, a slow start.
+    """Compile the environment's functions with torch.compile: fewer kernel launches for tasks
+    without Triton functions, but a slow start.
     """
     deterministic: bool = False
-    """The same bits every time on the same device and versions: deterministic operations only, and
-    threads not chosen by the clock.
+    """Bit-identical results on the same device and versions: deterministic operations only, and the
+    number of threads is not measured.
     """
     threads: int | None = None
-    """CPU threads; by default measured at the start: the quickest number up to what torch
-    chooses.
-    """
+    """CPU threads; by default the fastest number up to torch's, measured at the start."""
     root: str = "runs"
-    """Folder under which the run folder is made."""
+    """Folder that holds the run folders."""
     run_dir: str | None = None
-    """The run folder itself; by default ROOT/env/algorithm/time_seed."""
+    """The run folder; by default ROOT/env/algorithm/time_seed."""
     quiet: bool = False
     """Print nothing but errors."""
 
     def __post_init__(self) -> None:
         check_choices(self, CHOICES)
-        check_numbers(self, LEAST, above_zero=("max_seconds",))
+        check_numbers(self, MINIMUMS, above_zero=("max_seconds",))
         if self.graph == "policy" and self.rollout == "persistent":
             raise UsageError(
                 "graph policy steps the environment between graphs, rollout persistent plays it in "
-                "one kernel: take one of them"
+                "one kernel: choose one of them"
             )
         if self.stop_return is not None and self.eval_episodes == 0:
             raise UsageError(
-                f"stop_return {self.stop_return} needs evaluations, but eval_episodes is 0: they "
-                f"would never be played"
+                f"stop_return {self.stop_return} needs evaluations, but eval_episodes is 0"
             )
         if self.threads is not None and self.threads > MAX_THREADS:
             raise UsageError(f"threads must be at most {MAX_THREADS}, got {self.threads}")
@@ -118,11 +130,12 @@ class TrainConfig:
 
 
 def parse_interval(text: str) -> tuple[float | None, int | None]:
-    """(seconds, iterations), one of them None: '60', '60s' or '100i'."""
+    """(seconds, iterations) of '60', '60s' or '100i'; one of them is None."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|i|it|iterations)?", text.strip())
-    if match is None or (match[2] not in (None, "s") and "." in match[1]) or float(match[1]) <= 0:
+    in_seconds = match is not None and match[2] in (None, "s")
+    if match is None or float(match[1]) <= 0 or ("." in match[1] and not in_seconds):
         raise UsageError(f"save_every is {text!r}; it must be seconds as 60s or iterations as 100i")
-    return (float(match[1]), None) if match[2] in (None, "s") else (None, int(match[1]))
+    return (float(match[1]), None) if in_seconds else (None, int(match[1]))
 
 
 @dataclass(frozen=True)
@@ -132,68 +145,74 @@ class Settings:
     algorithm: str
     env: str
     train: TrainConfig
-    algorithm_config: Any  # the algorithm's own dataclass
+    algorithm_config: "AlgorithmConfig"  # the algorithm's own subclass
     env_options: dict[str, Any] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Json]:
         """Plain nested values, as written to config.yaml, without the run's folder;
-        `make_settings(**...)` takes them back.
+        `make_settings(**...)` reads them back.
         """
         values = {
             "algorithm": self.algorithm,
             "env": self.env,
-            "env_options": _plain(dict(self.env_options)),
+            "env_options": self.env_options,
+            **dataclasses.asdict(self.train),
+            **dataclasses.asdict(self.algorithm_config),
         }
-        values |= dataclasses.asdict(self.train) | _plain(dataclasses.asdict(self.algorithm_config))
         del values["run_dir"]
-        return values
+        return {name: _tuples_to_lists(value) for name, value in values.items()}
 
 
-def make_settings(algorithm: str, env: str, **values: Any) -> Settings:
+def make_settings(algorithm: str, env: str, **values: object) -> Settings:
     """Settings for `algorithm` on `env`: defaults, preset, then `values` (fields of TrainConfig and
     of the algorithm, env_options).
 
-    Raises UsageError for a name that nothing has, or a value of the wrong kind.
+    Raises UsageError for an unknown name or a value of the wrong type.
     """
     from gpurl.algorithms import config_class, resolve_algorithm
-    from gpurl.envs.registry import check_options, option_types, resolve_env
+    from gpurl.envs.registry import resolve_env
     from gpurl.run.presets import name_for_presets, preset
 
     env_class, _ = resolve_env(env)
     algorithm_class = resolve_algorithm(algorithm)
-    algorithm_config = config_class(algorithm_class)
-    of_algorithm = name_for_presets(algorithm, algorithm_class, "gpurl.algorithms")
-    of_env = name_for_presets(env, env_class, "gpurl.envs")
-    merged = merge(preset(of_algorithm, of_env), values)
-    options = merged.pop("env_options", {})
+    algorithm_preset = name_for_presets(algorithm, algorithm_class, "gpurl.algorithms")
+    env_preset = name_for_presets(env, env_class, "gpurl.envs")
+    merged = merge(preset(algorithm_preset, env_preset), values)
+    options = _check_env_options(env, merged.pop("env_options", {}))
+    # the other settings belong to the training loop or to the algorithm
+    train_names = {item.name for item in dataclasses.fields(TrainConfig)}
+    of_train = {name: value for name, value in merged.items() if name in train_names}
+    of_algorithm = {name: value for name, value in merged.items() if name not in train_names}
+    train = build(TrainConfig, of_train)
+    algorithm_config = build(config_class(algorithm_class), of_algorithm, known=train_names)
+    return Settings(algorithm, env, train, algorithm_config, options)
+
+
+def _check_env_options(env: str, options: object) -> dict[str, Any]:
+    """The task's options, each of its type, of values that a file can hold."""
+    from gpurl.envs.registry import check_options, option_types, resolve_env
+
+    env_class, _ = resolve_env(env)
     if not isinstance(options, dict):
         raise UsageError(f"env_options is {options!r}; it must be `name: value` pairs")
-    options = dict(options)
     check_options(env, env_class, options)
     hints = option_types(env_class)
+    checked = {}
     for name, value in options.items():
         if isinstance(value, list) and typing.get_origin(hints.get(name)) is tuple:
-            value = tuple(value)  # as YAML gives it
-        options[name] = _checked(f"env option {name}", value, hints.get(name, Any))
-        if (kind := _unwritable(options[name])) is not None:
+            value = tuple(value)  # YAML has no tuples
+        checked[name] = _check_type(f"env option {name}", value, hints.get(name, object))
+        if (kind := _unwritable_type(checked[name])) is not None:
             raise UsageError(
-                f"env option {name} holds a {kind}; a run is written down to be resumed, so its "
-                f"options are Python's numbers, texts, and "
-                "lists and dicts of them. What cannot be written goes into a module of your own: "
-                "docs/environments.md shows one"
+                f"env option {name} holds a {kind}; options are saved with the run, so they must "
+                f"be numbers, strings, lists and dicts. Anything else goes into a module of your "
+                f"own: docs/environments.md shows one"
             )
-    train_fields = {item.name for item in dataclasses.fields(TrainConfig)}
-    train = build(
-        TrainConfig, {name: value for name, value in merged.items() if name in train_fields}
-    )
-    rest = {name: value for name, value in merged.items() if name not in train_fields}
-    return Settings(
-        algorithm, env, train, build(algorithm_config, rest, also=train_fields), dict(options)
-    )
+    return checked
 
 
-def build_algorithm_config(algorithm: str, saved: dict[str, Any]) -> Any:
-    """The algorithm's settings out of `Settings.to_dict()`, without looking for the environment."""
+def build_algorithm_config(algorithm: str, saved: Mapping[str, object]) -> "AlgorithmConfig":
+    """The algorithm's settings from `Settings.to_dict()`, without resolving the environment."""
     from gpurl.algorithms import config_class, resolve_algorithm
 
     kind = config_class(resolve_algorithm(algorithm))
@@ -201,188 +220,117 @@ def build_algorithm_config(algorithm: str, saved: dict[str, Any]) -> Any:
     return build(kind, {name: value for name, value in saved.items() if name in names})
 
 
-def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`base` with the values of `over`, nested dicts merged."""
+def merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
+    """`base` with the values of `over`; nested dicts are merged."""
     result = dict(base)
     for name, value in over.items():
-        both = isinstance(value, dict) and isinstance(result.get(name), dict)
-        result[name] = merge(result[name], value) if both else value
+        old = result.get(name)
+        if isinstance(old, dict) and isinstance(value, dict):
+            value = merge(old, value)
+        result[name] = value
     return result
 
 
-def build(kind: type, values: dict[str, Any], also: set[str] | None = None) -> Any:
+def build(
+    kind: "type[Config]", values: Mapping[str, object], known: Collection[str] = ()
+) -> "Config":
     """A dataclass `kind` from plain values (nested dicts for nested dataclasses), each checked
-    against the field's type.
+    against its field's type. known: settings of other dataclasses, for error messages.
     """
-    hints = _hints(kind)
-    nested: dict[str, Any] = {item.name: item.default_factory for item in dataclasses.fields(kind)}
+    fields = {item.name: item for item in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind)
     arguments = {}
     for name, value in values.items():
-        if name not in hints:
-            raise UsageError(_unknown_setting(name, kind, set(hints) | (also or set())))
-        if dataclasses.is_dataclass(hints[name]) and isinstance(value, dict):
+        if name not in fields:
+            raise UsageError(_unknown_setting(name, {*fields, *known}))
+        hint = hints[name]
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
+            factory = fields[name].default_factory
+            assert factory is not dataclasses.MISSING
             try:
-                value = build(
-                    hints[name], merge(dataclasses.asdict(nested[name]()), value)
-                )  # over what this dataclass starts it with
-            except UsageError as error:  # which cannot know what it is called here
+                value = build(hint, merge(dataclasses.asdict(factory()), value))
+            except UsageError as error:
                 raise UsageError(f"{name}: {error}") from None
         elif isinstance(value, list):
             value = tuple(value)
-        arguments[name] = _checked(name, value, hints[name])
-    return kind(**arguments)
+        arguments[name] = _check_type(name, value, hint)
+    make: Callable[..., Config] = kind
+    return make(**arguments)
 
 
-def _checked(name: str, value: Any, hint: Any) -> Any:
-    """`value` if it is of the type `hint`; a whole float passes for an int, an int for a float."""
+def _check_type(name: str, value: object, hint: object) -> object:
+    """`value` if it is of the type `hint`; a whole float passes for an int, an int for a float, a
+    number for a string.
+    """
     import torch
     import typeguard
 
+    # values of numpy, paths and devices as Python's
     if isinstance(value, np.generic):
         value = value.item()
     elif isinstance(value, (PurePath, torch.device)):
-        value = str(value)  # run_dir, device
-    if _is_stray_bool(value, hint):
-        raise UsageError(f"{name} is {value!r}; it must be {_in_words(hint)}")
-    if isinstance(value, int) and not isinstance(value, bool) and "float" in str(hint):
-        value = float(value)
-    elif isinstance(value, float) and value.is_integer() and hint in (int, int | None):
-        value = int(value)  # total_steps=1e6
-    elif hint is str and type(value) in (int, float):
-        value = str(value)  # save_every: 60 in YAML
-    try:
-        return typeguard.check_type(value, hint)
-    except typeguard.TypeCheckError:
-        raise UsageError(f"{name} is {value!r}; it must be {_in_words(hint)}") from None
+        value = str(value)
+    # numbers as the setting's type: total_steps=1e6, save_every: 60
+    is_bool = _bool_for_number(value, hint)
+    if not is_bool:
+        if isinstance(value, int) and not isinstance(value, bool) and "float" in str(hint):
+            value = float(value)
+        elif isinstance(value, float) and value.is_integer() and hint in (int, int | None):
+            value = int(value)
+        elif hint is str and type(value) in (int, float):
+            value = str(value)
+        try:
+            return typeguard.check_type(value, hint)
+        except typeguard.TypeCheckError:
+            pass
+    raise UsageError(f"{name} is {value!r}; it must be {_describe_type(hint)}")
 
 
-def _is_stray_bool(value: Any, hint: Any) -> bool:
-    """Whether True or False stands for a number, which it is to Python."""
-    parts = typing.get_args(hint)
+def _bool_for_number(value: object, hint: object) -> bool:
+    """Whether True or False stands for a number; Python itself allows it."""
+    kinds = typing.get_args(hint)
     if isinstance(value, tuple):
-        return (
-            any(_is_stray_bool(item, parts[0]) for item in value)
-            if typing.get_origin(hint) is tuple
-            else False
-        )
-    return (
-        isinstance(value, bool)
-        and any(kind in (int, float) for kind in (hint, *parts))
-        and bool not in (hint, *parts)
-    )
+        is_tuple = typing.get_origin(hint) is tuple
+        return is_tuple and any(_bool_for_number(item, kinds[0]) for item in value)
+    kinds = (hint, *kinds)
+    return isinstance(value, bool) and bool not in kinds and (int in kinds or float in kinds)
 
 
-def _in_words(hint: Any) -> str:
+def _describe_type(hint: object) -> str:
     """`int`, `float or None`, `a list of int`."""
-    parts = typing.get_args(hint)
+    kinds = typing.get_args(hint)
     if typing.get_origin(hint) is tuple:
-        return f"a list of {_in_words(parts[0])}"
-    if parts and typing.get_origin(hint) is not dict:
-        return " or ".join(map(_in_words, parts))
-    return "None" if hint is type(None) else str(getattr(hint, "__name__", hint))
+        return f"a list of {_describe_type(kinds[0])}"
+    if kinds and typing.get_origin(hint) is not dict:
+        return " or ".join(map(_describe_type, kinds))
+    return "None" if hint is NoneType else str(getattr(hint, "__name__", hint))
 
 
-def _hints(kind: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
-
-
-def _unknown_setting(name: str, kind: type, known: set[str]) -> str:
+def _unknown_setting(name: str, known: set[str]) -> str:
     return (
         f"no setting is called {name!r}; {did_you_mean(name, known)}Known: "
         f"{', '.join(sorted(known))}"
     )
 
 
-def _unwritable(value: Any) -> str | None:
-    """The type of the first thing in `value` that YAML and JSON cannot hold, None where they can
-    hold all.
+def _unwritable_type(value: object) -> str | None:
+    """The type of the first thing in `value` that YAML and JSON cannot hold, None if they can hold
+    it all.
     """
     if isinstance(value, dict):
-        keys = (f"key of type {type(name).__name__}" for name in value if not isinstance(name, str))
-        return next(keys, None) or _unwritable(list(value.values()))
+        for name in value:
+            if not isinstance(name, str):
+                return f"key of type {type(name).__name__}"
+        value = list(value.values())
     if isinstance(value, list | tuple):
-        return next(filter(None, map(_unwritable, value)), None)
-    return None if value is None or type(value) in (bool, int, float, str) else type(value).__name__
+        return next(filter(None, map(_unwritable_type, value)), None)
+    return None if type(value) in (bool, int, float, str, NoneType) else type(value).__name__
 
 
-def _plain(value: Any) -> Any:
-    """Tuples as lists, so that YAML reads back what was written."""
+def _tuples_to_lists(value: object) -> Json:
+    """YAML and JSON have no tuples."""
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-MAX_CONFIG_BYTES, MAX_CONFIG_VALUES = 1 << 20, 10_000
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, as in YAML 1.2 and everywhere else; to PyYAML it is text.
-    Without merge keys.
-    """
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        for name, _ in node.value:
-            if (
-                name.tag == "tag:yaml.org,2002:merge"
-            ):  # some hundred bytes of them would be multiplied to millions of values
-                raise yaml.constructor.ConstructorError(
-                    None,
-                    None,
-                    "merge keys (<<) are not taken, write the values out",
-                    name.start_mark,
-                )
-        super().flatten_mapping(node)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes a text that `_Loader` would take for a number."""
-
-
-for _kind in (_Loader, _Dumper):
-    _kind.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"),
-        list("-+0123456789"),
-    )  # type: ignore[attr-defined]
-
-
-def as_yaml(values: dict[str, Any]) -> bytes:
-    """A file that `read_config` reads as `values`: dicts and lists of None, bool, int, float and
-    printable str.
-    """
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
-
-
-def read_config(path: str | Path) -> dict[str, Any]:
-    """Values of a YAML file of settings; UsageError says what is wrong with it."""
-    try:
-        text = read_at_most(Path(path), MAX_CONFIG_BYTES)
-        values = _Loader(text.decode("utf-8")).get_single_data()
-        _count(values, MAX_CONFIG_VALUES)
-    except FileNotFoundError:
-        raise UsageError(f"there is no config file {path}") from None
-    except (yaml.YAMLError, ValueError, TypeError, OSError, RecursionError) as error:
-        raise UsageError(f"cannot read {path} as YAML: {error}") from None
-    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise UsageError(f"{path} must hold `name: value` lines, got {type(values).__name__}")
-    return values
-
-
-def _count(value: Any, left: int) -> int:
-    """`left` less the values in `value`; ValueError where they are more, as of aliases that name
-    each other over and over.
-    """
-    items = (
-        list(value.values())
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list)
-        else []
-    )
-    left -= 1
-    if left < 0:
-        raise ValueError(f"it stands for more than {MAX_CONFIG_VALUES} values")
-    for item in items:
-        left = _count(item, left)
-    return left
+        return {name: _tuples_to_lists(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_tuples_to_lists(item) for item in value]
+    return typing.cast(Json, value)

@@ -25,7 +25,7 @@ from gpurl.memory import available_bytes, in_gib
 from gpurl.run.callbacks import Callback
 from gpurl.run.evaluator import EVAL_SEED
 from gpurl.run.load import load_teacher
-from gpurl.run.settings import Settings
+from gpurl.run.settings import Settings, TrainConfig
 from gpurl.run.trainer import Trainer
 
 
@@ -41,51 +41,47 @@ def make_trainer(
     """The environments, the algorithm and the loop of a run, in a process set up for it; call
     `start` or `restore` next.
 
-    threads: of the CPU, where the settings name none and torch has as many. backend: of CUDA
+    threads: of the CPU, used if the settings name none and torch has that many. backend: of CUDA
     graphs, by default the device's.
     """
     config = settings.train
     env = env or training_env(settings, device)
+    # the environments
     _check_agents(settings, env)
     if config.compile:
         if not isinstance(env, TorchEnv):
             raise UsageError(
-                f"compile is for tensor tasks, whose functions torch knows; {settings.env} is none"
+                f"compile works for tensor tasks only, whose functions torch knows; {settings.env} "
+                f"is another kind"
             )
         env.compile()
-    spaces = env.single_observation_space, env.single_action_space
-    model = make_algorithm(
+    # the algorithm
+    algorithm = make_algorithm(
         settings.algorithm,
         settings.algorithm_config,
-        *spaces,
+        env.single_observation_space,
+        env.single_action_space,
         config.num_envs,
         device,
         config.seed,
         state_space=env.single_state_space,
     )
-    load_teacher(model)
-    if config.precision == "tf32" and device.type != "cuda":
-        raise UsageError(
-            f"precision tf32 is a GPU's, this run is on {device}; take --precision float32, or "
-            f"--device cuda"
-        )
-    torch.backends.cuda.matmul.allow_tf32 = config.precision != "float32"
-    model.set_precision(config.precision)
+    load_teacher(algorithm)
+    _set_precision(algorithm, config.precision)
+    # the process
     if device.type == "cpu":
         keep_large_blocks()
-        known = threads if threads is not None and threads <= torch.get_num_threads() else None
-        known = torch.get_num_threads() if known is None and config.deterministic else known
-        torch.set_num_threads(config.threads or known or _fastest_threads(model))
-    engine = make_engine(settings, model, env, backend)
+        torch.set_num_threads(_choose_threads(algorithm, config, threads))
+    # the engine, with what it has to say
+    engine = make_engine(settings, algorithm, env, backend)
     if config.deterministic and (note := nondeterminism_warning(env)):
         engine.notes.append(note)
-    trainer = Trainer(settings, engine, eval_env, Path(), callbacks)
     if eval_env is None and env.single_instance and config.eval_episodes:
         engine.notes.append(
-            f"{settings.env} can exist only once in a process: its one evaluation follows the "
-            "training"
+            f"{settings.env} can exist only once in a process: its only evaluation follows the "
+            f"training"
         )
-    return trainer
+    return Trainer(settings, engine, eval_env, Path(), callbacks)
 
 
 def make_engine(
@@ -95,9 +91,11 @@ def make_engine(
     a faster one. backend: of CUDA graphs, by default the device's.
     """
     config = settings.train
-    seen = AppendPrivilegedState(env) if algorithm.num_state else env
-    guards = Guards(settings.env, algorithm, seen, config.nan)
-    engine, reasons = choose_engine(algorithm, seen, guards, config.graph, config.rollout, backend)
+    policy_env = AppendPrivilegedState(env) if algorithm.num_state else env
+    guards = Guards(settings.env, algorithm, policy_env, config.nan)
+    engine, reasons = choose_engine(
+        algorithm, policy_env, guards, config.graph, config.rollout, backend
+    )
     engine.notes.append("; ".join((f"engine {engine.name}", *reasons)))
     shape = env.single_observation_space.shape or ()
     if len(shape) - (env.num_agents > 1) == 3:
@@ -109,83 +107,106 @@ def make_engine(
 
 
 def training_env(settings: Settings, device: torch.device) -> VecEnv:
-    """The environments that train."""
-    _must_fit(settings, device)
+    """The training environments; UsageError if they do not fit into memory."""
+    _check_memory(settings, device)
     return make_env(
         settings.env, settings.train.num_envs, device, settings.train.seed, **settings.env_options
     )
 
 
-def _must_fit(settings: Settings, device: torch.device) -> None:
-    """UsageError for more environments than there is memory for their state and a rollout of their
-    observations, which is not all.
+def _check_memory(settings: Settings, device: torch.device) -> None:
+    """UsageError if the state of the environments and a rollout of their observations need more
+    memory than is free. It is a lower bound: networks and replay buffer come on top.
     """
-    free, (env_class, _) = available_bytes(device), resolve_env(settings.env)
-    if free is None or not issubclass(env_class, TorchEnv):  # one of another kind may be a process
+    free = available_bytes(device)
+    env_class, _ = resolve_env(settings.env)
+    if free is None or not issubclass(env_class, TorchEnv):  # another kind may start a process
         return
-    one, count = make_env(settings.env, 1, **settings.env_options), settings.train.num_envs
-    obs = reset_env(one)
-    state = sum(
-        leaf.nbytes for leaf in tree_leaves(one.state_dict()) if isinstance(leaf, torch.Tensor)
-    )
-    one.close()
-    each = (
-        2 * state + (settings.algorithm_config.horizon + 2) * obs.nbytes
-    )  # a step has both before and after it
-    if count * each > free:
+    # one environment tells the size of all
+    env = make_env(settings.env, 1, **settings.env_options)
+    obs = reset_env(env)
+    leaves = tree_leaves(env.state_dict())
+    state_bytes = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+    env.close()
+    # a step holds the state before it and the state after it
+    bytes_per_env = 2 * state_bytes + (settings.algorithm_config.horizon + 2) * obs.nbytes
+    num_envs = settings.train.num_envs
+    if num_envs * bytes_per_env > free:
         raise UsageError(
-            f"{count:,} environments of {settings.env} take more than {in_gib(count * each)} on "
-            f"{device}, where {in_gib(free)} are free: "
-            f"num_envs must be below {free // each:,}"
+            f"{num_envs:,} environments of {settings.env} take more than "
+            f"{in_gib(num_envs * bytes_per_env)} on {device}, where {in_gib(free)} are free: "
+            f"num_envs must be below {free // bytes_per_env:,}"
         )
 
 
 def _check_agents(settings: Settings, env: VecEnv) -> None:
-    """UsageError where `env` has several agents and the algorithm knows of one."""
+    """UsageError if `env` has several agents and the algorithm is for one."""
     if env.num_agents == 1 or resolve_algorithm(settings.algorithm).takes_agents:
         return
-    able = [name for name in algorithm_names() if resolve_algorithm(name).takes_agents]
-    hint = f"; {', '.join(able)} {'take' if len(able) > 1 else 'takes'} several" if able else ""
+    names = [name for name in algorithm_names() if resolve_algorithm(name).takes_agents]
+    hint = f"; for several agents: {', '.join(names)}" if names else ""
     raise UsageError(
         f"{settings.algorithm} is for one agent, {settings.env} has {env.num_agents}{hint}"
     )
 
 
-def _fastest_threads(model: Algorithm) -> int:
-    """Up to torch's own number, by a few passes of the largest batch; threads that wait for each
-    other gain nothing.
+def _set_precision(algorithm: Algorithm, precision: str) -> None:
+    """Of the networks' products, for this algorithm and for torch's matrix products."""
+    device = algorithm.device
+    if precision == "tf32" and device.type != "cuda":
+        raise UsageError(
+            f"precision tf32 needs a GPU, this run is on {device}; use --precision float32 or "
+            f"--device cuda"
+        )
+    torch.backends.cuda.matmul.allow_tf32 = precision != "float32"
+    algorithm.set_precision(precision)
+
+
+def _choose_threads(algorithm: Algorithm, config: TrainConfig, earlier: int | None) -> int:
+    """The setting; else the number of an earlier process of this run, if torch has that many; else
+    the fastest, which a deterministic run does not measure.
     """
-    rows = model.max_batch_rows()
-    obs, policy_state = torch.zeros(rows, *model.row_shape()), model.initial_policy_state(rows)
+    available = torch.get_num_threads()
+    if config.threads is not None:
+        return config.threads
+    if earlier is not None and earlier <= available:
+        return earlier
+    return available if config.deterministic else _fastest_threads(algorithm)
+
+
+def _fastest_threads(algorithm: Algorithm) -> int:
+    """At most torch's own number, measured by a few forward passes of the largest batch."""
+    rows = algorithm.max_batch_rows()
+    obs = torch.zeros(rows, *algorithm.row_shape())
+    policy_state = algorithm.initial_policy_state(rows)
     return fastest_threads(
-        torch.get_num_threads(), torch.set_num_threads, lambda: model.value(obs, policy_state)
+        torch.get_num_threads(), torch.set_num_threads, lambda: algorithm.value(obs, policy_state)
     )
 
 
 def evaluation_env(
     settings: Settings, device: torch.device, is_given: bool = False
 ) -> VecEnv | None:
-    """Environments for evaluation only, never more than episodes wanted or than training has; None
-    where there can be no second ones. is_given: those that train exist already.
+    """Environments for evaluation only, at most one an episode and at most as many as training has.
+    None if they cannot exist beside those. is_given: the user made the training environments.
     """
-    count = min(settings.train.eval_episodes, settings.train.num_envs)
-    if count > 0 and (is_given or resolve_env(settings.env)[0].single_instance):
-        if settings.train.stop_return is not None:
-            raise UsageError(
-                f"stop_return needs evaluations while training goes on, but {settings.env} can "
-                f"exist only once in a process, or was given as it is"
-            )
+    config = settings.train
+    count = min(config.eval_episodes, config.num_envs)
+    if count == 0:
         return None
-    return (
-        make_env(settings.env, count, device, EVAL_SEED, **settings.env_options)
-        if count > 0
-        else None
-    )
+    if not is_given and not resolve_env(settings.env)[0].single_instance:
+        return make_env(settings.env, count, device, EVAL_SEED, **settings.env_options)
+    if config.stop_return is not None:
+        raise UsageError(
+            f"stop_return needs evaluations during training, but {settings.env} can exist only "
+            f"once in a process, or was given as an instance"
+        )
+    return None
 
 
 def choose_device(name: str) -> torch.device:
-    """The torch device called `name`; auto takes CUDA where it is. UsageError when it is not
-    there.
+    """The torch device called `name`; auto is CUDA if there is a GPU. UsageError if it does not
+    exist.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -198,12 +219,13 @@ def choose_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device {name} is not supported; it must be auto, cpu, cuda or cuda:N")
     if device.type == "cpu":
-        return torch.device("cpu")  # without an index, as tensors say it
-    if (device.index or 0) >= torch.cuda.device_count():
+        return torch.device("cpu")  # without an index, as tensors have it
+    index = device.index or 0
+    if index >= torch.cuda.device_count():
         raise UsageError(
-            f"device {name} is not there: torch sees {torch.cuda.device_count()} CUDA devices; "
+            f"device {name} does not exist: torch sees {torch.cuda.device_count()} CUDA devices; "
             f"gpurl doctor says why"
         )
-    device = torch.device("cuda", device.index or 0)  # with an index, as tensors say it
-    torch.cuda.set_device(device)  # where Triton launches
+    device = torch.device("cuda", index)  # with an index, as tensors have it
+    torch.cuda.set_device(device)  # Triton launches on the current device
     return device

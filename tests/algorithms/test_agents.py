@@ -209,7 +209,9 @@ def test_an_algorithm_for_one_agent_is_refused(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(setup, "algorithm_names", lambda: ["ppo", "a2c", "tests.joint_ppo"])
-    message = rf"^{algorithm} is for one agent, two_step_game has 2; tests.joint_ppo takes several$"
+    message = (
+        rf"^{algorithm} is for one agent, two_step_game has 2; for several agents: tests.joint_ppo$"
+    )
     with pytest.raises(UsageError, match=message):
         small_run(tmp_path / "run", 1, algorithm, "two_step_game")
     assert not (tmp_path / "run").exists()

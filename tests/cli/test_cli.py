@@ -24,7 +24,8 @@ from gpurl.cli.settings import parse_profile, parse_train
 from gpurl.envs.registry import NOT_ENVS
 from gpurl.errors import CheckpointError, EnvError, GpurlError, NonFiniteError, UsageError
 from gpurl.nn.networks import NetworkConfig
-from gpurl.run.settings import TrainConfig, read_config
+from gpurl.run.config_file import read_config
+from gpurl.run.settings import TrainConfig
 from tests.small_runs import exit_code
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -24,14 +24,14 @@ def test_a_run_too_short_to_learn_is_told(
         "sac", "pendulum", run_dir=str(tmp_path / "short"), total_steps=90, quiet=True, **settings
     )  # 96 in whole iterations
     told = (
-        "warning: nothing will be learnt: the replay holds 0 transitions and 96 are to come, "
-        "learning_starts is 100"
+        "warning: nothing will be learned: the replay buffer holds 0 transitions and 96 will "
+        "follow, learning_starts is 100"
     )
     assert told in capsys.readouterr().err
     train(
         "sac", "pendulum", run_dir=str(tmp_path / "long"), total_steps=97, quiet=True, **settings
     )  # 104: learns at the end
-    assert "nothing will be learnt" not in capsys.readouterr().err
+    assert "nothing will be learned" not in capsys.readouterr().err
     assert "train/critic_loss" in (tmp_path / "long" / "metrics.jsonl").read_text()
 
 
@@ -41,11 +41,11 @@ def test_a_resume_tells_that_its_replay_is_filled_anew(
 ) -> None:
     settings = SMALL | small_settings("sac") | {"learning_starts": 24, "save_replay": saved}
     train("sac", "pendulum", run_dir=str(tmp_path), total_steps=64, **settings)
-    assert "the replay was not saved" not in capsys.readouterr().out
+    assert "the replay buffer was not saved" not in capsys.readouterr().out
     resume(tmp_path, total_steps=128)
     told = (
-        "the replay was not saved (save_replay does): 24 transitions are played before learning "
-        "goes on"
+        "the replay buffer was not saved (save_replay would save it): learning continues after 24 "
+        "new transitions"
     )
     assert (told in capsys.readouterr().out) is not saved
 
@@ -56,7 +56,7 @@ def test_what_learns_from_rollouts_is_told_nothing(
     train(
         "ppo", "pendulum", run_dir=str(tmp_path), total_steps=8, horizon=4, minibatches=1, **SMALL
     )
-    assert "learnt" not in capsys.readouterr().out
+    assert "learned" not in capsys.readouterr().out
 
 
 def test_the_screen_shows_how_well_a_clone_does(capsys: pytest.CaptureFixture[str]) -> None:

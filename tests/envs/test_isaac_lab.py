@@ -214,7 +214,7 @@ def test_ppo_trains_is_evaluated_at_the_end_and_goes_on(
     )
     assert run.outcome.evaluation["at_step"] == 96
     assert run.outcome.evaluation["eval/episodes"] == 4
-    assert "its one evaluation follows the training" in capsys.readouterr().out
+    assert "its only evaluation follows the training" in capsys.readouterr().out
     entries = [
         json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     ]
@@ -226,7 +226,7 @@ def test_ppo_trains_is_evaluated_at_the_end_and_goes_on(
 
 @pytest.mark.usefixtures("_stand_in")
 def test_stopping_at_a_return_is_refused() -> None:
-    with pytest.raises(UsageError, match="stop_return needs evaluations while training goes on"):
+    with pytest.raises(UsageError, match="stop_return needs evaluations during training"):
         gpurl.train("ppo", f"isaac_lab:{TASKS[0]}", stop_return=1.0, **small_settings("ppo"))
 
 

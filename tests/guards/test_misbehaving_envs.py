@@ -142,7 +142,9 @@ def test_nan_stops_with_env_step_and_index_and_is_not_trained_on(
 def test_what_led_to_nan_is_dumped_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(NonFiniteError, match="What led there: gpurl doctor ") as caught:
+    with pytest.raises(
+        NonFiniteError, match="For the steps that led there: gpurl doctor "
+    ) as caught:
         train_broken(tmp_path / "run", monkeypatch, "nan reward")
     dump = Path(str(caught.value).rpartition("gpurl doctor ")[2])
     columns = load_checkpoint(dump)[0]["dump"]["columns"]

@@ -242,8 +242,8 @@ def test_many_steps_left_out_in_a_row_end_the_run_and_are_dumped(
     ) as caught:
         train("ppo", "pendulum", **settings, run_dir=str(tmp_path / "run"))
     assert (
-        "It left no checkpoint: begin anew with a lower learning_rate. What led there: gpurl "
-        "doctor " in str(caught.value)
+        "There is no checkpoint yet: start again with a lower learning_rate. For the steps that "
+        "led there: gpurl doctor " in str(caught.value)
     )
     assert latest_checkpoint(tmp_path / "run") is None
     assert main(["doctor", str(caught.value).rpartition("gpurl doctor ")[2]]) == 0
@@ -273,7 +273,7 @@ def test_a_diverged_run_is_told_of_checkpoints_that_latest_does_not_name(tmp_pat
         (tmp_path / "checkpoints" / "LATEST").unlink()
         with pytest.raises(
             DivergedError,
-            match=r"weights\. To go on from the last checkpoint with smaller steps: gpurl train "
+            match=r"weights\. To continue from the last checkpoint with smaller steps: gpurl train "
             r"--resume",
         ):
             trainer._save_and_reraise(DivergedError("weights"), display, None)

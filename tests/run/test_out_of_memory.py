@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpurl.algorithms.ppo import PPO
+from gpurl.algorithms.ppo import PPO, PPOConfig
 from gpurl.algorithms.sac import SAC
 from gpurl.api import resume, train
 from gpurl.buffers.replay import Replay
@@ -31,7 +31,7 @@ from gpurl.run.out_of_memory import (
     explain_out_of_memory,
     explanation,
     num_envs_that_fit,
-    wanted_bytes,
+    requested_bytes,
 )
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_trainer
@@ -95,12 +95,12 @@ def test_what_fits_by_hand() -> None:
         num_envs_that_fit(4096, needed=4096, fixed=0, room=10**6) == 2048
     )  # it did not fit, whatever the sums say
     assert num_envs_that_fit(1, needed=10, fixed=0, room=100) is None
-    assert wanted_bytes(TOLD_BY_TORCH) == int(2.5 * 2**30)
-    assert wanted_bytes("Tried to allocate 512 bytes.") == 512
-    assert wanted_bytes("DefaultCPUAllocator: can't allocate memory") == 0
-    assert (wanted_bytes(CPU_SAYS), wanted_bytes(WARP_SAYS)) == (64, 4096)
+    assert requested_bytes(TOLD_BY_TORCH) == int(2.5 * 2**30)
+    assert requested_bytes("Tried to allocate 512 bytes.") == 512
+    assert requested_bytes("DefaultCPUAllocator: can't allocate memory") == 0
+    assert (requested_bytes(CPU_SAYS), requested_bytes(WARP_SAYS)) == (64, 4096)
     assert (
-        wanted_bytes(
+        requested_bytes(
             "Unable to allocate 2.00 TiB for an array with shape (549755813888,) and data type "
             "float32"
         )
@@ -111,7 +111,7 @@ def test_what_fits_by_hand() -> None:
 @pytest.mark.parametrize(
     ("told", "free", "advice"),
     [
-        (TOLD_BY_TORCH, 1, "num_envs 8 instead of 16 would fit"),
+        (TOLD_BY_TORCH, 1, "num_envs 8 instead of 16 should fit"),
         (TOLD_BY_TORCH, 21, "num_envs less than 16;"),
         ("CUDA error: out of memory", 1, "num_envs less than 16;"),
     ],
@@ -120,11 +120,11 @@ def test_a_number_is_told_only_where_the_sums_say_why_it_failed(
     told: str, free: int, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        out_of_memory, "held_and_free", lambda device, known: (6 * 2**30, free * 2**30)
+        out_of_memory, "used_and_free", lambda device, known: (6 * 2**30, free * 2**30)
     )
-    text = explanation(RuntimeError(told), make_settings("ppo", "pendulum", **SMALL), CPU, None)
+    text = explanation(RuntimeError(told), 16, PPOConfig(), CPU, None)
     assert f"What helps: {advice}" in text
-    assert ("would fit" in text) == ("would fit" in advice)
+    assert ("should fit" in text) == ("should fit" in advice)
 
 
 @pytest.mark.parametrize("words", [WARP_SAYS, CPU_SAYS, ITS_OWN])
@@ -185,7 +185,7 @@ def test_what_counts_as_running_out() -> None:
     assert not is_out_of_memory(UsageError("no"))
     for words in ("memory", ""):  # Python's own says nothing
         assert "What failed: MemoryError: " in explanation(
-            MemoryError(words), make_settings("ppo", "pendulum"), CPU, None
+            MemoryError(words), 4096, PPOConfig(), CPU, None
         )
     dealt_with = ValueError("a typo")
     dealt_with.__context__ = MemoryError()
@@ -202,7 +202,7 @@ def test_what_counts_as_running_out() -> None:
     broken.__suppress_context__ = True  # raised from None: it was dealt with
     assert not is_out_of_memory(broken)
     broken.__suppress_context__ = False
-    told = r"2\.5 GiB more were wanted.*What failed: OutOfMemoryError: CUDA"
+    told = r"2\.5 GiB requested.*What failed: OutOfMemoryError: CUDA"
     with (
         pytest.raises(UsageError, match=told),
         explain_out_of_memory(make_settings("ppo", "pendulum"), CPU),
@@ -253,7 +253,7 @@ def test_a_numpy_environment_that_is_too_large_is_no_broken_one(
 
     with pytest.raises(
         UsageError,
-        match=r"^out of memory on cpu, 8,388,608\.0 GiB more were wanted.*Unable to allocate "
+        match=r"^out of memory on cpu, 8,388,608\.0 GiB requested.*Unable to allocate "
         r"8\.00 PiB",
     ):
         play()
@@ -290,7 +290,7 @@ PLACES = {
 def test_it_is_wrong_use_that_says_what_would_fit(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(out_of_memory, "held_and_free", lambda device, known: (6 * 2**30, 2**30))
+    monkeypatch.setattr(out_of_memory, "used_and_free", lambda device, known: (6 * 2**30, 2**30))
     where = PLACES[place]
     if isinstance(where[0], str):
         module, name = where[0].rsplit(".", 1)
@@ -309,11 +309,11 @@ def test_it_is_wrong_use_that_says_what_would_fit(
     assert exit_code(["train", "ppo", "pendulum", *words]) == 2
     told = capsys.readouterr().err
     assert re.search(
-        r"gpurl: out of memory on cpu, 2\.5 GiB more were wanted, 1\.0 GiB are free beside 6\.0 "
-        r"GiB that this run held",
+        r"gpurl: out of memory on cpu, 2\.5 GiB requested, 1\.0 GiB free besides 6\.0 GiB "
+        r"used by this run",
         told,
     )
-    assert "num_envs 2,048 instead of 4,096 would fit" in told
+    assert "num_envs 2,048 instead of 4,096 should fit" in told
     assert "horizon less than 4 or minibatches more than" in told
     assert "What failed: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB." in told
     assert "Traceback" not in told

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from gpurl.algorithms import algorithm_names, config_class, resolve_algorithm
 from gpurl.cli.settings import parse_train
 from gpurl.errors import UsageError
-from gpurl.run.settings import Settings, TrainConfig, as_yaml, make_settings, read_config
+from gpurl.run.config_file import as_yaml, read_config
+from gpurl.run.settings import Settings, TrainConfig, make_settings
 
 CHOSEN = {  # what such a field may be; all others are drawn by their type
     "device": ["auto", "cpu", "cuda:1"],

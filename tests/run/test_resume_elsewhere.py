@@ -94,10 +94,10 @@ def test_weights_and_optimiser_go_on_and_episodes_begin_anew(
             assert_same(found["training"][part], value)
     told = " ".join(capsys.readouterr().out.split())
     assert (
-        f"{now} environments instead of 16: their episodes begin anew, weights, optimiser and "
-        f"normalisation go on" in told
+        f"{now} environments instead of 16: their episodes start anew; weights, optimiser and "
+        f"normalisation continue" in told
     )
-    assert ("the saved replay is left out" in told) == (name == "sac")
+    assert ("the saved replay buffer is dropped" in told) == (name == "sac")
     after = load_checkpoint(folder)[0]
     assert after["meta"]["settings"]["num_envs"] == now
     assert after["trainer"]["obs"].shape[0] == now
@@ -176,15 +176,15 @@ def test_a_run_of_a_gpu_goes_on_and_plays_without_one(
     assert evaluate_run(path, 2)["eval/episodes"] == 2.0
     words = ["train", "--resume", str(path), "--total-steps", "256", "--quiet"]
     for more, message in (
-        ([], "goes on here with --device auto"),
-        (["--device", "auto"], "take --precision float32, or --device cuda"),
+        ([], "--device auto continues it here"),
+        (["--device", "auto"], "use --precision float32 or --device cuda"),
     ):
         assert exit_code([*words, *more]) == 2
         assert message in capsys.readouterr().err
     assert exit_code([*words, "--device", "auto", "--precision", "float32"]) == 0
-    with pytest.raises(UsageError, match="device cuda:1 is not there") as raised:
+    with pytest.raises(UsageError, match="device cuda:1 does not exist") as raised:
         gpurl.train("ppo", "pendulum", device="cuda:1")
-    assert "goes on here" not in str(raised.value)
+    assert "continues it here" not in str(raised.value)
 
 
 def form_of(trainer: Trainer) -> Any:

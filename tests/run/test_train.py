@@ -82,7 +82,7 @@ def test_a_run_leaves_its_files_and_a_policy(tmp_path: Path) -> None:
 
 def test_the_written_configuration_repeats_the_run(tmp_path: Path) -> None:
     first = small_run(tmp_path / "one", 2, gae_lambda=0.9)
-    from gpurl.run.settings import read_config
+    from gpurl.run.config_file import read_config
 
     values = read_config(first.folder / "config.yaml")
     again = train(
@@ -96,7 +96,7 @@ def test_a_resumed_run_writes_down_how_it_goes_on(
 ) -> None:
     folder = small_run(tmp_path / "run", 2).folder
     resume(folder, total_steps=3 * ITERATION)
-    from gpurl.run.settings import read_config
+    from gpurl.run.config_file import read_config
 
     assert read_config(folder / "config.yaml")["total_steps"] == 3 * ITERATION
     assert len((folder / "command.txt").read_text().splitlines()) == 2
@@ -106,10 +106,10 @@ def test_a_resumed_run_writes_down_how_it_goes_on(
     (folder / "config.yaml").chmod(0o400)
     (folder / ".config.yaml.new").mkdir()  # what is to become config.yaml cannot be written
     resume(folder, total_steps=4 * ITERATION)
-    assert f"config.yaml of {folder} stays as it was: " in caplog.text
+    assert f"config.yaml of {folder} is not updated: " in caplog.text
     assert read_config(folder / "config.yaml")["total_steps"] == 3 * ITERATION
     with pytest.raises(
-        UsageError, match=r"goes on in its own folder, .*run: leave out run_dir .*elsewhere"
+        UsageError, match=r"continues in its folder, .*run: omit run_dir .*elsewhere"
     ):
         resume(folder, run_dir=str(tmp_path / "elsewhere"))
     assert not (tmp_path / "elsewhere").exists()
@@ -229,7 +229,7 @@ def test_save_every_counts_iterations_and_old_checkpoints_go(tmp_path: Path) -> 
             2,
             "num_envs * horizon = 30 rows into minibatches = 4",
         ),
-        (["train", "ppo", "pendulum", "--device", "cuda:7"], 2, "device cuda:7 is not there"),
+        (["train", "ppo", "pendulum", "--device", "cuda:7"], 2, "device cuda:7 does not exist"),
         (["train", "ppo", "pendulum", "--device", "mps"], 2, "device mps is not supported"),
         (
             ["train", "ppo", "pendulum", "--initial-std", "0"],
@@ -568,7 +568,8 @@ def test_a_compiled_task_is_the_same_task(tmp_path: Path) -> None:
         steps = [env.step(action) for env in (plain, compiled)]
         torch.testing.assert_close(steps[1][:4], steps[0][:4], rtol=1e-5, atol=1e-5)
     with pytest.raises(
-        UsageError, match=r"compile is for tensor tasks, .* gymnasium_cpu:Pendulum-v1 is none"
+        UsageError,
+        match=r"compile works for tensor tasks only, .* gymnasium_cpu:Pendulum-v1 is another",
     ):
         train(
             "ppo",
@@ -604,5 +605,5 @@ def test_products_in_bf16_learn_about_the_same(tmp_path: Path) -> None:
     assert not torch.equal(results[0][0], results[1][0])
     run = small_run(tmp_path / "run", 3, precision="bf16")
     assert run.outcome.steps == 3 * ITERATION
-    with pytest.raises(UsageError, match="precision tf32 is a GPU's, this run is on cpu"):
+    with pytest.raises(UsageError, match="precision tf32 needs a GPU, this run is on cpu"):
         small_run(tmp_path / "other", 1, precision="tf32")

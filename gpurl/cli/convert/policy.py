@@ -72,11 +72,10 @@ def write_policy(
     hidden = tuple(weight.shape[0] for _, weight, _ in actor[:-1])
     scale = _normalizer(found, num_inputs)
     of_values = _moments(found, *OF_VALUES, size=1) if critic is not None else None
-    network = dataclasses.replace(
-        settings.algorithm_config.network, hidden=hidden, shared=shared, memory="none"
-    )
+    config: Any = settings.algorithm_config
+    network = dataclasses.replace(config.network, hidden=hidden, shared=shared, memory="none")
     config = dataclasses.replace(
-        settings.algorithm_config,
+        config,
         **{
             "network": network,
             "normalize_obs": scale is not None,

@@ -1,0 +1,72 @@
+"""YAML files of settings: read with limits, and written so that they read back as they were."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from gpurl.checkpoints.plain_files import Json, read_at_most
+from gpurl.errors import UsageError
+
+MAX_CONFIG_BYTES = 1 << 20
+MAX_CONFIG_VALUES = 10_000
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number, as in YAML 1.2 (PyYAML reads it as text). Merge keys are
+    refused: a few hundred bytes of them expand to millions of values.
+    """
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        for name, _ in node.value:
+            if name.tag == "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    None, None, "merge keys (<<) are not allowed, write the values", name.start_mark
+                )
+        super().flatten_mapping(node)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that `_Loader` would read as a number."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"),
+        list("-+0123456789"),
+    )  # type: ignore[attr-defined]
+
+
+def as_yaml(values: Mapping[str, Json]) -> bytes:
+    """A file that `read_config` reads as `values`; strings must be printable."""
+    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
+
+
+def read_config(path: str | Path) -> dict[str, Json]:
+    """Values of a YAML file of settings; UsageError says what is wrong with it."""
+    try:
+        text = read_at_most(Path(path), MAX_CONFIG_BYTES)
+        values = _Loader(text.decode("utf-8")).get_single_data()
+        _check_size(values, MAX_CONFIG_VALUES)
+    except FileNotFoundError:
+        raise UsageError(f"there is no config file {path}") from None
+    except (yaml.YAMLError, ValueError, TypeError, OSError, RecursionError) as error:
+        raise UsageError(f"cannot read {path} as YAML: {error}") from None
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise UsageError(f"{path} must hold `name: value` lines, got {type(values).__name__}")
+    return values
+
+
+def _check_size(value: Json, remaining: int) -> int:
+    """`remaining` minus the number of values in `value`; ValueError below 0, which happens when
+    aliases name each other over and over.
+    """
+    remaining -= 1
+    if remaining < 0:
+        raise ValueError(f"it expands to more than {MAX_CONFIG_VALUES} values")
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for item in items:
+        remaining = _check_size(item, remaining)
+    return remaining

@@ -1,0 +1,105 @@
+"""What a run reports while it trains: log entries, notes and warnings. Each log entry takes one
+transfer from the device."""
+
+import time
+
+from torch import Tensor
+
+from gpurl.algorithms.base import Metrics
+from gpurl.engine.eager import Eager
+from gpurl.engine.statistics import to_host
+from gpurl.run.callbacks import RunView
+from gpurl.run.display import Display
+from gpurl.run.logger import Logger
+
+
+class Reporter:
+    """Writes log entries to the files and the screen, at most one per `log_every` seconds."""
+
+    def __init__(
+        self, engine: Eager, view: RunView, logger: Logger, display: Display, log_every: float
+    ) -> None:
+        self.engine = engine
+        self.view = view
+        self.logger = logger
+        self.display = display
+        self.log_every = log_every
+        self.last_log = time.monotonic()
+        self.logged_steps = engine.steps
+
+    def begin(self, total_steps: int, remaining_steps: int) -> None:
+        """Warn if one iteration is longer than the whole run, or if the run ends before its replay
+        buffer holds enough to learn from. remaining_steps: of whole iterations.
+        """
+        engine = self.engine
+        horizon = engine.buffer.horizon
+        num_envs = engine.env.num_envs
+        if remaining_steps and horizon * num_envs > total_steps:
+            self.display.warn(
+                f"one iteration is {horizon * num_envs:,} steps (num_envs {num_envs:,} x horizon "
+                f"{horizon:,}), more than total_steps {total_steps:,}: the run ends after it"
+            )
+        learning_starts = engine.algorithm.learning_starts
+        if not remaining_steps or engine.stored >= learning_starts:
+            return
+        if engine.stored + remaining_steps < learning_starts:
+            self.display.warn(
+                f"nothing will be learned: the replay buffer holds {engine.stored} transitions and "
+                f"{remaining_steps} will follow, learning_starts is {learning_starts}"
+            )
+        elif engine.steps and not engine.stored:
+            self.display.note(
+                f"the replay buffer was not saved (save_replay would save it): learning continues "
+                f"after {learning_starts} new transitions"
+            )
+
+    def after_iteration(self, metrics: Metrics, elapsed: float, is_last: bool) -> None:
+        """Show new notes and warnings; log if it is time to, and after the last iteration.
+        elapsed: seconds of training, over all resumes.
+        """
+        notes = self.engine.notes
+        while notes:
+            self.display.note(notes.pop(0))
+        seconds = time.monotonic() - self.last_log
+        if seconds >= self.log_every or is_last:
+            self.last_log += seconds
+            self._log(metrics, elapsed, seconds)
+        self.warn(self.engine.guards.warnings)
+
+    def _log(self, metrics: Metrics, elapsed: float, seconds: float) -> None:
+        """One log entry; `seconds` after the one before."""
+        engine = self.engine
+        # bring all that is on the device to the host in one transfer
+        episodes = engine.statistics.metrics()
+        guards = engine.guards.metrics()
+        from_callbacks = self.view.logged
+        self.view.logged = {}
+        tensors = {name: x for name, x in from_callbacks.items() if isinstance(x, Tensor)}
+        values = to_host(metrics | episodes | guards | tensors)
+        values |= {name: float(x) for name, x in from_callbacks.items() if name not in tensors}
+        # what the guards have counted may end the run
+        guard_values = {name: values.pop(name) for name in guards}
+        values |= engine.guards.report(guard_values, engine.iteration)
+        # episodes and times since the last entry
+        values |= engine.statistics.read({name: values.pop(name) for name in episodes})
+        phases = engine.stopwatch.read()
+        values |= {
+            "time/collect_seconds": phases.get("collect", 0.0),
+            "time/update_seconds": phases.get("update", 0.0),
+            "time/fps": (engine.steps - self.logged_steps) / max(seconds, 1e-9),
+            "time/iterations": float(engine.iteration),
+            "time/total_timesteps": float(engine.steps),
+            "time/time_elapsed": elapsed,
+        }
+        self.logged_steps = engine.steps
+        self.write(values)
+
+    def write(self, values: dict[str, float]) -> None:
+        """Log host numbers by their tags at the present env step."""
+        self.logger.write(self.engine.steps, values)
+        self.display.update(self.engine.steps, values)
+
+    def warn(self, warnings: list[str]) -> None:
+        """Show `warnings` and empty the list."""
+        while warnings:
+            self.display.warn(warnings.pop(0))
