@@ -1,5 +1,5 @@
-"""What a training shows on the console: a live table in a terminal, one line every few seconds in a
-file or a pipe.
+"""The console output of a training: a live table in a terminal, a line every few seconds in a file
+or a pipe.
 """
 
 import os
@@ -7,15 +7,16 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.live import Live
 
 SECONDS_PER_LINE = 5.0
 SECONDS_PER_FRAME = 0.25
 
-# label on the left, tags of which the first present is shown
+# label, and tags of which the first that is present is shown
 ROWS: dict[str, tuple[str, ...]] = {
     "episode return": ("rollout/ep_rew_mean",),
     "episode length": ("rollout/ep_len_mean",),
@@ -36,28 +37,28 @@ def engineering(value: float) -> str:
 
 
 class Display:
-    """Shows the progress of one training; a closed pipe or a lost terminal silences it and stops
-    nothing else.
+    """Shows the progress of one training. If a pipe is closed or a terminal is lost it becomes
+    silent, and training continues.
 
-    `live` None: a table where stdout is a terminal. `quiet`: nothing at all.
+    `live` None: a table if stdout is a terminal. `quiet`: nothing but warnings.
     """
 
     def __init__(
         self, title: str, total_steps: int | None, quiet: bool = False, live: bool | None = None
     ) -> None:
-        self._title, self._total_steps = title, total_steps
+        self._title = title
+        self._total_steps = total_steps
         self._is_quiet = quiet
         self._muted = quiet or sys.stdout is None
         if live is None:
-            live = (
-                not self._muted
-                and sys.stdout.isatty()
-                and os.environ.get("TERM") not in (None, "dumb", "unknown")
-            )
+            can_animate = os.environ.get("TERM") not in (None, "dumb", "unknown")
+            live = not self._muted and sys.stdout.isatty() and can_animate
         self._is_live = live and not self._muted
-        self._live: Any = None  # rich.live.Live
-        self._step, self._values = 0, dict[str, float]()
-        self._next_show, self._has_news = 0.0, False
+        self._live: Live | None = None
+        self._step = 0
+        self._values: dict[str, float] = {}
+        self._next_show = 0.0
+        self._has_news = False
 
     def __enter__(self) -> "Display":
         if self._is_live:
@@ -74,33 +75,28 @@ class Display:
             if self._has_news:
                 self._safely(self._show)
         finally:
-            if self._live is not None:
-                self._safely(
-                    self._live.stop, even_muted=True
-                )  # gives cursor, stdout and stderr back
+            if self._live is not None:  # stop gives cursor, stdout and stderr back
+                self._safely(self._live.stop, even_muted=True)
 
     def update(self, step: int, values: dict[str, float]) -> None:
-        """Take the newest values by native tag (those not given keep their last value) and show
-        them if it is time to.
+        """Take the newest values by native tag (tags that are missing keep their last value), and
+        show them if it is time to.
         """
-        self._step, self._has_news = step, True
+        self._step = step
+        self._has_news = True
         self._values.update(values)
         if time.monotonic() >= self._next_show:
-            self._next_show = time.monotonic() + (
-                SECONDS_PER_FRAME if self._is_live else SECONDS_PER_LINE
-            )
+            seconds = SECONDS_PER_FRAME if self._is_live else SECONDS_PER_LINE
+            self._next_show = time.monotonic() + seconds
             self._safely(self._show)
 
     def note(self, text: str) -> None:
         """A line that stays, above the table."""
-        if self._live is not None:
-            self._safely(
-                lambda: self._live.console.print(
-                    text, markup=False, highlight=False, soft_wrap=True
-                )
-            )
-        else:
+        if self._live is None:
             self._safely(lambda: print(text, flush=True))
+        else:
+            show = self._live.console.print
+            self._safely(lambda: show(text, markup=False, highlight=False, soft_wrap=True))
 
     def warn(self, text: str) -> None:
         """A line `warning: text`; on standard error if the display is quiet."""
@@ -109,21 +105,18 @@ class Display:
         else:
             self.note(f"warning: {text}")
 
-    # ---- output that cannot fail
-    # ----------------------------------------------------------------------------------
+    # ---- output that cannot fail ----
 
-    def _safely(self, show: Callable[[], Any], even_muted: bool = False) -> None:
-        """Call `show`; when stdout is gone, mute for good and turn stdout to nowhere, else Python's
-        exit reports it again.
+    def _safely(self, show: Callable[[], object], even_muted: bool = False) -> None:
+        """Call `show`. If stdout is gone, mute for good and send stdout to nowhere, else Python
+        reports it again at exit.
         """
         if self._muted and not even_muted:
             return
         try:
             show()
-        except (
-            OSError,
-            ValueError,
-        ):  # a closed pipe, a lost terminal, a closed stream, a letter the stream cannot encode
+        # a closed pipe or stream, a lost terminal, a letter that the stream cannot encode
+        except (OSError, ValueError):
             self._mute()
 
     def _mute(self) -> None:
@@ -140,67 +133,55 @@ class Display:
         from rich.live import Live
 
         console = Console(force_terminal=True)
-        console.on_broken_pipe = self._mute  # type: ignore[method-assign]  # rich's own ends the program
-        self._live = Live(
-            self._table(), console=console, auto_refresh=False
-        )  # no thread: it would compete with the trainer
+        # rich's own handler ends the program
+        console.on_broken_pipe = self._mute  # type: ignore[method-assign]
+        # no refresh thread: it would compete with the trainer
+        self._live = Live(self._table(), console=console, auto_refresh=False)
         self._live.start(refresh=False)
 
-    # ---- what is shown
-    # --------------------------------------------------------------------------------------------
+    # ---- what is shown ----
 
     def _show(self) -> None:
         self._has_news = False
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
         else:
-            print(self._line(), flush=True)
+            cells = [f"{label} {text}" for label, text in self._cells().items()]
+            print(" | ".join([self._title, self._progress_text(), *cells]), flush=True)
 
-    def _steps(self) -> str:
-        """How far it is: "524k/1.00M steps, 52.4 %, ETA 0:00:07"."""
+    def _progress_text(self) -> str:
+        """ "524k/1.00M steps, 52.4 %, ETA 0:00:07"."""
         if not self._total_steps:
             return f"{engineering(self._step)} steps"
         percent = 100 * self._step / self._total_steps
         return (
             f"{engineering(self._step)}/{engineering(self._total_steps)} steps, {percent:.1f} %, "
-            f"ETA {self._time_left()}"
+            f"ETA {self._time_left(self._total_steps)}"
         )
 
-    def _time_left(self) -> str:
+    def _time_left(self, total_steps: int) -> str:
         fps = self._values.get("time/fps", 0.0)
-        if not self._total_steps or not fps > 0 or fps == float("inf"):
+        if not 0 < fps < float("inf"):
             return "-"
-        seconds = int(max(0, self._total_steps - self._step) / fps)
+        seconds = int(max(0, total_steps - self._step) / fps)
         return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
     def _cells(self) -> dict[str, str]:
         """Label and text of all that is known so far."""
-        values, cells = self._values, {}
+        values = self._values
+        cells = {}
         if "time/fps" in values:
             cells["env-steps/s"] = engineering(values["time/fps"])
-        collect, update = (
-            values.get("time/collect_seconds", 0.0),
-            values.get("time/update_seconds", 0.0),
-        )
+        collect = values.get("time/collect_seconds", 0.0)
+        update = values.get("time/update_seconds", 0.0)
         if collect + update > 0:
-            cells["collect / update"] = (
-                f"{100 * collect / (collect + update):.0f} % / "
-                f"{100 * update / (collect + update):.0f} %"
-            )
+            percent = 100 * collect / (collect + update)
+            cells["collect / update"] = f"{percent:.0f} % / {100 - percent:.0f} %"
         for label, tags in ROWS.items():
             tag = next((tag for tag in tags if tag in values), None)
             if tag is not None:
                 cells[label] = f"{values[tag]:.4g}"
         return cells
-
-    def _line(self) -> str:
-        return " | ".join(
-            [
-                self._title,
-                self._steps(),
-                *(f"{label} {text}" for label, text in self._cells().items()),
-            ]
-        )
 
     def _table(self) -> "RenderableType":
         from rich import box
@@ -213,14 +194,14 @@ class Display:
             (Text(label, style="dim"), Text(text, style="bold"))
             for label, text in self._cells().items()
         ]
+        # two columns of label and text, read downwards
         grid = Table.grid(padding=(0, 2), expand=True)
-        for _ in range(2):
+        for _ in range(4):
             grid.add_column(ratio=1, no_wrap=True)
-            grid.add_column(ratio=1, no_wrap=True)
-        half = (len(cells) + 1) // 2  # two columns, read downwards
-        for row in range(half):
-            right = cells[row + half] if row + half < len(cells) else (Text(), Text())
-            grid.add_row(*cells[row], *right)
+        num_rows = (len(cells) + 1) // 2
+        for row in range(num_rows):
+            right = row + num_rows
+            grid.add_row(*cells[row], *(cells[right] if right < len(cells) else (Text(), Text())))
         return Panel(
             Group(self._progress(), Text(), grid),
             title=Text(self._title, style="bold"),
@@ -233,10 +214,11 @@ class Display:
         from rich.table import Table
         from rich.text import Text
 
+        text = Text(self._progress_text())
         if not self._total_steps:
-            return Text(self._steps())
+            return text
         row = Table.grid(padding=(0, 1), expand=True)
         row.add_column(ratio=1)
         row.add_column(no_wrap=True)
-        row.add_row(ProgressBar(total=self._total_steps, completed=self._step), Text(self._steps()))
+        row.add_row(ProgressBar(total=self._total_steps, completed=self._step), text)
         return row

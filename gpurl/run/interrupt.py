@@ -1,4 +1,4 @@
-"""Turns SIGINT and SIGTERM into a request that training honours between steps of work; a second
+"""Turns SIGINT and SIGTERM into a request to stop that training obeys after the iteration; a second
 signal ends the process.
 """
 
@@ -7,30 +7,28 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
+MESSAGE = b"stopping: the iteration ends and is saved first; another signal ends at once\n"
+
 
 class StopRequest:
-    """Context manager; `signal_number` is set once a signal has come. Outside the main thread it
+    """Context manager; `signal_number` is set once a signal has arrived. Outside the main thread it
     does nothing.
     """
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
-        self._before: dict[int, object] = {}
+        self._handlers: dict[int, signal._HANDLER] = {}
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal_number is not None:
             os._exit(128 + number)
         self.signal_number = number
-        os.write(
-            2, b"stopping: the iteration ends and is saved first; another signal ends at once\n"
-        )  # print may be what was broken into
+        os.write(2, MESSAGE)  # the signal may have interrupted a print
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            self._before = {
-                number: signal.signal(number, self._on_signal)
-                for number in (signal.SIGINT, signal.SIGTERM)
-            }
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._handlers[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(
@@ -39,5 +37,5 @@ class StopRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)

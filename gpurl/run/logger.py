@@ -11,20 +11,25 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from gpurl.checkpoints.plain_files import MAX_LINE_BYTES, append_regular
+from gpurl.checkpoints.plain_files import MAX_LINE_BYTES, Json, append_regular
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
 
 log = logging.getLogger("gpurl")  # not `warnings`: a filter that raises must not end a training
 
 QUEUE_LENGTH = 4096
-CLOSE_SECONDS = 10.0  # a network disk that hangs does not hold the end of a training for longer
+CLOSE_SECONDS = 10.0  # the end of a training waits no longer for a network disk that hangs
 NON_FINITE = "time/non_finite_scalars"
 
-# Names that other frameworks' dashboards look for, by style and native (Stable-Baselines3) tag;
-# "-": they log the negative.
+# Names that dashboards of other frameworks use, by style and native (Stable-Baselines3) tag; "-":
+# they log the negative
 ALIASES: dict[str, dict[str, str]] = {
     "sb3": {},
     "cleanrl": {
@@ -74,27 +79,24 @@ ALIASES: dict[str, dict[str, str]] = {
 
 
 def in_style(values: dict[str, float], style: str) -> dict[str, float]:
-    """`values` under the names that `style` uses; what it has no name for keeps the native one."""
+    """`values` under the names of `style`; tags without such a name stay native."""
     renamed = {}
     for tag, value in values.items():
         name = ALIASES[style].get(tag, tag)
-        if tag.startswith("env/") and style in (
-            "rsl_rl",
-            "rl_games",
-        ):  # rsl_rl takes "Episode_Reward/x" as it is
+        if tag.startswith("env/") and style in ("rsl_rl", "rl_games"):
             term = tag.removeprefix("env/")
+            # rsl_rl shows "Episode_Reward/x" under this name
             name = term if style == "rsl_rl" and "/" in term else f"Episode/{term}"
         renamed[name.removeprefix("-")] = -value if name.startswith("-") else value
     return renamed
 
 
-class _Unfailing:
-    """A `with` block whose errors end there: the first of a row of failures gives one warning, a
-    success ends the row.
-    """
+class _WarnOnce:
+    """A `with` block that turns an error into a warning; no more warnings until a success."""
 
-    def __init__(self, what: str) -> None:
-        self._what, self._failing = what, False
+    def __init__(self, file_name: str) -> None:
+        self._file_name = file_name
+        self._failing = False
 
     def __enter__(self) -> None: ...
 
@@ -105,14 +107,15 @@ class _Unfailing:
         trace: TracebackType | None,
     ) -> bool:
         if isinstance(error, Exception) and not self._failing:
-            log.warning("%s cannot be written, the training goes on without: %s", self._what, error)
+            log.warning("cannot write %s, the training continues: %s", self._file_name, error)
         self._failing = error is not None
         return isinstance(error, Exception)
 
 
 class _AppendFile:
-    """Appends whole records: what a full disk took only in part is cut off again, so that a reader
-    never meets half a record.
+    """Appends complete records: if a full disk takes only a part of one, that part is removed, so
+    that a reader never meets half a record. Opened by the first write, since a folder that cannot
+    be written now may be writable later.
     """
 
     def __init__(self, path: Path) -> None:
@@ -120,19 +123,15 @@ class _AppendFile:
         self._file: BinaryIO | None = None
 
     def write(self, record: bytes) -> None:
-        if (
-            self._file is None
-            # here, not in the constructor: a folder that could not be written may be writable by
-            # now
-        ):
+        if self._file is None:
             self._file = append_regular(self._path, buffering=0)
         size = os.fstat(self._file.fileno()).st_size
         try:
             written = self._file.write(record)
             if written != len(record):
                 raise OSError(
-                    f"{self._path}: only {written} of {len(record)} bytes were taken, the disk may "
-                    f"be full"
+                    f"{self._path}: only {written} of {len(record)} bytes were written, the disk "
+                    f"may be full"
                 )
         except OSError:
             if os.fstat(self._file.fileno()).st_size > size:
@@ -144,59 +143,54 @@ class _AppendFile:
             self._file.close()
 
 
-def _cut_after(path: Path, step: int) -> dict[str, float]:
-    """Cut off `path` what a killed run wrote after `step`, and a half line; the latest value of
-    each tag in what is left.
+def _truncate_after(path: Path, step: int) -> dict[str, float]:
+    """Remove from `path` what a killed run wrote after `step`, and half a line; returns the newest
+    value of each tag in what remains.
     """
-    latest: dict[str, float] = {}
+    newest: dict[str, float] = {}
     if not path.is_file() or path.is_symlink():
-        return latest
+        return newest
     with open(path, "rb+") as file:
-        kept = 0
-        for line in iter(
-            lambda: file.readline(MAX_LINE_BYTES), b""
-        ):  # a longer one is none of ours
+        kept_bytes = 0
+        # the logger writes no line that is longer than the limit
+        for line in iter(lambda: file.readline(MAX_LINE_BYTES), b""):
             try:
                 record = json.loads(line)
                 if not line.endswith(b"\n") or record["step"] > step:
                     break
             except (ValueError, TypeError, KeyError, RecursionError):
                 break
-            latest.update(record)
-            kept += len(line)
-        file.truncate(kept)
-    return latest
+            newest.update(record)
+            kept_bytes += len(line)
+        file.truncate(kept_bytes)
+    return newest
 
 
 class _EventFile:
-    """One TensorBoard event file; `tensorboard` is imported by the first event, which takes a
-    quarter of a second.
+    """One TensorBoard event file. The first event imports `tensorboard`, which takes a quarter of a
+    second.
     """
 
     def __init__(self, folder: Path, purge_step: int) -> None:
-        self._purge_step, self._has_header = purge_step, False
-        # the time has microseconds because TensorBoard reads the files of a run in the order of
-        # their names
-        self._file = _AppendFile(
-            folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        )
+        self._purge_step = purge_step
+        self._has_header = False
+        # TensorBoard reads the files of a run in the order of their names: hence microseconds
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._file = _AppendFile(folder / name)
 
     def write_scalars(self, step: int, wall_time: float, values: dict[str, float]) -> None:
+        """All scalars in one event, which takes a tenth of the time of one event each."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        summary = Summary(
-            value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        )
-        self._write(
-            step, wall_time, summary
-        )  # one event for all: a tenth of the time of one for each
+        scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._write(step, wall_time, Summary(value=scalars))
 
     def write_text(self, step: int, wall_time: float, tag: str, text: str) -> None:
         from tensorboard.plugins.text.summary_v2 import text_pb
 
         self._write(step, wall_time, text_pb(tag, text))
 
-    def _write(self, step: int, wall_time: float, summary: Any) -> None:
+    def _write(self, step: int, wall_time: float, summary: "Summary") -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
         records = b"" if self._has_header else self._header(wall_time)
@@ -204,7 +198,7 @@ class _EventFile:
         self._has_header = True
 
     def _header(self, wall_time: float) -> bytes:
-        """A version, and a session start: it makes TensorBoard forget steps from `purge_step` on in
+        """A version, and a session start: it makes TensorBoard drop steps from `purge_step` on in
         the files of earlier sessions.
         """
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -220,8 +214,8 @@ class _EventFile:
         self._file.close()
 
 
-def _record(event: Any) -> bytes:
-    """A protobuf event in the record format (length, sums) of an event file."""
+def _record(event: "Event") -> bytes:
+    """A protobuf event in the record format (length, checksums) of an event file."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     buffer = io.BytesIO()
@@ -235,26 +229,23 @@ class Logger:
     """
 
     def __init__(self, folder: Path, tag_style: str = "sb3", start_step: int = 0) -> None:
-        self._style, self._start_step = tag_style, start_step
-        self._lines, self._lines_alarm = (
-            _AppendFile(folder / "metrics.jsonl"),
-            _Unfailing("metrics.jsonl"),
-        )
-        latest: dict[str, float] = {}
+        self._style = tag_style
+        self._start_step = start_step
+        # metrics.jsonl, continued
+        self._lines = _AppendFile(folder / "metrics.jsonl")
+        self._lines_alarm = _WarnOnce("metrics.jsonl")
+        newest: dict[str, float] = {}
         with self._lines_alarm:
-            latest = _cut_after(folder / "metrics.jsonl", start_step)
-        self._zero = time.monotonic() - latest.get("time", 0.0)
-        self._non_finite = int(latest.get(NON_FINITE) or 0)
-        self._iteration = int(latest.get("time/iterations") or 0)
+            newest = _truncate_after(folder / "metrics.jsonl", start_step)
+        self._start_time = time.monotonic() - newest.get("time", 0.0)
+        self._non_finite = int(newest.get(NON_FINITE) or 0)
+        self._iteration = int(newest.get("time/iterations") or 0)
+        # the event file, written by a thread
         purge_step = self._iteration + 1 if tag_style == "rsl_rl" else start_step + 1
-        self._queue: queue.Queue[tuple[Any, ...] | None] = queue.Queue(QUEUE_LENGTH)
-        self._events_alarm = _Unfailing("TensorBoard's event file")
-        self._thread = threading.Thread(
-            target=self._drain,
-            args=(_EventFile(folder, purge_step),),
-            name="gpurl-logger",
-            daemon=True,
-        )
+        self._events = _EventFile(folder, purge_step)
+        self._events_alarm = _WarnOnce("TensorBoard's event file")
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUE_LENGTH)
+        self._thread = threading.Thread(target=self._drain, name="gpurl-logger", daemon=True)
         self._thread.start()
 
     def write(self, step: int, values: dict[str, float]) -> None:
@@ -262,32 +253,34 @@ class Logger:
         and are counted.
         """
         values = {tag: float(value) for tag, value in values.items()}
-        bad = [tag for tag, value in values.items() if not math.isfinite(value)]
-        self._non_finite += len(bad)
+        non_finite = [tag for tag, value in values.items() if not math.isfinite(value)]
+        self._non_finite += len(non_finite)
         if self._non_finite:
             values[NON_FINITE] = float(self._non_finite)
-        line: dict[str, float | None] = {
-            "step": step,
-            "time": round(time.monotonic() - self._zero, 3),
-            **values,
-        }
-        line.update(dict.fromkeys(bad))
+        seconds = round(time.monotonic() - self._start_time, 3)
+        line: dict[str, float | None] = {"step": step, "time": seconds, **values}
+        line.update(dict.fromkeys(non_finite))
         with self._lines_alarm:
             self._lines.write(json.dumps(line, allow_nan=False).encode() + b"\n")
         self._iteration = int(values.get("time/iterations", self._iteration))
-        x = self._iteration if self._style == "rsl_rl" else step  # rsl_rl's x-axis is the iteration
-        self._send("scalars", x, time.time(), values)
+        x = self._event_step(step)
+        now = time.time()
+        self._send(lambda: self._events.write_scalars(x, now, in_style(values, self._style)))
 
-    def hyper_parameters(self, config: dict[str, Any]) -> None:
+    def hyper_parameters(self, config: Mapping[str, Json]) -> None:
         """Show the configuration in TensorBoard's text tab, as a table."""
         rows = [f"|{name}|{value}|" for name, value in _flat(config)]
-        x = self._iteration if self._style == "rsl_rl" else self._start_step
-        self._send(
-            "text", x, time.time(), "hyper_parameters", "\n".join(["|name|value|", "|-|-|", *rows])
-        )
+        table = "\n".join(["|name|value|", "|-|-|", *rows])
+        x = self._event_step(self._start_step)
+        now = time.time()
+        self._send(lambda: self._events.write_text(x, now, "hyper_parameters", table))
+
+    def _event_step(self, step: int) -> int:
+        """TensorBoard's x-axis: env steps, or iterations in rsl_rl's style."""
+        return self._iteration if self._style == "rsl_rl" else step
 
     def close(self) -> None:
-        """Wait until all is written; more calls do nothing."""
+        """Wait until everything is written; more calls do nothing."""
         if self._thread.is_alive():
             with self._events_alarm:
                 self._queue.put(None, timeout=CLOSE_SECONDS)
@@ -295,28 +288,24 @@ class Logger:
         with self._lines_alarm:
             self._lines.close()
 
-    def _send(self, *item: Any) -> None:
+    def _send(self, write: Callable[[], None]) -> None:
         try:
-            self._queue.put_nowait(item)
-        except queue.Full:  # the disk hangs: the thread waits in a write, the trainer must not
+            self._queue.put_nowait(write)
+        except queue.Full:  # the disk hangs: the thread waits for it, the trainer must not
             with self._events_alarm:
                 raise
 
-    def _drain(self, events: _EventFile) -> None:
-        """The thread: write what comes until a None."""
-        while (item := self._queue.get()) is not None:
-            kind, step, wall_time, *rest = item
+    def _drain(self) -> None:
+        """The thread: write what arrives until a None."""
+        while (write := self._queue.get()) is not None:
             with self._events_alarm:
-                if kind == "text":
-                    events.write_text(step, wall_time, *rest)
-                else:
-                    events.write_scalars(step, wall_time, in_style(rest[0], self._style))
+                write()
         with self._events_alarm:
-            events.close()
+            self._events.close()
 
 
-def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """`{"a": {"b": 1}}` as [("a.b", "1")], with what would break a table's row escaped."""
+def _flat(config: Mapping[str, Json], prefix: str = "") -> list[tuple[str, str]]:
+    """`{"a": {"b": 1}}` as [("a.b", "1")]; characters that break a table's row are escaped."""
     rows = []
     for key, value in config.items():
         if isinstance(value, dict):

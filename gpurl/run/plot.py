@@ -1,14 +1,15 @@
-"""The learning curve of one run as a picture: returns against env steps, and beside it what
-explains them.
+"""The learning curve of one run as a picture: returns over env steps, and beside them what explains
+them.
 """
 
 import contextlib
+import itertools
 import json
 import math
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpurl.checkpoints.plain_files import MAX_LINE_BYTES, open_regular, read_at_most
 from gpurl.errors import GpurlError, UsageError
@@ -16,37 +17,32 @@ from gpurl.errors import GpurlError, UsageError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.typing import RcKeyType
 
-Series = dict[
-    str, tuple[list[float], list[float]]
-]  # tag -> (env steps, values), NaN where the log has null
+Points = tuple[list[float], list[float]]  # env steps, values (NaN where the log has null)
+Series = dict[str, Points]  # by tag
 
-BLUE, ORANGE, GREEN, PURPLE, INK, PALE = (
-    "#2463c2",
-    "#e07b00",
-    "#1a8f5a",
-    "#7b4fb8",
-    "#333333",
-    "#d9d9d9",
-)
-STYLE: dict[Any, Any] = {
-    **{
-        "font.family": "DejaVu Sans",
-        "font.size": 9.5,
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": "#999999",
-    },
-    **{
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.axisbelow": True,
-    },
+BLUE = "#2463c2"
+ORANGE = "#e07b00"
+GREEN = "#1a8f5a"
+PURPLE = "#7b4fb8"
+INK = "#333333"
+PALE = "#d9d9d9"
+STYLE: "dict[RcKeyType, object]" = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": "#999999",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": INK,
+    "ytick.color": INK,
 }
 REFERENCES = "references.json"
-MAX_REFERENCES_BYTES, MAX_NUMBER = 1 << 20, 1e100
+MAX_REFERENCES_BYTES = 1 << 20
+MAX_NUMBER = 1e100  # larger ones cannot be drawn
 # colour, and the label of each tag that may stand there; the first tag present is drawn
 SIDE_PANELS = (
     (
@@ -63,7 +59,7 @@ SIDE_PANELS = (
         {
             "train/approx_kl": "KL",
             "train/entropy_loss": "entropy loss",
-            "train/ent_coef": "entropy weight",
+            "train/ent_coef": "entropy coefficient",
         },
     ),
     (INK, {"time/fps": "env steps/s"}),
@@ -84,8 +80,8 @@ def plot_curve(folder: Path) -> Path:
 
 
 def note_references(folder: Path, returns: dict[str, float]) -> None:
-    """Keep `returns` such as {"scripted policy": 10.4} for the curve of the run in `folder`;
-    GpurlError when the disk refuses.
+    """Save `returns` such as {"scripted policy": 10.4} for the curve of the run in `folder`;
+    GpurlError if they cannot be written.
     """
     path = folder / REFERENCES
     try:
@@ -95,7 +91,7 @@ def note_references(folder: Path, returns: dict[str, float]) -> None:
 
 
 def _read_references(folder: Path) -> dict[str, float]:
-    """The returns kept by `note_references`, {} where there are none or the file is damaged."""
+    """The returns saved by `note_references`, {} if there are none or the file is damaged."""
     try:
         returns = json.loads(read_at_most(folder / REFERENCES, MAX_REFERENCES_BYTES))
         return {str(name): float(value) for name, value in returns.items()}
@@ -108,49 +104,46 @@ def new_figure(height: float, title: str) -> "Figure":
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    engine = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
-    figure = Figure(
-        figsize=(10.5, height), dpi=150, layout=engine
-    )  # Figure itself, not pyplot: no global state, no window
+    # Figure itself, not pyplot: no global state, no window
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+    figure = Figure(figsize=(10.5, height), dpi=150, layout=layout)
     figure.suptitle(title, fontsize=12, fontweight="bold")
     return figure
 
 
 def save_figure(figure: "Figure", path: Path) -> Path:
-    """Write the picture `path`, whole or not at all; GpurlError when the disk refuses."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write the picture `path`, complete or not at all; GpurlError if it cannot be written."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        figure.savefig(part, format="png")
-        os.replace(part, path)
+        figure.savefig(temporary, format="png")
+        os.replace(temporary, path)
     except OSError as error:
         raise GpurlError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     return path
 
 
 def read_metrics(folder: Path) -> Series:
-    """All scalars of a run's metrics.jsonl by tag; lines that are damaged or still being written
-    are left out.
+    """All scalars of a run's metrics.jsonl by tag; lines that are damaged or not completely
+    written are skipped.
     """
     series: Series = {}
     try:
         with open_regular(folder / "metrics.jsonl") as file:
-            for line in iter(
-                lambda: file.readline(MAX_LINE_BYTES), b""
-            ):  # of a longer one the pieces are no JSON
-                _take_line(line, series)
+            # the pieces of a longer line are not JSON and are skipped, too
+            for line in iter(lambda: file.readline(MAX_LINE_BYTES), b""):
+                _add_line(series, line)
     except OSError as error:
         raise UsageError(
-            f"{folder} is not the folder of a run: no metrics.jsonl can be read there "
-            f"({error.strerror})"
+            f"{folder} is not a run folder: cannot read its metrics.jsonl ({error.strerror})"
         ) from error
     return series
 
 
-def _take_line(line: bytes, series: Series) -> None:
-    """Append what is in a line; nothing of one that is damaged."""
+def _add_line(series: Series, line: bytes) -> None:
+    """Append the numbers of a line; none if it is damaged."""
     try:
         numbers = {
             tag: math.nan if value is None else float(value)
@@ -164,35 +157,33 @@ def _take_line(line: bytes, series: Series) -> None:
     for tag, number in numbers.items():
         steps, values = series.setdefault(tag, ([], []))
         steps.append(step)
-        values.append(number if abs(number) <= MAX_NUMBER else math.nan)  # what cannot be drawn
+        values.append(number if abs(number) <= MAX_NUMBER else math.nan)
 
 
 def _title(folder: Path) -> str:
-    """ "chasing · ppo · seed 3" for runs/chasing/ppo/20260102-030405_3, else the name of the
-    folder.
-    """
+    """ "chasing · ppo · seed 3" for runs/chasing/ppo/20260102-030405_3, else the folder's name."""
     folder = folder.resolve()
     match = re.fullmatch(r"\d{8}-\d{6}_(-?\d+)(-\d+)?", folder.name)
-    return (
-        f"{folder.parent.parent.name} · {folder.parent.name} · seed {match[1]}"
-        if match
-        else folder.name
-    )
+    if match is None:
+        return folder.name
+    return f"{folder.parent.parent.name} · {folder.parent.name} · seed {match[1]}"
 
 
-def _draw(figure: "Figure", series: Series, reference: dict[str, float]) -> None:
-    side = []
+def _draw(figure: "Figure", series: Series, references: dict[str, float]) -> None:
+    """Returns on the left, side panels on the right."""
+    panels = []
     for color, labels in SIDE_PANELS:
-        side += [(series[tag], label, color) for tag, label in labels.items() if tag in series][:1]
-    grid = figure.add_gridspec(
-        max(1, len(side)), 2 if side else 1, width_ratios=[2.2, 1] if side else [1]
-    )
+        tag = next((tag for tag in labels if tag in series), None)
+        if tag is not None:
+            panels.append((series[tag], labels[tag], color))
+    widths = [2.2, 1.0] if panels else [1.0]
+    grid = figure.add_gridspec(max(1, len(panels)), len(widths), width_ratios=widths)
     returns = figure.add_subplot(grid[:, 0])
-    _draw_returns(returns, series, reference)
-    for row, (points, label, color) in enumerate(side):
-        is_last = row == len(side) - 1
+    _draw_returns(returns, series, references)
+    for row, (points, label, color) in enumerate(panels):
+        is_last = row == len(panels) - 1
         axes = figure.add_subplot(grid[row, 1], sharex=returns)
-        _line(axes, points, color=color, linewidth=1.2)
+        _line(axes, points, color, width=1.2)
         axes.set_ylabel(label)
         finite = [value for value in points[1] if math.isfinite(value)]
         if label == "env steps/s":
@@ -205,43 +196,17 @@ def _draw(figure: "Figure", series: Series, reference: dict[str, float]) -> None
     figure.align_ylabels(figure.axes[1:])
 
 
-def _draw_returns(axes: "Axes", series: Series, reference: dict[str, float]) -> None:
-    empty: tuple[list[float], list[float]] = ([], [])
-    training, evaluation = (
-        series.get("rollout/ep_rew_mean", empty),
-        series.get("eval/mean_reward", empty),
-    )
-    has_training, has_evaluation = (
-        any(map(math.isfinite, values)) for _, values in (training, evaluation)
-    )
-    if has_training:
-        _line(axes, training, color=BLUE, linewidth=1.8, label="training")
-    if has_evaluation:
-        _line(
-            axes,
-            evaluation,
-            color=ORANGE,
-            linewidth=1.8,
-            marker="o",
-            markersize=3.5,
-            label="evaluation",
-        )
-        deviation = dict(zip(*series.get("eval/std_reward", empty)))
-        band = [
-            (s, v - deviation[s], v + deviation[s]) for s, v in zip(*evaluation) if s in deviation
-        ]
-        if band:
-            steps, low, high = zip(*band)
-            axes.fill_between(
-                steps,
-                low,
-                high,
-                color=ORANGE,
-                alpha=0.18,
-                linewidth=0,
-                label="± 1 std over episodes",
-            )
-    if not has_training and not has_evaluation:
+def _draw_returns(axes: "Axes", series: Series, references: dict[str, float]) -> None:
+    """Returns of training and evaluation, with references as dashed lines."""
+    # the curves
+    training = _finite_points(series, "rollout/ep_rew_mean")
+    evaluation = _finite_points(series, "eval/mean_reward")
+    if training:
+        _line(axes, training, BLUE, label="training")
+    if evaluation:
+        _line(axes, evaluation, ORANGE, label="evaluation", marker="o")
+        _draw_deviation(axes, series, evaluation)
+    if not training and not evaluation:
         message = (
             "no episode has ended yet:\nneither rollout/ep_rew_mean nor eval/mean_reward has a "
             "number"
@@ -249,7 +214,8 @@ def _draw_returns(axes: "Axes", series: Series, reference: dict[str, float]) -> 
         axes.text(
             0.5, 0.5, message, transform=axes.transAxes, ha="center", va="center", color="#777777"
         )
-    for (name, value), dashes in zip(reference.items(), ["--", ":", "-."] * len(reference)):
+    # the references
+    for (name, value), dashes in zip(references.items(), itertools.cycle(("--", ":", "-."))):
         axes.axhline(
             value, color="#666666", linestyle=dashes, linewidth=1.2, label=f"{name} ({value:.4g})"
         )
@@ -259,10 +225,41 @@ def _draw_returns(axes: "Axes", series: Series, reference: dict[str, float]) -> 
         axes.legend(frameon=True, framealpha=0.85, edgecolor="none", loc="best")
 
 
-def _line(axes: "Axes", points: tuple[list[float], list[float]], **look: Any) -> None:
-    """A line, with dots where there are too few points to see one."""
-    look.setdefault("marker", "o" if len(points[0]) < 3 else None)
-    axes.plot(*points, **({"markersize": 4} | look))
+def _finite_points(series: Series, tag: str) -> Points | None:
+    """The points of `tag`; None if none of them has a finite value."""
+    points = series.get(tag)
+    return points if points is not None and any(map(math.isfinite, points[1])) else None
+
+
+def _draw_deviation(axes: "Axes", series: Series, evaluation: Points) -> None:
+    """A band of one standard deviation around the evaluations that have one."""
+    deviation = dict(zip(*series.get("eval/std_reward", ([], []))))
+    points = [(step, value) for step, value in zip(*evaluation) if step in deviation]
+    if points:
+        axes.fill_between(
+            [step for step, _ in points],
+            [value - deviation[step] for step, value in points],
+            [value + deviation[step] for step, value in points],
+            color=ORANGE,
+            alpha=0.18,
+            linewidth=0,
+            label="± 1 std over episodes",
+        )
+
+
+def _line(
+    axes: "Axes",
+    points: Points,
+    color: str,
+    width: float = 1.8,
+    label: str | None = None,
+    marker: str | None = None,
+) -> None:
+    """A line, with dots if there are too few points to see one."""
+    size = 4.0 if marker is None else 3.5
+    if len(points[0]) < 3:
+        marker = "o"
+    axes.plot(*points, color=color, linewidth=width, label=label, marker=marker, markersize=size)
 
 
 def finish_axes(axes: "Axes", x_label: str) -> None:

@@ -1,16 +1,19 @@
-"""Settings that are known to train an environment well, found by runs of this program; the command
-line and files win over them.
+"""Settings that train an environment well, found by runs of this program; settings from files and
+the command line win over them.
 """
 
-from typing import Any
+from gpurl.checkpoints.plain_files import Json
 
-FEW_ENVS = {
-    "num_envs": 64,
-    "total_steps": 1_000_000,
-}  # what a replay of single steps learns best from, next to 8 updates of 256
+Preset = dict[str, Json]
+
 REPLAYING = ("ddpg", "td3", "sac", "discrete_sac", "redq", "mod_sac", "dqn", "rainbow", "vdn")
-SMALL_NETWORKS = {name: {"hidden": [128, 128]} for name in ("actor_network", "critic_network")}
-PENDULUM = {
+# a replay buffer of single steps learns best from few environments, with 8 updates of 256 a step
+FEW_ENVS: Preset = {"num_envs": 64, "total_steps": 1_000_000}
+SMALL_NETWORKS: Preset = {
+    "actor_network": {"hidden": [128, 128]},
+    "critic_network": {"hidden": [128, 128]},
+}
+PENDULUM: Preset = {
     "num_envs": 64,
     "total_steps": 40_000,
     "learning_starts": 1280,
@@ -18,76 +21,64 @@ PENDULUM = {
     "tau": 0.01,
     "reward_scale": 0.1,
 }
-# an actor without chance sees little but what it does, so chance goes first, and for long (rl-zoo3:
-# gamma 0.98, 10,000 random steps)
-DETERMINISTIC = {"gamma": 0.98, "learning_starts": 5000}
-FAST_PENDULUM = {
-    **{
-        "num_envs": 128,
-        "total_steps": 50_000,
-        "updates": 8,
-        "batch_size": 512,
-        "learning_starts": 2560,
-        "replay_size": 100_000,
-    },
-    **{
-        "learning_rate": 1e-3,
-        "gamma": 0.97,
-        "reward_scale": 0.1,
-        "atoms": 51,
-        "v_min": -30.0,
-        "v_max": 0.0,
-    },
-    **{"actor_network": {"hidden": [64, 64]}, "critic_network": {"hidden": [128, 128]}},
+# a deterministic actor explores little, so many random actions come first (rl-zoo3: gamma 0.98,
+# 10,000 random steps)
+DETERMINISTIC: Preset = {"gamma": 0.98, "learning_starts": 5000}
+FAST_PENDULUM: Preset = {
+    "num_envs": 128,
+    "total_steps": 50_000,
+    "updates": 8,
+    "batch_size": 512,
+    "learning_starts": 2560,
+    "replay_size": 100_000,
+    "learning_rate": 1e-3,
+    "gamma": 0.97,
+    "reward_scale": 0.1,
+    "atoms": 51,
+    "v_min": -30.0,
+    "v_max": 0.0,
+    "actor_network": {"hidden": [64, 64]},
+    "critic_network": {"hidden": [128, 128]},
 }
-CART_POLE = {
-    **{
-        "num_envs": 32,
-        "total_steps": 100_000,
-        "horizon": 4,
-        "updates": 32,
-        "batch_size": 64,
-        "learning_starts": 1000,
-    },
-    **{
-        "replay_size": 50_000,
-        "learning_rate": 1e-3,
-        "schedule": "linear",
-        "tau": 0.02,
-        "n_step": 3,
-        "reward_scale": 0.1,
-    },
+CART_POLE: Preset = {
+    "num_envs": 32,
+    "total_steps": 100_000,
+    "horizon": 4,
+    "updates": 32,
+    "batch_size": 64,
+    "learning_starts": 1000,
+    "replay_size": 50_000,
+    "learning_rate": 1e-3,
+    "schedule": "linear",
+    "tau": 0.02,
+    "n_step": 3,
+    "reward_scale": 0.1,
+    "network": {"hidden": [64, 64]},
 }
-# IsaacGymEnvs' own settings, cfg/train/*PPO.yaml at v1.5.1: critic_coef counts half there;
-# max_epochs iterations give total_steps. Left out is what PPO has not (bounds_loss_coef),
+# IsaacGymEnvs' settings, cfg/train/*PPO.yaml at v1.5.1: critic_coef counts half there; max_epochs
+# iterations give total_steps. Omitted is what PPO here does not have (bounds_loss_coef),
 # reward_shaper's scale, which normalised returns and advantages undo, and mixed_precision (Ant,
-# Anymal); rl_games looks at the KL divergence after every minibatch (ShadowHand's: every epoch),
-# PPO here once an iteration
-ISAAC_GYM: dict[str, Any] = {
-    **{
-        "num_envs": 4096,
-        "horizon": 16,
-        "epochs": 4,
-        "minibatches": 2,
-        "learning_rate": 3e-4,
-        "schedule": "kl",
-        "target_kl": 0.008,
-    },
-    **{
-        "gamma": 0.99,
-        "gae_lambda": 0.95,
-        "clip_range": 0.2,
-        "clip_range_value": 0.2,
-        "value_coef": 1.0,
-        "total_steps": 32_768_000,
-    },
+# Anymal). rl_games checks the KL divergence after every minibatch (ShadowHand: every epoch), PPO
+# here once an iteration
+ISAAC_GYM: Preset = {
+    "num_envs": 4096,
+    "horizon": 16,
+    "epochs": 4,
+    "minibatches": 2,
+    "learning_rate": 3e-4,
+    "schedule": "kl",
+    "target_kl": 0.008,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "clip_range": 0.2,
+    "clip_range_value": 0.2,
+    "value_coef": 1.0,
+    "total_steps": 32_768_000,
     "network": {"hidden": [256, 128, 64], "activation": "elu", "shared": True},
 }
-
-
-# rsl_rl's and mjlab's shape of a run: many environments, short rollouts, a learning rate that
-# follows the KL divergence
-LEGGED = {
+# as in rsl_rl and mjlab: many environments, short rollouts, a learning rate that follows the KL
+# divergence
+LEGGED: Preset = {
     "num_envs": 4096,
     "horizon": 24,
     "epochs": 5,
@@ -97,13 +88,12 @@ LEGGED = {
 ARM = LEGGED | {"gamma": 0.97, "total_steps": 20_000_000}
 
 
-def _isaac_gym(hidden: list[int], **changes: Any) -> dict[str, Any]:
-    return {"network": ISAAC_GYM["network"] | {"hidden": hidden}, **changes}
+def _isaac_gym(hidden: list[Json], **changes: Json) -> Preset:
+    return {"network": {"hidden": hidden, "activation": "elu", "shared": True}, **changes}
 
 
-PRESETS: dict[
-    tuple[str, str], dict[str, Any]
-] = {  # "*": every environment, under what is known of one
+# by algorithm and environment; "*": every environment, overridden by its own preset
+PRESETS: dict[tuple[str, str], Preset] = {
     **{(name, "*"): FEW_ENVS for name in REPLAYING},
     **{
         (name, "gymnasium_cpu"): {"num_envs": 8, "total_steps": 200_000}
@@ -113,13 +103,16 @@ PRESETS: dict[
     **{(name, "pendulum"): PENDULUM | SMALL_NETWORKS for name in ("sac", "mod_sac")},
     **{(name, "pendulum"): PENDULUM | SMALL_NETWORKS | DETERMINISTIC for name in ("ddpg", "td3")},
     ("bc", "pendulum"): {"actor_network": SMALL_NETWORKS["actor_network"]},  # for actor_from
-    ("redq", "pendulum"): PENDULUM
-    | SMALL_NETWORKS
-    | {"num_critics": 5, "updates": 8, "policy_delay": 2},
+    ("redq", "pendulum"): {
+        **PENDULUM,
+        **SMALL_NETWORKS,
+        "num_critics": 5,
+        "updates": 8,
+        "policy_delay": 2,
+    },
     **{(name, "pendulum"): FAST_PENDULUM for name in ("fast_td3", "fast_sac")},
-    ("dqn", "cart_pole"): CART_POLE | {"network": {"hidden": [64, 64]}},
-    ("rainbow", "cart_pole"): CART_POLE
-    | {"network": {"hidden": [64, 64]}, "v_min": 0.0, "v_max": 10.0},
+    ("dqn", "cart_pole"): CART_POLE,
+    ("rainbow", "cart_pole"): CART_POLE | {"v_min": 0.0, "v_max": 10.0},
     ("pqn", "cart_pole"): {
         "num_envs": 32,
         "horizon": 64,
@@ -151,8 +144,13 @@ PRESETS: dict[
     },
     ("ppo", "pendulum"): {"num_envs": 1024, "horizon": 16, "total_steps": 1_000_000, "gamma": 0.95},
     ("ppo", "gymnasium_cpu"): {
-        **{"num_envs": 8, "horizon": 256, "epochs": 10, "minibatches": 8, "total_steps": 1_000_000},
-        **{"learning_rate": 1e-3, "schedule": "linear"},
+        "num_envs": 8,
+        "horizon": 256,
+        "epochs": 10,
+        "minibatches": 8,
+        "total_steps": 1_000_000,
+        "learning_rate": 1e-3,
+        "schedule": "linear",
     },
     ("ppo", "inverted_pendulum"): {"num_envs": 256, "horizon": 16, "total_steps": 300_000},
     ("ppo", "inverted_double_pendulum"): {"num_envs": 256, "horizon": 32, "total_steps": 2_000_000},
@@ -189,35 +187,35 @@ PRESETS: dict[
     },
     ("ppo", "isaac_gym:ShadowHand"): _isaac_gym(
         [512, 512, 256, 128],
-        **{
-            "num_envs": 16384,
-            "horizon": 8,
-            "epochs": 5,
-            "minibatches": 4,
-            "learning_rate": 5e-4,
-            "target_kl": 0.016,
-        },
-        **{"value_coef": 2.0, "total_steps": 655_360_000},
+        num_envs=16384,
+        horizon=8,
+        epochs=5,
+        minibatches=4,
+        learning_rate=5e-4,
+        target_kl=0.016,
+        value_coef=2.0,
+        total_steps=655_360_000,
     ),
 }
 
 
-def preset(algorithm: str, env: str) -> dict[str, Any]:
-    """The preset for `algorithm` on `env`, {} where there is none; tasks of an adapter, behind a
+def preset(algorithm: str, env: str) -> Preset:
+    """The preset for `algorithm` on `env`, {} if there is none; tasks of an adapter, named after a
     colon, share one and may add their own.
     """
-    found: dict[str, Any] = {}
+    values: Preset = {}
     for name in dict.fromkeys(("*", env.partition(":")[0], env)):
-        found |= PRESETS.get((algorithm, name), {})
-    return found
+        values |= PRESETS.get((algorithm, name), {})
+    return values
 
 
 def name_for_presets(name: str, kind: type, package: str) -> str:
-    """The name that presets go by: `name` itself of what `package` ships, else that of the nearest
-    base it ships, so that an adapter's subclass gets the adapter's presets.
+    """The name under which presets are found: `name` itself if `package` contains it, else that of
+    the nearest base class in `package`, so that a subclass of an adapter gets the adapter's
+    presets.
     """
     for base in kind.__mro__:
         if base.__module__.startswith(f"{package}."):
-            shipped = base.__module__.rpartition(".")[2]
-            return name if name.partition(":")[0] == shipped else shipped
+            base_name = base.__module__.rpartition(".")[2]
+            return name if name.partition(":")[0] == base_name else base_name
     return name

@@ -414,7 +414,7 @@ def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixt
         (["eval", "RUN", "--episodes", "many"], "invalid int value: 'many'"),
         (["eval", "RUN", "--episodes", "0"], "episodes must be at least 1, got 0"),
         (["play", "RUN", "--episodes", "0"], "episodes must be at least 1, got 0"),
-        (["plot", "nowhere"], "nowhere is not the folder of a run"),
+        (["plot", "nowhere"], "nowhere is not a run folder: cannot read its metrics.jsonl"),
         (["envs", "chasing"], "chasing"),
     ],
 )

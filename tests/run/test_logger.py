@@ -301,8 +301,8 @@ def test_a_full_disk_warns_once_a_time_and_leaves_whole_records(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "trained on\n"
-    assert done.stderr.count("metrics.jsonl cannot be written, the training goes on without") == 2
-    assert done.stderr.count("TensorBoard's event file cannot be written") in (
+    assert done.stderr.count("cannot write metrics.jsonl, the training continues") == 2
+    assert done.stderr.count("cannot write TensorBoard's event file") in (
         1,
         2,
     )  # the second limit is one of the other file's size
@@ -329,7 +329,7 @@ def test_a_pipe_or_a_link_in_place_of_the_log_is_left_alone(
         logger = Logger(tmp_path / name)
         logger.write(1, {"train/loss": 1.0})
         logger.close()
-    assert caplog.text.count("metrics.jsonl cannot be written, the training goes on without") == 2
+    assert caplog.text.count("cannot write metrics.jsonl, the training continues") == 2
     assert (tmp_path / "elsewhere").read_text() == "mine\n"
 
 
@@ -346,7 +346,7 @@ def test_a_hanging_disk_does_not_hold_the_training(
         logger.write(step, {"train/loss": 1.0})
     logger.close()
     assert time.monotonic() - began < 2
-    assert caplog.text.count("TensorBoard's event file cannot be written") == 1
+    assert caplog.text.count("cannot write TensorBoard's event file") == 1
     assert len(lines(tmp_path)) == 50
     freed.set()
 

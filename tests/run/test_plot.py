@@ -207,7 +207,7 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_log_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"is not the folder of a run: no metrics\.jsonl"):
+    with pytest.raises(UsageError, match=r"is not a run folder: cannot read its metrics\.jsonl"):
         plot_curve(tmp_path)
 
 
