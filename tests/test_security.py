@@ -298,7 +298,7 @@ def test_a_log_of_nonsense_is_drawn_without_it(tmp_path: Path) -> None:
                 f"{b}: &{b}\n  <<: [{', '.join([f'*{a}'] * 10)}]\n".encode()
                 for a, b in zip("abcdef", "bcdefg")
             ),
-            "merge keys (<<) are not taken",
+            "merge keys (<<) are not allowed",
         ),
     ],
     ids=range(6),

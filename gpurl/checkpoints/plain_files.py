@@ -1,8 +1,8 @@
-"""Files of a folder that somebody gave: regular ones only, and no more of them in memory than a
-limit.
+"""Files whose path or content a user gave: only regular files are opened, and at most a limit is
+read into memory.
 
-A device or a pipe has no end, and a pipe that nobody else has open would wait for ever; what is
-written through a link lands elsewhere.
+A device or a pipe has no end, and opening a pipe without a writer waits forever; writing through a
+link changes another file.
 """
 
 import errno
@@ -18,43 +18,42 @@ MAX_TABLE_BYTES = 64 << 20
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """`path` for reading; OSError where it is not there or no regular file."""
-    return open(path, "rb", opener=_regular)
+    """`path` for reading; OSError if it does not exist or is no regular file."""
+    return open(path, "rb", opener=_open)
 
 
 def append_regular(path: Path, buffering: int = -1) -> BinaryIO:
-    """`path` for appending, made where it is not there; OSError where it is no regular file, or a
-    link. buffering: as `open` has it.
+    """`path` for appending, created if needed; OSError if it is no regular file, or a link.
+    buffering: as in `open`.
     """
-    return open(path, "ab", buffering, opener=_regular)
+    return open(path, "ab", buffering, opener=_open)
 
 
 def write_regular(path: Path, content: bytes) -> None:
-    """`content` as the whole of `path`, made where it is not there; OSError where it is no regular
-    file, or a link.
+    """Make `content` the content of `path`, created if needed; OSError if it is no regular file, or
+    a link.
     """
-    with open(path, "wb", opener=_regular) as stream:
+    with open(path, "wb", opener=_open) as stream:
         stream.write(content)
 
 
-def _regular(path: str, flags: int) -> int:
+def _open(path: str, flags: int) -> int:
     is_read = flags & os.O_ACCMODE == os.O_RDONLY
+    flags |= os.O_NONBLOCK | (0 if is_read else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if is_read else os.O_NOFOLLOW), 0o666)
+        descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP and not is_read:
-            raise OSError(
-                errno.ELOOP, "it is a link, which is not written through", str(path)
-            ) from None
+            raise OSError(errno.ELOOP, "it is a link, gpurl writes to files only", path) from None
         raise
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    raise OSError(errno.EINVAL, "it is no regular file", path)
 
 
 def read_at_most(path: Path, limit: int) -> bytes:
-    """All of the regular file `path`; ValueError where that is more than `limit` bytes."""
+    """The content of the regular file `path`; ValueError if it has more than `limit` bytes."""
     with open_regular(path) as stream:
         content = stream.read(limit + 1)
     if len(content) > limit:

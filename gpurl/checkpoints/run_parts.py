@@ -1,4 +1,4 @@
-"""The form of what a run's checkpoint holds, checked before anything of it is used."""
+"""What the parts of a run's checkpoint must hold, checked before any of it is used."""
 
 from types import NoneType
 
@@ -9,7 +9,7 @@ from gpurl.errors import CheckpointError
 
 Parts = dict[str, State]
 
-# of what is read before anything can say that it does not fit
+# types of the values that are read before the checkpoint is compared with the run
 FORM: dict[str, dict[str, tuple[type, ...]]] = {
     "meta": {
         "settings": (dict,),
@@ -38,19 +38,17 @@ FORM: dict[str, dict[str, tuple[type, ...]]] = {
 
 
 def check_parts(parts: Parts) -> None:
-    """CheckpointError where `parts` are those of a run and not of its form."""
-    if "meta" not in parts or "model" not in parts:  # a dump, or somebody's own
+    """CheckpointError if a run wrote `parts` and they are not of its form."""
+    if "meta" not in parts or "model" not in parts:  # a dump, or another program's
         return
     is_run = {"training", "env", "trainer", "replay"} <= parts.keys()
     if not is_run or not isinstance(parts["meta"].get("settings"), dict):
         raise CheckpointError(f"it holds {', '.join(parts)} and is no checkpoint of a run")
-    for place, kinds in FORM.items():
-        part, _, inner = place.partition(".")
+    for path, types in FORM.items():
+        part, _, inner = path.partition(".")
         state = parts[part][inner] if inner else parts[part]
-        for name, kind in kinds.items():
-            if name not in state or type(state[name]) not in kind:
+        for name, allowed in types.items():
+            if name not in state or type(state[name]) not in allowed:
                 got = f"is a {type(state[name]).__name__}" if name in state else "is missing"
-                raise CheckpointError(
-                    f"its {place}.{name} {got}, wanted "
-                    f"{' or '.join(each.__name__ for each in kind)}"
-                )
+                wanted = " or ".join(kind.__name__ for kind in allowed)
+                raise CheckpointError(f"its {path}.{name} {got}, wanted {wanted}")

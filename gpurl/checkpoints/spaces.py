@@ -2,22 +2,29 @@
 environment.
 """
 
-from typing import Any
-
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
+from gpurl.checkpoints.plain_files import Json
+from gpurl.checkpoints.state_files import State
 from gpurl.errors import CheckpointError
 
 
-def space_to_dict(space: gymnasium.Space | None) -> dict[str, Any] | None:
-    """JSON-able description, None of none; Box limits that are all equal are kept as one number."""
+def space_to_dict(space: gymnasium.Space | None) -> dict[str, Json] | None:
+    """A description in JSON values, None for None. Limits of a Box that are all equal become one
+    number. TypeError for other kinds of spaces.
+    """
     if space is None:
         return None
     if isinstance(space, Box):
-        limits = {name: _short(getattr(space, name)) for name in ("low", "high")}
-        return {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype), **limits}
+        return {
+            "kind": "Box",
+            "shape": list(space.shape),
+            "dtype": str(space.dtype),
+            "low": _shorten(space.low),
+            "high": _shorten(space.high),
+        }
     if isinstance(space, Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
     if isinstance(space, MultiDiscrete):
@@ -25,29 +32,28 @@ def space_to_dict(space: gymnasium.Space | None) -> dict[str, Any] | None:
     raise TypeError(f"cannot describe the space {space}")
 
 
-def _short(limits: np.ndarray) -> Any:
-    return (
-        float(limits.flat[0])
-        if limits.size and (limits == limits.flat[0]).all()
-        else limits.tolist()
-    )
+def _shorten(limits: np.ndarray) -> Json:
+    if limits.size and (limits == limits.flat[0]).all():
+        return float(limits.flat[0])
+    return limits.tolist()
 
 
-def space_from_dict(values: Any) -> gymnasium.Space:
+def space_from_dict(values: State) -> gymnasium.Space:
     """The space that `space_to_dict` described; CheckpointError for anything else."""
     try:
-        if values["kind"] == "Box":
-            shape, dtype = tuple(values["shape"]), np.dtype(values["dtype"])
-            low, high = (
-                np.broadcast_to(np.asarray(values[name], dtype), shape) for name in ("low", "high")
-            )
+        kind = values["kind"]
+        if kind == "Box":
+            shape = tuple(values["shape"])
+            dtype = np.dtype(values["dtype"])
+            low = np.broadcast_to(np.asarray(values["low"], dtype), shape)
+            high = np.broadcast_to(np.asarray(values["high"], dtype), shape)
             return Box(low, high, shape, dtype.type)
-        if values["kind"] == "Discrete":
+        if kind == "Discrete":
             return Discrete(values["n"], start=values["start"])
-        if values["kind"] == "MultiDiscrete":
+        if kind == "MultiDiscrete":
             return MultiDiscrete(np.asarray(values["nvec"]))
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AssertionError) as error:
         raise CheckpointError(
-            f"a space in the checkpoint cannot be read: {values!r} ({error})"
+            f"cannot read a space in the checkpoint: {values!r} ({error})"
         ) from None
-    raise CheckpointError(f"the checkpoint has a space of unknown kind {values['kind']!r}")
+    raise CheckpointError(f"the checkpoint has a space of unknown kind {kind!r}")
