@@ -1,15 +1,13 @@
-"""Keeps NaN and infinity of an environment out of training, without a host sync, and tells them
-from those of a policy that diverged.
+"""Keeps NaN and infinity of an environment out of training, without a host sync, and distinguishes
+them from those of a diverged policy.
 
-A row that holds one, or whose successor does, is marked as not valid and zeroed: it weighs nothing
-in targets, losses and statistics.
-The host learns of it at once on a CPU, and on a GPU with the next log entry. What the first
-environment that gave one did in that rollout is kept aside, to be looked into.
+A row that holds one, or whose successor does, is marked as not valid and zeroed: it has no weight
+in targets, losses and statistics. The host learns of it at once on a CPU, and on a GPU with the
+next log entry. The columns of the first such environment are kept as evidence.
 """
 
 import logging
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,49 +16,39 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.errors import DivergedError, NonFiniteError
 from gpurl.kernels.backend import host_sync_is_free
 
-SEEN = ("obs", "state")  # what the next row has of a successor
-FROM_ENV, FROM_POLICY = (
-    (*SEEN, "reward", "final_obs", "final_state"),
-    ("action", "value", "log_prob"),
-)
-CHECKED = (
-    *FROM_ENV,
-    *FROM_POLICY,
-    "final_value",
-)  # the last comes of both: final_obs, seen by the policy
-KEPT = (*SEEN, "action", "reward", "value", "terminated", "truncated")  # of the first environment
-NAMED_ENVS = 10
+SUCCESSOR = ("obs", "state")  # columns in which the next row shows a successor
+FROM_ENV = (*SUCCESSOR, "reward", "final_obs", "final_state")
+FROM_POLICY = ("action", "value", "log_prob")
+CHECKED = (*FROM_ENV, *FROM_POLICY, "final_value")  # the last depends on both
+EVIDENCE = (*SUCCESSOR, "action", "reward", "value", "terminated", "truncated")
+MAX_NAMED_ENVS = 10
 
 
 class FiniteGuard:
-    """Looks over each rollout before it is trained on."""
+    """Checks each rollout before it is trained on."""
 
     def __init__(
         self, env_name: str, device: torch.device, nan: str = "raise", num_inputs: int | None = None
     ) -> None:
-        """nan: what to do about them, as gpurl.run.settings has it; num_inputs: of observations
-        that have behind them what only critics see.
+        """nan: as `TrainConfig.nan`. num_inputs: size of an observation, if privileged observations
+        follow it in each row.
         """
-        self.env_name, self.nan, self.num_inputs = env_name, nan, num_inputs
-        self.total = 0  # rows left out so far, by this process
-        self.names: list[
-            str
-        ] = []  # of the columns that are looked at, as they are numbered in `keys`
-        self.first = torch.full(
-            (), -1, dtype=torch.int64, device=device
-        )  # t * N + env of the first bad row
-        self.keys = torch.zeros(
-            (), dtype=torch.int64, device=device
-        )  # which columns are bad there, a bit each
-        self.count = torch.zeros((), dtype=torch.int64, device=device)
-        self.policy_diverged = torch.zeros(
-            (), dtype=torch.bool, device=device
-        )  # it gave NaN where the environment gave none
-        self.evidence: dict[str, Tensor] = {}  # [T, ...] columns of that environment, as they were
+        self.env_name = env_name
+        self.nan = nan
+        self.num_inputs = num_inputs
+        self.total = 0  # rows skipped by this process
+        self.names: list[str] = []  # of the checked columns, in the order of the bits of `keys`
+        # of the first bad row: t * N + env, and which columns are bad, a bit each
+        self.first = torch.full((), -1, dtype=torch.int64, device=device)
+        self.keys = torch.zeros((), dtype=torch.int64, device=device)
+        self.count = torch.zeros((), dtype=torch.int64, device=device)  # bad rows
+        # whether the policy gave NaN from finite observations
+        self.policy_diverged = torch.zeros((), dtype=torch.bool, device=device)
+        self.evidence: dict[str, Tensor] = {}  # [T, ...] columns of the first bad environment
 
     def clean(self, buffer: RolloutBuffer) -> Tensor | None:
-        """Mark and zero bad rows; returns which environments had any, [N] bool, or None where the
-        host saw that all is finite.
+        """Mark and zero bad rows; returns which environments had any, [N] bool, or None if the host
+        knows that all is finite.
         """
         columns = {
             name: buffer[name]
@@ -71,88 +59,71 @@ class FiniteGuard:
             math.isfinite(column.sum().item()) for column in columns.values()
         ):
             return None
-        columns = self._told_apart(columns)
+        columns = self._split_obs(columns)
         self.names = list(columns)
-        of_env, of_policy = (
-            sum(name in names for name in columns) for names in (FROM_ENV, FROM_POLICY)
-        )
-        # x 0 is 0 or NaN: few operations a column, and no finite number overflows
-        bad = (
-            torch.stack(
-                [
-                    (column * 0.0).flatten(2).sum(2) if column.dim() > 2 else column * 0.0
-                    for column in columns.values()
-                ]
-            )
-            != 0.0
-        )
+        # x * 0 is 0 or NaN: few operations a column, and no finite number overflows
+        zeros = [column * 0.0 for column in columns.values()]
+        bad = torch.stack([x.flatten(2).sum(2) if x.dim() > 2 else x for x in zeros]) != 0.0
+        # a row is bad, too, if its successor in the same episode was not finite
         rows = bad.any(0)
-        for number in range(sum(name in SEEN for name in columns)):  # the first of them
-            rows[:-1] |= bad[number, 1:] & ~(buffer["terminated"] | buffer["truncated"])[:-1]
+        for index in range(sum(name in SUCCESSOR for name in columns)):
+            rows[:-1] |= bad[index, 1:] & ~(buffer["terminated"] | buffer["truncated"])[:-1]
+        # rows that were not valid before are not trained on and may hold anything
         valid = buffer.columns.setdefault("valid", torch.ones_like(rows))
-        rows &= valid  # what is not trained on anyway may hold anything
+        rows &= valid
         valid &= ~rows
-        self._remember(buffer, bad, rows)
+        self._keep_evidence(buffer, bad, rows)
         for column in columns.values():
             column.nan_to_num_(0.0, 0.0, 0.0)
         self.count += rows.sum()
-        from_env, from_policy, _ = (
-            (bad & rows)
-            .flatten(1)
-            .any(1)
-            .split((of_env, of_policy, len(columns) - of_env - of_policy))
+        # NaN only in columns of the policy is the policy's
+        num_env = sum(name in FROM_ENV for name in columns)
+        num_policy = sum(name in FROM_POLICY for name in columns)
+        is_bad = (bad & rows).flatten(1).any(1)
+        from_env, from_policy, _ = is_bad.split(
+            (num_env, num_policy, len(columns) - num_env - num_policy)
         )
         self.policy_diverged |= from_policy.any() & ~from_env.any()
         return rows.any(0)
 
-    def _told_apart(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The columns, in the order of CHECKED; of an observation that has a state behind it both
-        parts.
-        """
+    def _split_obs(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The columns in the order of CHECKED, with privileged observations as separate columns."""
         if self.num_inputs is None:
             return columns
-        parts = {}
+        split = dict(columns)
         for obs, state in (("obs", "state"), ("final_obs", "final_state")):
             if obs in columns:
-                parts[obs], parts[state] = (
-                    columns[obs][..., : self.num_inputs],
-                    columns[obs][..., self.num_inputs :],
-                )
-        columns = columns | parts
-        return {name: columns[name] for name in CHECKED if name in columns}
+                split[obs] = columns[obs][..., : self.num_inputs]
+                split[state] = columns[obs][..., self.num_inputs :]
+        return {name: split[name] for name in CHECKED if name in split}
 
-    def _remember(self, buffer: RolloutBuffer, bad: Tensor, rows: Tensor) -> None:
-        """Keep where the first bad row is and what its environment did; bad: [columns, T, N] bool,
-        rows: [T, N] bool, those that count.
+    def _keep_evidence(self, buffer: RolloutBuffer, bad: Tensor, rows: Tensor) -> None:
+        """Keep the position of the first bad row and the columns of its environment; bad: [columns,
+        T, N] bool, rows: [T, N] bool, those that count.
         """
         flat = rows.flatten()
         index = flat.int().argmax()
         is_first = flat.any() & (self.first < 0)
-        bits = (
-            bad.flatten(1).index_select(1, index.view(1)).squeeze(1).long()
-            << torch.arange(len(bad), device=bad.device)
-        ).sum()
-        torch.where(is_first, bits, self.keys, out=self.keys)
+        shifts = torch.arange(len(bad), device=bad.device)
+        of_row = bad.flatten(1).index_select(1, index.view(1)).squeeze(1)
+        torch.where(is_first, (of_row.long() << shifts).sum(), self.keys, out=self.keys)
         torch.where(is_first, index, self.first, out=self.first)
         env = (index % rows.shape[1]).view(1)
-        found = buffer.columns | self._told_apart(buffer.columns)
-        for name in KEPT:
-            if name in found:
-                column = found[name].index_select(1, env).squeeze(1)
+        columns = buffer.columns | self._split_obs(buffer.columns)
+        for name in EVIDENCE:
+            if name in columns:
+                column = columns[name].index_select(1, env).squeeze(1)
                 if name not in self.evidence:
-                    self.evidence[name] = column  # of no meaning until something is bad
+                    self.evidence[name] = column  # without meaning until a row is bad
                 torch.where(is_first, column, self.evidence[name], out=self.evidence[name])
 
     def metrics(self) -> dict[str, Tensor]:
         """0-d tensors for the host."""
-        numbers = {
-            "non_finite_rows": self.count,
-            "first_non_finite": self.first,
-            "non_finite_keys": self.keys,
-        }
         return {
-            name: number.clone()
-            for name, number in (numbers | {"policy_diverged": self.policy_diverged.long()}).items()
+            "non_finite_rows": self.count.clone(),
+            "first_non_finite": self.first.clone(),
+            "non_finite_keys": self.keys.clone(),
+            "policy_diverged": self.policy_diverged.long(),
         }
 
     def report(
@@ -163,13 +134,14 @@ class FiniteGuard:
         env_ids: list[int],
         weights: str,
     ) -> None:
-        """Count what was left out, say so once, and stop by `stop_if_bad`."""
+        """Count the skipped rows, warn of the first ones, and stop as `stop_if_bad` does."""
         if values["non_finite_rows"] and not self.total and self.nan != "raise":
-            text = (
-                "%s gives NaN or infinity, which --nan %s leaves out; rollout/non_finite_rows "
-                "counts it"
+            logging.getLogger("gpurl").warning(
+                "%s gave NaN or infinity; --nan %s skips those steps, rollout/non_finite_rows "
+                "counts them",
+                self.env_name,
+                self.nan,
             )
-            logging.getLogger("gpurl").warning(text, self.env_name, self.nan)
         self.total += int(values["non_finite_rows"])
         self.stop_if_bad(values, num_envs, self.nan == "raise", iteration, env_ids, weights)
 
@@ -182,54 +154,48 @@ class FiniteGuard:
         env_ids: list[int],
         weights: str = "",
     ) -> None:
-        """Raise NonFiniteError if there were bad rows since the last call and `stop`, DivergedError
-        if they are the policy's own.
+        """Raise DivergedError if the policy gave NaN since the last call, NonFiniteError if the
+        environment did and `stop`.
 
-        values: `metrics()`, on the host. env_ids: the environments with bad rows, where the host
-        knows them. weights: those that are not finite, in words. The error's `evidence` is what a
-        dump of it holds: what was bad, where, and the first environment's columns.
+        values: `metrics()`, on the host. env_ids: the environments with bad rows, if the host knows
+        them. weights: a description of those that are not finite. The error's `evidence` is what
+        its dump holds: what was bad, where, and the columns of the first environment.
         """
-        count, first, keys, policy_diverged = (
-            int(values[name])
-            for name in (
-                "non_finite_rows",
-                "first_non_finite",
-                "non_finite_keys",
-                "policy_diverged",
-            )
-        )
+        count = int(values["non_finite_rows"])
+        keys = int(values["non_finite_keys"])
         self.first.fill_(-1)
         self.count.zero_()
         self.policy_diverged.zero_()
-        if not (policy_diverged or (count and stop)):
+        if not (values["policy_diverged"] or (count and stop)):
             return
-        step, env = divmod(first, num_envs)
-        found = [name for bit, name in enumerate(self.names) if keys >> bit & 1]
-        what = " and ".join(found) or "the next obs"
-        at = f"iteration {iteration}, step {step} of the rollout"
+        step, env = divmod(int(values["first_non_finite"]), num_envs)
+        names = [name for bit, name in enumerate(self.names) if keys >> bit & 1]
+        columns = " and ".join(names) or "the next obs"
+        where = f"iteration {iteration}, step {step} of the rollout"
         error: NonFiniteError
-        if policy_diverged:
+        if values["policy_diverged"]:
             error = DivergedError(
-                f"the policy gave NaN or infinity in {what} ({at}), the observations of "
+                f"the policy gave NaN or infinity in {columns} ({where}), the observations of "
                 f"{self.env_name!r} are finite: its weights "
                 f"diverged{f' ({weights})' if weights else ''}, they are not saved"
             )
         else:
-            named = ", ".join(map(str, env_ids[:NAMED_ENVS])) if env_ids else str(env)
-            more = f" and {len(env_ids) - NAMED_ENVS} more" if len(env_ids) > NAMED_ENVS else ""
+            envs = ", ".join(map(str, env_ids[:MAX_NAMED_ENVS] or [env]))
+            if len(env_ids) > MAX_NAMED_ENVS:
+                envs += f" and {len(env_ids) - MAX_NAMED_ENVS} more"
             error = NonFiniteError(
                 f"environment {self.env_name!r} gave NaN or infinity {count} times, first in "
-                f"{what} ({at}, environments {named}{more}); "
-                "nothing of it was trained on. To leave such steps out and go on: gpurl train "
-                "--resume RUN --nan reset-envs"
+                f"{columns} ({where}, environments {envs}); these steps were not trained on. To "
+                f"skip such steps and continue: gpurl train --resume RUN --nan reset-envs"
             )
-        where: dict[str, Any] = {
+        error.evidence = {
             "env": self.env_name,
             "iteration": iteration,
             "step": step,
             "index": env,
-            "keys": found,
+            "keys": names,
             "rows": count,
+            "columns": dict(self.evidence),
+            "weights": weights,
         }
-        error.evidence = where | {"columns": dict(self.evidence), "weights": weights}
         raise error

@@ -1,5 +1,5 @@
-"""What watches an iteration, as one object: the form of steps, NaN and infinity in a rollout,
-optimiser steps that were skipped."""
+"""The checks of an iteration as one object: the form of steps, NaN and infinity in a rollout,
+skipped optimiser steps."""
 
 from torch import Tensor
 
@@ -13,36 +13,38 @@ from gpurl.kernels.backend import host_sync_is_free
 
 
 class Guards:
-    """None of them waits for the device: the host hears of what they found at once on a CPU, and on
-    a GPU with the next log entry (`metrics`, then `report`)."""
+    """None of them waits for the device: on a CPU the host reads the results at once, on a GPU with
+    the next log entry (`metrics`, then `report`)."""
 
     def __init__(
         self, env_name: str, algorithm: Algorithm, env: VecEnv, nan: str = "raise"
     ) -> None:
-        """nan: what is done about NaN from the environment, as `TrainConfig.nan` has it."""
-        self.env_name, self.nan = env_name, nan
-        self.num_envs, self.device = env.num_envs, env.device
+        """nan: as `TrainConfig.nan`."""
+        self.env_name = env_name
+        self.nan = nan
+        self.num_envs = env.num_envs
+        self.device = env.device
         num_inputs = algorithm.num_inputs if algorithm.num_state else None
         self.contract = EnvGuard(env)
         self.finite = FiniteGuard(env_name, env.device, nan, num_inputs)
         self.steps = StepGuard(algorithm)
-        self.warnings: list[str] = []  # for the user, until somebody takes them
+        self.warnings: list[str] = []  # for the user, until somebody shows them
 
     def begin(self, iteration: int) -> None:
-        """Count from here: a run goes on after this iteration."""
+        """Count from here: a run continues after this iteration."""
         self.steps.begin(iteration)
 
     def after_step(self, timestep: Timestep, before: Tensor | None = None) -> None:
-        """EnvError where the step breaks the contract; before: the observations acted on."""
+        """EnvError if the step breaks the contract; before: the observations acted on."""
         self.contract.check(timestep, before)
 
     def after_rollout(self, buffer: RolloutBuffer) -> Tensor | None:
-        """Mark rows with NaN or infinity as not valid; which environments gave any, [N] bool, or
-        None where the host saw that there are none."""
+        """Mark rows with NaN or infinity as not valid; returns which environments had any, [N]
+        bool, or None if the host knows that none had."""
         return self.finite.clean(buffer)
 
     def after_learn(self, iteration: int, bad_envs: Tensor | None) -> None:
-        """Report at once where looking costs nothing."""
+        """Report at once if a host sync is free."""
         if not host_sync_is_free(self.device):
             return
         if bad_envs is not None:
@@ -56,9 +58,9 @@ class Guards:
         return self.finite.metrics() | self.steps.metrics()
 
     def report(self, values: dict[str, float], iteration: int) -> dict[str, float]:
-        """What is to be logged, from `metrics()` on the host; adds to `warnings`.
+        """The values to log, from `metrics()` on the host; adds to `warnings`.
 
-        NonFiniteError or DivergedError where the run must end.
+        NonFiniteError or DivergedError if the run must end.
         """
         self._report_rows(values, iteration, [])
         self._report_steps(values, iteration)
@@ -72,8 +74,8 @@ class Guards:
         self.finite.report(values, self.num_envs, iteration, env_ids, weights)
 
     def _report_steps(self, values: dict[str, float], iteration: int) -> None:
-        stops = self.nan == "raise"
-        self.warnings += self.steps.report(values, iteration, self.env_name, stops)
+        stop = self.nan == "raise"
+        self.warnings += self.steps.report(values, iteration, self.env_name, stop)
 
 
 def _on_host(metrics: dict[str, Tensor]) -> dict[str, float]:

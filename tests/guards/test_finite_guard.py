@@ -1,4 +1,4 @@
-"""Which rows of a rollout the guard against NaN leaves out, and that nothing of them is left."""
+"""Which rows of a rollout the guard against NaN skips, and that nothing of them remains."""
 
 from contextlib import nullcontext
 
@@ -64,7 +64,7 @@ def test_a_policy_that_diverged_is_told_from_an_environment_that_did() -> None:
     guard.clean(rollout(torch.nan))
     with pytest.raises(
         NonFiniteError,
-        match=r"environments 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 54 more\); nothing of it",
+        match=r"environments 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 54 more\); these steps were not",
     ):
         guard.stop_if_bad(numbers(guard), 64, True, 3, list(range(64)))
 

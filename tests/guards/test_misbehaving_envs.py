@@ -183,7 +183,7 @@ def test_skip_leaves_environments_alone_and_reset_envs_restarts_them(
     assert run.outcome.reason == "total_steps"
     given = [mask.nonzero().flatten().tolist() for mask in masks if mask is not None]
     assert given == [[3]] * resets
-    assert caplog.text.count(f"gives NaN or infinity, which --nan {nan} leaves out") == 1
+    assert caplog.text.count(f"gave NaN or infinity; --nan {nan} skips those steps") == 1
     counts = [
         json.loads(line)["rollout/non_finite_rows"]
         for line in (run.folder / "metrics.jsonl").read_text().splitlines()[1:]

@@ -128,7 +128,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_told_once(
     (told,) = trainer.engine.guards.warnings
     optimizer = next(iter(algorithm.all_optimizers().values()))
     assert (
-        f"1 optimiser steps were left out, first at minibatch {1 if name == 'a2c' else 2} of "
+        f"1 optimiser steps were skipped, first at minibatch {1 if name == 'a2c' else 2} of "
         in told
     )
     assert told.count(f"iteration {trainer.engine.iteration}") == 1
@@ -173,7 +173,7 @@ def test_a_loss_that_overflows_moves_no_form_of_ppo(form: dict[str, Any], tmp_pa
     trainer.iterate()
     (told,) = trainer.engine.guards.warnings
     assert (
-        "8 optimiser steps were left out, first at minibatch 1 of 8 of iteration 3: the loss "
+        "8 optimiser steps were skipped, first at minibatch 1 of 8 of iteration 3: the loss "
         "value_loss is inf" in told
     )
     assert "the gradient of" not in told
@@ -196,7 +196,7 @@ def moved(optimizer: FlatAdam) -> dict[str, torch.Tensor]:
     [("returns", "the loss value_loss is "), ("log_prob", "the loss surrogate is ")],
 )
 def test_a_minibatch_of_ppo_in_c_that_is_not_finite(column: str, what: str, tmp_path: Path) -> None:
-    """Epochs of two minibatches: the row is in one of each, so every second step is left out and no
+    """Epochs of two minibatches: the row is in one of each, so every second step is skipped and no
     other.
     """
     trainer = small_trainer("ppo", tmp_path, minibatches=2, epochs=4)
@@ -215,7 +215,7 @@ def test_a_minibatch_of_ppo_in_c_that_is_not_finite(column: str, what: str, tmp_
     trainer.iterate()
     (told,) = trainer.engine.guards.warnings
     assert (
-        f"4 optimiser steps were left out, first at minibatch "
+        f"4 optimiser steps were skipped, first at minibatch "
         f"{told.partition('at minibatch ')[2][0]} of 8 of iteration 3: {what}" in told
     )
     assert "the gradient of " in told
@@ -238,7 +238,7 @@ def test_many_steps_left_out_in_a_row_end_the_run_and_are_dumped(
     }
     with pytest.raises(
         DivergedError,
-        match="8 optimiser steps in a row were left out, at minibatch 1 of 8 of iteration 1: ",
+        match="8 optimiser steps in a row were skipped, at minibatch 1 of 8 of iteration 1: ",
     ) as caught:
         train("ppo", "pendulum", **settings, run_dir=str(tmp_path / "run"))
     assert (
@@ -249,14 +249,14 @@ def test_many_steps_left_out_in_a_row_end_the_run_and_are_dumped(
     assert main(["doctor", str(caught.value).rpartition("gpurl doctor ")[2]]) == 0
     text = capsys.readouterr().out
     assert (
-        "environment 'pendulum': optimiser step left out at minibatch 1 of 8 of iteration 1, which "
+        "environment 'pendulum': optimiser step skipped at minibatch 1 of 8 of iteration 1, which "
         "ended at env step 128; 8 such" in text
     )
     assert "weights that are not finite: none" in text
     assert "loss value_loss " in text
     assert "critic.weight " in text.partition("parameter ")[2]
     run = train("ppo", "pendulum", **settings, run_dir=str(tmp_path / "skip"), nan="skip")
-    assert capsys.readouterr().err.count("8 optimiser steps were left out") == 1
+    assert capsys.readouterr().err.count("8 optimiser steps were skipped") == 1
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert [
         record["train/skipped_steps"] for record in records if "train/skipped_steps" in record
@@ -287,7 +287,7 @@ def test_one_step_of_an_iteration_is_not_many(tmp_path: Path) -> None:
         if number == 7:
             with pytest.raises(
                 DivergedError,
-                match="8 optimiser steps in a row were left out, at minibatch 1 of 1 of iteration "
+                match="8 optimiser steps in a row were skipped, at minibatch 1 of 1 of iteration "
                 "10: the loss c",
             ):
                 trainer.iterate()
@@ -310,7 +310,7 @@ def test_a_device_tells_with_the_next_log_entry(tmp_path: Path) -> None:
     values = to_host(guard.metrics())
     (told,) = guard.report(values, iterations + 3, "cart_pole", True)
     assert (
-        f"2 optimiser steps were left out, first at minibatch 3 of 4 of iteration "
+        f"2 optimiser steps were skipped, first at minibatch 3 of 4 of iteration "
         f"{iterations + 2}: " in told
     )
     assert to_host(guard.metrics())["skipped of network"] == 0
@@ -348,7 +348,7 @@ def test_returns_that_overflow_leave_the_running_scale_finite(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("name", "log"), [("sac", 1e3), ("discrete_sac", -1e3), ("mod_sac", 40.0)])
 def test_a_temperature_far_out_comes_back(name: str, log: float, tmp_path: Path) -> None:
-    """What is learnt with it in the meantime is left out and told, or finite."""
+    """What is learned with it in the meantime is skipped and reported, or finite."""
     trainer = small_trainer(name, tmp_path)
     algorithm: Any = trainer.algorithm
     algorithm.temperature.log.data.fill_(log)
