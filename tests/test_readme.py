@@ -16,7 +16,7 @@ import pytest
 
 import gpurl
 from gpurl.cli.main import COMMANDS, main
-from gpurl.cli.settings import parse_convert, parse_profile, parse_train, take_callbacks
+from gpurl.cli.settings import parse_convert, parse_profile, parse_train
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
@@ -184,7 +184,7 @@ def test_command_lines_are_understood(folder: Path) -> None:
         command, *words = shlex.split(line.replace(" ENV", " chasing"))[1:]
         assert command in COMMANDS, line
         if command == "train":
-            settings, _ = parse_train(take_callbacks(words)[0])
+            settings, _ = parse_train(words)
             assert settings.train.num_envs > 0, line
         elif command == "profile":
             parse_profile(words)

@@ -1,13 +1,17 @@
-"""The command line. Nothing heavy is imported before it is known what is wanted, so that --help
-answers at once.
+"""The command line. Heavy modules are imported by the command that needs them, so that --help is
+printed at once.
 """
 
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpurl.errors import CheckpointError, GpurlError, UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from gpurl.api import Run
 
 USAGE = """usage: gpurl COMMAND ...
 
@@ -39,10 +43,9 @@ Exit codes: 0 done, 2 wrong use, 3 the environment misbehaves, 4 NaN or infinity
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # finds my_env.py in the working directory; last, so that no file there hides a library
     if os.getcwd() not in sys.path:
-        sys.path.append(
-            os.getcwd()
-        )  # finds my_env.py beside the user; last, so that no file there hides a library
+        sys.path.append(os.getcwd())
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0 if words else 2
@@ -52,12 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"gpurl {__version__}")
         return 0
     try:
-        if words[0] not in COMMANDS:
-            raise UsageError(
-                f"gpurl has no command {words[0]!r}; {did_you_mean(words[0], COMMANDS)}Known: "
-                f"{', '.join(COMMANDS)}"
-            )
-        return COMMANDS[words[0]](words[1:])
+        return _run_command(words[0], words[1:])
     except GpurlError as error:
         print(f"gpurl: {error}", file=sys.stderr)
         return error.exit_code
@@ -67,47 +65,84 @@ def main(arguments: list[str] | None = None) -> int:
         return 141
 
 
-# ---- gpurl train, gpurl profile ----
+def _run_command(name: str, words: list[str]) -> int:
+    if name not in COMMANDS:
+        raise UsageError(
+            f"gpurl has no command {name!r}; {did_you_mean(name, COMMANDS)}Known: "
+            f"{', '.join(COMMANDS)}"
+        )
+    if name in PARSE_THEMSELVES:
+        return COMMANDS[name](words)
+    import tyro
+
+    return tyro.cli(COMMANDS[name], args=words, prog=f"gpurl {name}")
+
+
+# ---- commands that parse their words themselves ----
 
 
 def train(words: list[str]) -> int:
-    """Parse the settings, train, tell the result."""
-    from gpurl.cli.settings import parse_train, take_callbacks
+    """Parse the settings, train, print the result."""
+    from gpurl.cli.settings import parse_train
 
-    settings_words, names = take_callbacks(words)
-    settings, resume_from = parse_train(settings_words)
+    settings, options = parse_train(words)
     from gpurl.api import run
     from gpurl.run.callbacks import make_callbacks
 
-    command = ["gpurl", "train", *words]
-    finished = run(settings, resume_from, command, callbacks=make_callbacks(names))
-    outcome, quiet = finished.outcome, settings.train.quiet
-    if not quiet:
+    callbacks = make_callbacks(list(options.callback))
+    finished = run(settings, options.resume, ["gpurl", "train", *words], callbacks=callbacks)
+    if not settings.train.quiet:
         print(summary(finished))
-    if outcome.signal_number:
-        return 128 + outcome.signal_number
-    return CheckpointError.exit_code if outcome.unsaved else 0
+    if finished.outcome.signal_number:
+        return 128 + finished.outcome.signal_number
+    return CheckpointError.exit_code if finished.outcome.unsaved else 0
 
 
 def profile(words: list[str]) -> int:
-    """`gpurl profile ALGORITHM ENV [settings]`: a few iterations, what they spend their time on,
-    and a trace file.
-    """
+    """Train for a few iterations, print where their time goes, write a trace file."""
     from gpurl.cli.settings import parse_profile
 
     settings, options = parse_profile(words)
-    from gpurl.cli.profile import profile as measure
+    from gpurl.cli import profile as module
     from gpurl.cli.profile_report import report
 
-    print(report(measure(settings, **options)))
+    print(report(module.profile(settings, options.iterations, options.warm_up, options.out)))
     return 0
 
 
-def summary(finished: Any) -> str:
+def convert(words: list[str]) -> int:
+    """Write the tensors of another trainer's file as safetensors, or its policy as a run."""
+    from gpurl.cli.settings import parse_convert
+
+    options, settings = parse_convert(words)
+    from gpurl.cli.convert.tensors import read_foreign, write_safetensors
+
+    converted = read_foreign(options.file)
+    if settings is None:
+        target = options.out or options.file.with_suffix(".safetensors")
+        write_safetensors(converted, target)
+        print(f"{converted.table()}\n{len(converted.tensors)} tensors in {target}")
+        return 0
+    from gpurl.cli.convert.policy import write_policy
+
+    command = ["gpurl", "convert", *words]
+    folder, notes = write_policy(converted, settings, options.unit_actions, command)
+    print("\n".join([*converted.notes, *notes, f"run folder {folder}: gpurl eval {folder}"]))
+    return 0
+
+
+def bench(words: list[str]) -> int:
+    """Run the scripts of benchmarks/."""
+    from gpurl.cli.doctor import run_benchmarks
+
+    return run_benchmarks(words)
+
+
+def summary(finished: "Run") -> str:
     """The closing lines of a run."""
-    outcome, lines = finished.outcome, []
-    values = outcome.evaluation
-    if values:
+    outcome = finished.outcome
+    lines = []
+    if values := outcome.evaluation:
         text = f"evaluated return {spread(values, 2)} over {values['eval/episodes']:.0f} episodes"
         if finished.baseline:
             text += f"; the scripted policy gets {spread(finished.baseline, 2)}"
@@ -127,166 +162,110 @@ def spread(values: dict[str, float], digits: int) -> str:
     return f"{values['eval/mean_reward']:.{digits}f} ± {values['eval/std_reward']:.{digits}f}"
 
 
-# ---- commands on a run ----
+# ---- commands whose options are their parameters, parsed by tyro ----
 
 
-def evaluate(words: list[str]) -> int:
-    """`gpurl eval RUN`."""
-    options = parse(words, "eval", "RUN", {"episodes": 100, "device": "auto", "latest": False})
+def evaluate(run: Path, /, episodes: int = 100, device: str = "auto", latest: bool = False) -> int:
+    """Evaluate a trained policy.
+
+    Args:
+        run: RUN, a run folder
+        episodes: greedy episodes to play
+        device: cpu, cuda or auto
+        latest: the latest checkpoint, not the best one
+    """
     from gpurl.api import evaluate_run
 
-    values = evaluate_run(
-        options["RUN"], options["episodes"], options["device"], best=not options["latest"]
-    )
+    values = evaluate_run(run, episodes, device, best=not latest)
     skipped = values.get("eval/non_finite_episodes", 0.0)
-    more = f"; {skipped:.0f} gave NaN or infinity and are left out" if skipped else ""
+    note = f"; {skipped:.0f} gave NaN or infinity and were skipped" if skipped else ""
     print(
         f"return {spread(values, 3)}, length {values['eval/mean_ep_length']:.1f}, "
-        f"{values['eval/episodes']:.0f} episodes{more}"
+        f"{values['eval/episodes']:.0f} episodes{note}"
     )
     return 0
 
 
-def play(words: list[str]) -> int:
-    """`gpurl play RUN`."""
-    options = parse(words, "play", "RUN", {"episodes": 3, "device": "auto", "seed": 0})
+def play(run: Path, /, episodes: int = 3, device: str = "auto", seed: int = 0) -> int:
+    """Play greedy episodes and draw the first.
+
+    Args:
+        run: RUN, a run folder
+        episodes: greedy episodes to play
+        device: cpu, cuda or auto
+        seed: seed of the environment
+    """
     from gpurl.cli.play import play_run
 
-    picture = play_run(options["RUN"], options["episodes"], options["device"], options["seed"])
-    print(f"picture of the first episode: {picture}")
+    print(f"picture of the first episode: {play_run(run, episodes, device, seed)}")
     return 0
 
 
-def plot(words: list[str]) -> int:
-    """`gpurl plot RUN`, `gpurl plot --bench [FOLDER]`."""
-    if "--bench" in words:
-        return plot_bench([word for word in words if word != "--bench"])
-    options = parse(words, "plot", "RUN", {})
-    from pathlib import Path
+def plot(folder: Path | None = None, /, bench: bool = False, out: Path | None = None) -> int:
+    """Draw the learning curve of a run again, or the benchmarks.
 
+    Args:
+        folder: RUN, a run folder; with --bench the folder of results
+        bench: draw the results of gpurl bench
+        out: with --bench, the folder for the pictures
+    """
+    if bench:
+        from gpurl.cli.doctor import results_folder
+        from gpurl.cli.plot_bench import plot_bench
+
+        for picture in plot_bench(folder or results_folder(), out):
+            print(picture)
+        return 0
+    if folder is None or out is not None:
+        raise UsageError("gpurl plot draws one run: gpurl plot RUN; --out goes with --bench")
     from gpurl.run.plot import plot_curve
 
-    print(plot_curve(Path(options["RUN"])))
+    print(plot_curve(folder))
     return 0
 
 
-def plot_bench(words: list[str]) -> int:
-    """`gpurl plot --bench [FOLDER] [--out FOLDER]`."""
-    from pathlib import Path
-
-    from gpurl.cli.doctor import results_folder
-    from gpurl.cli.plot_bench import plot_bench as draw
-
-    folder = [words.pop(0)] if words and not words[0].startswith("-") else []
-    out = parse(words, "plot --bench [FOLDER]", None, {"out": ""})["out"]
-    for picture in draw(
-        Path(folder[0]) if folder else results_folder(), Path(out) if out else None
-    ):
-        print(picture)
-    return 0
-
-
-def convert(words: list[str]) -> int:
-    """`gpurl convert FILE [--out FILE.safetensors]`,
-    `gpurl convert FILE --algorithm ALGORITHM --env ENV [settings]`.
-    """
-    from gpurl.cli.settings import parse_convert
-
-    options, settings = parse_convert(words)
-    from pathlib import Path
-
-    from gpurl.cli.convert.tensors import read_foreign, write_safetensors
-
-    source = Path(options["FILE"])
-    converted = read_foreign(source)
-    if settings is None:
-        target = Path(options["out"]) if options["out"] else source.with_suffix(".safetensors")
-        write_safetensors(converted, target)
-        print(f"{converted.table()}\n{len(converted.tensors)} tensors in {target}")
-        return 0
-    from gpurl.cli.convert.policy import write_policy
-
-    folder, notes = write_policy(
-        converted, settings, options["unit_actions"], ["gpurl", "convert", *words]
-    )
-    print("\n".join([*converted.notes, *notes, f"run folder {folder}: gpurl eval {folder}"]))
-    return 0
-
-
-# ---- commands on the installation ----
-
-
-def envs(words: list[str]) -> int:
-    """`gpurl envs`."""
-    parse(words, "envs", None, {})
+def envs() -> int:
+    """List the environments."""
     from gpurl.cli.env_table import env_table
 
     print(env_table())
     return 0
 
 
-def check_env(words: list[str]) -> int:
-    """`gpurl check-env MODULE`."""
-    options = parse(words, "check-env", "MODULE", {"steps": 64})
-    from gpurl.cli.check_env import check_env as check
+def check_env(module: str, /, steps: int = 64) -> int:
+    """Find what is wrong with an environment.
 
-    problems = check(options["MODULE"], steps=options["steps"])
+    Args:
+        module: name or module path of the environment
+        steps: steps to play
+    """
+    from gpurl.cli.check_env import check_env as find_problems
+
+    problems = find_problems(module, steps=steps)
     for problem in problems:
         print(f"- {problem}")
-    print(
-        f"{options['MODULE']}: "
-        f"{'keeps the contract' if not problems else f'{len(problems)} problems'}"
-    )
+    print(f"{module}: {f'{len(problems)} problems' if problems else 'keeps the contract'}")
     return 3 if problems else 0
 
 
-def doctor(words: list[str]) -> int:
-    """`gpurl doctor`, `gpurl doctor DUMP`."""
-    if words and not words[0].startswith("-"):
-        options = parse(words, "doctor", "DUMP", {})
-        from pathlib import Path
+def doctor(dump: Path | None = None, /) -> int:
+    """Report what this machine has and lacks, or what led to NaN.
 
+    Args:
+        dump: DUMP, a file from the non_finite/ folder of a run
+    """
+    if dump is None:
+        from gpurl.cli.doctor import report
+
+        print(report())
+    else:
         from gpurl.guards.dump import describe_dump
 
-        print(describe_dump(Path(options["DUMP"])))
-        return 0
-    parse(words, "doctor", None, {})
-    from gpurl.cli.doctor import report
-
-    print(report())
+        print(describe_dump(dump))
     return 0
 
 
-def bench(words: list[str]) -> int:
-    """`gpurl bench`: run the scripts of benchmarks/."""
-    from gpurl.cli.doctor import run_benchmarks
-
-    return run_benchmarks(words)
-
-
-def parse(
-    words: list[str], command: str, positional: str | None, defaults: dict[str, Any]
-) -> dict[str, Any]:
-    """A small command's arguments: one positional and flags with defaults, whose types the defaults
-    give.
-    """
-    import argparse
-
-    parser = argparse.ArgumentParser(prog=f"gpurl {command}")
-    if positional:
-        parser.add_argument(positional)
-    for name, default in defaults.items():
-        flags = dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}"))
-        if isinstance(default, bool):
-            parser.add_argument(*flags, action="store_true")
-        else:
-            parser.add_argument(
-                *flags, type=type(default), default=default, help=f"default {default}"
-            )
-    return vars(parser.parse_args(words))
-
-
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
+COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "eval": evaluate,
     "play": play,
@@ -298,6 +277,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "profile": profile,
     "doctor": doctor,
 }
+PARSE_THEMSELVES = {"train", "profile", "convert", "bench"}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -115,7 +115,7 @@ class Spans:
 
 
 def profile(
-    settings: Settings, iterations: int = 3, warm_up: int = 4, out: str | None = None
+    settings: Settings, iterations: int = 3, warm_up: int = 4, out: Path | None = None
 ) -> Profile:
     """Train for a few iterations: first to warm up, then with a clock, then under torch's profiler.
     Writes trace.json for Chrome.
@@ -134,7 +134,7 @@ def profile(
             raise UsageError(f"{name} must be at least {least}, got {value}")
     trainer = make_trainer(settings, device)
     folder = (
-        _made(Path(out))
+        _made(out)
         if out
         else create_run_folder(
             Path(config.root) / "profile", settings.env, settings.algorithm, config.seed

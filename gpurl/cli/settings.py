@@ -1,261 +1,168 @@
-"""Turns the words behind `gpurl train` and `gpurl profile` into settings, by tyro and a dataclass
-of all that can be set.
+"""Turns the words behind `gpurl train`, `gpurl profile` and `gpurl convert` into settings, by tyro
+and a dataclass of everything that can be set.
 """
 
 import dataclasses
 import re
 import sys
 import typing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from gpurl.errors import UsageError
 from gpurl.run.config_file import read_config
 from gpurl.run.settings import Settings, TrainConfig, make_settings, merge
 
+Options = TypeVar("Options")
+
 SIMPLE_TYPES = (bool, int, float, str)
-SETTING = r"(?:--)?([A-Za-z_][\w.-]*)=(.*)"
-OF_WEIGHTS = {  # what `gpurl.cli.convert.policy` sets itself
-    *("network.hidden", "network.shared", "network.memory", "network.memory_size"),
-    *("normalize_obs", "normalize_value", "asymmetric", "squash"),
+SETTING = re.compile(r"(?:--)?([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
+# settings that `gpurl.cli.convert.policy` derives from the weights
+SET_BY_WEIGHTS = {
+    "network.hidden",
+    "network.shared",
+    "network.memory",
+    "network.memory-size",
+    "normalize-obs",
+    "normalize-value",
+    "asymmetric",
+    "squash",
 }
-NUMBER = r"[-+]?[\d._]+([eE][-+]?\d+)?"
 
 
-def parse_train(words: list[str]) -> tuple[Settings, Path | None]:
-    """(settings, run folder to resume or None)."""
-    words, resume = _take_option(words, "--resume")
-    words, config = _take_option(words, "--config")
-    names, flags = _positionals(words)
-    values: dict[str, Any] = read_config(config) if config else {}
-    if resume is not None:
-        if names:
-            raise UsageError(
-                f"--resume takes algorithm and environment from the run; leave out "
-                f"{' '.join(names)}"
-            )
-        from gpurl.api import saved_settings
+@dataclass(frozen=True)
+class TrainOptions:
+    """What `gpurl train` takes beside the settings."""
 
-        algorithm, env, saved = saved_settings(Path(resume))
-        values = merge(saved, values)
-    else:
-        algorithm, env = _named(names, values, "--help" in flags or "-h" in flags)
-    values = {name: value for name, value in values.items() if name not in ("algorithm", "env")}
-    values |= {} if not isinstance(values.get(algorithm), dict) else values.pop(algorithm)
-    base = make_settings(algorithm, env, **values)
-    settings = _parse_flags(
-        base, [re.sub(rf"^(--)?{re.escape(algorithm)}\.", r"\1", flag) for flag in flags]
-    )
-    return settings, None if resume is None else Path(resume)
+    resume: Path | None = None
+    config: Path | None = None
+    callback: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
 
 
-def parse_profile(words: list[str]) -> tuple[Settings, dict[str, Any]]:
-    """(settings, the options of gpurl.cli.profile.profile)."""
-    words, out = _take_option(words, "--out")
-    options: dict[str, Any] = {"out": out}
-    for name in ("iterations", "warm_up"):
-        for flag in dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")):
-            words, number = _take_option(words, flag, "a number")
-            if number is not None:
-                options[name] = _whole(flag, _number(number))
-    settings, resume = parse_train(words)
-    if resume is not None:
-        raise UsageError(
-            f"gpurl profile begins anew, it cannot go on with {resume}; name the algorithm and the "
-            f"environment"
-        )
-    return settings, options
+@dataclass(frozen=True)
+class ProfileOptions:
+    """What `gpurl profile` takes beside the settings."""
+
+    config: Path | None = None
+    out: Path | None = None
+    iterations: int = 3
+    warm_up: int = 4
 
 
-def parse_convert(words: list[str]) -> tuple[dict[str, Any], Settings | None]:
-    """(FILE, out, unit_actions; settings of the run to make, None where only the tensors are
-    wanted).
+@dataclass(frozen=True)
+class ConvertOptions:
+    """Convert the weights of another trainer: to a safetensors file, or to a run. Settings of the
+    run are those of `gpurl train`.
     """
-    import argparse
 
-    parser = argparse.ArgumentParser(prog="gpurl convert", allow_abbrev=False)
-    parser.add_argument("FILE", help=".pt, .pth, .bin, .ckpt, .zip or .safetensors")
-    parser.add_argument(
-        "--out", default="", help="the safetensors file; by default FILE with that suffix"
-    )
-    parser.add_argument(
-        "--algorithm",
-        help="ppo or a2c: write a run with this policy instead, settings as of gpurl train behind "
-        "it",
-    )
-    parser.add_argument("--env", help="the environment it is for")
-    parser.add_argument(
-        "--unit-actions",
-        action="store_true",
-        help="the policy's actions are in [-1, 1] (rl_games), not in the task's units",
-    )
-    known, rest = parser.parse_known_args(words)
-    options = vars(known)
-    if (known.algorithm is None) != (known.env is None) or (known.algorithm is None and rest):
+    file: tyro.conf.Positional[Path]
+    """.pt, .pth, .bin, .ckpt, .zip or .safetensors"""
+    out: Path | None = None
+    """The safetensors file; by default FILE with that suffix."""
+    algorithm: str | None = None
+    """ppo or a2c: write a run with this policy instead of a safetensors file."""
+    env: str | None = None
+    """The environment of the run."""
+    unit_actions: bool = False
+    """The policy's actions are in [-1, 1] (rl_games), not in the task's units."""
+    config: Path | None = None
+    """YAML file with settings of the run."""
+
+
+def parse_train(words: list[str]) -> tuple[Settings, TrainOptions]:
+    """The settings of a run, and what to do beside them."""
+    options, words = _split_options(TrainOptions, words, "train")
+    usage = "also: --config FILE.yaml, --resume RUN, --callback MODULE:CLASS"
+    return _parse_settings(words, options.config, options.resume, usage), options
+
+
+def parse_profile(words: list[str]) -> tuple[Settings, ProfileOptions]:
+    """The settings of a run, and how it is profiled."""
+    options, words = _split_options(ProfileOptions, words, "profile")
+    usage = "also: --config FILE.yaml, --out FOLDER, --iterations 3, --warm-up 4"
+    return _parse_settings(words, options.config, None, usage), options
+
+
+def parse_convert(words: list[str]) -> tuple[ConvertOptions, Settings | None]:
+    """What to convert, and the settings of the run to write; None where tensors are written."""
+    options, rest = _split_options(ConvertOptions, words, "convert", add_help=True)
+    if options.algorithm is None and options.env is None and not rest:
+        return options, None
+    if options.algorithm is None or options.env is None:
         raise UsageError(
             f"a run needs --algorithm and --env, one file of tensors neither; got {' '.join(words)}"
         )
-    if known.algorithm is None:
-        return options, None
-    if known.out:
+    if options.out:
         raise UsageError(
-            f"--out {known.out} names a file of tensors; the folder of a run is --run-dir"
+            f"--out {options.out} names a file of tensors; the folder of a run is --run-dir"
         )
     if not any(re.match(r"(--)?network\.activation\b", word) for word in rest):
         raise UsageError(
-            "weights do not tell their activation: --network.activation tanh (stable-baselines3, "
+            "weights do not show their activation: --network.activation tanh (stable-baselines3, "
             "cleanrl), elu (rsl_rl, rl_games) or relu"
         )
-    _check_undecided(known.algorithm, rest)
-    return options, parse_train([known.algorithm, known.env, *rest])[0]
+    _refuse_set_by_weights(rest, options.config)
+    names = [options.algorithm, options.env]
+    return options, _parse_settings([*names, *rest], options.config, None)
 
 
-def _check_undecided(algorithm: str, words: list[str]) -> None:
-    """UsageError for a setting among `words`, or in their --config, that the weights decide."""
-    words, config = _take_option(words, "--config")
-    words = _spelled_out(words, set())
-    given = {
-        word.removeprefix("--")
-        .removeprefix(f"{algorithm}.")
-        .replace("-", "_")
-        .replace("no_", "", 1)
-        for word in words
-        if word[:2] == "--"
-    }
-    values = read_config(config) if config else {}
-    for each in (values, values.get(algorithm)):
-        if isinstance(each, dict):
-            inner = each.get("network")
-            given |= each.keys() | (
-                {f"network.{name}" for name in inner} if isinstance(inner, dict) else set()
-            )
-    if both := sorted(given & OF_WEIGHTS):
-        raise UsageError(
-            f"{', '.join(both)} of a converted policy follows from its weights: leave it out"
-        )
-
-
-def _whole(flag: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(f"{flag} must be a whole number, got {text}") from None
-
-
-def _spelled_out(words: list[str], texts: set[str]) -> list[str]:
-    """`key=value` as `--key value`, `1e6` as 1000000, `--quiet false` as `--no-quiet`; the value of
-    one in `texts` stays as it is.
-    """
-    result: list[str] = []
-    for word in words:
-        match = re.fullmatch(SETTING, word, re.DOTALL)
-        if result and _name(result[-1]) in texts and not word.startswith("--"):
-            result[-1] += f"={word}"
-        elif match and _name(f"--{match[1]}") in texts:
-            result.append(f"--{match[1]}={match[2]}")
-        elif word in ("--no-graph", "--no_graph"):
-            result.append("--graph=off")
-        elif match and match[2].lower() in ("true", "false"):
-            result.append(_switch(match[1], match[2]))
-        elif match:
-            parts = [part.strip() for part in match[2].strip("[]()").split(",")]
-            if match[2][:1] not in ("[", "(") and not all(
-                re.fullmatch(NUMBER, part) for part in parts
-            ):
-                parts = [match[2]]  # some text that holds a comma
-            result += [f"--{match[1]}", *map(_number, parts)]
-        elif word.lower() in ("true", "false") and result and result[-1].startswith("--"):
-            result[-1] = _switch(result[-1][2:], word)
-        else:
-            result.append(_number(word))
-    return result
-
-
-def _name(flag: str) -> str:
-    """`run-dir` of `--run_dir`; empty where the word is no flag."""
-    return flag[2:].replace("_", "-") if flag.startswith("--") else ""
-
-
-def _texts(kind: type, before: str = "") -> set[str]:
-    """Names, as `_name` has them, of the settings of a dataclass that are a text."""
-    found: set[str] = set()
-    for name, hint in typing.get_type_hints(kind).items():
-        name = before + name.replace("_", "-")
-        if dataclasses.is_dataclass(hint):
-            found |= _texts(typing.cast(type, hint), f"{name}.")
-        elif hint is str or set(typing.get_args(hint)) == {str, type(None)}:
-            found.add(name)
-    return found
-
-
-def _switch(name: str, value: str) -> str:
-    head, dot, last = name.rpartition(".")
-    return f"--{head}{dot}{'' if value.lower() == 'true' else 'no-'}{last}"
-
-
-def _number(word: str) -> str:
-    """`1e6` as 1000000, for settings that are whole numbers."""
-    is_whole = re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", word) and float(word).is_integer()
-    return str(int(float(word))) if is_whole else word
-
-
-def take_callbacks(words: list[str]) -> tuple[list[str], list[str]]:
-    """(the other words, the module paths behind each --callback)."""
-    names = list[str]()
-    while True:
-        words, name = _take_option(words, "--callback", "a module path")
-        if name is None:
-            return words, names
-        names.append(name)
-
-
-def _take_option(
-    words: list[str], option: str, what: str = "a path"
-) -> tuple[list[str], str | None]:
-    """`option VALUE`, `option=VALUE` or that without dashes, taken out of the words."""
-    for at, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        is_value = (
-            at > 0 and words[at - 1].startswith("--env.") and "=" not in words[at - 1]
-        )  # --env.overrides "config=..."
-        if equals and value and (name == option or (name == option[2:] and not is_value)):
-            return words[:at] + words[at + 1 :], value
-        if word == option:
-            if at + 1 < len(words) and not words[at + 1].startswith("--"):
-                return words[:at] + words[at + 2 :], words[at + 1]
-            raise UsageError(f"{option} needs {what} behind it")
-    return words, None
-
-
-def _positionals(words: list[str]) -> tuple[list[str], list[str]]:
-    """The names in front, and the settings behind them."""
-    count = next(
-        (
-            at
-            for at, word in enumerate(words)
-            if word.startswith("-") or re.fullmatch(SETTING, word, re.DOTALL)
-        ),
-        len(words),
+def _split_options(
+    kind: type[Options], words: list[str], command: str, add_help: bool = False
+) -> tuple[Options, list[str]]:
+    """(the options of a command, the other words in their order)."""
+    return tyro.cli(
+        kind, args=words, prog=f"gpurl {command}", return_unknown_args=True, add_help=add_help
     )
-    return words[:count], words[count:]
 
 
-def _named(names: list[str], values: dict[str, Any], wants_help: bool) -> tuple[str, str]:
+def _parse_settings(
+    words: list[str], config: Path | None, resume: Path | None, usage: str = ""
+) -> Settings:
+    """Settings from the words `ALGORITHM ENV [settings]`, over those of the file `config`, over
+    those of the run `resume`.
+    """
+    # the names come first, then flags and `key=value`
+    is_setting = [word.startswith("-") or bool(SETTING.fullmatch(word)) for word in words]
+    num_names = is_setting.index(True) if True in is_setting else len(words)
+    names = words[:num_names]
+    flags = words[num_names:]
+
+    values = read_config(config) if config else {}
+    if resume is None:
+        algorithm, env = _names(names, values, "--help" in flags or "-h" in flags)
+    elif names:
+        raise UsageError(
+            f"--resume takes algorithm and environment from the run; leave out {' '.join(names)}"
+        )
+    else:
+        from gpurl.api import saved_settings
+
+        algorithm, env, saved = saved_settings(resume)
+        values = merge(saved, values)
+    values = {name: value for name, value in values.items() if name not in ("algorithm", "env")}
+    return _parse_flags(make_settings(algorithm, env, **values), flags, usage)
+
+
+def _names(names: list[str], values: dict[str, Any], wants_help: bool) -> tuple[str, str]:
     """Algorithm and environment from the command line, else from the config file."""
-    algorithm = names[0] if names else values.get("algorithm")
-    env = names[1] if len(names) > 1 else values.get("env")
     if len(names) > 2:
         raise UsageError(
             f"gpurl train takes one algorithm and one environment, got {' '.join(names)}"
         )
+    algorithm = names[0] if names else values.get("algorithm")
+    env = names[1] if len(names) > 1 else values.get("env")
     if algorithm is None or env is None:
         from gpurl.algorithms import algorithm_names
         from gpurl.envs.registry import env_names
 
         text = (
             "gpurl train ALGORITHM ENV [settings], for example gpurl train ppo chasing\n"
-            f"  algorithms: {', '.join(algorithm_names())}\n  environments: "
-            f"{', '.join(env_names())}, or the module path of your own\n"
+            f"  algorithms: {', '.join(algorithm_names())}\n"
+            f"  environments: {', '.join(env_names())}, or the module path of your own\n"
             "  gpurl train ALGORITHM ENV --help lists the settings"
         )
         if wants_help:
@@ -269,48 +176,45 @@ def _named(names: list[str], values: dict[str, Any], wants_help: bool) -> tuple[
     return algorithm, env
 
 
-def _parse_flags(base: Settings, flags: list[str]) -> Settings:
-    """`base` with what the flags change; tyro prints help and names near flags."""
-    import tyro
-
+def _parse_flags(base: Settings, flags: list[str], usage: str) -> Settings:
+    """`base` with the changes that the flags make; tyro prints help and near names."""
     options = _options_class(base.env)
-    texts = _texts(TrainConfig) | _texts(type(base.algorithm_config)) | _texts(options, "env.")
-    if "network.trunk" in texts:  # --network my_project.nets:MyTrunk
-        flags = [re.sub(r"^(--)?network(=|$)", r"\1network.trunk\2", flag) for flag in flags]
-    flags = _spelled_out(flags, texts)
-    combined = dataclasses.make_dataclass(
-        "Settings",
+    config_class = type(base.algorithm_config)
+    kinds = _kinds(TrainConfig) | _kinds(config_class) | _kinds(options, "env.")
+
+    # one dataclass of all settings, with `base` as its defaults
+    all_settings = dataclasses.make_dataclass(
+        "AllSettings",
         [
             ("train", Annotated[TrainConfig, tyro.conf.arg(name="")]),
-            ("algorithm", Annotated[type(base.algorithm_config), tyro.conf.arg(name="")]),
+            ("algorithm", Annotated[config_class, tyro.conf.arg(name="")]),
             ("env", options),
         ],
     )
-    known = {item.name for item in dataclasses.fields(options)}
-    default = combined(
-        base.train,
-        base.algorithm_config,
-        options(**{name: value for name, value in base.env_options.items() if name in known}),
+    names = {item.name for item in dataclasses.fields(options)}
+    env_default = options(
+        **{name: value for name, value in base.env_options.items() if name in names}
     )
-    try:
-        parsed: Any = tyro.cli(
-            combined,
-            args=flags,
-            default=default,
-            prog=f"gpurl train {base.algorithm} {base.env}",
-            description="Train.",
-        )
-    except SystemExit as stop:
-        sys.exit(2 if stop.code else 0)
-    chosen = dataclasses.asdict(parsed.env)
-    standard = dataclasses.asdict(options())
-    env_options = base.env_options | {
+    parsed: Any = tyro.cli(  # of a class that is made here
+        all_settings,
+        args=_as_flags(flags, kinds),
+        default=all_settings(base.train, base.algorithm_config, env_default),
+        prog=f"gpurl train {base.algorithm} {base.env}",
+        description=f"Train. {usage}",
+        registry=_NUMBERS,
+    )
+
+    # only options that were given are written to the run's configuration
+    changed = {
         name: value
-        for name, value in chosen.items()
-        if value != standard[name] or name in base.env_options
+        for name, value in dataclasses.asdict(parsed.env).items()
+        if value != getattr(env_default, name)
     }
     return dataclasses.replace(
-        base, train=parsed.train, algorithm_config=parsed.algorithm, env_options=env_options
+        base,
+        train=parsed.train,
+        algorithm_config=parsed.algorithm,
+        env_options=base.env_options | changed,
     )
 
 
@@ -318,16 +222,97 @@ def _options_class(env: str) -> type:
     """A dataclass of the environment's own options, from its constructor's signature."""
     from gpurl.envs.registry import env_options, option_types, resolve_env
 
-    env_class, named = resolve_env(env)
+    env_class, given = resolve_env(env)
     hints = option_types(env_class)
     fields = []
     for name, parameter in env_options(env_class).items():
         kind = hints.get(name, type(parameter.default))
-        parts = [part for part in (typing.get_args(kind) or (kind,)) if part is not type(None)]
-        if (
-            name not in named
-            and all(part in SIMPLE_TYPES for part in parts)
-            and parameter.default is not parameter.empty
-        ):
+        members = {*(typing.get_args(kind) or (kind,))} - {type(None)}
+        is_optional = parameter.default is not parameter.empty
+        if name not in given and is_optional and members <= {*SIMPLE_TYPES}:
             fields.append((name, kind, dataclasses.field(default=parameter.default)))
     return dataclasses.make_dataclass("EnvOptions", fields)
+
+
+# ---- spellings ----
+
+_NUMBERS = ConstructorRegistry()
+
+
+@_NUMBERS.primitive_rule
+def _whole_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    """Integers are also written 1e6."""
+
+    def parse(words: list[str]) -> int:
+        (word,) = words
+        has_exponent = re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", word)
+        return int(float(word)) if has_exponent and float(word).is_integer() else int(word)
+
+    if info.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=parse,
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def _as_flags(words: list[str], kinds: dict[str, object]) -> list[str]:
+    """The words as tyro reads them. `key=value` and, of a switch, `--key true` become `--key` or
+    `--no-key` for a switch, `--key 1 2` for the list `key=1,2`, else `--key=value`.
+    """
+    flags: list[str] = []
+    for word in words:
+        previous = flags[-1] if flags else ""
+        previous_kind = kinds.get(_name(previous)) if previous.startswith("--") else None
+        is_true = word.lower().endswith("true")
+        if previous_kind is bool and word.lower() in ("true", "false"):
+            word = f"{flags.pop()}={word}"
+        # what follows a flag that takes a value is this value, also where it holds a "="
+        is_value = previous_kind not in (None, bool)
+        match = None if is_value else SETTING.fullmatch(word)
+        kind = kinds.get(_name(match[1])) if match else None
+        if word == "--network" and "network.trunk" in kinds:
+            flags.append("--network.trunk")
+        elif match is None:
+            flags.append(word)
+        elif kind is bool and match[2].lower() in ("true", "false"):
+            group, dot, name = match[1].rpartition(".")
+            flags.append(f"--{group}{dot}{'' if is_true else 'no-'}{name}")
+        elif typing.get_origin(kind) is tuple:
+            flags += [f"--{match[1]}", *match[2].strip("[]()").replace(",", " ").split()]
+        else:
+            flags.append(f"--{match[1]}={match[2]}")
+    return flags
+
+
+def _name(word: str) -> str:
+    """`run-dir` of `--run_dir` or `run_dir`."""
+    return word.removeprefix("--").replace("_", "-")
+
+
+def _kinds(config: type, group: str = "") -> dict[str, object]:
+    """{name in the form of `_name`: type} of all settings of a dataclass, nested ones included."""
+    kinds: dict[str, object] = {}
+    for name, hint in typing.get_type_hints(config).items():
+        flag = group + _name(name)
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            kinds |= _kinds(hint, f"{flag}.")
+        else:
+            kinds[flag] = hint
+    return kinds
+
+
+def _refuse_set_by_weights(words: list[str], config: Path | None) -> None:
+    """UsageError for a setting, among `words` or in the file `config`, that the weights decide."""
+    names = {_name(word.partition("=")[0]).removeprefix("no-") for word in words}
+    values = read_config(config) if config else {}
+    for name, value in values.items():
+        inner = value if isinstance(value, dict) else {}
+        names |= {_name(name), *(f"{_name(name)}.{_name(key)}" for key in inner)}
+    if given := sorted(names & SET_BY_WEIGHTS):
+        raise UsageError(
+            f"{', '.join(given)} of a converted policy follows from its weights: leave it out"
+        )

@@ -90,7 +90,7 @@ def explanation(
     elif hasattr(config, "batch_size"):
         advice.append(f"batch_size less than {config.batch_size:,}")
     if engine is not None and engine.stages is not engine:
-        advice.append("--no-graph")
+        advice.append("--graph off")
     return (
         f"{text}. What helps: {'; '.join(advice) or fewer}. What failed: {type(error).__name__}: "
         f"{first_line(error)}"

@@ -228,7 +228,7 @@ def test_weights_that_are_no_numbers_make_no_folder(
         ["network.memory=gru"],
         ["--squash"],
         ["--no-normalize-obs"],
-        ["--ppo.normalize_value", "true"],
+        ["normalize_value=true"],
         ["--config"],
     ],
     ids=str,
@@ -248,7 +248,7 @@ def test_what_the_weights_decide_is_no_setting(
     [
         (["--algorithm", "ppo"], "a run needs --algorithm and --env"),
         (["--num-envs", "3"], "a run needs --algorithm and --env"),
-        (["--algorithm", "ppo", "--env", "pendulum"], "weights do not tell their activation"),
+        (["--algorithm", "ppo", "--env", "pendulum"], "weights do not show their activation"),
         (
             ["--algorithm", "ppo", "--env", "pendulum", "--out", "x", "network.activation=elu"],
             "the folder of a run is --run-dir",

@@ -169,5 +169,5 @@ def test_the_folder_is_that_of_the_source_tree(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         plot_bench, "plot_bench", lambda folder, out: seen.append((folder, out)) or []
     )
-    assert cli.plot(["--bench"]) == 0
+    assert cli.plot(bench=True) == 0
     assert seen == [(Path(__file__).resolve().parents[2] / "benchmarks" / "results", None)]

@@ -18,7 +18,7 @@ from gpurl.cli.profile import Phase, Profile, Spans, profile
 from gpurl.cli.profile_report import report
 from gpurl.errors import UsageError
 from gpurl.run.settings import make_settings
-from tests.small_runs import small_settings
+from tests.small_runs import exit_code, small_settings
 
 SMALL = [
     "num_envs=16",
@@ -126,26 +126,24 @@ def test_the_profiled_steps_are_counted_and_no_others(tmp_path: Path) -> None:
         (["pp", "chasing"], "did you mean ppo"),
         (["ppo", "chasin"], "did you mean chasing"),
         (["ppo"], "an algorithm and an environment are needed"),
-        (["ppo", "chasing", "--iterations", "few"], "--iterations must be a whole number, got few"),
-        (["ppo", "chasing", "--iterations"], "--iterations needs a number behind it"),
-        (["ppo", "chasing", "iterations=0"], "iterations must be at least 1, got 0"),
+        (["ppo", "chasing", "--iterations", "few"], "Error parsing --iterations: invalid literal"),
+        (["ppo", "chasing", "--iterations"], "Missing value for argument '--iterations'"),
+        (["ppo", "chasing", "--iterations=0"], "iterations must be at least 1, got 0"),
         (["ppo", "chasing", "--warm-up", "-1"], "warm_up must be at least 0, got -1"),
-        (["--resume", "a_run"], "there is no run folder a_run"),
+        (["--resume", "a_run"], "an algorithm and an environment are needed"),
     ],
 )
-def test_wrong_words_are_told_as_train_tells_them(
+def test_wrong_words_are_refused_as_by_train(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["profile", *words]) in (2, 5)
+    assert exit_code(["profile", *words]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_place_that_cannot_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="choose another place with --out"):
-        profile(
-            make_settings("ppo", "chasing", num_envs=4, device="cpu"), out=str(tmp_path / "file")
-        )
+        profile(make_settings("ppo", "chasing", num_envs=4, device="cpu"), out=tmp_path / "file")
 
 
 # ---- whose time it is ----

@@ -359,7 +359,7 @@ def test_a_capture_that_does_not_fit_is_no_reason_to_go_without_graphs(
                 memory.engine = trainer.engine
                 trainer.iterate()
 
-        with pytest.raises(UsageError, match="--no-graph"):
+        with pytest.raises(UsageError, match="--graph off"):
             play()
 
 
