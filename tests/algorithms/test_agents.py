@@ -19,7 +19,7 @@ from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.cli import play
 from gpurl.cli.check_env import check_env
 from gpurl.cli.env_table import env_table
-from gpurl.cli.plot_episode import plot_episode
+from gpurl.cli.play import plot_episode
 from gpurl.engine.statistics import EpisodeStatistics
 from gpurl.envs.torch_env import State
 from gpurl.envs.vec_env import Timestep

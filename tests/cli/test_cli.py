@@ -370,7 +370,7 @@ def test_play_prints_episodes_and_draws_the_first(
     assert float(number) == pytest.approx(
         float(reward.sum()), abs=2e-3
     )  # float32, added up in another order
-    assert rest == "200 steps, cut off by time"
+    assert rest == "200 steps, time limit"
 
 
 def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gpurl.cli import plot_episode
-from gpurl.cli.plot_episode import COLORS, MAX_LINES
+from gpurl.cli import play
+from gpurl.cli.play import COLORS, MAX_LINES, plot_episode
 from gpurl.errors import GpurlError, UsageError
 from gpurl.run import plot
 from gpurl.run.plot import note_references, plot_curve, read_metrics
@@ -61,7 +61,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
         return path
 
     monkeypatch.setattr(plot, "save_figure", keep)
-    monkeypatch.setattr(plot_episode, "save_figure", keep)
+    monkeypatch.setattr(play, "save_figure", keep)
     return figures
 
 
@@ -241,9 +241,7 @@ def episode(steps: int, obs: int, actions: int) -> tuple[np.ndarray, np.ndarray,
 
 
 def test_an_episode_is_a_picture_of_its_size(tmp_path: Path) -> None:
-    picture = plot_episode.plot_episode(
-        tmp_path / "episode.png", "ppo on chasing", *episode(30, 3, 2)
-    )
+    picture = plot_episode(tmp_path / "episode.png", "ppo on chasing", *episode(30, 3, 2))
     assert picture == tmp_path / "episode.png"
     assert size_of(picture) == (1575, 1200)
     assert [path.name for path in tmp_path.iterdir()] == ["episode.png"]
@@ -253,7 +251,7 @@ def test_observations_actions_reward_and_return_over_time(
     tmp_path: Path, drawn: list[Figure]
 ) -> None:
     obs, action, reward = episode(30, 3, 2)
-    plot_episode.plot_episode(tmp_path / "e.png", "ppo on chasing", obs, action, reward)
+    plot_episode(tmp_path / "e.png", "ppo on chasing", obs, action, reward)
     assert drawn[0].get_suptitle() == f"ppo on chasing · 30 steps · return {reward.sum():.6g}"
     panels = drawn[0].axes
     assert [axes.get_ylabel() for axes in panels] == [
@@ -279,7 +277,7 @@ def test_of_many_columns_the_first_are_drawn_and_the_picture_says_so(
     tmp_path: Path, drawn: list[Figure]
 ) -> None:
     obs, action, reward = episode(10, 60, 13)
-    plot_episode.plot_episode(tmp_path / "e.png", "t", obs, action, reward)
+    plot_episode(tmp_path / "e.png", "t", obs, action, reward)
     for axes, columns, name in zip(drawn[0].axes, (obs, action), ("observation", "action")):
         assert axes.get_ylabel() == f"{name}\n(first 12 of {columns.shape[1]})"
         assert len(axes.get_lines()) == 12
@@ -290,12 +288,12 @@ def test_of_many_columns_the_first_are_drawn_and_the_picture_says_so(
 def test_discrete_actions_are_steps_at_whole_numbers(tmp_path: Path, drawn: list[Figure]) -> None:
     obs, _, reward = episode(20, 2, 1)
     action = np.arange(20.0)[:, None] % 3
-    plot_episode.plot_episode(tmp_path / "e.png", "t", obs, action, reward)
+    plot_episode(tmp_path / "e.png", "t", obs, action, reward)
     axes = drawn[0].axes[1]
     assert axes.get_lines()[0].get_drawstyle() == "steps-post"
     assert [tick for tick in axes.get_yticks() if 0 <= tick <= 2] == [0, 1, 2]
 
 
 def test_an_episode_of_one_step_is_dots(tmp_path: Path, drawn: list[Figure]) -> None:
-    plot_episode.plot_episode(tmp_path / "e.png", "t", *episode(1, 3, 1))
+    plot_episode(tmp_path / "e.png", "t", *episode(1, 3, 1))
     assert {found.get_marker() for axes in drawn[0].axes for found in axes.get_lines()} == {"o"}
