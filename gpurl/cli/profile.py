@@ -2,16 +2,17 @@
 rest, by host, device and operators.
 """
 
-import bisect
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 
 from gpurl.engine.eager import Eager
 from gpurl.errors import GpurlError, UsageError
@@ -20,36 +21,34 @@ from gpurl.run.settings import Settings
 from gpurl.run.setup import choose_device, make_trainer
 from gpurl.run.trainer import Trainer
 
-REST = "other"  # of an iteration what no phase has: the loop, the gaps
-# (phase, where the object is that has the method, method); what is called in another part counts
-# there only
-PARTS = (
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+REST = "other"  # the loop and the gaps: what no phase of an iteration covers
+# (phase, attribute of the engine that has the method, method); a call within another counts in the
+# inner phase only
+TIMED_METHODS = (
     ("env", "env", "step"),
     ("policy", "", "act"),
     ("store", "algorithm", "record_step"),
     ("store", "statistics", "add"),
-    (
-        "rollout",
-        "",
-        "collect",
-        # beside the three above: the loop, or all of it where a graph or one kernel plays the
-        # rollout
-    ),
+    # without the phases above: the loop, or everything where a graph or one kernel plays a rollout
+    ("rollout", "", "collect"),
     ("post", "guards", "after_rollout"),
     ("post", "algorithm", "prepare"),
     ("update", "", "learn"),
     (REST, "", "iterate"),
 )
-PHASES = tuple(dict.fromkeys(phase for phase, _, _ in PARTS))
+PHASES = tuple(dict.fromkeys(phase for phase, _, _ in TIMED_METHODS))
 PREFIX = "gpurl/"  # of a phase's name in the trace
-TOP = 10
-LAUNCHES = (
+NUM_TOP = 10
+LAUNCHES = (  # prefixes of names
     "cudaLaunchKernel",
     "cuLaunchKernel",
     "cudaGraphLaunch",
     "cudaMemcpyAsync",
     "cudaMemsetAsync",
-)  # and those that begin so
+)
 
 
 @dataclass
@@ -64,52 +63,53 @@ class Phase:
 
 @dataclass
 class Profile:
-    """What was measured."""
+    """The measurements."""
 
     title: str
     iterations: int
     horizon: int
-    minibatches: int  # an iteration
-    seconds: float  # an iteration, median, without the profiler
+    minibatches: int  # per iteration
+    seconds: float  # per iteration, median, without the profiler
     is_cuda: bool
     trace: Path
-    top: list[
-        tuple[str, float, int]
-    ]  # operator, or kernel on a GPU; its own seconds and its calls, of all iterations
+    # operator, on a GPU kernel: seconds without the operators it calls, calls; of all iterations
+    top: list[tuple[str, float, int]]
     phases: dict[str, Phase] = field(default_factory=lambda: {name: Phase() for name in PHASES})
 
 
 class Spans:
-    """Wraps the parts of an engine: each call is a range in the trace, and its time without the
-    ranges inside is the phase's.
+    """Wraps methods of an engine: each call is a range in the trace, and its time without the
+    ranges inside is added to its phase.
     """
 
     def __init__(self, engine: Eager) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        self._inside: list[float] = []  # of every open range the seconds of the ranges within it
-        for phase, place, method in PARTS:
-            owner: Any = getattr(engine, place) if place else engine
+        self._inner_seconds: list[float] = []  # for every open range: seconds of the ranges in it
+        for phase, attribute, method in TIMED_METHODS:
+            owner = getattr(engine, attribute) if attribute else engine
             setattr(owner, method, self._timed(phase, getattr(owner, method)))
 
     def watch_graphs(self, engine: Eager) -> None:
-        """Time the replays too, once there are graphs."""
+        """Time the replays too, once the graphs are captured."""
         if engine.stages is not engine:
             for phase, method in (("rollout", "collect"), ("post", "prepare"), ("update", "learn")):
                 setattr(engine.stages, method, self._timed(phase, getattr(engine.stages, method)))
 
-    def _timed(self, phase: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(
+        self, phase: str, method: Callable[Arguments, Result]
+    ) -> Callable[Arguments, Result]:
         @functools.wraps(method)
-        def call(*arguments: Any, **options: Any) -> Any:
-            self._inside.append(0.0)
-            began = time.perf_counter()
+        def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+            self._inner_seconds.append(0.0)
+            start = time.perf_counter()
             try:
                 with torch.profiler.record_function(PREFIX + phase):
                     return method(*arguments, **options)
             finally:
-                lasted = time.perf_counter() - began
-                self.seconds[phase] += lasted - self._inside.pop()
-                if self._inside:
-                    self._inside[-1] += lasted
+                seconds = time.perf_counter() - start
+                self.seconds[phase] += seconds - self._inner_seconds.pop()
+                if self._inner_seconds:
+                    self._inner_seconds[-1] += seconds
 
         return call
 
@@ -117,58 +117,53 @@ class Spans:
 def profile(
     settings: Settings, iterations: int = 3, warm_up: int = 4, out: Path | None = None
 ) -> Profile:
-    """Train for a few iterations: first to warm up, then with a clock, then under torch's profiler.
-    Writes trace.json for Chrome.
-
-    `iterations` are those with the clock, and again those under the profiler. The folder is `out`,
-    else a new one under ROOT/profile.
+    """Train `warm_up` iterations, then `iterations` with a clock, then as many under torch's
+    profiler. Writes trace.json for Chrome to the folder `out`, else to a new one in ROOT/profile.
     """
-    config, threads = settings.train, torch.get_num_threads()
+    config = settings.train
+    threads = torch.get_num_threads()
     device = choose_device(config.device)
-    # graphs are made in the fourth iteration
-    for name, value, least in (
-        ("iterations", iterations, 1),
-        ("warm_up", warm_up, 4 if device.type == "cuda" else 0),
-    ):
-        if value < least:
-            raise UsageError(f"{name} must be at least {least}, got {value}")
+    min_warm_up = 4 if device.type == "cuda" else 0  # graphs are captured in the fourth iteration
+    if iterations < 1:
+        raise UsageError(f"iterations must be at least 1, got {iterations}")
+    if warm_up < min_warm_up:
+        raise UsageError(f"warm_up must be at least {min_warm_up}, got {warm_up}")
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"no folder {out}: {error.strerror}; choose another place with --out"
+            ) from error
     trainer = make_trainer(settings, device)
-    folder = (
-        _made(out)
-        if out
-        else create_run_folder(
-            Path(config.root) / "profile", settings.env, settings.algorithm, config.seed
-        )
-    )
     try:
+        root = Path(config.root) / "profile"
+        folder = out or create_run_folder(root, settings.env, settings.algorithm, config.seed)
         trainer.start()
-        return _measured(trainer, iterations, warm_up, folder)
+        return _measure(trainer, iterations, warm_up, folder)
     finally:
         trainer.env.close()
         torch.set_num_threads(threads)
 
 
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"no folder {folder}: {error.strerror}; choose another place with --out"
-        ) from error
-    return folder
+def _measure(trainer: Trainer, iterations: int, warm_up: int, folder: Path) -> Profile:
+    engine = trainer.engine
+    device = trainer.env.device
+    is_cuda = device.type == "cuda"
+    spans = Spans(engine)
 
-
-def _measured(trainer: Trainer, iterations: int, warm_up: int, folder: Path) -> Profile:
-    device, config = trainer.env.device, trainer.algorithm.config
-    spans = Spans(trainer.engine)
-    # however little a replay holds: learn, act by the policy
-    trainer.engine.steps = trainer.engine.stored = trainer.algorithm.learning_starts
+    # warm up; an algorithm with a replay buffer acts by its policy and learns from the start
+    engine.steps = engine.stored = trainer.algorithm.learning_starts
     for _ in range(warm_up):
         trainer.iterate()
-    spans.watch_graphs(trainer.engine)
-    lasted, host = _clocked(trainer, spans, iterations)
+    spans.watch_graphs(engine)
+
+    # with a clock
+    seconds, host_seconds = _time_iterations(trainer, spans, iterations)
+
+    # under the profiler
     activities = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == "cuda":
+    if is_cuda:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities) as profiler:
         for _ in range(iterations):
@@ -179,45 +174,42 @@ def _measured(trainer: Trainer, iterations: int, warm_up: int, folder: Path) -> 
         profiler.export_chrome_trace(str(trace))
     except (OSError, RuntimeError) as error:
         raise GpurlError(f"cannot write {trace}: {error}") from error
+
     settings = trainer.settings
-    title = (
+    config = trainer.algorithm.config
+    epochs_minibatches = getattr(config, "epochs", 1) * getattr(config, "minibatches", 1)
+    result = Profile(
         f"{settings.algorithm} on {settings.env}, {settings.train.num_envs} environments, "
-        f"{_device_name(device)}"
-    )
-    minibatches = getattr(
-        config, "updates", getattr(config, "epochs", 1) * getattr(config, "minibatches", 1)
-    )
-    is_cuda = device.type == "cuda"
-    found = Profile(
-        title,
+        f"{_device_name(device)}",
         iterations,
-        trainer.engine.buffer.horizon,
-        minibatches,
-        lasted,
+        engine.buffer.horizon,
+        getattr(config, "updates", epochs_minibatches),
+        seconds,
         is_cuda,
         trace,
         _top(profiler, is_cuda),
     )
-    _count(found, list(profiler.events() or ()))
-    for name, seconds in host.items():
-        found.phases[name].host = seconds
-    return found
+    _count(result, profiler.events() or ())
+    for name, phase in result.phases.items():
+        phase.host = host_seconds[name]
+    return result
 
 
-def _clocked(trainer: Trainer, spans: Spans, iterations: int) -> tuple[float, dict[str, float]]:
-    """(median seconds of an iteration, the device's work included; host seconds of each phase in
-    all).
+def _time_iterations(
+    trainer: Trainer, spans: Spans, iterations: int
+) -> tuple[float, dict[str, float]]:
+    """(median seconds of an iteration, the device's work included; host seconds of each phase,
+    summed over the iterations).
     """
-    lasted, host = list[float](), dict.fromkeys(PHASES, 0.0)
+    seconds = []
+    spans.seconds = dict.fromkeys(PHASES, 0.0)
     for _ in range(iterations):
         _wait(trainer.env.device)
-        spans.seconds = dict.fromkeys(PHASES, 0.0)
-        began = time.perf_counter()
+        start = time.perf_counter()
         trainer.iterate()
         _wait(trainer.env.device)
-        lasted.append(time.perf_counter() - began)
-        host = {name: host[name] + seconds for name, seconds in spans.seconds.items()}
-    return statistics.median(lasted), host
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds), dict(spans.seconds)
 
 
 def _wait(device: torch.device) -> None:
@@ -226,71 +218,46 @@ def _wait(device: torch.device) -> None:
 
 
 def _device_name(device: torch.device) -> str:
-    return (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"CPU with {torch.get_num_threads()} threads"
-    )
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU with {torch.get_num_threads()} threads"
 
 
 # ---- reading the profiler's events ----
 
 
-def _count(found: Profile, events: list[Any]) -> None:
-    """Give every operator, launch and second on the device to the phase in which the host called
-    it.
+def _count(result: Profile, events: Iterable[FunctionEvent]) -> None:
+    """Add every operator, launch and second on the device to the phase in which the host called
+    it. By time, not by the parent event: on a GPU autograd calls operators from a thread of its
+    own.
     """
-    on_host = [event for event in events if event.device_type == torch.autograd.DeviceType.CPU]
-    phase_at = _timeline([event for event in on_host if event.name.startswith(PREFIX)])
+    on_host = [event for event in events if event.device_type == DeviceType.CPU]
+    on_host.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
+    open_ranges: list[FunctionEvent] = []  # phases around the present event, the innermost last
     for event in on_host:
-        phase = found.phases[phase_at(event.time_range.start)]
+        while open_ranges and open_ranges[-1].time_range.end <= event.time_range.start:
+            open_ranges.pop()
+        if event.name.startswith(PREFIX):
+            open_ranges.append(event)
+        phase = result.phases[open_ranges[-1].name.removeprefix(PREFIX) if open_ranges else REST]
+        # an operator called by another operator does not count
+        parent = event.cpu_parent
+        is_outermost = parent is None or parent.name.startswith(PREFIX)
+        phase.operators += event.name.startswith("aten::") and is_outermost
         phase.launches += event.name.startswith(LAUNCHES)
-        phase.operators += event.name.startswith("aten::") and not _within_operator(event)
-        # a range has kernels too: those that no operator launched, as Triton and graphs do; and
-        # itself, as the device's timeline shows it
-        phase.device += (
-            sum(kernel.duration for kernel in event.kernels if not kernel.name.startswith(PREFIX))
-            / 1e6
-        )
+        # a range has kernels too: those without an operator, as of Triton and graphs, and the range
+        # itself on the device's timeline, which is none
+        kernels = (kernel for kernel in event.kernels if not kernel.name.startswith(PREFIX))
+        phase.device += sum(kernel.duration for kernel in kernels) / 1e6
 
 
-def _top(profiler: Any, is_cuda: bool) -> list[tuple[str, float, int]]:
-    """The operators, on a GPU the kernels, that take longest by themselves."""
-    kind = torch.autograd.DeviceType.CUDA if is_cuda else torch.autograd.DeviceType.CPU
-    own = "self_device_time_total" if is_cuda else "self_cpu_time_total"
-    found = [
-        each
-        for each in profiler.key_averages()
-        if each.device_type == kind and not each.key.startswith(PREFIX)
+def _top(profiler: torch.profiler.profile, is_cuda: bool) -> list[tuple[str, float, int]]:
+    """The operators, on a GPU the kernels, that take longest without those they call."""
+    device_type = DeviceType.CUDA if is_cuda else DeviceType.CPU
+    time_attribute = "self_device_time_total" if is_cuda else "self_cpu_time_total"
+    rows = [
+        (average.key, getattr(average, time_attribute) / 1e6, average.count)
+        for average in profiler.key_averages()
+        if average.device_type == device_type and not average.key.startswith(PREFIX)
     ]
-    found.sort(key=lambda each: getattr(each, own), reverse=True)
-    return [(each.key, getattr(each, own) / 1e6, each.count) for each in found[:TOP]]
-
-
-def _within_operator(event: Any) -> bool:
-    parent = event.cpu_parent
-    return parent is not None and not parent.name.startswith(PREFIX)
-
-
-def _timeline(ranges: list[Any]) -> Callable[[float], str]:
-    """A function from a time to the innermost range that is open then."""
-    edges = sorted(
-        [(each.time_range.start, 1, each.name) for each in ranges]
-        + [(each.time_range.end, 0, each.name) for each in ranges]
-    )
-    times, names, open_names = list[float](), list[str](), [PREFIX + REST]
-    for at, is_start, name in edges:
-        if is_start:
-            open_names.append(name)
-        else:
-            open_names.reverse()
-            open_names.remove(name)  # the innermost of that name
-            open_names.reverse()
-        times.append(at)
-        names.append(open_names[-1].removeprefix(PREFIX))
-
-    def phase_at(time_of_event: float) -> str:
-        place = bisect.bisect_right(times, time_of_event) - 1
-        return names[place] if place >= 0 else REST
-
-    return phase_at
+    return sorted(rows, key=lambda row: row[1], reverse=True)[:NUM_TOP]

@@ -1,55 +1,50 @@
-"""What `gpurl profile` prints: a table of the phases, counts a step and a minibatch, and the
-longest operators.
+"""The text that `gpurl profile` prints: a table of the phases, operators per step and minibatch,
+and the longest operators.
 """
 
 from gpurl.cli.profile import Profile
 
-IN_ROLLOUT, IN_UPDATE = ("env", "policy", "store", "rollout"), ("update",)
+ROLLOUT_PHASES = ("env", "policy", "store", "rollout")
 NAME_LENGTH = 70
 
 
-def report(found: Profile) -> str:
+def report(profile: Profile) -> str:
     """The whole text."""
-    everything = [
-        _title(found),
-        _phases(found),
-        _counts(found),
+    lines = [
+        profile.title,
+        f"{profile.seconds * 1e3:.2f} ms an iteration (median of {profile.iterations}); "
+        "host times without the profiler, operators under it",
         "",
-        *_top(found),
+        _phases(profile),
+        _counts(profile),
         "",
-        f"trace for chrome://tracing or Perfetto: {found.trace}",
+        _top(profile),
+        "",
+        f"trace for chrome://tracing or Perfetto: {profile.trace}",
     ]
-    return "\n".join(everything)
+    return "\n".join(lines)
 
 
-def _title(found: Profile) -> str:
-    times = "host times without the profiler, operators under it"
-    return (
-        f"{found.title}\n{found.seconds * 1e3:.2f} ms an iteration (median of {found.iterations}); "
-        f"{times}\n"
-    )
-
-
-def _phases(found: Profile) -> str:
-    total, busy = (
-        sum(phase.host for phase in found.phases.values()),
-        sum(phase.device for phase in found.phases.values()),
-    )
-    header = (
-        ["phase", "host ms", "share"]
-        + (["device ms", "share"] if found.is_cuda else [])
-        + ["operators"]
-    )
-    lines = [header + (["launches"] if found.is_cuda else [])]
-    for name, phase in found.phases.items():
-        line = [name, *_time_and_share(phase.host, total, found.iterations)]
-        line += _time_and_share(phase.device, busy, found.iterations) if found.is_cuda else []
-        counts = [phase.operators, phase.launches] if found.is_cuda else [phase.operators]
-        lines.append(line + [f"{count / found.iterations:.0f}" for count in counts])
-    text = _columns(lines)
-    if found.is_cuda:
-        idle = 1.0 - busy / found.iterations / found.seconds
-        text += f"\nthe device waits {max(idle, 0.0):.0%} of an iteration"
+def _phases(profile: Profile) -> str:
+    """A table of the phases, each number per iteration."""
+    host = sum(phase.host for phase in profile.phases.values())
+    busy = sum(phase.device for phase in profile.phases.values())
+    header = ["phase", "host ms", "share", "operators"]
+    if profile.is_cuda:
+        header = ["phase", "host ms", "share", "device ms", "share", "operators", "launches"]
+    rows = [header]
+    for name, phase in profile.phases.items():
+        row = [name, *_time_and_share(phase.host, host, profile.iterations)]
+        if profile.is_cuda:
+            row += _time_and_share(phase.device, busy, profile.iterations)
+        row.append(f"{phase.operators / profile.iterations:.0f}")
+        if profile.is_cuda:
+            row.append(f"{phase.launches / profile.iterations:.0f}")
+        rows.append(row)
+    text = _table(rows)
+    if profile.is_cuda:
+        idle = 1.0 - busy / profile.iterations / profile.seconds
+        text += f"\nthe device is idle {max(idle, 0.0):.0%} of an iteration"
     return text
 
 
@@ -57,42 +52,35 @@ def _time_and_share(seconds: float, total: float, iterations: int) -> list[str]:
     return [f"{seconds / iterations * 1e3:.3f}", f"{seconds / total:.1%}" if total else "-"]
 
 
-def _counts(found: Profile) -> str:
+def _counts(profile: Profile) -> str:
     """Operators and launches of an iteration, of a step of all environments and of a minibatch."""
-
-    def mean(names: tuple[str, ...], count: str, parts: int) -> float:
-        return sum(getattr(found.phases[name], count) for name in names) / found.iterations / parts
-
-    kinds = ["operators", "launches"] if found.is_cuda else ["operators"]
-    cases = {
-        "an iteration": (tuple(found.phases), 1),
-        "a step of all environments": (IN_ROLLOUT, found.horizon),
-    }
-    cases["a minibatch"] = (IN_UPDATE, found.minibatches)
-    said = [
-        f"{label} {' and '.join(f'{mean(names, kind, parts):.1f} {kind}' for kind in kinds)}"
-        for label, (names, parts) in cases.items()
-    ]
-    return "; ".join(said)
+    sections = []
+    for label, names, parts in (
+        ("an iteration", tuple(profile.phases), 1),
+        ("a step of all environments", ROLLOUT_PHASES, profile.horizon),
+        ("a minibatch", ("update",), profile.minibatches),
+    ):
+        phases = [profile.phases[name] for name in names]
+        divisor = profile.iterations * parts
+        text = f"{label} {sum(phase.operators for phase in phases) / divisor:.1f} operators"
+        if profile.is_cuda:
+            text += f" and {sum(phase.launches for phase in phases) / divisor:.1f} launches"
+        sections.append(text)
+    return "; ".join(sections)
 
 
-def _top(found: Profile) -> list[str]:
-    lines = [["kernel" if found.is_cuda else "operator", "own ms", "calls"]]
-    lines += [
-        [_short(name), f"{own / found.iterations * 1e3:.3f}", f"{calls / found.iterations:.0f}"]
-        for name, own, calls in found.top
-    ]
-    return [f"longest by themselves, an iteration, under the profiler:\n{_columns(lines)}"]
+def _top(profile: Profile) -> str:
+    rows = [["kernel" if profile.is_cuda else "operator", "own ms", "calls"]]
+    for name, seconds, calls in profile.top:
+        label = name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"
+        milliseconds = f"{seconds / profile.iterations * 1e3:.3f}"
+        rows.append([label, milliseconds, f"{calls / profile.iterations:.0f}"])
+    return f"longest, without what they call, per iteration, under the profiler:\n{_table(rows)}"
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"
-
-
-def _columns(lines: list[list[str]]) -> str:
+def _table(rows: list[list[str]]) -> str:
     """The first column flush left, the others flush right."""
-    widths = [max(map(len, column)) for column in zip(*lines)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
-        for line in lines
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
     )

@@ -259,7 +259,7 @@ def test_the_report_of_a_gpu_by_hand() -> None:
     said = report(found)
     assert "10.00 ms an iteration (median of 2)" in said
     assert (
-        "the device waits 60% of an iteration" in said
+        "the device is idle 60% of an iteration" in said
     )  # 8 ms of kernels in two iterations of 10 ms
     assert "an iteration 90.0 operators and 45.0 launches" in said
     assert (
