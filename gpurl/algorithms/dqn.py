@@ -222,14 +222,23 @@ class DQN(OffPolicy):
 
     def update_step(self, batch: Batch, number: int) -> tuple[Metrics, Tensor]:
         loss, metrics, error = self.loss(batch)
-        optimizer, interval = self.optimizers["network"], self.config.target_interval
-        norm = optimizer.step(loss, move_target=interval == 1, of=self.loss)
-        if interval > 1:
-            assert optimizer.target is not None
-            # on the device: a graph of some updates is replayed for all
-            due = ((optimizer.state.step % interval == 0) & norm.isfinite()) * self.config.tau
-            optimizer.target.lerp_(optimizer.flat, due)
+        moves_target = self.config.target_interval == 1
+        norm = self.optimizers["network"].step(loss, move_target=moves_target, of=self.loss)
+        self.move_target_at_intervals(norm)
         return metrics | {"grad_norm": norm}, error
+
+    def move_target_at_intervals(self, norm: Tensor) -> None:
+        """Polyak averaging after every `target_interval`-th step that was taken, where that is not
+        every one; norm: 0-d, of the last step, not finite where it was skipped.
+        """
+        interval = self.config.target_interval
+        if interval == 1:
+            return
+        optimizer = self.optimizers["network"]
+        assert optimizer.target is not None
+        # decided on the device: a CUDA graph of some updates is replayed for all
+        is_due = (optimizer.state.step % interval == 0) & norm.isfinite()
+        optimizer.target.lerp_(optimizer.flat, is_due * self.config.tau)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Metrics, Tensor]:
         """(loss 0-d of all networks, metrics, error [B] of each transition)."""

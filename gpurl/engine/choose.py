@@ -3,7 +3,9 @@
 import torch
 
 from gpurl.algorithms.base import Algorithm
+from gpurl.algorithms.off_policy import OffPolicy
 from gpurl.algorithms.ppo import PPO
+from gpurl.engine.cpu_off_policy import CpuOffPolicy, cpu_off_policy_obstacle
 from gpurl.engine.cpu_ppo import CpuPpo, cpu_ppo_obstacle
 from gpurl.engine.eager import Eager
 from gpurl.engine.graphs import Backend, CudaGraphs, Graphed
@@ -59,11 +61,14 @@ def _without_graphs(
             assert isinstance(env, TorchEnv)
             return PersistentRollout(algorithm, env, guards)
         reasons.append(f"no persistent rollout kernel: {obstacle}")
-    # C for PPO on a CPU
-    if not (obstacle := cpu_ppo_obstacle(algorithm)):
-        assert isinstance(algorithm, PPO)
-        return CpuPpo(algorithm, env, guards)
+    # C on a CPU
     if isinstance(algorithm, PPO):
+        if not (obstacle := cpu_ppo_obstacle(algorithm)):
+            return CpuPpo(algorithm, env, guards)
+        reasons.append(f"no C: {obstacle}")
+    if isinstance(algorithm, OffPolicy):
+        if not (obstacle := cpu_off_policy_obstacle(algorithm)):
+            return CpuOffPolicy(algorithm, env, guards)
         reasons.append(f"no C: {obstacle}")
     return Eager(algorithm, env, guards)
 
@@ -76,6 +81,7 @@ def machine_engines() -> list[tuple[str, str]]:
     return [
         ("eager", ""),
         ("C for PPO on a CPU", in_c),
+        ("C for off-policy algorithms on a CPU", in_c),
         ("CUDA graphs", no_gpu),
         ("persistent rollout", no_gpu),
     ]

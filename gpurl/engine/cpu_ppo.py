@@ -34,29 +34,40 @@ def cpu_ppo_obstacle(algorithm: Algorithm) -> str:
     """Why the C kernel cannot stand in for `algorithm`'s own act, value and learn; "" if it can."""
     if not isinstance(algorithm, PPO):
         return f"it learns as PPO does, not as {type(algorithm).__name__}"
-    if changed := _overridden(algorithm):
+    if changed := overridden(algorithm, PPO):
         return f"{algorithm.label} has {changed} of its own"
-    if not host_sync_is_free(algorithm.device):
-        return f"it computes on a CPU, not on {algorithm.device}"
-    if not use_c(algorithm.optimizer.flat):
-        return f"it could not be built: {c_library.load().why}"
-    return _obstacle_in_parts(algorithm)
+    return machine_obstacle(algorithm) or _obstacle_in_parts(algorithm)
 
 
-def _overridden(algorithm: PPO) -> str:
-    """The first method of PPO that a subclass or the object itself replaces, or ""."""
-    kinds = type(algorithm).__mro__
-    changes = [vars(kind) for kind in kinds[: kinds.index(PPO)]] + [vars(algorithm)]
+def overridden(algorithm: Algorithm, base: type[Algorithm]) -> str:
+    """The first method of its class `base` that a subclass or the object itself replaces, or ""."""
+    classes = type(algorithm).__mro__
+    changes = [vars(each) for each in classes[: classes.index(base)]] + [vars(algorithm)]
     for names in changes:
         for name in names:
-            if not name.startswith("__") and callable(getattr(PPO, name, None)):
+            if not name.startswith("__") and callable(getattr(base, name, None)):
                 return name
     return ""
 
 
+def machine_obstacle(algorithm: Algorithm) -> str:
+    """Why C does not compute where `algorithm` is, or does not step its optimisers, or ""."""
+    if not host_sync_is_free(algorithm.device):
+        return f"it computes on a CPU, not on {algorithm.device}"
+    optimizers = algorithm.all_optimizers().values()
+    if not all(use_c(optimizer.flat) for optimizer in optimizers):
+        return f"it could not be built: {c_library.load().why}"
+    for optimizer in optimizers:
+        if type(optimizer) is not FlatAdam or optimizer.reduce is not FlatAdam.reduce:
+            return "it steps by FlatAdam without a hook"
+        if not all(parameter.requires_grad for parameter in optimizer.module.parameters()):
+            return "some weights are frozen"
+    return ""
+
+
 def _obstacle_in_parts(algorithm: PPO) -> str:
-    """What the kernel does not know of network, head or optimiser, or ""."""
-    network, head, optimizer = algorithm.network, algorithm.head, algorithm.optimizer
+    """What the kernel does not know of network or head, or ""."""
+    network, head = algorithm.network, algorithm.head
     if type(network) is not ActorCritic:
         return f"it does not know the network {type(network).__name__}"
     if network.memory is not None:
@@ -67,10 +78,6 @@ def _obstacle_in_parts(algorithm: PPO) -> str:
         return "it computes in float32, not in bf16"
     if (layers := sum(len(weight) for weight in network.towers.weights)) > MAX_LAYERS:
         return f"it computes up to {MAX_LAYERS} hidden layers, here are {layers}"
-    if type(optimizer) is not FlatAdam or optimizer.reduce is not FlatAdam.reduce:
-        return "it steps by FlatAdam without a hook"
-    if not all(parameter.requires_grad for parameter in algorithm.parameters()):
-        return "some weights are frozen"
     return ""
 
 

@@ -322,7 +322,7 @@ def test_it_is_wrong_use_that_says_what_would_fit(
 def test_the_parts_of_a_run_are_told_and_the_error_is_chained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail(monkeypatch, SAC, "update_step")
+    fail(monkeypatch, SAC, "critic_target")
     settings = (
         SMALL
         | small_settings("sac")

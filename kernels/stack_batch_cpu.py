@@ -1,0 +1,57 @@
+"""A stack of dense layers on a CPU with memory for a batch of fixed size: forward and backward are
+one call of stack_cpu.c each, and gradients go straight into the parameters' `.grad`.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gpurl.kernels import c_library
+from gpurl.kernels.stack_cpu import Layer, StackCpu
+
+NEEDS_INPUT, NEEDS_WEIGHTS, THREADS = 4, 5, 6  # places in the sizes that stack_cpu.c reads
+
+
+class StackBatch(StackCpu):
+    """Reads its input from `x` [B, in], the same for all E members.
+
+    Parameters, their gradients and x must stay where they are, as `FlatAdam` leaves the former.
+    """
+
+    def __init__(self, layers: Sequence[Layer], x: Tensor) -> None:
+        super().__init__(layers)
+        rows = self._check(x)
+        self.x = x
+        self.output = torch.zeros(self.members, rows, self.num_outputs)
+        self.gradient = torch.zeros_like(self.output)  # by the output: `differentiate` reads it
+        self.input_gradient = torch.zeros(self.members, rows, self.num_inputs)
+        hidden = torch.empty(self.members * rows * self._kept_width)
+        tensors: list[Tensor | None]
+        tensors = [x, self.output, hidden, self.gradient, self.input_gradient]
+        for weight, bias, _ in layers:
+            tensors += [weight, bias, weight.grad, bias.grad]
+        self._tensors = tensors  # whose memory C reads and writes
+        addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+        self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
+        sizes = (self.members, rows, 0, True, False, False, 1, len(layers), *self._shapes)
+        self._sizes = (ctypes.c_int64 * len(sizes))(*sizes)
+
+    def run(self) -> Tensor:
+        """[E, B, out] of `x`; the next call overwrites it."""
+        self._call_c("stack_forward")
+        return self.output
+
+    def differentiate(self, by_input: bool = False, by_weights: bool = False) -> None:
+        """From `gradient`: those by the input, into `input_gradient` [E, B, in], and by the
+        weights, into their `.grad`. A row of zeros adds nothing.
+        """
+        self._sizes[NEEDS_INPUT] = by_input
+        self._sizes[NEEDS_WEIGHTS] = by_weights
+        self._call_c("stack_backward")
+
+    def _call_c(self, name: str) -> None:
+        self._sizes[THREADS] = torch.get_num_threads()
+        if getattr(c_library.functions(), name)(self._sizes, self._addresses):
+            raise MemoryError("no memory for the layers' buffers")
