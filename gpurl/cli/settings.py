@@ -6,6 +6,7 @@ import dataclasses
 import re
 import sys
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -131,7 +132,7 @@ def _parse_settings(
     names = words[:num_names]
     flags = words[num_names:]
 
-    values = read_config(config) if config else {}
+    values: Mapping[str, object] = read_config(config) if config else {}
     if resume is None:
         algorithm, env = _names(names, values, "--help" in flags or "-h" in flags)
     elif names:
@@ -147,7 +148,7 @@ def _parse_settings(
     return _parse_flags(make_settings(algorithm, env, **values), flags, usage)
 
 
-def _names(names: list[str], values: dict[str, Any], wants_help: bool) -> tuple[str, str]:
+def _names(names: list[str], values: Mapping[str, Any], wants_help: bool) -> tuple[str, str]:
     """Algorithm and environment from the command line, else from the config file."""
     if len(names) > 2:
         raise UsageError(
@@ -308,7 +309,7 @@ def _kinds(config: type, group: str = "") -> dict[str, object]:
 def _refuse_set_by_weights(words: list[str], config: Path | None) -> None:
     """UsageError for a setting, among `words` or in the file `config`, that the weights decide."""
     names = {_name(word.partition("=")[0]).removeprefix("no-") for word in words}
-    values = read_config(config) if config else {}
+    values: Mapping[str, object] = read_config(config) if config else {}
     for name, value in values.items():
         inner = value if isinstance(value, dict) else {}
         names |= {_name(name), *(f"{_name(name)}.{_name(key)}" for key in inner)}
