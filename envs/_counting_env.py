@@ -2,6 +2,7 @@
 that are running.
 """
 
+import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
@@ -9,11 +10,17 @@ from torch import Tensor
 from gpurl.envs.vec_env import Info, Timestep, VecEnv
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_sync_is_free
+from gpurl.kernels.random import CounterRandom
+
+
+def widen(mask: Tensor, rows: Tensor) -> Tensor:
+    """mask [N] as [N, 1, ...] beside rows [N, ...]."""
+    return mask.view(-1, *(1,) * (rows.dim() - 1))
 
 
 def select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     """Rows of `yes` where mask [N], else of `no`; both [N, ...]."""
-    return torch.where(mask.view(-1, *(1,) * (no.dim() - 1)), yes, no)
+    return torch.where(widen(mask, no), yes, no)
 
 
 class CountingEnv(VecEnv):
@@ -62,6 +69,18 @@ class CountingEnv(VecEnv):
             raise UsageError(
                 f"{name}: wanted actions {expected}, got {int(action.min())} to {int(action.max())}"
             )
+
+    def _reseed(self, random: CounterRandom, seed: int | None) -> None:
+        """Begin the streams of `random` anew from the `seed` of a reset, where there is one."""
+        if seed is None:
+            return
+        if not isinstance(seed, (int, np.integer)):
+            raise UsageError(
+                f"reset takes one seed, of which every environment draws its own numbers, got "
+                f"{seed!r}"
+            )
+        fresh = CounterRandom(int(seed), self.num_envs, self.device)
+        random.load_state_dict(fresh.state_dict())
 
     def _count(self, reward: Tensor, valid: Tensor | None = None) -> None:
         """Count one step with reward [N] or [N, A], but not where valid [N] is False."""

@@ -4,7 +4,6 @@ module path works too.
 
 import inspect
 import sys
-import typing
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -68,16 +67,20 @@ def env_options(env_class: type[VecEnv]) -> dict[str, inspect.Parameter]:
     """The task's own options: the parameters of its constructor that every environment does not
     have.
 
-    A constructor that takes `**options` hands them on, so those of the next base count too.
+    A constructor that takes `**options` passes them on, so those of the next base count too, and
+    those that the class declares otherwise.
     """
     shared = {"self", "num_envs", "device", "seed"}
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    parameters = {
-        name: parameter
-        for make in reversed(_constructors(env_class))
-        for name, parameter in inspect.signature(make).parameters.items()
-    }
-    return {
+    parameters: dict[str, inspect.Parameter] = {}
+    for base in env_class.__mro__[:-1]:
+        if "__init__" not in vars(base):
+            continue
+        signature = inspect.signature(vars(base)["__init__"], eval_str=True)
+        parameters = {**signature.parameters, **parameters}
+        if all(parameter.kind != kinds[0] for parameter in signature.parameters.values()):
+            break
+    return env_class.declared_options() | {
         name: parameter
         for name, parameter in parameters.items()
         if name not in shared and parameter.kind not in kinds
@@ -87,24 +90,10 @@ def env_options(env_class: type[VecEnv]) -> dict[str, inspect.Parameter]:
 def option_types(env_class: type[VecEnv]) -> dict[str, Any]:
     """The type of each option that has an annotation."""
     return {
-        name: kind
-        for make in reversed(_constructors(env_class))
-        for name, kind in typing.get_type_hints(make).items()
+        name: option.annotation
+        for name, option in env_options(env_class).items()
+        if option.annotation is not option.empty
     }
-
-
-def _constructors(env_class: type[VecEnv]) -> list[Callable[..., None]]:
-    """The __init__ of `env_class`, and of its bases for as long as each takes `**options`."""
-    found: list[Callable[..., None]] = []
-    for base in env_class.__mro__[:-1]:
-        if "__init__" in vars(base):
-            found.append(vars(base)["__init__"])
-            if all(
-                parameter.kind is not parameter.VAR_KEYWORD
-                for parameter in inspect.signature(found[-1]).parameters.values()
-            ):
-                break
-    return found
 
 
 def check_options(name: str, env_class: type[VecEnv], options: Iterable[str]) -> None:

@@ -10,7 +10,6 @@ and the step, not on the batch.
 from abc import abstractmethod
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,26 +92,19 @@ class TorchEnv(CountingEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Tensor, dict[str, Any]]:
-        if seed is not None and not isinstance(seed, (int, np.integer)):
-            raise UsageError(
-                f"reset takes one seed, of which every environment draws its own numbers, got "
-                f"{seed!r}"
-            )
-        if seed is not None:
-            self._random.load_state_dict(
-                CounterRandom(int(seed), self.num_envs, self.device).state_dict()
-            )
+        self._reseed(self._random, seed)
         state = self.initial_state(self._random)
         mask = (options or {}).get("reset_mask")
+        restarts_any = None
+        if mask is not None:
+            mask = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
+            restarts_any = mask.any()
         if mask is None or self._state is None:
             self._restart_clocks()
         else:
-            mask = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
             state = {name: select(mask, state[name], value) for name, value in self._state.items()}
             self._restart_clocks(mask)
-        self._random.advance(
-            None if mask is None else torch.as_tensor(mask, device=self.device).any()
-        )  # nobody restarts: nothing happened
+        self._random.advance(restarts_any)
         self._set_state(state)
         return self.observe(state), self._critics_see("state", state)
 

@@ -5,6 +5,7 @@ It is a `gymnasium.vector.VectorEnv` with autoreset SAME_STEP: where an episode 
 already the first observation of the next one and `info["final_obs"]` holds the true successor.
 """
 
+import inspect
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -98,6 +99,11 @@ class VecEnv(gymnasium.vector.VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.episode_length_buf = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+
+    @classmethod
+    def declared_options(cls) -> dict[str, inspect.Parameter]:
+        """Options that `**options` of the constructor takes, beside its named parameters."""
+        return {}
 
     @classmethod
     def missing(cls) -> str:

@@ -2,12 +2,10 @@
 contacts cost.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
+from gpurl.envs.mujoco_warp.base import Fields, MujocoWarpEnv
 
 
 class HumanoidBody(MujocoWarpEnv):
@@ -17,36 +15,18 @@ class HumanoidBody(MujocoWarpEnv):
 
     frame_skip = 5
     max_episode_steps = 1000
+    # options, as in Gymnasium
+    ctrl_cost_weight: float = 0.1
+    reset_noise_scale: float = 1e-2
+    exclude_current_positions_from_observation: bool = True
+    include_cinert_in_observation: bool = True
+    include_cvel_in_observation: bool = True
+    include_qfrc_actuator_in_observation: bool = True
+    include_cfrc_ext_in_observation: bool = True
 
-    def __init__(
-        self,
-        num_envs: int,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-        *,
-        ctrl_cost_weight: float = 0.1,
-        reset_noise_scale: float = 1e-2,
-        exclude_current_positions_from_observation: bool = True,
-        include_cinert_in_observation: bool = True,
-        include_cvel_in_observation: bool = True,
-        include_qfrc_actuator_in_observation: bool = True,
-        include_cfrc_ext_in_observation: bool = True,
-        **options: Any,
-    ) -> None:
-        self.ctrl_cost_weight = ctrl_cost_weight
-        self.reset_noise_scale = reset_noise_scale
-        self.exclude_current_positions_from_observation = exclude_current_positions_from_observation
-        self.include_cinert_in_observation = include_cinert_in_observation
-        self.include_cvel_in_observation = include_cvel_in_observation
-        self.include_qfrc_actuator_in_observation = include_qfrc_actuator_in_observation
-        self.include_cfrc_ext_in_observation = include_cfrc_ext_in_observation
-        super().__init__(num_envs, device, seed, **options)
-
-    def observe(self, data: Any) -> Tensor:
-        parts = [
-            data.qpos[:, 2:] if self.exclude_current_positions_from_observation else data.qpos,
-            data.qvel,
-        ]
+    def observe(self, data: Fields) -> Tensor:
+        positions = data.qpos[:, 2 * int(self.exclude_current_positions_from_observation) :]
+        parts = [positions, data.qvel]
         if self.include_cinert_in_observation:
             parts.append(data.cinert[:, 1:].flatten(1))
         if self.include_cvel_in_observation:
@@ -58,7 +38,7 @@ class HumanoidBody(MujocoWarpEnv):
         return torch.cat(parts, 1)
 
     def strain(
-        self, data: Any, contact_weight: float, contact_range: tuple[float, float]
+        self, data: Fields, contact_weight: float, contact_range: tuple[float, float]
     ) -> Tensor:
         """[N] of what the motors do and of what the body runs into."""
         contacts = (contact_weight * data.cfrc_ext.square().sum((1, 2))).clamp(*contact_range)

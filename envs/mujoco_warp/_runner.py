@@ -2,12 +2,10 @@
 end where health is lost.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
+from gpurl.envs.mujoco_warp.base import Fields, MujocoWarpEnv
 
 
 class Runner(MujocoWarpEnv):
@@ -15,27 +13,31 @@ class Runner(MujocoWarpEnv):
 
     forward_reward_weight: float
     ctrl_cost_weight: float
-    healthy_reward: float = 0.0
-    terminate_when_unhealthy: bool = True
+    healthy_reward = 0.0
+    terminate_when_unhealthy = True
 
-    def speed(self, data: Any, before: Any) -> Tensor:
+    def speed(self, data: Fields, before: Fields) -> Tensor:
         """[N] along x, m/s."""
         return (data.qpos[:, 0] - before.qpos[:, 0]) / self.dt
 
-    def cost(self, data: Any, action: Tensor) -> Tensor:
-        """[N] what the action and what comes of it takes off."""
+    def cost(self, data: Fields, action: Tensor) -> Tensor:
+        """[N] what the action and its effects cost."""
         return self.ctrl_cost_weight * action.square().sum(1)
 
-    def is_healthy(self, data: Any) -> Tensor:
+    def is_healthy(self, data: Fields) -> Tensor:
         """[N] bool: it has not fallen; here nothing can."""
         return torch.ones_like(data.time, dtype=torch.bool)
 
-    def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
-        reward = self.forward_reward_weight * self.speed(
-            data, before
-        ) + self.healthy_reward * self.is_healthy(data)
-        return reward - self.cost(data, action)
+    def reward(self, data: Fields, before: Fields, action: Tensor) -> Tensor:
+        progress = self.forward_reward_weight * self.speed(data, before)
+        health = self.healthy_reward * self.is_healthy(data)
+        return progress + health - self.cost(data, action)
 
-    def terminated(self, data: Any) -> Tensor:
+    def terminated(self, data: Fields) -> Tensor:
         healthy = self.is_healthy(data)
         return ~healthy if self.terminate_when_unhealthy else torch.zeros_like(healthy)
+
+
+def inside(values: Tensor, limits: tuple[float, float]) -> Tensor:
+    """Where `values` are between the limits; bool."""
+    return (values > limits[0]) & (values < limits[1])

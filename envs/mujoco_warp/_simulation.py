@@ -1,8 +1,8 @@
 """MuJoCo's physics on N worlds by mujoco-warp: one model, its fields as torch tensors, and its
 steps captured in Warp's graphs.
 
-The simulators are imported by the functions here, so that a task can be found, listed and asked for
-its options without them.
+The functions here import the simulators, so that tasks and their options can be listed without
+them.
 """
 
 import contextlib
@@ -23,35 +23,36 @@ from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import EnvError, UsageError, did_you_mean
 
 log = logging.getLogger("gpurl")
-ASSETS = (
-    Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
-)  # where Gymnasium's own models lie, which is never imported
+# the folder of Gymnasium's models; its MuJoCo tasks are never imported
+ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 CONES = ("pyramidal", "elliptic")
 # what kinematics, com_pos and com_vel write: all that follows from qpos and qvel without forces
 KINEMATIC = {
-    *(
-        "xpos",
-        "xquat",
-        "xmat",
-        "xipos",
-        "ximat",
-        "xanchor",
-        "xaxis",
-        "geom_xpos",
-        "geom_xmat",
-        "site_xpos",
-        "site_xmat",
-    ),
-    *("subtree_com", "cinert", "cdof", "cvel", "cdof_dot"),
+    "xpos",
+    "xquat",
+    "xmat",
+    "xipos",
+    "ximat",
+    "xanchor",
+    "xaxis",
+    "geom_xpos",
+    "geom_xmat",
+    "site_xpos",
+    "site_xmat",
+    "subtree_com",
+    "cinert",
+    "cdof",
+    "cvel",
+    "cdof_dot",
 }
-# what a step hands to the next one besides the state: delays of sensors and actuators, what yielded
-# for good, stiffness once computed
+# what a step hands to the next one besides the state: delays of sensors and actuators, plastic
+# deformation, stiffness that is computed once
 CARRIED = ("history", "plastic", "flex_hessian_valid", "flexvert_hessian", "flexedge_hessian")
 
 
 @dataclasses.dataclass(frozen=True)
 class Simulators:
-    """The three packages."""
+    """The three packages that MuJoCo tasks need."""
 
     mujoco: ModuleType
     mujoco_warp: ModuleType
@@ -62,7 +63,7 @@ def load_simulators() -> Simulators:
     """Import them, quietly. UsageError that names the missing one."""
     try:
         warp = importlib.import_module("warp")
-        if hasattr(warp, "LOG_WARNING"):  # before 1.14 there is only quiet
+        if hasattr(warp, "LOG_WARNING"):  # from Warp 1.14
             warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
         else:
             warp.config.quiet = True
@@ -77,13 +78,13 @@ def load_simulators() -> Simulators:
         ) from error
     # MuJoCo would write its warnings into a file in the working directory
     if loaded.mujoco.get_mju_user_warning() is None:
-        loaded.mujoco.set_mju_user_warning(logging.getLogger("gpurl").info)
+        loaded.mujoco.set_mju_user_warning(log.info)
     return loaded
 
 
 def find_model(task: type, model_file: str) -> str:
-    """The file of a model: a path, seen from here or from beside the file of `task`, or the name of
-    one of Gymnasium's own.
+    """The file of a model: a path, relative to the working directory or to the file of `task`, or
+    the name of one of Gymnasium's models.
     """
     places = [
         Path(model_file).expanduser(),
@@ -105,16 +106,14 @@ def load_model(simulators: Simulators, task: type, model_file: str, cone: str | 
     takes.
     """
     mujoco = simulators.mujoco
-    is_text, warnings = model_file.lstrip().startswith("<"), mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(
-        lambda text: log.info("%s: %s", task.__name__, text)
-    )  # else it leaves a MUJOCO_LOG.TXT wherever we are
+    before = mujoco.get_mju_user_warning()
+    # else MuJoCo writes a MUJOCO_LOG.TXT into the working directory
+    mujoco.set_mju_user_warning(lambda text: log.info("%s: %s", task.__name__, text))
     try:
-        model = (
-            mujoco.MjModel.from_xml_string(model_file)
-            if is_text
-            else mujoco.MjModel.from_xml_path(find_model(task, model_file))
-        )
+        if model_file.lstrip().startswith("<"):
+            model = mujoco.MjModel.from_xml_string(model_file)
+        else:
+            model = mujoco.MjModel.from_xml_path(find_model(task, model_file))
     except ValueError as error:
         if isinstance(error, UsageError):
             raise
@@ -122,11 +121,10 @@ def load_model(simulators: Simulators, task: type, model_file: str, cone: str | 
             f"{task.__name__}: MuJoCo cannot read the model {model_file[:80]!r}: {error}"
         ) from error
     finally:
-        mujoco.set_mju_user_warning(warnings)
+        mujoco.set_mju_user_warning(before)
     if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:
-        model.opt.solver = (
-            mujoco.mjtSolver.mjSOL_NEWTON
-        )  # the other finds the same minimum, mujoco-warp lacks it
+        # mujoco-warp lacks it; Newton finds the same minimum
+        model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
     if cone is not None:
         if cone not in CONES:
             raise UsageError(
@@ -143,7 +141,8 @@ class Fields:
     """
 
     def __init__(self, simulators: Simulators, data: Any) -> None:
-        self._warp, self._data = simulators.warp, data
+        self._warp = simulators.warp
+        self._data = data
 
     def __getattr__(self, name: str) -> Tensor:
         """Made at the first use; from then on a plain attribute."""
@@ -165,7 +164,7 @@ class Fields:
         return tensor
 
     def used(self) -> list[str]:
-        """The names of those that were looked at."""
+        """The names of those that were read."""
         return sorted(name for name in vars(self) if not name.startswith("_"))
 
 
@@ -173,28 +172,26 @@ class Model:
     """A model on a device; `worlds` makes the data of as many worlds."""
 
     def __init__(self, simulators: Simulators, model: Any, device: torch.device) -> None:
-        self.simulators, self.host_model, self.device = simulators, model, device
+        self.simulators = simulators
+        self.host_model = model
+        self.device = device
         warp = simulators.warp
         warp.init()
         if device.type not in ("cpu", "cuda"):
             raise UsageError(f"MuJoCo tasks run on cpu and cuda, got {device}")
-        indexed = (
-            torch.device("cuda", torch.cuda.current_device())
-            if device.type == "cuda" and device.index is None
-            else device
-        )
-        self.warp_device = warp.device_from_torch(indexed)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        self.warp_device = warp.device_from_torch(device)
         try:
             with self.on_device():
                 self.warp_model = simulators.mujoco_warp.put_model(model)
         except NotImplementedError as error:
             raise UsageError(f"mujoco-warp cannot simulate this model: {error}") from error
         if device.type == "cuda" and not warp.is_conditional_graph_supported():
-            self.warp_model.opt.graph_conditional = (
-                False  # drivers before CUDA 12.4: the solver's loop takes all its iterations
-            )
+            # drivers before CUDA 12.4: the solver's loop takes all its iterations
+            self.warp_model.opt.graph_conditional = False
         if hasattr(self.warp_model.opt, "warn_overflow"):
-            self.warp_model.opt.warn_overflow = 0  # a print a step; ours is said once
+            self.warp_model.opt.warn_overflow = 0  # it prints in each step; ours is logged once
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
         """Where Warp allocates and launches inside."""
@@ -209,19 +206,17 @@ class Model:
                 self.host_model, nworld=count, njmax=njmax, nconmax=nconmax
             )
             if self.device.type == "cuda":
-                self.simulators.warp.synchronize_device(
-                    self.warp_device
-                )  # written on Warp's stream, read on torch's
+                # written on Warp's stream, read on torch's
+                self.simulators.warp.synchronize_device(self.warp_device)
         return data
 
 
 class Simulation:
-    """N worlds and the two things done to them: `step` with forces and contacts, `place` for what
-    follows from a new state.
+    """N worlds: `step` with forces and contacts, `forward` for what follows from a new state.
 
-    `places_all`: `place` makes sensors, accelerations and all else too, as mj_forward does, and not
-    KINEMATIC only. `carried` holds what a step hands to the next one besides its state, as it is in
-    worlds that no step has made.
+    forward_all: `forward` also computes sensors, accelerations and all else, as mj_forward does,
+    and not KINEMATIC only. `carried` holds what a step hands to the next one besides its state, as
+    it is before the first step.
     """
 
     def __init__(
@@ -232,22 +227,20 @@ class Simulation:
         njmax: int | None,
         nconmax: int | None,
         graph: bool,
-        places_all: bool,
+        forward_all: bool,
     ) -> None:
-        self.model, self.frame_skip, self.wants_graph, self.places_all = (
-            model,
-            frame_skip,
-            graph,
-            places_all,
-        )
+        self.model = model
+        self.frame_skip = frame_skip
+        self.wants_graph = graph
+        self.forward_all = forward_all
         self.data = model.worlds(num_worlds, njmax, nconmax)
         self.fields = Fields(model.simulators, self.data)
         self.carried = {
             name: getattr(self.fields, name).clone() for name in self._carried_names(num_worlds)
         }
         self.is_ready = False
-        self._step_graph: Any = None
-        self._place_graph: Any = None
+        self._step_graph: object = None
+        self._forward_graph: object = None
         self._stream: Any = None  # torch's current one, as Warp knows it
 
     @property
@@ -259,29 +252,26 @@ class Simulation:
         """Compile or load all kernels and capture the graphs. Leaves the worlds in a state of no
         meaning.
         """
-        warp, device = self.model.simulators.warp, self.model.warp_device
+        warp = self.model.simulators.warp
+        device = self.model.warp_device
         compiled = {".o"} if device.is_cpu else {".cubin", ".ptx"}
-        if not any(
-            path.suffix in compiled
-            for path in Path(warp.config.kernel_cache_dir).glob("*mujoco_warp*/*")
-        ):
+        cached = Path(warp.config.kernel_cache_dir).glob("*mujoco_warp*/*")
+        if not any(path.suffix in compiled for path in cached):
             log.warning(
                 "compiling MuJoCo's kernels, once, about a minute; %s keeps them",
                 warp.config.kernel_cache_dir,
             )
         with self.model.on_device():
-            self._physics()  # a module that is loaded inside a capture breaks it
-            self._placing()
+            self._step()  # a module that is loaded inside a capture breaks it
+            self._forward()
             if self.model.device.type == "cuda":
                 warp.synchronize_device(device)
             if self.wants_graph:
                 try:
-                    self._step_graph, self._place_graph = (
-                        self._capture(self._physics),
-                        self._capture(self._placing),
-                    )
+                    self._step_graph = self._capture(self._step)
+                    self._forward_graph = self._capture(self._forward)
                 except Exception as error:
-                    self._step_graph = self._place_graph = None
+                    self._step_graph = self._forward_graph = None
                     log.warning(
                         "MuJoCo's steps are not captured in a graph, which is slower: %s", error
                     )
@@ -289,41 +279,43 @@ class Simulation:
 
     def step(self) -> None:
         """frame_skip steps of physics, and cfrc_ext after the last of them, as Gymnasium has it."""
-        self._run(self._step_graph, self._physics)
+        self._run(self._step_graph, self._step)
 
-    def place(self) -> None:
+    def forward(self) -> None:
         """What follows from the state in all worlds: KINEMATIC, or all of it."""
-        self._run(self._place_graph, self._placing)
+        self._run(self._forward_graph, self._forward)
 
     def _carried_names(self, num_worlds: int) -> list[str]:
-        warp, opt, enable = (
-            self.model.simulators.warp,
-            self.model.host_model.opt,
-            self.model.simulators.mujoco.mjtEnableBit,
-        )
-        arrays = {
-            field.name: getattr(self.data, field.name) for field in dataclasses.fields(self.data)
-        }
-        # a body that sleeps is not computed anew, so that there every field is handed on
-        names = arrays if opt.enableflags & int(getattr(enable, "mjENBL_SLEEP", 0)) else CARRIED
-        found = [name for name in names if isinstance(arrays.get(name), warp.array)]
-        return [name for name in found if arrays[name].size and arrays[name].shape[0] == num_worlds]
+        fields = dataclasses.fields(self.data)
+        values = {field.name: getattr(self.data, field.name) for field in fields}
+        warp = self.model.simulators.warp
+        arrays = {name: value for name, value in values.items() if isinstance(value, warp.array)}
+        # the fields of a body that sleeps are not computed again, but all handed on
+        sleep = int(getattr(self.model.simulators.mujoco.mjtEnableBit, "mjENBL_SLEEP", 0))
+        names = arrays if self.model.host_model.opt.enableflags & sleep else CARRIED
+        return [
+            name
+            for name in names
+            if name in arrays and arrays[name].size and arrays[name].shape[0] == num_worlds
+        ]
 
-    def _physics(self) -> None:
+    def _step(self) -> None:
         mujoco_warp = self.model.simulators.mujoco_warp
         for _ in range(self.frame_skip):
             mujoco_warp.step(self.model.warp_model, self.data)
         mujoco_warp.rne_postconstraint(self.model.warp_model, self.data)
 
-    def _placing(self) -> None:
+    def _forward(self) -> None:
         mujoco_warp = self.model.simulators.mujoco_warp
-        kinematics = (mujoco_warp.kinematics, mujoco_warp.com_pos, mujoco_warp.com_vel)
-        for function in (mujoco_warp.forward,) if self.places_all else kinematics:
+        functions = [mujoco_warp.kinematics, mujoco_warp.com_pos, mujoco_warp.com_vel]
+        if self.forward_all:
+            functions = [mujoco_warp.forward]
+        for function in functions:
             function(self.model.warp_model, self.data)
 
-    def _capture(self, function: Callable[[], None]) -> Any:
-        """On Warp's own stream: torch's is often CUDA's legacy one, which cannot be captured.
-        Nothing is executed by it.
+    def _capture(self, function: Callable[[], None]) -> object:
+        """Warp's graph of `function`, which is not executed. On Warp's own stream: torch's is often
+        CUDA's legacy one, which cannot be captured.
         """
         warp = self.model.simulators.warp
         if self.model.device.type == "cuda" and not warp.is_mempool_enabled(self.model.warp_device):
@@ -332,9 +324,9 @@ class Simulation:
             function()
         return capture.graph
 
-    def _run(self, graph: Any, function: Callable[[], None]) -> None:
-        """On torch's current stream, after what torch has written there and before what it
-        reads.
+    def _run(self, graph: object, function: Callable[[], None]) -> None:
+        """The graph, or the function where there is none, on torch's current stream: after what
+        torch has written there and before what it reads.
         """
         warp = self.model.simulators.warp
         if self.model.device.type != "cuda":
@@ -355,61 +347,59 @@ class Simulation:
 
 
 class DroppedConstraints:
-    """Sees, without a host sync, when contacts or constraints did not fit into njmax and nconmax
-    and were dropped; warns once.
+    """Counts, without a host sync, worlds where contacts or constraints did not fit into njmax and
+    nconmax and were dropped; warns once.
     """
 
-    READ_EVERY = 1024  # steps: so late the host of a GPU learns of it
+    READ_EVERY = 1024  # steps after which the host reads what a GPU has counted
 
     def __init__(self, env: VecEnv, simulation: Simulation) -> None:
-        self._name, self._device, self._data = type(env).__name__, env.device, simulation.data
+        self._name = type(env).__name__
+        self._device = env.device
+        self._data = simulation.data
         fields = simulation.fields
-        self._nefc, self._nacon = fields.nefc, fields.nacon
-        self._bits = (
-            fields.overflow if hasattr(simulation.data, "overflow") else None
-        )  # of every substep, from mujoco-warp 4 on
+        self._nefc = fields.nefc
+        self._nacon = fields.nacon
+        # of every substep, from mujoco-warp 4 on
+        self._overflow = fields.overflow if hasattr(simulation.data, "overflow") else None
         kinds = getattr(simulation.model.simulators.mujoco_warp, "OverflowType", None)
-        self._kinds = (
-            0
-            if kinds is None
-            else int(kinds.NEFC | kinds.NJMAX_NNZ | kinds.BROADPHASE | kinds.NARROWPHASE)
-        )
-        self.peak = torch.zeros(
-            3, dtype=torch.int64, device=self._device
-        )  # constraints a world, contacts of all, worlds that lacked room
-        self._on_host, self._event, self._steps = self.peak, None, 0
+        self._kinds = 0
+        if kinds is not None:
+            self._kinds = int(kinds.NEFC | kinds.NJMAX_NNZ | kinds.BROADPHASE | kinds.NARROWPHASE)
+        # most constraints in a world, contacts in all, and worlds that lacked room
+        self.peak = torch.zeros(3, dtype=torch.int64, device=self._device)
+        self._on_host = self.peak
+        self._event = None
         if self._device.type == "cuda":
-            self._on_host, self._event = (
-                torch.zeros(3, dtype=torch.int64, pin_memory=True),
-                torch.cuda.Event(),
-            )
+            self._on_host = torch.zeros(3, dtype=torch.int64, pin_memory=True)
+            self._event = torch.cuda.Event()
+        self._steps = 0
         self._has_warned = False
 
     def begin(self) -> None:
         """Before a step."""
-        if self._bits is not None:
-            self._bits.zero_()
+        if self._overflow is not None:
+            self._overflow.zero_()
 
-    def look(self, host_sync_is_free: bool) -> Tensor:
+    def count(self, host_sync_is_free: bool) -> Tensor:
         """After a step: how many worlds lacked room, 0-d."""
         lacks = (self._nefc > self._data.njmax) | (self._nacon > self._data.naconmax)
-        if self._bits is not None:
-            lacks = lacks | ((self._bits & self._kinds) != 0)
+        if self._overflow is not None:
+            lacks = lacks | ((self._overflow & self._kinds) != 0)
         count = lacks.sum()
-        torch.maximum(
-            self.peak, torch.stack((self._nefc.max(), self._nacon[0], count)), out=self.peak
-        )
+        now = torch.stack((self._nefc.max(), self._nacon[0], count))
+        torch.maximum(self.peak, now, out=self.peak)
         self._steps += 1
         if host_sync_is_free:
             self.warn()
         elif self._event is not None and self._steps % self.READ_EVERY == 0:
-            self.warn()  # what was sent a thousand steps ago has long come
+            self.warn()  # of what was sent a thousand steps ago, which has arrived
             self._on_host.copy_(self.peak, non_blocking=True)
             self._record(self._event)
         return count
 
     def warn(self) -> None:
-        """Once, if the host knows of a world that lacked room."""
+        """Once, if the host has read of a world that lacked room."""
         if self._has_warned or (self._event is not None and not self._event.query()):
             return
         constraints, contacts, worlds = self._on_host.tolist()
@@ -424,7 +414,7 @@ class DroppedConstraints:
             )
 
     def close(self) -> None:
-        """Read what is not read yet; waits for the device."""
+        """Read the last counts; waits for the device."""
         if self._event is not None:
             self._on_host.copy_(self.peak)
             self._record(self._event)

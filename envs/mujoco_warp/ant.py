@@ -5,12 +5,11 @@ C, where a leg stands steeper than 60 degrees: mujoco-warp turns the cone then. 
 agrees in both, and is another task.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from gpurl.envs.mujoco_warp._runner import Runner
+from gpurl.envs.mujoco_warp.base import Fields
 
 
 class Ant(Runner):
@@ -19,67 +18,40 @@ class Ant(Runner):
     """
 
     model_file = "ant.xml"
-    njmax, nconmax = 48, 24
+    njmax = 48
+    nconmax = 24
     frame_skip = 5
     max_episode_steps = 1000
     reward_threshold = 6000.0
     normal_velocity_noise = True
+    # options, as in Gymnasium
+    forward_reward_weight: float = 1.0
+    ctrl_cost_weight: float = 0.5
+    contact_cost_weight: float = 5e-4
+    healthy_reward: float = 1.0
+    main_body: int = 1
+    terminate_when_unhealthy: bool = True
+    healthy_z_range: tuple[float, float] = (0.2, 1.0)
+    contact_force_range: tuple[float, float] = (-1.0, 1.0)
+    reset_noise_scale: float = 0.1
+    exclude_current_positions_from_observation: bool = True
+    include_cfrc_ext_in_observation: bool = True
 
-    def __init__(
-        self,
-        num_envs: int,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-        *,
-        forward_reward_weight: float = 1.0,
-        ctrl_cost_weight: float = 0.5,
-        contact_cost_weight: float = 5e-4,
-        healthy_reward: float = 1.0,
-        main_body: int = 1,
-        terminate_when_unhealthy: bool = True,
-        healthy_z_range: tuple[float, float] = (0.2, 1.0),
-        contact_force_range: tuple[float, float] = (-1.0, 1.0),
-        reset_noise_scale: float = 0.1,
-        exclude_current_positions_from_observation: bool = True,
-        include_cfrc_ext_in_observation: bool = True,
-        **options: Any,
-    ) -> None:
-        self.forward_reward_weight, self.ctrl_cost_weight, self.contact_cost_weight = (
-            forward_reward_weight,
-            ctrl_cost_weight,
-            contact_cost_weight,
-        )
-        self.healthy_reward, self.healthy_z_range, self.terminate_when_unhealthy = (
-            healthy_reward,
-            healthy_z_range,
-            terminate_when_unhealthy,
-        )
-        self.main_body, self.contact_force_range, self.reset_noise_scale = (
-            main_body,
-            contact_force_range,
-            reset_noise_scale,
-        )
-        self.exclude_current_positions_from_observation = exclude_current_positions_from_observation
-        self.include_cfrc_ext_in_observation = include_cfrc_ext_in_observation
-        super().__init__(num_envs, device, seed, **options)
-
-    def observe(self, data: Any) -> Tensor:
-        parts = [
-            data.qpos[:, 2:] if self.exclude_current_positions_from_observation else data.qpos,
-            data.qvel,
-        ]
+    def observe(self, data: Fields) -> Tensor:
+        positions = data.qpos[:, 2 * int(self.exclude_current_positions_from_observation) :]
+        parts = [positions, data.qvel]
         if self.include_cfrc_ext_in_observation:
             parts.append(data.cfrc_ext[:, 1:].clamp(*self.contact_force_range).flatten(1))
         return torch.cat(parts, 1)
 
-    def speed(self, data: Any, before: Any) -> Tensor:
+    def speed(self, data: Fields, before: Fields) -> Tensor:
         return (data.xpos[:, self.main_body, 0] - before.xpos[:, self.main_body, 0]) / self.dt
 
-    def cost(self, data: Any, action: Tensor) -> Tensor:
+    def cost(self, data: Fields, action: Tensor) -> Tensor:
         contacts = data.cfrc_ext.clamp(*self.contact_force_range).square().sum((1, 2))
         return super().cost(data, action) + self.contact_cost_weight * contacts
 
-    def is_healthy(self, data: Any) -> Tensor:
+    def is_healthy(self, data: Fields) -> Tensor:
         """[N] bool: the torso is neither too low nor too high."""
         low, high = self.healthy_z_range
         return (data.qpos[:, 2] >= low) & (data.qpos[:, 2] <= high)

@@ -2,43 +2,29 @@
 but by time.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from gpurl.envs.mujoco_warp._runner import Runner
+from gpurl.envs.mujoco_warp.base import Fields
 
 
 class HalfCheetah(Runner):
     """Observation (17,): qpos without x, then qvel."""
 
     model_file = "half_cheetah.xml"
-    njmax, nconmax = 64, 24
+    njmax = 64
+    nconmax = 24
     frame_skip = 5
     max_episode_steps = 1000
     reward_threshold = 4800.0
     normal_velocity_noise = True
+    # options, as in Gymnasium
+    forward_reward_weight: float = 1.0
+    ctrl_cost_weight: float = 0.1
+    reset_noise_scale: float = 0.1
+    exclude_current_positions_from_observation: bool = True
 
-    def __init__(
-        self,
-        num_envs: int,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-        *,
-        forward_reward_weight: float = 1.0,
-        ctrl_cost_weight: float = 0.1,
-        reset_noise_scale: float = 0.1,
-        exclude_current_positions_from_observation: bool = True,
-        **options: Any,
-    ) -> None:
-        self.forward_reward_weight = forward_reward_weight
-        self.ctrl_cost_weight = ctrl_cost_weight
-        self.reset_noise_scale = reset_noise_scale
-        self.exclude_current_positions_from_observation = exclude_current_positions_from_observation
-        super().__init__(num_envs, device, seed, **options)
-
-    def observe(self, data: Any) -> Tensor:
-        return torch.cat(
-            (data.qpos[:, int(self.exclude_current_positions_from_observation) :], data.qvel), 1
-        )
+    def observe(self, data: Fields) -> Tensor:
+        positions = data.qpos[:, int(self.exclude_current_positions_from_observation) :]
+        return torch.cat((positions, data.qvel), 1)

@@ -1,71 +1,43 @@
 """Hopper-v5 of Gymnasium on mujoco-warp: one leg hops along x and must not fall."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp._runner import Runner
+from gpurl.envs.mujoco_warp._runner import Runner, inside
+from gpurl.envs.mujoco_warp.base import Fields
 
 
 class Hopper(Runner):
     """Observation (11,): qpos without x, then qvel, cut to 10."""
 
     model_file = "hopper.xml"
-    njmax, nconmax = 32, 16
+    njmax = 32
+    nconmax = 16
     frame_skip = 4
     max_episode_steps = 1000
     reward_threshold = 3800.0
+    # options, as in Gymnasium
+    forward_reward_weight: float = 1.0
+    ctrl_cost_weight: float = 1e-3
+    healthy_reward: float = 1.0
+    terminate_when_unhealthy: bool = True
+    healthy_state_range: tuple[float, float] = (-100.0, 100.0)
+    healthy_z_range: tuple[float, float] = (0.7, math.inf)
+    healthy_angle_range: tuple[float, float] = (-0.2, 0.2)
+    reset_noise_scale: float = 5e-3
+    exclude_current_positions_from_observation: bool = True
 
-    def __init__(
-        self,
-        num_envs: int,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-        *,
-        forward_reward_weight: float = 1.0,
-        ctrl_cost_weight: float = 1e-3,
-        healthy_reward: float = 1.0,
-        terminate_when_unhealthy: bool = True,
-        healthy_state_range: tuple[float, float] = (-100.0, 100.0),
-        healthy_z_range: tuple[float, float] = (0.7, math.inf),
-        healthy_angle_range: tuple[float, float] = (-0.2, 0.2),
-        reset_noise_scale: float = 5e-3,
-        exclude_current_positions_from_observation: bool = True,
-        **options: Any,
-    ) -> None:
-        self.forward_reward_weight = forward_reward_weight
-        self.ctrl_cost_weight = ctrl_cost_weight
-        self.healthy_reward = healthy_reward
-        self.terminate_when_unhealthy = terminate_when_unhealthy
-        self.healthy_state_range = healthy_state_range
-        self.healthy_z_range = healthy_z_range
-        self.healthy_angle_range = healthy_angle_range
-        self.reset_noise_scale = reset_noise_scale
-        self.exclude_current_positions_from_observation = exclude_current_positions_from_observation
-        super().__init__(num_envs, device, seed, **options)
+    def observe(self, data: Fields) -> Tensor:
+        positions = data.qpos[:, int(self.exclude_current_positions_from_observation) :]
+        return torch.cat((positions, data.qvel.clamp(-10.0, 10.0)), 1)
 
-    def observe(self, data: Any) -> Tensor:
-        return torch.cat(
-            (
-                data.qpos[:, int(self.exclude_current_positions_from_observation) :],
-                data.qvel.clamp(-10.0, 10.0),
-            ),
-            1,
-        )
-
-    def is_healthy(self, data: Any) -> Tensor:
+    def is_healthy(self, data: Fields) -> Tensor:
         """[N] bool: high and upright enough, and no joint is beyond all measure."""
-        height, angle, state = (
-            data.qpos[:, 1],
-            data.qpos[:, 2],
-            torch.cat((data.qpos[:, 2:], data.qvel), 1),
+        state = torch.cat((data.qpos[:, 2:], data.qvel), 1)
+        return (
+            inside(data.qpos[:, 1], self.healthy_z_range)
+            & inside(data.qpos[:, 2], self.healthy_angle_range)
+            & inside(state, self.healthy_state_range).all(1)
         )
-        healthy = (height > self.healthy_z_range[0]) & (height < self.healthy_z_range[1])
-        healthy = (
-            healthy & (angle > self.healthy_angle_range[0]) & (angle < self.healthy_angle_range[1])
-        )
-        return healthy & (
-            (state > self.healthy_state_range[0]) & (state < self.healthy_state_range[1])
-        ).all(1)

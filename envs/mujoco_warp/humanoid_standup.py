@@ -3,12 +3,11 @@ never ends but by time.
 """
 
 import math
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from gpurl.envs.mujoco_warp._humanoid_body import HumanoidBody
+from gpurl.envs.mujoco_warp.base import Fields
 
 
 class HumanoidStandup(HumanoidBody):
@@ -20,22 +19,12 @@ class HumanoidStandup(HumanoidBody):
     """
 
     model_file = "humanoidstandup.xml"
-    njmax, nconmax = 96, 48
+    njmax = 96
+    nconmax = 48
+    # options, as in Gymnasium
+    impact_cost_weight: float = 0.5e-6
+    impact_cost_range: tuple[float, float] = (-math.inf, 10.0)
 
-    def __init__(
-        self,
-        num_envs: int,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-        *,
-        impact_cost_weight: float = 0.5e-6,
-        impact_cost_range: tuple[float, float] = (-math.inf, 10.0),
-        **options: Any,
-    ) -> None:
-        self.impact_cost_weight = impact_cost_weight
-        self.impact_cost_range = impact_cost_range
-        super().__init__(num_envs, device, seed, **options)
-
-    def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
+    def reward(self, data: Fields, before: Fields, action: Tensor) -> Tensor:
         height = data.qpos[:, 2] / float(self.model.opt.timestep)
         return height - self.strain(data, self.impact_cost_weight, self.impact_cost_range) + 1.0

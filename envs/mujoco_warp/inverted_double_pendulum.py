@@ -2,12 +2,10 @@
 stay up.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
+from gpurl.envs.mujoco_warp.base import Fields, MujocoWarpEnv
 
 
 class InvertedDoublePendulum(MujocoWarpEnv):
@@ -16,27 +14,17 @@ class InvertedDoublePendulum(MujocoWarpEnv):
     """
 
     model_file = "inverted_double_pendulum.xml"
-    njmax, nconmax = 8, 4
+    njmax = 8
+    nconmax = 4
     frame_skip = 5
     max_episode_steps = 1000
     reward_threshold = 9100.0
     normal_velocity_noise = True
+    # options, as in Gymnasium
+    healthy_reward: float = 10.0
+    reset_noise_scale: float = 0.1
 
-    def __init__(
-        self,
-        num_envs: int,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-        *,
-        healthy_reward: float = 10.0,
-        reset_noise_scale: float = 0.1,
-        **options: Any,
-    ) -> None:
-        self.healthy_reward = healthy_reward
-        self.reset_noise_scale = reset_noise_scale
-        super().__init__(num_envs, device, seed, **options)
-
-    def observe(self, data: Any) -> Tensor:
+    def observe(self, data: Fields) -> Tensor:
         angles = data.qpos[:, 1:]
         parts = (
             data.qpos[:, :1],
@@ -47,11 +35,11 @@ class InvertedDoublePendulum(MujocoWarpEnv):
         )
         return torch.cat(parts, 1)
 
-    def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
+    def reward(self, data: Fields, before: Fields, action: Tensor) -> Tensor:
         tip = data.site_xpos[:, 0]
         distance = 0.01 * tip[:, 0].square() + (tip[:, 2] - 2.0).square()
         speed = 1e-3 * data.qvel[:, 1].square() + 5e-3 * data.qvel[:, 2].square()
         return self.healthy_reward * ~self.terminated(data) - distance - speed
 
-    def terminated(self, data: Any) -> Tensor:
+    def terminated(self, data: Fields) -> Tensor:
         return data.site_xpos[:, 0, 2] <= 1.0

@@ -2,12 +2,10 @@
 it does.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
+from gpurl.envs.mujoco_warp.base import Fields, MujocoWarpEnv
 
 
 class InvertedPendulum(MujocoWarpEnv):
@@ -16,28 +14,19 @@ class InvertedPendulum(MujocoWarpEnv):
     """
 
     model_file = "inverted_pendulum.xml"
-    njmax, nconmax = 8, 4
+    njmax = 8
+    nconmax = 4
     frame_skip = 2
     max_episode_steps = 1000
     reward_threshold = 950.0
+    # options, as in Gymnasium
+    reset_noise_scale: float = 0.01
 
-    def __init__(
-        self,
-        num_envs: int,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-        *,
-        reset_noise_scale: float = 0.01,
-        **options: Any,
-    ) -> None:
-        self.reset_noise_scale = reset_noise_scale
-        super().__init__(num_envs, device, seed, **options)
-
-    def observe(self, data: Any) -> Tensor:
+    def observe(self, data: Fields) -> Tensor:
         return torch.cat((data.qpos, data.qvel), 1)
 
-    def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
+    def reward(self, data: Fields, before: Fields, action: Tensor) -> Tensor:
         return (~self.terminated(data)).float()
 
-    def terminated(self, data: Any) -> Tensor:
+    def terminated(self, data: Fields) -> Tensor:
         return data.qpos[:, 1].abs() > 0.2

@@ -1,11 +1,9 @@
 """Pusher-v5 of Gymnasium on mujoco-warp: an arm of seven joints pushes a cylinder to a goal."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
+from gpurl.envs.mujoco_warp.base import Fields, MujocoWarpEnv
 from gpurl.kernels.random import CounterRandom
 
 TRIES = 16
@@ -17,26 +15,15 @@ class Pusher(MujocoWarpEnv):
     """
 
     model_file = "pusher_v5.xml"
-    njmax, nconmax = 32, 16
+    njmax = 32
+    nconmax = 16
     frame_skip = 5
     max_episode_steps = 100
     reward_threshold = 0.0
-
-    def __init__(
-        self,
-        num_envs: int,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-        *,
-        reward_near_weight: float = 0.5,
-        reward_dist_weight: float = 1.0,
-        reward_control_weight: float = 0.1,
-        **options: Any,
-    ) -> None:
-        self.reward_near_weight = reward_near_weight
-        self.reward_dist_weight = reward_dist_weight
-        self.reward_control_weight = reward_control_weight
-        super().__init__(num_envs, device, seed, **options)
+    # options, as in Gymnasium
+    reward_near_weight: float = 0.5
+    reward_dist_weight: float = 1.0
+    reward_control_weight: float = 0.1
 
     def initial_state(self, rng: CounterRandom) -> tuple[Tensor, Tensor]:
         # Gymnasium draws until the cylinder is 17 cm from the goal, which six of ten places are; of
@@ -51,17 +38,14 @@ class Pusher(MujocoWarpEnv):
         still = torch.zeros_like(cylinder)
         return torch.cat((arm, cylinder, still), 1), torch.cat((speed, still, still), 1)
 
-    def observe(self, data: Any) -> Tensor:
+    def observe(self, data: Fields) -> Tensor:
         places = (data.xpos[:, self.body(name)] for name in ("tips_arm", "object", "goal"))
         return torch.cat((data.qpos[:, :7], data.qvel[:, :7], *places), 1)
 
-    def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
+    def reward(self, data: Fields, before: Fields, action: Tensor) -> Tensor:
         hand, cylinder, goal = (
             data.xpos[:, self.body(name)] for name in ("tips_arm", "object", "goal")
         )
         near = self.reward_near_weight * (cylinder - hand).norm(dim=1)
-        return (
-            -self.reward_dist_weight * (cylinder - goal).norm(dim=1)
-            - near
-            - self.reward_control_weight * action.square().sum(1)
-        )
+        effort = self.reward_control_weight * action.square().sum(1)
+        return -self.reward_dist_weight * (cylinder - goal).norm(dim=1) - near - effort

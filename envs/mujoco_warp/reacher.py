@@ -1,12 +1,11 @@
 """Reacher-v5 of Gymnasium on mujoco-warp: an arm of two links brings its tip to a target."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
+from gpurl.envs.mujoco_warp.base import Fields, MujocoWarpEnv
 from gpurl.kernels.random import CounterRandom
 
 
@@ -16,24 +15,14 @@ class Reacher(MujocoWarpEnv):
     """
 
     model_file = "reacher.xml"
-    njmax, nconmax = 8, 8
+    njmax = 8
+    nconmax = 8
     frame_skip = 2
     max_episode_steps = 50
     reward_threshold = -3.75
-
-    def __init__(
-        self,
-        num_envs: int,
-        device: torch.device | str = "cpu",
-        seed: int = 0,
-        *,
-        reward_dist_weight: float = 1.0,
-        reward_control_weight: float = 1.0,
-        **options: Any,
-    ) -> None:
-        self.reward_dist_weight = reward_dist_weight
-        self.reward_control_weight = reward_control_weight
-        super().__init__(num_envs, device, seed, **options)
+    # options, as in Gymnasium
+    reward_dist_weight: float = 1.0
+    reward_control_weight: float = 1.0
 
     def initial_state(self, rng: CounterRandom) -> tuple[Tensor, Tensor]:
         joints = rng.uniform(-0.1, 0.1, (2,)) + self.initial_qpos[:2]
@@ -44,24 +33,17 @@ class Reacher(MujocoWarpEnv):
         speed = rng.uniform(-0.005, 0.005, (2,))
         return torch.cat((joints, target), 1), torch.cat((speed, torch.zeros_like(target)), 1)
 
-    def observe(self, data: Any) -> Tensor:
+    def observe(self, data: Fields) -> Tensor:
         joints = data.qpos[:, :2]
-        return torch.cat(
-            (
-                joints.cos(),
-                joints.sin(),
-                data.qpos[:, 2:],
-                data.qvel[:, :2],
-                self.to_target(data)[:, :2],
-            ),
-            1,
-        )
+        target = data.qpos[:, 2:]
+        offset = self.to_target(data)[:, :2]
+        return torch.cat((joints.cos(), joints.sin(), target, data.qvel[:, :2], offset), 1)
 
-    def to_target(self, data: Any) -> Tensor:
+    def to_target(self, data: Fields) -> Tensor:
         """[N, 3] from the target to the tip, m."""
         return data.xpos[:, self.body("fingertip")] - data.xpos[:, self.body("target")]
 
-    def reward(self, data: Any, before: Any, action: Tensor) -> Tensor:
-        return -self.reward_dist_weight * self.to_target(data).norm(
-            dim=1
-        ) - self.reward_control_weight * action.square().sum(1)
+    def reward(self, data: Fields, before: Fields, action: Tensor) -> Tensor:
+        distance = self.to_target(data).norm(dim=1)
+        effort = action.square().sum(1)
+        return -self.reward_dist_weight * distance - self.reward_control_weight * effort

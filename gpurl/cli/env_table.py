@@ -7,7 +7,6 @@ import inspect
 from gpurl.envs.registry import env_names, env_options, make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import first_line
 
 Options = dict[str, inspect.Parameter]
 
@@ -27,7 +26,7 @@ def env_table() -> str:
     }
     lines = ["tensor tasks, built in", *map(_made, tensor), "adapters"]
     for name, env_class in adapters.items():
-        lines.append(f"  {name}:TASK\n      {_first_line(env_class)}")
+        lines.append(f"  {name}:TASK\n      {_summary(env_class)}")
         lines += [f"      {state}" for state in [_state(env_class)] if state != "there"]
     for folder in dict.fromkeys(
         _folder(env_class) for env_class in classes.values() if _folder(env_class)
@@ -44,7 +43,7 @@ def env_table() -> str:
             own = {
                 key: option for key, option in env_options(env_class).items() if key not in shared
             }
-            lines.append(f"  {name}\n      {_first_line(env_class)}{_options(own)}")
+            lines.append(f"  {name}\n      {_summary(env_class)}{_options(own)}")
     return "\n".join(
         [*lines, "or the module path of your own (README: an environment of your own)"]
     )
@@ -72,8 +71,10 @@ def _state(env_class: type[VecEnv]) -> str:
     return f"missing: {missing}" if missing else "there"
 
 
-def _first_line(env_class: type[VecEnv]) -> str:
-    return first_line(env_class.__doc__ or "").removesuffix(".")
+def _summary(env_class: type[VecEnv]) -> str:
+    """The first paragraph of its docstring, as one line."""
+    paragraph = (env_class.__doc__ or "").partition("\n\n")[0]
+    return " ".join(paragraph.split()).removesuffix(".")
 
 
 def _made(name: str) -> str:

@@ -157,6 +157,30 @@ def test_options_of_the_base_and_of_the_task_are_known(tmp_path: Any) -> None:
         make_settings("ppo", "ant", env_options={"njmax": "many"})
 
 
+class Priced(Slider):
+    """Declares an option in its body and takes another in its constructor."""
+
+    push_cost: float = 0.25
+
+    def __init__(self, num_envs: int, *, goal: float = 0.0, **options: Any) -> None:
+        super().__init__(num_envs, **options)
+        self.goal = goal
+
+
+def test_what_a_class_annotates_and_sets_is_an_option() -> None:
+    assert [Priced(1).push_cost, Priced(1, push_cost=0.5).push_cost] == [0.25, 0.5]
+    assert (Slider(1).frame_skip, Slider(1, frame_skip=None).frame_skip) == (2, 2)
+    defaults = {name: option.default for name, option in env_options(Priced).items()}
+    assert (defaults["push_cost"], defaults["goal"], defaults["frame_skip"]) == (0.25, 0.0, 2)
+    assert "reset_noise_scale" not in defaults  # set, but not annotated
+    assert "model_file" not in defaults
+    assert option_types(Priced)["push_cost"] is float
+    with pytest.raises(
+        UsageError, match="'Priced' has no option push_cots; did you mean push_cost"
+    ):
+        Priced(1, push_cots=1.0)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
