@@ -2,7 +2,7 @@
 `gpurl.train("ppo", "chasing", num_envs=4096)`.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpurl.engine.threads import wait_briefly
 from gpurl.registration import register
@@ -32,7 +32,7 @@ wait_briefly()
 register()
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import on first use: `gpurl --help` must not wait for torch."""
     import importlib
 

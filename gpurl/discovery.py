@@ -1,5 +1,5 @@
-"""Finds the one class a file defines by the file's name: `pendulum` in a package folder, or
-anybody's `my_project.my_module`.
+"""Finds the class that a file defines by the file's name: `pendulum` in a package folder, or a
+user's `my_project.my_module`.
 """
 
 import importlib
@@ -15,8 +15,8 @@ from gpurl.errors import UsageError, did_you_mean
 
 
 def module_names(package: ModuleType, hidden: frozenset[str] = frozenset()) -> dict[str, str]:
-    """{name: full module name} of what `package` and the packages in it hold, sorted by name,
-    without private and `hidden` ones.
+    """{name: full module name} of the modules in `package` and its subpackages, sorted by name,
+    without private and `hidden` ones. Nothing is imported.
     """
     return dict(sorted(_modules(package.__path__, package.__name__, hidden)))
 
@@ -24,7 +24,6 @@ def module_names(package: ModuleType, hidden: frozenset[str] = frozenset()) -> d
 def _modules(
     folders: Iterable[str], package_name: str, hidden: frozenset[str]
 ) -> Iterator[tuple[str, str]]:
-    """Nothing is imported for it."""
     for module in pkgutil.iter_modules(folders):
         full_name = f"{package_name}.{module.name}"
         if module.name.startswith("_") or module.name in hidden:
@@ -32,22 +31,23 @@ def _modules(
         if not module.ispkg:
             yield module.name, full_name
             continue
+        # a package with a module of its name is that module, and the other files are parts of it
         inner = [Path(folder) / module.name for folder in folders]
         if any((folder / f"{module.name}.py").exists() for folder in inner):
-            yield module.name, f"{full_name}.{module.name}"  # the other files are parts of it
+            yield module.name, f"{full_name}.{module.name}"
         else:
             yield from _modules(map(str, inner), full_name, hidden)
 
 
-OWN: dict[str, type] = {}  # classes that were given from Python, by the name that stands for them
+GIVEN_CLASSES: dict[str, type] = {}  # classes given from Python, by name
 
 
 def name_of_class(kind: type) -> str:
-    """The name by which `find_class` finds `kind` in this process: `my_project.my_env:MyEnv`, and
-    in any other where that can be imported.
+    """The name by which `find_class` finds `kind`: `my_project.my_env:MyEnv`; in other processes
+    only if it can be imported there.
     """
     name = f"{kind.__module__}:{kind.__qualname__}"
-    OWN[name] = kind
+    GIVEN_CLASSES[name] = kind
     return name
 
 
@@ -56,30 +56,31 @@ def find_class(
 ) -> type:
     """The public subclass of `base` that the module `name` defines.
 
-    `name` is a module of `package`, else an importable module path, with `:Class` behind it where
-    the module defines several. Only that module is imported. Raises UsageError naming the near
-    names, or the classes that were found.
+    `name` is a module of `package` or an importable module path, followed by `:Class` if the module
+    defines several. Only that module is imported. UsageError names similar names, or the classes
+    that were found.
     """
     module_name, _, class_name = name.partition(":")
     known = module_names(package, hidden)
-    if name in OWN or (module_name not in known and is_importable(module_name)):
+    if name in GIVEN_CLASSES or (module_name not in known and _is_importable(module_name)):
         return find_class_at(name, base, kind)
     if module_name not in known:
         hint = did_you_mean(module_name.lower(), known)
         raise UsageError(
             f"no {kind} is called {module_name!r}; {hint}Known: {', '.join(known)}; or give the "
-            "module path of your own"
+            "module path of your own class"
         )
     full_name = known[module_name]
     return find_class_at(f"{full_name}:{class_name}" if class_name else full_name, base, kind)
 
 
 def find_class_at(name: str, base: type, kind: str) -> type:
-    """The public subclass of `base` at the module path `name`, with `:Class` behind it where the
-    module defines several. Raises UsageError naming the classes that were found.
+    """The public subclass of `base` at the module path `name`, followed by `:Class` if the module
+    defines several. UsageError names the classes that were found.
     """
-    if name in OWN and issubclass(OWN[name], base):
-        return OWN[name]
+    given = GIVEN_CLASSES.get(name)
+    if given is not None and issubclass(given, base):
+        return given
     full_name, _, class_name = name.partition(":")
     try:
         module = importlib.import_module(full_name)
@@ -87,27 +88,29 @@ def find_class_at(name: str, base: type, kind: str) -> type:
         raise UsageError(
             f"{kind} {full_name} cannot be imported: {type(error).__name__}: {error}"
         ) from error
-    found = [value for value in vars(module).values() if _is_own_subclass(value, base, module)]
-    if class_name:
-        found = [value for value in found if value.__name__ == class_name]
-    if len(found) != 1:
-        names = ", ".join(value.__name__ for value in found) or "none"
+    classes = [
+        value
+        for value in vars(module).values()
+        if _is_public_subclass(value, base, module) and class_name in ("", value.__name__)
+    ]
+    if len(classes) != 1:
+        names = ", ".join(value.__name__ for value in classes) or "none"
         raise UsageError(
             f"module {full_name} must define one public {base.__name__} class, found {names}; name "
             f"it as {full_name}:CLASS"
         )
-    return found[0]
+    return classes[0]
 
 
-def is_importable(module_name: str) -> bool:
-    """Whether there is such a module; it is not imported, but packages around it are."""
+def _is_importable(module_name: str) -> bool:
+    """Whether the module exists; it is not imported, but its parent packages are."""
     try:
         return module_name in sys.modules or importlib.util.find_spec(module_name) is not None
     except (ImportError, ValueError):
         return False
 
 
-def _is_own_subclass(value: object, base: type, module: ModuleType) -> bool:
+def _is_public_subclass(value: object, base: type, module: ModuleType) -> bool:
     if not inspect.isclass(value) or not issubclass(value, base) or inspect.isabstract(value):
         return False
     return value.__module__ == module.__name__ and not value.__name__.startswith("_")

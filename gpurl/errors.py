@@ -1,5 +1,5 @@
-"""The errors gpurl raises on purpose, each with the exit code that the command line returns for it;
-and the near names they tell.
+"""The errors gpurl raises on purpose, each with the command line's exit code, and helpers for their
+texts.
 """
 
 import difflib
@@ -15,9 +15,8 @@ class GpurlError(Exception):
     exit_code = 1
 
     def __str__(self) -> str:
-        return visible(
-            super().__str__(), lines=True
-        )  # it may quote a file, and whoever wrote that does not command the terminal
+        # it may quote a file, whose author must not control the terminal
+        return visible(super().__str__(), lines=True)
 
 
 class UsageError(GpurlError, ValueError):
@@ -33,30 +32,30 @@ class EnvError(GpurlError):
 
 
 class EndlessEpisodeError(EnvError):
-    """Episodes that did not end within the steps an evaluation waits for them."""
+    """Episodes that did not end within the steps that an evaluation allows."""
 
 
 class NonFiniteError(GpurlError):
-    """NaN or infinity where a number was needed."""
+    """NaN or infinity in place of a number."""
 
     exit_code = 4
-    evidence: dict[str, Any] | None = None  # what a dump of it holds
+    evidence: dict[str, Any] | None = None  # the content of its dump, a State
 
 
 class DivergedError(NonFiniteError):
-    """NaN or infinity that the policy made itself."""
+    """NaN or infinity that the policy itself produced."""
 
 
 class CheckpointError(GpurlError):
-    """A checkpoint that is damaged, missing, newer than this program, or made for something
-    else.
-    """
+    """A checkpoint that is damaged, missing, newer than this program, or of another run."""
 
     exit_code = 5
 
 
 def visible(text: str, lines: bool = False) -> str:
-    """`text` with escapes for what a terminal would obey or not show; lines: its line ends stay."""
+    """`text` with escapes for characters that a terminal would execute or not show; lines: keep
+    line ends.
+    """
     return "".join(
         each if each.isprintable() or (lines and each == "\n") else ascii(each)[1:-1]
         for each in text
@@ -64,21 +63,21 @@ def visible(text: str, lines: bool = False) -> str:
 
 
 def first_line(text: object) -> str:
-    """Of an error's words, a docstring; empty where there are none."""
+    """The first line of an error or a docstring; empty if there is none."""
     return next(iter(str(text).splitlines()), "")
 
 
 def raised_at(error: BaseException, owner: type) -> str:
-    """`file:line: source` where the code of `owner` or of a base was when `error` came, not what it
-    called; the innermost line where none of its code was running.
+    """`file:line: source` of the innermost line of `owner` or its bases in the traceback of
+    `error`; the innermost line of all if there is none of theirs.
     """
-    own = {inspect.getsourcefile(base) for base in owner.__mro__ if base.__module__ != "builtins"}
+    files = {inspect.getsourcefile(base) for base in owner.__mro__ if base.__module__ != "builtins"}
     frames = traceback.extract_tb(error.__traceback__)
-    frame = next((frame for frame in reversed(frames) if frame.filename in own), frames[-1])
+    frame = next((frame for frame in reversed(frames) if frame.filename in files), frames[-1])
     return f"{frame.filename}:{frame.lineno}: {frame.line}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`did you mean ppo or a2c? `, or nothing where no name of `known` is near."""
+    """`did you mean ppo or a2c? `, or "" if no name in `known` is similar."""
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
     return f"did you mean {' or '.join(near)}? " if near else ""

@@ -8,7 +8,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """What may still be allocated on `device`; None where nobody says so."""
+    """Bytes that can still be allocated on `device`; None if the system does not say."""
     if device.type == "cuda":
         reserved_but_free = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserved_but_free
@@ -17,14 +17,13 @@ def available_bytes(device: torch.device) -> int | None:
         free = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return None
-    try:  # a container's own limit; files that were read count as used there, and are given back
-        limit, used = (
-            (CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current")
-        )
-        read = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())[
-            "inactive_file"
-        ]
-        return free if limit == "max" else min(free, max(int(limit) - int(used) + int(read), 0))
+    # a container's limit; it counts cached files as used, but frees them on demand
+    try:
+        limit = (CGROUP / "memory.max").read_text().strip()
+        used = int((CGROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        cached = int(stat["inactive_file"])
+        return free if limit == "max" else min(free, max(int(limit) - used + cached, 0))
     except (OSError, KeyError, ValueError):
         return free
 

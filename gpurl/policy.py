@@ -3,90 +3,97 @@ environment nor the trainer.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gpurl.algorithms.base import Algorithm
+from gpurl.checkpoints.state_files import State
 from gpurl.errors import UsageError
+from gpurl.nn.networks import PolicyState
 from gpurl.run.load import load_algorithm
+
+Array = TypeVar("Array", np.ndarray, Tensor)
 
 
 class Policy:
-    """`act(obs)` for one observation or a batch; a policy with memory keeps it between calls until
-    `reset()`.
+    """`act(obs)` for one observation or a batch; a recurrent policy keeps its hidden state between
+    calls until `reset()`.
     """
 
-    def __init__(self, algorithm: Algorithm, settings: dict[str, Any]) -> None:
-        self.algorithm, self.settings = algorithm, settings
+    def __init__(self, algorithm: Algorithm, settings: State) -> None:
+        self.algorithm = algorithm
+        self.settings = settings
         self.device = algorithm.device
-        self._policy_state: Any = None
+        self._policy_state: PolicyState | None = None
 
-    def act(self, obs: np.ndarray | Tensor, deterministic: bool = True) -> Any:
+    def act(self, obs: Array, deterministic: bool = True) -> Array:
         """obs: [*obs] or [N, *obs], numpy or torch -> action [*action] or [N, *action] of the same
-        kind, as the environment takes it.
+        type, as the environment takes it.
         """
         batch, is_single = self._batch(obs)
-        if self._policy_state is None or (
-            self._policy_state and self._policy_state[0].shape[0] != batch.shape[0]
-        ):
-            self._policy_state = self.algorithm.initial_policy_state(batch.shape[0])
-        if not deterministic and batch.shape[0] != self.algorithm.num_envs:
-            raise UsageError(
-                f"a sampling policy draws for {self.algorithm.num_envs} environments, got "
-                f"{batch.shape[0]} observations; "
-                f"load(..., num_envs={batch.shape[0]}) makes one that fits"
-            )
-        if self.algorithm.num_state and not deterministic:  # the actor reads nothing of it
-            batch = torch.nn.functional.pad(batch.flatten(1), (0, self.algorithm.num_state))
-        decision = self.algorithm.act(batch, self._policy_state, explore=not deterministic)
+        algorithm = self.algorithm
+        policy_state = self._policy_state
+        # a batch of another size begins new episodes
+        if policy_state is None or (policy_state and len(policy_state[0]) != len(batch)):
+            policy_state = algorithm.initial_policy_state(len(batch))
+        if not deterministic:
+            if len(batch) != algorithm.num_envs:
+                raise UsageError(
+                    f"this policy samples actions for {algorithm.num_envs} environments, got "
+                    f"{len(batch)} observations; load(..., num_envs={len(batch)}) makes one that "
+                    f"fits"
+                )
+            if algorithm.num_state:  # the actor does not read privileged observations
+                batch = functional.pad(batch.flatten(1), (0, algorithm.num_state))
+        decision = algorithm.act(batch, policy_state, explore=not deterministic)
         self._policy_state = decision.policy_state
-        return self._like(decision.action[0] if is_single else decision.action, obs)
+        return _like(decision.action[0] if is_single else decision.action, obs)
 
-    def value(self, obs: np.ndarray | Tensor, state: np.ndarray | Tensor | None = None) -> Any:
-        """Expected return from obs: a number for [*obs], [N] for [N, *obs]; state [*state] or [N,
-        *state] is what only the critic sees.
+    def value(self, obs: Array, state: np.ndarray | Tensor | None = None) -> float | Array:
+        """Expected return from obs: a number for [*obs], [N] for [N, *obs]. state: [*state] or [N,
+        *state], the privileged observations of an asymmetric critic.
 
-        A policy with memory takes obs as what follows the observations it acted on: ask before
-        `act(obs)`, not after it.
+        A recurrent policy takes obs as the successor of the observations it acted on: call it
+        before `act(obs)`, not after it.
         """
         batch, is_single = self._batch(obs)
+        # append what only the critic sees
         if num_state := self.algorithm.num_state:
-            given = (
-                None
-                if state is None
-                else torch.as_tensor(state, device=self.device).float().reshape(-1, num_state)
-            )
-            if given is None or len(given) != len(batch):
+            rows = None
+            if state is not None:
+                rows = torch.as_tensor(state, device=self.device).float().reshape(-1, num_state)
+            if rows is None or len(rows) != len(batch):
                 got = "none" if state is None else f"one of shape {tuple(state.shape)}"
                 raise UsageError(
-                    f"this policy's critic reads a state of its own: value(obs, state "
+                    f"this policy's critic reads privileged observations: value(obs, state "
                     f"[{len(batch)}, {num_state}]), got {got}"
                 )
-            batch = torch.cat((batch.flatten(1), given), dim=1)
+            batch = torch.cat((batch.flatten(1), rows), dim=1)
         elif state is not None:
+            raise UsageError("this policy's critic reads observations only: value(obs)")
+        policy_state = self._policy_state or self.algorithm.initial_policy_state(len(batch))
+        if policy_state and len(policy_state[0]) != len(batch):
             raise UsageError(
-                "the critic of this policy reads observations: value(obs), without a state"
-            )
-        policy_state = self._policy_state or self.algorithm.initial_policy_state(batch.shape[0])
-        if policy_state and policy_state[0].shape[0] != batch.shape[0]:
-            raise UsageError(
-                f"the policy remembers {policy_state[0].shape[0]} episodes, got {batch.shape[0]} "
-                f"observations; reset() empties its memory"
+                f"the hidden state is of {len(policy_state[0])} episodes, got {len(batch)} "
+                f"observations; reset() empties it"
             )
         value = self.algorithm.value(batch, policy_state)
-        return float(value[0]) if is_single else self._like(value, obs)
+        return float(value[0]) if is_single else _like(value, obs)
 
     def reset(self) -> None:
-        """Empty the memory: the next observation begins an episode."""
+        """Empty the hidden state: the next observation begins an episode."""
         self._policy_state = None
 
     def _batch(self, obs: np.ndarray | Tensor) -> tuple[Tensor, bool]:
+        """(observations [N, *obs] on the device, whether `obs` is a single one)."""
         shape = tuple(self.algorithm.observation_space.shape or ())
         tensor = torch.as_tensor(obs, device=self.device)
-        tensor = tensor.float() if tensor.is_floating_point() else tensor
+        if tensor.is_floating_point():
+            tensor = tensor.float()
         if tuple(tensor.shape) == shape:
             return tensor.unsqueeze(0), True
         if tuple(tensor.shape[1:]) == shape and tensor.dim() == len(shape) + 1:
@@ -96,13 +103,14 @@ class Policy:
             f"got {tuple(tensor.shape)}"
         )
 
-    @staticmethod
-    def _like(tensor: Tensor, obs: np.ndarray | Tensor) -> Any:
-        return tensor if isinstance(obs, Tensor) else tensor.cpu().numpy()
+
+def _like(tensor: Tensor, obs: Array) -> Array:
+    """`tensor` as the type of `obs`."""
+    return tensor if isinstance(obs, Tensor) else tensor.cpu().numpy()
 
 
 def load(path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = True) -> Policy:
-    """The policy of a run folder (its best evaluated checkpoint, or with best=False its latest) or
-    of one checkpoint folder.
+    """The policy of a checkpoint folder, or of the best checkpoint of a run folder (best=False: the
+    latest).
     """
     return Policy(*load_algorithm(path, device, num_envs, best))

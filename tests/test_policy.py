@@ -39,7 +39,7 @@ def test_value_is_under_the_memory_that_act_kept_until_reset() -> None:
     policy.reset()
     torch.testing.assert_close(policy.value(obs), fresh)
     policy.act(seen)
-    with pytest.raises(UsageError, match=r"remembers 16 episodes, got 5 observations; reset\(\)"):
+    with pytest.raises(UsageError, match=r"is of 16 episodes, got 5 observations; reset\(\)"):
         policy.value(obs[:5])
 
 

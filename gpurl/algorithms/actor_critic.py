@@ -100,7 +100,7 @@ class ActorCriticConfig(OffPolicyConfig):
             raise UsageError(
                 f"target_subset {self.target_subset} is more than num_critics {self.num_critics}"
             )
-        check_atoms(self)
+        check_atoms(self.atoms, self.v_min, self.v_max)
         if self.fit_returns and (self.horizon < 2 or self.atoms):
             raise UsageError(
                 "fit_returns needs a rollout to sum over, horizon 2 or more, and critics of one "

@@ -101,7 +101,7 @@ class DQNConfig(OffPolicyConfig):
             ("tau",),
             zero_to_one=("tau", "epsilon_start", "epsilon_end", "epsilon_fraction"),
         )
-        check_atoms(self)
+        check_atoms(self.atoms, self.v_min, self.v_max)
         if self.atoms and self.quantiles:
             raise UsageError(
                 f"atoms {self.atoms} and quantiles {self.quantiles} are two kinds of distribution: "

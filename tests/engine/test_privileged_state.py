@@ -129,7 +129,7 @@ def test_a_policy_acts_without_the_state_and_values_with_it(tmp_path: Path, memo
     first, second = (policy.value(obs, row[None])[0] for row in state)
     assert first != second
     with pytest.raises(
-        UsageError, match=r"a state of its own: value\(obs, state \[1, 2\]\), got none"
+        UsageError, match=r"privileged observations: value\(obs, state \[1, 2\]\), got none"
     ):
         policy.value(obs)
     with pytest.raises(UsageError, match=r"got one of shape \(3, 2\)"):

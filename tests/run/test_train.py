@@ -515,8 +515,8 @@ def test_a_full_disk_warns_trains_on_and_ends_with_its_own_code(tmp_path: Path) 
     assert "ended by total_steps" in done.stdout
     assert "its last state is in no checkpoint" in done.stdout
     for name in (
-        "metrics.jsonl cannot be written",
-        "TensorBoard's event file cannot be written",
+        "cannot write metrics.jsonl",
+        "cannot write TensorBoard's event file",
         "no learning curve",
     ):
         assert done.stderr.count(name) == 1, done.stderr
