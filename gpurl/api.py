@@ -65,6 +65,7 @@ def train(
     the caller's handler.
     """
     env_name, instance = name_of_env(env)
+    # existing environments decide their number and device
     if instance is not None:
         for key, value in (("num_envs", instance.num_envs), ("device", str(instance.device))):
             if settings.setdefault(key, value) not in (value, instance.device):
@@ -134,7 +135,8 @@ def run(
         parts = None if resume_from is None else load_checkpoint(resume_from, device)[0]
         # set up, and undo it in the end
         cleanup.callback(torch.set_num_threads, torch.get_num_threads())
-        cleanup.callback(_set_allow_tf32, torch.backends.cuda.matmul.allow_tf32)
+        matmul = torch.backends.cuda.matmul
+        cleanup.callback(setattr, matmul, "allow_tf32", matmul.allow_tf32)
         eval_env = evaluation_env(settings, device, is_given=env is not None)
         if eval_env is not None:
             cleanup.callback(eval_env.close)
@@ -159,6 +161,7 @@ def run(
         else:
             trainer.restore(parts)
             note_resume(trainer.folder, settings.to_dict(), command)
+        # train, then compare with the scripted policy and draw the curve
         outcome = _run_logged(trainer)
         baseline = {} if eval_env is None else _scripted_baseline(outcome, eval_env, config)
         _draw_curve(trainer.folder, baseline)
@@ -174,10 +177,6 @@ def _device_of_run(name: str, is_resumed: bool) -> torch.device:
         raise UsageError(
             f"{error}; the run was trained on it, --device auto continues it here"
         ) from None
-
-
-def _set_allow_tf32(is_allowed: bool) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = is_allowed
 
 
 def _run_logged(trainer: Trainer) -> Outcome:
@@ -239,7 +238,8 @@ def evaluate_run(
         raise UsageError(f"episodes must be at least 1, got {episodes}")
     chosen = choose_device(device)
     policy = load(path, str(chosen), best=best)
-    count = min(episodes, policy.settings["num_envs"])  # an environment may be a process
+    # not more environments than the run had: each may be a process
+    count = min(episodes, policy.settings["num_envs"])
     env = make_env(policy.settings["env"], count, chosen, seed, **policy.settings["env_options"])
     policy_state = policy.algorithm.initial_policy_state(env.num_envs)
     try:

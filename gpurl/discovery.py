@@ -60,6 +60,7 @@ def find_class(
     defines several. Only that module is imported. UsageError names similar names, or the classes
     that were found.
     """
+    # classes given from Python, and modules outside the package
     module_name, _, class_name = name.partition(":")
     known = module_names(package, hidden)
     if name in GIVEN_CLASSES or (module_name not in known and _is_importable(module_name)):
@@ -81,6 +82,7 @@ def find_class_at(name: str, base: type, kind: str) -> type:
     given = GIVEN_CLASSES.get(name)
     if given is not None and issubclass(given, base):
         return given
+    # import the module
     full_name, _, class_name = name.partition(":")
     try:
         module = importlib.import_module(full_name)
@@ -88,6 +90,7 @@ def find_class_at(name: str, base: type, kind: str) -> type:
         raise UsageError(
             f"{kind} {full_name} cannot be imported: {type(error).__name__}: {error}"
         ) from error
+    # its one public class, or the one that is named
     classes = [
         value
         for value in vars(module).values()

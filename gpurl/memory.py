@@ -12,6 +12,7 @@ def available_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         reserved_but_free = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserved_but_free
+    # the machine's free memory
     try:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024

@@ -75,6 +75,7 @@ class Policy:
             batch = torch.cat((batch.flatten(1), rows), dim=1)
         elif state is not None:
             raise UsageError("this policy's critic reads observations only: value(obs)")
+        # the hidden state must be of these episodes
         policy_state = self._policy_state or self.algorithm.initial_policy_state(len(batch))
         if policy_state and len(policy_state[0]) != len(batch):
             raise UsageError(

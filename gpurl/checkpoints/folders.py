@@ -8,7 +8,6 @@ attacks: file contents are untrusted until they are decoded.
 """
 
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ import torch
 from filelock import FileLock
 from safetensors import SafetensorError
 
+from gpurl import __version__
 from gpurl.checkpoints.run_parts import Parts, check_parts
 from gpurl.checkpoints.state_files import read_json, read_state_files, write_state_files
 from gpurl.errors import CheckpointError
@@ -106,6 +106,7 @@ def load_checkpoint(
     torch.empty(0, device=device)  # a device that does not exist is torch's error
     if STEP_FOLDER.fullmatch(path.name) or os.path.lexists(path / "manifest.json"):
         return _load(path, device)
+    # candidates: the newest up to LATEST first, then those beyond it
     with _name_damage(path):
         latest = latest_checkpoint(path)
         available = list_checkpoints(path)
@@ -115,6 +116,7 @@ def load_checkpoint(
     problems = []
     if candidates and not first and not latest:
         problems.append(f"LATEST in {candidates[0].parent} names no checkpoint")
+    # the first that is intact
     for candidate in dict.fromkeys(filter(None, (first, latest, *candidates))):
         try:
             loaded = _load(candidate, device)
@@ -193,7 +195,7 @@ def _write_folder(path: Path, step: int, parts: Parts, is_best: bool) -> None:
         # the manifest, with its own checksum
         manifest: Manifest = {
             "format_version": FORMAT_VERSION,
-            "gpurl": _gpurl_version(),
+            "gpurl": __version__,
             "step": step,
             "sha256": ZEROS.decode(),
             "files": files,
@@ -238,6 +240,7 @@ def _prune(folder: Path, keep: int, old_latest: Path | None, latest: Path) -> No
     Steps beyond `old_latest`, which LATEST named until now, are of a training that a resume from an
     older checkpoint replaced, or of a killed process: up to `latest` they are removed.
     """
+    # what stays
     steps = _steps(folder)
     ahead = steps[steps.index(latest) + 1 :]
     behind = [
@@ -282,13 +285,6 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _gpurl_version() -> str:
-    try:
-        return importlib.metadata.version("gpurl")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def _load(folder: Path, device: str | torch.device) -> tuple[Parts, Manifest]:
     manifest = _check(folder)
     with _name_damage(folder):
@@ -310,10 +306,12 @@ def _is_intact(path: Path) -> bool:
 def _check(folder: Path) -> Manifest:
     """The manifest, after checking that the folder holds exactly the files that it describes."""
     with _name_damage(folder):
+        # the manifest is of this folder
         manifest = _read_manifest(folder)
         match = STEP_FOLDER.fullmatch(folder.name)
         if type(manifest["step"]) is not int or (match and int(match[1]) != manifest["step"]):
             raise CheckpointError(f"manifest.json is of step {manifest['step']!r}")
+        # every file is as described
         for name, expected in manifest["files"].items():
             stem, suffix = os.path.splitext(name)
             is_part = suffix == ".safetensors" and PART_NAME.fullmatch(stem)
@@ -327,6 +325,7 @@ def _check(folder: Path) -> Manifest:
                 raise CheckpointError(f"{name} has {size} bytes, wanted {expected['size']}")
             if _sha256(file) != expected["sha256"]:
                 raise CheckpointError(f"{name} does not have the SHA-256 that manifest.json gives")
+        # there are no other files
         names = {entry.name for entry in folder.iterdir()}
         if unknown := names - {"manifest.json", *manifest["files"]}:
             raise CheckpointError(f"unknown files {sorted(unknown)[:3]}")
@@ -337,6 +336,7 @@ def _read_manifest(folder: Path) -> Manifest:
     _require_regular(folder / "manifest.json")
     content, raw = read_json(folder / "manifest.json")
     manifest = cast(Manifest, content)
+    # its own checksum, computed with zeros in its place
     digest = manifest["sha256"].encode()
     version = manifest["format_version"]
     expected_digest = hashlib.sha256(raw.replace(digest, ZEROS)).hexdigest().encode()
@@ -345,6 +345,7 @@ def _read_manifest(folder: Path) -> Manifest:
             f"manifest.json (format {version}, this gpurl reads {FORMAT_VERSION}) does not have "
             f"its own SHA-256"
         )
+    # a format that this version reads
     if type(version) is not int or version < 1:
         raise CheckpointError(f"manifest.json has format {version!r}")
     if version < FORMAT_VERSION:

@@ -21,23 +21,10 @@ State = dict[str, Any]  # nested dicts, lists and tuples of Tensor, bool, int, f
 MAX_DEPTH = 64
 MAX_JSON_BYTES = 64 << 20
 # what every version of safetensors that gpurl allows can store
-DTYPES = {
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.bool,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint64,
-    torch.uint32,
-    torch.uint16,
-    torch.uint8,
-}
+DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool}
+DTYPES |= {torch.float8_e4m3fn, torch.float8_e5m2}
+DTYPES |= {torch.int64, torch.int32, torch.int16, torch.int8}
+DTYPES |= {torch.uint64, torch.uint32, torch.uint16, torch.uint8}
 
 
 def write_state_files(folder: Path, parts: dict[str, State]) -> None:
@@ -62,9 +49,11 @@ def read_state_files(folder: Path, device: str | torch.device) -> dict[str, Stat
     of many types.
     """
     encoded, _ = read_json(folder / "state.json")
+    # one file a part
     files = {file.name for file in folder.glob("*.safetensors")}
     if files != {f"{name}.safetensors" for name in encoded}:
         raise CheckpointError(f"state.json has parts {list(encoded)[:9]}, the files differ")
+    # each part with its tensors, none of which is left over
     parts: dict[str, State] = {}
     for name, state in encoded.items():
         with safe_open(folder / f"{name}.safetensors", framework="pt", device="cpu") as file:
@@ -102,6 +91,7 @@ def _encode(value: object, path: tuple[str, ...], tensors: dict[str, Tensor]) ->
             f"{where[:80]}…: a state may nest {MAX_DEPTH} deep, this one is deeper or contains "
             f"itself"
         )
+    # tensors
     if isinstance(value, Tensor):
         if value.dtype not in DTYPES or value.layout != torch.strided or value.is_meta:
             raise CheckpointError(
@@ -113,6 +103,7 @@ def _encode(value: object, path: tuple[str, ...], tensors: dict[str, Tensor]) ->
             key = "~__metadata__"
         tensors[key] = value.detach()
         return {"!tensor": key}
+    # containers; names that begin with "!" get another one
     if isinstance(value, dict):
         items: dict[str, Json] = {}
         for name, item in value.items():
@@ -125,6 +116,7 @@ def _encode(value: object, path: tuple[str, ...], tensors: dict[str, Tensor]) ->
     if type(value) is list or type(value) is tuple:
         elements = [_encode(item, (*path, str(n)), tensors) for n, item in enumerate(value)]
         return elements if kind is list else {"!tuple": elements}
+    # numbers that JSON cannot hold exactly, and plain values
     if type(value) is int and value.bit_length() > 63:
         return {"!int": hex(value)}
     if type(value) is float and not math.isfinite(value):

@@ -50,6 +50,7 @@ class FiniteGuard:
         """Mark and zero bad rows; returns which environments had any, [N] bool, or None if the host
         knows that all is finite.
         """
+        # nothing to do if the host sees that all sums are finite
         columns = {
             name: buffer[name]
             for name in CHECKED
@@ -101,6 +102,7 @@ class FiniteGuard:
         """Keep the position of the first bad row and the columns of its environment; bad: [columns,
         T, N] bool, rows: [T, N] bool, those that count.
         """
+        # the first bad row, by selection instead of indexing: no host sync
         flat = rows.flatten()
         index = flat.int().argmax()
         is_first = flat.any() & (self.first < 0)
@@ -108,6 +110,7 @@ class FiniteGuard:
         of_row = bad.flatten(1).index_select(1, index.view(1)).squeeze(1)
         torch.where(is_first, (of_row.long() << shifts).sum(), self.keys, out=self.keys)
         torch.where(is_first, index, self.first, out=self.first)
+        # the columns of its environment
         env = (index % rows.shape[1]).view(1)
         columns = buffer.columns | self._split_obs(buffer.columns)
         for name in EVIDENCE:
@@ -168,10 +171,12 @@ class FiniteGuard:
         self.policy_diverged.zero_()
         if not (values["policy_diverged"] or (count and stop)):
             return
+        # where it was
         step, env = divmod(int(values["first_non_finite"]), num_envs)
         names = [name for bit, name in enumerate(self.names) if keys >> bit & 1]
         columns = " and ".join(names) or "the next obs"
         where = f"iteration {iteration}, step {step} of the rollout"
+        # whose it was
         error: NonFiniteError
         if values["policy_diverged"]:
             error = DivergedError(

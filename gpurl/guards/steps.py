@@ -79,6 +79,7 @@ class StepGuard:
             new_steps = max(steps - self.steps[name], 1)
             per_iteration = -(-new_steps // max(iteration - self.iteration, 1))
             if skipped:
+                # the iteration and minibatch of the first one
                 later, index = divmod(max(first - self.steps[name] - 1, 0), per_iteration)
                 where = {
                     "env": env,
@@ -87,6 +88,7 @@ class StepGuard:
                     "minibatches": per_iteration,
                     "skipped": skipped,
                 }
+                # warn or end the run
                 is_end = stop and longest >= max(per_iteration, MIN_IN_A_ROW)
                 warning = self._explain(name, optimizer, where, longest if is_end else 0)
                 warnings += [] if self.total else [warning]
@@ -136,6 +138,7 @@ class StepGuard:
 
 def _first_skipped(name: str, optimizer: FlatAdam) -> tuple[State, str]:
     """(names, losses and norms of the first skipped step, what was not finite in words)."""
+    # parameters and gradients by name
     prefix = f"{name}." if name else ""
     parameters = optimizer.parts_of(optimizer.flat)
     parts = optimizer.parts_of(optimizer.skipped.gradient)

@@ -31,6 +31,7 @@ class _Dumper(yaml.SafeDumper):
     """Quotes text that `_Loader` would read as a number."""
 
 
+# numbers with an exponent need no point and no sign
 for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver(
         "tag:yaml.org,2002:float",
@@ -46,6 +47,7 @@ def as_yaml(values: Mapping[str, Json]) -> bytes:
 
 def read_config(path: str | Path) -> dict[str, Json]:
     """Values of a YAML file of settings; UsageError says what is wrong with it."""
+    # the file may be a user's, another program's or damaged
     try:
         text = read_at_most(Path(path), MAX_CONFIG_BYTES)
         values = _Loader(text.decode("utf-8")).get_single_data()

@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -55,6 +54,7 @@ class Display:
             live = not self._muted and sys.stdout.isatty() and can_animate
         self._is_live = live and not self._muted
         self._live: Live | None = None
+        # the newest numbers, and whether they are still to be shown
         self._step = 0
         self._values: dict[str, float] = {}
         self._next_show = 0.0
@@ -65,12 +65,7 @@ class Display:
             self._safely(self._start_live)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             if self._has_news:
                 self._safely(self._show)
@@ -168,6 +163,7 @@ class Display:
 
     def _cells(self) -> dict[str, str]:
         """Label and text of all that is known so far."""
+        # speed
         values = self._values
         cells = {}
         if "time/fps" in values:
@@ -177,6 +173,7 @@ class Display:
         if collect + update > 0:
             percent = 100 * collect / (collect + update)
             cells["collect / update"] = f"{percent:.0f} % / {100 - percent:.0f} %"
+        # returns, losses and what else there is
         for label, tags in ROWS.items():
             tag = next((tag for tag in tags if tag in values), None)
             if tag is not None:

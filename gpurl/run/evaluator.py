@@ -18,7 +18,7 @@ from gpurl.run.settings import TrainConfig
 
 Act = Callable[[Tensor, PolicyState], tuple[Tensor, PolicyState]]
 EVAL_SEED = 1_000_003  # every evaluation plays the same episodes, which training never plays
-LOOK_EVERY = 16  # steps between checks whether all episodes ended; each is a host sync
+LOOK_EVERY = 16  # steps between checks whether all episodes ended
 
 
 def greedy(algorithm: Algorithm) -> Act:
@@ -57,6 +57,7 @@ def evaluate(
     there are no others the mean is NaN. Raises EndlessEpisodeError if not all episodes end within
     `max_steps` steps an episode, Stopped once `should_stop()` is true.
     """
+    # each environment plays the same number of episodes, however short its own are
     episodes_per_env = -(-episodes // env.num_envs)
     obs = reset_env(env, seed)
     finished = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
@@ -80,6 +81,7 @@ def evaluate(
         rows[:4] = torch.where(is_finite, rows[:4], 0.0)
         sums += torch.where(counts, rows, 0.0).sum(1)
         finished += counts
+        # look rarely: each look waits for the device
         if step % LOOK_EVERY == LOOK_EVERY - 1 and bool((finished >= episodes_per_env).all()):
             break
     else:
@@ -89,6 +91,7 @@ def evaluate(
             f"in {max_steps} steps; "
             "a time limit (max_episode_steps) ends them"
         )
+    # statistics on the host; without a finite episode they are NaN
     count, total, squares, length, non_finite = sums.tolist()
     divisor = count or math.nan
     mean = total / divisor
@@ -134,6 +137,7 @@ class Evaluations:
         self.is_best = False
         if self.env is None or not self.episodes:
             return {}
+        # play the episodes
         self.last_at = steps
         policy_state = algorithm.initial_policy_state(self.env.num_envs)
         act = greedy(algorithm)
@@ -146,6 +150,7 @@ class Evaluations:
             self.env = None
             self.has_endless_episodes = True
             return {}
+        # episodes with NaN, and the best return so far
         if non_finite := values.get("eval/non_finite_episodes"):
             self._report_non_finite(non_finite)
         if not values["eval/episodes"]:

@@ -27,10 +27,12 @@ def name_of_algorithm(algorithm: object) -> str:
 
 def name_of_env(env: EnvOrName) -> tuple[str, VecEnv | None]:
     """(the name that stands for `env`, the environments themselves if they were given)."""
+    # what has a name of its own
     if isinstance(env, str):
         return env, None
     if isinstance(env, type) and issubclass(env, VecEnv):
         return name_of_class(env), None
+    # what exists, and what makes copies
     instance = _as_vec_env(env)
     if instance is not None:
         return name_of_class(type(instance)), instance
@@ -68,6 +70,7 @@ def _class_of_copies(make: Callable[[], object]) -> type[VecEnv]:
     ) -> None:
         initialise(self, num_envs, device, seed, env=make)
 
+    # the class goes by the function's name, so that a resume finds it
     name = getattr(make, "__name__", type(make).__name__)
     copies = type(name, (adapter,), {"__init__": __init__})
     copies.__qualname__ = getattr(make, "__qualname__", name)

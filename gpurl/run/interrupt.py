@@ -5,7 +5,7 @@ signal ends the process.
 import os
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 
 MESSAGE = b"stopping: the iteration ends and is saved first; another signal ends at once\n"
 
@@ -31,11 +31,6 @@ class StopRequest:
                 self._handlers[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

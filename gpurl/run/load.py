@@ -21,6 +21,7 @@ def load_algorithm(
     checkpoint of a run folder (best=False: the latest).
     """
     parts, manifest = load_checkpoint(Path(path), device, best=best)
+    # the file may be another program's: every misfit is a CheckpointError
     try:
         meta = parts["meta"]
         settings = meta["settings"]

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO
 
 from gpurl.checkpoints.plain_files import MAX_LINE_BYTES, Json, append_regular
@@ -100,12 +99,7 @@ class _WarnOnce:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if isinstance(error, Exception) and not self._failing:
             log.warning("cannot write %s, the training continues: %s", self._file_name, error)
         self._failing = error is not None
@@ -125,6 +119,7 @@ class _AppendFile:
     def write(self, record: bytes) -> None:
         if self._file is None:
             self._file = append_regular(self._path, buffering=0)
+        # cut the file to this size if the record does not fit
         size = os.fstat(self._file.fileno()).st_size
         try:
             written = self._file.write(record)
@@ -252,17 +247,20 @@ class Logger:
         """Log host numbers by native tag at an env step. NaN and infinity are null in metrics.jsonl
         and are counted.
         """
+        # count NaN and infinity
         values = {tag: float(value) for tag, value in values.items()}
         non_finite = [tag for tag, value in values.items() if not math.isfinite(value)]
         self._non_finite += len(non_finite)
         if self._non_finite:
             values[NON_FINITE] = float(self._non_finite)
+        # metrics.jsonl, in which they are null
         seconds = round(time.monotonic() - self._start_time, 3)
         line: dict[str, float | None] = {"step": step, "time": seconds, **values}
         line.update(dict.fromkeys(non_finite))
         with self._lines_alarm:
             self._lines.write(json.dumps(line, allow_nan=False).encode() + b"\n")
         self._iteration = int(values.get("time/iterations", self._iteration))
+        # TensorBoard, by the thread
         x = self._event_step(step)
         now = time.time()
         self._send(lambda: self._events.write_scalars(x, now, in_style(values, self._style)))

@@ -104,6 +104,7 @@ def num_envs_that_fit(num_envs: int, needed: int, fixed: int, room: int) -> int 
     needed: bytes used and requested with `num_envs` environments, of which `fixed` do not depend on
     their number.
     """
+    # the part that grows with the number of environments
     bytes_per_env = max(needed - fixed, 1) / num_envs
     max_envs = min(int((USABLE_FRACTION * room - fixed) // bytes_per_env), num_envs - 1)
     return None if max_envs < 1 else 1 << (max_envs.bit_length() - 1)
@@ -125,6 +126,7 @@ def used_and_free(device: torch.device, engine_bytes: int) -> tuple[int, int | N
     free = available_bytes(device)
     if device.type != "cuda":
         return engine_bytes, free
+    # the peak may have been freed since
     peak = torch.cuda.max_memory_allocated(device)
     freed_since = peak - torch.cuda.memory_allocated(device)
     return peak, None if free is None else max(free - freed_since, 0)

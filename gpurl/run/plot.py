@@ -152,6 +152,7 @@ def _add_line(series: Series, line: bytes) -> None:
         step = numbers.pop("step")
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return
+    # numbers that cannot be drawn
     if not math.isfinite(step) or abs(step) > MAX_NUMBER:
         return
     for tag, number in numbers.items():
@@ -171,20 +172,25 @@ def _title(folder: Path) -> str:
 
 def _draw(figure: "Figure", series: Series, references: dict[str, float]) -> None:
     """Returns on the left, side panels on the right."""
+    # a panel for each group that has values
     panels = []
     for color, labels in SIDE_PANELS:
         tag = next((tag for tag in labels if tag in series), None)
         if tag is not None:
             panels.append((series[tag], labels[tag], color))
+    # the layout
     widths = [2.2, 1.0] if panels else [1.0]
     grid = figure.add_gridspec(max(1, len(panels)), len(widths), width_ratios=widths)
+    # returns
     returns = figure.add_subplot(grid[:, 0])
     _draw_returns(returns, series, references)
+    # panels, which share the x-axis
     for row, (points, label, color) in enumerate(panels):
         is_last = row == len(panels) - 1
         axes = figure.add_subplot(grid[row, 1], sharex=returns)
         _line(axes, points, color, width=1.2)
         axes.set_ylabel(label)
+        # a logarithmic scale for more than two decades
         finite = [value for value in points[1] if math.isfinite(value)]
         if label == "env steps/s":
             axes.set_ylim(bottom=0)

@@ -9,10 +9,7 @@ Preset = dict[str, Json]
 REPLAYING = ("ddpg", "td3", "sac", "discrete_sac", "redq", "mod_sac", "dqn", "rainbow", "vdn")
 # a replay buffer of single steps learns best from few environments, with 8 updates of 256 a step
 FEW_ENVS: Preset = {"num_envs": 64, "total_steps": 1_000_000}
-SMALL_NETWORKS: Preset = {
-    "actor_network": {"hidden": [128, 128]},
-    "critic_network": {"hidden": [128, 128]},
-}
+SMALL_NETWORK: Json = {"hidden": [128, 128]}
 PENDULUM: Preset = {
     "num_envs": 64,
     "total_steps": 40_000,
@@ -20,6 +17,8 @@ PENDULUM: Preset = {
     "learning_rate": 1e-3,
     "tau": 0.01,
     "reward_scale": 0.1,
+    "actor_network": SMALL_NETWORK,
+    "critic_network": SMALL_NETWORK,
 }
 # a deterministic actor explores little, so many random actions come first (rl-zoo3: gamma 0.98,
 # 10,000 random steps)
@@ -100,58 +99,34 @@ PRESETS: dict[tuple[str, str], Preset] = {
         for name in (*REPLAYING, "bc")
     },
     **{(name, "gymnasium_cpu"): FEW_ENVS for name in ("fast_td3", "fast_sac")},
-    **{(name, "pendulum"): PENDULUM | SMALL_NETWORKS for name in ("sac", "mod_sac")},
-    **{(name, "pendulum"): PENDULUM | SMALL_NETWORKS | DETERMINISTIC for name in ("ddpg", "td3")},
-    ("bc", "pendulum"): {"actor_network": SMALL_NETWORKS["actor_network"]},  # for actor_from
-    ("redq", "pendulum"): {
-        **PENDULUM,
-        **SMALL_NETWORKS,
-        "num_critics": 5,
-        "updates": 8,
-        "policy_delay": 2,
-    },
+    **{(name, "pendulum"): PENDULUM for name in ("sac", "mod_sac")},
+    **{(name, "pendulum"): PENDULUM | DETERMINISTIC for name in ("ddpg", "td3")},
+    ("bc", "pendulum"): {"actor_network": SMALL_NETWORK},  # for actor_from
+    ("redq", "pendulum"): PENDULUM | dict(num_critics=5, updates=8, policy_delay=2),
     **{(name, "pendulum"): FAST_PENDULUM for name in ("fast_td3", "fast_sac")},
     ("dqn", "cart_pole"): CART_POLE,
     ("rainbow", "cart_pole"): CART_POLE | {"v_min": 0.0, "v_max": 10.0},
-    ("pqn", "cart_pole"): {
-        "num_envs": 32,
-        "horizon": 64,
-        "total_steps": 300_000,
-        "reward_scale": 0.1,
-    },
+    ("pqn", "cart_pole"): dict(num_envs=32, horizon=64, total_steps=300_000, reward_scale=0.1),
     ("pqn", "gymnasium_cpu"): {"num_envs": 32, "horizon": 64, "total_steps": 500_000},
-    ("ppo", "chasing"): {
-        "num_envs": 4096,
-        "horizon": 32,
-        "minibatches": 16,
-        "gamma": 0.99,
-        "initial_std": 0.5,
-        "entropy_coef": 0.005,
-    },
-    ("ppo", "cart_pole"): {
-        "num_envs": 1024,
-        "horizon": 16,
-        "total_steps": 1_000_000,
-        "learning_rate": 2e-3,
-        "schedule": "linear",
-    },
-    ("a2c", "cart_pole"): {
-        "num_envs": 16,
-        "horizon": 16,
-        "total_steps": 500_000,
-        "learning_rate": 1e-3,
-        "schedule": "linear",
-    },
+    ("ppo", "chasing"): dict(
+        num_envs=4096, horizon=32, minibatches=16, gamma=0.99, initial_std=0.5, entropy_coef=0.005
+    ),
+    ("ppo", "cart_pole"): dict(
+        num_envs=1024, horizon=16, total_steps=1_000_000, learning_rate=2e-3, schedule="linear"
+    ),
+    ("a2c", "cart_pole"): dict(
+        num_envs=16, horizon=16, total_steps=500_000, learning_rate=1e-3, schedule="linear"
+    ),
     ("ppo", "pendulum"): {"num_envs": 1024, "horizon": 16, "total_steps": 1_000_000, "gamma": 0.95},
-    ("ppo", "gymnasium_cpu"): {
-        "num_envs": 8,
-        "horizon": 256,
-        "epochs": 10,
-        "minibatches": 8,
-        "total_steps": 1_000_000,
-        "learning_rate": 1e-3,
-        "schedule": "linear",
-    },
+    ("ppo", "gymnasium_cpu"): dict(
+        num_envs=8,
+        horizon=256,
+        epochs=10,
+        minibatches=8,
+        total_steps=1_000_000,
+        learning_rate=1e-3,
+        schedule="linear",
+    ),
     ("ppo", "inverted_pendulum"): {"num_envs": 256, "horizon": 16, "total_steps": 300_000},
     ("ppo", "inverted_double_pendulum"): {"num_envs": 256, "horizon": 32, "total_steps": 2_000_000},
     **{
@@ -179,12 +154,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("ppo", "isaac_gym:Cartpole"): _isaac_gym(
         [32, 32], num_envs=512, epochs=8, minibatches=1, value_coef=2.0, total_steps=819_200
     ),
-    ("ppo", "isaac_gym:Anymal"): {
-        "horizon": 24,
-        "epochs": 5,
-        "minibatches": 3,
-        "total_steps": 98_304_000,
-    },
+    ("ppo", "isaac_gym:Anymal"): dict(horizon=24, epochs=5, minibatches=3, total_steps=98_304_000),
     ("ppo", "isaac_gym:ShadowHand"): _isaac_gym(
         [512, 512, 256, 128],
         num_envs=16384,

@@ -31,6 +31,7 @@ class Reporter:
         """Warn if one iteration is longer than the whole run, or if the run ends before its replay
         buffer holds enough to learn from. remaining_steps: of whole iterations.
         """
+        # one iteration is the whole run
         engine = self.engine
         horizon = engine.buffer.horizon
         num_envs = engine.env.num_envs
@@ -39,6 +40,7 @@ class Reporter:
                 f"one iteration is {horizon * num_envs:,} steps (num_envs {num_envs:,} x horizon "
                 f"{horizon:,}), more than total_steps {total_steps:,}: the run ends after it"
             )
+        # the replay buffer is not full enough
         learning_starts = engine.algorithm.learning_starts
         if not remaining_steps or engine.stored >= learning_starts:
             return

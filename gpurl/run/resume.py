@@ -83,11 +83,13 @@ def validate_for_resume(
     """(the checkpoint's parts adapted to this run, notes for the user); CheckpointError names what
     differs.
     """
+    # what a resume may not change
     for name, old, new in _kept_values(parts["meta"], settings.to_dict(), algorithm):
         if old != new:
             raise CheckpointError(
                 f"the checkpoint has {name} {old}, this run {new}; a resumed run keeps it"
             )
+    # the number of environments may change
     old_count = parts["meta"]["settings"]["num_envs"]
     new_count = settings.train.num_envs
     if old_count == new_count:

@@ -29,17 +29,9 @@ MAX_DIFF_BYTES = 1 << 20
 GIT_SECONDS = 10.0
 MAX_HOLDER_BYTES = 1000
 LOCK_SECONDS = 0.3  # a run keeps its lock for hours: waiting longer does not help
-# what a run leaves that ended before its first checkpoint
-RUN_FILES = {
-    "config.yaml",
-    "command.txt",
-    "versions.json",
-    "git.diff",
-    "run.lock",
-    "run.pid",
-    "metrics.jsonl",
-    "checkpoints",
-}
+# the files of a run that ended before its first checkpoint
+INFO_FILES = {"config.yaml", "command.txt", "versions.json", "git.diff"}
+RUN_FILES = INFO_FILES | {"run.lock", "run.pid", "metrics.jsonl", "checkpoints"}
 EVENT_FILES = "events.out.tfevents."
 PACKAGES = ("torch", "triton", "gpurl", "gymnasium", "numpy")
 
@@ -66,6 +58,7 @@ def create_run_folder(
 def _chosen_folder(folder: Path) -> Path:
     """`folder`, which must be new, empty, or of a run that ended before its first checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
+    # a run that failed early may be replaced, files of the user may not
     entries = {entry.name for entry in folder.iterdir()}
     names = {name for name in entries if not name.startswith(EVENT_FILES)}
     is_failed_run = "run.pid" in names and names <= RUN_FILES
@@ -152,12 +145,14 @@ def _versions() -> dict[str, Json]:
     """Python, the packages that influence results (None: not installed), the system and its
     devices.
     """
+    # packages
     versions: dict[str, Json] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
+    # the machine
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus: list[Json] = [torch.cuda.get_device_name(index) for index in range(num_gpus)]
     versions |= {
@@ -174,15 +169,18 @@ def _git_diff() -> bytes | None:
     """The commit of the working directory's repository and the changes since; None without git,
     repository or commit.
     """
+    # without running code that the repository configures
     git = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false"]
     diff_command = [*git, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD"]
     try:
+        # the commit
         commit = subprocess.run(  # noqa: S603 - git, no shell
             [*git, "rev-parse", "HEAD"], capture_output=True, timeout=GIT_SECONDS
         )
         if commit.returncode != 0:
             return None
-        with tempfile.TemporaryFile() as diff:  # it may be too large for memory
+        # the changes, on disk: they may be too large for memory
+        with tempfile.TemporaryFile() as diff:
             subprocess.run(  # noqa: S603 - git, no shell
                 diff_command,
                 stdout=diff,

@@ -173,6 +173,7 @@ def make_settings(algorithm: str, env: str, **values: object) -> Settings:
     from gpurl.envs.registry import resolve_env
     from gpurl.run.presets import name_for_presets, preset
 
+    # defaults and preset, overridden by the values
     env_class, _ = resolve_env(env)
     algorithm_class = resolve_algorithm(algorithm)
     algorithm_preset = name_for_presets(algorithm, algorithm_class, "gpurl.algorithms")
@@ -244,6 +245,7 @@ def build(
         if name not in fields:
             raise UsageError(_unknown_setting(name, {*fields, *known}))
         hint = hints[name]
+        # a nested dataclass: the values override those that the field starts with
         if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
             factory = fields[name].default_factory
             assert factory is not dataclasses.MISSING

@@ -173,6 +173,7 @@ class Trainer:
         """Write a checkpoint. If that fails, for example on a full disk, the reason is shown as a
         warning and returned, and the run tries again at the next interval.
         """
+        # weights with NaN must not replace good ones
         self.last_save = time.monotonic()
         problem = ""
         if weights := self.engine.guards.steps.bad_weights():
@@ -228,6 +229,7 @@ class Trainer:
             display.warn(f"no checkpoint at step {self.steps}: {text}")
         if not is_fault:
             return
+        # what the user can do, and a dump of the NaN
         advice = _advice_after_divergence(self.folder) if isinstance(error, DivergedError) else ""
         if isinstance(error, NonFiniteError) and (
             dump := write_dump(self.folder, self.steps, error)
