@@ -2,16 +2,16 @@
 
 import io
 import os
+import subprocess
 from contextlib import redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
 from gpurl.cli.convert import worker as convert_worker
-from gpurl.cli.convert.tensors import Answer
 from tests.small_runs import exit_code
 
 
-def forked(path: Path, folder: Path) -> Answer:
+def forked(path: Path, folder: Path) -> "subprocess.CompletedProcess[bytes]":
     """In place of `gpurl.cli.convert.tensors.run_worker`."""
     answer = folder / "answer"
     if (child := os.fork()) == 0:
@@ -25,7 +25,8 @@ def forked(path: Path, folder: Path) -> Answer:
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return Answer(code, answer.read_bytes() if answer.exists() else b"", b"")
+    printed = answer.read_bytes() if answer.exists() else b""
+    return subprocess.CompletedProcess([], code, printed, b"")
 
 
 def convert(file: Path, *words: str) -> int | str | None:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -20,7 +21,7 @@ import torch
 import gpurl
 from gpurl.api import resume
 from gpurl.checkpoints.folders import load_checkpoint, save_checkpoint
-from gpurl.cli.convert.tensors import Answer, read_foreign, run_worker
+from gpurl.cli.convert.tensors import read_foreign, run_worker
 from gpurl.cli.convert.worker import Refused, check_archive
 from gpurl.errors import CheckpointError, GpurlError, UsageError
 from gpurl.run.plot import read_metrics
@@ -473,7 +474,7 @@ def test_tensors_come_out_as_they_were_by_their_path(
     told = capsys.readouterr().out
     assert "model.z" in told
     assert "[3, 4]" in told
-    assert "left out, being no tensors: numpy, it, names.0, names.1" in told
+    assert "skipped, not tensors: numpy, it, names.0, names.1" in told
     assert (
         "without the prefixes of wrappers (_orig_mod., module.): 2 names, as model.module.z" in told
     )
@@ -498,12 +499,13 @@ def test_the_worker_is_a_process_of_its_own_and_its_end_is_told(
     )  # beside the file: must not be imported
     torch.save({"a": torch.ones(2)}, tmp_path / "x.pt")
     (tmp_path / "out").mkdir()
-    answer = run_worker(tmp_path / "x.pt", tmp_path / "out")
-    assert answer.code == 0, answer.errors
-    assert json.loads(answer.told)["names"] == ["a"]
+    done = run_worker(tmp_path / "x.pt", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["names"] == ["a"]
     assert not (tmp_path / "canary").exists()
     monkeypatch.setattr(
-        "gpurl.cli.convert.tensors.run_worker", lambda path, folder: Answer(-9, b"", b"")
+        "gpurl.cli.convert.tensors.run_worker",
+        lambda path, folder: subprocess.CompletedProcess([], -9, b"", b""),
     )
     with pytest.raises(
         CheckpointError, match="was ended by signal 9, as of a process that goes over its limits"

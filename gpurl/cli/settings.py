@@ -24,6 +24,7 @@ SIMPLE_TYPES = (bool, int, float, str)
 SETTING = re.compile(r"(?:--)?([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 # settings that `gpurl.cli.convert.policy` derives from the weights
 SET_BY_WEIGHTS = {
+    "network.trunk",
     "network.hidden",
     "network.shared",
     "network.memory",

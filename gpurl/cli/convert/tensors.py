@@ -1,5 +1,5 @@
-"""`gpurl convert`: weights of another trainer become a safetensors file, or a run; the file itself
-is read in a process of its own.
+"""The tensors of another trainer's file, read by a worker process, and written as a safetensors
+file.
 """
 
 import json
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,26 +24,27 @@ from gpurl.errors import CheckpointError, UsageError, visible
 WRAPPERS = ("_orig_mod", "module")
 WORKER = Path(__file__).with_name("worker.py")
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".zip", ".safetensors")
-OWNER = (
-    "who has the program that wrote it can give its weights alone: "
+ADVICE = (
+    "the program that wrote it can write the weights alone: "
     "safetensors.torch.save_file(model.state_dict(), FILE)"
 )
-ORDER = "gpurl.order"  # in the metadata of what is written: the names, as they came
-SHOWN = 8  # names of what was left out
+ORDER = "gpurl.order"  # in the metadata of a written file: the names in their original order
+NUM_SHOWN = 8  # names of skipped values
 
 
-class Answer(NamedTuple):
-    """How the worker ended and what it said."""
+class WorkerResult(TypedDict, total=False):
+    """The JSON that `worker.py` prints: either `refused`, or all others."""
 
-    code: int
-    told: bytes
-    errors: bytes
+    refused: str  # the reason
+    names: list[str]  # of the tensors, in the order of the file
+    skipped: list[str]  # names of some values that are no tensors
+    count: int  # of all of these
 
 
 @dataclass
 class Converted:
-    """The tensors of a file by name, on the CPU, and what there is to tell; ordered: as their owner
-    had them, not by name.
+    """The tensors of a file by name, on the CPU, and notes for the user; ordered: in the order of
+    the module they come from, not sorted by name.
     """
 
     tensors: dict[str, Tensor]
@@ -51,13 +52,13 @@ class Converted:
     ordered: bool = True
 
     def table(self) -> str:
-        """A line a tensor: name, shape, dtype."""
-        names = {name: visible(name) for name in self.tensors}
-        width = max(map(len, names.values()))
-        rows = [
-            f"  {names[name]:{width}s}  {_shape(tensor):14s} {str(tensor.dtype)[6:]}"
-            for name, tensor in self.tensors.items()
-        ]
+        """A line for each tensor, name, shape and dtype, and the notes."""
+        names = [visible(name) for name in self.tensors]
+        width = max(map(len, names))
+        rows = []
+        for name, tensor in zip(names, self.tensors.values()):
+            shape = str(list(tensor.shape))
+            rows.append(f"  {name:{width}s}  {shape:14s} {str(tensor.dtype)[6:]}")
         return "\n".join([*rows, *self.notes])
 
 
@@ -65,167 +66,144 @@ def read_foreign(path: Path) -> Converted:
     """The tensors of `path`: torch.save's .pt, .pth, .bin or .ckpt, stable-baselines3's .zip, or
     .safetensors.
 
-    CheckpointError for a file that is damaged, too large for what it is, or would have to be
-    executed; UsageError for one of another kind.
+    CheckpointError for a file that is damaged, too large for its contents, or would have to be
+    executed; UsageError for another kind of file.
     """
     if path.suffix not in SUFFIXES:
         raise UsageError(f"gpurl convert reads {', '.join(SUFFIXES)}, got {str(path)!r}")
+    if not path.exists():
+        raise CheckpointError(f"there is no file {path}")
     if not path.is_file():
-        raise CheckpointError(
-            f"{path} is a {'folder' if path.is_dir() else 'device'}, wanted a file"
-            if path.exists()
-            else f"there is no file {path}"
-        )
-    notes, ordered = list[str](), True
+        kind = "folder" if path.is_dir() else "device"
+        raise CheckpointError(f"{path} is a {kind}, wanted a file")
     if path.suffix == ".safetensors":
-        found, ordered = _tensors_of(path)
+        tensors, ordered = _read_safetensors(path)
+        notes: list[str] = []
     else:
-        found, notes = _through_worker(path)
-    if not found:
+        tensors, notes = _read_by_worker(path)
+        ordered = True
+    if not tensors:
         raise CheckpointError(f"{path} holds no tensors")
-    tensors = without_wrappers(found, str(path))
-    if renamed := [name for name in found if name not in tensors]:
+    unwrapped = _without_wrappers(tensors, path)
+    if renamed := [name for name in tensors if name not in unwrapped]:
         notes.append(
             f"without the prefixes of wrappers (_orig_mod., module.): {len(renamed)} names, as "
             f"{visible(renamed[0])}"
         )
-    return Converted(tensors, notes, ordered)
+    return Converted(unwrapped, notes, ordered)
 
 
-def write_safetensors(converted: Converted, target: Path) -> Path:
-    """`target`, whole or not at all; UsageError where it is there already, CheckpointError where
-    the disk refuses.
+def write_safetensors(converted: Converted, target: Path) -> None:
+    """Write `target` completely or not at all; UsageError where it exists already, CheckpointError
+    where the disk refuses.
     """
     if target.exists():
         raise UsageError(f"{target} is there already; give another name with --out")
     part = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    metadata = {ORDER: json.dumps(list(converted.tensors))} if converted.ordered else None
     try:
-        save_file(
-            converted.tensors,
-            part,
-            {ORDER: json.dumps(list(converted.tensors))} if converted.ordered else None,
-        )
+        save_file(converted.tensors, part, metadata)
+        # safetensors writes mode 0600: give the file the mode of any other new file
         mask = os.umask(0)
         os.umask(mask)
-        part.chmod(0o666 & ~mask)  # safetensors writes 0600
+        part.chmod(0o666 & ~mask)
         part.replace(target)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write {target}: {error}") from error
     finally:
         part.unlink(missing_ok=True)
-    return target
 
 
-def in_order(name: str) -> tuple[list[Any], str]:
+def natural_order(name: str) -> tuple[str, str]:
     """Key that sorts names with their numbers as numbers: actor.2 before actor.10."""
-    parts: list[Any] = re.split(r"([0-9]+)", name)
-    parts[1::2] = [
-        (len(digits.lstrip("0")), digits.lstrip("0")) for digits in parts[1::2]
-    ]  # int() refuses very long ones
-    return parts, name
+    return re.sub(r"[0-9]+", lambda digits: digits[0].lstrip("0").zfill(20), name), name
 
 
-def _shape(tensor: Tensor) -> str:
-    return f"[{', '.join(map(str, tensor.shape))}]"
-
-
-def _tensors_of(path: Path) -> tuple[dict[str, Tensor], bool]:
-    """(the tensors, whether they are in the order of who had them): safetensors sorts names,
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], bool]:
+    """(the tensors, whether they are in their original order): safetensors sorts names, and
     `write_safetensors` notes the order.
     """
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            names = sorted(file.keys(), key=in_order)
+            names = sorted(file.keys(), key=natural_order)
             noted = json.loads((file.metadata() or {}).get(ORDER, "[]"))
             ordered = (
                 isinstance(noted, list)
                 and all(isinstance(name, str) for name in noted)
-                and sorted(noted, key=in_order) == names
+                and sorted(noted, key=natural_order) == names
             )
-            return {
-                name: file.get_tensor(name).clone() for name in (noted if ordered else names)
-            }, ordered
+            if ordered:
+                names = noted
+            return {name: file.get_tensor(name).clone() for name in names}, ordered
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # of what damage brings about, whatever its type
+    except Exception as error:  # damage causes errors of many types
         raise CheckpointError(
             f"{path} is no safetensors file: {type(error).__name__}: {error}"
         ) from None
 
 
-def _through_worker(path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """(tensors, notes) by `worker.py`, which may be killed by its limits but takes nobody with
-    it.
-    """
+def _read_by_worker(path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """(tensors, notes) by `worker.py`, a process that its limits may kill."""
     folder = Path(tempfile.mkdtemp(prefix="gpurl_convert_"))
     try:
-        answer = _ask_worker(path, folder)
-        if "refused" in answer:
-            raise CheckpointError(f"{path} is refused: {answer['refused']}; {OWNER}")
-        names = [visible(str(name)) for name in answer["skipped"][:SHOWN]]
-        more = ", …" if answer["count"] > len(names) else ""
-        notes = [f"left out, being no tensors: {', '.join(names)}{more}"] if names else []
-        found, _ = _tensors_of(folder / "tensors.safetensors")
-        return {
-            name: found[name] for name in answer["names"]
-        }, notes  # safetensors sorts them; the order tells which layer comes first
+        result = _worker_result(path, folder)
+        if "refused" in result:
+            raise CheckpointError(f"{path} is refused: {result['refused']}; {ADVICE}")
+        tensors, _ = _read_safetensors(folder / "tensors.safetensors")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    notes = []
+    if result["skipped"]:
+        names = [visible(name) for name in result["skipped"][:NUM_SHOWN]]
+        more = ", …" if result["count"] > len(names) else ""
+        notes = [f"skipped, not tensors: {', '.join(names)}{more}"]
+    # safetensors sorted them; the order shows which layer comes first
+    return {name: tensors[name] for name in result["names"]}, notes
 
 
-def _ask_worker(path: Path, folder: Path) -> dict[str, Any]:
-    """What the worker told; CheckpointError where it did not come to that."""
+def _worker_result(path: Path, folder: Path) -> WorkerResult:
+    """What the worker printed; CheckpointError where it did not finish."""
     try:
-        answer = run_worker(path, folder)
+        done = run_worker(path, folder)
     except subprocess.TimeoutExpired as error:
         raise CheckpointError(
             f"{path} is refused: reading it took more than {error.timeout:.0f} seconds"
         ) from None
-    if answer.code:
-        told = " ".join(answer.errors.decode(errors="replace").split())[-300:]
-        why = (
-            f"signal {-answer.code}, as of a process that goes over its limits"
-            if answer.code < 0
-            else told
-        )
-        raise CheckpointError(f"{path} is refused: the process that read it was ended by {why}")
-    return json.loads(answer.told.splitlines()[-1])
+    if done.returncode:
+        reason = " ".join(done.stderr.decode(errors="replace").split())[-300:]
+        if done.returncode < 0:
+            reason = f"signal {-done.returncode}, as of a process that goes over its limits"
+        raise CheckpointError(f"{path} is refused: the process that read it was ended by {reason}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def run_worker(path: Path, folder: Path) -> Answer:
-    """`worker.py` on `path`, in the empty `folder`, so that no module of the user's folder is found
-    there.
+def run_worker(path: Path, folder: Path) -> "subprocess.CompletedProcess[bytes]":
+    """`worker.py` on `path`, in the empty `folder`, so that no module of the user's folder is
+    imported.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [
-        sys.executable,
-        str(WORKER),
-        str(path.absolute()),
-        str(folder / "tensors.safetensors"),
-    ]
-    seconds = 120 + path.stat().st_size // (5 << 20)
-    options: dict[str, Any] = {
-        "cwd": folder,
-        "env": environment,
-        "stdin": subprocess.DEVNULL,
-        "capture_output": True,
-        "timeout": seconds,
-    }
-    done = subprocess.run(command, check=False, **options)  # noqa: S603 - this interpreter, a file of this package, no shell
-    return Answer(done.returncode, done.stdout, done.stderr)
+    return subprocess.run(  # noqa: S603 - this interpreter, a file of this package, no shell
+        [sys.executable, str(WORKER), str(path.absolute()), str(folder / "tensors.safetensors")],
+        check=False,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120 + path.stat().st_size // (5 << 20),
+    )
 
 
-def without_wrappers(named: dict[str, Tensor], where: str) -> dict[str, Tensor]:
-    """`named` by the names that it had before torch.compile or DistributedDataParallel;
+def _without_wrappers(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The tensors by the names they had before torch.compile or DistributedDataParallel;
     CheckpointError where two become one.
     """
-    found: dict[str, Tensor] = {}
-    for name, tensor in named.items():
-        own = ".".join(part for part in name.split(".") if part not in WRAPPERS)
-        if own in found:
+    unwrapped: dict[str, Tensor] = {}
+    for wrapped_name, tensor in tensors.items():
+        name = ".".join(part for part in wrapped_name.split(".") if part not in WRAPPERS)
+        if name in unwrapped:
             raise CheckpointError(
-                f"{where} has {visible(own)} twice: once by itself, once inside "
+                f"{path} has {visible(name)} twice: once by itself, once inside "
                 f"{' or '.join(WRAPPERS)}"
             )
-        found[own] = tensor
-    return found
+        unwrapped[name] = tensor
+    return unwrapped

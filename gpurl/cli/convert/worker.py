@@ -1,29 +1,37 @@
-"""Reads one file of another trainer in a process of its own, tensors only, and leaves them as
-safetensors; stand-alone, run by convert.py.
+"""Reads one file of another trainer in a separate process, tensors only, and writes them as
+safetensors; a stand-alone script, run by tensors.py.
 
-torch.load with weights_only=True calls nothing that the file names but what rebuilds tensors. It is
-C++ reading hostile bytes all the same:
-hence the process, its limits, and no pickle on the way back. What the file's zip says of itself is
-checked before anything is unpacked.
+torch.load with weights_only=True calls nothing that the file names, except what rebuilds tensors.
+It is still C++ that reads hostile bytes: hence the process, its limits, and no pickle on the way
+back. The zip's own directory is checked before anything is unpacked.
 """
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
-MAX_DEPTH, MAX_ITEMS, MAX_MEMBERS = 64, 1_000_000, 100_000
-SPARE_BYTES = 64 << 20  # what a small file may unpack to
-# times its size that a file may unpack to: weights hardly shrink, a bomb does by the thousand
+if TYPE_CHECKING:
+    from io import BytesIO
+    from zipfile import ZipFile
+
+    from torch import Tensor
+
+MAX_DEPTH = 64
+MAX_ITEMS = 1_000_000
+MAX_MEMBERS = 100_000
+# weights hardly shrink in a zip, a bomb does a thousand times: a file may unpack to
+# GROWTH * size + SPARE_BYTES
 GROWTH = 4
+SPARE_BYTES = 64 << 20
 
 
 class Refused(Exception):
-    """What the trainer's process is told."""
+    """The reason is shown to the user."""
 
 
 class StandIn:
-    """In place of numpy's scalars and arrays, which trainers keep beside the weights: takes what it
-    is given and makes nothing of it.
+    """Replaces numpy's scalars and arrays, which trainers keep beside the weights; ignores its
+    contents.
     """
 
     def __init__(self, *_: object) -> None: ...
@@ -31,47 +39,44 @@ class StandIn:
     def __setstate__(self, _: object) -> None: ...
 
 
-NUMPY = (
-    "dtype",
-    "ndarray",
-    *(
-        f"{core}.multiarray.{name}"
-        for core in ("core", "_core")
-        for name in ("scalar", "_reconstruct")
-    ),
+STAND_INS = (
+    "numpy.dtype",
+    "numpy.ndarray",
+    "numpy.core.multiarray.scalar",
+    "numpy._core.multiarray.scalar",
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
 )
 
 
 def limit_process(size: int) -> None:
-    """Memory, processor time and files written, for a file of so many bytes; beyond what torch
-    itself has taken by now.
+    """Limit memory, processor time and written files, for a file of `size` bytes; memory beyond
+    what torch uses already.
     """
     import resource
 
     with open("/proc/self/statm") as pages:
         used = int(pages.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     allowed = GROWTH * size + SPARE_BYTES
-    seconds = 60 + size // (10 << 20)
     for kind, limit in (
         (resource.RLIMIT_AS, used + 3 * allowed),
-        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_CPU, 60 + size // (10 << 20)),
         (resource.RLIMIT_FSIZE, 2 * allowed),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (limit, limit))
 
 
-def check_archive(archive: Any, size: int) -> None:
-    """Refused where a member of the zip leaves its folder, is a link, comes twice, or all are
-    together absurdly large.
+def check_archive(archive: "ZipFile", size: int) -> None:
+    """Refused where a member of the zip leaves its folder, is a link, comes twice, or where all
+    together are much larger than `size`, the bytes of the zip.
     """
     members = archive.infolist()
-    names = [member.filename for member in members]
-    if len(names) > MAX_MEMBERS or len(set(names)) != len(names):
-        raise Refused(
-            f"its zip has {len(names)} members, {len(set(names))} of them of different names"
-        )
-    for member, name in zip(members, names):
+    num_names = len({member.filename for member in members})
+    if len(members) > MAX_MEMBERS or num_names != len(members):
+        raise Refused(f"its zip has {len(members)} members, {num_names} of them of different names")
+    for member in members:
+        name = member.filename
         if name.startswith("/") or "\\" in name or ":" in name or ".." in name.split("/"):
             raise Refused(
                 f"its zip has the member {name!r}, which leaves the folder it is unpacked in"
@@ -85,65 +90,64 @@ def check_archive(archive: Any, size: int) -> None:
         )
 
 
-def read(source: str) -> dict[str, Any]:
-    """What the file holds, by the names that torch.save was given; of stable-baselines3's zip its
-    .pth members.
+def read(path: str) -> object:
+    """The contents of a file of torch.save; of stable-baselines3's zip {name: contents} of its .pth
+    members.
     """
     import io
     import zipfile
 
-    if not zipfile.is_zipfile(source):
-        return load(source)
-    size, found = os.path.getsize(source), {}
-    with zipfile.ZipFile(source) as archive:
-        check_archive(archive, size)
-        inner = [name for name in archive.namelist() if name.endswith(".pth")]
-        if not inner:
-            return load(source)
-        for name in inner:
-            content = archive.read(name)
-            if zipfile.is_zipfile(io.BytesIO(content)):
-                with zipfile.ZipFile(io.BytesIO(content)) as nested:
-                    check_archive(nested, len(content))
-            found[name[: -len(".pth")]] = load(io.BytesIO(content))
-    return found
+    if not zipfile.is_zipfile(path):
+        return load(path)
+    with zipfile.ZipFile(path) as archive:
+        check_archive(archive, os.path.getsize(path))
+        names = [name for name in archive.namelist() if name.endswith(".pth")]
+        if not names:
+            return load(path)
+        contents = {}
+        for name in names:
+            member = archive.read(name)
+            if zipfile.is_zipfile(io.BytesIO(member)):
+                with zipfile.ZipFile(io.BytesIO(member)) as nested:
+                    check_archive(nested, len(member))
+            contents[name.removesuffix(".pth")] = load(io.BytesIO(member))
+    return contents
 
 
-def load(source: Any) -> Any:
-    """Never with weights_only=False: who wrote the file decides which error comes, and must not
-    decide what follows it.
+def load(source: "str | BytesIO") -> object:
+    """Never retried with weights_only=False: the author of the file decides which error is raised,
+    and must not decide what follows it.
     """
     import re
 
     import torch
 
-    stand_ins: list[Any] = [(StandIn, f"numpy.{name}") for name in NUMPY]
     try:
-        with torch.serialization.safe_globals(stand_ins):
+        with torch.serialization.safe_globals([(StandIn, name) for name in STAND_INS]):
             return torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:
+        message = str(error)
+        # torch's messages advise to execute the file: only their facts are passed on
         if type(error).__name__ != "UnpicklingError":
-            if "weights_only" in str(error):  # torch's advice to execute it
+            if "weights_only" in message:
                 raise Refused("torch.save did not write it so, or long ago") from None
             raise
-        if named := re.search(r"(?:GLOBAL|global|class) ([A-Za-z_][\w.]*\.[\w.]+)", str(error)):
+        if named := re.search(r"(?:GLOBAL|global|class) ([A-Za-z_][\w.]*\.[\w.]+)", message):
             raise Refused(
                 f"it names {named[1]}, which loading it would call, and files are never executed"
             ) from None
-        detail = re.search(
-            r"WeightsUnpickler error: ([^\n]*)", str(error)
-        )  # the rest is advice to execute it
+        detail = re.search(r"WeightsUnpickler error: ([^\n]*)", message)
+        reason = detail[1][:200] if detail else ""
         raise Refused(
-            f"torch.save did not write it so "
-            f"({(detail and detail[1][:200]) or 'a pickle of another kind'})"
+            f"torch.save did not write it so ({reason or 'a pickle of another kind'})"
         ) from None
 
 
 def flatten(
-    value: Any, path: str, tensors: dict[str, Any], skipped: list[str], depth: int = 0
+    value: object, path: str, tensors: "dict[str, Tensor]", skipped: list[str], depth: int = 0
 ) -> None:
-    """Nested dicts, lists and tuples into names joined by dots; what is no tensor goes into
-    skipped.
+    """Add the tensors in nested dicts, lists and tuples to `tensors`, by their keys joined with
+    dots, and the names of all other values to `skipped`.
     """
     import torch
 
@@ -156,46 +160,39 @@ def flatten(
         if path in tensors:
             raise Refused(f"it has two tensors called {path!r}")
         tensors[path] = value
-    elif isinstance(value, dict):
-        for name, item in value.items():
+    elif isinstance(value, (dict, list, tuple)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, item in items:
             flatten(item, f"{path}.{name}" if path else str(name), tensors, skipped, depth + 1)
-    elif isinstance(value, (list, tuple)):
-        for number, item in enumerate(value):
-            flatten(item, f"{path}.{number}" if path else str(number), tensors, skipped, depth + 1)
     else:
         skipped.append(path)
 
 
-def packed(tensors: dict[str, Any], size: int) -> dict[str, Any]:
-    """Copies that share nothing, as safetensors wants them; Refused for what it cannot hold and for
-    views larger than the file.
+def contiguous_copies(tensors: "dict[str, Tensor]", size: int) -> "dict[str, Tensor]":
+    """Copies that share no memory, as safetensors needs them; Refused for kinds of tensors that it
+    cannot hold and for views much larger than the file of `size` bytes.
     """
     import torch
 
-    wanted = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    if wanted > GROWTH * size + SPARE_BYTES:
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if num_bytes > GROWTH * size + SPARE_BYTES:
         raise Refused(
-            f"it has {size} bytes and its tensors would take {wanted}: no file of weights does"
+            f"it has {size} bytes and its tensors would take {num_bytes}: no file of weights does"
         )
+    copies = {}
     for name, tensor in tensors.items():
-        if (
-            tensor.layout != torch.strided
-            or tensor.is_complex()
-            or tensor.is_quantized
-            or name == "__metadata__"
-        ):
+        is_plain = tensor.layout == torch.strided and not tensor.is_quantized
+        if not is_plain or tensor.is_complex() or name == "__metadata__":
             raise Refused(
                 f"its tensor {name!r} is {tensor.dtype} of layout {tensor.layout}, which "
                 f"safetensors does not hold"
             )
-    return {
-        name: tensor.detach().clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
+        copies[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return copies
 
 
 def main(source: str, target: str) -> int:
-    """Write `target` and tell on stdout, as JSON, what was left out, or why the file is refused."""
+    """Write `target`, and to stdout, as JSON, what was skipped or why the file is refused."""
     import json
 
     import torch
@@ -203,34 +200,29 @@ def main(source: str, target: str) -> int:
 
     size = os.path.getsize(source)
     limit_process(size)
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
     skipped: list[str] = []
+    result: dict[str, object]
     try:
-        content = read(source)
-        flatten(
-            content, "" if isinstance(content, (dict, list, tuple)) else "tensor", tensors, skipped
-        )
-        save_file(packed(tensors, size), target)
-        answer = {"names": list(tensors), "skipped": skipped[:50], "count": len(skipped)}
+        contents = read(source)
+        is_nested = isinstance(contents, (dict, list, tuple))
+        flatten(contents, "" if is_nested else "tensor", tensors, skipped)
+        save_file(contiguous_copies(tensors, size), target)
+        result = {"names": list(tensors), "skipped": skipped[:50], "count": len(skipped)}
     except Refused as refusal:
-        answer = {"refused": str(refusal)}
+        result = {"refused": str(refusal)}
     except (MemoryError, torch.OutOfMemoryError):
-        answer = {"refused": "it takes more memory than a file of its size should"}
-    except Exception as error:  # of what damage brings about, whatever its type
-        answer = {
-            "refused": f"it is damaged or of another kind ({type(error).__name__}: "
-            f"{str(error)[:200]})"
-        }
-    print(json.dumps(answer))
+        result = {"refused": "it takes more memory than a file of its size should"}
+    except Exception as error:  # damage causes errors of many types
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        result = {"refused": f"it is damaged or of another kind ({reason})"}
+    print(json.dumps(result))
     return 0
 
 
 if __name__ == "__main__":
-    # run as a script, whose folder Python puts first: profile.py and statistics.py there would hide
-    # the standard library's
-    sys.path[:] = [
-        entry
-        for entry in sys.path
-        if os.path.abspath(entry) != os.path.dirname(os.path.abspath(__file__))
-    ]
+    # Python puts the folder of a script first: no file in it may hide a module of the standard
+    # library
+    own_folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != own_folder]
     sys.exit(main(*sys.argv[1:]))
