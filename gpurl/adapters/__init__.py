@@ -1,15 +1,14 @@
-"""Our environments for other trainers: one function a library, in whose file it is imported when it
-is asked for.
+"""Our environments for other trainers: one function a library, which imports it when called.
 
-Each takes an environment that `gpurl.envs.registry.make_env` made, and keeps it: step it through
-the adapter only. Several agents are given as one, with joint observations and actions and the mean
-of their rewards.
+Each takes an environment from `gpurl.envs.registry.make_env` and owns it: step it through the
+adapter only. Several agents appear as one, with joint observations and actions and the mean of
+their rewards.
 """
 
 import importlib
 import logging
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from gpurl.adapters.skrl import SkrlEnv
     from gpurl.adapters.torchrl import TorchRlEnv
 
-LIBRARIES = {  # adapter's file: (the library, the extra that brings it)
+LIBRARIES = {  # adapter's file: (the library, the extra that installs it)
     "sb3": ("stable-baselines3", "sb3"),
     "rsl_rl": ("rsl-rl-lib", "rsl-rl"),
     "skrl": ("skrl", "skrl"),
@@ -51,8 +50,8 @@ def to_rsl_rl(env: VecEnv) -> "RslRlEnv":
 
 
 def to_skrl(env: VecEnv) -> "SkrlEnv":
-    """What skrl's `wrap_env` would give, for its trainers; agents that need the true successor:
-    `gpurl.adapters.skrl.with_final_obs`.
+    """A skrl Wrapper for its trainers, as from its `wrap_env`; for agents that need the true
+    successor see `gpurl.adapters.skrl.with_final_obs`.
     """
     _check(env, "skrl")
     return _module("skrl").SkrlEnv(env)
@@ -60,14 +59,13 @@ def to_skrl(env: VecEnv) -> "SkrlEnv":
 
 def to_torchrl(env: VecEnv) -> "TorchRlEnv":
     """A TorchRL EnvBase of batch size [N]; see `gpurl.adapters.torchrl`."""
-    _check(
-        env, "TorchRL" if getattr(env, "resets_late", False) else None
-    )  # others are reset in that place, see there
+    # the adapter resets environments itself, so only late resets leave steps that are no transition
+    _check(env, "TorchRL" if env.resets_late else None)
     return _module("torchrl").TorchRlEnv(env)
 
 
 def to_rl_games(env: VecEnv, name: str = "gpurl") -> "RlGamesEnv":
-    """An IVecEnv, known to rl_games as `name`: what its configuration has as env_name; see
+    """An IVecEnv, registered as `name`, the env_name in a configuration of rl_games; see
     `gpurl.adapters.rl_games`.
     """
     _check(env, "rl_games")
@@ -93,9 +91,9 @@ def _module(name: str) -> ModuleType:
         ) from error
 
 
-def _check(env: Any, trains_on_dead_steps: str | None) -> None:
-    """UsageError for what no adapter takes; a warning where the library named would learn from
-    steps that are none.
+def _check(env: VecEnv, trains_on_reset_steps: str | None) -> None:
+    """UsageError for what no adapter takes; a warning where the library `trains_on_reset_steps`
+    would learn from the steps in which environments only reset.
     """
     if not isinstance(env, VecEnv):
         raise UsageError(
@@ -105,20 +103,18 @@ def _check(env: Any, trains_on_dead_steps: str | None) -> None:
     if restarts := getattr(env, "restart_workers", 0):
         raise UsageError(
             f"{type(env).__name__}: wanted restart_workers 0, got {restarts}: the step in which "
-            f"workers are started again is no "
-            "transition, and other trainers would learn from it"
+            f"workers are started again is no transition, and other trainers would learn from it"
         )
     space = env.single_action_space
     if isinstance(space, Discrete) and space.start != 0:
         raise UsageError(
             f"other trainers number their actions from 0, the environment's are {space}"
         )
-    if trains_on_dead_steps and env.autoreset_mode == AutoresetMode.NEXT_STEP:
+    if trains_on_reset_steps and env.autoreset_mode == AutoresetMode.NEXT_STEP:
         logging.getLogger("gpurl").warning(
-            "%s starts episodes anew one step after their end, which %s does not know: it learns "
-            "from these steps too, as from a step with "
-            "reward 0 out of an episode's last observation into the next one's first; an "
-            "environment with autoreset SAME_STEP has none",
+            "%s resets one step after the end of an episode, which %s does not know: it also "
+            "learns from these steps, with reward 0, from the last observation of an episode to "
+            "the first of the next; an environment with autoreset SAME_STEP has no such steps",
             type(env).__name__,
-            trains_on_dead_steps,
+            trains_on_reset_steps,
         )

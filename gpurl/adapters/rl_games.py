@@ -1,6 +1,4 @@
-"""Our environments as an rl_games IVecEnv, registered under a name: tensors stay where they are."""
-
-from typing import Any
+"""Our environments as an rl_games IVecEnv, registered under a name: tensors stay on the device."""
 
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple
 from rl_games.common import env_configurations, vecenv
@@ -11,10 +9,12 @@ from gpurl.adapters.transfer import one_reward
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError
 
+Info = dict[str, object]
+
 
 class RlGamesEnv(IVecEnv):
-    """Observations are {"obs": [N, *obs]}, with "states" where there is what only critics see, for
-    its central value.
+    """Observations are {"obs": [N, *obs]}, with privileged observations as "states", for its
+    central value.
 
     rl_games adds gamma V(s_t) to the reward of a time-out (value_bootstrap), the value of the
     observation before it, and has no place for final_obs. It clips actions itself (clip_actions).
@@ -26,51 +26,50 @@ class RlGamesEnv(IVecEnv):
         self._seed: int | None = None
 
     def seed(self, seed: int) -> None:
-        """Of the next reset; without it the environments keep their own."""
+        """Seed the next reset; without it the environments keep their own."""
         self._seed = seed
 
     def reset(self) -> dict[str, Tensor]:
         obs, info = self.env.reset(seed=self._seed)
         self._seed = None
-        return _observed(obs, info)
+        return _observations(obs, info.get("state"))
 
-    def step(self, actions: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, dict[str, Any]]:
+    def step(self, actions: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, Info]:
         """(observations, rewards [N], dones [N] uint8, infos)."""
         obs, reward, terminated, truncated, info = self.env.step(actions)
-        infos: dict[str, Any] = {"time_outs": truncated}
+        infos: Info = {"time_outs": truncated}
+        # a copy: rl_games' observers read means there, and write to it
         if "log" in info:
-            infos["episode"] = dict(
-                info["log"]
-            )  # its observers read means there, and write into it
-        return _observed(obs, info), one_reward(reward), (terminated | truncated).byte(), infos
+            infos["episode"] = dict(info["log"])
+        observations = _observations(obs, info.get("state"))
+        return observations, one_reward(reward), (terminated | truncated).byte(), infos
 
-    def get_env_info(self) -> dict[str, Any]:
+    def get_env_info(self) -> Info:
         """The spaces of one environment."""
-        state_space, space = self.env.single_state_space, self.env.single_action_space
-        if isinstance(space, MultiDiscrete):
-            space = Tuple([Discrete(int(count)) for count in space.nvec])
-        spaces = {
+        state_space = self.env.single_state_space
+        action_space = self.env.single_action_space
+        if isinstance(action_space, MultiDiscrete):
+            action_space = Tuple([Discrete(int(count)) for count in action_space.nvec])
+        return {
             "observation_space": self.env.single_observation_space,
-            "action_space": space,
+            "action_space": action_space,
             "state_space": state_space,
-        }
-        return spaces | {
+            "use_global_observations": state_space is not None,
             "agents": 1,
             "value_size": 1,
-            "use_global_observations": state_space is not None,
         }
 
-    def get_env_state(self) -> dict[str, Any]:
-        """What `set_env_state` continues from."""
+    def get_env_state(self) -> dict[str, object]:
+        """The state that `set_env_state` restores."""
         return self.env.state_dict()
 
-    def set_env_state(self, env_state: dict[str, Any] | None) -> None:
+    def set_env_state(self, env_state: dict[str, object] | None) -> None:
         if env_state:
             self.env.load_state_dict(env_state)
 
 
 def register(env: VecEnv, name: str) -> RlGamesEnv:
-    """The adapter, which rl_games will find for training and playing as env_name `name`."""
+    """The adapter, which rl_games finds by the env_name `name` to train and to play."""
     space = env.single_action_space
     if (isinstance(space, Box) and len(space.shape) != 1) or env.num_agents > 1:
         raise UsageError(
@@ -79,7 +78,7 @@ def register(env: VecEnv, name: str) -> RlGamesEnv:
         )
     adapter = RlGamesEnv(env)
 
-    def make(config_name: str, num_actors: int, **options: Any) -> RlGamesEnv:
+    def make(config_name: str, num_actors: int, **options: object) -> RlGamesEnv:
         if num_actors != env.num_envs:
             raise UsageError(
                 f"num_actors in rl_games' configuration is {num_actors}, but {config_name!r} has "
@@ -88,11 +87,10 @@ def register(env: VecEnv, name: str) -> RlGamesEnv:
         return adapter
 
     vecenv.register(name, make)
-    env_configurations.register(
-        name, {"vecenv_type": name, "env_creator": lambda **options: adapter}
-    )
+    configuration = {"vecenv_type": name, "env_creator": lambda **options: adapter}
+    env_configurations.register(name, configuration)
     return adapter
 
 
-def _observed(obs: Tensor, info: dict[str, Any]) -> dict[str, Tensor]:
-    return {"obs": obs} | ({"states": info["state"]} if "state" in info else {})
+def _observations(obs: Tensor, state: Tensor | None) -> dict[str, Tensor]:
+    return {"obs": obs} if state is None else {"obs": obs, "states": state}

@@ -1,6 +1,4 @@
-"""Our environments as an rsl_rl VecEnv: tensors stay where they are, none is copied."""
-
-from typing import Any
+"""Our environments as an rsl_rl VecEnv: tensors stay on the device, none is copied."""
 
 from gymnasium.spaces import Box
 from rsl_rl.env import VecEnv as RslRlVecEnv
@@ -13,13 +11,12 @@ from gpurl.errors import UsageError
 
 
 class RslRlEnv(RslRlVecEnv):
-    """The observations are the group "policy"; what only critics see, where there is such a thing,
-    is the group "critic".
+    """Observations are the group "policy", privileged observations the group "critic".
 
     rsl_rl adds gamma V(s_t) to the reward of a time-out, the value of the observation before it,
-    and has no place for final_obs, which stands in the extras for an algorithm of your own. Actions
-    are clipped to the Box. An environment without a time limit has max_episode_length 1, so that
-    random initial clocks are all 0.
+    and has no place for final_obs; the extras hold it for an algorithm of your own. Actions are
+    clipped to the Box. An environment without a time limit has max_episode_length 1, so that random
+    initial clocks are all 0.
     """
 
     def __init__(self, env: VecEnv) -> None:
@@ -29,21 +26,19 @@ class RslRlEnv(RslRlVecEnv):
                 f"rsl_rl draws actions from Gaussians: wanted a Box of one axis, this environment "
                 f"has {space}"
             )
-        self.env, self.num_envs, self.device, self.num_actions = (
-            env,
-            env.num_envs,
-            env.device,
-            space.shape[0],
-        )
+        self.env = env
+        self.num_envs = env.num_envs
+        self.device = env.device
+        self.num_actions = space.shape[0]
         self.max_episode_length = env.max_episode_steps or 1
-        self.cfg: dict[str, Any] = {}
+        self.cfg: dict[str, object] = {}
         self._limit = action_limiter(env)
         obs, info = env.reset()
-        self._groups = self._grouped(obs, info.get("state"))
+        self._observations = self._groups(obs, info.get("state"))
 
     @property
     def episode_length_buf(self) -> Tensor:  # type: ignore[override]
-        """[N] int64 clocks; set, they stagger the first episodes."""
+        """[N] int64 episode clocks; setting them staggers the first episodes."""
         return self.env.episode_length_buf
 
     @episode_length_buf.setter
@@ -51,23 +46,23 @@ class RslRlEnv(RslRlVecEnv):
         self.env.stagger(clocks)
 
     def get_observations(self) -> TensorDict:
-        return self._groups
+        return self._observations
 
-    def step(self, actions: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+    def step(self, actions: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, object]]:
         """(observations, rewards [N], dones [N] int64, extras)."""
         obs, reward, terminated, truncated, info = self.env.step(self._limit(actions))
-        self._groups = self._grouped(obs, info.get("state"))
-        extras = {
+        self._observations = self._groups(obs, info.get("state"))
+        extras: dict[str, object] = {
             "time_outs": truncated,
-            "final_obs": self._grouped(info["final_obs"], info.get("final_state")),
+            "final_obs": self._groups(info["final_obs"], info.get("final_state")),
         }
         if "log" in info:
-            extras["log"] = dict(info["log"])  # rsl_rl writes into it
-        return self._groups, reward, (terminated | truncated).long(), extras
+            extras["log"] = dict(info["log"])  # a copy: rsl_rl writes to it
+        return self._observations, reward, (terminated | truncated).long(), extras
 
     def close(self) -> None:
         self.env.close()
 
-    def _grouped(self, obs: Tensor, state: Tensor | None) -> TensorDict:
-        groups = {"policy": obs} | ({} if state is None else {"critic": state})
+    def _groups(self, obs: Tensor, state: Tensor | None) -> TensorDict:
+        groups = {"policy": obs} if state is None else {"policy": obs, "critic": state}
         return TensorDict(groups, batch_size=[self.num_envs], device=self.device)

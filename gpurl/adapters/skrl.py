@@ -1,8 +1,6 @@
-"""Our environments as a skrl Wrapper: columns [N, 1] of rewards and flags, tensors stay where they
-are.
+"""Our environments as a skrl Wrapper: columns [N, 1] of rewards and flags, tensors stay on the
+device.
 """
-
-from typing import Any
 
 import gymnasium
 from skrl.envs.wrappers.torch import Wrapper
@@ -11,15 +9,16 @@ from torch import Tensor
 from gpurl.adapters.transfer import action_limiter, one_reward
 from gpurl.envs.vec_env import VecEnv
 
+Info = dict[str, object]
+
 
 class SkrlEnv(Wrapper):
-    """What only critics see, where there is such a thing, is skrl's state. Actions are clipped to
-    the Box.
+    """Privileged observations are skrl's state. Actions are clipped to the Box.
 
-    skrl has no place for final_obs: its trainers store as next observation what the policy sees
-    next, which after an episode's end is the first of another episode, and bootstrap time-outs from
-    that. Make agents by `with_final_obs(PPO)` to store the true successor. A single environment,
-    which they reset themselves, has final_obs as its next observation.
+    skrl has no place for final_obs. Its trainers store as next observation what the policy sees
+    next, after the end of an episode the first observation of another one, and bootstrap time-outs
+    from that. Agents of `with_final_obs(PPO)` store the true successor. A single environment, which
+    skrl resets itself, returns final_obs as its next observation.
     """
 
     def __init__(self, env: VecEnv) -> None:
@@ -46,45 +45,44 @@ class SkrlEnv(Wrapper):
     def num_agents(self) -> int:
         return 1  # several act as one
 
-    def reset(self) -> tuple[Tensor, dict[str, Any]]:
-        """Observations [N, D] of the first episodes; later, those that the environments, which
-        start anew by themselves, show already.
+    def reset(self) -> tuple[Tensor, Info]:
+        """Observations [N, D] of the first episodes; later the present ones, since the environments
+        reset themselves.
         """
         if self._obs is None:
             obs, info = self.env.reset()
-            self._obs, self._state = obs.flatten(1), _flat(info.get("state"))
+            self._obs = obs.flatten(1)
+            self._state = _rows(info.get("state"))
         self._next_state = self._state
         return self._obs, {}
 
-    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Info]:
         """(observations [N, D], rewards, terminated, truncated [N, 1], info)."""
         shape = (self.env.num_envs, *(self.env.single_action_space.shape or ()))
-        obs, reward, terminated, truncated, info = self.env.step(
-            self._limit(actions.reshape(shape))
-        )
-        self._obs, self._state = obs.flatten(1), _flat(info.get("state"))
-        given = {
-            "final_obs": info["final_obs"].flatten(1),
-            "final_state": _flat(info.get("final_state")),
-        }
+        actions = self._limit(actions.reshape(shape))
+        obs, reward, terminated, truncated, info = self.env.step(actions)
+        self._obs = obs.flatten(1)
+        self._state = _rows(info.get("state"))
+        final_obs = info["final_obs"].flatten(1)
+        final_state = _rows(info.get("final_state"))
+        infos: Info = {"final_obs": final_obs, "final_state": final_state}
         if "log" in info:
-            given["episode"] = info["log"]  # where its trainers read means
-        alone = self.env.num_envs == 1
-        self._next_state = given["final_state"] if alone else self._state
-        next_obs = given["final_obs"] if alone else self._obs
+            infos["episode"] = info["log"]  # skrl's trainers read means there
+        is_single = self.env.num_envs == 1
+        self._next_state = final_state if is_single else self._state
         return (
-            next_obs,
+            final_obs if is_single else self._obs,
             one_reward(reward).unsqueeze(1),
             terminated.unsqueeze(1),
             truncated.unsqueeze(1),
-            given,
+            infos,
         )
 
     def state(self) -> Tensor | None:
-        """[N, D] what only critics see."""
+        """[N, D] privileged observations."""
         return self._next_state
 
-    def render(self, *args: Any, **kwargs: Any) -> None:
+    def render(self, *args: object, **kwargs: object) -> None:
         """Nothing to show."""
 
     def close(self) -> None:
@@ -104,17 +102,19 @@ def with_final_obs(agent_class: type) -> type:
             *,
             next_observations: Tensor,
             next_states: Tensor | None,
-            infos: Any,
-            **transition: Any,
+            infos: Info,
+            **transition: object,
         ) -> None:
-            final_obs, final_state = infos["final_obs"], infos["final_state"]
             super().record_transition(
-                next_observations=final_obs, next_states=final_state, infos=infos, **transition
+                next_observations=infos["final_obs"],
+                next_states=infos["final_state"],
+                infos=infos,
+                **transition,
             )
 
     Agent.__name__ = Agent.__qualname__ = agent_class.__name__
     return Agent
 
 
-def _flat(state: Tensor | None) -> Tensor | None:
+def _rows(state: Tensor | None) -> Tensor | None:
     return None if state is None else state.flatten(1)

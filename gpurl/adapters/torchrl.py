@@ -1,8 +1,6 @@
-"""Our environments as a TorchRL EnvBase of batch size [N]: tensors stay where they are, none is
+"""Our environments as a TorchRL EnvBase of batch size [N]: tensors stay on the device, none is
 copied.
 """
-
-from typing import Any
 
 import gymnasium
 import torch
@@ -10,7 +8,14 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Bounded, Categorical, Composite, MultiCategorical, Unbounded
+from torchrl.data import (
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    TensorSpec,
+    Unbounded,
+)
 from torchrl.envs import EnvBase
 
 from gpurl.adapters.transfer import one_reward
@@ -19,74 +24,67 @@ from gpurl.errors import UsageError
 
 
 class TorchRlEnv(EnvBase):
-    """("next", "observation") is final_obs, and the reset that TorchRL asks for where an episode
-    ended gives what the policy sees next.
+    """("next", "observation") is final_obs. Where an episode ended TorchRL calls reset, which
+    returns what the policy sees next.
 
-    What only critics see, where there is such a thing, is "state". Discrete actions are numbers
-    (Categorical), not one-hot. Environments that start anew one step after an episode's end are
-    reset in that place instead, so they have no step that is none, unless that reset, too, takes
-    effect a step later (`resets_late`, Isaac Gym's), of which to_torchrl warns; those that cannot
-    reset some of them only raise.
+    Privileged observations are "state". Discrete actions are numbers (Categorical), not one-hot.
+    Environments with autoreset NEXT_STEP are reset by that call, so every step is a transition,
+    unless the reset takes effect a step later (`resets_late`, Isaac Gym), of which to_torchrl
+    warns. Those that cannot reset a part of the environments raise.
     """
 
     def __init__(self, env: VecEnv) -> None:
         super().__init__(device=env.device, batch_size=[env.num_envs])
         self.env = env
-        observed = {"observation": _spec(env, env.single_observation_space)}
+        observations = {"observation": _spec(env, env.single_observation_space)}
         if env.single_state_space is not None:
-            observed["state"] = _spec(env, env.single_state_space)
-        shape, column = self.batch_size, (env.num_envs, 1)
-        self.observation_spec = Composite(observed, shape=shape, device=self.device)
-        self.action_spec = _spec(env, env.single_action_space)
-        self.reward_spec = Unbounded(column, device=self.device)
+            observations["state"] = _spec(env, env.single_state_space)
+        column = (env.num_envs, 1)
         flags = {
             key: Categorical(2, column, self.device, torch.bool)
             for key in ("done", "terminated", "truncated")
         }
-        self.done_spec = Composite(flags, shape=shape, device=self.device)
+        self.observation_spec = Composite(observations, shape=self.batch_size, device=self.device)
+        self.action_spec = _spec(env, env.single_action_space)
+        self.reward_spec = Unbounded(column, device=self.device)
+        self.done_spec = Composite(flags, shape=self.batch_size, device=self.device)
         self._seed: int | None = None
-        self._shown: dict[str, Tensor] = {}  # what the policy sees next
-        self._fresh = torch.zeros(
-            env.num_envs, dtype=torch.bool, device=self.device
-        )  # [N] started anew by the environment itself
+        self._observations: dict[str, Tensor] = {}  # what the policy sees next
+        # [N] bool: the environment has reset itself
+        self._is_reset = torch.zeros(env.num_envs, dtype=torch.bool, device=self.device)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         obs, reward, terminated, truncated, info = self.env.step(tensordict["action"])
-        self._shown = _observed(obs, info.get("state"))
+        self._observations = _named(obs, info.get("state"))
         done = terminated | truncated
         if self.env.autoreset_mode == AutoresetMode.SAME_STEP:
-            self._fresh = done
-        flags = {
-            "done": done.unsqueeze(1),
-            "terminated": terminated.unsqueeze(1),
-            "truncated": truncated.unsqueeze(1),
-        }
-        results = (
-            _observed(info["final_obs"], info.get("final_state"))
-            | flags
-            | {"reward": one_reward(reward).unsqueeze(1)}
-        )
+            self._is_reset = done
+        results = _named(info["final_obs"], info.get("final_state"))
+        results["reward"] = one_reward(reward).unsqueeze(1)
+        results["done"] = done.unsqueeze(1)
+        results["terminated"] = terminated.unsqueeze(1)
+        results["truncated"] = truncated.unsqueeze(1)
         return TensorDict(results, batch_size=self.batch_size, device=self.device)
 
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-        asked = None if tensordict is None else tensordict.get("_reset", None)
-        if asked is None:
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDictBase:
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        if mask is None:
             obs, info = self.env.reset(seed=self._seed)
             self._seed = None
-            self._shown, self._fresh = (
-                _observed(obs, info.get("state")),
-                torch.zeros_like(self._fresh),
-            )
+            self._observations = _named(obs, info.get("state"))
+            self._is_reset = torch.zeros_like(self._is_reset)
         else:
-            asked = asked.view(-1)
-            wanted, self._fresh = asked & ~self._fresh, self._fresh & ~asked
-            if bool(wanted.any()):  # TorchRL has looked at `done` on the host before it came here
-                obs, info = self.env.reset(options={"reset_mask": wanted})
-                self._shown = _observed(obs, info.get("state"))
-        return TensorDict(self._shown, batch_size=self.batch_size, device=self.device)
+            mask = mask.view(-1)
+            remaining = mask & ~self._is_reset
+            self._is_reset = self._is_reset & ~mask
+            # no further host sync: TorchRL has read `done` on the host before this call
+            if bool(remaining.any()):
+                obs, info = self.env.reset(options={"reset_mask": remaining})
+                self._observations = _named(obs, info.get("state"))
+        return TensorDict(self._observations, batch_size=self.batch_size, device=self.device)
 
     def _set_seed(self, seed: int | None) -> None:
-        """Of the next reset; without it the environments keep their own."""
+        """Seed the next reset; without it the environments keep their own."""
         self._seed = seed
 
     def close(self, *, raise_if_closed: bool = True) -> None:
@@ -95,13 +93,14 @@ class TorchRlEnv(EnvBase):
         super().close(raise_if_closed=raise_if_closed)
 
 
-def _observed(obs: Tensor, state: Tensor | None) -> dict[str, Tensor]:
-    return {"observation": obs} | ({} if state is None else {"state": state})
+def _named(obs: Tensor, state: Tensor | None) -> dict[str, Tensor]:
+    return {"observation": obs} if state is None else {"observation": obs, "state": state}
 
 
-def _spec(env: VecEnv, space: gymnasium.Space) -> Any:
-    """TorchRL's word for N of a space."""
-    shape, device = torch.Size((env.num_envs, *(space.shape or ()))), env.device
+def _spec(env: VecEnv, space: gymnasium.Space) -> TensorSpec:
+    """TorchRL's description of N values of a space."""
+    shape = torch.Size((env.num_envs, *(space.shape or ())))
+    device = env.device
     if isinstance(space, Discrete):
         return Categorical(int(space.n), shape, device)
     if isinstance(space, MultiDiscrete):
@@ -111,8 +110,6 @@ def _spec(env: VecEnv, space: gymnasium.Space) -> Any:
     dtype = torch.uint8 if space.dtype == "uint8" else torch.float32
     if not (space.bounded_below & space.bounded_above).all():
         return Unbounded(shape, device, dtype)
-    low, high = (
-        torch.as_tensor(limit, dtype=dtype, device=device).expand(shape)
-        for limit in (space.low, space.high)
-    )
+    low = torch.as_tensor(space.low, dtype=dtype, device=device).expand(shape)
+    high = torch.as_tensor(space.high, dtype=dtype, device=device).expand(shape)
     return Bounded(low, high, shape, device, dtype)

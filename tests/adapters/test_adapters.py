@@ -225,7 +225,7 @@ def test_what_cannot_be_taken_is_refused() -> None:
         outward.to_torchrl(FromOne(2))
 
 
-def test_steps_that_are_none_are_told_where_a_library_learns_from_them(
+def test_a_library_that_learns_from_reset_steps_gets_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Adapters:
@@ -238,9 +238,9 @@ def test_steps_that_are_none_are_told_where_a_library_learns_from_them(
         assert not caplog.records
         monkeypatch.setattr(late, "resets_late", True)  # as Isaac Gym
         outward.to_torchrl(late)
-        assert "one step after their end, which TorchRL does not know" in caplog.text
+        assert "one step after the end of an episode, which TorchRL does not know" in caplog.text
         outward.to_sb3(late)
     assert (
-        "GymnasiumCpu starts episodes anew one step after their end, which stable-baselines3 does "
+        "GymnasiumCpu resets one step after the end of an episode, which stable-baselines3 does "
         "not know" in caplog.text
     )

@@ -65,6 +65,8 @@ def test_sb3_bootstraps_time_outs_from_the_true_successor() -> None:
 
 def test_sb3_replays_the_true_successor() -> None:
     sb3 = pytest.importorskip("stable_baselines3")
+    from stable_baselines3.common.utils import set_random_seed
+
     model = sb3.DQN(
         "MlpPolicy",
         outward.to_sb3(env_of("cart_pole")),
@@ -72,6 +74,9 @@ def test_sb3_replays_the_true_successor() -> None:
         learning_starts=60,
         device="cpu",
     )
+    # actions by which some episodes reach their time limit and some do not
+    set_random_seed(0)
+    model.action_space.seed(0)
     model.learn(100)
     replay, size = model.replay_buffer, 25
     played = truth("cart_pole", replay.actions[:size, :, 0])
