@@ -94,7 +94,7 @@ def write_policy(
     actor, critic, is_shared = _networks(converted, num_inputs, num_outputs, settings.env)
     obs_moments = _moments(tensors, OBS_NORMALIZERS, num_inputs)
     value_moments = _moments(tensors, VALUE_NORMALIZERS, 1) if critic else None
-    config: PPOConfig = settings.algorithm_config
+    config = cast(PPOConfig, settings.algorithm_config)
     hidden = tuple(layer.weight.shape[0] for layer in actor[:-1])
     network = dataclasses.replace(config.network, hidden=hidden, shared=is_shared, memory="none")
     config = dataclasses.replace(
