@@ -8,15 +8,17 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
+from gymnasium.spaces import Box, Dict, Discrete
 from torch import Tensor
 
-from gpurl.envs.numpy.spaces import Arrays, Encoder, make_decoder, make_encoder
+from gpurl.envs.numpy.spaces import Arrays, Batch, Encode, Encoder, make_decoder, make_encoder
 from gpurl.envs.vec_env import same_device
 from gpurl.errors import EnvError, UsageError
 
-CRITIC_GROUPS = ("critic", "privileged")  # of a dict of observations: what only critics may see
-POLICY_GROUPS = ("policy", "actor")  # what the policy sees; without one, all that is not a critic's
+# groups of a dict of observations: privileged observations, and what the policy sees, which without
+# such a group is all but the critic's
+CRITIC_GROUPS = ("critic", "privileged")
+POLICY_GROUPS = ("policy", "actor")
 DTYPES = {
     np.float32: torch.float32,
     np.uint8: torch.uint8,
@@ -26,12 +28,12 @@ DTYPES = {
 
 
 class Groups(NamedTuple):
-    """How a batch of observations becomes `obs` and `state`, tensors [N, *space.shape] of their own
+    """How a batch of observations becomes `obs` and `state`, tensors [N, *space.shape] in new
     memory.
     """
 
     policy: Encoder
-    critic: Encoder | None  # where there is such a group
+    critic: Encoder | None  # None where there is no such group
 
 
 def to_gymnasium(space: Any) -> gymnasium.Space:
@@ -43,13 +45,10 @@ def to_gymnasium(space: Any) -> gymnasium.Space:
     if hasattr(space, "spaces"):
         return Dict({name: to_gymnasium(part) for name, part in space.spaces.items()})
     if all(hasattr(space, name) for name in ("low", "high", "shape", "dtype")):
-        low, high = (
-            np.broadcast_to(np.asarray(limit, np.float32), space.shape)
-            for limit in (space.low, space.high)
-        )
-        return Box(
-            low.astype(space.dtype), high.astype(space.dtype), dtype=np.dtype(space.dtype).type
-        )
+        dtype = np.dtype(space.dtype)
+        low = np.broadcast_to(np.asarray(space.low, np.float32), space.shape).astype(dtype)
+        high = np.broadcast_to(np.asarray(space.high, np.float32), space.shape).astype(dtype)
+        return Box(low, high, dtype=dtype.type)
     raise UsageError(
         f"gpurl needs a space of Gymnasium's, or one with its attributes, got {space!r}"
     )
@@ -64,16 +63,14 @@ def make_groups(space: gymnasium.Space, arrays: Arrays) -> Groups:
     critic = next((name for name in CRITIC_GROUPS if name in space.spaces), None)
     policy = next((name for name in POLICY_GROUPS if name in space.spaces), None)
     if policy is not None:
-        seen = _of_group(space, policy, arrays)
+        encoder = _group_encoder(space, policy, arrays)
     else:
-        seen = make_encoder(
-            Dict({name: part for name, part in space.spaces.items() if name != critic}),
-            arrays=arrays,
-        )
-    return Groups(seen, None if critic is None else _of_group(space, critic, arrays))
+        others = {name: part for name, part in space.spaces.items() if name != critic}
+        encoder = make_encoder(Dict(others), arrays=arrays)
+    return Groups(encoder, None if critic is None else _group_encoder(space, critic, arrays))
 
 
-def _of_group(space: Dict, name: str, arrays: Arrays) -> Encoder:
+def _group_encoder(space: Dict, name: str, arrays: Arrays) -> Encoder:
     encoder = make_encoder(space[name], f"the observation[{name!r}]", arrays=arrays)
     return Encoder(encoder.space, lambda batch: encoder.encode(batch[name]))
 
@@ -83,7 +80,7 @@ def torch_arrays(device: torch.device, across_devices: bool) -> Arrays:
     `across_devices`.
     """
 
-    def cast(batch: Any, dtype: Any) -> Tensor:
+    def cast(batch: Batch, dtype: type[np.generic]) -> Tensor:
         if not isinstance(batch, Tensor):
             raise EnvError(
                 f"wanted a tensor, got a {type(batch).__name__}; gymnasium_cpu takes environments "
@@ -96,10 +93,10 @@ def torch_arrays(device: torch.device, across_devices: bool) -> Arrays:
             )
         return batch.to(device, DTYPES[dtype], copy=True)
 
-    def one_hot(shift: np.ndarray, width: int) -> Callable[[Any], Tensor]:
+    def one_hot(shift: np.ndarray, width: int) -> Encode:
         shifts = torch.tensor(shift, device=device)
 
-        def encode(batch: Any) -> Tensor:
+        def encode(batch: Batch) -> Tensor:
             index = cast(batch, np.int64).reshape(len(batch), len(shift)) + shifts
             return torch.zeros(len(index), width, device=device).scatter_(1, index, 1.0)
 
@@ -112,34 +109,30 @@ def make_torch_decoder(
     space: gymnasium.Space, device: torch.device, limit: float | None
 ) -> tuple[gymnasium.Space, Callable[[Tensor], Tensor]]:
     """(the policy's action space, what turns its actions [N, ...] into a batch of `space` on
-    `device`, in memory of its own).
+    `device`, in new memory).
 
-    limit: what stands for limits of a Box that are wider or infinite; actions are clipped to it.
+    limit: takes the place of wider or infinite limits of a Box; actions are clipped to it.
     """
     decoded = make_decoder(space).space
     if isinstance(space, Box) and isinstance(decoded, Box):
         if not np.issubdtype(space.dtype, np.floating):
             raise UsageError(
-                f"gpurl sends a simulator in torch floating-point actions, this one's space is "
-                f"{space}"
+                f"a simulator in torch needs floating-point actions in a Box, this space is {space}"
             )
         if limit is not None:
             if not limit > 0.0:
                 raise UsageError(f"action_limit must be above 0, got {limit}")
-            decoded = Box(
-                np.maximum(decoded.low, -limit), np.minimum(decoded.high, limit), dtype=np.float32
-            )
-        least, most = (-float("inf"), float("inf")) if limit is None else (-limit, limit)
+            low = np.maximum(decoded.low, -limit)
+            high = np.minimum(decoded.high, limit)
+            decoded = Box(low, high, dtype=np.float32)
+        bound = float("inf") if limit is None else limit
         return (
             decoded,
-            lambda actions: actions.to(device).reshape(-1, *space.shape).clamp(least, most),
+            lambda actions: actions.to(device).reshape(-1, *space.shape).clamp(-bound, bound),
         )
     if limit is not None:
         raise UsageError(f"action_limit is for actions of a Box, these are of {space}")
-    start = (
-        0
-        if isinstance(space, MultiBinary)
-        else torch.as_tensor(getattr(space, "start", 0), device=device)
-    )
+    # MultiBinary has no first choice
+    start = torch.as_tensor(getattr(space, "start", 0), device=device)
     shape = () if isinstance(space, Discrete) else space.shape or ()
     return decoded, lambda actions: actions.to(device).reshape(-1, *shape) + start

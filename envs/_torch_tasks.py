@@ -1,5 +1,5 @@
-"""How a vector environment in torch is made by the name of its task, and how the values of a
-configuration are set from words.
+"""Makes a vector environment in torch by the name of its task, and sets values of a configuration
+from NAME=VALUE words.
 """
 
 import difflib
@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import yaml
 
-from gpurl.envs.numpy.vector import explained, find_spec
+from gpurl.envs.numpy.vector import explain_construction, find_spec
 from gpurl.errors import UsageError, did_you_mean
 
 
@@ -27,13 +27,13 @@ def make_torch_task(task: str, num_envs: int, device: str, seed: int, overrides:
     package, _, name = task.rpartition(":")
     values = parse_overrides(overrides)
     if package:
-        with explained(task):
+        with explain_construction(task):
             importlib.import_module(package)
     registry = sys.modules.get("mjlab.tasks.registry")
     if registry is not None and name not in gymnasium.registry:
         return _make_mjlab(registry, name, num_envs, device, seed, values)
     spec = find_spec(task)
-    with explained(spec.id):
+    with explain_construction(spec.id):
         if spec.vector_entry_point is not None:
             return gymnasium.make_vec(spec, num_envs, "vector_entry_point", **values)
         # Gymnasium's own time limit is for one environment
@@ -52,9 +52,10 @@ def _make_mjlab(
             f"mjlab has no task {name!r}; {did_you_mean(name, known)}it has: {', '.join(known)}"
         )
     config = registry.load_env_cfg(name)
-    config.scene.num_envs, config.seed = num_envs, seed
+    config.scene.num_envs = num_envs
+    config.seed = seed
     set_values(config, values, name)
-    with explained(name):
+    with explain_construction(name):
         return importlib.import_module("mjlab.envs").ManagerBasedRlEnv(config, device=device)
 
 
@@ -75,15 +76,15 @@ def parse_overrides(text: str) -> dict[str, Any]:
 
 
 def set_values(config: Any, values: Mapping[str, Any], task: str) -> None:
-    """Set what is at each dotted path of `config`, as `sim.dt`; UsageError where there is no such
-    place, or one of another type.
+    """Set the value at each dotted path of `config`, as `sim.dt`; UsageError where there is none,
+    or one of another type.
     """
     for path, value in values.items():
         owner = config
         *parents, last = path.split(".")
         for name in parents:
-            owner = _part(owner, name, path, task)
-        value = _like(_part(owner, last, path, task), value, path)
+            owner = _find(owner, name, path, task)
+        value = _cast(_find(owner, last, path, task), value, path)
         if isinstance(owner, dict):
             owner[last] = value
         elif isinstance(owner, list):
@@ -92,8 +93,8 @@ def set_values(config: Any, values: Mapping[str, Any], task: str) -> None:
             setattr(owner, last, value)
 
 
-def _part(owner: Any, name: str, path: str, task: str) -> Any:
-    """What `owner` has under `name`: an attribute, a key or a place in a list."""
+def _find(owner: object, name: str, path: str, task: str) -> Any:
+    """The value of `owner` under `name`: an attribute, a key or an index of a list."""
     if isinstance(owner, dict):
         names = {str(key): value for key, value in owner.items()}
     elif isinstance(owner, (list, tuple)):
@@ -113,18 +114,15 @@ def _part(owner: Any, name: str, path: str, task: str) -> Any:
     return names[name]
 
 
-def _like(present: Any, value: Any, path: str) -> Any:
-    """`value` in the type of what it takes the place of."""
-    if isinstance(present, float) and isinstance(value, int) and not isinstance(value, bool):
+def _cast(old: object, value: object, path: str) -> object:
+    """`value` in the type of the `old` one."""
+    if isinstance(old, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if isinstance(present, tuple) and isinstance(value, list):
+    if isinstance(old, tuple) and isinstance(value, list):
         return tuple(value)
-    if (
-        isinstance(present, (bool, int, float, str))
-        and value is not None
-        and type(value) is not type(present)
-    ):
+    is_plain = isinstance(old, (bool, int, float, str))
+    if is_plain and value is not None and type(value) is not type(old):
         raise UsageError(
-            f"{path} is the {type(present).__name__} {present!r}, it cannot be set to {value!r}"
+            f"{path} is the {type(old).__name__} {old!r}, it cannot be set to {value!r}"
         )
     return value

@@ -26,7 +26,7 @@ from gpurl.envs.numpy.vector import (
     make_pool,
     make_task,
 )
-from gpurl.envs.numpy.workers import failure, kill
+from gpurl.envs.numpy.workers import explain_failure, kill
 from gpurl.envs.vec_env import Info, Options, Timestep, VecEnv, check_at_least_one
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.memory_errors import is_out_of_memory
@@ -329,7 +329,7 @@ class GymnasiumCpu(VecEnv):
 
         Raises `error` itself where memory ran out and the workers may not be restarted.
         """
-        explained = failure(self._env, call, error)
+        explained = explain_failure(self._env, call, error)
         self._is_broken = True
         kill(self._env)
         if is_out_of_memory(error) and self._num_restarts >= self.restart_workers:

@@ -21,18 +21,15 @@ from torch import Tensor
 
 from gpurl.envs._torch_tasks import parse_overrides, set_values
 from gpurl.envs.numpy.spaces import Batch
-from gpurl.envs.numpy.vector import explained, find_spec
+from gpurl.envs.numpy.vector import explain_construction, find_spec
 from gpurl.envs.torch_vector import TorchVector
 from gpurl.envs.vec_env import Options
 from gpurl.errors import UsageError
 
-SELECTORS = (
-    "physics",
-    "renderer",
-    "presets",
-)  # choices that Isaac Lab 3 itself makes among the parts of a configuration
+# overrides that Isaac Lab 3 itself reads: they choose among parts of a configuration
+SELECTORS = ("physics", "renderer", "presets")
 
-_runtime = ExitStack()  # what was started, until the process ends
+_runtime = ExitStack()  # closes what was started when the process ends
 _launchers: list[Any] = []  # of Isaac Sim, one at most
 _living: list["IsaacLab"] = []  # one at most
 
@@ -43,10 +40,10 @@ class IsaacLab(TorchVector):
 
     overrides: `sim.dt=0.01 rewards.alive.weight=2.0`, paths in the task's configuration, with or
     without Isaac Lab's `env.` in front; with Isaac Lab 3 `physics=newton_mjwarp`, `renderer=` and
-    `presets=` too. cameras: Isaac Lab 2 renders only where it is told so at the start.
+    `presets=` too. cameras: Isaac Lab 2 renders only if it was started with it.
     action_limit and the observation groups are those of TorchVector. The true last observations
-    come from `compute_final_obs`, which is set where a configuration has it; without it that before
-    the last step stands in for them.
+    come from `compute_final_obs`, which is set where a configuration has it; without it the
+    observation before the last step stands in.
     """
 
     single_instance = True
@@ -70,7 +67,9 @@ class IsaacLab(TorchVector):
             )
         env = _make(task, num_envs, str(device), seed, parse_overrides(overrides), cameras)
         super().__init__(num_envs, device, seed, action_limit=action_limit, env=env)
-        self.task, self.overrides, self.cameras = task, overrides, cameras
+        self.task = task
+        self.overrides = overrides
+        self.cameras = cameras
         _living.append(self)
 
     @classmethod
@@ -87,7 +86,7 @@ class IsaacLab(TorchVector):
         inner = self._env.unwrapped
         if hasattr(inner, "observation_manager"):
             return super()._restart(index, mask, seed, options)
-        # a direct task's reset takes no numbers of environments; this is what it does for all
+        # the reset of a direct task takes no numbers of environments; this is what it does inside
         if seed is not None:
             inner.seed(seed)
         inner._reset_idx(index.int())
@@ -104,24 +103,23 @@ class IsaacLab(TorchVector):
 def _make(
     task: str, num_envs: int, device: str, seed: int, values: dict[str, Any], cameras: bool
 ) -> gymnasium.Env:
-    app = _imported("isaaclab.app")
-    with _without_arguments(), explained(task):
+    """The task; starts Isaac Sim, or what Isaac Lab 3 needs, before."""
+    app = _import("isaaclab.app")
+    with _without_arguments(), explain_construction(task):
         launch = getattr(app, "launch_simulation", None)  # of Isaac Lab 3
         if launch is None:
             _start_isaac_sim(app, device, cameras)
-        _imported("isaaclab_tasks")
+        _import("isaaclab_tasks")
         spec = find_spec(task)
         if "env_cfg_entry_point" not in spec.kwargs:
             raise UsageError(
                 f"{spec.id} is no task of Isaac Lab: it is registered without env_cfg_entry_point"
             )
-        chosen = [
-            f"{name}={value}"
-            for name, value in values.items()
-            if name in SELECTORS and launch is not None
-        ]
+        # the configuration, with the overrides in it
+        selectors = [] if launch is None else [name for name in SELECTORS if name in values]
+        chosen = [f"{name}={values[name]}" for name in selectors]
         more = {"overrides": chosen} if chosen else {}
-        config = _imported("isaaclab_tasks.utils").parse_env_cfg(
+        config = _import("isaaclab_tasks.utils").parse_env_cfg(
             spec.id, device=device, num_envs=num_envs, **more
         )
         config.seed = seed
@@ -130,7 +128,7 @@ def _make(
         paths = {
             path.removeprefix("env."): value
             for path, value in values.items()
-            if f"{path}={value}" not in chosen
+            if path not in selectors
         }
         set_values(config, paths, spec.id)
         if launch is not None:
@@ -140,21 +138,19 @@ def _make(
         return gymnasium.make(spec, cfg=config, max_episode_steps=-1, disable_env_checker=True)
 
 
-def _imported(name: str) -> ModuleType:
+def _import(name: str) -> ModuleType:
     """The module, or a UsageError that says what to install into which Python."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != name.partition(".")[0]:
-            raise  # it is there, and lacks something itself
+            raise  # the package itself lacks another one
         here = ".".join(map(str, sys.version_info[:3]))
         raise UsageError(
             f"isaac_lab needs the package {error.name}, which this Python ({here}) does not have. "
-            f"Isaac Lab 3 needs Python 3.12: "
-            "pip install 'isaaclab>=3'. Isaac Lab 2.3 needs Python 3.11 and Isaac Sim 5.1: on "
-            "Python 3.11 pip takes it without a word "
-            "when asked for isaaclab alone. https://isaac-sim.github.io/IsaacLab says how each is "
-            "installed"
+            f"Isaac Lab 3 needs Python 3.12: pip install 'isaaclab>=3'. Isaac Lab 2.3 needs Python "
+            f"3.11 and Isaac Sim 5.1: on Python 3.11 pip installs it without a word when asked for "
+            f"isaaclab alone. https://isaac-sim.github.io/IsaacLab says how each is installed"
         ) from None
 
 
@@ -169,8 +165,9 @@ def _start_isaac_sim(app: ModuleType, device: str, cameras: bool) -> None:
 
 @contextmanager
 def _without_arguments() -> Iterator[None]:
-    """Isaac Sim and Isaac Lab read the command line, but this one is not theirs."""
-    arguments, sys.argv = sys.argv, sys.argv[:1]
+    """Isaac Sim and Isaac Lab would read this command line, which is not theirs."""
+    arguments = sys.argv
+    sys.argv = arguments[:1]
     try:
         yield
     finally:

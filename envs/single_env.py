@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gpurl.envs.registry import make_env
+from gpurl.envs.vec_env import Info, Options
 
 
 class SingleEnv(gymnasium.Env[np.ndarray, Any]):
@@ -20,38 +21,31 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
     it. Of several agents' rewards it gives the mean.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012, Gymnasium declares it so
+    metadata: Info = {"render_modes": []}  # noqa: RUF012, Gymnasium declares it so
 
     def __init__(self, name: str, device: torch.device | str = "cpu", **options: Any) -> None:
         self._env = make_env(name, 1, device, **options)
-        self.observation_space = copy.deepcopy(
-            self._env.single_observation_space
-        )  # a space owns a random generator
+        # copies: a space has a random generator of its own
+        self.observation_space = copy.deepcopy(self._env.single_observation_space)
         self.action_space = copy.deepcopy(self._env.single_action_space)
         self._seeded = False
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+        self, *, seed: int | None = None, options: Options | None = None
+    ) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
         if seed is None and not self._seeded:
-            seed = int(
-                self.np_random.integers(2**31)
-            )  # as in Gymnasium: without a seed, no two runs are alike
+            # as in Gymnasium: without a seed, no two runs are the same
+            seed = int(self.np_random.integers(2**31))
         self._seeded = True
         obs, _ = self._env.reset(seed=seed)
         return _to_numpy(obs), {}
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[np.ndarray, float, bool, bool, Info]:
         actions = torch.as_tensor(action, device=self._env.device).unsqueeze(0)
         _, reward, terminated, truncated, info = self._env.step(actions)
-        return (
-            _to_numpy(info["final_obs"]),
-            float(reward.mean()),
-            bool(terminated),
-            bool(truncated),
-            {},
-        )
+        obs = _to_numpy(info["final_obs"])
+        return obs, float(reward.mean()), bool(terminated), bool(truncated), {}
 
 
 def _to_numpy(obs: Tensor) -> np.ndarray:

@@ -1,5 +1,5 @@
-"""An EnvPool as a Gymnasium vector environment whose seed can be set at a reset, which EnvPool
-itself takes only when it is made.
+"""An EnvPool as a Gymnasium vector environment that takes a seed at a reset, which EnvPool itself
+takes only in its constructor.
 """
 
 from typing import Any
@@ -9,6 +9,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
+from gpurl.envs.numpy.spaces import Batch
+from gpurl.envs.vec_env import Info, Options
 from gpurl.errors import UsageError, did_you_mean
 
 
@@ -22,7 +24,8 @@ class EnvPool(gymnasium.vector.VectorEnv):
             raise UsageError(
                 f"vectorization='envpool' needs EnvPool: pip install 'gpurl[envpool]' ({error})"
             ) from error
-        if task not in (known := envpool.list_all_envs()):
+        known = envpool.list_all_envs()
+        if task not in known:
             raise UsageError(
                 f"EnvPool has no task {task!r}; {did_you_mean(task, known)}It has {len(known)} "
                 f"others"
@@ -30,39 +33,36 @@ class EnvPool(gymnasium.vector.VectorEnv):
         self._make = lambda seed: envpool.make(
             task, env_type="gymnasium", num_envs=num_envs, seed=seed % 2**31, **options
         )
-        self._pool, self._made_with, self._is_fresh = self._make(seed), seed, True
-        self.num_envs, self.max_episode_steps = num_envs, self._pool.config["max_episode_steps"]
+        self._pool = self._make(seed)
+        self._seed = seed
+        self._is_new = True
+        self.num_envs = num_envs
+        self.max_episode_steps = self._pool.config["max_episode_steps"]
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
-        self.single_observation_space, self.single_action_space = (
-            self._pool.observation_space,
-            self._pool.action_space,
-        )
+        self.single_observation_space = self._pool.observation_space
+        self.single_action_space = self._pool.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:  # type: ignore[override]
-        """With a `seed` the pool is made anew, unless it was just made with it.
-        options["reset_mask"] [N] bool: those only.
+        self, *, seed: int | None = None, options: Options | None = None
+    ) -> tuple[Batch, Info]:  # type: ignore[override]
+        """With a `seed` the pool is made again, unless it is new and has it already.
+        options["reset_mask"] [N] bool: resets, and returns, those only.
         """
-        if seed is not None and not (self._is_fresh and seed == self._made_with):
+        if seed is not None and not (self._is_new and seed == self._seed):
             self._pool.close()
-            self._pool, self._made_with = self._make(seed), seed
-        self._is_fresh = False
+            self._pool = self._make(seed)
+            self._seed = seed
+        self._is_new = False
         mask = (options or {}).get("reset_mask")
-        obs, _ = (
-            self._pool.reset()
-            if mask is None
-            else self._pool.reset(np.flatnonzero(mask).astype(np.int32))
-        )
+        chosen = () if mask is None else (np.flatnonzero(mask).astype(np.int32),)
+        obs, _ = self._pool.reset(*chosen)
         return obs, {}
 
-    def step(
-        self, actions: np.ndarray
-    ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: np.ndarray) -> tuple[Batch, np.ndarray, np.ndarray, np.ndarray, Info]:
         obs, reward, terminated, truncated, _ = self._pool.step(actions)
         return obs, reward, terminated, truncated, {}
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         self._pool.close()

@@ -17,24 +17,22 @@ from gpurl.errors import UsageError
 Batch = Any  # of a space, as its library has it: an array, or dicts and tuples of arrays
 
 
+Encode = Callable[[Batch], Any]  # -> an array of numpy or of torch, in new memory
+
+
 class Encoder(NamedTuple):
-    """`encode` turns a batch of the original space into an array [N, *space.shape] of its own
-    memory.
-    """
+    """`encode` turns a batch of the original space into an array [N, *space.shape]."""
 
     space: Box
-    encode: Callable[[Any], Any]
+    encode: Encode
 
 
 class Arrays(NamedTuple):
-    """What an encoder does with arrays of its library."""
+    """What an encoder needs of an array library."""
 
-    cast: Callable[
-        [Any, Any], Any
-    ]  # (batch, numpy dtype) -> the same numbers in memory of their own
-    one_hot: Callable[
-        [np.ndarray, int], Callable[[Any], Any]
-    ]  # (shift [K], D) -> (choices [N, ...] -> [N, D], a 1 at each choice + shift)
+    cast: Callable[[Batch, type[np.generic]], Any]  # the same numbers, of this dtype, in new memory
+    # (shift [K], D) -> (choices [N, ...] -> [N, D], a 1 at each choice + shift)
+    one_hot: Callable[[np.ndarray, int], Encode]
     join: Callable[[list[Any]], Any]  # arrays [N, ...] -> [N, D], one behind the other
 
 
@@ -47,8 +45,8 @@ class Decoder(NamedTuple):
     decode: Callable[[np.ndarray], np.ndarray]
 
 
-def _one_hot(shift: np.ndarray, width: int) -> Callable[[Any], np.ndarray]:
-    def encode(batch: Any) -> np.ndarray:
+def _one_hot(shift: np.ndarray, width: int) -> Encode:
+    def encode(batch: Batch) -> np.ndarray:
         index = np.asarray(batch).reshape(len(batch), len(shift)) + shift
         rows = np.zeros((len(index), width), np.float32)
         np.put_along_axis(rows, index, 1.0, axis=1)
@@ -88,7 +86,7 @@ def make_encoder(
         )
     if isinstance(space, (Dict, Tuple)):
         parts = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
-        return _joined_encoder(
+        return _concatenating_encoder(
             [(key, make_encoder(part, f"{name}[{key!r}]", True, arrays)) for key, part in parts],
             arrays,
         )
@@ -104,16 +102,19 @@ def _box_encoder(space: Box, name: str, inside: bool, arrays: Arrays) -> Encoder
             f"gpurl does not mix images with other observations: {name} is {space}; leave it out "
             f"with a wrapper"
         )
-    dtype: Any = np.uint8 if is_image else np.float32
-    with np.errstate(over="ignore"):  # float64 limits beyond float32 become infinite
-        box = Box(
-            np.atleast_1d(space.low).astype(dtype),
-            np.atleast_1d(space.high).astype(dtype),
-            dtype=dtype,
-        )
+    dtype: type[np.generic] = np.uint8 if is_image else np.float32
+    box = _as_row(space, dtype)
     if space.shape == ():
         return Encoder(box, lambda batch: arrays.cast(batch, dtype).reshape(-1, 1))
     return Encoder(box, lambda batch: arrays.cast(batch, dtype))
+
+
+def _as_row(space: Box, dtype: type[np.generic]) -> Box:
+    """`space` with another dtype; a single number becomes a row of one."""
+    with np.errstate(over="ignore"):  # float64 limits beyond float32 become infinite
+        low = np.atleast_1d(space.low).astype(dtype)
+        high = np.atleast_1d(space.high).astype(dtype)
+    return Box(low, high, dtype=dtype)  # type: ignore[arg-type]
 
 
 def _one_hot_encoder(sizes: np.ndarray, start: np.ndarray, arrays: Arrays) -> Encoder:
@@ -123,25 +124,23 @@ def _one_hot_encoder(sizes: np.ndarray, start: np.ndarray, arrays: Arrays) -> En
     return Encoder(Box(0.0, 1.0, (total,), np.float32), arrays.one_hot(shift, total))
 
 
-def _joined_encoder(parts: list[tuple[Any, Encoder]], arrays: Arrays) -> Encoder:
+def _concatenating_encoder(parts: list[tuple[str | int, Encoder]], arrays: Arrays) -> Encoder:
     """The parts of a Dict or Tuple, flat, one behind the other; a batch of it is a dict or tuple of
     batches.
     """
     if not parts:
         raise UsageError("gpurl needs an observation to show the policy, this space is empty")
-    low, high = (
-        np.concatenate([getattr(part.space, side).flatten() for _, part in parts])
-        for side in ("low", "high")
-    )
+    low = np.concatenate([part.space.low.flatten() for _, part in parts])
+    high = np.concatenate([part.space.high.flatten() for _, part in parts])
     return Encoder(
         Box(low, high, low.shape, np.float32),
         lambda batch: arrays.join([part.encode(batch[key]) for key, part in parts]),
     )
 
 
-def stack_rows(space: gymnasium.Space, rows: list[Any]) -> Any:
+def stack_rows(space: gymnasium.Space, rows: list[Any]) -> Batch:
     """A batch of `space` from single observations."""
-    batch: Any = create_empty_array(space, n=len(rows))
+    batch: Batch = create_empty_array(space, n=len(rows))
     return concatenate(space, rows, batch)
 
 
@@ -160,8 +159,10 @@ def make_decoder(space: gymnasium.Space) -> Decoder:
         return _choices_decoder(space, space.nvec, space.start)
     if isinstance(space, MultiBinary):
         return _choices_decoder(space, np.full(space.shape, 2), np.zeros(space.shape, np.int64))
-    wanted = "a Box of at least one number, a Discrete, MultiDiscrete or MultiBinary action space"
-    raise UsageError(f"gpurl needs {wanted}, this one is {space}")
+    raise UsageError(
+        f"gpurl needs a Box of at least one number, a Discrete, MultiDiscrete or MultiBinary "
+        f"action space, this one is {space}"
+    )
 
 
 def _choices_decoder(space: gymnasium.Space, sizes: np.ndarray, start: np.ndarray) -> Decoder:
@@ -174,20 +175,14 @@ def _choices_decoder(space: gymnasium.Space, sizes: np.ndarray, start: np.ndarra
 
 def _box_decoder(space: Box) -> Decoder:
     is_integer = np.issubdtype(space.dtype, np.integer)
-    low, high = space.low, space.high
-    with np.errstate(over="ignore"):
-        box = Box(
-            np.atleast_1d(low).astype(np.float32),
-            np.atleast_1d(high).astype(np.float32),
-            dtype=np.float32,
-        )
+    low = space.low
+    high = space.high
 
     def decode(actions: np.ndarray) -> np.ndarray:
-        # a policy scales by center and half width in float32, which can step over a limit by one
-        # rounding
-        actions = np.rint(actions) if is_integer else actions
-        return np.minimum(np.maximum(actions.reshape(-1, *low.shape), low), high).astype(
-            space.dtype, copy=False
-        )
+        if is_integer:
+            actions = np.rint(actions)
+        # a policy scales by center and half width in float32: a rounding can pass a limit
+        clipped = np.minimum(np.maximum(actions.reshape(-1, *low.shape), low), high)
+        return clipped.astype(space.dtype, copy=False)
 
-    return Decoder(box, decode)
+    return Decoder(_as_row(space, np.float32), decode)

@@ -1,5 +1,5 @@
-"""The numpy vector environment behind gymnasium_cpu: how it is made, and what went wrong in which
-environment.
+"""The numpy vector environment behind gymnasium_cpu: how it is made, and which environment failed
+how.
 """
 
 import importlib
@@ -16,8 +16,9 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from gpurl.envs.numpy.envpool import EnvPool
+from gpurl.envs.numpy.spaces import Batch
 from gpurl.envs.numpy.workers import Workers
-from gpurl.envs.vec_env import describe
+from gpurl.envs.vec_env import Info, describe
 from gpurl.errors import EnvError, UsageError, did_you_mean
 from gpurl.kernels.memory_errors import find_out_of_memory
 
@@ -36,35 +37,34 @@ class Watched(gymnasium.Wrapper):
         super().__init__(make())
         self.index = index
         space = self.env.observation_space
-        self._shape = (
-            space.shape if isinstance(space, Box) else None
-        )  # of other spaces Gymnasium itself tells what does not fit
+        # Gymnasium itself checks observations of other spaces
+        self._shape = space.shape if isinstance(space, Box) else None
 
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **options: Any) -> tuple[Batch, Info]:
         try:
             result = self.env.reset(**options)
         except (Exception, SystemExit) as error:
-            raise self._told("reset", error) from None
+            raise self._explain("reset", error) from None
         self._check("reset", result, "(obs, info)", 2)
         return result
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Batch, Any, bool, bool, Info]:
         try:
             result = self.env.step(action)
         except (Exception, SystemExit) as error:
-            raise self._told("step", error) from None
+            raise self._explain("step", error) from None
         self._check("step", result, "(obs, reward, terminated, truncated, info)", 5)
         return result
 
-    def _told(self, call: str, error: BaseException) -> EnvError | MemoryError:
+    def _explain(self, call: str, error: BaseException) -> EnvError | MemoryError:
         if (memory := find_out_of_memory(error)) is not None:
             return MemoryError(f"environment {self.index} in {call}: {memory}")
         return EnvError(f"environment {self.index} failed in {call}:\n{traceback.format_exc()}")
 
-    def _check(self, call: str, result: Any, wanted: str, length: int) -> None:
+    def _check(self, call: str, result: tuple[Any, ...], form: str, length: int) -> None:
         where = f"environment {self.index} failed in {call}"
         if not isinstance(result, tuple) or len(result) != length:
-            raise EnvError(f"{where}: wanted {wanted}, got {describe(result)}")
+            raise EnvError(f"{where}: wanted {form}, got {describe(result)}")
         if self._shape is not None and np.shape(result[0]) != self._shape:
             raise EnvError(
                 f"{where}: wanted an observation of shape {self._shape}, as {self.env} says, got "
@@ -73,8 +73,8 @@ class Watched(gymnasium.Wrapper):
 
 
 def find_spec(task: str) -> EnvSpec:
-    """What Gymnasium knows of `task`; UsageError with near names. PACKAGE:ID imports the package
-    that registers it.
+    """The entry of `task` in Gymnasium's registry; UsageError with near names. PACKAGE:ID imports
+    the package that registers it.
     """
     package, colon, name = task.rpartition(":")
     try:
@@ -82,20 +82,19 @@ def find_spec(task: str) -> EnvSpec:
             importlib.import_module(package)
         return gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
-        where = (
-            " PACKAGE:ID imports the package that registers a task, as in ale_py:ALE/Pong-v5."
-            if "/" in name and not colon
-            else ""
-        )
+        hint = ""
+        if "/" in name and not colon:
+            hint = (
+                " PACKAGE:ID imports the package that registers a task, as in ale_py:ALE/Pong-v5."
+            )
         raise UsageError(
-            f"Gymnasium has no task {task!r}; "
-            f"{did_you_mean(name, gymnasium.registry)}{error}{where}"
+            f"Gymnasium has no task {task!r}; {did_you_mean(name, gymnasium.registry)}{error}{hint}"
         ) from error
 
 
 def make_pool(task: str, num_envs: int, seed: int, options: dict[str, Any]) -> EnvPool:
     """`num_envs` environments of EnvPool's `task`."""
-    with explained(task):
+    with explain_construction(task):
         return EnvPool(task, num_envs, seed, options)
 
 
@@ -117,7 +116,7 @@ def make_task(
         raise UsageError(
             f"{spec.id} has no vector version of its own; take vectorization sync or async"
         )
-    with explained(spec.id):
+    with explain_construction(spec.id):
         return gymnasium.make_vec(spec, num_envs, "vector_entry_point", **options)
 
 
@@ -125,17 +124,17 @@ def make_copies(
     make: MakeEnv, name: str, num_envs: int, vectorization: str, timeout: float | None
 ) -> VectorEnv:
     """`num_envs` environments of what `make` returns, in this process or in one each; timeout:
-    seconds for which these may not answer.
+    seconds after which such a process counts as hanging.
     """
     makers = [partial(Watched, make, index) for index in range(num_envs)]
-    with explained(name):
+    with explain_construction(name):
         if vectorization == "sync":
             return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         return Workers(makers, timeout)
 
 
 @contextmanager
-def explained(name: str) -> Iterator[None]:
+def explain_construction(name: str) -> Iterator[None]:
     """Whatever a simulator's constructor raises becomes a UsageError that says what to install,
     where that is the reason.
 
@@ -148,10 +147,7 @@ def explained(name: str) -> Iterator[None]:
     except Exception as error:
         if find_out_of_memory(error) is not None:
             raise
-        package = (
-            error.name.partition(".")[0]
-            if isinstance(error, ModuleNotFoundError) and error.name
-            else ""
-        )
-        hint = f"; pip install {package}" if package else ""
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            hint = f"; pip install {error.name.partition('.')[0]}"
         raise UsageError(f"{name} cannot be made: {type(error).__name__}: {error}{hint}") from error

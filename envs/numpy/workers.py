@@ -1,4 +1,4 @@
-"""The worker processes of a numpy vector environment: what ended one of them, and an end of all
+"""The worker processes of a numpy vector environment: why one of them ended, and an end of all
 that leaves nothing behind.
 """
 
@@ -18,16 +18,19 @@ from multiprocessing.connection import wait
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
+from gpurl.envs.numpy.spaces import Batch
+from gpurl.envs.vec_env import Info, Options
 from gpurl.errors import EnvError
 
 PR_SET_PDEATHSIG = 1  # sys/prctl.h
-ORPHAN_SECONDS = 1.0  # between two looks whether the trainer is still there
-EXIT_SECONDS = 2.0  # that a worker which let go of its pipe takes to end
-TOGETHER_SECONDS = 0.1  # in which others die of the same cause
+ORPHAN_SECONDS = 1.0  # between two checks whether the trainer still runs
+EXIT_SECONDS = 2.0  # for a worker to end after it has closed its pipe
+TOGETHER_SECONDS = 0.1  # for others to die of the same cause
 MAX_CRASH_LOG = 1 << 20  # bytes
-# Gymnasium's loop in a worker; what lies around it is the trainer before the fork
+# Gymnasium's loop in a worker; the frames around it are the trainer's, from before the fork
 OUTERMOST = " in _async_worker"
 
 
@@ -40,41 +43,32 @@ class Workers(AsyncVectorEnv):
         self, makers: Sequence[Callable[[], gymnasium.Env]], timeout: float | None
     ) -> None:
         self.timeout = timeout
-        self._crash_log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - lasts as long as the workers; has no name that could be left
+        # open as long as the workers, and without a name that could be left behind
+        self._crash_log = tempfile.TemporaryFile("a+b")  # noqa: SIM115
         # only a forked process has the file; one that was started otherwise has its own stderr
-        log = (
-            self._crash_log.fileno()
-            if multiprocessing.get_start_method() == "fork"
-            else sys.stderr.fileno()
-        )
+        is_fork = multiprocessing.get_start_method() == "fork"
+        log = self._crash_log.fileno() if is_fork else sys.stderr.fileno()
         is_main = threading.current_thread() is threading.main_thread()
         started = [partial(_in_worker, make, os.getpid(), log, is_main) for make in makers]
         try:
             super().__init__(started, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         except Exception as error:
-            if not hasattr(
-                self, "processes"
-            ):  # the one here, asked for its spaces, could not be made
+            if not hasattr(self, "processes"):  # the one in the trainer, for its spaces, failed
                 self._crash_log.close()
                 self.closed = True
                 raise
-            explained = (
-                failure(self, "its constructor", error)
-                if isinstance(error, (EOFError, OSError))
-                else None
-            )
-            kill(self)
-            if explained is None:
+            if not isinstance(error, (EOFError, OSError)):
+                kill(self)
                 raise
+            explained = explain_failure(self, "its constructor", error)
+            kill(self)
             raise explained from error
 
-    def reset(
-        self, *, seed: Any = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: Options | None = None) -> tuple[Batch, Info]:
         self.reset_async(seed=seed, options=options)
         return self.reset_wait(self.timeout)
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: Batch) -> tuple[Batch, np.ndarray, np.ndarray, np.ndarray, Info]:
         self.step_async(actions)
         return self.step_wait(self.timeout)
 
@@ -91,7 +85,7 @@ class Workers(AsyncVectorEnv):
         del self.error_queue  # its pipe is closed with it
 
     def last_traceback(self) -> str:
-        """What faulthandler wrote when the last worker crashed, innermost call first; nothing where
+        """What faulthandler wrote when the last worker crashed, innermost call first; empty where
         none did.
         """
         written = os.pread(self._crash_log.fileno(), MAX_CRASH_LOG, 0).decode(errors="replace")
@@ -102,17 +96,16 @@ class Workers(AsyncVectorEnv):
 def _in_worker(
     make: Callable[[], gymnasium.Env], trainer_pid: int, crash_log: int, is_main: bool
 ) -> gymnasium.Env:
-    """What `make` makes. In a worker, signals are set up first: the trainer's handlers came along
-    with the fork.
+    """The environment. In a worker, signals are set up first: a fork inherits the trainer's
+    handlers.
 
     is_main: whether the trainer's main thread forked. A worker that hangs would outlive a trainer
-    that was killed; the kernel ends it, but counts the thread that forked as its parent, and one
-    that ends earlier than the trainer would take its workers along.
+    that was killed, so the kernel ends it with its parent; but it counts the thread that forked as
+    the parent, and a thread that ends before the trainer must not end its workers.
     """
-    if os.getpid() != trainer_pid:  # Gymnasium makes one in the trainer too, to ask for its spaces
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # a terminal sends it to all processes: it is the trainer's
+    if os.getpid() != trainer_pid:  # Gymnasium makes one in the trainer too, for its spaces
+        # a terminal sends it to all processes; the trainer handles it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         faulthandler.enable(crash_log, all_threads=False)
         if is_main and hasattr(libc := ctypes.CDLL(None), "prctl"):
@@ -129,9 +122,9 @@ def _end_with(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def failure(env: VectorEnv, call: str, error: Exception) -> EnvError:
-    """What to raise when `env` raised `error` in `call`; looks for worker processes that are gone
-    or do not answer.
+def explain_failure(env: VectorEnv, call: str, error: Exception) -> EnvError:
+    """The error to raise when `env` raised `error` in `call`; finds worker processes that ended or
+    hang.
     """
     if isinstance(error, EnvError):
         return EnvError(str(error))
@@ -141,8 +134,8 @@ def failure(env: VectorEnv, call: str, error: Exception) -> EnvError:
         late = [index for index, pipe in enumerate(inner.parent_pipes) if not pipe.poll()]
         seconds = getattr(inner, "timeout", None)
         return EnvError(
-            f"{_named(late)} did not answer in {call} within {seconds} s; worker_timeout sets for "
-            f"how long they may think"
+            f"{_environments(late)} did not answer in {call} within {seconds} s; worker_timeout "
+            f"sets how long they may take"
         )
     if isinstance(error, (EOFError, OSError)) and processes:
         sentinels = [process.sentinel for process in processes]
@@ -152,18 +145,15 @@ def failure(env: VectorEnv, call: str, error: Exception) -> EnvError:
         gone = dict[str, list[int]]()
         for index, process in enumerate(processes):
             if process.sentinel in closed:
-                process.join(
-                    timeout=EXIT_SECONDS
-                )  # its pipe closes a moment before it has an exit code
+                # its pipe closes a moment before it has an exit code
+                process.join(timeout=EXIT_SECONDS)
                 gone.setdefault(_cause(process.exitcode), []).append(index)
-        named = " and ".join(f"{_named(indices)} ({cause})" for cause, indices in gone.items())
-        text = f"the worker process of {named or 'an environment'} died in {call}"
+        named = [f"{_environments(indices)} ({cause})" for cause, indices in gone.items()]
+        text = f"the worker process of {' and '.join(named) or 'an environment'} died in {call}"
         last = inner.last_traceback() if isinstance(inner, Workers) else ""
         return EnvError(f"{text}; its last traceback:\n{last}" if last else text)
-    return EnvError(
-        f"{env} failed in {call}: {type(error).__name__}: "
-        f"{error}\n{''.join(traceback.format_tb(error.__traceback__)[-2:])}"
-    )
+    frames = "".join(traceback.format_tb(error.__traceback__)[-2:])
+    return EnvError(f"{env} failed in {call}: {type(error).__name__}: {error}\n{frames}")
 
 
 def _cause(exit_code: int | None) -> str:
@@ -174,7 +164,7 @@ def _cause(exit_code: int | None) -> str:
     return f"signal {signal.Signals(number).name if number in set(signal.Signals) else number}"
 
 
-def _named(indices: list[int]) -> str:
+def _environments(indices: list[int]) -> str:
     """`environment 3`, `environments 0-2, 7`."""
     spans = list[list[int]]()
     for index in indices:
@@ -187,7 +177,7 @@ def _named(indices: list[int]) -> str:
 
 
 def kill(env: VectorEnv) -> None:
-    """End a vector environment that is broken: its workers may never answer again."""
+    """End a vector environment that is broken: its workers may hang."""
     inner: Any = env.unwrapped
     processes = getattr(inner, "processes", None)
     if processes is None:
