@@ -1,6 +1,4 @@
-"""What every environment in tensors counts: the clock, the return and the length of the episodes
-that are running.
-"""
+"""The counters of environments in tensors: clock, return and length of the running episodes."""
 
 import numpy as np
 import torch
@@ -84,7 +82,8 @@ class CountingEnv(VecEnv):
 
     def _count(self, reward: Tensor, valid: Tensor | None = None) -> None:
         """Count one step with reward [N] or [N, A], but not where valid [N] is False."""
-        reward = reward if self.num_agents == 1 else reward.mean(1)
+        if self.num_agents > 1:
+            reward = reward.mean(1)
         if valid is None:
             self.episode_length_buf += 1
             self._episode_return += reward
@@ -92,14 +91,22 @@ class CountingEnv(VecEnv):
             self.episode_length_buf += valid
             self._episode_return += torch.where(valid, reward, 0.0)
 
+    def _time_limit(self, terminated: Tensor) -> Tensor:
+        """[N] bool, after `_count`: where time runs out in this step and the task did not end."""
+        if self.max_episode_steps is None:
+            return torch.zeros_like(terminated)
+        return (self.episode_length_buf >= self.max_episode_steps) & ~terminated
+
     def _episode_info(self, done: Tensor, truncated: Tensor) -> Info:
         """The part of info that is about episodes; done, truncated: [N] bool."""
-        length = self.episode_length_buf - self._episode_start
-        episode = {"r": self._episode_return.clone(), "l": length}
         return {
             "time_outs": truncated,
             "_final_obs": done,
-            "episode": episode,
+            "episode": {
+                "r": self._episode_return.clone(),
+                "l": self.episode_length_buf - self._episode_start,
+            },
+            # a staggered start cut the first episode short
             "_episode": done & (self._episode_start == 0),
         }
 

@@ -30,9 +30,8 @@ INITIAL_RANGE = 0.1  # of both angles and both velocities
 COUPLING = MASS_2 * LENGTH_1 * CENTRE_2
 D2 = MASS_2 * CENTRE_2**2 + INERTIA_2
 D1 = MASS_1 * CENTRE_1**2 + MASS_2 * LENGTH_1**2 + INERTIA_1 + D2
-WEIGHT_1 = (
-    MASS_1 * CENTRE_1 + MASS_2 * LENGTH_1
-) * GRAVITY  # N m, torque of gravity on joint 1 with link 1 level
+# N m, torque of gravity on joint 1 with link 1 level
+WEIGHT_1 = (MASS_1 * CENTRE_1 + MASS_2 * LENGTH_1) * GRAVITY
 WEIGHT_2 = MASS_2 * CENTRE_2 * GRAVITY
 
 
@@ -50,7 +49,7 @@ class Acrobot(TorchEnv):
     single_observation_space = Box(-_bound, _bound, dtype=np.float32)
 
     def initial_state(self, rng: CounterRandom) -> State:
-        return see(*rng.uniform(-INITIAL_RANGE, INITIAL_RANGE, (4,)).unbind(1))
+        return make_state(*rng.uniform(-INITIAL_RANGE, INITIAL_RANGE, (4,)).unbind(1))
 
     def transition(
         self, state: State, action: Tensor, rng: CounterRandom
@@ -62,7 +61,7 @@ class Acrobot(TorchEnv):
         angles.sub_((angles * (0.5 / math.pi)).round_(), alpha=2 * math.pi)  # into [-pi, pi]
         angle_1, angle_2, speed_1, speed_2 = motion.unbind(0)
         terminated = angle_1.cos() + (angle_1 + angle_2).cos_() < -GOAL_HEIGHT
-        state = see(
+        state = make_state(
             angle_1,
             angle_2,
             speed_1.clamp_(-MAX_SPEED_1, MAX_SPEED_1),
@@ -74,7 +73,7 @@ class Acrobot(TorchEnv):
         return state["obs"]
 
 
-def see(angle_1: Tensor, angle_2: Tensor, speed_1: Tensor, speed_2: Tensor) -> State:
+def make_state(angle_1: Tensor, angle_2: Tensor, speed_1: Tensor, speed_2: Tensor) -> State:
     """The state from its four [n] variables."""
     obs = torch.stack(
         (angle_1.cos(), angle_1.sin(), angle_2.cos(), angle_2.sin(), speed_1, speed_2), dim=1

@@ -113,9 +113,8 @@ class CartPole(TorchEnv):
         # cart's acceleration if the pole did not turn faster: (force + m l w^2 sin) / M
         push = (action * (2 * FORCE / TOTAL_MASS)).sub_(FORCE / TOTAL_MASS)
         push = push.addcmul_(angular_velocity.square(), sine, value=POLE_SHARE)
-        inertia = torch.rsub(
-            cosine.square(), HALF_LENGTH * 4.0 / 3.0, alpha=POLE_SHARE
-        )  # per pole mass and half length
+        # per pole mass and half length
+        inertia = torch.rsub(cosine.square(), HALF_LENGTH * 4.0 / 3.0, alpha=POLE_SHARE)
         angular_acceleration = torch.addcmul(sine * GRAVITY, cosine, push, value=-1.0).div_(inertia)
         acceleration = torch.addcmul(push, angular_acceleration, cosine, value=-POLE_SHARE)
         rate = torch.stack((velocity, acceleration, angular_velocity, angular_acceleration), dim=1)

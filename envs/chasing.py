@@ -4,7 +4,7 @@ bonus=True is the variant of 2021 (capture radius 1, reward +8 at capture, cost 
 a return of 6.3); bonus=False the one of 2022 (capture radius equal to dim, no bonus, cost 0.02
 max(|a|, 1)). Defects of the published code are not kept:
 the distance is that of the present episode, a time limit is a truncation, and the last observation
-of an episode is not lost.
+of an episode is kept.
 """
 
 import math
@@ -118,7 +118,9 @@ class Chasing(TorchEnv):
     ) -> None:
         if not 1 <= dim <= 8:
             raise UsageError(f"chasing: dim must be 1 to 8, got {dim}")
-        self.dim, self.discrete, self.bonus = dim, discrete, bonus
+        self.dim = dim
+        self.discrete = discrete
+        self.bonus = bonus
         self.capture_radius = 1.0 if bonus else float(dim)
         self.reward_threshold = 6.3 if bonus else None
         self.single_observation_space = Box(-np.inf, np.inf, (4 * dim,), np.float32)
@@ -149,12 +151,14 @@ class Chasing(TorchEnv):
         drift = rng.uniform(0.0, 1.0, (self.dim,))
         if self.bonus:
             drift = drift / drift.norm(dim=1, keepdim=True).clamp_(min=1.0)
+        # both move, each with its own damping
         target_velocity = torch.add(drift, target_velocity, alpha=TARGET_DAMPING)
         chaser_velocity = torch.add(
             action / divisor.unsqueeze(1), chaser_velocity, alpha=CHASER_DAMPING
         )
         target = torch.add(target, target_velocity, alpha=TIME_STEP)
         chaser = torch.add(chaser, chaser_velocity, alpha=TIME_STEP)
+        # reward: how much nearer it is, less the cost of the action
         distance = (target - chaser).norm(dim=1)
         captured = distance < self.capture_radius
         reward = torch.sub(
@@ -187,8 +191,6 @@ class Chasing(TorchEnv):
         direction = direction / direction.norm(dim=1, keepdim=True).clamp(min=1e-6)
         if not self.discrete:
             return direction
-        return (
-            ((direction / (2 * math.sin(math.pi / 8))).round().clamp(-1, 1).long() + 1)
-            .mul(self._powers)
-            .sum(1)
-        )
+        # the nearest of -1, 0, 1 in each dimension
+        choice = (direction / (2 * math.sin(math.pi / 8))).round().clamp(-1, 1).long()
+        return (choice + 1).mul(self._powers).sum(1)

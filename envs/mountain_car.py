@@ -20,9 +20,8 @@ FORCE = 0.001  # per step^2
 GRAVITY = 0.0025  # per step^2
 GOAL = 0.5  # position
 
-BOUNDS = np.array(
-    [[MIN_POSITION, -MAX_SPEED], [MAX_POSITION, MAX_SPEED]], dtype=np.float32
-)  # of the observation, low and high
+# of the observation, low and high
+BOUNDS = np.array([[MIN_POSITION, -MAX_SPEED], [MAX_POSITION, MAX_SPEED]], dtype=np.float32)
 
 
 class MountainCar(TorchEnv):
@@ -54,8 +53,8 @@ def start_at_rest(rng: CounterRandom) -> Tensor:
 
 
 def drive(position: Tensor, velocity: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    """(obs [N, 2], arrived [N] bool) one step on; `velocity` [N] has the engine's push already,
-    gravity and the walls come here.
+    """(obs [N, 2], whether the goal is reached [N] bool) after one step; `velocity` [N] includes
+    the engine's push, gravity and the walls are added here.
     """
     velocity = torch.add(velocity, (position * 3.0).cos_(), alpha=-GRAVITY).clamp_(
         -MAX_SPEED, MAX_SPEED

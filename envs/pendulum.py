@@ -84,9 +84,8 @@ class Pendulum(TorchEnv):
         )
         velocity = velocity.add_(torque, alpha=TIME_STEP / INERTIA).clamp_(-MAX_SPEED, MAX_SPEED)
         angle = torch.add(angle, velocity, alpha=TIME_STEP)
-        angle = angle.sub_(
-            (angle * (0.5 / math.pi)).round_(), alpha=2 * math.pi
-        )  # into [-pi, pi], as the cost wants it
+        # into [-pi, pi], as the cost needs it
+        angle = angle.sub_((angle * (0.5 / math.pi)).round_(), alpha=2 * math.pi)
         obs = torch.stack((angle.cos(), angle.sin(), velocity), dim=1)
         return {"obs": obs, "angle": angle}, cost.neg_(), torch.zeros_like(cost, dtype=torch.bool)
 

@@ -1,5 +1,5 @@
-"""Finds an environment by name: the file listing of this folder is the registry, and anybody's
-module path works too.
+"""Finds an environment by name: the file listing of this folder is the registry, and any module
+path works too.
 """
 
 import inspect
@@ -15,15 +15,14 @@ from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import EnvError, GpurlError, UsageError, did_you_mean, raised_at
 from gpurl.kernels.memory_errors import is_out_of_memory
 
+# files and folders that define no environment
 NOT_ENVS = frozenset(
     {"registry", "single_env", "mean_reward", "vec_env", "torch_env", "base", "numpy"}
 )
 
 
 def env_names() -> list[str]:
-    """Names of the environments of this package and of the packages in it, each of which is the
-    folder of a simulator.
-    """
+    """Names of the environments of this package and of the packages in it, one per simulator."""
     return list(module_names(sys.modules["gpurl.envs"], NOT_ENVS))
 
 
@@ -31,18 +30,21 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
     """(class, options that the name itself gives) of `pendulum`, `my_project.my_env` or
     `gymnasium_cpu:Pendulum-v1`.
 
-    What stands behind the colon is a task of an adapter that takes `task=`, or one of several
-    classes of a module.
+    Behind the colon is a task of an adapter that takes `task=`, or one of several classes of a
+    module.
     """
     if not isinstance(name, str):
         raise UsageError(
             f"an environment is given by its name or module path, got a {type(name).__name__}: "
             f"{name!r}"
         )
+    package = sys.modules["gpurl.envs"]
     module_name, _, task = name.partition(":")
-    known = module_names(sys.modules["gpurl.envs"], NOT_ENVS)
+    known = module_names(package, NOT_ENVS)
     if module_name not in known and name in gymnasium.registry:  # an id of Gymnasium
-        module_name, task = "gymnasium_cpu", name
+        module_name = "gymnasium_cpu"
+        task = name
+    # the folder of a simulator, whose tasks are files
     if tasks := [
         each
         for each, full_name in known.items()
@@ -51,16 +53,15 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
         raise UsageError(
             f"the tasks of {module_name} go by their own names: {', '.join(tasks)}; got {name!r}"
         )
+    # an adapter and a task of it
     if task and module_name in known:
-        env_class = find_class(
-            module_name, sys.modules["gpurl.envs"], VecEnv, "environment", NOT_ENVS
-        )
+        env_class = find_class(module_name, package, VecEnv, "environment", NOT_ENVS)
         if "task" not in env_options(env_class):
             raise UsageError(
                 f"environment {module_name!r} has no tasks to choose from; got {name!r}"
             )
         return env_class, {"task": task}
-    return find_class(name, sys.modules["gpurl.envs"], VecEnv, "environment", NOT_ENVS), {}
+    return find_class(name, package, VecEnv, "environment", NOT_ENVS), {}
 
 
 def env_options(env_class: type[VecEnv]) -> dict[str, inspect.Parameter]:
@@ -123,7 +124,7 @@ def make_env(
             f"{env_class.__name__}.__init__: wanted num_envs, device and seed among its arguments, "
             f"{', '.join(sorted(missing))} missing"
         )
-    make: Callable[..., VecEnv] = env_class  # every task takes these three, and its own options
+    make: Callable[..., VecEnv] = env_class
     try:
         env = make(num_envs=num_envs, device=device, seed=seed, **named_options, **options)
     except (GpurlError, ImportError):
@@ -131,14 +132,13 @@ def make_env(
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        place = raised_at(error, env_class)
         raise EnvError(
-            f"{env_class.__name__}.__init__ raised {type(error).__name__}: {error} ({place})"
+            f"{env_class.__name__}.__init__ raised {type(error).__name__}: {error} "
+            f"({raised_at(error, env_class)})"
         ) from error
     if getattr(env, "num_envs", None) != num_envs:
         got = getattr(env, "num_envs", "none; call super().__init__(num_envs, device)")
         raise EnvError(
-            f"{env_class.__name__}.num_envs: wanted {num_envs}, as many as were asked for, got "
-            f"{got}"
+            f"{env_class.__name__}.num_envs: wanted {num_envs}, the argument num_envs, got {got}"
         )
     return env

@@ -1,20 +1,26 @@
-"""Base of torch-native tasks: a task is three attributes and three pure functions, everything else
-stands here once.
+"""Base of torch-native tasks: a task is three attributes and three pure functions; everything else
+is here.
 
-It owns autoreset, the time limit, `final_obs`, episode statistics and randomness. On a GPU a reset
-is a selection (no shape depends on the data, so a CUDA graph can hold the step); on a CPU only the
-rows that ended are drawn. Both give the same bits, since a draw depends on the environment's number
-and the step, not on the batch.
+Autoreset, the time limit, `final_obs`, episode statistics and randomness. On a GPU a reset is a
+selection (no shape depends on the data, so a CUDA graph can hold the step); on a CPU only the rows
+that ended are drawn. Both give the same bits, since a draw depends on the number of the environment
+and on the step, not on the batch.
 """
 
 from abc import abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpurl.envs._counting_env import CountingEnv, select
-from gpurl.envs.vec_env import Timestep, check_at_least_one, check_tensor, step_specs
+from gpurl.envs.vec_env import (
+    Info,
+    Options,
+    Timestep,
+    check_at_least_one,
+    check_tensor,
+    step_specs,
+)
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_sync_is_free, use_triton
 from gpurl.kernels.env_step import Clocks, RandomStreams, TritonEnv, TritonTask, env_step_triton
@@ -27,8 +33,8 @@ class TorchEnv(CountingEnv):
     """Subclass it with `single_observation_space`, `single_action_space`, `max_episode_steps` and
     the three functions below.
 
-    The functions are pure: they never change a tensor they are given. `rng.num_envs` is how many
-    environments are asked for, which on a CPU may be fewer than `self.num_envs` when only some
+    The functions are pure: they never change a tensor they are given. `rng.num_envs` is the number
+    of environments to draw for, which on a CPU may be fewer than `self.num_envs` when only some
     restart.
     """
 
@@ -66,18 +72,20 @@ class TorchEnv(CountingEnv):
         """[n, *obs] what the policy sees of `state`."""
 
     def observe_state(self, state: State) -> Tensor:
-        """[n, *state] what only critics see of `state`; for tasks that set `single_state_space`."""
+        """[n, *state] privileged observations of the critic; for tasks with a
+        `single_state_space`.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} has a single_state_space and no observe_state(state)"
         )
 
-    def _critics_see(self, key: str, state: State) -> dict[str, Tensor]:
-        """{key: what critics see}, {} where they see what the policy does."""
+    def _privileged(self, key: str, state: State) -> dict[str, Tensor]:
+        """{key: privileged observations}, {} where there are none."""
         return {} if self.single_state_space is None else {key: self.observe_state(state)}
 
     def compile(self) -> None:
-        """Compile `transition` and `observe` by torch.compile at their first calls; random numbers
-        are drawn as before, in between.
+        """Compile `transition` and `observe` by torch.compile at their first calls. Random numbers
+        are drawn by the same code as before, which is not compiled.
         """
         self._random.disable_compile()
         self.transition = torch.compile(self.transition, dynamic=False)  # type: ignore[method-assign]
@@ -90,8 +98,8 @@ class TorchEnv(CountingEnv):
         return None
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Tensor, dict[str, Any]]:
+        self, *, seed: int | None = None, options: Options | None = None
+    ) -> tuple[Tensor, Info]:
         self._reseed(self._random, seed)
         state = self.initial_state(self._random)
         mask = (options or {}).get("reset_mask")
@@ -106,7 +114,7 @@ class TorchEnv(CountingEnv):
             self._restart_clocks(mask)
         self._random.advance(restarts_any)
         self._set_state(state)
-        return self.observe(state), self._critics_see("state", state)
+        return self.observe(state), self._privileged("state", state)
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         if self._state is None:
@@ -114,26 +122,25 @@ class TorchEnv(CountingEnv):
         action = self._checked_action(actions)
         if (in_triton := self.in_triton()) is not None:
             return self._step_in_triton(in_triton, action)
+        # the task
         next_state, reward, terminated = self.transition(self._state, action, self._random)
         where = f"{type(self).__name__}.transition"
         for key, value in (("reward", reward), ("terminated", terminated)):
             check_tensor(f"{where}: {key}", value, self._specs[key], self.device)
+        # time limit and statistics
         self._count(reward)
-        if self.max_episode_steps is None:
-            truncated = torch.zeros_like(terminated)
-        else:
-            truncated = (self.episode_length_buf >= self.max_episode_steps) & ~terminated
+        truncated = self._time_limit(terminated)
         done = terminated | truncated
-        if not host_sync_is_free(
-            self.device
-        ):  # what passes through unchanged is about to be overwritten in its place
+        # final observations, then autoreset
+        if not host_sync_is_free(self.device):
+            # a tensor that the task passes through unchanged is about to be overwritten
             next_state = {
                 name: value.clone() if value is self._state[name] else value
                 for name, value in next_state.items()
             }
         info = self._episode_info(done, truncated)
         info["final_obs"] = final_obs = self.observe(next_state)
-        info |= self._critics_see("final_state", next_state)
+        info |= self._privileged("final_state", next_state)
         obs, shown = self._autoreset(next_state, final_obs, done)
         if self.single_state_space is not None:
             info["state"] = (
@@ -143,8 +150,8 @@ class TorchEnv(CountingEnv):
         return Timestep(obs, reward, terminated, truncated, info)
 
     def in_triton(self) -> TritonEnv | None:
-        """State, clocks and random streams as the kernels change them; None where kernels do not
-        run or the task has none.
+        """State, clocks and random streams for the kernels to change; None where kernels do not run
+        or the task has none.
         """
         task = self.triton_task() if use_triton(self.episode_length_buf) else None
         if task is None or self._state is None or self.single_state_space is not None:
@@ -157,30 +164,29 @@ class TorchEnv(CountingEnv):
         )
 
     def skip_random(self, steps: int) -> None:
-        """Count the random numbers of `steps` steps as drawn: a kernel has drawn them."""
+        """Count the random numbers of `steps` steps, which a kernel has drawn, as drawn."""
         self._random.advance(by=steps)
 
     def _step_in_triton(self, env: TritonEnv, action: Tensor) -> Timestep:
         result = env_step_triton(env, action)
         self._random.advance()
-        episode = {"r": result.episode_return, "l": result.episode_length}
         info = {
             "time_outs": result.truncated,
             "_final_obs": result.done,
-            "episode": episode,
+            "episode": {"r": result.episode_return, "l": result.episode_length},
             "_episode": result.counted,
+            "final_obs": result.final_obs,
         }
-        info["final_obs"] = result.final_obs
         return Timestep(result.obs, result.reward, result.terminated, result.truncated, info)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Info:
         return {
             "state": dict(self._state or {}),
             "clocks": self._clocks(),
             "random": self._random.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Info) -> None:
         self._random.load_state_dict(state["random"])
         self._set_state(
             {name: value.to(self.device, copy=True) for name, value in state["state"].items()}
@@ -188,8 +194,8 @@ class TorchEnv(CountingEnv):
         self._load_clocks(state["clocks"])
 
     def _set_state(self, state: State) -> None:
-        """On a GPU the state stays in its place, where a CUDA graph finds it again; what was
-        observed before must not be a view of it.
+        """On a GPU the state stays at its address, where a CUDA graph finds it; an earlier
+        observation must not be a view of it.
         """
         if host_sync_is_free(self.device):
             self._state = state
@@ -201,7 +207,7 @@ class TorchEnv(CountingEnv):
     def _autoreset(
         self, next_state: State, final_obs: Tensor, done: Tensor
     ) -> tuple[Tensor, State]:
-        """Start the ended episodes anew; returns (obs [N, *obs], the state they are of, in memory
+        """Restart the episodes that ended; returns (obs [N, *obs], the state they show, in memory
         that no later step changes).
         """
         if host_sync_is_free(self.device):
@@ -209,13 +215,13 @@ class TorchEnv(CountingEnv):
             if index.numel() == 0:
                 self._state = next_state
                 return final_obs, next_state
-            fresh = self.initial_state(self._random.subset(index))
+            first = self.initial_state(self._random.subset(index))
             state = {
-                name: value.index_copy(0, index, fresh[name]) for name, value in next_state.items()
+                name: value.index_copy(0, index, first[name]) for name, value in next_state.items()
             }
         else:
-            fresh = self.initial_state(self._random)
-            state = {name: select(done, fresh[name], value) for name, value in next_state.items()}
+            first = self.initial_state(self._random)
+            state = {name: select(done, first[name], value) for name, value in next_state.items()}
         self._restart_clocks(done)
         self._set_state(state)
         return self.observe(state), state

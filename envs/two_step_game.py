@@ -1,9 +1,9 @@
-"""The two-step game of QMIX: what agent 1 does first chooses the matrix game that both play then;
-the better one needs both to agree.
+"""The two-step game of QMIX: the first action of agent 1 chooses the matrix game that both then
+play; the better one needs both to agree.
 
 Source: Rashid et al., "QMIX: monotonic value function factorisation for deep multi-agent
 reinforcement learning" (2018), "Two-step game".
-A sum of the agents' own values cannot tell how much 2B is worth: VDN settles for the 7 of 2A, the
+A sum of the agents' own values cannot express the value of 2B: VDN settles for the 7 of 2A, the
 best joint policy gets 8.
 """
 
@@ -43,10 +43,9 @@ class TwoStepGame(TorchEnv):
     ) -> None:
         super().__init__(num_envs, device, seed, max_episode_steps)
         self._payoffs = torch.tensor(PAYOFFS, device=self.device)
-        place, agent = torch.eye(3, device=self.device), torch.eye(2, device=self.device)
-        self._views = torch.cat(
-            (place.unsqueeze(1).expand(3, 2, 3), agent.expand(3, 2, 2)), dim=2
-        )  # [place, agent, D]
+        place = torch.eye(3, device=self.device).unsqueeze(1).expand(3, 2, 3)
+        agent = torch.eye(2, device=self.device).expand(3, 2, 2)
+        self._observations = torch.cat((place, agent), dim=2)  # [place, agent, D]
 
     def initial_state(self, rng: CounterRandom) -> State:
         return {"place": torch.zeros(rng.num_envs, dtype=torch.int64, device=rng.device)}
@@ -54,17 +53,15 @@ class TwoStepGame(TorchEnv):
     def transition(
         self, state: State, action: Tensor, rng: CounterRandom
     ) -> tuple[State, Tensor, Tensor]:
-        place, (first, second) = state["place"], action.unbind(1)
+        place = state["place"]
+        first, second = action.unbind(1)
         ended = place > 0
         payoff = self._payoffs[place, first, second]
-        return (
-            {"place": torch.where(ended, place, first + 1)},
-            torch.stack((payoff, payoff), dim=1),
-            ended,
-        )
+        next_state = {"place": torch.where(ended, place, first + 1)}
+        return next_state, torch.stack((payoff, payoff), dim=1), ended
 
     def observe(self, state: State) -> Tensor:
-        return self._views[state["place"]]
+        return self._observations[state["place"]]
 
     def scripted_action(self, obs: Tensor) -> Tensor:
         """The best joint policy: to 2B, where both play 1. obs [N, 2, 5] -> action [N, 2]."""

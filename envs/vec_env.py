@@ -18,28 +18,32 @@ from torch import Tensor
 
 from gpurl.errors import EnvError, UsageError
 
-Info = dict[str, Any]  # what `reset` and `step` return beside their tensors
+Info = dict[str, Any]  # nested dicts of tensors and plain values: info of a step, states
 Options = dict[str, Any]  # of `reset`, as Gymnasium has them: "reset_mask" [N] bool, and others
 
 
 class Timestep(NamedTuple):
-    """What a step returns; unpacks as Gymnasium's five values. `obs` is new memory in each step:
-    the one before is recorded after it.
+    """What a step returns; unpacks as Gymnasium's five values. `step_specs` has the shapes and
+    dtypes. `obs` is new memory in each step: the one before is recorded after it.
 
-    info always holds "final_obs" [N, *obs], the true successor, which differs from `obs` only where
-    an episode ended, "_final_obs" [N] bool, the mask of those, "time_outs" (= truncated), and
-    "episode" {"r" [N], "l" [N]}, return and length so far, with "_episode" [N] bool where they are
-    final; with several agents the return is the mean over agents of their summed rewards. It may
-    hold "valid" [N] bool (False: not a real transition, never trained on), "action_mask", and
-    "log", a dict of scalars or tensors whose means go to the logger as env/<name>. An environment
-    with a `single_state_space` gives "state" [N, *state], what only critics see beside `obs`, and
-    "final_state", what they see beside final_obs; `reset` gives "state" too.
+    info always holds
+    - "final_obs": the true successor, which differs from `obs` only where an episode ended
+    - "_final_obs": where that is, terminated | truncated; "time_outs": truncated
+    - "episode" {"r", "l"}: return and length so far, with several agents the mean over agents of
+      their summed rewards; "_episode": where they are final
+    - with a `single_state_space`: "state", privileged observations of the critic beside `obs`, and
+      "final_state", those beside final_obs; `reset` gives "state" too
+
+    It may hold
+    - "valid" [N] bool: False where the step is no real transition, which is never trained on
+    - "action_mask" [N, ...]
+    - "log": a dict of scalars or tensors, whose means are logged as env/<name>
     """
 
     obs: Tensor  # [N, *obs] what the policy sees next
-    reward: Tensor  # [N] float32; [N, A] with several agents, a shared reward given to each alike
+    reward: Tensor  # [N] float32; [N, A] with several agents, each of which gets a shared reward
     terminated: Tensor  # [N] bool: the task ended, the value after it is zero
-    # [N] bool: cut off by time, the value of final_obs still counts; never together with terminated
+    # [N] bool: the time limit, bootstrap from final_obs; never True together with terminated
     truncated: Tensor
     info: Info
 
@@ -48,10 +52,10 @@ class VecEnv(gymnasium.vector.VectorEnv):
     """N environments in tensors on `device`. A subclass sets the single spaces and calls
     `super().__init__(num_envs, device)`.
 
-    `graph_safe` says that a CUDA graph can hold `step`: the host reads nothing of it, no number of
-    Python changes from one step to the next, state stays in its place. Without it the environment
-    is stepped between graphs, on torch's current stream, where a simulator may replay a graph of
-    its own; it must not keep the actions it is given, their place is used again.
+    `graph_safe`: a CUDA graph can hold `step`: the host reads no tensor in it, no Python number
+    changes from one step to the next, state stays at its address. Without it the environment is
+    stepped between graphs, on torch's current stream, where a simulator may replay a graph of its
+    own; it must not keep the actions tensor, whose memory is used again.
 
     With `num_agents` A > 1 the single spaces are joint: observations (A, D), actions
     MultiDiscrete([n] * A) or a Box (A, d); so obs is [N, A, D], actions are [N, A] or [N, A, d] and
@@ -61,20 +65,15 @@ class VecEnv(gymnasium.vector.VectorEnv):
     single_observation_space: gymnasium.Space
     single_action_space: gymnasium.Space
     autoreset_mode = AutoresetMode.SAME_STEP
-    single_state_space: gymnasium.Space | None = (
-        None  # of what only critics see, where there is such a thing
-    )
+    single_state_space: gymnasium.Space | None = None  # of privileged observations of the critic
     num_agents: int = 1
     graph_safe: bool = False
-    # a reset of some environments takes effect in the next step, which is then no transition of
-    # theirs
+    # a reset of some environments takes effect in their next step, which is then no transition
     resets_late: bool = False
-    # only one can exist in a process: it is evaluated once, where it trains, after the training
+    # only one can exist in a process: evaluation runs once, after training, in the same environment
     single_instance: bool = False
     max_episode_steps: int | None = None
-    reward_threshold: float | None = (
-        None  # return at which the task counts as solved, where one is published
-    )
+    reward_threshold: float | None = None  # return that solves the task, where one is published
     reward_shape: tuple[int, ...]  # (N,), with several agents (N, A)
     episode_length_buf: Tensor  # [N] int64 clocks, settable: staggered starts
 
@@ -86,14 +85,16 @@ class VecEnv(gymnasium.vector.VectorEnv):
                 raise EnvError(
                     f"{type(self).__name__}.{key}: wanted a gymnasium.Space, got {space!r}"
                 )
-            shape, least = space.shape or (), 1 if isinstance(space, MultiDiscrete) else 2
-            if self.num_agents > 1 and (len(shape) < least or shape[0] != self.num_agents):
-                wanted = f"a joint space, whose first axis is that of {self.num_agents} agents"
-                raise EnvError(f"{type(self).__name__}.{key}: wanted {wanted}, got {space}")
+            shape = space.shape or ()
+            min_axes = 1 if isinstance(space, MultiDiscrete) else 2
+            if self.num_agents > 1 and (len(shape) < min_axes or shape[0] != self.num_agents):
+                raise EnvError(
+                    f"{type(self).__name__}.{key}: wanted a joint space, whose first axis is that "
+                    f"of {self.num_agents} agents, got {space}"
+                )
         self.num_envs = int(num_envs)
-        self.reward_shape = (
-            (self.num_envs,) if self.num_agents == 1 else (self.num_envs, self.num_agents)
-        )
+        agents = () if self.num_agents == 1 else (self.num_agents,)
+        self.reward_shape = (self.num_envs, *agents)
         self.device = torch.device(device)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -107,16 +108,16 @@ class VecEnv(gymnasium.vector.VectorEnv):
 
     @classmethod
     def missing(cls) -> str:
-        """What of its simulator this machine lacks and how to get it, in a few words; nothing where
-        all is there.
+        """What this machine lacks of its simulator and how to get it, in a few words; empty where
+        it lacks nothing.
         """
         return ""
 
     def reset(
         self, *, seed: int | None = None, options: Options | None = None
     ) -> tuple[Tensor, Info]:
-        """Start all episodes anew, or those of `options["reset_mask"]` [N] bool. Returns (obs [N,
-        *obs], info).
+        """Start new episodes in all environments, or in those of `options["reset_mask"]` [N] bool.
+        Returns (obs [N, *obs], info).
         """
         raise NotImplementedError
 
@@ -126,19 +127,19 @@ class VecEnv(gymnasium.vector.VectorEnv):
 
     def stagger(self, clocks: Tensor) -> None:
         """Set the episode clocks [N] int64 so that time limits do not all fall on one step; the
-        first, cut episodes are not counted.
+        first episodes, which are shorter, are not counted.
 
-        A simulator whose clocks cannot be set leaves them as they are.
+        Does nothing where the clocks of a simulator cannot be set.
         """
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Info:
         """Nested dicts of tensors and plain values from which `load_state_dict` continues exactly;
-        {} where a simulator cannot.
+        {} where a simulator cannot be saved.
         """
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()` of an env with as many environments."""
+    def load_state_dict(self, state: Info) -> None:
+        """Continue from the `state_dict()` of an env with the same number of environments."""
         if state:
             raise NotImplementedError(f"{type(self).__name__} cannot restore a state")
 

@@ -270,9 +270,7 @@ class MujocoWarpEnv(CountingEnv):
         final_obs = torch.where(valid.unsqueeze(1), final_obs, 0.0)
         # time limit and statistics
         self._count(reward, valid)
-        truncated = torch.zeros_like(terminated)
-        if self.max_episode_steps is not None:
-            truncated = (self.episode_length_buf >= self.max_episode_steps) & ~terminated
+        truncated = self._time_limit(terminated)
         done = terminated | truncated
         info = self._episode_info(done, truncated)
         info |= {"final_obs": final_obs, "valid": valid}

@@ -42,7 +42,9 @@ def wild_state(name: str, n: int) -> State:
         angle, velocity = spread([(-math.pi, math.pi), (-8, 8)], n)
         return {"obs": torch.stack((angle.cos(), angle.sin(), velocity), dim=1), "angle": angle}
     if name == "acrobot":
-        return acrobot.see(*spread([(-math.pi, math.pi), (-math.pi, math.pi), (-5, 5), (-9, 9)], n))
+        return acrobot.make_state(
+            *spread([(-math.pi, math.pi), (-math.pi, math.pi), (-5, 5), (-9, 9)], n)
+        )
     state = torch.stack(spread([(-1.2, 0.6), (-0.07, 0.07)], n), dim=1)
     state[: n // 4, 0] = torch.rand(n // 4) * 0.02 + (
         0.44 if name == "mountain_car_continuous" else 0.49
@@ -126,7 +128,7 @@ def test_fast_acrobot_is_cut_to_gymnasiums_speeds() -> None:
     env, peer = make_env("acrobot", n), gymnasium.make("Acrobot-v1").unwrapped
     env.reset()
     peer.reset(seed=0)
-    env._state = acrobot.see(
+    env._state = acrobot.make_state(
         *spread([(-math.pi, math.pi), (-math.pi, math.pi), (8, 12.5), (-28, -16)], n)
     )
     before, actions = physical("acrobot", env._state), random_actions(env, n)
