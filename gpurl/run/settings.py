@@ -110,7 +110,7 @@ class TrainConfig:
     run_dir: str | None = None
     """The run folder; by default ROOT/env/algorithm/time_seed."""
     quiet: bool = False
-    """Print nothing but errors."""
+    """Print nothing but warnings and errors."""
 
     def __post_init__(self) -> None:
         check_choices(self, CHOICES)

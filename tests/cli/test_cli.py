@@ -162,7 +162,7 @@ def test_train_help_shows_every_setting_with_its_help(
     for help_text in (
         "Environments stepped together.",
         "Units of the hidden layers.",
-        "Print nothing but errors.",
+        "Print nothing but warnings and errors.",
     ):
         assert help_text in text
     assert text.count("(default: ") >= len(names)
