@@ -1,12 +1,11 @@
 """The benchmarks as a picture: environment steps a second against the number of environments, with
-the peers and what is possible.
+other trainers and the limits of the hardware.
 """
 
 import csv
 import io
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpurl.checkpoints.plain_files import MAX_TABLE_BYTES, read_at_most
 from gpurl.errors import GpurlError, UsageError
@@ -28,18 +27,18 @@ if TYPE_CHECKING:
 
 Row = dict[str, str]
 
+TRAINING = "chasing training"
 CURVES = {  # case: (label, colour)
     "chasing env": ("environment alone", GREEN),
     "chasing env+policy": ("gpurl, + policy", PURPLE),
-    "chasing training": ("gpurl, training", BLUE),
+    TRAINING: ("gpurl, training", BLUE),
 }
-TRAINING = "chasing training"
-LIMIT, PEERS_CASE = "chasing limit ", "chasing "
-DASHES = ("-", "--", ":", "-.")  # of the horizons
-MARKERS, APART = (
-    "sD^vPXphd<>8",
-    1.06,
-)  # peers with the same number of environments stand side by side, by this factor
+LIMIT_CASE = "chasing limit "  # beginnings of cases
+PEERS_CASE = "chasing "
+DASHES = ("-", "--", ":", "-.")  # one for each horizon
+MARKERS = "sD^vPXphd<>8"
+# peers with the same number of environments stand side by side, apart by this factor
+PEERS_DISTANCE = 1.06
 
 
 def plot_bench(folder: Path, out: Path | None = None) -> list[Path]:
@@ -58,97 +57,86 @@ def plot_bench(folder: Path, out: Path | None = None) -> list[Path]:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GpurlError(f"cannot make the folder {target}: {error.strerror or error}") from error
-    with mpl.rc_context(STYLE):
-        return [_drawn(path, target) for path in files]
+    pictures = []
+    for path in files:
+        try:
+            with mpl.rc_context(STYLE):
+                pictures.append(_draw(path, target))
+        except UsageError:
+            raise
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            raise UsageError(
+                f"{path} holds no results of gpurl bench: {type(error).__name__}: {error}"
+            ) from error
+    return pictures
 
 
-def _drawn(throughput: Path, target: Path) -> Path:
-    try:
-        return _picture(
-            throughput,
-            throughput.with_name(throughput.name.replace("throughput", "peers", 1)),
-            target,
-        )
-    except (KeyError, TypeError, AttributeError, OverflowError, csv.Error) as error:
-        raise UsageError(
-            f"{throughput} holds no results of gpurl bench: {type(error).__name__}: {error}"
-        ) from error
-    except ValueError as error:
-        raise (
-            error
-            if isinstance(error, UsageError)
-            else UsageError(f"{throughput} holds no results of gpurl bench: {error}")
-        ) from error
-
-
-def _picture(throughput: Path, peers: Path, target: Path) -> Path:
+def _draw(throughput: Path, target: Path) -> Path:
     rows = _read(throughput)
     if not rows:
         raise UsageError(f"{throughput} has no rows of env_steps/s")
-    newest, older = _newest(rows)
-    peer_rows, _ = _newest([row for row in _read(peers) if row["case"].startswith(PEERS_CASE)])
+    newest, older = _split_newest(rows)
+    peers = _read(throughput.with_name(throughput.name.replace("throughput", "peers", 1)))
+    peers, _ = _split_newest([row for row in peers if row["case"].startswith(PEERS_CASE)])
+
     figure = new_figure(5.6, f"PPO on Chasing, two 64×64 networks · {_device(newest)}")
     axes = figure.add_subplot()
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     _draw_older(axes, older)
     _draw_curves(axes, newest)
-    _draw_peers(axes, [row for row in peer_rows if row["trainer"] != "gpurl"])
+    _draw_peers(axes, [row for row in peers if row["trainer"] != "gpurl"])
     _draw_limits(axes, newest)
-    _finish(axes, rows, newest[0], peer_rows)
+    _finish(axes, rows, newest[0], peers)
     return save_figure(figure, target / f"{throughput.stem}.png")
+
+
+# ---- the rows of a file ----
 
 
 def _read(path: Path) -> list[Row]:
     """The rows in env_steps/s of a results file, oldest first; none where there is no file."""
     try:
         text = read_at_most(path, MAX_TABLE_BYTES).decode("utf-8")
-        return [
-            row
-            for row in csv.DictReader(io.StringIO(text, newline=""))
-            if row.get("unit") == "env_steps/s"
-        ]
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
     except FileNotFoundError:
         return []
     except (OSError, ValueError, csv.Error) as error:
         raise UsageError(f"cannot read {path}: {error}") from error
+    return [row for row in rows if row.get("unit") == "env_steps/s"]
 
 
-def _newest(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+def _split_newest(rows: list[Row]) -> tuple[list[Row], list[Row]]:
     """(rows of the commit that was written last, the others)."""
     last = rows[-1]["commit"] if rows else ""
-    return [row for row in rows if row["commit"] == last], [
-        row for row in rows if row["commit"] != last
-    ]
+    newest = [row for row in rows if row["commit"] == last]
+    return newest, [row for row in rows if row["commit"] != last]
 
 
 def _device(rows: list[Row]) -> str:
-    """The GPU, or the CPU and the most threads that a row took of it."""
+    """The GPU, or the CPU and its largest number of threads."""
+    if rows[0]["device"] != "cpu":
+        return rows[0]["device"]
     threads = max(int(row["threads"] or 0) for row in rows)
-    return (
-        f"{threads} threads of {rows[0]['cpu']}"
-        if rows[0]["device"] == "cpu"
-        else rows[0]["device"]
-    )
+    return f"{threads} threads of {rows[0]['cpu']}"
 
 
-def _horizons(rows: Sequence[Row]) -> list[str]:
-    """The horizons of the training, as they come; files from before the column have one, called
-    "".
-    """
-    return list(dict.fromkeys(row.get("horizon") or "" for row in rows if row["case"] == TRAINING))
+def _horizons(rows: list[Row]) -> list[str]:
+    """The horizons of the training, in their order; old rows have an empty one."""
+    return list(dict.fromkeys(row["horizon"] for row in rows if row["case"] == TRAINING))
 
 
-def _points(rows: Sequence[Row], case: str, horizon: str) -> tuple[list[float], list[float]]:
-    """(numbers of environments, values) of a curve, in order; the last of rows for the same point
+def _points(rows: list[Row], case: str, horizon: str) -> tuple[list[float], list[float]]:
+    """(numbers of environments, values) of a curve, in order; of several rows for a point the last
     counts.
     """
-    found = {
+    values = {
         float(row["num_envs"]): float(row["value"])
         for row in rows
-        if row["case"] == case and (row.get("horizon") or "") == horizon
+        if row["case"] == case and row["horizon"] == horizon
     }
-    return list(dict(sorted(found.items()))), [found[size] for size in sorted(found)]
+    sizes = sorted(values)
+    return sizes, [values[size] for size in sizes]
 
 
 # ---- drawing ----
@@ -159,60 +147,65 @@ def _draw_older(axes: "Axes", rows: list[Row]) -> None:
     for commit in dict.fromkeys(row["commit"] for row in rows):
         of_commit = [row for row in rows if row["commit"] == commit]
         for horizon in _horizons(of_commit):
-            axes.plot(
-                *_points(of_commit, TRAINING, horizon),
-                color=PALE,
-                linewidth=1.2,
-                marker="o",
-                markersize=2.5,
-                label=label,
-            )
-            label = "_nolegend_"
+            points = _points(of_commit, TRAINING, horizon)
+            axes.plot(*points, color=PALE, linewidth=1.2, marker="o", markersize=2.5, label=label)
+            label = "_nolegend_"  # one entry for all
 
 
 def _draw_curves(axes: "Axes", rows: list[Row]) -> None:
     horizons = _horizons(rows)
     for case, (name, color) in CURVES.items():
         for number, horizon in enumerate(horizons):
-            label = f"{name}, horizon {horizon}" if len(horizons) > 1 else name
-            look: dict[str, Any] = {
-                "color": color,
-                "linestyle": DASHES[number % len(DASHES)],
-                "marker": "o",
-            }
-            if (points := _points(rows, case, horizon))[0]:
-                axes.plot(*points, label=label, linewidth=1.8, markersize=4, **look)
+            sizes, values = _points(rows, case, horizon)
+            if sizes:
+                axes.plot(
+                    sizes,
+                    values,
+                    label=f"{name}, horizon {horizon}" if len(horizons) > 1 else name,
+                    color=color,
+                    linestyle=DASHES[number % len(DASHES)],
+                    linewidth=1.8,
+                    marker="o",
+                    markersize=4,
+                )
 
 
 def _draw_peers(axes: "Axes", rows: list[Row]) -> None:
     for number, row in enumerate(rows):
         mode = row.get("note", "").removeprefix("default").removeprefix(", ")
-        look: dict[str, Any] = {
-            "color": ORANGE,
-            "linestyle": "none",
-            "marker": MARKERS[number % len(MARKERS)],
-            "markeredgecolor": "white",
-        }
-        place = float(row["num_envs"]) * APART ** (number - (len(rows) - 1) / 2)
-        label = f"{row['trainer']} {row['version']}{f' ({mode})' if mode else ''}"
-        axes.plot([place], [float(row["value"])], label=label, markersize=7, **look)
-
-
-def _draw_limits(axes: "Axes", rows: list[Row]) -> None:
-    """Lines across: what arithmetic in the training's precision, and the memory, allow at most."""
-    precisions = {row.get("precision", "") for row in rows if row["case"] == TRAINING}
-    limits = [
-        row for row in rows if row["case"].startswith(LIMIT) and row.get("precision") in precisions
-    ]
-    for row, dashes in zip(limits, DASHES[1:] * len(limits)):
-        kind = row["case"].removeprefix(LIMIT)
-        text = f"limit of training: {kind}, {row['precision']}"
-        axes.axhline(
-            float(row["value"]), color="#666666", linestyle=dashes, linewidth=1.2, label=text
+        shift = PEERS_DISTANCE ** (number - (len(rows) - 1) / 2)
+        axes.plot(
+            [float(row["num_envs"]) * shift],
+            [float(row["value"])],
+            label=f"{row['trainer']} {row['version']}{f' ({mode})' if mode else ''}",
+            color=ORANGE,
+            linestyle="none",
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=7,
+            markeredgecolor="white",
         )
 
 
-def _finish(axes: "Axes", rows: list[Row], newest: Row, peer_rows: list[Row]) -> None:
+def _draw_limits(axes: "Axes", rows: list[Row]) -> None:
+    """Horizontal lines: the most that arithmetic, in the precision of the training, and the memory
+    allow.
+    """
+    precisions = {row["precision"] for row in rows if row["case"] == TRAINING}
+    limits = [
+        row for row in rows if row["case"].startswith(LIMIT_CASE) and row["precision"] in precisions
+    ]
+    for number, row in enumerate(limits):
+        kind = row["case"].removeprefix(LIMIT_CASE)
+        axes.axhline(
+            float(row["value"]),
+            label=f"limit of training: {kind}, {row['precision']}",
+            color="#666666",
+            linestyle=DASHES[1 + number % (len(DASHES) - 1)],
+            linewidth=1.2,
+        )
+
+
+def _finish(axes: "Axes", rows: list[Row], newest: Row, peers: list[Row]) -> None:
     from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator
 
     finish_axes(axes, "environments")
@@ -224,6 +217,6 @@ def _finish(axes: "Axes", rows: list[Row], newest: Row, peer_rows: list[Row]) ->
     axes.set_ylabel("environment steps a second")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     measured = f"commit {newest['commit']}, {newest['date']}, torch {newest['torch']}"
-    if peer_rows and peer_rows[0]["commit"] != newest["commit"]:
-        measured += f"; peers beside commit {peer_rows[0]['commit']}, {peer_rows[0]['date']}"
+    if peers and peers[0]["commit"] != newest["commit"]:
+        measured += f"; peers beside commit {peers[0]['commit']}, {peers[0]['date']}"
     axes.text(0.0, -0.16, measured, transform=axes.transAxes, fontsize=8, color=INK, alpha=0.7)

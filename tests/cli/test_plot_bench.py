@@ -121,16 +121,6 @@ def test_the_limit_is_that_of_the_precision_of_the_training(
     assert limits == {"limit of training: arithmetic, float32": 5e5}
 
 
-def test_files_of_before_the_new_columns_are_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [row("chasing training", 64, 7.0)]
-    for each in rows:
-        del each["horizon"], each["precision"]
-    write(tmp_path / "throughput_cpu.csv", rows)
-    assert curves(drawn(tmp_path, monkeypatch)) == {"gpurl, training": [(64, 7)]}
-
-
 def test_the_command_writes_beside_the_numbers_or_elsewhere(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
