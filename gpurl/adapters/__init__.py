@@ -100,6 +100,7 @@ def _check(env: VecEnv, trains_on_reset_steps: str | None) -> None:
             f"wanted an environment, as make_env(name, num_envs) makes it, got a "
             f"{type(env).__name__}: {env!r}"
         )
+    # gymnasium_cpu only
     if restarts := getattr(env, "restart_workers", 0):
         raise UsageError(
             f"{type(env).__name__}: wanted restart_workers 0, got {restarts}: the step in which "

@@ -39,6 +39,7 @@ class GymnasiumNumpy(gymnasium.vector.VectorEnv):
         self, *, seed: int | None = None, options: Info | None = None
     ) -> tuple[np.ndarray, Info]:
         obs, _ = self.env.reset(seed=seed, options=options)
+        # the clocks of the environments that are reset
         mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
         self._start_times[np.asarray(mask)] = time.perf_counter()
         return to_arrays([obs])[0], {}
@@ -54,6 +55,7 @@ class GymnasiumNumpy(gymnasium.vector.VectorEnv):
 
     def _final_info(self, step: StepArrays, done: np.ndarray) -> Info:
         """The info about the episodes that ended, done [N] bool."""
+        # seconds since each episode began, as RecordEpisodeStatistics measures them
         now = time.perf_counter()
         seconds = np.round(now - self._start_times, 6)
         self._start_times[done] = now
@@ -66,6 +68,7 @@ class GymnasiumNumpy(gymnasium.vector.VectorEnv):
         ):
             episode[key] = np.where(counted, value, 0)
             episode[f"_{key}"] = counted.copy()
+        # rows of objects: an observation where an episode ended, else None
         final_obs = np.full(self.num_envs, None, dtype=object)
         for index in done.nonzero()[0]:
             final_obs[index] = step.final_obs[index]

@@ -70,6 +70,7 @@ class RlGamesEnv(IVecEnv):
 
 def register(env: VecEnv, name: str) -> RlGamesEnv:
     """The adapter, which rl_games finds by the env_name `name` to train and to play."""
+    # its networks have one output for each action, and one agent a row
     space = env.single_action_space
     if (isinstance(space, Box) and len(space.shape) != 1) or env.num_agents > 1:
         raise UsageError(
@@ -86,6 +87,7 @@ def register(env: VecEnv, name: str) -> RlGamesEnv:
             )
         return adapter
 
+    # training gets its environments by `make`, playing by env_creator
     vecenv.register(name, make)
     configuration = {"vecenv_type": name, "env_creator": lambda **options: adapter}
     env_configurations.register(name, configuration)

@@ -33,6 +33,7 @@ class RslRlEnv(RslRlVecEnv):
         self.max_episode_length = env.max_episode_steps or 1
         self.cfg: dict[str, object] = {}
         self._limit = action_limiter(env)
+        # the runner asks for observations before the first step and never resets
         obs, info = env.reset()
         self._observations = self._groups(obs, info.get("state"))
 

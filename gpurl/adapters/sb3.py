@@ -32,6 +32,7 @@ class Sb3Env(Sb3VecEnv):
 
     def reset(self) -> np.ndarray:
         """The environments draw random numbers from one seed, the first that `seed` set."""
+        # seeds and options hold for one reset, as in its own environments
         options = self._options[0]
         if any(other != options for other in self._options):
             raise UsageError(
@@ -48,6 +49,7 @@ class Sb3Env(Sb3VecEnv):
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[Info]]:
         step = step_in_numpy(self.env, self._actions)
         done = step.terminated | step.truncated
+        # a dict for each environment: wrappers write to them
         infos: list[Info] = [{} for _ in range(self.num_envs)]
         for index in done.nonzero()[0]:
             infos[index]["terminal_observation"] = step.final_obs[index]

@@ -61,6 +61,7 @@ class SkrlEnv(Wrapper):
         shape = (self.env.num_envs, *(self.env.single_action_space.shape or ()))
         actions = self._limit(actions.reshape(shape))
         obs, reward, terminated, truncated, info = self.env.step(actions)
+        # what the policy sees next, and the true successor
         self._obs = obs.flatten(1)
         self._state = _rows(info.get("state"))
         final_obs = info["final_obs"].flatten(1)
@@ -68,6 +69,7 @@ class SkrlEnv(Wrapper):
         infos: Info = {"final_obs": final_obs, "final_state": final_state}
         if "log" in info:
             infos["episode"] = info["log"]  # skrl's trainers read means there
+        # skrl resets a single environment after the end of an episode, and reset returns self._obs
         is_single = self.env.num_envs == 1
         self._next_state = final_state if is_single else self._state
         return (

@@ -59,6 +59,7 @@ class TorchRlEnv(EnvBase):
         done = terminated | truncated
         if self.env.autoreset_mode == AutoresetMode.SAME_STEP:
             self._is_reset = done
+        # the transition ends in the true successor
         results = _named(info["final_obs"], info.get("final_state"))
         results["reward"] = one_reward(reward).unsqueeze(1)
         results["done"] = done.unsqueeze(1)
@@ -74,6 +75,7 @@ class TorchRlEnv(EnvBase):
             self._observations = _named(obs, info.get("state"))
             self._is_reset = torch.zeros_like(self._is_reset)
         else:
+            # those that have reset themselves need no second reset
             mask = mask.view(-1)
             remaining = mask & ~self._is_reset
             self._is_reset = self._is_reset & ~mask
@@ -110,6 +112,7 @@ def _spec(env: VecEnv, space: gymnasium.Space) -> TensorSpec:
     dtype = torch.uint8 if space.dtype == "uint8" else torch.float32
     if not (space.bounded_below & space.bounded_above).all():
         return Unbounded(shape, device, dtype)
+    # limited in all dimensions
     low = torch.as_tensor(space.low, dtype=dtype, device=device).expand(shape)
     high = torch.as_tensor(space.high, dtype=dtype, device=device).expand(shape)
     return Bounded(low, high, shape, device, dtype)

@@ -103,6 +103,7 @@ def _driver() -> str:
     text = path.read_text() if path.is_file() else ""
     match = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", text)
     try:
+        # 13000 is CUDA 13.0
         version = ctypes.c_int()
         code = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     except OSError:
@@ -151,6 +152,7 @@ def _warp() -> list[str]:
         warp.init()
     except Exception as error:  # a library that does not fit the driver raises errors of all types
         return [f"warp cannot be used: {type(error).__name__}: {error}"]
+    # without a GPU its tasks run, but slowly; without a memory pool it captures no graphs
     devices = warp.get_devices()
     names = ", ".join(device.alias for device in devices)
     cache = warp.config.kernel_cache_dir
@@ -174,6 +176,7 @@ def run_benchmarks(words: list[str]) -> int:
     """Run benchmarks/throughput.py and benchmarks/kernels.py of the source tree, each with the
     arguments `words`; returns the exit code.
     """
+    # benchmarks/ is no part of the installed package
     sys.path.insert(0, str(_source_tree()))
     for name in ("throughput", "kernels"):
         if code := importlib.import_module(f"benchmarks.{name}").main(words):

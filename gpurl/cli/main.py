@@ -43,7 +43,7 @@ Exit codes: 0 done, 2 wrong use, 3 the environment misbehaves, 4 NaN or infinity
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # finds my_env.py in the working directory; last, so that no file there hides a library
+    # Python finds my_env.py in the working directory; last, so that no file there hides a library
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     if not words or words[0] in ("-h", "--help", "help"):
@@ -75,6 +75,7 @@ def _run_command(name: str, words: list[str]) -> int:
         return COMMANDS[name](words)
     import tyro
 
+    # prints help and wrong options, ends with exit code 2 there; errors of the command pass through
     return tyro.cli(COMMANDS[name], args=words, prog=f"gpurl {name}")
 
 
@@ -93,6 +94,7 @@ def train(words: list[str]) -> int:
     finished = run(settings, options.resume, ["gpurl", "train", *words], callbacks=callbacks)
     if not settings.train.quiet:
         print(summary(finished))
+    # the shell's convention for a process that a signal ended
     if finished.outcome.signal_number:
         return 128 + finished.outcome.signal_number
     return CheckpointError.exit_code if finished.outcome.unsaved else 0
@@ -118,11 +120,13 @@ def convert(words: list[str]) -> int:
     from gpurl.cli.convert.tensors import read_foreign, write_safetensors
 
     converted = read_foreign(options.file)
+    # only the tensors
     if settings is None:
         target = options.out or options.file.with_suffix(".safetensors")
         write_safetensors(converted, target)
         print(f"{converted.table()}\n{len(converted.tensors)} tensors in {target}")
         return 0
+    # a run with this policy
     from gpurl.cli.convert.policy import write_policy
 
     command = ["gpurl", "convert", *words]

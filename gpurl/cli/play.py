@@ -39,13 +39,15 @@ def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: in
     """
     if episodes < 1:
         raise UsageError(f"episodes must be at least 1, got {episodes}")
+    # the policy, and one environment as in its training
     chosen = choose_device(device)
     policy = load(path, str(chosen))
     settings = policy.settings
     env = make_env(settings["env"], 1, chosen, seed, **settings["env_options"])
     obs, _ = env.reset(seed=seed)
 
-    # of each step of the first episode: observation [D], action [A], reward []
+    # play, and keep of each step of the first episode: observation [D], action [A],
+    # reward []
     frames: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     num_played = 0
     for _ in range(MAX_STEPS * episodes):
@@ -56,6 +58,7 @@ def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: in
             reward = timestep.reward[0].mean().cpu()
             frames.append((observation, action[0].flatten().float().cpu(), reward))
         obs = timestep.obs
+        # the hidden state also restarts where a late reset, which ends no episode, happened
         if bool(episode_ends(timestep)[0]):
             policy.reset()
         is_terminated = bool(timestep.terminated[0])
@@ -84,6 +87,7 @@ def plot_episode(
     import matplotlib as mpl
     from matplotlib.ticker import MaxNLocator
 
+    # choices are whole numbers from 0
     is_discrete = bool((np.mod(action, 1) == 0).all() and (action >= 0).all())
     with mpl.rc_context(STYLE):
         figure = new_figure(8.0, f"{title} · {len(reward)} steps · return {reward.sum():.6g}")

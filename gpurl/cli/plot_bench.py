@@ -52,6 +52,7 @@ def plot_bench(folder: Path, out: Path | None = None) -> list[Path]:
     files = sorted(folder.glob("throughput_*.csv"))
     if not files:
         raise UsageError(f"{folder} holds no throughput_*.csv; gpurl bench writes one")
+    # one picture for each device
     target = out or folder
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -79,6 +80,7 @@ def _draw(throughput: Path, target: Path) -> Path:
     peers = _read(throughput.with_name(throughput.name.replace("throughput", "peers", 1)))
     peers, _ = _split_newest([row for row in peers if row["case"].startswith(PEERS_CASE)])
 
+    # older rows first, so that the newest are drawn over them
     figure = new_figure(5.6, f"PPO on Chasing, two 64×64 networks · {_device(newest)}")
     axes = figure.add_subplot()
     axes.set_xscale("log", base=2)
@@ -190,6 +192,7 @@ def _draw_limits(axes: "Axes", rows: list[Row]) -> None:
     """Horizontal lines: the most that arithmetic, in the precision of the training, and the memory
     allow.
     """
+    # a limit of arithmetic holds for one precision
     precisions = {row["precision"] for row in rows if row["case"] == TRAINING}
     limits = [
         row for row in rows if row["case"].startswith(LIMIT_CASE) and row["precision"] in precisions
@@ -216,6 +219,7 @@ def _finish(axes: "Axes", rows: list[Row], newest: Row, peers: list[Row]) -> Non
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_ylabel("environment steps a second")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    # below the axes: of which program these numbers are
     measured = f"commit {newest['commit']}, {newest['date']}, torch {newest['torch']}"
     if peers and peers[0]["commit"] != newest["commit"]:
         measured += f"; peers beside commit {peers[0]['commit']}, {peers[0]['date']}"

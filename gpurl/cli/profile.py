@@ -106,6 +106,7 @@ class Spans:
                 with torch.profiler.record_function(PREFIX + phase):
                     return method(*arguments, **options)
             finally:
+                # the time of the ranges inside belongs to their phases
                 seconds = time.perf_counter() - start
                 self.seconds[phase] += seconds - self._inner_seconds.pop()
                 if self._inner_seconds:
@@ -135,6 +136,7 @@ def profile(
             raise UsageError(
                 f"no folder {out}: {error.strerror}; choose another place with --out"
             ) from error
+    # no folder is left behind where the settings do not work
     trainer = make_trainer(settings, device)
     try:
         root = Path(config.root) / "profile"

@@ -29,6 +29,7 @@ def _phases(profile: Profile) -> str:
     """A table of the phases, each number per iteration."""
     host = sum(phase.host for phase in profile.phases.values())
     busy = sum(phase.device for phase in profile.phases.values())
+    # a CPU has no times and launches of a device
     header = ["phase", "host ms", "share", "operators"]
     if profile.is_cuda:
         header = ["phase", "host ms", "share", "device ms", "share", "operators", "launches"]
@@ -42,6 +43,7 @@ def _phases(profile: Profile) -> str:
             row.append(f"{phase.launches / profile.iterations:.0f}")
         rows.append(row)
     text = _table(rows)
+    # as if kernels never overlapped
     if profile.is_cuda:
         idle = 1.0 - busy / profile.iterations / profile.seconds
         text += f"\nthe device is idle {max(idle, 0.0):.0%} of an iteration"
@@ -54,6 +56,7 @@ def _time_and_share(seconds: float, total: float, iterations: int) -> list[str]:
 
 def _counts(profile: Profile) -> str:
     """Operators and launches of an iteration, of a step of all environments and of a minibatch."""
+    # (label, phases, how many of them an iteration has)
     sections = []
     for label, names, parts in (
         ("an iteration", tuple(profile.phases), 1),

@@ -92,6 +92,7 @@ def parse_profile(words: list[str]) -> tuple[Settings, ProfileOptions]:
 def parse_convert(words: list[str]) -> tuple[ConvertOptions, Settings | None]:
     """What to convert, and the settings of the run to write; None where tensors are written."""
     options, rest = _split_options(ConvertOptions, words, "convert", add_help=True)
+    # a file of tensors needs no settings
     if options.algorithm is None and options.env is None and not rest:
         return options, None
     if options.algorithm is None or options.env is None:
@@ -102,6 +103,7 @@ def parse_convert(words: list[str]) -> tuple[ConvertOptions, Settings | None]:
         raise UsageError(
             f"--out {options.out} names a file of tensors; the folder of a run is --run-dir"
         )
+    # nothing in a file shows the activation, and everything else in the network follows from it
     if not any(re.match(r"(--)?network\.activation\b", word) for word in rest):
         raise UsageError(
             "weights do not show their activation: --network.activation tanh (stable-baselines3, "
@@ -133,6 +135,7 @@ def _parse_settings(
     names = words[:num_names]
     flags = words[num_names:]
 
+    # the values over those of the preset: of the resumed run, then of the file
     values: Mapping[str, object] = read_config(config) if config else {}
     if resume is None:
         algorithm, env = _names(names, values, "--help" in flags or "-h" in flags)
@@ -155,6 +158,7 @@ def _names(names: list[str], values: Mapping[str, Any], wants_help: bool) -> tup
         raise UsageError(
             f"gpurl train takes one algorithm and one environment, got {' '.join(names)}"
         )
+    # names on the command line win over those of the file
     algorithm = names[0] if names else values.get("algorithm")
     env = names[1] if len(names) > 1 else values.get("env")
     if algorithm is None or env is None:
@@ -226,6 +230,8 @@ def _options_class(env: str) -> type:
 
     env_class, given = resolve_env(env)
     hints = option_types(env_class)
+    # `given` options are a part of the name, as the task of isaac_gym:Ant; options of other types
+    # or without a default are set in YAML or Python only
     fields = []
     for name, parameter in env_options(env_class).items():
         kind = hints.get(name, type(parameter.default))
@@ -270,6 +276,7 @@ def _as_flags(words: list[str], kinds: dict[str, object]) -> list[str]:
         previous = flags[-1] if flags else ""
         previous_kind = kinds.get(_name(previous)) if previous.startswith("--") else None
         is_true = word.lower().endswith("true")
+        # `--key true` as `--key=true`
         if previous_kind is bool and word.lower() in ("true", "false"):
             word = f"{flags.pop()}={word}"
         # what follows a flag that takes a value is this value, also where it holds a "="
@@ -309,6 +316,7 @@ def _kinds(config: type, group: str = "") -> dict[str, object]:
 
 def _refuse_set_by_weights(words: list[str], config: Path | None) -> None:
     """UsageError for a setting, among `words` or in the file `config`, that the weights decide."""
+    # --no-squash decides too
     names = {_name(word.partition("=")[0]).removeprefix("no-") for word in words}
     values: Mapping[str, object] = read_config(config) if config else {}
     for name, value in values.items():

@@ -156,6 +156,7 @@ def _networks(
     layers = _dense_layers(converted.tensors)
     critic_layers = [layer for layer in layers if CRITIC.search(layer.name)]
     actor_layers = [layer for layer in layers if not CRITIC.search(layer.name)]
+    # the actor: all layers that are not named as the critic's
     actors = _chains(actor_layers, num_inputs, num_outputs)
     if not actors:
         raise CheckpointError(
@@ -163,6 +164,8 @@ def _networks(
             f"found\n{_listing(layers) or '  no dense layers'}"
         )
     actor = _choose_order(actors, actor_layers, converted.ordered)
+
+    # the critic: one layer on the hidden layers of the actor, or a network of the same shape
     num_features = actor[-1].weight.shape[1]
     if len(actor) > 1 and [layer.weight.shape for layer in critic_layers] == [(1, num_features)]:
         return actor, critic_layers, True
@@ -183,6 +186,7 @@ def _dense_layers(tensors: dict[str, Tensor]) -> list[Layer]:
     for name, weight in tensors.items():
         layer = name.removesuffix(".weight")
         bias = tensors.get(f"{layer}.bias")
+        # convolutions, embeddings, normalisers and the optimiser's moments are no dense layers
         if layer == name or weight.dim() != 2 or NOT_WEIGHTS.search(layer) or bias is None:
             continue
         if bias.shape == weight.shape[:1]:
@@ -209,6 +213,7 @@ def _choose_order(chains: list[list[Layer]], layers: list[Layer], is_ordered: bo
 
     CheckpointError where neither decides, or the two differ: another policy would play.
     """
+    # numbers in names, as actor.0 and actor.2, show the order of layers of the same shape
     numbered = [chain for chain in chains if _is_numbered(chain)] or chains
     if is_ordered and _names(chains[0]) == _names(layers) and chains[0] is not numbered[0]:
         raise CheckpointError(
@@ -291,6 +296,7 @@ def _fill_head(
     algorithm: PPO, head: Gaussian, tensors: dict[str, Tensor], unit_actions: bool
 ) -> list[str]:
     """Standard deviation and units of continuous actions."""
+    # the standard deviation, or its logarithm where the name says so
     names = [
         name
         for name, tensor in tensors.items()

@@ -76,6 +76,7 @@ def read_foreign(path: Path) -> Converted:
     if not path.is_file():
         kind = "folder" if path.is_dir() else "device"
         raise CheckpointError(f"{path} is a {kind}, wanted a file")
+    # safetensors holds no code and is read here, all other files by a worker process
     if path.suffix == ".safetensors":
         tensors, ordered = _read_safetensors(path)
         notes: list[str] = []
@@ -99,6 +100,7 @@ def write_safetensors(converted: Converted, target: Path) -> None:
     """
     if target.exists():
         raise UsageError(f"{target} is there already; give another name with --out")
+    # written beside the target and renamed, so that the target is never a part
     part = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     metadata = {ORDER: json.dumps(list(converted.tensors))} if converted.ordered else None
     try:
@@ -126,6 +128,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], bool]:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             names = sorted(file.keys(), key=natural_order)
+            # the noted order counts only where it has exactly the names of the file
             noted = json.loads((file.metadata() or {}).get(ORDER, "[]"))
             ordered = (
                 isinstance(noted, list)
@@ -146,6 +149,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], bool]:
 def _read_by_worker(path: Path) -> tuple[dict[str, Tensor], list[str]]:
     """(tensors, notes) by `worker.py`, a process that its limits may kill."""
     folder = Path(tempfile.mkdtemp(prefix="gpurl_convert_"))
+    # the worker starts in a new folder and writes there
     try:
         result = _worker_result(path, folder)
         if "refused" in result:
@@ -171,6 +175,7 @@ def _worker_result(path: Path, folder: Path) -> WorkerResult:
             f"{path} is refused: reading it took more than {error.timeout:.0f} seconds"
         ) from None
     if done.returncode:
+        # the end of its traceback, in one line
         reason = " ".join(done.stderr.decode(errors="replace").split())[-300:]
         if done.returncode < 0:
             reason = f"signal {-done.returncode}, as of a process that goes over its limits"

@@ -71,6 +71,7 @@ def check_archive(archive: "ZipFile", size: int) -> None:
     """Refused where a member of the zip leaves its folder, is a link, comes twice, or where all
     together are much larger than `size`, the bytes of the zip.
     """
+    # two members of one name: what is checked may not be what is unpacked
     members = archive.infolist()
     num_names = len({member.filename for member in members})
     if len(members) > MAX_MEMBERS or num_names != len(members):
@@ -81,6 +82,7 @@ def check_archive(archive: "ZipFile", size: int) -> None:
             raise Refused(
                 f"its zip has the member {name!r}, which leaves the folder it is unpacked in"
             )
+        # the type of a file in the upper half, as Unix has it
         if (member.external_attr >> 16) & 0o170000 == 0o120000:
             raise Refused(f"its zip has the link {name!r}")
     unpacked = sum(member.file_size for member in members)
@@ -101,6 +103,7 @@ def read(path: str) -> object:
         return load(path)
     with zipfile.ZipFile(path) as archive:
         check_archive(archive, os.path.getsize(path))
+        # torch.save writes a zip too, stable-baselines3 puts several of them into one
         names = [name for name in archive.namelist() if name.endswith(".pth")]
         if not names:
             return load(path)
@@ -174,6 +177,7 @@ def contiguous_copies(tensors: "dict[str, Tensor]", size: int) -> "dict[str, Ten
     """
     import torch
 
+    # an expanded view of one number can stand for a tensor of any size
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if num_bytes > GROWTH * size + SPARE_BYTES:
         raise Refused(
@@ -198,6 +202,7 @@ def main(source: str, target: str) -> int:
     import torch
     from safetensors.torch import save_file
 
+    # before the first byte of the file is read
     size = os.path.getsize(source)
     limit_process(size)
     tensors: dict[str, Tensor] = {}
