@@ -1,26 +1,42 @@
-"""The one place that decides between Triton, C and torch, and whether the host may look at a
-tensor.
+"""Chooses between Triton, C and torch for every kernel, and decides where reading a tensor on the
+host is free.
 
 `GPURL_BACKEND=auto|triton|torch`, read when gpurl is imported: auto takes Triton for CUDA tensors.
 `triton` on CPU tensors needs `TRITON_INTERPRET=1`.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from gpurl.kernels import c_library
 
+Kernel = TypeVar("Kernel", bound=Callable[..., object])
+
 CHOICES = ("auto", "triton", "torch")
 choice = os.environ.get("GPURL_BACKEND", "auto")
 _host_sync_is_free = True
 
 
+def choose_kernel(
+    tensor: Tensor, *, triton: Kernel, reference: Kernel, c: Kernel | None = None
+) -> Kernel:
+    """The form of a kernel that computes on `tensor`: Triton where it is chosen, C on a CPU where
+    there is a C form and a library, else the reference.
+    """
+    if use_triton(tensor):
+        return triton
+    return c if c is not None and use_c(tensor) else reference
+
+
 def use_triton(tensor: Tensor) -> bool:
-    """Whether kernels on `tensor` go through Triton."""
+    """Whether kernels on `tensor` run in Triton. ValueError for an unknown GPURL_BACKEND,
+    RuntimeError for Triton on a CPU without its interpreter.
+    """
     if choice == "auto":
         return tensor.is_cuda
     if choice not in CHOICES:
@@ -32,16 +48,10 @@ def use_triton(tensor: Tensor) -> bool:
     return choice == "triton"
 
 
-def host_sync_is_free(device: torch.device) -> bool:
-    """Whether reading a value of a tensor on `device` costs nothing: true on a CPU, where work on a
-    few rows beats a masked full batch.
-    """
-    return device.type == "cpu" and _host_sync_is_free
-
-
 def use_c(tensor: Tensor) -> bool:
-    """Whether work on `tensor` goes to the C kernels: on a CPU where they could be built. Fake
-    tensors have no memory to give them, and what is traced or compiled would keep no trace of them.
+    """Whether kernels on `tensor` run in C: on a CPU, where the library could be built. Fake
+    tensors have no memory to pass to C, and a C call would be missing from a trace or a compiled
+    graph.
     """
     return (
         type(tensor) is Tensor
@@ -52,9 +62,16 @@ def use_c(tensor: Tensor) -> bool:
     )
 
 
+def host_sync_is_free(device: torch.device) -> bool:
+    """Whether reading a value of a tensor on `device` costs nothing. True on a CPU, where work on a
+    few rows is faster than a masked full batch.
+    """
+    return device.type == "cpu" and _host_sync_is_free
+
+
 def refuse_second_derivative() -> None:
-    """For the backward pass of a kernel: RuntimeError where somebody will differentiate what it
-    gives, which would be taken for a constant.
+    """For the backward pass of a kernel: RuntimeError under create_graph=True, where autograd would
+    treat the kernel's gradient as a constant.
     """
     if torch.is_grad_enabled():
         raise RuntimeError(
@@ -65,11 +82,12 @@ def refuse_second_derivative() -> None:
 
 @contextmanager
 def no_host_syncs() -> Iterator[None]:
-    """Take the GPU's code paths on any device: no tensor is read by the host inside. Tests use it
-    to prove that nothing syncs.
+    """Take the GPU's code paths on any device: the host reads no tensor inside. Tests use it to
+    prove that nothing syncs.
     """
     global _host_sync_is_free
-    before, _host_sync_is_free = _host_sync_is_free, False
+    before = _host_sync_is_free
+    _host_sync_is_free = False
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
 """C kernels of kernels/cpu, built by the machine's own compiler at first use and kept in the user's
 cache.
 
-Where that does not work, there is a line that says why, and torch does the work.
+Where they cannot be built, the library records the reason and torch computes instead.
 `GPURL_CPU_KERNEL=0` turns them off.
 """
 
@@ -15,18 +15,20 @@ import stat
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from torch import Tensor
 
 FOLDER = Path(__file__).resolve().parent / "cpu"
-# not -ffast-math: NaN and infinity are to be seen
+# not -ffast-math: NaN and infinity must be detected
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 FLAGS += ["-fvisibility=hidden", "-pthread", "-shared", "-fPIC"]
 BUILD_SECONDS = 120
 
 
 class Library(NamedTuple):
-    """`functions` is None where there is no library; `why` is then the reason, else where it
-    lies.
+    """`functions` is None where there is no library. `why` is then the reason, otherwise the path
+    of the library.
     """
 
     functions: ctypes.CDLL | None
@@ -35,7 +37,7 @@ class Library(NamedTuple):
 
 @functools.cache
 def load() -> Library:
-    """The library, built if this machine has none of this source yet."""
+    """The library, built first if the cache does not hold this version of it."""
     if os.environ.get("GPURL_CPU_KERNEL") == "0":
         return Library(None, "GPURL_CPU_KERNEL is 0")
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -48,27 +50,39 @@ def load() -> Library:
         return Library(ctypes.CDLL(str(target)), str(target))
     except subprocess.SubprocessError as error:
         output = getattr(error, "stderr", None) or b""
-        last = output.decode(errors="replace").strip().splitlines()[:1]
-        return Library(None, f"{compiler} failed: {last[0] if last else error}")
+        first_line = output.decode(errors="replace").strip().splitlines()[:1]
+        return Library(None, f"{compiler} failed: {first_line[0] if first_line else error}")
     except OSError as error:
         return Library(None, str(error))
 
 
-def functions() -> Any:
-    """The library's functions; only where `load` found them."""
-    found, why = load()
-    assert found is not None, why
-    return found
+def functions() -> ctypes.CDLL:
+    """The library's functions; call it only where `load` succeeded."""
+    library, why = load()
+    assert library is not None, why
+    return library
+
+
+def pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p]:
+    """Addresses of contiguous tensors as C takes them, NULL for None. The tensors must outlive the
+    call.
+    """
+    return [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
+
+
+def integers(*numbers: int) -> list[ctypes.c_int64]:
+    """Whole numbers as C takes them."""
+    return [ctypes.c_int64(number) for number in numbers]
 
 
 def _cache_folder() -> Path:
-    """The user's own folder for built libraries; OSError unless nobody else can write there: what
-    lies in it is executed.
+    """The user's folder for built libraries. PermissionError if anybody else could write there,
+    because the libraries in it are executed.
     """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpurl"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    status = folder.stat()
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise PermissionError(f"{folder} must belong to you alone: chmod 700 {folder}")
     return folder
 
@@ -78,30 +92,33 @@ def _sources() -> list[Path]:
 
 
 def _fingerprint(compiler: str) -> str:
-    """Of all that the library depends on: source, flags, compiler, processor."""
+    """A hash of everything that the library depends on: sources, flags, compiler, processor."""
     version = subprocess.run(  # noqa: S603 - no shell
         [compiler, "--version"], capture_output=True, check=True, timeout=BUILD_SECONDS
     ).stdout
-    parts = [path.read_bytes() for path in (*_sources(), *sorted(FOLDER.glob("*.h")))]
-    parts += [" ".join(FLAGS).encode(), compiler.encode(), version, _processor().encode()]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    inputs = [path.read_bytes() for path in (*_sources(), *sorted(FOLDER.glob("*.h")))]
+    inputs += [" ".join(FLAGS).encode(), compiler.encode(), version, _processor().encode()]
+    return hashlib.sha256(b"\0".join(inputs)).hexdigest()[:16]
 
 
 def _processor() -> str:
-    """Model and features, which -march=native goes by: a cache may be shared by several
-    machines.
+    """Model and features of the processor, which -march=native depends on. Several machines may
+    share one cache.
     """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()} {platform.system()}"
+    prefixes = ("model", "flags", "Features", "CPU p")
     return platform.machine() + "".join(
-        sorted({line for line in lines if line.startswith(("model", "flags", "Features", "CPU p"))})
+        sorted({line for line in lines if line.startswith(prefixes)})
     )
 
 
 def _build(compiler: str, target: Path) -> None:
-    """Into a folder of its own, then moved into place whole: two processes may build at once."""
+    """Compile into a temporary folder, then move the library into place in one step: two processes
+    may build at the same time.
+    """
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / target.name
         command = [compiler, *FLAGS, *map(str, _sources()), "-o", str(built), "-lm"]

@@ -1,11 +1,13 @@
 """A whole environment step in one launch: transition, time limit, episode statistics, final
 observation and autoreset.
 
-For tasks that give their mathematics as Triton functions too (`TritonTask`);
-`gpurl.envs.torch_env.TorchEnv.step` is the reference. A state is a tuple of columns, a block of
-environments each, in the order in which the task's state tensors hold them.
+For tasks with Triton functions beside their torch functions (`TritonTask`);
+`gpurl.envs.torch_env.TorchEnv.step` is the reference. In a kernel a state is a tuple of columns,
+one number of each environment of a block, in the order of the task's state tensors.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,48 +15,40 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpurl.kernels.random import RandomStreams
+
 BLOCK = 64
-NO_LIMIT = 1 << 62
+NO_LIMIT = 1 << 62  # steps of an episode without a time limit
+JitFunction = Callable[..., object]
 
 
 class TritonTask(NamedTuple):
     """A task's three functions in Triton. `counter` is the number of the first random word that a
     function may draw.
 
-    They get `options` as a constexpr; what they draw, and in which order, is what the torch
-    functions of the task draw.
+    They get `options` as a constexpr, and draw the same numbers in the same order as the torch
+    functions of the task.
     """
 
-    initial_state: Any  # (key, gamma, counter, OPTIONS) -> state
-    transition: (
-        Any  # (state, action columns, key, gamma, counter, OPTIONS) -> (state, reward, terminated)
-    )
-    observe: Any  # (state, OPTIONS) -> obs columns
-    options: tuple[Any, ...]  # numbers
+    initial_state: JitFunction  # (key, gamma, counter, OPTIONS) -> state
+    # (state, action columns, key, gamma, counter, OPTIONS) -> (state, reward, terminated)
+    transition: JitFunction
+    observe: JitFunction  # (state, OPTIONS) -> obs columns
+    options: tuple[float, ...]
     words: int  # random words of 64 bits that `transition` draws
 
 
 class Clocks(NamedTuple):
-    """Of each environment: steps of its episode, the clock at which the episode really began, [N]
-    int64, and return so far, [N] float32.
-    """
+    """The episode clocks of N environments. A staggered episode starts with a clock above 0."""
 
-    length: Tensor
-    start: Tensor
-    episode_return: Tensor
-
-
-class RandomStreams(NamedTuple):
-    """As in CounterRandom: key, gamma [N] int64, step 0-d int64."""
-
-    key: Tensor
-    gamma: Tensor
-    step: Tensor
+    length: Tensor  # [N] int64: the clock
+    start: Tensor  # [N] int64: the clock at which the episode began
+    episode_return: Tensor  # [N] float32: so far
 
 
 class TritonEnv(NamedTuple):
-    """Environments as the kernels take them: states [N] or [N, D] each and clocks are changed in
-    place, the streams' step is not.
+    """Environments as the kernels take them. States [N] or [N, D] and clocks are changed in place;
+    the step of the random streams is not.
     """
 
     task: TritonTask
@@ -66,7 +60,7 @@ class TritonEnv(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What a step tells of [N] environments; flags are bool."""
+    """The results of a step, [N] unless said otherwise; flags are bool."""
 
     obs: Tensor  # [N, D]
     final_obs: Tensor  # [N, D]
@@ -74,9 +68,9 @@ class StepResult(NamedTuple):
     terminated: Tensor
     truncated: Tensor
     done: Tensor
-    episode_return: Tensor  # so far, the last reward included
+    episode_return: Tensor  # so far, with the last reward
     episode_length: Tensor  # int64
-    counted: Tensor  # where the episode is over and was played from its beginning
+    counted: Tensor  # where an episode ended that was played from its beginning
 
 
 @triton.jit
@@ -106,7 +100,7 @@ def store_columns(ptr, row, inside, columns, FIRST: tl.constexpr, WIDTH: tl.cons
 
 @triton.jit
 def store_states(ptrs, env, inside, columns, WIDTHS: tl.constexpr, STARTS: tl.constexpr):
-    """The reverse of `load_states`; STARTS: the number of each tensor's first column."""
+    """The inverse of `load_states`; STARTS: the index of each tensor's first column."""
     for i in tl.static_range(len(WIDTHS)):
         store_columns(ptrs[i], env, inside, columns, STARTS[i], WIDTHS[i])
 
@@ -127,11 +121,12 @@ def advance(
     WORDS: tl.constexpr,
 ):  # fmt: skip
     """One step of a block -> (state after autoreset, final_obs, reward, terminated, truncated);
-    length: with this step.
+    length: the clock after this step.
     """
     next_state, reward, terminated = TRANSITION(state, action, key, gamma, counter, OPTIONS)
     truncated = (length >= max_steps) & (terminated == 0)
     final_obs = OBSERVE(next_state, OPTIONS)
+    # autoreset by selection: every environment draws an initial state, the running ones drop it
     fresh = INITIAL(key, gamma, counter + WORDS, OPTIONS)
     return (
         select_columns(terminated | truncated, fresh, next_state),
@@ -153,9 +148,8 @@ def env_step_kernel(
     WIDTHS: tl.constexpr, STARTS: tl.constexpr, OBS_WIDTH: tl.constexpr, ACTION_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program takes BLOCK environments one step further; state and clocks are changed in
-    place.
-    """
+    """A program steps BLOCK environments; state and clocks are changed in place."""
+    # load states, actions, clocks and random streams
     env = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = env < N
     state = load_states(state_ptrs, env, inside, WIDTHS)
@@ -164,22 +158,14 @@ def env_step_kernel(
     start = tl.load(start_ptr + env, mask=inside, other=0)
     key = tl.load(key_ptr + env, mask=inside, other=0)
     gamma = tl.load(gamma_ptr + env, mask=inside, other=0)
+    # step and reset
     state, final_obs, reward, terminated, truncated = advance(
-        state,
-        action,
-        length,
-        max_steps,
-        key,
-        gamma,
-        tl.load(step_ptr) * 65536,
-        INITIAL,
-        TRANSITION,
-        OBSERVE,
-        OPTIONS,
-        WORDS,
-    )
+        state, action, length, max_steps, key, gamma, tl.load(step_ptr) * 65536,
+        INITIAL, TRANSITION, OBSERVE, OPTIONS, WORDS,
+    )  # fmt: skip
     done = terminated | truncated
     episode_return = tl.load(return_ptr + env, mask=inside, other=0.0) + reward
+    # store the results of the step
     store_columns(obs_ptr, env, inside, OBSERVE(state, OPTIONS), 0, OBS_WIDTH)
     store_columns(final_obs_ptr, env, inside, final_obs, 0, OBS_WIDTH)
     tl.store(reward_ptr + env, reward, mask=inside)
@@ -189,6 +175,7 @@ def env_step_kernel(
     tl.store(episode_return_ptr + env, episode_return, mask=inside)
     tl.store(episode_length_ptr + env, length - start, mask=inside)
     tl.store(counted_ptr + env, (done & (start == 0)).to(tl.uint8), mask=inside)
+    # store what the next step starts from
     store_states(state_ptrs, env, inside, state, WIDTHS, STARTS)
     tl.store(length_ptr + env, tl.where(done, 0, length), mask=inside)
     tl.store(start_ptr + env, tl.where(done, 0, start), mask=inside)
@@ -196,47 +183,40 @@ def env_step_kernel(
 
 
 def step_limit(env: TritonEnv) -> int:
-    """The greatest clock."""
+    """The clock at which an episode is truncated."""
     return NO_LIMIT if env.max_steps is None else env.max_steps
 
 
 def env_constants(env: TritonEnv) -> dict[str, Any]:
-    """The constexprs that every kernel around `env` takes."""
-    task, widths = (
-        env.task,
-        tuple(1 if state.dim() == 1 else state.shape[1] for state in env.states),
-    )
-    functions = {
+    """The constexprs of every kernel that steps `env`."""
+    task = env.task
+    widths = tuple(1 if state.dim() == 1 else state.shape[1] for state in env.states)
+    return {
         "INITIAL": task.initial_state,
         "TRANSITION": task.transition,
         "OBSERVE": task.observe,
-    }
-    starts = tuple(sum(widths[:i]) for i in range(len(widths)))
-    return {
-        **functions,
         "OPTIONS": task.options,
         "WORDS": task.words,
         "WIDTHS": widths,
-        "STARTS": starts,
+        "STARTS": tuple(sum(widths[:i]) for i in range(len(widths))),
         "OBS_WIDTH": env.obs_width,
     }
 
 
 def env_step_triton(env: TritonEnv, action: Tensor) -> StepResult:
     """One step of all environments; action: [N, A] float32, or [N] int64."""
-    num_envs, device = env.clocks.length.shape[0], action.device
+    num_envs = env.clocks.length.shape[0]
+    device = action.device
     action = action.contiguous()
-    obs, final_obs = (
-        torch.empty(num_envs, env.obs_width, dtype=torch.float32, device=device) for _ in range(2)
-    )
-    reward, episode_return = (
-        torch.empty(num_envs, dtype=torch.float32, device=device) for _ in range(2)
-    )
-    terminated, truncated, done, counted = (
-        torch.empty(num_envs, dtype=torch.bool, device=device) for _ in range(4)
-    )
-    episode_length = torch.empty(num_envs, dtype=torch.int64, device=device)
+
+    # tensors for the results
+    make = functools.partial(torch.empty, dtype=torch.float32, device=device)
+    obs, final_obs = (make(num_envs, env.obs_width) for _ in range(2))
+    reward, episode_return = (make(num_envs) for _ in range(2))
+    terminated, truncated, done, counted = (make(num_envs, dtype=torch.bool) for _ in range(4))
+    episode_length = make(num_envs, dtype=torch.int64)
     flags = [flag.view(torch.uint8) for flag in (terminated, truncated, done, counted)]
+
     env_step_kernel[(triton.cdiv(num_envs, BLOCK),)](
         env.states, *env.clocks, action, *env.streams,
         obs, final_obs, reward, *flags[:3], episode_return, episode_length, flags[3],

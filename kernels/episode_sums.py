@@ -1,4 +1,4 @@
-"""Sums over the episodes that a step ended: their number, returns and lengths, where the returns
+"""Sums over the episodes that ended in a step: their number, returns and lengths, where the returns
 are finite.
 """
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpurl.kernels.backend import use_triton
+from gpurl.kernels.backend import choose_kernel
 
 BLOCK = 2048
 
@@ -23,7 +23,8 @@ def add_episodes_reference(
 
 @triton.jit(do_not_specialize=["N"])
 def add_episodes_kernel(sums_ptr, ended_ptr, return_ptr, length_ptr, N, BLOCK: tl.constexpr):
-    """One program, a block after the other: the order of the sum does not change."""
+    """One program adds block after block, so the order of the sum is fixed."""
+    # sums of each lane
     lane = tl.arange(0, BLOCK)
     count = tl.zeros((BLOCK,), tl.float32)
     returns = tl.zeros((BLOCK,), tl.float32)
@@ -36,6 +37,7 @@ def add_episodes_kernel(sums_ptr, ended_ptr, return_ptr, length_ptr, N, BLOCK: t
         count += tl.where(ended, 1.0, 0.0)
         returns += tl.where(ended, episode_return, 0.0)
         lengths += tl.load(length_ptr + env, mask=ended, other=0).to(tl.float32)
+    # their totals, added to what was there
     tl.store(sums_ptr, tl.load(sums_ptr) + tl.sum(count, axis=0))
     tl.store(sums_ptr + 1, tl.load(sums_ptr + 1) + tl.sum(returns, axis=0))
     tl.store(sums_ptr + 2, tl.load(sums_ptr + 2) + tl.sum(lengths, axis=0))
@@ -46,14 +48,16 @@ def add_episodes_triton(
 ) -> None:
     """`add_episodes_reference` in one launch."""
     flags = ended.contiguous().view(torch.uint8)
-    arguments = flags, episode_return.contiguous(), length.contiguous(), ended.shape[0]
-    add_episodes_kernel[(1,)](sums, *arguments, BLOCK=BLOCK, num_warps=8)
+    add_episodes_kernel[(1,)](
+        sums, flags, episode_return.contiguous(), length.contiguous(), ended.shape[0],
+        BLOCK=BLOCK, num_warps=8,
+    )  # fmt: skip
 
 
 def add_episodes(sums: Tensor, ended: Tensor, episode_return: Tensor, length: Tensor) -> None:
-    """Add to sums [3] float32, in place; ended [N] bool, episode_return [N] float32, length [N]
-    int64 of each environment.
+    """Add number, returns and lengths of the episodes that ended to sums [3] float32, in place.
+
+    ended: [N] bool, episode_return: [N] float32, length: [N] int64 of each environment.
     """
-    (add_episodes_triton if use_triton(sums) else add_episodes_reference)(
-        sums, ended, episode_return, length
-    )
+    function = choose_kernel(sums, triton=add_episodes_triton, reference=add_episodes_reference)
+    function(sums, ended, episode_return, length)

@@ -6,9 +6,8 @@ same pass.
     A_t = delta_t + (0 where the episode ended, else gamma lambda A_{t+1}),   R_t = A_t + V_t
 
 Schulman et al. 2016 ("High-dimensional continuous control using generalized advantage estimation"),
-equations 11 to 16. A row that is
-not valid is no transition: its advantage is 0, its return is its value, and nothing flows through
-it.
+equations 11 to 16. A row that is not valid is no transition: its advantage is 0, its return is its
+value, and no later advantage reaches earlier rows through it.
 """
 
 import ctypes
@@ -19,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels import c_library
-from gpurl.kernels.backend import use_c, use_triton
+from gpurl.kernels.backend import choose_kernel
 
 
 def gae_reference(
@@ -33,16 +32,18 @@ def gae_reference(
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The specification; arguments and results as in `gae`."""
+    # one-step errors
     bootstrap = torch.where(truncated, final_value, value[1:]).masked_fill_(terminated, 0.0)
     advantage = torch.add(reward, bootstrap, alpha=gamma).sub_(value[:-1])
-    cut = terminated | truncated
+    is_break = terminated | truncated
     if valid is not None:
         advantage.masked_fill_(~valid, 0.0)
-        cut |= ~valid
-    for t in range(
-        reward.shape[0] - 2, -1, -1
-    ):  # selected, not multiplied: 0 * NaN would leak across an episode's end
-        advantage[t].add_(advantage[t + 1].masked_fill(cut[t], 0.0), alpha=gamma * gae_lambda)
+        is_break |= ~valid
+    # their discounted sums, from the last row back; selected, not multiplied: 0 * NaN would leak
+    # across the end of an episode
+    for t in range(reward.shape[0] - 2, -1, -1):
+        later = advantage[t + 1].masked_fill(is_break[t], 0.0)
+        advantage[t].add_(later, alpha=gamma * gae_lambda)
     return advantage, advantage + value[:-1], _moments(advantage, valid)
 
 
@@ -59,8 +60,8 @@ def _moments(advantage: Tensor, valid: Tensor | None) -> Tensor:
 
 @triton.jit
 def _affine_compose(first_scale, first_offset, second_scale, second_offset):
-    """x -> second(first(x)) of two maps x -> scale x + offset; selected, because 0 * NaN would leak
-    across an episode's end.
+    """second(first(x)) of two maps x -> scale x + offset. Selected, because 0 * NaN would leak
+    across the end of an episode.
     """
     return first_scale * second_scale, second_offset + tl.where(
         second_scale == 0.0, 0.0, second_scale * first_offset
@@ -69,8 +70,8 @@ def _affine_compose(first_scale, first_offset, second_scale, second_offset):
 
 @triton.jit
 def _merge(count, mean, square, other_count, other_mean, other_square):
-    """Chan et al. 1979: counts, means and sums of squared deviations of two sets into those of
-    both.
+    """Counts, means and sums of squared deviations of two sets merged into those of their union
+    (Chan et al. 1979).
     """
     total = count + other_count
     share = tl.where(total > 0, other_count / tl.maximum(total, 1.0), 0.0)
@@ -88,19 +89,21 @@ def gae_kernel(
     returns_ptr, partial_ptr,
     T, N, gamma, gae_lambda, HAS_VALID: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A program takes BLOCK_N environments through all T steps, last rows first, a tile of BLOCK_T
-    rows at a time.
+    """A program computes BLOCK_N environments over all T steps, last rows first, a tile of BLOCK_T
+    rows at a time; it writes count, mean and squared deviations to its row of `partial`.
 
     Rows are reversed in the loads and scanned forward: `associative_scan(reverse=True)` is wrong on
     some GPUs (triton issue 4362).
     """
+    # environments of this program; the advantage of the row after the tile; moments so far
     env = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     width = tl.cast(N, tl.int64)
-    policy_state = tl.zeros((BLOCK_N,), tl.float32)
+    later_advantage = tl.zeros((BLOCK_N,), tl.float32)
     count = 0.0
     mean = 0.0
     square = 0.0
     for start in range(0, T, BLOCK_T):
+        # a tile of rows
         row = T - 1 - start - tl.arange(0, BLOCK_T)
         inside = (row >= 0)[:, None] & (env < N)[None, :]
         offset = row.to(tl.int64)[:, None] * width + env.to(tl.int64)[None, :]
@@ -109,6 +112,7 @@ def gae_kernel(
         used = inside
         if HAS_VALID:
             used = inside & (tl.load(valid_ptr + offset, mask=inside, other=0) != 0)
+        # one-step errors, and how much of the next row's advantage each row adds
         value = tl.load(value_ptr + offset, mask=inside, other=0.0)
         bootstrap = tl.load(value_ptr + offset + width, mask=inside, other=0.0)
         final = tl.load(final_ptr + offset, mask=inside & truncated, other=0.0)
@@ -117,25 +121,21 @@ def gae_kernel(
         delta = tl.where(used, reward + gamma * bootstrap - value, 0.0)
         decay = tl.where(terminated | truncated | (inside & (used == 0)), 0.0, gamma * gae_lambda)
         decay = tl.where(inside, decay, 1.0)  # rows before the first step are the identity
+        # discounted sums within the tile, then what the rows after it add
         scale, shift = tl.associative_scan((decay, delta), 0, _affine_compose)
-        advantage = shift + tl.where(scale == 0.0, 0.0, scale * policy_state[None, :])
+        advantage = shift + tl.where(scale == 0.0, 0.0, scale * later_advantage[None, :])
         tl.store(advantage_ptr + offset, advantage, mask=inside)
         tl.store(returns_ptr + offset, advantage + value, mask=inside)
-        policy_state = tl.sum(
+        later_advantage = tl.sum(
             tl.where((tl.arange(0, BLOCK_T) == BLOCK_T - 1)[:, None], advantage, 0.0), axis=0
         )
+        # moments of the tile, merged into those of the program
         weight = used.to(tl.float32)
         tile_count = tl.sum(tl.sum(weight, axis=1), axis=0)
         tile_mean = tl.sum(tl.sum(advantage * weight, axis=1), axis=0) / tl.maximum(tile_count, 1.0)
         deviation = (advantage - tile_mean) * weight
-        count, mean, square = _merge(
-            count,
-            mean,
-            square,
-            tile_count,
-            tile_mean,
-            tl.sum(tl.sum(deviation * deviation, axis=1), axis=0),
-        )
+        tile_square = tl.sum(tl.sum(deviation * deviation, axis=1), axis=0)
+        count, mean, square = _merge(count, mean, square, tile_count, tile_mean, tile_square)
     tl.store(partial_ptr + tl.program_id(0) * 3, count)
     tl.store(partial_ptr + tl.program_id(0) * 3 + 1, mean)
     tl.store(partial_ptr + tl.program_id(0) * 3 + 2, square)
@@ -143,9 +143,10 @@ def gae_kernel(
 
 @triton.jit
 def gae_moments_kernel(partial_ptr, moments_ptr, P, BLOCK_P: tl.constexpr):
-    """One program merges the P partial moments in a fixed order: mean, population variance,
+    """One program merges the P partial moments in a fixed order into mean, population variance and
     count.
     """
+    # each lane merges every BLOCK_P-th row
     lane = tl.arange(0, BLOCK_P)
     counts = tl.zeros((BLOCK_P,), tl.float32)
     means = tl.zeros((BLOCK_P,), tl.float32)
@@ -157,6 +158,7 @@ def gae_moments_kernel(partial_ptr, moments_ptr, P, BLOCK_P: tl.constexpr):
         mean = tl.load(partial_ptr + index * 3 + 1, mask=inside, other=0.0)
         square = tl.load(partial_ptr + index * 3 + 2, mask=inside, other=0.0)
         counts, means, squares = _merge(counts, means, squares, count, mean, square)
+    # then the lanes are merged
     total = tl.sum(counts, axis=0)
     mean_of_all = tl.sum(counts * means, axis=0) / tl.maximum(total, 1.0)
     deviation = means - mean_of_all
@@ -167,12 +169,14 @@ def gae_moments_kernel(partial_ptr, moments_ptr, P, BLOCK_P: tl.constexpr):
 
 
 def _tile(num_steps: int, num_envs: int) -> tuple[int, int, int]:
-    """(BLOCK_T, BLOCK_N, num_warps): wide and flat for many environments, tall for few with long
-    rollouts.
+    """(BLOCK_T, BLOCK_N, num_warps): wide and flat for many environments, tall for few environments
+    with long rollouts.
     """
     if num_envs >= 1024:
         return 8, 32, 1
-    return (64, 32, 8) if num_envs >= 32 else (min(256, triton.next_power_of_2(num_steps)), 1, 2)
+    if num_envs >= 32:
+        return 64, 32, 8
+    return min(256, triton.next_power_of_2(num_steps)), 1, 2
 
 
 def gae_triton(
@@ -186,23 +190,16 @@ def gae_triton(
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`gae_reference` in two launches."""
-    tensors = [
-        reward,
-        value,
-        final_value,
-        terminated,
-        truncated,
-        *([] if valid is None else [valid]),
-    ]
-    reward, value, final_value, terminated, truncated, *rest = (
-        tensor.contiguous() for tensor in tensors
-    )
+    reward, value, final_value = (x.contiguous() for x in (reward, value, final_value))
+    flags = [terminated, truncated] if valid is None else [terminated, truncated, valid]
+    flags = [flag.contiguous().view(torch.uint8) for flag in flags]
     num_steps, num_envs = reward.shape
     block_t, block_n, num_warps = _tile(num_steps, num_envs)
     programs = triton.cdiv(num_envs, block_n)
-    advantage, returns = torch.empty_like(reward), torch.empty_like(reward)
-    partial, moments = reward.new_empty(programs, 3), reward.new_empty(3)
-    flags = [flag.view(torch.uint8) for flag in (terminated, truncated, *rest)]
+    advantage = torch.empty_like(reward)
+    returns = torch.empty_like(reward)
+    partial = reward.new_empty(programs, 3)
+    moments = reward.new_empty(3)
     gae_kernel[(programs,)](
         reward, value, final_value, flags[0], flags[1], flags[-1], advantage, returns, partial,
         num_steps, num_envs,
@@ -223,23 +220,21 @@ def gae_c(
     gae_lambda: float,
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`gae_reference` in one pass: a step of torch costs a CPU more than the arithmetic of a few
-    environments.
+    """`gae_reference` in one pass: calling torch once a step costs a CPU more than the arithmetic
+    of a few environments.
     """
-    tensors = [
-        tensor if tensor is None else tensor.contiguous()
-        for tensor in (reward, value, final_value, terminated, truncated, valid)
-    ]
+    inputs = [x.contiguous() for x in (reward, value, final_value, terminated, truncated)]
+    valid = None if valid is None else valid.contiguous()
     advantage, returns, moments = (
         torch.empty(shape, dtype=torch.float32) for shape in (reward.shape, reward.shape, (3,))
     )
-    pointers = [
-        ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
-        for tensor in (*tensors, advantage, returns, moments)
-    ]
-    sizes = [ctypes.c_int64(size) for size in reward.shape]
-    factors = ctypes.c_float(gamma), ctypes.c_float(gae_lambda)
-    c_library.functions().gae(*pointers[:6], *sizes, *factors, *pointers[6:])
+    c_library.functions().gae(
+        *c_library.pointers(*inputs, valid),
+        *c_library.integers(*reward.shape),
+        ctypes.c_float(gamma),
+        ctypes.c_float(gae_lambda),
+        *c_library.pointers(advantage, returns, moments),
+    )
     return advantage, returns, moments
 
 
@@ -258,15 +253,13 @@ def gae(
 
     reward: [T, N] float32; value: [T+1, N], row T after the last step; final_value: [T, N], the
     value of final_obs, read only where truncated (it may hold anything elsewhere); terminated,
-    truncated, valid: [T, N] bool, valid None for all.
+    truncated, valid: [T, N] bool, valid None if all rows are. ValueError for other shapes of reward
+    and value: C and Triton would read beyond them.
     """
-    if reward.dim() != 2 or value.shape != (
-        reward.shape[0] + 1,
-        reward.shape[1],
-    ):  # C and Triton would read what lies beside
+    if reward.dim() != 2 or value.shape != (reward.shape[0] + 1, reward.shape[1]):
         raise ValueError(
             f"reward must be [T, N] and value [T + 1, N], got {tuple(reward.shape)} and "
             f"{tuple(value.shape)}"
         )
-    function = gae_triton if use_triton(reward) else gae_c if use_c(reward) else gae_reference
+    function = choose_kernel(reward, triton=gae_triton, c=gae_c, reference=gae_reference)
     return function(reward, value, final_value, terminated, truncated, gamma, gae_lambda, valid)

@@ -1,5 +1,5 @@
-"""Which errors mean that memory ran out: by their type, or by the words of an allocator that raises
-a plain RuntimeError.
+"""Recognises errors that mean that memory ran out: by their type, or by the message of an allocator
+that raises a plain RuntimeError.
 """
 
 import re
@@ -8,7 +8,7 @@ import torch
 
 WORDS = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate|not enough) memory"  # torch on a CPU
-    # torch beside its own allocator; a worker's, sent as text
+    # torch outside its own allocator; an error of a worker process, sent as text
     r"|CUDA (?:driver )?error: out of memory|CUDA out of memory\."
     r"|Triton Error \[CUDA\]: out of memory"
     r"|CU(?:BLAS|DNN|SOLVER)_STATUS_ALLOC_FAILED"
@@ -17,26 +17,23 @@ WORDS = re.compile(
 
 
 def find_out_of_memory(error: BaseException) -> BaseException | None:
-    """`error`, or what it comes from, if that is memory that ran out; else None."""
-    found, seen = error, set[int]()
-    while id(found) not in seen:
-        seen.add(id(found))
-        if isinstance(found, (torch.OutOfMemoryError, MemoryError)):
-            return found
-        if isinstance(found, RuntimeError) and WORDS.search(str(found)):
-            return found
-        context = found.__context__
-        # a graph whose capture breaks off tells of the capture alone; other contexts are mostly
-        # what was being dealt with
-        behind_capture = (
-            isinstance(found, RuntimeError)
-            and isinstance(context, RuntimeError)
-            and not found.__suppress_context__
-        )
-        found = found.__cause__ or (context if behind_capture else None) or found
+    """The first error among `error` and its causes which says that memory ran out, or None."""
+    current: BaseException | None = error
+    seen = set[int]()
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if isinstance(current, (torch.OutOfMemoryError, MemoryError)):
+            return current
+        if isinstance(current, RuntimeError) and WORDS.search(str(current)):
+            return current
+        # a graph capture that fails raises an error about the capture only, with the real one as
+        # its context; the contexts of other errors are mostly unrelated
+        context = current.__context__ if not current.__suppress_context__ else None
+        is_capture = isinstance(current, RuntimeError) and isinstance(context, RuntimeError)
+        current = current.__cause__ or (context if is_capture else None)
     return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether that is what went wrong, here or where `error` comes from."""
+    """Whether `error` or one of its causes says that memory ran out."""
     return find_out_of_memory(error) is not None

@@ -1,11 +1,11 @@
 """Running mean and variance of columns, and normalising with them.
 
 Merging a batch (n, mean_b, var_b) into (N, mean, var), Chan, Golub and LeVeque 1979:
-    d = mean_b - mean;   mean += d n / (N + n);   var = (N var + n var_b + d^2 N n / (N + n)) / (N +
-                         n);   N += n
-A block's own variance is the corrected two-pass one, and the running values are float64: float32
-loses 3e-5 at mean / std = 1e5. A column whose moments would no longer be finite keeps those it has,
-and the count is that of the first column: NaN in them would stay for good.
+    d = mean_b - mean;   mean += d n / (N + n)
+    var = (N var + n var_b + d^2 N n / (N + n)) / (N + n);   N += n
+The variance of a block is the corrected two-pass one, and the running values are float64: float32
+loses 3e-5 at mean / std = 1e5. A column whose moments would not be finite keeps those it has, as a
+NaN in them would stay for ever. The count is that of the first column.
 """
 
 import torch
@@ -13,18 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpurl.kernels.backend import use_triton
+from gpurl.kernels.backend import choose_kernel
 
-TILE, MIN_ROWS = (
-    4096,
-    256,
-)  # numbers of a block, and rows of it at least: the blocks are merged one after the other
+# numbers of a block, and its fewest rows: the blocks are merged one after the other
+TILE, MIN_ROWS = 4096, 256
 
 
 def update_moments_reference(
     mean: Tensor, variance: Tensor, count: Tensor, x: Tensor, valid: Tensor | None = None
 ) -> None:
     """The specification; arguments as in `update_moments`."""
+    # moments of the batch
     if valid is None:
         number = torch.full_like(count, x.shape[0])
         batch_variance, batch_mean = torch.var_mean(x.double(), dim=0, correction=0)
@@ -32,18 +31,17 @@ def update_moments_reference(
         rows = torch.where(valid.unsqueeze(1), x.double(), 0.0)
         number = valid.sum().double()
         batch_mean = rows.sum(0) / number.clamp(min=1)
-        batch_variance = torch.where(valid.unsqueeze(1), rows - batch_mean, 0.0).square().sum(
-            0
-        ) / number.clamp(min=1)
+        deviation = torch.where(valid.unsqueeze(1), rows - batch_mean, 0.0)
+        batch_variance = deviation.square().sum(0) / number.clamp(min=1)
+    # merged with the running ones
     total = (count + number).clamp(min=1)
     difference = batch_mean - mean
     merged = (
         count * variance + number * batch_variance + difference.square() * (count * number / total)
     ) / total
     moved = mean + difference * (number / total)
-    takes = (merged * 0.0 + moved * 0.0 == 0.0) & (
-        number > 0
-    )  # x 0 is 0 or NaN: half the operations of isfinite
+    # x 0 is 0 or NaN: half the operations of isfinite
+    takes = (merged * 0.0 + moved * 0.0 == 0.0) & (number > 0)
     torch.where(takes, merged, variance, out=variance)
     torch.where(takes, moved, mean, out=mean)
     count.add_(torch.where(takes[0], number, 0.0))
@@ -56,24 +54,20 @@ def normalize_reference(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -
 
 @triton.jit
 def block_moments_kernel(
-    x_ptr,
-    valid_ptr,
-    partial_ptr,
-    B,
-    D,
-    HAS_VALID: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """Program (i, j): count, mean and squared deviations of BLOCK_B rows of BLOCK_D columns ->
-    partial [blocks, 3, D] float64.
+    x_ptr, valid_ptr, partial_ptr, B, D,
+    HAS_VALID: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Program (i, j) computes count, mean and squared deviations of BLOCK_B rows of BLOCK_D columns
+    -> partial [blocks, 3, D] float64.
     """
+    # load the valid rows
     row = tl.program_id(0).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     used = (row < B)[:, None] & (column < D)[None, :]
     if HAS_VALID:
         used = used & (tl.load(valid_ptr + row, mask=row < B, other=0) != 0)[:, None]
     x = tl.load(x_ptr + row[:, None] * D + column[None, :], mask=used, other=0.0).to(tl.float64)
+    # two passes over the registers: mean, then deviations from it
     weight = used.to(tl.float64)
     count = tl.sum(weight, axis=0)
     mean = tl.sum(x, axis=0) / tl.maximum(count, 1.0)
@@ -89,15 +83,17 @@ def block_moments_kernel(
 def merge_moments_kernel(
     partial_ptr, mean_ptr, variance_ptr, count_ptr, new_count_ptr, P, D, BLOCK_D: tl.constexpr
 ):
-    """Program j merges the P blocks of BLOCK_D columns into the running moments, in order; the new
-    count goes to its own place.
+    """Program j merges the P blocks of BLOCK_D columns into the running moments, in order. It
+    writes the new count to a place that no other program reads.
     """
+    # running moments
     column = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = column < D
     old_count = tl.load(count_ptr) + tl.zeros((BLOCK_D,), tl.float64)
     old_mean = tl.load(mean_ptr + column, mask=inside, other=0.0)
     old_variance = tl.load(variance_ptr + column, mask=inside, other=0.0)
     count, mean, square = old_count, old_mean, old_variance * old_count
+    # merge block after block
     for block in range(0, P):
         at = partial_ptr + tl.cast(block, tl.int64) * 3 * D + column
         number = tl.load(at, mask=inside, other=0.0)
@@ -110,9 +106,8 @@ def merge_moments_kernel(
         mean += difference * share
         count = total
     variance = square / tl.maximum(count, 1.0)
-    takes = (
-        (count > 0.0) & (tl.abs(variance) < float("inf")) & (tl.abs(mean) < float("inf"))
-    )  # false for NaN
+    # store the columns that are finite (NaN compares false)
+    takes = (count > 0.0) & (tl.abs(variance) < float("inf")) & (tl.abs(mean) < float("inf"))
     tl.store(mean_ptr + column, tl.where(takes, mean, old_mean), mask=inside)
     tl.store(variance_ptr + column, tl.where(takes, variance, old_variance), mask=inside)
     tl.store(new_count_ptr + column, tl.where(takes, count, old_count), mask=inside)
@@ -120,20 +115,19 @@ def merge_moments_kernel(
 
 @triton.jit
 def normalize_kernel(x_ptr, mean_ptr, inv_std_ptr, out_ptr, size, D, clip, BLOCK: tl.constexpr):
-    """One element a lane; NaN stays NaN."""
+    """A lane computes one element; NaN stays NaN."""
     offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offset < size
     column = offset % D
     x = tl.load(x_ptr + offset, mask=inside, other=0.0)
-    y = (x - tl.load(mean_ptr + column, mask=inside, other=0.0)) * tl.load(
-        inv_std_ptr + column, mask=inside, other=0.0
-    )
+    mean = tl.load(mean_ptr + column, mask=inside, other=0.0)
+    y = (x - mean) * tl.load(inv_std_ptr + column, mask=inside, other=0.0)
     y = tl.where(y > clip, clip, tl.where(y < -clip, -clip, y))
     tl.store(out_ptr + offset, y, mask=inside)
 
 
 def block_rows(block_d: int) -> int:
-    """Rows of a block that is `block_d` columns wide."""
+    """Rows of a block with `block_d` columns."""
     return max(TILE // block_d, MIN_ROWS)
 
 
@@ -150,16 +144,9 @@ def update_moments_triton(
     new_count = torch.empty(columns, dtype=torch.float64, device=x.device)
     flags = x if valid is None else valid.contiguous().view(torch.uint8)
     block_moments_kernel[grid](
-        x,
-        flags,
-        partial,
-        rows,
-        columns,
-        HAS_VALID=valid is not None,
-        BLOCK_B=block_b,
-        BLOCK_D=block_d,
-        num_warps=8,
-    )
+        x, flags, partial, rows, columns,
+        HAS_VALID=valid is not None, BLOCK_B=block_b, BLOCK_D=block_d, num_warps=8,
+    )  # fmt: skip
     merge_moments_kernel[(grid[1],)](
         partial, mean, variance, count, new_count, grid[0], columns, BLOCK_D=block_d, num_warps=1
     )
@@ -180,16 +167,16 @@ def normalize_triton(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -> T
 def update_moments(
     mean: Tensor, variance: Tensor, count: Tensor, x: Tensor, valid: Tensor | None = None
 ) -> None:
-    """Take the rows of x [B, D] float32 where valid [B] bool (None: all) into mean, variance [D]
-    and count (0-d), float64, in place.
+    """Merge the rows of x [B, D] float32 where valid [B] bool (None: all) into mean and variance
+    [D] and count 0-d, float64, in place.
     """
-    (update_moments_triton if use_triton(x) else update_moments_reference)(
-        mean, variance, count, x, valid
-    )
+    function = choose_kernel(x, triton=update_moments_triton, reference=update_moments_reference)
+    function(mean, variance, count, x, valid)
 
 
 def normalize(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -> Tensor:
-    """clamp((x - mean) * inv_std, -clip, clip); x: [..., D], mean, inv_std: [D], all float32. NaN
+    """clamp((x - mean) * inv_std, -clip, clip). x: [..., D]; mean, inv_std: [D]; all float32. NaN
     stays NaN.
     """
-    return (normalize_triton if use_triton(x) else normalize_reference)(x, mean, inv_std, clip)
+    function = choose_kernel(x, triton=normalize_triton, reference=normalize_reference)
+    return function(x, mean, inv_std, clip)

@@ -1,59 +1,54 @@
-"""PPO's loss and its gradients by the networks' outputs in one pass, for Gaussian and categorical
-policies.
+"""PPO's loss and its gradients with respect to the networks' outputs in one pass, for Gaussian and
+categorical policies.
 
     L = -mean min(r A, clip(r, 1 +- c) A) + value_coef mean E - entropy_coef mean H
     r = exp(log pi(a) - log pi_old(a))
-    E = (V - R)^2; with a clip of the value max((V - R)^2, (V_old + clip(V - V_old, +- c_v) - R)^2)
+    E = (V - R)^2, or max((V - R)^2, (V_old + clip(V - V_old, +- c_v) - R)^2) if values are clipped
 
-Schulman et al. 2017, equations 7 and 9; the clip of the value is PPO2's (Dhariwal et al. 2017).
-log r counts as LARGEST_LOG_RATIO at most. The specification is `gpurl.losses.ppo_loss` of what
-`gpurl.nn.distributions` gives. A row of weight 0 may hold anything finite.
+Schulman et al. 2017, equations 7 and 9; the value clip is PPO2's (Dhariwal et al. 2017). log r is
+limited to LARGEST_LOG_RATIO. The specification is `gpurl.losses.ppo_loss` with the
+log-probabilities and entropies of `gpurl.nn.distributions`. A row of weight 0 may hold any finite
+numbers.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
 
 PARTS = ("surrogate", "value_loss", "approx_kl", "clip_fraction", "entropy")
 LOG_2PI = tl.constexpr(math.log(2.0 * math.pi))
-# so that a policy far from the acting one costs a large loss and not an infinite one; it has no
-# slope beyond
+# keeps the loss finite for a policy far from the acting one; the gradient beyond it is 0
 LARGEST_LOG_RATIO = 20.0
 LARGEST = tl.constexpr(LARGEST_LOG_RATIO)
-SUMS_BLOCK = 4096  # numbers of `partial` that a program of the second launch adds at a time
+SUMS_BLOCK = 4096  # numbers of `partial` that a program of the second launch adds at once
 
 
 class Rows(Protocol):
-    """The columns of a minibatch [...] that the loss reads, float32 of any stride; quickest when
-    all have one stride, as the columns of one packed matrix have.
-
-    action: [..., A], or [...] whole numbers of a categorical policy, of any dtype. value: of the
-    critic when it acted. weight: sums to 1; a row with 0 may hold anything finite.
+    """The columns of a minibatch that the loss reads, [...] float32 of any stride; fastest when all
+    have the same stride, as the columns of one packed matrix.
     """
 
-    action: Tensor
-    log_prob: Tensor
-    value: Tensor
+    action: Tensor  # [..., A], or [...] of a categorical policy, of any dtype
+    log_prob: Tensor  # of the acting policy
+    value: Tensor  # of the critic at that time
     advantage: Tensor
     returns: Tensor
-    weight: Tensor | None
+    weight: Tensor | None  # sums to 1; None: all rows count the same
 
 
 @dataclass(frozen=True)
 class PpoOptions:
-    """Constants of the formula; `clip_range_value` None: the value is not clipped; the log standard
-    deviation is clamped to its limits.
-    """
+    """Constants of the formula."""
 
     value_coef: float
-    clip_range_value: float | None = None
-    min_log_std: float = -math.inf
+    clip_range_value: float | None = None  # None: values are not clipped
+    min_log_std: float = -math.inf  # to these limits the log standard deviation is clamped
     max_log_std: float = math.inf
 
 
@@ -62,23 +57,22 @@ class PpoOptions:
 
 @triton.jit
 def _clip(x, low, high):
-    """Into [low, high]; NaN stays NaN, which tl.clamp may turn into a number."""
+    """x limited to [low, high]; NaN stays NaN, while tl.clamp may turn it into a number."""
     return tl.where(x > high, high, tl.where(x < low, low, x))
 
 
 @triton.jit
 def _surrogate(log_prob, old_log_prob, advantage, clip_range):
-    """Of each row: min(r A, clip(r) A), its slope by log_prob, the KL divergence (k3 of Schulman
-    2020), whether the ratio was clipped.
+    """(min(r A, clip(r) A), its derivative by log_prob, the KL divergence (k3 of Schulman 2020),
+    whether the ratio was clipped) of each row.
     """
     unbounded = log_prob - old_log_prob
     log_ratio = tl.where(unbounded > LARGEST, LARGEST, unbounded)  # NaN stays NaN
     ratio = tl.exp(log_ratio)
     clipped_ratio = _clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
     plain, clipped = ratio * advantage, clipped_ratio * advantage
-    is_flat = (plain > clipped) | (
-        unbounded > LARGEST
-    )  # false for NaN, which so reaches the gradient and is found there
+    # false for NaN, so that NaN reaches the gradient and is detected there
+    is_flat = (plain > clipped) | (unbounded > LARGEST)
     changed = (ratio != clipped_ratio).to(tl.float32)
     return (
         tl.where(plain > clipped, clipped, plain),
@@ -90,7 +84,7 @@ def _surrogate(log_prob, old_log_prob, advantage, clip_range):
 
 @triton.jit
 def _value_error(value, returns, old_value, clip_range_value, CLIP_VALUE: tl.constexpr):
-    """Of each row: the squared error and half its slope by the value."""
+    """(squared error, half its derivative by the value) of each row."""
     error = value - returns
     square = error * error
     half_slope = error
@@ -108,8 +102,8 @@ def _value_error(value, returns, old_value, clip_range_value, CLIP_VALUE: tl.con
 
 @triton.jit
 def _log_softmax(logits, used):
-    """(log-probabilities, probabilities) over axis 1 of the columns in `used`; the other columns
-    have probability 0.
+    """(log-probabilities, probabilities) over the columns in `used`, along axis 1; the other
+    columns have probability 0.
     """
     shifted = logits - tl.max(tl.where(used, logits, float("-inf")), axis=1)[:, None]
     exponential = tl.where(used, tl.exp(shifted), 0.0)
@@ -127,9 +121,11 @@ def ppo_loss_kernel(
     IS_GAUSSIAN: tl.constexpr, HAS_WEIGHT: tl.constexpr, CLIP_VALUE: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
-    """A program takes BLOCK_B rows; its sums go to a row of `partial`: four parts, then the log_std
-    gradient [A], or the entropy.
+    """A program computes BLOCK_B rows. It writes the gradients of their outputs and values, and its
+    sums to a row of `partial`: surrogate, value error, KL, clip fraction, then the log_std gradient
+    [A], or the entropy.
     """
+    # rows and their weights; rows of weight 0 are removed by selection, as 0 * infinity is NaN
     row = tl.program_id(0).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
     column = tl.arange(0, BLOCK_A)
     inside = row < B
@@ -138,17 +134,16 @@ def ppo_loss_kernel(
         weight = tl.load(weight_ptr + row * stride, mask=inside, other=0.0)
     else:
         weight = tl.where(inside, 1.0 / B, 0.0)
-    used = weight != 0.0  # what is not used is selected away: 0 * infinity is NaN
-    output = tl.load(
-        output_ptr + row[:, None] * output_stride + column[None, :], mask=cell, other=0.0
-    )
+    used = weight != 0.0
+
+    # log-probability of the action
+    output_ptrs = output_ptr + row[:, None] * output_stride + column[None, :]
+    output = tl.load(output_ptrs, mask=cell, other=0.0)
     if IS_GAUSSIAN:
-        action = tl.load(
-            action_ptr + row[:, None] * action_stride + column[None, :], mask=cell, other=0.0
-        )
-        log_std = _clip(
-            tl.load(log_std_ptr + column, mask=column < A, other=0.0), min_log_std, max_log_std
-        )
+        action_ptrs = action_ptr + row[:, None] * action_stride + column[None, :]
+        action = tl.load(action_ptrs, mask=cell, other=0.0)
+        log_std = tl.load(log_std_ptr + column, mask=column < A, other=0.0)
+        log_std = _clip(log_std, min_log_std, max_log_std)
         inv_std = tl.exp(-log_std)[None, :]
         z = (action - output) * inv_std
         log_prob = -0.5 * tl.sum(z * z, axis=1) - (
@@ -157,12 +152,11 @@ def ppo_loss_kernel(
     else:
         log_probs, probability = _log_softmax(output, (column < A)[None, :])
         entropy = -tl.sum(tl.where((column < A)[None, :], probability * log_probs, 0.0), axis=1)
-        is_taken = (
-            column[None, :]
-            == tl.load(action_ptr + row * action_stride, mask=inside, other=0.0)[:, None]
-        )
+        action = tl.load(action_ptr + row * action_stride, mask=inside, other=0.0)
+        is_taken = column[None, :] == action[:, None]
         log_prob = tl.sum(tl.where(is_taken, log_probs, 0.0), axis=1)
 
+    # surrogate and value error, and their derivatives
     advantage = tl.load(advantage_ptr + row * stride, mask=inside, other=0.0)
     old_log_prob = tl.load(old_log_prob_ptr + row * stride, mask=inside, other=0.0)
     surrogate, slope, kl, clipped = _surrogate(
@@ -172,12 +166,10 @@ def ppo_loss_kernel(
     returns = tl.load(returns_ptr + row * stride, mask=inside, other=0.0)
     old_value = tl.load(old_value_ptr + row * stride, mask=inside, other=0.0)
     square, half_slope = _value_error(value, returns, old_value, clip_range_value, CLIP_VALUE)
-    tl.store(
-        value_gradient_ptr + row,
-        tl.where(used, half_slope * (2.0 * value_coef * weight), 0.0),
-        mask=inside,
-    )
+    value_gradient = tl.where(used, half_slope * (2.0 * value_coef * weight), 0.0)
+    tl.store(value_gradient_ptr + row, value_gradient, mask=inside)
 
+    # gradients of the actor's outputs, and the sums over these rows
     slope = (slope * -weight)[:, None]
     sums_ptr = partial_ptr + tl.program_id(0).to(tl.int64) * (4 + A if IS_GAUSSIAN else 5)
     if IS_GAUSSIAN:
@@ -203,23 +195,21 @@ def ppo_sums_kernel(
     value_coef, min_log_std, max_log_std,
     IS_GAUSSIAN: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
-    """A program adds BLOCK_K columns of the P rows of `partial`, in a fixed order -> parts [5], the
+    """A program adds BLOCK_K columns of the P rows of `partial` in a fixed order -> parts [5], the
     loss and, of a Gaussian, the log_std gradient.
     """
+    # sums over the rows of `partial`
     column = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     width = 4 + A if IS_GAUSSIAN else 5
     sums = tl.zeros((BLOCK_P, BLOCK_K), tl.float32)
     for start in range(0, P, BLOCK_P):
         program = start + tl.arange(0, BLOCK_P)
         inside = (program < P)[:, None] & (column < width)[None, :]
-        sums += tl.load(
-            partial_ptr + program.to(tl.int64)[:, None] * width + column[None, :],
-            mask=inside,
-            other=0.0,
-        )
+        sums_ptrs = partial_ptr + program.to(tl.int64)[:, None] * width + column[None, :]
+        sums += tl.load(sums_ptrs, mask=inside, other=0.0)
     total = tl.sum(sums, axis=0)
     entropy_coef = tl.load(entropy_coef_ptr)
-    # the first program has the sums that the loss is of
+    # the loss is computed by the first program, which has the columns that it needs
     coefficient = tl.where(column == 0, -1.0, tl.where(column == 1, value_coef, 0.0))
     if IS_GAUSSIAN:
         is_log_std = (column >= 4) & (column < width)
@@ -230,9 +220,8 @@ def ppo_sums_kernel(
         tl.store(parts_ptr + column, total, mask=column < 4)
         if tl.program_id(0) == 0:
             index = tl.arange(0, BLOCK_A)
-            bounded = _clip(
-                tl.load(log_std_ptr + index, mask=index < A, other=0.0), min_log_std, max_log_std
-            )
+            bounded = tl.load(log_std_ptr + index, mask=index < A, other=0.0)
+            bounded = _clip(bounded, min_log_std, max_log_std)
             entropy = tl.sum(tl.where(index < A, bounded, 0.0), axis=0) + 0.5 * (1.0 + LOG_2PI) * A
             tl.store(parts_ptr + 4, entropy)
             of_sums = tl.sum(tl.where(column < 2, coefficient * total, 0.0), axis=0)
@@ -245,15 +234,14 @@ def ppo_sums_kernel(
 
 
 def _tile(num_columns: int) -> tuple[int, int, int]:
-    """(BLOCK_B, BLOCK_A, num_warps): few rows a program, so that 8192 busy a whole GPU, and at most
-    eight numbers of a tile a thread.
+    """(BLOCK_B, BLOCK_A, num_warps): few rows in a program, so that 8192 rows occupy a whole GPU,
+    and at most eight numbers of a tile in a thread.
     """
     block_a = triton.next_power_of_2(num_columns)
-    return (
-        max(1, min(64, 2048 // block_a)),
-        block_a,
-        2 if block_a <= 8 else 4 if block_a <= 16 else 8,
-    )
+    block_b = max(1, min(64, 2048 // block_a))
+    if block_a <= 8:
+        return block_b, block_a, 2
+    return block_b, block_a, 4 if block_a <= 16 else 8
 
 
 def _launch(
@@ -265,11 +253,11 @@ def _launch(
     entropy_coef: Tensor,
     options: PpoOptions,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """(loss, parts, gradients by output, value and log_std where there is one) in two launches."""
+    """(loss, parts, gradients of output, value and, if there is one, log_std) in two launches."""
     num_rows, num_columns = output.shape
-    has_weight, is_gaussian = rows.weight is not None, log_std is not None
+    is_gaussian = log_std is not None
 
-    # columns in the form that the kernel takes
+    # columns with the strides that the kernel takes
     action = rows.action.reshape(num_rows, -1)
     output, action = (
         x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous() for x in (output, action)
@@ -280,9 +268,10 @@ def _launch(
     if len({column.stride(0) for column in columns}) > 1:
         columns = [column.contiguous() for column in columns]
 
-    # places of the results
+    # tensors for the results
     block_b, block_a, num_warps = _tile(num_columns)
-    programs, width = triton.cdiv(num_rows, block_b), 4 + num_columns if is_gaussian else 5
+    programs = triton.cdiv(num_rows, block_b)
+    width = 4 + num_columns if is_gaussian else 5
     shapes = output.shape, (num_rows,), (programs, width), (len(PARTS),), ()
     output_gradient, value_gradient, partial, parts, loss = (
         torch.empty(shape, dtype=torch.float32, device=output.device) for shape in shapes
@@ -291,7 +280,7 @@ def _launch(
     if log_std is not None:
         gradients.append(torch.empty_like(log_std))
 
-    # what stands in for the pointer of a tensor that there is none of is not read
+    # without log_std any pointers, which are not read
     parameter, parameter_gradient = (parts, parts) if log_std is None else (log_std, gradients[2])
     limits = options.min_log_std, options.max_log_std
     ppo_loss_kernel[(programs,)](
@@ -299,7 +288,7 @@ def _launch(
         output_gradient, value_gradient, partial, num_rows, num_columns, output.stride(0),
         value.stride(0), action.stride(0), columns[0].stride(0), options.value_coef,
         options.clip_range_value or 0.0, *limits,
-        IS_GAUSSIAN=is_gaussian, HAS_WEIGHT=has_weight,
+        IS_GAUSSIAN=is_gaussian, HAS_WEIGHT=rows.weight is not None,
         CLIP_VALUE=options.clip_range_value is not None, BLOCK_B=block_b, BLOCK_A=block_a,
         num_warps=num_warps,
     )  # fmt: skip
@@ -314,11 +303,11 @@ def _launch(
 
 
 class _PpoLoss(torch.autograd.Function):
-    """The forward pass finds the gradients too; the backward pass scales them."""
+    """The forward pass computes the gradients too; the backward pass scales them."""
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any,
+        ctx: FunctionCtx,
         output: Tensor,
         log_std: Tensor | None,
         value: Tensor,
@@ -332,15 +321,17 @@ class _PpoLoss(torch.autograd.Function):
         )
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(parts)
-        ctx.set_materialize_grads(False)  # that of the parts would be made, to be thrown away
+        ctx.set_materialize_grads(False)  # no tensor of zeros for the gradient of the parts
         return loss, parts
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = torch._foreach_mul(list(ctx.saved_tensors), of_loss)
-        of_output, of_value, of_log_std = (*scaled, None)[:3]
-        return of_output, of_log_std, of_value, None, None, None, None
+    def backward(  # type: ignore[override]
+        ctx: BackwardCFunction, loss_gradient: Tensor, _: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        gradients = torch._foreach_mul(list(ctx.saved_tensors), loss_gradient)
+        output, value, log_std = (*gradients, None)[:3]
+        return output, log_std, value, None, None, None, None
 
 
 def fused_ppo_loss(
@@ -353,12 +344,12 @@ def fused_ppo_loss(
     options: PpoOptions,
 ) -> tuple[Tensor, Tensor]:
     """(loss 0-d, parts [5] in the order of PARTS, without gradient) of a Gaussian policy, or of a
-    categorical one where log_std is None; differentiable by output, log_std and value.
+    categorical one if log_std is None; differentiable by output, log_std and value.
 
     output: [..., A] float32, the means or the logits; log_std: [A] contiguous; value: [...]; rows:
-    of the same shape. clip_range, entropy_coef: 0-d float32 on the device, so that no graph bakes
-    them in. A log_std beyond its limits has gradient 0; one exactly at a limit is free, as for
-    torch.clamp, or it could never leave it.
+    of the same shape. clip_range, entropy_coef: 0-d float32 on the device, so that a CUDA graph can
+    read new ones. A log_std outside its limits has gradient 0; one exactly at a limit has its
+    gradient, as with torch.clamp, or it could never leave it.
     """
     flat = output.reshape(-1, output.shape[-1])
     return _PpoLoss.apply(  # type: ignore[no-any-return]

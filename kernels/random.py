@@ -3,18 +3,18 @@ and of 65,536.
 
 A draw is a function of (seed, stream, step, draw number); a stream is an environment. Stream e is
 the SplitMix64 generator
-    word(e, c) = mix13(key[e] + c * gamma[e]),     c = step * 2**16 + number of the word within the
-    step
+    word(e, c) = mix13(key[e] + c * gamma[e]),     c = step * 2**16 + index of the word in the step
 with mix13 from Stafford's "Better bit mixing" (variant 13) and an odd gamma of its own per stream,
 as in Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014), section
 4. One 64-bit word gives two 32-bit halves, low half first.
-Uniforms take 24 bits of a half, fractions 53 of a word; normals come in Box-Muller pairs (Box and
-Muller 1958).
+Uniforms take 24 bits of a half, fractions 53 bits of a word; normals come in Box-Muller pairs (Box
+and Muller 1958).
 """
 
-import ctypes
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import triton
@@ -22,14 +22,25 @@ import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels import c_library
-from gpurl.kernels.backend import host_sync_is_free, use_c, use_triton
+from gpurl.kernels.backend import choose_kernel, host_sync_is_free, use_triton
 
 WORDS_PER_STEP = 1 << 16
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as int64
 MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 MULTIPLIER_2 = 0x94D049BB133111EB - (1 << 64)
 TWO_PI = 2.0 * math.pi
+# on a CPU a draw of at most FEW_NUMBERS also draws those of the next steps
 FEW_NUMBERS, STEPS_AHEAD = 1024, 32
+
+Draw = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]  # random_uniform or random_normal
+
+
+class RandomStreams(NamedTuple):
+    """The random streams of N environments at one step."""
+
+    key: Tensor  # [N] int64
+    gamma: Tensor  # [N] int64, odd
+    step: Tensor  # 0-d int64
 
 
 def _mix13_(z: Tensor) -> Tensor:
@@ -44,8 +55,8 @@ def _mix13_(z: Tensor) -> Tensor:
 def stream_constants(
     seed: int, num_streams: int, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """(key [N], gamma [N]) int64 of the streams of `seed`; stream e does not depend on how many
-    there are.
+    """(key [N], gamma [N]) int64 of the streams of `seed`; stream e does not depend on the number
+    of streams.
     """
     index = torch.arange(1, 2 * num_streams + 1, dtype=torch.int64, device=device)
     root = _mix13_(torch.full((1,), seed, dtype=torch.int64, device=device) + GOLDEN)
@@ -59,17 +70,15 @@ def random_words_reference(
     """[N, W] int64: words offset .. offset+W-1 of a step of each stream. key, gamma: [N] int64;
     step: int64, 0-d or [N].
     """
-    number = (
-        torch.arange(offset, offset + num_words, dtype=torch.int64, device=key.device)
-        + step.unsqueeze(-1) * WORDS_PER_STEP
-    )
-    return _mix13_((gamma.unsqueeze(1) * number).add_(key.unsqueeze(1)))
+    word = torch.arange(offset, offset + num_words, dtype=torch.int64, device=key.device)
+    counter = word + step.unsqueeze(-1) * WORDS_PER_STEP
+    return _mix13_((gamma.unsqueeze(1) * counter).add_(key.unsqueeze(1)))
 
 
 def random_uniform_reference(
     key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int
 ) -> Tensor:
-    """[N, count] float32 in [0, 1), multiples of 2**-24, from ceil(count / 2) words a stream."""
+    """[N, count] float32 in [0, 1), multiples of 2**-24, from ceil(count / 2) words of a stream."""
     halves = random_words_reference(key, gamma, step, offset, (count + 1) // 2).view(torch.int32)
     return halves.bitwise_right_shift_(8).bitwise_and_(0xFFFFFF)[:, :count] * 2.0**-24
 
@@ -77,32 +86,30 @@ def random_uniform_reference(
 def random_fraction_reference(
     key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int
 ) -> Tensor:
-    """[N, count] float64 in [0, 1), multiples of 2**-53, from as many words a stream: for places
-    among more than 2**24.
+    """[N, count] float64 in [0, 1), multiples of 2**-53, from `count` words of a stream: to choose
+    among more than 2**24 entries.
     """
-    return (
-        (random_words_reference(key, gamma, step, offset, count) >> 11).bitwise_and_((1 << 53) - 1)
-    ).double() * 2.0**-53
+    bits = random_words_reference(key, gamma, step, offset, count) >> 11
+    return bits.bitwise_and_((1 << 53) - 1).double() * 2.0**-53
 
 
 def random_normal_reference(
     key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int
 ) -> Tensor:
-    """[N, count] float32 standard normal; each word gives the pair r cos(t), r sin(t) with r =
-    sqrt(-2 ln(u + 2**-24)).
+    """[N, count] float32 standard normal. Each word gives the pair r cos(t), r sin(t) with
+    r = sqrt(-2 ln(u + 2**-24)).
     """
     uniform = random_uniform_reference(key, gamma, step, offset, count + count % 2)
     radius = (uniform[:, 0::2] + 2.0**-24).log_().mul_(-2.0).sqrt_()
     angle = uniform[:, 1::2] * TWO_PI
-    return torch.stack((angle.cos().mul_(radius), angle.sin_().mul_(radius)), dim=2).flatten(1)[
-        :, :count
-    ]
+    pairs = torch.stack((angle.cos().mul_(radius), angle.sin_().mul_(radius)), dim=2)
+    return pairs.flatten(1)[:, :count]
 
 
 @triton.jit
 def splitmix_word(key, gamma, counter):
-    """One 64-bit word a lane; all three are int64, the result is uint64. Shared by every kernel
-    that draws.
+    """One 64-bit word for each lane: uint64 from int64 key, gamma and counter. Shared by every
+    kernel that draws.
     """
     z = (key + counter * gamma).to(tl.uint64)
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
@@ -119,6 +126,15 @@ def word_to_uniforms(word):
 
 
 @triton.jit
+def word_to_normals(word):
+    """Two standard normal float32 from a uint64 word."""
+    first, second = word_to_uniforms(word)
+    radius = tl.sqrt_rn(-2.0 * tl.log(first + 5.9604644775390625e-8))
+    angle = second * 6.283185307179586
+    return radius * tl.cos(angle), radius * tl.sin(angle)
+
+
+@triton.jit
 def word_to_fraction(word):
     """A float64 in [0, 1) from the high 53 bits of a uint64 word."""
     return (word >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
@@ -126,8 +142,8 @@ def word_to_fraction(word):
 
 @triton.jit
 def uniform_columns(key, gamma, counter, COUNT: tl.constexpr):
-    """COUNT blocks of float32 in [0, 1), as `random_uniform_reference` gives them from word
-    `counter` of each lane's stream on.
+    """COUNT blocks of float32 in [0, 1), those of `random_uniform_reference` from word `counter` of
+    each lane's stream on.
     """
     columns = ()
     for pair in tl.static_range((COUNT + 1) // 2):
@@ -140,34 +156,25 @@ def uniform_columns(key, gamma, counter, COUNT: tl.constexpr):
 
 @triton.jit
 def normal_columns(key, gamma, counter, COUNT: tl.constexpr):
-    """COUNT blocks of standard normal float32, as `random_normal_reference` gives them from word
+    """COUNT blocks of standard normal float32, those of `random_normal_reference` from word
     `counter` of each lane's stream on.
     """
     columns = ()
     for pair in tl.static_range((COUNT + 1) // 2):
-        first, second = word_to_uniforms(splitmix_word(key, gamma, counter + pair))
-        radius = tl.sqrt_rn(-2.0 * tl.log(first + 5.9604644775390625e-8))
-        angle = second * 6.283185307179586
-        columns = columns + (radius * tl.cos(angle),)
+        first, second = word_to_normals(splitmix_word(key, gamma, counter + pair))
+        columns = columns + (first,)
         if 2 * pair + 1 < COUNT:
-            columns = columns + (radius * tl.sin(angle),)
+            columns = columns + (second,)
     return columns
 
 
 @triton.jit
 def random_kernel(
-    key_ptr,
-    gamma_ptr,
-    step_ptr,
-    out_ptr,
-    offset,
-    count,
-    total_words,
-    words_per_stream,
-    NORMAL: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    key_ptr, gamma_ptr, step_ptr, out_ptr, offset, count, total_words, words_per_stream,
+    NORMAL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Lane i makes word i % W of stream i // W and writes its two numbers to out [N, count]."""
+    # the word of this lane
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = lane < total_words
     stream = lane // words_per_stream
@@ -178,12 +185,11 @@ def random_kernel(
         tl.load(gamma_ptr + stream, mask=inside, other=0),
         counter,
     )
-    first, second = word_to_uniforms(word)
     if NORMAL:
-        radius = tl.sqrt_rn(-2.0 * tl.log(first + 5.9604644775390625e-8))
-        angle = second * 6.283185307179586
-        first = radius * tl.cos(angle)
-        second = radius * tl.sin(angle)
+        first, second = word_to_normals(word)
+    else:
+        first, second = word_to_uniforms(word)
+    # of an odd count, the second number of the last word is dropped
     column = word_number * 2
     tl.store(out_ptr + stream * count + column, first, mask=inside)
     tl.store(out_ptr + stream * count + column + 1, second, mask=inside & (column + 1 < count))
@@ -192,79 +198,62 @@ def random_kernel(
 def _random_triton(
     key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int, normal: bool
 ) -> Tensor:
+    """The references in one launch: bits equal, logarithm and cosine to rounding."""
     out = torch.empty(key.shape[0], count, dtype=torch.float32, device=key.device)
     words = (count + 1) // 2
     total = key.shape[0] * words
     if total:
         random_kernel[(triton.cdiv(total, 512),)](
-            key,
-            gamma,
-            step,
-            out,
-            offset,
-            count,
-            total,
-            words,
-            NORMAL=normal,
-            BLOCK=512,
-            num_warps=4,
-        )
+            key, gamma, step, out, offset, count, total, words,
+            NORMAL=normal, BLOCK=512, num_warps=4,
+        )  # fmt: skip
     return out
-
-
-def random_uniform_triton(
-    key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int
-) -> Tensor:
-    """`random_uniform_reference` in one launch."""
-    return _random_triton(key, gamma, step, offset, count, normal=False)
-
-
-def random_normal_triton(
-    key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int
-) -> Tensor:
-    """`random_normal_reference` in one launch (bits equal, logarithm and cosine to rounding)."""
-    return _random_triton(key, gamma, step, offset, count, normal=True)
 
 
 def _random_c(
     key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int, normal: bool
 ) -> Tensor:
-    """One pass, where torch makes a dozen; uniform bits are the reference's, logarithm and cosine
-    to rounding.
+    """The references in one pass, where torch makes a dozen: bits equal, logarithm and cosine to
+    rounding.
     """
+    key, gamma, step = key.contiguous(), gamma.contiguous(), step.contiguous()
     out = torch.empty(key.shape[0], count, dtype=torch.float32)
-    pointers = [
-        ctypes.c_void_p(tensor.data_ptr())
-        for tensor in (key.contiguous(), gamma.contiguous(), step.contiguous(), out)
-    ]
-    numbers = [
-        ctypes.c_int64(number) for number in (int(step.dim() > 0), offset, *out.shape, normal)
-    ]
-    c_library.functions().random_numbers(*pointers[:3], *numbers, pointers[3])
+    c_library.functions().random_numbers(
+        *c_library.pointers(key, gamma, step),
+        *c_library.integers(step.dim() > 0, offset, *out.shape, normal),
+        *c_library.pointers(out),
+    )
     return out
+
+
+random_uniform_triton = functools.partial(_random_triton, normal=False)
+random_normal_triton = functools.partial(_random_triton, normal=True)
+random_uniform_c = functools.partial(_random_c, normal=False)
+random_normal_c = functools.partial(_random_c, normal=True)
 
 
 def random_uniform(key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int) -> Tensor:
     """[N, count] float32 in [0, 1); see `random_uniform_reference`."""
-    if use_c(key) and not use_triton(key):
-        return _random_c(key, gamma, step, offset, count, normal=False)
-    return (random_uniform_triton if use_triton(key) else random_uniform_reference)(
-        key, gamma, step, offset, count
+    function: Draw = choose_kernel(
+        key,
+        triton=random_uniform_triton,
+        c=random_uniform_c,
+        reference=random_uniform_reference,
     )
+    return function(key, gamma, step, offset, count)
 
 
 def random_normal(key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int) -> Tensor:
     """[N, count] float32 standard normal; see `random_normal_reference`."""
-    if use_c(key) and not use_triton(key):
-        return _random_c(key, gamma, step, offset, count, normal=True)
-    return (random_normal_triton if use_triton(key) else random_normal_reference)(
-        key, gamma, step, offset, count
+    function: Draw = choose_kernel(
+        key, triton=random_normal_triton, c=random_normal_c, reference=random_normal_reference
     )
+    return function(key, gamma, step, offset, count)
 
 
 class CounterRandom:
-    """Random streams, one an environment. `advance()` moves all to the next step by a device
-    counter, so a graph replay moves it too.
+    """Random streams of N environments. `advance()` moves all to the next step by a device counter,
+    so the replay of a CUDA graph moves it too.
 
     Shapes: `uniform(0.0, 1.0, (2,))` is [N, 2], `normal(())` is [N].
     """
@@ -275,48 +264,49 @@ class CounterRandom:
         self.key, self.gamma = stream_constants(seed, num_streams, device)
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self.offset = 0
-        self._host_step = (
-            0 if host_sync_is_free(self.device) and not use_triton(self.key) else None
-        )  # where it is a number, it counts
-        # drawn for several steps: (kernel, offset, shape): (first step, [N, *shape] of each, words
-        # of a step)
-        self._ahead: dict[
-            tuple[Any, int, tuple[int, ...]], tuple[int, tuple[Tensor, ...], int]
-        ] = {}
+        # the step is counted here where the host may know it, else in `_step`
+        self._host_step = 0 if host_sync_is_free(self.device) and not use_triton(self.key) else None
+        # drawn ahead: (kernel, offset, shape) -> (first step, [N, *shape] of each step)
+        self._ahead: dict[tuple[Draw, int, tuple[int, ...]], tuple[int, tuple[Tensor, ...]]] = {}
 
     @property
     def step(self) -> Tensor:
         """0-d int64 on the device: steps so far."""
         return self._step if self._host_step is None else self._step.fill_(self._host_step)
 
-    def subset(self, index: Tensor) -> "CounterRandom":
-        """The streams `index` [M] at the same step: they draw what they would draw in the full
-        batch.
-        """
-        part = object.__new__(CounterRandom)
-        part.num_envs, part.device, part._step, part.offset = (
-            index.shape[0],
-            self.device,
-            self.step,
-            self.offset,
-        )
-        part.key, part.gamma = self.key[index], self.gamma[index]
-        part._host_step, part._ahead = None, {}
-        return part
+    @property
+    def streams(self) -> RandomStreams:
+        """The streams at this step, as kernels take them."""
+        return RandomStreams(self.key, self.gamma, self.step)
 
-    def advance(self, really: Tensor | None = None, by: int = 1) -> None:
-        """Go to the next step, or `by` steps further; with `really`, a 0-d bool on the device, only
-        where it is true.
+    def subset(self, index: Tensor) -> "CounterRandom":
+        """The streams `index` [M] at the same step. They draw the numbers that they draw in the
+        full batch.
+        """
+        subset = object.__new__(CounterRandom)
+        subset.num_envs = index.shape[0]
+        subset.device = self.device
+        subset.key = self.key[index]
+        subset.gamma = self.gamma[index]
+        subset._step = self.step
+        subset.offset = self.offset
+        subset._host_step = None
+        subset._ahead = {}
+        return subset
+
+    def advance(self, where: Tensor | None = None, by: int = 1) -> None:
+        """Go to the next step, or `by` steps further. With `where`, a 0-d bool on the device, go to
+        the next step only if it is true.
         """
         self.offset = 0
-        if really is None and self._host_step is not None:
+        if where is None and self._host_step is not None:
             self._host_step += by
             return
         step = self.step
-        step += by if really is None else really
+        step += by if where is None else where
         if self._host_step is not None:
             self._host_step = int(step) if host_sync_is_free(self.device) else None
-            # the step may be drawn again, and what was drawn may be overwritten
+            # the step may be drawn again, but a caller may have overwritten the numbers
             self._ahead.clear()
 
     def uniform(
@@ -347,28 +337,21 @@ class CounterRandom:
         )
 
     def take_words(self, count: int) -> int:
-        """Number of the word of each stream with which `count` uniforms or normals begin that a
-        kernel draws itself; the next draw comes after them.
+        """Reserve the words of `count` uniforms or normals that a kernel draws by itself; returns
+        the counter of the first word.
         """
         step = int(self._step) if self._host_step is None else self._host_step
-        number = step * WORDS_PER_STEP + self.offset
+        counter = step * WORDS_PER_STEP + self.offset
         self.offset += (count + 1) // 2
-        return number
+        return counter
 
     def disable_compile(self) -> None:
-        """What draws is called as it is from functions that torch compiles: it keeps numbers for
-        later and calls kernels of its own.
-        """
+        """Keep torch.compile out of the draws: they store numbers for later steps."""
         self._draw = torch.compiler.disable(self._draw)  # type: ignore[method-assign]
 
-    def _draw(self, kernel: Any, shape: tuple[int, ...]) -> Tensor:
-        step = self._host_step if host_sync_is_free(self.device) else None
-        if step is not None:
-            first, blocks, words = self._ahead.get((kernel, self.offset, shape), (0, (), 0))
-            if 0 <= step - first < len(blocks):
-                self.offset += words
-                return blocks[step - first]  # the caller may overwrite it: no number is drawn twice
+    def _draw(self, kernel: Draw, shape: tuple[int, ...]) -> Tensor:
         count = math.prod(shape)
+        step = self._host_step if host_sync_is_free(self.device) else None
         if step is not None and 0 < self.num_envs * count <= FEW_NUMBERS:
             numbers = self._draw_ahead(kernel, shape, step)
         else:
@@ -378,30 +361,28 @@ class CounterRandom:
         self.offset += (count + 1) // 2
         return numbers
 
-    def _draw_ahead(self, kernel: Any, shape: tuple[int, ...], step: int) -> Tensor:
-        """[N, *shape], and the same of the next steps: thirty calls cost a CPU more than a thousand
-        numbers.
+    def _draw_ahead(self, kernel: Draw, shape: tuple[int, ...], step: int) -> Tensor:
+        """[N, *shape], drawn together with those of the next steps: thirty calls cost a CPU more
+        than a thousand numbers. The caller may overwrite it, because no number is drawn twice.
         """
-        count = math.prod(shape)
-        with torch.inference_mode(False):  # they outlive the mode that is on now
-            steps = torch.arange(step, step + STEPS_AHEAD).repeat_interleave(self.num_envs)
-            numbers = kernel(
-                self.key.repeat(STEPS_AHEAD),
-                self.gamma.repeat(STEPS_AHEAD),
-                steps,
-                self.offset,
-                count,
-            )
-            blocks = numbers.view(STEPS_AHEAD, self.num_envs, *shape).unbind(0)
-        self._ahead[kernel, self.offset, shape] = step, blocks, (count + 1) // 2
-        return blocks[0]
+        first, blocks = self._ahead.get((kernel, self.offset, shape), (step, ()))
+        if not 0 <= step - first < len(blocks):
+            first = step
+            with torch.inference_mode(False):  # the numbers outlive the mode that is on now
+                steps = torch.arange(step, step + STEPS_AHEAD).repeat_interleave(self.num_envs)
+                keys = self.key.repeat(STEPS_AHEAD)
+                gammas = self.gamma.repeat(STEPS_AHEAD)
+                numbers = kernel(keys, gammas, steps, self.offset, math.prod(shape))
+                blocks = numbers.view(STEPS_AHEAD, self.num_envs, *shape).unbind(0)
+            self._ahead[kernel, self.offset, shape] = step, blocks
+        return blocks[step - first]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The whole state: constants and counter."""
+        """Keys, gammas and the step."""
         return {"key": self.key, "gamma": self.gamma, "step": self.step.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue from `state_dict()` of a generator with as many streams."""
+        """Continue from `state_dict()`; ValueError if it has another number of streams."""
         if state["key"].shape != self.key.shape:
             raise ValueError(
                 f"random state has {state['key'].shape[0]} streams, this one {self.num_envs}"

@@ -1,21 +1,20 @@
-"""The replay ring: blocks of steps go in, batches of transitions come out, with n-step returns that
-never cross the end of an episode.
+"""The replay ring: blocks of steps are added, batches of transitions are sampled, with n-step
+returns that never cross the end of an episode.
 
 A ring holds T rows of N environments. The observation after a row is that of the next row, so none
-is stored twice; where an episode ended the true successor lies in a table of final observations,
-and that of the newest row in the table's last N entries.
-For a row k of an environment and m = the steps up to the first that ended an episode, is the
-newest, or is n steps from k:
-    reward = sum_{j<m} gamma^j r[k+j],   discount = gamma^m where the last of them did not
-                                         terminate, else 0,
-    next_obs = what followed that last step                          (Sutton and Barto 2018,
-    equation 7.1; truncation is no termination)
+is stored twice. Where an episode ended, the next observation is in a table of final observations;
+that of the newest row is in the last N entries of the table.
+For a row k of an environment, let m count the steps from k to the first that ended an episode, is
+the newest, or is the n-th:
+    reward = sum_{j<m} gamma^j r[k+j],   next_obs = the observation after the last of these steps,
+    discount = gamma^m, or 0 where that step terminated
+(Sutton and Barto 2018, equation 7.1; a truncated step is not terminated).
 """
 
 import ctypes
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,52 +23,47 @@ import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels import c_library
-from gpurl.kernels.backend import use_c, use_triton
-from gpurl.kernels.env_step import RandomStreams
+from gpurl.kernels.backend import choose_kernel, use_c, use_triton
 from gpurl.kernels.random import (
     WORDS_PER_STEP,
+    RandomStreams,
     random_fraction_reference,
     splitmix_word,
     word_to_fraction,
 )
 
-TERMINATED, TRUNCATED, INVALID = (
-    1,
-    2,
-    4,
-)  # bits of a row's flags; an invalid row is no real transition
+# bits of a row's flags; an invalid row is not a real transition
+TERMINATED, TRUNCATED, INVALID = 1, 2, 4
 DONE = TERMINATED | TRUNCATED
-STORED_KINDS = (torch.float32, torch.bfloat16, torch.uint8)  # of observations
+STORED_KINDS = (torch.float32, torch.bfloat16, torch.uint8)  # dtypes of stored observations
+NUMPY_KINDS = {torch.float32: np.float32, torch.uint8: np.uint8, torch.int64: np.int64}
 ELEMENTS = 1024  # of observations that a program of the kernel holds at a time
+Pointers = ctypes.c_void_p * 7  # made once: to make a type costs more than to fill it
 
 
 class RingTensors(NamedTuple):
-    """Contiguous tensors, which stay where they are."""
+    """The memory of a ring: contiguous tensors that are never moved."""
 
     obs: Tensor  # [T, N, D] float32, bfloat16 or uint8
-    numbers: Tensor  # [T, N, W] float32: the reward, then whatever else belongs to a step
+    numbers: Tensor  # [T, N, W] float32: the reward, then the other columns of a step
     flags: Tensor  # [T, N] uint8
     slot: Tensor  # [T, N] int32: the entry of its final observation, where an episode ended
-    final_obs: Tensor  # [F + N, D], of the kind of obs
-    # [F + 1] int64: the row, t N + n, whose final observation this is; older ones are overwritten,
-    # the last is nobody's
+    final_obs: Tensor  # [F + N, D], dtype of obs
+    # [F + 1] int64: the row, t N + n, of each final observation, as new ones overwrite old ones;
+    # the last entry belongs to no row
     owner: Tensor
-    # [3] int64: steps written, final observations written, the newest row: a division less for
-    # whoever reads
+    # [3] int64: steps written, final observations written, the newest row (which saves a division)
     counts: Tensor
 
 
 class Ring(RingTensors):
-    """The tensors, and what C is told of them, made once."""
+    """The tensors of a ring, with its description in C."""
 
     @functools.cached_property
-    def in_c(self) -> tuple[Any, Any]:
-        """(addresses, sizes)."""
-        rows, envs, obs_size = self.obs.shape
+    def in_c(self) -> "tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_int64]]":
+        """(addresses, sizes), made once."""
         sizes = (
-            rows,
-            envs,
-            obs_size,
+            *self.obs.shape,
             self.numbers.shape[2],
             self.owner.shape[0] - 1,
             STORED_KINDS.index(self.obs.dtype),
@@ -78,24 +72,19 @@ class Ring(RingTensors):
 
 
 class Block(NamedTuple):
-    """Steps that go in: h <= T of them. Observations and columns may be of any dtype."""
+    """Steps to add: h <= T of them. Observations and columns may have any dtype."""
 
     obs: Tensor  # [h, N, ...]
-    final_obs: (
-        Tensor  # [h, N, ...]: the true successor; read where an episode ended and in the last step
-    )
+    # [h, N, ...]: the observation after the step; read where an episode ended and in the last step
+    final_obs: Tensor
     terminated: Tensor  # [h, N] bool
     truncated: Tensor  # [h, N] bool
     valid: Tensor | None  # [h, N] bool: whether the step is a real transition; None: all are
-    columns: Sequence[
-        Tensor
-        # [h, N] or [h, N, n] each: a step's numbers in their order, the reward first; at most W in
-        # all
-    ]
+    columns: Sequence[Tensor]  # [h, N] or [h, N, n] each, the reward first; at most W numbers
 
 
 class Batch(NamedTuple):
-    """Transitions that come out."""
+    """Sampled transitions."""
 
     index: Tensor  # [B] int64: t N + n
     obs: Tensor  # [B, D] float32, or uint8 where the ring's are
@@ -103,8 +92,8 @@ class Batch(NamedTuple):
     reward: Tensor  # [B] float32, of up to n steps
     discount: Tensor  # [B] float32: of the value of next_obs
     next_obs: Tensor  # [B, D]
-    # [B] float32: 0 where there is nothing to learn from (no transition, or its successor is gone),
-    # else 1
+    # [B] float32: 1, or 0 where there is nothing to learn from (no real transition, or its next
+    # observation was overwritten)
     weight: Tensor
 
 
@@ -117,7 +106,9 @@ def new_ring(
     kind: torch.dtype,
     device: torch.device,
 ) -> Ring:
-    """An empty ring."""
+    """An empty ring for num_rows T, num_envs N, obs_size D, num_numbers W, num_final F. ValueError
+    for a kind that is not in STORED_KINDS.
+    """
     if kind not in STORED_KINDS:
         raise ValueError(f"observations are stored as float32, bfloat16 or uint8, not {kind}")
     shape = (num_rows, num_envs)
@@ -135,20 +126,23 @@ def new_ring(
 def ring_bytes(
     num_rows: int, num_envs: int, obs_size: int, num_numbers: int, num_final: int, kind: torch.dtype
 ) -> int:
-    """What `new_ring` takes."""
+    """Bytes of the tensors of `new_ring`."""
     empty = new_ring(
         num_rows, num_envs, obs_size, num_numbers, num_final, kind, torch.device("meta")
     )
     return sum(tensor.nbytes for tensor in empty)
 
 
-# ---- going in ----
+# ---- adding ----
 
 
 def replay_add_reference(ring: Ring, block: Block) -> None:
     """The specification, arguments as in `replay_add`."""
-    (num_rows, num_envs), steps = ring.flags.shape, block.terminated.shape[0]
+    num_rows, num_envs = ring.flags.shape
+    steps = block.terminated.shape[0]
     row = (ring.counts[0] + torch.arange(steps, device=ring.flags.device)) % num_rows
+
+    # observations and numbers
     obs, final_obs = (
         each.reshape(steps, num_envs, -1).to(ring.obs.dtype)
         for each in (block.obs, block.final_obs)
@@ -156,10 +150,11 @@ def replay_add_reference(ring: Ring, block: Block) -> None:
     ring.obs.index_copy_(0, row, obs)
     first = 0
     for column, width in zip(block.columns, _widths(block)):
-        ring.numbers[:, :, first : first + width].index_copy_(
-            0, row, column.reshape(steps, num_envs, width).float()
-        )
+        numbers = column.reshape(steps, num_envs, width).float()
+        ring.numbers[:, :, first : first + width].index_copy_(0, row, numbers)
         first += width
+
+    # flags, and the observations after episodes and after the newest row
     flags = block.truncated.view(torch.uint8) * TRUNCATED + block.terminated.view(torch.uint8)
     if block.valid is not None:
         flags += block.valid.logical_not().view(torch.uint8) * INVALID
@@ -171,47 +166,48 @@ def replay_add_reference(ring: Ring, block: Block) -> None:
 
 
 def _keep_final(ring: Ring, row: Tensor, ended: Tensor, final_obs: Tensor) -> Tensor:
-    """[h, N] int32, the slots of rows [h] in which episodes `ended` [h, N]; their final
-    observations [h, N, D] go into the table.
+    """Write the final observations [h, N, D] of the episodes that `ended` [h, N] in rows [h] into
+    the table; returns their slots, [h, N] int32.
     """
-    num_envs, num_final = ring.flags.shape[1], ring.owner.shape[0] - 1
+    num_envs = ring.flags.shape[1]
+    num_final = ring.owner.shape[0] - 1
     env = torch.arange(num_envs, device=row.device)
-    entry = (ended.flatten().cumsum(0) - 1 + ring.counts[1]).view_as(
-        ended
-    )  # they are numbered in the order of t N + n
+
+    # entries are numbered in the order of t N + n; of more than the table holds, the last are kept
+    entry = (ended.flatten().cumsum(0) - 1 + ring.counts[1]).view_as(ended)
     ring.counts[1] += ended.sum()
-    kept = ended & (entry >= ring.counts[1] - num_final)  # of more than the table holds, the last
+    kept = ended & (entry >= ring.counts[1] - num_final)
     entry %= num_final
-    place = torch.where(
-        kept, entry, num_final + env
-    ).flatten()  # all others behind it, for no shape may depend on how many ended
+
+    # every step writes, because no shape may depend on how many ended: the others behind the table
+    place = torch.where(kept, entry, num_final + env).flatten()
     ring.final_obs.index_copy_(0, place, final_obs.flatten(0, 1))
-    ring.owner.index_copy_(
-        0, place.clamp(max=num_final), (row.unsqueeze(1) * num_envs + env).flatten()
-    )
+    owner = (row.unsqueeze(1) * num_envs + env).flatten()
+    ring.owner.index_copy_(0, place.clamp(max=num_final), owner)
     return torch.where(ended, entry, 0).int()
 
 
-def replay_mark_break(ring: Ring, mask: Tensor) -> None:
-    """Truncate the newest step where mask [N] bool, unless it ended already: what follows belongs
-    to other episodes.
+def replay_mark_episode_break(ring: Ring, mask: Tensor) -> None:
+    """Truncate the newest step where mask [N] bool, unless its episode ended already: the following
+    steps belong to other episodes.
     """
     row = ring.counts[2:]
     flags, slot = (each.index_select(0, row) for each in (ring.flags, ring.slot))
-    cut = mask & ((flags & DONE) == 0) & (ring.counts[0] > 0)
+    breaks = mask & ((flags & DONE) == 0) & (ring.counts[0] > 0)
     newest = ring.final_obs[-ring.flags.shape[1] :].clone().unsqueeze(0)
-    ring.slot.index_copy_(0, row, torch.where(cut, _keep_final(ring, row, cut, newest), slot))
-    ring.flags.index_copy_(0, row, flags + cut.view(torch.uint8) * TRUNCATED)
+    new_slot = _keep_final(ring, row, breaks, newest)
+    ring.slot.index_copy_(0, row, torch.where(breaks, new_slot, slot))
+    ring.flags.index_copy_(0, row, flags + breaks.view(torch.uint8) * TRUNCATED)
 
 
-# ---- coming out ----
+# ---- sampling ----
 
 
 def uniform_index_reference(
     streams: RandomStreams, offset: int, batch_size: int, size: Tensor
 ) -> Tensor:
-    """[B] int64 uniform in [0, size), of 53 bits each: word number offset + i of the one stream's
-    step; size: 0-d int64.
+    """[B] int64 uniform in [0, size), of 53 bits each, from words offset .. offset + B - 1 of the
+    one stream's step; size: 0-d int64.
     """
     fraction = random_fraction_reference(*streams, offset, batch_size)[0]
     return (fraction * size.double()).long().clamp_(max=size - 1)
@@ -227,23 +223,24 @@ def replay_sample_reference(
     index: Tensor | None = None,
 ) -> Batch:
     """The specification, arguments and result as in `replay_sample`."""
-    (num_rows, num_envs), num_final = ring.flags.shape, ring.owner.shape[0] - 1
-    written = ring.counts[0]
+    num_rows, num_envs = ring.flags.shape
+    num_final = ring.owner.shape[0] - 1
+    newest = ring.counts[2]
+    flags = ring.flags.view(-1)
+    obs = ring.obs.view(-1, ring.obs.shape[2])
+    numbers = ring.numbers.view(-1, ring.numbers.shape[2])
+    rewards = numbers[:, 0]
+
+    # which transitions
     if index is None:
-        index = uniform_index_reference(
-            streams, offset, batch_size, (written.clamp(max=num_rows) * num_envs).clamp(min=1)
-        )
-    flags, rewards, newest = (
-        ring.flags.view(-1),
-        ring.numbers.view(-1, ring.numbers.shape[2])[:, 0],
-        ring.counts[2],
-    )
+        size = (ring.counts[0].clamp(max=num_rows) * num_envs).clamp(min=1)
+        index = uniform_index_reference(streams, offset, batch_size, size)
+
+    # walk up to n steps; `last` is the row of the last step of the return
     env = index % num_envs
     here = last = index // num_envs
-    reward, discount = (
-        torch.zeros(len(index), device=index.device),
-        torch.ones(len(index), device=index.device),
-    )
+    reward = torch.zeros(len(index), device=index.device)
+    discount = torch.ones(len(index), device=index.device)
     going = torch.ones_like(index, dtype=torch.bool)
     for step in range(num_steps):
         at = here * num_envs + env
@@ -255,25 +252,27 @@ def replay_sample_reference(
         last = torch.where(going, here, last)
         going = going & ((bits & DONE) == 0) & (here != newest)
         here = (here + 1) % num_rows
+
+    # the observation after it: in the table, or of the next row
     end = last * num_envs + env
-    bits, entry = flags[end], ring.slot.view(-1)[end].long()
-    ended, terminated = (bits & DONE) != 0, (bits & TERMINATED) != 0
+    bits = flags[end]
+    entry = ring.slot.view(-1)[end].long()
+    ended = (bits & DONE) != 0
+    terminated = (bits & TERMINATED) != 0
     in_table = ended | (last == newest)
-    obs = ring.obs.view(-1, ring.obs.shape[2])
     final = ring.final_obs[torch.where(ended, entry, num_final + env)]
     after = (last + 1) % num_rows * num_envs + env
     next_obs = torch.where(in_table.unsqueeze(1), final, obs[after])
+
+    # nothing can be learnt where it is gone, or is not an observation of this episode
     overwritten = ended & ~terminated & (ring.owner[entry] != end)
-    broken = ~in_table & (
-        (flags[after] & INVALID) != 0
-    )  # what follows is no observation of this episode
+    broken = ~in_table & ((flags[after] & INVALID) != 0)
     weight = ((flags[index] & INVALID) == 0) & ~overwritten & ~broken
     kind = torch.uint8 if obs.dtype == torch.uint8 else torch.float32
-    numbers = ring.numbers.view(-1, ring.numbers.shape[2])[index]
     return Batch(
         index,
         obs[index].to(kind),
-        numbers,
+        numbers[index],
         reward,
         discount.masked_fill(terminated, 0.0),
         next_obs.to(kind),
@@ -290,9 +289,10 @@ def replay_sample_kernel(
     D: tl.constexpr, W: tl.constexpr, NUM_STEPS: tl.constexpr, DRAWS: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """A program draws or reads BLOCK_B rows, walks them up to NUM_STEPS further, and copies what
-    belongs to them.
+    """A program draws or reads the indices of BLOCK_B transitions, walks up to NUM_STEPS rows from
+    each, and copies them. Bits of flags: 1 terminated, 2 truncated, 4 invalid.
     """
+    # which transitions
     lane = tl.program_id(0).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
     inside = lane < B
     written = tl.load(counts_ptr)
@@ -306,8 +306,9 @@ def replay_sample_kernel(
         tl.store(index_ptr + lane, index, mask=inside)
     else:
         index = tl.load(index_ptr + lane, mask=inside, other=0)
+    # walk up to n steps; `last` is the row of the last step of the return
     here = index // N
-    env = index - here * N  # a division of 64 bits is slow, two are two calls
+    env = index - here * N  # instead of a second division of 64 bits, which is slow
     last = here
     going = lane >= 0
     reward = tl.zeros([BLOCK_B], tl.float32)
@@ -322,6 +323,7 @@ def replay_sample_kernel(
         last = tl.where(going, here, last)
         going = going & ((bits & 3) == 0) & (here != newest)
         here = tl.where(here + 1 == T, 0, here + 1)
+    # whether the observation after it is in the table, and whether there is something to learn
     end = last * N + env
     bits = tl.load(flags_ptr + end)
     entry = tl.load(slot_ptr + end).to(tl.int64)
@@ -332,6 +334,7 @@ def replay_sample_kernel(
     in_table = ended | (last == newest)
     lost = lost | ((in_table == 0) & ((tl.load(flags_ptr + after) & 4) != 0))
     is_valid = ((tl.load(flags_ptr + index) & 4) == 0) & (lost == 0)
+    # store the return and the numbers of the step
     tl.store(reward_ptr + lane, reward, mask=inside)
     tl.store(discount_ptr + lane, tl.where(terminated, 0.0, discount), mask=inside)
     tl.store(weight_ptr + lane, is_valid.to(tl.float32), mask=inside)
@@ -341,6 +344,7 @@ def replay_sample_kernel(
         numbers_ptr + index[:, None] * W + which[None, :], mask=numbers_mask, other=0.0
     )
     tl.store(out_numbers_ptr + lane[:, None] * W + which[None, :], numbers, mask=numbers_mask)
+    # copy both observations, BLOCK_D columns at a time
     entry = tl.where(ended, entry, F + env)
     source = tl.where(
         in_table[:, None], final_ptr + entry[:, None] * D, obs_ptr + after[:, None] * D
@@ -356,31 +360,24 @@ def replay_sample_kernel(
 
 
 def batch_memory(ring: Ring, batch_size: int, index: Tensor | None) -> Batch:
-    """What a batch is written into; `index` is its own. On a CPU it is numpy's, which takes half as
-    long.
-    """
-    device, obs_size, width = ring.obs.device, ring.obs.shape[2], ring.numbers.shape[2]
-    is_bytes, on_cpu = ring.obs.dtype == torch.uint8, device.type == "cpu"
+    """Empty tensors for a batch, with `index` if it is given."""
+    device = ring.obs.device
+    on_cpu = device.type == "cpu"
 
-    def empty(shape: tuple[int, ...], kind: torch.dtype, of_numpy: type[np.generic]) -> Tensor:
-        return (
-            torch.from_numpy(np.empty(shape, of_numpy))
-            if on_cpu
-            else torch.empty(shape, dtype=kind, device=device)
-        )
+    def empty(kind: torch.dtype, *size: int) -> Tensor:
+        if on_cpu:  # numpy allocates in half the time
+            return torch.from_numpy(np.empty((batch_size, *size), NUMPY_KINDS[kind]))
+        return torch.empty(batch_size, *size, dtype=kind, device=device)
 
-    of_obs = (torch.uint8, np.uint8) if is_bytes else (torch.float32, np.float32)
-    obs, next_obs = (empty((batch_size, obs_size), *of_obs) for _ in range(2))
-    reward, discount, weight = (empty((batch_size,), torch.float32, np.float32) for _ in range(3))
-    index = empty((batch_size,), torch.int64, np.int64) if index is None else index
+    kind = torch.uint8 if ring.obs.dtype == torch.uint8 else torch.float32
     return Batch(
-        index,
-        obs,
-        empty((batch_size, width), torch.float32, np.float32),
-        reward,
-        discount,
-        next_obs,
-        weight,
+        index=empty(torch.int64) if index is None else index,
+        obs=empty(kind, ring.obs.shape[2]),
+        numbers=empty(torch.float32, ring.numbers.shape[2]),
+        reward=empty(torch.float32),
+        discount=empty(torch.float32),
+        next_obs=empty(kind, ring.obs.shape[2]),
+        weight=empty(torch.float32),
     )
 
 
@@ -393,47 +390,42 @@ def replay_sample_triton(
     offset: int,
     draws: bool,
 ) -> None:
-    """`replay_sample_reference` in one launch, into `out`, whose index is drawn or read."""
-    (num_rows, num_envs), num_final, batch_size = (
-        ring.flags.shape,
-        ring.owner.shape[0] - 1,
-        len(out.weight),
-    )
-    obs_size, width = ring.obs.shape[2], ring.numbers.shape[2]
+    """`replay_sample_reference` in one launch, into `out`; it draws the index or reads it."""
+    num_rows, num_envs, obs_size = ring.obs.shape
+    num_final = ring.owner.shape[0] - 1
+    width = ring.numbers.shape[2]
+    batch_size = len(out.weight)
     block_d = min(triton.next_power_of_2(obs_size), 256)
     block_b = max(min(ELEMENTS // block_d, 32), 1)
     replay_sample_kernel[(triton.cdiv(batch_size, block_b),)](
-        *ring, *streams, *out, offset, num_rows, num_envs, num_final, batch_size, gamma, D=obs_size,
-        W=width, NUM_STEPS=num_steps,
-        DRAWS=draws, BLOCK_B=block_b, BLOCK_D=block_d, BLOCK_W=triton.next_power_of_2(width),
-        num_warps=4,
+        *ring, *streams, *out, offset, num_rows, num_envs, num_final, batch_size, gamma,
+        D=obs_size, W=width, NUM_STEPS=num_steps, DRAWS=draws,
+        BLOCK_B=block_b, BLOCK_D=block_d, BLOCK_W=triton.next_power_of_2(width), num_warps=4,
     )  # fmt: skip
 
 
 # ---- C ----
 
 
-_Seven = ctypes.c_void_p * 7  # made here: a type costs more than its values
-
-
 def _pointers(tensors: tuple[Tensor, ...]) -> "ctypes.Array[ctypes.c_void_p]":
-    """At most seven."""
-    return _Seven(*map(Tensor.data_ptr, tensors))
+    """Addresses of at most seven tensors."""
+    return Pointers(*map(Tensor.data_ptr, tensors))
 
 
-def _replay_add_c(ring: Ring, block: Block) -> None:
-    """`replay_add_reference` in one call, of what `_checked` gives."""
-    tensors, widths = (*block[:5], *block.columns), _widths(block)
-    addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-    addresses_c, widths_c = (
-        (ctypes.c_void_p * len(addresses))(*addresses),
+def replay_add_c(ring: Ring, block: Block) -> None:
+    """`replay_add_reference` in one call, of a block from `_prepare`."""
+    tensors = c_library.pointers(*block[:5], *block.columns)
+    widths = c_library.integers(*_widths(block))
+    c_library.functions().replay_add(
+        *ring.in_c,
+        (ctypes.c_void_p * len(tensors))(*tensors),
+        *c_library.integers(block.terminated.shape[0]),
         (ctypes.c_int64 * len(widths))(*widths),
+        *c_library.integers(len(widths)),
     )
-    numbers = ctypes.c_int64(block.terminated.shape[0]), widths_c, ctypes.c_int64(len(widths))
-    c_library.functions().replay_add(*ring.in_c, addresses_c, *numbers)
 
 
-def _replay_sample_c(
+def replay_sample_c(
     ring: Ring,
     out: Batch,
     gamma: float,
@@ -442,7 +434,8 @@ def _replay_sample_c(
     offset: int,
     draws: bool,
 ) -> None:
-    numbers = [ctypes.c_int64(number) for number in (offset, len(out.weight), num_steps, draws)]
+    """`replay_sample_reference` in one call, into `out`; it draws the index or reads it."""
+    numbers = c_library.integers(offset, len(out.weight), num_steps, draws)
     c_library.functions().replay_sample(
         *ring.in_c, _pointers(streams), _pointers(out), *numbers, ctypes.c_float(gamma)
     )
@@ -452,20 +445,22 @@ def _replay_sample_c(
 
 
 def replay_add(ring: Ring, block: Block) -> None:
-    """Write a block of steps behind the newest, over the oldest."""
-    add = _replay_add_c if use_c(ring.obs) and not use_triton(ring.obs) else replay_add_reference
-    add(ring, _checked(ring, block))
+    """Add a block of steps after the newest row, over the oldest ones. ValueError if it does not
+    fit the ring.
+    """
+    add = choose_kernel(
+        ring.obs, triton=replay_add_reference, c=replay_add_c, reference=replay_add_reference
+    )
+    add(ring, _prepare(ring, block))
 
 
-def _checked(ring: Ring, block: Block) -> Block:
-    """The block contiguous and of the dtypes that C reads; ValueError where it does not fit the
+def _prepare(ring: Ring, block: Block) -> Block:
+    """The block contiguous and of the dtypes that C reads; ValueError if it does not fit the
     ring.
     """
-    (num_rows, num_envs, obs_size), steps, widths = (
-        ring.obs.shape,
-        block.terminated.shape[0],
-        _widths(block),
-    )
+    num_rows, num_envs, obs_size = ring.obs.shape
+    steps = block.terminated.shape[0]
+    widths = _widths(block)
     if not 0 < steps <= num_rows:
         raise ValueError(f"a block of {steps} steps does not fit a ring of {num_rows}")
     if sum(widths) > ring.numbers.shape[2]:
@@ -473,32 +468,29 @@ def _checked(ring: Ring, block: Block) -> Block:
             f"a step has {sum(widths)} numbers, the ring keeps {ring.numbers.shape[2]}"
         )
 
-    def checked(tensor: Tensor, kind: torch.dtype, size: int) -> Tensor:
+    def prepare(tensor: Tensor, kind: torch.dtype, size: int) -> Tensor:
         if tensor.numel() != steps * num_envs * size:
             raise ValueError(
                 f"{tuple(tensor.shape)} is not {size} numbers of {steps} steps of {num_envs} "
                 f"environments"
             )
-        return (
-            tensor
-            if tensor.dtype == kind and tensor.is_contiguous()
-            else tensor.to(kind).contiguous()
-        )
+        return tensor.to(kind).contiguous()
 
     kind = torch.uint8 if ring.obs.dtype == torch.uint8 else torch.float32
-    obs, final_obs = (checked(tensor, kind, obs_size) for tensor in (block.obs, block.final_obs))
-    terminated, truncated = (
-        checked(tensor, torch.bool, 1) for tensor in (block.terminated, block.truncated)
+    return Block(
+        obs=prepare(block.obs, kind, obs_size),
+        final_obs=prepare(block.final_obs, kind, obs_size),
+        terminated=prepare(block.terminated, torch.bool, 1),
+        truncated=prepare(block.truncated, torch.bool, 1),
+        valid=None if block.valid is None else prepare(block.valid, torch.bool, 1),
+        columns=[
+            prepare(column, torch.float32, width) for column, width in zip(block.columns, widths)
+        ],
     )
-    valid = None if block.valid is None else checked(block.valid, torch.bool, 1)
-    columns = [
-        checked(column, torch.float32, width) for column, width in zip(block.columns, widths)
-    ]
-    return Block(obs, final_obs, terminated, truncated, valid, columns)
 
 
 def _widths(block: Block) -> list[int]:
-    """How many numbers each column has."""
+    """The number of numbers in each column."""
     return [column.shape[2] if column.dim() == 3 else 1 for column in block.columns]
 
 
@@ -515,11 +507,10 @@ def replay_sample(
     """A batch of transitions of up to `num_steps` steps: uniform over all rows, or the rows `index`
     [B] int64 (t N + n) in [0, T N).
 
-    The values of `index` are not looked at: what lies outside reads memory that is not the ring's.
-    streams: one, of which the words offset .. offset + B - 1 of its step are taken. An empty ring
-    gives batches of zeros, all of which
-    count as written: ask for none. out: a batch that may be overwritten, of as many transitions of
-    this ring; its memory is used again where a kernel serves.
+    The values of `index` are not checked: one outside the range reads other memory. streams: one
+    stream, of whose step the words offset .. offset + B - 1 are taken. Do not sample from an empty
+    ring: it gives zeros, with weight 1. out: a batch of B transitions of this ring to overwrite; C
+    and Triton use its memory again. ValueError for a batch_size, index or out of another form.
     """
     if not 0 < batch_size <= WORDS_PER_STEP - offset:
         raise ValueError(
@@ -531,11 +522,10 @@ def replay_sample(
             or index.shape != (batch_size,)
             or index.device != ring.obs.device
         ):
-            wanted, got = (
-                f"[{batch_size}] int64 on {ring.obs.device}",
-                f"{index.dtype} {tuple(index.shape)} on {index.device}",
+            raise ValueError(
+                f"index must be [{batch_size}] int64 on {ring.obs.device}, got {index.dtype} "
+                f"{tuple(index.shape)} on {index.device}"
             )
-            raise ValueError(f"index must be {wanted}, got {got}")
         index = index.contiguous()
     in_triton = use_triton(ring.obs)
     if not in_triton and not use_c(ring.obs):
@@ -545,7 +535,6 @@ def replay_sample(
     elif len(out.weight) != batch_size:
         raise ValueError(f"out has {len(out.weight)} transitions, not {batch_size}")
     out = out if index is None else out._replace(index=index)
-    (replay_sample_triton if in_triton else _replay_sample_c)(
-        ring, out, gamma, num_steps, streams, offset, index is None
-    )
+    sample = replay_sample_triton if in_triton else replay_sample_c
+    sample(ring, out, gamma, num_steps, streams, offset, index is None)
     return out

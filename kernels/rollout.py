@@ -1,9 +1,9 @@
-"""A whole rollout in one launch: T steps of policy and environment for a block of environments,
-which no other block needs to know of.
+"""A whole rollout in one launch: T steps of policy and environment, for each block of environments
+independently of the others.
 
-The weights do not change during a rollout and random numbers are counted, so nothing is waited for:
+The weights do not change during a rollout and random numbers are counter-based, so no block waits:
 state and clocks stay in registers, weights come from the cache, the rollout is written once. For
-tasks with Triton functions and small networks; the loop of `gpurl.engine.eager` is the reference,
+tasks with Triton functions and small networks. The loop of `gpurl.engine.eager` is the reference,
 with the same actions for the same random bits.
 """
 
@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels.env_step import (
-    RandomStreams,
     TritonEnv,
     advance,
     env_constants,
@@ -24,6 +23,7 @@ from gpurl.kernels.env_step import (
     store_columns,
     store_states,
 )
+from gpurl.kernels.random import RandomStreams
 from gpurl.kernels.rollout_policy import (
     ACTIVATIONS,
     PolicyTensors,
@@ -36,15 +36,16 @@ from gpurl.kernels.rollout_policy import (
     value_column,
 )
 
-# what ahead-of-time compilation says: 64x64 networks take 255 registers a thread so and none is
-# spilled; two programs fit a multiprocessor
+# by ahead-of-time compilation 64x64 networks take 255 registers a thread and spill none; two
+# programs fit a multiprocessor
 BLOCK, NUM_WARPS = 16, 4
-MIN_UNITS, MAX_UNITS = 16, 64  # of a layer: what a product takes, and what registers hold
-MAX_COLUMNS, MAX_STATES = 64, 24  # of observations, of actions or logits; of states
+MIN_UNITS, MAX_UNITS = 16, 64  # of a layer: tl.dot needs 16, and registers hold 64
+MAX_COLUMNS = 64  # of observations, of actions or logits
+MAX_STATES = 24  # numbers of an environment's state
 
 
 class RolloutTensors(NamedTuple):
-    """What a rollout is: [T, N, ...] contiguous, float32 unless said otherwise."""
+    """The columns of a rollout: [T, N, ...] contiguous, float32 unless said otherwise."""
 
     obs: Tensor  # [T, N, D]
     action: Tensor  # [T, N, A], or [T, N] int64
@@ -65,8 +66,8 @@ class PolicyShape(NamedTuple):
     discrete: bool
     shared: bool
     obs_limit: float | None  # clip of normalised observations; None: they are not normalised
-    # of the products: three TF32 ones, which are float32's but for the last bit, or tf32; plain
-    # ones spill
+    # of the products: three of TF32, which equal float32 but for the last bit, or one of tf32;
+    # products in float32 spill registers
     precision: str = "tf32x3"
 
 
@@ -89,9 +90,10 @@ def rollout_kernel(
     OBS_LIMIT: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program plays BLOCK environments for T steps; state and clocks are changed in place,
-    counters of random numbers are not.
+    """A program plays BLOCK environments for T steps. State and clocks are changed in place; the
+    counters of the random streams are not.
     """
+    # states, clocks and counters of this block
     env = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = env < N
     state = load_states(state_ptrs, env, inside, WIDTHS)
@@ -100,27 +102,29 @@ def rollout_kernel(
     episode_return = tl.load(return_ptr + env, mask=inside, other=0.0)
     env_counter = tl.load(env_step_ptr) * 65536
     counter = tl.load(step_ptr) * 65536
-    first_row = tl.zeros(
-        (), tl.int64
-    )  # of the step; with few registers carried from step to step none is spilled
+    # row of the first environment in this step; more registers carried between steps would spill
+    first_row = tl.zeros((), tl.int64)
+    # sums over the episodes that end
     episodes = tl.zeros((BLOCK,), tl.float32)
     returns = tl.zeros((BLOCK,), tl.float32)
     lengths = tl.zeros((BLOCK,), tl.float32)
-    left = T  # a number of this kernel, where the loop's own is one of Python in the interpreter
+    left = T  # a tensor, while the loop variable is a Python number in the interpreter
     for _ in tl.range(0, T, num_stages=1):
+        # observe: columns are stored and loaded again as a matrix, by other threads of the program
         row = first_row + env
         store_columns(obs_ptr, row, inside, OBSERVE(state, OPTIONS), 0, OBS_WIDTH)
-        # what is stored is read again as a matrix, by other threads of this program
         tl.debug_barrier()
         x = load_inputs(obs_ptr, row, inside, obs_shift, obs_inv_std, OBS_WIDTH, PADDED, OBS_LIMIT)
+
+        # value, and the outputs of the actor
         value = value_column(
             x, weights, biases, critic_weight, critic_bias, value_shift, value_inv_std,
-            CRITIC_TOWER, OBS_WIDTH, PADDED,
-            SIZES, LAST, ACTIVATION, PRECISION,
+            CRITIC_TOWER, OBS_WIDTH, PADDED, SIZES, LAST, ACTIVATION, PRECISION,
         )  # fmt: skip
         hidden = run_tower(x, weights, biases, 0, OBS_WIDTH, PADDED, SIZES, ACTIVATION, PRECISION)
         output = linear_columns(hidden, actor_weight, actor_bias, LAST, NUM_OUTPUTS)
-        # keys are read again in each step: in registers they would be spilled
+
+        # action; keys are loaded in each step, as in registers they would spill
         key = tl.load(key_ptr + env, mask=inside, other=0)
         gamma = tl.load(gamma_ptr + env, mask=inside, other=0)
         if DISCRETE:
@@ -131,24 +135,18 @@ def rollout_kernel(
             action, log_prob = gaussian_sample(output, log_std, key, gamma, counter)
             env_action = to_env_columns(action, units)
             store_columns(action_ptr, row, inside, action, 0, NUM_OUTPUTS)
+
+        # step the environments
         key = tl.load(env_key_ptr + env, mask=inside, other=0)
         gamma = tl.load(env_gamma_ptr + env, mask=inside, other=0)
         length += 1
         left -= 1
         state, final_obs, reward, terminated, truncated = advance(
-            state,
-            env_action,
-            length,
-            max_steps,
-            key,
-            gamma,
-            env_counter,
-            INITIAL,
-            TRANSITION,
-            OBSERVE,
-            OPTIONS,
-            WORDS,
-        )
+            state, env_action, length, max_steps, key, gamma, env_counter,
+            INITIAL, TRANSITION, OBSERVE, OPTIONS, WORDS,
+        )  # fmt: skip
+
+        # value of final observations, if an environment of the block needs it
         wants_value = inside & (truncated | (left == 0))
         final_value = tl.zeros((BLOCK,), tl.float32)
         if tl.max(wants_value.to(tl.int32), axis=0) > 0:
@@ -159,28 +157,35 @@ def rollout_kernel(
             )
             final_value = value_column(
                 x, weights, biases, critic_weight, critic_bias, value_shift, value_inv_std,
-                CRITIC_TOWER, OBS_WIDTH, PADDED,
-                SIZES, LAST, ACTIVATION, PRECISION,
+                CRITIC_TOWER, OBS_WIDTH, PADDED, SIZES, LAST, ACTIVATION, PRECISION,
             )  # fmt: skip
             tl.debug_barrier()  # before the next step writes there again
+
+        # episode statistics
         done = terminated | truncated
         episode_return += reward
         counted = done & (start == 0) & (tl.abs(episode_return) < float("inf")) & inside
         episodes += tl.where(counted, 1.0, 0.0)
         returns += tl.where(counted, episode_return, 0.0)
         lengths += tl.where(counted, (length - start).to(tl.float32), 0.0)
+
+        # store the row
         tl.store(log_prob_ptr + row, log_prob, mask=inside)
         tl.store(value_ptr + row, value, mask=inside)
         tl.store(reward_ptr + row, reward, mask=inside)
         tl.store(final_value_ptr + row, tl.where(wants_value, final_value, 0.0), mask=inside)
         tl.store(terminated_ptr + row, terminated.to(tl.uint8), mask=inside)
         tl.store(truncated_ptr + row, truncated.to(tl.uint8), mask=inside)
+
+        # restart the clocks of ended episodes, and go to the next step
         length = tl.where(done, 0, length)
         start = tl.where(done, 0, start)
         episode_return = tl.where(done, 0.0, episode_return)
         env_counter += 65536
         counter += 65536
         first_row += N
+
+    # store states, clocks, the observations after the rollout and the sums
     store_states(state_ptrs, env, inside, state, WIDTHS, STARTS)
     store_columns(next_obs_ptr, env, inside, OBSERVE(state, OPTIONS), 0, OBS_WIDTH)
     tl.store(length_ptr + env, length.to(tl.int64), mask=inside)
@@ -192,7 +197,7 @@ def rollout_kernel(
 
 
 def rollout_obstacle(env: TritonEnv, shape: PolicyShape) -> str:
-    """Why the kernel cannot play `env` by a policy of this shape, or nothing."""
+    """The reason why the kernel cannot play `env` with a policy of this shape, or ""."""
     if not shape.sizes:
         return "it needs a hidden layer"
     for size in shape.sizes:
@@ -203,33 +208,24 @@ def rollout_obstacle(env: TritonEnv, shape: PolicyShape) -> str:
             )
     if (states := sum(env_constants(env)["WIDTHS"])) > MAX_STATES:
         return f"it takes environments of {MAX_STATES} numbers, not of {states}"
-    widest = max(env.obs_width, shape.num_outputs)
-    return (
-        f"it takes {MAX_COLUMNS} observations or outputs, not {widest}"
-        if widest > MAX_COLUMNS
-        else ""
-    )
+    if (columns := max(env.obs_width, shape.num_outputs)) > MAX_COLUMNS:
+        return f"it takes {MAX_COLUMNS} observations or outputs, not {columns}"
+    return ""
 
 
 def rollout_constants(env: TritonEnv, shape: PolicyShape) -> dict[str, Any]:
-    """The kernel's constexprs."""
-    network = {
+    """The constexprs of the kernel."""
+    return {
+        **env_constants(env),
         "SIZES": shape.sizes,
         "LAST": shape.sizes[-1],
         "CRITIC_TOWER": 0 if shape.shared else 1,
-    }
-    network |= {
         "ACTIVATION": ACTIVATIONS[shape.activation],
         "OBS_LIMIT": shape.obs_limit or 0.0,
         "PRECISION": shape.precision,
-    }
-    padded = max(triton.next_power_of_2(env.obs_width), MIN_UNITS)
-    return {
-        **env_constants(env),
-        **network,
         "NUM_OUTPUTS": shape.num_outputs,
         "DISCRETE": shape.discrete,
-        "PADDED": padded,
+        "PADDED": max(triton.next_power_of_2(env.obs_width), MIN_UNITS),
         "BLOCK": BLOCK,
     }
 
@@ -242,11 +238,11 @@ def rollout_triton(
     rollout: RolloutTensors,
     next_obs: Tensor,
 ) -> Tensor:
-    """Play a rollout; returns [3]: episodes that ended, the sum of their returns and of their
-    lengths.
+    """Play a rollout; returns [3]: the number of episodes that ended, the sums of their returns and
+    of their lengths.
 
-    streams: of the actions. The environments' state and clocks, the rollout and next_obs [N, D],
-    the observations after it, are written; the streams' steps are not advanced.
+    streams: of the actions. It writes the environments' states and clocks, the rollout, and
+    next_obs [N, D], the observations after the rollout. It does not advance the random streams.
     """
     num_steps, num_envs = rollout.reward.shape
     programs = triton.cdiv(num_envs, BLOCK)

@@ -1,9 +1,9 @@
 """Triton functions of a small actor-critic for a block of environments: normalise, two towers,
-value, and an action drawn.
+value, and sample an action.
 
-They make up `gpurl.kernels.rollout`; what they compute is what `gpurl.nn.networks.ActorCritic`,
-`gpurl.nn.distributions` and `gpurl.nn.normalizer` do. Actions are tuples of columns, a number of
-each environment of the block.
+`gpurl.kernels.rollout` is built from them. They compute the same as
+`gpurl.nn.networks.ActorCritic`, `gpurl.nn.distributions` and `gpurl.nn.normalizer`. Actions are
+tuples of columns, with one number of each environment of the block.
 """
 
 from typing import NamedTuple
@@ -18,21 +18,20 @@ ACTIVATIONS = {"tanh": 0, "elu": 1, "relu": 2}
 
 
 class PolicyTensors(NamedTuple):
-    """What the functions read, all float32 on the device, in this order."""
+    """The tensors that the functions read, all float32 on the device, in this order."""
 
-    weights: tuple[
-        Tensor, ...
-    ]  # of the hidden layers, [E, out, in]; tower 0 is the actor's, the last one the critic's
+    # of the hidden layers, [E, out, in]; tower 0 is the actor's, the last one the critic's
+    weights: tuple[Tensor, ...]
     biases: tuple[Tensor, ...]  # [E, 1, out]
     actor_weight: Tensor  # [A, in]
     actor_bias: Tensor  # [A]
     critic_weight: Tensor  # [1, in]
     critic_bias: Tensor  # [1]
-    obs_shift: Tensor  # [D] of the observation normaliser; anything where there is none
+    obs_shift: Tensor  # [D] of the observation normaliser; without one, any numbers
     obs_inv_std: Tensor
     value_shift: Tensor  # [1] of the value normaliser
     value_inv_std: Tensor
-    log_std: Tensor  # [A] of a Gaussian, inside its limits; anything of a categorical policy
+    log_std: Tensor  # [A] of a Gaussian, within its limits; of a categorical policy, any numbers
     units: Tensor  # [4, A] as ActionScaler.units
 
 
@@ -49,94 +48,63 @@ def activated(z, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def clipped(x, low, high):
-    """x inside [low, high]; NaN stays NaN."""
+    """x limited to [low, high]; NaN stays NaN."""
     return tl.where(x < low, low, tl.where(x > high, high, x))
 
 
 @triton.jit
 def load_inputs(
-    obs_ptr,
-    row,
-    inside,
-    shift_ptr,
-    inv_std_ptr,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-    LIMIT: tl.constexpr,
-):
-    """[BLOCK, PADDED] of the rows of obs_ptr [., WIDTH], 0 beyond WIDTH; with a LIMIT above 0
-    normalised and held within it.
+    obs_ptr, row, inside, shift_ptr, inv_std_ptr,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, LIMIT: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK, PADDED] rows of obs_ptr [., WIDTH], 0 beyond WIDTH; normalised and clipped to LIMIT
+    if that is above 0.
     """
     k = tl.arange(0, PADDED)
     used = inside[:, None] & (k < WIDTH)[None, :]
     x = tl.load(obs_ptr + row[:, None] * WIDTH + k[None, :], mask=used, other=0.0)
     if LIMIT > 0.0:
         shift = tl.load(shift_ptr + k, mask=k < WIDTH, other=0.0)
-        x = clipped(
-            (x - shift[None, :]) * tl.load(inv_std_ptr + k, mask=k < WIDTH, other=0.0)[None, :],
-            -LIMIT,
-            LIMIT,
-        )
+        x = x - shift[None, :]
+        inv_std = tl.load(inv_std_ptr + k, mask=k < WIDTH, other=0.0)
+        x = clipped(x * inv_std[None, :], -LIMIT, LIMIT)
     return x
 
 
 @triton.jit
 def run_layer(
-    x,
-    weight_ptr,
-    bias_ptr,
-    tower,
-    WIDTH: tl.constexpr,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x, weight_ptr, bias_ptr, tower, WIDTH: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
+    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """[BLOCK, IN], of which WIDTH columns are used -> [BLOCK, OUT]."""
     unit = tower * OUT + tl.arange(0, OUT)
     k = tl.arange(0, IN)
-    weight = tl.load(
-        weight_ptr + unit[None, :] * WIDTH + k[:, None], mask=(k < WIDTH)[:, None], other=0.0
-    )
-    return activated(
-        tl.dot(x, weight, input_precision=PRECISION) + tl.load(bias_ptr + unit)[None, :], ACTIVATION
-    )
+    weight_ptrs = weight_ptr + unit[None, :] * WIDTH + k[:, None]
+    weight = tl.load(weight_ptrs, mask=(k < WIDTH)[:, None], other=0.0)
+    z = tl.dot(x, weight, input_precision=PRECISION) + tl.load(bias_ptr + unit)[None, :]
+    return activated(z, ACTIVATION)
 
 
 @triton.jit
 def run_tower(
-    x,
-    weights,
-    biases,
-    tower,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-    SIZES: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x, weights, biases, tower, WIDTH: tl.constexpr, PADDED: tl.constexpr, SIZES: tl.constexpr,
+    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """[BLOCK, SIZES[-1]] of tower number `tower`."""
     hidden = run_layer(
         x, weights[0], biases[0], tower, WIDTH, PADDED, SIZES[0], ACTIVATION, PRECISION
     )
     for layer in tl.static_range(1, len(SIZES)):
         hidden = run_layer(
-            hidden,
-            weights[layer],
-            biases[layer],
-            tower,
-            SIZES[layer - 1],
-            SIZES[layer - 1],
-            SIZES[layer],
-            ACTIVATION,
-            PRECISION,
-        )
+            hidden, weights[layer], biases[layer], tower, SIZES[layer - 1], SIZES[layer - 1],
+            SIZES[layer], ACTIVATION, PRECISION,
+        )  # fmt: skip
     return hidden
 
 
 @triton.jit
 def linear_columns(hidden, weight_ptr, bias_ptr, IN: tl.constexpr, COUNT: tl.constexpr):
-    """COUNT columns of [BLOCK, IN]."""
+    """A linear layer: [BLOCK, IN] -> COUNT columns."""
     columns = ()
     for a in tl.static_range(COUNT):
         weight = tl.load(weight_ptr + a * IN + tl.arange(0, IN))
@@ -146,12 +114,11 @@ def linear_columns(hidden, weight_ptr, bias_ptr, IN: tl.constexpr, COUNT: tl.con
 
 @triton.jit
 def value_column(
-    x, weights, biases, critic_weight, critic_bias, shift_ptr, inv_std_ptr, TOWER: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr, SIZES: tl.constexpr, LAST: tl.constexpr, ACTIVATION: tl.constexpr,
-    PRECISION: tl.constexpr,
+    x, weights, biases, critic_weight, critic_bias, shift_ptr, inv_std_ptr,
+    TOWER: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, SIZES: tl.constexpr,
+    LAST: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """True value of the inputs [BLOCK, PADDED]."""
+    """The value, in units of returns, of the inputs [BLOCK, PADDED]."""
     hidden = run_tower(x, weights, biases, TOWER, WIDTH, PADDED, SIZES, ACTIVATION, PRECISION)
     value = linear_columns(hidden, critic_weight, critic_bias, LAST, 1)
     return value[0] / tl.load(inv_std_ptr) + tl.load(shift_ptr)
@@ -174,7 +141,7 @@ def gaussian_sample(mean, log_std_ptr, key, gamma, counter):
 
 @triton.jit
 def to_env_columns(action, units_ptr):
-    """What the environment receives of a Gaussian action, as `Gaussian.to_env`."""
+    """The environment's action for a Gaussian action, as `Gaussian.to_env`."""
     columns = ()
     for a in tl.static_range(len(action)):
         at = units_ptr + a
@@ -187,13 +154,15 @@ def to_env_columns(action, units_ptr):
 
 @triton.jit
 def categorical_sample(logits, key, gamma, counter):
-    """(one column of int64 actions, log-probability) as `Categorical.sample`: the Gumbel maximum,
-    the first of equal ones.
+    """(one column of int64 actions, log-probability) as `Categorical.sample`: the first maximum of
+    the logits with Gumbel noise.
     """
     uniform = uniform_columns(key, gamma, counter, len(logits))
+    # the largest logit, so that no exponential overflows
     highest = logits[0]
     for n in tl.static_range(1, len(logits)):
         highest = tl.maximum(highest, logits[n])
+    # one pass over the logits: the maximum with noise, and the sum of exponentials
     action = tl.zeros(logits[0].shape, tl.int64)
     chosen = logits[0]
     total = tl.exp(logits[0] - highest)

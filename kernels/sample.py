@@ -1,5 +1,5 @@
-"""An action drawn from a policy's outputs in one launch: the action, its log-probability and what
-the environment receives.
+"""Samples an action from the outputs of a policy in one launch: the action, its log-probability and
+the environment's action.
 
 The reference is `gpurl.nn.distributions`: `Gaussian.sample`, `Gaussian.to_env` and
 `Categorical.sample`, with the same random bits.
@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpurl.kernels.env_step import RandomStreams, load_columns, store_columns
+from gpurl.kernels.env_step import load_columns, store_columns
+from gpurl.kernels.random import RandomStreams
 from gpurl.kernels.rollout_policy import categorical_sample, gaussian_sample, to_env_columns
 
 BLOCK = 128
@@ -23,13 +24,15 @@ def sample_kernel(
     log_prob_ptr, N, offset,
     NUM_OUTPUTS: tl.constexpr, DISCRETE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program draws for BLOCK environments."""
+    """A program samples the actions of BLOCK environments."""
+    # outputs of the policy and random streams
     env = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = env < N
     output = load_columns(output_ptr, env, inside, NUM_OUTPUTS)
     key = tl.load(key_ptr + env, mask=inside, other=0)
     gamma = tl.load(gamma_ptr + env, mask=inside, other=0)
     counter = tl.load(step_ptr) * 65536 + offset
+    # sample and store
     if DISCRETE:
         action, log_prob = categorical_sample(output, key, gamma, counter)
         store_columns(action_ptr, env, inside, action, 0, 1)
@@ -46,15 +49,12 @@ def gaussian_sample_triton(
     mean: Tensor, log_std: Tensor, units: Tensor, streams: RandomStreams, offset: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(action [N, A], log_prob [N], the environment's action [N, A]) for mean [N, A], log_std [A]
-    inside its limits, units [4, A].
+    within its limits, units [4, A] as ActionScaler.units.
     """
     mean = mean.contiguous()
     num_envs, width = mean.shape
-    action, env_action, log_prob = (
-        torch.empty_like(mean),
-        torch.empty_like(mean),
-        mean.new_empty(num_envs),
-    )
+    action, env_action = (torch.empty_like(mean) for _ in range(2))
+    log_prob = mean.new_empty(num_envs)
     sample_kernel[(triton.cdiv(num_envs, BLOCK),)](
         mean, log_std, units, *streams, action, env_action, log_prob, num_envs, offset,
         NUM_OUTPUTS=width, DISCRETE=False, BLOCK=BLOCK, num_warps=4,
@@ -68,10 +68,8 @@ def categorical_sample_triton(
     """(action [N] int64, log_prob [N]) for logits [N, n]."""
     logits = logits.contiguous()
     num_envs, width = logits.shape
-    action, log_prob = (
-        torch.empty(num_envs, dtype=torch.int64, device=logits.device),
-        logits.new_empty(num_envs),
-    )
+    action = torch.empty(num_envs, dtype=torch.int64, device=logits.device)
+    log_prob = logits.new_empty(num_envs)
     sample_kernel[(triton.cdiv(num_envs, BLOCK),)](
         logits, logits, logits, *streams, action, action, log_prob, num_envs, offset,
         NUM_OUTPUTS=width, DISCRETE=True, BLOCK=BLOCK, num_warps=4,

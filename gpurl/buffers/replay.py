@@ -18,7 +18,7 @@ from gpurl.kernels.replay import (
     Ring,
     new_ring,
     replay_add,
-    replay_mark_break,
+    replay_mark_episode_break,
     replay_sample,
     ring_bytes,
 )
@@ -128,7 +128,7 @@ class Replay:
         """What follows the newest step belongs to other episodes where mask [N]: it was reset from
         outside. A step that ended stays so.
         """
-        replay_mark_break(self.ring, mask)
+        replay_mark_episode_break(self.ring, mask)
 
     # ---- states ----
 

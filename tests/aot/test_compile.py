@@ -274,7 +274,7 @@ def gather_rows_case(
     size: int, width: int, registers: int, vectors: tuple[int, int] = (0, 0)
 ) -> Case:
     a, b, rounds = permutation._network(size)
-    block_width = min(triton.next_power_of_2(width), permutation.WIDEST_TILE)
+    block_width = min(triton.next_power_of_2(width), permutation.MAX_TILE_WIDTH)
     tile = {"BLOCK_ROWS": max(permutation.BLOCK // block_width, 1), "BLOCK_WIDTH": block_width}
     constants = {"SIZE": size, "WIDTH": width, "A": a, "B": b, "ROUNDS": rounds, **tile}
     types = [F, L, L, L, F, "i32", "i32", "i32"]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurl.buffers.replay import Replay
-from gpurl.kernels.replay import TRUNCATED, Ring, new_ring, replay_mark_break
+from gpurl.kernels.replay import TRUNCATED, Ring, new_ring, replay_mark_episode_break
 from tests.replay_world import FORMS, OBS, Form, World, streams
 
 KINDS = st.sampled_from([torch.float32, torch.uint8])
@@ -39,7 +39,7 @@ class History(World):
                 mask = np.array(draw(st.lists(st.booleans(), min_size=envs, max_size=envs)))
                 before = self.steps[-1]["flags"].copy()
                 self.mark_episode_break(mask)
-                replay_mark_break(self.ring, torch.from_numpy(mask))
+                replay_mark_episode_break(self.ring, torch.from_numpy(mask))
                 self.endings += [
                     (len(self.steps) - 1, n)
                     for n in range(envs)

@@ -114,7 +114,7 @@ def test_rows_that_are_not_there_are_not_gathered() -> None:
         )
     for start, count in ((-1, 2), (0, -1), (0, 31), (30, 1)):
         with pytest.raises(
-            ValueError, match=f"positions {start} to {start + count} do not lie within 30 rows"
+            ValueError, match=f"positions {start} to {start + count} are not within 30 rows"
         ):
             gather_rows(packed, *stream, start=start, count=count)
     for wrong in (packed.double(), packed.flatten(), packed.t()):

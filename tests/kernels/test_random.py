@@ -4,6 +4,7 @@ independence in every direction, bookkeeping.
 
 import itertools
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from gpurl.kernels import random as module
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.random import (
     GOLDEN,
+    WORDS_PER_STEP,
     CounterRandom,
     random_fraction_reference,
     random_normal,
@@ -214,6 +216,9 @@ def test_a_subset_draws_the_rows_of_the_full_batch() -> None:
         assert torch.equal(part.uniform(-1.0, 2.0, (3,)), full.uniform(-1.0, 2.0, (3,))[index])
         assert torch.equal(part.normal((2, 3)), full.normal((2, 3))[index])
         assert torch.equal(part.integers(-5, 60), full.integers(-5, 60)[index])
+        part.load_state_dict(part.state_dict())
+        first = random_uniform_reference(full.key, full.gamma, full.step, 0, 1)[:, 0]
+        assert torch.equal(part.uniform(), first[index])
         full.advance()
         source.advance()
 
@@ -404,6 +409,19 @@ def test_where_nobody_looks_the_device_counts() -> None:
     rng = CounterRandom(5, 3)
     rng.advance(torch.tensor(True))
     assert rng._host_step == 1
+
+
+def test_reserved_words_are_drawn_by_nobody_else() -> None:
+    """A kernel that draws by itself gets a counter; the next draw starts after its words."""
+    for rng in (CounterRandom(5, 3), None):
+        with nullcontext() if rng else no_host_syncs():
+            rng = rng or CounterRandom(5, 3)
+            rng.advance(by=7)
+            rng.uniform(shape=(4,))
+            assert rng.take_words(5) == 7 * WORDS_PER_STEP + 2
+            assert rng.take_words(2) == 7 * WORDS_PER_STEP + 5
+            wanted = random_uniform_reference(rng.key, rng.gamma, torch.tensor(7), 6, 2)
+            assert torch.equal(rng.uniform(shape=(2,)), wanted)
 
 
 def test_drawing_stays_out_of_what_torch_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

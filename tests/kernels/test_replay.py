@@ -225,7 +225,7 @@ def test_no_two_are_written_to_one_entry() -> None:
         replay.replay_add_reference(
             ring, world.block(1)._replace(terminated=nothing, truncated=nothing)
         )
-        replay.replay_mark_break(ring, torch.ones(ENVS, dtype=torch.bool))
+        replay.replay_mark_episode_break(ring, torch.ones(ENVS, dtype=torch.bool))
     for tensor in (ring.final_obs, ring.owner):
         written = [
             index[index < 2] for place, index in places.written if place == tensor.data_ptr()
@@ -242,14 +242,14 @@ def test_a_cut_keeps_as_many_final_observations_as_the_table_holds(num_final: in
     """
     ring = new_ring(4, 5, 1, 1, num_final, torch.float32, torch.device("cpu"))
     mask = torch.tensor([True, True, True, False, True])
-    replay.replay_mark_break(ring, mask)
+    replay.replay_mark_episode_break(ring, mask)
     assert not ring.counts.any()  # there was nothing to cut
     assert not ring.flags.any()
     flags = torch.tensor([[0, TERMINATED, TRUNCATED, 0, 0]], dtype=torch.uint8)
     for step in range(2):
         obs = torch.arange(5.0).view(1, 5, 1) + 10 * step
         replay.replay_add_reference(ring, block_of(obs, torch.ones(1, 5, 1), flags, obs + 100))
-    replay.replay_mark_break(ring, mask)
+    replay.replay_mark_episode_break(ring, mask)
     assert ring.flags.tolist() == [
         [0, TERMINATED, TRUNCATED, 0, 0],
         [TRUNCATED, TERMINATED, TRUNCATED, 0, TRUNCATED],
@@ -387,10 +387,10 @@ def test_a_batch_lies_where_its_ring_does() -> None:
 def test_the_very_first_step_can_be_cut() -> None:
     world = World(ends=0.0)
     ring = new_ring(4, world.envs, OBS, world.width, 8, world.kind, torch.device("cpu"))
-    replay.replay_mark_break(ring, torch.ones(world.envs, dtype=torch.bool))
+    replay.replay_mark_episode_break(ring, torch.ones(world.envs, dtype=torch.bool))
     assert not ring.flags.any()  # there is none yet
     FORMS[0].values[0][0](ring, world.block(1))
-    replay.replay_mark_break(ring, torch.tensor([True, False, True]))
+    replay.replay_mark_episode_break(ring, torch.tensor([True, False, True]))
     assert ring.flags[0].tolist() == [replay.TRUNCATED, 0, replay.TRUNCATED]
 
 

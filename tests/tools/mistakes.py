@@ -67,7 +67,13 @@ PAIRS = [
 ]
 RENAMED = {name: other for pair in PAIRS for name, other in (pair, pair[::-1])}
 COMMUTE = {"min", "max", "minimum", "maximum", "promote_types"}
-CHOICES = {"use_triton", "use_c", "in_triton", "on_cpu"}  # between forms that give the same
+CHOICES = {
+    "choose_kernel",
+    "use_triton",
+    "use_c",
+    "in_triton",
+    "on_cpu",
+}  # between forms that give the same
 STATEMENTS = (ast.Expr, ast.AugAssign, ast.Raise, ast.Break, ast.Continue)
 
 

@@ -84,7 +84,7 @@ def test_rows_of_every_size(size: int) -> None:
 
 
 def test_rows_wider_than_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WIDEST_TILE", 32)
+    monkeypatch.setattr(module, "MAX_TILE_WIDTH", 32)
     packed = torch.randn(40, 75)
     assert torch.equal(
         gather_rows_triton(packed, *stream(6), 0, 3, 30),
