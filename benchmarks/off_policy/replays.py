@@ -94,7 +94,7 @@ class GpurlReplay:
         self.prioritized = job.mode == "prioritized"
         self.replay = Replay(*arguments)
         if self.prioritized:
-            self.replay = PrioritizedReplay(*arguments, exponent=EXPONENT, importance=IMPORTANCE)
+            self.replay = PrioritizedReplay(*arguments, alpha=EXPONENT, beta=IMPORTANCE)
         self.columns = {
             "final_obs" if name == "next_obs" else name: column for name, column in steps.items()
         }

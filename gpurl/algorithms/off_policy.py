@@ -188,8 +188,8 @@ class OffPolicy(Algorithm):
                 *arguments,
                 config.storage,
                 config.final_obs_fraction,
-                exponent=config.per_alpha,
-                importance=config.per_beta,
+                alpha=config.per_alpha,
+                beta=config.per_beta,
                 decay=config.priority_decay,
             )
         else:

@@ -1,1 +1,1 @@
-"""Where steps are kept until they are trained on."""
+"""Buffers: rollouts, replay buffers and demonstrations to train on."""

@@ -1,10 +1,10 @@
-"""What others did: observations and actions from a file or a Minari dataset, checked against the
-spaces they are to be of. No pickle.
+"""Demonstrations: observations and actions from a file or a Minari dataset, checked against the
+spaces of the environment, without unpickling anything.
 """
 
 import zipfile
 from pathlib import Path
-from typing import Any, get_args
+from typing import Literal, get_args
 
 import gymnasium
 import numpy as np
@@ -17,31 +17,33 @@ from gpurl.memory import available_bytes, in_gib
 
 NAMES = ("obs", "action")
 MINARI = "minari:"
-ROUNDING = 1e-5  # of the width of an action's limits, by which it may lie beyond them
+ROUNDING = 1e-5  # an action may exceed its limits by this fraction of their distance
 Actions = Box | Discrete | MultiDiscrete
 
 
 def read_demonstrations(
     source: str, observation_space: Box, action_space: Actions
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(obs [M, *obs] uint8 where the space is, else float32; action [M, *action] float32, or int64
-    of a few) as the environment has them.
+    """(obs [M, *obs] float32, or uint8 if the space is; action [M, *action] float32, or int64 of
+    discrete actions) in the environment's units.
 
     source: FILE.npz or FILE.safetensors with `obs` and `action`, or minari:DATASET_ID. UsageError
-    for what cannot be read, or is of other spaces.
+    if it cannot be read or does not fit the spaces.
     """
-    arrays = (
-        _from_minari(source.removeprefix(MINARI))
-        if source.startswith(MINARI)
-        else _from_file(Path(source))
-    )
+    # read, and check lengths, shapes and dtypes
+    if source.startswith(MINARI):
+        arrays = _from_minari(source.removeprefix(MINARI))
+    else:
+        arrays = _from_file(Path(source))
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) != 1 or not all(lengths.values()):
-        told = " and ".join(f"{length} of {name}" for name, length in lengths.items())
-        raise UsageError(f"{source} must hold as many obs as action, one at least; it has {told}")
+        got = " and ".join(f"{length} of {name}" for name, length in lengths.items())
+        raise UsageError(f"{source} must hold as many obs as action, at least one; it has {got}")
     for name, space in zip(NAMES, (observation_space, action_space)):
         _check_kind(source, name, arrays[name], space)
-    with np.errstate(over="ignore"):  # of float64, told below
+
+    # convert, and check values; a float64 that overflows becomes infinite
+    with np.errstate(over="ignore"):
         obs = arrays["obs"].astype(
             np.uint8 if observation_space.dtype == np.uint8 else np.float32, copy=False
         )
@@ -67,42 +69,43 @@ def _from_file(path: Path) -> dict[str, np.ndarray]:
     if path.exists() and not path.is_file():
         raise UsageError(f"cannot read the dataset {path}: it is no regular file")
     try:
-        if path.suffix == ".npz" and zipfile.is_zipfile(path):
-            _must_unpack(path)
-        opened: Any = (
-            np.load(path, allow_pickle=False)
-            if path.suffix == ".npz"
-            else safe_open(path, framework="numpy")
-        )
-        with opened as file:
-            take = file.__getitem__ if path.suffix == ".npz" else file.get_tensor
-            found = list(file.keys())
-            arrays = {name: take(name) for name in NAMES if name in found}
+        if path.suffix == ".npz":
+            if zipfile.is_zipfile(path):
+                _check_unpacked_size(path)
+            with np.load(path, allow_pickle=False) as file:
+                names = list(file.keys())
+                arrays = {name: file[name] for name in NAMES if name in names}
+        else:
+            with safe_open(path, framework="numpy") as file:
+                names = list(file.keys())
+                arrays = {name: file.get_tensor(name) for name in NAMES if name in names}
     except (MemoryError, UsageError):
         raise
-    except Exception as error:  # of what damage brings about, whatever its type
-        why = f"{type(error).__name__}: {error}"
-        if "allow_pickle" in why:  # numpy's advice would be to run what stands there
-            why = f"it is no {path.suffix} file, or holds Python objects, which are never unpickled"
-        raise UsageError(f"cannot read the dataset {path}: {why}") from error
+    except Exception as error:  # a damaged file raises errors of any type
+        reason = f"{type(error).__name__}: {error}"
+        if "allow_pickle" in reason:  # numpy would advise to execute the content
+            reason = (
+                f"it is no {path.suffix} file, or holds Python objects, which are never unpickled"
+            )
+        raise UsageError(f"cannot read the dataset {path}: {reason}") from error
     if missing := [name for name in NAMES if name not in arrays]:
-        there = ", ".join(map(visible, found)) or "nothing"
+        content = ", ".join(map(visible, names)) or "nothing"
         raise UsageError(
             f"{path} must hold {' and '.join(NAMES)}, it lacks {' and '.join(missing)}; there is "
-            f"{there}"
+            f"{content}"
         )
     return arrays
 
 
-def _must_unpack(path: Path) -> None:
-    """UsageError for an archive that says it unpacks to more than there is memory for: a few kB can
-    stand for any number of zeros.
+def _check_unpacked_size(path: Path) -> None:
+    """UsageError for an archive that unpacks to more than the free memory: a few kB can unpack to
+    any number of zeros.
     """
     free = available_bytes(torch.device("cpu"))
     with zipfile.ZipFile(path) as archive:
-        wanted = sum(member.file_size for member in archive.infolist())
-    if free is not None and wanted > free:
-        raise UsageError(f"{path} unpacks to {in_gib(wanted)}, where {in_gib(free)} are free")
+        size = sum(member.file_size for member in archive.infolist())
+    if free is not None and size > free:
+        raise UsageError(f"{path} unpacks to {in_gib(size)}, where {in_gib(free)} are free")
 
 
 def _from_minari(name: str) -> dict[str, np.ndarray]:
@@ -118,49 +121,45 @@ def _from_minari(name: str) -> dict[str, np.ndarray]:
         raise UsageError(
             f"cannot read {MINARI}{name}: {error}; `minari download {name}` brings a public one"
         ) from error
-    for what, space, kinds in (
+    # its spaces
+    for role, space, kinds in (
         ("observations", dataset.observation_space, Box),
         ("actions", dataset.action_space, Actions | MultiBinary),
     ):
         if not isinstance(space, kinds):
-            wanted = " or ".join(f"a {kind.__name__}" for kind in get_args(kinds) or (kinds,))
-            raise UsageError(f"{MINARI}{name} must have {what} of {wanted}, it has {space}")
+            expected = " or ".join(f"a {kind.__name__}" for kind in get_args(kinds) or (kinds,))
+            raise UsageError(f"{MINARI}{name} must have {role} of {expected}, it has {space}")
+    # its episodes, without the observation after the last action
     episodes = list(dataset.iterate_episodes())
     if not episodes:
         return {each: np.empty(0) for each in NAMES}
-    obs = np.concatenate(
-        [episode.observations[: len(episode.rewards)] for episode in episodes]
-    )  # without what came after the last action
+    obs = np.concatenate([episode.observations[: len(episode.rewards)] for episode in episodes])
     return {"obs": obs, "action": np.concatenate([episode.actions for episode in episodes])}
 
 
 def _check_kind(source: str, name: str, array: np.ndarray, space: gymnasium.Space) -> None:
     """UsageError unless shape and dtype are those of the space."""
     shape = tuple(space.shape or ())
-    rule: Any = (
-        "safe" if space.dtype == np.uint8 else "same_kind"
-    )  # larger numbers would wrap round
+    # in uint8 larger numbers would wrap
+    rule: Literal["safe", "same_kind"] = "safe" if space.dtype == np.uint8 else "same_kind"
     if array.shape[1:] != shape or not np.can_cast(array.dtype, space.dtype or np.int64, rule):
-        wanted, got = (", ".join(map(str, ("M", *each))) for each in (shape, array.shape[1:]))
+        expected, got = (", ".join(map(str, ("M", *each))) for each in (shape, array.shape[1:]))
         raise UsageError(
             f"{source} is of another environment: its {name} is {array.dtype} [{got}], wanted "
-            f"{space.dtype} [{wanted}] of {space}"
+            f"{space.dtype} [{expected}] of {space}"
         )
 
 
 def _check_range(source: str, action: np.ndarray, space: Actions) -> None:
-    """UsageError for actions that the space does not have."""
-    low: Any
-    high: Any
+    """UsageError for actions outside the space."""
     if isinstance(space, Box):
         width = space.high.astype(np.float64) - space.low
         slack = np.where(np.isfinite(width), ROUNDING * width, 0.0)
-        low, high = space.low - slack, space.high + slack
+        low = space.low - slack
+        high = space.high + slack
     else:
-        low, high = (
-            space.start,
-            space.start + (space.n if isinstance(space, Discrete) else space.nvec) - 1,
-        )
+        low = np.asarray(space.start)
+        high = low + (space.n if isinstance(space, Discrete) else space.nvec) - 1
     outside = ((action < low) | (action > high)).reshape(len(action), -1).any(1)
     if outside.any():
         row = int(outside.argmax())

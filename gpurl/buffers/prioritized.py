@@ -1,5 +1,5 @@
-"""Prioritised replay (Schaul et al. 2016): transitions are drawn in proportion to a power of their
-last error.
+"""Prioritised replay (Schaul et al. 2016): transitions are sampled in proportion to a power of
+their last error.
 """
 
 from typing import Any
@@ -11,92 +11,93 @@ from gpurl.buffers.replay import Replay
 from gpurl.errors import UsageError
 from gpurl.kernels.prioritized import prioritized_draw, prioritized_update
 
-MIN_ERROR = 1e-6  # so that no transition is never drawn again
+MIN_ERROR = 1e-6  # so that every transition can be sampled again
 
 
 class PrioritizedReplay(Replay):
-    """P(i) = p_i / sum p with p = (error + MIN_ERROR) ** exponent; weights (P_min / P_i) ** beta,
-    P_min the least of those in the batch that are learnt from.
+    """P(i) = p_i / sum p with p = (error + MIN_ERROR) ** alpha; weights (P_min / P_i) ** beta, with
+    the smallest P of the batch.
 
-    New transitions get the greatest priority seen, which decays by `decay` an update towards the
-    least there is, lest one early error outlives all. beta goes from `importance` to 1 with
-    training. Transitions that are not to be learnt from have priority 0.
+    New transitions get the maximum priority so far. It decays by the factor `decay` an update
+    towards the minimum, so that one large early error does not dominate for ever. beta goes from
+    its initial value to 1 during training. Transitions without anything to learn have priority 0.
     """
 
-    also_bytes = 4
+    extra_bytes = 4
 
     def __init__(
         self,
         *arguments: Any,
-        exponent: float = 0.5,
-        importance: float = 0.4,
+        alpha: float = 0.5,
+        beta: float = 0.4,
         decay: float = 0.999,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
-        self.exponent, self.importance, self.decay = exponent, importance, decay
-        self.priority = torch.zeros(
-            self.num_rows, self.num_envs, device=self.device
-        )  # raised to the exponent already
-        self.greatest = torch.ones((), device=self.device)
-        self.least = torch.tensor(MIN_ERROR**exponent, device=self.device)
-        self.beta = torch.tensor(importance, device=self.device)
+        self.alpha = alpha
+        self.initial_beta = beta
+        self.decay = decay
+        # priorities are stored raised to alpha
+        self.priority = torch.zeros(self.num_rows, self.num_envs, device=self.device)
+        self.max_priority = torch.ones((), device=self.device)
+        self.min_priority = torch.tensor(MIN_ERROR**alpha, device=self.device)
+        self.beta = torch.tensor(beta, device=self.device)
 
     def add(self, columns: dict[str, Tensor]) -> None:
         steps = columns["truncated"].shape[0]
         rows = self._next_rows(steps)
         super().add(columns)
-        new = self.greatest.expand(steps, self.num_envs)
+        new = self.max_priority.expand(steps, self.num_envs)
         self.priority.index_copy_(0, rows, new * columns["valid"] if "valid" in columns else new)
 
     def sample(
         self, batch_size: int, gamma: float, num_steps: int = 1, reuse: bool = False
     ) -> dict[str, Tensor]:
-        """As Replay.sample, by priority; weight is the importance weight, at most 1."""
+        """As Replay.sample, but by priority; weight is the importance-sampling weight, at most 1.
+        """
         index, probability = prioritized_draw(
-            self.priority.view(-1), self._streams(), 0, batch_size
+            self.priority.view(-1), self.random.streams, 0, batch_size
         )
         batch = self._sample(batch_size, gamma, num_steps, reuse, index)
         counts = probability * batch["weight"] > 0
-        least = torch.where(counts, probability, torch.inf).min()
-        batch["weight"] = torch.where(counts, (least / probability) ** self.beta, 0.0)
+        lowest = torch.where(counts, probability, torch.inf).min()
+        batch["weight"] = torch.where(counts, (lowest / probability) ** self.beta, 0.0)
         return batch
 
     def update_priorities(self, index: Tensor, error: Tensor) -> None:
-        """Set the priorities of transitions `index` [B] from their errors [B] >= 0; of one that
-        comes twice the greater counts.
+        """Set the priorities of transitions `index` [B] from their errors [B]; the larger error
+        counts for a transition that comes twice.
 
-        An error that is NaN or infinite leaves the priority as it was: its step was left out, which
-        gpurl.guards.steps tells.
+        An error that is NaN or infinite does not change the priority: its optimiser step was
+        skipped, and gpurl.guards.steps reports it.
         """
-        priority = (error.abs() + MIN_ERROR) ** self.exponent
-        kept = self.priority.view(-1)[index]
-        priority = torch.where(
-            error.isfinite() & (kept > 0), priority, kept
-        )  # what has priority 0 is not to be learnt from
-        # not towards 0, which would last for ever where a start has nothing to learn from
-        torch.maximum(
-            torch.lerp(self.least, self.greatest, self.decay), priority.max(), out=self.greatest
-        )
+        # transitions of priority 0 keep it: there is nothing to learn from them
+        priority = (error.abs() + MIN_ERROR) ** self.alpha
+        before = self.priority.view(-1)[index]
+        priority = torch.where(error.isfinite() & (before > 0), priority, before)
+        # decay towards the minimum and not to 0: after a start with nothing to learn it would stay
+        # 0
+        decayed = torch.lerp(self.min_priority, self.max_priority, self.decay)
+        torch.maximum(decayed, priority.max(), out=self.max_priority)
         prioritized_update(self.priority.view(-1), index, priority)
 
     def set_progress(self, progress: float) -> None:
-        """Move beta; progress runs from 0 to 1."""
-        self.beta.fill_(self.importance + (1.0 - self.importance) * min(progress, 1.0))
+        """Set beta; progress of the training goes from 0 to 1."""
+        self.beta.fill_(self.initial_beta + (1.0 - self.initial_beta) * min(progress, 1.0))
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         return state | {
             "priority": self.priority[: state["flags"].shape[0]],
-            "greatest": self.greatest,
+            "max_priority": self.max_priority,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "priority" not in state:
             raise UsageError(
-                "the saved replay has no priorities: it was drawn from uniformly; go on without "
+                "the saved replay has no priorities: it was sampled uniformly; resume without "
                 "prioritized"
             )
         super().load_state_dict(state)
         self.priority[: state["priority"].shape[0]].copy_(state["priority"])
-        self.greatest.copy_(state["greatest"])
+        self.max_priority.copy_(state["max_priority"])

@@ -1,4 +1,6 @@
-"""The rollout: T steps of N environments in preallocated [T, N, ...] tensors, written in place."""
+"""The rollout buffer: T steps of N environments in preallocated [T, N, ...] tensors, written in
+place.
+"""
 
 import torch
 from torch import Tensor
@@ -7,24 +9,24 @@ from gpurl.errors import UsageError
 
 
 class RolloutBuffer:
-    """`add` writes one row of every column; columns are made at the first `add`, from what it
-    brings.
-    """
+    """`add` writes one row of every column; the first `add` allocates the columns."""
 
     def __init__(self, horizon: int, num_envs: int, device: torch.device) -> None:
-        self.horizon, self.num_envs, self.device = horizon, num_envs, device
+        self.horizon = horizon
+        self.num_envs = num_envs
+        self.device = device
         self.columns: dict[str, Tensor] = {}
         self.size = 0  # rows written
-        self.row: Tensor | None = (
-            None  # [1] int64, the next row, where a CUDA graph of one step serves all of them
-        )
-        self._recorded: tuple[str, ...] = ()
-        self._groups: list[
-            tuple[tuple[str, ...], list[tuple[Tensor, ...]]]
-        ] = []  # names, and of each step its rows of these columns
+        # [1] int64, the next row, if one CUDA graph records every step; else None
+        self.row: Tensor | None = None
+        self._recorded: tuple[str, ...] = ()  # columns that `add` writes
+        # columns that are copied in one call: their names, and their rows of each step
+        self._groups: list[tuple[tuple[str, ...], list[tuple[Tensor, ...]]]] = []
 
     def add(self, row: dict[str, Tensor]) -> None:
-        """row: column name -> [N, ...] of the step, the same names each time."""
+        """Write a step. row: column name -> [N, ...], the same names in each step. UsageError if
+        the buffer is full.
+        """
         if self.size == self.horizon:
             raise UsageError(
                 f"the rollout holds {self.horizon} steps and is full; clear() it after the update"
@@ -35,7 +37,7 @@ class RolloutBuffer:
                 for name, value in row.items()
             }
             self._recorded = tuple(row)
-            self._groups = self._grouped()
+            self._groups = self._group_columns()
         if self.row is None:
             for names, steps in self._groups:
                 torch._foreach_copy_(steps[self.size], [row[name] for name in names])
@@ -45,32 +47,27 @@ class RolloutBuffer:
             self.row += 1
         self.size += 1
 
-    def _grouped(self) -> list[tuple[tuple[str, ...], list[tuple[Tensor, ...]]]]:
-        """On a GPU tensors of one dtype are copied in one launch; on a CPU each is copied by itself
-        anyway, so one call is the least.
+    def _group_columns(self) -> list[tuple[tuple[str, ...], list[tuple[Tensor, ...]]]]:
+        """On a GPU one launch copies all tensors of one dtype. On a CPU tensors are copied one by
+        one anyway, and a single call is fastest.
         """
-        kinds = (
-            {column.dtype for column in self.columns.values()}
-            if self.device.type != "cpu"
-            else {None}
-        )
-        groups = []
-        for kind in sorted(kinds, key=str):
-            names = tuple(
-                name
-                for name, column in self.columns.items()
-                if kind is None or column.dtype == kind
-            )
-            groups.append((names, list(zip(*(self.columns[name].unbind(0) for name in names)))))
-        return groups
+        by_kind: dict[str, list[str]] = {}
+        for name, column in self.columns.items():
+            kind = "all" if self.device.type == "cpu" else str(column.dtype)
+            by_kind.setdefault(kind, []).append(name)
+        return [
+            (tuple(names), list(zip(*(self.columns[name].unbind(0) for name in names))))
+            for _, names in sorted(by_kind.items())
+        ]
 
-    def hold(self, columns: dict[str, Tensor]) -> None:
-        """Take columns [T, N, ...] that a kernel fills whole, in place of `add`."""
-        self.columns, self._recorded = dict(columns), tuple(columns)
+    def set_columns(self, columns: dict[str, Tensor]) -> None:
+        """Use columns [T, N, ...] that a kernel fills, instead of `add`."""
+        self.columns = dict(columns)
+        self._recorded = tuple(columns)
 
     def clear(self) -> None:
-        """Begin the next rollout in the same memory; columns that were not recorded but derived
-        go.
+        """Start the next rollout in the same memory. Drops columns that were derived from recorded
+        ones.
         """
         self.size = 0
         if self.row is not None:

@@ -79,7 +79,7 @@ class PersistentRollout(Eager):
         buffer = self.buffer
         # columns that the kernel writes
         if not buffer.columns:
-            buffer.hold(self._columns(buffer.horizon)._asdict())
+            buffer.set_columns(self._columns(buffer.horizon)._asdict())
         # play, and add up finished episodes
         in_triton = self.env.in_triton()
         random = self.algorithm.action_random

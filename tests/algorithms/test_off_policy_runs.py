@@ -415,7 +415,7 @@ def test_errors_that_are_no_numbers_leave_priorities_as_they_were(bad: float) ->
     changed = (replay.priority != before).view(-1)
     assert changed.nonzero().flatten().tolist() == [0, 2, 3]
     assert bool(replay.priority.isfinite().all())
-    assert bool(replay.greatest.isfinite())
+    assert bool(replay.max_priority.isfinite())
 
 
 def test_sac_takes_the_form_of_its_space() -> None:

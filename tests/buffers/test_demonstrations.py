@@ -87,7 +87,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"reward": np.zeros(3)}, "it lacks obs and action; there is reward"),
     (
         GOOD | {"obs": GOOD["obs"][:4]},
-        "as many obs as action, one at least; it has 4 of obs and 5 of action",
+        "as many obs as action, at least one; it has 4 of obs and 5 of action",
     ),
     ({name: array[:0] for name, array in GOOD.items()}, "it has 0 of obs and 0 of action"),
     (GOOD | {"action": np.array(1.0)}, "it has 5 of obs and 0 of action"),

@@ -42,10 +42,10 @@ def uniform(size: int = 40, **options: object) -> Replay:
 
 
 def prioritized(
-    size: int = 40, exponent: float = 0.6, importance: float = 0.4, decay: float = 1.0
+    size: int = 40, alpha: float = 0.6, beta: float = 0.4, decay: float = 1.0
 ) -> PrioritizedReplay:
     arguments = size, ENVS, (3,), COLUMNS, torch.device("cpu")
-    return PrioritizedReplay(*arguments, exponent=exponent, importance=importance, decay=decay)
+    return PrioritizedReplay(*arguments, alpha=alpha, beta=beta, decay=decay)
 
 
 def saved(replay: Replay) -> dict[str, Any]:
@@ -153,19 +153,19 @@ def test_draws_are_those_of_the_seeds_stream() -> None:
 
 def test_what_is_not_said_is_as_the_papers_have_it() -> None:
     replay = PrioritizedReplay(640, ENVS, (3,), COLUMNS, torch.device("cpu"))
-    assert (replay.exponent, replay.importance, replay.decay) == (0.5, 0.4, 0.999)
+    assert (replay.alpha, replay.initial_beta, replay.decay) == (0.5, 0.4, 0.999)
     assert len(replay.ring.owner) == 640 // 16 + 1  # one for what is overwritten at once
     assert len(uniform(final_obs_fraction=0.0).ring.owner) == 1 + 1
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"storage": "bfloat16"}, {"obs_dtype": torch.uint8}, {"exponent": 0.6}], ids=str
+    "options", [{}, {"storage": "bfloat16"}, {"obs_dtype": torch.uint8}, {"alpha": 0.6}], ids=str
 )
 def test_a_replay_takes_all_that_is_free_and_no_more(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make(size: int = 4000) -> Replay:
-        kind = PrioritizedReplay if "exponent" in options else Replay
+        kind = PrioritizedReplay if "alpha" in options else Replay
         return kind(size, ENVS, (3,), COLUMNS, torch.device("cpu"), **options)
 
     replay = make()
@@ -177,7 +177,7 @@ def test_a_replay_takes_all_that_is_free_and_no_more(
     free = replay.bytes - 1
     half = (
         ", storage bfloat16 takes half as much for observations"
-        if options in ({}, {"exponent": 0.6})
+        if options in ({}, {"alpha": 0.6})
         else ""
     )
     with pytest.raises(
@@ -201,7 +201,7 @@ def test_weights_take_back_the_bias_of_the_draws() -> None:
     """With beta 1 the weighted mean over draws is the plain mean over all that is stored, up to one
     constant factor.
     """
-    replay, columns = prioritized(importance=1.0), steps(10)
+    replay, columns = prioritized(beta=1.0), steps(10)
     replay.add(columns)
     errors = torch.linspace(0.1, 5.0, 40)
     replay.update_priorities(torch.arange(40), errors)
@@ -232,8 +232,8 @@ def test_what_is_not_learnt_from_weighs_nothing_and_lowers_no_other_weight() -> 
         (3,),
         COLUMNS,
         torch.device("cpu"),
-        exponent=1.0,
-        importance=1.0,
+        alpha=1.0,
+        beta=1.0,
         final_obs_fraction=0.1,
     )
     for seed in range(2):
@@ -252,7 +252,7 @@ def test_what_is_not_learnt_from_weighs_nothing_and_lowers_no_other_weight() -> 
 
 
 def test_beta_goes_to_one_and_without_it_nothing_is_weighed() -> None:
-    replay = prioritized(importance=0.4)
+    replay = prioritized(beta=0.4)
     replay.add(steps(10))
     replay.update_priorities(torch.arange(40), torch.linspace(0.1, 5.0, 40))
     replay.beta.fill_(0.0)
@@ -262,25 +262,25 @@ def test_beta_goes_to_one_and_without_it_nothing_is_weighed() -> None:
         assert float(replay.beta) == pytest.approx(wanted)
 
 
-def test_an_exponent_of_zero_is_uniform() -> None:
-    replay = prioritized(exponent=0.0)
+def test_an_alpha_of_zero_is_uniform() -> None:
+    replay = prioritized(alpha=0.0)
     replay.add(steps(10))
     replay.update_priorities(torch.arange(40), torch.linspace(0.0, 50.0, 40))
     assert replay.priority.unique().tolist() == [1.0]
 
 
-def test_new_transitions_have_the_greatest_priority_seen_which_fades() -> None:
+def test_new_transitions_have_the_maximum_priority_which_decays() -> None:
     replay = prioritized(decay=0.25)
     replay.add(steps(3))
     assert replay.priority[:3].unique().tolist() == [1.0]
     replay.update_priorities(torch.tensor([0, 1]), torch.tensor([9.0, 0.5]))
-    greatest = (9.0 + MIN_ERROR) ** 0.6
+    highest = (9.0 + MIN_ERROR) ** 0.6
     replay.add(steps(1))
-    torch.testing.assert_close(replay.priority[3], torch.full((ENVS,), greatest))
+    torch.testing.assert_close(replay.priority[3], torch.full((ENVS,), highest))
     replay.update_priorities(torch.tensor([2]), torch.tensor([0.1]))
     replay.add(steps(1))
     torch.testing.assert_close(
-        replay.priority[4], torch.full((ENVS,), greatest / 4 + MIN_ERROR**0.6 * 3 / 4)
+        replay.priority[4], torch.full((ENVS,), highest / 4 + MIN_ERROR**0.6 * 3 / 4)
     )
 
 
@@ -298,7 +298,7 @@ def test_errors_that_are_no_numbers_change_no_priority() -> None:
     replay.update_priorities(torch.arange(4), torch.tensor([torch.nan, torch.inf, -torch.inf, 7.0]))
     before[0, 3] = (7.0 + MIN_ERROR) ** 0.6
     torch.testing.assert_close(replay.priority, before)
-    torch.testing.assert_close(replay.greatest, before[0, 3])
+    torch.testing.assert_close(replay.max_priority, before[0, 3])
 
 
 def test_a_replay_of_other_observations_or_types_is_not_loaded() -> None:

@@ -50,9 +50,9 @@ def test_every_step_has_its_row_and_a_cleared_rollout_its_memory(in_a_graph: boo
 def test_on_a_gpu_columns_of_one_type_are_copied_together() -> None:
     buffer = RolloutBuffer(3, 2, CPU)
     buffer.add(step(0) | {"reward": torch.zeros(2)})
-    assert [names for names, _ in buffer._grouped()] == [("obs", "choice", "done", "reward")]
+    assert [names for names, _ in buffer._group_columns()] == [("obs", "choice", "done", "reward")]
     buffer.device = torch.device("cuda")
-    groups = buffer._grouped()
+    groups = buffer._group_columns()
     assert [names for names, _ in groups] == [("done",), ("obs", "reward"), ("choice",)]
     for names, rows in groups:
         assert [[column.data_ptr() for column in row] for row in rows] == [
@@ -63,7 +63,7 @@ def test_on_a_gpu_columns_of_one_type_are_copied_together() -> None:
 def test_columns_that_a_kernel_filled_are_taken_whole() -> None:
     buffer = RolloutBuffer(3, 2, CPU)
     reward = torch.zeros(3, 2)
-    buffer.hold({"reward": reward})
+    buffer.set_columns({"reward": reward})
     buffer.columns["advantage"] = reward
     buffer.clear()
     assert list(buffer.columns) == ["reward"]

@@ -218,7 +218,7 @@ def survivors_of(file: str, mutants: list[Mutant], tests: list[str]) -> list[Mut
     """Those that no test sees; RuntimeError where a test fails anyway."""
     mutating = Mutating(file, mutants)
     options = ["-q", "-s", "--tb=no", "-Wignore", "--hypothesis-profile=mutants"]
-    options += ["-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:xdist", "-k", "not triton"]
+    options += ["-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:xdist", "-k", "not _triton"]
     options += [f"--deselect={test[1:]}" for test in tests if test.startswith("!")]
     code = pytest.main(
         [*options, *(test for test in tests if not test.startswith("!"))], plugins=[mutating]
