@@ -5,12 +5,15 @@ one.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import ClassVar, Protocol
 
 from gpurl.errors import UsageError
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+
+class Dataclass(Protocol):
+    """An instance of any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
 
 
 def check_choices(config: object, choices: Mapping[str, tuple[str, ...]]) -> None:
@@ -21,7 +24,7 @@ def check_choices(config: object, choices: Mapping[str, tuple[str, ...]]) -> Non
 
 
 def check_numbers(
-    config: "DataclassInstance",
+    config: Dataclass,
     minimums: Mapping[str, float],
     above_zero: tuple[str, ...] = (),
     zero_to_one: tuple[str, ...] = (),

@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpurl.checkpoints.plain_files import Json
-from gpurl.checks import check_choices, check_numbers
+from gpurl.checks import Dataclass, check_choices, check_numbers
 from gpurl.errors import UsageError, did_you_mean
 from gpurl.run.logger import ALIASES
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
     from gpurl.algorithms.base import AlgorithmConfig
 
-    Config = typing.TypeVar("Config", bound=DataclassInstance)
+Config = typing.TypeVar("Config", bound=Dataclass)
 
 MINIMUMS = {
     "num_envs": 1,
@@ -232,9 +230,7 @@ def merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, o
     return result
 
 
-def build(
-    kind: "type[Config]", values: Mapping[str, object], known: Collection[str] = ()
-) -> "Config":
+def build(kind: type[Config], values: Mapping[str, object], known: Collection[str] = ()) -> Config:
     """A dataclass `kind` from plain values (nested dicts for nested dataclasses), each checked
     against its field's type. known: settings of other dataclasses, for error messages.
     """
