@@ -67,6 +67,8 @@ def test_sb3_replays_the_true_successor() -> None:
     sb3 = pytest.importorskip("stable_baselines3")
     from stable_baselines3.common.utils import set_random_seed
 
+    # weights and actions by which some episodes reach their time limit and some do not
+    set_random_seed(0)
     model = sb3.DQN(
         "MlpPolicy",
         outward.to_sb3(env_of("cart_pole")),
@@ -74,8 +76,6 @@ def test_sb3_replays_the_true_successor() -> None:
         learning_starts=60,
         device="cpu",
     )
-    # actions by which some episodes reach their time limit and some do not
-    set_random_seed(0)
     model.action_space.seed(0)
     model.learn(100)
     replay, size = model.replay_buffer, 25
