@@ -1,4 +1,4 @@
-"""The command line. Heavy modules are imported by the command that needs them, so that --help is
+"""The command line: heavy modules are imported by the command that needs them, so that --help is
 printed at once.
 """
 

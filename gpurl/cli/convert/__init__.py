@@ -1,1 +1,1 @@
-"""`gpurl convert`: weights of other trainers, without unpickling them here."""
+"""`gpurl convert`: weights of other trainers, without unpickling them in this process."""
