@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpurl.algorithms.base import Algorithm
+from gpurl.algorithms.base import Algorithm, PolicyState
 from gpurl.checkpoints.state_files import State
 from gpurl.errors import UsageError
-from gpurl.nn.networks import PolicyState
 from gpurl.run.load import load_algorithm
 
 Array = TypeVar("Array", np.ndarray, Tensor)

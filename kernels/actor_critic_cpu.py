@@ -1,14 +1,16 @@
-"""The MLP actor-critic on a CPU: forward, acting and PPO's minibatch steps, by actor_critic_cpu.c.
+"""The MLP actor-critic on a CPU: acting, values and PPO's minibatch steps, by actor_critic_cpu.c.
 
 torch makes one pass over all activations an operation, and for a few rows its calls cost more than
-the arithmetic. The references are gpurl/nn/networks.py, gpurl/losses.py, gpurl/nn/distributions.py,
-gpurl/nn/normalizer.py, gpurl/nn/action_scaler.py and adam.py, by whose formulas this computes.
+the arithmetic. The references are gpurl/nn/actor_critic.py, gpurl/losses.py,
+gpurl/nn/distributions.py, gpurl/nn/normalizer.py, gpurl/nn/action_scaler.py and adam.py, by whose
+formulas this computes.
 """
 
 import ctypes
 import functools
 import math
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,45 +23,23 @@ from gpurl.kernels.random import CounterRandom
 ACTIVATIONS = ("tanh", "elu", "relu")
 PARTS = ("surrogate", "value_loss", "approx_kl", "clip_fraction", "entropy", "grad_norm")
 MAX_LAYERS = 64  # of both towers together
-Layer = tuple[
-    nn.Parameter, nn.Parameter
-]  # weight [.., out, in] and bias [.., out], whose `.grad` takes the gradient
+# weight [E, out, in] and bias [E, 1, out], whose `.grad` takes the gradient
+Layer = tuple[nn.Parameter, nn.Parameter]
 
 
-class GaussianHead(NamedTuple):
-    """Diagonal normal by log_std [A], its gradient [A], and the limits of it."""
-
-    log_std: Tensor
-    gradient: Tensor
-    least: float
-    most: float
-
-
-class LossOptions(NamedTuple):
-    """What gpurl/losses.py's ppo_loss takes beside the data; `head` None: categorical. `actions`:
-    columns of an action in the rollout.
-    """
-
-    head: GaussianHead | None
-    actions: int
-    value_coef: float
-    clip_range_value: float | None
-    normalizes_advantage: bool
-
-
-class GaussianActions(NamedTuple):
+class GaussianPolicy(NamedTuple):
     """Diagonal normal by log_std [A] inside its limits; units [4, A]: lowest, highest, half width
     and centre, as `ActionScaler` has them.
     """
 
-    log_std: Tensor
+    log_std: nn.Parameter
     min_log_std: float
     max_log_std: float
     units: Tensor
 
 
 class Scale(NamedTuple):
-    """A normalised x is (x - shift) * inv_std, not beyond `limit`; shift, inv_std: [D] of
+    """A normalised x is (x - shift) * inv_std, clipped to +-`limit`; shift, inv_std: [D] of
     observations, [1] of values.
     """
 
@@ -78,10 +58,8 @@ class Acted(NamedTuple):
 
 
 def _fields(**groups: str) -> list[tuple[str, Any]]:
-    kinds = {"integers": ctypes.c_int64, "numbers": ctypes.c_double, "pointers": ctypes.c_void_p}
-    return [
-        (name, kinds[kind.rstrip("_")]) for kind, names in groups.items() for name in names.split()
-    ]
+    types = {"integers": ctypes.c_int64, "numbers": ctypes.c_double, "pointers": ctypes.c_void_p}
+    return [(name, types[group]) for group, names in groups.items() for name in names.split()]
 
 
 class _Layer(ctypes.Structure):
@@ -118,12 +96,14 @@ class ActInputs:
         self,
         network: "ActorCriticCpu",
         random: CounterRandom,
-        gaussian: GaussianActions | None,
+        gaussian: GaussianPolicy | None,
         obs: Scale | None = None,
         value: Scale | None = None,
     ) -> None:
         inputs, outputs = network.num_inputs, network.num_outputs
-        self.network, self.random, self.is_gaussian = network, random, gaussian is not None
+        self.network = network
+        self.random = random
+        self.is_gaussian = gaussian is not None
         self._tensors = (gaussian, obs, value, random.key, random.gamma)  # keeps them alive
         policy = self._policy = _Policy(head=gaussian is None)
         policy.key = _address("key", random.key, (random.num_envs,), torch.int64)
@@ -145,32 +125,41 @@ class ActInputs:
 
 class PpoSteps:
     """The loss and the optimiser of `ActorCriticCpu.ppo_steps`: tensors that stay where they are,
-    and constants.
+    and constants; gaussian None: categorical.
     """
 
     def __init__(
         self,
-        options: LossOptions,
-        state: AdamState,
-        gradient: Tensor,
-        learning_rate: Tensor,
-        adam: AdamOptions,
+        network: "ActorCriticCpu",
+        gaussian: GaussianPolicy | None,
+        value_coef: float,
+        clip_range_value: float | None,
+        normalizes_advantage: bool,
+        optimizer: tuple[AdamState, Tensor, Tensor, AdamOptions],
     ) -> None:
-        self._tensors = (options.head, state, gradient, learning_rate)  # keeps them alive
-        head, clip = options.head, options.clip_range_value
-        least, most = (head.least, head.most) if head else (0.0, 0.0)
-        pointers = (head.log_std.data_ptr(), head.gradient.data_ptr()) if head else (None, None)
-        self.actions = options.actions
-        self.loss = _Loss(
-            head is None, options.actions, False, options.normalizes_advantage, clip is not None,
-            0.0, 0.0, options.value_coef, clip or 0.0, least, most, *pointers,
-        )  # fmt: skip
-        self.adam = c_arguments(state, gradient, learning_rate, adam)
+        """optimizer: state, gradient [P] and learning rate 0-d, and options, as `adam_step` takes
+        them.
+        """
+        self._tensors = (gaussian, optimizer)  # keeps them alive
+        loss = self.loss = _Loss(head=gaussian is None, value_coef=value_coef)
+        loss.actions = self.actions = 1 if gaussian is None else network.num_outputs
+        loss.normalizes_advantage = normalizes_advantage
+        if clip_range_value is not None:
+            loss.clips_value = True
+            loss.clip_range_value = clip_range_value
+        if gaussian is not None:
+            gradient = gaussian.log_std.grad
+            assert gradient is not None
+            loss.log_std = _address("log_std", gaussian.log_std, (network.num_outputs,))
+            loss.log_std_gradient = _address("its gradient", gradient, (network.num_outputs,))
+            loss.min_log_std = gaussian.min_log_std
+            loss.max_log_std = gaussian.max_log_std
+        self.adam = c_arguments(*optimizer)
 
 
 class ActorCriticCpu:
-    """Hidden layers of E towers stacked, weights [E, out, in] and biases [E, 1, out]; actor [A, H]
-    reads tower 0, critic [1, H] the last.
+    """Hidden layers of E towers stacked, weights [E, out, in] and biases [E, 1, out]; actor
+    [1, A, H] reads tower 0, critic [1, 1, H] the last.
 
     Parameters and gradients must lie in CPU memory for good, float32 and contiguous, as FlatAdam
     leaves them. Their values are read at each call. Results do not depend on the number of threads,
@@ -181,12 +170,10 @@ class ActorCriticCpu:
         functions = self._functions = _functions()
         self._tensors = [*hidden, actor, critic]  # keeps them alive
         towers = hidden[0][0].shape[0] if hidden else 1
-        self.num_inputs, self.num_outputs = (
-            (hidden[0] if hidden else actor)[0].shape[-1],
-            actor[0].shape[0],
-        )
-        layers = [_layer(weight, bias, tower) for tower in range(towers) for weight, bias in hidden]
-        layers += [_layer(*actor, 0), _layer(*critic, 0, of_tower=towers - 1)]
+        self.num_inputs = self._tensors[0][0].shape[2]
+        self.num_outputs = actor[0].shape[1]
+        layers = [_layer(layer, tower, tower) for tower in range(towers) for layer in hidden]
+        layers += [_layer(actor, 0, 0), _layer(critic, 0, towers - 1)]
         plan = functions.plan_make(
             (_Layer * len(layers))(*layers),
             towers,
@@ -199,17 +186,6 @@ class ActorCriticCpu:
         self._plan = ctypes.c_void_p(plan)
         weakref.finalize(self, functions.plan_free, self._plan)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [B, D] float32 -> (output [B, A], value [B])."""
-        x = x.contiguous()
-        rows = self._check(x)
-        output, value = (
-            torch.empty(rows, self.num_outputs, dtype=torch.float32),
-            torch.empty(rows, dtype=torch.float32),
-        )
-        self._call(self._functions.forward, x.data_ptr(), rows, output.data_ptr(), value.data_ptr())
-        return output, value
-
     def act(self, x: Tensor, policy: ActInputs) -> Acted:
         """Draw an action for each row of x [N, D] float32, not normalised, row n by stream n of
         `policy.random`, which the caller advances.
@@ -217,8 +193,9 @@ class ActorCriticCpu:
         As ActorCritic.forward between Normalizer and ValueNormalizer, `sample` and `to_env` of
         Gaussian or Categorical. ValueError unless x has a row a stream and lies in CPU memory.
         """
-        x, random = x.contiguous(), policy.random
-        rows = self._check_raw(x, policy)
+        x = x.contiguous()
+        random = policy.random
+        rows = self._check(x, policy)
         if rows != random.num_envs:
             raise ValueError(f"act needs a row for each of {random.num_envs} streams, got {rows}")
         if policy.is_gaussian:
@@ -238,25 +215,10 @@ class ActorCriticCpu:
     def value(self, x: Tensor, policy: ActInputs) -> Tensor:
         """[N] as `act` gives it, for any number of rows x [N, D]; draws nothing."""
         x = x.contiguous()
-        rows = self._check_raw(x, policy)
+        rows = self._check(x, policy)
         value = torch.empty(rows, dtype=torch.float32)
         self._call(self._functions.values, policy.address, x.data_ptr(), rows, value.data_ptr())
         return value
-
-    def backward(self, x: Tensor, of_output: Tensor, of_value: Tensor) -> None:
-        """Write the gradients of a loss whose derivatives by the outputs for x [B, D] are of_output
-        [B, A] and of_value [B].
-        """
-        x, of_output, of_value = x.contiguous(), of_output.contiguous(), of_value.contiguous()
-        rows = self._check(x)
-        assert (of_output.shape, of_value.shape) == ((rows, self.num_outputs), (rows,)), (
-            x.shape,
-            of_output.shape,
-            of_value.shape,
-        )
-        self._call(
-            self._functions.backward, x.data_ptr(), rows, of_output.data_ptr(), of_value.data_ptr()
-        )
 
     def ppo_steps(
         self,
@@ -274,19 +236,15 @@ class ActorCriticCpu:
         packed: [.., W] float32, a row of it obs [D], action [actions], log_prob, value, advantage,
         returns, with has_valid also valid, 1 or 0, and anything behind.
         """
-        row = self.num_inputs + steps.actions + 4
-        packed, order = packed.contiguous(), order.contiguous()
-        assert (packed.dtype, order.dtype, len(order) % minibatches) == (
-            torch.float32,
-            torch.int64,
-            0,
-        ), (order.shape, minibatches)
-        assert packed.shape[1] >= row + has_valid, (packed.shape, row)
-        steps.loss.has_valid, steps.loss.clip_range, steps.loss.entropy_coef = (
-            has_valid,
-            clip_range,
-            entropy_coef,
-        )
+        packed = packed.contiguous()
+        order = order.contiguous()
+        width = self.num_inputs + steps.actions + 4 + has_valid
+        assert (packed.dtype, order.dtype) == (torch.float32, torch.int64)
+        assert len(order) % minibatches == 0, (order.shape, minibatches)
+        assert packed.shape[1] >= width, (packed.shape, width)
+        steps.loss.has_valid = has_valid
+        steps.loss.clip_range = clip_range
+        steps.loss.entropy_coef = entropy_coef
         parts = torch.empty(minibatches, len(PARTS), dtype=torch.float64)
         self._call(
             self._functions.ppo_steps, ctypes.byref(steps.loss), ctypes.byref(steps.adam),
@@ -295,7 +253,7 @@ class ActorCriticCpu:
         )  # fmt: skip
         return dict(zip(PARTS, parts.unbind(1)))
 
-    def _check_raw(self, x: Tensor, policy: ActInputs) -> int:
+    def _check(self, x: Tensor, policy: ActInputs) -> int:
         """Number of rows of x; ValueError unless it is what C may read."""
         if policy.network is not self:
             raise ValueError("these ActInputs were made for another network")
@@ -307,15 +265,7 @@ class ActorCriticCpu:
             )
         return x.shape[0]
 
-    def _check(self, x: Tensor) -> int:
-        assert (x.dtype, x.shape[1:]) == (torch.float32, (self.num_inputs,)), (
-            x.dtype,
-            x.shape,
-            self.num_inputs,
-        )
-        return x.shape[0]
-
-    def _call(self, function: Any, *arguments: Any) -> None:
+    def _call(self, function: Callable[..., int], *arguments: Any) -> None:
         if function(self._plan, *arguments, torch.get_num_threads()):
             raise MemoryError("no memory for the actor-critic's buffers")
 
@@ -325,31 +275,22 @@ def _functions() -> Any:
     """The library with the types of its functions."""
     functions = c_library.functions()
     number, pointer = ctypes.c_int64, ctypes.c_void_p
-    functions.plan_make.argtypes, functions.plan_make.restype = (
-        [pointer, number, number, number, number],
-        pointer,
-    )
-    functions.plan_free.argtypes, functions.plan_free.restype = [pointer], None
-    functions.forward.argtypes = [pointer, pointer, number, pointer, pointer, number]
+    functions.plan_make.argtypes = [pointer, number, number, number, number]
+    functions.plan_make.restype = pointer
+    functions.plan_free.argtypes = [pointer]
+    functions.plan_free.restype = None
     functions.act.argtypes = [*[pointer] * 3, number, number, *[pointer] * 4, number]
     functions.values.argtypes = [*[pointer] * 3, number, pointer, number]
-    functions.backward.argtypes = [pointer, pointer, number, pointer, pointer, number]
     functions.ppo_steps.argtypes = [
-        *[pointer] * 4,
-        number,
-        pointer,
-        number,
-        number,
-        pointer,
-        number,
-    ]
+        *[pointer] * 4, number, pointer, number, number, pointer, number
+    ]  # fmt: skip
     return functions
 
 
 def _address(
     name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
 ) -> int:
-    """Where `tensor` lies; ValueError unless it is what C expects there."""
+    """Where `tensor` begins in memory; ValueError unless it is what C expects there."""
     is_plain = tensor.is_cpu and tensor.is_contiguous() and tensor.dtype is dtype
     if not is_plain or tuple(tensor.shape) != shape:
         raise ValueError(
@@ -359,21 +300,13 @@ def _address(
     return tensor.data_ptr()
 
 
-def _layer(
-    weight: nn.Parameter, bias: nn.Parameter, tower: int, of_tower: int | None = None
-) -> _Layer:
-    """Of stacked weights the tower's part; `of_tower` is what a head reads."""
-    tensors = [weight, bias, weight.grad, bias.grad]
-    assert all(
-        tensor is not None
-        and tensor.is_cpu
-        and tensor.is_contiguous()
-        and tensor.dtype == torch.float32
-        for tensor in tensors
-    ), "parameters and their .grad must be float32, contiguous and in CPU memory"
-    outputs, inputs = weight.shape[-2:]
-    pointers = []
-    for tensor, size in zip(tensors, (outputs * inputs, outputs) * 2):
+def _layer(layer: Layer, member: int, tower: int) -> _Layer:
+    """Member number `member` of a stacked layer, which reads what `tower` gives."""
+    weight, bias = layer
+    outputs, inputs = weight.shape[1:]
+    addresses = []
+    for tensor in (weight, bias, weight.grad, bias.grad):
         assert tensor is not None
-        pointers.append(tensor.data_ptr() + tower * size * tensor.element_size())
-    return _Layer(inputs, outputs, tower if of_tower is None else of_tower, *pointers)
+        first = _address("weights and their .grad", tensor, tuple(tensor.shape))
+        addresses.append(first + 4 * member * tensor[0].numel())
+    return _Layer(inputs, outputs, tower, *addresses)

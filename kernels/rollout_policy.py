@@ -2,7 +2,7 @@
 value, and sample an action.
 
 `gpurl.kernels.rollout` is built from them. They compute the same as
-`gpurl.nn.networks.ActorCritic`, `gpurl.nn.distributions` and `gpurl.nn.normalizer`. Actions are
+`gpurl.nn.actor_critic.ActorCritic`, `gpurl.nn.distributions` and `gpurl.nn.normalizer`. Actions are
 tuples of columns, with one number of each environment of the block.
 """
 

@@ -13,7 +13,7 @@ from gpurl.algorithms.ppo import PPOConfig
 from gpurl.api import train
 from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
-from gpurl.nn.networks import NetworkConfig
+from gpurl.nn.actor_critic import NetworkConfig
 from gpurl.policy import Policy
 from tests.small_runs import small_settings
 from tests.tiny_envs import RandomWalk

@@ -11,7 +11,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from gpurl.algorithms.base import Algorithm, Metrics
+from gpurl.algorithms.base import Algorithm, Metrics, PolicyState
 from gpurl.algorithms.off_policy import Batch, OffPolicy, OffPolicyConfig
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_atoms, check_choices, check_numbers
@@ -20,7 +20,6 @@ from gpurl.kernels.categorical_projection import categorical_projection
 from gpurl.kernels.gae import gae
 from gpurl.nn.action_scaler import ActionScaler
 from gpurl.nn.mlp import BodyConfig, Sequential, make_network, set_dtype
-from gpurl.nn.networks import PolicyState
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.value_losses import categorical_td_loss, min_mean_pmf, td_loss
 

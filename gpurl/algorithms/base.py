@@ -17,12 +17,12 @@ from gpurl.checks import check_choices, check_numbers
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.nn.mlp import set_dtype
-from gpurl.nn.networks import PolicyState
 from gpurl.nn.normalizer import Normalizer
 from gpurl.nn.optimizer import FlatAdam
 
 Buffer = RolloutBuffer
 Metrics = dict[str, Tensor]  # by their names in the log
+PolicyState = tuple[Tensor, ...]  # () without memory, else one [N, H] tensor a memory
 
 
 class Decision(NamedTuple):

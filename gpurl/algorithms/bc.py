@@ -11,7 +11,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
-from gpurl.algorithms.base import Algorithm, Decision, Metrics
+from gpurl.algorithms.base import Algorithm, Decision, Metrics, PolicyState
 from gpurl.algorithms.off_policy import Batch, OffPolicy, OffPolicyConfig
 from gpurl.buffers.demonstrations import read_demonstrations
 from gpurl.buffers.replay import Replay
@@ -23,7 +23,6 @@ from gpurl.kernels.squash import squashed_likelihood, squashed_mode, squashed_sa
 from gpurl.nn.action_scaler import ActionScaler
 from gpurl.nn.distributions import Categorical, MultiCategorical, make_head
 from gpurl.nn.mlp import BodyConfig, make_network
-from gpurl.nn.networks import PolicyState
 from gpurl.nn.optimizer import FlatAdam
 
 UNUSED = {

@@ -8,12 +8,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from gpurl.algorithms.actor_critic import ActorCriticConfig, OffPolicyActorCritic
-from gpurl.algorithms.base import Metrics
+from gpurl.algorithms.base import Metrics, PolicyState
 from gpurl.algorithms.exploration import KINDS, ActionNoise
 from gpurl.algorithms.off_policy import Batch
 from gpurl.checks import check_choices, check_numbers
 from gpurl.errors import UsageError
-from gpurl.nn.networks import PolicyState
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Metrics
+from gpurl.algorithms.base import Metrics, PolicyState
 from gpurl.algorithms.off_policy import Batch
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.errors import UsageError
 from gpurl.nn.distributions import Categorical
 from gpurl.nn.mlp import Sequential, make_network
-from gpurl.nn.networks import PolicyState
 from gpurl.nn.q_networks import num_choices
 from gpurl.value_losses import taken, td_loss
 

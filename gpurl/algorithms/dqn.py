@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Metrics
+from gpurl.algorithms.base import Metrics, PolicyState
 from gpurl.algorithms.exploration import linear_schedule
 from gpurl.algorithms.off_policy import Batch, OffPolicy, OffPolicyConfig
 from gpurl.checks import check_atoms, check_numbers
@@ -16,7 +16,6 @@ from gpurl.errors import UsageError
 from gpurl.kernels.categorical_projection import categorical_projection
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.mlp import Sequential
-from gpurl.nn.networks import PolicyState
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
 from gpurl.value_losses import (

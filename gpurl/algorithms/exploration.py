@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from gpurl.algorithms.base import PolicyState
 from gpurl.kernels.random import CounterRandom
-from gpurl.nn.networks import PolicyState
 
 KINDS = ("gaussian", "ladder", "episode", "ornstein_uhlenbeck")
 THETA, TIME_STEP = (

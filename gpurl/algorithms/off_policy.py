@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Algorithm, AlgorithmConfig, Decision, Metrics
+from gpurl.algorithms.base import Algorithm, AlgorithmConfig, Decision, Metrics, PolicyState
 from gpurl.buffers.prioritized import PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
-from gpurl.nn.networks import PolicyState
 from gpurl.nn.optimizer import FlatAdam
 
 RANDOM = ("action_random", "update_random", "choice_random")

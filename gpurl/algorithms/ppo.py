@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Decision, Metrics
+from gpurl.algorithms.base import Decision, Metrics, PolicyState
 from gpurl.algorithms.on_policy import OnPolicy, OnPolicyConfig, flat
 from gpurl.buffers.minibatches import Minibatch
 from gpurl.buffers.rollout import RolloutBuffer
@@ -18,8 +18,8 @@ from gpurl.errors import UsageError
 from gpurl.kernels.gae import gae
 from gpurl.kernels.ppo_loss import PARTS
 from gpurl.losses import explained_variance
+from gpurl.nn.actor_critic import ActorCritic, AsymmetricActorCritic, NetworkConfig
 from gpurl.nn.distributions import Gaussian, make_head
-from gpurl.nn.networks import ActorCritic, AsymmetricActorCritic, NetworkConfig, PolicyState
 from gpurl.nn.normalizer import ValueNormalizer
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.own_network import OwnTrunks
@@ -157,7 +157,9 @@ class PPO(OnPolicy):
     # ---- acting ----
 
     def initial_policy_state(self, num_envs: int) -> PolicyState:
-        return self.network.initial_policy_state(num_envs, self.device) if self.is_recurrent else ()
+        if not self.is_recurrent:
+            return ()
+        return (torch.zeros(num_envs, self.config.network.memory_size, device=self.device),)
 
     @torch.no_grad()
     def act(self, obs: Tensor, policy_state: PolicyState = (), explore: bool = True) -> Decision:
@@ -182,11 +184,10 @@ class PPO(OnPolicy):
     def _remember(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
         """obs: [N, *obs] -> (what the network reads [N, F], memory after this step)."""
         inputs = self.inputs(obs)
-        return (
-            self.network.remember(inputs, policy_state)
-            if self.is_recurrent
-            else (inputs, policy_state)
-        )
+        if not self.is_recurrent:
+            return inputs, ()
+        features, h = self.network.remember(inputs, policy_state[0])
+        return features, (h,)
 
     def _evaluated(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """features [B, F] -> (the policy head's numbers [B, A], value [B])."""

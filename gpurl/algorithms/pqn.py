@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Decision
+from gpurl.algorithms.base import Decision, PolicyState
 from gpurl.algorithms.exploration import linear_schedule
 from gpurl.algorithms.on_policy import OnPolicy, OnPolicyConfig, flat
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.gae import gae
-from gpurl.nn.networks import PolicyState
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
 from gpurl.value_losses import taken, td_loss

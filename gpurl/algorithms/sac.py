@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from gpurl.algorithms.actor_critic import ActorCriticConfig, OffPolicyActorCritic
-from gpurl.algorithms.base import Metrics
+from gpurl.algorithms.base import Metrics, PolicyState
 from gpurl.algorithms.off_policy import Batch
 from gpurl.errors import UsageError
 from gpurl.kernels.squash import squashed_mode, squashed_sample
-from gpurl.nn.networks import PolicyState
 from gpurl.nn.optimizer import FlatAdam
 
 TEMPERATURE_LIMITS = (

@@ -1,14 +1,14 @@
 """The engine of PPO on a CPU: one call of C acts, one learns an epoch of minibatch steps, on the
 memory of the algorithm's own weights and optimiser.
 
-It serves PPO as it is. `cpu_ppo_obstacle` says why it does not serve an algorithm; whatever a
-subclass changes is then done by the subclass.
+It serves unchanged PPO only. `cpu_ppo_obstacle` says why it does not serve an algorithm: what a
+subclass overrides must run.
 """
 
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Algorithm, Decision, Metrics
+from gpurl.algorithms.base import Algorithm, Decision, Metrics, PolicyState
 from gpurl.algorithms.ppo import PPO
 from gpurl.engine.eager import Eager
 from gpurl.envs.vec_env import VecEnv
@@ -18,15 +18,15 @@ from gpurl.kernels.actor_critic_cpu import (
     MAX_LAYERS,
     ActInputs,
     ActorCriticCpu,
-    GaussianActions,
-    GaussianHead,
-    LossOptions,
+    GaussianPolicy,
     PpoSteps,
     Scale,
 )
 from gpurl.kernels.backend import host_sync_is_free, use_c
-from gpurl.nn.distributions import Categorical, Gaussian
-from gpurl.nn.networks import ActorCritic, PolicyState
+from gpurl.nn.actor_critic import ActorCritic
+from gpurl.nn.distributions import Categorical, Gaussian, Head
+from gpurl.nn.mlp import weights_and_biases
+from gpurl.nn.normalizer import Normalizer
 from gpurl.nn.optimizer import FlatAdam
 
 
@@ -36,22 +36,21 @@ def cpu_ppo_obstacle(algorithm: Algorithm) -> str:
         return f"it learns as PPO does, not as {type(algorithm).__name__}"
     if changed := overridden(algorithm, PPO):
         return f"{algorithm.label} has {changed} of its own"
-    return machine_obstacle(algorithm) or _obstacle_in_parts(algorithm)
+    return machine_obstacle(algorithm) or _unknown_component(algorithm)
 
 
 def overridden(algorithm: Algorithm, base: type[Algorithm]) -> str:
     """The first method of its class `base` that a subclass or the object itself replaces, or ""."""
     classes = type(algorithm).__mro__
-    changes = [vars(each) for each in classes[: classes.index(base)]] + [vars(algorithm)]
-    for names in changes:
-        for name in names:
+    for owner in (*classes[: classes.index(base)], algorithm):
+        for name in vars(owner):
             if not name.startswith("__") and callable(getattr(base, name, None)):
                 return name
     return ""
 
 
 def machine_obstacle(algorithm: Algorithm) -> str:
-    """Why C does not compute where `algorithm` is, or does not step its optimisers, or ""."""
+    """Why C cannot compute on the algorithm's device or step its optimisers, or ""."""
     if not host_sync_is_free(algorithm.device):
         return f"it computes on a CPU, not on {algorithm.device}"
     optimizers = algorithm.all_optimizers().values()
@@ -65,18 +64,22 @@ def machine_obstacle(algorithm: Algorithm) -> str:
     return ""
 
 
-def _obstacle_in_parts(algorithm: PPO) -> str:
+def _unknown_component(algorithm: PPO) -> str:
     """What the kernel does not know of network or head, or ""."""
-    network, head = algorithm.network, algorithm.head
+    network = algorithm.network
+    head = algorithm.head
     if type(network) is not ActorCritic:
         return f"it does not know the network {type(network).__name__}"
     if network.memory is not None:
         return "it computes networks without a memory"
+    if not network.config.is_plain:
+        return "it knows no layer norms and residual blocks"
     if type(head) not in (Gaussian, Categorical):
         return f"it does not know {type(head).__name__} actions"
     if algorithm.precision == "bf16":
         return "it computes in float32, not in bf16"
-    if (layers := sum(len(weight) for weight in network.towers.weights)) > MAX_LAYERS:
+    layers = len(network.config.hidden) * (1 if network.config.shared else 2)
+    if layers > MAX_LAYERS:
         return f"it computes up to {MAX_LAYERS} hidden layers, here are {layers}"
     return ""
 
@@ -89,19 +92,25 @@ class PpoInC:
     def __init__(self, algorithm: PPO) -> None:
         obstacle = cpu_ppo_obstacle(algorithm)
         assert not obstacle, obstacle
-        config, head = algorithm.config, algorithm.head
-        assert isinstance(head, Gaussian | Categorical)
+        config, optimizer = algorithm.config, algorithm.optimizer
         self.algorithm = algorithm
         self.kernel = kernel_of(algorithm.network)
-        self.steps = steps_of(
-            head,
-            algorithm.optimizer,
+        gaussian = gaussian_of(algorithm.head)
+        self.inputs = ActInputs(
+            self.kernel,
+            algorithm.action_random,
+            gaussian,
+            scale_of(algorithm.normalizer),
+            scale_of(algorithm.value_normalizer),
+        )
+        self.steps = PpoSteps(
+            self.kernel,
+            gaussian,
             config.value_coef,
             config.clip_range_value,
             algorithm.normalizes_minibatches,
+            (optimizer.state, optimizer.gradient, optimizer.learning_rate, optimizer.options),
         )
-
-        self.inputs = inputs_of(algorithm, self.kernel)
 
     def act(self, obs: Tensor) -> Decision:
         """obs: [N, *obs], as `PPO.act` while exploring."""
@@ -146,50 +155,27 @@ def rows_of(obs: Tensor) -> Tensor:
 
 
 def kernel_of(network: ActorCritic) -> ActorCriticCpu:
-    """The kernel on the network's weights and gradients, which lie in CPU memory for good as
-    FlatAdam leaves them.
+    """The kernel on the network's weights and gradients, which stay in their CPU memory for good,
+    where FlatAdam put them.
     """
-    towers, actor, critic = network.towers, network.actor, network.critic
-    hidden = list(zip(towers.weights, towers.biases))
-    ends = (actor.weight, actor.bias), (critic.weight, critic.bias)
-    return ActorCriticCpu(hidden, *ends, towers.activation)
+    hidden = weights_and_biases(network.trunk)
+    actor = network.actor.weight, network.actor.bias
+    critic = network.critic.weight, network.critic.bias
+    return ActorCriticCpu(hidden, actor, critic, network.config.activation)
 
 
-def steps_of(
-    head: Gaussian | Categorical,
-    optimizer: FlatAdam,
-    value_coef: float,
-    clip_range_value: float | None,
-    normalizes_advantage: bool,
-) -> PpoSteps:
-    """PPO's loss and optimiser as the kernel takes them."""
-    own: GaussianHead | None = None
-    if isinstance(head, Gaussian):
-        assert head.log_std.grad is not None
-        limits = head.min_log_std, head.max_log_std
-        own = GaussianHead(head.log_std.detach(), head.log_std.grad, *limits)
-    options = LossOptions(
-        own, head.num_outputs if own else 1, value_coef, clip_range_value, normalizes_advantage
-    )
-    return PpoSteps(
-        options, optimizer.state, optimizer.gradient, optimizer.learning_rate, optimizer.options
-    )
+def scale_of(normalizer: Normalizer | None) -> Scale | None:
+    """A normaliser as the kernel takes it."""
+    if normalizer is None:
+        return None
+    return Scale(normalizer.shift, normalizer.inv_std, normalizer.clip)
 
 
-def inputs_of(algorithm: PPO, kernel: ActorCriticCpu) -> ActInputs:
-    """What acting reads beside the network, where it lies for good."""
-    head, of_obs, of_value = algorithm.head, algorithm.normalizer, algorithm.value_normalizer
-    gaussian: GaussianActions | None = None
-    if isinstance(head, Gaussian):
-        limits = head.min_log_std, head.max_log_std
-        gaussian = GaussianActions(head.log_std.detach(), *limits, head.box.units)
-    return ActInputs(
-        kernel,
-        algorithm.action_random,
-        gaussian,
-        None if of_obs is None else Scale(of_obs.shift, of_obs.inv_std, of_obs.clip),
-        None if of_value is None else Scale(of_value.shift, of_value.inv_std),
-    )
+def gaussian_of(head: Head) -> GaussianPolicy | None:
+    """A Gaussian head as the kernel takes it; None: categorical."""
+    if not isinstance(head, Gaussian):
+        return None
+    return GaussianPolicy(head.log_std, head.min_log_std, head.max_log_std, head.box.units)
 
 
 class CpuPpo(Eager):

@@ -7,7 +7,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Algorithm, Decision, Metrics, episode_ends, restart_policy_state
+from gpurl.algorithms.base import (
+    Algorithm,
+    Decision,
+    Metrics,
+    PolicyState,
+    episode_ends,
+    restart_policy_state,
+)
 from gpurl.engine.statistics import EpisodeStatistics, Stopwatch
 from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import EnvError
@@ -15,7 +22,6 @@ from gpurl.guards.contract import check_reset, load_env_state, reset_env, step_e
 from gpurl.guards.guards import Guards
 from gpurl.kernels.backend import host_sync_is_free
 from gpurl.kernels.random import CounterRandom
-from gpurl.nn.networks import PolicyState
 
 Prepared = tuple[dict[str, Tensor], Tensor | None]
 

@@ -15,8 +15,9 @@ from gpurl.kernels.backend import use_triton
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.rollout import PolicyShape, RolloutTensors, rollout_obstacle, rollout_triton
 from gpurl.kernels.rollout_policy import PolicyTensors
+from gpurl.nn.actor_critic import ActorCritic
 from gpurl.nn.distributions import Categorical, Gaussian
-from gpurl.nn.networks import ActorCritic
+from gpurl.nn.mlp import weights_and_biases
 
 
 def persistent_obstacle(algorithm: Algorithm, env: VecEnv) -> str:
@@ -34,6 +35,8 @@ def persistent_obstacle(algorithm: Algorithm, env: VecEnv) -> str:
         return f"it does not know the network {type(algorithm.network).__name__}"
     if algorithm.is_recurrent:
         return "it plays policies without memory"
+    if not algorithm.network.config.is_plain:
+        return "it does not know layer norms and residual blocks"
     if algorithm.precision == "bf16":
         return "it acts in higher precision than bf16, so its log-probabilities would differ"
     if type(algorithm.head) not in (Gaussian, Categorical):
@@ -47,7 +50,7 @@ def persistent_obstacle(algorithm: Algorithm, env: VecEnv) -> str:
 
 def policy_shape(algorithm: PPO) -> PolicyShape:
     """The compile-time constants of its network."""
-    network, head, normalizer = algorithm.config.network, algorithm.head, algorithm.normalizer
+    network, head, normalizer = algorithm.network.config, algorithm.head, algorithm.normalizer
     limit = None if normalizer is None else normalizer.clip
     products = "tf32x3" if algorithm.precision == "float32" else "tf32"
     return PolicyShape(
@@ -126,6 +129,7 @@ class PersistentRollout(Eager):
             if isinstance(head, Gaussian)
             else (self.zero, self.zero)
         )
-        layers = tuple(network.towers.weights), tuple(network.towers.biases)
+        hidden = weights_and_biases(network.trunk)
+        layers = tuple(weight for weight, _ in hidden), tuple(bias for _, bias in hidden)
         ends = network.actor.weight, network.actor.bias, network.critic.weight, network.critic.bias
         return PolicyTensors(*layers, *ends, *obs, *value, *own)

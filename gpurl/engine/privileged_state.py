@@ -19,7 +19,7 @@ class AppendPrivilegedState(VecEnv):
     the state [N, S], both flattened.
 
     The actor reads the first D numbers, the critic the other S
-    (`gpurl.nn.networks.AsymmetricActorCritic`). UsageError unless both are float32 Boxes.
+    (`gpurl.nn.actor_critic.AsymmetricActorCritic`). UsageError unless both are float32 Boxes.
     """
 
     def __init__(self, env: VecEnv) -> None:

@@ -20,7 +20,7 @@ from gpurl.checks import check_choices
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import use_c
 from gpurl.kernels.random import CounterRandom
-from gpurl.kernels.stack_cpu import StackCpu
+from gpurl.kernels.stack_cpu import MAX_LAYERS, StackCpu
 
 LAYER_NORM_EPSILON = 1e-5
 ACTIVATE = {
@@ -33,12 +33,12 @@ ACTIVATE = {
 
 @dataclass(frozen=True)
 class BodyConfig:
-    """Shape of the networks of off-policy algorithms."""
+    """Shape of the hidden layers of a network."""
 
     hidden: tuple[int, ...] = (256, 256)
-    """Units of the hidden layers; of the residual blocks, all alike, for simba and bro."""
+    """Units of the hidden layers. For simba and bro of the residual blocks, all alike."""
     activation: str = "relu"
-    """tanh, elu or relu; simba and bro have relu."""
+    """tanh, elu or relu; simba and bro always have relu."""
     layer_norm: bool = False
     """Normalise every hidden layer before its activation (mlp)."""
     body: str = "mlp"
@@ -56,18 +56,25 @@ class BodyConfig:
             raise UsageError(
                 f"body {self.body} has residual blocks of one width, hidden is {self.hidden}"
             )
-        if self.activation != "relu" or self.layer_norm:
+        # whatever activation is the default of a subclass was not asked for
+        if self.activation not in ("relu", type(self).activation) or self.layer_norm:
             raise UsageError(
                 f"body {self.body} has relu and layer norms of its own: leave out activation and "
                 f"layer_norm"
             )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all hidden layers are dense, without norms and residual blocks."""
+        return self.body == "mlp" and not self.layer_norm
 
 
 def stacked_affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x_e W_e^T + b_e, [E, B, out]; x: [E, B, in], or [B, in] for all members; weight: [E, out,
     in]; bias: [E, 1, out].
     """
-    x = x if x.dim() == 3 else x.expand(weight.shape[0], *x.shape)
+    if x.dim() == 2:
+        x = x.unsqueeze(0).expand(weight.shape[0], -1, -1)
     if torch.is_grad_enabled() and not torch.jit.is_tracing():
         return _Affine.apply(x, weight, bias)
     return _Affine.forward(x, weight, bias)
@@ -133,7 +140,7 @@ class Dense(Layer):
                 nn.init.orthogonal_(weight, gain)
         self.activation = activation
         self.norm = Norm(members, num_outputs) if layer_norm else None
-        # of the products, where they are not to have the parameters' own
+        # of the products; None: the parameters' own
         self.dtype: torch.dtype | None = None
 
     def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
@@ -177,11 +184,14 @@ class _Run:
         return StackCpu([(layer.weight, layer.bias, layer.activation) for layer in self.layers])
 
     def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
-        if x.dtype == torch.float32 and self.layers[0].dtype is None and use_c(x):
+        dtype = self.layers[0].dtype
+        if x.dtype == torch.float32 and dtype is None and use_c(x):
             return self._in_c(x)
+        # in low precision what is between the layers stays in it
+        low = x if dtype is None else x.to(dtype)
         for layer in self.layers:
-            x = layer.forward(x)
-        return x
+            low = layer.forward(low)
+        return low.to(x.dtype)
 
 
 def _in_runs(layers: Iterable[Layer]) -> list[Layer | _Run]:
@@ -195,7 +205,7 @@ def _in_runs(layers: Iterable[Layer]) -> list[Layer | _Run]:
     for layer in flat:
         if type(layer) is not Dense or layer.norm is not None:
             found.append(layer)
-        elif found and isinstance(found[-1], _Run):
+        elif found and isinstance(found[-1], _Run) and len(found[-1].layers) < MAX_LAYERS:
             found[-1].layers.append(layer)
         else:
             found.append(_Run([layer]))
@@ -224,33 +234,41 @@ class Residual(Sequential):
         return x + super().forward(x, noise)
 
 
-def make_trunk(members: int, num_inputs: int, config: BodyConfig) -> tuple[list[Layer], int]:
-    """(hidden layers of `members` networks, the size of what they give)."""
-    sizes = (num_inputs, *config.hidden)
-    width = sizes[-1]
+def make_trunk(
+    members: int, num_inputs: int, config: BodyConfig, gain: float | None = None
+) -> tuple[list[Layer], int]:
+    """(hidden layers of `members` networks, the size of what they give); gain: see `Dense`."""
+    width = (num_inputs, *config.hidden)[-1]
+
+    def dense(inputs: int, outputs: int, activation: str, layer_norm: bool) -> Dense:
+        return Dense(members, inputs, outputs, activation, layer_norm, gain)
+
     if config.body == "mlp":
-        return [
-            Dense(members, *pair, config.activation, config.layer_norm)
-            for pair in itertools.pairwise(sizes)
-        ], width
-    blocks = list[Layer]()
-    for _ in config.hidden:
-        if config.body == "bro":
-            first = Dense(members, width, width, "relu", layer_norm=True)
-            blocks.append(Residual([first, Dense(members, width, width, layer_norm=True)]))
-        else:
-            inner = Dense(members, width, 4 * width, "relu")
-            outer = Dense(members, 4 * width, width)
-            blocks.append(Residual([Norm(members, width), inner, outer]))
+        sizes = itertools.pairwise((num_inputs, *config.hidden))
+        return [dense(*pair, config.activation, config.layer_norm) for pair in sizes], width
     if config.body == "bro":
-        return [Dense(members, num_inputs, width, "relu", layer_norm=True), *blocks], width
-    return [Dense(members, num_inputs, width), *blocks, Norm(members, width)], width
+        layers: list[Layer] = [dense(num_inputs, width, "relu", True)]
+        for _ in config.hidden:
+            inner = dense(width, width, "relu", True)
+            layers.append(Residual([inner, dense(width, width, "none", True)]))
+        return layers, width
+    layers = [dense(num_inputs, width, "none", False)]
+    for _ in config.hidden:
+        inner = dense(width, 4 * width, "relu", False)
+        outer = dense(4 * width, width, "none", False)
+        layers.append(Residual([Norm(members, width), inner, outer]))
+    return [*layers, Norm(members, width)], width
 
 
 def make_network(members: int, num_inputs: int, num_outputs: int, config: BodyConfig) -> Sequential:
     """`members` networks from [B, num_inputs] to [E, B, num_outputs]."""
     trunk, width = make_trunk(members, num_inputs, config)
     return Sequential([*trunk, Dense(members, width, num_outputs)])
+
+
+def weights_and_biases(network: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    """(weight [E, out, in], bias [E, 1, out]) of each dense layer, in their order."""
+    return [(layer.weight, layer.bias) for layer in network.modules() if isinstance(layer, Dense)]
 
 
 def set_dtype(network: nn.Module, dtype: torch.dtype) -> int:

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from gpurl.discovery import find_class_at
 from gpurl.errors import UsageError
-from gpurl.nn.networks import Layer, NetworkConfig
+from gpurl.nn.actor_critic import ACTOR_GAIN, CRITIC_GAIN, NetworkConfig, evaluate_heads
+from gpurl.nn.mlp import Dense
 
 
 class OwnTrunks(nn.Module):
@@ -32,14 +33,14 @@ class OwnTrunks(nn.Module):
         self.trunks = nn.ModuleList(trunks)
         with torch.no_grad():
             width = self._features(trunks[0], torch.zeros(2, math.prod(observation_shape))).shape[1]
-        self.actor = Layer(width, num_outputs, 0.01)
-        self.critic = Layer(width, 1, 1.0)
+        self.actor = Dense(1, width, num_outputs, gain=ACTOR_GAIN)
+        self.critic = Dense(1, width, 1, gain=CRITIC_GAIN)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [B, D] flat observations -> (the policy head's numbers [B, A], value [B])."""
         acting = self._features(self.trunks[0], x)
         judging = acting if len(self.trunks) == 1 else self._features(self.trunks[1], x)
-        return self.actor(acting), self.critic(judging).squeeze(1)
+        return evaluate_heads(self.actor, self.critic, acting, judging)
 
     def _features(self, trunk: nn.Module, x: Tensor) -> Tensor:
         """x: [B, D] -> [B, F]."""

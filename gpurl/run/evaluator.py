@@ -8,12 +8,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Algorithm, episode_ends, restart_policy_state
+from gpurl.algorithms.base import Algorithm, PolicyState, episode_ends, restart_policy_state
 from gpurl.checkpoints.state_files import State
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import EndlessEpisodeError, NonFiniteError
 from gpurl.guards.contract import reset_env, step_env
-from gpurl.nn.networks import PolicyState
 from gpurl.run.settings import TrainConfig
 
 Act = Callable[[Tensor, PolicyState], tuple[Tensor, PolicyState]]

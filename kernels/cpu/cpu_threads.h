@@ -1,4 +1,7 @@
-/* Threads that share the slices of a job. They sleep between jobs: cores are seldom ours alone, and spinning would take them away. */
+/* Threads that share the slices of a job. They sleep between jobs: cores are seldom ours alone, and
+   spinning would take them away. */
+
+#pragma once
 
 #include <pthread.h>
 #include <signal.h>

@@ -1,4 +1,7 @@
-/* What dense layers are made of: activations with their slopes, and products of blocks of rows with packed weights. */
+/* What dense layers are made of: activations with their slopes, and products of blocks of rows with
+   packed weights. */
+
+#pragma once
 
 #include <math.h>
 #include <stdlib.h>
@@ -6,12 +9,23 @@
 
 #include "cpu_vectors.h"
 
-#define TILE 6            /* rows of a product's tile: 6 x 16 sums fill twelve of the sixteen vector registers */
-#define WIDE 16           /* columns of a tile */
+#define TILE 6   /* rows of a product's tile: 6 x 16 sums fill twelve of sixteen vector registers */
+#define WIDE 16  /* columns of a tile */
+#define BLOCK 96 /* rows that go through all layers at once: a multiple of TILE and LANES; the
+                    activations of so many rows take half of a core's second cache */
+#define MAX_LAYERS 64
+#define MAX_SLICES 32
+#define MAX_SUMS (1 << 23) /* floats of all slices' sums: large networks have fewer slices */
 
 enum { TANH, ELU, RELU, NONE };
 
-static float *new_floats(int64_t count) { return aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64); }
+static float *new_floats(int64_t count)
+{
+    return aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64);
+}
+
+/* The width padded to whole tiles */
+static int64_t whole_tiles(int64_t width) { return (width + WIDE - 1) / WIDE * WIDE; }
 
 /* ---- activations ---- */
 
@@ -28,7 +42,8 @@ static void activate(int64_t activation, float *z, int64_t count)
         }
 }
 
-INLINE void slope_pass(int activation, float *gradient, const float *h, int64_t rows, int64_t wide, int64_t row, float *bias_sum)
+INLINE void slope_pass(int activation, float *gradient, const float *h, int64_t rows, int64_t wide,
+                       int64_t row, float *bias_sum)
 {
     for (int64_t column = 0; column < wide; column += LANES) {
         v8 sum = load(bias_sum + column);
@@ -46,9 +61,10 @@ INLINE void slope_pass(int activation, float *gradient, const float *h, int64_t 
     }
 }
 
-/* gradient [rows, wide] times the activation's slope, by its value h, which NONE does not read; row: floats from a row of either to the
-   next; the columns' sums are added to bias_sum [wide] */
-static void slope(int64_t activation, float *gradient, const float *h, int64_t rows, int64_t wide, int64_t row, float *bias_sum)
+/* gradient [rows, wide] times the activation's slope, by its value h, which NONE does not read;
+   row: floats from a row of either to the next; the columns' sums are added to bias_sum [wide] */
+static void slope(int64_t activation, float *gradient, const float *h, int64_t rows, int64_t wide,
+                  int64_t row, float *bias_sum)
 {
     if (activation == TANH) slope_pass(TANH, gradient, h, rows, wide, row, bias_sum);
     else if (activation == ELU) slope_pass(ELU, gradient, h, rows, wide, row, bias_sum);
@@ -56,15 +72,50 @@ static void slope(int64_t activation, float *gradient, const float *h, int64_t r
     else slope_pass(NONE, gradient, h, rows, wide, row, bias_sum);
 }
 
+/* ---- weights in the form that products read; what is beyond a width is 0 ---- */
+
+/* weight [outputs, inputs] -> for x W^T: panels [outputs / WIDE, inputs, WIDE] */
+static void pack_transposed(const float *weight, int64_t outputs, int64_t inputs, float *panels)
+{
+    for (int64_t n = 0; n < outputs; n += WIDE) {
+        int64_t columns = outputs - n < WIDE ? outputs - n : WIDE;
+        float *panel = panels + n * inputs;
+        if (columns < WIDE) memset(panel, 0, inputs * WIDE * sizeof(float));
+        transpose(weight + n * inputs, columns, inputs, inputs, panel, WIDE);
+    }
+}
+
+/* weight [outputs, inputs] -> for gradient W: panels [inputs / WIDE, outputs, WIDE] */
+static void pack_panels(const float *weight, int64_t outputs, int64_t inputs, float *panels)
+{
+    for (int64_t k = 0; k < inputs; k += WIDE)
+        for (int64_t n = 0; n < outputs; n++) {
+            float *to = panels + k * outputs + n * WIDE;
+            const float *from = weight + n * inputs + k;
+            if (inputs - k >= WIDE) {
+                store(to, load(from));
+                store(to + LANES, load(from + LANES));
+            } else {
+                memset(to, 0, WIDE * sizeof(float));
+                memcpy(to, from, (inputs - k) * sizeof(float));
+            }
+        }
+}
+
 /* ---- matrix products ---- */
 
-/* c [rows, WIDE] = start + a b over `depth` steps; rows is a constant, so that the sums stay in registers */
-INLINE void tile(const int rows, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t b_step,
-                 const float *start, int64_t start_row, float *c, int64_t c_row)
+/* c [rows, WIDE] = start + a b over `depth` steps; rows is a constant, so that the sums stay in
+   registers */
+INLINE void tile(const int rows, int64_t depth, const float *a, int64_t a_row, int64_t a_step,
+                 const float *b, int64_t b_step, const float *start, int64_t start_row, float *c,
+                 int64_t c_row)
 {
     v8 sum[TILE][2];
 #pragma GCC unroll 6
-    for (int i = 0; i < rows; i++) sum[i][0] = load(start + i * start_row), sum[i][1] = load(start + i * start_row + LANES);
+    for (int i = 0; i < rows; i++) {
+        sum[i][0] = load(start + i * start_row);
+        sum[i][1] = load(start + i * start_row + LANES);
+    }
     for (int64_t k = 0; k < depth; k++, a += a_step, b += b_step) {
         v8 left = load(b), right = load(b + LANES);
 #pragma GCC unroll 6
@@ -75,18 +126,24 @@ INLINE void tile(const int rows, int64_t depth, const float *a, int64_t a_row, i
         }
     }
 #pragma GCC unroll 6
-    for (int i = 0; i < rows; i++) store(c + i * c_row, sum[i][0]), store(c + i * c_row + LANES, sum[i][1]);
+    for (int i = 0; i < rows; i++) {
+        store(c + i * c_row, sum[i][0]);
+        store(c + i * c_row + LANES, sum[i][1]);
+    }
 }
 
-/* c [rows, columns] = start + a [rows, depth] b [depth, columns]; columns: a multiple of WIDE; b_panel: floats from one panel of WIDE
-   columns to the next, over WIDE; start_row 0 repeats one row */
-INLINE void product(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b,
-                    int64_t b_panel, int64_t b_step, const float *start, int64_t start_row, float *c, int64_t c_row)
+/* c [rows, columns] = start + a [rows, depth] b [depth, columns]; columns: a multiple of WIDE;
+   b_panel: floats from one panel of WIDE columns to the next, over WIDE; start_row 0 repeats one
+   row */
+INLINE void product(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row,
+                    int64_t a_step, const float *b, int64_t b_panel, int64_t b_step,
+                    const float *start, int64_t start_row, float *c, int64_t c_row)
 {
     for (int64_t n = 0; n < columns; n += WIDE)
         for (int64_t m = 0; m < rows; m += TILE) {
-#define PART(count) tile(count, depth, a + m * a_row, a_row, a_step, b + n * b_panel, b_step, start + m * start_row + n, start_row, \
-                         c + m * c_row + n, c_row)
+#define PART(count)                                                                       \
+    tile(count, depth, a + m * a_row, a_row, a_step, b + n * b_panel, b_step,             \
+         start + m * start_row + n, start_row, c + m * c_row + n, c_row)
             switch (rows - m) {
             case 1: PART(1); break;
             case 2: PART(2); break;
@@ -98,16 +155,21 @@ INLINE void product(int64_t rows, int64_t columns, int64_t depth, const float *a
         }
 }
 
-/* a is stored by rows. Each of the two stands alone: inside its caller the loop's addresses would go through memory */
-static NOINLINE void product_of_rows(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, const float *b,
-                                     int64_t b_panel, int64_t b_step, const float *start, int64_t start_row, float *c, int64_t c_row)
+/* a is stored by rows. Each of the two stands alone: inside its caller the loop's addresses would
+   go through memory */
+static NOINLINE void product_of_rows(int64_t rows, int64_t columns, int64_t depth, const float *a,
+                                     int64_t a_row, const float *b, int64_t b_panel,
+                                     int64_t b_step, const float *start, int64_t start_row,
+                                     float *c, int64_t c_row)
 {
     product(rows, columns, depth, a, a_row, 1, b, b_panel, b_step, start, start_row, c, c_row);
 }
 
 /* a is stored by columns */
-static NOINLINE void product_of_columns(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_step, const float *b,
-                                        int64_t b_step, const float *start, int64_t start_row, float *c, int64_t c_row)
+static NOINLINE void product_of_columns(int64_t rows, int64_t columns, int64_t depth,
+                                        const float *a, int64_t a_step, const float *b,
+                                        int64_t b_step, const float *start, int64_t start_row,
+                                        float *c, int64_t c_row)
 {
     product(rows, columns, depth, a, 1, a_step, b, 1, b_step, start, start_row, c, c_row);
 }

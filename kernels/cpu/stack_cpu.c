@@ -1,43 +1,51 @@
-/* Stacks of dense layers on a CPU: members of one shape, forward, and backward from what the forward pass kept.
+/* Stacks of dense layers on a CPU: members of one shape, forward, and backward from what the
+   forward pass kept.
 
-A block of BLOCK rows of a member goes through all layers at once, so that what is between them stays in the cache. Rows are cut into
-slices whose number depends on the shapes alone, each with sums of gradients of its own that are added in the slices' order: the result is
-the same bit for bit on any number of threads. Widths are padded to WIDE, and rows lie another WIDE apart: at a power of two all rows of a
-column would fall into a few lines of the cache. What is in the padding is never read. */
+A block of BLOCK rows of a member goes through all layers at once, so that what is between them
+stays in the cache. Rows are cut into slices whose number depends on the shapes alone, each with
+sums of gradients of its own that are added in the slices' order: the result is the same bit for bit
+on any number of threads. Widths are padded to WIDE, and rows begin another WIDE apart: at a power
+of two all rows of a column would fall into a few lines of the cache. What is in the padding is
+never read. */
 
 #include "cpu_threads.h"
 #include "products_cpu.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define BLOCK 96
-#define MAX_LAYERS 64
-#define SLICE_WORK (8 << 20) /* multiplications of a member's layers: fewer are not worth another thread */
-#define MAX_SLICES 32
-#define MAX_SUMS (1 << 23) /* floats of all slices' sums: large networks have fewer slices */
+#define SLICE_WORK (8 << 20) /* multiplications of a member's layers: fewer are not worth another
+                                thread */
 
-enum { MEMBERS, ROWS, X_MEMBER, FORWARD_KEEPS, NEEDS_INPUT, NEEDS_WEIGHTS, THREADS, LAYERS, SIZES }; /* of a call, then of each layer */
+/* numbers of a call, then of each layer */
+enum {
+    MEMBERS, ROWS, X_MEMBER, FORWARD_KEEPS, NEEDS_INPUT, NEEDS_WEIGHTS, THREADS, LAYERS, SIZES
+};
 enum { INPUTS, OUTPUTS, ACTIVATION, LAYER_SIZES };
-enum { X, Y, KEPT, GRADIENT, OF_INPUT, TENSORS }; /* of a call, then of each layer */
+/* tensors of a call, then of each layer */
+enum { X, Y, KEPT, GRADIENT, OF_INPUT, TENSORS };
 enum { WEIGHT, BIAS, WEIGHT_GRADIENT, BIAS_GRADIENT, LAYER_TENSORS };
 
 typedef struct {
-    int64_t inputs, outputs, activation, inputs_wide, outputs_wide, input_row, row; /* from one row of what is read, given, to the next */
-    const float *weight, *bias;             /* [members, outputs, inputs], [members, outputs] */
+    int64_t inputs, outputs, activation, inputs_wide, outputs_wide;
+    int64_t input_row, row; /* floats from one row of what it reads, or gives, to the next */
+    const float *weight, *bias; /* [members, outputs, inputs], [members, outputs] */
     float *weight_gradient, *bias_gradient; /* alike */
-    float *kept;                            /* [members, rows, row]: what a hidden layer gave */
-    float *panels;  /* of each member the weight in panels of WIDE columns: [outputs_wide / WIDE, inputs, WIDE], transposed, or for the way
-                       back [inputs_wide / WIDE, outputs, WIDE] */
-    float *padded;  /* [members, outputs_wide]: the bias */
-    int64_t weight_sum, bias_sum; /* where a slice's sums begin: [inputs, outputs_wide], [outputs_wide] */
+    float *kept;   /* [members, rows, row]: what a hidden layer gave */
+    float *panels; /* of each member: pack_transposed, or for the way back pack_panels */
+    float *padded; /* [members, outputs_wide]: the bias */
+    /* where a slice's sums begin: [inputs, outputs_wide], [outputs_wide] */
+    int64_t weight_sum, bias_sum;
 } Layer;
 
 typedef struct {
-    int64_t members, rows, x_member, keeps, needs_input, needs_weights, threads, count, widest, slices;
-    const float *x, *gradient; /* [rows, inputs], so many floats further for each member; [members, rows, outputs] */
+    int64_t members, rows, x_member, keeps, needs_input, needs_weights, threads, count, widest;
+    int64_t slices;
+    const float *x;        /* [rows, inputs], x_member floats further for each member */
+    const float *gradient; /* [members, rows, outputs] */
     float *y, *of_input;
     Layer layers[MAX_LAYERS];
     int64_t num_bias_sums, num_sums, scratch_floats;
-    float *sums, *scratch; /* [members, slices, num_sums], those of biases first; [threads, scratch_floats] */
+    float *sums;    /* [members, slices, num_sums], those of biases first */
+    float *scratch; /* [threads, scratch_floats] */
 } Job;
 
 /* ---- memory: kept between calls, one of which is on at a time ---- */
@@ -50,46 +58,63 @@ static float *memory_of(int64_t floats)
 {
     if (floats <= arena_floats) return arena;
     float *old = arena;
-    arena = NULL, arena_floats = 0; /* first: a forked process must not find what is gone */
+    /* first: a forked process must not find what is gone */
+    arena = NULL;
+    arena_floats = 0;
     free(old);
     arena = new_floats(floats);
     if (arena) arena_floats = floats;
     return arena;
 }
 
-static int64_t wide(int64_t width) { return (width + WIDE - 1) / WIDE * WIDE; }
-
 /* Sizes and places in the arena; 1 where there is no memory */
 static int prepare(Job *job, int is_backward)
 {
-    int64_t weights = 0, at[MAX_LAYERS + 2], used = 0, gathered = 0;
+    /* widths and rows of each layer, where its panels and the sums of its bias begin */
+    int64_t weights = 0, at[MAX_LAYERS], used = 0, gathered = 0;
     for (int64_t l = 0; l < job->count; l++) {
         Layer *p = &job->layers[l];
-        p->inputs_wide = wide(p->inputs), p->outputs_wide = wide(p->outputs), weights += p->inputs * p->outputs;
-        p->row = p->outputs_wide + WIDE, p->input_row = l ? job->layers[l - 1].row : p->inputs;
+        p->inputs_wide = whole_tiles(p->inputs);
+        p->outputs_wide = whole_tiles(p->outputs);
+        p->row = p->outputs_wide + WIDE;
+        p->input_row = l ? job->layers[l - 1].row : p->inputs;
         int64_t width = p->inputs_wide > p->outputs_wide ? p->inputs_wide : p->outputs_wide;
         if (width + WIDE > job->widest) job->widest = width + WIDE;
-        at[l] = used, used += job->members * (is_backward ? p->inputs_wide * p->outputs : (p->inputs + 1) * p->outputs_wide);
-        p->bias_sum = job->num_bias_sums, job->num_bias_sums += p->outputs_wide, gathered += p->input_row;
+        int64_t forward = (p->inputs + 1) * p->outputs_wide;
+        at[l] = used;
+        used += job->members * (is_backward ? p->inputs_wide * p->outputs : forward);
+        p->bias_sum = job->num_bias_sums;
+        job->num_bias_sums += p->outputs_wide;
+        weights += p->inputs * p->outputs;
+        gathered += p->input_row;
     }
     job->num_sums = job->num_bias_sums;
-    for (int64_t l = 0; l < job->count; l++)
-        job->layers[l].weight_sum = job->num_sums, job->num_sums += job->layers[l].inputs * job->layers[l].outputs_wide;
+    for (int64_t l = 0; l < job->count; l++) {
+        job->layers[l].weight_sum = job->num_sums;
+        job->num_sums += job->layers[l].inputs * job->layers[l].outputs_wide;
+    }
+
+    /* slices and threads */
+    int64_t max_slices = MAX_SUMS / (job->members * job->num_sums);
     job->slices = job->rows * weights / SLICE_WORK;
     if (job->slices > MAX_SLICES) job->slices = MAX_SLICES;
-    if (job->slices > MAX_SUMS / (job->members * job->num_sums)) job->slices = MAX_SUMS / (job->members * job->num_sums);
+    if (job->slices > max_slices) job->slices = max_slices;
     if (job->slices < 1) job->slices = 1;
-    job->threads = job->threads < 1 ? 1 : job->threads > MAX_THREADS ? MAX_THREADS : job->threads;
+    if (job->threads < 1) job->threads = 1;
+    if (job->threads > MAX_THREADS) job->threads = MAX_THREADS;
+
+    /* memory: panels, sums, scratch */
     job->scratch_floats = BLOCK * (3 * job->widest + (is_backward ? gathered : 0));
     int64_t sums = is_backward ? job->members * job->slices * job->num_sums : 0;
-    at[job->count] = used, at[job->count + 1] = used + sums;
     float *memory = memory_of(used + sums + job->threads * job->scratch_floats);
     if (!memory) return 1;
     for (int64_t l = 0; l < job->count; l++) {
         Layer *p = &job->layers[l];
-        p->panels = memory + at[l], p->padded = p->panels + job->members * p->inputs * p->outputs_wide;
+        p->panels = memory + at[l];
+        p->padded = p->panels + job->members * p->inputs * p->outputs_wide;
     }
-    job->sums = memory + at[job->count], job->scratch = memory + at[job->count + 1];
+    job->sums = memory + used;
+    job->scratch = job->sums + sums;
     return 0;
 }
 
@@ -100,14 +125,10 @@ static void pack_forward(void *pointer, int thread, int64_t item)
     const Job *job = pointer;
     const Layer *p = &job->layers[item % job->count];
     int64_t member = item / job->count, inputs = p->inputs, outputs = p->outputs;
-    const float *weight = p->weight + member * outputs * inputs;
-    float *panels = p->panels + member * inputs * p->outputs_wide, *bias = p->padded + member * p->outputs_wide;
+    float *bias = p->padded + member * p->outputs_wide;
     (void)thread;
-    for (int64_t n = 0; n < outputs; n += WIDE) {
-        int64_t columns = outputs - n < WIDE ? outputs - n : WIDE;
-        if (columns < WIDE) memset(panels + n * inputs, 0, inputs * WIDE * sizeof(float));
-        transpose(weight + n * inputs, columns, inputs, inputs, panels + n * inputs, WIDE);
-    }
+    pack_transposed(p->weight + member * outputs * inputs, outputs, inputs,
+                    p->panels + member * inputs * p->outputs_wide);
     memset(bias + p->outputs_wide - WIDE, 0, WIDE * sizeof(float));
     memcpy(bias, p->bias + member * outputs, outputs * sizeof(float));
 }
@@ -116,21 +137,27 @@ static void run_forward(void *pointer, int thread, int64_t item)
 {
     const Job *job = pointer;
     const Layer *last = &job->layers[job->count - 1];
-    int64_t member = item / job->slices, slice = item % job->slices, end = job->rows * (slice + 1) / job->slices;
+    int64_t member = item / job->slices, slice = item % job->slices;
+    int64_t begin = job->rows * slice / job->slices, end = job->rows * (slice + 1) / job->slices;
     float *scratch = job->scratch + thread * job->scratch_floats;
-    for (int64_t first = job->rows * slice / job->slices, count; first < end; first += count) {
+    for (int64_t first = begin, count; first < end; first += count) {
         count = end - first < BLOCK ? end - first : BLOCK;
+        int64_t row = member * job->rows + first;
         const float *input = job->x + member * job->x_member + first * job->layers[0].inputs;
         for (const Layer *p = job->layers; p <= last; p++) {
+            /* two places in turn, unless what hidden layers give is kept */
             float *to = scratch + (p - job->layers) % 2 * BLOCK * job->widest;
-            if (job->keeps && p < last) to = p->kept + (member * job->rows + first) * p->row;
-            product_of_rows(count, p->outputs_wide, p->inputs, input, p->input_row, p->panels + member * p->inputs * p->outputs_wide,
-                            p->inputs, WIDE, p->padded + member * p->outputs_wide, 0, to, p->row);
-            for (int64_t r = 0; r < count; r++) activate(p->activation, to + r * p->row, p->outputs_wide);
+            if (job->keeps && p < last) to = p->kept + row * p->row;
+            product_of_rows(count, p->outputs_wide, p->inputs, input, p->input_row,
+                            p->panels + member * p->inputs * p->outputs_wide, p->inputs, WIDE,
+                            p->padded + member * p->outputs_wide, 0, to, p->row);
+            for (int64_t r = 0; r < count; r++)
+                activate(p->activation, to + r * p->row, p->outputs_wide);
             input = to;
         }
-        float *y = job->y + (member * job->rows + first) * last->outputs;
-        for (int64_t r = 0; r < count; r++) memcpy(y + r * last->outputs, input + r * last->row, last->outputs * sizeof(float));
+        float *y = job->y + row * last->outputs;
+        for (int64_t r = 0; r < count; r++)
+            memcpy(y + r * last->outputs, input + r * last->row, last->outputs * sizeof(float));
     }
 }
 
@@ -141,71 +168,92 @@ static void pack_backward(void *pointer, int thread, int64_t item)
     const Job *job = pointer;
     const Layer *p = &job->layers[item % job->count];
     int64_t member = item / job->count, inputs = p->inputs, outputs = p->outputs;
-    float *panels = p->panels + member * p->inputs_wide * outputs;
     (void)thread;
     if (p == job->layers && !job->needs_input) return;
-    for (int64_t k = 0; k < inputs; k += WIDE)
-        for (int64_t n = 0; n < outputs; n++) {
-            float *to = panels + k * outputs + n * WIDE;
-            const float *from = p->weight + (member * outputs + n) * inputs + k;
-            if (inputs - k >= WIDE) store(to, load(from)), store(to + LANES, load(from + LANES));
-            else memset(to, 0, WIDE * sizeof(float)), memcpy(to, from, (inputs - k) * sizeof(float));
-        }
+    pack_panels(p->weight + member * outputs * inputs, outputs, inputs,
+                p->panels + member * p->inputs_wide * outputs);
 }
 
-/* Rows `index` [count], in order, of a matrix: where they follow each other in their place, else as copies in `scratch` */
-static const float *rows_of(const float *matrix, int64_t row, const int64_t *index, int64_t count, float *scratch)
+/* Rows `index` [count], in order, of a matrix: where they follow each other in their place, else as
+   copies in `scratch` */
+static const float *rows_of(const float *matrix, int64_t row, const int64_t *index, int64_t count,
+                            float *scratch)
 {
     if (index[count - 1] - index[0] == count - 1) return matrix + index[0] * row;
-    for (int64_t r = 0; r < count; r++) memcpy(scratch + r * row, matrix + index[r] * row, row * sizeof(float));
+    for (int64_t r = 0; r < count; r++)
+        memcpy(scratch + r * row, matrix + index[r] * row, row * sizeof(float));
     return scratch;
 }
 
-static void backward_block(const Job *job, int64_t member, const int64_t *index, int64_t count, float *scratch, float *sums)
+static void backward_block(const Job *job, int64_t member, const int64_t *index, int64_t count,
+                           float *scratch, float *sums)
 {
     static const float zeros[WIDE];
     const Layer *last = &job->layers[job->count - 1];
-    float *gradient = scratch, *next = gradient + BLOCK * job->widest, *value = next + BLOCK * job->widest;
-    float *gathered = value + BLOCK * job->widest;
+    float *gradient = scratch, *next = gradient + BLOCK * job->widest;
+    float *value = next + BLOCK * job->widest, *gathered = value + BLOCK * job->widest;
     const float *reached = value; /* what the layer at hand gave */
     int64_t of_member = member * job->rows, padding = last->outputs_wide - WIDE;
+
+    /* the gradient by y, and y where the last layer's slope needs it */
     for (int64_t r = 0; r < count; r++) {
         int64_t at = (of_member + index[r]) * last->outputs;
-        memset(gradient + r * last->row + padding, 0, WIDE * sizeof(float)), memset(value + r * last->row + padding, 0, WIDE * sizeof(float));
-        memcpy(gradient + r * last->row, job->gradient + at, last->outputs * sizeof(float));
-        if (last->activation != NONE) memcpy(value + r * last->row, job->y + at, last->outputs * sizeof(float));
+        float *to_gradient = gradient + r * last->row, *to_value = value + r * last->row;
+        memset(to_gradient + padding, 0, WIDE * sizeof(float));
+        memset(to_value + padding, 0, WIDE * sizeof(float));
+        memcpy(to_gradient, job->gradient + at, last->outputs * sizeof(float));
+        if (last->activation != NONE)
+            memcpy(to_value, job->y + at, last->outputs * sizeof(float));
     }
+
+    /* from the last layer to the first: sums of its gradients, then the gradient by its inputs */
     int64_t next_row = 0;
     for (const Layer *p = last; p >= job->layers; p--) {
-        const float *inputs = p > job->layers ? p[-1].kept + of_member * p->input_row : job->x + member * job->x_member;
+        const float *inputs = job->x + member * job->x_member;
+        if (p > job->layers) inputs = p[-1].kept + of_member * p->input_row;
         slope(p->activation, gradient, reached, count, p->outputs_wide, p->row, sums + p->bias_sum);
-        if (p > job->layers || job->needs_weights) inputs = rows_of(inputs, p->input_row, index, count, gathered);
+        if (p > job->layers || job->needs_weights)
+            inputs = rows_of(inputs, p->input_row, index, count, gathered);
+        float *sum = sums + p->weight_sum;
         if (job->needs_weights)
-            product_of_columns(p->inputs, p->outputs_wide, count, inputs, p->input_row, gradient, p->row, sums + p->weight_sum,
-                               p->outputs_wide, sums + p->weight_sum, p->outputs_wide);
+            product_of_columns(p->inputs, p->outputs_wide, count, inputs, p->input_row, gradient,
+                               p->row, sum, p->outputs_wide, sum, p->outputs_wide);
         if (p == job->layers && !job->needs_input) return;
         const float *panels = p->panels + member * p->inputs_wide * p->outputs;
         next_row = p->inputs_wide + WIDE; /* the row of the layer before */
         for (int64_t n = 0; n < p->inputs_wide; n += WIDE)
-            product_of_rows(count, WIDE, p->outputs, gradient, p->row, panels + n * p->outputs, 1, WIDE, zeros, 0, next + n, next_row);
+            product_of_rows(count, WIDE, p->outputs, gradient, p->row, panels + n * p->outputs, 1,
+                            WIDE, zeros, 0, next + n, next_row);
         float *used = gradient;
-        gradient = next, next = used, reached = inputs, gathered += BLOCK * p->input_row;
+        gradient = next;
+        next = used;
+        reached = inputs;
+        gathered += BLOCK * p->input_row;
     }
     int64_t size = job->layers[0].inputs;
     for (int64_t r = 0; r < count; r++)
-        memcpy(job->of_input + (of_member + index[r]) * size, gradient + r * next_row, size * sizeof(float));
+        memcpy(job->of_input + (of_member + index[r]) * size, gradient + r * next_row,
+               size * sizeof(float));
 }
 
-/* A row whose gradient is 0 adds nothing and is left out: of the least of several critics only one member's is not */
+/* A row whose gradient is 0 adds nothing and is skipped: of the smallest of several critics only
+   one member's is not 0 */
 static void run_backward(void *pointer, int thread, int64_t item)
 {
     const Job *job = pointer;
-    int64_t outputs = job->layers[job->count - 1].outputs, inputs = job->layers[0].inputs, index[BLOCK], count = 0;
+    int64_t outputs = job->layers[job->count - 1].outputs, inputs = job->layers[0].inputs;
     int64_t member = item / job->slices, slice = item % job->slices;
     int64_t first = job->rows * slice / job->slices, end = job->rows * (slice + 1) / job->slices;
-    float *scratch = job->scratch + thread * job->scratch_floats, *sums = job->sums + item * job->num_sums;
-    memset(sums, 0, (job->needs_weights ? job->num_sums : job->num_bias_sums) * sizeof(float));
-    if (job->needs_input) memset(job->of_input + (member * job->rows + first) * inputs, 0, (end - first) * inputs * sizeof(float));
+    float *scratch = job->scratch + thread * job->scratch_floats;
+    float *sums = job->sums + item * job->num_sums;
+    int64_t num_sums = job->needs_weights ? job->num_sums : job->num_bias_sums;
+    memset(sums, 0, num_sums * sizeof(float));
+    if (job->needs_input)
+        memset(job->of_input + (member * job->rows + first) * inputs, 0,
+               (end - first) * inputs * sizeof(float));
+
+    /* rows with a gradient are collected until they fill a block */
+    int64_t index[BLOCK], count = 0;
     for (int64_t row = first; row < end; row++) {
         const float *gradient = job->gradient + (member * job->rows + row) * outputs;
         for (int64_t o = 0; o < outputs; o++)
@@ -213,7 +261,10 @@ static void run_backward(void *pointer, int thread, int64_t item)
                 index[count++] = row;
                 break;
             }
-        if (count == BLOCK) backward_block(job, member, index, count, scratch, sums), count = 0;
+        if (count == BLOCK) {
+            backward_block(job, member, index, count, scratch, sums);
+            count = 0;
+        }
     }
     if (count) backward_block(job, member, index, count, scratch, sums);
 }
@@ -224,14 +275,18 @@ static void write_gradients(void *pointer, int thread, int64_t item)
     const Job *job = pointer;
     const Layer *p = &job->layers[item % job->count];
     int64_t member = item / job->count, weights = p->inputs * p->outputs_wide;
-    float *sums = job->sums + member * job->slices * job->num_sums, *weight = sums + p->weight_sum, *bias = sums + p->bias_sum;
+    float *sums = job->sums + member * job->slices * job->num_sums;
+    float *weight = sums + p->weight_sum, *bias = sums + p->bias_sum;
     (void)thread;
     for (int64_t slice = 1; slice < job->slices; slice++) {
         const float *more = sums + slice * job->num_sums;
-        for (int64_t i = 0; i < weights; i += LANES) store(weight + i, load(weight + i) + load(more + p->weight_sum + i));
-        for (int64_t i = 0; i < p->outputs_wide; i += LANES) store(bias + i, load(bias + i) + load(more + p->bias_sum + i));
+        for (int64_t i = 0; i < weights; i += LANES)
+            store(weight + i, load(weight + i) + load(more + p->weight_sum + i));
+        for (int64_t i = 0; i < p->outputs_wide; i += LANES)
+            store(bias + i, load(bias + i) + load(more + p->bias_sum + i));
     }
-    transpose(weight, p->inputs, p->outputs, p->outputs_wide, p->weight_gradient + member * p->inputs * p->outputs, p->inputs);
+    transpose(weight, p->inputs, p->outputs, p->outputs_wide,
+              p->weight_gradient + member * p->inputs * p->outputs, p->inputs);
     memcpy(p->bias_gradient + member * p->outputs, bias, p->outputs * sizeof(float));
 }
 
@@ -239,17 +294,21 @@ static void write_gradients(void *pointer, int thread, int64_t item)
 
 static Job job_of(const int64_t *sizes, void *const *tensors)
 {
-    Job job = {.members = sizes[MEMBERS], .rows = sizes[ROWS], .x_member = sizes[X_MEMBER], .keeps = sizes[FORWARD_KEEPS],
-               .needs_input = sizes[NEEDS_INPUT], .needs_weights = sizes[NEEDS_WEIGHTS], .threads = sizes[THREADS], .count = sizes[LAYERS],
-               .x = tensors[X], .y = tensors[Y], .gradient = tensors[GRADIENT], .of_input = tensors[OF_INPUT]};
+    Job job = {.members = sizes[MEMBERS], .rows = sizes[ROWS], .x_member = sizes[X_MEMBER],
+               .keeps = sizes[FORWARD_KEEPS], .needs_input = sizes[NEEDS_INPUT],
+               .needs_weights = sizes[NEEDS_WEIGHTS], .threads = sizes[THREADS],
+               .count = sizes[LAYERS], .x = tensors[X], .y = tensors[Y],
+               .gradient = tensors[GRADIENT], .of_input = tensors[OF_INPUT]};
     float *kept = tensors[KEPT];
     for (int64_t l = 0; l < job.count; l++) {
         const int64_t *size = sizes + SIZES + l * LAYER_SIZES;
         void *const *tensor = tensors + TENSORS + l * LAYER_TENSORS;
-        job.layers[l] = (Layer){.inputs = size[INPUTS], .outputs = size[OUTPUTS], .activation = size[ACTIVATION], .kept = kept,
-                                .weight = tensor[WEIGHT], .bias = tensor[BIAS], .weight_gradient = tensor[WEIGHT_GRADIENT],
+        job.layers[l] = (Layer){.inputs = size[INPUTS], .outputs = size[OUTPUTS],
+                                .activation = size[ACTIVATION], .kept = kept,
+                                .weight = tensor[WEIGHT], .bias = tensor[BIAS],
+                                .weight_gradient = tensor[WEIGHT_GRADIENT],
                                 .bias_gradient = tensor[BIAS_GRADIENT]};
-        if (kept) kept += job.members * job.rows * (wide(size[OUTPUTS]) + WIDE);
+        if (kept) kept += job.members * job.rows * (whole_tiles(size[OUTPUTS]) + WIDE);
     }
     return job;
 }

@@ -24,11 +24,13 @@ from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import UsageError
 from gpurl.guards.guards import Guards
 from gpurl.kernels.backend import no_host_syncs
-from gpurl.nn.networks import NetworkConfig
+from gpurl.nn.actor_critic import NetworkConfig
 from gpurl.nn.normalizer import Normalizer
 from tests.tiny_envs import AlternatingEnv, RandomWalk
 
 GRU = NetworkConfig(hidden=(16,), memory="gru", memory_size=8)
+SIMBA = NetworkConfig(hidden=(8, 8), body="simba")
+NORMED_GRU = dataclasses.replace(GRU, layer_norm=True)
 
 
 def make(env: VecEnv, name: str = "ppo", **settings: object) -> PPO:
@@ -85,9 +87,12 @@ def run_updates(algorithm: PPO, env: VecEnv, count: int) -> dict[str, torch.Tens
 
 
 @pytest.mark.parametrize(
-    ("name", "normalize_value"), [("ppo", True), ("ppo", False), ("a2c", False)]
+    ("name", "normalize_value", "shape"),
+    [("ppo", True, {}), ("ppo", False, {}), ("a2c", False, {}), ("ppo", True, {"body": "bro"})],
 )
-def test_truncation_is_not_termination(name: str, normalize_value: bool) -> None:
+def test_truncation_is_not_termination(
+    name: str, normalize_value: bool, shape: dict[str, Any]
+) -> None:
     """Values of the alternating task under gamma 0.9 are 4.737 and 5.263; a reset-observation
     bootstrap gives 3.14, a terminal one 0.75.
     """
@@ -100,7 +105,7 @@ def test_truncation_is_not_termination(name: str, normalize_value: bool) -> None
         learning_rate=5e-3,
         normalize_obs=False,
         normalize_value=normalize_value,
-        network=NetworkConfig(hidden=(32,)),
+        network=NetworkConfig(hidden=(32,), **shape),
         schedule="constant",
     )
     run_updates(algorithm, env, 250 if name == "ppo" else 700)
@@ -160,7 +165,9 @@ def test_replaying_stored_observations_gives_the_acting_log_probabilities(memory
     assert value.shape == log_prob.shape
 
 
-@pytest.mark.parametrize("network", [NetworkConfig(), GRU, NetworkConfig(shared=True)])
+@pytest.mark.parametrize(
+    "network", [NetworkConfig(), GRU, NetworkConfig(shared=True), SIMBA, NORMED_GRU]
+)
 def test_first_minibatch_has_ratio_one_whatever_the_normaliser_does(network: NetworkConfig) -> None:
     env = RandomWalk(8)
     algorithm = make(env, epochs=1, minibatches=1, schedule="constant", network=network)

@@ -23,7 +23,7 @@ from gpurl.cli.main import main
 from gpurl.cli.settings import parse_profile, parse_train
 from gpurl.envs.registry import NOT_ENVS
 from gpurl.errors import CheckpointError, EnvError, GpurlError, NonFiniteError, UsageError
-from gpurl.nn.networks import NetworkConfig
+from gpurl.nn.actor_critic import NetworkConfig
 from gpurl.run.config_file import read_config
 from gpurl.run.settings import TrainConfig
 from tests.small_runs import exit_code

@@ -15,7 +15,7 @@ from gpurl.buffers.minibatches import Minibatch
 from gpurl.engine.cpu_ppo import PpoInC, cpu_ppo_obstacle
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import no_host_syncs
-from gpurl.nn.networks import ActorCritic, NetworkConfig
+from gpurl.nn.actor_critic import ActorCritic, NetworkConfig
 from tests.tiny_envs import RandomWalk
 
 has_kernel = pytest.mark.skipif(
@@ -153,6 +153,9 @@ def test_what_the_kernel_does_not_know_is_named() -> None:
     assert cpu_ppo_obstacle(made(squash=True)).endswith("TanhGaussian actions")
     memory = NetworkConfig(memory="gru")
     assert cpu_ppo_obstacle(made(network=memory)) == "it computes networks without a memory"
+    for shape in ({"layer_norm": True}, {"body": "simba"}):
+        obstacle = cpu_ppo_obstacle(made(network=NetworkConfig(**shape)))
+        assert obstacle == "it knows no layer norms and residual blocks"
     deep = NetworkConfig(hidden=(2,) * 40)
     wanted = "it computes up to 64 hidden layers, here are 80"
     assert cpu_ppo_obstacle(made(network=deep)) == wanted

@@ -18,7 +18,8 @@ from gpurl.engine.privileged_state import AppendPrivilegedState
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import CheckpointError, EnvError, UsageError
 from gpurl.kernels.backend import no_host_syncs
-from gpurl.nn.networks import AsymmetricActorCritic, NetworkConfig
+from gpurl.nn.actor_critic import AsymmetricActorCritic, NetworkConfig
+from gpurl.nn.mlp import Sequential, weights_and_biases
 from gpurl.run.settings import make_settings
 from gpurl.run.trainer import Trainer
 from tests.small_runs import small_run
@@ -90,23 +91,18 @@ def test_actor_and_critic_are_two_networks_on_parts_of_a_row(
     total = (output * of_output).sum() + (value * of_value).sum()
     found = dict(zip(names, torch.autograd.grad(total, parameters)))
 
-    def plain(
-        x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]
-    ) -> torch.Tensor:
-        for weight, bias in zip(weights, biases):
+    def plain(x: torch.Tensor, trunk: Sequential) -> torch.Tensor:
+        for weight, bias in weights_and_biases(trunk):
             x = torch.tanh(torch.addmm(bias[0, 0], x, weight[0].t()))
         return x
 
     seen = obs[..., :3]
     if network.memory is not None:
         seen = network.memory.unroll(seen, torch.zeros(5, 4), starts)
-    towers = network.towers, network.critic_towers
-    acting, judging = (
-        plain(x.flatten(0, 1), list(each.weights), list(each.biases))
-        for x, each in zip((seen, obs[..., 3:]), towers)
-    )
-    loss = (network.actor(acting) * of_output).sum() + (
-        network.critic(judging).squeeze(1) * of_value
+    acting = plain(seen.flatten(0, 1), network.trunk)
+    judging = plain(obs[..., 3:].flatten(0, 1), network.critic_trunk)
+    loss = (network.actor(acting)[0] * of_output).sum() + (
+        network.critic(judging)[0, :, 0] * of_value
     ).sum()
     for name, wanted in zip(names, torch.autograd.grad(loss, parameters)):
         torch.testing.assert_close(

@@ -21,12 +21,13 @@ from gpurl.kernels.actor_critic_cpu import (
     Acted,
     ActInputs,
     ActorCriticCpu,
-    GaussianActions,
+    GaussianPolicy,
     Scale,
 )
 from gpurl.kernels.random import CounterRandom
+from gpurl.nn.actor_critic import ActorCritic, NetworkConfig
 from gpurl.nn.distributions import Categorical, Gaussian
-from gpurl.nn.networks import ActorCritic, NetworkConfig
+from gpurl.nn.mlp import weights_and_biases
 from gpurl.nn.normalizer import Normalizer, ValueNormalizer
 from gpurl.nn.optimizer import FlatAdam
 from tests.aimed_streams import aimed
@@ -89,19 +90,19 @@ class Policy(nn.Module):
         if self.normalizer is not None and self.value_normalizer is not None:
             self.normalizer.update(2.0 + 3.0 * torch.randn(100, inputs))
             self.value_normalizer.update(-7.0 + 20.0 * torch.randn(100, 1))
-        towers, actor, critic = self.network.towers, self.network.actor, self.network.critic
+        actor, critic = self.network.actor, self.network.critic
         self.c = ActorCriticCpu(
-            list(zip(towers.weights, towers.biases)),
+            weights_and_biases(self.network.trunk),
             (actor.weight, actor.bias),
             (critic.weight, critic.bias),
-            towers.activation,
+            self.network.config.activation,
         )
 
-    def gaussian(self) -> GaussianActions | None:
+    def gaussian(self) -> GaussianPolicy | None:
         head = self.head
         if isinstance(head, Categorical):
             return None
-        return GaussianActions(head.log_std, head.min_log_std, head.max_log_std, head.box.units)
+        return GaussianPolicy(head.log_std, head.min_log_std, head.max_log_std, head.box.units)
 
     def inputs(self, random: CounterRandom) -> ActInputs:
         obs, value = self.normalizer, self.value_normalizer
@@ -131,13 +132,13 @@ class Policy(nn.Module):
 
     def output_in_float64(self, x: Tensor) -> Tensor:
         """[N, A], the layers and the normaliser by the textbook's formulas."""
-        h, towers = x.double(), self.network.towers
+        h, actor = x.double(), self.network.actor
         if self.normalizer is not None:
             shift, inv_std = self.normalizer.shift.double(), self.normalizer.inv_std.double()
             h = ((h - shift) * inv_std).clamp(-self.normalizer.clip, self.normalizer.clip)
-        for weight, bias in zip(towers.weights, towers.biases):
+        for weight, bias in weights_and_biases(self.network.trunk):
             h = torch.tanh(h @ weight[0].double().t() + bias[0].double())
-        return h @ self.network.actor.weight.double().t() + self.network.actor.bias.double()
+        return h @ actor.weight[0].double().t() + actor.bias[0].double()
 
 
 def gaussian(size: int, box: str = "partly") -> Gaussian:
@@ -236,7 +237,7 @@ def test_categorical_frequencies_are_the_probabilities(logit: float) -> None:
     policy.network.actor.weight.zero_()
     policy.network.actor.bias.copy_(logit + torch.tensor([0.5, 0.2, 0.05, 0.25]).log())
     got = policy.in_c(observations(4096))
-    probability = policy.network.actor.bias.double().softmax(0)
+    probability = policy.network.actor.bias[0, 0].double().softmax(0)
     share = torch.bincount(got.action, minlength=4) / 4096
     assert float((share - probability).abs().max()) < 4.0 * 0.5 / math.sqrt(4096)
     torch.testing.assert_close(
@@ -354,7 +355,7 @@ def test_nan_goes_through(head: Gaussian | Categorical) -> None:
 
 def test_one_logit_of_nan_is_taken_as_in_torch() -> None:
     policy, x = Policy(Categorical(5)), observations(50)
-    policy.network.actor.bias[3] = math.nan
+    policy.network.actor.bias[..., 3] = math.nan
     got = policy.in_c(x)
     assert torch.equal(got.action, policy.in_torch(x).action)
     assert got.action.tolist() == [3] * 50

@@ -16,11 +16,14 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from gpurl.buffers.minibatches import Minibatch
-from gpurl.engine.cpu_ppo import kernel_of, steps_of
+from gpurl.engine.cpu_ppo import gaussian_of, kernel_of
 from gpurl.kernels import c_library
+from gpurl.kernels.actor_critic_cpu import ActInputs, PpoSteps
+from gpurl.kernels.random import CounterRandom
 from gpurl.losses import ppo_loss
+from gpurl.nn.actor_critic import ActorCritic, NetworkConfig
 from gpurl.nn.distributions import Categorical, Gaussian, Head
-from gpurl.nn.networks import ActorCritic, NetworkConfig
+from gpurl.nn.mlp import weights_and_biases
 from gpurl.nn.optimizer import FlatAdam
 
 pytestmark = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
@@ -54,6 +57,32 @@ class Model(nn.Module):
             )  # biases of 0 and a small actor would hide mistakes
         self.optimizer = FlatAdam(self, 1e-2, **adam)
         self.host = kernel_of(self.network)
+        self.inputs = ActInputs(self.host, CounterRandom(0, 1), gaussian_of(head))
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.host.value(x, self.inputs)
+
+    def steps(
+        self,
+        columns: dict[str, Tensor],
+        order: Tensor | None = None,
+        minibatches: int = 1,
+        entropy_coef: float = 0.0,
+        value_coef: float = 1.0,
+        clip_range_value: float | None = None,
+        normalizes: bool = False,
+    ) -> dict[str, Tensor]:
+        """PPO's steps in C, with a clip range of 0.2."""
+        optimizer = self.optimizer
+        adam = optimizer.state, optimizer.gradient, optimizer.learning_rate, optimizer.options
+        gaussian = gaussian_of(self.head)
+        steps = PpoSteps(self.host, gaussian, value_coef, clip_range_value, normalizes, adam)
+        if order is None:
+            order = torch.arange(len(columns["obs"]))
+        has_valid = "valid" in columns
+        return self.host.ppo_steps(
+            steps, packed(columns), has_valid, order, minibatches, 0.2, entropy_coef
+        )
 
 
 def gaussian(outputs: int) -> Gaussian:
@@ -72,31 +101,36 @@ def model_of(
 
 
 @torch.enable_grad()
-def in_float64(
-    model: Model, x: Tensor, of_output: Tensor, of_value: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, value and flat gradient in float64, by autograd and by the textbook's formulas."""
-    towers, activation = (
-        model.network.towers,
-        {"tanh": torch.tanh, "elu": nn.functional.elu, "relu": torch.relu},
-    )
+def in_float64(model: Model, columns: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Value, and flat gradient of PPO's loss without entropy, in float64, by autograd and by the
+    textbook's formulas.
+    """
+    network = model.network
+    activation = {"tanh": torch.tanh, "elu": nn.functional.elu, "relu": torch.relu}
     flat = model.optimizer.flat.double().requires_grad_()
     begin = model.optimizer.flat.data_ptr()
+    columns = {name: column.double() for name, column in columns.items()}
 
     def own(parameter: Tensor) -> Tensor:
         offset = (parameter.data_ptr() - begin) // 4
         return flat[offset : offset + parameter.numel()].view_as(parameter)
 
-    h = x.double().expand(towers.weights[0].shape[0] if len(towers.weights) else 1, *x.shape)
-    for weight, bias in zip(towers.weights, towers.biases):
-        h = activation[towers.activation](torch.baddbmm(own(bias), h, own(weight).transpose(1, 2)))
-    output = h[0] @ own(model.network.actor.weight).t() + own(model.network.actor.bias)
-    value = (h[-1] @ own(model.network.critic.weight).t() + own(model.network.critic.bias)).squeeze(
-        1
+    h = columns["obs"].unsqueeze(0)
+    for weight, bias in weights_and_biases(network.trunk):
+        z = h @ own(weight).transpose(1, 2) + own(bias)
+        h = activation[network.config.activation](z)
+    output = h[0] @ own(network.actor.weight)[0].t() + own(network.actor.bias)[0]
+    value = (h[-1] @ own(network.critic.weight)[0].t() + own(network.critic.bias)[0]).squeeze(1)
+    log_std = own(model.head.log_std)
+    z = (columns["action"] - output) / log_std.exp()
+    log_prob = (-0.5 * z.square() - log_std - 0.5 * math.log(2.0 * math.pi)).sum(1)
+    ratio = (log_prob - columns["log_prob"]).exp()
+    surrogate = torch.minimum(
+        ratio * columns["advantage"], ratio.clamp(0.8, 1.2) * columns["advantage"]
     )
-    loss = (output * of_output.double()).sum() + (value * of_value.double()).sum()
+    loss = (value - columns["returns"]).square().mean() - surrogate.mean()
     (gradient,) = torch.autograd.grad(loss, flat)
-    return output.detach(), value.detach(), gradient
+    return value.detach(), gradient
 
 
 def assert_near(got: Tensor, wanted: Tensor, tolerance: float) -> None:
@@ -111,25 +145,18 @@ def assert_near(got: Tensor, wanted: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize(
     ("activation", "shared"), list(itertools.product(("tanh", "elu", "relu"), (False, True)))
 )
-def test_forward_and_backward_are_those_of_float64(
+def test_values_and_gradients_are_those_of_float64(
     shape: tuple[tuple[int, ...], int, int], activation: str, shared: bool
 ) -> None:
-    model = model_of(shape, activation, shared)
     for rows in ROWS[
         : 3 if activation == "relu" else 4
     ]:  # among more rows float64 finds a relu on the other side of 0
-        x, of_output, of_value = (
-            torch.randn(rows, shape[1]),
-            torch.randn(rows, shape[2]),
-            torch.randn(rows),
-        )
-        output, value, gradient = in_float64(model, x, of_output, of_value)
+        model = model_of(shape, activation, shared)
+        columns = rollout_of(model, rows, shape[1], has_valid=False, spread=0.0)
+        value, gradient = in_float64(model, columns)
         model.optimizer.gradient.fill_(math.nan)  # everything must be written
-        model.head.log_std.grad.zero_()  # but this, which is the head's
-        got_output, got_value = model.host.forward(x)
-        model.host.backward(x, of_output, of_value)
-        assert_near(got_output, output, 1e-6)
-        assert_near(got_value, value, 1e-6)
+        assert_near(model.value(columns["obs"]), value, 1e-6)
+        model.steps(columns)
         written = ~model.optimizer.gradient.isnan()
         assert int(written.sum()) == sum(parameter.numel() for parameter in model.parameters())
         assert_near(model.optimizer.gradient.nan_to_num(0.0), gradient, 3e-6)
@@ -137,38 +164,34 @@ def test_forward_and_backward_are_those_of_float64(
 
 def test_a_large_batch_in_slices() -> None:
     model = model_of(SHAPES[0])
-    x, of_output, of_value = torch.randn(32768, 8), torch.randn(32768, 2), torch.randn(32768)
-    output, value, gradient = in_float64(model, x, of_output, of_value)
-    model.optimizer.gradient.zero_()
-    got_output, got_value = model.host.forward(x)
-    model.host.backward(x, of_output, of_value)
-    assert_near(got_output, output, 1e-6)
-    assert_near(got_value, value, 1e-6)
+    columns = rollout_of(model, 32768, 8, has_valid=False, spread=0.0)
+    value, gradient = in_float64(model, columns)
+    assert_near(model.value(columns["obs"]), value, 1e-6)
+    model.steps(columns)
     assert_near(model.optimizer.gradient, gradient, 1e-5)
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
     model, x = model_of(SHAPES[3]), torch.randn(1000, 17)
-    output, value = model.host.forward(x)
+    value = model.value(x)
     for rows in (slice(0, 1), slice(5, 12), slice(300, 999)):
-        part_output, part_value = model.host.forward(x[rows])
-        assert torch.equal(part_output, output[rows])
-        assert torch.equal(part_value, value[rows])
+        assert torch.equal(model.value(x[rows]), value[rows])
 
 
 @pytest.mark.parametrize("activation", ["tanh", "elu", "relu"])
 def test_nan_and_infinity_go_through(activation: str) -> None:
     model = model_of(((64, 64), 8, 2), activation)
-    x = torch.randn(50, 8)
+    columns = rollout_of(model, 50, 8, has_valid=False)
+    x = columns["obs"]
     x[7, 3] = math.nan
-    output, value = model.host.forward(x)
+    value = model.value(x)
     assert torch.equal(torch.isnan(value).nonzero().flatten(), torch.tensor([7]))
-    assert torch.equal(torch.isnan(output).any(1).nonzero().flatten(), torch.tensor([7]))
-    model.host.backward(x, torch.ones(50, 2), torch.ones(50))
-    assert not bool(torch.isfinite(model.optimizer.gradient.sum()))
     x[7, 3] = math.inf
-    (wanted, _), (got, _) = model.network(x), model.host.forward(x)
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+    wanted = model.network(x)[1]
+    torch.testing.assert_close(model.value(x), wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+    x[7, 3] = math.nan
+    model.steps(columns)
+    assert not bool(torch.isfinite(model.optimizer.gradient.sum()))
 
 
 @pytest.mark.parametrize("activation", ["tanh", "elu", "relu"])
@@ -177,13 +200,9 @@ def test_the_activation_over_its_whole_range(activation: str) -> None:
     model = model_of(((1,), 1, 1), activation, shared=True)
     network = model.network
     for parameter in network.parameters():
-        parameter.data.fill_(
-            1.0
-            if parameter.dim() > 1
-            and parameter.numel() == 1
-            and parameter is not network.towers.biases[0]
-            else 0.0
-        )
+        parameter.data.zero_()
+    network.trunk.layers[0].weight.data.fill_(1.0)
+    network.critic.weight.data.fill_(1.0)
     x = torch.cat(
         (
             torch.linspace(-30.0, 30.0, 20001),
@@ -193,7 +212,7 @@ def test_the_activation_over_its_whole_range(activation: str) -> None:
     wanted = {"tanh": torch.tanh, "elu": nn.functional.elu, "relu": torch.relu}[activation](
         x.double()
     ).squeeze(1)
-    value = model.host.forward(x)[1].double()
+    value = model.value(x).double()
     assert (
         float(((value - wanted).nan_to_num(0.0).abs() / wanted.abs().clamp(1.0, 1e30)).max()) < 2e-7
     )
@@ -239,7 +258,7 @@ def packed(columns: dict[str, Tensor]) -> Tensor:
 def torch_step(
     model: Model, columns: dict[str, Tensor], options: dict[str, object], normalizes: bool
 ) -> dict[str, Tensor]:
-    """A step by networks.py, distributions.py, losses.py and adam.py."""
+    """A step by actor_critic.py, distributions.py, losses.py and adam.py."""
     weight, advantage = None, columns["advantage"]
     if "valid" in columns:
         weight = columns["valid"] / columns["valid"].sum()
@@ -294,8 +313,7 @@ def test_steps_are_those_of_the_torch_path(
         columns["log_prob"][: rows // 40 : 2] -= 21.0  # ratios beyond their bound
         columns["log_prob"][1 : rows // 40 : 2] -= 1e3
         order = torch.randperm(3 * rows, generator=torch.Generator().manual_seed(1))
-        steps = steps_of(mine.head, mine.optimizer, 0.7, clip_range_value, normalizes)
-        got = mine.host.ppo_steps(steps, packed(columns), "valid" in columns, order, 3, 0.2, 0.3)
+        got = mine.steps(columns, order, 3, 0.3, 0.7, clip_range_value, normalizes)
         for number, index in enumerate(order.split(rows)):
             wanted = torch_step(
                 other,
@@ -316,7 +334,6 @@ def test_adam_is_the_reference() -> None:
     model = Model(NetworkConfig(), 3, gaussian(2), max_grad_norm=0.01, weight_decay=0.1)
     from gpurl.kernels.adam import adam_step_reference
 
-    steps = steps_of(model.head, model.optimizer, 1.0, None, False)
     columns = rollout_of(model, 64, 3, False)
     state = model.optimizer.state
     for _ in range(5):
@@ -326,9 +343,7 @@ def test_adam_is_the_reference() -> None:
                 for name in ("parameters", "exp_avg", "exp_avg_sq", "step")
             }
         )
-        norm = model.host.ppo_steps(
-            steps, packed(columns), "valid" in columns, torch.arange(64), 1, 0.2, 0.0
-        )["grad_norm"]
+        norm = model.steps(columns)["grad_norm"]
         wanted = adam_step_reference(
             twin, model.optimizer.gradient, model.optimizer.learning_rate, model.optimizer.options
         )
@@ -345,10 +360,7 @@ def test_a_step_with_nan_changes_nothing_and_says_so(name: str) -> None:
     columns = rollout_of(model, 700, 3, False)
     columns[name].view(700, -1)[300, 0] = math.nan
     before = model.optimizer.flat.clone()
-    steps = steps_of(model.head, model.optimizer, 1.0, None, False)
-    parts = model.host.ppo_steps(
-        steps, packed(columns), "valid" in columns, torch.arange(700), 1, 0.2, 0.0
-    )
+    parts = model.steps(columns)
     assert not math.isfinite(float(parts["grad_norm"]))
     assert torch.equal(before, model.optimizer.flat)
     assert int(model.optimizer.state.step) == 0
@@ -366,16 +378,11 @@ def test_the_number_of_threads_changes_nothing() -> None:
         )
         torch.set_num_threads(threads)
         try:
-            steps = steps_of(model.head, model.optimizer, 1.0, None, True)
-            parts = model.host.ppo_steps(
-                steps, packed(columns), "valid" in columns, torch.arange(20000), 2, 0.2, 0.01
-            )
-            output, value = model.host.forward(columns["obs"])
-            model.host.backward(columns["obs"], output, value)
+            parts = model.steps(columns, minibatches=2, entropy_coef=0.01, normalizes=True)
             return (
                 model.optimizer.flat.clone(),
                 model.optimizer.gradient.clone(),
-                output,
+                model.value(columns["obs"]),
                 torch.stack(list(parts.values())),
             )
         finally:
@@ -393,23 +400,23 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     before, model, x = torch.get_num_threads(), model_of(SHAPES[0]), torch.randn(4096, 8)
     torch.set_num_threads(3)
     try:
-        wanted, _ = model.host.forward(x)
+        wanted = model.value(x)
         child = os.fork()
         if not child:
             signal.signal(
                 signal.SIGALRM, signal.SIG_DFL
             )  # a handler in Python would wait for the kernel to return
             signal.alarm(20)
-            os._exit(0 if torch.equal(model.host.forward(x)[0], wanted) else 1)
+            os._exit(0 if torch.equal(model.value(x), wanted) else 1)
         assert os.waitpid(child, 0)[1] == 0
-        assert torch.equal(model.host.forward(x)[0], wanted)
+        assert torch.equal(model.value(x), wanted)
     finally:
         torch.set_num_threads(before)
 
 
 def test_several_python_threads_share_one_network() -> None:
     model, x = model_of(SHAPES[0]), torch.randn(3000, 8)
-    wanted, _ = model.host.forward(x)
+    wanted = model.value(x)
     with ThreadPoolExecutor(4) as pool:
-        for output in pool.map(lambda _: model.host.forward(x)[0], range(40)):
-            assert torch.equal(output, wanted)
+        for value in pool.map(lambda _: model.value(x), range(40)):
+            assert torch.equal(value, wanted)

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from gpurl.algorithms.base import PolicyState
 from gpurl.envs.registry import make_env
 from gpurl.envs.torch_env import State
 from gpurl.kernels.random import CounterRandom
-from gpurl.nn.networks import PolicyState
 from gpurl.run.evaluator import evaluate
 from tests.tiny_envs import AlternatingEnv
 

@@ -584,7 +584,7 @@ def test_products_in_bf16_learn_about_the_same(tmp_path: Path) -> None:
     """bfloat16 has 8 bits: outputs are off by some percent of their spread, gradients too; weights
     stay float32.
     """
-    from gpurl.nn.networks import ActorCritic, NetworkConfig
+    from gpurl.nn.actor_critic import ActorCritic, NetworkConfig
 
     torch.manual_seed(0)
     network = ActorCritic(NetworkConfig(), 8, 2)

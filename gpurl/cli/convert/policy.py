@@ -21,6 +21,7 @@ from gpurl.cli.convert.tensors import Converted, natural_order
 from gpurl.envs.registry import make_env
 from gpurl.errors import CheckpointError, UsageError, visible
 from gpurl.nn.distributions import Gaussian, make_head
+from gpurl.nn.mlp import Dense
 from gpurl.nn.normalizer import Normalizer
 from gpurl.run.display import Display
 from gpurl.run.run_folder import create_run_folder, lock_run, write_run_info
@@ -96,7 +97,14 @@ def write_policy(
     value_moments = _moments(tensors, VALUE_NORMALIZERS, 1) if critic else None
     config = cast(PPOConfig, settings.algorithm_config)
     hidden = tuple(layer.weight.shape[0] for layer in actor[:-1])
-    network = dataclasses.replace(config.network, hidden=hidden, shared=is_shared, memory="none")
+    network = dataclasses.replace(
+        config.network,
+        hidden=hidden,
+        shared=is_shared,
+        memory="none",
+        body="mlp",
+        layer_norm=False,
+    )
     config = dataclasses.replace(
         config,
         network=network,
@@ -271,12 +279,13 @@ def _moments(
 
 def _fill_network(algorithm: PPO, actor: list[Layer], critic: list[Layer]) -> list[str]:
     network = algorithm.network
-    towers = network.towers
-    # hidden layers: the actor's tower is the first, a critic of its own has the second
-    for tower, chain in enumerate((actor, critic)[: towers.num_towers]):
-        for number, layer in enumerate(chain[:-1]):
-            towers.weights[number][tower].copy_(layer.weight)
-            towers.biases[number][tower, 0].copy_(layer.bias)
+    # hidden layers: member 0 is the actor's, a critic of its own is member 1
+    chains = [actor] if network.config.shared or not critic else [actor, critic]
+    for member, chain in enumerate(chains):
+        for target, layer in zip(network.trunk.layers, chain[:-1]):
+            assert isinstance(target, Dense)
+            target.weight[member].copy_(layer.weight)
+            target.bias[member, 0].copy_(layer.bias)
     # last layers
     notes = []
     for label, last, chain in (
@@ -284,8 +293,8 @@ def _fill_network(algorithm: PPO, actor: list[Layer], critic: list[Layer]) -> li
         ("critic", network.critic, critic),
     ):
         if chain:
-            last.weight.copy_(chain[-1].weight)
-            last.bias.copy_(chain[-1].bias)
+            last.weight[0].copy_(chain[-1].weight)
+            last.bias[0, 0].copy_(chain[-1].bias)
             notes.append(f"{label}: {', '.join(map(visible, _names(chain)))}")
     if not critic:
         notes.append("no critic with hidden layers as the actor's: values begin anew")

@@ -16,7 +16,7 @@ from gpurl.kernels import backend
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.env_step import TritonEnv
 from gpurl.kernels.rollout import PolicyShape, rollout_obstacle
-from gpurl.nn.networks import ActorCritic, NetworkConfig
+from gpurl.nn.actor_critic import ActorCritic, NetworkConfig
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_engine
 from gpurl.run.trainer import Trainer
@@ -127,7 +127,7 @@ def test_values_that_are_not_numbers_are_handed_on(monkeypatch: pytest.MonkeyPat
                 "pendulum", {}, network={"hidden": [16, 16], "activation": activation}
             )
             trainer.start()
-            trainer.algorithm.network.towers.biases[0].data[:, :, 3] = torch.nan
+            trainer.algorithm.network.trunk.layers[0].bias.data[:, :, 3] = torch.nan
             trainer.engine.collect()
             for name in ("action", "value", "final_value"):
                 column = trainer.engine.buffer[name]

@@ -1,21 +1,26 @@
-"""Networks and their gradients against torch.nn in float64."""
+"""The actor-critic and its gradients against torch.nn in float64."""
+
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gpurl.errors import UsageError
-from gpurl.nn.networks import ActorCritic, Gru, Layer, NetworkConfig
+from gpurl.kernels.backend import no_host_syncs
+from gpurl.nn.actor_critic import ActorCritic, NetworkConfig
+from gpurl.nn.mlp import Dense, weights_and_biases
 
 ACTIVATIONS = {"tanh": nn.Tanh, "elu": nn.ELU, "relu": nn.ReLU}
 
 
-def as_sequential(network: ActorCritic, tower: int, head: Layer, activation: str) -> nn.Sequential:
+def as_sequential(network: ActorCritic, member: int, head: Dense, activation: str) -> nn.Sequential:
     """One of the two networks in float64, from torch.nn."""
     modules: list[nn.Module] = []
-    for weight, bias in zip(network.towers.weights, network.towers.biases):
-        modules += [linear_of(weight[tower], bias[tower, 0]), ACTIVATIONS[activation]()]
-    return nn.Sequential(*modules, linear_of(head.weight, head.bias))
+    for weight, bias in weights_and_biases(network.trunk):
+        modules += [linear_of(weight[member], bias[member, 0]), ACTIVATIONS[activation]()]
+    return nn.Sequential(*modules, linear_of(head.weight[0], head.bias[0, 0]))
 
 
 def linear_of(weight: Tensor, bias: Tensor) -> nn.Linear:
@@ -51,29 +56,50 @@ def test_actor_critic_and_its_gradients_equal_torch_nn(
     torch.testing.assert_close(value.double(), wanted_value, rtol=1e-5, atol=1e-5)
     ((wanted_output * of_output).sum() + (wanted_value * of_value).sum()).backward()
     close = {"rtol": 1e-4, "atol": 1e-5 * rows}
-    for layer in range(len(hidden)):
-        found = [[peer[2 * layer].weight.grad, peer[2 * layer].bias.grad] for peer in peers]
-        pairs = [[sum(both) for both in zip(*found)]] if shared else found
-        for tower, (weight, bias) in enumerate(pairs):
-            torch.testing.assert_close(
-                network.towers.weights[layer].grad[tower].double(), weight, **close
-            )
-            torch.testing.assert_close(
-                network.towers.biases[layer].grad[tower, 0].double(), bias, **close
-            )
+    for layer, (weight, bias) in enumerate(weights_and_biases(network.trunk)):
+        of_peers = [[peer[2 * layer].weight.grad, peer[2 * layer].bias.grad] for peer in peers]
+        of_members = [[sum(both) for both in zip(*of_peers)]] if shared else of_peers
+        for member, (of_weight, of_bias) in enumerate(of_members):
+            torch.testing.assert_close(weight.grad[member].double(), of_weight, **close)
+            torch.testing.assert_close(bias.grad[member, 0].double(), of_bias, **close)
     for head, peer in zip((network.actor, network.critic), peers):
-        torch.testing.assert_close(head.weight.grad.double(), peer[-1].weight.grad, **close)
-        torch.testing.assert_close(head.bias.grad.double(), peer[-1].bias.grad, **close)
+        torch.testing.assert_close(head.weight.grad[0].double(), peer[-1].weight.grad, **close)
+        torch.testing.assert_close(head.bias.grad[0, 0].double(), peer[-1].bias.grad, **close)
 
 
+@pytest.mark.parametrize("in_c", [True, False])
 @pytest.mark.parametrize("rows", [11, 3000])
-def test_gradients_lie_as_the_weights_do(rows: int) -> None:
-    """So that all of them go into the flat gradient in one copy."""
+def test_gradients_lie_as_the_weights_do(rows: int, in_c: bool) -> None:
+    """So that all of them go into the flat gradient in one copy; outputs are rows in one piece, as
+    kernels read them.
+    """
     network = ActorCritic(NetworkConfig(hidden=(7, 6)), 5, 3)
-    output, value = network(torch.randn(rows, 5))
     parameters = list(network.parameters())
-    for gradient in torch.autograd.grad(output.sum() + value.sum(), parameters):
-        assert gradient.is_contiguous()
+    with nullcontext() if in_c else no_host_syncs():
+        output, value = network(torch.randn(rows, 5))
+        gradients = torch.autograd.grad(output.sum() + value.sum(), parameters)
+    for tensor in (output, value, *gradients):
+        assert tensor.is_contiguous()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shape", [{"body": "simba"}, {"body": "bro"}, {"layer_norm": True}])
+def test_residual_bodies_and_layer_norms_are_those_of_the_one_library(
+    shape: dict[str, Any], shared: bool
+) -> None:
+    """Features of the stack go through the heads: member 0's are the actor's."""
+    torch.manual_seed(0)
+    network = ActorCritic(NetworkConfig(hidden=(8, 8), shared=shared, **shape), 5, 3)
+    assert not network.config.is_plain
+    x = torch.randn(11, 5)
+    output, value = network(x)
+    features = network.trunk(x)
+    assert features.shape == (1 if shared else 2, 11, 8)
+    actor, critic = network.actor, network.critic
+    peer = linear_of(actor.weight[0], actor.bias[0, 0])(features[0].double())
+    torch.testing.assert_close(output.double(), peer, rtol=1e-5, atol=1e-6)
+    peer = linear_of(critic.weight[0], critic.bias[0, 0])(features[-1].double())
+    torch.testing.assert_close(value.double(), peer[:, 0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -102,55 +128,25 @@ def test_the_gradient_reaches_the_memory(shared: bool) -> None:
 def test_one_step_at_a_time_is_the_sequence() -> None:
     """What acting remembers is what the update unrolls."""
     network = ActorCritic(NetworkConfig(hidden=(6,), memory="gru", memory_size=4), 3, 2)
-    x, policy_state = torch.randn(5, 7, 3), network.initial_policy_state(7, torch.device("cpu"))
+    x, h = torch.randn(5, 7, 3), torch.zeros(7, 4)
     never = torch.zeros(5, 7, dtype=torch.bool)
-    unrolled = network.unroll(x, policy_state[0], never)
+    unrolled = network.unroll(x, h, never)
     for step in range(5):
-        features, policy_state = network.remember(x[step], policy_state)
+        features, h = network.remember(x[step], h)
         torch.testing.assert_close(features, unrolled[step])
-        assert policy_state[0] is features
+        assert h is features
 
 
 def test_weights_are_orthogonal_with_their_gain() -> None:
     network = ActorCritic(NetworkConfig(hidden=(16, 16)), 16, 4)
-    for stack in network.towers.weights:
+    for stack, bias in weights_and_biases(network.trunk):
         for weight in stack:
             torch.testing.assert_close(weight @ weight.t(), 2.0 * torch.eye(16), atol=1e-5, rtol=0)
         assert not torch.equal(stack[0], stack[1])
-    actor, critic = network.actor.weight, network.critic.weight
+        assert not bool(bias.any())
+    actor, critic = network.actor.weight[0], network.critic.weight[0]
     torch.testing.assert_close(actor @ actor.t(), 1e-4 * torch.eye(4), atol=1e-9, rtol=1e-4)
     torch.testing.assert_close(critic @ critic.t(), torch.eye(1), atol=1e-5, rtol=0)
-
-
-def test_gru_equals_torch_gru() -> None:
-    torch.manual_seed(1)
-    gru, peer = Gru(3, 5), nn.GRU(3, 5)
-    for layer in (gru.input, gru.recurrent):
-        layer.bias.data.normal_()
-    peer.weight_ih_l0.data, peer.bias_ih_l0.data = (
-        gru.input.weight.detach().clone(),
-        gru.input.bias.detach().clone(),
-    )
-    peer.weight_hh_l0.data, peer.bias_hh_l0.data = (
-        gru.recurrent.weight.detach().clone(),
-        gru.recurrent.bias.detach().clone(),
-    )
-    x, h = torch.randn(9, 4, 3), torch.randn(4, 5)
-    never = torch.zeros(9, 4, dtype=torch.bool)
-    torch.testing.assert_close(gru.unroll(x, h, never), peer(x, h.unsqueeze(0))[0])
-
-
-def test_gru_unroll_empties_the_memory_at_episode_starts() -> None:
-    gru = Gru(3, 5)
-    x, h = torch.randn(6, 2, 3), torch.randn(2, 5)
-    start = torch.zeros(6, 2, dtype=torch.bool)
-    start[3, 1] = True
-    unrolled = gru.unroll(x, h, start)
-    fresh = gru.unroll(x[3:, 1:], torch.zeros(1, 5), torch.zeros(3, 1, dtype=torch.bool))
-    torch.testing.assert_close(unrolled[3:, 1:], fresh)
-    assert (
-        unrolled[3, 0] - gru(x[3], torch.zeros(2, 5))[0]
-    ).abs().max() > 1e-3  # the other environment kept its memory
 
 
 def test_unknown_activation_is_refused_by_name() -> None:

@@ -1,0 +1,142 @@
+"""The actor-critic of PPO: hidden layers of policy and value network as one stack, an optional GRU
+before them, and a linear head each.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from gpurl.checks import check_choices
+from gpurl.errors import UsageError
+from gpurl.nn.gru import Gru
+from gpurl.nn.mlp import BodyConfig, Dense, Sequential, make_trunk, set_dtype
+
+HIDDEN_GAIN = math.sqrt(2.0)  # of the orthogonal start of hidden layers (Saxe et al. 2014)
+ACTOR_GAIN = 0.01  # small: the first policy hardly depends on the observation
+CRITIC_GAIN = 1.0
+
+
+@dataclass(frozen=True)
+class NetworkConfig(BodyConfig):
+    """Shape of the policy and value networks."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    shared: bool = False
+    """One trunk for actor and critic instead of two networks; a critic of privileged observations
+    shares none.
+    """
+    memory: str = "none"
+    """gru puts a recurrent layer before actor and critic."""
+    memory_size: int = 64
+    """Units of the memory."""
+    trunk: str = ""
+    """A module of your own in place of the hidden layers, my_project.nets:MyTrunk: made with the
+    shape of an observation and the options, it takes [B, *obs] and gives features [B, F].
+    """
+    options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    """Keyword arguments of the trunk."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choices(self, {"memory": ("none", "gru")})
+        if self.memory_size < 1:
+            raise UsageError(f"memory_size must be at least 1, got {self.memory_size}")
+        if self.options and not self.trunk:
+            raise UsageError(f"options {self.options} are those of a trunk, and there is none")
+        if self.trunk and self.memory != "none":
+            raise UsageError(f"trunk {self.trunk} has no memory {self.memory} before it: take one")
+        if self.shared and not self.hidden and not self.trunk:
+            raise UsageError("shared needs at least one hidden layer to share, hidden is empty")
+
+
+class ActorCritic(nn.Module):
+    """Observations to the policy head's numbers and to a value; two networks or one trunk for both,
+    with or without a memory before them.
+
+    Without a memory `forward` takes observations. With one it takes features: `remember` gives
+    those of one step, `unroll` those of a sequence.
+    """
+
+    def __init__(self, config: NetworkConfig, num_inputs: int, num_outputs: int) -> None:
+        super().__init__()
+        self.config = config
+        self.memory = Gru(num_inputs, config.memory_size) if config.memory == "gru" else None
+        num_features = num_inputs if self.memory is None else config.memory_size
+        self.trunk, width = _make_hidden(1 if config.shared else 2, num_features, config)
+        self.actor = Dense(1, width, num_outputs, gain=ACTOR_GAIN)
+        self.critic = Dense(1, width, 1, gain=CRITIC_GAIN)
+
+    def remember(self, obs: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """obs [N, D], one step; memory h [N, H] -> (features [N, F], next h)."""
+        assert self.memory is not None
+        h = self.memory(obs, h)
+        return h, h
+
+    def unroll(self, obs: Tensor, h: Tensor, starts: Tensor) -> Tensor:
+        """obs [T, N, D], memory h [N, H] before them, starts of episodes [T, N] -> features
+        [T, N, F].
+        """
+        assert self.memory is not None
+        return self.memory.unroll(obs, h, starts)
+
+    def set_dtype(self, dtype: torch.dtype) -> None:
+        """Of the hidden layers' products."""
+        set_dtype(self.trunk, dtype)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [B, F] -> (the policy head's numbers [B, A], value [B])."""
+        features = self.trunk(x)
+        # without hidden layers the trunk gives x itself
+        members = features.unbind(0) if features.dim() == 3 else (features,)
+        return evaluate_heads(self.actor, self.critic, members[0], members[-1])
+
+
+class AsymmetricActorCritic(ActorCritic):
+    """An actor that reads observations and a critic that reads privileged ones (Pinto et al. 2017):
+    rows hold both. The memory is the actor's.
+    """
+
+    def __init__(
+        self, config: NetworkConfig, num_inputs: int, num_state: int, num_outputs: int
+    ) -> None:
+        actor_config = replace(config, shared=True) if config.hidden else config
+        super().__init__(actor_config, num_inputs, num_outputs)
+        self.num_inputs = num_inputs
+        self.critic_trunk, width = _make_hidden(1, num_state, config)
+        self.critic = Dense(1, width, 1, gain=CRITIC_GAIN)
+
+    def remember(self, obs: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """obs [N, D + S], one step; memory h [N, H] -> (features [N, F + S], next h)."""
+        features, h = super().remember(obs[:, : self.num_inputs], h)
+        return torch.cat((features, obs[:, self.num_inputs :]), dim=1), h
+
+    def unroll(self, obs: Tensor, h: Tensor, starts: Tensor) -> Tensor:
+        features = super().unroll(obs[..., : self.num_inputs], h, starts)
+        return torch.cat((features, obs[..., self.num_inputs :]), dim=2)
+
+    def set_dtype(self, dtype: torch.dtype) -> None:
+        super().set_dtype(dtype)
+        set_dtype(self.critic_trunk, dtype)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [B, F + S] -> (the policy head's numbers [B, A], value [B])."""
+        width = self.num_inputs if self.memory is None else self.memory.size
+        actor_features = self.trunk(x[:, :width])
+        critic_features = self.critic_trunk(x[:, width:])
+        return evaluate_heads(self.actor, self.critic, actor_features, critic_features)
+
+
+def evaluate_heads(
+    actor: Dense, critic: Dense, actor_features: Tensor, critic_features: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Features [B, F] or [1, B, F] of each -> (the policy head's numbers [B, A], value [B])."""
+    return actor(actor_features).squeeze(0), critic(critic_features).flatten()
+
+
+def _make_hidden(members: int, num_inputs: int, config: NetworkConfig) -> tuple[Sequential, int]:
+    """(the hidden layers of `members` networks, the size of what they give)."""
+    layers, width = make_trunk(members, num_inputs, config, HIDDEN_GAIN)
+    return Sequential(layers), width
