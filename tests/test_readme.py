@@ -116,12 +116,12 @@ def test_every_file_has_a_name_of_its_own_and_is_trained() -> None:
 def test_files_train(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
-    words, least = TRAININGS[name]
+    words, min_return = TRAININGS[name]
     assert main(["train", *words, "device=cpu", "threads=1", "run_dir=run"]) == 0
-    told = capsys.readouterr().out
-    value = re.search(r"evaluated return (-?[\d.]+)", told)
-    assert value, told
-    assert float(value[1]) > least
+    output = capsys.readouterr().out
+    value = re.search(r"evaluated return (-?[\d.]+)", output)
+    assert value, output
+    assert float(value[1]) > min_return
 
 
 def test_a_working_directory_is_searched_by_the_command(folder: Path) -> None:

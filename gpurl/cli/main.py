@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 USAGE = """usage: gpurl COMMAND ...
 
-  gpurl train ALGORITHM ENV [settings]          train; --help behind it lists every setting
-  gpurl train --resume RUN [settings]           go on with a run
-  gpurl train ... --callback MODULE:CLASS       with a callback of your own
+  gpurl train ALGORITHM ENV [settings]          train; add --help for a list of all settings
+  gpurl train --resume RUN [settings]           continue a run
+  gpurl train ... --callback MODULE:CLASS       with your own callback
   gpurl eval RUN [--episodes 100]               evaluate a trained policy
-  gpurl play RUN [--episodes 3]                 play episodes and draw one
+  gpurl play RUN [--episodes 3]                 play episodes and draw the first
   gpurl plot RUN                                draw the learning curve again
-  gpurl plot --bench [FOLDER] [--out FOLDER]    draw what the benchmarks measured
-  gpurl profile ALGORITHM ENV [settings]        where the time of a training goes, and a trace
+  gpurl plot --bench [FOLDER] [--out FOLDER]    draw the results of the benchmarks
+  gpurl profile ALGORITHM ENV [settings]        measure where the time goes, write a trace
         [--out FOLDER] [--iterations 3]
-  gpurl convert FILE [--out FILE.safetensors]   weights of other trainers, nothing executed
+  gpurl convert FILE [--out FILE.safetensors]   read weights of other trainers, execute nothing
   gpurl convert FILE --algorithm ppo --env ENV --network.activation tanh
-                                                the same as a run to evaluate and go on with
-  gpurl envs                                    what there is to train on
-  gpurl check-env MODULE                        say what is wrong with an environment
+                                                make a run from them, to evaluate and train
+  gpurl envs                                    list the environments
+  gpurl check-env MODULE                        find what is wrong with an environment
   gpurl bench                                   measure throughput and kernels
-  gpurl doctor                                  what this machine has and lacks
-  gpurl doctor DUMP                             what led to NaN, from a run's non_finite/
+  gpurl doctor                                  report what this machine has and lacks
+  gpurl doctor DUMP                             report what led to NaN, from a run's non_finite/
 
 RUN is a run folder. Settings are written --num-envs 4096, --num_envs 4096 or num_envs=4096;
 --config FILE.yaml reads them from a file.

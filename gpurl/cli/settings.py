@@ -76,14 +76,14 @@ class ConvertOptions:
 
 
 def parse_train(words: list[str]) -> tuple[Settings, TrainOptions]:
-    """The settings of a run, and what to do beside them."""
+    """The settings of a run, and the options of `gpurl train`."""
     options, words = _split_options(TrainOptions, words, "train")
     usage = "also: --config FILE.yaml, --resume RUN, --callback MODULE:CLASS"
     return _parse_settings(words, options.config, options.resume, usage), options
 
 
 def parse_profile(words: list[str]) -> tuple[Settings, ProfileOptions]:
-    """The settings of a run, and how it is profiled."""
+    """The settings of a run, and the options of `gpurl profile`."""
     options, words = _split_options(ProfileOptions, words, "profile")
     usage = "also: --config FILE.yaml, --out FOLDER, --iterations 3, --warm-up 4"
     return _parse_settings(words, options.config, None, usage), options
@@ -201,7 +201,7 @@ def _parse_flags(base: Settings, flags: list[str], usage: str) -> Settings:
     env_default = options(
         **{name: value for name, value in base.env_options.items() if name in names}
     )
-    parsed: Any = tyro.cli(  # of a class that is made here
+    parsed: Any = tyro.cli(  # an instance of the class above
         all_settings,
         args=_as_flags(flags, kinds),
         default=all_settings(base.train, base.algorithm_config, env_default),

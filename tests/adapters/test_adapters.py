@@ -16,7 +16,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 from gymnasium.wrappers.vector import RecordEpisodeStatistics as RecordVectorStatistics
 
 from benchmarks.results_table import ROOT
-from gpurl import adapters as outward
+from gpurl import adapters
 from gpurl.adapters.transfer import action_limiter, to_arrays
 from gpurl.envs.registry import env_names, make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
@@ -41,7 +41,7 @@ def test_tensors_of_all_kinds_come_as_arrays_of_their_own() -> None:
         assert not np.shares_memory(array, tensor.numpy())
 
 
-@pytest.mark.parametrize("name", [name for name in vars(outward) if name.startswith("to_")])
+@pytest.mark.parametrize("name", [name for name in vars(adapters) if name.startswith("to_")])
 def test_an_environment_whose_workers_may_be_started_again_is_refused(name: str) -> None:
     env = make_env("gymnasium_cpu:CartPole-v1", 2)
     env.restart_workers = 1  # type: ignore[attr-defined]
@@ -50,7 +50,7 @@ def test_an_environment_whose_workers_may_be_started_again_is_refused(name: str)
         match=r"GymnasiumCpu: wanted restart_workers 0, got 1: the step in which workers .* is no "
         r"transition",
     ):
-        getattr(outward, name)(env)
+        getattr(adapters, name)(env)
 
 
 def test_gymnasium_numpy_is_what_gymnasium_gives_of_the_same_environments() -> None:
@@ -58,7 +58,7 @@ def test_gymnasium_numpy_is_what_gymnasium_gives_of_the_same_environments() -> N
         return RecordEpisodeStatistics(gymnasium.make("CartPole-v1", max_episode_steps=15))
 
     theirs = SyncVectorEnv([make] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
-    ours = outward.to_gymnasium_numpy(
+    ours = adapters.to_gymnasium_numpy(
         make_env("gymnasium_cpu:CartPole-v1", 3, max_episode_steps=15)
     )
     assert (ours.metadata["autoreset_mode"], ours.observation_space) == (
@@ -78,22 +78,22 @@ def test_gymnasium_numpy_is_what_gymnasium_gives_of_the_same_environments() -> N
             theirs.step(action),
         )
         theirs_step[3] &= ~theirs_step[2]  # ours never say both
-        for got, wanted in zip(ours_step, theirs_step, strict=True):
-            np.testing.assert_allclose(got, wanted)
+        for got, expected in zip(ours_step, theirs_step, strict=True):
+            np.testing.assert_allclose(got, expected)
         ends += bool(theirs_info)
         assert_same_info(ours_info, theirs_info)
     assert ends > 3
 
 
-def assert_same_info(got: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert set(got) == set(wanted)
-    for key, value in wanted.items():
+def assert_same_info(got: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert set(got) == set(expected)
+    for key, value in expected.items():
         if isinstance(value, dict):
             assert_same_info(got[key], value)
         elif value.dtype == object:
             assert [row is None for row in got[key]] == [row is None for row in value]
-            for row, wanted_row in zip(got[key], value):
-                assert row is None or np.array_equal(row, wanted_row)
+            for row, expected_row in zip(got[key], value):
+                assert row is None or np.array_equal(row, expected_row)
         elif key != "t":
             assert got[key].dtype == value.dtype
             np.testing.assert_allclose(got[key], value)
@@ -101,7 +101,7 @@ def assert_same_info(got: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["chasing", "cart_pole"])
 def test_gymnasiums_statistics_count_our_episodes(name: str) -> None:
-    env = RecordVectorStatistics(outward.to_gymnasium_numpy(env_of(name)))
+    env = RecordVectorStatistics(adapters.to_gymnasium_numpy(env_of(name)))
     env.action_space.seed(0)
     actions = [env.action_space.sample() for _ in range(14)]
     played = truth(name, actions)
@@ -118,9 +118,11 @@ def test_gymnasiums_statistics_count_our_episodes(name: str) -> None:
     assert env.episode_count >= 4
 
 
-def test_gymnasium_is_told_that_a_reset_comes_a_step_later() -> None:
-    made = make_env("gymnasium_cpu:CartPole-v1", 2, vectorization="vector", max_episode_steps=9)
-    env = RecordVectorStatistics(outward.to_gymnasium_numpy(made))
+def test_the_autoreset_mode_shows_that_a_reset_comes_a_step_later() -> None:
+    cart_pole = make_env(
+        "gymnasium_cpu:CartPole-v1", 2, vectorization="vector", max_episode_steps=9
+    )
+    env = RecordVectorStatistics(adapters.to_gymnasium_numpy(cart_pole))
     assert env.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
     env.reset(seed=0)
     for step in range(12):
@@ -141,7 +143,7 @@ TORCH_ENVS = [name for name in env_names() if issubclass(resolve_env(name)[0], T
 
 @pytest.mark.parametrize("name", TORCH_ENVS)
 def test_every_task_is_what_its_spaces_say(name: str) -> None:
-    env = outward.to_gymnasium_numpy(make_env(name, 3, max_episode_steps=2))
+    env = adapters.to_gymnasium_numpy(make_env(name, 3, max_episode_steps=2))
     env.action_space.seed(0)
     assert env.reset()[0] in env.observation_space
     for _ in range(2):
@@ -153,14 +155,14 @@ def test_every_task_is_what_its_spaces_say(name: str) -> None:
 
 
 def test_several_agents_are_given_as_one() -> None:
-    env = outward.to_gymnasium_numpy(Walkers(4, seed=0))
+    env = adapters.to_gymnasium_numpy(Walkers(4, seed=0))
     obs, _ = env.reset()
     _, reward, _, _, _ = env.step(np.zeros((4, 3, 1), np.float32))
     np.testing.assert_allclose(reward, -np.abs(obs[:, :, 0]).mean(1), rtol=1e-6)
 
 
 def test_some_environments_are_reset_and_options_left_alone() -> None:
-    env = outward.to_gymnasium_numpy(env_of("chasing"))
+    env = adapters.to_gymnasium_numpy(env_of("chasing"))
     before, _ = env.reset(seed=1)
     options = {"reset_mask": np.array([True, False, False, True])}
     after, _ = env.reset(options=options)
@@ -170,7 +172,7 @@ def test_some_environments_are_reset_and_options_left_alone() -> None:
 
 def test_arrays_that_were_written_to_do_not_reach_the_environments() -> None:
     """On a CPU an observation of CartPole is its state."""
-    env, untouched = outward.to_gymnasium_numpy(env_of("cart_pole")), env_of("cart_pole")
+    env, untouched = adapters.to_gymnasium_numpy(env_of("cart_pole")), env_of("cart_pole")
     untouched.reset()
     env.reset()[0][:] = 0.0
     for _ in range(3):
@@ -186,7 +188,7 @@ def test_actions_are_clipped_into_a_box_and_only_there() -> None:
     assert action_limiter(env_of("cart_pole"))(choice) is choice
 
 
-@pytest.mark.parametrize("name", list(outward.LIBRARIES))
+@pytest.mark.parametrize("name", list(adapters.LIBRARIES))
 def test_a_missing_library_is_named_with_its_extra(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,16 +200,16 @@ def test_a_missing_library_is_named_with_its_extra(
     ]:
         monkeypatch.delitem(sys.modules, known)
     monkeypatch.setitem(sys.modules, module, None)  # importing it is an ImportError
-    library, extra = outward.LIBRARIES[name]
+    library, extra = adapters.LIBRARIES[name]
     with pytest.raises(
         UsageError, match=rf"to_{name} needs {library}: pip install 'gpurl\[{extra}\]'"
     ):
-        getattr(outward, f"to_{name}")(env_of("chasing"))
+        getattr(adapters, f"to_{name}")(env_of("chasing"))
 
 
 def test_every_extra_exists() -> None:
     text = (ROOT / "pyproject.toml").read_text()
-    for library, extra in outward.LIBRARIES.values():
+    for library, extra in adapters.LIBRARIES.values():
         assert f'\n{extra} = ["{library}' in text
 
 
@@ -220,9 +222,9 @@ def test_what_cannot_be_taken_is_refused() -> None:
         match=r"wanted an environment, as make_env\(name, num_envs\) makes it, got a str: "
         r"'chasing'",
     ):
-        outward.to_sb3("chasing")  # type: ignore[arg-type]
+        adapters.to_sb3("chasing")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="number their actions from 0"):
-        outward.to_torchrl(FromOne(2))
+        adapters.to_torchrl(FromOne(2))
 
 
 def test_a_library_that_learns_from_reset_steps_gets_a_warning(
@@ -231,15 +233,15 @@ def test_a_library_that_learns_from_reset_steps_gets_a_warning(
     class Adapters:
         Sb3Env = TorchRlEnv = staticmethod(lambda env: "adapted")
 
-    monkeypatch.setattr(outward, "_module", lambda name: Adapters)
+    monkeypatch.setattr(adapters, "_module", lambda name: Adapters)
     late = make_env("gymnasium_cpu:CartPole-v1", 2, vectorization="vector")
     with caplog.at_level(logging.WARNING, logger="gpurl"):
-        assert outward.to_torchrl(late) == outward.to_sb3(env_of("chasing")) == "adapted"
+        assert adapters.to_torchrl(late) == adapters.to_sb3(env_of("chasing")) == "adapted"
         assert not caplog.records
         monkeypatch.setattr(late, "resets_late", True)  # as Isaac Gym
-        outward.to_torchrl(late)
+        adapters.to_torchrl(late)
         assert "one step after the end of an episode, which TorchRL does not know" in caplog.text
-        outward.to_sb3(late)
+        adapters.to_sb3(late)
     assert (
         "GymnasiumCpu resets one step after the end of an episode, which stable-baselines3 does "
         "not know" in caplog.text

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpurl import adapters as outward
+from gpurl import adapters
 from gpurl.errors import UsageError
 from tests.outward_truth import assert_same, env_of, truth
 
@@ -39,12 +39,12 @@ def test_sb3_bootstraps_time_outs_from_the_true_successor() -> None:
                 value = self.model.policy.predict_values(played["final_obs"].flatten(0, 1)).view(
                     12, 4
                 )
-            stored["wanted"] = played["reward"] + GAMMA * value * played["truncated"]
+            stored["expected"] = played["reward"] + GAMMA * value * played["truncated"]
             stored["played"] = played
 
     model = sb3.PPO(
         "MlpPolicy",
-        outward.to_sb3(env_of("chasing")),
+        adapters.to_sb3(env_of("chasing")),
         n_steps=12,
         batch_size=48,
         n_epochs=1,
@@ -53,7 +53,7 @@ def test_sb3_bootstraps_time_outs_from_the_true_successor() -> None:
     )
     model.learn(48, callback=Keep())
     assert_same(stored["observations"], stored["played"]["obs"])
-    assert_same(stored["rewards"], stored["wanted"])
+    assert_same(stored["rewards"], stored["expected"])
     assert_same(stored["episode_starts"][1:], stored["played"]["truncated"][:-1].float())
     assert stored["played"]["truncated"].sum() == 8
     assert [episode["l"] for episode in model.ep_info_buffer] == [5] * 8
@@ -71,7 +71,7 @@ def test_sb3_replays_the_true_successor() -> None:
     set_random_seed(0)
     model = sb3.DQN(
         "MlpPolicy",
-        outward.to_sb3(env_of("cart_pole")),
+        adapters.to_sb3(env_of("cart_pole")),
         buffer_size=400,
         learning_starts=60,
         device="cpu",
@@ -80,13 +80,13 @@ def test_sb3_replays_the_true_successor() -> None:
     model.learn(100)
     replay, size = model.replay_buffer, 25
     played = truth("cart_pole", replay.actions[:size, :, 0])
-    for key, wanted in (
+    for key, key_played in (
         ("observations", "obs"),
         ("next_observations", "final_obs"),
         ("rewards", "reward"),
         ("timeouts", "truncated"),
     ):
-        assert_same(getattr(replay, key)[:size], played[wanted])
+        assert_same(getattr(replay, key)[:size], played[key_played])
     assert_same(replay.dones[:size], played["terminated"] | played["truncated"])
     assert played["terminated"].any()
     assert played["truncated"].any()
@@ -98,7 +98,7 @@ def test_sb3s_calls_on_all_environments() -> None:
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import VecNormalize
 
-    env = outward.to_sb3(env_of("chasing"))
+    env = adapters.to_sb3(env_of("chasing"))
     env.seed(5)
     first = env.reset()
     assert (env.reset() != first).any(1).all()
@@ -132,7 +132,7 @@ def test_sb3_with_a_seed_trains_alike() -> None:
     def trained() -> Tensor:
         shape = {"n_steps": 6, "batch_size": 12, "n_epochs": 1}
         model = sb3.PPO(
-            "MlpPolicy", outward.to_sb3(env_of("cart_pole")), **shape, seed=1, device="cpu"
+            "MlpPolicy", adapters.to_sb3(env_of("cart_pole")), **shape, seed=1, device="cpu"
         ).learn(48)
         return torch.nn.utils.parameters_to_vector(model.policy.parameters())
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.peers.job import Job
 from benchmarks.peers.one_run import LOOPS
-from gpurl import adapters as outward
+from gpurl import adapters
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu
 from gpurl.envs.registry import make_env
 from gpurl.envs.torch_env import TorchEnv
@@ -42,7 +42,7 @@ def test_rsl_rl_bootstraps_time_outs_and_staggers_clocks() -> None:
 
     job = small_job("rsl_rl")
     inner = env_of("chasing")
-    env = outward.to_rsl_rl(inner)
+    env = adapters.to_rsl_rl(inner)
     runner = OnPolicyRunner(
         env, settings(job) | {"num_steps_per_env": 12}, log_dir=None, device="cpu"
     )
@@ -64,13 +64,13 @@ def test_rsl_rl_bootstraps_time_outs_and_staggers_clocks() -> None:
 
 def test_rsl_rls_critic_sees_the_state() -> None:
     pytest.importorskip("rsl_rl")
-    env = outward.to_rsl_rl(HiddenAlternating(2))
+    env = adapters.to_rsl_rl(HiddenAlternating(2))
     assert env.get_observations()["critic"].tolist() == [[1.0, 0.0]] * 2
     groups, _, _, extras = env.step(torch.zeros(2, 1))
     assert groups["critic"].tolist() == extras["final_obs"]["critic"].tolist() == [[0.0, 1.0]] * 2
     assert groups["policy"].shape == (2, 3)
     with pytest.raises(UsageError, match="draws actions from Gaussians"):
-        outward.to_rsl_rl(env_of("cart_pole"))
+        adapters.to_rsl_rl(env_of("cart_pole"))
 
 
 # skrl
@@ -106,7 +106,7 @@ def test_skrl_bootstraps_from_the_true_successor_where_its_agent_takes_it(
     pytest.importorskip("skrl")
     from skrl.trainers.torch import SequentialTrainer
 
-    env = outward.to_skrl(env_of("chasing"))
+    env = adapters.to_skrl(env_of("chasing"))
     agent = skrl_agent(env, 12, has_final_obs)
     limits = {
         "timesteps": 12,
@@ -133,17 +133,17 @@ def test_skrl_bootstraps_from_the_true_successor_where_its_agent_takes_it(
 
 def test_skrl_takes_discrete_actions_states_and_one_environment() -> None:
     pytest.importorskip("skrl")
-    env = outward.to_skrl(env_of("cart_pole"))
+    env = adapters.to_skrl(env_of("cart_pole"))
     env.reset()
     obs, reward, terminated, _, _ = env.step(torch.ones(4, 1, dtype=torch.int64))
     assert_same(obs, truth("cart_pole", torch.ones(1, 4, dtype=torch.int64))["next_obs"][0])
     assert reward.shape == terminated.shape == (4, 1)
-    hidden = outward.to_skrl(HiddenAlternating(2))
+    hidden = adapters.to_skrl(HiddenAlternating(2))
     hidden.reset()
     hidden.step(torch.zeros(2, 1))
     assert hidden.state().tolist() == [[0.0, 1.0]] * 2
     assert hidden.state_space == HiddenAlternating.single_state_space
-    one = outward.to_skrl(make_env("chasing", 1, max_episode_steps=1))
+    one = adapters.to_skrl(make_env("chasing", 1, max_episode_steps=1))
     one.reset()
     successor = one.step(torch.zeros(1, 2))[0]
     again, _ = one.reset()
@@ -160,7 +160,7 @@ def test_skrl_takes_discrete_actions_states_and_one_environment() -> None:
 @pytest.mark.parametrize("name", ["chasing", "cart_pole"])
 def test_torchrl_stores_the_true_successor(name: str) -> None:
     pytest.importorskip("torchrl")
-    env = outward.to_torchrl(env_of(name))
+    env = adapters.to_torchrl(env_of(name))
     torch.manual_seed(0)
     data = env.rollout(14, break_when_any_done=False).transpose(0, 1)
     played = truth(name, data["action"])
@@ -177,20 +177,20 @@ def test_torchrl_accepts_our_specs_and_seeds() -> None:
     from torchrl.envs.utils import check_env_specs
 
     for env in (env_of("chasing"), env_of("cart_pole"), HiddenAlternating(3), Walkers(3)):
-        check_env_specs(outward.to_torchrl(env), break_when_any_done="both")
-    env = outward.to_torchrl(env_of("chasing"))
+        check_env_specs(adapters.to_torchrl(env), break_when_any_done="both")
+    env = adapters.to_torchrl(env_of("chasing"))
     starts = []
     for _ in range(2):
         env.set_seed(9)
         starts.append(env.reset()["observation"])
     assert torch.equal(*starts)
     assert torch.equal(starts[0], env_of("chasing").reset(seed=9)[0])
-    assert outward.to_torchrl(HiddenAlternating(2)).reset()["state"].tolist() == [[1.0, 0.0]] * 2
+    assert adapters.to_torchrl(HiddenAlternating(2)).reset()["state"].tolist() == [[1.0, 0.0]] * 2
 
 
 def test_torchrl_resets_some_environments_at_any_time() -> None:
     pytest.importorskip("torchrl")
-    env = outward.to_torchrl(env_of("chasing"))
+    env = adapters.to_torchrl(env_of("chasing"))
     start = env.reset()
     mask = torch.tensor([[True], [False], [True], [False]])
     again = env.reset(start.clone().set("_reset", mask))
@@ -202,9 +202,9 @@ def test_torchrl_resets_some_environments_at_any_time() -> None:
 def test_torchrl_resets_those_that_would_at_the_next_step() -> None:
     pytest.importorskip("torchrl")
     late = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1", max_episode_steps=6)] * 2)
-    made = GymnasiumCpu(2, env=late)
-    assert made.autoreset_mode == AutoresetMode.NEXT_STEP
-    data = outward.to_torchrl(made).rollout(18, break_when_any_done=False)
+    cart_pole = GymnasiumCpu(2, env=late)
+    assert cart_pole.autoreset_mode == AutoresetMode.NEXT_STEP
+    data = adapters.to_torchrl(cart_pole).rollout(18, break_when_any_done=False)
     assert data["next", "reward"].unique().tolist() == [1.0]  # no step that is none
     assert data["next", "truncated"].sum() == 6
     after = data["observation"][:, 6::6]
@@ -221,7 +221,7 @@ def test_torchrls_ppo_learns_from_them() -> None:
     from torchrl.objectives.value import GAE
 
     torch.manual_seed(0)
-    env = outward.to_torchrl(env_of("chasing"))
+    env = adapters.to_torchrl(env_of("chasing"))
     network = TensorDictModule(
         nn.Sequential(nn.Linear(8, 4), NormalParamExtractor()), ["observation"], ["loc", "scale"]
     )
@@ -239,11 +239,11 @@ def test_torchrls_ppo_learns_from_them() -> None:
     for batch in Collector(env, actor, frames_per_batch=48, total_frames=96):
         with torch.no_grad():
             advantage(batch)
-        wanted = (
+        expected = (
             batch["next", "reward"]
             + GAMMA * critic(batch["next"].clone())["state_value"] * ~batch["next", "terminated"]
         )
-        torch.testing.assert_close(batch["value_target"], wanted.detach())
+        torch.testing.assert_close(batch["value_target"], expected.detach())
         losses = loss(batch)
         sum(losses[key] for key in ("loss_objective", "loss_critic")).backward()
         optimizer.step()
@@ -277,7 +277,7 @@ def test_rl_games_bootstraps_time_outs(name: str, tmp_path: Path) -> None:
                 },
             )
 
-    outward.to_rl_games(env_of(name), name)
+    adapters.to_rl_games(env_of(name), name)
     job = Job("chasing", "rl_games", mode="eager", num_envs=4, horizon=14)
     params = settings(job, str(tmp_path))
     params["config"] |= {"env_name": name, "max_epochs": 2, "minibatch_size": 28}
@@ -305,7 +305,7 @@ def test_rl_games_bootstraps_time_outs(name: str, tmp_path: Path) -> None:
 
 def test_rl_games_keeps_the_environments_state() -> None:
     pytest.importorskip("rl_games")
-    env = outward.to_rl_games(HiddenAlternating(2), "hidden")
+    env = adapters.to_rl_games(HiddenAlternating(2), "hidden")
     assert env.get_env_info()["state_space"] == HiddenAlternating.single_state_space
     assert env.reset()["states"].tolist() == [[1.0, 0.0]] * 2
     state = {
@@ -316,7 +316,7 @@ def test_rl_games_keeps_the_environments_state() -> None:
     env.set_env_state(None)
     assert env.step(torch.zeros(2, 1))[0]["states"].tolist() == [[0.0, 1.0]] * 2
     with pytest.raises(UsageError, match="rl_games takes one agent with actions of one axis"):
-        outward.to_rl_games(Walkers(2))
+        adapters.to_rl_games(Walkers(2))
 
 
 # all that keep tensors
@@ -335,25 +335,25 @@ class Recorded(RandomWalk):
 def test_observations_are_not_copied_and_rewards_are_the_librarys_own(name: str) -> None:
     pytest.importorskip(name)
     inner: TorchEnv = Recorded(3)
-    env = getattr(outward, f"to_{name}")(inner)
+    env = getattr(adapters, f"to_{name}")(inner)
     start, action = env.get_observations() if name == "rsl_rl" else env.reset(), torch.zeros(3, 2)
     if name == "torchrl":
         step = env.step(start.set("action", action))
-        obs, reward, wanted = (
+        obs, reward, expected = (
             step["next", "observation"],
             step["next", "reward"],
             inner.last.info["final_obs"],
         )
     else:
-        obs, reward, *_, told = env.step(action)
-        obs, wanted = (
+        obs, reward, *_, infos = env.step(action)
+        obs, expected = (
             obs if isinstance(obs, Tensor) else obs["policy" if name == "rsl_rl" else "obs"],
             inner.last.obs,
         )
-        log = told["log" if name == "rsl_rl" else "episode"]
+        log = infos["log" if name == "rsl_rl" else "episode"]
         assert log == inner.last.info["log"]
         assert name == "skrl" or log is not inner.last.info["log"]  # the others write into it
-    assert obs.data_ptr() == wanted.data_ptr()
+    assert obs.data_ptr() == expected.data_ptr()
     assert (
         name == "rsl_rl" or reward.data_ptr() != inner.last.reward.data_ptr()
     )  # rsl_rl copies before it adds
@@ -373,7 +373,7 @@ class NoLooks(TorchDispatchMode):
 def test_no_step_looks_at_a_tensor(name: str) -> None:
     pytest.importorskip(name)
     with no_host_syncs():
-        env = getattr(outward, f"to_{name}")(RandomWalk(3))
+        env = getattr(adapters, f"to_{name}")(RandomWalk(3))
         start, action = (
             env.get_observations() if name == "rsl_rl" else env.reset(),
             torch.zeros(3, 2),

@@ -217,27 +217,27 @@ def test_all_spellings_and_a_file_say_the_same(tmp_path: Path) -> None:
         "env.dim=3",
         "env.discrete=true",
     ]
-    wanted = settings("ppo", "chasing", *flags)
+    expected = settings("ppo", "chasing", *flags)
     assert (
-        wanted["num_envs"],
-        wanted["total_steps"],
-        wanted["learning_rate"],
-        wanted["stagger"],
+        expected["num_envs"],
+        expected["total_steps"],
+        expected["learning_rate"],
+        expected["stagger"],
     ) == (64, 10**6, 1e-4, False)
-    assert wanted["network"]["hidden"] == [32, 16]
-    assert wanted["env_options"] == {"dim": 3, "discrete": True}
+    assert expected["network"]["hidden"] == [32, 16]
+    assert expected["env_options"] == {"dim": 3, "discrete": True}
     assert (
         settings(
             "ppo", "chasing", *(flag.replace("-", "_").replace("__", "--", 1) for flag in flags)
         )
-        == wanted
+        == expected
     )
-    assert settings("ppo", "chasing", *equals) == wanted
-    assert settings("ppo", "chasing", *(f"--{word}" for word in equals)) == wanted
-    assert settings("--config", str(file)) == wanted
-    assert settings("ppo", "chasing", f"--config={file}") == wanted
+    assert settings("ppo", "chasing", *equals) == expected
+    assert settings("ppo", "chasing", *(f"--{word}" for word in equals)) == expected
+    assert settings("--config", str(file)) == expected
+    assert settings("ppo", "chasing", f"--config={file}") == expected
     file.write_text("learning_rate: 1.0e-4\nnum_envs: 64\n")
-    assert settings("ppo", "chasing", "--config", str(file), *flags[2:4], *flags[6:]) == wanted
+    assert settings("ppo", "chasing", "--config", str(file), *flags[2:4], *flags[6:]) == expected
 
 
 def test_overrides_of_a_simulators_task_hold_equal_signs() -> None:
@@ -291,12 +291,12 @@ def test_values_arrive_as_they_are_meant(word: str, name: str, value: Any) -> No
 
 
 def test_the_resolved_configuration_of_a_run_gives_the_same_settings(run_folder: Path) -> None:
-    wanted = settings(
+    expected = settings(
         "ppo", "pendulum", *SMALL, "quiet=true"
     )  # all but the folder, which is that run's own
-    assert wanted["num_envs"] == 16
-    assert settings("--config", str(run_folder / "config.yaml")) == wanted
-    assert yaml.safe_load((run_folder / "config.yaml").read_text()) | {"run_dir": None} == wanted
+    assert expected["num_envs"] == 16
+    assert settings("--config", str(run_folder / "config.yaml")) == expected
+    assert yaml.safe_load((run_folder / "config.yaml").read_text()) | {"run_dir": None} == expected
 
 
 def test_the_command_is_kept_as_it_was_typed(run_folder: Path) -> None:
@@ -505,16 +505,16 @@ def test_switches_take_true_and_false() -> None:
 
 
 def test_gymnasiums_tasks_share_a_preset_of_few_environments() -> None:
-    wanted = settings("ppo", "gymnasium_cpu:Pendulum-v1")
-    assert (wanted["num_envs"], wanted["horizon"], wanted["minibatches"]) == (8, 256, 8)
+    expected = settings("ppo", "gymnasium_cpu:Pendulum-v1")
+    assert (expected["num_envs"], expected["horizon"], expected["minibatches"]) == (8, 256, 8)
 
 
 def test_what_is_known_of_a_task_wins_over_what_is_known_of_its_algorithm() -> None:
-    found = [
+    num_envs = [
         settings("td3", env)["num_envs"]
         for env in ("chasing", "gymnasium_cpu:Pendulum-v1", "pendulum")
     ]
-    assert found == [64, 8, 64]
+    assert num_envs == [64, 8, 64]
     assert settings("td3", "pendulum")["total_steps"] == 40_000
     assert settings("td3", "chasing")["total_steps"] == 1_000_000
 

@@ -1,6 +1,4 @@
-"""What a newcomer to learning from a replay is told: about runs that cannot learn, clones, small
-machines.
-"""
+"""Messages for beginners: about runs that cannot learn, clones, small machines."""
 
 from pathlib import Path
 
@@ -16,18 +14,18 @@ from tests.small_runs import OFF_POLICY, small_settings
 SMALL = {"num_envs": 8, "device": "cpu", "eval_episodes": 0, "threads": 1, "log_every": 0.0}
 
 
-def test_a_run_too_short_to_learn_is_told(
+def test_a_run_too_short_to_learn_gets_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = SMALL | small_settings("sac") | {"learning_starts": 100}
     train(
         "sac", "pendulum", run_dir=str(tmp_path / "short"), total_steps=90, quiet=True, **settings
     )  # 96 in whole iterations
-    told = (
+    message = (
         "warning: nothing will be learned: the replay buffer holds 0 transitions and 96 will "
         "follow, learning_starts is 100"
     )
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     train(
         "sac", "pendulum", run_dir=str(tmp_path / "long"), total_steps=97, quiet=True, **settings
     )  # 104: learns at the end
@@ -36,21 +34,21 @@ def test_a_run_too_short_to_learn_is_told(
 
 
 @pytest.mark.parametrize("saved", [True, False])
-def test_a_resume_tells_that_its_replay_is_filled_anew(
+def test_a_resume_reports_that_its_replay_buffer_is_filled_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], saved: bool
 ) -> None:
     settings = SMALL | small_settings("sac") | {"learning_starts": 24, "save_replay": saved}
     train("sac", "pendulum", run_dir=str(tmp_path), total_steps=64, **settings)
     assert "the replay buffer was not saved" not in capsys.readouterr().out
     resume(tmp_path, total_steps=128)
-    told = (
+    message = (
         "the replay buffer was not saved (save_replay would save it): learning continues after 24 "
         "new transitions"
     )
-    assert (told in capsys.readouterr().out) is not saved
+    assert (message in capsys.readouterr().out) is not saved
 
 
-def test_what_learns_from_rollouts_is_told_nothing(
+def test_on_policy_algorithms_get_no_such_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(
@@ -76,7 +74,7 @@ def test_targets_that_never_follow_are_refused(tmp_path: Path, name: str, env: s
         train(name, env, run_dir=str(tmp_path), tau=0.0, quiet=True)
 
 
-def test_doctor_tells_of_datasets_and_envs_of_tasks_without_a_limit(
+def test_doctor_lists_datasets_and_envs_shows_tasks_without_a_limit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["doctor"]) == 0

@@ -83,9 +83,9 @@ def test_cleanrls_agent_acts_and_values_as_it_did_in_units_of_the_task(tmp_path:
             torch.zeros(100_000, 3), deterministic=False
         )
         mean, deviation = agent.actor_mean(torch.zeros(1, 3)), agent.actor_logstd.exp()
-        wanted = (mean + deviation * torch.randn(100_000, 1)).clamp(-2.0, 2.0)
-    assert abs(float(drawn.mean() - wanted.mean())) < 0.02
-    assert abs(float(drawn.std() - wanted.std())) < 0.02
+        expected = (mean + deviation * torch.randn(100_000, 1)).clamp(-2.0, 2.0)
+    assert abs(float(drawn.mean() - expected.mean())) < 0.02
+    assert abs(float(drawn.std() - expected.std())) < 0.02
     assert evaluate_run(tmp_path / "run", 1, "cpu")["eval/episodes"] == 1.0
     run = resume(tmp_path / "run", total_steps=16 * 32, eval_episodes=0)
     assert (run.outcome.steps, run.outcome.reason) == (16 * 32, "total_steps")
@@ -173,9 +173,9 @@ def test_layers_of_the_same_size_keep_their_order_in_files_that_sort_names(
     assert (
         convert(tmp_path / "named.safetensors", *words, "--run-dir", str(tmp_path / "refused")) == 5
     )
-    told = capsys.readouterr().err
-    assert "its layers fit in 2 orders, and safetensors keeps none" in told
-    assert "  mid_a: 8 -> 8" in told
+    errors = capsys.readouterr().err
+    assert "its layers fit in 2 orders, and safetensors keeps none" in errors
+    assert "  mid_a: 8 -> 8" in errors
     assert (
         convert(tmp_path / "named.safetensors", "--out", str(tmp_path / "copy.safetensors")) == 0
     )  # whose order is not known either
@@ -289,13 +289,15 @@ def test_rsl_rl(tmp_path: Path) -> None:
 
     from benchmarks.peers.job import Job
     from benchmarks.peers.rsl_rl_loop import settings
-    from gpurl import adapters as outward
+    from gpurl import adapters
 
     job = Job("chasing", "rsl_rl", "default", num_envs=4, horizon=4, iterations=1, warm_up=0)
     words = settings(job) | {"save_interval": 10}
     for name in ("actor", "critic"):
         words[name] |= {"obs_normalization": True, "activation": "elu", "hidden_dims": [8, 8]}
-    runner = OnPolicyRunner(outward.to_rsl_rl(env_of("chasing")), words, log_dir=None, device="cpu")
+    runner = OnPolicyRunner(
+        adapters.to_rsl_rl(env_of("chasing")), words, log_dir=None, device="cpu"
+    )
     runner.learn(2)
     shaken(runner.alg._raw_actor)
     torch.save(
@@ -304,8 +306,8 @@ def test_rsl_rl(tmp_path: Path) -> None:
     act: Callable[..., Tensor] = runner.get_inference_policy()
     policy = converted(tmp_path / "model_2.pt", tmp_path / "run", "chasing", "elu")
     with torch.no_grad():
-        wanted = act({"policy": OBS}).clamp(-1.0, 1.0)
-    torch.testing.assert_close(policy.act(OBS), wanted, **CLOSE)
+        expected = act({"policy": OBS}).clamp(-1.0, 1.0)
+    torch.testing.assert_close(policy.act(OBS), expected, **CLOSE)
     assert policy.algorithm.normalizer is not None
 
 
@@ -315,9 +317,9 @@ def test_skrl(tmp_path: Path) -> None:
     from skrl.resources.preprocessors.torch import RunningStandardScaler
 
     from benchmarks.peers.skrl_loop import skrl_models
-    from gpurl import adapters as outward
+    from gpurl import adapters
 
-    env = outward.to_skrl(env_of("chasing"))
+    env = adapters.to_skrl(env_of("chasing"))
     models = skrl_models(env.env, "elu")
     options = {
         "observation_preprocessor": RunningStandardScaler,
@@ -336,10 +338,10 @@ def test_skrl(tmp_path: Path) -> None:
     agent.save(str(tmp_path / "agent.pt"))
     policy = converted(tmp_path / "agent.pt", tmp_path / "run", "chasing", "elu")
     with torch.no_grad():
-        wanted, _ = agent.policy.compute(
+        expected, _ = agent.policy.compute(
             {"observations": agent._observation_preprocessor(OBS)}, role="policy"
         )
-    torch.testing.assert_close(policy.act(OBS), wanted.clamp(-1.0, 1.0), **CLOSE)
+    torch.testing.assert_close(policy.act(OBS), expected.clamp(-1.0, 1.0), **CLOSE)
 
 
 @pytest.mark.parametrize("separate", [True, False])
@@ -350,7 +352,7 @@ def test_rl_games(tmp_path: Path, separate: bool) -> None:
 
     from benchmarks.peers.job import Job
     from benchmarks.peers.rl_games_loop import settings
-    from gpurl import adapters as outward
+    from gpurl import adapters
 
     kept: dict[str, Any] = {}
 
@@ -358,7 +360,7 @@ def test_rl_games(tmp_path: Path, separate: bool) -> None:
         def after_init(self, algo: Any) -> None:
             kept["algo"] = algo
 
-    outward.to_rl_games(env_of("chasing"), "chasing")
+    adapters.to_rl_games(env_of("chasing"), "chasing")
     params = settings(
         Job("chasing", "rl_games", mode="eager", num_envs=4, horizon=14), str(tmp_path)
     )
@@ -385,9 +387,9 @@ def test_rl_games(tmp_path: Path, separate: bool) -> None:
     policy = converted(tmp_path / "saved.pth", tmp_path / "run", "chasing", "elu", "--unit-actions")
     algo.model.eval()
     with torch.no_grad():
-        wanted = algo.model(
+        expected = algo.model(
             {"is_train": False, "prev_actions": None, "obs": OBS, "rnn_states": None}
         )
-    torch.testing.assert_close(policy.act(OBS), wanted["mus"].clamp(-1.0, 1.0), **CLOSE)
-    torch.testing.assert_close(policy.value(OBS), wanted["values"].squeeze(1), **CLOSE)
+    torch.testing.assert_close(policy.act(OBS), expected["mus"].clamp(-1.0, 1.0), **CLOSE)
+    torch.testing.assert_close(policy.value(OBS), expected["values"].squeeze(1), **CLOSE)
     assert policy.algorithm.config.network.shared == (not separate)

@@ -94,30 +94,30 @@ def test_rows_become_curves_in_order_of_size(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     axes = drawn(results, monkeypatch)
-    found = curves(axes)
-    assert found["gpurl, training, horizon 32"] == [(64, 128), (4096, 8192)]
-    assert found["gpurl, training, horizon 128"] == [(64, 100)]
-    assert found["environment alone, horizon 32"] == [(64, 576), (4096, 36864)]
-    assert found["gpurl, training, earlier commits"] == [(64, 64), (512, 512)]
+    lines = curves(axes)
+    assert lines["gpurl, training, horizon 32"] == [(64, 128), (4096, 8192)]
+    assert lines["gpurl, training, horizon 128"] == [(64, 100)]
+    assert lines["environment alone, horizon 32"] == [(64, 576), (4096, 36864)]
+    assert lines["gpurl, training, earlier commits"] == [(64, 64), (512, 512)]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
 
 
 def test_peers_are_points_with_their_mode(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = curves(drawn(results, monkeypatch))
-    (skrl,), (rl_games,) = found["skrl 1"], found["rl_games 1 (max-autotune)"]
+    lines = curves(drawn(results, monkeypatch))
+    (skrl,), (rl_games,) = lines["skrl 1"], lines["rl_games 1 (max-autotune)"]
     assert (skrl[1], rl_games[1]) == (20, 30)
     assert skrl[0] < 4096 < rl_games[0] < 1.1 * 4096  # side by side
     assert skrl[0] * rl_games[0] == pytest.approx(4096**2)
     assert not [
-        name for name in found if name.startswith(("gpurl 1", "sb3"))
+        name for name in lines if name.startswith(("gpurl 1", "sb3"))
     ]  # gpurl is a curve, Pendulum another case
 
 
 def test_the_limit_is_that_of_the_precision_of_the_training(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = curves(drawn(results, monkeypatch))
-    limits = {name: points[0][1] for name, points in found.items() if name.startswith("limit")}
+    lines = curves(drawn(results, monkeypatch))
+    limits = {name: points[0][1] for name, points in lines.items() if name.startswith("limit")}
     assert limits == {"limit of training: arithmetic, float32": 5e5}
 
 

@@ -59,10 +59,10 @@ def test_the_command_prints_the_phases_and_writes_a_trace(
     threads = torch.get_num_threads()
     assert main(["profile", "ppo", "chasing", *SMALL, "--out", str(tmp_path / "deep" / "out")]) == 0
     assert torch.get_num_threads() == threads
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     shares = {
         name: float(share)
-        for name, share in re.findall(r"^(\w+) +[\d.]+ +([\d.]+)% +\d+$", said, re.MULTILINE)
+        for name, share in re.findall(r"^(\w+) +[\d.]+ +([\d.]+)% +\d+$", output, re.MULTILINE)
     }
     assert list(shares) == ["env", "policy", "store", "rollout", "post", "update", "other"]
     assert sum(shares.values()) == pytest.approx(100.0, abs=0.4)
@@ -71,17 +71,17 @@ def test_the_command_prints_the_phases_and_writes_a_trace(
     names = [event.get("name", "") for event in trace["traceEvents"]]
     assert names.count("gpurl/env") == 2 * 4
     assert names.count("gpurl/update") == 2
-    assert str(tmp_path / "deep" / "out" / "trace.json") in said
+    assert str(tmp_path / "deep" / "out" / "trace.json") in output
 
 
 def test_every_algorithm_can_be_profiled_in_a_folder_of_its_own(tmp_path: Path) -> None:
     for algorithm in ("ppo", "a2c"):
-        found = small_profile(tmp_path, algorithm)
-        assert found.trace.parent.parent == tmp_path / "profile" / "chasing" / algorithm
-        assert found.trace.is_file()
+        result = small_profile(tmp_path, algorithm)
+        assert result.trace.parent.parent == tmp_path / "profile" / "chasing" / algorithm
+        assert result.trace.is_file()
         for name in ("env", "policy", "store", "post", "update"):
-            assert found.phases[name].host > 0
-            assert found.phases[name].operators > 0
+            assert result.phases[name].host > 0
+            assert result.phases[name].operators > 0
 
 
 def test_what_replays_is_profiled_as_it_runs_once_it_learns(
@@ -99,10 +99,10 @@ def test_what_replays_is_profiled_as_it_runs_once_it_learns(
         "device": "cpu",
         "root": str(tmp_path),
     }
-    found = profile(make_settings("sac", "chasing", **settings), iterations=2, warm_up=1)
+    result = profile(make_settings("sac", "chasing", **settings), iterations=2, warm_up=1)
     assert not drawn
-    assert (found.horizon, found.minibatches) == (2, 4)
-    assert found.phases["update"].operators > 4 * found.phases["policy"].operators / 2
+    assert (result.horizon, result.minibatches) == (2, 4)
+    assert result.phases["update"].operators > 4 * result.phases["policy"].operators / 2
 
 
 def test_the_profiled_steps_are_counted_and_no_others(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_wrong_words_are_refused_as_by_train(
     assert message in capsys.readouterr().err
 
 
-def test_a_place_that_cannot_be_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="choose another place with --out"):
         profile(make_settings("ppo", "chasing", num_envs=4, device="cpu"), out=tmp_path / "file")
@@ -191,7 +191,7 @@ def test_a_part_does_not_count_what_another_part_within_it_takes(
     spans = Spans(trainer)
     trainer.iterate()
     trainer.collect()
-    wanted = {
+    expected = {
         "env": 2.0,
         "policy": 4.0,
         "store": 24.0,
@@ -200,7 +200,7 @@ def test_a_part_does_not_count_what_another_part_within_it_takes(
         "update": 32.0,
         "other": 0.25,
     }
-    assert spans.seconds == wanted
+    assert spans.seconds == expected
 
 
 def event(
@@ -239,31 +239,31 @@ def test_operators_launches_and_kernels_go_to_the_innermost_range() -> None:
         event("aten::mul", 101, 102),
         event("add", 500, 501, kind=CUDA),
     ]
-    found = Profile("", 1, 1, 1, 1.0, True, Path(), [])
-    module._count(found, events)
+    result = Profile("", 1, 1, 1, 1.0, True, Path(), [])
+    module._count(result, events)
     counts = {
         name: (phase.operators, phase.launches, phase.device)
-        for name, phase in found.phases.items()
+        for name, phase in result.phases.items()
         if phase != Phase()
     }
     assert counts == {"env": (1, 2, 3.0), "rollout": (0, 1, 7.0), "other": (2, 0, 0.0)}
 
 
 def test_the_report_of_a_gpu_by_hand() -> None:
-    found = Profile("title", 2, 4, 5, 0.010, True, Path("trace.json"), [("k" * 90, 0.004, 6)])
-    found.phases["env"] = Phase(host=0.006, device=0.002, operators=80, launches=40)
-    found.phases["update"] = Phase(host=0.002, device=0.006, operators=100, launches=50)
-    lines = {line.split()[0]: line.split()[1:] for line in report(found).splitlines() if line}
+    result = Profile("title", 2, 4, 5, 0.010, True, Path("trace.json"), [("k" * 90, 0.004, 6)])
+    result.phases["env"] = Phase(host=0.006, device=0.002, operators=80, launches=40)
+    result.phases["update"] = Phase(host=0.002, device=0.006, operators=100, launches=50)
+    lines = {line.split()[0]: line.split()[1:] for line in report(result).splitlines() if line}
     assert lines["env"] == ["3.000", "75.0%", "1.000", "25.0%", "40", "20"]
     assert lines["update"] == ["1.000", "25.0%", "3.000", "75.0%", "50", "25"]
-    said = report(found)
-    assert "10.00 ms an iteration (median of 2)" in said
+    output = report(result)
+    assert "10.00 ms an iteration (median of 2)" in output
     assert (
-        "the device is idle 60% of an iteration" in said
+        "the device is idle 60% of an iteration" in output
     )  # 8 ms of kernels in two iterations of 10 ms
-    assert "an iteration 90.0 operators and 45.0 launches" in said
+    assert "an iteration 90.0 operators and 45.0 launches" in output
     assert (
         "a step of all environments 10.0 operators and 5.0 launches; a minibatch 10.0 operators "
-        "and 5.0 launches" in said
+        "and 5.0 launches" in output
     )
-    assert f"{'k' * 69}…   2.000      3" in said
+    assert f"{'k' * 69}…   2.000      3" in output

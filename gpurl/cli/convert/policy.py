@@ -297,7 +297,7 @@ def _fill_network(algorithm: PPO, actor: list[Layer], critic: list[Layer]) -> li
             last.bias[0, 0].copy_(chain[-1].bias)
             notes.append(f"{label}: {', '.join(map(visible, _names(chain)))}")
     if not critic:
-        notes.append("no critic with hidden layers as the actor's: values begin anew")
+        notes.append("no critic with hidden layers as the actor's: the critic is untrained")
     return notes
 
 
