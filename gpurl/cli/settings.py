@@ -187,6 +187,8 @@ def _parse_flags(base: Settings, flags: list[str], usage: str) -> Settings:
     options = _options_class(base.env)
     config_class = type(base.algorithm_config)
     kinds = _kinds(TrainConfig) | _kinds(config_class) | _kinds(options, "env.")
+    if "network.trunk" in kinds:
+        flags = ["--network.trunk" if word == "--network" else word for word in flags]
 
     # one dataclass of all settings, with `base` as its defaults
     all_settings = dataclasses.make_dataclass(
@@ -273,27 +275,24 @@ def _as_flags(words: list[str], kinds: dict[str, object]) -> list[str]:
     """
     flags: list[str] = []
     for word in words:
-        previous = flags[-1] if flags else ""
-        previous_kind = kinds.get(_name(previous)) if previous.startswith("--") else None
-        is_true = word.lower().endswith("true")
-        # `--key true` as `--key=true`
+        has_flag = bool(flags) and flags[-1].startswith("--")
+        previous_kind = kinds.get(_name(flags[-1])) if has_flag else None
         if previous_kind is bool and word.lower() in ("true", "false"):
             word = f"{flags.pop()}={word}"
-        # what follows a flag that takes a value is this value, also where it holds a "="
-        is_value = previous_kind not in (None, bool)
-        match = None if is_value else SETTING.fullmatch(word)
-        kind = kinds.get(_name(match[1])) if match else None
-        if word == "--network" and "network.trunk" in kinds:
-            flags.append("--network.trunk")
-        elif match is None:
+        # the word after a flag that takes a value is this value, even with a "=" in it
+        match = SETTING.fullmatch(word) if previous_kind in (None, bool) else None
+        if match is None:
             flags.append(word)
-        elif kind is bool and match[2].lower() in ("true", "false"):
-            group, dot, name = match[1].rpartition(".")
-            flags.append(f"--{group}{dot}{'' if is_true else 'no-'}{name}")
+            continue
+        name, value = match.groups()
+        kind = kinds.get(_name(name))
+        if kind is bool and value.lower() in ("true", "false"):
+            group, dot, last = name.rpartition(".")
+            flags.append(f"--{group}{dot}{'' if value.lower() == 'true' else 'no-'}{last}")
         elif typing.get_origin(kind) is tuple:
-            flags += [f"--{match[1]}", *match[2].strip("[]()").replace(",", " ").split()]
+            flags += [f"--{name}", *value.strip("[]()").replace(",", " ").split()]
         else:
-            flags.append(f"--{match[1]}={match[2]}")
+            flags.append(f"--{name}={value}")
     return flags
 
 
