@@ -24,7 +24,7 @@ LEAVES = {
 LAYERS = (
     {"kernels"},
     {"envs.vec_env", "envs._counting_env", "envs.torch_env"},
-    {"memory", "losses", "value_losses", "nn", "buffers", "checkpoints"},
+    {"memory", "losses", "nn", "buffers", "checkpoints"},
     {"algorithms"},
     {"guards"},
     {"engine"},

@@ -233,17 +233,15 @@ class BC(OffPolicy):
         self.replay.random.load_state_dict(state["random"])
         return 0
 
-    def update_step(self, batch: Batch, number: int) -> tuple[Metrics, Tensor]:
-        loss, metrics, rows = self.actor_loss(batch)
-        return metrics | {
-            "grad_norm": self.optimizers["actor"].step(loss, of=self.actor_loss)
-        }, rows
+    def update_step(self, batch: Batch, number: int) -> Metrics:
+        loss, metrics = self.actor_loss(batch)
+        return metrics | {"grad_norm": self.optimizers["actor"].step(loss, of=self.actor_loss)}
 
-    def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics, Tensor]:
-        """(loss 0-d, the mean of all that are transitions; metrics; loss [B] of each)."""
+    def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """(loss 0-d, the mean over rows that are transitions; metrics)."""
         rows = self.head.loss(self.actor(batch["obs"]).squeeze(0), batch["action"])
         loss = rows @ (batch["weight"] / batch["weight"].sum().clamp(min=1.0))
-        return loss, {"actor_loss": loss.detach()}, rows.detach()
+        return loss, {"actor_loss": loss.detach()}
 
 
 class CloneHead(nn.Module):

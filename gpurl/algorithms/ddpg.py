@@ -1,4 +1,4 @@
-"""Deep deterministic policy gradient (Lillicrap et al. 2016), and by its settings TD3 (Fujimoto et
+"""Deep deterministic policy gradient (Lillicrap et al. 2016); with other settings TD3 (Fujimoto et
 al. 2018).
 """
 
@@ -24,33 +24,30 @@ class DDPGConfig(ActorCriticConfig):
     num_critics: int = 1
     actor_aggregate: str = "first"
     noise: str = "gaussian"
-    """Noise on actions: gaussian, ladder (over environments), episode (a width for each) or
-    ornstein_uhlenbeck.
+    """Noise on actions: gaussian, ladder (a standard deviation per environment), episode (one per
+    episode) or ornstein_uhlenbeck.
     """
     noise_std: float = 0.1
-    """Its standard deviation, of actions in [-1, 1]; of ornstein_uhlenbeck its sigma."""
+    """Standard deviation of gaussian noise on actions in [-1, 1]; sigma of ornstein_uhlenbeck."""
     noise_std_range: tuple[float, ...] = (0.05, 0.8)
-    """Least and greatest standard deviation of ladder and episode."""
+    """Smallest and largest standard deviation of ladder and episode."""
     target_noise: float = 0.0
     """Standard deviation of the noise on the target's actions (TD3)."""
     target_noise_clip: float = 0.5
-    """How far that noise goes."""
+    """Limit of that noise."""
     delay_targets: bool = True
-    """Target networks follow when the actor moves (TD3), else the critics' do at every update."""
+    """Update target networks with the actor (TD3), else those of the critics with every update."""
     target_actor: bool = True
-    """The target's actions are those of a target actor; else of the actor itself."""
+    """Targets use the actions of a target actor, else those of the actor itself."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choices(self, {"noise": KINDS})
         check_numbers(self, {"noise_std": 0, "target_noise": 0, "target_noise_clip": 0})
-        if (
-            len(self.noise_std_range) != 2
-            or not 0 < self.noise_std_range[0] <= self.noise_std_range[1]
-        ):
+        std_range = self.noise_std_range
+        if len(std_range) != 2 or not 0 < std_range[0] <= std_range[1]:
             raise UsageError(
-                f"noise_std_range must be two numbers above 0, the least first, got "
-                f"{self.noise_std_range}"
+                f"noise_std_range must be two numbers above 0, the smaller first, got {std_range}"
             )
 
 
@@ -61,13 +58,14 @@ class DDPG(OffPolicyActorCritic):
 
     def make_networks(self) -> None:
         config = self.config
-        self.has_target_actor, self.delays_target = config.target_actor, config.delay_targets
+        self.has_target_actor = config.target_actor
+        self.delays_target = config.delay_targets
         super().make_networks()
-        least, most = config.noise_std_range
+        smallest, largest = config.noise_std_range
         self.noise = ActionNoise(
             config.noise,
             config.noise_std,
-            (least, most),
+            (smallest, largest),
             self.num_envs,
             self.num_actions,
             self.device,
@@ -89,10 +87,9 @@ class DDPG(OffPolicyActorCritic):
         config = self.config
         action = (self.target_actor or self.actor)(next_obs).squeeze(0).tanh()
         if config.target_noise:  # equation 14 of Fujimoto et al.
+            limit = config.target_noise_clip
             noise = self.update_random.normal((self.num_actions,)).mul_(config.target_noise)
-            action = (
-                action + noise.clamp_(-config.target_noise_clip, config.target_noise_clip)
-            ).clamp_(-1.0, 1.0)
+            action = (action + noise.clamp_(-limit, limit)).clamp_(-1.0, 1.0)
         return action, None
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:

@@ -1,5 +1,5 @@
-"""Soft actor-critic over a few actions (Christodoulou 2019): expectations over all actions in place
-of draws. `sac` takes it by itself.
+"""Soft actor-critic on a Discrete space (Christodoulou 2019): expectations over all actions in
+place of samples. `sac` is this algorithm there.
 """
 
 import math
@@ -11,14 +11,14 @@ from gpurl.algorithms.base import Metrics, PolicyState
 from gpurl.algorithms.off_policy import Batch
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.errors import UsageError
+from gpurl.losses import td_loss, values_of_actions
 from gpurl.nn.distributions import Categorical
 from gpurl.nn.mlp import Sequential, make_network
 from gpurl.nn.q_networks import num_choices
-from gpurl.value_losses import taken, td_loss
 
-# of the greatest entropy, that a learned temperature aims at, as in CleanRL; the paper's 0.98
-# leaves it near uniform
-ENTROPY_SHARE = 0.89
+# default target entropy as a fraction of the largest, as in CleanRL; the paper's 0.98 keeps the
+# policy near uniform
+ENTROPY_FRACTION = 0.89
 
 
 class DiscreteSAC(SAC):
@@ -35,16 +35,20 @@ class DiscreteSAC(SAC):
                 f"and fit_returns {config.fit_returns}"
             )
         self.head = Categorical(self.num_actions)
-        self.actor = make_network(1, self.num_inputs, self.num_actions, config.actor_network)
-        self.critic, self.target_critic = (self.make_critics(config.num_critics) for _ in range(2))
+        self.actor = self.make_actor()
+        self.critic = self.make_critics(config.num_critics)
+        self.target_critic = self.make_critics(config.num_critics)
         self.target_actor = None
         self.make_temperature()
+
+    def actor_outputs(self) -> int:
+        return self.num_actions
 
     def make_critics(self, count: int) -> Sequential:
         return make_network(count, self.num_inputs, self.num_actions, self.config.critic_network)
 
-    def usual_entropy(self) -> float:
-        return ENTROPY_SHARE * math.log(self.num_actions)
+    def default_target_entropy(self) -> float:
+        return ENTROPY_FRACTION * math.log(self.num_actions)
 
     def action_shape(self) -> tuple[int, ...]:
         return ()
@@ -70,23 +74,25 @@ class DiscreteSAC(SAC):
     @torch.no_grad()
     def critic_target(self, batch: Batch) -> Tensor:
         log_prob = self.actor(batch["next_obs"]).squeeze(0).log_softmax(-1)
-        next_value = self._joined(self.target_q(batch["next_obs"]), self.config.target_aggregate)
+        output = self.target_outputs(batch["next_obs"])
+        next_value = self._aggregate(output, self.config.target_aggregate)
         soft_value = (log_prob.exp() * (next_value - self.temperature.value() * log_prob)).sum(-1)
         return torch.addcmul(batch["reward"], batch["discount"], soft_value)
 
-    def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics, Tensor]:
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         target = self.critic_target(batch)
-        values = taken(self.critic(batch["obs"]), batch["action"])
+        values = values_of_actions(self.critic(batch["obs"]), batch["action"])
         loss, error = td_loss(values, target, batch["weight"], None)
-        return loss, {"critic_loss": loss.detach(), "qf_values": values.detach()}, error
+        metrics = {"critic_loss": loss.detach(), "qf_values": values.detach(), "td_error": error}
+        return loss, metrics
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         log_prob = self.actor(batch["obs"]).squeeze(0).log_softmax(-1)
         with torch.no_grad():
-            value = self._joined(self.critic(batch["obs"]), self.config.actor_aggregate)
+            value = self._aggregate(self.critic(batch["obs"]), self.config.actor_aggregate)
         temperature = self.temperature.value().detach()
         prob = log_prob.exp()
-        # of each action; that log p has a slope too changes nothing, its mean under p is 0
+        # log p needs no gradient: the mean of its gradient under p is 0
         cost = temperature * log_prob.detach() - value
         loss = (prob * cost).sum(-1).mean()
         entropy = -(prob.detach() * log_prob.detach()).sum(-1).mean()

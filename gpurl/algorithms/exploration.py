@@ -1,8 +1,7 @@
-"""How far actions leave what is best: noise on continuous ones, of some width or a slow drift, and
-a share of random ones that falls.
-"""
+"""Exploration: epsilon-greedy with a falling epsilon, and noise on continuous actions."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,29 +10,46 @@ from gpurl.algorithms.base import PolicyState
 from gpurl.kernels.random import CounterRandom
 
 KINDS = ("gaussian", "ladder", "episode", "ornstein_uhlenbeck")
-THETA, TIME_STEP = (
-    0.15,
-    1e-2,
-    # of the Ornstein-Uhlenbeck process (Lillicrap et al. 2016, section 7; time step as in its usual
-    # code)
-)
+# of the Ornstein-Uhlenbeck process: Lillicrap et al. 2016, section 7; the usual time step
+THETA, TIME_STEP = 0.15, 1e-2
 
 
 def linear_schedule(start: float, end: float, fraction: float, progress: float) -> float:
-    """From start to end, linearly over this fraction of the training, then end; progress is from 0
-    to 1.
+    """From start to end, linearly over the first `fraction` of training, then end; progress: of the
+    training, from 0 to 1.
     """
     return start + (end - start) * (min(progress / fraction, 1.0) if fraction else 1.0)
+
+
+@dataclass(frozen=True)
+class EpsilonGreedyConfig:
+    """Settings of epsilon-greedy exploration."""
+
+    epsilon_start: float = 1.0
+    """Probability of a random action at the start."""
+    epsilon_end: float = 0.05
+    """Probability of a random action after epsilon_fraction of the training."""
+    epsilon_fraction: float = 0.2
+    """Fraction of the training over which it falls linearly."""
+
+    def epsilon_at(self, progress: float) -> float:
+        """The probability at this progress of the training, from 0 to 1."""
+        return linear_schedule(
+            self.epsilon_start, self.epsilon_end, self.epsilon_fraction, progress
+        )
+
+
+EPSILONS = tuple(EpsilonGreedyConfig.__dataclass_fields__)
 
 
 class ActionNoise:
     """Adds noise to actions in [-1, 1].
 
     gaussian            standard deviation `std`
-    ladder              environment i of N has least + (most - least) i / (N - 1) (Li et al. 2023,
-                        PQL)
-    episode             each episode draws its own between least and most (Seo et al. 2025, FastTD3)
-    ornstein_uhlenbeck  a drift x <- x - theta x dt + std sqrt(dt) normal, anew each episode
+    ladder              environment i of N has min + (max - min) i / (N - 1), min and max of
+                        `std_range` (Li et al. 2023, PQL)
+    episode             each episode draws its own from `std_range` (Seo et al. 2025, FastTD3)
+    ornstein_uhlenbeck  x <- x - theta x dt + std sqrt(dt) normal, from 0 in each episode
                         (Uhlenbeck and Ornstein 1930)
     """
 
@@ -46,13 +62,16 @@ class ActionNoise:
         num_actions: int,
         device: torch.device,
     ) -> None:
-        self.kind, self.std, self.num_actions, self.device = kind, std, num_actions, device
-        self.least, self.most = std_range
-        self.ladder = torch.linspace(self.least, self.most, num_envs, device=device).unsqueeze(1)
+        self.kind = kind
+        self.std = std
+        self.std_range = std_range
+        self.num_actions = num_actions
+        self.device = device
+        self.ladder = torch.linspace(*std_range, num_envs, device=device).unsqueeze(1)
 
     def initial_policy_state(self, num_envs: int) -> PolicyState:
-        """What lasts through an episode: the drift [N, A] or the width [N, 1]; zeros where an
-        episode begins.
+        """What lasts through an episode: the process [N, A] or the standard deviation [N, 1]; zeros
+        where an episode begins.
         """
         width = {"ornstein_uhlenbeck": self.num_actions, "episode": 1}.get(self.kind)
         return () if width is None else (torch.zeros(num_envs, width, device=self.device),)
@@ -60,22 +79,19 @@ class ActionNoise:
     def add(
         self, action: Tensor, policy_state: PolicyState, random: CounterRandom
     ) -> tuple[Tensor, PolicyState]:
-        """(action [N, A] with noise, within [-1, 1]; the next policy state)."""
+        """(action [N, A] with noise, clipped to [-1, 1]; the next policy state)."""
         noise = random.normal((self.num_actions,))
         if self.kind == "gaussian":
             noise = noise * self.std
         elif self.kind == "ladder":
             noise = noise * self.ladder
         elif self.kind == "episode":
-            (width,) = policy_state
-            drawn = random.uniform(self.least, self.most, (1,))
-            width = torch.where(width == 0.0, drawn, width)
-            noise, policy_state = noise * width, (width,)
+            (std,) = policy_state
+            drawn = random.uniform(*self.std_range, (1,))
+            std = torch.where(std == 0.0, drawn, std)
+            noise, policy_state = noise * std, (std,)
         else:
-            noise = torch.add(
-                policy_state[0] * (1.0 - THETA * TIME_STEP),
-                noise,
-                alpha=self.std * math.sqrt(TIME_STEP),
-            )
+            decayed = policy_state[0] * (1.0 - THETA * TIME_STEP)
+            noise = torch.add(decayed, noise, alpha=self.std * math.sqrt(TIME_STEP))
             policy_state = (noise,)
         return (action + noise).clamp_(-1.0, 1.0), policy_state

@@ -10,13 +10,14 @@ from gpurl.nn.mlp import BodyConfig
 
 @dataclass(frozen=True)
 class FastSACConfig(SACConfig):
-    """Settings of FastSAC, those of holosoma's code for robots that walk at a wanted speed (Seo et
-    al. 2025b).
+    """Settings of FastSAC, those of holosoma's code for robots that follow a velocity command (Seo
+    et al. 2025b).
 
-    Not as in that code: gamma is 0.99 (0.97 there, 0.99 where motions are imitated: it is the
-    task's), the standard deviation may reach exp(2) (1 there), the temperature moves with the actor
-    (with every critic step there), relu stands for SiLU, Adam's second moment lasts longer (0.999
-    for 0.95), and both critics learn the mean of the two target distributions (each its own there).
+    Different from that code: gamma is 0.99 (0.97 there, 0.99 for motion imitation: it depends on
+    the task), the standard deviation may reach exp(2) (1 there), the temperature is updated with
+    the actor (with every critic step there), relu in place of SiLU, Adam's second beta is 0.999
+    (0.95 there), and both critics learn the mean of the two target distributions (each its own
+    there).
     """
 
     updates: int = 8

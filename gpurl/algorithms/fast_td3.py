@@ -13,13 +13,13 @@ from gpurl.nn.mlp import BodyConfig
 class FastTD3Config(TD3Config):
     """Settings of FastTD3, those of its authors' code.
 
-    PQL's (Li et al. 2023): updates 8, n_step 3, tau 0.05, noise ladder, target_noise 0.8 clipped at
-    0.2.
+    Those of PQL (Li et al. 2023): updates 8, n_step 3, tau 0.05, noise ladder, target_noise 0.8
+    clipped at 0.2.
 
-    Not as in that code: actions are random until learning starts, all layers start as torch's do
-    (its actor's last one nearly at 0), and the replay keeps 1 million transitions in all (10,000 to
-    50,000 of every environment there). Of a task, not of the algorithm, and so
-    set there for each: v_min and v_max (10 to 10,000), gamma (0.97 or 0.99), n_step and updates.
+    Different from that code: actions are random until learning starts, all layers are initialised
+    as torch's are (the actor's last one near 0 there), and the replay buffer has 1 million
+    transitions in all (10,000 to 50,000 per environment there). That code sets per task: v_min and
+    v_max (10 to 10,000), gamma (0.97 or 0.99), n_step and updates.
     """
 
     updates: int = 2

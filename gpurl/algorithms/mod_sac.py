@@ -1,5 +1,5 @@
-"""Modified SAC (ElegantRL, 2022): the actor moves the more often the better the critics are, and
-has a target of its own.
+"""Modified SAC (ElegantRL, 2022): the better the critics, the more often the actor is updated; it
+has a target network too.
 """
 
 import math
@@ -15,7 +15,8 @@ from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
 
-LOSS_DECAY, FIRST_LOSS = 0.995, math.sqrt(math.log(2.0))  # at which reliability starts at one half
+LOSS_DECAY = 0.995
+INITIAL_LOSS = math.sqrt(math.log(2.0))  # reliability starts at one half
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class ModSACConfig(SACConfig):
         check_numbers(self, {"std_penalty": 0})
         if self.policy_delay != 1:
             raise UsageError(
-                f"mod_sac decides by itself when the actor moves: leave out policy_delay "
+                f"mod_sac decides by itself when the actor is updated: leave out policy_delay "
                 f"{self.policy_delay}"
             )
 
@@ -39,50 +40,53 @@ class ModSAC(SAC):
     """SAC with an adaptive two-timescale rule (TTUR).
 
     c is the running mean of the critics' loss, in units of scaled rewards squared; reliability =
-    exp(-c^2). After u updates of the critics in an iteration the actor has moved a times; it moves
-    if a / u < 1 / (2 - reliability): at every update when the critics are perfect, at every second
-    one when they are hopeless. A step that is left out because it is not finite counts in u and in
-    a like any other.
+    exp(-c^2). After u updates of the critics and a of the actor in an iteration the actor is
+    updated if a / u < 1 / (2 - reliability): with every update when the critics are perfect, with
+    every second one when they are useless. Steps skipped because they are not finite count in u and
+    in a too.
     """
 
     config: ModSACConfig
     has_target_actor = True
-    temperature_limits = (-16.0, 2.0)
+    log_temperature_limits = (-16.0, 2.0)
     loss_mean: Tensor  # 0-d
-    moves: Tensor  # 0-d: of the actor in this iteration
-    is_due: Tensor  # 0-d bool: whether the actor moves now
+    actor_updates: Tensor  # 0-d: of this iteration
+    is_due: Tensor  # 0-d bool: whether the actor is updated now
 
     def make_networks(self) -> None:
         super().make_networks()
-        self.register_buffer("loss_mean", torch.tensor(FIRST_LOSS))
-        self.register_buffer("moves", torch.zeros(()))
+        self.register_buffer("loss_mean", torch.tensor(INITIAL_LOSS))
+        self.register_buffer("actor_updates", torch.zeros(()))
 
-    def update_step(self, batch: Batch, number: int) -> tuple[Metrics, Tensor]:
-        metrics, error = self.critic_step(batch, move_target=True)
-        loss = metrics["critic_loss"]  # one that is not finite would stay in the mean for good
+    def update_step(self, batch: Batch, number: int) -> Metrics:
+        metrics = self.critic_step(batch, move_target=True)
+        # how good the critics are; a loss that is not finite would stay in the mean for good
+        loss = metrics["critic_loss"]
         is_finite = loss.abs() < math.inf
         self.loss_mean.lerp_(torch.where(is_finite, loss, self.loss_mean), 1.0 - LOSS_DECAY)
-        if number == 0:
-            self.moves.zero_()
         reliability = self.loss_mean.square().neg().exp()
-        self.is_due = self.moves * (2.0 - reliability) < number + 1
-        self.moves += self.is_due
-        return metrics | self.actor_step(batch) | {"reliability": reliability}, error
+        # whether it is the actor's turn
+        if number == 0:
+            self.actor_updates.zero_()
+        self.is_due = self.actor_updates * (2.0 - reliability) < number + 1
+        self.actor_updates += self.is_due
+        return metrics | self.actor_step(batch) | {"reliability": reliability}
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        """With the variance of the log standard deviations: the mean over all of (x - mean x)^2, x
-        of one action over the batch.
+        """SAC's with std_penalty times the variance over the batch of each log standard deviation,
+        averaged over actions.
         """
         output = self.actor(batch["obs"]).squeeze(0)
-        loss, metrics = self.soft_loss(batch["obs"], output)
+        loss, metrics = self.soft_actor_loss(batch["obs"], output)
         log_std = output.chunk(2, dim=1)[1]
-        mean = log_std.detach().mean(0).expand_as(log_std)  # by which the variance has no slope
+        # the gradient of a variance by its mean is 0
+        mean = log_std.detach().mean(0).expand_as(log_std)
         variance = functional.mse_loss(log_std, mean)
         return torch.add(loss, variance, alpha=self.config.std_penalty), metrics
 
-    def move_actor(self, loss: Tensor) -> Tensor:
-        """Where the step is not due the optimiser is given an infinite loss, and so changes
-        nothing: the host need not know. Such a step does not count as skipped, and its norm is 0.
+    def actor_optimizer_step(self, loss: Tensor) -> Tensor:
+        """A step that is not due gets an infinite loss, so the optimiser changes nothing and the
+        host need not know. It does not count as skipped, and its norm is 0.
         """
         optimizer = self.optimizers["actor"]
         counts, before = optimizer.skipped.counts, optimizer.skipped.counts.clone()

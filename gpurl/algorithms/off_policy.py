@@ -1,27 +1,29 @@
-"""What all off-policy algorithms share: steps go into a replay buffer, and every few steps some
-batches of it are learnt from.
+"""What all off-policy algorithms share: steps go into a replay buffer, and after every `horizon`
+steps the networks are updated on batches of it.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpurl.algorithms.base import Algorithm, AlgorithmConfig, Decision, Metrics, PolicyState
+from gpurl.algorithms.exploration import linear_schedule
 from gpurl.buffers.prioritized import PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer
-from gpurl.checks import check_choices, check_numbers
+from gpurl.checks import check_atoms, check_choices, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.optimizer import FlatAdam
 
-RANDOM = ("action_random", "update_random", "choice_random")
-Batch = dict[str, Tensor]  # as `Replay.sample`, observations normalised and rewards scaled
+RANDOM_STREAMS = ("action_random", "update_random", "choice_random")
+# as `Replay.sample` returns it, with normalised observations and scaled rewards
+Batch = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -30,120 +32,171 @@ class OffPolicyConfig(AlgorithmConfig):
 
     horizon: int = 1
     updates: int = 8
-    """Optimiser steps after each horizon, each on a batch of its own."""
+    """Updates after each horizon, each on a new batch."""
     batch_size: int = 256
-    """Transitions of a batch."""
+    """Transitions in a batch."""
     replay_size: int = 1_000_000
-    """Transitions that are kept, the newest."""
+    """Transitions in the replay buffer, the newest."""
     learning_starts: int = 5_000
     """Transitions before the first update; until then actions are random."""
     n_step: int = 1
-    """Rewards that a target sums before it trusts the critic; never past the end of an episode."""
+    """Rewards that a target sums before it bootstraps; never past the end of an episode."""
     learning_rate: float = 3e-4
     reward_scale: float = 1.0
-    """Rewards are multiplied by this before they are learnt from."""
+    """Factor of the rewards that are learnt from."""
     prioritized: bool = False
-    """Draw transitions by their last error (Schaul et al. 2016) instead of uniformly."""
+    """Draw transitions by their last TD error (Schaul et al. 2016) instead of uniformly."""
     per_alpha: float = 0.5
-    """How much the error counts when drawing: 0 not at all."""
+    """Exponent of the error in the priority; 0 draws uniformly."""
     per_beta: float = 0.4
-    """How much of the bias of such draws is taken back at the start of training; all of it at the
-    end.
-    """
+    """Importance-sampling exponent at the start of training; it rises to 1 at the end."""
     priority_decay: float = 0.999
-    """How fast the greatest error seen, which new transitions get, is forgotten: its share left
-    after an update.
-    """
+    """Decay per update of the largest priority so far, which new transitions get."""
     storage: str = "float32"
-    """How the replay keeps observations: float32, or bfloat16 at half the memory (2 digits); images
-    stay uint8.
+    """Type of stored observations: float32, or bfloat16 at half the memory (2 digits); images stay
+    uint8.
     """
     final_obs_fraction: float = 1.0 / 16.0
-    """Final observations the replay keeps, as a share of its transitions; more for episodes that
-    time cuts off before 16 steps.
+    """Final observations in the replay buffer, as a fraction of its transitions; raise it if time
+    limits end episodes after fewer than 16 steps.
     """
     save_replay: bool = False
-    """Write the replay into every checkpoint, so that a resumed run goes on with it; else it is
-    filled anew.
-    """
+    """Write the replay buffer into every checkpoint, for a resumed run; else it is filled again."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choices(self, {"storage": ("float32", "bfloat16")})
-        least = dict.fromkeys(
-            ("updates", "batch_size", "replay_size", "learning_starts", "n_step"), 1
+        at_least_one = ("updates", "batch_size", "replay_size", "learning_starts", "n_step")
+        check_numbers(
+            self,
+            dict.fromkeys(at_least_one, 1),
+            ("reward_scale", "final_obs_fraction"),
+            zero_to_one=("per_alpha", "per_beta", "priority_decay", "final_obs_fraction"),
         )
-        one = ("per_alpha", "per_beta", "priority_decay", "final_obs_fraction")
-        check_numbers(self, least, ("reward_scale", "final_obs_fraction"), zero_to_one=one)
         for name in ("learning_starts", "replay_size"):
             if self.batch_size > getattr(self, name):
                 raise UsageError(
-                    f"a batch of batch_size {self.batch_size} is more than {name} "
-                    f"{getattr(self, name)} transitions hold"
+                    f"batch_size {self.batch_size} is more than {name} {getattr(self, name)}"
                 )
 
 
+@dataclass(frozen=True)
+class CriticConfig(OffPolicyConfig):
+    """Settings of every off-policy algorithm with critics and their target networks."""
+
+    fixed: ClassVar[tuple[str, ...]] = (
+        *OffPolicyConfig.fixed,
+        "num_critics",
+        "atoms",
+        "v_min",
+        "v_max",
+    )
+
+    num_critics: int = 1
+    """Critics in the ensemble, each with its own initial weights."""
+    tau: float = 0.005
+    """Polyak averaging: target networks move by this fraction of the difference; 1 copies."""
+    atoms: int = 0
+    """Atoms of a critic's distribution of returns (C51, Bellemare et al. 2017); 0: a critic gives
+    one number.
+    """
+    v_min: float = -10.0
+    """Value of the lowest atom, of scaled rewards."""
+    v_max: float = 10.0
+    """Value of the highest atom."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(self, {"num_critics": 1, "atoms": 0}, ("tau",), zero_to_one=("tau",))
+        check_atoms(self.atoms, self.v_min, self.v_max)
+
+    def make_support(self) -> Tensor:
+        """[Z] the values of the atoms."""
+        return torch.linspace(self.v_min, self.v_max, max(self.atoms, 1))
+
+
 class OffPolicy(Algorithm):
-    """Collects `horizon` steps into a rollout, moves them into the replay in `prepare`, and takes
-    `updates` steps in `learn`.
+    """Collects `horizon` steps into a rollout, moves them into the replay buffer in `prepare`, and
+    does `updates` updates in `learn`.
     """
 
     config: OffPolicyConfig
-    replay: Replay  # there when a buffer was made: a policy by itself needs none
+    replay: Replay  # set by `make_buffer`: a policy that does not train needs none
 
     def make_training(self) -> None:
+        seed = self.seed * 4
         self.learning_starts = self.config.learning_starts
         self.optimizers = self.make_optimizers()
-        self.action_random = CounterRandom(self.seed * 4 + 1, self.num_envs, self.device)
-        self.update_random = CounterRandom(
-            self.seed * 4 + 2, self.config.batch_size, self.device
-        )  # a stream a row of the batch
-        self.choice_random = CounterRandom(self.seed * 4 + 3, 1, self.device)  # for all of it
-        self.is_random = False  # actions, before learning starts: `schedule` says
+        # a stream per environment, a stream per row of a batch, and one for the whole batch
+        self.action_random = CounterRandom(seed + 1, self.num_envs, self.device)
+        self.update_random = CounterRandom(seed + 2, self.config.batch_size, self.device)
+        self.choice_random = CounterRandom(seed + 3, 1, self.device)
+        self.is_random = False  # whether actions are random; `schedule` sets it
 
-    # ---- what an algorithm is ----
+    # ---- what a subclass defines ----
 
     @abstractmethod
     def make_optimizers(self) -> dict[str, FlatAdam]:
-        """name -> an optimiser of some of the modules, each with its target network if it has
-        one.
-        """
+        """name -> the optimiser of a module, and of its target network if it has one."""
 
     @abstractmethod
     def decide(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
-        """(action with exploration as it is stored [N, ...], next policy state) at normalised
-        obs [N, D].
+        """(action with exploration [N, ...] as stored, next policy state) at normalised obs
+        [N, D].
         """
 
     @abstractmethod
     def greedy(self, obs: Tensor) -> Tensor:
-        """[N, ...] the best action at normalised obs [N, D], as it is stored."""
+        """[N, ...] the best action at normalised obs [N, D], as stored."""
 
     @abstractmethod
     def random_action(self) -> Tensor:
-        """[N, ...] uniform over all actions, as it is stored."""
+        """[N, ...] uniform over all actions, as stored."""
 
     @abstractmethod
     def to_env(self, action: Tensor) -> Tensor:
-        """[N, *action] what the environment receives."""
+        """[N, *action] the action that the environment receives."""
 
     @abstractmethod
-    def update_step(self, batch: Batch, number: int) -> tuple[Metrics, Tensor]:
-        """One optimiser step of each network whose turn it is, at update `number` of this
-        iteration; returns (metrics, error [B] of each transition).
+    def update_step(self, batch: Batch, number: int) -> Metrics:
+        """Update `number` of this iteration: an optimiser step of each network that is due.
+
+        Returns metrics of any shape, logged as their means; "td_error" [B], which prioritised
+        replay needs, is not logged.
         """
 
     def action_shape(self) -> tuple[int, ...]:
-        """Of a stored action."""
+        """Shape of a stored action."""
         return ()
 
     def extra_columns(self) -> dict[str, tuple[int, ...]]:
-        """What else a step stores beside reward and action, name -> shape, () or (n,)."""
+        """name -> shape, () or (n,), of what a step stores beside reward and action."""
         return {}
 
-    def more_columns(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
-        """These columns [T, N, ...] of a rollout."""
+    def compute_extra_columns(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
+        """name -> [T, N, ...] the `extra_columns` of a rollout."""
         return {}
+
+    def make_adam(
+        self,
+        module: nn.Module,
+        name: str,
+        loss: str,
+        target: nn.Module | None = None,
+        tau: float = 1.0,
+    ) -> FlatAdam:
+        """Adam with the settings of this algorithm; name: of the optimiser; loss: the method."""
+        config = self.config
+        return FlatAdam(
+            module,
+            self.rate_of(name),
+            1e-8,
+            config.weight_decay,
+            config.max_grad_norm,
+            target,
+            tau,
+            (loss,),
+        )
 
     # ---- acting ----
 
@@ -162,51 +215,48 @@ class OffPolicy(Algorithm):
     # ---- recording ----
 
     def make_buffer(self) -> RolloutBuffer:
-        """The rollout of one iteration, and behind it the replay."""
-        config, space = self.config, self.observation_space
-        columns = {"reward": (), "action": self.action_shape()} | self.extra_columns()
-        kind = torch.uint8 if space.dtype == np.uint8 else torch.float32
+        """The rollout of one iteration; makes the replay buffer too."""
+        config = self.config
+        space = self.observation_space
+        # a whole rollout fits, and so does an n-step return
         size = max(config.replay_size, config.horizon * self.num_envs)
         if config.n_step > size // self.num_envs:
-            steps = f"{size // self.num_envs} steps of {self.num_envs} environments"
             raise UsageError(
                 f"n_step {config.n_step} is more than replay_size {config.replay_size} holds, "
-                f"{steps}"
+                f"{size // self.num_envs} steps of {self.num_envs} environments"
             )
         arguments = (
             size,
             self.num_envs,
             tuple(space.shape or ()),
-            columns,
+            {"reward": (), "action": self.action_shape()} | self.extra_columns(),
             self.device,
             self.seed * 4 + 4,
-            kind,
+            torch.uint8 if space.dtype == np.uint8 else torch.float32,
+            config.storage,
+            config.final_obs_fraction,
         )
         if config.prioritized:
             self.replay = PrioritizedReplay(
                 *arguments,
-                config.storage,
-                config.final_obs_fraction,
                 alpha=config.per_alpha,
                 beta=config.per_beta,
                 decay=config.priority_decay,
             )
         else:
-            self.replay = Replay(*arguments, config.storage, config.final_obs_fraction)
+            self.replay = Replay(*arguments)
         return RolloutBuffer(config.horizon, self.num_envs, self.device)
 
     def mark_episode_break(self, mask: Tensor | None = None) -> None:
-        self.replay.mark_episode_break(
-            torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
-            if mask is None
-            else mask
-        )
+        if mask is None:
+            mask = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        self.replay.mark_episode_break(mask)
 
     # ---- learning ----
 
     def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
-        """Move the rollout into the replay."""
-        self.replay.add(buffer.columns | self.more_columns(buffer))
+        """Move the rollout into the replay buffer."""
+        self.replay.add(buffer.columns | self.compute_extra_columns(buffer))
         if self.normalizer is not None:
             rows = buffer["obs"].reshape(buffer.horizon, self.num_envs, -1).float()
             self.normalizer.update(rows, buffer.columns.get("valid"))
@@ -215,31 +265,38 @@ class OffPolicy(Algorithm):
     def learn(self, data: dict[str, Tensor]) -> Metrics:
         return self.run_updates(self.update_step)
 
-    def run_updates(self, update_step: Callable[[Batch, int], tuple[Metrics, Tensor]]) -> Metrics:
-        """`updates` calls of `update_step`, each on its own batch; returns the last one's metrics,
-        averaged to 0-d. An engine passes a faster form of the method.
+    def run_updates(self, update_step: Callable[[Batch, int], Metrics]) -> Metrics:
+        """`updates` calls of `update_step`, which an engine may replace by a faster form; returns
+        the 0-d metrics of the last one.
         """
         metrics = Metrics()
         for number in range(self.config.updates):
             batch = self.sample_batch()
-            metrics, error = update_step(batch, number)
+            metrics = update_step(batch, number)
+            # the next update draws other numbers
             self.update_random.advance()
             self.choice_random.advance()
+            # transitions with a large error are drawn more often
+            error = metrics.pop("td_error", None)
             if isinstance(self.replay, PrioritizedReplay):
+                if error is None:
+                    raise UsageError(
+                        f"prioritized needs the error of each transition: wanted a [B] tensor "
+                        f"'td_error' among the metrics of the loss of {self.label}, got "
+                        f"{', '.join(metrics) or 'none'}"
+                    )
                 self.replay.update_priorities(batch["index"], error)
         self.num_updates += self.config.updates
-        rate = next(iter(self.optimizers.values())).learning_rate
-        metrics = {
+        logged = {
             f"train/{name}": value.mean() if value.dim() else value
             for name, value in metrics.items()
         }
-        return metrics | {
-            "train/n_updates": self.num_updates.clone(),
-            "train/learning_rate": rate.clone(),
-        }
+        logged["train/n_updates"] = self.num_updates.clone()
+        logged["train/learning_rate"] = next(iter(self.optimizers.values())).learning_rate.clone()
+        return logged
 
     def sample_batch(self) -> Batch:
-        """batch_size transitions of the replay, as the losses take them."""
+        """batch_size transitions of the replay buffer, as the losses take them."""
         config = self.config
         batch = self.replay.sample(config.batch_size, config.gamma, config.n_step, reuse=True)
         for name in ("obs", "next_obs"):
@@ -260,10 +317,11 @@ class OffPolicy(Algorithm):
             self.replay.set_progress(progress)
         if self.config.schedule == "linear":
             for name, optimizer in self.optimizers.items():
-                optimizer.learning_rate.fill_(self.rate_of(name) * max(1.0 - progress, 0.0))
+                rate = linear_schedule(self.rate_of(name), 0.0, 1.0, progress)
+                optimizer.learning_rate.fill_(rate)
 
     def rate_of(self, optimizer: str) -> float:
-        """The learning rate that an optimiser starts with."""
+        """The learning rate with which an optimiser starts."""
         return self.config.learning_rate
 
     # ---- states ----
@@ -272,22 +330,20 @@ class OffPolicy(Algorithm):
         state: dict[str, Any] = {
             name: optimizer.state_dict() for name, optimizer in self.optimizers.items()
         }
-        state |= {name: getattr(self, name).state_dict() for name in RANDOM}
-        rates = {"schedule": self.config.schedule} | {
-            name: self.rate_of(name) for name in self.optimizers
-        }
+        state |= {name: getattr(self, name).state_dict() for name in RANDOM_STREAMS}
+        rates: dict[str, str | float] = {name: self.rate_of(name) for name in self.optimizers}
+        rates["schedule"] = self.config.schedule
         return state | {"num_updates": self.num_updates, "set_rates": rates}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
+        saved_rates = state["set_rates"]
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state[name])
-            saved = state["set_rates"]
-            if (saved["schedule"], saved[name]) != (
-                self.config.schedule,
-                self.rate_of(name),
-            ):  # the user has changed it since
-                optimizer.learning_rate.fill_(self.rate_of(name))
-        for name in RANDOM:
+            rate = self.rate_of(name)
+            # the user changed it since the checkpoint
+            if (saved_rates["schedule"], saved_rates[name]) != (self.config.schedule, rate):
+                optimizer.learning_rate.fill_(rate)
+        for name in RANDOM_STREAMS:
             getattr(self, name).load_state_dict(state[name])
         self.num_updates.copy_(state["num_updates"])
 
@@ -298,6 +354,5 @@ class OffPolicy(Algorithm):
         if not state:
             return 0
         self.replay.load_state_dict(state)
-        return (
-            int(self.replay.ring.counts[0]) * self.num_envs
-        )  # overwritten ones too: learning_starts may be more than replay_size
+        # overwritten transitions count too: learning_starts may exceed replay_size
+        return int(self.replay.ring.counts[0]) * self.num_envs

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from gpurl.algorithms.base import Decision, PolicyState
-from gpurl.algorithms.exploration import linear_schedule
+from gpurl.algorithms.exploration import EPSILONS, EpsilonGreedyConfig
 from gpurl.algorithms.on_policy import OnPolicy, OnPolicyConfig, flat
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.gae import gae
+from gpurl.losses import td_loss, values_of_actions
 from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
-from gpurl.value_losses import taken, td_loss
 
 
 @dataclass(frozen=True)
-class PQNConfig(OnPolicyConfig):
+class PQNConfig(EpsilonGreedyConfig, OnPolicyConfig):
     """Settings of PQN."""
 
     fixed = (*OnPolicyConfig.fixed, "network")
@@ -32,12 +32,6 @@ class PQNConfig(OnPolicyConfig):
     """Decay of Q(lambda): how far a target trusts the rewards of the rollout before it trusts the
     network.
     """
-    epsilon_start: float = 1.0
-    """Share of random actions at the start."""
-    epsilon_end: float = 0.05
-    """Share of random actions from epsilon_fraction of the training on."""
-    epsilon_fraction: float = 0.2
-    """Share of the training over which it falls, linearly."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this before they are learnt from."""
     max_grad_norm: float | None = 10.0
@@ -52,7 +46,7 @@ class PQNConfig(OnPolicyConfig):
             self,
             {},
             ("reward_scale",),
-            zero_to_one=("q_lambda", "epsilon_start", "epsilon_end", "epsilon_fraction"),
+            zero_to_one=("q_lambda", *EPSILONS),
         )
         if self.network.noisy or self.network.heads > 1:
             raise UsageError(
@@ -154,7 +148,7 @@ class PQN(OnPolicy):
         valid.
         """
         returns = minibatch["returns"]
-        values = taken(self.network(minibatch["obs"]), minibatch["action"])
+        values = values_of_actions(self.network(minibatch["obs"]), minibatch["action"])
         counts = torch.ones_like(returns)
         if "weight" in minibatch:
             counts = (minibatch["weight"] > 0).float()
@@ -163,9 +157,4 @@ class PQN(OnPolicy):
 
     def schedule(self, progress: float, steps: int) -> None:
         super().schedule(progress, steps)
-        config = self.config
-        self.epsilon.fill_(
-            linear_schedule(
-                config.epsilon_start, config.epsilon_end, config.epsilon_fraction, progress
-            )
-        )
+        self.epsilon.fill_(self.config.epsilon_at(progress))

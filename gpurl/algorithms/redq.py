@@ -1,5 +1,5 @@
-"""Randomised ensembled double Q-learning (Chen et al. 2021): SAC with ten critics, of which two
-drawn anew make each target.
+"""Randomised ensembled double Q-learning (Chen et al. 2021): SAC with ten critics; two of them,
+drawn anew for each update, make its target.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class REDQConfig(SACConfig):
 
     num_critics: int = 10
     target_subset: int | None = 2
-    """Critics, drawn anew for each update, whose target networks are asked."""
+    """Target critics, drawn anew for each update, that make its target."""
     actor_aggregate: str = "mean"
     updates: int = 20
     policy_delay: int = 20

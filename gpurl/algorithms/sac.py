@@ -1,5 +1,5 @@
-"""Soft actor-critic (Haarnoja et al. 2018) with a fixed or a learned temperature; a Discrete space
-takes its form for few actions.
+"""Soft actor-critic (Haarnoja et al. 2018) with a fixed or a learned temperature; on a Discrete
+space `sac` is discrete_sac.
 """
 
 import math
@@ -15,12 +15,9 @@ from gpurl.errors import UsageError
 from gpurl.kernels.squash import squashed_mode, squashed_sample
 from gpurl.nn.optimizer import FlatAdam
 
-TEMPERATURE_LIMITS = (
-    -18.0,
-    18.0,
-    # of a learned one's logarithm: 1.5e-8 and 6.6e7; entropies that it cannot reach would drive it
-    # on
-)
+# of the logarithm of a learned temperature, which an unreachable target entropy would push without
+# end: from 1.5e-8 to 6.6e7
+LOG_TEMPERATURE_LIMITS = (-18.0, 18.0)
 
 
 @dataclass(frozen=True)
@@ -30,14 +27,14 @@ class SACConfig(ActorCriticConfig):
     temperature: float | None = None
     """Weight of the entropy; by default learned."""
     initial_temperature: float = 1.0
-    """Where a learned one starts; it stays between 1.5e-8 and 6.6e7, of mod_sac between 1.1e-7 and
-    7.4.
+    """Initial value of a learned temperature, which stays between 1.5e-8 and 6.6e7; between 1.1e-7
+    and 7.4 in mod_sac.
     """
     temperature_learning_rate: float | None = None
-    """Its step size; by default learning_rate."""
+    """Learning rate of the temperature; by default learning_rate."""
     target_entropy: float | None = None
     """Entropy in nats that a learned temperature aims at; by default minus the number of actions,
-    of a Discrete space 0.89 of its most.
+    on a Discrete space 0.89 of the largest entropy.
     """
 
     def __post_init__(self) -> None:
@@ -49,29 +46,30 @@ class SACConfig(ActorCriticConfig):
 
 
 class SAC(OffPolicyActorCritic):
-    """A stochastic actor whose entropy counts as reward."""
+    """A stochastic actor, rewarded for its entropy too."""
 
     config: SACConfig
     discrete_form = "discrete_sac"
-    temperature_limits = TEMPERATURE_LIMITS
+    log_temperature_limits = LOG_TEMPERATURE_LIMITS
 
     def make_networks(self) -> None:
         super().make_networks()
         self.make_temperature()
 
     def make_temperature(self) -> None:
-        """Set the weight of the entropy and what it aims at."""
-        least, most = (math.exp(limit) for limit in self.temperature_limits)
-        if self.config.temperature is None and not least <= self.config.initial_temperature <= most:
-            limits = f"from {least:.2g} to {most:.2g}, between which a learned temperature stays"
+        """Set the temperature and the target entropy."""
+        config = self.config
+        lowest, highest = (math.exp(limit) for limit in self.log_temperature_limits)
+        if config.temperature is None and not lowest <= config.initial_temperature <= highest:
             raise UsageError(
-                f"initial_temperature must be {limits}, got {self.config.initial_temperature}"
+                f"initial_temperature must be from {lowest:.2g} to {highest:.2g}, between which a "
+                f"learned temperature stays, got {config.initial_temperature}"
             )
-        self.temperature = Temperature(self.config.temperature or self.config.initial_temperature)
-        wanted = self.config.target_entropy
-        self.target_entropy = self.usual_entropy() if wanted is None else wanted
+        self.temperature = Temperature(config.temperature or config.initial_temperature)
+        target = config.target_entropy
+        self.target_entropy = self.default_target_entropy() if target is None else target
 
-    def usual_entropy(self) -> float:
+    def default_target_entropy(self) -> float:
         """Minus the number of actions (Haarnoja et al. 2018, appendix D)."""
         return -float(self.num_actions)
 
@@ -87,8 +85,10 @@ class SAC(OffPolicyActorCritic):
         return optimizers
 
     def rate_of(self, optimizer: str) -> float:
-        own = self.config.temperature_learning_rate if optimizer == "temperature" else None
-        return super().rate_of(optimizer) if own is None else own
+        rate = self.config.temperature_learning_rate
+        if optimizer == "temperature" and rate is not None:
+            return rate
+        return super().rate_of(optimizer)
 
     def actor_outputs(self) -> int:
         return 2 * self.num_actions
@@ -106,11 +106,11 @@ class SAC(OffPolicyActorCritic):
         return action, log_prob * -self.temperature.value()
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        return self.soft_loss(batch["obs"], self.actor(batch["obs"]).squeeze(0))
+        return self.soft_actor_loss(batch["obs"], self.actor(batch["obs"]).squeeze(0))
 
-    def soft_loss(self, obs: Tensor, output: Tensor) -> tuple[Tensor, Metrics]:
-        """(mean of temperature log p(a) - Q(obs, a), metrics), a drawn by the actor's numbers
-        output [B, 2A] at obs [B, D]: Haarnoja et al. 2018, equation 12.
+    def soft_actor_loss(self, obs: Tensor, output: Tensor) -> tuple[Tensor, Metrics]:
+        """(mean of temperature log p(a) - Q(obs, a), metrics), a sampled from the actor's output
+        [B, 2A] at obs [B, D]: Haarnoja et al. 2018, equation 12.
         """
         action, log_prob = squashed_sample(output, self.update_random.normal((self.num_actions,)))
         temperature = self.temperature.value().detach()
@@ -119,7 +119,7 @@ class SAC(OffPolicyActorCritic):
         return loss, {"actor_loss": loss.detach(), "entropy": entropy, "ent_coef": temperature}
 
     def temperature_loss(self, entropy: Tensor) -> Tensor:
-        """0-d: its slope lifts the temperature while the entropy, 0-d, is less than wanted."""
+        """0-d: its gradient raises the temperature while the entropy, 0-d, is below the target."""
         return self.temperature.log * (entropy - self.target_entropy)
 
     def actor_step(self, batch: Batch) -> Metrics:
@@ -127,12 +127,12 @@ class SAC(OffPolicyActorCritic):
         if "temperature" in self.optimizers:
             self.optimizers["temperature"].step(self.temperature_loss(metrics["entropy"]))
             with torch.no_grad():
-                self.temperature.log.clamp_(*self.temperature_limits)
+                self.temperature.log.clamp_(*self.log_temperature_limits)
         return metrics
 
 
 class Temperature(nn.Module):
-    """The weight of the entropy, kept as its logarithm."""
+    """The weight of the entropy, parametrised by its logarithm."""
 
     def __init__(self, value: float) -> None:
         super().__init__()

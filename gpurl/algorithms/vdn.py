@@ -1,5 +1,5 @@
 """Value decomposition networks (Sunehag et al. 2018): DQN for a team, whose value is the sum of its
-agents' own.
+agents' values.
 """
 
 from gymnasium.spaces import MultiDiscrete
@@ -11,7 +11,7 @@ from gpurl.errors import UsageError
 
 
 class VDN(DQN):
-    """Agents share one network and the mean of their rewards; observations are [N, A, D], actions
+    """Agents share one network and the mean of their rewards: observations [N, A, D], actions
     [N, A].
     """
 
@@ -31,8 +31,8 @@ class VDN(DQN):
                 f"is {space}; dqn takes a Discrete"
             )
         self.num_agents = len(space.nvec)
-        seen = self.observation_space.shape or ()
-        if len(seen) < 2 or seen[0] != self.num_agents:
+        obs_shape = self.observation_space.shape or ()
+        if len(obs_shape) < 2 or obs_shape[0] != self.num_agents:
             raise UsageError(
                 f"VDN needs an observation of each of its {self.num_agents} agents, this space is "
                 f"{self.observation_space}"

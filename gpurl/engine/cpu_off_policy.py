@@ -101,7 +101,7 @@ class DqnUpdates:
         self.network = StackBatch(layers, self.x[:rows])
         self.target = StackBatch(layers_of(algorithm.target), self.x[self.rows :])
 
-    def update_step(self, batch: Batch, number: int) -> tuple[Metrics, Tensor]:
+    def update_step(self, batch: Batch, number: int) -> Metrics:
         """As `DQN.update_step`."""
         algorithm = self.algorithm
         config = algorithm.config
@@ -125,7 +125,8 @@ class DqnUpdates:
             move_target=config.target_interval == 1, losses=td.loss
         )
         algorithm.move_target_at_intervals(norm)
-        return {"loss": td.loss, "q_values": td.value, "grad_norm": norm}, td.error
+        metrics = {"loss": td.loss, "q_values": td.value, "td_error": td.error}
+        return metrics | {"grad_norm": norm}
 
 
 class ActorCriticUpdates(ABC):
@@ -141,16 +142,16 @@ class ActorCriticUpdates(ABC):
         self.actor = StackBatch(actor, torch.zeros(rows, actor[0][0].shape[2]))
         self.critic = StackBatch(critic, torch.zeros(rows, critic[0][0].shape[2]))
 
-    def update_step(self, batch: Batch, number: int) -> tuple[Metrics, Tensor]:
+    def update_step(self, batch: Batch, number: int) -> Metrics:
         """As `OffPolicyActorCritic.update_step`."""
         algorithm = self.algorithm
-        moves_actor = (number + 1) % algorithm.config.policy_delay == 0
-        metrics, error = self.critic_step(batch, moves_actor or not algorithm.delays_target)
-        if moves_actor:
+        updates_actor = (number + 1) % algorithm.config.policy_delay == 0
+        metrics = self.critic_step(batch, updates_actor or not algorithm.delays_target)
+        if updates_actor:
             metrics |= self.actor_step(batch)
-        return metrics, error
+        return metrics
 
-    def critic_step(self, batch: Batch, move_target: bool) -> tuple[Metrics, Tensor]:
+    def critic_step(self, batch: Batch, move_target: bool) -> Metrics:
         """As `OffPolicyActorCritic.critic_step`."""
         algorithm, critic = self.algorithm, self.critic
         target = algorithm.critic_target(batch)
@@ -158,8 +159,8 @@ class ActorCriticUpdates(ABC):
         td = td_gradient(critic.run(), None, target, batch["weight"], False, critic.gradient)
         critic.differentiate(by_weights=True)
         norm = algorithm.optimizers["critic"].step_along_gradient(move_target, losses=td.loss)
-        metrics = {"critic_loss": td.loss, "qf_values": td.value, "critic_grad_norm": norm}
-        return metrics, td.error
+        metrics = {"critic_loss": td.loss, "qf_values": td.value, "td_error": td.error}
+        return metrics | {"critic_grad_norm": norm}
 
     @abstractmethod
     def actor_step(self, batch: Batch) -> Metrics:
@@ -239,7 +240,7 @@ class SacUpdates(ActorCriticUpdates):
         torch.sub(entropy, self.algorithm.target_entropy, out=log.grad)
         loss = log * log.grad
         self.algorithm.optimizers["temperature"].step_along_gradient(losses=loss)
-        log.clamp_(*self.algorithm.temperature_limits)
+        log.clamp_(*self.algorithm.log_temperature_limits)
 
 
 class CpuOffPolicy(Eager):

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
+from gpurl.losses import dueling
 from gpurl.nn.mlp import BodyConfig, Dense, Layer, Sequential, make_trunk
-from gpurl.value_losses import dueling
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class NoisyDense(Dense):
 
 
 class Dueling(Layer):
-    """Two streams on the same features, joined as `gpurl.value_losses.dueling`; gives [E, B, A
+    """Two streams on the same features, joined as `gpurl.losses.dueling`; gives [E, B, A
     Z].
     """
 

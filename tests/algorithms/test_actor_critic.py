@@ -424,7 +424,7 @@ def test_a_subclass_adds_a_term_to_a_loss() -> None:
     config = build(SACConfig, {"batch_size": ROWS, "learning_starts": ROWS})
     algorithm = Quiet(config, OBS_SPACE, ACTION_SPACE, 4, torch.device("cpu"))
     data = {column: values.float() for column, values in batch(0, False).items()}
-    costs = [float(algorithm.update_step(dict(data), 0)[0]["cost"]) for _ in range(60)]
+    costs = [float(algorithm.update_step(dict(data), 0)["cost"]) for _ in range(60)]
     assert costs[-1] < 0.1 * costs[0]
 
 
@@ -443,7 +443,7 @@ def test_the_actors_loss_asks_nothing_of_the_critics_weights() -> None:
 def test_critics_that_are_drawn_compute_as_the_others_and_are_no_part_of_a_checkpoint() -> None:
     algorithm = make("redq")
     algorithm.set_precision("bf16")
-    (drawn,) = algorithm._drawn
+    (drawn,) = algorithm._drawn_critics
     assert {layer.dtype for layer in drawn.layers} == {torch.bfloat16}
     assert [tuple(parameter.shape[:1]) for parameter in drawn.parameters()] == [(2,)] * 6
     owned = {id(parameter) for parameter in algorithm.parameters()}
@@ -464,7 +464,7 @@ def test_the_return_that_is_fitted_is_that_of_the_rollout_and_the_value_behind_i
             obs, reward[t], terminated[t], truncated[t], {"final_obs": final_obs[t]}
         )
         algorithm.record_step(buffer, obs, algorithm.act(obs), timestep)
-    found = algorithm.more_columns(buffer)["fit_return"]
+    found = algorithm.compute_extra_columns(buffer)["fit_return"]
     for env in range(4):
         after = 0.0
         for t in reversed(range(4)):

@@ -39,7 +39,7 @@ def fit(algorithm: BC, obs: Tensor, action: Tensor, steps: int, rate: float) -> 
     batch = {"obs": obs, "action": action, "weight": torch.ones(len(obs))}
     for step in range(steps):
         algorithm.optimizers["actor"].learning_rate.fill_(rate * (1.0 - step / steps))
-        metrics, _ = algorithm.update_step(batch, 0)
+        metrics = algorithm.update_step(batch, 0)
     return float(metrics["actor_loss"])
 
 
@@ -106,7 +106,8 @@ def test_updates_are_those_of_autograd(
                 torch.rand(ROWS, ACTIONS, generator=generator) * torch.tensor([3.0, 2.0])
             ).floor()
             action = action if isinstance(space, MultiDiscrete) else action[:, 0]
-        metrics, rows = algorithm.update_step({"obs": obs, "action": action, "weight": weight}, 0)
+        rows = algorithm.head.loss(algorithm.actor(obs).squeeze(0), action).detach()
+        metrics = algorithm.update_step({"obs": obs, "action": action, "weight": weight}, 0)
         x = obs
         for layer, bias in zip(weights[0:-2:2], weights[1:-2:2]):
             x = functional.linear(x, layer[0], bias[0, 0]).tanh()

@@ -228,7 +228,7 @@ def test_a_fixed_batch_is_learnt(name: str, settings: dict[str, Any]) -> None:
     data["weight"] = torch.ones(ROWS)
     errors = []
     for number in range(300):
-        errors.append(float(algorithm.update_step(dict(data), number)[1].mean()))
+        errors.append(float(algorithm.update_step(dict(data), number)["td_error"].mean()))
         algorithm.update_random.advance()
     assert np.mean(errors[-10:]) < 0.4 * errors[0]
 
@@ -236,7 +236,7 @@ def test_a_fixed_batch_is_learnt(name: str, settings: dict[str, Any]) -> None:
 def test_the_greedy_action_is_of_the_greatest_value_and_chance_takes_its_share() -> None:
     algorithm = make(num_critics=2)
     obs = torch.randn(4, OBS)
-    values = algorithm.means(algorithm.outputs(algorithm.network, obs)).mean(0)[:, 0]
+    values = algorithm.expected(algorithm.outputs(algorithm.network, obs)).mean(0)[:, 0]
     assert torch.equal(algorithm.act(obs, explore=False).action, values.argmax(-1))
     torch.testing.assert_close(algorithm.value(obs), values.amax(-1))
     algorithm.is_random = False

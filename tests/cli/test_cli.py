@@ -178,7 +178,7 @@ def test_a_default_that_is_changed_keeps_the_help_of_its_setting(
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for line in (
         "Decoupled weight decay (AdamW). (default: 0.1)",
-        "Updates of the critics to one of the actor. (default: 2)",
+        "Updates of the critics per update of the actor. (default: 2)",
     ):
         assert line in text
 

@@ -17,6 +17,7 @@ from gpurl.engine.choose import choose_engine
 from gpurl.engine.cpu_off_policy import CpuOffPolicy, cpu_off_policy_obstacle
 from gpurl.engine.eager import Eager
 from gpurl.envs.torch_env import TorchEnv
+from gpurl.errors import UsageError
 from gpurl.guards.guards import Guards
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import no_host_syncs
@@ -188,9 +189,9 @@ class OwnActorLoss(DDPG):
         return super().actor_loss(batch)
 
 
-def with_kind(kind: type[OffPolicy], name: str) -> tuple[OffPolicy, TorchEnv]:
-    """An algorithm of a class of its own."""
-    algorithm, env = make(name)
+def with_kind(kind: type[OffPolicy], name: str, **settings: Any) -> tuple[OffPolicy, TorchEnv]:
+    """An algorithm of the class `kind`, with the settings of `name`."""
+    algorithm, env = make(name, **settings)
     torch.manual_seed(0)
     spaces = env.single_observation_space, env.single_action_space
     return kind(algorithm.config, *spaces, 8, torch.device("cpu")), env
@@ -216,12 +217,35 @@ def test_what_a_subclass_changes_is_never_replaced(
     assert f"no C: {expected}" in reasons
 
 
-def test_an_own_loss_is_used() -> None:
-    algorithm, env = with_kind(OwnLoss, "dqn")
+def engine_of(kind: type[DQN], **settings: Any) -> Eager:
+    """The engine that is chosen for a subclass of DQN, begun."""
+    algorithm, env = with_kind(kind, "dqn", **settings)
     engine, _ = choose_engine(algorithm, env, Guards("test", algorithm, env), graph="off")
     engine.begin(seed=0, staggered=False)
+    return engine
+
+
+def test_an_own_loss_is_used() -> None:
+    engine = engine_of(OwnLoss)
     iterate(engine, 2)
-    assert OwnLoss.calls == 2 * algorithm.config.updates
+    assert isinstance(engine.algorithm, DQN)
+    assert OwnLoss.calls == 2 * engine.algorithm.config.updates
+
+
+class NoError(DQN):
+    def loss(self, batch: Batch) -> Any:
+        loss, metrics = super().loss(batch)
+        del metrics["td_error"]
+        return loss, metrics
+
+
+def test_an_own_loss_without_errors_is_not_for_prioritised_replay() -> None:
+    metrics = iterate(engine_of(NoError), 2)
+    assert "train/loss" in metrics
+    with pytest.raises(
+        UsageError, match=r"wanted a \[B\] tensor 'td_error'.* of NoError, got loss"
+    ):
+        iterate(engine_of(NoError, prioritized=True), 2)
 
 
 def test_nor_what_is_changed_on_the_object() -> None:

@@ -353,7 +353,7 @@ def test_a_temperature_far_out_comes_back(name: str, log: float, tmp_path: Path)
     algorithm: Any = trainer.algorithm
     algorithm.temperature.log.data.fill_(log)
     trainer.iterate()
-    least, most = algorithm.temperature_limits
+    least, most = algorithm.log_temperature_limits
     assert least <= float(algorithm.temperature.log.detach()) <= most
     assert bool(trainer.engine.guards.warnings) == (log > 0)
     before = trained(algorithm)

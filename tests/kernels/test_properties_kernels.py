@@ -27,8 +27,8 @@ from gpurl.kernels.prioritized import (
 )
 from gpurl.kernels.random import random_words_reference, stream_constants
 from gpurl.kernels.squash import squashed_likelihood, squashed_sample
+from gpurl.losses import rescale, unrescale
 from gpurl.nn.normalizer import Normalizer, ValueNormalizer
-from gpurl.value_losses import rescale, unrescale
 
 needs_c = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
 SEEDS = st.integers(0, 2**63 - 1)

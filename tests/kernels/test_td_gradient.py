@@ -16,9 +16,9 @@ from gpurl.kernels.td_gradient import (
     td_gradient,
     td_gradient_reference,
 )
+from gpurl.losses import td_loss
 from gpurl.nn.mlp import BodyConfig, Dense, make_network
 from gpurl.nn.optimizer import FlatAdam
-from gpurl.value_losses import td_loss
 
 pytestmark = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
 SHAPES = [(1, 1, 1), (2, 5, 1), (1, 64, 2), (3, 37, 5)]

@@ -40,9 +40,7 @@ SHORT = {
     "RANDOM": "kernels/test_random.py",
 }
 TESTS = {  # of each file, the quickest first, under tests/; what follows a ! is left out
-    "gpurl/losses.py": "test_losses.py",
-    "gpurl/value_losses.py": "test_value_losses.py "
-    "LAWS::rescaling_and_its_inverse_are_inverses_and_monotone",
+    "gpurl/losses.py": "test_losses.py LAWS::rescaling_and_its_inverse_are_inverses_and_monotone",
     "gpurl/nn/normalizer.py": (
         "nn/test_normalizer.py LAWS::returns_come_back_from_the_critics_scale "
         "LAWS::any_split_gives_the_moments_of_all_rows_in_any_order"
