@@ -1,15 +1,15 @@
-"""Squashed actions of an actor that gives mean and log standard deviation of each state; drawing,
-log-probability, and the way back.
+"""Squashed Gaussian actions of an actor that gives mean and log standard deviation: sampling,
+log-probability and gradient.
 
     a = tanh(u),   u = mean + step,   step = exp(log_std) noise,   log p(a) = sum_i log N(noise_i) -
                    log_std_i - log(1 - tanh(u_i)^2)
     log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|)))
     dL/du = dL/da (1 - a^2) + 2 a dL/dlog p,   dL/dmean = dL/du,   dL/dlog_std = dL/du step -
-    dL/dlog p, 0 beyond the limits of log_std
+    dL/dlog p, 0 outside the limits of log_std
 
 Haarnoja et al. 2018 ("Soft actor-critic algorithms and applications"), appendix C, in a form that
-is stable however large u is. The gradient goes along u with the noise kept (the reparametrisation
-of their equation 11).
+is stable for any u. The gradient keeps the noise fixed (the reparametrisation of their equation
+11).
 """
 
 import ctypes
@@ -27,18 +27,15 @@ from gpurl.kernels import c_library
 from gpurl.kernels.backend import refuse_second_derivative, use_c, use_triton
 from gpurl.kernels.rollout_policy import clipped
 
-LOG_STD_LIMITS = (
-    -5.0,
-    2.0,
-)  # of the log standard deviation; beyond them a gradient of draws moves it no more
-LARGEST_ACTION = 1.0 - 1e-6  # of those that somebody else took: 1 itself is infinitely far out
+LOG_STD_LIMITS = (-5.0, 2.0)  # the log standard deviation is clamped to them
+LARGEST_ACTION = 1.0 - 1e-6  # of given actions: atanh(1) is infinite
 MIN_LOG_STD, MAX_LOG_STD = map(tl.constexpr, LOG_STD_LIMITS)
 LOG_2, HALF_LOG_2PI = tl.constexpr(math.log(2.0)), tl.constexpr(0.5 * math.log(2.0 * math.pi))
-TILE, NUM_WARPS = 256, 2  # numbers of a program: few, so that a batch of 256 rows busies a GPU
+TILE, NUM_WARPS = 256, 2  # a small tile of a program: a batch of 256 rows fills a GPU
 
 
 class Squashed(NamedTuple):
-    """A drawn action and what its gradient needs."""
+    """A sampled action and what its gradient needs."""
 
     action: Tensor  # [B, A] in [-1, 1]
     log_prob: Tensor  # [B]
@@ -49,7 +46,7 @@ class Squashed(NamedTuple):
 # ---- torch ----
 
 
-def _log_slope(u: Tensor) -> Tensor:
+def _log_tanh_derivative(u: Tensor) -> Tensor:
     """log(1 - tanh(u)^2)."""
     size = u.abs()
     return 2.0 * (LOG_2.value - size - softplus(-2.0 * size))
@@ -62,19 +59,19 @@ def squashed_sample_reference(output: Tensor, noise: Tensor) -> Squashed:
     step = log_std.exp() * noise
     u = mean + step
     log_density = noise.square() * -0.5 - log_std - HALF_LOG_2PI.value
-    return Squashed(u.tanh(), (log_density - _log_slope(u)).sum(-1), step, log_std == unlimited)
+    return Squashed(
+        u.tanh(), (log_density - _log_tanh_derivative(u)).sum(-1), step, log_std == unlimited
+    )
 
 
-def squashed_backward_reference(
-    drawn: Squashed, action_slope: Tensor, log_prob_slope: Tensor
-) -> Tensor:
-    """The specification: the derivative of a loss by `output` [B, 2A], from those by the action [B,
-    A] and by its log-probability [B].
+def squashed_backward_reference(drawn: Squashed, by_action: Tensor, by_log_prob: Tensor) -> Tensor:
+    """The specification: the gradient by `output` [B, 2A], from those by the action [B, A] and by
+    its log-probability [B].
     """
-    action, of_log_prob = drawn.action, log_prob_slope.unsqueeze(1)
-    of_u = action_slope * (1.0 - action * action) + 2.0 * of_log_prob * action
-    of_log_std = (of_u * drawn.step - of_log_prob) * drawn.is_free
-    return torch.cat((of_u, of_log_std), -1)
+    action, by_log_prob = drawn.action, by_log_prob.unsqueeze(1)
+    by_u = by_action * (1.0 - action * action) + 2.0 * by_log_prob * action
+    by_log_std = (by_u * drawn.step - by_log_prob) * drawn.is_free
+    return torch.cat((by_u, by_log_std), -1)
 
 
 # ---- Triton ----
@@ -82,7 +79,7 @@ def squashed_backward_reference(
 
 @triton.jit
 def _tile_of(B, A: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_A: tl.constexpr):
-    """(rows of this program [BLOCK_B], columns [BLOCK_A], which of the tile's cells there are)."""
+    """(rows of this program [BLOCK_B], columns [BLOCK_A], mask of the cells that exist)."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
     column = tl.arange(0, BLOCK_A)
     return row, column, (row < B)[:, None] & (column < A)[None, :]
@@ -93,7 +90,7 @@ def squashed_sample_kernel(
     output_ptr, noise_ptr, action_ptr, log_prob_ptr, step_ptr, is_free_ptr, B,
     A: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
-    """A program draws BLOCK_B rows; of exp(-2|u|) come both tanh and the logarithm of its slope."""
+    """A program samples BLOCK_B rows; exp(-2|u|) gives both tanh and the log of its derivative."""
     row, column, inside = _tile_of(B, A, BLOCK_B, BLOCK_A)
     cell = row[:, None] * A + column[None, :]
     first = row[:, None] * (2 * A) + column[None, :]
@@ -119,7 +116,7 @@ def squashed_backward_kernel(
     slope_stride, log_prob_stride,
     A: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
-    """A program takes BLOCK_B rows; strides: numbers from one row of the slopes to the next."""
+    """A program takes BLOCK_B rows; slope_stride, log_prob_stride: between rows of the slopes."""
     row, column, inside = _tile_of(B, A, BLOCK_B, BLOCK_A)
     cell = row[:, None] * A + column[None, :]
     action = tl.load(action_ptr + cell, mask=inside, other=0.0)
@@ -144,7 +141,8 @@ def _tile(num_actions: int) -> tuple[int, int]:
 
 def squashed_sample_triton(output: Tensor, noise: Tensor) -> Squashed:
     """`squashed_sample_reference` in one launch."""
-    drawn, (num_rows, num_actions) = _empty(noise), noise.shape
+    num_rows, num_actions = noise.shape
+    drawn = _empty(noise)
     block_b, block_a = _tile(num_actions)
     squashed_sample_kernel[(triton.cdiv(num_rows, block_b),)](
         output.contiguous(), noise.contiguous(), *drawn[:3], drawn.is_free.view(torch.uint8),
@@ -154,39 +152,34 @@ def squashed_sample_triton(output: Tensor, noise: Tensor) -> Squashed:
     return drawn
 
 
-def squashed_backward_triton(
-    drawn: Squashed, action_slope: Tensor, log_prob_slope: Tensor
-) -> Tensor:
+def squashed_backward_triton(drawn: Squashed, by_action: Tensor, by_log_prob: Tensor) -> Tensor:
     """`squashed_backward_reference` in one launch."""
-    action_slope, (num_rows, num_actions) = _with_whole_rows(action_slope), drawn.action.shape
-    gradient = torch.empty(
-        (num_rows, 2 * num_actions), dtype=torch.float32, device=action_slope.device
-    )
+    num_rows, num_actions = drawn.action.shape
+    by_action = _with_dense_rows(by_action)
+    shape = num_rows, 2 * num_actions
+    gradient = torch.empty(shape, dtype=torch.float32, device=by_action.device)
     block_b, block_a = _tile(num_actions)
     squashed_backward_kernel[(triton.cdiv(num_rows, block_b),)](
-        drawn.action, drawn.step, drawn.is_free.view(torch.uint8), action_slope, log_prob_slope,
-        gradient, num_rows, action_slope.stride(0), log_prob_slope.stride(0),
+        drawn.action, drawn.step, drawn.is_free.view(torch.uint8), by_action, by_log_prob,
+        gradient, num_rows, by_action.stride(0), by_log_prob.stride(0),
         A=num_actions, BLOCK_B=block_b, BLOCK_A=block_a, num_warps=NUM_WARPS,
     )  # fmt: skip
     return gradient
 
 
 def _empty(noise: Tensor) -> Squashed:
-    """Room for draws by noise [B, A]."""
-    action, step = (
-        torch.empty(noise.shape, dtype=torch.float32, device=noise.device) for _ in range(2)
-    )
-    log_prob = torch.empty(noise.shape[0], dtype=torch.float32, device=noise.device)
-    return Squashed(
-        action, log_prob, step, torch.empty(noise.shape, dtype=torch.bool, device=noise.device)
-    )
+    """Memory for samples with noise [B, A] float32."""
+    shape, device = noise.shape, noise.device
+    action = torch.empty(shape, dtype=torch.float32, device=device)
+    log_prob = torch.empty(shape[0], dtype=torch.float32, device=device)
+    step = torch.empty(shape, dtype=torch.float32, device=device)
+    return Squashed(action, log_prob, step, torch.empty(shape, dtype=torch.bool, device=device))
 
 
-def _with_whole_rows(slope: Tensor) -> Tensor:
-    """`slope` [B, A], copied unless a row's numbers lie side by side: columns of a wider matrix, as
-    a critic's gradient has them, do.
-    """
-    return slope if slope.stride(1) == 1 or slope.shape[1] == 1 else slope.contiguous()
+def _with_dense_rows(gradient: Tensor) -> Tensor:
+    """`gradient` [B, A], copied unless each row is dense, as in columns of a wider matrix."""
+    is_dense = gradient.stride(1) == 1 or gradient.shape[1] == 1
+    return gradient if is_dense else gradient.contiguous()
 
 
 # ---- C ----
@@ -202,13 +195,14 @@ def squashed_sample_c(output: Tensor, noise: Tensor) -> Squashed:
     return drawn
 
 
-def squashed_backward_c(drawn: Squashed, action_slope: Tensor, log_prob_slope: Tensor) -> Tensor:
+def squashed_backward_c(drawn: Squashed, by_action: Tensor, by_log_prob: Tensor) -> Tensor:
     """`squashed_backward_reference` in one pass."""
-    action_slope, (num_rows, num_actions) = _with_whole_rows(action_slope), drawn.action.shape
-    gradient = torch.empty((num_rows, 2 * num_actions), dtype=torch.float32)
-    tensors = drawn.action, drawn.step, drawn.is_free, action_slope, log_prob_slope, gradient
+    num_rows, num_actions = drawn.action.shape
+    by_action = _with_dense_rows(by_action)
+    gradient = torch.empty(num_rows, 2 * num_actions, dtype=torch.float32)
+    tensors = drawn.action, drawn.step, drawn.is_free, by_action, by_log_prob, gradient
     pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
-    strides = [ctypes.c_int64(slope.stride(0)) for slope in (action_slope, log_prob_slope)]
+    strides = [ctypes.c_int64(tensor.stride(0)) for tensor in (by_action, by_log_prob)]
     rows, width = ctypes.c_int64(num_rows), ctypes.c_int64(num_actions)
     c_library.functions().squashed_backward(
         *pointers[:4], strides[0], pointers[4], strides[1], rows, width, pointers[5]
@@ -223,12 +217,10 @@ def squashed_sample(output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """(action [B, A] in [-1, 1], its log-probability [B]), once differentiable by `output`.
 
     output: [B, 2A], means before log standard deviations; noise: [B, A] standard normal, of the
-    same dtype. Other dtypes than float32 go through the reference.
+    same dtype. Other dtypes than float32 take the reference.
     """
-    if noise.dim() != 2 or output.shape != (
-        noise.shape[0],
-        2 * noise.shape[1],
-    ):  # C and Triton would read what lies beside
+    # C and Triton would read other memory
+    if noise.dim() != 2 or output.shape != (noise.shape[0], 2 * noise.shape[1]):
         raise ValueError(
             f"output must be [B, 2A] and noise [B, A], got {tuple(output.shape)} and "
             f"{tuple(noise.shape)}"
@@ -238,30 +230,30 @@ def squashed_sample(output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         return squashed_sample_reference(output, noise)[:2]
     if output.requires_grad and torch.is_grad_enabled():
         return _SquashedSample.apply(output, noise)
-    return _draw(output, noise)[:2]
+    return _sample(output, noise)[:2]
 
 
-def _draw(output: Tensor, noise: Tensor) -> Squashed:
+def _sample(output: Tensor, noise: Tensor) -> Squashed:
     return (squashed_sample_triton if use_triton(output) else squashed_sample_c)(output, noise)
 
 
 class _SquashedSample(torch.autograd.Function):
-    """The draw and its gradient in one kernel each."""
+    """The sample and its gradient in one kernel each."""
 
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: FunctionCtx, output: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
-        drawn = _draw(output, noise)
+        drawn = _sample(output, noise)
         ctx.save_for_backward(*drawn)
         return drawn.action, drawn.log_prob
 
     @staticmethod
-    def backward(ctx: Any, action_slope: Tensor, log_prob_slope: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, by_action: Tensor, by_log_prob: Tensor) -> tuple[Tensor, None]:
         refuse_second_derivative()
         drawn = Squashed(*ctx.saved_tensors)
         backward = squashed_backward_triton if use_triton(drawn.action) else squashed_backward_c
-        return backward(drawn, action_slope, log_prob_slope), None
+        return backward(drawn, by_action, by_log_prob), None
 
 
 def squashed_mode(output: Tensor) -> Tensor:
@@ -270,39 +262,38 @@ def squashed_mode(output: Tensor) -> Tensor:
 
 
 def squashed_likelihood(output: Tensor, action: Tensor) -> Tensor:
-    """[B] log-probability of the actions [B, A] that others took, once differentiable by `output`
-    [B, 2A].
+    """[B] log-probability of given actions [B, A], once differentiable by `output` [B, 2A].
 
-    Actions count as at most 1 - 1e-6, where atanh is finite. A log_std beyond its limits is led
-    back by the derivative, never further out.
+    Actions are clamped to +-(1 - 1e-6), where atanh is finite. The gradient moves a log_std outside
+    its limits back only, never further out.
     """
     return _SquashedLikelihood.apply(output, action)
 
 
-def _likelihood_and_slope(output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """(log-probability [B], its derivative by `output` [B, 2A])."""
+def _likelihood_and_gradient(output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """(log-probability [B], its gradient by `output` [B, 2A])."""
     mean, unlimited = output.chunk(2, dim=-1)
     log_std = unlimited.clamp(*LOG_STD_LIMITS)
     inv_std = log_std.neg().exp()
     u = action.clamp(-LARGEST_ACTION, LARGEST_ACTION).atanh()
     z = (u - mean) * inv_std
-    log_prob = (z.square() * -0.5 - log_std - HALF_LOG_2PI.value - _log_slope(u)).sum(-1)
-    of_log_std, way_back = z.square() - 1.0, log_std - unlimited
-    moves = (way_back == 0.0) | (of_log_std * way_back > 0.0)
-    return log_prob, torch.cat((z * inv_std, of_log_std * moves), -1)
+    log_prob = (z.square() * -0.5 - log_std - HALF_LOG_2PI.value - _log_tanh_derivative(u)).sum(-1)
+    by_log_std, to_limit = z.square() - 1.0, log_std - unlimited
+    moves = (to_limit == 0.0) | (by_log_std * to_limit > 0.0)
+    return log_prob, torch.cat((z * inv_std, by_log_std * moves), -1)
 
 
 class _SquashedLikelihood(torch.autograd.Function):
-    """Has a gradient of its own where log_std is beyond its limits."""
+    """Replaces the gradient where log_std is outside its limits."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, output: Tensor, action: Tensor) -> Tensor:  # type: ignore[override]
-        log_prob, slope = _likelihood_and_slope(output, action)
-        ctx.save_for_backward(slope)
+        log_prob, gradient = _likelihood_and_gradient(output, action)
+        ctx.save_for_backward(gradient)
         return log_prob
 
     @staticmethod
-    def backward(ctx: Any, of_log_prob: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, by_log_prob: Tensor) -> tuple[Tensor, None]:
         refuse_second_derivative()
-        (slope,) = ctx.saved_tensors
-        return slope * of_log_prob.unsqueeze(1), None
+        (gradient,) = ctx.saved_tensors
+        return gradient * by_log_prob.unsqueeze(1), None

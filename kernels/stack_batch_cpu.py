@@ -17,7 +17,7 @@ NEEDS_INPUT, NEEDS_WEIGHTS, THREADS = 4, 5, 6  # places in the sizes that stack_
 class StackBatch(StackCpu):
     """Reads its input from `x` [B, in], the same for all E members.
 
-    Parameters, their gradients and x must stay where they are, as `FlatAdam` leaves the former.
+    C keeps the addresses of x, parameters and gradients: write into them, never replace them.
     """
 
     def __init__(self, layers: Sequence[Layer], x: Tensor) -> None:
@@ -25,14 +25,14 @@ class StackBatch(StackCpu):
         rows = self._check(x)
         self.x = x
         self.output = torch.zeros(self.members, rows, self.num_outputs)
-        self.gradient = torch.zeros_like(self.output)  # by the output: `differentiate` reads it
+        self.gradient = torch.zeros_like(self.output)  # by the output; `differentiate` reads it
         self.input_gradient = torch.zeros(self.members, rows, self.num_inputs)
         hidden = torch.empty(self.members * rows * self._kept_width)
         tensors: list[Tensor | None]
         tensors = [x, self.output, hidden, self.gradient, self.input_gradient]
         for weight, bias, _ in layers:
             tensors += [weight, bias, weight.grad, bias.grad]
-        self._tensors = tensors  # whose memory C reads and writes
+        self._tensors = tensors  # keeps the memory alive that C reads and writes
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
         self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
         sizes = (self.members, rows, 0, True, False, False, 1, len(layers), *self._shapes)

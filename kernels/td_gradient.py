@@ -1,7 +1,7 @@
-"""One-step targets, and the gradient of a TD loss by what the critics give: on a CPU one call of C
-each. They give what `gpurl.losses.td_loss` and autograd give.
+"""Targets of Q-learning, and the gradient of a TD loss by the outputs of the critics: one call of C
+each on a CPU, in place of `gpurl.losses.td_loss` and autograd.
 
-Sutton and Barto 2018, equation 6.6, of an ensemble; double Q-learning: van Hasselt et al. 2016.
+Q-learning: Sutton and Barto 2018, equation 6.8; double Q-learning: van Hasselt et al. 2016.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from gpurl.kernels import c_library
 
 
 class TdGradient(NamedTuple):
-    """What `td_gradient` returns, beside the gradient."""
+    """The results of `td_gradient`, beside the gradient."""
 
     loss: Tensor  # 0-d, summed over members
     value: Tensor  # 0-d, mean over members and rows
@@ -66,11 +66,11 @@ _Tensors = ctypes.c_void_p * 7
 
 
 def q_target(value: Tensor, chooser: Tensor | None, reward: Tensor, discount: Tensor) -> Tensor:
-    """[B] reward + discount * the least over members of `value` at the best action.
+    """[B] reward + discount * the minimum over members of `value` at the best action.
 
-    value: [E, B, A] of the target networks. The best action has the greatest mean over members of
-    `chooser` [E, B, A], the values of the networks themselves; without it, of the least over
-    members of `value`. reward, discount: [B]. All are float32 on a CPU.
+    value: [E, B, A] of the target networks. The best action maximises the mean over members of
+    `chooser` [E, B, A], the values of the online networks; without it, the minimum over members of
+    `value`. reward, discount: [B]. All are float32 on a CPU.
     """
     _check(value, reward, discount)
     if chooser is not None:

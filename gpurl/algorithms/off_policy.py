@@ -178,25 +178,11 @@ class OffPolicy(Algorithm):
         return {}
 
     def make_adam(
-        self,
-        module: nn.Module,
-        name: str,
-        loss: str,
-        target: nn.Module | None = None,
-        tau: float = 1.0,
+        self, module: nn.Module, name: str, loss: str, target: nn.Module | None, tau: float
     ) -> FlatAdam:
-        """Adam with the settings of this algorithm; name: of the optimiser; loss: the method."""
-        config = self.config
-        return FlatAdam(
-            module,
-            self.rate_of(name),
-            1e-8,
-            config.weight_decay,
-            config.max_grad_norm,
-            target,
-            tau,
-            (loss,),
-        )
+        """The optimiser `name` of `module` and its target network; loss: name of the method."""
+        decay, max_norm = self.config.weight_decay, self.config.max_grad_norm
+        return FlatAdam(module, self.rate_of(name), 1e-8, decay, max_norm, target, tau, (loss,))
 
     # ---- acting ----
 

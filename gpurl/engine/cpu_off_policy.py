@@ -1,8 +1,8 @@
-"""The engine of off-policy algorithms on a CPU: their updates with gradients by C in place of
-autograd, on the memory of the algorithm's own weights and optimisers.
+"""The engine of off-policy algorithms on a CPU: C computes the gradients of their updates in place
+of autograd, in the memory of the algorithm's weights and optimisers.
 
-It serves DQN, SAC, DDPG and what differs from them by settings only, with plain MLPs and critics of
-one number. `cpu_off_policy_obstacle` says why it does not serve an algorithm.
+It serves DQN, SAC, DDPG and the algorithms that differ from them in settings only, with plain MLPs
+and critics of one number. `cpu_off_policy_obstacle` says why it does not serve an algorithm.
 """
 
 from abc import ABC, abstractmethod
@@ -39,10 +39,10 @@ def cpu_off_policy_obstacle(algorithm: Algorithm) -> str:
         return f"{algorithm.label} has {name} of its own"
     if obstacle := machine_obstacle(algorithm):
         return obstacle
-    # critics of one number, learnt from one-step or n-step targets alone
+    # one number per critic and action, and no loss but that of the TD error
     for name in ("atoms", "quantiles", "fit_returns", "rescale_values"):
         if value := getattr(algorithm.config, name, 0):
-            return f"it computes critics of one number and no more, {name} is {value}"
+            return f"it computes the TD loss of scalar critics, {name} is {value}"
     for name, network in networks_of(algorithm).items():
         if obstacle := _obstacle_in_network(network):
             return f"{name} {obstacle}"
@@ -95,7 +95,7 @@ class DqnUpdates:
         self.algorithm = algorithm
         self.rows = algorithm.config.batch_size
         layers = layers_of(algorithm.network)
-        # obs, then next_obs: in one call, if the network chooses the next action
+        # obs, then next_obs: one call for both if the network chooses the next action
         self.x = torch.zeros(2 * self.rows, layers[0][0].shape[2])
         rows = 2 * self.rows if algorithm.config.double else self.rows
         self.network = StackBatch(layers, self.x[:rows])
@@ -130,9 +130,7 @@ class DqnUpdates:
 
 
 class ActorCriticUpdates(ABC):
-    """`OffPolicyActorCritic.update_step` by C. A subclass says what the actor does with its
-    numbers.
-    """
+    """`OffPolicyActorCritic.update_step` by C. A subclass has the actor's loss."""
 
     def __init__(self, algorithm: OffPolicyActorCritic) -> None:
         self.algorithm = algorithm
@@ -176,7 +174,7 @@ class ActorCriticUpdates(ABC):
         action [B, A]) at the observations of the last `critic_step`.
         """
         critic = self.critic
-        # obs are there still
+        # the observations are still in place
         critic.x[:, self.num_inputs :].copy_(action)
         values, gradient = critic.run().squeeze(2), critic.gradient.squeeze(2)
         members, rows = values.shape
@@ -193,7 +191,7 @@ class ActorCriticUpdates(ABC):
         critic.differentiate(by_input=True)
         return value.mean(), critic.input_gradient.sum(0)[:, self.num_inputs :]
 
-    def move_actor(self, gradient: Tensor, loss: Tensor) -> Tensor:
+    def actor_optimizer_step(self, gradient: Tensor, loss: Tensor) -> Tensor:
         """The actor's optimiser step along `gradient` [B, actor_outputs] by its output; returns the
         norm.
         """
@@ -209,7 +207,7 @@ class DdpgUpdates(ActorCriticUpdates):
         action = self.actor_output(batch["obs"]).tanh()
         value, by_action = self.action_gradient(action)
         loss = -value
-        norm = self.move_actor(by_action * (1.0 - action * action), loss)
+        norm = self.actor_optimizer_step(by_action * (1.0 - action * action), loss)
         return {"actor_loss": loss, "actor_grad_norm": norm}
 
 
@@ -227,13 +225,13 @@ class SacUpdates(ActorCriticUpdates):
         by_log_prob = (temperature / len(noise)).expand(len(noise))
         entropy = -drawn.log_prob.mean()
         loss = -temperature * entropy - value
-        norm = self.move_actor(squashed_backward_c(drawn, by_action, by_log_prob), loss)
+        norm = self.actor_optimizer_step(squashed_backward_c(drawn, by_action, by_log_prob), loss)
         metrics = {"actor_loss": loss, "entropy": entropy, "ent_coef": temperature}
         if "temperature" in algorithm.optimizers:
-            self.move_temperature(entropy)
+            self.temperature_step(entropy)
         return metrics | {"actor_grad_norm": norm}
 
-    def move_temperature(self, entropy: Tensor) -> None:
+    def temperature_step(self, entropy: Tensor) -> None:
         """A step along the gradient of `SAC.temperature_loss` at this entropy, 0-d."""
         log = self.algorithm.temperature.log
         assert log.grad is not None

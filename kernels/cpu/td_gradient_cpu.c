@@ -5,14 +5,13 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* Of a call. Outputs are [members, rows, actions], and so many numbers lie from one member's rows
- * to the next one's; from one row's action to the next one's too. */
+/* The sizes and tensors of a call. Outputs are [members, rows, actions]; strides count floats. */
 enum { MEMBERS, ROWS, ACTIONS, MEMBER_STRIDE, CHOOSER_STRIDE };
 enum { VALUE, CHOOSER, REWARD, DISCOUNT, TARGET_OUT };
 enum { ACTION_STRIDE = CHOOSER_STRIDE, IS_HUBER };
 enum { OUTPUT, ACTION, TARGET, WEIGHT, GRADIENT, ERROR, SUMS };
 
-/* NaN counts as the least and as the greatest of all, as torch's amin and argmax have it */
+/* NaN is both the smallest and the largest number, as in torch's amin and argmax */
 static int is_less(float a, float b) { return a < b || (isnan(a) && !isnan(b)); }
 static int is_greater(float a, float b) { return a > b || (isnan(a) && !isnan(b)); }
 
@@ -54,7 +53,7 @@ EXPORT void td_gradient(const int64_t *sizes, float *const *tensors)
         int64_t row = item % rows, at = item / rows * sizes[MEMBER_STRIDE] + row * actions;
         const float *values = tensors[OUTPUT] + at;
         float *gradient = tensors[GRADIENT] + at, value = 0.0f, row_loss, slope;
-        int64_t chosen = -1; /* what is no action has the value 0 and no gradient */
+        int64_t chosen = -1; /* an invalid action has the value 0 and no gradient */
         for (int64_t a = 0; a < actions; a++)
             if (!action || action[row * sizes[ACTION_STRIDE]] == (float)a)
                 chosen = a, value = values[a];

@@ -256,26 +256,26 @@ def test_nor_what_is_changed_on_the_object() -> None:
 
 
 Q_OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
-    ("dqn", {"atoms": 5}, "it computes critics of one number and no more, atoms is 5"),
-    ("dqn", {"quantiles": 5}, "it computes critics of one number and no more, quantiles is 5"),
-    ("dqn", {"rescale_values": True}, "it computes critics of one number and no more, "),
+    ("dqn", {"atoms": 5}, "it computes the TD loss of scalar critics, atoms is 5"),
+    ("dqn", {"quantiles": 5}, "it computes the TD loss of scalar critics, quantiles is 5"),
+    ("dqn", {"rescale_values": True}, "it computes the TD loss of scalar critics, "),
     ("dqn", {"network": {"dueling": True}}, "network has a layer Dueling, "),
     ("dqn", {"network": {"noisy": True}}, "network has a layer NoisyDense, "),
     ("dqn", {"network": {"heads": 2}}, "network has a layer ExpandToHeads, "),
     ("dqn", {"network": {"action_embedding": 2}}, "network has a layer ActionEmbedding, "),
     ("dqn", {"network": {"layer_norm": True}}, "network has layer_norm, "),
-    ("rainbow", {}, "it computes critics of one number and no more, atoms is 51"),
-    ("sac", {"atoms": 5}, "it computes critics of one number and no more, atoms is 5"),
+    ("rainbow", {}, "it computes the TD loss of scalar critics, atoms is 51"),
+    ("sac", {"atoms": 5}, "it computes the TD loss of scalar critics, atoms is 5"),
     (
         "td3",
         {"fit_returns": 0.5, "horizon": 2},
-        "it computes critics of one number and no more, fit_returns is 0.5",
+        "it computes the TD loss of scalar critics, fit_returns is 0.5",
     ),
     ("sac", {"critic_network": {"body": "simba"}}, "critic has a layer Residual, "),
     ("sac", {"actor_network": {"body": "bro"}}, "actor has layer_norm, "),
     ("sac", {"actor_network": {"hidden": [2] * 64}}, "actor has 65 layers, wanted at most 64"),
     ("mod_sac", {}, "ModSAC has "),
-    ("fast_td3", {}, "it computes critics of one number and no more, atoms is 101"),
+    ("fast_td3", {}, "it computes the TD loss of scalar critics, atoms is 101"),
 ]
 
 

@@ -229,7 +229,7 @@ def test_slopes_may_have_any_strides() -> None:
         of_log_prob = slopes[0]
         wanted = squashed_backward_c(drawn, slope.contiguous(), of_log_prob)
         assert torch.equal(squashed_backward_c(drawn, slope, of_log_prob), wanted)
-        assert (module._with_whole_rows(slope).data_ptr() == slope.data_ptr()) is is_read_in_place
+        assert (module._with_dense_rows(slope).data_ptr() == slope.data_ptr()) is is_read_in_place
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
