@@ -408,7 +408,7 @@ def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixt
         (["train", "ppo", "chasing", "num_envs=8.5"], "--num-envs"),
         (["train", "ppo", "chasing", "num_envs=0"], "num_envs must be at least 1, got 0"),
         (["train", "ppo", "chasing", "network.activation=sine"], "one of tanh, elu, relu"),
-        (["train", "ppo", "chasing", "--config"], "Missing value for argument '--config'"),
+        (["train", "ppo", "chasing", "--config"], "'--config'"),
         (["eval"], "RUN, a run folder (required)"),
         (["eval", "RUN", "--episods", "3"], "--episods"),
         (
