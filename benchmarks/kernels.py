@@ -1,13 +1,13 @@
-"""Kernels against their references: compared first, then timed in turn with the reference and with
-torch's own equivalent.
+"""Kernels against their references and torch's own equivalents: compared first, then timed in turn.
 
-`kernel` is what the product calls: Triton on a GPU; on a CPU, C for GAE, random numbers, drawing by
-priority and squashed actions, torch's fused step for Adam, else the reference itself.
+`kernel` is the form that gpurl calls: Triton on a GPU; on a CPU, C for GAE, Adam, random numbers,
+prioritised draws and squashed actions, else the reference itself.
 """
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from gpurl.kernels import (
     random,
     squash,
 )
-from gpurl.kernels.env_step import RandomStreams
+from gpurl.kernels.random import RandomStreams
 from gpurl.losses import ppo_loss
 from gpurl.nn.distributions import Categorical, Gaussian, Head
 from gpurl.run.setup import choose_device
@@ -40,10 +40,8 @@ ADAM_SIZES = (10_240, 1_048_576)  # parameters: PPO's two 64x64 networks on Chas
 MOMENTS_SIZES = ((131_072, 8), (131_072, 64))  # B, D
 RANDOM_SIZES = ((4096, 2), (65_536, 2), (4096, 64))  # N, draws
 PERMUTATION_SIZES = (8192, 131_072)  # S
-GATHER_SIZES = (
-    (131_072, (16,)),
-    (131_072, (11, 1, 1, 1, 1, 1)),
-)  # S, widths of the columns that a row packs
+# S, widths of the columns that a row packs
+GATHER_SIZES = ((131_072, (16,)), (131_072, (11, 1, 1, 1, 1, 1)))
 PRIORITIZED_SIZES = ((200_000, 256), (5_000_000, 8192))  # S, B
 PPO_LOSS_SIZES = (  # B, numbers of the actor
     ("gaussian", 8192, 2),
@@ -58,8 +56,8 @@ SQUASH_SIZES = ((256, 8), (8192, 21))  # B, A
 
 @dataclass
 class Case:
-    """One kernel at one size; each function returns what it computed. `torch` computes the same
-    unless it draws random numbers.
+    """One kernel at one size; each function returns its results. `torch` computes the same, unless
+    it draws other random numbers.
     """
 
     name: str
@@ -68,64 +66,70 @@ class Case:
     torch: Function | None = None
     torch_is_random: bool = False
     tolerance: float = 1e-5
-    absolute_tolerance: float | None = None  # None: the same
+    absolute_tolerance: float | None = None  # None: that of `tolerance`
 
 
 def check(case: Case) -> None:
-    """GpurlError unless the kernel, and torch's equivalent, give what the reference gives."""
-    wanted = case.reference()
+    """GpurlError unless the kernel and torch's equivalent return the results of the reference."""
+    expected = case.reference()
+    absolute = case.tolerance if case.absolute_tolerance is None else case.absolute_tolerance
     others = {"kernel": case.kernel, "torch": None if case.torch_is_random else case.torch}
     for label, function in others.items():
         if function is None:
             continue
-        for position, (got, want) in enumerate(zip(function(), wanted, strict=True)):
+        for position, (got, reference) in enumerate(zip(function(), expected, strict=True)):
             try:
-                absolute = (
-                    case.tolerance if case.absolute_tolerance is None else case.absolute_tolerance
-                )
-                torch.testing.assert_close(got, want, rtol=case.tolerance, atol=absolute)
+                torch.testing.assert_close(got, reference, rtol=case.tolerance, atol=absolute)
             except AssertionError as error:
-                message = (
-                    f"{case.name}: result {position} of the {label} is not the reference's, so "
-                    f"nothing is timed. {error}"
-                )
-                raise GpurlError(message) from None
+                raise GpurlError(
+                    f"{case.name}: result {position} of the {label} differs from the reference's, "
+                    f"so nothing is timed. {error}"
+                ) from None
 
 
 # ---- the cases ----
 
 
+def forms(module: ModuleType, name: str, *arguments: object) -> tuple[Function, Function]:
+    """(kernel, reference) of `name` in `module`, as functions without arguments."""
+
+    def bind(function: Callable[..., Tensor | tuple[Tensor, ...]]) -> Function:
+        def call() -> tuple[Tensor, ...]:
+            results = function(*arguments)
+            return results if isinstance(results, tuple) else (results,)
+
+        return call
+
+    return bind(getattr(module, name)), bind(getattr(module, f"{name}_reference"))
+
+
+def normal_numbers(device: torch.device, *shapes: tuple[int, ...]) -> list[Tensor]:
+    """The same standard normal numbers on every device."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).to(device) for shape in shapes]
+
+
+def one_stream(device: torch.device) -> RandomStreams:
+    """One random stream at step 5."""
+    return RandomStreams(*random.stream_constants(0, 1, device), torch.tensor(5, device=device))
+
+
 def gae_case(num_steps: int, num_envs: int, device: torch.device) -> Case:
     """A rollout in which 2 % of the steps end an episode."""
-    generator = torch.Generator().manual_seed(0)
-    reward, value, final_value = (
-        torch.randn(num_steps + extra, num_envs, generator=generator).to(device)
-        for extra in (0, 1, 0)
-    )
-    kind = torch.rand(num_steps, num_envs, generator=generator).to(device)
-    arguments = (
-        reward,
-        value,
-        final_value,
-        kind < 0.01,
-        (kind >= 0.01) & (kind < 0.02),
-        0.99,
-        0.95,
-    )
-    return Case(
-        f"gae {num_steps}x{num_envs}",
-        lambda: gae.gae(*arguments),
-        lambda: gae.gae_reference(*arguments),
-        tolerance=1e-4,
-    )
+    shape = (num_steps, num_envs)
+    reward, value, final_value = normal_numbers(device, shape, (num_steps + 1, num_envs), shape)
+    kind = torch.rand(shape, generator=torch.Generator().manual_seed(1)).to(device)
+    terminated = kind < 0.01
+    truncated = (kind >= 0.01) & (kind < 0.02)
+    arguments = (reward, value, final_value, terminated, truncated, 0.99, 0.95)
+    return Case(f"gae {num_steps}x{num_envs}", *forms(gae, "gae", *arguments), tolerance=1e-4)
 
 
 def adam_case(size: int, device: torch.device, has_target: bool = False) -> Case:
-    """A step with the gradient clipped to norm 1, in place, each function on a copy of its own;
-    torch's on the one flat parameter.
+    """A step in place with the gradient clipped to norm 1; each function has its own copy of the
+    flat parameter.
     """
-    generator = torch.Generator().manual_seed(0)
-    start, gradient = (torch.randn(size, generator=generator).to(device) for _ in range(2))
+    start, gradient = normal_numbers(device, (size,), (size,))
 
     def stepping(function: Callable[..., Tensor]) -> Function:
         count = torch.zeros((), dtype=torch.int64, device=device)
@@ -133,7 +137,8 @@ def adam_case(size: int, device: torch.device, has_target: bool = False) -> Case
         state = adam.AdamState(
             start.clone(), torch.zeros_like(start), torch.zeros_like(start), count, own_target
         )
-        own_gradient, rate = gradient.clone(), torch.tensor(1e-3, device=device)
+        own_gradient = gradient.clone()
+        rate = torch.tensor(1e-3, device=device)
         options = adam.AdamOptions(eps=1e-5, max_grad_norm=1.0, tau=0.005)
         return lambda: (
             function(state, own_gradient, rate, options),
@@ -143,16 +148,15 @@ def adam_case(size: int, device: torch.device, has_target: bool = False) -> Case
 
     parameter = torch.nn.Parameter(start.clone())
     parameter.grad = gradient.clone()
-    optimizer, target = torch.optim.Adam([parameter], lr=1e-3, eps=1e-5, fused=True), start.clone()
+    optimizer = torch.optim.Adam([parameter], lr=1e-3, eps=1e-5, fused=True)
+    target = start.clone()
 
     def torch_step() -> tuple[Tensor, ...]:
         norm = torch.nn.utils.clip_grad_norm_([parameter], 1.0)
         optimizer.step()
-        return (
-            norm,
-            parameter.detach(),
-            *([target.lerp_(parameter.detach(), 0.005)] if has_target else []),
-        )
+        if not has_target:
+            return norm, parameter.detach()
+        return norm, parameter.detach(), target.lerp_(parameter.detach(), 0.005)
 
     return Case(
         f"adam_step {size}{' with target' if has_target else ''}",
@@ -163,13 +167,12 @@ def adam_case(size: int, device: torch.device, has_target: bool = False) -> Case
 
 
 def update_moments_case(rows: int, columns: int, device: torch.device) -> Case:
-    """Taking a rollout's observations into running moments."""
-    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)).to(device)
+    """Merging the observations of a rollout into running moments."""
+    (x,) = normal_numbers(device, (rows, columns))
 
     def updating(function: Callable[..., None]) -> Function:
-        mean, variance = (
-            make(columns, dtype=torch.float64, device=device) for make in (torch.zeros, torch.ones)
-        )
+        mean = torch.zeros(columns, dtype=torch.float64, device=device)
+        variance = torch.ones(columns, dtype=torch.float64, device=device)
         count = torch.ones((), dtype=torch.float64, device=device)
 
         def update() -> tuple[Tensor, ...]:
@@ -187,25 +190,18 @@ def update_moments_case(rows: int, columns: int, device: torch.device) -> Case:
 
 def normalize_case(rows: int, columns: int, device: torch.device) -> Case:
     """Normalising and clipping a rollout's observations."""
-    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)).to(device)
-    arguments = (x, x.mean(0), 1.0 / x.std(0), 2.0)
-    return Case(
-        f"normalize {rows}x{columns}",
-        lambda: (moments.normalize(*arguments),),
-        lambda: (moments.normalize_reference(*arguments),),
-    )
+    (x,) = normal_numbers(device, (rows, columns))
+    functions = forms(moments, "normalize", x, x.mean(0), 1.0 / x.std(0), 2.0)
+    return Case(f"normalize {rows}x{columns}", *functions)
 
 
 def random_case(kind: str, num_envs: int, draws: int, device: torch.device) -> Case:
-    """Uniform or normal numbers of a step; torch's are others, from one stream."""
-    key, gamma = random.stream_constants(0, num_envs, device)
-    arguments = (key, gamma, torch.tensor(5, device=device), 0, draws)
-    kernel, reference = (getattr(random, f"random_{kind}{suffix}") for suffix in ("", "_reference"))
+    """Uniform or normal numbers of a step; torch draws other ones, from one stream."""
+    streams = (*random.stream_constants(0, num_envs, device), torch.tensor(5, device=device))
     draw = torch.rand if kind == "uniform" else torch.randn
     return Case(
         f"random_{kind} {num_envs}x{draws}",
-        lambda: (kernel(*arguments),),
-        lambda: (reference(*arguments),),
+        *forms(random, f"random_{kind}", *streams, 0, draws),
         lambda: (draw(num_envs, draws, device=device),),
         torch_is_random=True,
     )
@@ -213,20 +209,18 @@ def random_case(kind: str, num_envs: int, draws: int, device: torch.device) -> C
 
 def permutation_case(size: int, device: torch.device) -> Case:
     """A random order; torch's is another one."""
-    arguments = (*random.stream_constants(0, 1, device), torch.tensor(5, device=device), 0, size)
     return Case(
         f"permutation {size}",
-        lambda: (permutation.permutation(*arguments),),
-        lambda: (permutation.permutation_reference(*arguments),),
+        *forms(permutation, "permutation", *one_stream(device), 0, size),
         lambda: (torch.randperm(size, device=device),),
         torch_is_random=True,
     )
 
 
 def gather_rows_case(size: int, widths: tuple[int, ...], device: torch.device) -> Case:
-    """All rows in random order; torch is given the order, and gathers each column by itself."""
-    packed = torch.randn(size, sum(widths), generator=torch.Generator().manual_seed(0)).to(device)
-    stream = (*random.stream_constants(0, 1, device), torch.tensor(5, device=device), 0)
+    """All rows in random order; torch gets the order, and gathers each column separately."""
+    (packed,) = normal_numbers(device, (size, sum(widths)))
+    stream = (*one_stream(device), 0)
     order = permutation.permutation(*stream, size)
     columns = [column.contiguous() for column in packed.split(widths, dim=1)]
     return Case(
@@ -238,51 +232,49 @@ def gather_rows_case(size: int, widths: tuple[int, ...], device: torch.device) -
 
 
 def prioritized_draw_case(size: int, batch_size: int, device: torch.device) -> Case:
-    """A batch by priority; torch.multinomial's is another one, comes without probabilities and is
-    not stratified.
+    """A batch by priority; torch.multinomial draws another one, without probabilities and without
+    stratification.
     """
     priority = torch.rand(size, generator=torch.Generator().manual_seed(0)).to(device) ** 3
-    streams = RandomStreams(*random.stream_constants(0, 1, device), torch.tensor(5, device=device))
-    arguments = (priority, streams, 0, batch_size)
     return Case(
         f"prioritized_draw {size}x{batch_size}",
-        lambda: prioritized.prioritized_draw(*arguments),
-        lambda: prioritized.prioritized_draw_reference(*arguments),
+        *forms(prioritized, "prioritized_draw", priority, one_stream(device), 0, batch_size),
         lambda: (torch.multinomial(priority, batch_size, replacement=True),),
         torch_is_random=True,
     )
 
 
 def ppo_loss_case(kind: str, rows: int, width: int, device: torch.device) -> Case:
-    """A minibatch in one matrix, two fifths of its ratios clipped, the loss and its gradients; the
-    reference is gpurl.losses under autograd.
+    """The loss and its gradients for a minibatch in one matrix, with two fifths of its ratios
+    clipped; the reference is gpurl.losses under autograd.
     """
+    # outputs and actions
     generator = torch.Generator().manual_seed(0)
-    output, value = (
-        torch.randn(rows, width, generator=generator),
-        torch.randn(rows, generator=generator),
-    )
+    output = torch.randn(rows, width, generator=generator)
+    value = torch.randn(rows, generator=generator)
     action = output + torch.randn(rows, width, generator=generator)
     head: Head = Gaussian(Box(-1.0, 1.0, (width,), np.float32))
     if kind == "categorical":
         head, action = Categorical(width), torch.randint(width, (rows,), generator=generator)
-    # of no log-ratio to where rounding decides on the clip
+
+    # the minibatch; no ratio is so near to the clip that rounding decides
     shift = 0.15 * torch.randint(-2, 3, (rows,), generator=generator)
     old_log_prob = head.log_prob(output, action).detach() - shift
-    columns = torch.stack(
-        (old_log_prob, *(torch.randn(rows, generator=generator) for _ in range(3))), 1
-    )
+    others = (torch.randn(rows, generator=generator) for _ in range(3))
+    columns = torch.stack((old_log_prob, *others), 1)
     if kind == "gaussian":
         packed = torch.cat((action, columns), 1).to(device)
         action, columns = packed[:, :width], packed[:, width:]
     batch = Minibatch(output, action.to(device), *columns.to(device).unbind(1))
+
+    # both forms
     head = head.to(device)
     leaves = [output.to(device).requires_grad_(), value.to(device).requires_grad_()]
     leaves += head.parameters()
     clip_range, entropy_coef = (torch.tensor(x, device=device) for x in (0.2, 0.01))
 
-    def differentiated(loss: Tensor, parts: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        return *torch.autograd.grad(loss, leaves), *parts.values()
+    def differentiated(loss: Tensor, metrics: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        return *torch.autograd.grad(loss, leaves), *metrics.values()
 
     def kernel() -> tuple[Tensor, ...]:
         return differentiated(*head.ppo_loss(*leaves[:2], batch, clip_range, entropy_coef, 1.0))
@@ -303,36 +295,25 @@ def ppo_loss_case(kind: str, rows: int, width: int, device: torch.device) -> Cas
 
 
 def projection_case(rows: int, atoms: int, device: torch.device) -> Case:
-    """The next distributions of two critics, moved by reward and discount."""
-    generator = torch.Generator().manual_seed(0)
-    pmf = torch.randn(2, rows, atoms, generator=generator).softmax(-1).to(device)
-    reward, chance = (torch.randn(rows, generator=generator).to(device) for _ in range(2))
-    arguments = (pmf, reward, torch.where(chance > 2.0, 0.0, 0.99), -10.0, 10.0)
-    kernel, reference = (
-        getattr(categorical_projection, f"categorical_projection{suffix}")
-        for suffix in ("", "_reference")
-    )
-    return Case(
-        f"categorical_projection 2x{rows}x{atoms}",
-        lambda: (kernel(*arguments),),
-        lambda: (reference(*arguments),),
-    )
+    """The distributions of the next values of two critics, moved by reward and discount."""
+    logits, reward, chance = normal_numbers(device, (2, rows, atoms), (rows,), (rows,))
+    discount = torch.where(chance > 2.0, 0.0, 0.99)
+    arguments = (logits.softmax(-1), reward, discount, -10.0, 10.0)
+    functions = forms(categorical_projection, "categorical_projection", *arguments)
+    return Case(f"categorical_projection 2x{rows}x{atoms}", *functions)
 
 
 def squash_case(rows: int, actions: int, device: torch.device) -> Case:
-    """A draw for a batch and its gradient, as a step of SAC's actor takes them."""
-    generator = torch.Generator().manual_seed(0)
-    output, noise, slope = (
-        torch.randn(rows, width, generator=generator).to(device)
-        for width in (2 * actions, actions, actions)
-    )
+    """Actions for a batch and their gradient, as in an actor step of SAC."""
+    shape = (rows, actions)
+    output, noise, slope = normal_numbers(device, (rows, 2 * actions), shape, shape)
     output.requires_grad_()
-    of_log_prob = torch.full((rows,), 0.2 / rows, device=device)
+    log_prob_gradient = torch.full((rows,), 0.2 / rows, device=device)
 
     def with_gradient(sample: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         action, log_prob, *_ = sample(output, noise)
-        slopes = slope, of_log_prob
-        return action, log_prob, *torch.autograd.grad((action, log_prob), output, slopes)
+        gradients = slope, log_prob_gradient
+        return action, log_prob, *torch.autograd.grad((action, log_prob), output, gradients)
 
     return Case(
         f"squashed {rows}x{actions}",
@@ -369,53 +350,35 @@ def all_cases(device: torch.device) -> list[Case]:
 
 def main(words: list[str] | None = None) -> int:
     """Compare, measure, print and save."""
-    options = parser(__doc__, budget=0.5).parse_args(words)
+    options = parser(__doc__, seconds=0.5).parse_args(words)
     device = choose_device(options.device)
-    found, lines, rows = all_cases(device), [], list[Row]()
-    for case in found:
+
+    # compare all, before anything is timed
+    cases = all_cases(device)
+    for case in cases:
         check(case)
-    for case in found:
-        functions = {
-            "kernel": case.kernel,
-            "graph": captured(case.kernel, device) if device.type == "cuda" else None,
-            "reference": case.reference,
-            "torch": case.torch,
-        }
-        seconds = median_seconds(
-            {name: function for name, function in functions.items() if function},
-            device,
-            options.seconds,
-        )
+
+    # time
+    lines, rows = [], list[Row]()
+    for case in cases:
+        functions: dict[str, Callable[[], object]] = {"kernel": case.kernel}
+        if device.type == "cuda":
+            functions["graph"] = captured(case.kernel, device)
+        functions["reference"] = case.reference
+        if case.torch is not None:
+            functions["torch"] = case.torch
+        seconds = median_seconds(functions, device, options.seconds)
         for name, value in seconds.items():
-            rows.append(
-                {
-                    "case": case.name,
-                    "function": name,
-                    "value": f"{value * 1e6:.2f}",
-                    "unit": "us",
-                    **machine(str(device)),
-                }
-            )
+            row = {"case": case.name, "function": name, "value": f"{value * 1e6:.2f}", "unit": "us"}
+            rows.append(row | machine(str(device)))
         lines.append([case.name, *_cells(seconds)])
-        save("kernels", rows, options.out)  # what was measured stays
+        save("kernels", rows, options.out)  # kept if a later case is interrupted
     print(
         f"kernels: microseconds a call on {rows[0]['device']}, {rows[0]['threads']} CPU threads; "
         f"all agree with their references"
     )
-    print(
-        table(
-            [
-                "kernel",
-                "kernel",
-                "in a graph",
-                "reference",
-                "torch",
-                "reference/kernel",
-                "torch/kernel",
-            ],
-            lines,
-        )
-    )
+    header = ["kernel", "kernel", "in a graph", "reference", "torch"]
+    print(table([*header, "reference/kernel", "torch/kernel"], lines))
     print(f"written to {save('kernels', rows, options.out)}\n")
     return 0
 

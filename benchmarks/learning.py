@@ -1,24 +1,22 @@
-"""Long learning runs: each task to its published score, over seeds; `make learn`. Writes
-results/learning_<device>.csv.
+"""Long learning runs: trains each task with several seeds and compares the median return with its
+published score; `make learn`.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from gymnasium.error import DependencyNotInstalled
 
-from benchmarks.results_table import RESULTS, Row, machine, save
+from benchmarks.results_table import Row, device_parser, machine, save
 from gpurl.api import evaluate_run, train
 from gpurl.errors import UsageError
 from gpurl.run.setup import choose_device
 
-# what two CPU cores can simulate in minutes; its preset is for a GPU
+# sizes that two CPU cores can simulate in minutes; the preset of the task is for a GPU
 HALF_CHEETAH = {
     "num_envs": 128,
     "horizon": 32,
@@ -28,9 +26,8 @@ HALF_CHEETAH = {
     "network": {"hidden": [64, 64]},
 }
 
-TASKS: list[
-    tuple[str, str, dict[str, Any], float]
-] = [  # algorithm, env, settings, mean return to reach
+# algorithm, environment, settings, mean return to reach
+TASKS: list[tuple[str, str, dict[str, Any], float]] = [
     ("ppo", "cart_pole", {}, 475.0),
     ("ppo", "pendulum", {}, -200.0),
     ("ppo", "acrobot", {"num_envs": 1024, "horizon": 16, "total_steps": 2_000_000}, -100.0),
@@ -87,11 +84,11 @@ def learn(
     algorithm: str,
     env: str,
     settings: dict[str, Any],
-    wanted: float,
+    target: float,
     seed: int,
     device: torch.device,
 ) -> tuple[float, Row]:
-    """(greedy return of one training, its row in the file)."""
+    """(mean return of the trained policy, acting greedily; the row of the CSV file)."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         run = train(
@@ -107,60 +104,49 @@ def learn(
         seconds = time.monotonic() - began
         value = evaluate_run(run.folder, 100, str(device), best=False)["eval/mean_reward"]
         threads = json.loads((run.folder / "versions.json").read_text())["threads"]
-    case = {
+    row = {
         "algorithm": algorithm,
         "env": env,
         "settings": json.dumps(settings),
         "seed": str(seed),
         "steps": str(run.outcome.steps),
-    }
-    case |= {
         "seconds": f"{seconds:.1f}",
-        "wanted": f"{wanted}",
+        "target": f"{target}",
         "value": f"{value:.3f}",
         "unit": "return",
     }
-    return value, case | machine(str(device)) | {"threads": str(threads)}
+    return value, row | machine(str(device)) | {"threads": str(threads)}
 
 
 def main() -> None:
-    """Run every task with every seed and tell which reach their score."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--only", default="", help="run tasks whose environment's name holds this")
+    """Run every task with every seed and print which tasks reach their score."""
+    parser = device_parser(__doc__)
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each task; default 3")
     parser.add_argument(
-        "--out",
-        type=Path,
-        default=RESULTS,
-        metavar="FOLDER",
-        help="where the CSV file goes; default benchmarks/results",
+        "--only", default="", metavar="TEXT", help="run the tasks with TEXT in their environment"
     )
     options = parser.parse_args()
     device = choose_device(options.device)
-    for algorithm, env, settings, wanted in TASKS:
+    for algorithm, env, settings, target in TASKS:
         if options.only not in env:
             continue
         returns = []
         for seed in range(options.seeds):
             try:
-                value, row = learn(algorithm, env, settings, wanted, seed, device)
+                value, row = learn(algorithm, env, settings, target, seed, device)
             except UsageError as error:
+                # only a missing simulator skips a task; a wrong name or setting is an error
                 if not isinstance(error.__cause__, (ImportError, DependencyNotInstalled)):
-                    # a setting or a task that is no more: its row must not be missed in silence
                     raise
-                print(f"{algorithm} {env} is left out: {error}", flush=True)
+                print(f"{algorithm} {env} is skipped: {error}", flush=True)
                 break
             returns.append(value)
             save("learning", [row], options.out)
         if not returns:
             continue
-        verdict = "reached" if statistics.median(returns) >= wanted else "NOT reached"
-        print(
-            f"{algorithm} {env} {settings}: {', '.join(f'{value:.2f}' for value in returns)}; "
-            f"wanted {wanted}: {verdict}",
-            flush=True,
-        )
+        verdict = "reached" if statistics.median(returns) >= target else "NOT reached"
+        values = ", ".join(f"{value:.2f}" for value in returns)
+        print(f"{algorithm} {env} {settings}: {values}; target {target}: {verdict}", flush=True)
 
 
 if __name__ == "__main__":

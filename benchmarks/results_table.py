@@ -1,5 +1,5 @@
-"""Rows of measurements: the machine they belong to, one CSV file a script and device, and a table
-for the eye.
+"""Rows of measurements: the columns of the machine, one CSV file for each script and device, and
+tables to print.
 """
 
 import argparse
@@ -10,28 +10,26 @@ import importlib.metadata
 import os
 import platform
 import re
+import statistics
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-MEASURED = (
-    "value",
-    "lowest",
-    "highest",
-    "rounds",
-    "seconds",
-    "date",
-)  # columns that two measurements of the same thing may differ in
+# columns in which two measurements of the same case may differ
+MEASURED = ("value", "lowest", "highest", "rounds", "seconds", "date")
 Row = dict[str, str]
 
 
 def machine(device: str) -> Row:
-    """The columns that tell where this process measures on `device` ("cpu", "cuda:0")."""
+    """The columns of the machine, for measurements of this process on `device` ("cpu",
+    "cuda:0").
+    """
     import torch
 
     is_cuda = device.startswith("cuda")
+    spin = f"spin {os.environ.get('GOMP_SPINCOUNT', 'default')}"
     return {
         "device": torch.cuda.get_device_name(device) if is_cuda else device,
         "driver": driver_version() if is_cuda else "-",
@@ -39,64 +37,57 @@ def machine(device: str) -> Row:
         "torch": torch.__version__,
         "triton": importlib.metadata.version("triton"),
         "threads": str(torch.get_num_threads()),
-        "waits": os.environ.get(
-            "OMP_WAIT_POLICY", f"spin {os.environ.get('GOMP_SPINCOUNT', 'default')}"
-        ).lower(),
+        "waits": os.environ.get("OMP_WAIT_POLICY", spin).lower(),
     }
 
 
 @functools.cache
 def driver_version() -> str:
-    """The version of NVIDIA's driver; "unknown" where nvidia-smi does not tell it."""
-    ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    """The version of NVIDIA's driver, "unknown" if nvidia-smi does not report it."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        return subprocess.run(
-            ask, capture_output=True, text=True, check=True, timeout=30
-        ).stdout.split()[0]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        return done.stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
         return "unknown"
 
 
 def _cpu_model() -> str:
     try:
-        found = re.search(
-            r"^model name\s*: *(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
-        )
+        text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        found = None
-    return found[1].strip() if found else platform.machine()
+        text = ""
+    model = re.search(r"^model name\s*: *(.+)$", text, re.MULTILINE)
+    return model[1].strip() if model else platform.machine()
 
 
 def commit() -> str:
-    """The commit that is checked out, with a + where files were changed since; outside git what
-    GPURL_COMMIT says, else "unknown".
+    """The commit that is checked out, with a + if files were changed since. Outside git the value
+    of GPURL_COMMIT, else "unknown".
     """
-    git = ["git", "-C", str(ROOT)]
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(ROOT), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        name = subprocess.run(
-            [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        changes = [*git, "status", "--porcelain", "--", ".", ":(exclude)benchmarks/results"]
-        return name + (
-            "+"
-            if subprocess.run(changes, capture_output=True, text=True, check=True).stdout
-            else ""
-        )
+        name = git("rev-parse", "--short", "HEAD")
+        changes = git("status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
+        return f"{name}+" if changes else name
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("GPURL_COMMIT", "unknown")
 
 
 def save(script: str, rows: list[Row], folder: Path = RESULTS) -> Path:
-    """Add `rows` to the file of `script` and their device. A row that measures the same thing at
-    the same commit is replaced.
+    """Add `rows` to the file of `script` and their device; returns its path. They replace rows that
+    measure the same case at the same commit.
 
-    Every column that any row has, old or new, is kept; it is empty in rows that lack it.
+    The columns of all rows, old and new, are kept; they are empty in rows without them.
     """
     rows = [{**row, "commit": commit(), "date": str(datetime.date.today())} for row in rows]
     folder.mkdir(parents=True, exist_ok=True)
-    path = (
-        folder / f"{script}_{re.sub('[^a-z0-9]+', '_', rows[0]['device'].lower()).strip('_')}.csv"
-    )
+    device = re.sub("[^a-z0-9]+", "_", rows[0]["device"].lower()).strip("_")
+    path = folder / f"{script}_{device}.csv"
     replaced = {_same(row) for row in rows}
     kept = [row for row in read_rows(path) if _same(row) not in replaced]
     columns = dict.fromkeys(name for row in (*rows, *kept) for name in row)
@@ -108,7 +99,7 @@ def save(script: str, rows: list[Row], folder: Path = RESULTS) -> Path:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file, oldest first; none where there is no file."""
+    """The rows of a file, oldest first; none if there is no file."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -121,13 +112,25 @@ def _same(row: Row) -> tuple[tuple[str, str], ...]:
     )
 
 
+def median_columns(values: Sequence[float], form: str) -> Row:
+    """The columns of repeated measurements: median, lowest and highest in the format `form`, and
+    their number.
+    """
+    return {
+        "value": format(statistics.median(values), form),
+        "lowest": format(min(values), form),
+        "highest": format(max(values), form),
+        "rounds": str(len(values)),
+    }
+
+
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Text in columns, the first one flush left, the others flush right."""
-    everything = [header, *lines]
-    widths = [max(len(line[column]) for line in everything) for column in range(len(header))]
+    rows = [header, *lines]
+    widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
-        for line in everything
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in rows
     )
 
 
@@ -136,20 +139,34 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}".rstrip(".")
 
 
-def parser(description: str | None, budget: float) -> argparse.ArgumentParser:
-    """The options that `gpurl bench` takes."""
-    options = argparse.ArgumentParser(description=description)
+def parser(description: str | None, seconds: float) -> argparse.ArgumentParser:
+    """A parser with the options of `gpurl bench`; `seconds`: the default time of a case."""
+    options = device_parser(description)
     options.add_argument(
-        "--device", default="auto", help="cpu, cuda, cuda:1, ...; default cuda where there is one"
+        "--seconds", type=float, default=seconds, help=f"time of a case; default {seconds}"
     )
+    return options
+
+
+def device_parser(description: str | None, device: str = "auto") -> argparse.ArgumentParser:
+    """A parser with the options --device and --out."""
+    options = out_parser(description)
+    options.add_argument(
+        "--device",
+        default=device,
+        help=f"auto (cuda if there is one), cpu, cuda, cuda:1, ...; default {device}",
+    )
+    return options
+
+
+def out_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the option --out."""
+    options = argparse.ArgumentParser(description=description)
     options.add_argument(
         "--out",
         type=Path,
         default=RESULTS,
         metavar="FOLDER",
-        help="where the CSV files go; default benchmarks/results",
-    )
-    options.add_argument(
-        "--seconds", type=float, default=budget, help=f"time a case; default {budget}"
+        help="folder of the CSV files; default benchmarks/results",
     )
     return options

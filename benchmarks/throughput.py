@@ -1,7 +1,7 @@
-"""Environment steps a second: the environment alone, with the policy acting and storing, in full
-PPO training, and what is possible.
+"""Environment steps a second on Chasing: of the environment alone, with the policy acting and
+storing, in full PPO training, and the limit of the hardware.
 
-With --ladder instead: the same training with one thing more switched on at a time (ladder.py).
+With --ladder instead: the same training with one more optimisation at a time (ladder.py).
 """
 
 import argparse
@@ -15,7 +15,14 @@ from benchmarks import ladder
 from benchmarks.limits import limits
 from benchmarks.results_table import Row, machine, number, parser, save, table
 from benchmarks.timing import median_seconds
-from benchmarks.training import EPOCHS, HIDDEN, how_trained, ready_trainer, shape, warm
+from benchmarks.training import (
+    EPOCHS,
+    HIDDEN,
+    common_settings,
+    engine_columns,
+    ready_trainer,
+    warm_up,
+)
 from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.run.settings import make_settings
@@ -52,8 +59,8 @@ def collecting(trainer: Trainer) -> Callable[[], None]:
 
 
 def cases(trainer: Trainer, env: VecEnv, horizon: int) -> dict[str, Callable[[], object]]:
-    """What is measured; every call is num_envs * horizon environment steps, of the trainer or of
-    the bare `env`.
+    """The functions to measure, by case; every call takes num_envs * horizon environment steps, in
+    the trainer or in the bare `env`.
     """
     return {
         "chasing env": random_steps(env, horizon),
@@ -66,85 +73,67 @@ def cases(trainer: Trainer, env: VecEnv, horizon: int) -> dict[str, Callable[[],
 
 
 class Sweep:
-    """Measures one case after the other and keeps the rows."""
+    """Measures the cases one after the other and keeps their rows."""
 
     def __init__(self, device: torch.device, budget: float) -> None:
-        self.device, self.budget, self.threads = device, budget, torch.get_num_threads()
+        self.device = device
+        self.budget = budget
+        self.threads = torch.get_num_threads()
         self.rows: list[Row] = []
 
     def chasing(self, size: int, horizon: int) -> list[str]:
         """The three cases at one size, as a line of the table."""
-        torch.set_num_threads(
-            self.threads
-        )  # of which the trainer takes as many as are quickest at its size
-        trainer = ready_trainer(
-            make_settings("ppo", "chasing", **shape(size, horizon)), self.device
-        )
-        warm(trainer)
-        functions, how = (
-            cases(trainer, make_env("chasing", size, self.device), horizon),
-            how_trained(trainer),
-        )
-        return [
-            "chasing",
-            str(size),
-            str(horizon),
-            *(self._measure(case, size, horizon, how, each) for case, each in functions.items()),
+        torch.set_num_threads(self.threads)  # the trainer reduces them for small sizes
+        settings = make_settings("ppo", "chasing", **common_settings(size, horizon))
+        trainer = ready_trainer(settings, self.device)
+        warm_up(trainer)
+        engine = engine_columns(trainer)
+        functions = cases(trainer, make_env("chasing", size, self.device), horizon)
+        rates = [
+            self._measure(case, size, horizon, engine, each) for case, each in functions.items()
         ]
+        return ["chasing", str(size), str(horizon), *rates]
 
     def alone(self, name: str, horizon: int) -> list[str]:
         """Another environment without a policy, as a line of the table."""
         steps = random_steps(make_env(name, PLAIN_SIZE, self.device), horizon)
-        return [
-            name,
-            str(PLAIN_SIZE),
-            str(horizon),
-            self._measure(f"{name} env", PLAIN_SIZE, horizon, {}, steps),
-            "",
-            "",
-        ]
+        rate = self._measure(f"{name} env", PLAIN_SIZE, horizon, {}, steps)
+        return [name, str(PLAIN_SIZE), str(horizon), rate, "", ""]
 
     def limits(self) -> str:
-        """What the device allows, as a line of text."""
+        """The limits of the device, as a line of text."""
         env = make_env("chasing", 1, self.device)
-        obs_size, action_size = (
-            env.single_observation_space.shape[0],
-            env.single_action_space.shape[0],
-        )
-        found = limits(self.device, obs_size, action_size, HIDDEN, EPOCHS, self.budget)
-        for name, rate in found.items():
+        obs_size = env.single_observation_space.shape[0]
+        action_size = env.single_action_space.shape[0]
+        rates = limits(self.device, obs_size, action_size, HIDDEN, EPOCHS, self.budget)
+        for name, rate in rates.items():
             kind, precision = name.split()
-            self._keep(f"chasing limit {kind}", "-", "-", {"precision": precision}, rate)
-        return "possible at most: " + ", ".join(
-            f"{number(rate)} by {name}" for name, rate in found.items()
-        )
+            self._add_row(f"chasing limit {kind}", "-", "-", {"precision": precision}, rate)
+        words = ", ".join(f"{number(rate)} by {name}" for name, rate in rates.items())
+        return f"limits of the hardware: {words}"
 
     def _measure(
-        self, case: str, size: int, horizon: int, how: Row, function: Callable[[], object]
+        self, case: str, size: int, horizon: int, engine: Row, function: Callable[[], object]
     ) -> str:
         seconds = median_seconds({case: function}, self.device, self.budget)[case]
-        if not case.endswith("training"):  # collecting by itself runs without graphs
-            how = how | {"graph": "off"} if case.endswith("policy") else {}
-        self._keep(case, str(size), str(horizon), how, size * horizon / seconds)
-        return number(size * horizon / seconds)
+        if case.endswith("policy"):  # collecting by itself runs without graphs
+            engine = engine | {"graph": "off"}
+        elif case.endswith("env"):
+            engine = {}
+        rate = size * horizon / seconds
+        self._add_row(case, str(size), str(horizon), engine, rate)
+        return number(rate)
 
-    def _keep(self, case: str, size: str, horizon: str, how: Row, rate: float) -> None:
-        row = {
-            "case": case,
-            "num_envs": size,
-            "horizon": horizon,
-            "precision": "-",
-            "graph": "-",
-            "rollout": "-",
-        } | how
-        self.rows.append(
-            row | {"value": f"{rate:.0f}", "unit": "env_steps/s"} | machine(str(self.device))
-        )
+    def _add_row(self, case: str, size: str, horizon: str, engine: Row, rate: float) -> None:
+        row = {"case": case, "num_envs": size, "horizon": horizon}
+        row |= {"precision": "-", "graph": "-", "rollout": "-"} | engine
+        row |= {"value": f"{rate:.0f}", "unit": "env_steps/s"} | machine(str(self.device))
+        self.rows.append(row)
 
 
 def parse(words: list[str] | None) -> argparse.Namespace:
     """The options."""
-    options = parser(__doc__, budget=1.0)
+    options = parser(__doc__, seconds=1.0)
     options.add_argument(
         "--num-envs",
         type=int,
@@ -162,13 +151,13 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     options.add_argument(
         "--ladder",
         action="store_true",
-        help=f"one thing more at a time, at {ladder.NUM_ENVS} environments",
+        help=f"one more optimisation at a time, at {ladder.NUM_ENVS} environments",
     )
     options.add_argument(
         "--rounds",
         type=int,
         default=3,
-        help="ladder: processes a rung, in alternating order; default 3",
+        help="ladder: processes for each rung, in alternating order; default 3",
     )
     return options.parse_args(words)
 
@@ -179,22 +168,20 @@ def main(words: list[str] | None = None) -> int:
     device = choose_device(options.device)
     if options.ladder:
         return ladder.run(device, options.rounds, options.seconds, options.out)
-    sweep, lines = Sweep(device, options.seconds), []
+    sweep = Sweep(device, options.seconds)
+    lines = []
     for horizon, size in itertools.product(options.horizon, options.num_envs):
         lines.append(sweep.chasing(size, horizon))
-        save(
-            "throughput", sweep.rows, options.out
-        )  # what was measured stays, however long the next size takes
+        save("throughput", sweep.rows, options.out)  # kept if a later size is interrupted
     lines += [sweep.alone(name, options.horizon[0]) for name in PLAIN_ENVS]
-    possible = sweep.limits()
+    limit_text = sweep.limits()
     print(
-        f"throughput: environment steps a second on {sweep.rows[0]['device']}, {sweep.threads} CPU "
-        f"threads at most"
+        f"throughput: environment steps a second on {sweep.rows[0]['device']}, at most "
+        f"{sweep.threads} CPU threads"
     )
-    print(
-        table(["task", "environments", "horizon", "environment", "+ policy", "+ training"], lines)
-    )
-    print(f"{possible}\nwritten to {save('throughput', sweep.rows, options.out)}\n")
+    header = ["task", "environments", "horizon", "environment", "+ policy", "+ training"]
+    print(table(header, lines))
+    print(f"{limit_text}\nwritten to {save('throughput', sweep.rows, options.out)}\n")
     return 0
 
 

@@ -1,6 +1,4 @@
-"""The product's own training, set up as the benchmarks measure it, and the columns that tell how it
-was run.
-"""
+"""gpurl's own training, set up for the benchmarks, and the columns that describe how it ran."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,15 +16,15 @@ HIDDEN, EPOCHS, MINIBATCHES = (64, 64), 4, 4
 
 
 def ready_trainer(settings: Settings, device: torch.device, env: VecEnv | None = None) -> Trainer:
-    """The product's trainer by `settings`, set up as gpurl.api.run does and ready for `iterate`;
-    without evaluation, files and screen.
+    """A trainer with `settings`, set up like that of `gpurl.train` and ready for `iterate`; without
+    evaluation, files and display.
     """
     trainer = make_trainer(settings, device, env=env)
     trainer.start()
     return trainer
 
 
-def warm(trainer: Trainer) -> None:
+def warm_up(trainer: Trainer) -> None:
     """On a GPU iterate until everything is compiled and captured, so that none of it is
     measured.
     """
@@ -34,10 +32,10 @@ def warm(trainer: Trainer) -> None:
         trainer.iterate()
 
 
-def shape(size: int, horizon: int) -> dict[str, Any]:
+def common_settings(num_envs: int, horizon: int) -> dict[str, Any]:
     """The settings that all measurements of training share."""
     return {
-        "num_envs": size,
+        "num_envs": num_envs,
         "horizon": horizon,
         "epochs": EPOCHS,
         "minibatches": MINIBATCHES,
@@ -45,8 +43,10 @@ def shape(size: int, horizon: int) -> dict[str, Any]:
     }
 
 
-def how_trained(trainer: Trainer) -> Row:
-    """The columns that tell how `trainer` really steps and learns; call `warm` first."""
+def engine_columns(trainer: Trainer) -> Row:
+    """The columns of the precision, CUDA graphs and rollout that `trainer` uses; call `warm_up`
+    first.
+    """
     engine = trainer.engine
     rollout = "persistent" if engine.name == "persistent" else "steps"
     return {
@@ -57,8 +57,8 @@ def how_trained(trainer: Trainer) -> Row:
 
 
 def captured(function: Callable[[], Any], device: torch.device) -> Callable[[], None]:
-    """`function` as a training replays it: on a GPU Python takes longer to launch than most kernels
-    to run.
+    """`function` as a CUDA graph, as training replays it: Python takes longer to launch most
+    kernels than a GPU to run them.
     """
     graphs = CudaGraphs(device)
     graphs.warm_up(function)

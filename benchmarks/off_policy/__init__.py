@@ -1,3 +1,3 @@
-"""The off-policy side against other libraries: replay buffers, SAC's update, REDQ's critics:
+"""Off-policy training against other libraries: replay buffers, SAC's update, REDQ's critics:
 `python -m benchmarks.off_policy`.
 """

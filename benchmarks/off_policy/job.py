@@ -1,4 +1,4 @@
-"""What one process of the comparison measures and gives back."""
+"""The job and the result of one process of the off-policy comparison."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,35 +11,35 @@ from benchmarks.results_table import machine
 from benchmarks.timing import median_seconds
 from benchmarks.training import captured
 
-# an error that begins so is a reason why something is not measured here, not a failure
-SKIPPED = "left out: "
+# an error that starts with it is a reason to skip a measurement on this machine, not a failure
+SKIPPED = "skipped: "
 Shape = tuple[int, int]  # numbers of an observation, of an action
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one process measures. Sizes that a case has no use for are left alone."""
+    """What one process measures. A case ignores the sizes that it does not use."""
 
     case: str  # replay, sac or redq
     trainer: str
     mode: str = "default"  # replay: prioritized
-    only_compare: bool = False  # time nothing
+    only_compare: bool = False
     device: str = "cpu"
-    seconds: float = 1.0  # a measurement
+    seconds: float = 1.0  # of a measurement
     seed: int = 0
     size: int = 200_000  # transitions that a replay holds
-    num_envs: tuple[int, ...] = (1, 8, 64)  # of replay; the others have one
-    batch_sizes: tuple[int, ...] = (256, 2048)  # of replay; the others have the first
+    num_envs: tuple[int, ...] = (1, 8, 64)  # of replay; the others use one
+    batch_sizes: tuple[int, ...] = (256, 2048)  # of replay; the others use the first
     shapes: tuple[Shape, ...] = (
         (60, 8),
         (3, 1),
-    )  # of sac: the second is Pendulum's; the others have the first
+    )  # of sac (Pendulum's second); others use the first
     hidden: tuple[int, ...] = (256, 256)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One number: of what, with how many environments, how much of what."""
+    """One measured number."""
 
     case: str
     num_envs: str
@@ -49,16 +49,15 @@ class Measurement:
 
 def result(job: Job, measurements: list[Measurement]) -> dict[str, Any]:
     """What compare.py reads."""
-    found = [list(vars(each).values()) for each in measurements]
     return {
-        "measurements": found,
+        "measurements": [list(vars(each).values()) for each in measurements],
         "version": version_of(job.trainer),
         "machine": machine(job.device),
     }
 
 
 def timed(job: Job, functions: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median seconds a call; gpurl's run as its training runs them, on a GPU as CUDA graphs."""
+    """Median seconds a call; on a GPU gpurl's functions run as CUDA graphs, as in its training."""
     device = torch.device(job.device)
     if device.type == "cuda" and job.trainer == "gpurl":
         functions = {name: captured(function, device) for name, function in functions.items()}
@@ -66,9 +65,7 @@ def timed(job: Job, functions: dict[str, Callable[[], Any]]) -> dict[str, float]
 
 
 def peak_mib(job: Job) -> float:
-    """The process's highest resident memory; on a GPU the most that torch's allocator had in
-    use.
-    """
+    """The highest resident memory of the process; on a GPU the peak of torch's allocator."""
     if job.device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(job.device) / 2**20
     return resident_mib()

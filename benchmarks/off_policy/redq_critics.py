@@ -1,7 +1,7 @@
-"""A step of REDQ's ten critics: target, forward, backward, Adam, target networks. gpurl's stacked
-ensemble, and a loop over ten modules.
+"""A step of REDQ's ten critics (target, forward, backward, Adam, target networks): gpurl's stacked
+ensemble against a loop over ten modules.
 
-They are compared first: from the same weights with the same noise both must give the same values
+They are compared first: from the same weights with the same noise both must have the same values
 after some steps.
 """
 
@@ -25,7 +25,7 @@ Batch = dict[str, Tensor]
 
 
 def make_batch(job: Job) -> Batch:
-    """As Replay.sample gives them."""
+    """A batch like those of Replay.sample."""
     (obs_size, action_size), rows = job.shapes[0], job.batch_sizes[0]
     generator = torch.Generator().manual_seed(job.seed)
     obs, next_obs = (torch.randn(rows, obs_size, generator=generator) for _ in range(2))
@@ -44,8 +44,9 @@ def make_batch(job: Job) -> Batch:
 
 
 def gpurl_redq(job: Job) -> REDQ:
-    """gpurl's."""
-    body, rows = BodyConfig(job.hidden), job.batch_sizes[0]
+    """REDQ of gpurl."""
+    body = BodyConfig(job.hidden)
+    rows = job.batch_sizes[0]
     config = REDQConfig(
         batch_size=rows,
         replay_size=rows,
@@ -53,47 +54,37 @@ def gpurl_redq(job: Job) -> REDQ:
         actor_network=body,
         critic_network=body,
     )
-    return REDQ(
-        config,
-        *spaces_of(job.shapes[0]),
-        num_envs=1,
-        device=torch.device(job.device),
-        seed=job.seed,
-    )
+    device = torch.device(job.device)
+    return REDQ(config, *spaces_of(job.shapes[0]), num_envs=1, device=device, seed=job.seed)
 
 
 def gpurl_step(algorithm: REDQ, batch: Batch) -> None:
-    """A step, as `learn` takes it."""
+    """A step as in `learn`."""
     algorithm.critic_step(batch, move_target=True)
     algorithm.update_random.advance()
     algorithm.choice_random.advance()
 
 
 class Loop:
-    """The same with a module a critic, autograd, one fused Adam over all, and the target networks
-    moved in one call.
+    """The same with one module for each critic, autograd, one fused Adam over all parameters, and
+    all target networks moved in one call.
     """
 
     def __init__(self, job: Job) -> None:
-        config, (obs_size, action_size) = REDQConfig(), job.shapes[0]
-        self.num_critics, self.subset, self.action_size, self.tau = (
-            config.num_critics,
-            config.target_subset,
-            action_size,
-            config.tau,
-        )
-        self.actor = mlp(obs_size, job.hidden, 2 * action_size).to(job.device)
+        config = REDQConfig()
+        obs_size, self.action_size = job.shapes[0]
+        self.num_critics = config.num_critics
+        self.subset = config.target_subset
+        self.tau = config.tau
+        self.actor = mlp(obs_size, job.hidden, 2 * self.action_size).to(job.device)
         self.critics, self.targets = (
-            [
-                mlp(obs_size + action_size, job.hidden, 1).to(job.device)
-                for _ in range(config.num_critics)
-            ]
+            nn.ModuleList(
+                mlp(obs_size + self.action_size, job.hidden, 1) for _ in range(self.num_critics)
+            ).to(job.device)
             for _ in range(2)
         )
-        self.weights, self.target_weights = (
-            [p for each in group for p in each.parameters()]
-            for group in (self.critics, self.targets)
-        )
+        self.weights = list(self.critics.parameters())
+        self.target_weights = list(self.targets.parameters())
         with torch.no_grad():
             torch._foreach_copy_(self.target_weights, self.weights)
         self.optimizer = torch.optim.Adam(
@@ -101,13 +92,12 @@ class Loop:
         )
 
     def step(self, batch: Batch, noise: Tensor, drawn: list[int]) -> None:
-        """noise: [B, A] of the next action; drawn: the critics whose targets are asked."""
+        """noise: [B, A] of the next action; drawn: the critics whose targets are used."""
         with torch.no_grad():
             action, log_prob = squashed_sample(self.actor(batch["next_obs"]), noise)
             inputs = torch.cat((batch["next_obs"], action), 1)
-            value = (
-                torch.stack([self.targets[member](inputs) for member in drawn]).amin(0).squeeze(1)
-            )
+            values = torch.stack([self.targets[member](inputs) for member in drawn])
+            value = values.amin(0).squeeze(1)
             target = batch["reward"] + batch["discount"] * (value - log_prob)
         inputs = torch.cat((batch["obs"], batch["action"]), 1)
         losses = [
@@ -120,12 +110,12 @@ class Loop:
             torch._foreach_lerp_(self.target_weights, self.weights, self.tau)
 
     def random_step(self, batch: Batch) -> None:
-        """With noise and critics drawn by torch."""
+        """A step with noise and critics drawn by torch."""
         noise = torch.randn(len(batch["obs"]), self.action_size, device=batch["obs"].device)
         self.step(batch, noise, torch.randperm(self.num_critics)[: self.subset].tolist())
 
     def values(self, batch: Batch) -> Tensor:
-        """[2E, B] what critics and targets say of a batch."""
+        """[2E, B] values of the critics and of the targets for a batch."""
         inputs = torch.cat((batch["obs"], batch["action"]), 1)
         with torch.no_grad():
             return torch.cat([network(inputs).T for network in (*self.critics, *self.targets)])
@@ -144,7 +134,7 @@ def mlp(num_inputs: int, hidden: tuple[int, ...], num_outputs: int) -> nn.Sequen
 
 @torch.no_grad()
 def copy_weights(algorithm: REDQ, loop: Loop) -> None:
-    """gpurl's weights into the loop's modules."""
+    """Copy gpurl's weights into the modules of the loop."""
     groups = (
         (algorithm.actor, [loop.actor]),
         (algorithm.critic, loop.critics),
@@ -152,16 +142,15 @@ def copy_weights(algorithm: REDQ, loop: Loop) -> None:
     )
     for ours, theirs in groups:
         for member, network in enumerate(theirs):
-            for layer, linear in zip(
-                ours.layers, (each for each in network if isinstance(each, nn.Linear)), strict=True
-            ):
+            linears = (layer for layer in network if isinstance(layer, nn.Linear))
+            for layer, linear in zip(ours.layers, linears, strict=True):
                 linear.weight.copy_(layer.weight[member])
                 linear.bias.copy_(layer.bias[member, 0])
 
 
 def compare(job: Job) -> str:
-    """GpurlError unless both give the same values after some steps; how far they moved and how far
-    they are apart, in words.
+    """A message of how far the values moved and how far they are apart after some steps; GpurlError
+    if they differ.
     """
     algorithm, loop, batch = gpurl_redq(job), Loop(job), make_batch(job)
     copy_weights(algorithm, loop)
@@ -177,33 +166,27 @@ def compare(job: Job) -> str:
         noise.advance()
         choice.advance()
     inputs = torch.cat((batch["obs"], batch["action"]), 1)
+    networks = (algorithm.critic, algorithm.target_critic)
     with torch.inference_mode():
-        ours = torch.cat(
-            [
-                network.forward(inputs).squeeze(2)
-                for network in (algorithm.critic, algorithm.target_critic)
-            ]
-        )
+        ours = torch.cat([network.forward(inputs).squeeze(2) for network in networks])
     return same(ours, loop.values(batch), start)
 
 
 def same(ours: Tensor, theirs: Tensor, start: Tensor) -> str:
-    """GpurlError unless values [2E, B] are a hundred times nearer to each other than to where they
-    started, critics' and targets' alike.
+    """A message of how far values [2E, B] moved and are apart, for critics and targets. GpurlError
+    unless they are a hundred times nearer to each other than to their start.
     """
-    told = []
-    for name, rows in zip(
-        ("critics", "targets"), zip(*(values.chunk(2) for values in (ours, theirs, start)))
-    ):
-        one, other, before = rows
+    messages = []
+    halves = zip(*(values.chunk(2) for values in (ours, theirs, start)))
+    for name, (one, other, before) in zip(("critics", "targets"), halves):
         apart, moved = (float((one - values).abs().max()) for values in (other, before))
-        told.append(f"{name} moved by {moved:.3g}, {apart:.2g} apart")
+        messages.append(f"{name} moved by {moved:.3g}, {apart:.2g} apart")
         if not 0.0 <= 100.0 * apart < moved:
             raise GpurlError(
                 f"the critics are not the same after {COMPARED} steps, so nothing is timed: "
-                f"{told[-1]}"
+                f"{messages[-1]}"
             )
-    return "values after as many steps: " + "; ".join(told)
+    return "values after as many steps: " + "; ".join(messages)
 
 
 def measure(job: Job) -> list[Measurement]:

@@ -1,5 +1,5 @@
-"""Replay buffers: a turn adds one step of all environments and draws a batch. First what comes out
-is compared with what went in.
+"""Replay buffers: the time to add one step of all environments and to sample a batch. First the
+sampled transitions are compared with those that were added.
 """
 
 import itertools
@@ -13,46 +13,47 @@ from torch import Tensor
 from benchmarks.off_policy.job import SKIPPED, Job, Measurement, peak_mib, timed
 from gpurl.errors import GpurlError
 
-EXPONENT, IMPORTANCE = 0.6, 0.4  # of prioritised replay, as Schaul et al. 2016 have them
-PREPARED = 64  # steps that are added over and over when time is taken
-MORE = 1.1  # steps that are added before, as a share of the size: a ring has gone around
+ALPHA, BETA = 0.6, 0.4  # of prioritised replay, as in Schaul et al. 2016
+PREPARED = 64  # steps that are added again and again while timing
+FILL_FRACTION = 1.1  # steps that are added before, as a fraction of the size: the ring wraps around
 CHECKED = 2048  # transitions of the batch that is compared
-SAME_DRAWS = 6.0  # standard deviations that the mean draw may be off
+MAX_DEVIATIONS = 6.0  # of the mean draw, in standard deviations
 Step = dict[str, Tensor]
 
 
 class Contestant(Protocol):
-    """A library's replay buffer, fed in the form that it takes."""
+    """The replay buffer of a library, with steps in the form that it takes."""
 
     def fill(self) -> None:
         """Add all steps."""
 
     def add(self) -> None:
-        """Add one more of some steps that lie ready."""
+        """Add the next one of the prepared steps."""
 
     def sample(self, batch_size: int) -> Any:
-        """A batch; where draws go by priority, new priorities of it are set too."""
+        """A batch; a prioritised buffer also updates its priorities."""
 
-    def seen(self, batch: Any) -> Step:
-        """What a batch holds, by the names of `make_steps`."""
+    def columns_of(self, batch: Any) -> Step:
+        """The columns of a batch, with the names of `make_steps`."""
 
     def set_priorities(self, priority: Tensor) -> None:
-        """Of all entries, oldest place first, with draws by priority."""
+        """Set the priorities of all entries, in the order of their places."""
 
     def held_bytes(self) -> int:
-        """Memory that the transitions take."""
+        """The memory of the transitions."""
 
 
 def make_steps(job: Job, num_envs: int) -> Step:
     """name -> [T, N, ...]: obs, action, reward, next_obs, terminated, truncated. The first number
     of an observation is t N + n.
 
-    next_obs is the next step's obs but where an episode ended, as environments have it that start
-    anew in the same step.
+    next_obs is the obs of the next step, except where an episode ended: the environments reset in
+    the same step.
     """
     obs_size, action_size = job.shapes[0]
-    num_steps = int(job.size * MORE) // num_envs + 1
-    generator, device = torch.Generator().manual_seed(job.seed), torch.device(job.device)
+    num_steps = int(job.size * FILL_FRACTION) // num_envs + 1
+    generator = torch.Generator().manual_seed(job.seed)
+    device = torch.device(job.device)
     obs = torch.randn(num_steps + 1, num_envs, obs_size, generator=generator)
     obs[..., 0] = torch.arange((num_steps + 1) * num_envs).view(-1, num_envs)
     chance = torch.rand(num_steps, num_envs, generator=generator)
@@ -76,25 +77,20 @@ def make_steps(job: Job, num_envs: int) -> Step:
 
 
 class GpurlReplay:
-    """gpurl's rings."""
+    """gpurl's Replay, or PrioritizedReplay."""
 
     def __init__(self, job: Job, num_envs: int, steps: Step) -> None:
         from gpurl.buffers.prioritized import PrioritizedReplay
         from gpurl.buffers.replay import Replay
 
-        device, (obs_size, action_size) = torch.device(job.device), job.shapes[0]
-        arguments: Any = (
-            job.size,
-            num_envs,
-            (obs_size,),
-            {"reward": (), "action": (action_size,)},
-            device,
-            job.seed,
-        )
+        obs_size, action_size = job.shapes[0]
+        columns = {"reward": (), "action": (action_size,)}
+        device = torch.device(job.device)
+        arguments: Any = (job.size, num_envs, (obs_size,), columns, device, job.seed)
         self.prioritized = job.mode == "prioritized"
         self.replay = Replay(*arguments)
         if self.prioritized:
-            self.replay = PrioritizedReplay(*arguments, alpha=EXPONENT, beta=IMPORTANCE)
+            self.replay = PrioritizedReplay(*arguments, alpha=ALPHA, beta=BETA)
         self.columns = {
             "final_obs" if name == "next_obs" else name: column for name, column in steps.items()
         }
@@ -104,25 +100,24 @@ class GpurlReplay:
         self.errors = prepared_errors(job)
 
     def fill(self) -> None:
-        num_steps, most = len(self.columns["obs"]), self.replay.num_rows
-        for first in range(0, num_steps, most):
+        block = self.replay.num_rows
+        for first in range(0, len(self.columns["obs"]), block):
             self.replay.add(
-                {name: column[first : first + most] for name, column in self.columns.items()}
+                {name: column[first : first + block] for name, column in self.columns.items()}
             )
 
     def add(self) -> None:
         self.replay.add(next(self.prepared))
 
     def sample(self, batch_size: int) -> dict[str, Tensor]:
-        batch = self.replay.sample(batch_size, 0.99, reuse=True)  # as its training draws
+        batch = self.replay.sample(batch_size, 0.99, reuse=True)  # as in its training
         if self.prioritized:
             self.replay.update_priorities(batch["index"], self.errors[batch_size])  # type: ignore[attr-defined]
         return batch
 
-    def seen(self, batch: dict[str, Tensor]) -> Step:
-        return {name: batch[name] for name in ("obs", "action", "next_obs", "reward")} | {
-            "terminated": batch["discount"] == 0.0
-        }
+    def columns_of(self, batch: dict[str, Tensor]) -> Step:
+        columns = {name: batch[name] for name in ("obs", "action", "next_obs", "reward")}
+        return columns | {"terminated": batch["discount"] == 0.0}
 
     def set_priorities(self, priority: Tensor) -> None:
         self.replay.update_priorities(torch.arange(len(priority), device=priority.device), priority)  # type: ignore[attr-defined]
@@ -148,16 +143,10 @@ class Sb3Replay:
     def _step(self, t: int) -> tuple[Any, ...]:
         at = {name: array[t] for name, array in self.arrays.items()}
         infos: list[dict[str, Any]] = [
-            {"TimeLimit.truncated": True} if cut else {} for cut in at["truncated"]
+            {"TimeLimit.truncated": True} if truncated else {} for truncated in at["truncated"]
         ]
-        return (
-            at["obs"],
-            at["next_obs"],
-            at["action"],
-            at["reward"],
-            at["terminated"] | at["truncated"],
-            infos,
-        )
+        done = at["terminated"] | at["truncated"]
+        return at["obs"], at["next_obs"], at["action"], at["reward"], done, infos
 
     def fill(self) -> None:
         for t in range(len(self.arrays["obs"])):
@@ -169,13 +158,11 @@ class Sb3Replay:
     def sample(self, batch_size: int) -> Any:
         return self.buffer.sample(batch_size)
 
-    def seen(self, batch: Any) -> Step:
-        found = {
+    def columns_of(self, batch: Any) -> Step:
+        return {
             "obs": batch.observations,
             "action": batch.actions,
             "next_obs": batch.next_observations,
-        }
-        return found | {
             "reward": batch.rewards.squeeze(1),
             "terminated": batch.dones.squeeze(1) != 0.0,
         }
@@ -199,37 +186,40 @@ class TorchrlReplay:
         options: dict[str, Any] = {"storage": LazyTensorStorage(job.size, device=job.device)}
         self.prioritized = job.mode == "prioritized"
         try:
-            by_priority = {"alpha": EXPONENT, "beta": IMPORTANCE} if self.prioritized else {}
+            by_priority = {"alpha": ALPHA, "beta": BETA} if self.prioritized else {}
             self.buffer = (
                 TensorDictPrioritizedReplayBuffer if self.prioritized else TensorDictReplayBuffer
             )(**options, **by_priority)
-        except RuntimeError as error:  # it says so and goes on, up to here
+        except RuntimeError as error:  # raised where its compiled part is used first
             reason = (
                 f"the compiled part of this torchrl is for another torch than {torch.__version__}; "
-                f"built from its source it will do"
+                f"build it from source"
             )
             raise GpurlError(f"{SKIPPED}{reason} ({error})") from None
-        self.steps, self.num_envs, self.errors = steps, num_envs, prepared_errors(job)
+        self.steps = steps
+        self.errors = prepared_errors(job)
         self.prepared = itertools.cycle([self._rows(t, t + 1) for t in range(PREPARED)])
 
     def _rows(self, first: int, last: int) -> Any:
-        """Steps as torchrl's collectors lay them out: flags and rewards are columns of the next
+        """Steps in the form of torchrl's collectors: flags and rewards are columns of the next
         state.
         """
         from tensordict import TensorDict
 
         rows = {name: column[first:last].flatten(0, 1) for name, column in self.steps.items()}
         flags = {name: rows[name].unsqueeze(1) for name in ("reward", "terminated", "truncated")}
-        done, count = flags["terminated"] | flags["truncated"], len(rows["obs"])
+        done = flags["terminated"] | flags["truncated"]
+        count = len(rows["obs"])
         after = TensorDict({"observation": rows["next_obs"], "done": done} | flags, [count])
         return TensorDict(
             {"observation": rows["obs"], "action": rows["action"], "next": after}, [count]
         )
 
     def fill(self) -> None:
-        num_steps, most = len(self.steps["obs"]), len(self.steps["obs"]) // 4
-        for first in range(0, num_steps, most):
-            self.buffer.extend(self._rows(first, min(first + most, num_steps)))
+        num_steps = len(self.steps["obs"])
+        block = num_steps // 4
+        for first in range(0, num_steps, block):
+            self.buffer.extend(self._rows(first, min(first + block, num_steps)))
 
     def add(self) -> None:
         self.buffer.extend(next(self.prepared))
@@ -241,14 +231,14 @@ class TorchrlReplay:
             self.buffer.update_tensordict_priority(batch)
         return batch
 
-    def seen(self, batch: Any) -> Step:
+    def columns_of(self, batch: Any) -> Step:
         after = batch["next"]
-        found = {
+        columns = {
             "obs": batch["observation"],
             "action": batch["action"],
             "next_obs": after["observation"],
         }
-        return found | {name: after[name].squeeze(1) for name in ("reward", "terminated")}
+        return columns | {name: after[name].squeeze(1) for name in ("reward", "terminated")}
 
     def set_priorities(self, priority: Tensor) -> None:
         self.buffer.update_priority(torch.arange(len(priority)), priority)
@@ -262,7 +252,7 @@ CONTESTANTS: dict[str, Any] = {"gpurl": GpurlReplay, "sb3": Sb3Replay, "torchrl"
 
 
 def prepared_errors(job: Job) -> dict[int, Tensor]:
-    """Errors that a batch of each size is said to have."""
+    """name -> TD errors for a batch of each size."""
     generator = torch.Generator().manual_seed(job.seed)
     return {
         size: torch.rand(size, generator=generator).to(job.device)
@@ -274,8 +264,8 @@ def prepared_errors(job: Job) -> dict[int, Tensor]:
 
 
 def check(job: Job, contestant: Contestant, steps: Step) -> None:
-    """GpurlError unless what comes out of the filled buffer went in, is of the newest transitions,
-    and is drawn as it should be.
+    """GpurlError unless the transitions sampled from the filled buffer equal those that were added,
+    are among the newest, and have the right distribution.
     """
     num_steps, num_envs = steps["reward"].shape
     held = job.size // num_envs * num_envs
@@ -284,52 +274,51 @@ def check(job: Job, contestant: Contestant, steps: Step) -> None:
         _check_draws_by_priority(job, contestant, held)
         return
     center, spread = num_steps * num_envs - (held + 1) / 2, held / 12**0.5
-    if abs(number.double().mean() - center) > SAME_DRAWS * spread / CHECKED**0.5:
+    if abs(number.double().mean() - center) > MAX_DEVIATIONS * spread / CHECKED**0.5:
         raise GpurlError(f"{job.trainer}: draws are not uniform over the newest {held} transitions")
 
 
 def _compared(job: Job, contestant: Contestant, steps: Step) -> Tensor:
-    """[B] the numbers of the transitions of a batch, after comparing it with what went in."""
-    found = {
-        name: column.cpu() for name, column in contestant.seen(contestant.sample(CHECKED)).items()
-    }
-    number, (num_steps, num_envs) = found["obs"][:, 0].long(), steps["reward"].shape
+    """[B] the numbers of the transitions of a batch; GpurlError unless they equal those that were
+    added.
+    """
+    batch = contestant.columns_of(contestant.sample(CHECKED))
+    columns = {name: column.cpu() for name, column in batch.items()}
+    number = columns["obs"][:, 0].long()
+    num_steps, num_envs = steps["reward"].shape
     oldest = (num_steps - job.size // num_envs) * num_envs
     if int(number.min()) < oldest or int(number.max()) >= num_steps * num_envs:
         raise GpurlError(
-            f"{job.trainer}: transitions {number.min()} to {number.max()} came out, not of "
-            f"{oldest} on, so nothing is timed"
+            f"{job.trainer}: sampled transitions {number.min()} to {number.max()}, wanted only "
+            f"from {oldest} on, so nothing is timed"
         )
-    for name, column in found.items():
+    for name, column in columns.items():
         if not torch.equal(column, steps[name].cpu().flatten(0, 1)[number]):
             raise GpurlError(
-                f"{job.trainer}: {name} that comes out is not what went in, so nothing is timed"
+                f"{job.trainer}: sampled {name} differs from what was added, so nothing is timed"
             )
     return number
 
 
 def _check_draws_by_priority(job: Job, contestant: Contestant, held: int) -> None:
-    """GpurlError unless entries with a priority are drawn and others are not; leaves all with
-    priorities of their own.
+    """GpurlError unless only entries with a priority are drawn; sets random priorities of all
+    entries afterwards.
     """
     place = torch.arange(held, device=job.device)
     contestant.set_priorities((place < held // 4).float())
-    batch = contestant.seen(contestant.sample(CHECKED))["obs"][:, 0].cpu().long() % held
-    if (
-        float((batch < held // 4).float().mean()) < 0.99
-        or len(batch.unique()) < min(CHECKED, held) // 8
-    ):
+    batch = contestant.columns_of(contestant.sample(CHECKED))["obs"][:, 0].cpu().long() % held
+    hits = float((batch < held // 4).float().mean())
+    if hits < 0.99 or len(batch.unique()) < min(CHECKED, held) // 8:
         raise GpurlError(f"{job.trainer}: draws do not follow the priorities, so nothing is timed")
-    contestant.set_priorities(
-        torch.rand(held, generator=torch.Generator().manual_seed(job.seed)).to(job.device)
-    )
+    priority = torch.rand(held, generator=torch.Generator().manual_seed(job.seed))
+    contestant.set_priorities(priority.to(job.device))
 
 
 def measure(job: Job) -> list[Measurement]:
-    """Microseconds of a turn, and of its two halves, at every size."""
-    return [each for num_envs in job.num_envs for each in _measured(job, num_envs)] + [
-        Measurement(_name(job, "process"), "-", peak_mib(job), "peak MiB")
-    ]
+    """Microseconds to add a step, to sample a batch, and of both, at every size."""
+    measurements = [each for num_envs in job.num_envs for each in _measured(job, num_envs)]
+    peak = Measurement(_name(job, "process"), "-", peak_mib(job), "peak MiB")
+    return [*measurements, peak]
 
 
 def _measured(job: Job, num_envs: int) -> Iterator[Measurement]:

@@ -1,8 +1,8 @@
-"""SAC's updates, nothing else: batches from a filled replay, critics, actor, temperature, targets.
-gpurl's and stable-baselines3's.
+"""SAC's updates (batches from a filled replay, critics, actor, temperature, targets): gpurl against
+stable-baselines3.
 
-They are compared first: from the same weights on the same transitions their critics' losses must
-fall alike.
+They are compared first: from the same weights on the same transitions their critic losses must
+decrease by similar amounts.
 """
 
 import statistics
@@ -20,23 +20,19 @@ from gpurl.errors import GpurlError
 from gpurl.nn.mlp import BodyConfig, Sequential
 
 UPDATES = 16  # a call
-COMPARED, WINDOW, ALIKE = (
-    300,
-    50,
-    0.15,
-)  # updates; of which the first and last so many count; how far mean losses may be apart
+COMPARED = 300  # updates
+WINDOW = 50  # updates at the start and at the end whose mean loss is compared
+MAX_DIFFERENCE = 0.15  # of the mean losses, relative
 Steps = dict[str, Tensor]
 
 
 def spaces_of(shape: Shape) -> tuple[Box, Box]:
-    """Of observations and actions."""
+    """The spaces of observations and actions."""
     return Box(-np.inf, np.inf, (shape[0],), np.float32), Box(-1.0, 1.0, (shape[1],), np.float32)
 
 
 def make_steps(job: Job, shape: Shape) -> Steps:
-    """name -> [T, 1, ...]: transitions of which rewards can be learnt, as one environment gives
-    them that starts anew now and then.
-    """
+    """name -> [T, 1, ...]: transitions of one environment with rewards that can be learnt."""
     generator = torch.Generator().manual_seed(job.seed)
     obs, final_obs = (torch.randn(job.size, 1, shape[0], generator=generator) for _ in range(2))
     action = torch.rand(job.size, 1, shape[1], generator=generator) * 2 - 1
@@ -56,7 +52,7 @@ def make_steps(job: Job, shape: Shape) -> Steps:
 
 
 def gpurl_sac(job: Job, shape: Shape, steps: Steps, updates: int) -> SAC:
-    """gpurl's, whose `learn` takes so many updates."""
+    """SAC of gpurl, with `updates` updates in each `learn`."""
     body = BodyConfig(job.hidden)
     numbers: Any = {
         "batch_size": job.batch_sizes[0],
@@ -77,14 +73,14 @@ def gpurl_sac(job: Job, shape: Shape, steps: Steps, updates: int) -> SAC:
 
 
 class Still(gymnasium.Env):
-    """Spaces, and nothing behind them."""
+    """An environment with spaces only."""
 
     def __init__(self, shape: Shape) -> None:
         self.observation_space, self.action_space = spaces_of(shape)
 
 
 def sb3_sac(job: Job, shape: Shape, steps: Steps) -> Any:
-    """stable-baselines3's, with a filled buffer and a logger that writes nowhere."""
+    """SAC of stable-baselines3, with a filled buffer and a logger without outputs."""
     import stable_baselines3
     from stable_baselines3.common.logger import Logger
 
@@ -107,28 +103,25 @@ def sb3_sac(job: Job, shape: Shape, steps: Steps) -> Any:
 
 
 def copy_weights(algorithm: SAC, model: Any) -> None:
-    """gpurl's weights, and those of its targets, into stable-baselines3's networks."""
-    for ours, theirs in (
-        (algorithm.critic, model.critic),
-        (algorithm.target_critic, model.critic_target),
-    ):
+    """Copy gpurl's weights, and those of its targets, into stable-baselines3's networks."""
+    # critics and targets
+    pairs = ((algorithm.critic, model.critic), (algorithm.target_critic, model.critic_target))
+    for ours, theirs in pairs:
         for member, network in enumerate(theirs.q_networks):
-            _copy_layers(
-                ours, member, [layer for layer in network if isinstance(layer, torch.nn.Linear)]
-            )
-    actor, heads = (
-        model.actor,
-        torch.nn.Linear(model.actor.mu.in_features, 2 * model.actor.mu.out_features),
-    )
-    _copy_layers(
-        algorithm.actor,
-        0,
-        [*(layer for layer in actor.latent_pi if isinstance(layer, torch.nn.Linear)), heads],
-    )
+            _copy_layers(ours, member, _linear_layers(network))
+
+    # actor; its last layer is two layers there
+    actor = model.actor
+    heads = torch.nn.Linear(actor.mu.in_features, 2 * actor.mu.out_features)
+    _copy_layers(algorithm.actor, 0, [*_linear_layers(actor.latent_pi), heads])
     with torch.no_grad():
         for name in ("weight", "bias"):
             for head, values in zip((actor.mu, actor.log_std), getattr(heads, name).chunk(2)):
                 getattr(head, name).copy_(values)
+
+
+def _linear_layers(network: torch.nn.Sequential) -> list[torch.nn.Linear]:
+    return [layer for layer in network if isinstance(layer, torch.nn.Linear)]
 
 
 @torch.no_grad()
@@ -142,42 +135,43 @@ def _copy_layers(network: Sequential, member: int, layers: list[torch.nn.Linear]
 
 
 def compare(job: Job) -> str:
-    """GpurlError unless both critics' losses fall, and alike; what they were, in words."""
-    told = []
+    """A message with the critic losses of both; GpurlError unless they decrease and are similar."""
+    messages = []
     for shape in job.shapes:
         steps = make_steps(job, shape)
         algorithm, model = gpurl_sac(job, shape, steps, updates=1), sb3_sac(job, shape, steps)
         copy_weights(algorithm, model)
         losses: dict[str, list[float]] = {"gpurl": [], "sb3": []}
         for _ in range(COMPARED):
-            losses["gpurl"].append(
-                float(algorithm.learn({})["train/critic_loss"]) / 2
-            )  # theirs is half of the sum of squares
+            # stable-baselines3's loss is half of the sum of squares
+            losses["gpurl"].append(float(algorithm.learn({})["train/critic_loss"]) / 2)
             model.train(1, job.batch_sizes[0])
             losses["sb3"].append(float(model.logger.name_to_value["train/critic_loss"]))
-        told.append(alike(shape, losses))
-    return "; ".join(told)
+        messages.append(check_losses(shape, losses))
+    return "; ".join(messages)
 
 
-def alike(shape: Shape, losses: dict[str, list[float]]) -> str:
-    """GpurlError unless the losses of both fall, and begin and end alike."""
+def check_losses(shape: Shape, losses: dict[str, list[float]]) -> str:
+    """A message with the losses; GpurlError unless both decrease, and start and end with similar
+    values.
+    """
     means = {
         name: [statistics.mean(part) for part in (values[:WINDOW], values[-WINDOW:])]
         for name, values in losses.items()
     }
     words = ", ".join(f"{name} {first:.3g} to {last:.3g}" for name, (first, last) in means.items())
-    told = f"critic loss {shape[0]}+{shape[1]}: {words}"
-    falls = all(last < first for first, last in means.values())
-    if not falls or any(
-        abs(one / other - 1.0) > ALIKE for one, other in zip(means["gpurl"], means["sb3"])
-    ):
-        raise GpurlError(f"the updates do not learn alike, so nothing is timed: {told}")
-    return told
+    message = f"critic loss {shape[0]}+{shape[1]}: {words}"
+    decreases = all(last < first for first, last in means.values())
+    pairs = zip(means["gpurl"], means["sb3"])
+    is_similar = all(abs(one / other - 1.0) <= MAX_DIFFERENCE for one, other in pairs)
+    if not (decreases and is_similar):
+        raise GpurlError(f"the updates learn differently, so nothing is timed: {message}")
+    return message
 
 
 def measure(job: Job) -> list[Measurement]:
     """Updates a second at every shape."""
-    found = []
+    measurements = []
     for shape in job.shapes:
         steps = make_steps(job, shape)
         if job.trainer == "gpurl":
@@ -187,12 +181,6 @@ def measure(job: Job) -> list[Measurement]:
             model = sb3_sac(job, shape, steps)
             function = lambda model=model: model.train(UPDATES, job.batch_sizes[0])  # noqa: E731
         seconds = timed(job, {"": function})[""]
-        found.append(
-            Measurement(
-                f"sac {shape[0]}+{shape[1]}, batch {job.batch_sizes[0]}",
-                "1",
-                UPDATES / seconds,
-                "updates/s",
-            )
-        )
-    return [*found, Measurement("sac process", "-", peak_mib(job), "peak MiB")]
+        name = f"sac {shape[0]}+{shape[1]}, batch {job.batch_sizes[0]}"
+        measurements.append(Measurement(name, "1", UPDATES / seconds, "updates/s"))
+    return [*measurements, Measurement("sac process", "-", peak_mib(job), "peak MiB")]

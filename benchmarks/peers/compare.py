@@ -1,15 +1,14 @@
-"""Trainers in turn: the same environments and hyper-parameters, a fresh process a run, alternating
-order, medians as rows.
+"""Compares PPO trainers on the same environments and hyper-parameters, in fresh processes and in
+alternating order.
 """
 
 import argparse
 import statistics
 from pathlib import Path
-from typing import Any
 
 from benchmarks.peers.installation import make_environment
 from benchmarks.processes import Result, comparison_parser, host_environment, run_once, take_turns
-from benchmarks.results_table import ROOT, Row, number, save, table
+from benchmarks.results_table import ROOT, Row, median_columns, number, save, table
 from gpurl.errors import UsageError
 
 ON_CPU = ("gpurl", "rsl_rl", "skrl", "sb3", "rl_games", "rl_games:eager", "leanrl_style")
@@ -21,7 +20,7 @@ CONTESTANTS = {
     "chasing": {"cpu": ON_CPU, "cuda": ON_GPU},
     "pendulum": {"cpu": ("gpurl", "sb3"), "cuda": ("gpurl", "sb3")},
 }
-# of each trainer, as its file has them; here too, so that a wrong name is told before anything runs
+# modes of each trainer, as in its file; repeated here to refuse a wrong name before anything runs
 MODES = {
     "gpurl": ("default", "tf32", "bf16"),
     "rsl_rl": ("default", "compile", "max-autotune"),
@@ -37,33 +36,23 @@ SCORES = {"chasing": "reward/step", "pendulum": "return"}
 def measure(
     options: argparse.Namespace, python: Path
 ) -> tuple[dict[str, list[Result]], dict[str, str]]:
-    """(results of every contestant, one a round; the last words of those that failed)."""
-    common: dict[str, Any] = {
-        "case": options.case,
-        "num_envs": options.num_envs,
-        "activation": options.activation,
-        "device": options.device,
-    }
-    common |= {
-        "horizon": options.horizon,
-        "iterations": options.iterations,
-        "warm_up": options.warm_up,
-        "total_steps": options.total_steps,
-    }
+    """(results of every contestant, one for each round; error messages of those that failed)."""
+    names = ("case", "num_envs", "activation", "device", "horizon", "iterations", "warm_up")
+    common = {name: getattr(options, name) for name in (*names, "total_steps")}
     environment = host_environment(options.threads, options.waits)
 
     def run(name: str, round_number: int) -> Result:
         trainer, _, mode = name.partition(":")
         job = common | {"trainer": trainer, "mode": mode or "default", "seed": round_number}
-        found = run_once(
+        result = run_once(
             python, "benchmarks.peers.one_run", job, environment, f"{name} on {options.case}"
         )
-        said = (
-            f"{number(found['steps_per_second'])} env-steps/s, {SCORES[options.case]} "
-            f"{found['score']:.3f}, {found['note']}"
+        print(
+            f"round {round_number + 1}: {name} {number(result['steps_per_second'])} env-steps/s, "
+            f"{SCORES[options.case]} {result['score']:.3f}, {result['note']}",
+            flush=True,
         )
-        print(f"round {round_number + 1}: {name} {said}", flush=True)
-        return found
+        return result
 
     return take_turns(options.trainers, options.rounds, run)
 
@@ -74,94 +63,74 @@ def medians(results: list[Result], key: str) -> float:
 
 
 def report(options: argparse.Namespace, results: dict[str, list[Result]]) -> str:
-    """What is printed: medians, spread, and the ratio to the best peer."""
-    any_result = next(iter(results.values()))[0]
-    length = (
-        f"horizon {options.horizon}"
-        if options.case == "chasing"
-        else f"{options.total_steps} steps"
-    )
+    """The text to print: medians, spread, and the ratio to the best peer."""
+    device = next(iter(results.values()))[0]["machine"]["device"]
+    is_chasing = options.case == "chasing"
+    length = f"horizon {options.horizon}" if is_chasing else f"{options.total_steps} steps"
     title = (
         f"PPO on {options.case}, {options.num_envs} environments, {length}, 64x64 "
-        f"{options.activation}, "
-    )
-    title += (
-        f"{any_result['machine']['device']}, {options.threads} threads, OpenMP waits "
+        f"{options.activation}, {device}, {options.threads} threads, OpenMP waits "
         f"{options.waits}, {options.rounds} rounds"
     )
+
+    # one line for each contestant
     lines = []
-    for name, found in results.items():
-        speeds = [result["steps_per_second"] for result in found]
-        spread = f"{number(min(speeds))}-{number(max(speeds))}"
-        others = [number(medians(found, key)) for key in ("peak_mib", "gpu_mib")]
-        speed, score = number(medians(found, "steps_per_second")), f"{medians(found, 'score'):.3f}"
-        lines.append([f"{name} {found[0]['version']}", speed, spread, *others, score])
-    header = [
-        "trainer",
-        "env-steps/s",
-        "lowest-highest",
-        "peak MiB",
-        "GPU MiB",
-        SCORES[options.case],
-    ]
-    text = f"{title}\n{table(header, lines)}"
-    peers = {
-        name: medians(found, "steps_per_second")
-        for name, found in results.items()
-        if not name.startswith("gpurl")
-    }
+    speeds = {name: medians(runs, "steps_per_second") for name, runs in results.items()}
+    for name, runs in results.items():
+        rates = [result["steps_per_second"] for result in runs]
+        spread = f"{number(min(rates))}-{number(max(rates))}"
+        memory = [number(medians(runs, key)) for key in ("peak_mib", "gpu_mib")]
+        score = f"{medians(runs, 'score'):.3f}"
+        lines.append([f"{name} {runs[0]['version']}", number(speeds[name]), spread, *memory, score])
+    header = ["trainer", "env-steps/s", "lowest-highest", "peak MiB", "GPU MiB"]
+    text = f"{title}\n{table([*header, SCORES[options.case]], lines)}"
+
+    peers = [name for name in results if not name.startswith("gpurl")]
     if "gpurl" in results and peers:
-        best = max(peers, key=lambda name: peers[name])
-        text += (
-            f"\ngpurl / best peer ({best}): "
-            f"{medians(results['gpurl'], 'steps_per_second') / peers[best]:.2f}"
-        )
+        best = max(peers, key=lambda name: speeds[name])
+        text += f"\ngpurl / best peer ({best}): {speeds['gpurl'] / speeds[best]:.2f}"
     return text
 
 
 def rows_of(options: argparse.Namespace, results: dict[str, list[Result]]) -> list[Row]:
     """Medians as rows: speed, memory and score of every contestant."""
-    from benchmarks.peers.job import PENDULUM_HORIZON  # brings torch
+    from benchmarks.peers.job import PENDULUM_HORIZON  # imports torch
 
-    rows, horizon = [], PENDULUM_HORIZON if options.case == "pendulum" else options.horizon
+    rows = []
+    horizon = PENDULUM_HORIZON if options.case == "pendulum" else options.horizon
     units = {
         "steps_per_second": "env_steps/s",
         "peak_mib": "peak MiB",
         "score": SCORES[options.case],
     }
     units |= {"gpu_mib": "GPU MiB"} if options.device.startswith("cuda") else {}
-    for name, found in results.items():
-        speeds = [result["steps_per_second"] for result in found]
+    for name, runs in results.items():
         for key, unit in units.items():
-            label = {
+            row = {
                 "case": f"{options.case} {options.activation}",
                 "trainer": name.partition(":")[0],
-                "version": found[0]["version"],
-            }
-            label |= {
-                "note": found[0]["note"],
+                "version": runs[0]["version"],
+                "note": runs[0]["note"],
                 "num_envs": str(options.num_envs),
                 "horizon": str(horizon),
+                "unit": unit,
+                **median_columns([result[key] for result in runs], ".4g"),
             }
-            value = {"value": f"{medians(found, key):.4g}", "unit": unit, "rounds": str(len(found))}
-            spread = (
-                {"lowest": f"{min(speeds):.4g}", "highest": f"{max(speeds):.4g}"}
-                if key == "steps_per_second"
-                else {}
-            )
-            rows.append(label | value | spread | found[0]["machine"])
+            if key != "steps_per_second":
+                row |= {"lowest": "", "highest": ""}
+            rows.append(row | runs[0]["machine"])
     return rows
 
 
 def parse(words: list[str] | None) -> argparse.Namespace:
-    """The options, with what depends on the case filled in."""
+    """The options, with defaults that depend on the case."""
     parser = comparison_parser(__doc__)
     parser.add_argument("--case", choices=list(CONTESTANTS), default="chasing")
     parser.add_argument(
         "--trainers",
         nargs="+",
         metavar="TRAINER[:MODE]",
-        help=f"default those of the case and device; modes: {MODES}",
+        help=f"default all of the case and device; modes: {MODES}",
     )
     parser.add_argument("--activation", choices=("tanh", "elu", "relu"), default="tanh")
     parser.add_argument("--num-envs", type=int, help=f"default {NUM_ENVS}")
@@ -174,19 +143,18 @@ def parse(words: list[str] | None) -> argparse.Namespace:
         "--total-steps", type=int, default=100_000, help="pendulum: steps of a training"
     )
     options = parser.parse_args(words)
-    usual = CONTESTANTS[options.case]["cuda" if options.device.startswith("cuda") else "cpu"]
-    options.trainers = options.trainers or list(usual)
+    device = "cuda" if options.device.startswith("cuda") else "cpu"
+    options.trainers = options.trainers or list(CONTESTANTS[options.case][device])
     options.num_envs = options.num_envs or NUM_ENVS[options.case]
-    options.warm_up = (
-        (5 if options.case == "chasing" else 1) if options.warm_up is None else options.warm_up
-    )
+    if options.warm_up is None:
+        options.warm_up = 5 if options.case == "chasing" else 1
     for name in options.trainers:
         _check(options.case, *name.partition(":")[::2])
     return options
 
 
 def _check(case: str, trainer: str, mode: str) -> None:
-    """UsageError for a trainer that does not have the case, or a mode that it does not have."""
+    """UsageError for a trainer without the case, or for an unknown mode of it."""
     known = {name.partition(":")[0] for name in CONTESTANTS[case]["cpu"]}
     if trainer not in known:
         raise UsageError(
@@ -197,7 +165,7 @@ def _check(case: str, trainer: str, mode: str) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure, print and save; 1 when a contestant failed."""
+    """Measure, print and save; 1 if a contestant failed."""
     options = parse(words)
     python = options.python or make_environment(ROOT / ".venv-peers")
     results, failed = measure(options, python)

@@ -1,8 +1,8 @@
 """gpurl's own trainer on Chasing and on Gymnasium's Pendulum.
 
-It plays the product's own Chasing and reads the clock after every iteration, not in the
-environment: what is replayed as a CUDA graph, or inside one kernel, calls no Python. Between two
-readings lies what the others' stopwatch sees too, a collection and an update.
+The clock is read after every iteration and not in the environment, because CUDA graphs and the
+persistent rollout call no Python. An interval is a collection and an update, as for the other
+trainers.
 """
 
 import torch
@@ -28,7 +28,7 @@ MODES = {"default": {}, "tf32": {"precision": "tf32"}, "bf16": {"precision": "bf
 
 
 def chasing(job: Job) -> Outcome:
-    """gpurl on 4096 environments, or as many as the job says."""
+    """gpurl on Chasing."""
     device = torch.device(job.device)
     network = {"hidden": list(HIDDEN), "activation": job.activation}
     shape = {

@@ -1,5 +1,5 @@
-"""The environment of the other trainers, apart from gpurl's own: .venv-peers, made at the first
-run.
+"""The Python environment of the other trainers, separate from gpurl's: .venv-peers, made at the
+first run.
 """
 
 import subprocess
@@ -23,34 +23,22 @@ PEERS = (
 
 
 def make_environment(folder: Path) -> Path:
-    """The Python of the peers' environment in `folder`, made where it is missing or holds other
+    """The Python of the environment in `folder`, which is made if it is missing or has other
     versions.
     """
-    python, marker, wanted = (
-        folder / "bin" / "python",
-        folder / ".installed",
-        "\n".join((TORCH, *PEERS)),
-    )
-    if marker.is_file() and marker.read_text() == wanted:
+    python = folder / "bin" / "python"
+    marker = folder / ".installed"
+    requirements = "\n".join((TORCH, *PEERS))
+    if marker.is_file() and marker.read_text() == requirements:
         return python
     print(f"making {folder}: {', '.join((TORCH, *PEERS))}", flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-    pip = [
-        str(python),
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--constraint",
-        str(ROOT / "constraints.txt"),
-    ]
-    for requirements in (
-        [TORCH],
-        [*PEERS],
-        ["--editable", str(ROOT)],
-    ):  # torch first: what comes after must not choose another
-        subprocess.run([*pip, *requirements], check=True)
-    marker.write_text(wanted)
+    pip = [str(python), "-m", "pip", "install", "--quiet"]
+    pip += ["--constraint", str(ROOT / "constraints.txt")]
+    # torch first, so that the others do not choose another version
+    for packages in ([TORCH], [*PEERS], ["--editable", str(ROOT)]):
+        subprocess.run([*pip, *packages], check=True)
+    marker.write_text(requirements)
     return python
 
 

@@ -1,4 +1,4 @@
-"""What one process of the comparison measures and gives back, and the hyper-parameters that all
+"""The job and the result of one process of the PPO comparison, and the hyper-parameters that all
 trainers share.
 """
 
@@ -57,33 +57,30 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a trainer did: the clock once an iteration, environment steps between two readings, and
-    how well it did in the end.
-    """
+    """The measurements of one training."""
 
-    marks: list[float]
-    steps: int
+    marks: list[float]  # the clock after each iteration
+    steps: int  # environment steps of an iteration
     # chasing: mean reward of a step in the last rollout; pendulum: mean return of greedy episodes
     score: float
     note: str = ""
 
 
 def rollouts(job: Job) -> int:
-    """Rollouts that a chasing job takes: the first only starts the clock."""
+    """The number of rollouts of a chasing job: the first one only starts the clock."""
     return 1 + job.warm_up + job.iterations
 
 
 def result(job: Job, outcome: Outcome) -> dict[str, Any]:
     """What compare.py reads."""
     seconds = [after - before for before, after in itertools.pairwise(outcome.marks)][job.warm_up :]
-    values: dict[str, Any] = {
+    is_cuda = job.device.startswith("cuda")
+    return {
         "steps_per_second": outcome.steps / statistics.median(seconds),
         "score": outcome.score,
         "note": job.mode + (f", {outcome.note}" if outcome.note else ""),
+        "peak_mib": resident_mib(),
+        "gpu_mib": torch.cuda.max_memory_allocated() / 2**20 if is_cuda else 0.0,
+        "version": version_of(job.trainer),
+        "machine": machine(job.device),
     }
-    values["peak_mib"] = resident_mib()
-    values["gpu_mib"] = (
-        torch.cuda.max_memory_allocated() / 2**20 if job.device.startswith("cuda") else 0.0
-    )
-    values["version"] = version_of(job.trainer)
-    return values | {"machine": machine(job.device)}

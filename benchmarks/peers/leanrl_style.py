@@ -1,9 +1,8 @@
-"""A PPO written for this comparison in the way of LeanRL: CleanRL's single-file loop whose policy,
-advantages and update are compiled, captured as CUDA graphs, or both; the environments stay outside.
+"""A PPO written for this comparison in the style of LeanRL: CleanRL's single-file loop with policy,
+advantages and update compiled, captured as CUDA graphs, or both, and the environments outside.
 
 After LeanRL's ppo_continuous_action_torchcompile.py: orthogonal weights, advantages normalised per
-minibatch, an episode's end has no value even where only its time was up, a random order of all rows
-drawn anew in each epoch.
+minibatch, no bootstrap at time limits, a new random order of all rows in each epoch.
 """
 
 from collections.abc import Callable
@@ -30,7 +29,7 @@ MODES = {  # (torch.compile, CUDA graphs)
     "graphs": (False, True),
     "compile+graphs": (True, True),
 }
-EAGER_CALLS = 3  # before a function is captured: they allocate, compile and choose
+EAGER_CALLS = 3  # before the capture of a function: they allocate, compile and choose kernels
 HALF_LOG_2_PI = 0.9189385332046727
 
 
@@ -62,9 +61,8 @@ class Agent(nn.Module):
 
     def log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
         """[B] of action [B, A] under a normal distribution around mean [B, A]."""
-        return (
-            -0.5 * ((action - mean) * (-self.log_std).exp()).square() - self.log_std - HALF_LOG_2_PI
-        ).sum(1)
+        z = (action - mean) * (-self.log_std).exp()
+        return (-0.5 * z.square() - self.log_std - HALF_LOG_2_PI).sum(1)
 
 
 def _orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
@@ -77,14 +75,15 @@ class Graphed:
     """A function of tensors that is captured as a CUDA graph at its fourth call and replayed from
     then on.
 
-    Arguments are copied into memory of its own; results lie in memory that the next call
-    overwrites.
+    Arguments are copied into the memory of the graph; the next call overwrites the results.
     """
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
-        self.function, self.calls = function, 0
+        self.function = function
+        self.calls = 0
         self.graph = torch.cuda.CUDAGraph()
-        self.arguments, self.results = tuple[Tensor, ...](), tuple[Tensor, ...]()
+        self.arguments: tuple[Tensor, ...] = ()
+        self.results: tuple[Tensor, ...] = ()
 
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         self.calls += 1
@@ -99,7 +98,7 @@ class Graphed:
         return self.results
 
     def _eagerly(self, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """On a stream of its own, as PyTorch asks before a capture."""
+        """Call the function on a side stream, as PyTorch requires before a capture."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -112,29 +111,25 @@ class Trainer:
     """The three functions of PPO, and the loop around them."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.env = job, TimedChasing(job)
+        self.job = job
+        self.env = TimedChasing(job)
         compiled, graphed = MODES[job.mode]
         device = self.env.device
         self.agent = Agent(4 * self.env.dim, self.env.dim, job.activation, device)
-        rate = (
-            torch.tensor(CHASING["learning_rate"], device=device)
-            if graphed
-            else CHASING["learning_rate"]
-        )
-        parameters = list(self.agent.parameters())
+        rate: Any = CHASING["learning_rate"]
+        if graphed:
+            rate = torch.tensor(rate, device=device)
         self.optimizer = torch.optim.Adam(
-            parameters, lr=rate, eps=1e-5, fused=True, capturable=graphed
+            list(self.agent.parameters()), lr=rate, eps=1e-5, fused=True, capturable=graphed
         )
 
         def fast(function: Callable[..., Any]) -> Callable[..., Any]:
             function = torch.compile(function) if compiled else function
             return Graphed(function) if graphed else function
 
-        self.policy, self.advantages, self.update = (
-            fast(self._policy),
-            fast(self._advantages),
-            fast(self._update),
-        )
+        self.policy = fast(self._policy)
+        self.advantages = fast(self._advantages)
+        self.update = fast(self._update)
 
     def _policy(self, obs: Tensor) -> tuple[Tensor, ...]:
         """(action [N, A], log_prob [N], value [N]) for obs [N, D]."""
@@ -146,11 +141,12 @@ class Trainer:
     def _advantages(
         self, reward: Tensor, value: Tensor, done: Tensor, last_obs: Tensor
     ) -> tuple[Tensor, ...]:
-        """(advantage, return), [T, N] each, by equation 11 of Schulman et al. 2016; done [T, N]
-        ends an episode with that step.
+        """(advantage, return), [T, N] each, by equation 11 of Schulman et al. 2016; done [T, N]: 1
+        where an episode ended with the step.
         """
         with torch.no_grad():
-            next_value, later = self.agent.critic(last_obs).flatten(), torch.zeros_like(reward[0])
+            next_value = self.agent.critic(last_obs).flatten()
+            later = torch.zeros_like(reward[0])
             rows = list[Tensor]()
             for step in range(reward.shape[0] - 1, -1, -1):
                 goes_on = 1.0 - done[step]
@@ -170,10 +166,8 @@ class Trainer:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         clipped = ratio.clamp(1 - CHASING["clip_range"], 1 + CHASING["clip_range"])
         policy_loss = torch.max(-advantage * ratio, -advantage * clipped).mean()
-        loss = (
-            policy_loss
-            + CHASING["value_coef"] * (self.agent.critic(obs).flatten() - target).square().mean()
-        )
+        value_loss = (self.agent.critic(obs).flatten() - target).square().mean()
+        loss = policy_loss + CHASING["value_coef"] * value_loss
         loss.backward()
         nn.utils.clip_grad_norm_(self.agent.parameters(), CHASING["max_grad_norm"])
         self.optimizer.step()
@@ -188,31 +182,19 @@ class Trainer:
                 columns.pop("reward"), columns.pop("value"), columns.pop("done"), obs
             )
             columns |= {"advantage": advantage, "target": target}
-            self._epochs(
-                [
-                    columns[name].flatten(0, 1)
-                    for name in ("obs", "action", "log_prob", "advantage", "target")
-                ]
-            )
+            names = ("obs", "action", "log_prob", "advantage", "target")
+            self._epochs([columns[name].flatten(0, 1) for name in names])
         return self.env.outcome()
 
     def _rollout(self, obs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """(next obs, columns [T, N, ...])."""
         steps = list[dict[str, Tensor]]()
         for _ in range(self.job.horizon):
-            action, log_prob, value = (part.clone() for part in self.policy(obs))
+            action, log_prob, value = (result.clone() for result in self.policy(obs))
             next_obs, reward, terminated, truncated, _ = self.env.step(action.clamp(-1.0, 1.0))
             done = (terminated | truncated).float()
-            steps.append(
-                {
-                    "obs": obs,
-                    "action": action,
-                    "log_prob": log_prob,
-                    "value": value,
-                    "reward": reward,
-                    "done": done,
-                }
-            )
+            step = {"obs": obs, "action": action, "log_prob": log_prob, "value": value}
+            steps.append(step | {"reward": reward, "done": done})
             obs = next_obs
         return obs, {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
 

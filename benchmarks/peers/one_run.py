@@ -1,8 +1,7 @@
-"""One measurement of one trainer, in a process of its own in the peers' environment: reads a Job,
-prints what `result` makes of it.
+"""One measurement of one trainer in a fresh process: reads a Job, prints its result.
 
-Every trainer steps the same environments and learns by the same hyper-parameters; what a trainer
-cannot be told is left as it comes.
+Every trainer steps the same environments with the same hyper-parameters; options that only some
+trainers have keep their defaults.
 """
 
 import importlib
@@ -12,8 +11,9 @@ import sys
 import torch
 
 from benchmarks.peers.job import Job, result
+from benchmarks.processes import print_result
 
-LOOPS = {  # trainer: the file that runs it, imported only where it is wanted
+LOOPS = {  # trainer: the file that runs it, which imports the library
     "gpurl": "gpurl_loops",
     "rsl_rl": "rsl_rl_loop",
     "skrl": "skrl_loop",
@@ -28,7 +28,7 @@ def main(words: list[str]) -> None:
     job = Job(**json.loads(words[0]))
     torch.manual_seed(job.seed)
     loop = getattr(importlib.import_module(f"benchmarks.peers.{LOOPS[job.trainer]}"), job.case)
-    print("RESULT " + json.dumps(result(job, loop(job))))
+    print_result(result(job, loop(job)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""rl_games' Runner on Chasing: compiled by torch.compile unless told otherwise, which is how it
-comes.
+"""rl_games' Runner on Chasing; it uses torch.compile by default.
 
-Its Runner lets CUDA compute float32 products in TF32. It cuts minibatches from the rollout without
-shuffling.
+Its Runner lets CUDA compute float32 products in TF32. It splits the rollout into minibatches
+without shuffling.
 """
 
 import dataclasses
@@ -16,9 +15,8 @@ from benchmarks.peers.job import CHASING, EPOCHS, HIDDEN, MINIBATCHES, Job, Outc
 from benchmarks.peers.timed_chasing import TimedChasing
 from gpurl.adapters import to_rl_games
 
-MODES: dict[
-    str, dict[str, Any]
-] = {  # max-autotune is what it documents as the fastest, bf16 what its examples use
+# its documentation calls max-autotune the fastest; its examples use bf16
+MODES: dict[str, dict[str, Any]] = {
     "default": {"torch_compile": True},
     "eager": {"torch_compile": False},
     "max-autotune": {"torch_compile": "max-autotune"},
@@ -38,65 +36,52 @@ def chasing(job: Job) -> Outcome:
 
 
 def settings(job: Job, folder: str) -> dict[str, Any]:
-    """What rl_games reads from a YAML file, by the hyper-parameters of all."""
-    sigma = {
+    """The content of rl_games' YAML file, with the common hyper-parameters."""
+    space = {
+        "mu_activation": "None",
+        "mu_init": {"name": "default"},
         "sigma_activation": "None",
         "sigma_init": {"name": "const_initializer", "val": 0},
         "fixed_sigma": True,
     }
-    space = {"mu_activation": "None", "mu_init": {"name": "default"}, **sigma}
     mlp = {"units": list(HIDDEN), "activation": job.activation, "initializer": {"name": "default"}}
-    rollout = {
+    config = {
+        # sizes
         "num_actors": job.num_envs,
         "horizon_length": job.horizon,
         "mini_epochs": EPOCHS,
         "max_epochs": rollouts(job),
-    }
-    learning = {
+        "minibatch_size": job.num_envs * job.horizon // MINIBATCHES,
+        # learning
         "gamma": CHASING["gamma"],
         "tau": CHASING["gae_lambda"],
         "e_clip": CHASING["clip_range"],
         "entropy_coef": CHASING["entropy_coef"],
-    }
-    learning |= {
-        "learning_rate": CHASING["learning_rate"],
-        "lr_schedule": None,
-        "grad_norm": CHASING["max_grad_norm"],
-        "truncate_grads": True,
-    }
-    loss = {
         "critic_coef": 2 * CHASING["value_coef"],
         "clip_value": False,
         "bound_loss_type": "none",
         "bounds_loss_coef": 0.0,
-    }
-    plain = {
+        "learning_rate": CHASING["learning_rate"],
+        "lr_schedule": None,
+        "grad_norm": CHASING["max_grad_norm"],
+        "truncate_grads": True,
         "normalize_input": False,
         "normalize_value": False,
         "normalize_advantage": True,
         "value_bootstrap": True,
-    }
-    files = {
+        "reward_shaper": {"scale_value": 1.0},
+        # files and device
         "name": "chasing",
         "env_name": "chasing",
         "train_dir": folder,
         "print_stats": False,
         "save_best_after": 1_000_000,
-    }
-    config = {
-        **rollout,
-        **learning,
-        **loss,
-        **plain,
-        **files,
-        **MODES[job.mode],
         "device": job.device,
-        "reward_shaper": {"scale_value": 1.0},
+        **MODES[job.mode],
     }
-    config["minibatch_size"] = job.num_envs * job.horizon // MINIBATCHES
     return {
-        "seed": job.seed + 1,  # 0 would be no seed
-        "torch_threads": 0,  # as many as OMP_NUM_THREADS says
+        "seed": job.seed + 1,  # 0 means no seed
+        "torch_threads": 0,  # OMP_NUM_THREADS counts
         "algo": {"name": "a2c_continuous"},
         "model": {"name": "continuous_a2c_logstd"},
         "network": {

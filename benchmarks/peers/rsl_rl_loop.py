@@ -1,5 +1,5 @@
-"""rsl_rl's OnPolicyRunner on Chasing, as it comes or with torch.compile, which it documents as its
-fastest mode.
+"""rsl_rl's OnPolicyRunner on Chasing, with its defaults or with torch.compile, its fastest
+documented mode.
 """
 
 from typing import Any
@@ -10,24 +10,21 @@ from benchmarks.peers.job import CHASING, EPOCHS, HIDDEN, MINIBATCHES, Job, Outc
 from benchmarks.peers.timed_chasing import TimedChasing
 from gpurl.adapters import to_rsl_rl
 
-MODES = {
-    "default": None,
-    "compile": "default",
-    "max-autotune": "max-autotune-no-cudagraphs",
-}  # it refuses the modes with CUDA graphs
+# it refuses the modes with CUDA graphs
+MODES = {"default": None, "compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 
 def chasing(job: Job) -> Outcome:
     """rsl_rl's OnPolicyRunner."""
     env = TimedChasing(job)
-    OnPolicyRunner(to_rsl_rl(env), settings(job), log_dir=None, device=job.device).learn(
-        rollouts(job)
-    )
+    runner = OnPolicyRunner(to_rsl_rl(env), settings(job), log_dir=None, device=job.device)
+    runner.learn(rollouts(job))
     return env.outcome()
 
 
 def settings(job: Job) -> dict[str, Any]:
-    """What rsl_rl reads, by the hyper-parameters of all."""
+    """The settings of rsl_rl, with the common hyper-parameters."""
+    distribution = {"class_name": "GaussianDistribution", "init_std": 1.0, "std_type": "log"}
     model = {"class_name": "MLPModel", "hidden_dims": list(HIDDEN), "activation": job.activation}
     algorithm = {
         "class_name": "PPO",
@@ -47,14 +44,7 @@ def settings(job: Job) -> dict[str, Any]:
         "num_steps_per_env": job.horizon,
         "save_interval": 1_000_000,
         "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
-        "actor": model
-        | {
-            "distribution_cfg": {
-                "class_name": "GaussianDistribution",
-                "init_std": 1.0,
-                "std_type": "log",
-            }
-        },
+        "actor": model | {"distribution_cfg": distribution},
         "critic": dict(model),
         "algorithm": algorithm,
         "torch_compile_mode": MODES[job.mode],

@@ -1,4 +1,4 @@
-"""stable-baselines3's PPO on Chasing and on Gymnasium's Pendulum; it has one mode."""
+"""stable-baselines3's PPO on Chasing and on Gymnasium's Pendulum."""
 
 import time
 from typing import Any
@@ -30,36 +30,26 @@ from gpurl.adapters import to_sb3
 MODES = {"default": None}
 
 
-def sb3_settings(values: dict[str, float]) -> dict[str, Any]:
-    """Our names of hyper-parameters in stable-baselines3's."""
+def settings(job: Job, values: dict[str, float], **sizes: int) -> dict[str, Any]:
+    """The arguments of stable-baselines3's PPO for hyper-parameters with gpurl's names."""
     names = {"entropy_coef": "ent_coef", "value_coef": "vf_coef"}
-    return {names.get(name, name): value for name, value in values.items()}
+    network = {"net_arch": list(HIDDEN), "activation_fn": ACTIVATIONS[job.activation]}
+    renamed = {names.get(name, name): value for name, value in values.items()}
+    return {**renamed, **sizes, "policy_kwargs": network, "device": job.device}
 
 
 def chasing(job: Job) -> Outcome:
-    """stable-baselines3's PPO."""
+    """stable-baselines3 on Chasing."""
     env = TimedChasing(job)
-    shape = {
-        "n_steps": job.horizon,
-        "batch_size": job.num_envs * job.horizon // MINIBATCHES,
-        "n_epochs": EPOCHS,
-    }
-    network = {"net_arch": list(HIDDEN), "activation_fn": ACTIVATIONS[job.activation]}
-    model = PPO(
-        "MlpPolicy",
-        to_sb3(env),
-        **shape,
-        **sb3_settings(CHASING),
-        policy_kwargs=network,
-        seed=None,
-        device=job.device,
-    )
+    batch_size = job.num_envs * job.horizon // MINIBATCHES
+    sizes = {"n_steps": job.horizon, "batch_size": batch_size, "n_epochs": EPOCHS}
+    model = PPO("MlpPolicy", to_sb3(env), seed=None, **settings(job, CHASING, **sizes))
     model.learn(rollouts(job) * job.horizon * job.num_envs)
     return env.outcome()
 
 
 def pendulum(job: Job) -> Outcome:
-    """stable-baselines3 on Pendulum-v1, in whichever of its vector environments is quicker."""
+    """stable-baselines3 on Pendulum-v1, in the faster one of its vector environments."""
     marks: list[float] = []
 
     class Clock(BaseCallback):
@@ -70,21 +60,12 @@ def pendulum(job: Job) -> Outcome:
             marks.append(now(torch.device(job.device)))
 
     env = faster_vec_env(job.num_envs)
-    shape = {
+    sizes = {
         "n_steps": cases.PENDULUM_HORIZON,
         "batch_size": cases.PENDULUM_BATCH,
         "n_epochs": cases.PENDULUM_EPOCHS,
     }
-    network = {"net_arch": list(HIDDEN), "activation_fn": ACTIVATIONS[job.activation]}
-    model = PPO(
-        "MlpPolicy",
-        env,
-        **shape,
-        **sb3_settings(PENDULUM),
-        policy_kwargs=network,
-        seed=job.seed,
-        device=job.device,
-    )
+    model = PPO("MlpPolicy", env, seed=job.seed, **settings(job, PENDULUM, **sizes))
     model.learn(job.total_steps, callback=Clock())
     marks.append(now(torch.device(job.device)))
     copies = DummyVecEnv([one_pendulum] * cases.PENDULUM_EPISODES)
@@ -97,15 +78,15 @@ def pendulum(job: Job) -> Outcome:
 
 
 def one_pendulum() -> gymnasium.Env:
-    """One Pendulum-v1; processes need a function of a module."""
+    """One Pendulum-v1; a function of the module, because worker processes import it."""
     return gymnasium.make("Pendulum-v1")
 
 
 def faster_vec_env(num_envs: int) -> Any:
-    """stable-baselines3's vector environment, in this process or in others, that takes 200 steps
-    sooner.
+    """The faster one of stable-baselines3's vector environments, in this process or in others, over
+    200 steps.
     """
-    seconds, kept = {}, {}
+    seconds, envs = {}, {}
     for kind in (DummyVecEnv, SubprocVecEnv):
         env = kind([one_pendulum] * num_envs)
         env.reset()
@@ -113,9 +94,8 @@ def faster_vec_env(num_envs: int) -> Any:
         began = time.perf_counter()
         for _ in range(200):
             env.step(action)
-        seconds[kind], kept[kind] = time.perf_counter() - began, env
-    quicker = min(seconds, key=lambda kind: seconds[kind])
-    for kind, env in kept.items():
-        if kind is not quicker:
-            env.close()
-    return kept[quicker]
+        seconds[kind] = time.perf_counter() - began
+        envs[kind] = env
+    slow, fast = sorted(envs, key=lambda kind: seconds[kind], reverse=True)
+    envs[slow].close()
+    return envs[fast]

@@ -1,4 +1,4 @@
-"""skrl's PPO in its SequentialTrainer on Chasing; it has one mode."""
+"""skrl's PPO in its SequentialTrainer on Chasing."""
 
 import itertools
 from typing import Any
@@ -36,7 +36,8 @@ def skrl_models(env: VecEnv, activation: str) -> dict[str, Any]:
     }
 
     def network(inputs: int, outputs: int) -> nn.Sequential:
-        sizes, layers = (inputs, *HIDDEN), list[nn.Module]()
+        sizes = (inputs, *HIDDEN)
+        layers = list[nn.Module]()
         for size, next_size in itertools.pairwise(sizes):
             layers += [nn.Linear(size, next_size), ACTIVATIONS[activation]()]
         return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
@@ -45,10 +46,8 @@ def skrl_models(env: VecEnv, activation: str) -> dict[str, Any]:
         def __init__(self) -> None:
             Model.__init__(self, **spaces)
             GaussianMixin.__init__(self)
-            self.net, self.log_std = (
-                network(self.num_observations, self.num_actions),
-                nn.Parameter(torch.zeros(self.num_actions)),
-            )
+            self.net = network(self.num_observations, self.num_actions)
+            self.log_std = nn.Parameter(torch.zeros(self.num_actions))
 
         def compute(
             self, inputs: dict[str, Tensor], role: str = ""

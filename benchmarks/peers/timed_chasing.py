@@ -1,4 +1,4 @@
-"""The environments of the other trainers: Chasing with a stopwatch."""
+"""The environments of the other trainers: Chasing that measures its own time."""
 
 from typing import Any
 
@@ -12,18 +12,16 @@ from gpurl.kernels.random import CounterRandom
 
 
 class TimedChasing(Chasing):
-    """Chasing that reads the clock and the mean reward after every `horizon` steps: one stopwatch
+    """Chasing that reads the clock and the mean reward after every `horizon` steps, in the same way
     for all trainers.
 
-    It starts at different clocks, so that time limits do not all fall on one step.
+    Its episodes start at different clocks, so that time limits are not all in the same step.
     """
 
     def __init__(self, job: Job) -> None:
         super().__init__(job.num_envs, job.device, job.seed)
-        self.horizon, self.seed_of_clocks = (
-            job.horizon,
-            job.seed + 7,
-        )  # as gpurl's trainer draws them
+        self.horizon = job.horizon
+        self.clock_seed = job.seed + 7  # as in gpurl's trainer
         self.marks: list[float] = []
         self.mean_reward = float("nan")
         self._rewards: list[Tensor] = []
@@ -32,11 +30,8 @@ class TimedChasing(Chasing):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Tensor, dict[str, Any]]:
         start = super().reset(seed=seed, options=options)
-        self.stagger(
-            CounterRandom(self.seed_of_clocks, self.num_envs, self.device).integers(
-                0, self.max_episode_steps or 1
-            )
-        )
+        random = CounterRandom(self.clock_seed, self.num_envs, self.device)
+        self.stagger(random.integers(0, self.max_episode_steps or 1))
         return start
 
     def step(self, actions: Tensor) -> Any:
@@ -49,5 +44,5 @@ class TimedChasing(Chasing):
         return timestep
 
     def outcome(self) -> Outcome:
-        """What was seen so far."""
+        """The measurements so far."""
         return Outcome(self.marks, self.num_envs * self.horizon, self.mean_reward)

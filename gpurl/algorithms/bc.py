@@ -170,7 +170,7 @@ class BC(OffPolicy):
         self.learning_starts = 0  # all that there will be is there
         spaces: Any = self.observation_space, self.action_space
         self._hold(*read_demonstrations(str(config.dataset), *spaces))
-        return RolloutBuffer(config.horizon, self.num_envs, self.device)
+        return RolloutBuffer(config.horizon, self.device)
 
     @property
     def teacher(self) -> Algorithm | None:

@@ -231,7 +231,7 @@ class OffPolicy(Algorithm):
             )
         else:
             self.replay = Replay(*arguments)
-        return RolloutBuffer(config.horizon, self.num_envs, self.device)
+        return RolloutBuffer(config.horizon, self.device)
 
     def mark_episode_break(self, mask: Tensor | None = None) -> None:
         if mask is None:

@@ -64,7 +64,7 @@ class OnPolicy(Algorithm):
                 f"which leaves {rows % config.minibatches} over (num_envs {self.num_envs}, horizon "
                 f"{config.horizon})"
             )
-        return RolloutBuffer(config.horizon, self.num_envs, self.device)
+        return RolloutBuffer(config.horizon, self.device)
 
     def record_step(
         self,

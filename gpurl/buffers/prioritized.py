@@ -53,7 +53,9 @@ class PrioritizedReplay(Replay):
     def sample(
         self, batch_size: int, gamma: float, num_steps: int = 1, reuse: bool = False
     ) -> dict[str, Tensor]:
-        """As Replay.sample, but by priority; weight: of importance sampling, at most 1."""
+        """As Replay.sample, but by priority; weight is the importance-sampling weight, at
+        most 1.
+        """
         index, probability = prioritized_draw(
             self.priority.view(-1), self.random.streams, 0, batch_size
         )

@@ -50,7 +50,6 @@ class Replay:
         final_obs_fraction: float = 1.0 / 16.0,
     ) -> None:
         self.num_envs = num_envs
-        self.obs_shape = obs_shape
         self.device = device
         self.num_rows = -(-size // num_envs)
         self.rows = PackedRows({name: torch.empty(1, 1, *shape) for name, shape in columns.items()})

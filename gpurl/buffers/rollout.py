@@ -11,9 +11,8 @@ from gpurl.errors import UsageError
 class RolloutBuffer:
     """`add` writes one row of every column; the first `add` allocates the columns."""
 
-    def __init__(self, horizon: int, num_envs: int, device: torch.device) -> None:
+    def __init__(self, horizon: int, device: torch.device) -> None:
         self.horizon = horizon
-        self.num_envs = num_envs
         self.device = device
         self.columns: dict[str, Tensor] = {}
         self.size = 0  # rows written

@@ -185,7 +185,7 @@ def test_the_guard_finds_nan_of_one_agent(column: str) -> None:
     """Columns [T, N, A] and [T, N, A, D]: the row of environment 2 at step 1 goes, and the one that
     led to an observation with NaN.
     """
-    buffer, nobody = RolloutBuffer(3, 4, CPU), torch.zeros(4, dtype=torch.bool)
+    buffer, nobody = RolloutBuffer(3, CPU), torch.zeros(4, dtype=torch.bool)
     for _ in range(3):
         row = {"obs": torch.ones(4, 2, 5), "reward": torch.ones(4, 2), "value": torch.ones(4, 2)}
         buffer.add({**row, "terminated": nobody, "truncated": nobody})

@@ -122,7 +122,9 @@ def test_throughput_counts_all_steps_of_a_call(
 
 
 def test_every_case_takes_horizon_steps_of_every_environment() -> None:
-    trainer = training.ready_trainer(make_settings("ppo", "chasing", **training.shape(4, 3)), CPU)
+    trainer = training.ready_trainer(
+        make_settings("ppo", "chasing", **training.common_settings(4, 3)), CPU
+    )
     env: Any = make_env("chasing", 4)
     functions = throughput.cases(trainer, env, 3)
     functions["chasing training"]()
@@ -144,7 +146,7 @@ def test_an_environment_step_costs_what_the_networks_have_weights_for() -> None:
     # a row of 14 floats; an epoch gathers and packs 13 floats and moves 256 hidden ones 11 times
     assert limits.bytes_per_step(8, 2, (64, 64), epochs=4) == 4 * (14 + 4 * (26 + 11 * 256))
     network = training.ready_trainer(
-        make_settings("ppo", "chasing", **training.shape(4, 3)), CPU
+        make_settings("ppo", "chasing", **training.common_settings(4, 3)), CPU
     ).algorithm.network  # type: ignore[attr-defined]
     assert (
         sum(part.numel() for name, part in network.named_parameters() if "weight" in name) == 9408
@@ -213,7 +215,7 @@ def test_nothing_is_timed_where_a_kernel_is_wrong(
     monkeypatch.setattr(module, name, wrong)
     monkeypatch.setattr(kernels, "median_seconds", timed)
     with pytest.raises(
-        GpurlError, match=rf"{name} .*result {position} of the kernel is not the reference's"
+        GpurlError, match=rf"{name} .*result {position} of the kernel differs from the reference's"
     ):
         kernels.main([*QUICK, "--out", str(tmp_path)])
     assert not list(tmp_path.iterdir())
@@ -404,7 +406,7 @@ def test_only_a_missing_simulator_leaves_a_task_out(
     missing = ("ppo", "gymnasium_cpu:no_such_simulator:Task-v0", {}, 0.0)
     monkeypatch.setattr(learning, "TASKS", [missing])
     learning.main()
-    assert "no_such_simulator:Task-v0 is left out: Gymnasium has no task" in capsys.readouterr().out
+    assert "no_such_simulator:Task-v0 is skipped: Gymnasium has no task" in capsys.readouterr().out
     for wrong in (
         ("ppo", "pendulum", {"horizn": 1}, 0.0),
         ("ppo", "gymnasium_cpu:Pendulum-v77", {}, 0.0),

@@ -23,12 +23,12 @@ def small_ladder(tmp_path: Path) -> int:
 
 
 def test_a_rung_has_all_that_those_before_it_have() -> None:
-    rungs, skipped = ladder.climb("cpu")
+    rungs, skipped = ladder.rungs_for("cpu")
     assert list(rungs) == ["eager", "+ C kernel"]
     assert rungs["eager"].settings == rungs["+ C kernel"].settings
     assert rungs["+ C kernel"].environment == {"GPURL_BACKEND": "torch", "GPURL_CPU_KERNEL": "1"}
     assert all(skipped.values())
-    rungs, skipped = ladder.climb("cuda")
+    rungs, skipped = ladder.rungs_for("cuda")
     assert list(skipped) == ["+ C kernel"]
     last = rungs["+ bf16"]
     assert last.settings == {
@@ -42,14 +42,14 @@ def test_a_rung_has_all_that_those_before_it_have() -> None:
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_every_rung_is_of_settings_that_exist(kind: str) -> None:
-    for rung in ladder.climb(kind)[0].values():
+    for rung in ladder.rungs_for(kind)[0].values():
         config = make_settings("ppo", "chasing", **rung.settings).train
         assert {name: getattr(config, name) for name in rung.settings} == rung.settings
 
 
 def test_a_rung_compares_before_it_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ladder, "median_seconds", lambda functions, device, budget: {"": 0.5})
-    eager = ladder.climb("cpu")[0]["eager"]
+    eager = ladder.rungs_for("cpu")[0]["eager"]
     job = {
         "name": "eager",
         "settings": eager.settings,
@@ -57,21 +57,24 @@ def test_a_rung_compares_before_it_times(monkeypatch: pytest.MonkeyPatch) -> Non
         "num_envs": 4,
         "horizon": 2,
         "seconds": 0.0,
-        "wanted": None,
+        "expected": None,
     }
     first = ladder.measure_here(job)
     assert first["rate"] == 4 * 2 / 0.5
     assert len(first["returns"]) == 4
-    assert ladder.measure_here(job | {"wanted": first["returns"]})["returns"] == first["returns"]
+    assert ladder.measure_here(job | {"expected": first["returns"]})["returns"] == first["returns"]
 
     def timed(*arguments: Any) -> dict[str, float]:
         raise AssertionError("timed before it was compared")
 
     monkeypatch.setattr(ladder, "median_seconds", timed)
-    with pytest.raises(GpurlError, match=r"first rollout's returns are off those of eager by 0\.1"):
-        ladder.measure_here(job | {"wanted": [first["returns"][0] + 0.1, *first["returns"][1:]]})
-    with pytest.raises(GpurlError, match="off those of eager by nan"):
-        ladder.measure_here(job | {"wanted": [math.nan] * 4})
+    with pytest.raises(
+        GpurlError,
+        match=r"returns of the first rollout differ from those of eager by 0\.1",
+    ):
+        ladder.measure_here(job | {"expected": [first["returns"][0] + 0.1, *first["returns"][1:]]})
+    with pytest.raises(GpurlError, match="differ from those of eager by nan"):
+        ladder.measure_here(job | {"expected": [math.nan] * 4})
 
 
 def fake_rungs(
@@ -85,12 +88,17 @@ def fake_rungs(
     def run_once(
         python: Path, module: str, job: dict[str, Any], environment: dict[str, str], name: str
     ) -> dict[str, Any]:
-        asked.append((job["name"], job["wanted"], environment["GPURL_CPU_KERNEL"]))
+        asked.append((job["name"], job["expected"], environment["GPURL_CPU_KERNEL"]))
         if not rates[job["name"]]:
             raise GpurlError("broken")
-        how = {"precision": "float32", "graph": "off", "rollout": "steps"}
+        engine = {"precision": "float32", "graph": "off", "rollout": "steps"}
         machine = {"device": "cpu"}
-        return {"returns": [0.5], "rate": rates[job["name"]].pop(0), "how": how, "machine": machine}
+        return {
+            "returns": [0.5],
+            "rate": rates[job["name"]].pop(0),
+            "engine": engine,
+            "machine": machine,
+        }
 
     monkeypatch.setattr(ladder, "run_once", run_once)
     return asked
@@ -120,7 +128,7 @@ def test_rungs_take_turns_and_their_medians_and_spread_are_kept(
     ]
     said = capsys.readouterr().out
     assert re.search(r"\+ C kernel +500\.0 +400\.0-600\.0 +2\.50 +2\.50 +float32", said)
-    assert "left out: + graph full: CUDA graphs need a GPU" in said
+    assert "skipped: + graph full: CUDA graphs need a GPU" in said
 
 
 def test_a_rung_that_fails_has_no_number_and_the_ladder_says_so(

@@ -82,7 +82,7 @@ def test_a_replay_that_gives_something_else_is_not_timed(
     small_checks(monkeypatch)
     monkeypatch.setattr(Replay, "sample", wrong)
     monkeypatch.setattr(replays, "timed", None)
-    with pytest.raises(GpurlError, match=rf"gpurl: {column} that comes out is not what went in"):
+    with pytest.raises(GpurlError, match=rf"gpurl: sampled {column} differs from what was added"):
         replays.measure(small_job("replay"))
 
 
@@ -116,20 +116,20 @@ def test_old_transitions_must_be_gone() -> None:
     steps = replays.make_steps(job, 1)
     contestant = replays.GpurlReplay(small_job("replay", size=300), 1, steps)
     contestant.fill()
-    with pytest.raises(GpurlError, match=r"transitions \d+ to 281 came out, not of 26 on"):
+    with pytest.raises(GpurlError, match=r"transitions \d+ to 281, wanted only from 26 on"):
         replays.check(job, contestant, steps)
 
 
 # ---- SAC ----
 
 
-def test_the_updates_of_both_learn_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_updates_of_both_learn_similarly(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("stable_baselines3")
     monkeypatch.setattr(sac_updates, "COMPARED", 200)
-    told = sac_updates.compare(
+    message = sac_updates.compare(
         small_job("sac", "both", size=512, batch_sizes=(64,), hidden=(64, 64))
     )
-    assert told.startswith("critic loss 5+2: gpurl ")
+    assert message.startswith("critic loss 5+2: gpurl ")
 
 
 def test_the_same_weights_give_the_same_values() -> None:
@@ -154,7 +154,7 @@ def test_the_same_weights_give_the_same_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpurl", "sb3", "alike"),
+    ("gpurl", "sb3", "similar"),
     [
         ((9.0, 4.0), (9.5, 4.2), True),
         ((9.0, 9.5), (9.0, 9.5), False),
@@ -162,10 +162,10 @@ def test_the_same_weights_give_the_same_values() -> None:
         ((9.0, 4.0), (4.0, 3.9), False),
     ],
 )
-def test_losses_must_fall_and_begin_and_end_alike(
+def test_losses_must_decrease_and_be_similar(
     gpurl: tuple[float, float],
     sb3: tuple[float, float],
-    alike: bool,
+    similar: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sac_updates, "WINDOW", 2)
@@ -173,11 +173,14 @@ def test_losses_must_fall_and_begin_and_end_alike(
         name: [first, first, 7.0, last, last]
         for name, (first, last) in (("gpurl", gpurl), ("sb3", sb3))
     }
-    if alike:
-        assert sac_updates.alike((5, 2), losses) == "critic loss 5+2: gpurl 9 to 4, sb3 9.5 to 4.2"
+    if similar:
+        assert (
+            sac_updates.check_losses((5, 2), losses)
+            == "critic loss 5+2: gpurl 9 to 4, sb3 9.5 to 4.2"
+        )
         return
-    with pytest.raises(GpurlError, match="do not learn alike, so nothing is timed"):
-        sac_updates.alike((5, 2), losses)
+    with pytest.raises(GpurlError, match="learn differently, so nothing is timed"):
+        sac_updates.check_losses((5, 2), losses)
 
 
 @pytest.mark.parametrize("trainer", compare.CONTESTANTS["sac"])
@@ -194,8 +197,8 @@ def test_updates_of_sac_are_measured(trainer: str) -> None:
 
 
 def test_a_loop_over_modules_gives_what_redq_gives() -> None:
-    told = redq_critics.compare(small_job("redq", "both"))
-    assert told.startswith("values after as many steps: critics moved by ")
+    message = redq_critics.compare(small_job("redq", "both"))
+    assert message.startswith("values after as many steps: critics moved by ")
 
 
 def test_other_critics_than_the_loops_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +245,7 @@ def test_a_job_survives_json(capsys: pytest.CaptureFixture[str]) -> None:
         "redq process",
     ]
     one_run.main([json.dumps(vars(small_job("redq", "both", only_compare=True)))])
-    assert "told" in json.loads(capsys.readouterr().out.removeprefix("RESULT "))
+    assert "message" in json.loads(capsys.readouterr().out.removeprefix("RESULT "))
     for case in compare.CONTESTANTS:
         assert (ROOT / "benchmarks" / "off_policy" / f"{one_run.FILES[case]}.py").is_file()
 
@@ -279,7 +282,7 @@ def fake_runs(
             ran.append(f"compare {job['case']}")
             if job["case"] == differ:
                 raise GpurlError("they differ")
-            return {"told": "the same"}
+            return {"message": "the same"}
         ran.append(name.partition(" ")[0])
         if ran[-1] not in values:
             raise GpurlError(
@@ -318,7 +321,7 @@ def test_libraries_take_turns_and_ratios_go_the_right_way(
         "sb3",
     ]
     said = capsys.readouterr().out
-    assert "left out: torchrl:prioritized: no compiled part\n" in said
+    assert "skipped: torchrl:prioritized: no compiled part\n" in said
     lines = {line.split("  ")[0]: line.split() for line in said.splitlines()}
     assert lines["replay"] == [
         "replay",

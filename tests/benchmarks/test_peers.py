@@ -267,7 +267,7 @@ def test_wrong_trainers_and_modes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("trainer", list(compare.MODES))
-def test_the_modes_told_are_those_of_the_file(trainer: str) -> None:
+def test_the_modes_listed_are_those_of_the_file(trainer: str) -> None:
     """Read from the source: most files import a trainer that is not here."""
     tree = ast.parse((ROOT / "benchmarks" / "peers" / f"{one_run.LOOPS[trainer]}.py").read_text())
     (modes,) = (

@@ -387,6 +387,33 @@ def test_a_full_replay_goes_on_only_in_one_of_its_size(count: int) -> None:
         uniform(size=80).load_state_dict(saved(full))
 
 
+def test_a_saved_prioritised_replay_continues_also_in_a_larger_one() -> None:
+    replay = prioritized()
+    replay.add(steps(3))
+    replay.update_priorities(torch.arange(4), torch.tensor([5.0, 1.0, 2.0, 3.0]))
+    state = saved(replay)
+    assert state["priority"].shape == (3, ENVS)
+    for size in (40, 80):
+        other = prioritized(size)
+        other.load_state_dict(state)
+        assert torch.equal(other.priority[:3], replay.priority[:3])
+        assert not other.priority[3:].any()
+        assert torch.equal(other.max_priority, replay.max_priority)
+        assert torch.equal(other.ring.obs[:3], replay.ring.obs[:3])
+        assert torch.equal(other.ring.counts, replay.ring.counts)
+
+
+def test_transitions_that_are_not_valid_have_and_keep_priority_zero() -> None:
+    replay = prioritized()
+    valid = torch.ones(3, ENVS, dtype=torch.bool)
+    valid[1, 2] = False
+    replay.add(steps(3) | {"valid": valid})
+    assert torch.equal(replay.priority[:3] > 0.0, valid)
+    replay.update_priorities(torch.arange(3 * ENVS), torch.full((3 * ENVS,), 2.0))
+    assert torch.equal(replay.priority[:3] > 0.0, valid)
+    assert (replay.sample(64, 0.9)["index"] != ENVS + 2).all()
+
+
 def test_a_prioritised_replay_loads_no_state_of_another_kind() -> None:
     replay = prioritized()
     replay.add(steps(3, ends=0.3))

@@ -24,7 +24,7 @@ def step(number: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("in_a_graph", [False, True])
 def test_every_step_has_its_row_and_a_cleared_rollout_its_memory(in_a_graph: bool) -> None:
-    buffer = RolloutBuffer(3, 2, CPU)
+    buffer = RolloutBuffer(3, CPU)
     assert buffer.size == 0
     if in_a_graph:
         buffer.row = torch.zeros(1, dtype=torch.int64)
@@ -48,7 +48,7 @@ def test_every_step_has_its_row_and_a_cleared_rollout_its_memory(in_a_graph: boo
 
 
 def test_on_a_gpu_columns_of_one_type_are_copied_together() -> None:
-    buffer = RolloutBuffer(3, 2, CPU)
+    buffer = RolloutBuffer(3, CPU)
     buffer.add(step(0) | {"reward": torch.zeros(2)})
     assert [names for names, _ in buffer._group_columns()] == [("obs", "choice", "done", "reward")]
     buffer.device = torch.device("cuda")
@@ -61,7 +61,7 @@ def test_on_a_gpu_columns_of_one_type_are_copied_together() -> None:
 
 
 def test_columns_that_a_kernel_filled_are_taken_whole() -> None:
-    buffer = RolloutBuffer(3, 2, CPU)
+    buffer = RolloutBuffer(3, CPU)
     reward = torch.zeros(3, 2)
     buffer.set_columns({"reward": reward})
     buffer.columns["advantage"] = reward

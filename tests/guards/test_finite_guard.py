@@ -15,7 +15,7 @@ def rollout(bad: float) -> RolloutBuffer:
     """4 steps of 4 environments; `bad` is seen at step 2 by 0 in mid-episode, by 1 after a
     termination, by 2 after a truncation.
     """
-    buffer, nobody = RolloutBuffer(4, 4, torch.device("cpu")), torch.zeros(4, dtype=torch.bool)
+    buffer, nobody = RolloutBuffer(4, torch.device("cpu")), torch.zeros(4, dtype=torch.bool)
     for _ in range(4):
         row = {"obs": torch.ones(4, 2), "reward": torch.ones(4), "final_value": torch.ones(4)}
         buffer.add({**row, "terminated": nobody, "truncated": nobody})

@@ -1,9 +1,9 @@
-"""This tree against another commit: the same training in turns, in fresh processes, and the ratio
-of their times with its 95 % interval.
+"""Compares the speed of this tree with that of another commit: the same trainings in fresh
+processes, and the ratio of their times with its 95 % interval.
 
-A change is slower where the whole interval lies above the limit: 3 % on a GPU, 10 % on a CPU with
-neighbours. The order alternates, a pair is two processes one after the other, and the interval is a
-bootstrap over pairs. The processes take this file and `gpurl` of their tree.
+A change is slower if the whole interval is above the limit: 3 % on a GPU, 10 % on a shared CPU.
+Pairs of processes run in alternating order, and the interval is a bootstrap over pairs. Every
+process runs this file with the `gpurl` of its tree.
 """
 
 import argparse
@@ -30,7 +30,7 @@ RESAMPLES, MIN_PAIRS = 10_000, 5
 
 
 def measure(device_name: str, threads: int, seconds: float) -> dict[str, Any]:
-    """Median seconds of an iteration of each case, with the `gpurl` that this process finds."""
+    """Median seconds of an iteration of each case, with the `gpurl` that this process imports."""
     import torch
 
     import gpurl
@@ -43,7 +43,8 @@ def measure(device_name: str, threads: int, seconds: float) -> dict[str, Any]:
 
         from gpurl.api import choose_device, make_trainer  # type: ignore[attr-defined, no-redef]
 
-    device, found = choose_device(device_name), dict[str, Any]()
+    device = choose_device(device_name)
+    medians = dict[str, float]()
     for name, (algorithm, env, changes) in CASES.items():
         settings = make_settings(
             algorithm,
@@ -52,11 +53,16 @@ def measure(device_name: str, threads: int, seconds: float) -> dict[str, Any]:
         )
         trainer = make_trainer(settings, device)
         trainer.start()
-        for _ in range(5):  # on a GPU the graphs are captured in the fourth
+
+        # warm up: on a GPU the graphs are captured in the fourth iteration
+        for _ in range(5):
             trainer.iterate()
         while trainer.steps < 2 * trainer.algorithm.learning_starts:
             trainer.iterate()
-        times, began = list[float](), time.perf_counter()
+
+        # measure
+        times = list[float]()
+        began = time.perf_counter()
         while len(times) < 5 or time.perf_counter() - began < seconds:
             before = time.perf_counter()
             trainer.iterate()
@@ -64,13 +70,13 @@ def measure(device_name: str, threads: int, seconds: float) -> dict[str, Any]:
                 torch.cuda.synchronize(device)
             times.append(time.perf_counter() - before)
         trainer.env.close()
-        found[name] = float(np.median(times))
-    return {"gpurl": str(Path(gpurl.__file__).resolve().parent), "seconds": found}
+        medians[name] = float(np.median(times))
+    return {"gpurl": str(Path(gpurl.__file__).resolve().parent), "seconds": medians}
 
 
 def interval(ratios: list[float], seed: int = 0) -> tuple[float, float, float]:
-    """(geometric mean, lower and upper end of its 95 % bootstrap interval) of `ratios`, one a
-    pair.
+    """(geometric mean, lower and upper end of its 95 % bootstrap interval) of the ratios of all
+    pairs.
     """
     logs = np.log(ratios)
     draws = np.random.default_rng(seed).choice(logs, (RESAMPLES, len(logs))).mean(1)
@@ -80,9 +86,10 @@ def interval(ratios: list[float], seed: int = 0) -> tuple[float, float, float]:
 
 @contextmanager
 def checked_out(root: Path, commit: str) -> Iterator[Path]:
-    """A folder with that commit of the repository at `root`, for the time of the block."""
+    """A folder with `commit` of the repository at `root`, deleted after the block."""
     with tempfile.TemporaryDirectory() as folder:
-        tree, git = Path(folder) / "tree", ["git", "-C", str(root), "worktree"]
+        tree = Path(folder) / "tree"
+        git = ["git", "-C", str(root), "worktree"]
         subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
         try:
             yield tree
@@ -91,45 +98,44 @@ def checked_out(root: Path, commit: str) -> Iterator[Path]:
 
 
 def run_in(tree: Path, job: dict[str, Any], environment: dict[str, str]) -> dict[str, float]:
-    """`measure` in a process of its own that imports `gpurl` from `tree`."""
-    command = [sys.executable, str(Path(__file__).resolve()), json.dumps(job)]
-    done = subprocess.run(
-        command,
-        cwd=tree,
-        env=environment | {"PYTHONPATH": str(tree)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not lines:
-        sys.exit(f"{tree} ended with code {done.returncode}:\n{done.stderr[-2000:]}")
-    result = json.loads(lines[-1].removeprefix("RESULT "))
+    """`measure` in a fresh process that imports `gpurl` from `tree`; ends the comparison if it
+    fails.
+    """
+    from benchmarks.processes import run_once
+    from gpurl.errors import GpurlError
+
+    environment = environment | {"PYTHONPATH": str(tree)}
+    script = Path(__file__).resolve()
+    try:
+        result = run_once(Path(sys.executable), script, job, environment, str(tree), tree)
+    except GpurlError as error:
+        sys.exit(str(error))
     if Path(result["gpurl"]) != (tree / "gpurl").resolve():
         sys.exit(f"wanted gpurl of {tree}, got {result['gpurl']}")
     return result["seconds"]
 
 
 def main() -> int:
-    """Compare; 1 where a case is slower than the limit allows."""
+    """Compare; 1 if a case is slower than the limit."""
     from benchmarks.processes import cores, host_environment
     from benchmarks.results_table import ROOT, table
     from gpurl.run.setup import choose_device
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("commit", help="to compare with: HEAD~1, a tag, a branch")
-    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("commit", help="the commit to compare with: HEAD~1, a tag, a branch")
+    parser.add_argument("--pairs", type=int, default=15, help="pairs of processes; default 15")
     parser.add_argument(
-        "--seconds", type=float, default=1.0, help="of a case in a process, after warm-up"
+        "--seconds", type=float, default=1.0, help="time of a case in a process; default 1"
     )
-    parser.add_argument("--device", default="cpu", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--device", default="cpu", help="auto, cpu, cuda or cuda:N; default cpu")
+    parser.add_argument(
+        "--threads", type=int, default=cores(), help=f"OpenMP threads; default {cores()}"
+    )
     options = parser.parse_args()
     if options.pairs < MIN_PAIRS:
-        parser.error(
-            f"{options.pairs} pairs say nothing; {MIN_PAIRS} are the fewest, 15 what a verdict "
-            f"should rest on"
-        )
+        parser.error(f"{options.pairs} pairs are too few: at least {MIN_PAIRS}, better 15")
+
+    # measure in alternating order
     device = choose_device(options.device)
     job = {"device_name": str(device), "threads": options.threads, "seconds": options.seconds}
     environment, limit = host_environment(options.threads, "brief"), LIMITS[device.type]
@@ -140,27 +146,27 @@ def main() -> int:
             for name in sorted(trees, reverse=pair % 2 == 0):
                 times[name].append(run_in(trees[name], job, environment))
             print(f"pair {pair + 1} of {options.pairs}", file=sys.stderr, flush=True)
+
+    # judge
     lines, slower = [], False
     for case in CASES:
-        mean, low, high = interval(
-            [this[case] / other[case] for this, other in zip(times["this"], times["other"])]
-        )
+        ratios = [this[case] / other[case] for this, other in zip(times["this"], times["other"])]
+        mean, low, high = interval(ratios)
         slower |= low > limit
-        word = (
-            "slower"
-            if low > limit
-            else "faster"
-            if high < 1.0
-            else "no difference shown"
-            if low <= 1.0
-            else "within the limit"
-        )
+        if low > limit:
+            word = "slower"
+        elif high < 1.0:
+            word = "faster"
+        elif low <= 1.0:
+            word = "no difference shown"
+        else:
+            word = "within the limit"
         lines.append([case, f"{mean:.3f}", f"{low:.3f}", f"{high:.3f}", word])
     print(table([f"time of this tree / {options.commit}", "ratio", "low", "high", ""], lines))
     return int(slower)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # a process of another commit may lack the helpers of benchmarks
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
         print("RESULT " + json.dumps(measure(**json.loads(sys.argv[1]))))
     else:

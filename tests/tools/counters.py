@@ -1,9 +1,9 @@
-"""What an iteration takes that no neighbour can change: operations, waits, bytes, allocations;
-compared exactly with a record.
+"""Counts the operations, host syncs, copied bytes and allocations of an iteration, which do not
+depend on the load of the machine, and compares them with a record.
 
-Two ways are counted. `gpu` is the path of a GPU without one: tensors are fake, sizes are a GPU's, a
-launch of a Triton kernel counts and computes nothing, and whoever would wait for the device fails.
-`cpu` is the real thing with the C kernels, small. The third iteration counts.
+There are two paths. `gpu` is that of a GPU, on fake tensors with the sizes of a GPU: a launch of a
+Triton kernel is counted and computes nothing, and a host sync fails. `cpu` is the real path with C
+kernels, at small sizes. The third iteration is counted.
 """
 
 import argparse
@@ -32,40 +32,16 @@ from gpurl.run.setup import make_trainer
 RECORD = Path(__file__).with_name("counters.json")
 NO_LAUNCH = {"empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh"}
 WAITS = {
-    "_local_scalar_dense",
-    "nonzero",
-    "equal",
-    "is_nonzero",
-    "masked_select",
-    "_unique2",
+    "_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2",
     "unique_dim",
-}
-# of CUDA: results may differ in their last bits from call to call
+}  # fmt: skip
+# on CUDA the last bits of their results may differ from call to call
 # (torch.use_deterministic_algorithms lists them)
 UNORDERED = {
-    *(
-        "bincount",
-        "histc",
-        "kthvalue",
-        "median",
-        "nanmedian",
-        "put_",
-        "scatter_reduce",
-        "scatter_reduce_",
-        "_embedding_bag",
-        "cumsum",
-    ),
-    *(
-        "scatter_add",
-        "scatter_add_",
-        "index_add",
-        "index_add_",
-        "index_put",
-        "index_put_",
-        "grid_sampler_2d_backward",
-        "max_unpool2d",
-    ),
-}
+    "bincount", "histc", "kthvalue", "median", "nanmedian", "put_", "scatter_reduce",
+    "scatter_reduce_", "_embedding_bag", "cumsum", "scatter_add", "scatter_add_", "index_add",
+    "index_add_", "index_put", "index_put_", "grid_sampler_2d_backward", "max_unpool2d",
+}  # fmt: skip
 COPIES = {"copy_", "_to_copy", "clone", "_foreach_copy_", "cat", "stack"}
 SHORT: dict[str, Any] = {"horizon": 4, "epochs": 1, "minibatches": 2}
 REPLAY: dict[str, Any] = {
@@ -75,9 +51,8 @@ REPLAY: dict[str, Any] = {
     "learning_starts": 256,
     "replay_size": 10_000,
 }
-CASES: dict[
-    str, tuple[str, str, dict[str, Any]]
-] = {  # name: algorithm, environment, settings over its preset
+# name: algorithm, environment, settings over its preset
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ppo chasing": ("ppo", "chasing", SHORT | {"rollout": "steps"}),
     "ppo chasing persistent": ("ppo", "chasing", SHORT | {"rollout": "persistent"}),
     "ppo chasing gru": ("ppo", "chasing", SHORT | {"network": {"memory": "gru"}}),
@@ -98,12 +73,12 @@ CASES: dict[
     "sac pendulum prioritized": ("sac", "pendulum", REPLAY | {"prioritized": True, "n_step": 3}),
     "vdn two_step_game": ("vdn", "two_step_game", REPLAY),
 }
-FEW_ENVS = 16  # on a real CPU, so that a case takes a moment
+CPU_ENVS = 16  # a case on the real CPU takes a moment
 
 
 class Count(TorchDispatchMode):
-    """Counts what is done inside: operations that launch (views and empty memory are none), and
-    what lives and how much at most.
+    """Counts operations that launch a kernel (views and empty tensors do not), host syncs, copies,
+    allocations and live memory in its context.
     """
 
     def __init__(self) -> None:
@@ -112,7 +87,7 @@ class Count(TorchDispatchMode):
         self.begin()
 
     def begin(self) -> None:
-        """Count anew."""
+        """Reset the counters."""
         self.operations, self.waits = Counter[str](), Counter[str]()
         self.copied_bytes = self.allocations = self.unordered = 0
         self.live_at_start = self.peak_bytes = self.live_bytes
@@ -122,22 +97,22 @@ class Count(TorchDispatchMode):
     ) -> Any:
         name = function.overloadpacket.__name__
         self.waits[name] += name in WAITS
-        # sums of whole numbers have no order
+        # sums of whole numbers do not depend on the order
         self.unordered += name in UNORDERED and (name != "cumsum" or args[0].is_floating_point())
         result = function(*args, **(kwargs or {}))
-        given, made = _tensors((args, kwargs)), _tensors(result)
-        before = {_storage(tensor) for tensor in given}
-        new = [tensor for tensor in made if _storage(tensor) not in before]
+        results = _tensors(result)
+        before = {_storage(tensor) for tensor in _tensors((args, kwargs))}
+        new = [tensor for tensor in results if _storage(tensor) not in before]
         for tensor in new:
             self._allocated(tensor)
         if name not in NO_LAUNCH and (new or function._schema.is_mutable):
             self.operations[name] += _copies(*args) if name == "_foreach_copy_" else 1
         if name in COPIES:
-            self.copied_bytes += sum(tensor.nbytes for tensor in made or _tensors(args[0]))
+            self.copied_bytes += sum(tensor.nbytes for tensor in results or _tensors(args[0]))
         return result
 
     def launched(self, kernel: str) -> None:
-        """A Triton kernel was launched."""
+        """Count the launch of a Triton kernel."""
         self.operations[kernel] += 1
 
     def _allocated(self, tensor: Tensor) -> None:
@@ -157,7 +132,9 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _copies(places: list[Tensor], tensors: list[Tensor], *_: Any) -> int:
-    """Launches of a `_foreach_copy_`: one a dtype, unless some lie otherwise than their places."""
+    """Launches of a `_foreach_copy_`: one for each dtype, or one for each tensor if strides
+    differ.
+    """
     if all(place.stride() == each.stride() for place, each in zip(places, tensors, strict=True)):
         return len({place.dtype for place in places})
     return len(places)
@@ -169,8 +146,8 @@ def _storage(tensor: Tensor) -> int:
 
 @contextmanager
 def fake_gpu() -> Iterator[Callable[[Count | None], None]]:
-    """The code path of a GPU on fake tensors; what it yields tells which count the launches of
-    Triton's kernels go to.
+    """The code path of a GPU on fake tensors. It yields a function that sets the Count for the
+    launches of Triton kernels.
     """
     counts: list[Count | None] = [None]
 
@@ -180,9 +157,8 @@ def fake_gpu() -> Iterator[Callable[[Count | None], None]]:
 
     with (
         mock.patch.object(backend, "choice", "triton"),
-        mock.patch.dict(
-            "os.environ", {"TRITON_INTERPRET": "1"}
-        ),  # what the choice asks for on a CPU; the kernels are imported by now
+        # `use_triton` requires it on a CPU; the kernels are imported already, without it
+        mock.patch.dict("os.environ", {"TRITON_INTERPRET": "1"}),
         mock.patch.object(triton.runtime.jit.JITFunction, "run", launch),
         FakeTensorMode(),
         no_host_syncs(),
@@ -190,19 +166,16 @@ def fake_gpu() -> Iterator[Callable[[Count | None], None]]:
         yield lambda count: counts.__setitem__(0, count)
 
 
-def measure(way: str, case: str) -> dict[str, int | float]:
-    """The numbers of an iteration of `case` on the path `way`, gpu or cpu."""
+def measure(path: str, case: str) -> dict[str, int | float]:
+    """The counts of an iteration of `case` on `path`, "gpu" or "cpu"."""
     algorithm, env, changes = CASES[case]
-    if way == "cpu":
-        changes = (
-            changes
-            | {"num_envs": FEW_ENVS}
-            | ({"learning_starts": 32, "batch_size": 32} if "batch_size" in changes else {})
-        )
-    settings = make_settings(
-        algorithm, env, **({"threads": 1, "eval_episodes": 0} | changes)
-    )  # imports all kernels that it needs
-    if way == "cpu":
+    if path == "cpu":
+        changes = changes | {"num_envs": CPU_ENVS}
+        if "batch_size" in changes:
+            changes |= {"learning_starts": 32, "batch_size": 32}
+    # this imports all kernels of the case
+    settings = make_settings(algorithm, env, **({"threads": 1, "eval_episodes": 0} | changes))
+    if path == "cpu":
         return count_iteration(settings, lambda _: None)
     with fake_gpu() as launches_go_to:
         return count_iteration(settings, launches_go_to)
@@ -211,86 +184,87 @@ def measure(way: str, case: str) -> dict[str, int | float]:
 def count_iteration(
     settings: Settings, launches_go_to: Callable[[Count | None], None]
 ) -> dict[str, int | float]:
-    """The third iteration of a training; from the second on it is known what is freed, so that all
-    growth shows.
+    """The counts of the third iteration of a training. The second one is watched too, to know which
+    memory the third one frees.
     """
     trainer = make_trainer(settings, torch.device("cpu"))
     trainer.start()
     config = trainer.algorithm.config
     updates = config.updates if hasattr(config, "updates") else config.epochs * config.minibatches
-    parts = {
+    phases = {
         "collect": ("operations_a_step", config.horizon),
         "prepare": ("operations_to_prepare", 1),
+        "learn": ("operations_an_update", updates),
     }
-    parts |= {"learn": ("operations_an_update", updates)}
     trainer.iterate()
-    count, found = Count(), dict[str, int | float]()
+
+    # two iterations, phase by phase
+    count = Count()
+    counts = dict[str, int | float]()
     for _ in range(2):
         count.begin()
-        for part, (name, pieces) in parts.items():
+        for phase, (name, repeats) in phases.items():
             launches_go_to(count)
             with count:
-                if part == "collect":
+                if phase == "collect":
                     trainer.engine.collect()
-                elif part == "prepare":
+                elif phase == "prepare":
                     data = trainer.engine.prepare()[0]
                 else:
                     trainer.engine.learn(data)
             launches_go_to(None)
-            found[name] = round(count.operations.total() / pieces, 2)
+            counts[name] = round(count.operations.total() / repeats, 2)
             count.operations.clear()
         del data
         trainer.engine.buffer.clear()
-    found |= {
+    return counts | {
         "waits": count.waits.total(),
         "unordered": count.unordered,
         "copied_bytes": count.copied_bytes,
         "allocations": count.allocations,
-    }
-    return found | {
         "peak_bytes": count.peak_bytes - count.live_at_start,
         "grown_bytes": count.live_bytes - count.live_at_start,
     }
 
 
 def recorded() -> dict[str, Any]:
-    """The record: `torch`, of which it is, and the numbers of each case."""
+    """The record: the version of `torch`, and the counts of each case."""
     return json.loads(RECORD.read_text())
 
 
-def write(found: dict[str, Any], path: Path) -> None:
-    """One line a case, so that a change shows which."""
-    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in found.items()]
+def write(record: dict[str, Any], path: Path) -> None:
+    """Write a record with one line for each case, so that a diff shows which case changed."""
+    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in record.items()]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def main() -> int:
-    """Compare with the record, or write it anew; 1 where something differs."""
+    """Compare with the record, or write a new one; 1 if something differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--write", action="store_true", help="take what is counted now as the record"
+        "--write", action="store_true", help="write the present counts as the record"
     )
-    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases with TEXT in their name")
     options = parser.parse_args()
     before = recorded() if RECORD.exists() else {}
-    found: dict[str, Any] = {"torch": torch.__version__.partition("+")[0]}
-    names = [f"{way} {case}" for way in ("gpu", "cpu") for case in CASES]
+    now: dict[str, Any] = {"torch": torch.__version__.partition("+")[0]}
+    names = [f"{path} {case}" for path in ("gpu", "cpu") for case in CASES]
     for name in names:
         if options.only not in name:
             continue
-        found[name] = measure(*name.split(" ", 1))
+        now[name] = measure(*name.split(" ", 1))
         old = before.get(name, {})
         changes = [
             f"{key} {old.get(key)} -> {value}"
-            for key, value in found[name].items()
+            for key, value in now[name].items()
             if value != old.get(key)
         ]
         print(f"{name}: {', '.join(changes) or 'as recorded'}")
     if options.write:
-        both = before | found
-        write({name: both[name] for name in ("torch", *names) if name in both}, RECORD)
+        merged = before | now
+        write({name: merged[name] for name in ("torch", *names) if name in merged}, RECORD)
         return 0
-    return int(any(before.get(name) != value for name, value in found.items()))
+    return int(any(before.get(name) != value for name, value in now.items()))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""One command for a machine with a GPU and no network: installs from wheels/, tests on the GPU,
-measures; ten minutes at most.
+"""Tests and measures gpurl on a machine with a GPU and no network, in at most ten minutes:
+`make gpu-check`.
 
-`make gpu-check`. It needs a Python that has torch and triton. What else is missing comes from
-wheels/ (`make gpu-check-wheels`, elsewhere) and goes into a folder of its own, .gpu-check/, that is
-put on Python's path: that works in every Python, a virtual environment included.
+It needs a Python with torch and triton. Missing packages are installed from wheels/ (made by
+`make gpu-check-wheels` on another machine) into the folder .gpu-check/, which is put on the path of
+Python: that works in every Python, also in a virtual environment.
 """
 
 import argparse
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,143 +17,132 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.peers.installation import PEERS
-from benchmarks.results_table import RESULTS, ROOT, table
+from benchmarks.results_table import RESULTS, ROOT, out_parser, table
 from tests.tools import wheels
 
 SITE = ROOT / ".gpu-check"
+SMALL_REPLAYS = '{"num_envs": [64]}'
 TOTAL_SECONDS, TO_SAVE = 580.0, 8.0
-NO_GPU, WHEELS_MISSING = 2, 3  # exit codes; 1 where a part failed
+NO_GPU, WHEELS_MISSING = 2, 3  # exit codes; 1 if a part failed
 
 
 @dataclass(frozen=True)
 class Part:
-    """Something that is run in a process of its own."""
+    """A command that runs in a process of its own."""
 
     name: str
-    command: tuple[str, ...]  # behind the Python
+    command: tuple[str, ...]  # arguments of Python
     seconds: float
     environment: tuple[tuple[str, str], ...] = ()
-    needs: str = ""  # peers or physics: beside what gpurl itself needs
+    needs: str = ""  # peers or physics: packages in addition to those of gpurl
 
 
 def parts(out: Path) -> list[Part]:
-    """What is run, the most important first."""
-    bench = ("--device", "cuda", "--out", str(out))
-    pytest = ("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist")
-    sizes = ("--num-envs", "256", "1024", "4096", "16384", "65536", "--horizon", "32", "128")
-    crowds = ("--tasks", "ant", "humanoid", "--num-envs", "4096", "--horizon", "24")
-    peers = ("--python", sys.executable, "--rounds", "1", "--iterations", "10", "--warm-up", "4")
-    replays = ("--python", sys.executable, "--rounds", "1", "--sizes", '{"num_envs": [64]}')
+    """All parts, the most important first."""
+    python = sys.executable
+
+    def tests(name: str, words: str, seconds: float, **options: Any) -> Part:
+        command = f"-m pytest -p no:cacheprovider -p no:xdist {words}"
+        return Part(name, tuple(command.split()), seconds, **options)
+
+    def bench(name: str, module: str, words: str, seconds: float, needs: str = "") -> Part:
+        command = ("-m", f"benchmarks.{module}", "--device", "cuda", "--out", str(out))
+        return Part(name, (*command, *shlex.split(words)), seconds, needs=needs)
+
     return [
         Part("doctor", ("-m", "gpurl", "doctor"), 60),
-        Part("GPU tests", (*pytest, "-m", "gpu", "tests"), 180),
-        Part(
+        tests("GPU tests", "-m gpu tests", 180),
+        tests(
             "kernel tests",
-            (*pytest, "tests/kernels/triton"),
+            "tests/kernels/triton",
             120,
-            (("GPURL_KERNEL_DEVICE", "cuda"),),
+            environment=(("GPURL_KERNEL_DEVICE", "cuda"),),
         ),
-        Part(
+        tests(
             "physics tests",
-            (*pytest, "-m", "gpu", "tests/gpu/test_mujoco_warp_on_a_gpu.py"),
+            "-m gpu tests/gpu/test_mujoco_warp_on_a_gpu.py",
             90,
             needs="physics",
         ),
-        Part(
+        bench(
             "physics",
-            ("-m", "benchmarks.physics", *bench, *crowds, "--seconds", "2"),
+            "physics",
+            "--tasks ant humanoid --num-envs 4096 --horizon 24 --seconds 2",
             90,
-            needs="physics",
+            "physics",
         ),
-        Part("kernels", ("-m", "benchmarks.kernels", *bench, "--seconds", "0.2"), 60),
-        Part("peers", ("-m", "benchmarks.peers", *bench, *peers), 150, needs="peers"),
-        Part("sweep", ("-m", "benchmarks.throughput", *bench, *sizes, "--seconds", "0.2"), 90),
-        Part(
-            "ladder",
-            (
-                "-m",
-                "benchmarks.throughput",
-                *bench,
-                "--ladder",
-                "--rounds",
-                "2",
-                "--seconds",
-                "0.2",
-            ),
-            120,
+        bench("kernels", "kernels", "--seconds 0.2", 60),
+        bench(
+            "peers",
+            "peers",
+            f"--python {shlex.quote(python)} --rounds 1 --iterations 10 --warm-up 4",
+            150,
+            "peers",
         ),
+        bench(
+            "sweep",
+            "throughput",
+            "--num-envs 256 1024 4096 16384 65536 --horizon 32 128 --seconds 0.2",
+            90,
+        ),
+        bench("ladder", "throughput", "--ladder --rounds 2 --seconds 0.2", 120),
         Part("profile", ("-m", "gpurl", "profile", "ppo", "chasing", "--device", "cuda"), 60),
-        Part(
+        bench(
             "off-policy",
-            ("-m", "benchmarks.off_policy", *bench, *replays, "--seconds", "0.2"),
+            "off_policy",
+            f"--python {shlex.quote(python)} --rounds 1 --sizes '{SMALL_REPLAYS}' --seconds 0.2",
             120,
-            needs="peers",
+            "peers",
         ),
     ]
 
 
-# ---- what is there ----
+# ---- the machine ----
 
 
 def gpu() -> str:
-    """The name of the GPU that torch sees; "" without one, and the reason is printed."""
+    """The name of the GPU that torch sees; "" without one, after printing the reason."""
     code = (
         "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '', "
         "torch.__version__, sep='|')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
-        print(
-            f"no GPU can be used: {sys.executable} has no torch that works:\n{done.stderr[-500:]}"
-        )
+        print(f"no GPU can be used: torch of {sys.executable} does not work:\n{done.stderr[-500:]}")
         return ""
     name, version = done.stdout.strip().split("|")
     if not name:
-        driver = (
-            "nvidia-smi is there, see what it says"
-            if shutil.which("nvidia-smi")
-            else "there is no nvidia-smi"
-        )
+        has_driver = shutil.which("nvidia-smi")
+        advice = "run nvidia-smi" if has_driver else "there is no nvidia-smi"
         print(
-            f"no GPU can be used: torch {version} of {sys.executable} sees no CUDA device; {driver}"
+            f"no GPU can be used: torch {version} of {sys.executable} sees no CUDA device; {advice}"
         )
     return name
 
 
 def needed(roots: list[str], folder: Path) -> tuple[list[Path], list[str]]:
-    """(wheels of `folder` to install for `roots`, what is neither installed nor there as
-    `name==version`).
+    """(wheels of `folder` to install for `roots`; missing packages, neither installed nor in
+    `folder`, as `name==version`).
     """
-    lying = wheels.classes_defined_in(folder)
-    found, missing = wheels.closure(
-        roots, lambda requirement: wheels.installed(requirement) or lying(requirement)
+    find_wheel = wheels.finder(folder)
+    distributions, missing = wheels.closure(
+        roots, lambda requirement: wheels.installed(requirement) or find_wheel(requirement)
     )
-    return [each.wheel for each in found.values() if each.wheel], sorted(
-        wheels.pinned(requirement) for requirement in missing.values()
-    )
+    files = [each.wheel for each in distributions.values() if each.wheel]
+    return files, sorted(map(wheels.pinned, missing.values()))
 
 
 def install(files: list[Path], folder: Path, target: Path) -> bool:
-    """Unpack wheels into `target`, anew; whether pip managed."""
+    """Install wheels into the emptied folder `target`; whether pip succeeded."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     if not files:
         return True
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-index",
-        "--find-links",
-        str(folder),
-        "--no-deps",
-        "--target",
-        str(target),
-    ]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    pip += ["--find-links", str(folder), "--target", str(target)]
     return subprocess.run([*pip, *map(str, files)], check=False).returncode == 0
 
 
@@ -160,8 +150,8 @@ def install(files: list[Path], folder: Path, target: Path) -> bool:
 
 
 def run_part(part: Part, path: list[Path], seconds: float) -> tuple[str, float]:
-    """("passed", "failed ..." or "stopped ...", how long it took). What takes too long is
-    interrupted, then ended, with all it began.
+    """("passed", "failed ..." or "stopped ...", seconds). After `seconds` the process is
+    interrupted, then killed, with all of its children.
     """
     environment = {
         **os.environ,
@@ -178,7 +168,7 @@ def run_part(part: Part, path: list[Path], seconds: float) -> tuple[str, float]:
         verdict = "passed" if code == 0 else f"failed with code {code}"
     except subprocess.TimeoutExpired:
         verdict = f"stopped after {seconds:.0f} s"
-        os.killpg(process.pid, signal.SIGINT)  # benchmarks save what they have measured
+        os.killpg(process.pid, signal.SIGINT)  # benchmarks save their results
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=TO_SAVE)
     finally:
@@ -188,22 +178,23 @@ def run_part(part: Part, path: list[Path], seconds: float) -> tuple[str, float]:
     return verdict, time.monotonic() - began
 
 
-def run_all(wanted: list[Part], paths: dict[str, list[Path]], deadline: float) -> int:
-    """Run one part after the other, each within its own time and what is left of all; 1 when one
-    did not pass. paths: by `needs`.
+def run_all(chosen: list[Part], paths: dict[str, list[Path]], deadline: float) -> int:
+    """Run one part after the other, each within its own time and the time until `deadline`; 1 if
+    one did not pass. paths: the Python path for each `needs`.
     """
     lines, failed = [], False
-    for part in wanted:
+    for part in chosen:
         left = deadline - time.monotonic()
+        duration = 0.0
         if part.needs not in paths:
-            verdict, lasted = "left out: not all wheels are there", 0.0
+            verdict = "skipped: wheels are missing"
         elif left < 2 * TO_SAVE:
-            verdict, lasted = "not run: no time is left", 0.0
+            verdict = "not run: no time is left"
         else:
             print(f"\n==== {part.name}: {' '.join(part.command)}", flush=True)
-            verdict, lasted = run_part(part, paths[part.needs], min(part.seconds, left - TO_SAVE))
-        failed |= not verdict.startswith(("passed", "left out"))
-        lines.append([part.name, f"{lasted:.0f} s", verdict])
+            verdict, duration = run_part(part, paths[part.needs], min(part.seconds, left - TO_SAVE))
+        failed |= not verdict.startswith(("passed", "skipped"))
+        lines.append([part.name, f"{duration:.0f} s", verdict])
     print(f"\n{table(['part', 'time', 'result'], lines)}")
     return 1 if failed else 0
 
@@ -211,14 +202,7 @@ def run_all(wanted: list[Part], paths: dict[str, list[Path]], deadline: float) -
 def parse(words: list[str] | None) -> argparse.Namespace:
     """The options."""
     names = [part.name for part in parts(RESULTS)]
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=RESULTS,
-        metavar="FOLDER",
-        help="where the CSV files go; default benchmarks/results",
-    )
+    parser = out_parser(__doc__)
     parser.add_argument(
         "--wheels", type=Path, default=wheels.WHEELS, metavar="FOLDER", help="default wheels/"
     )
@@ -229,58 +213,54 @@ def parse(words: list[str] | None) -> argparse.Namespace:
         "--seconds",
         type=float,
         default=TOTAL_SECONDS,
-        help=f"for everything; default {TOTAL_SECONDS:.0f}",
+        help=f"time of all parts together; default {TOTAL_SECONDS:.0f}",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="say what would be installed and run, on any machine"
+        "--dry-run", action="store_true", help="print what it would install and run"
     )
     return parser.parse_args(words)
 
 
 def main(words: list[str] | None = None) -> int:
-    """Look, install, run, sum up."""
-    deadline_from = time.monotonic()
+    """Install, run and print the results."""
+    began = time.monotonic()
     options = parse(words)
+
+    # what is there, and what is missing
     name = gpu()
-    more = {"": [], "peers": [*PEERS], "physics": wheels.physics_requirements()}
-    found = {
-        what: needed([*wheels.own_requirements(), *roots], options.wheels)
-        for what, roots in more.items()
+    extras = {"": [], "peers": [*PEERS], "physics": wheels.physics_requirements()}
+    packages = {
+        needs: needed([*wheels.own_requirements(), *roots], options.wheels)
+        for needs, roots in extras.items()
     }
-    wanted = [part for part in parts(options.out.resolve()) if part.name in options.parts]
-    for what, (files, missing) in found.items():
-        label = what or "gpurl"
-        print(
-            f"{label}: {len(files)} wheels to "
-            f"install{': ' if files else ''}{', '.join(file.name for file in files)}"
-        )
+    for needs, (files, missing) in packages.items():
+        label = needs or "gpurl"
+        names = f": {', '.join(file.name for file in files)}" if files else ""
+        print(f"{label}: {len(files)} wheels to install{names}")
         if missing:
             print(
                 f"{label}: neither installed nor in {options.wheels}: {' '.join(missing)}\n  (and "
-                f"what these need; make gpu-check-wheels)"
+                f"their requirements; make gpu-check-wheels)"
             )
+    chosen = [part for part in parts(options.out.resolve()) if part.name in options.parts]
     if options.dry_run:
-        print(
-            "\n".join(
-                f"{part.name}, at most {part.seconds:.0f} s: {' '.join(part.command)}"
-                for part in wanted
-            )
-        )
+        for part in chosen:
+            print(f"{part.name}, at most {part.seconds:.0f} s: {' '.join(part.command)}")
     if not name:
         return NO_GPU
-    if found[""][1]:
+    if packages[""][1]:
         return WHEELS_MISSING
     if options.dry_run:
         return 0
+
+    # install and run
     print(f"on {name}")
     paths = {}
-    for what, (files, missing) in found.items():
-        folder = SITE / (what or "gpurl")
+    for needs, (files, missing) in packages.items():
+        folder = SITE / (needs or "gpurl")
         if not missing and install(files, options.wheels, folder):
-            paths[what] = [folder, ROOT]
-    return (
-        run_all(wanted, paths, deadline_from + options.seconds) if "" in paths else WHEELS_MISSING
-    )
+            paths[needs] = [folder, ROOT]
+    return run_all(chosen, paths, began + options.seconds) if "" in paths else WHEELS_MISSING
 
 
 if __name__ == "__main__":

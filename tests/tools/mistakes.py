@@ -1,71 +1,41 @@
-"""Small mistakes that can be made in a function: what mutation testing (mutants.py) plants, one at
-a time.
+"""Makes small mistakes in a function, one at a time, for mutation testing (mutants.py).
 
-Another comparison, operator or constant (by one), min for max and the like, a condition negated or
-a sign lost, two arguments swapped, a keyword left out (then its default counts), a default changed,
-a statement removed that only has an effect. Left out: annotations and docstrings; texts, so also
-what is in an f-string or in the message of an error, but not whether it is raised; the keywords
-`device` and `dtype`, as tests run on one device and most types are float32 anyway; the order of
-arguments where it changes nothing (min, max); choices between forms that must give the same
-(Triton, C, torch), and functions that launch Triton or C or are decorated, which tests compare with
-the references; names and subscripts exchanged for others, of which there is no end.
+Mistakes: another comparison, operator or constant (by one), min instead of max and the like, a
+negated condition, a lost sign, two swapped arguments, a missing keyword, a changed default, a
+missing statement. Not changed: annotations, docstrings and messages of errors; the keywords
+`device` and `dtype`, because tests run on one device and most tensors are float32; the order of
+arguments if it does not matter (min, max); choices between forms with equal results (Triton, C,
+torch); functions that are decorated or launch Triton or C, which tests compare with the references;
+names and subscripts.
 """
 
 import ast
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-NOT_OF_TORCH = {
-    "triton",
-    "tl",
-    "ctypes",
-    "c_library",
-}  # a function that names one of them is no reference
+# a function that uses one of these names is not a reference
+NOT_OF_TORCH = {"triton", "tl", "ctypes", "c_library"}
 LAUNCHERS = ("_triton", "_c", "_tile")
+# operators that replace each other, and operators that are replaced
+OPERATOR_PAIRS = (
+    "Add Sub, Mult Div, BitAnd BitOr, LShift RShift, And Or, Lt LtE, Gt GtE, Eq NotEq, Is IsNot, "
+    "In NotIn"
+)
+OPERATORS = {"FloorDiv": "Div", "Mod": "Mult", "Pow": "Mult", "BitXor": "BitAnd"}
+NAME_PAIRS = "min max, amin amax, minimum maximum, sum mean, cos sin, argmin argmax"
+
+
+def _both_ways(pairs: str) -> dict[str, str]:
+    words = [pair.split() for pair in pairs.split(",")]
+    return {one: other for pair in words for one, other in (pair, pair[::-1])}
+
+
 SWAPPED: dict[type, type] = {
-    **{
-        ast.Add: ast.Sub,
-        ast.Sub: ast.Add,
-        ast.Mult: ast.Div,
-        ast.Div: ast.Mult,
-        ast.FloorDiv: ast.Div,
-        ast.Mod: ast.Mult,
-    },
-    **{
-        ast.Pow: ast.Mult,
-        ast.BitAnd: ast.BitOr,
-        ast.BitOr: ast.BitAnd,
-        ast.BitXor: ast.BitAnd,
-        ast.LShift: ast.RShift,
-    },
-    **{
-        ast.RShift: ast.LShift,
-        ast.And: ast.Or,
-        ast.Or: ast.And,
-        ast.Lt: ast.LtE,
-        ast.LtE: ast.Lt,
-        ast.Gt: ast.GtE,
-        ast.GtE: ast.Gt,
-    },
-    **{
-        ast.Eq: ast.NotEq,
-        ast.NotEq: ast.Eq,
-        ast.Is: ast.IsNot,
-        ast.IsNot: ast.Is,
-        ast.In: ast.NotIn,
-        ast.NotIn: ast.In,
-    },
+    getattr(ast, one): getattr(ast, other)
+    for one, other in (OPERATORS | _both_ways(OPERATOR_PAIRS)).items()
 }
-PAIRS = [
-    ("min", "max"),
-    ("amin", "amax"),
-    ("minimum", "maximum"),
-    ("sum", "mean"),
-    ("cos", "sin"),
-    ("argmin", "argmax"),
-]
-RENAMED = {name: other for pair in PAIRS for name, other in (pair, pair[::-1])}
+RENAMED = _both_ways(NAME_PAIRS)
 COMMUTE = {"min", "max", "minimum", "maximum", "promote_types"}
 CHOICES = {
     "choose_kernel",
@@ -73,73 +43,73 @@ CHOICES = {
     "use_c",
     "in_triton",
     "on_cpu",
-}  # between forms that give the same
+}  # between forms with equal results
+Change = Callable[[Any], Any]  # node -> node with a mistake
 STATEMENTS = (ast.Expr, ast.AugAssign, ast.Raise, ast.Break, ast.Continue)
 
 
 class Mutant(NamedTuple):
-    function: str  # its name in the module, with the class before a method's
-    what: str  # `before -> after`, which names it where lines move
-    node: ast.FunctionDef  # the function with the mistake in it
+    """A function with one mistake."""
+
+    function: str  # NAME, or CLASS.NAME of a method
+    change: str  # `before -> after`; independent of line numbers
+    node: ast.FunctionDef  # with the mistake
 
 
 def functions_of(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Those that are mutated, methods as CLASS.NAME."""
+    """(name, function) of all functions to mutate, methods as CLASS.NAME."""
     for node in tree.body:
+        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
         for inner in node.body if isinstance(node, ast.ClassDef) else [node]:
-            if (
-                isinstance(inner, ast.FunctionDef)
-                and not inner.decorator_list
-                and not inner.name.endswith(LAUNCHERS)
-            ):
-                names = {name.id for name in ast.walk(inner) if isinstance(name, ast.Name)}
-                if not names & NOT_OF_TORCH:
-                    yield (
-                        f"{node.name}.{inner.name}"
-                        if isinstance(node, ast.ClassDef)
-                        else inner.name,
-                        inner,
-                    )
+            if not isinstance(inner, ast.FunctionDef) or inner.decorator_list:
+                continue
+            if inner.name.endswith(LAUNCHERS) or _names(inner) & NOT_OF_TORCH:
+                continue
+            yield prefix + inner.name, inner
 
 
 def mutants_of(name: str, function: ast.FunctionDef) -> Iterator[Mutant]:
-    """Every mistake in one function, each in a copy of it."""
-    seen = set()
-    for number, place in enumerate(_places(function)):
-        for change in range(len(_changes(place))):
-            twin = copy.deepcopy(function)
-            node = _places(twin)[number]
+    """All mistakes in one function, each in a copy of it."""
+    seen = set[str]()
+    for number, original in enumerate(_nodes(function)):
+        for index in range(len(_changes(original))):
+            # make the mistake in a copy
+            mutant = copy.deepcopy(function)
+            node = _nodes(mutant)[number]
             before = _text(node)
-            after = _changes(node)[change](node)
-            for parent in ast.walk(twin):  # put in its place
+            after = _changes(node)[index](node)
+            for parent in ast.walk(mutant):
                 for field, value in ast.iter_fields(parent):
                     if value is node:
                         setattr(parent, field, after)
                     elif isinstance(value, list):
                         value[:] = [after if item is node else item for item in value]
-            what = f"{before} -> {_text(after)}"
-            what += (
-                f" (number {sum(other.startswith(what) for other in seen) + 1})"
-                if what in seen
-                else ""
-            )
-            seen.add(what)
-            yield Mutant(name, what, ast.fix_missing_locations(twin))
+
+            # name it; equal changes in one function are numbered
+            change = f"{before} -> {_text(after)}"
+            if change in seen:
+                change += f" (number {sum(other.startswith(change) for other in seen) + 1})"
+            seen.add(change)
+            yield Mutant(name, change, ast.fix_missing_locations(mutant))
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
 
 
 def _text(node: ast.AST) -> str:
-    """In one line: of a condition its head."""
+    """The source in one line; of a compound statement its head."""
     return ast.unparse(node).partition("\n")[0]
 
 
-def _places(function: ast.FunctionDef) -> list[ast.AST]:
-    """All nodes of a function's body and of its defaults but docstrings, annotations, and the
+def _nodes(function: ast.FunctionDef) -> list[ast.AST]:
+    """All nodes of the body and the defaults of a function, without docstrings, annotations and the
     messages of errors.
     """
-    found: list[ast.AST] = []
+    nodes: list[ast.AST] = []
 
     def walk(node: ast.AST) -> None:
-        found.append(node)
+        nodes.append(node)
         if isinstance(node, (ast.Raise, ast.JoinedStr, ast.Assert)):
             return
         for field, value in ast.iter_fields(node):
@@ -152,17 +122,17 @@ def _places(function: ast.FunctionDef) -> list[ast.AST]:
                     walk(item)
 
     walk(function)
-    return found[1:]
+    return nodes[1:]
 
 
-def _changes(node: ast.AST) -> list[Any]:
-    """Functions of the node that give the mistaken one."""
-    changes: list[Any] = []
-    asked = node.test if isinstance(node, ast.If) else node
-    if isinstance(asked, ast.expr) and CHOICES & {
-        name.id for name in ast.walk(asked) if isinstance(name, ast.Name)
-    }:
+def _changes(node: ast.AST) -> list[Change]:
+    """The mistakes that can be made in a node."""
+    changes: list[Change] = []
+    expression = node.test if isinstance(node, ast.If) else node
+    if isinstance(expression, ast.expr) and CHOICES & _names(expression):
         return changes
+
+    # operators, conditions and constants
     if isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)) and type(node.op) in SWAPPED:
         changes.append(lambda node: _with(node, op=SWAPPED[type(node.op)]()))
     if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
@@ -177,24 +147,23 @@ def _changes(node: ast.AST) -> list[Any]:
                 not node.value if type(node.value) is bool else node.value + 1
             )
         )
+
+    # statements
     if isinstance(node, STATEMENTS) or (
         isinstance(node, ast.Assign) and not isinstance(node.targets[0], (ast.Name, ast.Tuple))
     ):
         changes.append(lambda node: ast.Pass())
+
+    # arguments and names
     if isinstance(node, ast.Call):
-        plain = not any(isinstance(item, ast.Starred) for item in node.args)
+        has_star = any(isinstance(item, ast.Starred) for item in node.args)
         commutes = ast.unparse(node.func).rpartition(".")[2] in COMMUTE
-        if (
-            plain
-            and not commutes
-            and len(node.args) > 1
-            and ast.dump(node.args[0]) != ast.dump(node.args[1])
-        ):
+        if not (has_star or commutes or len(set(map(ast.dump, node.args[:2]))) < 2):
             changes.append(
                 lambda node: _with(node, args=[node.args[1], node.args[0], *node.args[2:]])
             )
         for place, keyword in enumerate(node.keywords):
-            if keyword.arg not in (None, "device", "dtype"):  # one device, and float32 unless told
+            if keyword.arg not in (None, "device", "dtype"):
                 changes.append(
                     lambda node, at=place: _with(
                         node, keywords=node.keywords[:at] + node.keywords[at + 1 :]
@@ -205,8 +174,9 @@ def _changes(node: ast.AST) -> list[Any]:
     return changes
 
 
-def _with(node: Any, **fields: Any) -> Any:
-    twin = copy.copy(node)
+def _with(node: ast.AST, **fields: Any) -> Any:
+    """A copy of a node with other fields."""
+    changed = copy.copy(node)
     for name, value in fields.items():
-        setattr(twin, name, value)
-    return twin
+        setattr(changed, name, value)
+    return changed

@@ -1,13 +1,13 @@
-"""Mutation testing: whether the tests of kernels' references, losses and buffers see each of the
-small mistakes of mistakes.py.
+"""Mutation testing: counts the small mistakes of mistakes.py that the tests of kernels' references,
+losses and buffers detect.
 
     python -m tests.tools.mutants [FILE ...]
 
-A process that has imported torch and the tests of a file forks once a mutant; the child gives the
-live function the mistaken code, runs the tests up to the first that fails, and dies.
-A row of results/mutants.csv: all mistakes there are in a file, how many a test saw, how many are in
-`mutants_equivalent.csv` (with the reason why no test could see them; they are left out), and how
-many no test saw.
+A process imports torch and the tests of a file, and forks for each mutant. The child replaces the
+code of the function, runs the tests until one fails, and exits.
+A row of results/mutants.csv has the number of all mutants of a file, of those that a test detected
+(killed), of those in `mutants_equivalent.csv`, which no test could detect (skipped, each with its
+reason), and of those that no test detected (survivors).
 """
 
 import argparse
@@ -29,17 +29,15 @@ import pytest
 from tests.tools.mistakes import Mutant, functions_of, mutants_of
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, EQUIVALENT = (
-    ROOT / "benchmarks" / "results" / "mutants.csv",
-    Path(__file__).with_name("mutants_equivalent.csv"),
-)
+RESULTS = ROOT / "benchmarks" / "results" / "mutants.csv"
+EQUIVALENT = Path(__file__).with_name("mutants_equivalent.csv")
 GROUPS = {"kernels": "kernels' references", "gpurl/buffers": "buffers", "gpurl": "losses"}
 SHORT = {
     "LAWS": "kernels/test_properties_kernels.py",
     "PPO": "kernels/triton/test_ppo_loss.py",
     "RANDOM": "kernels/test_random.py",
 }
-TESTS = {  # of each file, the quickest first, under tests/; what follows a ! is left out
+TESTS = {  # of each file, under tests/, the fastest first; ! deselects a test
     "gpurl/losses.py": "test_losses.py LAWS::rescaling_and_its_inverse_are_inverses_and_monotone",
     "gpurl/nn/normalizer.py": (
         "nn/test_normalizer.py LAWS::returns_come_back_from_the_critics_scale "
@@ -109,62 +107,58 @@ TESTS = {  # of each file, the quickest first, under tests/; what follows a ! is
     "LAWS::the_likelihood_of_a_drawn_action_is_what_the_draw_said",
 }
 COLUMNS = ("group", "file", "mutants", "killed", "equivalent", "survivors", "commit")
-MORE_MEMORY = (
-    4 << 30
-)  # of a child: a size that became huge is an error, not a machine that stands still
-MIN_SECONDS, TIMES_USUAL = 10, 4  # after which a child counts as one that hangs
+MORE_MEMORY = 4 << 30  # of a child, so that a huge size is an error and does not block the machine
+# a child hangs if it takes longer than both: seconds, and times the duration without a mutant
+MIN_SECONDS, TIMES_USUAL = 10, 4
 
 
 def apply(mutant: Mutant, module: types.ModuleType) -> None:
-    """Give the live function the mistaken code, wherever it was imported to; a method is another
-    function of its class.
+    """Replace the code of a function in place, also for modules that imported it; a method is
+    replaced in its class.
     """
-    holder, _, name = mutant.function.rpartition(".")
-    owner = getattr(module, holder) if holder else module
-    live = getattr(owner, name)
+    class_name, _, name = mutant.function.rpartition(".")
+    owner = getattr(module, class_name) if class_name else module
+    original = getattr(owner, name)
+
+    # compile; a method in a class of the same name, so that super() finds its cell
     body: list[ast.stmt] = [mutant.node]
-    if holder:  # in a class of this name, so that super() finds its cell
-        body = [
-            ast.ClassDef(
-                name=holder, bases=[], keywords=[], body=body, decorator_list=[], type_params=[]
-            )
-        ]
-    made: dict[str, Any] = {}
-    code = compile(
-        ast.fix_missing_locations(ast.Module(body, type_ignores=[])),
-        str(module.__file__),
-        "exec",
-        dont_inherit=True,
-    )
-    exec(code, module.__dict__, made)
-    new = getattr(made[holder], name) if holder else made[name]
-    if holder:
-        cells = tuple(
-            types.CellType(owner) for _ in new.__code__.co_freevars
-        )  # __class__, of which there can be no other
-        twin = types.FunctionType(new.__code__, live.__globals__, name, new.__defaults__, cells)
-        twin.__kwdefaults__ = new.__kwdefaults__
-        setattr(owner, name, twin)
-    else:
-        live.__code__, live.__defaults__, live.__kwdefaults__ = (
-            new.__code__,
-            new.__defaults__,
-            new.__kwdefaults__,
+    if class_name:
+        body = [ast.parse(f"class {class_name}: pass").body[0]]
+        body[0].body = [mutant.node]  # type: ignore[attr-defined]
+    tree = ast.fix_missing_locations(ast.Module(body, type_ignores=[]))
+    namespace: dict[str, Any] = {}
+    code = compile(tree, str(module.__file__), "exec", dont_inherit=True)
+    exec(code, module.__dict__, namespace)
+    new = getattr(namespace[class_name], name) if class_name else namespace[name]
+
+    # replace; the only free variable of a method is __class__
+    if class_name:
+        cells = tuple(types.CellType(owner) for _ in new.__code__.co_freevars)
+        method = types.FunctionType(
+            new.__code__, original.__globals__, name, new.__defaults__, cells
         )
+        method.__kwdefaults__ = new.__kwdefaults__
+        setattr(owner, name, method)
+    else:
+        original.__code__ = new.__code__
+        original.__defaults__ = new.__defaults__
+        original.__kwdefaults__ = new.__kwdefaults__
 
 
 # ---- tests ----
 
 
 class Mutating:
-    """A plugin of pytest: once its tests are collected, it runs them for the module as it is, then
-    in a child for every mutant.
+    """A plugin of pytest that runs the collected tests on the unchanged module, then in a child for
+    each mutant.
     """
 
     def __init__(self, file: str, mutants: list[Mutant]) -> None:
         name = file.removesuffix(".py").replace("/", ".")
         self.module = importlib.import_module(name if name.startswith("gpurl") else f"gpurl.{name}")
-        self.mutants, self.survivors, self.seconds = mutants, list[Mutant](), 0.0
+        self.mutants = mutants
+        self.survivors: list[Mutant] = []
+        self.seconds = 0.0
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -180,11 +174,12 @@ class Mutating:
         return True
 
     def _survives(self, session: pytest.Session, mutant: Mutant) -> bool:
-        """Whether all tests pass in a child that has the mistake; one that hangs or dies does
-        not.
+        """Whether all tests pass in a child with the mistake. One that hangs or dies counts as
+        failed.
         """
         child = os.fork()
         if child == 0:
+            # limit time and memory
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, max(MIN_SECONDS, TIMES_USUAL * self.seconds))
             pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -192,6 +187,8 @@ class Mutating:
                 resource.RLIMIT_AS, (pages * resource.getpagesize() + MORE_MEMORY,) * 2
             )
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+            # run the tests without output
             code = 1
             try:
                 silence = os.open(os.devnull, os.O_RDWR)
@@ -213,7 +210,7 @@ def _all_pass(session: pytest.Session) -> bool:
 
 
 def survivors_of(file: str, mutants: list[Mutant], tests: list[str]) -> list[Mutant]:
-    """Those that no test sees; RuntimeError where a test fails anyway."""
+    """The mutants that no test detects; RuntimeError if a test fails without a mutant."""
     mutating = Mutating(file, mutants)
     options = ["-q", "-s", "--tb=no", "-Wignore", "--hypothesis-profile=mutants"]
     options += ["-p", "no:cacheprovider", "-p", "no:timeout", "-p", "no:xdist", "-k", "not _triton"]
@@ -227,7 +224,7 @@ def survivors_of(file: str, mutants: list[Mutant], tests: list[str]) -> list[Mut
 
 
 def tests_of(file: str) -> list[str]:
-    """Their names as pytest has them; a ! before those to leave out."""
+    """The tests of a file, as paths and node ids of pytest; ! before deselected ones."""
     text = TESTS[file]
     for short, name in SHORT.items():
         text = text.replace(f"{short}::", f"{name}::test_")
@@ -236,17 +233,18 @@ def tests_of(file: str) -> list[str]:
 
 
 def mutate_file(file: str, equivalent: dict[tuple[str, str], str]) -> dict[str, Any]:
-    """A row of the results; prints each survivor."""
-    functions, started = functions_of(ast.parse((ROOT / file).read_text())), time.monotonic()
+    """The row of a file in the results; prints each survivor."""
+    started = time.monotonic()
+    functions = functions_of(ast.parse((ROOT / file).read_text()))
     mutants = [mutant for name, function in functions for mutant in mutants_of(name, function)]
     tried = [
         mutant
         for mutant in mutants
-        if (file, f"{mutant.function}: {mutant.what}") not in equivalent
+        if (file, f"{mutant.function}: {mutant.change}") not in equivalent
     ]
     survivors = survivors_of(file, tried, tests_of(file))
     for mutant in survivors:
-        print(f"SURVIVES {file} {mutant.function}: {mutant.what}", flush=True)
+        print(f"SURVIVES {file} {mutant.function}: {mutant.change}", flush=True)
     counts = {
         "killed": len(tried) - len(survivors),
         "equivalent": len(mutants) - len(tried),
@@ -260,34 +258,31 @@ def mutate_file(file: str, equivalent: dict[tuple[str, str], str]) -> dict[str, 
 
 
 def known_equivalent() -> dict[tuple[str, str], str]:
-    """(file, FUNCTION: BEFORE -> AFTER) -> why no test can see it."""
+    """(file, FUNCTION: BEFORE -> AFTER) -> the reason why no test can detect it."""
     with EQUIVALENT.open() as stream:
         return {(row["file"], row["mutant"]): row["why"] for row in csv.DictReader(stream)}
 
 
 def main() -> None:
+    """Mutate files, each in a process of its own, and write the results."""
     parser = argparse.ArgumentParser(description="Mutation testing")
-    parser.add_argument("files", nargs="*", help="by default all")
+    parser.add_argument("files", nargs="*", help="source files; default all")
     options = parser.parse_args()
-    # a GPU's threads of autograd outlive no fork
+    # autograd's threads for a GPU do not survive a fork
     os.environ |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     if len(options.files) == 1:
         row = mutate_file(options.files[0], known_equivalent())
         row["commit"] = subprocess.check_output(
             ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True
         ).strip()
-        kept = list(csv.DictReader(RESULTS.open())) if RESULTS.exists() else []
-        rows = sorted(
-            [*(old for old in kept if old["file"] != row["file"]), row], key=lambda row: row["file"]
-        )
+        old = list(csv.DictReader(RESULTS.open())) if RESULTS.exists() else []
+        rows = [row, *(other for other in old if other["file"] != row["file"])]
         with RESULTS.open("w", newline="") as stream:
             writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
             writer.writeheader()
-            writer.writerows(sorted(rows, key=lambda row: str(row["group"])))
+            writer.writerows(sorted(rows, key=lambda row: (row["group"], row["file"])))
         return
-    for file in (
-        options.files or TESTS
-    ):  # a process each: tests of one do not meet the modules of another
+    for file in options.files or TESTS:
         subprocess.run([sys.executable, "-m", "tests.tools.mutants", file], cwd=ROOT, check=True)
 
 

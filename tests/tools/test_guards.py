@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gpurl.guards.finite import FiniteGuard
-from tests.tools.guards import LIMIT, Watch, shares
+from tests.tools.guards import LIMIT, Watch, percentages
 
 
 class Sleeper:
@@ -20,7 +20,7 @@ class Sleeper:
 
 def test_seconds_inside_are_added_up_whatever_comes_of_it() -> None:
     watch, sleeper = Watch(), Sleeper()
-    watch.around(sleeper, "nap")
+    watch.wrap(sleeper, "nap")
     assert sleeper.nap(0.03) == sleeper.nap(seconds=0.03) == "rested"
     with pytest.raises(ValueError, match="too long"):
         sleeper.nap(0.05)
@@ -34,10 +34,10 @@ def test_a_slow_guard_shows(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.3)
         return clean(*arguments)  # type: ignore[arg-type]
 
-    usual = shares("sac pendulum", 0.1)
+    usual = percentages("sac pendulum", 0.1)
     assert list(usual) == ["values, starting", "form, starting", "values, running", "form, running"]
     assert all(0.0 < share < 100.0 for share in usual.values())
     monkeypatch.setattr(FiniteGuard, "clean", slow)
-    slowed = shares("sac pendulum", 0.1)
+    slowed = percentages("sac pendulum", 0.1)
     assert slowed["values, running"] > 30.0 > LIMIT
     assert slowed["form, running"] < slowed["values, running"]

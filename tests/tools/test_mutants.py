@@ -23,8 +23,8 @@ FILE = "gpurl/buffers/minibatches.py"
 def test_a_mistake_is_killed_and_an_equivalent_one_is_spared() -> None:
     functions = dict(functions_of(ast.parse((ROOT / FILE).read_text())))
 
-    def mutant(name: str, what: str) -> Mutant:
-        return next(each for each in mutants_of(name, functions[name]) if each.what == what)
+    def mutant(name: str, change: str) -> Mutant:
+        return next(each for each in mutants_of(name, functions[name]) if each.change == change)
 
     wrong = mutant(
         "PackedRows.pack", "first.shape[0] * first.shape[1] -> first.shape[0] / first.shape[1]"
@@ -39,13 +39,13 @@ def test_what_is_named_is_there() -> None:
     """A function that was changed leaves no line of the table behind."""
     assert EQUIVALENT.is_file()
     named: dict[str, set[str]] = {}
-    for file, what in known_equivalent():
-        named.setdefault(file, set()).add(what)
+    for file, mutant in known_equivalent():
+        named.setdefault(file, set()).add(mutant)
     assert named.keys() <= TESTS.keys()
     for file, mistakes in named.items():
         functions = functions_of(ast.parse((ROOT / file).read_text()))
         there = {
-            f"{name}: {mutant.what}"
+            f"{name}: {mutant.change}"
             for name, function in functions
             for mutant in mutants_of(name, function)
         }
@@ -53,7 +53,7 @@ def test_what_is_named_is_there() -> None:
 
 
 def test_nine_mistakes_of_ten_were_seen_in_each_group() -> None:
-    """By the table, which `make mutants` writes; mistakes that nothing could see are left out."""
+    """By the table, which `make mutants` writes; mutants that nothing could detect are skipped."""
     rows = list(csv.DictReader(RESULTS.open()))
     assert tuple(rows[0]) == COLUMNS
     assert {row["file"] for row in rows} == set(TESTS)

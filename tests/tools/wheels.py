@@ -1,8 +1,7 @@
-"""The wheels that a machine with a GPU and no network needs: which they are, and how to fetch them
-elsewhere.
+"""Finds and downloads the wheels that a machine with a GPU and no network needs.
 
 `python -m tests.tools.wheels --python-version 3.12` downloads them into wheels/, without torch and
-triton, which such a machine has.
+triton, which the machine must have.
 """
 
 import argparse
@@ -22,7 +21,7 @@ try:
     from packaging.markers import default_environment
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
-except ImportError:  # a bare Python has pip, which brings a copy
+except ImportError:  # a bare Python has pip, which contains a copy
     from pip._vendor.packaging.markers import default_environment
     from pip._vendor.packaging.requirements import Requirement
     from pip._vendor.packaging.utils import canonicalize_name
@@ -30,8 +29,9 @@ except ImportError:  # a bare Python has pip, which brings a copy
 from benchmarks.peers.installation import PEERS
 from benchmarks.results_table import ROOT
 
-WHEELS, CONSTRAINTS = ROOT / "wheels", ROOT / "constraints.txt"
-OF_THE_MACHINE = ("torch", "triton")  # with all that torch brings
+WHEELS = ROOT / "wheels"
+CONSTRAINTS = ROOT / "constraints.txt"
+PREINSTALLED = ("torch", "triton")  # with their requirements
 FOR_TESTS = ("pytest>=8", "pytest-timeout>=2.3")
 PLATFORMS = (
     "manylinux_2_28_x86_64",
@@ -43,7 +43,7 @@ PLATFORMS = (
 
 @dataclass(frozen=True)
 class Distribution:
-    """A distribution that is installed, lies as a wheel, or could be downloaded."""
+    """A distribution that is installed, is there as a wheel, or could be downloaded."""
 
     name: str
     version: str
@@ -55,7 +55,7 @@ Find = Callable[[Requirement], Distribution | None]
 
 
 def own_requirements() -> list[str]:
-    """What gpurl itself needs, from pyproject.toml, and what its tests need."""
+    """The requirements of gpurl, from pyproject.toml, and of its tests."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     block = re.search(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
     if block is None:
@@ -64,7 +64,7 @@ def own_requirements() -> list[str]:
 
 
 def physics_requirements() -> list[str]:
-    """What MuJoCo's tasks need, the extra `mujoco` of pyproject.toml."""
+    """The requirements of MuJoCo's tasks: the extra `mujoco` of pyproject.toml."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     line = re.search(r"^mujoco = \[(.*)\]$", text, re.MULTILINE)
     if line is None:
@@ -75,70 +75,72 @@ def physics_requirements() -> list[str]:
 def closure(
     roots: Iterable[str], find: Find, environment: dict[str, str] | None = None
 ) -> tuple[dict[str, Distribution], dict[str, Requirement]]:
-    """(all that `roots` need and `find` has, by name; what it lacks). Where markers apply in
-    `environment`; not through OF_THE_MACHINE.
+    """(the distributions that `roots` need and `find` has, by name; the requirements that it
+    lacks). Markers are evaluated in `environment`; requirements of PREINSTALLED are ignored.
     """
-    found, missing = dict[str, Distribution](), dict[str, Requirement]()
-    surroundings = {**default_environment(), **(environment or {})}
-    waiting, seen = (
-        [(Requirement(root), frozenset[str]()) for root in roots],
-        set[tuple[str, frozenset[str]]](),
-    )
+    distributions = dict[str, Distribution]()
+    missing = dict[str, Requirement]()
+    marker_environment = {**default_environment(), **(environment or {})}
+    waiting = [(Requirement(root), frozenset[str]()) for root in roots]
+    seen = set[tuple[str, frozenset[str]]]()
     while waiting:
-        requirement, extras_of_parent = waiting.pop()
+        # skip what this machine does not need, or has
+        requirement, parent_extras = waiting.pop()
         if requirement.marker and not any(
-            requirement.marker.evaluate({**surroundings, "extra": extra})
-            for extra in extras_of_parent | {""}
+            requirement.marker.evaluate({**marker_environment, "extra": extra})
+            for extra in parent_extras | {""}
         ):
             continue
-        name, extras = canonicalize_name(requirement.name), frozenset(requirement.extras)
-        if name in OF_THE_MACHINE:
+        name = canonicalize_name(requirement.name)
+        extras = frozenset(requirement.extras)
+        if name in PREINSTALLED:
             continue
+
+        # note the missing ones with all their versions, and go on with what the others need
         distribution = find(requirement)
         if distribution is None:
-            wanted = missing.setdefault(
+            merged = missing.setdefault(
                 name, Requirement(f"{requirement.name}{requirement.specifier}")
             )
-            wanted.specifier &= requirement.specifier
-            continue
-        if (name, extras) not in seen:
+            merged.specifier &= requirement.specifier
+        elif (name, extras) not in seen:
             seen.add((name, extras))
-            found[name] = distribution
+            distributions[name] = distribution
             waiting += [(Requirement(each), extras) for each in distribution.requires]
-    return found, missing
+    return distributions, missing
 
 
-# ---- where distributions are found ----
+# ---- sources of distributions ----
 
 
 def installed(requirement: Requirement) -> Distribution | None:
-    """In this Python, if its version will do."""
+    """The distribution in this Python, if its version satisfies the requirement."""
     try:
-        found = importlib.metadata.distribution(requirement.name)
+        package = importlib.metadata.distribution(requirement.name)
     except importlib.metadata.PackageNotFoundError:
         return None
-    if not requirement.specifier.contains(found.version, prereleases=True):
+    if not requirement.specifier.contains(package.version, prereleases=True):
         return None
-    return Distribution(found.metadata["Name"], found.version, tuple(found.requires or ()))
+    return Distribution(package.metadata["Name"], package.version, tuple(package.requires or ()))
 
 
-def classes_defined_in(folder: Path) -> Find:
+def finder(folder: Path) -> Find:
     """A function that finds wheels in `folder`."""
-    wheels = [_of_wheel(path) for path in sorted(folder.glob("*.whl"))]
+    wheels = [_read_wheel(path) for path in sorted(folder.glob("*.whl"))]
 
     def find(requirement: Requirement) -> Distribution | None:
         name = canonicalize_name(requirement.name)
-        validate_for_resume = [
+        matches = [
             each
             for each in wheels
             if canonicalize_name(each.name) == name and requirement.specifier.contains(each.version)
         ]
-        return validate_for_resume[-1] if validate_for_resume else None
+        return matches[-1] if matches else None
 
     return find
 
 
-def _of_wheel(path: Path) -> Distribution:
+def _read_wheel(path: Path) -> Distribution:
     with zipfile.ZipFile(path) as archive:
         (metadata,) = (
             name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)
@@ -150,9 +152,7 @@ def _of_wheel(path: Path) -> Distribution:
 
 
 def pinned(requirement: Requirement) -> str:
-    """`name==version` where constraints.txt has one for this Python, else the requirement
-    itself.
-    """
+    """`name==version` if constraints.txt pins it for this Python, else the requirement itself."""
     for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
             pin = Requirement(line)
@@ -168,83 +168,70 @@ def pinned(requirement: Requirement) -> str:
 def resolved(
     roots: list[str], target: list[str], environment: dict[str, str]
 ) -> dict[str, Distribution]:
-    """What `roots` need on the machine that pip's options `target` and the markers' `environment`
-    describe, by name.
+    """The distributions that `roots` need, by name, on the machine that pip's options `target` and
+    the markers' `environment` describe.
 
-    pip is asked level by level and never for all at once: it would look for torch and its libraries
-    too. ValueError when two distributions need versions of a third one that exclude each other.
+    pip resolves one level at a time, as otherwise it would look for torch and its libraries too.
+    ValueError if two distributions need different versions of a third one.
     """
     known = dict[str, Distribution]()
 
     def find(requirement: Requirement) -> Distribution | None:
-        found = known.get(canonicalize_name(requirement.name))
-        if found is not None and not requirement.specifier.contains(
-            found.version, prereleases=True
-        ):
+        chosen = known.get(canonicalize_name(requirement.name))
+        if chosen and not requirement.specifier.contains(chosen.version, prereleases=True):
             raise ValueError(
-                f"{found.name} {found.version} was chosen, but {requirement} is needed too"
+                f"{chosen.name} {chosen.version} was chosen, but {requirement} is needed too"
             )
-        return found
+        return chosen
 
     while True:
-        found, missing = closure(roots, find, environment)
+        distributions, missing = closure(roots, find, environment)
         if not missing:
-            return found
-        known |= _asked(list(map(str, missing.values())), target)
+            return distributions
+        known |= _choose_versions(list(map(str, missing.values())), target)
 
 
-def _asked(requirements: list[str], target: list[str]) -> dict[str, Distribution]:
-    """The versions that pip chooses for these alone."""
+def _choose_versions(requirements: list[str], target: list[str]) -> dict[str, Distribution]:
+    """The distributions that pip chooses for these requirements, without their own ones."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--dry-run",
-            "--ignore-installed",
-            "--no-deps",
-            "--report",
-            str(report),
-        ]
-        subprocess.run(
-            [*pip, "--target", folder, "--constraint", str(CONSTRAINTS), *target, *requirements],
-            check=True,
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps"]
+        pip += ["--ignore-installed", "--report", str(report), "--target", folder]
+        pip += ["--constraint", str(CONSTRAINTS)]
+        subprocess.run([*pip, *target, *requirements], check=True)
+        items = json.loads(report.read_text(encoding="utf-8"))["install"]
+    chosen = dict[str, Distribution]()
+    for item in items:
+        fields = item["metadata"]
+        chosen[canonicalize_name(fields["name"])] = Distribution(
+            fields["name"], fields["version"], tuple(fields.get("requires_dist", ()))
         )
-        items = [
-            item["metadata"] for item in json.loads(report.read_text(encoding="utf-8"))["install"]
-        ]
-    return {
-        canonicalize_name(item["name"]): Distribution(
-            item["name"], item["version"], tuple(item.get("requires_dist", ()))
-        )
-        for item in items
-    }
+    return chosen
 
 
 def main(words: list[str] | None = None) -> int:
     """Download the wheels."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--python-version", default="3.12", help="of the machine with the GPU; default 3.12"
+        "--python-version", default="3.12", help="Python of the machine; default 3.12"
     )
     parser.add_argument(
         "--platform",
         nargs="+",
         default=PLATFORMS,
-        help=f"what its wheels may be for; default {' '.join(PLATFORMS)}",
+        help=f"platforms of its wheels; default {' '.join(PLATFORMS)}",
     )
-    parser.add_argument("--without-peers", action="store_true", help="leave out the other trainers")
-    parser.add_argument("--without-physics", action="store_true", help="leave out MuJoCo, 150 MiB")
+    parser.add_argument("--without-peers", action="store_true", help="skip the other trainers")
+    parser.add_argument("--without-physics", action="store_true", help="skip MuJoCo, 150 MiB")
     parser.add_argument(
         "--have",
         type=Path,
-        help="a file of names, or `pip freeze`, of what that machine has: left out",
+        help="a file with the packages of the machine, like `pip freeze`; they are skipped",
     )
     parser.add_argument("--folder", type=Path, default=WHEELS, help="default wheels/")
     options = parser.parse_args(words)
+
+    # resolve for that machine
     target = ["--only-binary=:all:", "--python-version", options.python_version]
     target += [word for platform in options.platform for word in ("--platform", platform)]
     roots = [
@@ -255,38 +242,25 @@ def main(words: list[str] | None = None) -> int:
     environment = {
         "python_version": options.python_version,
         "python_full_version": f"{options.python_version}.0",
-    }
-    environment |= {
         "sys_platform": "linux",
         "platform_system": "Linux",
         "platform_machine": "x86_64",
     }
-    found = resolved(roots, target, environment)
-    have = (
-        set()
-        if options.have is None
-        else {
-            canonicalize_name(name)
-            for name in re.findall(r"^[\w.-]+", options.have.read_text(), re.M)
-        }
-    )
-    wanted = [
-        f"{each.name}=={each.version}" for name, each in sorted(found.items()) if name not in have
+    distributions = resolved(roots, target, environment)
+
+    # download the missing ones
+    freeze = options.have.read_text() if options.have else ""
+    have = {canonicalize_name(name) for name in re.findall(r"^[\w.-]+", freeze, re.M)}
+    pins = [
+        f"{each.name}=={each.version}"
+        for name, each in sorted(distributions.items())
+        if name not in have
     ]
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--dest",
-        str(options.folder),
-    ]
-    subprocess.run([*pip, *target, *wanted], check=True)
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    subprocess.run([*pip, "--dest", str(options.folder), *target, *pins], check=True)
     size = sum(path.stat().st_size for path in options.folder.glob("*.whl"))
     print(
-        f"{len(wanted)} wheels for Python {options.python_version}; {options.folder} now holds "
+        f"{len(pins)} wheels for Python {options.python_version}; {options.folder} now holds "
         f"{size / 2**20:.0f} MiB"
     )
     return 0
