@@ -1,4 +1,4 @@
-"""What gpurl doctor says of Isaac Gym: what its Python has, and whether tensors shared with a
+"""What `gpurl doctor` reports of Isaac Gym: what its Python has, and whether tensors shared with a
 process of it arrive both ways.
 """
 
@@ -16,25 +16,23 @@ def describe(python: str, seconds: float = 120.0) -> list[str]:
     gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
     simulator = SimulatorProcess(find_python(python), gpu)
     try:
-        found = simulator.call("describe", seconds)
-        gpu = gpu if found["sees_gpu"] else None
+        description = simulator.call("describe", seconds)
+        if not description["sees_gpu"]:
+            gpu = None
         name = "shared memory" if gpu is None else "CUDA IPC"
         try:
             try_sharing(simulator, gpu, seconds)
-        except (
-            GpurlError,
-            RuntimeError,
-            OSError,
-        ) as error:  # the last two: what CUDA or the kernel refuses this process
-            return [found["text"], f"{name} does not work: {error}"]
-        return [found["text"], f"{name} works"]
+        # the last two: what CUDA or the kernel refuses this process
+        except (GpurlError, RuntimeError, OSError) as error:
+            return [description["text"], f"{name} does not work: {error}"]
+        return [description["text"], f"{name} works"]
     finally:
         simulator.close()
 
 
 def try_sharing(simulator: SimulatorProcess, gpu: int | None, seconds: float) -> None:
-    """Write a number into each place of a shared tensor and read the simulator's answer in another
-    one; EnvError where it is wrong.
+    """Write numbers into a shared tensor and read the simulator's answer from another one; EnvError
+    where it is wrong.
     """
     layout = layout_of(*SIZES)
     shared = (
@@ -54,10 +52,11 @@ def try_sharing(simulator: SimulatorProcess, gpu: int | None, seconds: float) ->
             handles=shared.handles(),
         )
         shared.take_over()
-        wanted, got = 2.0 * written.cpu(), shared.tensors["obs"].cpu()
-        if not torch.equal(got, wanted):
+        expected = 2.0 * written.cpu()
+        got = shared.tensors["obs"].cpu()
+        if not torch.equal(got, expected):
             raise EnvError(
-                f"wanted {wanted.flatten().tolist()} from the other process, got "
+                f"wanted {expected.flatten().tolist()} from the other process, got "
                 f"{got.flatten().tolist()}"
             )
     finally:

@@ -1,9 +1,9 @@
 """NVIDIA's Isaac Gym: tasks of IsaacGymEnvs and legged_gym by name,
 `make_env("isaac_gym:Ant", 4096, "cuda", python=...)`.
 
-The simulator runs in a process of its own, under the Python 3.6 to 3.8 that its binaries need; the
-tensors are shared, on a GPU by CUDA IPC, on a CPU in a memory file. A simulator's state cannot be
-saved: a resumed run begins new episodes.
+The simulator runs in a separate process, under the Python 3.6 to 3.8 that its binaries need; the
+tensors are shared, on a GPU by CUDA IPC, on a CPU in a memory file. The state of a simulator cannot
+be saved: a resumed run begins new episodes.
 """
 
 import os
@@ -18,29 +18,30 @@ from torch import Tensor
 
 from gpurl.envs._counting_env import CountingEnv
 from gpurl.envs.isaac_gym.process import PYTHON_VARIABLE, SimulatorProcess, find_python
-from gpurl.envs.isaac_gym.server import CudaTensors, HostTensors, layout_of
+from gpurl.envs.isaac_gym.server import CudaTensors, HostTensors, Layout, layout_of
 from gpurl.envs.isaac_gym.steps import IsaacGymSteps, Returned
-from gpurl.envs.vec_env import Timestep
+from gpurl.envs.vec_env import Info, Options, Timestep, check_at_least_one
 from gpurl.errors import UsageError
 
-FAMILIES, PIPELINES = ("auto", "isaacgymenvs", "legged_gym"), ("auto", "gpu", "cpu")
+FAMILIES = ("auto", "isaacgymenvs", "legged_gym")
+PIPELINES = ("auto", "gpu", "cpu")
 
 
 class IsaacGym(CountingEnv):
-    """`num_envs` environments of an Isaac Gym `task`, IsaacGymEnvs' or legged_gym's, in a process
-    of its own under `python`.
+    """`num_envs` environments of an Isaac Gym `task`, of IsaacGymEnvs or legged_gym, in a separate
+    process under `python`.
 
     overrides: settings of the task, "env.episodeLength=500 env.clipActions=0.5", as hydra writes
-    them; of legged_gym's configuration classes where the task is theirs. pipeline cpu simulates on
-    the CPU. max_episode_steps counts transitions that are trained on.
+    them; for legged_gym those of its configuration classes. pipeline cpu simulates on the CPU.
+    max_episode_steps counts transitions that are trained on.
 
     Most tasks restart a step late, and that step is no transition: info["valid"] is False. Those
     that restart at once (AnymalTerrain, legged_gym) show no terminal observation: final_obs is then
-    the observation before the step. An end by time and by falling in one step counts as one by
-    time, since the tasks do not tell. A reset of some environments takes effect within the next
-    step, which is no transition of theirs; until then they show the old observation. Factory and
-    IndustReal tasks have one clock for all
-    environments: it is not staggered, and only all of them can be reset.
+    the observation before the step. A time limit and a fall in the same step count as a time limit,
+    since the tasks do not distinguish them. A reset of some environments takes effect within their
+    next step, which is no transition; until then they show the old observation. Factory and
+    IndustReal tasks have one clock for all environments: it is not staggered, and only all of them
+    can be reset.
     """
 
     def __init__(
@@ -58,32 +59,22 @@ class IsaacGym(CountingEnv):
         step_timeout: float = 120.0,
     ) -> None:
         target = torch.device(device)
-        _check(
-            num_envs,
-            target,
-            task,
-            family,
-            pipeline,
-            max_episode_steps,
-            min(start_timeout, step_timeout),
-        )
-        self.task, self.python, self.family, self.pipeline, self.overrides = (
-            task,
-            find_python(python),
-            family,
-            pipeline,
-            overrides,
-        )
-        self.start_timeout, self.step_timeout, self._seed = start_timeout, step_timeout, seed
-        on_gpu = target.type == "cuda" and pipeline != "cpu"
-        gpu = (
-            (torch.cuda.current_device() if target.index is None else target.index)
-            if on_gpu
-            else None
-        )
+        self.task = task
+        self.family = family
+        self.pipeline = pipeline
+        self.overrides = overrides
+        self.start_timeout = start_timeout
+        self.step_timeout = step_timeout
+        self._check_options(target)
+        check_at_least_one(num_envs=num_envs, max_episode_steps=max_episode_steps)
+        self.python = find_python(python)
+        self._seed = seed
+        gpu = None  # number of the GPU that simulates
+        if target.type == "cuda" and pipeline != "cpu":
+            gpu = torch.cuda.current_device() if target.index is None else target.index
         self._simulator = SimulatorProcess(self.python, gpu)
         try:
-            made = self._simulator.call(
+            properties = self._simulator.call(
                 "make",
                 start_timeout,
                 task=task,
@@ -94,9 +85,9 @@ class IsaacGym(CountingEnv):
                 overrides=shlex.split(overrides),
                 max_episode_steps=max_episode_steps,
             )
-            self._set_up(made, num_envs, target)
+            self._set_up(properties, num_envs)
             super().__init__(num_envs, target)
-            self._share(layout_of(*made["sizes"]), gpu)
+            self._share(layout_of(*properties["sizes"]), gpu)
         except BaseException:
             self._simulator.close()
             raise
@@ -114,40 +105,52 @@ class IsaacGym(CountingEnv):
             return f"{error}, as {PYTHON_VARIABLE} names it"
         return ""
 
-    def _set_up(self, made: dict[str, Any], num_envs: int, device: torch.device) -> None:
-        """Take over what the server says of the task it made."""
-        count, num_obs, num_states, num_actions = made["sizes"]
+    def _check_options(self, device: torch.device) -> None:
+        """UsageError for what is wrong before a process is started."""
+        if not self.task:
+            raise UsageError("isaac_gym needs a task: isaac_gym:Ant, or task='Ant'")
+        for name, known in (("family", FAMILIES), ("pipeline", PIPELINES)):
+            if getattr(self, name) not in known:
+                raise UsageError(
+                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
+                )
+        if self.pipeline == "gpu" and device.type != "cuda":
+            raise UsageError(
+                f"pipeline gpu needs a CUDA device, this run is on {device}; take --device cuda, "
+                f"or pipeline cpu"
+            )
+        seconds = min(self.start_timeout, self.step_timeout)
+        if not seconds > 0:
+            raise UsageError(f"start_timeout and step_timeout must be above 0, got {seconds}")
+
+    def _set_up(self, properties: dict[str, Any], num_envs: int) -> None:
+        """Spaces and resets from the properties that the server reports of its task."""
+        count, num_obs, num_states, num_actions = properties["sizes"]
         if count != num_envs:
             raise UsageError(
-                f"{self.task} makes {count} environments, num_envs is {num_envs}: give it as many"
+                f"{self.task} makes {count} environments, num_envs is {num_envs}: set it to {count}"
             )
-        self.single_observation_space = Box(
-            -made["clip_obs"], made["clip_obs"], (num_obs,), np.float32
-        )
-        self.single_action_space = Box(
-            -made["max_action"], made["max_action"], (num_actions,), np.float32
-        )
+        clip_obs = properties["clip_obs"]
+        max_action = properties["max_action"]
+        self.single_observation_space = Box(-clip_obs, clip_obs, (num_obs,), np.float32)
+        self.single_action_space = Box(-max_action, max_action, (num_actions,), np.float32)
         if num_states:
-            self.single_state_space = Box(
-                -made["clip_obs"], made["clip_obs"], (num_states,), np.float32
-            )
-        if made["restarts_later"]:
+            self.single_state_space = Box(-clip_obs, clip_obs, (num_states,), np.float32)
+        if properties["restarts_later"]:
             self.autoreset_mode = AutoresetMode.NEXT_STEP
-        self.max_episode_steps, self._clocks_move_together = (
-            made["max_episode_steps"],
-            made["clocks_move_together"],
-        )
+        self.max_episode_steps = properties["max_episode_steps"]
+        self._clocks_move_together = properties["clocks_move_together"]
         self.resets_late = not self._clocks_move_together
-        self._steps = IsaacGymSteps(made["restarts_later"], made["last_clock"])
-        self._is_running = False  # before the first reset
+        self._steps = IsaacGymSteps(properties["restarts_later"], properties["last_clock"])
+        self._has_started = False
 
-    def _share(self, layout: Any, gpu: int | None) -> None:
-        device = torch.device("cuda", gpu or 0)
-        self._shared = (
-            HostTensors(layout, self._simulator.memory_file)
-            if gpu is None
-            else CudaTensors(layout, device)
-        )
+    def _share(self, layout: Layout, gpu: int | None) -> None:
+        """Tensors that both processes see."""
+        self._shared: HostTensors | CudaTensors
+        if gpu is None:
+            self._shared = HostTensors(layout, self._simulator.memory_file)
+        else:
+            self._shared = CudaTensors(layout, torch.device("cuda", gpu))
         self._tensors: dict[str, Tensor] = self._shared.tensors
         self._simulator.call(
             "share",
@@ -157,25 +160,19 @@ class IsaacGym(CountingEnv):
         )
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Tensor, dict[str, Any]]:
+        self, *, seed: int | None = None, options: Options | None = None
+    ) -> tuple[Tensor, Info]:
         """The first reset without a seed takes the constructor's."""
         mask = (options or {}).get("reset_mask")
-        mask = None if mask is None else torch.as_tensor(mask, dtype=torch.bool, device=self.device)
-        if (
-            mask is None
-            or not self._is_running
-            or (self._clocks_move_together and self._is_all(mask))
-        ):
-            self._send(
-                "reset",
-                {},
-                self.start_timeout,
-                seed=self._seed if seed is None and not self._is_running else seed,
-            )
+        if mask is not None:
+            mask = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
+        if not self._has_started or mask is None or self._has_to_reset_all(mask):
+            if seed is None and not self._has_started:
+                seed = self._seed
+            self._send("reset", {}, self.start_timeout, seed=seed)
             self._steps.restart(self._returned())
             self._restart_clocks()
-            self._is_running = True
+            self._has_started = True
         else:
             self._send("restart", {"mask": mask})
             self._steps.end_episodes(mask)
@@ -184,7 +181,7 @@ class IsaacGym(CountingEnv):
         return obs, {"state": state[0]} if state else {}
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
-        if not self._is_running:
+        if not self._has_started:
             raise UsageError("IsaacGym.step: reset() comes before the first step")
         self._send("step", {"action": self._checked_action(actions)})
         returned = self._returned()
@@ -192,39 +189,38 @@ class IsaacGym(CountingEnv):
 
     def stagger(self, clocks: Tensor) -> None:
         if self._clocks_move_together:
-            return  # such a task would take the clock of environment 0 for all
+            return  # such a task would use the clock of environment 0 for all
         super().stagger(clocks)
         self._send("set_clocks", {"clock": clocks})
 
-    def _is_all(self, mask: Tensor) -> bool:
-        """Whether mask [N] is all environments; UsageError where it is some. The host waits for the
-        device.
+    def _has_to_reset_all(self, mask: Tensor) -> bool:
+        """Whether only all can be reset; UsageError where mask [N] is some of them, for which the
+        host waits for the device.
         """
+        if not self._clocks_move_together:
+            return False
         if not bool(mask.all()):
             raise UsageError(
                 f"IsaacGym.reset: {self.task} has one clock for all environments: wanted a reset "
-                f"of all {self.num_envs}, "
-                f"got a reset_mask of {int(mask.sum())}; leave the mask out, or take --nan skip or "
-                f"raise instead of reset-envs"
+                f"of all {self.num_envs}, got a reset_mask of {int(mask.sum())}; leave the mask "
+                f"out, or take --nan skip or raise instead of reset-envs"
             )
         return True
 
     def _send(
         self, call: str, written: dict[str, Tensor], seconds: float | None = None, **arguments: Any
     ) -> None:
-        """Write tensors where the simulator reads them, once it has read what was there, then
-        call.
-        """
+        """Write tensors for the simulator, after it has read the earlier ones, then call."""
         self._simulator.check_is_there()
         self._shared.take_over()
         for name, value in written.items():
             self._tensors[name].copy_(value)
-        # also of nothing: what was copied from there must be copied before it is written again
+        # also where nothing was written: earlier tensors may still be being copied from there
         self._shared.hand_over()
         self._simulator.call(call, seconds or self.step_timeout, **arguments)
 
     def _returned(self) -> Returned:
-        """Copies of what the simulator shows: it writes the next step into the same memory."""
+        """Copies of the simulator's tensors: it writes the next step into the same memory."""
         self._shared.take_over()
         copies: dict[str, Any] = {
             name: self._tensors[name].to(self.device, copy=True)
@@ -233,34 +229,6 @@ class IsaacGym(CountingEnv):
         }
         return Returned(**copies)
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         self._simulator.close()
         self._shared.close()
-
-
-def _check(
-    num_envs: int,
-    device: torch.device,
-    task: str,
-    family: str,
-    pipeline: str,
-    max_episode_steps: int | None,
-    seconds: float,
-) -> None:
-    """UsageError for what can be seen before a process is started."""
-    if not task:
-        raise UsageError("isaac_gym needs a task: isaac_gym:Ant, or task='Ant'")
-    if num_envs < 1:
-        raise UsageError(f"num_envs must be at least 1, got {num_envs}")
-    for name, value, known in (("family", family, FAMILIES), ("pipeline", pipeline, PIPELINES)):
-        if value not in known:
-            raise UsageError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-    if pipeline == "gpu" and device.type != "cuda":
-        raise UsageError(
-            f"pipeline gpu needs a CUDA device, this run is on {device}; take --device cuda, or "
-            f"pipeline cpu"
-        )
-    if max_episode_steps is not None and max_episode_steps < 1:
-        raise UsageError(f"max_episode_steps must be at least 1, got {max_episode_steps}")
-    if not seconds > 0:
-        raise UsageError(f"start_timeout and step_timeout must be above 0, got {seconds}")

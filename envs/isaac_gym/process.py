@@ -1,5 +1,5 @@
-"""The process that Isaac Gym runs in, seen from the trainer: started, asked, watched and ended;
-whatever goes wrong there is told here.
+"""The process that Isaac Gym runs in, seen from the trainer: it is started, called, watched and
+ended; errors in it are raised here.
 """
 
 import fcntl
@@ -19,25 +19,24 @@ from gpurl.errors import EnvError, UsageError
 
 SERVER = Path(__file__).with_name("server.py")
 PYTHON_VARIABLE = "GPURL_ISAAC_GYM_PYTHON"
-MAX_SHOWN_LINES, MAX_SHOWN_BYTES = 20, 4096  # of what the process printed last
-LOG_BYTES, LOOK_EVERY = (
-    1 << 24,
-    1024,
-)  # how much of its printing is kept on disk; calls between looks
-END_SECONDS = 5.0  # for a process that was asked to end
+# of the last output of the process, in an error
+MAX_SHOWN_LINES = 20
+MAX_SHOWN_BYTES = 4096
+LOG_BYTES = 1 << 24  # of its output that are kept on disk
+CALLS_BETWEEN_LOG_CHECKS = 1024
+END_SECONDS = 5.0  # for the process to end by itself
 LD_PATH = "LD_LIBRARY_PATH"
 
 
 def find_python(given: str) -> str:
-    """Path of the interpreter that Isaac Gym is installed in: `given`, or the environment
-    variable's. UsageError without one.
+    """Path of the interpreter that Isaac Gym is installed in: `given`, or that of the environment
+    variable. UsageError without one.
     """
     name = given or os.environ.get(PYTHON_VARIABLE, "")
     if not name:
         raise UsageError(
-            "isaac_gym needs the Python 3.6 to 3.8 that Isaac Gym is installed in: --env.python "
-            "~/envs/rlgpu/bin/python, "
-            f"or the same in the environment variable {PYTHON_VARIABLE}"
+            f"isaac_gym needs the Python 3.6 to 3.8 that Isaac Gym is installed in: --env.python "
+            f"~/envs/rlgpu/bin/python, or the same in the environment variable {PYTHON_VARIABLE}"
         )
     path = Path(name).expanduser()
     if not (path.is_file() and os.access(path, os.X_OK)):
@@ -51,23 +50,22 @@ def find_python(given: str) -> str:
 
 
 class SimulatorProcess:
-    """One server under `python`, on the CUDA device `gpu` of this process; it answers within the
-    seconds that a call gives it, or ends.
+    """One server under `python`, on the CUDA device `gpu` of this process; a call that takes longer
+    than its seconds ends it.
     """
 
     def __init__(self, python: str, gpu: int | None = None) -> None:
         self.python = python
-        # nothing listens anywhere and nothing has a name: the socket, the pipe, the memory and the
-        # log live as long as who holds them
+        # the socket, the pipe, the memory and the log have no names: nobody else can open them, and
+        # they end with the processes that hold them
         self._channel, theirs = socket.socketpair()
         read_end, self._lifeline = os.pipe()
         self.memory_file = os.memfd_create("gpurl_isaac_gym")
         self._log: BinaryIO = tempfile.TemporaryFile()  # type: ignore[assignment]  # noqa: SIM115
-        fcntl.fcntl(
-            self._log, fcntl.F_SETFL, fcntl.fcntl(self._log, fcntl.F_GETFL) | os.O_APPEND
-        )  # as it is cut short now and then
+        # appended to, since it is truncated now and then
+        flags = fcntl.fcntl(self._log, fcntl.F_GETFL)
+        fcntl.fcntl(self._log, fcntl.F_SETFL, flags | os.O_APPEND)
         command = [python, "-u", str(SERVER), str(theirs.fileno()), str(read_end)]
-        passed = (theirs.fileno(), read_end, self.memory_file)
         try:
             self.process = subprocess.Popen(  # noqa: S603 - the user's interpreter on a file of this package
                 command,
@@ -75,8 +73,8 @@ class SimulatorProcess:
                 stdout=self._log,
                 stderr=self._log,
                 env=_environment(python, gpu),
-                pass_fds=passed,
-                start_new_session=True,  # Ctrl-C in the terminal is not for it
+                pass_fds=(theirs.fileno(), read_end, self.memory_file),
+                start_new_session=True,  # Ctrl-C in the terminal does not reach it
             )
         except OSError as error:
             for descriptor in (self._lifeline, self.memory_file):
@@ -85,18 +83,21 @@ class SimulatorProcess:
         finally:
             theirs.close()
             os.close(read_end)
-        self._answers, self._calls = b"", 0
-        holds = self._channel, self._log, (self._lifeline, self.memory_file)
-        self._end = weakref.finalize(self, _end, os.getpid(), self.process, *holds)
+        self._received = b""
+        self._calls = 0  # that returned
+        descriptors = (self._lifeline, self.memory_file)
+        self._end = weakref.finalize(
+            self, _end, os.getpid(), self.process, self._channel, self._log, descriptors
+        )
 
     def call(self, name: str, seconds: float, **arguments: Any) -> Any:
         """The server's result. UsageError or EnvError where there is none, after which the server
-        is gone.
+        has ended.
         """
         self.check_is_there()
         try:
             self._channel.settimeout(seconds)
-            answer = self._ask(name, arguments)
+            answer = self._exchange(name, arguments)
         except TimeoutError:
             os.kill(self.process.pid, signal.SIGUSR1)  # it prints where it is
             time.sleep(0.2)
@@ -106,11 +107,11 @@ class SimulatorProcess:
                 f"ended in {name}", "" if self._calls else "; it printed nothing: is it a Python?"
             ) from None
         except BaseException:
-            self.close()  # an answer may still come, which would be taken for that to another call
+            self.close()  # its answer may still come, and must not become that to another call
             raise
         if "result" in answer:
             self._calls += 1
-            if self._calls % LOOK_EVERY == 0:
+            if self._calls % CALLS_BETWEEN_LOG_CHECKS == 0:
                 self._shorten_log()
             return answer["result"]
         if "wrong_use" in answer:
@@ -123,75 +124,69 @@ class SimulatorProcess:
         if not self._end.alive:
             raise UsageError("Isaac Gym's process has ended: make the environment anew")
 
-    def _ask(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _exchange(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Send a call and receive its answer, a line of JSON each."""
         self._channel.sendall(json.dumps({"call": name, **arguments}).encode() + b"\n")
-        while b"\n" not in self._answers:
+        while b"\n" not in self._received:
             received = self._channel.recv(65536)
             if not received:
                 raise ConnectionResetError
-            self._answers += received
-        line, _, self._answers = self._answers.partition(b"\n")
+            self._received += received
+        line, _, self._received = self._received.partition(b"\n")
         return json.loads(line)
 
-    def _failed(self, what: str, if_silent: str = "") -> EnvError:
-        """The error to raise, with what the server printed last; ends it."""
+    def _failed(self, text: str, if_silent: str = "") -> EnvError:
+        """The error to raise, with the last output of the server; ends it."""
         try:
             code = self.process.wait(0.5)  # its socket closes a moment before it has an exit code
         except subprocess.TimeoutExpired:
             code = 0
             self.process.kill()
-        how = (
-            f" (signal {signal.Signals(-code).name})"
-            if code < 0
-            else f" (exit code {code})"
-            if code
-            else ""
-        )
-        size = os.fstat(self._log.fileno()).st_size
-        printed = (
-            os.pread(self._log.fileno(), MAX_SHOWN_BYTES, max(size - MAX_SHOWN_BYTES, 0))
-            .decode(errors="replace")
-            .splitlines()
-        )
+        end = ""
+        if code < 0:
+            end = f" (signal {signal.Signals(-code).name})"
+        elif code > 0:
+            end = f" (exit code {code})"
+        printed = self._last_output().decode(errors="replace").splitlines()
+        lines = "\n".join(f"  {line}" for line in printed[-MAX_SHOWN_LINES:])
         self.close()
-        told = "\n".join(f"  {line}" for line in printed[-MAX_SHOWN_LINES:])
         return EnvError(
-            f"Isaac Gym's process ({self.python}) {what}{how}"
-            + (f"; its last lines:\n{told}" if told else if_silent)
+            f"Isaac Gym's process ({self.python}) {text}{end}"
+            + (f"; its last lines:\n{lines}" if lines else if_silent)
         )
+
+    def _last_output(self) -> bytes:
+        descriptor = self._log.fileno()
+        start = max(os.fstat(descriptor).st_size - MAX_SHOWN_BYTES, 0)
+        return os.pread(descriptor, MAX_SHOWN_BYTES, start)
 
     def _shorten_log(self) -> None:
-        """A task may print at every step for days."""
+        """A task may print in every step for days."""
         descriptor = self._log.fileno()
-        size = os.fstat(descriptor).st_size
-        if size > LOG_BYTES:
-            end = os.pread(descriptor, MAX_SHOWN_BYTES, size - MAX_SHOWN_BYTES)
+        if os.fstat(descriptor).st_size > LOG_BYTES:
+            last = self._last_output()
             os.ftruncate(descriptor, 0)
-            os.write(descriptor, end)
+            os.write(descriptor, last)
 
     def close(self) -> None:
-        """Ask it to end, then end it; nothing of it is left."""
+        """Ask it to end, then kill it."""
         self._end()
 
 
 def _environment(python: str, gpu: int | None) -> dict[str, str]:
-    """Variables for the server: its cuda:0 is our `gpu`, and its own libpython is found, which
-    conda leaves to the user.
+    """Variables for the server: its cuda:0 is our `gpu`, and it finds its libpython, for which
+    conda sets nothing.
     """
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
     if gpu is not None:
         visible = variables.get("CUDA_VISIBLE_DEVICES")
-        variables["CUDA_VISIBLE_DEVICES"] = (
-            str(gpu) if visible is None else visible.split(",")[gpu].strip()
-        )
-    for folder in (
-        Path(python).parent.parent / "lib",
-        Path(python).resolve().parent.parent / "lib",
-    ):
+        name = str(gpu) if visible is None else visible.split(",")[gpu].strip()
+        variables["CUDA_VISIBLE_DEVICES"] = name
+    for path in (Path(python), Path(python).resolve()):
+        folder = path.parent.parent / "lib"
         if any(folder.glob("libpython3*.so*")):
-            variables[LD_PATH] = (
-                f"{folder}:{variables[LD_PATH]}" if variables.get(LD_PATH) else str(folder)
-            )
+            others = variables.get(LD_PATH)
+            variables[LD_PATH] = f"{folder}:{others}" if others else str(folder)
             break
     return variables
 
@@ -203,17 +198,17 @@ def _end(
     log: BinaryIO,
     descriptors: tuple[int, ...],
 ) -> None:
-    """What `close` does, also for who forgot it. A forked copy of the trainer only lets go of its
+    """What `close` does, also where nobody called it. A forked copy of the trainer only closes its
     own descriptors.
     """
     if os.getpid() == owner:
-        with suppress(OSError):  # it may be gone, or not read
+        with suppress(OSError):  # it may have ended, or not read
             channel.settimeout(0.0)
             channel.sendall(b'{"call": "close"}\n')
         try:
             process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with what it has started
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes it has started
             process.wait()
     channel.close()
     log.close()

@@ -238,7 +238,7 @@ def test_a_task_that_breaks_in_a_step(how: str, message: str) -> None:
 
 def test_a_task_that_prints_for_days(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_module, "LOG_BYTES", 1 << 20)
-    monkeypatch.setattr(process_module, "LOOK_EVERY", 2)
+    monkeypatch.setattr(process_module, "CALLS_BETWEEN_LOG_CHECKS", 2)
     env = make(overrides=fault("print", at=1))
     env.reset()
     sizes = []
