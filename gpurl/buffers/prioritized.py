@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpurl.buffers.replay import Replay
+from gpurl.buffers.replay import Replay, State
 from gpurl.errors import UsageError
 from gpurl.kernels.prioritized import prioritized_draw, prioritized_update
 
@@ -86,14 +86,14 @@ class PrioritizedReplay(Replay):
         """Set beta; progress of the training goes from 0 to 1."""
         self.beta.fill_(self.initial_beta + (1.0 - self.initial_beta) * min(progress, 1.0))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         state = super().state_dict()
         return state | {
             "priority": self.priority[: state["flags"].shape[0]],
             "max_priority": self.max_priority,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         if "priority" not in state:
             raise UsageError(
                 "the saved replay has no priorities: it was sampled uniformly; resume without "

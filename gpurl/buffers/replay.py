@@ -22,6 +22,7 @@ from gpurl.kernels.replay import (
 )
 from gpurl.memory import available_bytes, in_gib
 
+State = dict[str, Any]  # tensors, and nested states, for a checkpoint
 MEMORY_FRACTION = 0.9  # of the free memory, that the replay_size suggested in an error would take
 
 
@@ -126,14 +127,14 @@ class Replay:
 
     # ---- states ----
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The ring without the rows that were never written, and the random streams."""
         stored = min(int(self.ring.counts[0]), self.num_rows)
         tensors = self.ring._asdict()
         rows = {name: tensors[name][:stored] for name in ("obs", "numbers", "flags", "slot")}
         return {**tensors, **rows, "random": self.random.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue from `state_dict()` of a buffer of this size, or of a smaller one that was not
         full. UsageError for any other state.
         """

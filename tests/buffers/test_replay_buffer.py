@@ -13,9 +13,8 @@ from gpurl.buffers.prioritized import MIN_ERROR, PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.errors import UsageError
 from gpurl.kernels import c_library
-from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.prioritized import prioritized_draw
-from gpurl.kernels.random import CounterRandom
+from gpurl.kernels.random import CounterRandom, RandomStreams
 from gpurl.kernels.replay import TRUNCATED, replay_sample
 from gpurl.memory import available_bytes
 

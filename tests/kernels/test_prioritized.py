@@ -14,14 +14,13 @@ from torch._subclasses import FakeTensorMode
 from gpurl.kernels import c_library
 from gpurl.kernels import prioritized as module
 from gpurl.kernels.backend import no_host_syncs
-from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.prioritized import (
     prioritized_draw,
     prioritized_draw_c,
     prioritized_draw_reference,
     prioritized_update,
 )
-from gpurl.kernels.random import random_words_reference, stream_constants
+from gpurl.kernels.random import RandomStreams, random_words_reference, stream_constants
 from tests.aimed_streams import aimed
 from tests.fake_graphs import FakeGraphs
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from gpurl.kernels import c_library
 from gpurl.kernels.categorical_projection import categorical_projection_reference
-from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.episode_sums import add_episodes
 from gpurl.kernels.gae import gae_c, gae_reference
 from gpurl.kernels.moments import update_moments
@@ -25,7 +24,7 @@ from gpurl.kernels.prioritized import (
     prioritized_draw_reference,
     prioritized_update,
 )
-from gpurl.kernels.random import random_words_reference, stream_constants
+from gpurl.kernels.random import RandomStreams, random_words_reference, stream_constants
 from gpurl.kernels.squash import squashed_likelihood, squashed_sample
 from gpurl.losses import rescale, unrescale
 from gpurl.nn.normalizer import Normalizer, ValueNormalizer

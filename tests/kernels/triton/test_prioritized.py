@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from gpurl.kernels import prioritized as module
-from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.prioritized import (
     clear_priorities_kernel,
     draw_kernel,
@@ -22,7 +21,7 @@ from gpurl.kernels.prioritized import (
     prioritized_update_triton,
     raise_priorities_kernel,
 )
-from gpurl.kernels.random import stream_constants
+from gpurl.kernels.random import RandomStreams, stream_constants
 from tests.aimed_streams import aimed
 from tests.kernels.triton.conftest import INTERPRETED
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from gpurl.kernels import replay
-from gpurl.kernels.env_step import RandomStreams
-from gpurl.kernels.random import stream_constants
+from gpurl.kernels.random import RandomStreams, stream_constants
 from gpurl.kernels.replay import STORED_KINDS, Batch, Block, Ring, new_ring
 
 
