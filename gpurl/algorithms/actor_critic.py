@@ -186,8 +186,8 @@ class OffPolicyActorCritic(OffPolicy):
 
     @abstractmethod
     def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(action [B, A] for the target at next_obs [B, D], entropy bonus of its value [B] or
-        None).
+        """(action [B, A] for the target at next_obs [B, D], its cost in entropy [B], which the
+        target subtracts from its value, or None).
         """
 
     @abstractmethod
@@ -242,18 +242,19 @@ class OffPolicyActorCritic(OffPolicy):
         """The targets of the critics: [B], or of distributions [B, atoms]."""
         config = self.config
         reward, discount = batch["reward"], batch["discount"]
-        action, bonus = self.next_action(batch["next_obs"])
+        action, entropy_cost = self.next_action(batch["next_obs"])
         output = self.target_outputs(torch.cat((batch["next_obs"], action), 1))
         if not config.atoms:
             value = self._aggregate(output.squeeze(2), config.target_aggregate)
-            value = value if bonus is None else value + bonus
+            value = value if entropy_cost is None else value - entropy_cost
             return torch.addcmul(reward, discount, value)
         pmf = output.softmax(-1)
         if config.target_aggregate == "mean":
             pmf = pmf.mean(0)
         else:
             pmf = min_mean_pmf(pmf, pmf @ self.support)
-        return categorical_projection(pmf, reward, discount, config.v_min, config.v_max, bonus)
+        shift = None if entropy_cost is None else -entropy_cost
+        return categorical_projection(pmf, reward, discount, config.v_min, config.v_max, shift)
 
     # ---- learning ----
 

@@ -61,9 +61,8 @@ class ModSAC(SAC):
     def update_step(self, batch: Batch, number: int) -> Metrics:
         metrics = self.critic_step(batch, move_target=True)
         # how good the critics are; a loss that is not finite would stay in the mean for good
-        loss = metrics["critic_loss"]
-        is_finite = loss.abs() < math.inf
-        self.loss_mean.lerp_(torch.where(is_finite, loss, self.loss_mean), 1.0 - LOSS_DECAY)
+        change = torch.nan_to_num(metrics["critic_loss"] - self.loss_mean, 0.0, 0.0, 0.0)
+        self.loss_mean.add_(change, alpha=1.0 - LOSS_DECAY)
         reliability = self.loss_mean.square().neg().exp()
         # whether it is the actor's turn
         if number == 0:

@@ -103,7 +103,7 @@ class SAC(OffPolicyActorCritic):
     def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
         output = (self.target_actor or self.actor)(next_obs).squeeze(0)
         action, log_prob = squashed_sample(output, self.update_random.normal((self.num_actions,)))
-        return action, log_prob * -self.temperature.value()
+        return action, log_prob * self.temperature.value()
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         return self.soft_actor_loss(batch["obs"], self.actor(batch["obs"]).squeeze(0))

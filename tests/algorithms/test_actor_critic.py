@@ -19,7 +19,7 @@ from gpurl.algorithms.off_policy import Batch
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
-from gpurl.kernels import adam
+from gpurl.kernels import backend
 from gpurl.nn import mlp
 from gpurl.run.settings import build
 
@@ -400,7 +400,7 @@ def test_updates_in_c_are_those_in_torch(name: str, monkeypatch: pytest.MonkeyPa
         }
         for algorithm in (in_c, in_torch):
             with monkeypatch.context() as patch:
-                for module in (mlp, adam) if algorithm is in_torch else ():
+                for module in (mlp, backend) if algorithm is in_torch else ():
                     patch.setattr(module, "use_c", lambda tensor: False)
                 algorithm.update_step(dict(data), step % 4)
             algorithm.update_random.advance()
