@@ -9,12 +9,14 @@ typedef struct {
     const float *gradient;
     int64_t *step, size, decoupled;
     const float *learning_rate;
-    double beta_1, beta_2, epsilon, weight_decay, max_norm, largest_norm, tau;  /* max_norm infinite: no clip */
+    double beta_1, beta_2, epsilon, weight_decay, max_norm, largest_norm,
+        tau;  /* max_norm infinite: no clip */
     int64_t *counts;  /* adam.py's SkippedSteps, or NULL */
     float *first_gradient, *first_losses;
 } Adam;
 
-/* Count a step that was asked for, and keep the gradient and losses of the first one that is left out */
+/* Count a step that was asked for, and keep the gradient and losses of the first one that is
+ * skipped */
 static void note_step(const Adam *adam, const double *losses, int64_t num_losses, int is_finite)
 {
     int64_t *counts = adam->counts;
@@ -30,18 +32,22 @@ static void note_step(const Adam *adam, const double *losses, int64_t num_losses
     for (int64_t i = 0; i < num_losses; i++) adam->first_losses[i] = (float)losses[i];
 }
 
-/* One step; returns the gradient's norm, which is not finite where the step was left out because it or a loss is not. */
+/* One step; returns the gradient's norm, which is not finite where the step was skipped because it
+ * or a loss is not. */
 static double adam_step(const Adam *adam, const double *losses, int64_t num_losses)
 {
     const float *restrict gradient = adam->gradient;
-    float *restrict parameters = adam->parameters, *restrict exp_avg = adam->exp_avg, *restrict exp_avg_sq = adam->exp_avg_sq;
+    float *restrict parameters = adam->parameters, *restrict exp_avg = adam->exp_avg,
+                    *restrict exp_avg_sq = adam->exp_avg_sq;
     float *restrict target = adam->target;
     double sums[8] = {0.0};
     int64_t whole = adam->size / 8 * 8;
     for (int64_t i = 0; i < whole; i += 8)
-        for (int lane = 0; lane < 8; lane++) sums[lane] += (double)gradient[i + lane] * gradient[i + lane];
+        for (int lane = 0; lane < 8; lane++)
+            sums[lane] += (double)gradient[i + lane] * gradient[i + lane];
     for (int64_t i = whole; i < adam->size; i++) sums[0] += (double)gradient[i] * gradient[i];
-    double norm = sqrt(((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7])));
+    double norm = sqrt(((sums[0] + sums[4]) + (sums[2] + sums[6])) +
+                       ((sums[1] + sums[5]) + (sums[3] + sums[7])));
     int is_finite = norm <= adam->largest_norm;  /* false for NaN */
     for (int64_t i = 0; i < num_losses; i++) is_finite &= isfinite((float)losses[i]);
     note_step(adam, losses, num_losses, is_finite);
@@ -50,15 +56,18 @@ static double adam_step(const Adam *adam, const double *losses, int64_t num_loss
     float clip = (float)fmin(adam->max_norm / (norm + 1e-6), 1.0), tau = (float)adam->tau;
     float keep = adam->decoupled ? (float)(1.0 - rate * adam->weight_decay) : 1.0f;
     float decay = adam->decoupled ? 0.0f : (float)adam->weight_decay;
-    float move_1 = (float)(1.0 - adam->beta_1), move_2 = (float)(1.0 - adam->beta_2), epsilon = (float)adam->epsilon;
+    float move_1 = (float)(1.0 - adam->beta_1), move_2 = (float)(1.0 - adam->beta_2),
+          epsilon = (float)adam->epsilon;
     float size = (float)(rate / (1.0 - pow(adam->beta_1, count)));
     float correction = (float)(1.0 / sqrt(1.0 - pow(adam->beta_2, count)));
     for (int64_t i = 0; i < adam->size; i++) {
-        float g = gradient[i] * clip + decay * parameters[i], average = exp_avg[i] + move_1 * (g - exp_avg[i]);
+        float g = gradient[i] * clip + decay * parameters[i],
+              average = exp_avg[i] + move_1 * (g - exp_avg[i]);
         float square = exp_avg_sq[i] + move_2 * (g * g - exp_avg_sq[i]);
         exp_avg[i] = average;
         exp_avg_sq[i] = square;
-        parameters[i] = parameters[i] * keep - size * average / (sqrtf(square) * correction + epsilon);
+        parameters[i] =
+            parameters[i] * keep - size * average / (sqrtf(square) * correction + epsilon);
         if (target) target[i] += tau * (parameters[i] - target[i]);
     }
     return norm;

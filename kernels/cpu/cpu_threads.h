@@ -10,21 +10,26 @@
 
 #define MAX_THREADS 64
 
-static pthread_mutex_t one_caller = PTHREAD_MUTEX_INITIALIZER;  /* held through a whole call: plans and threads serve one at a time */
+static pthread_mutex_t one_caller = PTHREAD_MUTEX_INITIALIZER; /* held through a whole call: plans
+                                                                  and threads serve one at a time */
 
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t wake, finished;
-    int started, wanted, busy;  /* threads there are; those that may help with this job; those that do */
+    int started, wanted,
+        busy; /* threads there are; those that may help with this job; those that do */
     void (*run)(void *job, int thread, int64_t slice);
     void *job;
     int64_t slices;
-    atomic_llong next;  /* the slice to take */
-} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .finished = PTHREAD_COND_INITIALIZER};
+    atomic_llong next; /* the slice to take */
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER,
+          .wake = PTHREAD_COND_INITIALIZER,
+          .finished = PTHREAD_COND_INITIALIZER};
 
 static void take_slices(int thread)
 {
-    for (int64_t slice; (slice = atomic_fetch_add(&pool.next, 1)) < pool.slices;) pool.run(pool.job, thread, slice);
+    for (int64_t slice; (slice = atomic_fetch_add(&pool.next, 1)) < pool.slices;)
+        pool.run(pool.job, thread, slice);
 }
 
 static void *helper(void *number)
@@ -32,7 +37,8 @@ static void *helper(void *number)
     int thread = (int)(intptr_t)number;
     pthread_mutex_lock(&pool.lock);
     for (;;) {
-        while (thread > pool.wanted || atomic_load(&pool.next) >= pool.slices) pthread_cond_wait(&pool.wake, &pool.lock);
+        while (thread > pool.wanted || atomic_load(&pool.next) >= pool.slices)
+            pthread_cond_wait(&pool.wake, &pool.lock);
         pool.busy++;
         pthread_mutex_unlock(&pool.lock);
         take_slices(thread);
@@ -52,14 +58,16 @@ static void forget_threads(void)
     pool.started = pool.wanted = pool.busy = 0;
 }
 
-/* When the library is loaded: another thread may be in a call when the process forks, threads or not */
-__attribute__((constructor)) static void be_ready_for_forks(void) { pthread_atfork(NULL, NULL, forget_threads); }
+/* When the library is loaded: another thread may be in a call when the process forks, threads or
+ * not */
+__attribute__((constructor)) static void be_ready_for_forks(void)
+{ pthread_atfork(NULL, NULL, forget_threads); }
 
 static void start_threads(int count)
 {
     sigset_t every, before;
     sigfillset(&every);
-    pthread_sigmask(SIG_SETMASK, &every, &before);  /* signals are for the caller's threads */
+    pthread_sigmask(SIG_SETMASK, &every, &before); /* signals are for the caller's threads */
     for (pthread_t thread; pool.started < count; pool.started++) {
         if (pthread_create(&thread, NULL, helper, (void *)(intptr_t)(pool.started + 1))) break;
         pthread_detach(thread);
@@ -67,8 +75,10 @@ static void start_threads(int count)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* run(job, thread, slice) for all slices, on up to `threads` threads: the caller is number 0. Waits for no thread that has not begun. */
-static void run_slices(void (*run)(void *, int, int64_t), void *job, int64_t slices, int64_t threads)
+/* run(job, thread, slice) for all slices, on up to `threads` threads: the caller is number 0. Waits
+ * for no thread that has not begun. */
+static void run_slices(void (*run)(void *, int, int64_t), void *job, int64_t slices,
+                       int64_t threads)
 {
     if (threads > slices) threads = slices;
     if (threads <= 1) {

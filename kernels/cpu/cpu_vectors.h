@@ -24,11 +24,14 @@ INLINE v8 at_most(v8 x, v8 high) { return __builtin_ia32_minps256(high, x); }
 INLINE v8 at_least(v8 x, v8 low) { return choose(x < low, low, x); }
 INLINE v8 at_most(v8 x, v8 high) { return choose(x > high, high, x); }
 #endif
-INLINE float total(v8 x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
+INLINE float total(v8 x)
+{ return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
 
-#define ROUNDER 12582912.0f  /* 1.5 * 2^23: adding it leaves the nearest whole number in the low bits */
+#define ROUNDER                                                                                    \
+    12582912.0f  /* 1.5 * 2^23: adding it leaves the nearest whole number in the low bits */
 
-/* 2^r for |r| <= 1/2, relative error 2e-9 before rounding: fitted for the least largest relative error */
+/* 2^r for |r| <= 1/2, relative error 2e-9 before rounding: fitted for the least largest relative
+ * error */
 INLINE v8 small_power(v8 r)
 {
     v8 p = all(0.000153458116f);
@@ -42,13 +45,15 @@ INLINE v8 small_power(v8 r)
 
 INLINE v8 scale_of(i8 exponent) { return (v8)((exponent + 127) << 23); }
 
-INLINE v8 exponential(v8 x)  /* relative error 2e-7; overflows to infinity, underflows through the denormal numbers to 0 */
+INLINE v8 exponential(v8 x)  /* relative error 2e-7; overflows to infinity, underflows through the
+                                denormal numbers to 0 */
 {
     x = at_most(at_least(x, all(-104.0f)), all(89.0f));
     v8 shifted = x * all(1.44269502f) + all(ROUNDER), whole = shifted - all(ROUNDER);
     v8 r = x * all(1.44269502f) - whole;
     i8 n = (i8)shifted - (i8)all(ROUNDER), half = n >> 1;
-    return small_power(r + x * all(1.92596299e-8f)) * scale_of(half) * scale_of(n - half);  /* two halves: 2^n alone leaves the floats */
+    return small_power(r + x * all(1.92596299e-8f)) * scale_of(half) *
+           scale_of(n - half);  /* two halves: 2^n alone leaves the floats */
 }
 
 /* Of positive numbers that are not denormal, as in FreeBSD's e_logf.c, relative error 1e-7; NaN and
@@ -80,14 +85,16 @@ INLINE v8 hyperbolic_tangent(v8 x)  /* 1 - 2 / (e^2x + 1), absolute error 1e-7 *
 #endif
 
 /* to [columns, rows] = from [rows, columns]; from_row, to_row: floats from one row to the next */
-static void transpose(const float *from, int64_t rows, int64_t columns, int64_t from_row, float *to, int64_t to_row)
+static void transpose(const float *from, int64_t rows, int64_t columns, int64_t from_row, float *to,
+                      int64_t to_row)
 {
     int64_t whole_rows = rows / LANES * LANES, whole_columns = columns / LANES * LANES;
     for (int64_t r = 0; r < whole_rows; r += LANES)
         for (int64_t c = 0; c < whole_columns; c += LANES) {
             v8 a[LANES], b[LANES];
             for (int i = 0; i < LANES; i++) a[i] = load(from + (r + i) * from_row + c);
-            for (int round = 0; round < 3; round++) {  /* three riffles of eight are a transposition */
+            for (int round = 0; round < 3;
+                 round++) {  /* three riffles of eight are a transposition */
                 for (int i = 0; i < 4; i++) {
                     b[2 * i] = MIX(a[i], a[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
                     b[2 * i + 1] = MIX(a[i], a[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
@@ -97,5 +104,6 @@ static void transpose(const float *from, int64_t rows, int64_t columns, int64_t 
             for (int i = 0; i < LANES; i++) store(to + (c + i) * to_row + r, a[i]);
         }
     for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; c++) to[c * to_row + r] = from[r * from_row + c];
+        for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; c++)
+            to[c * to_row + r] = from[r * from_row + c];
 }

@@ -1,49 +1,66 @@
-/* PPO's loss of a block of rows and its derivatives, eight rows at a time, as gpurl/losses.py and gpurl/nn/distributions.py have them. */
+/* PPO's loss of a block of rows and its derivatives, eight rows at a time, as gpurl/losses.py and
+ * gpurl/nn/distributions.py have them. */
 
 #include "network_cpu.h"
 
 #define LARGEST_LOG_RATIO 20.0f  /* as in ppo_loss.py */
 
-typedef struct { v8 of_log_prob, of_entropy; } Slopes;
+typedef struct {
+    v8 of_log_prob, of_entropy;
+} Slopes;
 
-/* gpurl/losses.py's ppo_loss for LANES rows from `at`: writes the value's slope, adds to parts, returns the policy's. `entropy` NULL: it is
-   the same for all rows */
-INLINE Slopes loss_of_rows(const Job *job, const Block *block, int64_t at, v8 is_row, v8 log_prob, const v8 *entropy, v8 *parts)
+/* gpurl/losses.py's ppo_loss for LANES rows from `at`: writes the value's slope, adds to parts,
+   returns the policy's. `entropy` NULL: it is the same for all rows */
+INLINE Slopes loss_of_rows(const Job *job, const Block *block, int64_t at, v8 is_row, v8 log_prob,
+                           const v8 *entropy, v8 *parts)
 {
     const Loss *loss = job->loss;
     const float *columns = block->columns + loss->actions * BLOCK + at;
     v8 one = all(1.0f), weight = is_row * all(job->weight);
     if (loss->has_valid) weight *= load(columns + VALID * BLOCK);
     v8 advantage = (load(columns + ADVANTAGE * BLOCK) - all(job->mean)) * all(job->scale);
-    v8 unbounded = log_prob - load(columns + LOG_PROB * BLOCK), log_ratio = at_most(unbounded, all(LARGEST_LOG_RATIO));
+    v8 unbounded = log_prob - load(columns + LOG_PROB * BLOCK),
+       log_ratio = at_most(unbounded, all(LARGEST_LOG_RATIO));
     v8 ratio = exponential(log_ratio);
-    v8 clipped = at_most(at_least(ratio, all(1.0f - (float)loss->clip_range)), all(1.0f + (float)loss->clip_range));
+    v8 clipped = at_most(at_least(ratio, all(1.0f - (float)loss->clip_range)),
+                         all(1.0f + (float)loss->clip_range));
     v8 surrogate = ratio * advantage, clipped_surrogate = clipped * advantage;
-    v8 value = load(block->output + job->plan->outputs * BLOCK + at), old = load(columns + VALUE * BLOCK);
-    v8 returns = load(columns + RETURNS * BLOCK), error = value - returns, half_slope = error, square = error * error;
+    v8 value = load(block->output + job->plan->outputs * BLOCK + at),
+       old = load(columns + VALUE * BLOCK);
+    v8 returns = load(columns + RETURNS * BLOCK), error = value - returns, half_slope = error,
+       square = error * error;
     if (loss->clips_value) {
-        v8 step = value - old, limit = all((float)loss->clip_range_value), moved = at_most(at_least(step, -limit), limit);
+        v8 step = value - old, limit = all((float)loss->clip_range_value),
+           moved = at_most(at_least(step, -limit), limit);
         v8 other = old + moved - returns, other_square = other * other;
-        half_slope = choose(square >= other_square, error, other * share((step >= -limit) & (step <= limit)));
+        half_slope = choose(square >= other_square, error,
+                            other * share((step >= -limit) & (step <= limit)));
         square = choose(square < other_square, other_square, square);
     }
-    store(block->of_output + job->plan->outputs * BLOCK + at, half_slope * weight * all(2.0f * (float)loss->value_coef));
-    parts[SURROGATE] += weight * choose(clipped_surrogate < surrogate, clipped_surrogate, surrogate);
+    store(block->of_output + job->plan->outputs * BLOCK + at,
+          half_slope * weight * all(2.0f * (float)loss->value_coef));
+    parts[SURROGATE] +=
+        weight * choose(clipped_surrogate < surrogate, clipped_surrogate, surrogate);
     parts[VALUE_LOSS] += weight * square;
     parts[KL] += weight * (ratio - one - log_ratio);
     parts[CLIPPED] += weight * share(ratio != clipped);
     if (entropy) parts[ENTROPY] += weight * *entropy;
-    Slopes slopes = {-weight * surrogate * share((surrogate <= clipped_surrogate) & (log_ratio == unbounded)), -weight * all((float)loss->entropy_coef)};
+    Slopes slopes = {-weight * surrogate *
+                         share((surrogate <= clipped_surrogate) & (log_ratio == unbounded)),
+                     -weight * all((float)loss->entropy_coef)};
     return slopes;
 }
 
-/* As Gaussian.evaluate in gpurl/nn/distributions.py; `sums` [outputs + 1]: slope times z^2, for log_std's gradient, then the slope alone */
-INLINE void gaussian_rows(const Job *job, const Block *block, int64_t at, v8 is_row, float *sums, v8 *parts)
+/* As Gaussian.evaluate in gpurl/nn/distributions.py; `sums` [outputs + 1]: slope times z^2, for
+ * log_std's gradient, then the slope alone */
+INLINE void gaussian_rows(const Job *job, const Block *block, int64_t at, v8 is_row, float *sums,
+                          v8 *parts)
 {
     int64_t outputs = job->plan->outputs;
     v8 squares = all(0.0f);
     for (int64_t a = 0; a < outputs; a++) {
-        v8 z = (load(block->columns + a * BLOCK + at) - load(block->output + a * BLOCK + at)) * all(job->std[a]);
+        v8 z = (load(block->columns + a * BLOCK + at) - load(block->output + a * BLOCK + at)) *
+               all(job->std[a]);
         squares += z * z;
         store(block->of_output + a * BLOCK + at, z);
     }
@@ -57,14 +74,16 @@ INLINE void gaussian_rows(const Job *job, const Block *block, int64_t at, v8 is_
     sums[outputs] += total(slope);
 }
 
-/* As Categorical.evaluate; of_output holds the probabilities and output the log-probabilities on the way */
+/* As Categorical.evaluate; of_output holds the probabilities and output the log-probabilities on
+ * the way */
 INLINE void categorical_rows(const Job *job, const Block *block, int64_t at, v8 is_row, v8 *parts)
 {
     int64_t outputs = job->plan->outputs;
     v8 action = load(block->columns + at), picked = all(0.0f), entropy = picked;
     v8 most, log_sum = log_sum_of_powers(block->output + at, outputs, &most);
     for (int64_t a = 0; a < outputs; a++) {
-        v8 log_prob = load(block->output + a * BLOCK + at) - most - log_sum, probability = exponential(log_prob);
+        v8 log_prob = load(block->output + a * BLOCK + at) - most - log_sum,
+           probability = exponential(log_prob);
         store(block->output + a * BLOCK + at, log_prob);
         store(block->of_output + a * BLOCK + at, probability);
         entropy -= probability * log_prob;
@@ -72,18 +91,23 @@ INLINE void categorical_rows(const Job *job, const Block *block, int64_t at, v8 
     }
     Slopes slopes = loss_of_rows(job, block, at, is_row, picked, &entropy, parts);
     for (int64_t a = 0; a < outputs; a++) {
-        v8 probability = load(block->of_output + a * BLOCK + at), log_prob = load(block->output + a * BLOCK + at);
-        v8 gradient = -probability * (slopes.of_log_prob + slopes.of_entropy * (log_prob + entropy));
-        store(block->of_output + a * BLOCK + at, gradient + slopes.of_log_prob * share(action == all((float)a)));
+        v8 probability = load(block->of_output + a * BLOCK + at),
+           log_prob = load(block->output + a * BLOCK + at);
+        v8 gradient =
+            -probability * (slopes.of_log_prob + slopes.of_entropy * (log_prob + entropy));
+        store(block->of_output + a * BLOCK + at,
+              gradient + slopes.of_log_prob * share(action == all((float)a)));
     }
 }
 
-static void loss_block(const Job *job, const Block *block, int64_t count, int64_t padded, float *sums, double *parts)
+static void loss_block(const Job *job, const Block *block, int64_t count, int64_t padded,
+                       float *sums, double *parts)
 {
     v8 sum[PARTS] = {0}, lane = {0, 1, 2, 3, 4, 5, 6, 7};
     for (int64_t at = 0; at < padded; at += LANES) {
         v8 is_row = share(lane < all((float)(count - at)));
-        if (job->loss->head == GAUSSIAN) gaussian_rows(job, block, at, is_row, sums + job->plan->log_std_sum, sum);
+        if (job->loss->head == GAUSSIAN)
+            gaussian_rows(job, block, at, is_row, sums + job->plan->log_std_sum, sum);
         else categorical_rows(job, block, at, is_row, sum);
     }
     for (int part = 0; part < PARTS; part++) parts[part] += total(sum[part]);

@@ -1,4 +1,5 @@
-/* prioritized.py's draws: one pass for running sums of groups, then for each draw a search in them and a walk through one group. */
+/* prioritized.py's draws: one pass for running sums of groups, then for each draw a search in them
+ * and a walk through one group. */
 
 #include <float.h>
 #include <math.h>
@@ -11,9 +12,11 @@
 typedef int32_t i4 __attribute__((vector_size(16), aligned(4), may_alias));
 typedef double d4 __attribute__((vector_size(32)));
 
-static inline float counted(float priority) { return priority > 0.0f && priority <= FLT_MAX ? priority : 0.0f; }
+static inline float counted(float priority)
+{ return priority > 0.0f && priority <= FLT_MAX ? priority : 0.0f; }
 
-/* They are summed as they are, and again one by one where a sign or the sum shows that one does not count. */
+/* They are summed as they are, and again one by one where a sign or the sum shows that one does not
+ * count. */
 static double sum_of_group(const float *priority, int64_t count)
 {
     d4 sums[4] = {{0.0}};
@@ -22,7 +25,8 @@ static double sum_of_group(const float *priority, int64_t count)
     for (; i + 16 <= count; i += 16)
         for (int k = 0; k < 4; k++) {
             const float *p = priority + i + 4 * k;
-            sums[k] += (d4){p[0], p[1], p[2], p[3]};  /* one instruction; __builtin_convertvector is four in GCC 12 */
+            sums[k] += (d4){p[0], p[1], p[2],
+                            p[3]}; /* one instruction; __builtin_convertvector is four in GCC 12 */
             signs |= *(const i4 *)p;
         }
     d4 lanes = (sums[0] + sums[1]) + (sums[2] + sums[3]);
@@ -44,7 +48,8 @@ static int64_t group_of(const double *running, int64_t groups, double r)
     return first;
 }
 
-/* The entry at which the running sum of those from `start` on exceeds `rest`, else the last one that counts, 0 where none does. */
+/* The entry at which the running sum of those from `start` on exceeds `rest`, else the last one
+ * that counts, 0 where none does. */
 static int64_t entry_of(const float *priority, int64_t start, int64_t end, double rest)
 {
     int64_t pick = 0;
@@ -59,25 +64,34 @@ static int64_t entry_of(const float *priority, int64_t start, int64_t end, doubl
     return pick;
 }
 
-/* As prioritized_draw_reference. running: room for a sum of every `group` entries, place: for a number a draw. */
-EXPORT void prioritized_draw(const float *priority, const uint64_t *key, const uint64_t *gamma, const uint64_t *step, double *running,
-                             double *place, int64_t *index, float *probability, int64_t size, uint64_t offset, int64_t batch_size,
+/* As prioritized_draw_reference. running: room for a sum of every `group` entries, place: for a
+ * number a draw. */
+EXPORT void prioritized_draw(const float *priority, const uint64_t *key, const uint64_t *gamma,
+                             const uint64_t *step, double *running, double *place, int64_t *index,
+                             float *probability, int64_t size, uint64_t offset, int64_t batch_size,
                              int64_t group)
 {
     int64_t groups = (size + group - 1) / group;
     double total = 0.0;
     for (int64_t g = 0, start = 0; g < groups; g++, start += group)
-        running[g] = total += sum_of_group(priority + start, size - start < group ? size - start : group);
+        running[g] = total +=
+            sum_of_group(priority + start, size - start < group ? size - start : group);
     uint64_t number = *step * WORDS_PER_STEP + offset;
     for (int64_t i = 0; i < batch_size; i++, number++) {
-        double r = ((double)i + fraction(mixed(*gamma * number + *key))) * (total / (double)batch_size);
-        place[i] = r < total ? r : nextafter(total, 0.0);  /* rounded up: below it the group found has a share */
+        double r =
+            ((double)i + fraction(mixed(*gamma * number + *key))) * (total / (double)batch_size);
+        place[i] =
+            r < total
+                ? r
+                : nextafter(total, 0.0); /* rounded up: below it the group found has a share */
         index[i] = group_of(running, groups, place[i]) * group;
         __builtin_prefetch(priority + index[i]);
     }
-    for (int64_t i = 0; i < batch_size; i++) {  /* apart: several searches go on at once, but a walk ends by surprise */
+    for (int64_t i = 0; i < batch_size;
+         i++) { /* apart: several searches go on at once, but a walk ends by surprise */
         int64_t start = index[i], end = start + group < size ? start + group : size;
-        index[i] = entry_of(priority, start, end, place[i] - (start ? running[start / group - 1] : 0.0));
+        index[i] =
+            entry_of(priority, start, end, place[i] - (start ? running[start / group - 1] : 0.0));
         probability[i] = total > 0.0 ? (float)(counted(priority[index[i]]) / total) : 0.0f;
     }
 }

@@ -1,4 +1,5 @@
-/* replay.py's ring on a CPU: one call writes a block of steps, one draws and gathers a batch, where torch takes a dozen each. */
+/* replay.py's ring on a CPU: one call writes a block of steps, one draws and gathers a batch, where
+ * torch takes a dozen each. */
 
 #include <stdint.h>
 #include <string.h>
@@ -6,20 +7,30 @@
 #include "random_cpu.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define LINE 64   /* bytes of the cache's */
-#define AHEAD 4   /* transitions between asking for a row and reading it */
-#define MOST 1024 /* bytes of a row that are asked for: the processor sees by itself that more is read on */
+#define LINE 64 /* bytes of the cache's */
+#define AHEAD 4 /* transitions between asking for a row and reading it */
+#define MOST                                                                                       \
+    1024 /* bytes of a row that are asked for: the processor sees by itself that more is read on   \
+          */
 
 enum { TERMINATED = 1, TRUNCATED = 2, INVALID = 4, DONE = 3 };
-enum { OBS, NUMBERS, FLAGS, SLOT, FINAL_OBS, OWNER, COUNTS };                      /* of a Ring */
-enum { ROWS, ENVS, OBS_SIZE, WIDTH, FINALS, KIND };                                /* of its sizes */
-enum { FLOAT32, BFLOAT16, UINT8 };                                                 /* kinds of its observations */
-enum { GIVEN_OBS, GIVEN_FINAL, GIVEN_TERMINATED, GIVEN_TRUNCATED, GIVEN_VALID, GIVEN_COLUMNS }; /* of steps that go in */
-enum { INDEX, OUT_OBS, OUT_NUMBERS, REWARD, DISCOUNT, NEXT_OBS, WEIGHT };          /* of a Batch */
+enum { OBS, NUMBERS, FLAGS, SLOT, FINAL_OBS, OWNER, COUNTS }; /* of a Ring */
+enum { ROWS, ENVS, OBS_SIZE, WIDTH, FINALS, KIND }; /* of its sizes */
+enum { FLOAT32, BFLOAT16, UINT8 }; /* kinds of its observations */
+enum {
+    GIVEN_OBS,
+    GIVEN_FINAL,
+    GIVEN_TERMINATED,
+    GIVEN_TRUNCATED,
+    GIVEN_VALID,
+    GIVEN_COLUMNS
+}; /* of steps that go in */
+enum { INDEX, OUT_OBS, OUT_NUMBERS, REWARD, DISCOUNT, NEXT_OBS, WEIGHT }; /* of a Batch */
 
 static const int64_t stored_bytes[] = {4, 2, 1}, given_bytes[] = {4, 4, 1};
 
-/* rows of observations [count] from what is given to how they are stored; bfloat16 rounds to even, NaN stays NaN */
+/* rows of observations [count] from what is given to how they are stored; bfloat16 rounds to even,
+ * NaN stays NaN */
 static void store(char *to, const char *from, int64_t count, int64_t kind)
 {
     if (kind != BFLOAT16) {
@@ -47,53 +58,65 @@ static void load(char *to, const char *from, int64_t count, int64_t kind)
     for (int64_t i = 0; i < count; i++) bits[i] = (uint32_t)halves[i] << 16;
 }
 
-/* As replay_add_reference: `steps` rows behind the newest. The numbers of a step come in columns of so many numbers each; terminated,
- * truncated and valid as bytes of 0 and 1, of which valid may be missing. */
-EXPORT void replay_add(void **ring, const int64_t *size, void **given, int64_t steps, const int64_t *widths, int64_t num_columns)
+/* As replay_add_reference: `steps` rows behind the newest. The numbers of a step come in columns of
+ * so many numbers each; terminated, truncated and valid as bytes of 0 and 1, of which valid may be
+ * missing. */
+EXPORT void replay_add(void **ring, const int64_t *size, void **given, int64_t steps,
+                       const int64_t *widths, int64_t num_columns)
 {
     int64_t envs = size[ENVS], finals = size[FINALS], kind = size[KIND];
-    int64_t stored = size[OBS_SIZE] * stored_bytes[kind], given_row = size[OBS_SIZE] * given_bytes[kind];
+    int64_t stored = size[OBS_SIZE] * stored_bytes[kind],
+            given_row = size[OBS_SIZE] * given_bytes[kind];
     int64_t *counts = ring[COUNTS], *owner = ring[OWNER];
-    const uint8_t *terminated = given[GIVEN_TERMINATED], *truncated = given[GIVEN_TRUNCATED], *valid = given[GIVEN_VALID];
+    const uint8_t *terminated = given[GIVEN_TERMINATED], *truncated = given[GIVEN_TRUNCATED],
+                  *valid = given[GIVEN_VALID];
     const char *final_obs = given[GIVEN_FINAL];
     for (int64_t t = 0; t < steps; t++, counts[0]++) {
         int64_t row = counts[0] % size[ROWS] * envs, from = t * envs;
-        store((char *)ring[OBS] + row * stored, (const char *)given[GIVEN_OBS] + from * given_row, envs * size[OBS_SIZE], kind);
+        store((char *)ring[OBS] + row * stored, (const char *)given[GIVEN_OBS] + from * given_row,
+              envs * size[OBS_SIZE], kind);
         float *numbers = (float *)ring[NUMBERS] + row * size[WIDTH];
         for (int64_t column = 0; column < num_columns; numbers += widths[column], column++) {
             int64_t width = widths[column];
             const float *source = (const float *)given[GIVEN_COLUMNS + column] + from * width;
             for (int64_t n = 0; n < envs; n++)
-                for (int64_t i = 0; i < width; i++) numbers[n * size[WIDTH] + i] = source[n * width + i];
+                for (int64_t i = 0; i < width; i++)
+                    numbers[n * size[WIDTH] + i] = source[n * width + i];
         }
         for (int64_t n = 0; n < envs; n++) {
             int32_t *slot = (int32_t *)ring[SLOT] + row + n;
-            uint8_t flags = (uint8_t)(terminated[from + n] * TERMINATED | truncated[from + n] * TRUNCATED);
+            uint8_t flags =
+                (uint8_t)(terminated[from + n] * TERMINATED | truncated[from + n] * TRUNCATED);
             if (valid && !valid[from + n]) flags |= INVALID;
             ((uint8_t *)ring[FLAGS])[row + n] = flags;
             *slot = 0;
             if (!(flags & DONE)) continue;
             *slot = (int32_t)(counts[1]++ % finals);
             owner[*slot] = row + n;
-            store((char *)ring[FINAL_OBS] + *slot * stored, final_obs + (from + n) * given_row, size[OBS_SIZE], kind);
+            store((char *)ring[FINAL_OBS] + *slot * stored, final_obs + (from + n) * given_row,
+                  size[OBS_SIZE], kind);
         }
     }
     counts[2] = (counts[0] - 1) % size[ROWS];
-    store((char *)ring[FINAL_OBS] + finals * stored, final_obs + (steps - 1) * envs * given_row, envs * size[OBS_SIZE], kind);
+    store((char *)ring[FINAL_OBS] + finals * stored, final_obs + (steps - 1) * envs * given_row,
+          envs * size[OBS_SIZE], kind);
 }
 
 /* As replay_sample_reference; draws the rows, or takes those in out[INDEX]. */
-EXPORT void replay_sample(void **ring, const int64_t *size, const uint64_t **streams, void **out, uint64_t offset, int64_t batch_size,
-                          int64_t num_steps, int64_t draws, float gamma)
+EXPORT void replay_sample(void **ring, const int64_t *size, const uint64_t **streams, void **out,
+                          uint64_t offset, int64_t batch_size, int64_t num_steps, int64_t draws,
+                          float gamma)
 {
     int64_t rows = size[ROWS], envs = size[ENVS], width = size[WIDTH], kind = size[KIND];
-    int64_t stored = size[OBS_SIZE] * stored_bytes[kind], given = size[OBS_SIZE] * given_bytes[kind];
+    int64_t stored = size[OBS_SIZE] * stored_bytes[kind],
+            given = size[OBS_SIZE] * given_bytes[kind];
     const int64_t *counts = ring[COUNTS], *owner = ring[OWNER];
     const float *numbers = ring[NUMBERS];
     const uint8_t *flags = ring[FLAGS];
     const int32_t *slots = ring[SLOT];
     const char *obs = ring[OBS];
-    int64_t asked = (stored < MOST ? stored : MOST) - 1; /* of a row's bytes, which begin anywhere in a line */
+    int64_t asked =
+        (stored < MOST ? stored : MOST) - 1; /* of a row's bytes, which begin anywhere in a line */
     int64_t *index = out[INDEX], newest = counts[2];
     int64_t filled = (counts[0] < rows ? counts[0] : rows) * envs, total = filled < 1 ? 1 : filled;
     uint64_t first_word = streams[2][0] * WORDS_PER_STEP + offset;
@@ -105,22 +128,27 @@ EXPORT void replay_sample(void **ring, const int64_t *size, const uint64_t **str
         }
     for (int64_t i = 0; i < batch_size; i++) {
         int64_t n = index[i] % envs, last = index[i] / envs;
-        if (i + AHEAD < batch_size) { /* rows lie anywhere in memory; not a function: gcc drops calls of one that only prefetches */
+        if (i + AHEAD < batch_size) { /* rows lie anywhere in memory; not a function: gcc drops
+                                         calls of one that only prefetches */
             int64_t soon = index[i + AHEAD], next = soon + envs < rows * envs ? soon + envs : soon;
             for (int64_t byte = 0; byte < asked; byte += LINE)
-                __builtin_prefetch(obs + soon * stored + byte), __builtin_prefetch(obs + next * stored + byte);
-            __builtin_prefetch(obs + soon * stored + asked), __builtin_prefetch(obs + next * stored + asked);
+                __builtin_prefetch(obs + soon * stored + byte),
+                    __builtin_prefetch(obs + next * stored + byte);
+            __builtin_prefetch(obs + soon * stored + asked),
+                __builtin_prefetch(obs + next * stored + asked);
             __builtin_prefetch(flags + soon), __builtin_prefetch(flags + next);
             __builtin_prefetch(numbers + soon * width);
         }
         float reward = 0.0f, discount = 1.0f;
-        for (int64_t step = 0, here = last; step < num_steps; step++, here = here + 1 == rows ? 0 : here + 1) {
+        for (int64_t step = 0, here = last; step < num_steps;
+             step++, here = here + 1 == rows ? 0 : here + 1) {
             int64_t at = here * envs + n;
             if (step && flags[at] & INVALID) break;
             reward += discount * numbers[at * width], discount *= gamma, last = here;
             if (flags[at] & DONE || here == newest) break;
         }
-        int64_t end = last * envs + n, after = (last + 1 == rows ? 0 : last + 1) * envs + n, slot = 0;
+        int64_t end = last * envs + n, after = (last + 1 == rows ? 0 : last + 1) * envs + n,
+                slot = 0;
         int ended = flags[end] & DONE, terminated = flags[end] & TERMINATED;
         if (ended) slot = slots[end];
         int in_table = ended || last == newest;
@@ -128,9 +156,12 @@ EXPORT void replay_sample(void **ring, const int64_t *size, const uint64_t **str
         ((float *)out[REWARD])[i] = reward;
         ((float *)out[DISCOUNT])[i] = terminated ? 0.0f : discount;
         ((float *)out[WEIGHT])[i] = !(flags[index[i]] & INVALID) && !lost ? 1.0f : 0.0f;
-        memcpy((float *)out[OUT_NUMBERS] + i * width, numbers + index[i] * width, (size_t)width * sizeof(float));
+        memcpy((float *)out[OUT_NUMBERS] + i * width, numbers + index[i] * width,
+               (size_t)width * sizeof(float));
         load((char *)out[OUT_OBS] + i * given, obs + index[i] * stored, size[OBS_SIZE], kind);
-        const char *final_obs = (const char *)ring[FINAL_OBS] + (ended ? slot : size[FINALS] + n) * stored;
-        load((char *)out[NEXT_OBS] + i * given, in_table ? final_obs : obs + after * stored, size[OBS_SIZE], kind);
+        const char *final_obs =
+            (const char *)ring[FINAL_OBS] + (ended ? slot : size[FINALS] + n) * stored;
+        load((char *)out[NEXT_OBS] + i * given, in_table ? final_obs : obs + after * stored,
+             size[OBS_SIZE], kind);
     }
 }

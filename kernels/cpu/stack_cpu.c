@@ -12,13 +12,12 @@ never read. */
 #include "products_cpu.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define SLICE_WORK (8 << 20) /* multiplications of a member's layers: fewer are not worth another
-                                thread */
+#define SLICE_WORK                                                                                 \
+    (8 << 20) /* multiplications of a member's layers: fewer are not worth another                 \
+                 thread */
 
 /* numbers of a call, then of each layer */
-enum {
-    MEMBERS, ROWS, X_MEMBER, FORWARD_KEEPS, NEEDS_INPUT, NEEDS_WEIGHTS, THREADS, LAYERS, SIZES
-};
+enum { MEMBERS, ROWS, X_MEMBER, FORWARD_KEEPS, NEEDS_INPUT, NEEDS_WEIGHTS, THREADS, LAYERS, SIZES };
 enum { INPUTS, OUTPUTS, ACTIVATION, LAYER_SIZES };
 /* tensors of a call, then of each layer */
 enum { X, Y, KEPT, GRADIENT, OF_INPUT, TENSORS };
@@ -202,8 +201,7 @@ static void backward_block(const Job *job, int64_t member, const int64_t *index,
         memset(to_gradient + padding, 0, WIDE * sizeof(float));
         memset(to_value + padding, 0, WIDE * sizeof(float));
         memcpy(to_gradient, job->gradient + at, last->outputs * sizeof(float));
-        if (last->activation != NONE)
-            memcpy(to_value, job->y + at, last->outputs * sizeof(float));
+        if (last->activation != NONE) memcpy(to_value, job->y + at, last->outputs * sizeof(float));
     }
 
     /* from the last layer to the first: sums of its gradients, then the gradient by its inputs */
@@ -294,18 +292,28 @@ static void write_gradients(void *pointer, int thread, int64_t item)
 
 static Job job_of(const int64_t *sizes, void *const *tensors)
 {
-    Job job = {.members = sizes[MEMBERS], .rows = sizes[ROWS], .x_member = sizes[X_MEMBER],
-               .keeps = sizes[FORWARD_KEEPS], .needs_input = sizes[NEEDS_INPUT],
-               .needs_weights = sizes[NEEDS_WEIGHTS], .threads = sizes[THREADS],
-               .count = sizes[LAYERS], .x = tensors[X], .y = tensors[Y],
-               .gradient = tensors[GRADIENT], .of_input = tensors[OF_INPUT]};
+    Job job = {.members = sizes[MEMBERS],
+               .rows = sizes[ROWS],
+               .x_member = sizes[X_MEMBER],
+               .keeps = sizes[FORWARD_KEEPS],
+               .needs_input = sizes[NEEDS_INPUT],
+               .needs_weights = sizes[NEEDS_WEIGHTS],
+               .threads = sizes[THREADS],
+               .count = sizes[LAYERS],
+               .x = tensors[X],
+               .y = tensors[Y],
+               .gradient = tensors[GRADIENT],
+               .of_input = tensors[OF_INPUT]};
     float *kept = tensors[KEPT];
     for (int64_t l = 0; l < job.count; l++) {
         const int64_t *size = sizes + SIZES + l * LAYER_SIZES;
         void *const *tensor = tensors + TENSORS + l * LAYER_TENSORS;
-        job.layers[l] = (Layer){.inputs = size[INPUTS], .outputs = size[OUTPUTS],
-                                .activation = size[ACTIVATION], .kept = kept,
-                                .weight = tensor[WEIGHT], .bias = tensor[BIAS],
+        job.layers[l] = (Layer){.inputs = size[INPUTS],
+                                .outputs = size[OUTPUTS],
+                                .activation = size[ACTIVATION],
+                                .kept = kept,
+                                .weight = tensor[WEIGHT],
+                                .bias = tensor[BIAS],
                                 .weight_gradient = tensor[WEIGHT_GRADIENT],
                                 .bias_gradient = tensor[BIAS_GRADIENT]};
         if (kept) kept += job.members * job.rows * (whole_tiles(size[OUTPUTS]) + WIDE);
@@ -336,7 +344,8 @@ EXPORT int stack_backward(const int64_t *sizes, void *const *tensors)
     if (!failed) {
         run_slices(pack_backward, &job, job.members * job.count, job.threads);
         run_slices(run_backward, &job, job.members * job.slices, job.threads);
-        if (job.needs_weights) run_slices(write_gradients, &job, job.members * job.count, job.threads);
+        if (job.needs_weights)
+            run_slices(write_gradients, &job, job.members * job.count, job.threads);
     }
     pthread_mutex_unlock(&one_caller);
     return failed;
