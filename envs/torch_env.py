@@ -88,7 +88,8 @@ class TorchEnv(CountingEnv):
         are drawn by the same code as before, which is not compiled.
         """
         self._random.disable_compile()
-        self.transition = torch.compile(self.transition, dynamic=False)  # type: ignore[method-assign]
+        compiled = torch.compile(self.transition, dynamic=False)
+        self.transition = compiled  # type: ignore[method-assign]
         self.observe = torch.compile(self.observe, dynamic=False)  # type: ignore[method-assign]
 
     def triton_task(self) -> TritonTask | None:

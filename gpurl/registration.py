@@ -41,6 +41,7 @@ def tasks() -> Iterator[tuple[str, str]]:
         pkgutil.iter_modules(package.submodule_search_locations), key=lambda module: module.name
     ):
         spec = module.module_finder.find_spec(module.name, None)  # type: ignore[call-arg]
-        text = spec.loader.get_source(module.name) if spec and spec.loader else ""  # type: ignore[attr-defined]
+        loader = spec.loader if spec else None
+        text = loader.get_source(module.name) if loader else ""  # type: ignore[attr-defined]
         for name in TASK.findall(text or ""):
             yield module.name, name

@@ -122,5 +122,7 @@ def _build(compiler: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / target.name
         command = [compiler, *FLAGS, *map(str, _sources()), "-o", str(built), "-lm"]
-        subprocess.run(command, capture_output=True, check=True, timeout=BUILD_SECONDS)  # noqa: S603 - no shell
+        subprocess.run(  # noqa: S603 - no shell
+            command, capture_output=True, check=True, timeout=BUILD_SECONDS
+        )
         os.replace(built, target)

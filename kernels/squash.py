@@ -287,7 +287,9 @@ class _SquashedLikelihood(torch.autograd.Function):
     """Replaces the gradient where log_std is outside its limits."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, output: Tensor, action: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx: FunctionCtx, output: Tensor, action: Tensor
+    ) -> Tensor:
         log_prob, gradient = _likelihood_and_gradient(output, action)
         ctx.save_for_backward(gradient)
         return log_prob

@@ -67,7 +67,7 @@ class SimulatorProcess:
         fcntl.fcntl(self._log, fcntl.F_SETFL, flags | os.O_APPEND)
         command = [python, "-u", str(SERVER), str(theirs.fileno()), str(read_end)]
         try:
-            self.process = subprocess.Popen(  # noqa: S603 - the user's interpreter on a file of this package
+            self.process = subprocess.Popen(  # noqa: S603 - a file of this package
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,

@@ -1,5 +1,5 @@
-"""What every algorithm is: it acts, it records a step in its buffer, it updates. One training loop
-serves all of them.
+"""The base of all algorithms: act, record a step, prepare targets, learn. One training loop serves
+all of them.
 """
 
 import math
@@ -21,7 +21,7 @@ from gpurl.nn.normalizer import Normalizer
 from gpurl.nn.optimizer import FlatAdam
 
 Buffer = RolloutBuffer
-Metrics = dict[str, Tensor]  # by their names in the log
+Metrics = dict[str, Tensor]  # name in the log -> value
 PolicyState = tuple[Tensor, ...]  # () without memory, else one [N, H] tensor a memory
 
 
@@ -30,37 +30,34 @@ class Decision(NamedTuple):
 
     action: Tensor  # [N, *action] as the environment takes it
     policy_state: PolicyState  # memory after this step; () without memory
-    columns: dict[str, Tensor]  # [N, ...] what the update will need, stored with the step
+    columns: dict[str, Tensor]  # [N, ...] stored with the step for the update
 
 
 @dataclass(frozen=True)
 class AlgorithmConfig:
     """Settings every algorithm has."""
 
-    fixed: ClassVar[tuple[str, ...]] = (
-        "normalize_obs",
-    )  # a resumed run keeps them: they shape the weights or count at the start only
-    schedules: ClassVar[tuple[str, ...]] = (
-        "constant",
-        "linear",
-    )  # that the learning rate may follow
+    # a resumed run must keep these: they shape the weights or matter at the start only
+    fixed: ClassVar[tuple[str, ...]] = ("normalize_obs",)
+    # of the learning rate
+    schedules: ClassVar[tuple[str, ...]] = ("constant", "linear")
 
     gamma: float = 0.99
     """Discount factor."""
     horizon: int = 32
     """Steps of every environment between updates."""
     learning_rate: float = 1e-3
-    """Adam's step size, or where it starts."""
+    """Adam's step size, at the start of its schedule."""
     schedule: str = "constant"
     """Learning rate over time: constant or linear (to 0)."""
     max_grad_norm: float | None = None
-    """Gradient norm above which a gradient is scaled down: that of all weights of an optimiser, all
-    critics of an ensemble together.
+    """Gradients with a larger norm are scaled down to it. The norm is over all weights of an
+    optimiser, all critics of an ensemble together.
     """
     weight_decay: float = 0.0
     """Decoupled weight decay (AdamW)."""
     normalize_obs: bool = False
-    """Running normalisation of observations, inside the policy; what is stored stays as it was."""
+    """Running normalisation of observations inside the policy; buffers store them unchanged."""
 
     def __post_init__(self) -> None:
         check_choices(self, {"schedule": self.schedules})
@@ -73,21 +70,19 @@ class AlgorithmConfig:
 
 
 class Algorithm(ABC, nn.Module):
-    """`state_dict()` and `extra_state()` are what a checkpoint holds.
+    """A checkpoint holds `state_dict()` and `extra_state()`.
 
-    Nothing in act, record or update waits for the device: metrics stay tensors.
+    No method waits for the device: metrics stay tensors.
     """
 
-    takes_agents: ClassVar[bool] = (
-        # obs [N, A, D], actions [N, A] or [N, A, d], reward [N, A]; without it one agent only
-        False
-    )
-    # the name of another algorithm that takes its place for a Discrete action space
+    # several agents: obs [N, A, D], actions [N, A] or [N, A, d], reward [N, A]
+    takes_agents: ClassVar[bool] = False
+    # the algorithm that replaces this one for a Discrete action space
     discrete_form: ClassVar[str] = ""
-    values_final_obs: ClassVar[bool] = False  # whether targets need the values of final_obs
-    learning_starts: int = (
-        0  # transitions to be collected, since nothing was stored, before the first `learn`
-    )
+    # whether targets need the values of final_obs
+    values_final_obs: ClassVar[bool] = False
+    # transitions in the replay buffer before the first `learn`
+    learning_starts: int = 0
     config: AlgorithmConfig
     name: str
     normalizer: Normalizer | None
@@ -103,57 +98,57 @@ class Algorithm(ABC, nn.Module):
         state_space: gymnasium.Space | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.label = config, type(self).__name__
-        self.observation_space, self.action_space = observation_space, action_space
-        self.num_envs, self.device, self.seed = num_envs, device, seed
+        self.config = config
+        self.label = type(self).__name__
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.num_envs = num_envs
+        self.device = device
+        self.seed = seed
+        # inputs of the networks: observations, then the privileged state where the critic reads it
         if not isinstance(observation_space, Box):
             raise UsageError(
                 f"{self.label} needs a Box observation space, this one is {observation_space}"
             )
         self.num_inputs = math.prod(observation_space.shape)
-        self.state_space = (
-            state_space if self.reads_state() else None
-        )  # where it is not None, rows of obs have the state behind them
+        self.state_space = state_space if self.reads_state() else None
         self.num_state = 0 if self.state_space is None else math.prod(self.state_space.shape or ())
         self.normalizer = (
             Normalizer(self.num_inputs + self.num_state) if config.normalize_obs else None
         )
+        # modules, then what trains them on the device
         self.make_networks()
         if device.type != "cpu":
             self.to(device)
-        # of whole iterations, logged as train/n_updates; steps that were left out are among them,
-        # train/skipped_steps says how many
+        # logged as train/n_updates; includes skipped steps (train/skipped_steps)
         self.num_updates = torch.zeros((), dtype=torch.int64, device=device)
         self.make_training()
 
     @abstractmethod
     def make_networks(self) -> None:
-        """Set the modules; UsageError for spaces that do not fit."""
+        """Set the modules. UsageError for spaces that the algorithm cannot use."""
 
     @abstractmethod
     def make_training(self) -> None:
-        """Set what trains the modules, which are on the device now: optimisers, random numbers,
-        scalars.
-        """
+        """Set optimisers, random streams and scalars; the modules are on the device now."""
 
     def reads_state(self) -> bool:
-        """Whether the critic reads what an environment shows to critics only."""
+        """Whether the critic reads privileged observations."""
         return False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Algorithm":
         raise TypeError(
-            f"{type(self).__name__} shares memory between weights, optimiser and arrays, which a "
-            f"copy would tear apart: "
-            "make another one (make_algorithm, gpurl.load) and give it the state_dict()"
+            f"{type(self).__name__} shares memory between weights and optimiser, which a copy "
+            "would separate: make another one (make_algorithm, gpurl.load), load the state_dict()"
         )
 
     def initial_policy_state(self, num_envs: int) -> PolicyState:
-        """Memory at the start of an episode: () or tensors [num_envs, H]."""
+        """The policy state at the start of an episode: () or tensors [num_envs, H]."""
         return ()
 
     @abstractmethod
     def act(self, obs: Tensor, policy_state: PolicyState = (), explore: bool = True) -> Decision:
-        """obs: [N, *obs]. explore=False gives the greedy action."""
+        """The actions at obs [N, *obs]; explore=False: greedy ones."""
 
     @abstractmethod
     def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
@@ -161,7 +156,7 @@ class Algorithm(ABC, nn.Module):
 
     @abstractmethod
     def make_buffer(self) -> Buffer:
-        """Storage for what `record_step` writes."""
+        """The storage for `record_step`."""
 
     def record_step(
         self,
@@ -171,10 +166,9 @@ class Algorithm(ABC, nn.Module):
         timestep: Timestep,
         final_value: Tensor | None = None,
     ) -> None:
-        """Store one step: `decision` was taken at `obs` and led to `timestep`.
+        """Store one step: `decision` at `obs` led to `timestep`.
 
-        final_value: [N] of its final observations, where `values_final_obs` and the engine has
-        asked for it already.
+        final_value: [N] values of its final observations, if the engine has computed them.
         """
         row = {
             "obs": obs,
@@ -192,16 +186,14 @@ class Algorithm(ABC, nn.Module):
         buffer.add(row)
 
     def reward_of(self, timestep: Timestep) -> Tensor:
-        """[N] what is learnt from of a step's reward."""
+        """[N] the reward to learn from."""
         return timestep.reward
 
     def row_shape(self) -> tuple[int, ...]:
-        """Of one observation as training stores it."""
-        return (
-            (self.num_inputs + self.num_state,)
-            if self.num_state
-            else tuple(self.observation_space.shape or ())
-        )
+        """The shape of a stored observation."""
+        if self.num_state:
+            return (self.num_inputs + self.num_state,)
+        return tuple(self.observation_space.shape or ())
 
     def inputs(self, obs: Tensor) -> Tensor:
         """[N, *obs] -> [N, D] float32, normalised."""
@@ -214,12 +206,14 @@ class Algorithm(ABC, nn.Module):
 
     @abstractmethod
     def prepare(self, buffer: Buffer) -> dict[str, Tensor]:
-        """What `learn` learns from: targets of a rollout, or a sample of a replay buffer."""
+        """The data for `learn`: the targets of a rollout; or {}, after it was moved into a replay
+        buffer.
+        """
 
     @abstractmethod
     def learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Take the optimiser's steps; returns 0-d metrics on the device, named as they are logged.
-        data: what `prepare` gave.
+        """Take the optimiser steps on the data of `prepare`. Returns 0-d metrics on the device, by
+        their names in the log.
         """
 
     def update(self, buffer: Buffer) -> dict[str, Tensor]:
@@ -227,19 +221,15 @@ class Algorithm(ABC, nn.Module):
         return self.learn(self.prepare(buffer))
 
     def all_optimizers(self) -> dict[str, FlatAdam]:
-        """Whatever moves weights, by the name before those of its parameters in `state_dict()`; ""
-        where they stand there as they are.
-        """
+        """The optimisers, by the prefix of their parameters' names in `state_dict()`."""
         return {}
 
     @abstractmethod
     def max_batch_rows(self) -> int:
-        """Rows of the largest batch that goes through the networks many times."""
+        """Rows of the largest batch that passes through the networks often."""
 
     def set_precision(self, precision: str) -> None:
-        """Compute products in float32, tf32 or bf16; parameters, gradients and sums stay
-        float32.
-        """
+        """Compute matrix products in float32, tf32 or bf16; all else stays float32."""
         if precision == "bf16" and not set_dtype(self, torch.bfloat16):
             raise UsageError(
                 f"{self.label} has no layers that compute in {precision}, only in float32"
@@ -247,35 +237,35 @@ class Algorithm(ABC, nn.Module):
 
     @abstractmethod
     def schedule(self, progress: float, steps: int) -> None:
-        """Before an iteration: set what changes with training; progress runs from 0 to 1, `steps`
-        of the environments were taken so far.
+        """Called before each iteration: set learning rates, epsilon and the like. progress: from 0
+        to 1. steps: environment steps so far.
         """
 
     def mark_episode_break(self, mask: Tensor | None = None) -> None:
-        """The environments were reset from outside, all or those of mask [N]: what was recorded
-        last is not continued by what comes.
+        """The environments of mask [N], or all, were reset from outside: their next step does not
+        continue the last recorded one.
         """
 
     @abstractmethod
     def extra_state(self) -> dict[str, Any]:
-        """What continues a run beside the weights: optimiser and random state."""
+        """What a run needs to continue besides the weights: optimiser and random state."""
 
     @abstractmethod
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Continue from `extra_state()`."""
 
     def replay_state(self) -> dict[str, Any]:
-        """The stored transitions, where they are to be in checkpoints; else {}."""
+        """The replay buffer, if checkpoints are to hold it; else {}."""
         return {}
 
     def load_replay_state(self, state: dict[str, Any]) -> int:
-        """Continue from `replay_state()`; returns how many transitions were stored until then."""
+        """Continue from `replay_state()`; returns the number of transitions stored so far."""
         return 0
 
 
 def episode_ends(timestep: Timestep) -> Tensor:
-    """[N] bool: what follows belongs to another episode. A step that is not a real transition ends
-    one too: a reset happened in it.
+    """[N] bool: the next step belongs to another episode. An invalid step, in which a reset
+    happened, ends one too.
     """
     ended = timestep.terminated | timestep.truncated
     valid = timestep.info.get("valid")
@@ -283,5 +273,5 @@ def episode_ends(timestep: Timestep) -> Tensor:
 
 
 def restart_policy_state(policy_state: PolicyState, ended: Tensor) -> PolicyState:
-    """Empty the memory where ended [N]."""
+    """Zero the policy state where ended [N]."""
     return tuple(memory.masked_fill(ended.unsqueeze(1), 0.0) for memory in policy_state)

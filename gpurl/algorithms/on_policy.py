@@ -1,5 +1,5 @@
-"""What all algorithms on rollouts share: `horizon` steps are collected, learnt from in shuffled
-minibatches some times, and thrown away.
+"""The base of on-policy algorithms: collect `horizon` steps, learn from them for some epochs of
+shuffled minibatches, discard them.
 """
 
 from abc import abstractmethod
@@ -20,12 +20,12 @@ from gpurl.nn.optimizer import FlatAdam
 
 @dataclass(frozen=True)
 class OnPolicyConfig(AlgorithmConfig):
-    """Settings of every algorithm on rollouts."""
+    """Settings of all on-policy algorithms."""
 
     epochs: int = 4
     """Passes over each rollout."""
     minibatches: int = 4
-    """Minibatches a pass."""
+    """Minibatches in each epoch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,12 +33,12 @@ class OnPolicyConfig(AlgorithmConfig):
 
 
 class OnPolicy(Algorithm):
-    """One flat Adam, a rollout buffer, minibatches in an order drawn anew each pass."""
+    """One flat Adam, a rollout buffer, minibatches in a new random order each epoch."""
 
     config: OnPolicyConfig
     values_final_obs = True
-    is_recurrent = False  # minibatches are then of whole environments
-    normalizes_minibatches = False  # the advantage, each minibatch its own
+    is_recurrent = False  # minibatches then hold whole environments
+    normalizes_minibatches = False  # normalise the advantage in each minibatch
 
     def make_training(self) -> None:
         self.optimizer = self.make_optimizer()
@@ -50,19 +50,19 @@ class OnPolicy(Algorithm):
 
     @abstractmethod
     def make_optimizer(self) -> FlatAdam:
-        """Of all weights."""
+        """The optimiser of all weights."""
 
     # ---- recording ----
 
     def make_buffer(self) -> RolloutBuffer:
-        config, unit = self.config, "num_envs" if self.is_recurrent else "num_envs * horizon"
+        config = self.config
+        unit = "num_envs" if self.is_recurrent else "num_envs * horizon"
         rows = self.num_envs if self.is_recurrent else self.num_envs * config.horizon
         if rows % config.minibatches:
             raise UsageError(
                 f"{self.label} splits {unit} = {rows} rows into minibatches = "
-                f"{config.minibatches}, "
-                f"which leaves {rows % config.minibatches} over (num_envs {self.num_envs}, horizon "
-                f"{config.horizon})"
+                f"{config.minibatches}, which leaves {rows % config.minibatches} over (num_envs "
+                f"{self.num_envs}, horizon {config.horizon})"
             )
         return RolloutBuffer(config.horizon, self.device)
 
@@ -82,7 +82,7 @@ class OnPolicy(Algorithm):
         super().record_step(buffer, obs, decision, timestep, final_value)
 
     def final_values(self, buffer: RolloutBuffer) -> Tensor:
-        """[T, N] value of each final_obs, as it was recorded or from the observations that were."""
+        """[T, N] values of final_obs, as recorded or computed now."""
         if "final_value" in buffer.columns:
             return buffer["final_value"]
         return self.value(buffer["final_obs"].flatten(0, 1)).view_as(buffer["value"])
@@ -116,7 +116,7 @@ class OnPolicy(Algorithm):
         self.action_random.load_state_dict(state["action_random"])
         self.minibatches.random.load_state_dict(state["shuffle_random"])
         self.num_updates.copy_(state["num_updates"])
-        if state["set_rate"] != self._set_rate():  # the user has changed it since
+        if state["set_rate"] != self._set_rate():  # the user changed the setting
             self.optimizer.learning_rate.fill_(self.config.learning_rate)
 
     def _set_rate(self) -> dict[str, Any]:

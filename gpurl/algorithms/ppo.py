@@ -25,7 +25,7 @@ from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.own_network import OwnTrunks
 
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)  # of the KL-adaptive rate, as in rsl_rl
-# parts of the loss that are logged under another name, with the other sign
+# metrics of the loss that are logged with the opposite sign, under another name
 NEGATED = {"surrogate": "policy_gradient_loss", "entropy": "entropy_loss"}
 
 
@@ -48,14 +48,14 @@ class PPOConfig(OnPolicyConfig):
     constant.
     """
     target_kl: float = 0.01
-    """KL divergence from the acting policy, in the last epoch, that the kl schedule aims at."""
+    """KL divergence from the acting policy in the last epoch, for the kl schedule."""
     gae_lambda: float = 0.95
     """Decay of generalised advantage estimation."""
     clip_range: float = 0.2
-    """How far the probability ratio may leave 1."""
+    """Clip range of the probability ratio around 1."""
     clip_range_value: float | None = None
-    """How far a value may leave the old one, in units of the normalised return; None does not
-    clip.
+    """Clip range of the value around the old one, in units of the normalised return; None: no
+    clipping.
     """
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
@@ -74,8 +74,8 @@ class PPOConfig(OnPolicyConfig):
     and e^2).
     """
     asymmetric: bool = True
-    """The critic reads what an environment shows to critics only, where there is such a thing, and
-    not the observations.
+    """The critic reads the environment's privileged observations, if it has any, in place of the
+    actor's.
     """
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """Shape of the networks."""
@@ -89,18 +89,17 @@ class PPOConfig(OnPolicyConfig):
         )
         if self.schedule == "kl" and self.epochs * self.minibatches == 1:
             raise UsageError(
-                "schedule kl needs a second step on each rollout, to see how far the first one "
-                "went: with epochs 1 and minibatches 1 "
-                "take schedule linear or constant"
+                "schedule kl needs a second step on each rollout to measure the KL divergence of "
+                "the first: with epochs 1 and minibatches 1 take schedule linear or constant"
             )
 
 
 class PPO(OnPolicy):
-    """Actor and critic with their normalisers; one flat Adam; a rollout buffer of `horizon` steps.
+    """Actor and critic with their normalisers, one flat Adam, a rollout buffer.
 
-    A subclass adds a term to the loss by overriding `loss`, and takes a network of its own by
-    setting `self.network` in `make_networks`: any module from observations [B, D] to (the head's
-    numbers [B, head.num_outputs], value [B]).
+    A subclass adds a term to the loss by overriding `loss`, and uses its own network by setting
+    `self.network` in `make_networks`: any module from observations [B, D] to (outputs for the
+    action head [B, head.num_outputs], value [B]).
     """
 
     config: PPOConfig
@@ -117,7 +116,7 @@ class PPO(OnPolicy):
         self.precision = "float32"
 
     def _make_network(self, outputs: int) -> ActorCritic:
-        """From observations [B, D] to (the head's numbers [B, outputs], value [B])."""
+        """From observations [B, D] to (outputs for the action head [B, outputs], value [B])."""
         config = self.config.network
         if config.trunk:
             if self.num_state:
@@ -125,7 +124,7 @@ class PPO(OnPolicy):
                     f"network {config.trunk} reads observations only: take --asymmetric False"
                 )
             own = OwnTrunks(config, tuple(self.observation_space.shape or ()), outputs)
-            return cast(ActorCritic, own)  # which is called in the same way
+            return cast(ActorCritic, own)  # the same interface
         if self.num_state:
             return AsymmetricActorCritic(config, self.num_inputs, self.num_state, outputs)
         return ActorCritic(config, self.num_inputs, outputs)
@@ -163,53 +162,58 @@ class PPO(OnPolicy):
 
     @torch.no_grad()
     def act(self, obs: Tensor, policy_state: PolicyState = (), explore: bool = True) -> Decision:
-        if self.num_state and not explore:  # without the state, which the actor does not read
+        # a trained policy gets no privileged state; the actor does not read it
+        if self.num_state and not explore:
             obs = torch.nn.functional.pad(obs.flatten(1)[:, : self.num_inputs], (0, self.num_state))
-        features, next_policy_state = self._remember(obs, policy_state)
-        output, value = self._evaluated(features)
+        features, next_policy_state = self._features(obs, policy_state)
+        output, value = self._forward(features)
         if not explore:
             return Decision(self.head.to_env(self.head.mode(output)), next_policy_state, {})
+        # sample, and keep what the loss needs
         action, log_prob, env_action = self.head.decide(output, self.action_random)
         self.action_random.advance()
-        columns = {"action": action, "log_prob": log_prob, "value": self._true_value(value)}
+        columns = {"action": action, "log_prob": log_prob, "value": self._denormalized(value)}
         if self.is_recurrent:
             columns["policy_state"] = policy_state[0]
         return Decision(env_action, next_policy_state, columns)
 
     @torch.no_grad()
     def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
-        features, _ = self._remember(obs, policy_state)
-        return self._true_value(self._evaluated(features)[1])
+        features, _ = self._features(obs, policy_state)
+        return self._denormalized(self._forward(features)[1])
 
-    def _remember(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
-        """obs: [N, *obs] -> (what the network reads [N, F], memory after this step)."""
+    def _features(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+        """obs: [N, *obs] -> (inputs of the network [N, F], next policy state)."""
         inputs = self.inputs(obs)
         if not self.is_recurrent:
             return inputs, ()
         features, h = self.network.remember(inputs, policy_state[0])
         return features, (h,)
 
-    def _evaluated(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """features [B, F] -> (the policy head's numbers [B, A], value [B])."""
+    def _forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """features [B, F] -> (outputs for the action head [B, A], value [B])."""
         output, value = self.network(features)
         if value.dim() != 1:
-            got = f"{type(self.network).__name__} gives values of shape {tuple(value.shape)}"
-            raise UsageError(f"{got}; {self.label} needs one number a row, [B]")
+            raise UsageError(
+                f"{self.label} needs one value a row, [B]; {type(self.network).__name__} returned "
+                f"shape {tuple(value.shape)}"
+            )
         return output, value
 
-    def _true_value(self, value: Tensor) -> Tensor:
+    def _denormalized(self, value: Tensor) -> Tensor:
         return value if self.value_normalizer is None else self.value_normalizer.denormalized(value)
 
     # ---- learning ----
 
     @torch.no_grad()
     def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
-        """{"packed": a row a sample}, with a memory columns [T, N, ...] instead; and the explained
+        """{"packed": one row a sample}, or columns [T, N, ...] with memory; and the explained
         variance.
         """
-        config, valid = self.config, buffer.columns.get("valid")
+        config = self.config
+        valid = buffer.columns.get("valid")
 
-        # advantages and returns; episodes that were cut off go on by their final observation
+        # advantages and returns; truncated episodes bootstrap from their final observation
         final_value = self.final_values(buffer)
         advantage, returns, moments = gae(
             buffer["reward"],
@@ -233,13 +237,14 @@ class PPO(OnPolicy):
             old_value = self.value_normalizer.normalized(old_value)
             returns = self.value_normalizer.normalized(returns)
 
-        # observations as they were normalised when acted on; the next rollout's are otherwise
+        # observations as normalised while acting; the update changes only the next rollout's
         obs = flat(buffer["obs"])
         inputs = obs
         if self.normalizer is not None:
             inputs = self.normalizer(obs)
             self.normalizer.update(obs, valid)
 
+        # what minibatches are made of
         columns = {
             "obs": inputs,
             "action": buffer["action"],
@@ -273,29 +278,29 @@ class PPO(OnPolicy):
         return self.after_epochs(means, steps_before, data)
 
     def steps_before(self) -> Tensor | None:
-        """The optimiser's counter before the first epoch, which schedule kl compares."""
+        """The optimiser's step count before the first epoch, for schedule kl."""
         return self.optimizer.state.step.clone() if self.config.schedule == "kl" else None
 
     def batches(self, data: dict[str, Tensor]) -> Iterator[Minibatch]:
-        """One pass over what `prepare` gave."""
+        """The minibatches of one epoch, from the data of `prepare`."""
         if self.is_recurrent:
             columns = {name: column for name, column in data.items() if column.dim()}
             return (Minibatch(**batch) for batch in self.minibatches.of_envs(columns))
         return (Minibatch(**batch) for batch in self.minibatches.of_steps(data["packed"]))
 
     def outputs(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
-        """(the policy head's numbers [B, A], value [B]), with a memory [T, B, A] and [T, B]."""
+        """(outputs for the action head [B, A], value [B]); with memory [T, B, A] and [T, B]."""
         if not self.is_recurrent:
-            return self._evaluated(batch.obs)
+            return self._forward(batch.obs)
         assert batch.policy_state is not None
         assert batch.episode_starts is not None
         features = self.network.unroll(batch.obs, batch.policy_state[0], batch.episode_starts)
-        output, value = self._evaluated(features.flatten(0, 1))
+        output, value = self._forward(features.flatten(0, 1))
         shape = features.shape[:2]
         return output.unflatten(0, shape), value.unflatten(0, shape)
 
     def loss(self, batch: Minibatch) -> tuple[Tensor, Metrics]:
-        """(what is minimised, 0-d and differentiable; its parts, 0-d, logged as train/NAME).
+        """(the loss, 0-d and differentiable; metrics, 0-d, logged as train/NAME).
 
         To add a term: `loss, metrics = super().loss(batch)` and
         `return loss + term, metrics | {"my_term": term}`.
@@ -312,13 +317,13 @@ class PPO(OnPolicy):
         )
 
     def _minibatch_step(self, batch: Minibatch) -> tuple[tuple[str, ...], Tensor, Tensor]:
-        """One step of the optimiser, which is skipped where the loss or a part of it is not finite;
-        returns the metrics' names, the metrics [M] and the gradient's norm, 0-d.
+        """One optimiser step; it is skipped if the loss or a part of it is not finite. Returns the
+        names of the metrics, the metrics [M] and the gradient's norm, 0-d.
         """
         with torch.enable_grad():
             loss, metrics = self.loss(batch)
         parts = {name: metrics[name] for name in PARTS if name in metrics} | {"loss": loss}
-        metrics = parts | metrics  # parts first, then what is logged only
+        metrics = parts | metrics  # first those that must be finite
         row = torch.stack(tuple(metrics.values())).float()
         self.optimizer.losses = tuple(parts)
         norm = self.optimizer.step(loss, row[: len(parts)], of=self.loss)
@@ -327,8 +332,8 @@ class PPO(OnPolicy):
     def after_epochs(
         self, means: Metrics, steps_before: Tensor | None, data: dict[str, Tensor]
     ) -> Metrics:
-        """Adapt the learning rate, keep the standard deviation in its limits; returns what is
-        logged. means: of the last epoch.
+        """Adapt the learning rate and clamp the standard deviation. means: the metrics' means over
+        the last epoch. Returns what is logged.
         """
         if steps_before is not None:
             if "approx_kl" not in means:
@@ -338,6 +343,7 @@ class PPO(OnPolicy):
             self.head.clamp_log_std_()
         self.num_updates += 1
 
+        # log
         metrics = {f"train/{name}": means[name] for name in means if name not in NEGATED}
         metrics |= {f"train/{NEGATED[name]}": -means[name] for name in means if name in NEGATED}
         metrics["train/explained_variance"] = data["explained_variance"]
@@ -349,12 +355,13 @@ class PPO(OnPolicy):
         return metrics
 
     def _adapt_learning_rate(self, kl: Tensor, has_moved: Tensor) -> None:
-        """Slower when the last epoch found the policy over twice target_kl away, faster when under
-        half; as it was if no step was taken.
+        """Divide the rate by 1.5 if the KL divergence of the last epoch is above twice target_kl,
+        multiply it by 1.5 if below half; unchanged if all steps were skipped.
 
-        The rule of rsl_rl and rl_games, which look after every minibatch; here once an iteration.
-        kl, has_moved: 0-d.
+        The rule of rsl_rl and rl_games, which apply it after every minibatch; here once an
+        iteration. kl, has_moved: 0-d.
         """
-        rate, target = self.optimizer.learning_rate, self.config.target_kl
+        rate = self.optimizer.learning_rate
+        target = self.config.target_kl
         change = 0.5 * (kl < 0.5 * target).float() - (kl > 2.0 * target).float() / 3.0
         rate.mul_(1.0 + change * has_moved).clamp_(*LEARNING_RATE_LIMITS)

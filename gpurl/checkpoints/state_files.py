@@ -58,7 +58,8 @@ def read_state_files(folder: Path, device: str | torch.device) -> dict[str, Stat
     for name, state in encoded.items():
         with safe_open(folder / f"{name}.safetensors", framework="pt", device="cpu") as file:
             # pages of the file, copied: they outlive it, are on `device` and share no storage
-            tensors = {key: file.get_tensor(key).to(device, copy=True) for key in file.keys()}  # noqa: SIM118 - not a dict
+            keys = file.keys()
+            tensors = {key: file.get_tensor(key).to(device, copy=True) for key in keys}
         decoded = _decode(state, tensors)
         if tensors or not isinstance(decoded, dict):
             raise CheckpointError(

@@ -162,7 +162,7 @@ def _add_line(series: Series, line: bytes) -> None:
 
 
 def _title(folder: Path) -> str:
-    """ "chasing · ppo · seed 3" for runs/chasing/ppo/20260102-030405_3, else the folder's name."""
+    """The folder's name; of runs/chasing/ppo/20260102-030405_3 "chasing · ppo · seed 3"."""
     folder = folder.resolve()
     match = re.fullmatch(r"\d{8}-\d{6}_(-?\d+)(-\d+)?", folder.name)
     if match is None:

@@ -461,7 +461,7 @@ def test_values_in_a_column_are_refused() -> None:
             self.network = Column(self.num_inputs, 2)  # type: ignore[assignment]
 
     with pytest.raises(
-        UsageError, match=r"Column gives values of shape \(8, 1\); WithColumn needs one number"
+        UsageError, match=r"WithColumn needs one value a row, .* Column returned shape \(8, 1\)"
     ):
         of_own(WithColumn, RandomWalk(8)).act(torch.zeros(8, 3))
 
