@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpurl.buffers.minibatches import Minibatch
-from gpurl.kernels.ppo_loss import LARGEST_LOG_RATIO, PARTS
+from gpurl.kernels.ppo_loss import LARGEST_LOG_RATIO, METRICS
 
 RESCALE_EPSILON = 1e-3
 LossAndError = tuple[Tensor, Tensor]
@@ -38,8 +38,8 @@ def ppo_loss(
     which their gradient is 0. With clip_range_value the value loss is the larger of the plain and
     the clipped one (PPO2, Dhariwal et al. 2017). Means are weighted by `batch.weight` if it is
     given. log_prob, value: of the batch's shape; entropy: the same, or 0-d. The metrics, in the
-    order of PARTS, are the means of min(r A, clip(r) A), the squared value error, the KL divergence
-    from the acting policy, the fraction of clipped ratios, and the entropy.
+    order of METRICS, are the means of min(r A, clip(r) A), the squared value error, the KL
+    divergence from the acting policy, the fraction of clipped ratios, and the entropy.
     """
 
     def mean(x: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def ppo_loss(
     kl = mean(ratio - 1.0 - log_ratio)  # k3 of Schulman 2020: unbiased, never negative
     clip_fraction = mean((ratio != clipped_ratio).to(value.dtype))
     metrics = (surrogate, value_loss, kl, clip_fraction, mean_entropy)
-    return loss, {name: metric.detach() for name, metric in zip(PARTS, metrics)}
+    return loss, {name: metric.detach() for name, metric in zip(METRICS, metrics)}
 
 
 def explained_variance(value: Tensor, returns: Tensor) -> Tensor:

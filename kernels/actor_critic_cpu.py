@@ -21,7 +21,7 @@ from gpurl.kernels.adam import AdamOptions, AdamState, c_arguments
 from gpurl.kernels.random import CounterRandom
 
 ACTIVATIONS = ("tanh", "elu", "relu")
-PARTS = ("surrogate", "value_loss", "approx_kl", "clip_fraction", "entropy", "grad_norm")
+METRICS = ("surrogate", "value_loss", "approx_kl", "clip_fraction", "entropy", "grad_norm")
 MAX_LAYERS = 64  # of both towers together
 # weight [E, out, in] and bias [E, 1, out], whose `.grad` takes the gradient
 Layer = tuple[nn.Parameter, nn.Parameter]
@@ -231,7 +231,7 @@ class ActorCriticCpu:
         entropy_coef: float,
     ) -> dict[str, Tensor]:
         """A step on each of `minibatches` equal pieces of order [S], int64 numbers of rows; returns
-        PARTS, [minibatches] float64 each.
+        METRICS, [minibatches] float64 each.
 
         packed: [.., W] float32, a row of it obs [D], action [actions], log_prob, value, advantage,
         returns, with has_valid also valid, 1 or 0, and anything behind.
@@ -245,13 +245,13 @@ class ActorCriticCpu:
         steps.loss.has_valid = has_valid
         steps.loss.clip_range = clip_range
         steps.loss.entropy_coef = entropy_coef
-        parts = torch.empty(minibatches, len(PARTS), dtype=torch.float64)
+        parts = torch.empty(minibatches, len(METRICS), dtype=torch.float64)
         self._call(
             self._functions.ppo_steps, ctypes.byref(steps.loss), ctypes.byref(steps.adam),
             packed.data_ptr(), packed.shape[1],
             order.data_ptr(), len(order) // minibatches, minibatches, parts.data_ptr(),
         )  # fmt: skip
-        return dict(zip(PARTS, parts.unbind(1)))
+        return dict(zip(METRICS, parts.unbind(1)))
 
     def _check(self, x: Tensor, policy: ActInputs) -> int:
         """Number of rows of x; ValueError unless it is what C may read."""

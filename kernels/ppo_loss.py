@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
 
-PARTS = ("surrogate", "value_loss", "approx_kl", "clip_fraction", "entropy")
+METRICS = ("surrogate", "value_loss", "approx_kl", "clip_fraction", "entropy")
 LOG_2PI = tl.constexpr(math.log(2.0 * math.pi))
 # keeps the loss finite for a policy far from the acting one; the gradient beyond it is 0
 LARGEST_LOG_RATIO = 20.0
@@ -272,7 +272,7 @@ def _launch(
     block_b, block_a, num_warps = _tile(num_columns)
     programs = triton.cdiv(num_rows, block_b)
     width = 4 + num_columns if is_gaussian else 5
-    shapes = output.shape, (num_rows,), (programs, width), (len(PARTS),), ()
+    shapes = output.shape, (num_rows,), (programs, width), (len(METRICS),), ()
     output_gradient, value_gradient, partial, parts, loss = (
         torch.empty(shape, dtype=torch.float32, device=output.device) for shape in shapes
     )
@@ -343,7 +343,7 @@ def fused_ppo_loss(
     entropy_coef: Tensor,
     options: PpoOptions,
 ) -> tuple[Tensor, Tensor]:
-    """(loss 0-d, parts [5] in the order of PARTS, without gradient) of a Gaussian policy, or of a
+    """(loss 0-d, parts [5] in the order of METRICS, without gradient) of a Gaussian policy, or of a
     categorical one if log_std is None; differentiable by output, log_std and value.
 
     output: [..., A] float32, the means or the logits; log_std: [A] contiguous; value: [...]; rows:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from gpurl.buffers.minibatches import Minibatch
-from gpurl.kernels.ppo_loss import PARTS
+from gpurl.kernels.ppo_loss import METRICS
 from gpurl.losses import (
     categorical_td_loss,
     dueling,
@@ -118,7 +118,7 @@ def test_ppo_loss_and_its_gradients_are_those_of_the_papers_in_float64(
     outside = ((ratio - 1).abs() > CLIP).double()
     mean = outside.mean() if weight is None else (outside * weight).sum()
     torch.testing.assert_close(parts["clip_fraction"], mean.detach())
-    assert tuple(parts) == PARTS
+    assert tuple(parts) == METRICS
     assert not any(part.requires_grad for part in parts.values())
 
 

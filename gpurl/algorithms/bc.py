@@ -329,7 +329,7 @@ class Choice(CloneHead):
         super().__init__()
         self.head, self.shape, self.penalty = head, shape, penalty
         self.num_outputs = head.num_outputs
-        each = head.parts if isinstance(head, MultiCategorical) else [head]
+        each = head.heads if isinstance(head, MultiCategorical) else [head]
         self.sizes = [part.num_outputs for part in each]
 
     def loss(self, output: Tensor, action: Tensor) -> Tensor:

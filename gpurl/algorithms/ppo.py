@@ -16,7 +16,7 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.gae import gae
-from gpurl.kernels.ppo_loss import PARTS
+from gpurl.kernels.ppo_loss import METRICS
 from gpurl.losses import explained_variance
 from gpurl.nn.actor_critic import ActorCritic, AsymmetricActorCritic, NetworkConfig
 from gpurl.nn.distributions import Gaussian, make_head
@@ -136,7 +136,7 @@ class PPO(OnPolicy):
             config.learning_rate,
             weight_decay=config.weight_decay,
             max_grad_norm=config.max_grad_norm,
-            losses=PARTS,
+            losses=METRICS,
         )
 
     def make_training(self) -> None:
@@ -322,7 +322,7 @@ class PPO(OnPolicy):
         """
         with torch.enable_grad():
             loss, metrics = self.loss(batch)
-        parts = {name: metrics[name] for name in PARTS if name in metrics} | {"loss": loss}
+        parts = {name: metrics[name] for name in METRICS if name in metrics} | {"loss": loss}
         metrics = parts | metrics  # first those that must be finite
         row = torch.stack(tuple(metrics.values())).float()
         self.optimizer.losses = tuple(parts)

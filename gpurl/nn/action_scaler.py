@@ -1,5 +1,5 @@
-"""The units of continuous actions: [-1, 1] of a policy spans a limited dimension of a Box; others
-keep the environment's units.
+"""Scales continuous actions: [-1, 1] of the policy spans a bounded dimension of a Box; unbounded
+dimensions keep the environment's units.
 """
 
 import numpy as np
@@ -9,33 +9,32 @@ from torch import Tensor, nn
 
 from gpurl.errors import UsageError
 
-MAX_WIDTH = (
-    1e6  # of action limits that mean something: those of float32 stand where a task has none
-)
+MAX_WIDTH = 1e6  # wider dimensions count as unbounded: some tasks give float32's own limits
 
 
 class ActionScaler(nn.Module):
-    """Dimensions wider than MAX_WIDTH count as not limited."""
+    """The scale of each dimension of a Box."""
 
-    # [4, A]: least, greatest, half width and centre of the policy's actions in the environment's
+    # [4, A]: lowest and highest action of the policy; half width and centre in environment units
     units: Tensor
 
     def __init__(self, space: Box) -> None:
         super().__init__()
-        self.space, self.shape = space, space.shape
-        low, high = space.low.flatten().astype(np.float64), space.high.flatten().astype(np.float64)
+        self.space = space
+        self.shape = space.shape
+        low = space.low.flatten().astype(np.float64)
+        high = space.high.flatten().astype(np.float64)
         with np.errstate(over="ignore"):
             scaled = high - low <= MAX_WIDTH
         self.bounded = bool(scaled.all())
         self.is_clipped = bool((scaled | np.isfinite(low) | np.isfinite(high)).any())
         self.is_scaled = bool((scaled & ((low != -1) | (high != 1))).any())
-        limits = np.where(scaled, -1.0, low), np.where(scaled, 1.0, high)
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # of limits that are infinite, or become so in float32
+        # infinite limits, or limits that overflow in float32, must not warn
+        with np.errstate(over="ignore", invalid="ignore"):
             units = np.stack(
                 (
-                    *limits,
+                    np.where(scaled, -1.0, low),
+                    np.where(scaled, 1.0, high),
                     np.where(scaled, (high - low) / 2, 1.0),
                     np.where(scaled, (low + high) / 2, 0.0),
                 )
@@ -43,7 +42,7 @@ class ActionScaler(nn.Module):
             self.register_buffer("units", torch.tensor(units.tolist()), persistent=False)
 
     def require_bounds(self, name: str) -> None:
-        """UsageError that begins with `name`, unless all dimensions are limited."""
+        """UsageError, with `name` as its subject, unless all dimensions are bounded."""
         if not self.bounded:
             raise UsageError(
                 f"{name} needs a bounded Box action space, at most {MAX_WIDTH:g} wide, this one is "
@@ -51,9 +50,7 @@ class ActionScaler(nn.Module):
             )
 
     def to_env(self, action: Tensor) -> Tensor:
-        """[..., A] in the policy's units -> [..., *shape] as the environment takes it, within its
-        limits.
-        """
+        """[..., A] in the policy's units -> [..., *shape] of the environment, clipped."""
         low, high, half_width, centre = self.units.unbind(0)
         if self.bounded:
             action = action.clamp(-1.0, 1.0)
@@ -64,14 +61,13 @@ class ActionScaler(nn.Module):
         return self.shaped(action)
 
     def from_env(self, action: Tensor) -> Tensor:
-        """[N, *shape] as the environment takes it -> [N, A] in the policy's units, which those
-        beyond the limits leave.
-        """
+        """[N, *shape] of the environment -> [N, A] in the policy's units, not clipped."""
         rows = action.reshape(len(action), -1)
-        tiny = torch.finfo(
-            rows.dtype
-        ).tiny  # in place of the width of a dimension that has one action only
-        return (rows - self.units[3]) / self.units[2].clamp(min=tiny) if self.is_scaled else rows
+        if not self.is_scaled:
+            return rows
+        # a dimension with a single action has width 0
+        half_width = self.units[2].clamp(min=torch.finfo(rows.dtype).tiny)
+        return (rows - self.units[3]) / half_width
 
     def shaped(self, action: Tensor) -> Tensor:
         """[..., A] -> [..., *shape]."""

@@ -1,8 +1,8 @@
-"""Policy heads: what the numbers of the actor network mean for an action space. No
-torch.distributions: they cost more than the formulas.
+"""Action heads: the distribution over actions that the outputs of the actor network define. Without
+torch.distributions, which costs more than the formulas.
 
-Actions inside are in the head's own units ([-1, 1] spans a bounded Box); `to_env` gives what the
-environment receives.
+Heads compute in the policy's units ([-1, 1] spans a bounded Box); `to_env` converts to the
+environment's.
 """
 
 import itertools
@@ -19,14 +19,14 @@ from gpurl.buffers.minibatches import Minibatch
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import use_triton
 from gpurl.kernels.env_step import RandomStreams
-from gpurl.kernels.ppo_loss import PARTS, PpoOptions, fused_ppo_loss
+from gpurl.kernels.ppo_loss import METRICS, PpoOptions, fused_ppo_loss
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.sample import MAX_COLUMNS, categorical_sample_triton, gaussian_sample_triton
 from gpurl.losses import ppo_loss
 from gpurl.nn.action_scaler import ActionScaler
 
 LOG_2PI = math.log(2.0 * math.pi)
-LOG_STD_LIMITS = (-5.0, 2.0)  # so that no policy collapses or explodes
+LOG_STD_LIMITS = (-5.0, 2.0)  # keep the policy from collapse and divergence
 
 
 class Head(nn.Module):
@@ -38,7 +38,7 @@ class Head(nn.Module):
 
     @property
     def has_kernels(self) -> bool:
-        """Whether kernels know this distribution; that of a subclass may be another one."""
+        """Whether kernels compute this distribution; a subclass may define another one."""
         return type(self) in (Gaussian, Categorical)
 
     @abstractmethod
@@ -47,8 +47,8 @@ class Head(nn.Module):
 
     @abstractmethod
     def log_prob_and_entropy(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """(log-probability [...] of `action`, which `sample` gave; entropy in nats, [...] or 0-d
-        where it is the same for all), differentiable.
+        """(log-probability [...] of a sampled `action`; entropy in nats, [...], or 0-d if it is the
+        same in all states), both differentiable.
         """
 
     def log_prob(self, output: Tensor, action: Tensor) -> Tensor:
@@ -56,13 +56,11 @@ class Head(nn.Module):
         return self.log_prob_and_entropy(output, action)[0]
 
     def decide(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor, Tensor]:
-        """(action, its log-probability, what the environment receives), as `sample` and `to_env`
-        give them.
-        """
+        """(action, its log-probability, the environment's action) of `sample` and `to_env`."""
         action, log_prob = self.sample(output, rng)
         return action, log_prob, self.to_env(action)
 
-    def _is_drawn_by_kernel(self, output: Tensor) -> bool:
+    def _is_sampled_by_kernel(self, output: Tensor) -> bool:
         return self.has_kernels and self.num_outputs <= MAX_COLUMNS and use_triton(output)
 
     def ppo_loss(
@@ -75,20 +73,20 @@ class Head(nn.Module):
         value_coef: float,
         clip_range_value: float | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`gpurl.losses.ppo_loss` of this policy, in one kernel where there is one."""
+        """`gpurl.losses.ppo_loss` of this policy; one kernel on a GPU."""
         if self.has_kernels and use_triton(output):
             log_std, limits = self._log_std_and_limits()
             options = PpoOptions(value_coef, clip_range_value, *limits)
             loss, parts = fused_ppo_loss(
                 output, log_std, value, batch, clip_range, entropy_coef, options
             )
-            return loss, dict(zip(PARTS, parts.unbind()))
+            return loss, dict(zip(METRICS, parts.unbind()))
         log_prob, entropy = self.log_prob_and_entropy(output, batch.action)
         numbers = clip_range, entropy_coef, value_coef, clip_range_value
         return ppo_loss(log_prob, value, entropy, batch, *numbers)
 
     def _log_std_and_limits(self) -> tuple[Tensor | None, tuple[float, float]]:
-        """What the kernel of the loss needs of a Gaussian."""
+        """(log_std, its limits) of a Gaussian, for the kernel of the loss."""
         return None, (0.0, 0.0)
 
     @abstractmethod
@@ -96,13 +94,13 @@ class Head(nn.Module):
         """The greedy action."""
 
     def to_env(self, action: Tensor) -> Tensor:
-        """What the environment receives for `action`."""
+        """The environment's action for `action`."""
         return action
 
 
 class Gaussian(Head):
-    """Diagonal normal with a log standard deviation that no state changes; clipped on the way to
-    the environment, not before.
+    """Diagonal normal distribution with a state-independent log standard deviation. Only the
+    environment's action is clipped.
     """
 
     def __init__(
@@ -110,11 +108,10 @@ class Gaussian(Head):
     ) -> None:
         super().__init__()
         if not limits[0] <= math.log(initial_std) <= limits[1]:
-            wanted = (
-                f"from {math.exp(limits[0]):.2g} to {math.exp(limits[1]):.2g}, between which the "
-                f"deviation stays"
+            raise UsageError(
+                f"initial_std must be from {math.exp(limits[0]):.2g} to {math.exp(limits[1]):.2g}, "
+                f"between which the deviation stays, got {initial_std}"
             )
-            raise UsageError(f"initial_std must be {wanted}, got {initial_std}")
         self.num_outputs = math.prod(map(int, space.shape))
         self.box = ActionScaler(space)
         self.log_std = nn.Parameter(torch.full((self.num_outputs,), math.log(initial_std)))
@@ -125,8 +122,8 @@ class Gaussian(Head):
         return self.log_std.clamp(self.min_log_std, self.max_log_std)
 
     def clamp_log_std_(self) -> None:
-        """Bring the parameter back to its limits, beyond which it has no gradient: a step's
-        momentum carries it there, for good.
+        """Clamp the parameter to its limits. Beyond them it has no gradient, so momentum that moved
+        it there would keep it there.
         """
         with torch.no_grad():
             self.log_std.clamp_(self.min_log_std, self.max_log_std)
@@ -146,7 +143,7 @@ class Gaussian(Head):
         return log_prob, entropy
 
     def decide(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor, Tensor]:
-        if not self._is_drawn_by_kernel(output):
+        if not self._is_sampled_by_kernel(output):
             return super().decide(output, rng)
         streams = RandomStreams(rng.key, rng.gamma, rng.step)
         action, log_prob, env_action = gaussian_sample_triton(
@@ -165,8 +162,7 @@ class Gaussian(Head):
 
 
 class TanhGaussian(Gaussian):
-    """Gaussian `u` squashed by tanh; the action inside is u itself, so nothing ever goes through
-    atanh.
+    """Gaussian `u` squashed by tanh. The stored action is u, so atanh is never needed.
 
     log p(tanh u) = log N(u) - sum 2 (log 2 - u - softplus(-2u))   (Haarnoja et al. 2018, appendix
     C, in its stable form)
@@ -178,25 +174,27 @@ class TanhGaussian(Gaussian):
 
     def sample(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor]:
         action, log_prob = super().sample(output, rng)
-        return action, log_prob - self._log_slope(action)
+        return action, log_prob - self._log_derivative(action)
 
     def log_prob_and_entropy(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """The squashed entropy, H(u) + E[log slope at u], has no closed form: of each row this is
-        the estimate by its own action.
+        """The entropy H(u) + E[log tanh'(u)] has no closed form; each row estimates it from its own
+        action.
 
-        Its mean over actions of the policy is the entropy, and the mean of its gradient, which is
-        taken along u = output + std z with z kept, that of the entropy.
+        Over actions of the policy the estimate is unbiased, and so is its gradient, which is
+        taken along u = output + std z with z fixed.
         """
         log_prob, entropy = super().log_prob_and_entropy(output, action)
         std = self.bounded_log_std().exp()
         z = ((action - output) / std).detach()
-        return log_prob - self._log_slope(action), entropy + self._log_slope(output + std * z)
+        return log_prob - self._log_derivative(action), entropy + self._log_derivative(
+            output + std * z
+        )
 
     def to_env(self, action: Tensor) -> Tensor:
         return super().to_env(action.tanh())
 
     @staticmethod
-    def _log_slope(u: Tensor) -> Tensor:
+    def _log_derivative(u: Tensor) -> Tensor:
         return (2.0 * (math.log(2.0) - u - nn.functional.softplus(-2.0 * u))).sum(-1)
 
 
@@ -209,24 +207,24 @@ class Categorical(Head):
 
     def sample(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor]:
         uniform = rng.uniform(0.0, 1.0, (self.num_outputs,))
-        inside = uniform * (1.0 - 2.0**-24) + 2.0**-25  # never 0, and never 1 after rounding
-        action = (output - (-inside.log()).log()).argmax(-1)
+        uniform = uniform * (1.0 - 2.0**-24) + 2.0**-25  # never 0, and never 1 after rounding
+        action = (output - (-uniform.log()).log()).argmax(-1)
         return action, self.log_prob(output, action)
 
     def log_prob_and_entropy(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         log_probs = output.log_softmax(-1)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
-        return self._taken(log_probs, action), entropy
+        return self._of_action(log_probs, action), entropy
 
     def log_prob(self, output: Tensor, action: Tensor) -> Tensor:
-        return self._taken(output.log_softmax(-1), action)
+        return self._of_action(output.log_softmax(-1), action)
 
     @staticmethod
-    def _taken(log_probs: Tensor, action: Tensor) -> Tensor:
+    def _of_action(log_probs: Tensor, action: Tensor) -> Tensor:
         return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def decide(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor, Tensor]:
-        if not self._is_drawn_by_kernel(output):
+        if not self._is_sampled_by_kernel(output):
             return super().decide(output, rng)
         streams = RandomStreams(rng.key, rng.gamma, rng.step)
         action, log_prob = categorical_sample_triton(output, streams, rng.offset)
@@ -241,31 +239,30 @@ class MultiCategorical(Head):
 
     def __init__(self, num_actions: tuple[int, ...]) -> None:
         super().__init__()
-        self.parts = [Categorical(n) for n in num_actions]
+        self.heads = [Categorical(n) for n in num_actions]
         self.num_outputs = sum(num_actions)
+        # columns of each choice in the actor's output
         ends = list(itertools.accumulate(num_actions))
-        self.columns = [
-            slice(end - n, end) for end, n in zip(ends, num_actions)
-        ]  # of each choice in the actor's output
+        self.columns = [slice(end - n, end) for end, n in zip(ends, num_actions)]
 
     def sample(self, output: Tensor, rng: CounterRandom) -> tuple[Tensor, Tensor]:
-        pairs = [part.sample(logits, rng) for part, logits in self._split(output)]
+        pairs = [head.sample(logits, rng) for head, logits in self._split(output)]
         actions, log_probs = zip(*pairs)
         return torch.stack(actions, -1), torch.stack(log_probs).sum(0)
 
     def log_prob_and_entropy(self, output: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         pairs = [
-            part.log_prob_and_entropy(logits, choice)
-            for (part, logits), choice in zip(self._split(output), action.unbind(-1))
+            head.log_prob_and_entropy(logits, choice)
+            for (head, logits), choice in zip(self._split(output), action.unbind(-1))
         ]
         log_probs, entropies = zip(*pairs)
         return torch.stack(log_probs).sum(0), torch.stack(entropies).sum(0)
 
     def mode(self, output: Tensor) -> Tensor:
-        return torch.stack([part.mode(logits) for part, logits in self._split(output)], -1)
+        return torch.stack([head.mode(logits) for head, logits in self._split(output)], -1)
 
     def _split(self, output: Tensor) -> Iterator[tuple[Categorical, Tensor]]:
-        return ((part, output[..., columns]) for part, columns in zip(self.parts, self.columns))
+        return ((head, output[..., columns]) for head, columns in zip(self.heads, self.columns))
 
 
 def make_head(
@@ -274,7 +271,7 @@ def make_head(
     initial_std: float = 1.0,
     algorithm: str = "this algorithm",
 ) -> Head:
-    """The head for `space`; UsageError names the space where there is none."""
+    """The action head for `space`; UsageError for a space without one."""
     if isinstance(space, Box) and space.low.size:
         return (TanhGaussian if squash else Gaussian)(space, initial_std)
     if squash:

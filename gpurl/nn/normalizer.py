@@ -1,5 +1,5 @@
-"""Running statistics kept on the device, inside the policy, so that a checkpoint can never lose
-them.
+"""Running normalisation of observations and returns, kept inside the policy, so that every
+checkpoint holds it.
 """
 
 import torch
@@ -9,9 +9,7 @@ from gpurl.kernels.moments import normalize, normalize_reference, update_moments
 
 
 class Normalizer(nn.Module):
-    """Running mean and variance of [..., D] data. Frozen while a rollout is collected and trained
-    on; `update` moves it in between.
-    """
+    """Running mean and variance of [..., D] data; only `update` changes them, once a rollout."""
 
     mean: Tensor
     variance: Tensor
@@ -21,23 +19,23 @@ class Normalizer(nn.Module):
 
     def __init__(self, size: int, clip: float = 10.0, epsilon: float = 1e-8) -> None:
         super().__init__()
-        self.clip, self.epsilon = clip, epsilon
+        self.clip = clip
+        self.epsilon = epsilon
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer(
-            "shift", torch.zeros(size)
-        )  # what is applied: float32 copies made once an update
+        # float32 copies for `forward`
+        self.register_buffer("shift", torch.zeros(size))
         self.register_buffer("inv_std", torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., D] -> (x - mean) / std, clipped."""
-        # a trace holds what it sees torch do, and of a kernel its result only
+        # a trace records torch operations; a kernel's result would become a constant
         function = normalize_reference if torch.jit.is_tracing() else normalize
         return function(x, self.shift, self.inv_std, self.clip)
 
     def update(self, x: Tensor, valid: Tensor | None = None) -> None:
-        """Take x [..., D] in; rows where valid [...] is False are left out."""
+        """Add the rows of x [..., D] where valid [...] is True."""
         update_moments(
             self.mean,
             self.variance,
@@ -50,9 +48,7 @@ class Normalizer(nn.Module):
 
 
 class ValueNormalizer(Normalizer):
-    """Lets the critic predict returns of mean 0 and variance 1, whatever the rewards' scale. Values
-    outside are true returns.
-    """
+    """Scales returns to mean 0 and variance 1 for the critic, whatever the scale of rewards."""
 
     def __init__(self) -> None:
         super().__init__(1, clip=float("inf"))
@@ -62,5 +58,5 @@ class ValueNormalizer(Normalizer):
         return (value - self.shift).mul_(self.inv_std)
 
     def denormalized(self, value: Tensor) -> Tensor:
-        """[...] the critic's numbers -> true returns."""
+        """[...] the critic's scale -> true returns."""
         return value / self.inv_std + self.shift

@@ -14,8 +14,8 @@ from torch.autograd.graph import _engine_run_backward
 from gpurl.errors import UsageError
 from gpurl.kernels.adam import MAX_LOSSES, AdamOptions, AdamState, SkippedSteps, adam_step
 
-ALIGNMENT = 4  # floats: every weight starts at 16 bytes, which vectorised loads need
-BLOCK = 1024  # the whole is padded to the kernel's block
+ALIGNMENT = 4  # floats: every weight starts at a multiple of 16 bytes, for vectorised loads
+BLOCK = 1024  # the flat tensor is padded to the kernel's block
 
 
 def flatten(module: nn.Module) -> tuple[Tensor, Tensor]:
@@ -26,7 +26,9 @@ def flatten(module: nn.Module) -> tuple[Tensor, Tensor]:
     sizes = [parameter.numel() for parameter in parameters]
     used = sum(size + -size % ALIGNMENT for size in sizes)
     flat = torch.zeros(used + -used % BLOCK, device=parameters[0].device)
-    gradient, offset = torch.zeros_like(flat), 0
+    gradient = torch.zeros_like(flat)
+    # every parameter and its gradient become views
+    offset = 0
     for parameter, size in zip(parameters, sizes):
         view = flat[offset : offset + size].view_as(parameter)
         view.copy_(parameter.detach())
@@ -40,9 +42,9 @@ class FlatAdam:
     """Adam over `module`'s parameters, moved into one flat float32 tensor (a later `copy.deepcopy`
     of the module would undo that).
 
-    The learning rate is a 0-d tensor on the device: schedules write it there, nothing is baked into
-    a graph. A step whose gradient or losses are not finite changes nothing; `skipped` counts such
-    steps and keeps the first, for `gpurl.guards.steps` to tell.
+    The learning rate is a 0-d tensor on the device, which schedules write: CUDA graphs hold no
+    constant. A step whose gradient or losses are not finite changes nothing; `skipped` counts such
+    steps and keeps the first, which `gpurl.guards.steps` reports.
     """
 
     def __init__(
@@ -56,22 +58,21 @@ class FlatAdam:
         tau: float = 1.0,
         losses: tuple[str, ...] = (),
     ) -> None:
-        """target: a module of the same form that follows `module`, by the share `tau` of the
-        difference a step.
+        """target: a module of the same structure; each step moves it by Polyak averaging with tau.
 
-        losses: the names of those that `step` is given.
+        losses: names of the losses that `step` gets.
         """
-        self.module, self.losses = module, losses
+        self.module = module
+        self.losses = losses
         self.flat, self.gradient = flatten(module)
         self.parameters = tuple(each for each in module.parameters() if each.requires_grad)
         self._views = [each.grad for each in self.parameters if each.grad is not None]
         self._one = torch.ones((), device=self.flat.device)
+        # the state of Adam, and the record of skipped steps
         step = torch.zeros((), dtype=torch.int64, device=self.flat.device)
-        counts, kept = (
-            torch.zeros(5, dtype=torch.int64, device=self.flat.device),
-            torch.zeros(MAX_LOSSES, device=self.flat.device),
-        )
-        self.skipped = SkippedSteps(counts, torch.zeros_like(self.flat), kept)
+        counts = torch.zeros(5, dtype=torch.int64, device=self.flat.device)
+        first_losses = torch.zeros(MAX_LOSSES, device=self.flat.device)
+        self.skipped = SkippedSteps(counts, torch.zeros_like(self.flat), first_losses)
         self.state = AdamState(
             self.flat,
             torch.zeros_like(self.flat),
@@ -99,37 +100,39 @@ class FlatAdam:
         move_target: bool = True,
         of: Callable[..., Any] | None = None,
     ) -> Tensor:
-        """Differentiate the 0-d `loss` by the parameters and step along its gradient.
+        """Differentiate the 0-d `loss` with respect to the parameters and take one step.
 
-        losses: [L] float32, the numbers that `losses` of the constructor names, without gradient;
-        by default the loss itself. Where one of them or the gradient is not finite nothing changes,
-        the target neither. of: the function that gave the loss, which an error names. Returns the
-        gradient's norm before clipping, 0-d. UsageError for what is no loss of these parameters.
+        losses: [L] float32 without gradient, named by the constructor's `losses`; by default the
+        loss itself. If one of them or the gradient is not finite, the step is skipped: nothing
+        changes, not even the target. of: the function that computed the loss, for errors. Returns
+        the gradient's norm before clipping, 0-d. UsageError unless `loss` is a loss of these
+        parameters.
         """
         if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
             raise UsageError(_not_a_loss(loss, of))
-        # what torch.autograd.grad calls, whose own checks cost a CPU as much as a small network
+        # torch.autograd.grad without its checks, which take as long as a small network on a CPU
         gradients = _engine_run_backward(
             (loss,), (self._one,), False, False, self.parameters, True, accumulate_grad=False
         )
         if all(gradient is None for gradient in gradients):
             name = type(self.module).__name__
             raise UsageError(f"{_place(of)}: wanted a loss that depends on a weight of {name}")
-        whole = [
+        # into the flat gradient, with zeros for parameters that the loss does not depend on
+        filled = [
             torch.zeros_like(view) if gradient is None else gradient
             for view, gradient in zip(self._views, gradients)
         ]
-        torch._foreach_copy_(self._views, whole)
+        torch._foreach_copy_(self._views, filled)
         losses = loss.detach() if losses is None else losses
         return self.step_along_gradient(move_target, losses=losses)
 
     def step_along_gradient(self, move_target: bool = True, losses: Tensor | None = None) -> Tensor:
-        """Take one step along the gradients that were written into the parameters' `.grad`; returns
-        their norm before clipping, 0-d.
+        """Take one step along the gradients in the parameters' `.grad`; returns their norm before
+        clipping, 0-d.
 
-        `.grad` of every parameter is a view of one flat tensor: write into it, never assign it. A
-        gradient or losses [up to MAX_LOSSES] that are not finite change nothing, the target
-        neither, and the norm is then not finite.
+        `.grad` of every parameter is a view of one flat tensor: write into it, never assign it. If
+        the gradient or losses [up to MAX_LOSSES] are not finite, the step is skipped and the norm
+        is not finite.
         """
         self.reduce(self.gradient)
         state = (
@@ -141,13 +144,11 @@ class FlatAdam:
 
     @staticmethod
     def reduce(gradient: Tensor) -> None:
-        """Hook: sum the flat `gradient` [P] over ranks, say, in place; by default it stays."""
+        """Hook: change the flat `gradient` [P] in place, to sum it over ranks for example."""
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Inside, what the module computes has a gradient by its input and none by its parameters:
-        nothing is spent on those.
-        """
+        """A `with` block in which autograd skips the gradients of the parameters."""
         for parameter in self.parameters:
             parameter.requires_grad = False
         try:
@@ -157,14 +158,14 @@ class FlatAdam:
                 parameter.requires_grad = True
 
     def parts_of(self, flat: Tensor) -> dict[str, Tensor]:
-        """name of each parameter -> its numbers in `flat`, a tensor of the flat ones' form."""
+        """name of each parameter -> its slice of `flat` [P]."""
         assert self.flat.shape == flat.shape, (self.flat.shape, flat.shape)
-        found = {}
+        parts = {}
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad:
                 start = parameter.storage_offset() - self.flat.storage_offset()
-                found[name] = flat[start : start + parameter.numel()]
-        return found
+                parts[name] = flat[start : start + parameter.numel()]
+        return parts
 
     def state_dict(self) -> dict[str, Tensor]:
         """Moments, step and learning rate."""
@@ -183,7 +184,7 @@ class FlatAdam:
 
 
 def _place(of: Callable[..., Any] | None) -> str:
-    """Which loss, and where it stands."""
+    """The loss function with its file and line."""
     if of is None:
         return "the loss"
     function = inspect.unwrap(of)
@@ -192,7 +193,7 @@ def _place(of: Callable[..., Any] | None) -> str:
 
 
 def _not_a_loss(loss: object, of: Callable[..., Any] | None) -> str:
-    """What was got in place of a loss."""
+    """The error for `loss`, which is not a loss."""
     wanted = f"{_place(of)}: wanted a loss that is a 0-d tensor with a gradient"
     if not isinstance(loss, Tensor):
         return f"{wanted}, got a {type(loss).__name__}"

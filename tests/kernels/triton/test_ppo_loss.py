@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gpurl.buffers.minibatches import Minibatch
 from gpurl.kernels import ppo_loss as module
-from gpurl.kernels.ppo_loss import PARTS, PpoOptions, fused_ppo_loss
+from gpurl.kernels.ppo_loss import METRICS, PpoOptions, fused_ppo_loss
 from gpurl.losses import ppo_loss
 from gpurl.nn.distributions import Categorical, Gaussian, Head
 
@@ -136,7 +136,7 @@ def specified(case: Problem, options: PpoOptions) -> Results:
     log_prob, entropy = head.log_prob_and_entropy(output, case.rows.action)
     numbers = *case[4:], options.value_coef, options.clip_range_value
     loss, parts = ppo_loss(log_prob, value, entropy, case.rows, *numbers)
-    assert tuple(parts) == PARTS
+    assert tuple(parts) == METRICS
     return differentiated(loss, torch.stack(list(parts.values())), leaves)
 
 
@@ -433,7 +433,7 @@ def test_a_head_takes_the_kernel_where_it_is_chosen(
     for backend in ("torch", "triton"):
         monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
         loss, parts = head.ppo_loss(case.output, *case[2:], 0.7, 0.3)
-        assert tuple(parts) == PARTS
+        assert tuple(parts) == METRICS
         found.append([loss.detach(), *parts.values()])
         assert len(launched) == (backend == "triton")
     for one, other in zip(*found):
