@@ -61,7 +61,8 @@ def _chosen_folder(folder: Path) -> Path:
     # a run that failed early may be replaced, files of the user may not
     entries = {entry.name for entry in folder.iterdir()}
     names = {name for name in entries if not name.startswith(EVENT_FILES)}
-    is_failed_run = "run.pid" in names and names <= RUN_FILES
+    # the lock comes first: a process can be killed between it and its number
+    is_failed_run = bool(names & {"run.lock", "run.pid"}) and names <= RUN_FILES
     if entries and not (is_failed_run and not any(folder.glob("checkpoints/step_*"))):
         raise UsageError(
             f"{folder} already holds files: continue that run with --resume, or choose another "

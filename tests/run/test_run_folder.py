@@ -61,6 +61,12 @@ def test_a_chosen_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.M
     assert create_run_folder(tmp_path, "chasing", "ppo", 0, "~/mine") == tmp_path / "mine"
 
 
+def test_what_a_run_leaves_that_was_killed_behind_its_lock_is_taken_again(tmp_path: Path) -> None:
+    """Which SIGKILL between the lock and the number of its process did, once in thousands."""
+    (tmp_path / "run.lock").touch()
+    assert create_run_folder(tmp_path, "chasing", "ppo", 0, str(tmp_path)) == tmp_path
+
+
 def test_what_a_run_leaves_that_failed_at_once_is_taken_again(tmp_path: Path) -> None:
     for name in ("config.yaml", "command.txt", "versions.json", "git.diff", "run.lock", "run.pid"):
         (tmp_path / name).touch()
