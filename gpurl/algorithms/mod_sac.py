@@ -67,7 +67,9 @@ class ModSAC(SAC):
         # whether it is the actor's turn
         if number == 0:
             self.actor_updates.zero_()
-        self.is_due = self.actor_updates * (2.0 - reliability) < number + 1
+        # a / u < 1 / (2 - reliability), as a - a reliability / 2 < u / 2: one launch fewer
+        half = torch.addcmul(self.actor_updates, self.actor_updates, reliability, value=-0.5)
+        self.is_due = half < 0.5 * (number + 1)
         self.actor_updates += self.is_due
         return metrics | self.actor_step(batch) | {"reliability": reliability}
 
@@ -91,4 +93,5 @@ class ModSAC(SAC):
         counts, before = optimizer.skipped.counts, optimizer.skipped.counts.clone()
         norm = optimizer.step(loss, loss.detach() / self.is_due, of=self.actor_loss)
         torch.where(self.is_due, counts, before, out=counts)
-        return torch.where(self.is_due, norm, 0.0)
+        # False is the 0 for a step that is not due
+        return torch.where(self.is_due, norm, self.is_due)
