@@ -16,8 +16,8 @@ from gpurl.algorithms.ddpg import DDPG
 from gpurl.algorithms.dqn import DQN
 from gpurl.algorithms.off_policy import Batch, OffPolicy
 from gpurl.algorithms.sac import SAC
-from gpurl.engine.cpu_ppo import machine_obstacle, overridden
 from gpurl.engine.eager import Eager
+from gpurl.engine.obstacles import machine_obstacle, overridden
 from gpurl.envs.vec_env import VecEnv
 from gpurl.guards.guards import Guards
 from gpurl.kernels.squash import squashed_backward_c, squashed_sample_c
@@ -33,16 +33,14 @@ def cpu_off_policy_obstacle(algorithm: Algorithm) -> str:
     """Why C cannot stand in for the autograd of `algorithm`'s updates; "" if it can."""
     kind = next((kind for kind in SERVED if isinstance(algorithm, kind)), None)
     if kind is None:
-        return f"it learns as DQN, SAC or DDPG do, not as {type(algorithm).__name__}"
+        return f"it is for DQN, SAC and DDPG, not for {type(algorithm).__name__}"
     assert isinstance(algorithm, OffPolicy)
-    if name := overridden(algorithm, kind):
-        return f"{algorithm.label} has {name} of its own"
-    if obstacle := machine_obstacle(algorithm):
+    if obstacle := overridden(algorithm, kind) or machine_obstacle(algorithm):
         return obstacle
     # one number per critic and action, and no loss but that of the TD error
     for name in ("atoms", "quantiles", "fit_returns", "rescale_values"):
         if value := getattr(algorithm.config, name, 0):
-            return f"it computes the TD loss of scalar critics, {name} is {value}"
+            return f"it knows critics of one number and their TD loss only, {name} is {value}"
     for name, network in networks_of(algorithm).items():
         if obstacle := _obstacle_in_network(network):
             return f"{name} {obstacle}"

@@ -1,8 +1,8 @@
 """The engine of PPO on a CPU: one call of C acts, one learns an epoch of minibatch steps, on the
 memory of the algorithm's own weights and optimiser.
 
-It serves unchanged PPO only. `cpu_ppo_obstacle` says why it does not serve an algorithm: what a
-subclass overrides must run.
+It serves unchanged PPO only: a method that a subclass overrides must run. `cpu_ppo_obstacle` says
+why it does not serve an algorithm.
 """
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 from gpurl.algorithms.base import Algorithm, Decision, Metrics, PolicyState
 from gpurl.algorithms.ppo import PPO
 from gpurl.engine.eager import Eager
+from gpurl.engine.obstacles import machine_obstacle, overridden, policy_obstacle
 from gpurl.envs.vec_env import VecEnv
 from gpurl.guards.guards import Guards
-from gpurl.kernels import c_library
 from gpurl.kernels.actor_critic_cpu import (
     MAX_LAYERS,
     ActInputs,
@@ -22,65 +22,25 @@ from gpurl.kernels.actor_critic_cpu import (
     PpoSteps,
     Scale,
 )
-from gpurl.kernels.backend import host_sync_is_free, use_c
 from gpurl.nn.actor_critic import ActorCritic
-from gpurl.nn.distributions import Categorical, Gaussian, Head
+from gpurl.nn.distributions import Gaussian, Head
 from gpurl.nn.mlp import weights_and_biases
 from gpurl.nn.normalizer import Normalizer
-from gpurl.nn.optimizer import FlatAdam
 
 
 def cpu_ppo_obstacle(algorithm: Algorithm) -> str:
     """Why the C kernel cannot stand in for `algorithm`'s own act, value and learn; "" if it can."""
     if not isinstance(algorithm, PPO):
-        return f"it learns as PPO does, not as {type(algorithm).__name__}"
-    if changed := overridden(algorithm, PPO):
-        return f"{algorithm.label} has {changed} of its own"
-    return machine_obstacle(algorithm) or _unknown_component(algorithm)
-
-
-def overridden(algorithm: Algorithm, base: type[Algorithm]) -> str:
-    """The first method of its class `base` that a subclass or the object itself replaces, or ""."""
-    classes = type(algorithm).__mro__
-    for owner in (*classes[: classes.index(base)], algorithm):
-        for name in vars(owner):
-            if not name.startswith("__") and callable(getattr(base, name, None)):
-                return name
-    return ""
-
-
-def machine_obstacle(algorithm: Algorithm) -> str:
-    """Why C cannot compute on the algorithm's device or step its optimisers, or ""."""
-    if not host_sync_is_free(algorithm.device):
-        return f"it computes on a CPU, not on {algorithm.device}"
-    optimizers = algorithm.all_optimizers().values()
-    if not all(use_c(optimizer.flat) for optimizer in optimizers):
-        return f"it could not be built: {c_library.load().why}"
-    for optimizer in optimizers:
-        if type(optimizer) is not FlatAdam or optimizer.reduce is not FlatAdam.reduce:
-            return "it steps by FlatAdam without a hook"
-        if not all(parameter.requires_grad for parameter in optimizer.module.parameters()):
-            return "some weights are frozen"
-    return ""
-
-
-def _unknown_component(algorithm: PPO) -> str:
-    """What the kernel does not know of network or head, or ""."""
-    network = algorithm.network
-    head = algorithm.head
-    if type(network) is not ActorCritic:
-        return f"it does not know the network {type(network).__name__}"
-    if network.memory is not None:
-        return "it computes networks without a memory"
-    if not network.config.is_plain:
-        return "it knows no layer norms and residual blocks"
-    if type(head) not in (Gaussian, Categorical):
-        return f"it does not know {type(head).__name__} actions"
-    if algorithm.precision == "bf16":
-        return "it computes in float32, not in bf16"
-    layers = len(network.config.hidden) * (1 if network.config.shared else 2)
+        return f"it is for PPO, not for {type(algorithm).__name__}"
+    obstacle = (
+        overridden(algorithm, PPO) or machine_obstacle(algorithm) or policy_obstacle(algorithm)
+    )
+    if obstacle:
+        return obstacle
+    network = algorithm.network.config
+    layers = len(network.hidden) * (1 if network.shared else 2)
     if layers > MAX_LAYERS:
-        return f"it computes up to {MAX_LAYERS} hidden layers, here are {layers}"
+        return f"it computes up to {MAX_LAYERS} hidden layers, this network has {layers}"
     return ""
 
 

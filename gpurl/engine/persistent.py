@@ -8,6 +8,7 @@ from torch import Tensor
 from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.ppo import PPO
 from gpurl.engine.eager import Eager
+from gpurl.engine.obstacles import overridden, policy_obstacle
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
 from gpurl.guards.guards import Guards
@@ -15,9 +16,23 @@ from gpurl.kernels.backend import use_triton
 from gpurl.kernels.env_step import RandomStreams
 from gpurl.kernels.rollout import PolicyShape, RolloutTensors, rollout_obstacle, rollout_triton
 from gpurl.kernels.rollout_policy import PolicyTensors
-from gpurl.nn.actor_critic import ActorCritic
 from gpurl.nn.distributions import Categorical, Gaussian
 from gpurl.nn.mlp import weights_and_biases
+
+# methods of PPO that do not act: the kernel collects for a subclass that overrides these alone
+LEARNING = {
+    "make_networks",
+    "make_optimizer",
+    "make_training",
+    "prepare",
+    "learn",
+    "steps_before",
+    "batches",
+    "outputs",
+    "loss",
+    "after_epochs",
+    "schedule",
+}
 
 
 def persistent_obstacle(algorithm: Algorithm, env: VecEnv) -> str:
@@ -27,20 +42,9 @@ def persistent_obstacle(algorithm: Algorithm, env: VecEnv) -> str:
     if not isinstance(env, TorchEnv) or env.triton_task() is None:
         return f"{type(env).__name__} has no Triton functions"
     if not isinstance(algorithm, PPO):
-        return f"it plays PPO's policies, not those of {type(algorithm).__name__}"
-    for name in ("act", "record_step", "reward_of"):
-        if getattr(type(algorithm), name) is not getattr(PPO, name):
-            return f"{algorithm.label} overrides {name}"
-    if type(algorithm.network) is not ActorCritic:
-        return f"it does not know the network {type(algorithm.network).__name__}"
-    if algorithm.is_recurrent:
-        return "it plays policies without memory"
-    if not algorithm.network.config.is_plain:
-        return "it does not know layer norms and residual blocks"
-    if algorithm.precision == "bf16":
-        return "it acts in higher precision than bf16, so its log-probabilities would differ"
-    if type(algorithm.head) not in (Gaussian, Categorical):
-        return f"it does not know {type(algorithm.head).__name__} actions"
+        return f"it is for PPO, not for {type(algorithm).__name__}"
+    if obstacle := overridden(algorithm, PPO, LEARNING) or policy_obstacle(algorithm):
+        return obstacle
     env.reset(seed=0)  # the sizes of its state are known after a reset
     in_triton = env.in_triton()
     if in_triton is None:

@@ -15,6 +15,7 @@ from torch.nn import functional
 from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
 from gpurl.algorithms.actor_critic import OffPolicyActorCritic
 from gpurl.algorithms.base import Metrics
+from gpurl.algorithms.mod_sac import ModSAC
 from gpurl.algorithms.off_policy import Batch
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.envs.vec_env import Timestep
@@ -407,6 +408,19 @@ def test_updates_in_c_are_those_in_torch(name: str, monkeypatch: pytest.MonkeyPa
             algorithm.choice_random.advance()
     for ours, theirs in zip(in_c.parameters(), in_torch.parameters()):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_of_mod_sacs_actor_that_is_not_due_changes_nothing_and_counts_nothing() -> None:
+    algorithm = make("mod_sac", updates=2)
+    assert isinstance(algorithm, ModSAC)
+    algorithm.loss_mean.fill_(10.0)  # useless critics: the actor is updated every second time
+    data = {name: column.float() for name, column in batch(0, discrete=False).items()}
+    assert algorithm.update_step(dict(data), 0)["actor_grad_norm"] > 0.0
+    optimizer = algorithm.optimizers["actor"]
+    weights = optimizer.flat.clone()
+    assert algorithm.update_step(dict(data), 1)["actor_grad_norm"] == 0.0
+    assert torch.equal(optimizer.flat, weights)
+    assert optimizer.skipped.counts.tolist() == [1, 0, 0, 0, 0]  # one step, none skipped
 
 
 class Quiet(SAC):

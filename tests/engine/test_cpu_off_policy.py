@@ -47,6 +47,14 @@ SERVED: list[tuple[str, dict[str, Any]]] = [
     ("sac", {"temperature": 0.3, "actor_aggregate": "mean", "target_aggregate": "mean"}),
     ("sac", {"policy_delay": 2, "num_critics": 1, "prioritized": True, **NETWORKS}),
     ("sac", {"actor_aggregate": "first", "weight_decay": 0.1, "max_grad_norm": 0.5}),
+    (  # a temperature that falls to its limit
+        "sac",
+        {
+            "initial_temperature": 1.6e-8,
+            "temperature_learning_rate": 0.1,
+            "target_entropy": -50.0,
+        },
+    ),
     ("redq", {"num_critics": 4, "policy_delay": 4, "normalize_obs": True}),
     ("ddpg", {"horizon": 2, "noise": "ornstein_uhlenbeck"}),
     ("ddpg", {"target_actor": False, "target_noise": 0.2, "num_critics": 3, **NETWORKS}),
@@ -210,7 +218,7 @@ def test_what_a_subclass_changes_is_never_replaced(
     kind: type[OffPolicy], name: str, method: str
 ) -> None:
     algorithm, env = with_kind(kind, name)
-    expected = f"{kind.__name__} has {method} of its own"
+    expected = f"{kind.__name__} overrides {method}"
     assert cpu_off_policy_obstacle(algorithm) == expected
     engine, reasons = choose_engine(algorithm, env, Guards("test", algorithm, env), graph="off")
     assert type(engine) is Eager
@@ -252,30 +260,34 @@ def test_nor_what_is_changed_on_the_object() -> None:
     algorithm, _ = make("sac")
     assert isinstance(algorithm, SAC)
     algorithm.critic_loss = lambda batch: SAC.critic_loss(algorithm, batch)  # type: ignore[method-assign]
-    assert cpu_off_policy_obstacle(algorithm) == "SAC has critic_loss of its own"
+    assert cpu_off_policy_obstacle(algorithm) == "SAC overrides critic_loss"
 
 
 Q_OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
-    ("dqn", {"atoms": 5}, "it computes the TD loss of scalar critics, atoms is 5"),
-    ("dqn", {"quantiles": 5}, "it computes the TD loss of scalar critics, quantiles is 5"),
-    ("dqn", {"rescale_values": True}, "it computes the TD loss of scalar critics, "),
+    ("dqn", {"atoms": 5}, "it knows critics of one number and their TD loss only, atoms is 5"),
+    (
+        "dqn",
+        {"quantiles": 5},
+        "it knows critics of one number and their TD loss only, quantiles is 5",
+    ),
+    ("dqn", {"rescale_values": True}, "it knows critics of one number and their TD loss only, "),
     ("dqn", {"network": {"dueling": True}}, "network has a layer Dueling, "),
     ("dqn", {"network": {"noisy": True}}, "network has a layer NoisyDense, "),
     ("dqn", {"network": {"heads": 2}}, "network has a layer ExpandToHeads, "),
     ("dqn", {"network": {"action_embedding": 2}}, "network has a layer ActionEmbedding, "),
     ("dqn", {"network": {"layer_norm": True}}, "network has layer_norm, "),
-    ("rainbow", {}, "it computes the TD loss of scalar critics, atoms is 51"),
-    ("sac", {"atoms": 5}, "it computes the TD loss of scalar critics, atoms is 5"),
+    ("rainbow", {}, "it knows critics of one number and their TD loss only, atoms is 51"),
+    ("sac", {"atoms": 5}, "it knows critics of one number and their TD loss only, atoms is 5"),
     (
         "td3",
         {"fit_returns": 0.5, "horizon": 2},
-        "it computes the TD loss of scalar critics, fit_returns is 0.5",
+        "it knows critics of one number and their TD loss only, fit_returns is 0.5",
     ),
     ("sac", {"critic_network": {"body": "simba"}}, "critic has a layer Residual, "),
     ("sac", {"actor_network": {"body": "bro"}}, "actor has layer_norm, "),
     ("sac", {"actor_network": {"hidden": [2] * 64}}, "actor has 65 layers, wanted at most 64"),
-    ("mod_sac", {}, "ModSAC has "),
-    ("fast_td3", {}, "it computes the TD loss of scalar critics, atoms is 101"),
+    ("mod_sac", {}, "ModSAC overrides "),
+    ("fast_td3", {}, "it knows critics of one number and their TD loss only, atoms is 101"),
 ]
 
 
@@ -288,7 +300,7 @@ def test_what_c_does_not_know_is_named(name: str, settings: dict[str, Any], mess
 def test_other_algorithms_are_named() -> None:
     env = AlternatingEnv(8)
     discrete = off_policy("sac", env)
-    assert cpu_off_policy_obstacle(discrete).startswith("DiscreteSAC has ")
+    assert cpu_off_policy_obstacle(discrete).startswith("DiscreteSAC overrides ")
 
 
 def bf16(algorithm: OffPolicy) -> None:

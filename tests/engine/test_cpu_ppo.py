@@ -138,13 +138,13 @@ def test_ppo_and_a2c_are_served() -> None:
     [(OwnLoss, "loss"), (OfOwnLoss, "loss"), (OwnAct, "act"), (OwnSchedule, "schedule")],
 )
 def test_what_a_subclass_changes_is_never_replaced(kind: type[PPO], method: str) -> None:
-    assert cpu_ppo_obstacle(made(kind)) == f"{kind.__name__} has {method} of its own"
+    assert cpu_ppo_obstacle(made(kind)) == f"{kind.__name__} overrides {method}"
 
 
 def test_nor_what_is_changed_on_the_object() -> None:
     algorithm = made()
     algorithm.loss = lambda batch: PPO.loss(algorithm, batch)  # type: ignore[method-assign]
-    assert cpu_ppo_obstacle(algorithm) == "PPO has loss of its own"
+    assert cpu_ppo_obstacle(algorithm) == "PPO overrides loss"
 
 
 @has_kernel
@@ -152,21 +152,21 @@ def test_what_the_kernel_does_not_know_is_named() -> None:
     assert cpu_ppo_obstacle(made(space=MultiDiscrete([2, 3]))).endswith("MultiCategorical actions")
     assert cpu_ppo_obstacle(made(squash=True)).endswith("TanhGaussian actions")
     memory = NetworkConfig(memory="gru")
-    assert cpu_ppo_obstacle(made(network=memory)) == "it computes networks without a memory"
+    assert cpu_ppo_obstacle(made(network=memory)) == "it computes policies without memory"
     for shape in ({"layer_norm": True}, {"body": "simba"}):
         obstacle = cpu_ppo_obstacle(made(network=NetworkConfig(**shape)))
-        assert obstacle == "it knows no layer norms and residual blocks"
+        assert obstacle == "it does not know layer norms and residual blocks"
     deep = NetworkConfig(hidden=(2,) * 40)
-    wanted = "it computes up to 64 hidden layers, here are 80"
-    assert cpu_ppo_obstacle(made(network=deep)) == wanted
+    expected = "it computes up to 64 hidden layers, this network has 80"
+    assert cpu_ppo_obstacle(made(network=deep)) == expected
     precise = made()
     precise.set_precision("bf16")
-    assert cpu_ppo_obstacle(precise) == "it computes in float32, not in bf16"
+    assert cpu_ppo_obstacle(precise) == "it computes in a higher precision than bf16"
     with no_host_syncs():
         assert cpu_ppo_obstacle(made()).startswith("it computes on a CPU, not on ")
     spaces = RandomWalk(8).single_observation_space, Discrete(3)
     pqn = PQN(PQNConfig(), *spaces, 8, torch.device("cpu"))
-    assert cpu_ppo_obstacle(pqn) == "it learns as PPO does, not as PQN"
+    assert cpu_ppo_obstacle(pqn) == "it is for PPO, not for PQN"
 
 
 @has_kernel

@@ -15,7 +15,7 @@ from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.run.callbacks import Callback, RunView
 from tests.small_runs import ITERATION, exit_code, small_run
-from tests.tiny_envs import RandomWalk
+from tests.tiny_envs import HiddenAlternating, RandomWalk
 
 
 class StopAtThree(Callback):
@@ -119,6 +119,40 @@ def test_what_one_raises_names_its_line_and_the_checkpoint_stays(tmp_path: Path)
     assert "test_callbacks.py" in str(e.value)
     assert "the line that fails" in str(e.value)
     assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 2 * ITERATION
+
+
+class Stops(Callback):
+    """Raises an error that a user is to read as it is."""
+
+    def on_start(self, run: RunView) -> None:
+        raise UsageError("choose a larger arena")
+
+
+def test_an_error_for_the_user_stays_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^choose a larger arena$"):
+        small_run(tmp_path / "run", 1, callbacks=[Stops()])
+
+
+class SeesEnv(Callback):
+    """Notes the class of the environments."""
+
+    def __init__(self) -> None:
+        self.kinds: list[type] = []
+
+    def on_start(self, run: RunView) -> None:
+        self.kinds.append(type(run.env))
+
+
+def test_they_see_the_users_environment_behind_privileged_observations(tmp_path: Path) -> None:
+    callback = SeesEnv()
+    small_run(
+        tmp_path / "run",
+        1,
+        env="tests.tiny_envs:HiddenAlternating",
+        callbacks=[callback],
+        eval_episodes=0,
+    )
+    assert callback.kinds == [HiddenAlternating]
 
 
 def test_the_command_line_takes_them(tmp_path: Path) -> None:

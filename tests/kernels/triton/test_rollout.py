@@ -181,11 +181,6 @@ class OwnNetwork(ActorCritic):
     """Another function, perhaps."""
 
 
-class OwnAct(PPO):
-    def act(self, *arguments: Any, **named: Any) -> Any:
-        return super().act(*arguments, **named)
-
-
 def test_what_is_not_ppos_own_policy_is_not_played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "choice", "triton")
     with no_host_syncs():
@@ -196,7 +191,19 @@ def test_what_is_not_ppos_own_policy_is_not_played(monkeypatch: pytest.MonkeyPat
         trainer.algorithm.network = OwnNetwork(network, 3, 1)
         wanted = "it does not know the network OwnNetwork"
         assert persistent_obstacle(trainer.algorithm, trainer.env) == wanted
-        trainer.algorithm.__class__ = OwnAct
-        trainer.algorithm.label = "OwnAct"
-        wanted = "OwnAct overrides act"
-        assert persistent_obstacle(trainer.algorithm, trainer.env) == wanted
+
+
+@pytest.mark.parametrize("method", ["act", "value", "inputs", "_forward", "record_step", "loss"])
+def test_a_subclass_that_acts_in_another_way_is_not_played(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The kernel would collect with PPO's policy and learn with the subclass's."""
+    monkeypatch.setattr(backend, "choice", "triton")
+    with no_host_syncs():
+        trainer = make_trainer("pendulum", {})
+        trainer.start()
+        algorithm = trainer.algorithm
+        algorithm.__class__ = type("MyPPO", (PPO,), {method: getattr(PPO, method)})
+        algorithm.label = "MyPPO"
+        expected = "" if method == "loss" else f"MyPPO overrides {method}"
+        assert persistent_obstacle(algorithm, trainer.env) == expected
