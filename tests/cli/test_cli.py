@@ -406,6 +406,7 @@ def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixt
         (["train", "ppo", "chasing", "env.dmi=3"], "--env.dim"),
         (["train", "ppo", "chasing", "learning_rat=1"], "--learning-rate"),
         (["train", "ppo", "chasing", "num_envs=8.5"], "--num-envs"),
+        (["train", "ppo", "chasing", "num_envs=8.5e0"], "invalid literal for int()"),
         (["train", "ppo", "chasing", "num_envs=0"], "num_envs must be at least 1, got 0"),
         (["train", "ppo", "chasing", "network.activation=sine"], "one of tanh, elu, relu"),
         (["train", "ppo", "chasing", "--config"], "'--config'"),

@@ -102,6 +102,16 @@ def test_what_is_no_action_reads_nothing(action: float) -> None:
     assert (float(td.loss), float(td.value), gradient.tolist()) == (9.0, 0.0, [[[0.0, 0.0]]])
 
 
+def test_a_batch_in_which_no_row_counts_has_the_loss_and_the_gradient_0() -> None:
+    output, target = torch.ones(2, 3, 2), torch.full((3,), torch.nan)
+    for function in (td_gradient, td_gradient_reference):
+        gradient = torch.full_like(output, torch.nan)
+        td = function(output, torch.zeros(3), target, torch.zeros(3), False, gradient)
+        assert float(td.loss) == 0.0
+        assert not td.error.any()
+        assert not gradient.any()
+
+
 def test_nan_reaches_the_loss_and_the_gradient() -> None:
     for is_huber in (False, True):
         output, gradient = torch.ones(1, 2, 2), torch.zeros(1, 2, 2)
@@ -141,6 +151,8 @@ def test_what_c_cannot_read_is_refused() -> None:
             td_gradient(values, rows, target, weight, True, torch.empty_like(values))
         with pytest.raises(AssertionError):
             q_target(values, None, target, weight)
+    with pytest.raises(AssertionError):
+        q_target(output, output[:1], rows, rows)
     with pytest.raises(AssertionError):
         td_gradient(output, None, rows, rows, True, torch.empty_like(output))
 
