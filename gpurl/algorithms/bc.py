@@ -1,11 +1,11 @@
-"""Behaviour cloning: the actor learns to do what was done, in a dataset or by a teacher; also where
-the student itself gets to (DAgger).
+"""Behaviour cloning: the actor learns to imitate the actions of a dataset or of a teacher; with
+DAgger also in states that the student itself reaches.
 """
 
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from gymnasium.spaces import Box
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gpurl.algorithms.base import Algorithm, Decision, Metrics, PolicyState
 from gpurl.algorithms.off_policy import Batch, OffPolicy, OffPolicyConfig
-from gpurl.buffers.demonstrations import read_demonstrations
+from gpurl.buffers.demonstrations import Actions, read_demonstrations
 from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
@@ -25,37 +25,35 @@ from gpurl.nn.distributions import Categorical, MultiCategorical, make_head
 from gpurl.nn.mlp import BodyConfig, make_network
 from gpurl.nn.optimizer import FlatAdam
 
-UNUSED = {
-    "n_step": 1,
-    "reward_scale": 1.0,
-    "prioritized": False,
-}  # settings of the family that cloning has no use for
+# settings of off-policy algorithms without meaning here, with the values they must keep
+UNUSED = {"n_step": 1, "reward_scale": 1.0, "prioritized": False}
 
 
 @dataclass(frozen=True)
 class BCConfig(OffPolicyConfig):
-    """Settings of behaviour cloning. It needs a dataset or a teacher, one of them."""
+    """Settings of behaviour cloning. It needs either a dataset or a teacher."""
 
     fixed: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.fixed, "head", "actor_network")
 
     dataset: str | None = None
-    """What to clone: FILE.npz or FILE.safetensors with obs [M, ...] and action [M, ...] as the
-    environment has them, or minari:DATASET_ID.
-    The student plays, which is for the log; all transitions are learnt from."""
+    """Dataset to clone: FILE.npz or FILE.safetensors with obs [M, ...] and action [M, ...] in the
+    environment's units, or minari:DATASET_ID. The student acts, for the log only; all rows of the
+    dataset are learnt from.
+    """
     teacher: str | None = None
-    """Whom to clone: a run folder (its best checkpoint) or a checkpoint folder. The teacher
-    plays.
+    """Policy to clone: a run folder (its best checkpoint) or a checkpoint folder. The teacher
+    acts.
     """
     dagger: bool = False
-    """Once something was learnt the student plays and the teacher says what it would have done
-    (DAgger, Ross et al. 2011).
+    """After the first update the student acts, and the teacher labels its observations (DAgger,
+    Ross et al. 2011).
     """
     head: str = "squashed"
-    """Of continuous actions: squashed (mean and deviation, the most likely; fits sac) or
-    deterministic (squared error; fits ddpg, td3).
+    """Head for continuous actions: squashed (tanh-squashed Gaussian, log-likelihood; can continue
+    as sac) or deterministic (squared error; can continue as ddpg or td3).
     """
     logit_penalty: float = 0.01
-    """Of discrete actions: weight of the mean square of the logits, beside the cross-entropy."""
+    """For discrete actions: weight of the mean squared logit, added to the cross-entropy."""
     actor_network: BodyConfig = field(default_factory=BodyConfig)
     """Shape of the actor."""
 
@@ -66,61 +64,56 @@ class BCConfig(OffPolicyConfig):
         for name, default in UNUSED.items():
             if (value := getattr(self, name)) != default:
                 raise UsageError(
-                    f"bc clones actions, whatever they led to: leave out {name} {value}"
+                    f"bc clones actions, so {name} {value} would have no effect: leave out {name}"
                 )
 
 
 class BC(OffPolicy):
-    """The actor is that of sac, ddpg and td3, so that they can go on from it (`actor_from`)."""
+    """The actor has the form of those of sac, ddpg and td3, which can start from it
+    (`actor_from`).
+    """
 
     config: BCConfig
-    # no module of this one, so its weights are in no checkpoint: see `set_teacher`
+    # in a tuple, so that it is no submodule and its weights are in no checkpoint
     _teacher: tuple[Algorithm, ...] = ()
 
     def make_networks(self) -> None:
-        config, space = self.config, self.action_space
-        self.head: CloneHead
+        config = self.config
+        space = self.action_space
+        self.head: ImitationHead
         if isinstance(space, Box) and space.low.size:
-            self.head = (Squashed if config.head == "squashed" else Deterministic)(
-                space, self.label
-            )
+            kind = SquashedHead if config.head == "squashed" else DeterministicHead
+            self.head = kind(space, self.label)
         else:
             head = make_head(space, algorithm=self.label)
             assert isinstance(head, Categorical | MultiCategorical), space
-            self.head = Choice(head, tuple(space.shape or ()), config.logit_penalty)
+            self.head = DiscreteHead(head, tuple(space.shape or ()), config.logit_penalty)
         self.actor = make_network(1, self.num_inputs, self.head.num_outputs, config.actor_network)
 
     def make_optimizers(self) -> dict[str, FlatAdam]:
-        config = self.config
-        return {
-            "actor": FlatAdam(
-                self.actor,
-                config.learning_rate,
-                1e-8,
-                config.weight_decay,
-                config.max_grad_norm,
-                losses=("actor_loss",),
-            )
-        }
+        return {"actor": self.make_adam(self.actor, "actor", "actor_loss", target=None, tau=1.0)}
 
     # ---- acting ----
 
     @torch.no_grad()
     def act(self, obs: Tensor, policy_state: PolicyState = (), explore: bool = True) -> Decision:
-        """While training the teacher plays, where there is one; policy_state is its memory."""
-        if not explore:
-            return Decision(self.to_env(self.greedy(self.inputs(obs))), policy_state, {})
-        if self.teacher is None:
-            action, policy_state = self.decide(self.inputs(obs), policy_state)
-            self.action_random.advance()
-            return Decision(self.to_env(action), policy_state, {"action": action})
-        played, policy_state, _ = self.teacher.act(obs, policy_state, explore=False)
-        label = self.head.from_env(played)
+        """In training the teacher acts, if there is one, and policy_state is its policy state."""
+        # without a teacher, as every off-policy algorithm
+        if self.teacher is None or not explore:
+            return super().act(obs, policy_state, explore)
+        # the teacher's action is the label in any case
+        env_action, policy_state, _ = self.teacher.act(obs, policy_state, explore=False)
+        label = self.head.from_env(env_action)
+        # with DAgger the student acts, unless it has learnt nothing yet
         if self.config.dagger:
             action, _ = self.decide(self.inputs(obs), ())
             self.action_random.advance()
-            played = torch.where(self.num_updates > 0, self.to_env(action), played)
-        return Decision(played, policy_state, {"action": label})
+            env_action = torch.where(self.num_updates > 0, self.to_env(action), env_action)
+        return Decision(env_action, policy_state, {"action": label})
+
+    def schedule(self, progress: float, steps: int) -> None:
+        super().schedule(progress, steps)
+        self.is_random = False  # random actions would teach nothing
 
     def initial_policy_state(self, num_envs: int) -> PolicyState:
         return () if self.teacher is None else self.teacher.initial_policy_state(num_envs)
@@ -132,88 +125,101 @@ class BC(OffPolicy):
         return self.head.mode(self.actor(obs).squeeze(0))
 
     def random_action(self) -> Tensor:
-        raise AssertionError(
-            "before it has learnt anything the teacher plays, or the student as it is"
-        )
+        raise AssertionError("behaviour cloning takes no random actions")
 
     def to_env(self, action: Tensor) -> Tensor:
         return self.head.to_env(action)
 
     def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
-        """NaN: cloning knows nothing of rewards. The actor runs all the same, since its time
-        decides the number of threads.
+        """[N] NaN: no value is learnt. The actor runs nevertheless, because this call is timed to
+        choose the number of threads.
         """
         with torch.no_grad():
             return self.actor(self.inputs(obs)).squeeze(0).sum(-1) * math.nan
 
-    # ---- what is learnt from ----
+    # ---- training data ----
 
     def action_shape(self) -> tuple[int, ...]:
         return self.head.shape
 
     def make_buffer(self) -> RolloutBuffer:
-        """Reads the dataset: a run needs it or a teacher, a policy by itself does not."""
+        """Makes the replay buffer too, and fills it with the dataset, if there is one."""
         config = self.config
         if (config.dataset is None) == (config.teacher is None):
             raise UsageError(
-                f"bc needs a dataset or a teacher, one of them; got dataset {config.dataset} and "
-                f"teacher {config.teacher}"
+                f"bc needs either a dataset or a teacher; got dataset {config.dataset} and teacher "
+                f"{config.teacher}"
             )
         if config.teacher is not None:
             assert self.teacher is not None, "set_teacher() comes first"
             return super().make_buffer()
         if config.dagger:
             raise UsageError(
-                f"dagger asks a teacher what it would have done, dataset {config.dataset} cannot "
-                f"say: give a teacher instead"
+                f"dagger needs a teacher to label observations, got dataset {config.dataset}: give "
+                f"a teacher instead"
             )
-        self.learning_starts = 0  # all that there will be is there
-        spaces: Any = self.observation_space, self.action_space
-        self._hold(*read_demonstrations(str(config.dataset), *spaces))
+        obs, action = read_demonstrations(
+            str(config.dataset),
+            cast(Box, self.observation_space),
+            cast(Actions, self.action_space),
+        )
+        self._fill_replay(torch.from_numpy(obs), torch.from_numpy(action))
+        self.learning_starts = 0  # the replay buffer is complete
         return RolloutBuffer(config.horizon, self.device)
 
     @property
     def teacher(self) -> Algorithm | None:
-        """Who plays and is cloned, where there is one."""
+        """The policy that is cloned, if it is not a dataset."""
         return self._teacher[0] if self._teacher else None
 
     def set_teacher(self, teacher: Algorithm) -> None:
-        """Clone `teacher`, which config.teacher names, made for as many environments. Before
-        `make_buffer`; UsageError where its spaces are others.
+        """Clone `teacher`, which config.teacher names, made for the same number of environments.
+        To be called before `make_buffer`. UsageError if its spaces differ.
         """
         for name in ("observation_space", "action_space"):
-            theirs, own = getattr(teacher, name), getattr(self, name)
-            if theirs != own:
+            teacher_space = getattr(teacher, name)
+            space = getattr(self, name)
+            if teacher_space != space:
                 raise UsageError(
                     f"the teacher {self.config.teacher} is of another environment: its {name} is "
-                    f"{theirs}, this one's {own}"
+                    f"{teacher_space}, this one's {space}"
                 )
         self._teacher = (teacher,)
 
-    def _hold(self, obs: Any, action: Any) -> None:
-        """Put arrays obs [M, *obs] and action [M, *action] into a replay that stays as it is: M
-        steps of one environment.
+    def _fill_replay(self, obs: Tensor, action: Tensor) -> None:
+        """Store obs [M, *obs] and action [M, *action], in the environment's units, as M steps of
+        one environment.
         """
-        seen, done = (torch.from_numpy(array).to(self.device) for array in (obs, action))
-        columns = {"reward": (), "action": self.head.shape}
-        shape, kind, storage = tuple(seen.shape[1:]), seen.dtype, self.config.storage
+        count = len(obs)
+        obs = obs.to(self.device)
         self.replay = Replay(
-            len(seen), 1, shape, columns, self.device, self.seed * 4 + 4, kind, storage
+            count,
+            1,
+            tuple(obs.shape[1:]),
+            {"reward": (), "action": self.head.shape},
+            self.device,
+            self.seed * 4 + 4,
+            obs.dtype,
+            self.config.storage,
         )
-        nothing = torch.zeros(len(seen), device=self.device)
-        rows = {
-            "obs": seen,
-            "final_obs": seen,
-            "action": self.head.from_env(done),
-            "reward": nothing,
+        # rewards and ends are not learnt from
+        zeros = torch.zeros(count, device=self.device)
+        columns = {
+            "obs": obs,
+            "final_obs": obs,
+            "action": self.head.from_env(action.to(self.device)),
+            "reward": zeros,
+            "terminated": zeros.bool(),
+            "truncated": zeros.bool(),
         }
-        rows |= {"terminated": nothing.bool(), "truncated": nothing.bool()}
-        self.replay.add({name: column.unsqueeze(1) for name, column in rows.items()})
+        self.replay.add({name: column.unsqueeze(1) for name, column in columns.items()})
         if self.normalizer is not None:
-            self.normalizer.update(seen.reshape(len(seen), -1).float())
+            self.normalizer.update(obs.reshape(count, -1).float())
+
+    # the rows of a dataset never change: rollouts are not added to them, and a checkpoint holds
+    # only the random stream of the replay buffer
 
     def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
-        """Move the rollout into the replay; with a dataset nothing of it is learnt from."""
         return {} if self.teacher is None else super().prepare(buffer)
 
     def mark_episode_break(self, mask: Tensor | None = None) -> None:
@@ -221,11 +227,9 @@ class BC(OffPolicy):
             super().mark_episode_break(mask)
 
     def replay_state(self) -> dict[str, Any]:
-        return (
-            {"random": self.replay.random.state_dict()}
-            if self.teacher is None
-            else super().replay_state()
-        )
+        if self.teacher is not None:
+            return super().replay_state()
+        return {"random": self.replay.random.state_dict()}
 
     def load_replay_state(self, state: dict[str, Any]) -> int:
         if self.teacher is not None:
@@ -238,44 +242,40 @@ class BC(OffPolicy):
         return metrics | {"grad_norm": self.optimizers["actor"].step(loss, of=self.actor_loss)}
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        """(loss 0-d, the mean over rows that are transitions; metrics)."""
+        """(0-d mean loss of the rows that are transitions, metrics)."""
         rows = self.head.loss(self.actor(batch["obs"]).squeeze(0), batch["action"])
         loss = rows @ (batch["weight"] / batch["weight"].sum().clamp(min=1.0))
         return loss, {"actor_loss": loss.detach()}
 
 
-class CloneHead(nn.Module):
-    """What the actor's numbers [B, num_outputs] mean, and how far they are from an action that was
-    taken.
-    """
+class ImitationHead(nn.Module):
+    """Turns the actor's outputs [B, num_outputs] into actions, and compares them with labels."""
 
     num_outputs: int
     shape: tuple[int, ...]  # of a stored action
 
     @abstractmethod
     def loss(self, output: Tensor, action: Tensor) -> Tensor:
-        """[B] of each row, differentiable by output; action: [B, *shape], as the replay gives
-        it.
-        """
+        """[B] loss of each row; action: [B, *shape] as stored."""
 
     @abstractmethod
     def mode(self, output: Tensor) -> Tensor:
-        """The greedy action."""
+        """[B, *shape] the greedy action."""
 
     @abstractmethod
     def sample(self, output: Tensor, rng: CounterRandom) -> Tensor:
-        """What the student does while it is trained."""
+        """[B, *shape] the action of the student in training."""
 
     @abstractmethod
     def to_env(self, action: Tensor) -> Tensor:
-        """What the environment receives."""
+        """[B, *action] in the environment's units, of actions as stored."""
 
     @abstractmethod
     def from_env(self, action: Tensor) -> Tensor:
-        """[B, *shape] to be stored, of what the environment received."""
+        """[B, *shape] as stored, of actions in the environment's units."""
 
 
-class Deterministic(CloneHead):
+class DeterministicHead(ImitationHead):
     """An action in [-1, 1]^A: a = tanh(output), loss mean over A of (a - action)^2."""
 
     def __init__(self, space: Box, algorithm: str) -> None:
@@ -283,7 +283,8 @@ class Deterministic(CloneHead):
         self.box = ActionScaler(space)
         self.box.require_bounds(algorithm)
         self.num_actions = int(space.low.size)
-        self.num_outputs, self.shape = self.num_actions, (self.num_actions,)
+        self.num_outputs = self.num_actions
+        self.shape = (self.num_actions,)
 
     def loss(self, output: Tensor, action: Tensor) -> Tensor:
         return (output.tanh() - action).square().mean(-1)
@@ -301,7 +302,7 @@ class Deterministic(CloneHead):
         return self.box.from_env(action).clamp(-1.0, 1.0)
 
 
-class Squashed(Deterministic):
+class SquashedHead(DeterministicHead):
     """A tanh-squashed Gaussian, loss -log p(action): see `gpurl.kernels.squash`."""
 
     def __init__(self, space: Box, algorithm: str) -> None:
@@ -318,22 +319,24 @@ class Squashed(Deterministic):
         return squashed_sample(output, rng.normal((self.num_actions,)))[0]
 
 
-class Choice(CloneHead):
-    """One or several of a few actions, loss -log p(action) + penalty * mean of the logits' squares
-    (d3rlpy's, with 0.5 there).
+class DiscreteHead(ImitationHead):
+    """Categorical actions, loss -log p(action) + penalty * mean squared logit. d3rlpy has this
+    penalty too, of weight 0.5.
     """
 
     def __init__(
         self, head: Categorical | MultiCategorical, shape: tuple[int, ...], penalty: float
     ) -> None:
         super().__init__()
-        self.head, self.shape, self.penalty = head, shape, penalty
+        self.head = head
+        self.shape = shape
+        self.penalty = penalty
         self.num_outputs = head.num_outputs
-        each = head.heads if isinstance(head, MultiCategorical) else [head]
-        self.sizes = [part.num_outputs for part in each]
+        heads = head.heads if isinstance(head, MultiCategorical) else [head]
+        self.sizes = [each.num_outputs for each in heads]  # logits of each component
 
     def loss(self, output: Tensor, action: Tensor) -> Tensor:
-        choices = action.long().view(len(action), -1, 1).unbind(1)
+        choices = action.long().view(len(action), -1, 1).unbind(1)  # each [B, 1]
         loss = self.penalty * output.square().mean(-1)
         for logits, choice in zip(output.split(self.sizes, dim=1), choices):
             loss = loss - logits.log_softmax(-1).gather(1, choice).squeeze(1)

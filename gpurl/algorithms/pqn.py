@@ -1,5 +1,5 @@
-"""Parallelised Q-network (Gallici et al. 2024): Q-learning on rollouts; layer norms stand in for
-replay and target network.
+"""Parallelised Q-network (Gallici et al. 2024): Q-learning on rollouts, with layer normalisation in
+place of a replay buffer and a target network.
 """
 
 from dataclasses import dataclass, field
@@ -29,11 +29,11 @@ class PQNConfig(EpsilonGreedyConfig, OnPolicyConfig):
     learning_rate: float = 5e-4
     schedule: str = "linear"
     q_lambda: float = 0.95
-    """Decay of Q(lambda): how far a target trusts the rewards of the rollout before it trusts the
-    network.
+    """Lambda of Q(lambda): 0 gives one-step targets, 1 sums all rewards to the end of the
+    rollout.
     """
     reward_scale: float = 1.0
-    """Rewards are multiplied by this before they are learnt from."""
+    """Factor of the rewards that are learnt from."""
     max_grad_norm: float | None = 10.0
     network: QNetworkConfig = field(
         default_factory=lambda: QNetworkConfig(hidden=(128, 128), layer_norm=True)
@@ -42,22 +42,17 @@ class PQNConfig(EpsilonGreedyConfig, OnPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(
-            self,
-            {},
-            ("reward_scale",),
-            zero_to_one=("q_lambda", *EPSILONS),
-        )
+        check_numbers(self, {}, ("reward_scale",), zero_to_one=("q_lambda", *EPSILONS))
         if self.network.noisy or self.network.heads > 1:
             raise UsageError(
-                "pqn explores by epsilon and has one network: leave out network.noisy and "
+                "pqn explores by epsilon-greedy and has one network: leave out network.noisy and "
                 "network.heads"
             )
 
 
 class PQN(OnPolicy):
     """Targets R_t = r_t + gamma (lambda R_{t+1} + (1 - lambda) max Q(s_{t+1})): equation 4 of the
-    paper, by the recursion of GAE.
+    paper. GAE's recursion computes them, with max Q as the value.
     """
 
     config: PQNConfig
@@ -79,9 +74,8 @@ class PQN(OnPolicy):
 
     def make_training(self) -> None:
         super().make_training()
-        self.epsilon = torch.tensor(
-            self.config.epsilon_end, device=self.device
-        )  # `schedule` sets that of a training
+        # 0-d on the device, as CUDA graphs need it; `schedule` sets it
+        self.epsilon = torch.tensor(self.config.epsilon_end, device=self.device)
 
     @torch.no_grad()
     def act(self, obs: Tensor, policy_state: PolicyState = (), explore: bool = True) -> Decision:
@@ -89,12 +83,11 @@ class PQN(OnPolicy):
         best = values.argmax(-1)
         if not explore:
             return Decision(best, policy_state, {})
-        chance, draw = (
-            self.action_random.integers(0, self.num_actions),
-            self.action_random.uniform(),
-        )
+        # epsilon-greedy
+        random_action = self.action_random.integers(0, self.num_actions)
+        draw = self.action_random.uniform()
         self.action_random.advance()
-        action = torch.where(draw < self.epsilon, chance, best)
+        action = torch.where(draw < self.epsilon, random_action, best)
         return Decision(action, policy_state, {"action": action, "value": values.amax(-1)})
 
     @torch.no_grad()
@@ -102,19 +95,28 @@ class PQN(OnPolicy):
         return self._values(obs).amax(-1)
 
     def _values(self, obs: Tensor) -> Tensor:
-        """obs [B, *obs] -> [B, A]."""
+        """[B, A] the values of all actions at obs [B, *obs]."""
         return self.network(self.inputs(obs)).squeeze(0)
 
     # ---- learning ----
 
     def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
-        """{"packed": a row a sample}."""
-        config, valid = self.config, buffer.columns.get("valid")
-        final = self.final_values(buffer)
-        reward = buffer["reward"] * config.reward_scale
-        value = torch.cat((buffer["value"], final[-1:]))
-        ends = buffer["terminated"], buffer["truncated"]
-        _, returns, _ = gae(reward, value, final, *ends, config.gamma, config.q_lambda, valid)
+        """{"packed": [T N, W] a row for each sample}."""
+        config = self.config
+        valid = buffer.columns.get("valid")
+        # targets
+        final_value = self.final_values(buffer)
+        _, returns, _ = gae(
+            buffer["reward"] * config.reward_scale,
+            torch.cat((buffer["value"], final_value[-1:])),
+            final_value,
+            buffer["terminated"],
+            buffer["truncated"],
+            config.gamma,
+            config.q_lambda,
+            valid,
+        )
+        # the columns of the minibatches
         rows = flat(buffer["obs"])
         data = {
             "obs": rows if self.normalizer is None else self.normalizer(rows),
@@ -123,6 +125,7 @@ class PQN(OnPolicy):
         }
         if valid is not None:
             data["valid"] = valid
+        # last, so that acting and learning on this rollout use the same statistics
         if self.normalizer is not None:
             self.normalizer.update(rows, valid)
         return {"packed": self.minibatches.pack(data)}
@@ -135,6 +138,7 @@ class PQN(OnPolicy):
                 norm = self.optimizer.step(loss, of=self.loss)
                 steps.append(metrics | {"grad_norm": norm})
         self.num_updates += 1
+        # the means over the minibatches of the last epoch
         metrics = {
             f"train/{name}": torch.stack([step[name] for step in steps]).mean() for name in steps[0]
         }
@@ -144,15 +148,16 @@ class PQN(OnPolicy):
         }
 
     def loss(self, minibatch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """(loss 0-d, metrics) of rows [B, ...]: obs, action, returns, and weight where not all are
-        valid.
+        """(0-d loss, metrics) of rows [B, ...]: obs, action, returns, and weight if some rows are
+        not valid.
         """
         returns = minibatch["returns"]
         values = values_of_actions(self.network(minibatch["obs"]), minibatch["action"])
-        counts = torch.ones_like(returns)
+        # every valid row weighs the same
+        weight = torch.ones_like(returns)
         if "weight" in minibatch:
-            counts = (minibatch["weight"] > 0).float()
-        loss, _ = td_loss(values, returns, counts, None)
+            weight = (minibatch["weight"] > 0).float()
+        loss, _ = td_loss(values, returns, weight, None)
         return loss, {"loss": loss.detach(), "q_values": values.detach().mean()}
 
     def schedule(self, progress: float, steps: int) -> None:
