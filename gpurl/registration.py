@@ -1,9 +1,9 @@
-"""Makes the torch-native tasks known to Gymnasium:
+"""Registers the torch-native tasks with Gymnasium:
 `gymnasium.make_vec("gpurl/Chasing-v0", num_envs=4096, device="cuda", dim=3)`.
 
-`import gpurl` calls `register` (Gymnasium itself, since 1.0, loads no plugins), so neither torch
-nor a task is imported here: the names are read from the task files' text.
-`gymnasium.make("gpurl:gpurl/Chasing-v0")` imports gpurl by itself.
+`import gpurl` calls `register`, since Gymnasium 1.0 loads no plugins. To keep that import fast,
+neither torch nor a task is imported here: class names are read from the source of the task files.
+`gymnasium.make("gpurl:gpurl/Chasing-v0")` imports gpurl first.
 """
 
 import importlib.util
@@ -19,8 +19,8 @@ TASK = re.compile(r"^class ([A-Z]\w*)\(TorchEnv\)", re.MULTILINE)
 def register() -> None:
     """Register every TorchEnv of gpurl.envs as gpurl/<Class>-v0; a second call changes nothing.
 
-    `make_vec` gives the tensor environment itself (of several agents' rewards the mean,
-    `MeanReward`), `make` a numpy view of one (`SingleEnv`). Keyword arguments are the task's own.
+    `make_vec` returns the tensor environment (with several agents in a `MeanReward`), `make` one
+    environment with numpy arrays (`SingleEnv`). Keyword arguments go to the task.
     """
     for module_name, class_name in tasks():
         env_id = f"gpurl/{class_name}-v0"
@@ -37,11 +37,11 @@ def tasks() -> Iterator[tuple[str, str]]:
     """(module name, class name) of the tasks in gpurl.envs, by file name."""
     package = importlib.util.find_spec("gpurl.envs")  # finds it without importing it
     assert package is not None
-    for module in sorted(
-        pkgutil.iter_modules(package.submodule_search_locations), key=lambda module: module.name
-    ):
+    modules = pkgutil.iter_modules(package.submodule_search_locations)
+    for module in sorted(modules, key=lambda module: module.name):
+        # the source by the module's loader, which also reads from an archive
         spec = module.module_finder.find_spec(module.name, None)  # type: ignore[call-arg]
         loader = spec.loader if spec else None
-        text = loader.get_source(module.name) if loader else ""  # type: ignore[attr-defined]
-        for name in TASK.findall(text or ""):
-            yield module.name, name
+        source = loader.get_source(module.name) if loader else ""  # type: ignore[attr-defined]
+        for class_name in TASK.findall(source or ""):
+            yield module.name, class_name

@@ -15,8 +15,8 @@ from safetensors import safe_open
 from gpurl.errors import UsageError, visible
 from gpurl.memory import available_bytes, in_gib
 
-NAMES = ("obs", "action")
-MINARI = "minari:"
+NAMES = ("obs", "action")  # arrays in a file
+MINARI = "minari:"  # prefix of a Minari dataset's name
 ROUNDING = 1e-5  # an action may exceed its limits by this fraction of their distance
 Actions = Box | Discrete | MultiDiscrete
 
@@ -42,14 +42,13 @@ def read_demonstrations(
     for name, space in zip(NAMES, (observation_space, action_space)):
         _check_kind(source, name, arrays[name], space)
 
-    # convert, and check values; a float64 that overflows becomes infinite
+    # convert; a float64 that overflows becomes infinite
+    obs_dtype = np.uint8 if observation_space.dtype == np.uint8 else np.float32
+    action_dtype = np.float32 if isinstance(action_space, Box) else np.int64
     with np.errstate(over="ignore"):
-        obs = arrays["obs"].astype(
-            np.uint8 if observation_space.dtype == np.uint8 else np.float32, copy=False
-        )
-        action = arrays["action"].astype(
-            np.float32 if isinstance(action_space, Box) else np.int64, copy=False
-        )
+        obs = arrays["obs"].astype(obs_dtype, copy=False)
+        action = arrays["action"].astype(action_dtype, copy=False)
+    # check values
     for name, array in (("obs", obs), ("action", action)):
         if array.dtype == np.float32 and not np.isfinite(array).all():
             row = int(np.isfinite(array.reshape(len(array), -1)).all(1).argmin())
@@ -68,6 +67,7 @@ def _from_file(path: Path) -> dict[str, np.ndarray]:
         )
     if path.exists() and not path.is_file():
         raise UsageError(f"cannot read the dataset {path}: it is no regular file")
+    # read what the file has of `NAMES`; neither reader executes anything
     try:
         if path.suffix == ".npz":
             if zipfile.is_zipfile(path):
@@ -83,11 +83,12 @@ def _from_file(path: Path) -> dict[str, np.ndarray]:
         raise
     except Exception as error:  # a damaged file raises errors of any type
         reason = f"{type(error).__name__}: {error}"
-        if "allow_pickle" in reason:  # numpy would advise to execute the content
+        if "allow_pickle" in reason:  # numpy would suggest to unpickle the content
             reason = (
                 f"it is no {path.suffix} file, or holds Python objects, which are never unpickled"
             )
         raise UsageError(f"cannot read the dataset {path}: {reason}") from error
+    # both arrays are needed
     if missing := [name for name in NAMES if name not in arrays]:
         content = ", ".join(map(visible, names)) or "nothing"
         raise UsageError(
@@ -98,8 +99,8 @@ def _from_file(path: Path) -> dict[str, np.ndarray]:
 
 
 def _check_unpacked_size(path: Path) -> None:
-    """UsageError for an archive that unpacks to more than the free memory: a few kB can unpack to
-    any number of zeros.
+    """UsageError for an archive that unpacks to more than the free memory, which a file of a few kB
+    can.
     """
     free = available_bytes(torch.device("cpu"))
     with zipfile.ZipFile(path) as archive:
@@ -108,31 +109,32 @@ def _check_unpacked_size(path: Path) -> None:
         raise UsageError(f"{path} unpacks to {in_gib(size)}, where {in_gib(free)} are free")
 
 
-def _from_minari(name: str) -> dict[str, np.ndarray]:
+def _from_minari(dataset_id: str) -> dict[str, np.ndarray]:
     try:
         import minari
 
-        dataset = minari.load_dataset(name)
+        dataset = minari.load_dataset(dataset_id)
     except ImportError as error:
         raise UsageError(
-            f"{MINARI}{name} needs Minari: pip install 'gpurl[minari]' ({error})"
+            f"{MINARI}{dataset_id} needs Minari: pip install 'gpurl[minari]' ({error})"
         ) from error
     except (FileNotFoundError, ValueError) as error:
         raise UsageError(
-            f"cannot read {MINARI}{name}: {error}; `minari download {name}` brings a public one"
+            f"cannot read {MINARI}{dataset_id}: {error}; `minari download {dataset_id}` brings a "
+            f"public one"
         ) from error
-    # its spaces
+    # spaces of dictionaries or text have no tensor form
     for role, space, kinds in (
         ("observations", dataset.observation_space, Box),
         ("actions", dataset.action_space, Actions | MultiBinary),
     ):
         if not isinstance(space, kinds):
             expected = " or ".join(f"a {kind.__name__}" for kind in get_args(kinds) or (kinds,))
-            raise UsageError(f"{MINARI}{name} must have {role} of {expected}, it has {space}")
-    # its episodes, without the observation after the last action
+            raise UsageError(f"{MINARI}{dataset_id} must have {role} of {expected}, it has {space}")
+    # an episode has one more observation than actions, after the last action
     episodes = list(dataset.iterate_episodes())
     if not episodes:
-        return {each: np.empty(0) for each in NAMES}
+        return {name: np.empty(0) for name in NAMES}
     obs = np.concatenate([episode.observations[: len(episode.rewards)] for episode in episodes])
     return {"obs": obs, "action": np.concatenate([episode.actions for episode in episodes])}
 
@@ -143,7 +145,8 @@ def _check_kind(source: str, name: str, array: np.ndarray, space: gymnasium.Spac
     # in uint8 larger numbers would wrap
     rule: Literal["safe", "same_kind"] = "safe" if space.dtype == np.uint8 else "same_kind"
     if array.shape[1:] != shape or not np.can_cast(array.dtype, space.dtype or np.int64, rule):
-        expected, got = (", ".join(map(str, ("M", *each))) for each in (shape, array.shape[1:]))
+        got = ", ".join(map(str, ("M", *array.shape[1:])))
+        expected = ", ".join(map(str, ("M", *shape)))
         raise UsageError(
             f"{source} is of another environment: its {name} is {array.dtype} [{got}], wanted "
             f"{space.dtype} [{expected}] of {space}"
@@ -152,6 +155,7 @@ def _check_kind(source: str, name: str, array: np.ndarray, space: gymnasium.Spac
 
 def _check_range(source: str, action: np.ndarray, space: Actions) -> None:
     """UsageError for actions outside the space."""
+    # the limits, both inclusive, with room for the rounding of files in float32
     if isinstance(space, Box):
         width = space.high.astype(np.float64) - space.low
         slack = np.where(np.isfinite(width), ROUNDING * width, 0.0)
@@ -160,6 +164,7 @@ def _check_range(source: str, action: np.ndarray, space: Actions) -> None:
     else:
         low = np.asarray(space.start)
         high = low + (space.n if isinstance(space, Discrete) else space.nvec) - 1
+    # [M] bool: rows with a number outside
     outside = ((action < low) | (action > high)).reshape(len(action), -1).any(1)
     if outside.any():
         row = int(outside.argmax())

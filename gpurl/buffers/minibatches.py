@@ -1,10 +1,9 @@
-"""A rollout cut into minibatches, in a new random order each pass: of steps, or of whole
-environments for a memory to unroll.
+"""Splits a rollout into minibatches, in a new random order each epoch: of steps, or of whole
+environments for recurrent policies.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,45 +16,48 @@ ALIGNMENT = 4  # floats: a row begins at 16 bytes
 
 @dataclass
 class Minibatch:
-    """What PPO's loss reads: B steps, or with a memory T steps of B environments, [T, B, ...]."""
+    """The input of PPO's loss: [B, ...] for B steps; of a recurrent policy [T, B, ...] for T steps
+    of B environments.
+    """
 
     obs: Tensor
     """[B, D] float32, normalised."""
     action: Tensor
     """[B, A] float32 in the policy's units, or [B] or [B, K] int64."""
     log_prob: Tensor
-    """[B] of the action when it was taken."""
+    """[B] of the action under the policy that acted."""
     value: Tensor
-    """[B] of the critic then, in its own units."""
+    """[B] estimate of the critic when the action was taken, in the critic's units."""
     advantage: Tensor
-    """[B]."""
+    """[B] normalised if the algorithm normalises by minibatch."""
     returns: Tensor
-    """[B] what the critic is to predict, in its own units."""
+    """[B] targets of the critic, in the critic's units."""
     weight: Tensor | None = None
     """[B] of sum 1, 0 where a row is not a real transition; None: all rows weigh the same."""
     policy_state: Tensor | None = None
-    """[1, B, H] the memory before the first step."""
+    """[1, B, H] before the first step."""
     episode_starts: Tensor | None = None
-    """[T, B] bool, where the memory is emptied before the step."""
+    """[T, B] bool, where the policy state is zeroed before the step."""
 
 
 class PackedRows:
-    """The columns of a rollout side by side in one float32 matrix, a row a sample: a random
-    minibatch is then one gather instead of seven. Flags and whole numbers up to 2**24 survive
-    float32.
+    """The columns of a rollout side by side in one float32 matrix, one row per sample: a random
+    minibatch is then one gather instead of one per column. float32 holds flags and integers up to
+    2**24 exactly.
     """
 
     def __init__(self, columns: dict[str, Tensor]) -> None:
-        """columns: name -> [T, N] or [T, N, D], of the shapes and dtypes that `pack` will be
-        given.
-        """
-        self.places: dict[str, Any] = {}
-        self.whole = {name for name, column in columns.items() if column.dtype == torch.int64}
+        """columns: name -> [T, N] or [T, N, D], an example of what `pack` will get."""
+        self.places: dict[str, int | slice] = {}
+        self.integers = {name for name, column in columns.items() if column.dtype == torch.int64}
         width = 0
         for name, column in columns.items():
-            size = 1 if column.dim() == 2 else column.shape[2]
-            self.places[name] = width if column.dim() == 2 else slice(width, width + size)
-            width += size
+            if column.dim() == 2:
+                self.places[name] = width
+                width += 1
+            else:
+                self.places[name] = slice(width, width + column.shape[2])
+                width += column.shape[2]
         self.width = width + -width % ALIGNMENT
 
     def pack(self, columns: dict[str, Tensor]) -> Tensor:
@@ -67,47 +69,53 @@ class PackedRows:
         return packed
 
     def unpack(self, rows: Tensor) -> dict[str, Tensor]:
-        """name -> [...] or [..., D] of rows [..., width]: int64 columns as they were, others as
-        float32 views.
+        """name -> [...] or [..., D] of rows [..., width]: int64 columns are converted back, others
+        are float32 views.
         """
-        views = {name: rows[..., place] for name, place in self.places.items()}
-        return {name: view.long() if name in self.whole else view for name, view in views.items()}
+        columns = {name: rows[..., place] for name, place in self.places.items()}
+        return columns | {name: columns[name].long() for name in self.integers}
 
 
 class Minibatches:
-    """Cuts `count` minibatches a pass; random: one stream. `normalizes`: the advantage, by
-    minibatch.
+    """Splits a rollout into `count` minibatches per epoch.
+
+    normalizes: normalise the advantage in each minibatch. random: one stream.
     """
 
     def __init__(self, count: int, normalizes: bool, random: CounterRandom) -> None:
-        self.count, self.normalizes, self.random = count, normalizes, random
+        self.count = count
+        self.normalizes = normalizes
+        self.random = random
         self.rows = PackedRows({})
 
     def pack(self, columns: dict[str, Tensor]) -> Tensor:
-        """[T N, W] of columns [T, N, ...]; what the passes over steps cut."""
+        """[T N, W] the rows for `of_steps`, of columns [T, N, ...]."""
         self.rows = PackedRows(columns)
         return self.rows.pack(columns)
 
     def order(self, size: int) -> Tensor:
-        """[size] int64, a random order that was not used before."""
+        """[size] int64, a new random permutation."""
         self.random.advance()
         return permutation(self.random.key, self.random.gamma, self.random.step, 0, size)
 
     def of_steps(self, packed: Tensor) -> Iterator[dict[str, Tensor]]:
-        """name -> [B, ...]; with "weight" in place of "valid" where that is among the columns."""
-        # one copy of all rows in a new order, so that they may be written to
+        """The minibatches of an epoch over steps, name -> [B, ...]; a column "valid" becomes
+        "weight".
+        """
+        # a copy of all rows in a new order, which may be modified in place
         self.random.advance()
         stream = self.random.key, self.random.gamma, self.random.step
         rows = gather_rows(packed, *stream, offset=0, start=0, count=packed.shape[0])
-
-        # all minibatches at once, which are then views
+        # computed for all minibatches at once, [count, B, ...]; each minibatch is a view
         columns = self.rows.unpack(rows.unflatten(0, (self.count, -1)))
         self._weigh(columns, (1,))
         for minibatch in zip(*(column.unbind(0) for column in columns.values())):
             yield dict(zip(columns, minibatch))
 
     def of_envs(self, columns: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """name -> [T, B, ...] of columns [T, N, ...], "weight" as in `of_steps`."""
+        """The minibatches of an epoch over environments, name -> [T, B, ...] of columns [T, N,
+        ...]; "weight" as in `of_steps`.
+        """
         num_envs = next(iter(columns.values())).shape[1]
         for index in self.order(num_envs).split(num_envs // self.count):
             minibatch = {name: column.index_select(1, index) for name, column in columns.items()}
@@ -115,14 +123,16 @@ class Minibatches:
             yield minibatch
 
     def _weigh(self, columns: dict[str, Tensor], dims: tuple[int, ...]) -> None:
-        """Put "weight", whose sum over `dims` is 1, in place of "valid"; and normalise the
-        advantages over `dims` if that is done by minibatch.
+        """Replace "valid" by "weight", whose sum over `dims` is 1, and normalise the advantages
+        over `dims` if `normalizes`.
         """
+        # rows that are no transitions weigh nothing
         weight: Tensor | None = None
         if "valid" in columns:
             valid = columns.pop("valid").float()
             weight = valid.div_(valid.sum(dims, keepdim=True).clamp_(min=1.0))
             columns["weight"] = weight
+        # to weighted mean 0 and variance 1
         if self.normalizes:
             advantage = columns["advantage"]
             if weight is None:

@@ -47,6 +47,7 @@ class PrioritizedReplay(Replay):
         steps = columns["truncated"].shape[0]
         rows = self._next_rows(steps)
         super().add(columns)
+        # the largest priority: each transition is soon drawn once
         new = self.max_priority.expand(steps, self.num_envs)
         self.priority.index_copy_(0, rows, new * columns["valid"] if "valid" in columns else new)
 
@@ -59,7 +60,9 @@ class PrioritizedReplay(Replay):
         index, probability = prioritized_draw(
             self.priority.view(-1), self.random.streams, 0, batch_size
         )
+        # the drawn transitions, as uniform sampling returns them
         batch = self._sample(batch_size, gamma, num_steps, reuse, index)
+        # importance-sampling weights, relative to the least probable transition of the batch
         counts = probability * batch["weight"] > 0
         lowest = torch.where(counts, probability, torch.inf).min()
         batch["weight"] = torch.where(counts, (lowest / probability) ** self.beta, 0.0)

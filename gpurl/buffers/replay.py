@@ -23,20 +23,20 @@ from gpurl.kernels.replay import (
 from gpurl.memory import available_bytes, in_gib
 
 State = dict[str, Any]  # tensors, and nested states, for a checkpoint
-MEMORY_FRACTION = 0.9  # of the free memory, that the replay_size suggested in an error would take
+MEMORY_FRACTION = 0.9  # of the free memory, for the replay_size that an error suggests
 
 
 class Replay:
     """A ring of `size` transitions, rounded up to whole steps of all environments.
 
-    columns: what a step of one environment stores beside its observation, name -> shape, () or
-    (n,), "reward" first. storage: "float32" or "bfloat16", the dtype of float observations; uint8
-    ones are stored as uint8. final_obs_fraction: final observations to keep, as a fraction of all
-    transitions; if episodes end more often, the oldest truncated ends are not learnt from.
+    columns: what a step of one environment stores besides observations, name -> shape, () or (n,),
+    "reward" first. storage: "float32" or "bfloat16", the dtype of float observations; uint8 ones
+    are stored as uint8. final_obs_fraction: number of stored final observations, as a fraction of
+    all transitions; if episodes end more often, the oldest truncated ends are not learnt from.
     UsageError if the device has too little free memory.
     """
 
-    extra_bytes: ClassVar[int] = 0  # of a transition: memory of a subclass beside the ring
+    extra_bytes: ClassVar[int] = 0  # per transition, that a subclass needs besides the ring
 
     def __init__(
         self,
@@ -55,11 +55,13 @@ class Replay:
         self.num_rows = -(-size // num_envs)
         self.rows = PackedRows({name: torch.empty(1, 1, *shape) for name, shape in columns.items()})
         assert self.rows.places["reward"] == 0, "the ring takes the first column for the reward"
+        # memory is checked before it is taken
         kind = obs_dtype if obs_dtype == torch.uint8 else getattr(torch, storage)
         num_final = max(math.ceil(final_obs_fraction * self.num_rows * num_envs), 1)
         shape = num_envs, math.prod(obs_shape), self.rows.width, num_final, kind
         self.bytes = ring_bytes(self.num_rows, *shape) + self.extra_bytes * self.num_rows * num_envs
         self._check_memory(storage if kind != torch.uint8 else "uint8")
+        # the memory
         self.ring = new_ring(self.num_rows, *shape, device)
         self.random = CounterRandom(seed, 1, device)
         self._reused: dict[int, Batch] = {}
@@ -83,13 +85,15 @@ class Replay:
         """Add h steps over the oldest ones. columns: name -> [h, N, ...] for the columns of the
         replay, obs, final_obs, terminated, truncated and optionally valid.
         """
-        obs, final_obs, terminated, truncated = (
-            columns[name] for name in ("obs", "final_obs", "terminated", "truncated")
+        block = Block(
+            columns["obs"],
+            columns["final_obs"],
+            columns["terminated"],
+            columns["truncated"],
+            columns.get("valid"),
+            [columns[name] for name in self.rows.places],
         )
-        numbers = [columns[name] for name in self.rows.places]
-        replay_add(
-            self.ring, Block(obs, final_obs, terminated, truncated, columns.get("valid"), numbers)
-        )
+        replay_add(self.ring, block)
 
     def sample(
         self, batch_size: int, gamma: float, num_steps: int = 1, reuse: bool = False
@@ -112,12 +116,10 @@ class Replay:
         )
         if reuse:
             self._reused[batch_size] = batch
-        tensors = batch._asdict()
-        numbers = tensors.pop("numbers")
-        columns = {
-            name: numbers[:, place] for name, place in self.rows.places.items() if name != "reward"
-        }
-        return columns | tensors
+        # columns by their names; the reward is a field of the batch already
+        fields = batch._asdict()
+        columns = self.rows.unpack(fields.pop("numbers"))
+        return columns | fields
 
     def mark_episode_break(self, mask: Tensor) -> None:
         """Truncate the newest step of the environments in mask [N] bool, which were reset from
@@ -128,7 +130,7 @@ class Replay:
     # ---- states ----
 
     def state_dict(self) -> State:
-        """The ring without the rows that were never written, and the random streams."""
+        """The ring without rows that were never written, and the random stream."""
         stored = min(int(self.ring.counts[0]), self.num_rows)
         tensors = self.ring._asdict()
         rows = {name: tensors[name][:stored] for name in ("obs", "numbers", "flags", "slot")}
@@ -159,13 +161,13 @@ class Replay:
                 f"the saved replay has {rows} rows and is full, this one has {self.num_rows}: keep "
                 f"replay_size"
             )
-        # the final observations of the newest row stand behind a table of any size
+        # final observations of the newest step are the last rows of the table, whatever its size
         for name, tensor in self.ring._asdict().items():
             tensor[: state[name].shape[0]].copy_(state[name])
         self.ring.final_obs[-self.num_envs :].copy_(state["final_obs"][-self.num_envs :])
         self.random.load_state_dict(state["random"])
 
     def _next_rows(self, steps: int) -> Tensor:
-        """[min(steps, T)] int64: the rows of the next steps."""
+        """[min(steps, T)] int64: the rows that the next steps are written to."""
         steps = min(steps, self.num_rows)
         return (self.ring.counts[0] + torch.arange(steps, device=self.device)) % self.num_rows

@@ -30,6 +30,7 @@ class RolloutBuffer:
             raise UsageError(
                 f"the rollout holds {self.horizon} steps and is full; clear() it after the update"
             )
+        # memory, once the names, shapes and dtypes are known
         if not self.columns:
             self.columns = {
                 name: torch.empty(self.horizon, *value.shape, dtype=value.dtype, device=self.device)
@@ -37,6 +38,7 @@ class RolloutBuffer:
             }
             self._recorded = tuple(row)
             self._groups = self._group_columns()
+        # by the row that Python counts, or by the one on the device
         if self.row is None:
             for names, steps in self._groups:
                 torch._foreach_copy_(steps[self.size], [row[name] for name in names])
