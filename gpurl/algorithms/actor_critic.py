@@ -133,16 +133,11 @@ class OffPolicyActorCritic(OffPolicy):
                 set_dtype(network, torch.bfloat16)
 
     def make_optimizers(self) -> dict[str, FlatAdam]:
-        tau = self.config.tau
+        tau, actor_rate = self.config.tau, self.config.actor_learning_rate
         return {
-            "critic": self.make_adam(self.critic, "critic", "critic_loss", self.target_critic, tau),
-            "actor": self.make_adam(self.actor, "actor", "actor_loss", self.target_actor, tau),
+            "critic": self.make_adam(self.critic, "critic_loss", self.target_critic, tau),
+            "actor": self.make_adam(self.actor, "actor_loss", self.target_actor, tau, actor_rate),
         }
-
-    def rate_of(self, optimizer: str) -> float:
-        if optimizer == "actor" and self.config.actor_learning_rate is not None:
-            return self.config.actor_learning_rate
-        return self.config.learning_rate
 
     def copy_actor_from(self, source: Algorithm, path: str) -> None:
         """Copy actor and observation normaliser of another run into this one and its target actor.

@@ -16,6 +16,7 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
+from gpurl.kernels.random import CounterRandom
 from gpurl.nn.mlp import set_dtype
 from gpurl.nn.normalizer import Normalizer
 from gpurl.nn.optimizer import FlatAdam
@@ -122,6 +123,8 @@ class Algorithm(ABC, nn.Module):
             self.to(device)
         # logged as train/n_updates; includes skipped steps (train/skipped_steps)
         self.num_updates = torch.zeros((), dtype=torch.int64, device=device)
+        self.optimizers = self.make_optimizers()
+        self.random_streams: dict[str, CounterRandom] = {}
         self.make_training()
 
     @abstractmethod
@@ -129,8 +132,12 @@ class Algorithm(ABC, nn.Module):
         """Set the modules. UsageError for spaces that the algorithm cannot use."""
 
     @abstractmethod
+    def make_optimizers(self) -> dict[str, FlatAdam]:
+        """The optimisers, each with the name of its module; the modules are on the device now."""
+
+    @abstractmethod
     def make_training(self) -> None:
-        """Set optimisers, random streams and scalars; the modules are on the device now."""
+        """Set random streams and scalars. Checkpoints hold the streams in `random_streams`."""
 
     def reads_state(self) -> bool:
         """Whether the critic reads privileged observations."""
@@ -220,10 +227,6 @@ class Algorithm(ABC, nn.Module):
         """Learn from the buffer; returns the metrics."""
         return self.learn(self.prepare(buffer))
 
-    def all_optimizers(self) -> dict[str, FlatAdam]:
-        """The optimisers, by the prefix of their parameters' names in `state_dict()`."""
-        return {}
-
     @abstractmethod
     def max_batch_rows(self) -> int:
         """Rows of the largest batch that passes through the networks often."""
@@ -235,24 +238,47 @@ class Algorithm(ABC, nn.Module):
                 f"{self.label} has no layers that compute in {precision}, only in float32"
             )
 
-    @abstractmethod
     def schedule(self, progress: float, steps: int) -> None:
         """Called before each iteration: set learning rates, epsilon and the like. progress: from 0
         to 1. steps: environment steps so far.
         """
+        if self.config.schedule == "linear":
+            for optimizer in self.optimizers.values():
+                optimizer.learning_rate.fill_(optimizer.initial_rate * max(1.0 - progress, 0.0))
 
     def mark_episode_break(self, mask: Tensor | None = None) -> None:
         """The environments of mask [N], or all, were reset from outside: their next step does not
         continue the last recorded one.
         """
 
-    @abstractmethod
     def extra_state(self) -> dict[str, Any]:
         """What a run needs to continue besides the weights: optimiser and random state."""
+        return {
+            "optimizers": {name: each.state_dict() for name, each in self.optimizers.items()},
+            "random": {name: each.state_dict() for name, each in self.random_streams.items()},
+            "num_updates": self.num_updates,
+            "rate_settings": self._rate_settings(),
+        }
 
-    @abstractmethod
     def load_extra_state(self, state: dict[str, Any]) -> None:
-        """Continue from `extra_state()`."""
+        """Continue from `extra_state()`; a learning rate or a schedule that the user has changed
+        since applies.
+        """
+        for name, stream in self.random_streams.items():
+            stream.load_state_dict(state["random"][name])
+        self.num_updates.copy_(state["num_updates"])
+        rates, saved_rates = self._rate_settings(), state["rate_settings"]
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+            if rates[name] != saved_rates[name]:
+                optimizer.learning_rate.fill_(optimizer.initial_rate)
+
+    def _rate_settings(self) -> dict[str, dict[str, Any]]:
+        schedule = self.config.schedule
+        return {
+            name: {"schedule": schedule, "learning_rate": optimizer.initial_rate}
+            for name, optimizer in self.optimizers.items()
+        }
 
     def replay_state(self) -> dict[str, Any]:
         """The replay buffer, if checkpoints are to hold it; else {}."""

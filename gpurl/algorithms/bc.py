@@ -91,7 +91,7 @@ class BC(OffPolicy):
         self.actor = make_network(1, self.num_inputs, self.head.num_outputs, config.actor_network)
 
     def make_optimizers(self) -> dict[str, FlatAdam]:
-        return {"actor": self.make_adam(self.actor, "actor", "actor_loss", target=None, tau=1.0)}
+        return {"actor": self.make_adam(self.actor, "actor_loss")}
 
     # ---- acting ----
 

@@ -113,8 +113,7 @@ class DQN(OffPolicy):
         return num_choices(self.action_space, self.label, "ddpg, td3 and sac take a Box")
 
     def make_optimizers(self) -> dict[str, FlatAdam]:
-        adam = self.make_adam(self.network, "network", "loss", self.target, self.config.tau)
-        return {"network": adam}
+        return {"network": self.make_adam(self.network, "loss", self.target, self.config.tau)}
 
     # ---- acting ----
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from gpurl.algorithms.base import Algorithm, AlgorithmConfig, Decision, Metrics, PolicyState
-from gpurl.algorithms.exploration import linear_schedule
 from gpurl.buffers.prioritized import PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer
@@ -21,7 +20,6 @@ from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.optimizer import FlatAdam
 
-RANDOM_STREAMS = ("action_random", "update_random", "choice_random")
 # as `Replay.sample` returns it, with normalised observations and scaled rewards
 Batch = dict[str, Tensor]
 
@@ -126,18 +124,18 @@ class OffPolicy(Algorithm):
     def make_training(self) -> None:
         seed = self.seed * 4
         self.learning_starts = self.config.learning_starts
-        self.optimizers = self.make_optimizers()
         # a stream per environment, a stream per row of a batch, and one for the whole batch
         self.action_random = CounterRandom(seed + 1, self.num_envs, self.device)
         self.update_random = CounterRandom(seed + 2, self.config.batch_size, self.device)
         self.choice_random = CounterRandom(seed + 3, 1, self.device)
+        self.random_streams = {
+            "action": self.action_random,
+            "update": self.update_random,
+            "choice": self.choice_random,
+        }
         self.is_random = False  # whether actions are random; `schedule` sets it
 
     # ---- what a subclass defines ----
-
-    @abstractmethod
-    def make_optimizers(self) -> dict[str, FlatAdam]:
-        """name -> the optimiser of a module, and of its target network if it has one."""
 
     @abstractmethod
     def decide(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
@@ -178,11 +176,27 @@ class OffPolicy(Algorithm):
         return {}
 
     def make_adam(
-        self, module: nn.Module, name: str, loss: str, target: nn.Module | None, tau: float
+        self,
+        module: nn.Module,
+        loss: str,
+        target: nn.Module | None = None,
+        tau: float = 1.0,
+        learning_rate: float | None = None,
     ) -> FlatAdam:
-        """The optimiser `name` of `module` and its target network; loss: name of the method."""
-        decay, max_norm = self.config.weight_decay, self.config.max_grad_norm
-        return FlatAdam(module, self.rate_of(name), 1e-8, decay, max_norm, target, tau, (loss,))
+        """The optimiser of `module` and its target network; loss: name of the method.
+        learning_rate: by default the config's.
+        """
+        config = self.config
+        return FlatAdam(
+            module,
+            learning_rate or config.learning_rate,
+            1e-8,
+            config.weight_decay,
+            config.max_grad_norm,
+            target,
+            tau,
+            (loss,),
+        )
 
     # ---- acting ----
 
@@ -291,47 +305,16 @@ class OffPolicy(Algorithm):
             batch["reward"] = batch["reward"] * config.reward_scale
         return batch
 
-    def all_optimizers(self) -> dict[str, FlatAdam]:
-        return self.optimizers
-
     def max_batch_rows(self) -> int:
         return max(self.num_envs, self.config.batch_size)
 
     def schedule(self, progress: float, steps: int) -> None:
+        super().schedule(progress, steps)
         self.is_random = steps < self.config.learning_starts
         if isinstance(self.replay, PrioritizedReplay):
             self.replay.set_progress(progress)
-        if self.config.schedule == "linear":
-            for name, optimizer in self.optimizers.items():
-                rate = linear_schedule(self.rate_of(name), 0.0, 1.0, progress)
-                optimizer.learning_rate.fill_(rate)
-
-    def rate_of(self, optimizer: str) -> float:
-        """The learning rate with which an optimiser starts."""
-        return self.config.learning_rate
 
     # ---- states ----
-
-    def extra_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
-            name: optimizer.state_dict() for name, optimizer in self.optimizers.items()
-        }
-        state |= {name: getattr(self, name).state_dict() for name in RANDOM_STREAMS}
-        rates: dict[str, str | float] = {name: self.rate_of(name) for name in self.optimizers}
-        rates["schedule"] = self.config.schedule
-        return state | {"num_updates": self.num_updates, "set_rates": rates}
-
-    def load_extra_state(self, state: dict[str, Any]) -> None:
-        saved_rates = state["set_rates"]
-        for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state[name])
-            rate = self.rate_of(name)
-            # the user changed it since the checkpoint
-            if (saved_rates["schedule"], saved_rates[name]) != (self.config.schedule, rate):
-                optimizer.learning_rate.fill_(rate)
-        for name in RANDOM_STREAMS:
-            getattr(self, name).load_state_dict(state[name])
-        self.num_updates.copy_(state["num_updates"])
 
     def replay_state(self) -> dict[str, Any]:
         return self.replay.state_dict() if self.config.save_replay else {}

@@ -2,9 +2,7 @@
 shuffled minibatches, discard them.
 """
 
-from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +13,6 @@ from gpurl.checks import check_numbers
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
-from gpurl.nn.optimizer import FlatAdam
 
 
 @dataclass(frozen=True)
@@ -41,16 +38,13 @@ class OnPolicy(Algorithm):
     normalizes_minibatches = False  # normalise the advantage in each minibatch
 
     def make_training(self) -> None:
-        self.optimizer = self.make_optimizer()
+        (self.optimizer,) = self.optimizers.values()
         self.action_random = CounterRandom(self.seed * 2 + 1, self.num_envs, self.device)
         order_random = CounterRandom(self.seed * 2 + 2, 1, self.device)
         self.minibatches = Minibatches(
             self.config.minibatches, self.normalizes_minibatches, order_random
         )
-
-    @abstractmethod
-    def make_optimizer(self) -> FlatAdam:
-        """The optimiser of all weights."""
+        self.random_streams = {"action": self.action_random, "order": order_random}
 
     # ---- recording ----
 
@@ -89,38 +83,8 @@ class OnPolicy(Algorithm):
 
     # ---- learning ----
 
-    def all_optimizers(self) -> dict[str, FlatAdam]:
-        modules = {id(module): name for name, module in self.named_modules()}
-        return {modules[id(self.optimizer.module)]: self.optimizer}
-
     def max_batch_rows(self) -> int:
         return max(self.num_envs, self.num_envs * self.config.horizon // self.config.minibatches)
-
-    def schedule(self, progress: float, steps: int) -> None:
-        if self.config.schedule == "linear":
-            self.optimizer.learning_rate.fill_(self.config.learning_rate * max(1.0 - progress, 0.0))
-
-    # ---- states ----
-
-    def extra_state(self) -> dict[str, Any]:
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "action_random": self.action_random.state_dict(),
-            "shuffle_random": self.minibatches.random.state_dict(),
-            "num_updates": self.num_updates,
-            "set_rate": self._set_rate(),
-        }
-
-    def load_extra_state(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.action_random.load_state_dict(state["action_random"])
-        self.minibatches.random.load_state_dict(state["shuffle_random"])
-        self.num_updates.copy_(state["num_updates"])
-        if state["set_rate"] != self._set_rate():  # the user changed the setting
-            self.optimizer.learning_rate.fill_(self.config.learning_rate)
-
-    def _set_rate(self) -> dict[str, Any]:
-        return {"schedule": self.config.schedule, "learning_rate": self.config.learning_rate}
 
 
 def flat(obs: Tensor) -> Tensor:

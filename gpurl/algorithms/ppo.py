@@ -129,15 +129,16 @@ class PPO(OnPolicy):
             return AsymmetricActorCritic(config, self.num_inputs, self.num_state, outputs)
         return ActorCritic(config, self.num_inputs, outputs)
 
-    def make_optimizer(self) -> FlatAdam:
+    def make_optimizers(self) -> dict[str, FlatAdam]:
         config = self.config
-        return FlatAdam(
+        adam = FlatAdam(
             self,
             config.learning_rate,
             weight_decay=config.weight_decay,
             max_grad_norm=config.max_grad_norm,
             losses=METRICS,
         )
+        return {"policy": adam}
 
     def make_training(self) -> None:
         config = self.config

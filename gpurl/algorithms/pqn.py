@@ -61,9 +61,9 @@ class PQN(OnPolicy):
         self.num_actions = num_choices(self.action_space, self.label, "ppo takes a Box")
         self.network = make_q_network(1, self.num_inputs, self.num_actions, 1, self.config.network)
 
-    def make_optimizer(self) -> FlatAdam:
+    def make_optimizers(self) -> dict[str, FlatAdam]:
         config = self.config
-        return FlatAdam(
+        adam = FlatAdam(
             self.network,
             config.learning_rate,
             1e-8,
@@ -71,6 +71,7 @@ class PQN(OnPolicy):
             config.max_grad_norm,
             losses=("loss",),
         )
+        return {"network": adam}
 
     def make_training(self) -> None:
         super().make_training()

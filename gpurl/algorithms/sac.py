@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gpurl.algorithms.actor_critic import ActorCriticConfig, OffPolicyActorCritic
 from gpurl.algorithms.base import Metrics, PolicyState
 from gpurl.algorithms.off_policy import Batch
+from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.squash import squashed_mode, squashed_sample
 from gpurl.nn.optimizer import FlatAdam
@@ -39,10 +40,8 @@ class SACConfig(ActorCriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("temperature", "initial_temperature", "temperature_learning_rate"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UsageError(f"{name} must be above 0, got {value}")
+        above_zero = ("temperature", "initial_temperature", "temperature_learning_rate")
+        check_numbers(self, {}, above_zero)
 
 
 class SAC(OffPolicyActorCritic):
@@ -76,19 +75,11 @@ class SAC(OffPolicyActorCritic):
     def make_optimizers(self) -> dict[str, FlatAdam]:
         optimizers = super().make_optimizers()
         if self.config.temperature is None:
+            rate = self.config.temperature_learning_rate or self.config.learning_rate
             optimizers["temperature"] = FlatAdam(
-                self.temperature,
-                self.rate_of("temperature"),
-                epsilon=1e-8,
-                losses=("temperature_loss",),
+                self.temperature, rate, epsilon=1e-8, losses=("temperature_loss",)
             )
         return optimizers
-
-    def rate_of(self, optimizer: str) -> float:
-        rate = self.config.temperature_learning_rate
-        if optimizer == "temperature" and rate is not None:
-            return rate
-        return super().rate_of(optimizer)
 
     def actor_outputs(self) -> int:
         return 2 * self.num_actions

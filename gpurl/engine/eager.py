@@ -23,6 +23,8 @@ from gpurl.guards.guards import Guards
 from gpurl.kernels.backend import host_sync_is_free
 from gpurl.kernels.random import CounterRandom
 
+# far from the seeds of all other streams
+STAGGER_SEED = 1 << 32
 Prepared = tuple[dict[str, Tensor], Tensor | None]
 
 
@@ -74,7 +76,7 @@ class Eager:
         """
         self._set_episodes(reset_env(self.env, seed), self.policy_state)
         if staggered and self.env.max_episode_steps is not None:
-            clocks = CounterRandom(seed + 7, self.env.num_envs, self.env.device)
+            clocks = CounterRandom(seed + STAGGER_SEED, self.env.num_envs, self.env.device)
             self.env.stagger(clocks.integers(0, self.env.max_episode_steps))
 
     # ---- the stages ----

@@ -30,7 +30,7 @@ def machine_obstacle(algorithm: Algorithm) -> str:
     """C computes on a CPU, and steps plain optimisers."""
     if not host_sync_is_free(algorithm.device):
         return f"it computes on a CPU, not on {algorithm.device}"
-    optimizers = algorithm.all_optimizers().values()
+    optimizers = algorithm.optimizers.values()
     if not all(use_c(optimizer.flat) for optimizer in optimizers):
         return f"it could not be built: {c_library.load().why}"
     for optimizer in optimizers:

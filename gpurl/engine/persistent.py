@@ -22,7 +22,7 @@ from gpurl.nn.mlp import weights_and_biases
 # methods of PPO that do not act: the kernel collects for a subclass that overrides these alone
 LEARNING = {
     "make_networks",
-    "make_optimizer",
+    "make_optimizers",
     "make_training",
     "prepare",
     "learn",

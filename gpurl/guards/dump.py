@@ -69,11 +69,10 @@ def _describe_rollout(dump: State, steps: int) -> str:
 
 def _describe_step(dump: State, steps: int) -> str:
     """Losses, parameters and gradients of an optimiser's step."""
-    name = f" of {dump['optimizer']}" if dump["optimizer"] else ""
     lines = [
-        f"environment {dump['env']!r}: optimiser step{name} skipped at minibatch "
-        f"{dump['minibatch']} of {dump['minibatches']} of iteration {dump['iteration']}, which "
-        f"ended at env step {steps}; {dump['skipped']} such steps since the last report",
+        f"environment {dump['env']!r}: optimiser step of {dump['optimizer']} skipped at "
+        f"minibatch {dump['minibatch']} of {dump['minibatches']} of iteration {dump['iteration']}, "
+        f"which ended at env step {steps}; {dump['skipped']} such steps since the last report",
         f"weights that are not finite: {dump['weights'] or 'none'}",
     ]
     # losses

@@ -30,7 +30,7 @@ class StepGuard:
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
-        self.optimizers = algorithm.all_optimizers()
+        self.optimizers = algorithm.optimizers
         self.total = 0  # steps skipped by this process
         # at the last report: the iteration, and the steps of each optimiser until then
         self.iteration = 0
@@ -104,7 +104,9 @@ class StepGuard:
         """A warning; DivergedError if weights are not finite, or with `longest`, a number of
         skipped steps in a row that ends the run.
         """
-        evidence, cause = _first_skipped(name, optimizer)
+        # the optimiser of a part of the policy names weights within that part
+        prefix = "" if optimizer.module is self.algorithm else f"{name}."
+        evidence, cause = _first_skipped(prefix, optimizer)
         weights = self.bad_weights()
         at = "minibatch {minibatch} of {minibatches} of iteration {iteration}".format(**where)
         if weights:
@@ -136,10 +138,9 @@ class StepGuard:
         return _describe_bad(tensors)
 
 
-def _first_skipped(name: str, optimizer: FlatAdam) -> tuple[State, str]:
+def _first_skipped(prefix: str, optimizer: FlatAdam) -> tuple[State, str]:
     """(names, losses and norms of the first skipped step, what was not finite in words)."""
     # parameters and gradients by name
-    prefix = f"{name}." if name else ""
     parameters = optimizer.parts_of(optimizer.flat)
     parts = optimizer.parts_of(optimizer.skipped.gradient)
     gradients = {prefix + key: part for key, part in parts.items()}

@@ -87,6 +87,7 @@ class FlatAdam:
             max_grad_norm=max_grad_norm,
             tau=tau,
         )
+        self.initial_rate = learning_rate
         self.learning_rate = torch.tensor(learning_rate, device=self.flat.device)
         self.target = None
         if target is not None:

@@ -98,7 +98,8 @@ def validate_for_resume(
     loses_replay = "flags" in parts["replay"]
     changed = {
         "env": {},
-        "training": _resize_streams(parts["training"], algorithm.extra_state()),
+        "training": parts["training"]
+        | {"random": _resize_streams(parts["training"]["random"], algorithm)},
         "replay": {} if loses_replay else parts["replay"],
     }
     note = (
@@ -108,15 +109,15 @@ def validate_for_resume(
     return parts | changed, [note + "; the saved replay buffer is dropped" * loses_replay]
 
 
-def _resize_streams(saved: State, current: State) -> State:
-    """`saved` with random streams for the number of environments in `current`, at the step that the
+def _resize_streams(saved: State, algorithm: Algorithm) -> State:
+    """The saved random streams for the algorithm's number of environments, at the step that the
     saved ones had reached.
     """
     result = dict(saved)
-    for name, value in current.items():
-        is_stream = isinstance(value, dict) and "gamma" in value
-        if is_stream and value["key"].shape != saved[name]["key"].shape:
-            result[name] = value | {"step": saved[name]["step"]}
+    for name, stream in algorithm.random_streams.items():
+        current = stream.state_dict()
+        if current["key"].shape != saved[name]["key"].shape:
+            result[name] = current | {"step": saved[name]["step"]}
     return result
 
 

@@ -291,7 +291,10 @@ def test_a_teacher_of_another_environment(tmp_path: Path, balancer: Path) -> Non
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--num-envs", "4", "--total-steps", "8", "--eval-episodes", "0", "--device", "cpu"]
     assert main(["train", "bc", "pendulum", "--run-dir", str(tmp_path / "none"), *small]) == 2
-    assert "bc needs a dataset or a teacher, one of them" in capsys.readouterr().err
+    assert (
+        "bc needs either a dataset or a teacher; got dataset None and teacher None"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "none").exists()
     path = some_demonstrations(tmp_path, make_env("pendulum", 1, "cpu", 0))
     assert (

@@ -196,7 +196,7 @@ def test_an_update_that_breaks_off_can_be_gone_on_from(
         return (
             parts["trainer"]["steps"],
             int(training["num_updates"]),
-            int(training["critic"]["step"]),
+            int(training["optimizers"]["critic"]["step"]),
             seen,
         )
 

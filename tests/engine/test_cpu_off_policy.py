@@ -142,10 +142,10 @@ def test_it_skips_the_steps_that_eager_skips(name: str) -> None:
     chosen, eager = both
     assert_near(state_of(chosen), state_of(eager))
     for mine, other in zip(
-        chosen.algorithm.all_optimizers().values(), eager.algorithm.all_optimizers().values()
+        chosen.algorithm.optimizers.values(), eager.algorithm.optimizers.values()
     ):
         assert_near(list(mine.skipped), list(other.skipped))
-    skipped = next(iter(chosen.algorithm.all_optimizers().values())).skipped
+    skipped = next(iter(chosen.algorithm.optimizers.values())).skipped
     assert 0 < int(skipped.counts[1]) < int(skipped.counts[0])
 
 

@@ -152,7 +152,7 @@ def test_making_graphs_changes_nothing_and_replays_run_no_python(
     trainer = make_trainer(level=level)
     for _ in range(1 + WARM_UPS):
         trainer.iterate()
-    (optimizer,) = trainer.algorithm.all_optimizers().values()
+    (optimizer,) = trainer.algorithm.optimizers.values()
     optimizer.skipped.counts.copy_(
         torch.tensor([8, 2, 0, 2, 3])
     )  # by the first iteration, of which a device has not told yet
@@ -227,8 +227,8 @@ def test_what_a_schedule_changes_is_not_baked_in(change: Any) -> None:
         runs[name] = results(trainer, 2)
     assert_equal(runs["graph"], runs["eager"])
     assert not torch.equal(
-        runs["graph"]["algorithm"]["training"]["optimizer"]["exp_avg"],
-        runs["unchanged"]["algorithm"]["training"]["optimizer"]["exp_avg"],
+        runs["graph"]["algorithm"]["training"]["optimizers"]["policy"]["exp_avg"],
+        runs["unchanged"]["algorithm"]["training"]["optimizers"]["policy"]["exp_avg"],
     )
 
 

@@ -55,7 +55,7 @@ def trained(algorithm: Algorithm) -> dict[str, torch.Tensor]:
     """All that a step moves: weights, targets and moments."""
     moments = {
         f"{name}.{key}": value
-        for name, each in algorithm.all_optimizers().items()
+        for name, each in algorithm.optimizers.items()
         for key, value in each.state_dict().items()
     }
     weights = {
@@ -80,14 +80,15 @@ def test_a_weight_that_is_not_finite_ends_the_run_at_once_and_is_named(
     weights.
     """
     trainer = small_trainer(name, tmp_path, nan="reset-envs")
-    key, optimizer = next(iter(trainer.algorithm.all_optimizers().items()))
+    key, optimizer = next(iter(trainer.algorithm.optimizers.items()))
     weight, parameter = next(iter(optimizer.module.named_parameters()))
     with torch.no_grad():
         parameter.view(-1)[-1] = torch.nan
     iteration, poisoned = trainer.engine.iteration + 1, trained(trainer.algorithm)
     with pytest.raises(DivergedError, match=rf"iteration {iteration}\b") as caught:
         trainer.iterate()
-    assert f"{key}.{weight}".removeprefix(".") + " (1 of " in str(caught.value)
+    prefix = "" if key == "policy" else f"{key}."
+    assert f"{prefix}{weight} (1 of " in str(caught.value)
     changed = {
         at
         for at, value in trained(trainer.algorithm).items()
@@ -123,10 +124,10 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_told_once(
         return norm
 
     monkeypatch.setattr(FlatAdam, "step_along_gradient", step)
-    while min(calls.get(id(each), 0) for each in algorithm.all_optimizers().values()) < 2:
+    while min(calls.get(id(each), 0) for each in algorithm.optimizers.values()) < 2:
         trainer.iterate()
     (told,) = trainer.engine.guards.warnings
-    optimizer = next(iter(algorithm.all_optimizers().values()))
+    optimizer = next(iter(algorithm.optimizers.values()))
     assert (
         f"1 optimiser steps were skipped, first at minibatch {1 if name == 'a2c' else 2} of "
         in told
@@ -220,7 +221,7 @@ def test_a_minibatch_of_ppo_in_c_that_is_not_finite(column: str, what: str, tmp_
     )
     assert "the gradient of " in told
     after = trained(trainer.algorithm)
-    assert int(after["step"] if "step" in after else after[".step"]) == int(before[".step"]) + 4
+    assert int(after["policy.step"]) == int(before["policy.step"]) + 4
     assert all(bool(value.isfinite().all()) for value in after.values())
 
 
@@ -249,8 +250,8 @@ def test_many_steps_left_out_in_a_row_end_the_run_and_are_dumped(
     assert main(["doctor", str(caught.value).rpartition("gpurl doctor ")[2]]) == 0
     text = capsys.readouterr().out
     assert (
-        "environment 'pendulum': optimiser step skipped at minibatch 1 of 8 of iteration 1, which "
-        "ended at env step 128; 8 such" in text
+        "environment 'pendulum': optimiser step of policy skipped at minibatch 1 of 8 of iteration "
+        "1, which ended at env step 128; 8 such" in text
     )
     assert "weights that are not finite: none" in text
     assert "loss value_loss " in text
@@ -300,7 +301,7 @@ def test_a_device_tells_with_the_next_log_entry(tmp_path: Path) -> None:
     first.
     """
     trainer = small_trainer("dqn", tmp_path)
-    optimizer = trainer.algorithm.all_optimizers()["network"]
+    optimizer = trainer.algorithm.optimizers["network"]
     trainer.engine.guards.steps.begin(trainer.engine.iteration)
     guard, iterations = trainer.engine.guards.steps, trainer.engine.iteration
     for iteration in range(3):

@@ -109,7 +109,7 @@ def test_one_launch_plays_what_the_loop_plays(
                 msg=lambda text, name=name, n=number: f"{n} {name}: {text}",
             )
     got["random"], wanted["random"] = (
-        run["algorithm"]["training"]["action_random"] for run in (got, wanted)
+        run["algorithm"]["training"]["random"]["action"] for run in (got, wanted)
     )
     for name in ("env", "obs", "statistics", "random"):
         torch.testing.assert_close(got[name], wanted[name], rtol=1e-4, atol=1e-4)
