@@ -132,7 +132,7 @@ def play(
     )
     for number in range(iterations):
         algorithm.schedule(number / iterations, number * env.num_envs)
-        while not algorithm.is_ready(buffer):
+        while not buffer.is_full:
             decision = algorithm.act(obs, policy_state)
             timestep = env.step(decision.action)
             algorithm.record_step(buffer, obs, decision, timestep)

@@ -120,7 +120,8 @@ class OffPolicyActorCritic(OffPolicy):
     def make_training(self) -> None:
         super().make_training()
         count = self.config.target_subset or self.config.num_critics
-        # holds the drawn target critics; in a tuple, so that no checkpoint contains it
+        # holds the drawn target critics; torch does not register modules in a tuple, so no
+        # checkpoint contains it
         self._drawn_critics: tuple[Sequential, ...] = ()
         if count != self.config.num_critics:
             with torch.device(self.device):
@@ -181,8 +182,8 @@ class OffPolicyActorCritic(OffPolicy):
 
     @abstractmethod
     def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(action [B, A] for the target at next_obs [B, D], its cost in entropy [B], which the
-        target subtracts from its value, or None).
+        """(action [B, A] for the target at next_obs [B, D]; temperature times its
+        log-probability [B], which the target subtracts from its value, or None).
         """
 
     @abstractmethod

@@ -21,7 +21,6 @@ from gpurl.nn.mlp import set_dtype
 from gpurl.nn.normalizer import Normalizer
 from gpurl.nn.optimizer import FlatAdam
 
-Buffer = RolloutBuffer
 Metrics = dict[str, Tensor]  # name in the log -> value
 PolicyState = tuple[Tensor, ...]  # () without memory, else one [N, H] tensor a memory
 
@@ -40,7 +39,7 @@ class AlgorithmConfig:
 
     # a resumed run must keep these: they shape the weights or matter at the start only
     fixed: ClassVar[tuple[str, ...]] = ("normalize_obs",)
-    # of the learning rate
+    # allowed values of `schedule`
     schedules: ClassVar[tuple[str, ...]] = ("constant", "linear")
 
     gamma: float = 0.99
@@ -71,9 +70,10 @@ class AlgorithmConfig:
 
 
 class Algorithm(ABC, nn.Module):
-    """A checkpoint holds `state_dict()` and `extra_state()`.
+    """Acts, records steps, prepares training data and learns from it.
 
-    No method waits for the device: metrics stay tensors.
+    No method waits for the device: metrics stay tensors. A checkpoint holds `state_dict()`,
+    `extra_state()` and `replay_state()`.
     """
 
     # several agents: obs [N, A, D], actions [N, A] or [N, A, d], reward [N, A]
@@ -162,12 +162,12 @@ class Algorithm(ABC, nn.Module):
         """[N] expected return from obs [N, *obs]."""
 
     @abstractmethod
-    def make_buffer(self) -> Buffer:
+    def make_buffer(self) -> RolloutBuffer:
         """The storage for `record_step`."""
 
     def record_step(
         self,
-        buffer: Buffer,
+        buffer: RolloutBuffer,
         obs: Tensor,
         decision: Decision,
         timestep: Timestep,
@@ -196,23 +196,13 @@ class Algorithm(ABC, nn.Module):
         """[N] the reward to learn from."""
         return timestep.reward
 
-    def row_shape(self) -> tuple[int, ...]:
-        """The shape of a stored observation."""
-        if self.num_state:
-            return (self.num_inputs + self.num_state,)
-        return tuple(self.observation_space.shape or ())
-
     def inputs(self, obs: Tensor) -> Tensor:
         """[N, *obs] -> [N, D] float32, normalised."""
         rows = obs.reshape(obs.shape[0], -1).float()
         return rows if self.normalizer is None else self.normalizer(rows)
 
-    def is_ready(self, buffer: Buffer) -> bool:
-        """Whether it is time to update."""
-        return buffer.size == buffer.horizon
-
     @abstractmethod
-    def prepare(self, buffer: Buffer) -> dict[str, Tensor]:
+    def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
         """The data for `learn`: the targets of a rollout; or {}, after it was moved into a replay
         buffer.
         """
@@ -223,13 +213,9 @@ class Algorithm(ABC, nn.Module):
         their names in the log.
         """
 
-    def update(self, buffer: Buffer) -> dict[str, Tensor]:
-        """Learn from the buffer; returns the metrics."""
-        return self.learn(self.prepare(buffer))
-
     @abstractmethod
     def max_batch_rows(self) -> int:
-        """Rows of the largest batch that passes through the networks often."""
+        """Rows of the largest batch, to choose the number of CPU threads."""
 
     def set_precision(self, precision: str) -> None:
         """Compute matrix products in float32, tf32 or bf16; all else stays float32."""

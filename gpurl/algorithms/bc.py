@@ -106,7 +106,7 @@ class BC(OffPolicy):
         label = self.head.from_env(env_action)
         # with DAgger the student acts, unless it has learnt nothing yet
         if self.config.dagger:
-            action, _ = self.decide(self.inputs(obs), ())
+            action, _ = self.explore(self.inputs(obs), ())
             self.action_random.advance()
             env_action = torch.where(self.num_updates > 0, self.to_env(action), env_action)
         return Decision(env_action, policy_state, {"action": label})
@@ -118,7 +118,7 @@ class BC(OffPolicy):
     def initial_policy_state(self, num_envs: int) -> PolicyState:
         return () if self.teacher is None else self.teacher.initial_policy_state(num_envs)
 
-    def decide(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+    def explore(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
         return self.head.sample(self.actor(obs).squeeze(0), self.action_random), policy_state
 
     def greedy(self, obs: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class DDPG(OffPolicyActorCritic):
     def initial_policy_state(self, num_envs: int) -> PolicyState:
         return self.noise.initial_policy_state(num_envs)
 
-    def decide(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+    def explore(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
         return self.noise.add(self.greedy(obs), policy_state, self.action_random)
 
     def greedy(self, obs: Tensor) -> Tensor:

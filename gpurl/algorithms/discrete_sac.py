@@ -59,7 +59,7 @@ class DiscreteSAC(SAC):
     def to_env(self, action: Tensor) -> Tensor:
         return action
 
-    def decide(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+    def explore(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
         return self.head.sample(self.actor(obs).squeeze(0), self.action_random)[0], policy_state
 
     def greedy(self, obs: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class DQNConfig(EpsilonGreedyConfig, CriticConfig):
     quantiles: int = 0
     """Quantiles of the return (QR-DQN, Dabney et al. 2018); 0: none."""
     rescale_values: bool = False
-    """Learn h of values, a signed root, so that large rewards need no clipping (Pohlen et al.
+    """Learn h(value), a signed square root, so that large rewards need no clipping (Pohlen et al.
     2018); not with atoms.
     """
     epsilon_ladder: bool = False
@@ -117,7 +117,7 @@ class DQN(OffPolicy):
 
     # ---- acting ----
 
-    def decide(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+    def explore(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
         if self.config.network.noisy:
             return self.greedy(obs, self.action_random), policy_state
         best, random = self.greedy(obs), self.random_action()

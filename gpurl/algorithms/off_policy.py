@@ -138,9 +138,9 @@ class OffPolicy(Algorithm):
     # ---- what a subclass defines ----
 
     @abstractmethod
-    def decide(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
-        """(action with exploration [N, ...] as stored, next policy state) at normalised obs
-        [N, D].
+    def explore(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+        """(action with exploration [N, ...], as the replay buffer stores it, next policy state) at
+        normalised obs [N, D].
         """
 
     @abstractmethod
@@ -208,7 +208,7 @@ class OffPolicy(Algorithm):
         if self.is_random:
             action = self.random_action()
         else:
-            action, policy_state = self.decide(inputs, policy_state)
+            action, policy_state = self.explore(inputs, policy_state)
         self.action_random.advance()
         return Decision(self.to_env(action), policy_state, {"action": action})
 

@@ -68,6 +68,7 @@ class OnPolicy(Algorithm):
         timestep: Timestep,
         final_value: Tensor | None = None,
     ) -> None:
+        # the policy state is known now only
         if self.is_recurrent:
             if final_value is None:
                 final_value = self.value(timestep.info["final_obs"], decision.policy_state)

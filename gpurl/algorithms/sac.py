@@ -16,8 +16,8 @@ from gpurl.errors import UsageError
 from gpurl.kernels.squash import squashed_mode, squashed_sample
 from gpurl.nn.optimizer import FlatAdam
 
-# of the logarithm of a learned temperature, which an unreachable target entropy would push without
-# end: from 1.5e-8 to 6.6e7
+# limits of the log temperature, 1.5e-8 and 6.6e7: with a target entropy that cannot be reached it
+# would grow or fall forever
 LOG_TEMPERATURE_LIMITS = (-18.0, 18.0)
 
 
@@ -84,7 +84,7 @@ class SAC(OffPolicyActorCritic):
     def actor_outputs(self) -> int:
         return 2 * self.num_actions
 
-    def decide(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+    def explore(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
         noise = self.action_random.normal((self.num_actions,))
         return squashed_sample(self.actor(obs).squeeze(0), noise)[0], policy_state
 

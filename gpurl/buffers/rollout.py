@@ -22,11 +22,16 @@ class RolloutBuffer:
         # columns that are copied in one call: their names, and their rows of each step
         self._groups: list[tuple[tuple[str, ...], list[tuple[Tensor, ...]]]] = []
 
+    @property
+    def is_full(self) -> bool:
+        """Whether all rows are written."""
+        return self.size == self.horizon
+
     def add(self, row: dict[str, Tensor]) -> None:
         """Write a step. row: column name -> [N, ...], the same names in each step. UsageError if
         the buffer is full.
         """
-        if self.size == self.horizon:
+        if self.is_full:
             raise UsageError(
                 f"the rollout holds {self.horizon} steps and is full; clear() it after the update"
             )

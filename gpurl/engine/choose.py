@@ -53,7 +53,7 @@ def _without_graphs(
     rollout: str,
     reasons: list[str],
 ) -> Eager:
-    """The engine that the graphs hold, if there are any."""
+    """The engine without CUDA graphs."""
     # one kernel for the whole rollout
     if rollout != "steps" and graph != "policy":
         if not (obstacle := persistent_obstacle(algorithm, env)):

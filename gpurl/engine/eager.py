@@ -53,7 +53,7 @@ class Eager:
         self.buffer = algorithm.make_buffer()
         self.statistics = EpisodeStatistics(env.device)
         self.stopwatch = Stopwatch(env.device)
-        # who runs the stages: this engine, or CUDA graphs of it
+        # runs collect, prepare and learn: this engine, or CUDA graphs of it
         self.stages: Stages = self
         # for the user
         self.notes: list[str] = []
@@ -62,7 +62,7 @@ class Eager:
         # [N, *obs] the newest observations, and the policy's hidden state before them
         self.obs = torch.empty(0)
         self.policy_state = algorithm.initial_policy_state(env.num_envs)
-        # of all environments together, in whole iterations
+        # environment steps, summed over environments, of whole iterations
         self.steps = 0
         self.iteration = 0
         # transitions since the replay buffer was empty
@@ -119,7 +119,7 @@ class Eager:
 
     def collect(self) -> None:
         """Step the environments until the algorithm is ready to update."""
-        while not self.algorithm.is_ready(self.buffer):
+        while not self.buffer.is_full:
             decision = self.act()
             timestep = step_env(self.env, decision.action)
             self.guards.after_step(timestep, self.obs)

@@ -101,7 +101,7 @@ class GraphLevel(ABC):
     def __init__(self, eager: Eager, backend: Backend) -> None:
         self.eager = eager
         self.backend = backend
-        # an address that no environment writes to
+        # a copy of its own: environments must not overwrite it
         eager.obs = eager.obs.clone()
         eager.in_place = True
         self.is_captured = False
@@ -208,7 +208,7 @@ class PolicyLevel(GraphLevel):
 
     def collect(self) -> None:
         eager = self.eager
-        while not eager.algorithm.is_ready(eager.buffer):
+        while not eager.buffer.is_full:
             self._act()
             # a copy: an environment that keeps its actions must not see them overwritten
             timestep = step_env(eager.env, self.decision.action.clone())

@@ -45,9 +45,11 @@ class NetworkConfig(BodyConfig):
         if self.memory_size < 1:
             raise UsageError(f"memory_size must be at least 1, got {self.memory_size}")
         if self.options and not self.trunk:
-            raise UsageError(f"options {self.options} are those of a trunk, and there is none")
+            raise UsageError(f"network.options {self.options} needs network.trunk")
         if self.trunk and self.memory != "none":
-            raise UsageError(f"trunk {self.trunk} has no memory {self.memory} before it: take one")
+            raise UsageError(
+                f"trunk {self.trunk} and memory {self.memory} cannot be combined: use one of them"
+            )
         if self.shared and not self.hidden and not self.trunk:
             raise UsageError("shared needs at least one hidden layer to share, hidden is empty")
 

@@ -1,7 +1,8 @@
 """Multilayer perceptrons: E members of one shape as one module, weights [E, out, in]. On a CPU runs
 of plain layers go through the C kernels.
 
-Every member starts on its own. A forward pass is differentiable by the input and by the weights.
+Each member has its own initial weights. A forward pass is differentiable by the input and by the
+weights.
 """
 
 import functools
@@ -56,10 +57,10 @@ class BodyConfig:
             raise UsageError(
                 f"body {self.body} has residual blocks of one width, hidden is {self.hidden}"
             )
-        # whatever activation is the default of a subclass was not asked for
+        # the user did not set the default of a subclass
         if self.activation not in ("relu", type(self).activation) or self.layer_norm:
             raise UsageError(
-                f"body {self.body} has relu and layer norms of its own: leave out activation and "
+                f"body {self.body} always has relu and layer norms: leave out activation and "
                 f"layer_norm"
             )
 
@@ -81,8 +82,8 @@ def stacked_affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class _Affine(torch.autograd.Function):
-    """torch's own derivative would give the weight's gradient transposed, and so copies of all
-    weights' gradients, one by one, into the optimiser's memory.
+    """torch's own gradient of the weight is transposed: each one would need its own copy into the
+    flat gradient of the optimiser.
     """
 
     @staticmethod
@@ -109,11 +110,11 @@ class Layer(nn.Module):
 
     @abstractmethod
     def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
-        """noise: where layers are noisy, what they draw from; without it they are not."""
+        """noise: the random stream of noisy layers; None: no noise."""
 
 
 class Dense(Layer):
-    """Affine, then normalised if wanted, then activated.
+    """Affine, then an optional layer norm, then the activation.
 
     gain: weights start orthogonal with this gain (Saxe et al. 2014) and biases at 0; by default
     both start uniform in +-1/sqrt(in), as torch.nn.Linear's do.
@@ -187,7 +188,7 @@ class _Run:
         dtype = self.layers[0].dtype
         if x.dtype == torch.float32 and dtype is None and use_c(x):
             return self._in_c(x)
-        # in low precision what is between the layers stays in it
+        # activations between the layers stay in low precision
         low = x if dtype is None else x.to(dtype)
         for layer in self.layers:
             low = layer.forward(low)
@@ -195,21 +196,20 @@ class _Run:
 
 
 def _in_runs(layers: Iterable[Layer]) -> list[Layer | _Run]:
-    """The layers, of networks in networks too, as one list, those that a run can take together in
-    one.
-    """
+    """Flattens nested `Sequential`s and joins consecutive plain dense layers to runs."""
     flat = list[Layer]()
     for layer in layers:
         flat += layer.layers if type(layer) is Sequential else [layer]  # type: ignore[arg-type]
-    found: list[Layer | _Run] = []
+    runs: list[Layer | _Run] = []
     for layer in flat:
+        last = runs[-1] if runs else None
         if type(layer) is not Dense or layer.norm is not None:
-            found.append(layer)
-        elif found and isinstance(found[-1], _Run) and len(found[-1].layers) < MAX_LAYERS:
-            found[-1].layers.append(layer)
+            runs.append(layer)
+        elif isinstance(last, _Run) and len(last.layers) < MAX_LAYERS:
+            last.layers.append(layer)
         else:
-            found.append(_Run([layer]))
-    return found
+            runs.append(_Run([layer]))
+    return runs
 
 
 class Sequential(Layer):
@@ -228,7 +228,7 @@ class Sequential(Layer):
 
 
 class Residual(Sequential):
-    """x plus what the layers make of it; x: [E, B, H]."""
+    """x + layers(x); x: [E, B, H]."""
 
     def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
         return x + super().forward(x, noise)
@@ -237,7 +237,7 @@ class Residual(Sequential):
 def make_trunk(
     members: int, num_inputs: int, config: BodyConfig, gain: float | None = None
 ) -> tuple[list[Layer], int]:
-    """(hidden layers of `members` networks, the size of what they give); gain: see `Dense`."""
+    """(hidden layers of `members` networks, the number of their outputs); gain: see `Dense`."""
     width = (num_inputs, *config.hidden)[-1]
 
     def dense(inputs: int, outputs: int, activation: str, layer_norm: bool) -> Dense:
@@ -273,7 +273,7 @@ def weights_and_biases(network: nn.Module) -> list[tuple[nn.Parameter, nn.Parame
 
 def set_dtype(network: nn.Module, dtype: torch.dtype) -> int:
     """Compute the products of all layers in `dtype`; parameters and gradients stay float32. Returns
-    how many layers there are.
+    the number of layers.
     """
     layers = [layer for layer in network.modules() if isinstance(layer, Dense)]
     for layer in layers:

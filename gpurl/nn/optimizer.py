@@ -42,9 +42,9 @@ class FlatAdam:
     """Adam over `module`'s parameters, moved into one flat float32 tensor (a later `copy.deepcopy`
     of the module would undo that).
 
-    The learning rate is a 0-d tensor on the device, which schedules write: CUDA graphs hold no
-    constant. A step whose gradient or losses are not finite changes nothing; `skipped` counts such
-    steps and keeps the first, which `gpurl.guards.steps` reports.
+    The learning rate is a 0-d tensor on the device, which schedules write, so that a captured graph
+    reads the new value. A step whose gradient or losses are not finite changes nothing; `skipped`
+    counts such steps and keeps the first, which `gpurl.guards.steps` reports.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class FlatAdam:
         losses: [L] float32 without gradient, named by the constructor's `losses`; by default the
         loss itself. If one of them or the gradient is not finite, the step is skipped: nothing
         changes, not even the target. of: the function that computed the loss, for errors. Returns
-        the gradient's norm before clipping, 0-d. UsageError unless `loss` is a loss of these
+        the gradient's norm before clipping, 0-d. UsageError unless `loss` depends on these
         parameters.
         """
         if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:

@@ -50,10 +50,7 @@ def make_trainer(
     _check_agents(settings, env)
     if config.compile:
         if not isinstance(env, TorchEnv):
-            raise UsageError(
-                f"compile works for tensor tasks only, whose functions torch knows; {settings.env} "
-                f"is another kind"
-            )
+            raise UsageError(f"compile needs a TorchEnv; {settings.env} is not one")
         env.compile()
     # the algorithm
     algorithm = make_algorithm(
@@ -72,7 +69,7 @@ def make_trainer(
     if device.type == "cpu":
         keep_large_blocks()
         torch.set_num_threads(_choose_threads(algorithm, config, threads))
-    # the engine, with what it has to say
+    # the engine and its notes
     engine = make_engine(settings, algorithm, env, backend)
     if config.deterministic and (note := nondeterminism_warning(env)):
         engine.notes.append(note)
@@ -163,8 +160,8 @@ def _set_precision(algorithm: Algorithm, precision: str) -> None:
 
 
 def _choose_threads(algorithm: Algorithm, config: TrainConfig, earlier: int | None) -> int:
-    """The setting; else the number of an earlier process of this run, if torch has that many; else
-    the fastest, which a deterministic run does not measure.
+    """In this order: the setting `threads`; the number in the checkpoint, if torch has that many;
+    the fastest. A deterministic run takes all, since measurements vary.
     """
     available = torch.get_num_threads()
     if config.threads is not None:
@@ -177,7 +174,7 @@ def _choose_threads(algorithm: Algorithm, config: TrainConfig, earlier: int | No
 def _fastest_threads(algorithm: Algorithm) -> int:
     """At most torch's own number, measured by a few forward passes of the largest batch."""
     rows = algorithm.max_batch_rows()
-    obs = torch.zeros(rows, *algorithm.row_shape())
+    obs = torch.zeros(rows, algorithm.num_inputs + algorithm.num_state)
     policy_state = algorithm.initial_policy_state(rows)
     return fastest_threads(
         torch.get_num_threads(), torch.set_num_threads, lambda: algorithm.value(obs, policy_state)

@@ -46,7 +46,7 @@ def collect(
     algorithm: PPO, env: VecEnv, obs: torch.Tensor, policy_state: tuple[torch.Tensor, ...]
 ) -> tuple[RolloutBuffer, torch.Tensor, tuple[torch.Tensor, ...]]:
     buffer = algorithm.make_buffer()
-    while not algorithm.is_ready(buffer):
+    while not buffer.is_full:
         decision = algorithm.act(obs, policy_state)
         timestep = env.step(decision.action)
         algorithm.record_step(buffer, obs, decision, timestep)
@@ -82,7 +82,7 @@ def run_updates(algorithm: PPO, env: VecEnv, count: int) -> dict[str, torch.Tens
     metrics: dict[str, torch.Tensor] = {}
     for _ in range(count):
         buffer, obs, policy_state = collect(algorithm, env, obs, policy_state)
-        metrics = algorithm.update(buffer)
+        metrics = algorithm.learn(algorithm.prepare(buffer))
     return metrics
 
 
@@ -121,7 +121,7 @@ def test_with_a_memory_the_cut_off_state_is_valued_under_its_own_memory() -> Non
     algorithm = make(env, network=GRU, normalize_value=False)
     obs, _ = env.reset(seed=0)
     policy_state, buffer, seen = algorithm.initial_policy_state(4), algorithm.make_buffer(), 0
-    while not algorithm.is_ready(buffer):
+    while not buffer.is_full:
         decision = algorithm.act(obs, policy_state)
         timestep = env.step(decision.action)
         algorithm.record_step(buffer, obs, decision, timestep)
@@ -152,7 +152,7 @@ def test_replaying_stored_observations_gives_the_acting_log_probabilities(memory
     policy_state = algorithm.initial_policy_state(12)
     for _ in range(2):
         buffer, obs, policy_state = collect(algorithm, env, obs, policy_state)
-        algorithm.update(buffer)
+        algorithm.learn(algorithm.prepare(buffer))
     buffer, obs, policy_state = collect(algorithm, env, obs, policy_state)
     assert int((buffer["terminated"] | buffer["truncated"]).sum()) > 20
     batch = in_order(algorithm, buffer)
@@ -202,7 +202,7 @@ def test_rows_that_are_not_valid_are_never_trained_on(network: NetworkConfig) ->
         if not algorithm.is_recurrent:
             buffer["obs"][5, 3] = garbage
         buffer["terminated"][4, 3] = True  # nothing bootstraps from the garbage
-        algorithm.update(buffer)
+        algorithm.learn(algorithm.prepare(buffer))
         return algorithm.optimizer.flat.clone()
 
     clean = weights_after(0.0, True)
@@ -237,7 +237,7 @@ def test_rows_that_are_not_valid_do_not_move_the_observations_normaliser(
 ) -> None:
     algorithm = make(RandomWalk(8), network=network)
     buffer = rollout_with_gaps(algorithm)
-    algorithm.update(buffer)
+    algorithm.learn(algorithm.prepare(buffer))
     assert algorithm.normalizer is not None
     assert_moments_of(algorithm.normalizer, buffer["obs"][buffer["valid"]])
 
@@ -247,7 +247,7 @@ def test_rows_that_are_not_valid_do_not_move_the_values_normaliser(network: Netw
     """Under gamma 0 a row's return is its reward; that of a row that is not valid is its value."""
     algorithm = make(RandomWalk(8), gamma=0.0, network=network)
     buffer = rollout_with_gaps(algorithm)
-    algorithm.update(buffer)
+    algorithm.learn(algorithm.prepare(buffer))
     assert algorithm.value_normalizer is not None
     assert_moments_of(algorithm.value_normalizer, buffer["reward"][buffer["valid"]].unsqueeze(1))
 

@@ -47,7 +47,7 @@ def rollouts(algorithm: PPO, learner: Any, has_gaps: bool, count: int = 2) -> Me
     obs, _ = env.reset(seed=0)
     for _ in range(count):
         buffer = algorithm.make_buffer()
-        while not algorithm.is_ready(buffer):
+        while not buffer.is_full:
             decision = algorithm.act(obs)
             timestep = env.step(decision.action)
             if has_gaps:

@@ -236,7 +236,7 @@ def test_bfloat16_products_keep_parameters_and_gradients_float32() -> None:
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(UsageError, match=r"blocks of one width, hidden is \(4, 5\)"):
         BodyConfig(hidden=(4, 5), body="simba")
-    with pytest.raises(UsageError, match="relu and layer norms of its own"):
+    with pytest.raises(UsageError, match="always has relu and layer norms"):
         BodyConfig(hidden=(4,), body="bro", layer_norm=True)
     with pytest.raises(UsageError, match=r"^body is 'mpl'; it must be one of mlp, simba, bro"):
         BodyConfig(body="mpl")

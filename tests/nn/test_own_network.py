@@ -98,8 +98,8 @@ def test_the_command_line_and_yaml(tmp_path: Path) -> None:
         ),
         ({"trunk": RESIDUAL, "options": {"depth": 3}}, r"cannot be made of .* 'depth'"),
         ({"trunk": f"{__name__}:Nothing"}, r"must define one public Module class, found none"),
-        ({"options": {"width": 3}}, r"are those of a trunk, and there is none"),
-        ({"trunk": RESIDUAL, "memory": "gru"}, r"has no memory gru before it"),
+        ({"options": {"width": 3}}, r"needs network.trunk"),
+        ({"trunk": RESIDUAL, "memory": "gru"}, r"and memory gru cannot be combined"),
     ],
 )
 def test_what_is_wrong_is_named(network: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -569,7 +569,7 @@ def test_a_compiled_task_is_the_same_task(tmp_path: Path) -> None:
         torch.testing.assert_close(steps[1][:4], steps[0][:4], rtol=1e-5, atol=1e-5)
     with pytest.raises(
         UsageError,
-        match=r"compile works for tensor tasks only, .* gymnasium_cpu:Pendulum-v1 is another",
+        match=r"compile needs a TorchEnv; gymnasium_cpu:Pendulum-v1 is not one",
     ):
         train(
             "ppo",

@@ -66,7 +66,7 @@ def played(
         rollouts = []
         for _ in range(2):
             trainer.engine.collect()
-            assert trainer.algorithm.is_ready(trainer.engine.buffer)
+            assert trainer.engine.buffer.is_full
             columns = {
                 name: column.clone() for name, column in trainer.engine.buffer.columns.items()
             }
