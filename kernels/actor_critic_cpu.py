@@ -1,9 +1,9 @@
 """The MLP actor-critic on a CPU: acting, values and PPO's minibatch steps, by actor_critic_cpu.c.
 
-torch makes one pass over all activations an operation, and for a few rows its calls cost more than
-the arithmetic. The references are gpurl/nn/actor_critic.py, gpurl/losses.py,
-gpurl/nn/distributions.py, gpurl/nn/normalizer.py, gpurl/nn/action_scaler.py and adam.py, by whose
-formulas this computes.
+Each operation of torch passes over all activations, and for a few rows its calls cost more than the
+arithmetic. C computes the formulas of gpurl/nn/actor_critic.py, gpurl/losses.py,
+gpurl/nn/distributions.py, gpurl/nn/normalizer.py, gpurl/nn/action_scaler.py and adam.py, which are
+the references.
 """
 
 import ctypes
@@ -23,13 +23,13 @@ from gpurl.kernels.random import CounterRandom
 ACTIVATIONS = ("tanh", "elu", "relu")
 METRICS = ("surrogate", "value_loss", "approx_kl", "clip_fraction", "entropy", "grad_norm")
 MAX_LAYERS = 64  # of both towers together
-# weight [E, out, in] and bias [E, 1, out], whose `.grad` takes the gradient
+# weight [E, out, in] and bias [E, 1, out]; C writes the gradients into their `.grad`
 Layer = tuple[nn.Parameter, nn.Parameter]
 
 
 class GaussianPolicy(NamedTuple):
-    """Diagonal normal by log_std [A] inside its limits; units [4, A]: lowest, highest, half width
-    and centre, as `ActionScaler` has them.
+    """Constants of a diagonal normal distribution: log_std [A], clamped to its limits; units [4, A]
+    of `ActionScaler`: lowest, highest, half width and centre.
     """
 
     log_std: nn.Parameter
@@ -49,12 +49,12 @@ class Scale(NamedTuple):
 
 
 class Acted(NamedTuple):
-    """For N rows."""
+    """Actions for N rows."""
 
     action: Tensor  # [N, A] float32, or [N] int64
     log_prob: Tensor  # [N]
     env_action: Tensor  # [N, A] within the limits, in the environment's units; or `action` itself
-    value: Tensor  # [N], not normalised
+    value: Tensor  # [N] in units of returns
 
 
 def _fields(**groups: str) -> list[tuple[str, Any]]:
@@ -85,11 +85,11 @@ class _Policy(ctypes.Structure):
 
 
 class ActInputs:
-    """What `act` and `value` of `network` read beside its weights: tensors that stay where they are
-    in CPU memory for good, whose values are read at each call, and constants.
+    """The inputs of `act` and `value` of `network` besides its weights. C keeps the addresses of
+    the tensors and reads their values at each call: they must never be moved.
 
-    gaussian None: categorical. obs, value None: what the network reads, or gives, is not
-    normalised. ValueError for tensors that are not contiguous, on a CPU and of the network's sizes.
+    gaussian None: a categorical policy. obs, value None: observations, or values, are not
+    normalised. ValueError unless the tensors are contiguous, on a CPU and of the network's sizes.
     """
 
     def __init__(
@@ -100,11 +100,13 @@ class ActInputs:
         obs: Scale | None = None,
         value: Scale | None = None,
     ) -> None:
-        inputs, outputs = network.num_inputs, network.num_outputs
+        inputs = network.num_inputs
+        outputs = network.num_outputs
         self.network = network
         self.random = random
         self.is_gaussian = gaussian is not None
         self._tensors = (gaussian, obs, value, random.key, random.gamma)  # keeps them alive
+        # the struct that C reads; without a scale its pointers stay NULL
         policy = self._policy = _Policy(head=gaussian is None)
         policy.key = _address("key", random.key, (random.num_envs,), torch.int64)
         policy.gamma = _address("gamma", random.gamma, (random.num_envs,), torch.int64)
@@ -124,8 +126,8 @@ class ActInputs:
 
 
 class PpoSteps:
-    """The loss and the optimiser of `ActorCriticCpu.ppo_steps`: tensors that stay where they are,
-    and constants; gaussian None: categorical.
+    """The loss and the optimiser of `ActorCriticCpu.ppo_steps`: tensors that must never be moved,
+    and constants. gaussian None: a categorical policy.
     """
 
     def __init__(
@@ -137,10 +139,9 @@ class PpoSteps:
         normalizes_advantage: bool,
         optimizer: tuple[AdamState, Tensor, Tensor, AdamOptions],
     ) -> None:
-        """optimizer: state, gradient [P] and learning rate 0-d, and options, as `adam_step` takes
-        them.
-        """
+        """optimizer: (state, gradient [P], learning rate 0-d, options) of `adam_step`."""
         self._tensors = (gaussian, optimizer)  # keeps them alive
+        # the struct that C reads; `ppo_steps` fills in what changes between updates
         loss = self.loss = _Loss(head=gaussian is None, value_coef=value_coef)
         loss.actions = self.actions = 1 if gaussian is None else network.num_outputs
         loss.normalizes_advantage = normalizes_advantage
@@ -154,24 +155,27 @@ class PpoSteps:
             loss.log_std_gradient = _address("its gradient", gradient, (network.num_outputs,))
             loss.min_log_std = gaussian.min_log_std
             loss.max_log_std = gaussian.max_log_std
+        # C takes Adam's steps itself, between minibatches
         self.adam = c_arguments(*optimizer)
 
 
 class ActorCriticCpu:
-    """Hidden layers of E towers stacked, weights [E, out, in] and biases [E, 1, out]; actor
-    [1, A, H] reads tower 0, critic [1, 1, H] the last.
+    """Hidden layers of E stacked towers, weights [E, out, in] and biases [E, 1, out]; the actor
+    [1, A, H] reads tower 0, the critic [1, 1, H] the last one.
 
-    Parameters and gradients must lie in CPU memory for good, float32 and contiguous, as FlatAdam
-    leaves them. Their values are read at each call. Results do not depend on the number of threads,
-    torch.get_num_threads(), nor does a row's result on the other rows.
+    Parameters and gradients must be float32, contiguous, on the CPU and never moved, as in
+    FlatAdam; C reads their values at each call. Results depend neither on the number of threads
+    (torch.get_num_threads()), nor does a row's result depend on other rows.
     """
 
     def __init__(self, hidden: list[Layer], actor: Layer, critic: Layer, activation: str) -> None:
         functions = self._functions = _functions()
         self._tensors = [*hidden, actor, critic]  # keeps them alive
+        # sizes, from the shapes of the weights
         towers = hidden[0][0].shape[0] if hidden else 1
         self.num_inputs = self._tensors[0][0].shape[2]
         self.num_outputs = actor[0].shape[1]
+        # the layers as C reads them, tower after tower, then the two heads
         layers = [_layer(layer, tower, tower) for tower in range(towers) for layer in hidden]
         layers += [_layer(actor, 0, 0), _layer(critic, 0, towers - 1)]
         plan = functions.plan_make(
@@ -187,17 +191,18 @@ class ActorCriticCpu:
         weakref.finalize(self, functions.plan_free, self._plan)
 
     def act(self, x: Tensor, policy: ActInputs) -> Acted:
-        """Draw an action for each row of x [N, D] float32, not normalised, row n by stream n of
+        """Sample an action for each row of x [N, D] float32, not normalised, row n by stream n of
         `policy.random`, which the caller advances.
 
-        As ActorCritic.forward between Normalizer and ValueNormalizer, `sample` and `to_env` of
-        Gaussian or Categorical. ValueError unless x has a row a stream and lies in CPU memory.
+        Computes Normalizer, ActorCritic.forward and ValueNormalizer, then `sample` and `to_env` of
+        Gaussian or Categorical. ValueError unless x has one row per stream and is on the CPU.
         """
         x = x.contiguous()
         random = policy.random
         rows = self._check(x, policy)
         if rows != random.num_envs:
             raise ValueError(f"act needs a row for each of {random.num_envs} streams, got {rows}")
+        # memory for the results, which C fills
         if policy.is_gaussian:
             action = torch.empty(rows, self.num_outputs, dtype=torch.float32)
             env_action = torch.empty(rows, self.num_outputs, dtype=torch.float32)
@@ -213,7 +218,7 @@ class ActorCriticCpu:
         return Acted(action, log_prob, env_action, value)
 
     def value(self, x: Tensor, policy: ActInputs) -> Tensor:
-        """[N] as `act` gives it, for any number of rows x [N, D]; draws nothing."""
+        """[N] values as `act` returns them, for any number of rows x [N, D]; without sampling."""
         x = x.contiguous()
         rows = self._check(x, policy)
         value = torch.empty(rows, dtype=torch.float32)
@@ -230,12 +235,13 @@ class ActorCriticCpu:
         clip_range: float,
         entropy_coef: float,
     ) -> dict[str, Tensor]:
-        """A step on each of `minibatches` equal pieces of order [S], int64 numbers of rows; returns
-        METRICS, [minibatches] float64 each.
+        """One optimiser step on each of `minibatches` equal parts of order [S] int64, which
+        numbers rows; returns METRICS, [minibatches] float64 each.
 
-        packed: [.., W] float32, a row of it obs [D], action [actions], log_prob, value, advantage,
-        returns, with has_valid also valid, 1 or 0, and anything behind.
+        packed: [.., W] float32; a row is obs [D], action [actions], log_prob, value, advantage,
+        returns, then valid (1 or 0) if has_valid; C ignores further columns.
         """
+        # C reads without checks, so the layout of the rows is checked here
         packed = packed.contiguous()
         order = order.contiguous()
         width = self.num_inputs + steps.actions + 4 + has_valid
@@ -245,18 +251,19 @@ class ActorCriticCpu:
         steps.loss.has_valid = has_valid
         steps.loss.clip_range = clip_range
         steps.loss.entropy_coef = entropy_coef
-        parts = torch.empty(minibatches, len(METRICS), dtype=torch.float64)
+        metrics = torch.empty(minibatches, len(METRICS), dtype=torch.float64)
         self._call(
             self._functions.ppo_steps, ctypes.byref(steps.loss), ctypes.byref(steps.adam),
             packed.data_ptr(), packed.shape[1],
-            order.data_ptr(), len(order) // minibatches, minibatches, parts.data_ptr(),
+            order.data_ptr(), len(order) // minibatches, minibatches, metrics.data_ptr(),
         )  # fmt: skip
-        return dict(zip(METRICS, parts.unbind(1)))
+        return dict(zip(METRICS, metrics.unbind(1)))
 
     def _check(self, x: Tensor, policy: ActInputs) -> int:
         """Number of rows of x; ValueError unless it is what C may read."""
+        # the sizes in `policy` were checked for its own network
         if policy.network is not self:
-            raise ValueError("these ActInputs were made for another network")
+            raise ValueError("these ActInputs belong to another network")
         is_readable = x.is_cpu and x.dtype is torch.float32 and x.dim() == 2
         if not is_readable or x.shape[1] != self.num_inputs:
             raise ValueError(
@@ -272,9 +279,10 @@ class ActorCriticCpu:
 
 @functools.cache
 def _functions() -> Any:
-    """The library with the types of its functions."""
+    """The library, with argument types declared."""
     functions = c_library.functions()
-    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    number = ctypes.c_int64
+    pointer = ctypes.c_void_p
     functions.plan_make.argtypes = [pointer, number, number, number, number]
     functions.plan_make.restype = pointer
     functions.plan_free.argtypes = [pointer]
@@ -290,7 +298,7 @@ def _functions() -> Any:
 def _address(
     name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
 ) -> int:
-    """Where `tensor` begins in memory; ValueError unless it is what C expects there."""
+    """The address of `tensor`; ValueError unless it has the layout that C expects."""
     is_plain = tensor.is_cpu and tensor.is_contiguous() and tensor.dtype is dtype
     if not is_plain or tuple(tensor.shape) != shape:
         raise ValueError(
@@ -301,12 +309,12 @@ def _address(
 
 
 def _layer(layer: Layer, member: int, tower: int) -> _Layer:
-    """Member number `member` of a stacked layer, which reads what `tower` gives."""
+    """Member number `member` of a stacked layer, whose input is the output of `tower`."""
     weight, bias = layer
     outputs, inputs = weight.shape[1:]
     addresses = []
     for tensor in (weight, bias, weight.grad, bias.grad):
         assert tensor is not None
-        first = _address("weights and their .grad", tensor, tuple(tensor.shape))
-        addresses.append(first + 4 * member * tensor[0].numel())
+        address = _address("weights and their .grad", tensor, tuple(tensor.shape))
+        addresses.append(address + 4 * member * tensor[0].numel())  # 4 bytes a float
     return _Layer(inputs, outputs, tower, *addresses)

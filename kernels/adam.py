@@ -125,6 +125,7 @@ def adam_step_reference(
 def _count_step(
     skipped: SkippedSteps, gradient: Tensor, losses: Tensor | None, is_finite: Tensor
 ) -> None:
+    # views of the counts, written in place
     steps, num_skipped, in_a_row, longest, first = skipped.counts.unbind()
     is_first = ~is_finite & (first == 0)
     steps += 1
@@ -266,6 +267,7 @@ def adam_step_triton(
     scalars = torch.empty(6, dtype=torch.float32, device=parameters.device)
     # without a record any pointers, which are not used
     counts, first_gradient, first_losses = skipped or (step, gradient, scalars)
+    # norm, scalars, update
     square_sums_kernel[(programs,)](gradient, partial, size, BLOCK=BLOCK, num_warps=4)
     prologue_kernel[(1,)](
         partial, step, learning_rate, _log_betas(parameters.device, options.betas), scalars,
@@ -307,6 +309,7 @@ def c_arguments(
 ) -> AdamInC:
     """The arguments of a step in C; the tensors must be contiguous and outlive them."""
     parameters, exp_avg, exp_avg_sq, step, target, skipped = state
+    # C compares with infinity where there is no clip
     max_norm = math.inf if options.max_grad_norm is None else options.max_grad_norm
     return AdamInC(
         *c_library.pointers(parameters, exp_avg, exp_avg_sq, target, gradient, step),

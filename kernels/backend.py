@@ -18,6 +18,7 @@ from gpurl.kernels import c_library
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
 CHOICES = ("auto", "triton", "torch")
+# read once: a run does not change its kernels
 choice = os.environ.get("GPURL_BACKEND", "auto")
 _host_sync_is_free = True
 
@@ -39,6 +40,7 @@ def use_triton(tensor: Tensor) -> bool:
     """
     if choice == "auto":
         return tensor.is_cuda
+    # checked at the first use, so that importing gpurl never fails for it
     if choice not in CHOICES:
         raise ValueError(f"GPURL_BACKEND is {choice!r}; it must be {', '.join(CHOICES)}")
     if choice == "triton" and not tensor.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":

@@ -40,6 +40,7 @@ def load() -> Library:
     """The library, built first if the cache does not hold this version of it."""
     if os.environ.get("GPURL_CPU_KERNEL") == "0":
         return Library(None, "GPURL_CPU_KERNEL is 0")
+    # build it unless this version of it is in the cache
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return Library(None, "there is no C compiler (cc, gcc or clang)")
@@ -93,6 +94,7 @@ def _sources() -> list[Path]:
 
 def _fingerprint(compiler: str) -> str:
     """A hash of everything that the library depends on: sources, flags, compiler, processor."""
+    # an update of the compiler keeps its path
     version = subprocess.run(  # noqa: S603 - no shell
         [compiler, "--version"], capture_output=True, check=True, timeout=BUILD_SECONDS
     ).stdout
@@ -109,6 +111,7 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()} {platform.system()}"
+    # the other lines, such as the clock rate, differ between processors and change with time
     prefixes = ("model", "flags", "Features", "CPU p")
     return platform.machine() + "".join(
         sorted({line for line in lines if line.startswith(prefixes)})

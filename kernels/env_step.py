@@ -190,6 +190,7 @@ def step_limit(env: TritonEnv) -> int:
 def env_constants(env: TritonEnv) -> dict[str, Any]:
     """The constexprs of every kernel that steps `env`."""
     task = env.task
+    # numbers of an environment in each state tensor
     widths = tuple(1 if state.dim() == 1 else state.shape[1] for state in env.states)
     return {
         "INITIAL": task.initial_state,

@@ -192,12 +192,14 @@ def gae_triton(
     """`gae_reference` in two launches."""
     reward, value, final_value = (x.contiguous() for x in (reward, value, final_value))
     flags = [terminated, truncated] if valid is None else [terminated, truncated, valid]
+    # Triton loads bytes, not bools
     flags = [flag.contiguous().view(torch.uint8) for flag in flags]
     num_steps, num_envs = reward.shape
     block_t, block_n, num_warps = _tile(num_steps, num_envs)
     programs = triton.cdiv(num_envs, block_n)
     advantage = torch.empty_like(reward)
     returns = torch.empty_like(reward)
+    # [programs, 3]: the moments of each program's environments
     partial = reward.new_empty(programs, 3)
     moments = reward.new_empty(3)
     gae_kernel[(programs,)](

@@ -137,6 +137,7 @@ def update_moments_triton(
     """`update_moments_reference` in two launches and a copy of the count."""
     x = x.contiguous()
     rows, columns = x.shape
+    # tiles: narrow ones for few columns, so that all lanes have work
     block_d = min(32, triton.next_power_of_2(columns))
     block_b = block_rows(block_d)
     grid = (triton.cdiv(rows, block_b), triton.cdiv(columns, block_d))

@@ -101,6 +101,7 @@ def permutation_reference(
     """The specification; arguments and result as in `permutation`. It runs in numpy on a CPU, where
     numpy's calls take less time than torch's.
     """
+    # round keys from the stream
     a, b, rounds = _network(size)
     words = random_words_reference(key, gamma, step, offset, (rounds + 1) // 2)
     round_keys = words.view(torch.int32)[0, :rounds].long()

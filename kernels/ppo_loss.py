@@ -66,11 +66,13 @@ def _surrogate(log_prob, old_log_prob, advantage, clip_range):
     """(min(r A, clip(r) A), its derivative by log_prob, the KL divergence (k3 of Schulman 2020),
     whether the ratio was clipped) of each row.
     """
+    # the ratio of the policies, limited
     unbounded = log_prob - old_log_prob
     log_ratio = tl.where(unbounded > LARGEST, LARGEST, unbounded)  # NaN stays NaN
     ratio = tl.exp(log_ratio)
     clipped_ratio = _clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
-    plain, clipped = ratio * advantage, clipped_ratio * advantage
+    plain = ratio * advantage
+    clipped = clipped_ratio * advantage
     # false for NaN, so that NaN reaches the gradient and is detected there
     is_flat = (plain > clipped) | (unbounded > LARGEST)
     changed = (ratio != clipped_ratio).to(tl.float32)
@@ -85,10 +87,12 @@ def _surrogate(log_prob, old_log_prob, advantage, clip_range):
 @triton.jit
 def _value_error(value, returns, old_value, clip_range_value, CLIP_VALUE: tl.constexpr):
     """(squared error, half its derivative by the value) of each row."""
+    # the plain error
     error = value - returns
     square = error * error
     half_slope = error
     if CLIP_VALUE:
+        # the larger of the plain and the clipped error; outside the clip its derivative is 0
         step = value - old_value
         clipped_error = old_value + _clip(step, -clip_range_value, clip_range_value) - returns
         clipped_square = clipped_error * clipped_error
@@ -169,7 +173,7 @@ def ppo_loss_kernel(
     value_gradient = tl.where(used, half_slope * (2.0 * value_coef * weight), 0.0)
     tl.store(value_gradient_ptr + row, value_gradient, mask=inside)
 
-    # gradients of the actor's outputs, and the sums over these rows
+    # gradients by the actor's outputs, and the sums over these rows
     slope = (slope * -weight)[:, None]
     sums_ptr = partial_ptr + tl.program_id(0).to(tl.int64) * (4 + A if IS_GAUSSIAN else 5)
     if IS_GAUSSIAN:
@@ -191,12 +195,12 @@ def ppo_loss_kernel(
 
 @triton.jit
 def ppo_sums_kernel(
-    partial_ptr, log_std_ptr, entropy_coef_ptr, parts_ptr, loss_ptr, log_std_gradient_ptr, P, A,
+    partial_ptr, log_std_ptr, entropy_coef_ptr, metrics_ptr, loss_ptr, log_std_gradient_ptr, P, A,
     value_coef, min_log_std, max_log_std,
     IS_GAUSSIAN: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
-    """A program adds BLOCK_K columns of the P rows of `partial` in a fixed order -> parts [5], the
-    loss and, of a Gaussian, the log_std gradient.
+    """A program adds BLOCK_K columns of the P rows of `partial` in a fixed order -> metrics [5],
+    the loss and, of a Gaussian, the log_std gradient.
     """
     # sums over the rows of `partial`
     column = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -217,17 +221,17 @@ def ppo_sums_kernel(
         is_free = log_std == _clip(log_std, min_log_std, max_log_std)
         gradient = tl.where(is_free, total - entropy_coef, 0.0)
         tl.store(log_std_gradient_ptr + column - 4, gradient, mask=is_log_std)
-        tl.store(parts_ptr + column, total, mask=column < 4)
+        tl.store(metrics_ptr + column, total, mask=column < 4)
         if tl.program_id(0) == 0:
             index = tl.arange(0, BLOCK_A)
             bounded = tl.load(log_std_ptr + index, mask=index < A, other=0.0)
             bounded = _clip(bounded, min_log_std, max_log_std)
             entropy = tl.sum(tl.where(index < A, bounded, 0.0), axis=0) + 0.5 * (1.0 + LOG_2PI) * A
-            tl.store(parts_ptr + 4, entropy)
+            tl.store(metrics_ptr + 4, entropy)
             of_sums = tl.sum(tl.where(column < 2, coefficient * total, 0.0), axis=0)
             tl.store(loss_ptr, of_sums - entropy_coef * entropy)
     else:
-        tl.store(parts_ptr + column, total, mask=column < 5)
+        tl.store(metrics_ptr + column, total, mask=column < 5)
         coefficient = tl.where(column == 4, -entropy_coef, coefficient)
         is_of_loss = (column < 2) | (column == 4)
         tl.store(loss_ptr, tl.sum(tl.where(is_of_loss, coefficient * total, 0.0), axis=0))
@@ -253,7 +257,7 @@ def _launch(
     entropy_coef: Tensor,
     options: PpoOptions,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """(loss, parts, gradients of output, value and, if there is one, log_std) in two launches."""
+    """(loss, metrics, gradients of output, value and, if there is one, log_std) in two launches."""
     num_rows, num_columns = output.shape
     is_gaussian = log_std is not None
 
@@ -262,6 +266,7 @@ def _launch(
     output, action = (
         x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous() for x in (output, action)
     )
+    # one stride serves all of them
     columns = [rows.log_prob, rows.value, rows.advantage, rows.returns]
     columns += [] if rows.weight is None else [rows.weight]
     columns = [column.reshape(-1) for column in columns]
@@ -273,15 +278,17 @@ def _launch(
     programs = triton.cdiv(num_rows, block_b)
     width = 4 + num_columns if is_gaussian else 5
     shapes = output.shape, (num_rows,), (programs, width), (len(METRICS),), ()
-    output_gradient, value_gradient, partial, parts, loss = (
+    output_gradient, value_gradient, partial, metrics, loss = (
         torch.empty(shape, dtype=torch.float32, device=output.device) for shape in shapes
     )
     gradients = [output_gradient, value_gradient]
     if log_std is not None:
         gradients.append(torch.empty_like(log_std))
 
-    # without log_std any pointers, which are not read
-    parameter, parameter_gradient = (parts, parts) if log_std is None else (log_std, gradients[2])
+    # a categorical policy has no log_std: the kernels do not read these pointers then
+    parameter, parameter_gradient = (
+        (metrics, metrics) if log_std is None else (log_std, gradients[2])
+    )
     limits = options.min_log_std, options.max_log_std
     ppo_loss_kernel[(programs,)](
         output, parameter, value, action, *columns[:4], columns[-1], clip_range, entropy_coef,
@@ -292,14 +299,15 @@ def _launch(
         CLIP_VALUE=options.clip_range_value is not None, BLOCK_B=block_b, BLOCK_A=block_a,
         num_warps=num_warps,
     )  # fmt: skip
+    # the sums over programs, and from them the loss
     block_k = min(16, triton.next_power_of_2(width))
     ppo_sums_kernel[(triton.cdiv(width, block_k),)](
-        partial, parameter, entropy_coef, parts, loss, parameter_gradient, programs, num_columns,
+        partial, parameter, entropy_coef, metrics, loss, parameter_gradient, programs, num_columns,
         options.value_coef, *limits,
         IS_GAUSSIAN=is_gaussian, BLOCK_P=SUMS_BLOCK // block_k, BLOCK_K=block_k, BLOCK_A=block_a,
         num_warps=4,
     )  # fmt: skip
-    return loss, parts, gradients
+    return loss, metrics, gradients
 
 
 class _PpoLoss(torch.autograd.Function):
@@ -316,13 +324,13 @@ class _PpoLoss(torch.autograd.Function):
         entropy_coef: Tensor,
         options: PpoOptions,
     ) -> tuple[Tensor, Tensor]:
-        loss, parts, gradients = _launch(
+        loss, metrics, gradients = _launch(
             output, log_std, value, rows, clip_range, entropy_coef, options
         )
         ctx.save_for_backward(*gradients)
-        ctx.mark_non_differentiable(parts)
-        ctx.set_materialize_grads(False)  # no tensor of zeros for the gradient of the parts
-        return loss, parts
+        ctx.mark_non_differentiable(metrics)
+        ctx.set_materialize_grads(False)  # no zeros in place of the metrics' missing gradient
+        return loss, metrics
 
     @staticmethod
     @once_differentiable
@@ -343,8 +351,8 @@ def fused_ppo_loss(
     entropy_coef: Tensor,
     options: PpoOptions,
 ) -> tuple[Tensor, Tensor]:
-    """(loss 0-d, parts [5] in the order of METRICS, without gradient) of a Gaussian policy, or of a
-    categorical one if log_std is None; differentiable by output, log_std and value.
+    """(loss 0-d, metrics [5] in the order of METRICS, without gradient) of a Gaussian policy, or of
+    a categorical one if log_std is None; differentiable by output, log_std and value.
 
     output: [..., A] float32, the means or the logits; log_std: [A] contiguous; value: [...]; rows:
     of the same shape. clip_range, entropy_coef: 0-d float32 on the device, so that a CUDA graph can

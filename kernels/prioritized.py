@@ -50,6 +50,7 @@ def prioritized_draw_reference(
     size = priority.shape[0]
     device = priority.device
     counted = _counted(priority)
+    # the running sum that each draw's number falls into
     running = counted.cumsum(0, dtype=torch.float64)
     uniform = random_fraction_reference(*streams, offset, batch_size)[0]
     number = (torch.arange(batch_size, device=device) + uniform) * (running[-1] / batch_size)
@@ -172,6 +173,7 @@ def prioritized_draw_triton(
     priority: Tensor, streams: RandomStreams, offset: int, batch_size: int
 ) -> tuple[Tensor, Tensor]:
     """`prioritized_draw_reference` in three launches."""
+    # room for C to work in, and the results
     size = priority.shape[0]
     device = priority.device
     num_blocks = triton.cdiv(size, BLOCK)

@@ -4,11 +4,10 @@ and of 65,536.
 A draw is a function of (seed, stream, step, draw number); a stream is an environment. Stream e is
 the SplitMix64 generator
     word(e, c) = mix13(key[e] + c * gamma[e]),     c = step * 2**16 + index of the word in the step
-with mix13 from Stafford's "Better bit mixing" (variant 13) and an odd gamma of its own per stream,
-as in Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014), section
-4. One 64-bit word gives two 32-bit halves, low half first.
-Uniforms take 24 bits of a half, fractions 53 bits of a word; normals come in Box-Muller pairs (Box
-and Muller 1958).
+with mix13 from Stafford's "Better bit mixing" (variant 13) and an odd gamma for each stream, as in
+Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014), section 4.
+One 64-bit word has two 32-bit halves, low half first. Uniforms take 24 bits of a half, fractions 53
+bits of a word; normals come in Box-Muller pairs (Box and Muller 1958).
 """
 
 import functools
@@ -79,6 +78,7 @@ def random_uniform_reference(
     key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: int
 ) -> Tensor:
     """[N, count] float32 in [0, 1), multiples of 2**-24, from ceil(count / 2) words of a stream."""
+    # 24 bits of each half are exact in float32
     halves = random_words_reference(key, gamma, step, offset, (count + 1) // 2).view(torch.int32)
     return halves.bitwise_right_shift_(8).bitwise_and_(0xFFFFFF)[:, :count] * 2.0**-24
 
@@ -100,6 +100,7 @@ def random_normal_reference(
     r = sqrt(-2 ln(u + 2**-24)).
     """
     uniform = random_uniform_reference(key, gamma, step, offset, count + count % 2)
+    # Box-Muller; 2**-24 keeps the logarithm finite
     radius = (uniform[:, 0::2] + 2.0**-24).log_().mul_(-2.0).sqrt_()
     angle = uniform[:, 1::2] * TWO_PI
     pairs = torch.stack((angle.cos().mul_(radius), angle.sin_().mul_(radius)), dim=2)
@@ -314,6 +315,7 @@ class CounterRandom:
     ) -> Tensor:
         """[N, *shape] float32 uniform in [low, high)."""
         numbers = self._draw(random_uniform, shape)
+        # in place where no limit is a tensor
         if isinstance(low, float | int) and isinstance(high, float | int):
             scale = high - low
             numbers = numbers if scale == 1.0 else numbers.mul_(scale)
@@ -351,6 +353,7 @@ class CounterRandom:
 
     def _draw(self, kernel: Draw, shape: tuple[int, ...]) -> Tensor:
         count = math.prod(shape)
+        # a few numbers are drawn for several steps at once, if the host knows the step
         step = self._host_step if host_sync_is_free(self.device) else None
         if step is not None and 0 < self.num_envs * count <= FEW_NUMBERS:
             numbers = self._draw_ahead(kernel, shape, step)
@@ -365,11 +368,13 @@ class CounterRandom:
         """[N, *shape], drawn together with those of the next steps: thirty calls cost a CPU more
         than a thousand numbers. The caller may overwrite it, because no number is drawn twice.
         """
+        # what was drawn ahead, if this step is part of it
         first, blocks = self._ahead.get((kernel, self.offset, shape), (step, ()))
         if not 0 <= step - first < len(blocks):
             first = step
             with torch.inference_mode(False):  # the numbers outlive the mode that is on now
                 steps = torch.arange(step, step + STEPS_AHEAD).repeat_interleave(self.num_envs)
+                # as if each step were an environment of its own
                 keys = self.key.repeat(STEPS_AHEAD)
                 gammas = self.gamma.repeat(STEPS_AHEAD)
                 numbers = kernel(keys, gammas, steps, self.offset, math.prod(shape))

@@ -143,10 +143,8 @@ def replay_add_reference(ring: Ring, block: Block) -> None:
     row = (ring.counts[0] + torch.arange(steps, device=ring.flags.device)) % num_rows
 
     # observations and numbers
-    obs, final_obs = (
-        each.reshape(steps, num_envs, -1).to(ring.obs.dtype)
-        for each in (block.obs, block.final_obs)
-    )
+    obs = block.obs.reshape(steps, num_envs, -1).to(ring.obs.dtype)
+    final_obs = block.final_obs.reshape(steps, num_envs, -1).to(ring.obs.dtype)
     ring.obs.index_copy_(0, row, obs)
     first = 0
     for column, width in zip(block.columns, _widths(block)):
@@ -179,7 +177,8 @@ def _keep_final(ring: Ring, row: Tensor, ended: Tensor, final_obs: Tensor) -> Te
     kept = ended & (entry >= ring.counts[1] - num_final)
     entry %= num_final
 
-    # every step writes, because no shape may depend on how many ended: the others behind the table
+    # every step writes, as no shape may depend on the number of ends: the others write after the
+    # table
     place = torch.where(kept, entry, num_final + env).flatten()
     ring.final_obs.index_copy_(0, place, final_obs.flatten(0, 1))
     owner = (row.unsqueeze(1) * num_envs + env).flatten()
@@ -192,7 +191,8 @@ def replay_mark_episode_break(ring: Ring, mask: Tensor) -> None:
     steps belong to other episodes.
     """
     row = ring.counts[2:]
-    flags, slot = (each.index_select(0, row) for each in (ring.flags, ring.slot))
+    flags = ring.flags.index_select(0, row)
+    slot = ring.slot.index_select(0, row)
     breaks = mask & ((flags & DONE) == 0) & (ring.counts[0] > 0)
     newest = ring.final_obs[-ring.flags.shape[1] :].clone().unsqueeze(0)
     new_slot = _keep_final(ring, row, breaks, newest)
@@ -264,7 +264,7 @@ def replay_sample_reference(
     after = (last + 1) % num_rows * num_envs + env
     next_obs = torch.where(in_table.unsqueeze(1), final, obs[after])
 
-    # nothing can be learnt where it is gone, or is not an observation of this episode
+    # weight 0 if that observation was overwritten, or belongs to another episode
     overwritten = ended & ~terminated & (ring.owner[entry] != end)
     broken = ~in_table & ((flags[after] & INVALID) != 0)
     weight = ((flags[index] & INVALID) == 0) & ~overwritten & ~broken
@@ -435,9 +435,12 @@ def replay_sample_c(
     draws: bool,
 ) -> None:
     """`replay_sample_reference` in one call, into `out`; it draws the index or reads it."""
-    numbers = c_library.integers(offset, len(out.weight), num_steps, draws)
     c_library.functions().replay_sample(
-        *ring.in_c, _pointers(streams), _pointers(out), *numbers, ctypes.c_float(gamma)
+        *ring.in_c,
+        _pointers(streams),
+        _pointers(out),
+        *c_library.integers(offset, len(out.weight), num_steps, draws),
+        ctypes.c_float(gamma),
     )
 
 

@@ -94,6 +94,7 @@ def run_tower(
     hidden = run_layer(
         x, weights[0], biases[0], tower, WIDTH, PADDED, SIZES[0], ACTIVATION, PRECISION
     )
+    # the hidden layers have no padding
     for layer in tl.static_range(1, len(SIZES)):
         hidden = run_layer(
             hidden, weights[layer], biases[layer], tower, SIZES[layer - 1], SIZES[layer - 1],
@@ -127,6 +128,7 @@ def value_column(
 @triton.jit
 def gaussian_sample(mean, log_std_ptr, key, gamma, counter):
     """(action columns, log-probability) as `Gaussian.sample`."""
+    # log p = -0.5 sum noise^2 - sum log_std - 0.5 A log(2 pi)
     noise = normal_columns(key, gamma, counter, len(mean))
     columns = ()
     square = tl.zeros_like(mean[0])

@@ -52,6 +52,7 @@ def gaussian_sample_triton(
     within its limits, units [4, A] as ActionScaler.units.
     """
     mean = mean.contiguous()
+    # one program samples a block of environments, with a column for each action
     num_envs, width = mean.shape
     action, env_action = (torch.empty_like(mean) for _ in range(2))
     log_prob = mean.new_empty(num_envs)

@@ -54,24 +54,30 @@ def _log_tanh_derivative(u: Tensor) -> Tensor:
 
 def squashed_sample_reference(output: Tensor, noise: Tensor) -> Squashed:
     """The specification, of any dtype: action and log_prob are those of `squashed_sample`."""
-    (mean, unlimited), noise = output.chunk(2, dim=-1), noise.to(output.dtype)
+    # u = mean + step
+    mean, unlimited = output.chunk(2, dim=-1)
+    noise = noise.to(output.dtype)
     log_std = unlimited.clamp(*LOG_STD_LIMITS)
     step = log_std.exp() * noise
     u = mean + step
+    # log-probability of the noise, minus the logarithm of the squashing's derivative
     log_density = noise.square() * -0.5 - log_std - HALF_LOG_2PI.value
     return Squashed(
         u.tanh(), (log_density - _log_tanh_derivative(u)).sum(-1), step, log_std == unlimited
     )
 
 
-def squashed_backward_reference(drawn: Squashed, by_action: Tensor, by_log_prob: Tensor) -> Tensor:
+def squashed_backward_reference(
+    sample: Squashed, action_gradient: Tensor, log_prob_gradient: Tensor
+) -> Tensor:
     """The specification: the gradient by `output` [B, 2A], from those by the action [B, A] and by
     its log-probability [B].
     """
-    action, by_log_prob = drawn.action, by_log_prob.unsqueeze(1)
-    by_u = by_action * (1.0 - action * action) + 2.0 * by_log_prob * action
-    by_log_std = (by_u * drawn.step - by_log_prob) * drawn.is_free
-    return torch.cat((by_u, by_log_std), -1)
+    action = sample.action
+    log_prob_gradient = log_prob_gradient.unsqueeze(1)
+    u_gradient = action_gradient * (1.0 - action * action) + 2.0 * log_prob_gradient * action
+    log_std_gradient = (u_gradient * sample.step - log_prob_gradient) * sample.is_free
+    return torch.cat((u_gradient, log_std_gradient), -1)
 
 
 # ---- Triton ----
@@ -94,11 +100,13 @@ def squashed_sample_kernel(
     row, column, inside = _tile_of(B, A, BLOCK_B, BLOCK_A)
     cell = row[:, None] * A + column[None, :]
     first = row[:, None] * (2 * A) + column[None, :]
+    # u = mean + step; a row of `output` has the means, then the log standard deviations
     noise = tl.load(noise_ptr + cell, mask=inside, other=0.0)
     unlimited = tl.load(output_ptr + first + A, mask=inside, other=0.0)
     log_std = clipped(unlimited, MIN_LOG_STD, MAX_LOG_STD)
     step = tl.exp(log_std) * noise
     u = tl.load(output_ptr + first, mask=inside, other=0.0) + step
+    # tanh and the logarithm of its derivative, both of |u|: no exponential overflows
     size = tl.abs(u)
     e = tl.exp(-2.0 * size)
     tanh_of_size = (1.0 - e) / (1.0 + e)
@@ -112,25 +120,31 @@ def squashed_sample_kernel(
 
 @triton.jit(do_not_specialize=["B"])
 def squashed_backward_kernel(
-    action_ptr, step_ptr, is_free_ptr, action_slope_ptr, log_prob_slope_ptr, gradient_ptr, B,
-    slope_stride, log_prob_stride,
+    action_ptr, step_ptr, is_free_ptr, action_gradient_ptr, log_prob_gradient_ptr, gradient_ptr, B,
+    action_stride, log_prob_stride,
     A: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
-    """A program takes BLOCK_B rows; slope_stride, log_prob_stride: between rows of the slopes."""
+    """A program takes BLOCK_B rows; action_stride, log_prob_stride: between rows of the slopes."""
     row, column, inside = _tile_of(B, A, BLOCK_B, BLOCK_A)
     cell = row[:, None] * A + column[None, :]
+    # what the forward pass stored, and the incoming gradients
     action = tl.load(action_ptr + cell, mask=inside, other=0.0)
     step = tl.load(step_ptr + cell, mask=inside, other=0.0)
     is_free = tl.load(is_free_ptr + cell, mask=inside, other=0).to(tl.float32)
-    action_slope = tl.load(
-        action_slope_ptr + row[:, None] * slope_stride + column[None, :], mask=inside, other=0.0
+    action_gradient = tl.load(
+        action_gradient_ptr + row[:, None] * action_stride + column[None, :], mask=inside, other=0.0
     )
-    of_log_prob = tl.load(log_prob_slope_ptr + row * log_prob_stride, mask=row < B, other=0.0)
-    of_log_prob = of_log_prob[:, None]
-    of_u = action_slope * (1.0 - action * action) + 2.0 * of_log_prob * action
+    log_prob_gradient = tl.load(
+        log_prob_gradient_ptr + row * log_prob_stride, mask=row < B, other=0.0
+    )
+    log_prob_gradient = log_prob_gradient[:, None]
+    # dL/du, and from it the gradients by mean and log_std
+    u_gradient = action_gradient * (1.0 - action * action) + 2.0 * log_prob_gradient * action
     first = row[:, None] * (2 * A) + column[None, :]
-    tl.store(gradient_ptr + first, of_u, mask=inside)
-    tl.store(gradient_ptr + first + A, (of_u * step - of_log_prob) * is_free, mask=inside)
+    tl.store(gradient_ptr + first, u_gradient, mask=inside)
+    tl.store(
+        gradient_ptr + first + A, (u_gradient * step - log_prob_gradient) * is_free, mask=inside
+    )
 
 
 def _tile(num_actions: int) -> tuple[int, int]:
@@ -142,26 +156,30 @@ def _tile(num_actions: int) -> tuple[int, int]:
 def squashed_sample_triton(output: Tensor, noise: Tensor) -> Squashed:
     """`squashed_sample_reference` in one launch."""
     num_rows, num_actions = noise.shape
-    drawn = _empty(noise)
+    sample = _empty(noise)
     block_b, block_a = _tile(num_actions)
     squashed_sample_kernel[(triton.cdiv(num_rows, block_b),)](
-        output.contiguous(), noise.contiguous(), *drawn[:3], drawn.is_free.view(torch.uint8),
+        output.contiguous(), noise.contiguous(), *sample[:3], sample.is_free.view(torch.uint8),
         num_rows,
         A=num_actions, BLOCK_B=block_b, BLOCK_A=block_a, num_warps=NUM_WARPS,
     )  # fmt: skip
-    return drawn
+    return sample
 
 
-def squashed_backward_triton(drawn: Squashed, by_action: Tensor, by_log_prob: Tensor) -> Tensor:
+def squashed_backward_triton(
+    sample: Squashed, action_gradient: Tensor, log_prob_gradient: Tensor
+) -> Tensor:
     """`squashed_backward_reference` in one launch."""
-    num_rows, num_actions = drawn.action.shape
-    by_action = _with_dense_rows(by_action)
-    shape = num_rows, 2 * num_actions
-    gradient = torch.empty(shape, dtype=torch.float32, device=by_action.device)
+    num_rows, num_actions = sample.action.shape
+    action_gradient = _with_dense_rows(action_gradient)
+    gradient = torch.empty(
+        num_rows, 2 * num_actions, dtype=torch.float32, device=action_gradient.device
+    )
     block_b, block_a = _tile(num_actions)
     squashed_backward_kernel[(triton.cdiv(num_rows, block_b),)](
-        drawn.action, drawn.step, drawn.is_free.view(torch.uint8), by_action, by_log_prob,
-        gradient, num_rows, by_action.stride(0), by_log_prob.stride(0),
+        sample.action, sample.step, sample.is_free.view(torch.uint8), action_gradient,
+        log_prob_gradient, gradient, num_rows, action_gradient.stride(0),
+        log_prob_gradient.stride(0),
         A=num_actions, BLOCK_B=block_b, BLOCK_A=block_a, num_warps=NUM_WARPS,
     )  # fmt: skip
     return gradient
@@ -169,15 +187,16 @@ def squashed_backward_triton(drawn: Squashed, by_action: Tensor, by_log_prob: Te
 
 def _empty(noise: Tensor) -> Squashed:
     """Memory for samples with noise [B, A] float32."""
-    shape, device = noise.shape, noise.device
-    action = torch.empty(shape, dtype=torch.float32, device=device)
-    log_prob = torch.empty(shape[0], dtype=torch.float32, device=device)
-    step = torch.empty(shape, dtype=torch.float32, device=device)
-    return Squashed(action, log_prob, step, torch.empty(shape, dtype=torch.bool, device=device))
+    return Squashed(
+        torch.empty(noise.shape, dtype=torch.float32, device=noise.device),
+        torch.empty(noise.shape[0], dtype=torch.float32, device=noise.device),
+        torch.empty(noise.shape, dtype=torch.float32, device=noise.device),
+        torch.empty(noise.shape, dtype=torch.bool, device=noise.device),
+    )
 
 
 def _with_dense_rows(gradient: Tensor) -> Tensor:
-    """`gradient` [B, A], copied unless each row is dense, as in columns of a wider matrix."""
+    """`gradient` [B, A], copied unless its rows are dense; they may be parts of wider rows."""
     is_dense = gradient.stride(1) == 1 or gradient.shape[1] == 1
     return gradient if is_dense else gradient.contiguous()
 
@@ -187,30 +206,37 @@ def _with_dense_rows(gradient: Tensor) -> Tensor:
 
 def squashed_sample_c(output: Tensor, noise: Tensor) -> Squashed:
     """`squashed_sample_reference` in one pass."""
-    drawn, output, noise = _empty(noise), output.contiguous(), noise.contiguous()
-    term = torch.empty_like(noise)
-    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (output, noise, term, *drawn)]
-    sizes, limits = map(ctypes.c_int64, noise.shape), map(ctypes.c_float, LOG_STD_LIMITS)
-    c_library.functions().squashed_sample(*pointers[:2], *sizes, *limits, *pointers[2:])
-    return drawn
+    output = output.contiguous()
+    noise = noise.contiguous()
+    sample = _empty(noise)
+    term = torch.empty_like(noise)  # each action's part of the log-probability
+    c_library.functions().squashed_sample(
+        *c_library.pointers(output, noise),
+        *c_library.integers(*noise.shape),
+        *map(ctypes.c_float, LOG_STD_LIMITS),
+        *c_library.pointers(term, *sample),
+    )
+    return sample
 
 
-def squashed_backward_c(drawn: Squashed, by_action: Tensor, by_log_prob: Tensor) -> Tensor:
+def squashed_backward_c(
+    sample: Squashed, action_gradient: Tensor, log_prob_gradient: Tensor
+) -> Tensor:
     """`squashed_backward_reference` in one pass."""
-    num_rows, num_actions = drawn.action.shape
-    by_action = _with_dense_rows(by_action)
+    num_rows, num_actions = sample.action.shape
+    action_gradient = _with_dense_rows(action_gradient)
     gradient = torch.empty(num_rows, 2 * num_actions, dtype=torch.float32)
-    tensors = drawn.action, drawn.step, drawn.is_free, by_action, by_log_prob, gradient
-    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
-    strides = [ctypes.c_int64(tensor.stride(0)) for tensor in (by_action, by_log_prob)]
-    rows, width = ctypes.c_int64(num_rows), ctypes.c_int64(num_actions)
     c_library.functions().squashed_backward(
-        *pointers[:4], strides[0], pointers[4], strides[1], rows, width, pointers[5]
+        *c_library.pointers(sample.action, sample.step, sample.is_free, action_gradient),
+        *c_library.integers(action_gradient.stride(0)),
+        *c_library.pointers(log_prob_gradient),
+        *c_library.integers(log_prob_gradient.stride(0), num_rows, num_actions),
+        *c_library.pointers(gradient),
     )
     return gradient
 
 
-# ---- what callers take ----
+# ---- dispatch and autograd ----
 
 
 def squashed_sample(output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -244,16 +270,18 @@ class _SquashedSample(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: FunctionCtx, output: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
-        drawn = _sample(output, noise)
-        ctx.save_for_backward(*drawn)
-        return drawn.action, drawn.log_prob
+        sample = _sample(output, noise)
+        ctx.save_for_backward(*sample)
+        return sample.action, sample.log_prob
 
     @staticmethod
-    def backward(ctx: Any, by_action: Tensor, by_log_prob: Tensor) -> tuple[Tensor, None]:
+    def backward(
+        ctx: Any, action_gradient: Tensor, log_prob_gradient: Tensor
+    ) -> tuple[Tensor, None]:
         refuse_second_derivative()
-        drawn = Squashed(*ctx.saved_tensors)
-        backward = squashed_backward_triton if use_triton(drawn.action) else squashed_backward_c
-        return backward(drawn, by_action, by_log_prob), None
+        sample = Squashed(*ctx.saved_tensors)
+        backward = squashed_backward_triton if use_triton(sample.action) else squashed_backward_c
+        return backward(sample, action_gradient, log_prob_gradient), None
 
 
 def squashed_mode(output: Tensor) -> Tensor:
@@ -275,12 +303,16 @@ def _likelihood_and_gradient(output: Tensor, action: Tensor) -> tuple[Tensor, Te
     mean, unlimited = output.chunk(2, dim=-1)
     log_std = unlimited.clamp(*LOG_STD_LIMITS)
     inv_std = log_std.neg().exp()
+    # the normal number that gives this action
     u = action.clamp(-LARGEST_ACTION, LARGEST_ACTION).atanh()
     z = (u - mean) * inv_std
+    # log-probability, as of a sample with noise z
     log_prob = (z.square() * -0.5 - log_std - HALF_LOG_2PI.value - _log_tanh_derivative(u)).sum(-1)
-    by_log_std, to_limit = z.square() - 1.0, log_std - unlimited
-    moves = (to_limit == 0.0) | (by_log_std * to_limit > 0.0)
-    return log_prob, torch.cat((z * inv_std, by_log_std * moves), -1)
+    # beyond a limit only gradients that point back to it count
+    log_std_gradient = z.square() - 1.0
+    to_limit = log_std - unlimited
+    moves = (to_limit == 0.0) | (log_std_gradient * to_limit > 0.0)
+    return log_prob, torch.cat((z * inv_std, log_std_gradient * moves), -1)
 
 
 class _SquashedLikelihood(torch.autograd.Function):
@@ -295,7 +327,7 @@ class _SquashedLikelihood(torch.autograd.Function):
         return log_prob
 
     @staticmethod
-    def backward(ctx: Any, by_log_prob: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, log_prob_gradient: Tensor) -> tuple[Tensor, None]:
         refuse_second_derivative()
         (gradient,) = ctx.saved_tensors
-        return gradient * by_log_prob.unsqueeze(1), None
+        return gradient * log_prob_gradient.unsqueeze(1), None

@@ -1,5 +1,5 @@
 """A stack of dense layers on a CPU with memory for a batch of fixed size: forward and backward are
-one call of stack_cpu.c each, and gradients go straight into the parameters' `.grad`.
+one call of stack_cpu.c each, which writes gradients directly into the parameters' `.grad`.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from torch import Tensor
 from gpurl.kernels import c_library
 from gpurl.kernels.stack_cpu import Layer, StackCpu
 
-NEEDS_INPUT, NEEDS_WEIGHTS, THREADS = 4, 5, 6  # places in the sizes that stack_cpu.c reads
+NEEDS_INPUT, NEEDS_WEIGHTS, THREADS = 4, 5, 6  # indices in the sizes that stack_cpu.c reads
 
 
 class StackBatch(StackCpu):
@@ -27,7 +27,8 @@ class StackBatch(StackCpu):
         self.output = torch.zeros(self.members, rows, self.num_outputs)
         self.gradient = torch.zeros_like(self.output)  # by the output; `differentiate` reads it
         self.input_gradient = torch.zeros(self.members, rows, self.num_inputs)
-        hidden = torch.empty(self.members * rows * self._kept_width)
+        # outputs of the hidden layers, kept for the backward pass
+        hidden = torch.empty(self.members * rows * self._hidden_width)
         tensors: list[Tensor | None]
         tensors = [x, self.output, hidden, self.gradient, self.input_gradient]
         for weight, bias, _ in layers:
@@ -35,6 +36,7 @@ class StackBatch(StackCpu):
         self._tensors = tensors  # keeps the memory alive that C reads and writes
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
         self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
+        # sizes and addresses are made once; a call sets the three that change
         sizes = (self.members, rows, 0, True, False, False, 1, len(layers), *self._shapes)
         self._sizes = (ctypes.c_int64 * len(sizes))(*sizes)
 
@@ -44,8 +46,8 @@ class StackBatch(StackCpu):
         return self.output
 
     def differentiate(self, by_input: bool = False, by_weights: bool = False) -> None:
-        """From `gradient`: those by the input, into `input_gradient` [E, B, in], and by the
-        weights, into their `.grad`. A row of zeros adds nothing.
+        """Compute from `gradient` the gradients by the input, into `input_gradient` [E, B, in], and
+        by the parameters, into their `.grad`. A row of zeros adds nothing.
         """
         self._sizes[NEEDS_INPUT] = by_input
         self._sizes[NEEDS_WEIGHTS] = by_weights

@@ -1,8 +1,8 @@
-"""Stacks of dense layers on a CPU, forward and backward in one call each: what stack_cpu.c does,
-for tensors and for autograd.
+"""Stacks of dense layers on a CPU, forward and backward in one call of stack_cpu.c each, for
+tensors and for autograd.
 
-The reference is gpurl/nn/mlp.py's layers one by one: torch makes a pass over all activations an
-operation, this goes through all layers with a block of rows that stays in the cache.
+The reference is gpurl/nn/mlp.py layer by layer. There each operation of torch passes over all
+activations; C takes a block of rows, which stays in the cache, through all layers.
 """
 
 import ctypes
@@ -19,7 +19,8 @@ from gpurl.kernels.backend import refuse_second_derivative
 
 ACTIVATIONS = ("tanh", "elu", "relu", "none")
 MAX_LAYERS = 64
-WIDE = 16  # a row of what is kept of a layer is padded to a multiple of it, and once more
+# a stored row of hidden outputs is padded to a multiple of this, and by one multiple more
+WIDE = 16
 Layer = tuple[nn.Parameter, nn.Parameter, str]  # weight [E, out, in], bias [E, 1, out], activation
 
 
@@ -35,32 +36,35 @@ class StackCpu:
         self.parameters = [parameter for layer in layers for parameter in layer[:2]]
         self._shapes = list[int]()
         for weight, _, activation in layers:
+            # sizes of the layer for C: inputs, outputs, activation
             num_outputs, num_inputs = weight.shape[1:]
             self._shapes += [num_inputs, num_outputs, ACTIVATIONS.index(activation)]
         self.members = layers[0][0].shape[0]
         self.num_inputs = self._shapes[0]
         self.num_outputs = self._shapes[-2]
-        self._kept_width = sum(outputs + -outputs % WIDE + WIDE for outputs in self._shapes[1:-2:3])
+        widths = self._shapes[1:-2:3]  # of the hidden layers
+        self._hidden_width = sum(width + -width % WIDE + WIDE for width in widths)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [E, B, in], or [B, in] for all, float32 -> y [E, B, out], once differentiable by x and
-        by the parameters that require it. Keeps nothing in torch.no_grad().
+        """[E, B, out] of x [E, B, in], or [B, in] for all members, float32; once differentiable by
+        x and by the parameters that require it. Stores nothing in torch.no_grad().
         """
         if torch.is_grad_enabled():
             return _Differentiable.apply(self, x, *self.parameters)
-        return self.forward(_rows(x), keeps=False)[0]
+        return self.forward(_rows(x), keep_hidden=False)[0]
 
-    def forward(self, x: Tensor, keeps: bool) -> tuple[Tensor, Tensor | None]:
-        """x: as above and contiguous -> (y, what the layers between gave, as stack_cpu.c lays it
-        out, if wanted).
+    def forward(self, x: Tensor, keep_hidden: bool) -> tuple[Tensor, Tensor | None]:
+        """(y, the outputs of the hidden layers in the layout of stack_cpu.c, or None) of x as
+        above, contiguous.
         """
         rows = self._check(x)
         y = torch.empty(self.members, rows, self.num_outputs)
-        hidden = torch.empty(self.members * rows * self._kept_width) if keeps else None
+        hidden = torch.empty(self.members * rows * self._hidden_width) if keep_hidden else None
+        # addresses in the order that C expects; the forward pass has no gradients
         tensors = [x, y, hidden, None, None]
         for number in range(0, len(self.parameters), 2):
             tensors += [self.parameters[number], self.parameters[number + 1], None, None]
-        self._call(c_library.functions().stack_forward, x, tensors, keeps, False, False)
+        self._call(c_library.functions().stack_forward, x, tensors, keep_hidden, False, False)
         return y, hidden
 
     def backward(
@@ -72,32 +76,36 @@ class StackCpu:
         needs_input: bool,
         needs_weights: bool,
     ) -> tuple[Tensor | None, list[Tensor | None]]:
-        """(the gradient by x [E, B, in], those by the parameters), each if needed, from that by y
-        [E, B, out]; x, y and hidden as `forward` had and gave them.
+        """(gradient by x [E, B, in], gradients by the parameters), each if it is needed.
 
-        A row of zeros adds nothing to any of them, whatever else of it is not finite.
+        gradient: [E, B, out] by y; x, y, hidden: argument and results of `forward`. A row of zeros
+        adds nothing, also where x, y or hidden is not finite in it.
         """
         gradient = gradient.contiguous()
-        of_input = torch.empty(self.members, x.shape[-2], self.num_inputs) if needs_input else None
-        of_parameters: list[Tensor | None] = [
-            torch.empty_like(each) if needs_weights else None for each in self.parameters
+        # memory for the gradients that are needed
+        input_gradient = (
+            torch.empty(self.members, x.shape[-2], self.num_inputs) if needs_input else None
+        )
+        gradients: list[Tensor | None] = [
+            torch.empty_like(parameter) if needs_weights else None for parameter in self.parameters
         ]
-        tensors = [x, y, hidden, gradient, of_input]
+        tensors = [x, y, hidden, gradient, input_gradient]
         for number in range(0, len(self.parameters), 2):
             tensors += self.parameters[number : number + 2]
-            tensors += of_parameters[number : number + 2]
+            tensors += gradients[number : number + 2]
         function = c_library.functions().stack_backward
         self._call(function, x, tensors, False, needs_input, needs_weights)
-        return of_input, of_parameters
+        return input_gradient, gradients
 
     def _check(self, x: Tensor) -> int:
-        """How many rows x has; C reads what lies there."""
-        wanted = (self.members, x.shape[-2], self.num_inputs)[-x.dim() :]
+        """The number of rows of x; AssertionError unless C can read x and the parameters."""
+        expected_shape = (self.members, x.shape[-2], self.num_inputs)[-x.dim() :]
         got = tuple(x.shape), x.dtype, x.is_contiguous()
-        assert got == (wanted, torch.float32, True), (*got, wanted)
-        for each in self.parameters:
-            is_plain = each.dtype == torch.float32 and each.is_cpu and each.is_contiguous()
-            assert is_plain, each
+        assert got == (expected_shape, torch.float32, True), (*got, expected_shape)
+        for parameter in self.parameters:
+            assert parameter.dtype == torch.float32, parameter
+            assert parameter.is_cpu, parameter
+            assert parameter.is_contiguous(), parameter
         return x.shape[-2]
 
     def _call(self, function: Any, x: Tensor, tensors: list[Tensor | None], *flags: bool) -> None:
@@ -118,14 +126,14 @@ class StackCpu:
 
 
 class _Differentiable(torch.autograd.Function):
-    """A stack as one node of the graph."""
+    """A stack as one node of the autograd graph."""
 
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: FunctionCtx, stack: StackCpu, x: Tensor, *parameters: Tensor
     ) -> Tensor:
         rows = _rows(x)
-        y, hidden = stack.forward(rows, keeps=True)
+        y, hidden = stack.forward(rows, keep_hidden=True)
         assert hidden is not None
         ctx.save_for_backward(rows, y, hidden)
         ctx.stack = stack  # type: ignore[attr-defined]
@@ -137,14 +145,16 @@ class _Differentiable(torch.autograd.Function):
         refuse_second_derivative()
         _, needs_input, *needs = ctx.needs_input_grad
         x, y, hidden = ctx.saved_tensors
-        of_input, of_parameters = ctx.stack.backward(
+        input_gradient, gradients = ctx.stack.backward(
             gradient, x, y, hidden, needs_input, any(needs)
         )
-        if of_input is not None and ctx.is_shared:
-            of_input = of_input.squeeze(0) if len(of_input) == 1 else of_input.sum(0)
-        if not all(needs):
-            of_parameters = [each if need else None for each, need in zip(of_parameters, needs)]
-        return None, of_input, *of_parameters
+        # rows that all members share get the sum of the members' gradients
+        if input_gradient is not None and ctx.is_shared:
+            one_member = len(input_gradient) == 1
+            input_gradient = input_gradient.squeeze(0) if one_member else input_gradient.sum(0)
+        # C computes the gradients by all parameters or by none
+        gradients = [each if need else None for each, need in zip(gradients, needs)]
+        return None, input_gradient, *gradients
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from gpurl.kernels import c_library
 
 
 class TdGradient(NamedTuple):
-    """The results of `td_gradient`, beside the gradient."""
+    """The results of `td_gradient`, besides the gradient."""
 
     loss: Tensor  # 0-d, summed over members
     value: Tensor  # 0-d, mean over members and rows
@@ -28,6 +28,7 @@ def q_target_reference(
     value: Tensor, chooser: Tensor | None, reward: Tensor, discount: Tensor
 ) -> Tensor:
     """The specification; arguments and result as in `q_target`."""
+    # the best action, and its smallest value among the members
     score = value.amin(0) if chooser is None else chooser.mean(0)
     best = score.argmax(-1)[None, :, None].expand(len(value), -1, 1)
     return reward + discount * value.gather(2, best).squeeze(2).amin(0)
@@ -43,10 +44,12 @@ def td_gradient_reference(
 ) -> TdGradient:
     """The specification; arguments and result as in `td_gradient`."""
     rows, actions = output.shape[1:]
+    # [E, B] the value of the action that was taken
     chosen = torch.zeros(rows) if action is None else action
     is_chosen = chosen.unsqueeze(1) == torch.arange(actions)
     value = (output * is_chosen).sum(2)
     difference = torch.where(weight != 0.0, value - target, 0.0)
+    # loss and its derivative by the value
     size = difference.abs()
     if is_huber:
         loss = torch.where(size > 1.0, size - 0.5, 0.5 * difference.square())
@@ -54,6 +57,7 @@ def td_gradient_reference(
     else:
         loss = difference.square()
         slope = 2.0 * difference
+    # weighted mean over the rows, and its gradient by all outputs
     share = weight / (weight > 0.0).sum().clamp(min=1)
     gradient.copy_((slope * share).unsqueeze(2) * is_chosen)
     return TdGradient((loss * share).sum(), value.mean(), size.mean(0))

@@ -411,7 +411,7 @@ def test_what_it_refuses() -> None:
             policy.c.value(wrong, inputs)
     with pytest.raises(ValueError, match="a row for each of 8 streams, got 7"):
         policy.c.act(x[:7], inputs)
-    with pytest.raises(ValueError, match="made for another network"):
+    with pytest.raises(ValueError, match="belong to another network"):
         other.c.act(x, inputs)
 
 

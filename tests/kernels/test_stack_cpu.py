@@ -243,9 +243,9 @@ def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(
         StackCpu,
         "forward",
-        lambda self, x, keeps: (
+        lambda self, x, keep_hidden: (
             calls.append(len(self.parameters) // 2),
-            forward(self, x, keeps),
+            forward(self, x, keep_hidden),
         )[1],
     )
     return calls
@@ -284,9 +284,9 @@ def test_heads_on_one_trunk_read_its_rows_once(monkeypatch: pytest.MonkeyPatch) 
     network = make_q_network(1, 4, 3, 1, QNetworkConfig((8, 8), heads=5))
     real, dimensions = StackCpu.forward, list[int]()
 
-    def forward(self: StackCpu, x: Tensor, keeps: bool) -> Any:
+    def forward(self: StackCpu, x: Tensor, keep_hidden: bool) -> Any:
         dimensions.append(x.dim())
-        return real(self, x, keeps)
+        return real(self, x, keep_hidden)
 
     monkeypatch.setattr(StackCpu, "forward", forward)
     x, gradient = torch.randn(30, 4), torch.randn(5, 30, 3)

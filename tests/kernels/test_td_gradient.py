@@ -170,7 +170,7 @@ def test_a_stack_with_a_batch_gives_what_the_stack_gives(members: int) -> None:
     stack, bound = StackCpu(layers), StackBatch(layers, torch.zeros(11, 5))
     for _ in range(2):
         x, gradient = torch.randn(11, 5), torch.randn(members, 11, 2)
-        y, hidden = stack.forward(x, keeps=True)
+        y, hidden = stack.forward(x, keep_hidden=True)
         assert hidden is not None
         by_input, by_weights = stack.backward(gradient, x, y, hidden, True, True)
         assert by_input is not None
