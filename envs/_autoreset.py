@@ -1,9 +1,9 @@
-"""Gymnasium's three ways to reset, for adapters: how an environment says which one it has, where
-its steps end, resets of some.
+"""Gymnasium's autoreset modes, for adapters: reading the mode of an environment, ends of episodes,
+resets of some environments.
 
-SAME_STEP starts the next episode in the step that ended one and gives the true last observation
-beside it; NEXT_STEP starts it in the step after, which is no transition; DISABLED leaves it to the
-adapter.
+SAME_STEP starts the next episode in the step that ended one and also returns the true last
+observation; NEXT_STEP starts it in the step after, which is no transition; DISABLED leaves it to
+the adapter.
 """
 
 from typing import TypeVar
@@ -18,7 +18,7 @@ Array = TypeVar("Array", np.ndarray, Tensor)
 
 
 def check_autoreset_mode(name: str, mode: object) -> AutoresetMode:
-    """`mode`, which the environment `name` has in its metadata, if it is one."""
+    """`mode`, from the metadata of the environment `name`; UsageError unless it is one."""
     if isinstance(mode, AutoresetMode):
         return mode
     raise UsageError(
@@ -30,9 +30,10 @@ def check_autoreset_mode(name: str, mode: object) -> AutoresetMode:
 def find_ends(
     terminated: Array, truncated: Array, valid: Array | None = None
 ) -> tuple[Array, Array, Array]:
-    """(terminated, truncated, done), all [N] bool, of which the first two are never True together.
-    Where `valid` is False the environment only restarted and nothing ended.
+    """(terminated, truncated, done), all [N] bool; the first two are never True together. Where
+    `valid` is False the environment only restarted and no episode ended.
     """
+    # both in one step count as a termination: the value after it is zero
     truncated = truncated & ~terminated
     if valid is not None:
         terminated = terminated & valid
@@ -41,9 +42,11 @@ def find_ends(
 
 
 def check_partial_reset(name: str, mask: Array, rows: Array, before: Array, requests: str) -> None:
-    """EnvError if a reset of the environments in mask [N] changed others: `rows` [N, ...] is what
-    all show after it, `before` what they showed. requests: how it was asked for.
+    """EnvError if a reset of the environments in mask [N] changed other ones. before, rows:
+    observations [N, ...] before and after it; requests: the arguments of the reset, for the
+    message.
     """
+    # NaN counts as unchanged where it was NaN before
     is_same = (rows == before) | ((rows != rows) & (before != before))
     if not bool((is_same.reshape(len(mask), -1).all(1) | mask).all()):
         raise EnvError(

@@ -1,4 +1,4 @@
-"""The counters of environments in tensors: clock, return and length of the running episodes."""
+"""Base of tensor environments that count their episodes: clock, return and length as tensors."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from gpurl.kernels.random import CounterRandom
 
 
 def widen(mask: Tensor, rows: Tensor) -> Tensor:
-    """mask [N] as [N, 1, ...] beside rows [N, ...]."""
+    """mask [N] as [N, 1, ...], to broadcast with rows [N, ...]."""
     return mask.view(-1, *(1,) * (rows.dim() - 1))
 
 
@@ -22,14 +22,14 @@ def select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
 
 
 class CountingEnv(VecEnv):
-    """A VecEnv that keeps the clocks and returns of its episodes on the device; `step` calls
-    `_count`, `_episode_info` and `_restart_clocks`, or `_timestep`.
+    """A VecEnv with the clocks and returns of its episodes on the device. `step` of a subclass
+    calls either `_count`, `_episode_info` and `_restart_clocks`, or `_timestep`.
     """
 
     def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
         super().__init__(num_envs, device)
         self._episode_return = torch.zeros(num_envs, device=self.device)
-        # the clock at which the episode really began
+        # clock at which the episode began, above 0 after a staggered start
         self._episode_start = torch.zeros_like(self.episode_length_buf)
 
     def stagger(self, clocks: Tensor) -> None:
@@ -37,23 +37,27 @@ class CountingEnv(VecEnv):
         self._episode_start.copy_(clocks)
 
     def _checked_action(self, actions: object) -> Tensor:
-        """Tensor [N, *action], float32 or int64, of what was given: Gymnasium's own
-        action_space.sample() is an array. UsageError where it is not of the action space.
+        """[N, *action] float32 or int64, of a tensor or an array. UsageError unless it is in the
+        action space.
         """
+        # arrays are taken too, as action_space.sample() returns them
         action = torch.as_tensor(actions, device=self.device)
         space = self.single_action_space
         name = f"{type(self).__name__}.step"
         shape = (self.num_envs, *(space.shape or ()))
         dtype = torch.float32 if isinstance(space, Box) else torch.int64
+        # shape and kind of numbers, which cost no host sync
         if action.shape != shape:
             raise UsageError(f"{name}: wanted actions of shape {shape}, got {tuple(action.shape)}")
         if action.is_floating_point() != dtype.is_floating_point:
             raise UsageError(f"{name}: wanted actions of {space}, got {action.dtype}")
+        # the range only where the host may read the numbers
         if isinstance(space, (Discrete, MultiDiscrete)) and host_sync_is_free(self.device):
             self._check_choices(name, action, space)
         return action.to(dtype)
 
     def _check_choices(self, name: str, action: Tensor, space: Discrete | MultiDiscrete) -> None:
+        """UsageError for choices out of range; the host reads the actions."""
         if isinstance(space, Discrete):
             low = int(space.start)
             high = int(space.start + space.n - 1)
@@ -69,19 +73,21 @@ class CountingEnv(VecEnv):
             )
 
     def _reseed(self, random: CounterRandom, seed: int | None) -> None:
-        """Begin the streams of `random` anew from the `seed` of a reset, where there is one."""
+        """Restart the streams of `random` from the `seed` of a reset, if it has one."""
         if seed is None:
             return
         if not isinstance(seed, (int, np.integer)):
             raise UsageError(
-                f"reset takes one seed, of which every environment draws its own numbers, got "
+                f"reset takes one seed, from which each environment gets a random stream, got "
                 f"{seed!r}"
             )
+        # loaded in place, as a CUDA graph reads these tensors
         fresh = CounterRandom(int(seed), self.num_envs, self.device)
         random.load_state_dict(fresh.state_dict())
 
     def _count(self, reward: Tensor, valid: Tensor | None = None) -> None:
-        """Count one step with reward [N] or [N, A], but not where valid [N] is False."""
+        """Count one step with reward [N] or [N, A], except where valid [N] is False."""
+        # statistics are of the mean over agents
         if self.num_agents > 1:
             reward = reward.mean(1)
         if valid is None:
@@ -92,13 +98,13 @@ class CountingEnv(VecEnv):
             self._episode_return += torch.where(valid, reward, 0.0)
 
     def _time_limit(self, terminated: Tensor) -> Tensor:
-        """[N] bool, after `_count`: where time runs out in this step and the task did not end."""
+        """[N] bool, after `_count`: the time limit is reached in this step, without termination."""
         if self.max_episode_steps is None:
             return torch.zeros_like(terminated)
         return (self.episode_length_buf >= self.max_episode_steps) & ~terminated
 
     def _episode_info(self, done: Tensor, truncated: Tensor) -> Info:
-        """The part of info that is about episodes; done, truncated: [N] bool."""
+        """The entries of info about episodes; done, truncated: [N] bool."""
         return {
             "time_outs": truncated,
             "_final_obs": done,
@@ -106,13 +112,13 @@ class CountingEnv(VecEnv):
                 "r": self._episode_return.clone(),
                 "l": self.episode_length_buf - self._episode_start,
             },
-            # a staggered start cut the first episode short
+            # a staggered first episode is too short to count
             "_episode": done & (self._episode_start == 0),
         }
 
     def _timestep(
         self,
-        shown: list[Tensor],
+        obs: list[Tensor],
         final: list[Tensor],
         reward: Tensor,
         terminated: Tensor,
@@ -120,22 +126,27 @@ class CountingEnv(VecEnv):
         done: Tensor,
         valid: Tensor | None,
     ) -> Timestep:
-        """Count a step of a simulator that resets by itself, and restart the clocks of episodes
-        that ended. shown, final: obs, and state where there is one, next and at the end.
+        """The timestep of a simulator that resets by itself; counts it, and restarts the clocks of
+        episodes that ended.
+
+        obs, final: observations, and state if there is one; `obs` those that the policy gets next,
+        `final` the true successors.
         """
+        # statistics of the step; `info` has copies, so that the clocks can restart
         self._count(reward, valid)
         info = self._episode_info(done, truncated)
+        # observations
         info["final_obs"] = final[0]
-        if len(shown) > 1:
-            info["state"] = shown[1]
+        if len(obs) > 1:
+            info["state"] = obs[1]
             info["final_state"] = final[1]
         if valid is not None:
             info["valid"] = valid
         self._restart_clocks(done)
-        return Timestep(shown[0], reward, terminated, truncated, info)
+        return Timestep(obs[0], reward, terminated, truncated, info)
 
     def _restart_clocks(self, mask: Tensor | None = None) -> None:
-        """Everywhere, or where mask [N] bool."""
+        """Set them to 0, everywhere or where mask [N] bool."""
         for counter in (self.episode_length_buf, self._episode_start, self._episode_return):
             if mask is None:
                 counter.zero_()
@@ -143,7 +154,7 @@ class CountingEnv(VecEnv):
                 counter.masked_fill_(mask, 0)
 
     def _clocks(self) -> dict[str, Tensor]:
-        """What `_load_clocks` continues from."""
+        """The state for `_load_clocks`."""
         return {
             "length": self.episode_length_buf,
             "start": self._episode_start,

@@ -1,5 +1,5 @@
-"""Spaces at the border to a simulator in torch: observation groups become a policy's and a critic's
-tensors, actions the simulator's.
+"""Converts between the spaces of a simulator in torch and those of gpurl: observation groups to the
+tensors of policy and critic, actions to the simulator's.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from gpurl.envs.numpy.spaces import Arrays, Batch, Encode, Encoder, make_decoder
 from gpurl.envs.vec_env import same_device
 from gpurl.errors import EnvError, UsageError
 
-# groups of a dict of observations: privileged observations, and what the policy sees, which without
-# such a group is all but the critic's
+# names of groups in a dict of observations: for the critic only, and for the policy; without a
+# group of the policy, it gets all groups but the critic's
 CRITIC_GROUPS = ("critic", "privileged")
 POLICY_GROUPS = ("policy", "actor")
 DTYPES = {
@@ -28,20 +28,19 @@ DTYPES = {
 
 
 class Groups(NamedTuple):
-    """How a batch of observations becomes `obs` and `state`, tensors [N, *space.shape] in new
-    memory.
-    """
+    """Encoders of a batch of observations to `obs` and `state`, [N, *space.shape] in new memory."""
 
     policy: Encoder
-    critic: Encoder | None  # None where there is no such group
+    critic: Encoder | None  # None without a critic's group
 
 
 def to_gymnasium(space: Any) -> gymnasium.Space:
-    """`space`, or Gymnasium's form of one that has the same attributes but another class, as
-    mjlab's have.
+    """`space` as a Gymnasium space; it may be another class with the same attributes, as in
+    mjlab.
     """
     if isinstance(space, gymnasium.Space):
         return space
+    # a dict of spaces
     if hasattr(space, "spaces"):
         return Dict({name: to_gymnasium(part) for name, part in space.spaces.items()})
     if all(hasattr(space, name) for name in ("low", "high", "shape", "dtype")):
@@ -50,16 +49,17 @@ def to_gymnasium(space: Any) -> gymnasium.Space:
         high = np.broadcast_to(np.asarray(space.high, np.float32), space.shape).astype(dtype)
         return Box(low, high, dtype=dtype.type)
     raise UsageError(
-        f"gpurl needs a space of Gymnasium's, or one with its attributes, got {space!r}"
+        f"gpurl needs a Gymnasium space, or one with the same attributes, got {space!r}"
     )
 
 
 def make_groups(space: gymnasium.Space, arrays: Arrays) -> Groups:
-    """Of a dict that has a critic's group, or a policy's, only these are used; any other space is
-    the policy's, flat where it is nested.
+    """Encoders of `space`. A dict is divided into the groups of policy and critic; any other space
+    is the policy's, flattened if it is nested.
     """
     if not isinstance(space, Dict):
         return Groups(make_encoder(space, arrays=arrays), None)
+    # the groups that are there
     critic = next((name for name in CRITIC_GROUPS if name in space.spaces), None)
     policy = next((name for name in POLICY_GROUPS if name in space.spaces), None)
     if policy is not None:
@@ -76,7 +76,7 @@ def _group_encoder(space: Dict, name: str, arrays: Arrays) -> Encoder:
 
 
 def torch_arrays(device: torch.device, across_devices: bool) -> Arrays:
-    """Tensors on `device`; those of another device are EnvErrors, or moved where
+    """Operations on tensors on `device`. Tensors on another device raise EnvError, or are moved if
     `across_devices`.
     """
 
@@ -108,12 +108,13 @@ def torch_arrays(device: torch.device, across_devices: bool) -> Arrays:
 def make_torch_decoder(
     space: gymnasium.Space, device: torch.device, limit: float | None
 ) -> tuple[gymnasium.Space, Callable[[Tensor], Tensor]]:
-    """(the policy's action space, what turns its actions [N, ...] into a batch of `space` on
+    """(the policy's action space, a function from its actions [N, ...] to a batch of `space` on
     `device`, in new memory).
 
-    limit: takes the place of wider or infinite limits of a Box; actions are clipped to it.
+    limit: replaces wider or infinite limits of a Box; actions are clipped to it.
     """
     decoded = make_decoder(space).space
+    # continuous actions, within the limits of the simulator and of `limit`
     if isinstance(space, Box) and isinstance(decoded, Box):
         if not np.issubdtype(space.dtype, np.floating):
             raise UsageError(
@@ -126,13 +127,14 @@ def make_torch_decoder(
             high = np.minimum(decoded.high, limit)
             decoded = Box(low, high, dtype=np.float32)
         bound = float("inf") if limit is None else limit
-        return (
-            decoded,
-            lambda actions: actions.to(device).reshape(-1, *space.shape).clamp(-bound, bound),
-        )
+
+        def decode_box(actions: Tensor) -> Tensor:
+            return actions.to(device).reshape(-1, *space.shape).clamp(-bound, bound)
+
+        return decoded, decode_box
     if limit is not None:
         raise UsageError(f"action_limit is for actions of a Box, these are of {space}")
-    # MultiBinary has no first choice
+    # choices, numbered from `start`, which MultiBinary does not have
     start = torch.as_tensor(getattr(space, "start", 0), device=device)
     shape = () if isinstance(space, Discrete) else space.shape or ()
     return decoded, lambda actions: actions.to(device).reshape(-1, *shape) + start

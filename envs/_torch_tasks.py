@@ -1,5 +1,5 @@
-"""Makes a vector environment in torch by the name of its task, and sets values of a configuration
-from NAME=VALUE words.
+"""Makes a vector environment in torch by the name of its task, and applies NAME=VALUE overrides to
+its configuration.
 """
 
 import difflib
@@ -21,14 +21,15 @@ def make_torch_task(task: str, num_envs: int, device: str, seed: int, overrides:
     """`num_envs` environments of PACKAGE:ID, or of an ID that Gymnasium knows; importing PACKAGE
     registers it with Gymnasium or mjlab.
 
-    overrides: NAME=VALUE words, arguments of the constructor; with mjlab paths of its
-    configuration.
+    overrides: NAME=VALUE words, arguments of the constructor; for mjlab paths in its configuration.
     """
+    # importing the package registers the task
     package, _, name = task.rpartition(":")
     values = parse_overrides(overrides)
     if package:
         with explain_construction(task):
             importlib.import_module(package)
+    # mjlab has its own registry; everything else is in Gymnasium's
     registry = sys.modules.get("mjlab.tasks.registry")
     if registry is not None and name not in gymnasium.registry:
         return _make_mjlab(registry, name, num_envs, device, seed, values)
@@ -36,7 +37,7 @@ def make_torch_task(task: str, num_envs: int, device: str, seed: int, overrides:
     with explain_construction(spec.id):
         if spec.vector_entry_point is not None:
             return gymnasium.make_vec(spec, num_envs, "vector_entry_point", **values)
-        # Gymnasium's own time limit is for one environment
+        # without Gymnasium's time limit, which is for a single environment
         return gymnasium.make(
             spec, num_envs=num_envs, max_episode_steps=-1, disable_env_checker=True, **values
         )
@@ -45,12 +46,13 @@ def make_torch_task(task: str, num_envs: int, device: str, seed: int, overrides:
 def _make_mjlab(
     registry: ModuleType, name: str, num_envs: int, device: str, seed: int, values: dict[str, Any]
 ) -> Any:
-    """A task of mjlab, which has a registry of its own."""
+    """A task in mjlab's registry."""
     known = registry.list_tasks()
     if name not in known:
         raise UsageError(
             f"mjlab has no task {name!r}; {did_you_mean(name, known)}it has: {', '.join(known)}"
         )
+    # its configuration, with the overrides
     config = registry.load_env_cfg(name)
     config.scene.num_envs = num_envs
     config.seed = seed
@@ -76,10 +78,11 @@ def parse_overrides(text: str) -> dict[str, Any]:
 
 
 def set_values(config: Any, values: Mapping[str, Any], task: str) -> None:
-    """Set the value at each dotted path of `config`, as `sim.dt`; UsageError where there is none,
-    or one of another type.
+    """Set the value at each dotted path of `config`, as `sim.dt`; UsageError if there is none, or
+    if its type differs.
     """
     for path, value in values.items():
+        # the object, dict or list that holds the value
         owner = config
         *parents, last = path.split(".")
         for name in parents:
@@ -94,7 +97,7 @@ def set_values(config: Any, values: Mapping[str, Any], task: str) -> None:
 
 
 def _find(owner: object, name: str, path: str, task: str) -> Any:
-    """The value of `owner` under `name`: an attribute, a key or an index of a list."""
+    """The attribute, dict value or list element `name` of `owner`."""
     if isinstance(owner, dict):
         names = {str(key): value for key, value in owner.items()}
     elif isinstance(owner, (list, tuple)):
@@ -115,7 +118,7 @@ def _find(owner: object, name: str, path: str, task: str) -> Any:
 
 
 def _cast(old: object, value: object, path: str) -> object:
-    """`value` in the type of the `old` one."""
+    """`value` converted to the type of `old`; UsageError if it has another type."""
     if isinstance(old, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(old, tuple) and isinstance(value, list):

@@ -54,12 +54,14 @@ class Acrobot(TorchEnv):
     def transition(
         self, state: State, action: Tensor, rng: CounterRandom
     ) -> tuple[State, Tensor, Tensor]:
+        # one step of the dynamics; the action 0, 1, 2 is the torque -1, 0, 1
         obs = state["obs"]
         motion = torch.stack((state["angle_1"], state["angle_2"], obs[:, 4], obs[:, 5]))
         motion = runge_kutta_step(motion, (action - 1).float())
         angles = motion[:2]
         angles.sub_((angles * (0.5 / math.pi)).round_(), alpha=2 * math.pi)  # into [-pi, pi]
         angle_1, angle_2, speed_1, speed_2 = motion.unbind(0)
+        # height of the tip above the fixed joint, with both links of length 1
         terminated = angle_1.cos() + (angle_1 + angle_2).cos_() < -GOAL_HEIGHT
         state = make_state(
             angle_1,
@@ -103,6 +105,7 @@ def motion_rate(motion: Tensor, torque: Tensor) -> Tensor:
         sine * speed_2, torch.add(speed_2, speed_1, alpha=2.0), value=-COUPLING
     )
     load_2 = (torque - weight_2).addcmul_(sine, speed_1.square(), value=-COUPLING)
+    # the mass matrix, and its solution by Cramer's rule
     diagonal = torch.rsub(cosine, D1, alpha=-2.0 * COUPLING)  # D1 + 2 C cos
     off_diagonal = torch.rsub(cosine, D2, alpha=-COUPLING)  # D2 + C cos
     determinant = torch.rsub(cosine.square(), (D1 - D2) * D2, alpha=COUPLING**2)

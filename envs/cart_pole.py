@@ -52,9 +52,11 @@ def cart_pole_transition(state, action, key, gamma, counter, OPTIONS: tl.constex
         - OPTIONS[4] * 0.5
         + POLE * angular_velocity * angular_velocity * sine
     )
+    # accelerations
     inertia = 0.5 * 4.0 / 3.0 - POLE * cosine * cosine
     angular_acceleration = tl.div_rn(9.8 * sine - cosine * push, inertia)
     acceleration = push - POLE * angular_acceleration * cosine
+    # explicit Euler: positions move with the old velocities
     position = position + 0.02 * velocity
     velocity = velocity + 0.02 * acceleration
     angle = angle + 0.02 * angular_velocity
@@ -115,9 +117,11 @@ class CartPole(TorchEnv):
         push = push.addcmul_(angular_velocity.square(), sine, value=POLE_SHARE)
         # per pole mass and half length
         inertia = torch.rsub(cosine.square(), HALF_LENGTH * 4.0 / 3.0, alpha=POLE_SHARE)
+        # accelerations of pole and cart
         angular_acceleration = torch.addcmul(sine * GRAVITY, cosine, push, value=-1.0).div_(inertia)
         acceleration = torch.addcmul(push, angular_acceleration, cosine, value=-POLE_SHARE)
         rate = torch.stack((velocity, acceleration, angular_velocity, angular_acceleration), dim=1)
+        # explicit Euler: positions move with the old velocities
         motion = torch.add(motion, rate, alpha=TIME_STEP)
         outside = motion[:, ::2].abs() > self._limit  # position, angle
         return {"motion": motion}, torch.ones_like(push), outside[:, 0] | outside[:, 1]

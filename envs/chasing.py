@@ -50,6 +50,7 @@ def chasing_transition(state, action, key, gamma, counter, OPTIONS: tl.constexpr
     DIM: tl.constexpr = OPTIONS[0]
     DISCRETE: tl.constexpr = OPTIONS[1]
     BONUS: tl.constexpr = OPTIONS[2]
+    # force of the action, drift of the target, and their lengths
     drift = uniform_columns(key, gamma, counter, DIM)
     force = ()
     choice = action[0]
@@ -66,6 +67,7 @@ def chasing_transition(state, action, key, gamma, counter, OPTIONS: tl.constexpr
     length = tl.sqrt_rn(length)
     divisor = tl.maximum(length, 1.0)
     drift_divisor = tl.maximum(tl.sqrt_rn(drift_length), 1.0)
+    # both move, each with its own damping
     target, target_velocity, chaser, chaser_velocity = (), (), (), ()
     square = tl.zeros_like(length)
     for k in tl.static_range(DIM):
@@ -79,6 +81,7 @@ def chasing_transition(state, action, key, gamma, counter, OPTIONS: tl.constexpr
         target = target + (state[k] + 0.01 * target_velocity[k],)
         chaser = chaser + (state[2 * DIM + k] + 0.01 * chaser_velocity[k],)
         square += (target[k] - chaser[k]) * (target[k] - chaser[k])
+    # reward: how much nearer it is, minus the cost of the action
     distance = tl.sqrt_rn(square)
     captured = distance < OPTIONS[3]
     reward = state[4 * DIM] - distance
@@ -143,6 +146,7 @@ class Chasing(TorchEnv):
     def transition(
         self, state: State, action: Tensor, rng: CounterRandom
     ) -> tuple[State, Tensor, Tensor]:
+        # force of the action, of length 1 at most, and drift of the target
         target, target_velocity, chaser, chaser_velocity = state["obs"].split(self.dim, dim=1)
         if self.discrete:
             action = ((action.unsqueeze(1) // self._powers) % 3 - 1).float()

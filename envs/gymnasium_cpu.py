@@ -2,8 +2,8 @@
 vector environment of your own.
 
 The environments step in numpy, one after the other or in processes; the results are tensors on
-`device`, as `vec_env.py` says.
-The state of a simulator cannot be saved: a resumed run begins new episodes.
+`device`, as `vec_env.py` defines them. The state of a simulator cannot be saved: a resumed run
+begins new episodes.
 """
 
 import logging
@@ -31,23 +31,23 @@ from gpurl.envs.vec_env import Info, Options, Timestep, VecEnv, check_at_least_o
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.memory_errors import is_out_of_memory
 
-RESTART_SEED = 1_000_003
+RESTART_SEED = 1_000_003  # added to the seed at each restart of the workers
 
 
 class GymnasiumCpu(VecEnv):
     """`num_envs` environments of the registered `task`, or of `env`: a function that makes one, or
-    a whole numpy vector environment.
+    a numpy vector environment.
 
     vectorization: "sync" (one after the other in this process), "async" (a process each), "vector"
-    (the task's own vector version) or "envpool" (EnvPool's threads). task_options go to the task's
-    constructor. Where the wrapped environment resets in the next step, as most of "vector" and all
-    of "envpool" do, the step after the end of an episode is no transition: info["valid"] is False.
+    (the task's vector version) or "envpool" (EnvPool's threads). task_options go to the task's
+    constructor. If the wrapped environment resets in the next step, as most of "vector" and all of
+    "envpool" do, the step after the end of an episode is no transition: info["valid"] is False.
 
-    restart_workers: how many times processes that died, hang or raised an error may be restarted
-    before the run ends. All of them are restarted, since Gymnasium cannot replace one: every
-    episode breaks off, and info["valid"] is False in that step for all environments.
-    worker_timeout: seconds after which a process that has not returned from a step or a reset
-    counts as hanging; None waits for ever.
+    restart_workers: number of restarts, before the run ends, of processes that died, hang or
+    raised an error. All of them are restarted, since Gymnasium cannot replace one: all episodes
+    break off, and info["valid"] is False in that step for all environments. worker_timeout:
+    seconds after which a process that has not returned from a step or a reset counts as hanging;
+    None waits forever.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class GymnasiumCpu(VecEnv):
         restart_workers: int = 0,
         worker_timeout: float | None = None,
     ) -> None:
+        # settings that do not work together
         if vectorization not in VECTORIZATIONS:
             raise UsageError(
                 f"vectorization must be one of {', '.join(VECTORIZATIONS)}, got {vectorization!r}"
@@ -89,6 +90,7 @@ class GymnasiumCpu(VecEnv):
         self._seed = seed
         self._num_restarts = 0  # of the workers
         self._is_broken = False
+        # the environment; it may have to be made again, if its workers die
         self._make = partial(self._make_vector_env, env, num_envs, options)
         self._env = self._make()
         try:
@@ -104,9 +106,10 @@ class GymnasiumCpu(VecEnv):
         if self._mode == AutoresetMode.NEXT_STEP:
             self.autoreset_mode = AutoresetMode.NEXT_STEP
         super().__init__(num_envs, device)
+        # the last step, and the counters of running episodes
         self._obs: np.ndarray | None = None  # [N, *obs] of the last step
-        # [N, *obs] of new workers that a reset of some environments has started: the next step
-        # begins all episodes there
+        # [N, *obs] first observations of new workers, if a reset of some environments restarted
+        # them: in the next step all episodes begin there
         self._restarted_obs: np.ndarray | None = None
         self._done = np.zeros(num_envs, bool)  # in the last step
         self._return = np.zeros(num_envs)
@@ -115,12 +118,13 @@ class GymnasiumCpu(VecEnv):
     def _make_vector_env(
         self, env: VectorEnv | MakeEnv | None, num_envs: int, options: dict[str, Any]
     ) -> VectorEnv:
-        """The wrapped environment; sets the time limit and the threshold that the task has."""
+        """The wrapped environment; sets time limit and reward threshold of the task."""
         if bool(self.task) == (env is not None):
             raise UsageError(
-                f"gymnasium_cpu needs a task (gymnasium_cpu:Pendulum-v1) or env=, one of them; got "
+                f"gymnasium_cpu needs either a task (gymnasium_cpu:Pendulum-v1) or env=; got "
                 f"task={self.task!r}, env={env}"
             )
+        # a vector environment
         if isinstance(env, VectorEnv):
             if env.num_envs != num_envs:
                 raise UsageError(f"num_envs is {num_envs}, but env has {env.num_envs} environments")
@@ -130,15 +134,18 @@ class GymnasiumCpu(VecEnv):
                     "max_episode_steps and task_options"
                 )
             return env
+        # a task of EnvPool
         if env is None and self.vectorization == "envpool":
             pool = make_pool(self.task, num_envs, self._seed, options)
             self.max_episode_steps = pool.max_episode_steps
             return pool
+        # a task in Gymnasium's registry
         if env is None:
             spec = find_spec(self.task)
             self.max_episode_steps = options.get("max_episode_steps", spec.max_episode_steps)
             self.reward_threshold = spec.reward_threshold
             return make_task(spec, num_envs, self.vectorization, options, self.worker_timeout)
+        # a function that makes one environment
         if self.vectorization not in ("sync", "async"):
             raise UsageError(
                 f"vectorization={self.vectorization!r} needs a registered task; a function env "
@@ -156,9 +163,10 @@ class GymnasiumCpu(VecEnv):
     def reset(
         self, *, seed: int | None = None, options: Options | None = None
     ) -> tuple[Tensor, Info]:
-        """The first reset without a seed takes the constructor's. Other entries of `options` go to
-        the environments.
+        """The first reset without a seed uses the constructor's. `options` besides "reset_mask" go
+        to the environments.
         """
+        # "reset_mask" is of this interface, everything else goes to the environments
         others = dict(options or {})
         mask = others.pop("reset_mask", None)
         if seed is None and self._obs is None:
@@ -178,14 +186,14 @@ class GymnasiumCpu(VecEnv):
         return send({"obs": obs.copy()}, self.device)["obs"], {}
 
     def _begin_all(self, obs: np.ndarray) -> None:
-        """All episodes begin, at obs [N, *obs]."""
+        """Start episodes in all environments, at obs [N, *obs]."""
         self._obs = obs
         self._restarted_obs = None
-        self._done = np.zeros(self.num_envs, bool)  # new: the memory of the old one was returned
+        self._done = np.zeros(self.num_envs, bool)  # new memory: the old one was returned
         self._restart_clocks(~self._done)
 
     def _restart_clocks(self, mask: np.ndarray) -> None:
-        """Where mask [N] bool."""
+        """Set clocks and returns to 0 where mask [N] bool."""
         self._return[mask] = 0.0
         self._length[mask] = 0
         self.episode_length_buf.masked_fill_(torch.from_numpy(mask).to(self.device), 0)
@@ -193,9 +201,10 @@ class GymnasiumCpu(VecEnv):
     def _reset_some(
         self, mask: np.ndarray, obs: np.ndarray, seed: int | None, options: Options
     ) -> np.ndarray:
-        """What all show [N, *obs] after a reset of those in mask [N], where they showed `obs`
-        before. If it restarts the workers, the episodes of the others end with the next step.
+        """Observations [N, *obs] of all environments after a reset of those in mask [N]; obs: those
+        before. If the workers are restarted, the other episodes end with the next step.
         """
+        # what the environments observed before, also when the workers were restarted since
         before = obs if self._restarted_obs is None else self._restarted_obs
         try:
             after = self._reset_rows(mask, before, seed, options)
@@ -217,6 +226,7 @@ class GymnasiumCpu(VecEnv):
             )
         except Exception as error:
             return self._begin_by_step(self._restart_workers(self._broken("step", error)))
+        # copies; the step after the end of an episode is no transition
         reward = np.array(raw_reward, np.float32)
         valid = np.ones(self.num_envs, bool) if self.restart_workers else None
         if self._mode == AutoresetMode.NEXT_STEP:
@@ -235,26 +245,28 @@ class GymnasiumCpu(VecEnv):
     def _after_end(
         self, obs: np.ndarray, info: Info, done: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(obs, final_obs), both [N, *obs], of a step in which episodes ended; `obs` is what the
-        wrapped environment returned.
+        """(obs, final_obs), both [N, *obs], of a step in which episodes ended; obs: as the wrapped
+        environment returned it.
         """
         if self._mode == AutoresetMode.NEXT_STEP:
             return obs, obs
+        # ended environments are reset here
         if self._mode == AutoresetMode.DISABLED:
             return self._reset_rows(done, obs, None, {}), obs
         if "final_obs" not in info:
             raise EnvError(
-                f"{self._env} says autoreset SAME_STEP but gave no info['final_obs'] at an "
-                f"episode's end, only {sorted(info)}"
+                f"{self._env} has autoreset_mode SAME_STEP but returned no info['final_obs'] at "
+                f"the end of an episode, only {sorted(info)}"
             )
+        # SAME_STEP: final observations as one batch, or as an array of objects
         final = info["final_obs"]
         if not (isinstance(final, np.ndarray) and final.dtype == object):
             return obs, _merge(done, self._encoder.encode(final)[done], obs)
         # an array of objects: an observation where an episode ended, None elsewhere
         if missing := [int(index) for index in done.nonzero()[0] if final[index] is None]:
             raise EnvError(
-                f"{self._env} gave no info['final_obs'] for environments {missing}, whose episodes "
-                f"ended"
+                f"{self._env} returned no info['final_obs'] for environments {missing}, whose "
+                f"episodes ended"
             )
         rows = stack_rows(self._env.single_observation_space, list(final[done]))
         return obs, _merge(done, self._encoder.encode(rows), obs)
@@ -268,7 +280,8 @@ class GymnasiumCpu(VecEnv):
         truncated: np.ndarray,
         valid: np.ndarray | None,
     ) -> Timestep:
-        """Count, then send everything to the device in one go; arrays [N, ...] in new memory."""
+        """Count the step, then copy all arrays [N, ...], in new memory, to the device at once."""
+        # statistics, which include this step
         self._return += reward
         self._length += 1 if valid is None else valid
         arrays = {
@@ -285,6 +298,7 @@ class GymnasiumCpu(VecEnv):
         if valid is not None:
             arrays["valid"] = valid
         sent = send(arrays, self.device)
+        # clocks restart after their values were copied
         self.episode_length_buf += 1 if valid is None else sent["valid"]
         if np.count_nonzero(self._done):
             self._restart_clocks(self._done)
@@ -300,8 +314,8 @@ class GymnasiumCpu(VecEnv):
         return Timestep(sent["obs"], sent["reward"], sent["terminated"], sent["truncated"], info)
 
     def _reset(self, seed: int | None, options: Options) -> np.ndarray:
-        """Reset the wrapped environment; its observations. One seed becomes a list of independent
-        ones where it takes a list.
+        """Reset the wrapped environment; returns its observations. If it takes a list of seeds, it
+        gets independent ones, derived from `seed`.
         """
         seeds: Any = seed
         if seed is not None and isinstance(self._env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
@@ -315,8 +329,8 @@ class GymnasiumCpu(VecEnv):
     def _reset_rows(
         self, mask: np.ndarray, before: np.ndarray, seed: int | None, options: Options
     ) -> np.ndarray:
-        """What all show [N, *obs] after a reset of those in mask [N], where they showed `before`
-        [N, *obs].
+        """Observations [N, *obs] of all environments after a reset of those in mask [N]; before:
+        those [N, *obs] before it.
         """
         rows = self._reset(seed, {**options, "reset_mask": mask.copy()})
         if len(rows) == self.num_envs:  # EnvPool returns those in the mask only
@@ -325,9 +339,9 @@ class GymnasiumCpu(VecEnv):
         return _merge(mask, rows, before)
 
     def _broken(self, call: str, error: Exception) -> EnvError:
-        """What `error` means; a vector environment whose worker failed is ended at once.
+        """The error to raise for `error`; ends the vector environment, as a worker may hang.
 
-        Raises `error` itself where memory ran out and the workers may not be restarted.
+        Raises `error` itself if memory ran out and the workers may not be restarted.
         """
         explained = explain_failure(self._env, call, error)
         self._is_broken = True
@@ -337,17 +351,17 @@ class GymnasiumCpu(VecEnv):
         return explained
 
     def _begin_by_step(self, obs: np.ndarray) -> Timestep:
-        """The step after a restart of the workers: no transition of any environment; obs [N, *obs]
-        is the first of new episodes.
+        """The step after a restart of the workers, which is no transition in any environment; obs
+        [N, *obs]: the first ones of new episodes.
         """
         self._begin_all(obs)
-        no_reward = np.zeros(self.num_envs, np.float32)
-        nowhere = np.zeros(self.num_envs, bool)
-        return self._timestep(obs, obs, no_reward, nowhere, nowhere.copy(), nowhere.copy())
+        reward = np.zeros(self.num_envs, np.float32)
+        false = np.zeros(self.num_envs, bool)
+        return self._timestep(obs, obs, reward, false, false.copy(), false.copy())
 
     def _restart_workers(self, error: EnvError) -> np.ndarray:
-        """The first observations [N, *obs] of new workers, of other episodes than the seed's;
-        raises `error` when they have been restarted often enough.
+        """Restart the workers; returns first observations [N, *obs], of other episodes than those
+        of the seed. Raises `error` after `restart_workers` restarts.
         """
         while self._num_restarts < self.restart_workers:
             self._num_restarts += 1
@@ -371,7 +385,7 @@ class GymnasiumCpu(VecEnv):
             return
         try:
             self._env.close()
-        # workers that are gone cannot be told to end; this must not hide what ended them
+        # workers that died cannot be closed; an error here must not hide the one that ended them
         except Exception as error:
             logging.getLogger("gpurl").warning(
                 "%s did not close: %s: %s", self._env, type(error).__name__, error
@@ -392,7 +406,7 @@ def _merge(mask: np.ndarray, rows: np.ndarray, others: np.ndarray) -> np.ndarray
 
 
 def send(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
-    """The arrays as tensors on `device`: of the same memory on a CPU, else all in one copy."""
+    """The arrays as tensors on `device`: in the same memory on a CPU, else in one copy for all."""
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if device.type == "cpu":
         return tensors
@@ -400,14 +414,16 @@ def send(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Tenso
 
 
 def send_packed(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
-    """One copy for all, through pinned memory for CUDA; the results are views of it. Torch keeps
-    pinned memory until the copy that reads it has run.
+    """Copies `tensors` to `device` in one piece, of which the results are views. Torch keeps the
+    pinned memory until the copy has read it.
     """
+    # bytes of each tensor in the piece
     spans = []
     size = 0
     for tensor in tensors:
         spans.append(slice(size, size + tensor.nbytes))
         size += -(-tensor.nbytes // 16) * 16  # aligned for every dtype
+    # one piece in memory that a GPU copies from without waiting
     staging = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
     for tensor, span in zip(tensors, spans):
         staging[span].view(tensor.dtype).view(tensor.shape).copy_(tensor)

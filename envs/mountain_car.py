@@ -38,6 +38,7 @@ class MountainCar(TorchEnv):
     def transition(
         self, state: State, action: Tensor, rng: CounterRandom
     ) -> tuple[State, Tensor, Tensor]:
+        # the action 0, 1, 2 pushes by -1, 0, 1
         position, velocity = state["obs"].unbind(1)
         obs, terminated = drive(position, torch.add(velocity, action - 1, alpha=FORCE), GOAL)
         return {"obs": obs}, torch.full_like(position, -1.0), terminated
@@ -56,6 +57,7 @@ def drive(position: Tensor, velocity: Tensor, goal: float) -> tuple[Tensor, Tens
     """(obs [N, 2], whether the goal is reached [N] bool) after one step; `velocity` [N] includes
     the engine's push, gravity and the walls are added here.
     """
+    # gravity along the slope of sin(3 x)
     velocity = torch.add(velocity, (position * 3.0).cos_(), alpha=-GRAVITY).clamp_(
         -MAX_SPEED, MAX_SPEED
     )

@@ -38,6 +38,7 @@ class MountainCarContinuous(TorchEnv):
         obs, terminated = drive(
             position, torch.add(velocity, action.clamp(-1.0, 1.0), alpha=POWER), GOAL
         )
+        # the price is of the action as given, before it is clipped
         reward = torch.addcmul(terminated * GOAL_REWARD, action, action, value=-ACTION_COST)
         return {"obs": obs}, reward, terminated
 

@@ -41,7 +41,9 @@ def pendulum_transition(state, action, key, gamma, counter, OPTIONS: tl.constexp
     """`Pendulum.transition`."""
     sine, velocity, angle = state[1], state[2], state[3]
     torque = tl.minimum(tl.maximum(action[0], -2.0), 2.0)
+    # cost of the state before the step
     cost = angle * angle + 0.1 * velocity * velocity + 0.001 * torque * torque
+    # semi-implicit Euler: the angle moves with the new velocity
     velocity = velocity + 0.75 * sine + 0.15 * torque
     velocity = tl.minimum(tl.maximum(velocity, -8.0), 8.0)
     angle = angle + 0.05 * velocity
@@ -75,10 +77,12 @@ class Pendulum(TorchEnv):
     ) -> tuple[State, Tensor, Tensor]:
         angle = state["angle"]
         _, sine, velocity = state["obs"].unbind(1)
+        # cost of the state before the step
         torque = action.squeeze(1).clamp(-MAX_TORQUE, MAX_TORQUE)
         cost = torch.addcmul(angle.square(), velocity, velocity, value=VELOCITY_COST).addcmul_(
             torque, torque, value=TORQUE_COST
         )
+        # semi-implicit Euler: the angle moves with the new velocity
         velocity = torch.add(
             velocity, sine, alpha=0.5 * MASS * GRAVITY * LENGTH / INERTIA * TIME_STEP
         )

@@ -38,6 +38,7 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
             f"an environment is given by its name or module path, got a {type(name).__name__}: "
             f"{name!r}"
         )
+    # the module, and whether it is one of ours
     package = sys.modules["gpurl.envs"]
     module_name, _, task = name.partition(":")
     known = module_names(package, NOT_ENVS)
@@ -74,6 +75,7 @@ def env_options(env_class: type[VecEnv]) -> dict[str, inspect.Parameter]:
     shared = {"self", "num_envs", "device", "seed"}
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     parameters: dict[str, inspect.Parameter] = {}
+    # from the class up, as long as constructors pass options on
     for base in env_class.__mro__[:-1]:
         if "__init__" not in vars(base):
             continue
@@ -114,6 +116,7 @@ def make_env(
     """Make `num_envs` environments of the task `name` on `device`; options are the task's own.
     Raises UsageError with near names.
     """
+    # the class, and whether it takes these options
     env_class, named_options = resolve_env(name)
     check_options(name, env_class, options)
     shared = {"num_envs", "device", "seed"}
@@ -124,6 +127,7 @@ def make_env(
             f"{env_class.__name__}.__init__: wanted num_envs, device and seed among its arguments, "
             f"{', '.join(sorted(missing))} missing"
         )
+    # an error of the user's own constructor is reported with its place
     make: Callable[..., VecEnv] = env_class
     try:
         env = make(num_envs=num_envs, device=device, seed=seed, **named_options, **options)
@@ -136,6 +140,7 @@ def make_env(
             f"{env_class.__name__}.__init__ raised {type(error).__name__}: {error} "
             f"({raised_at(error, env_class)})"
         ) from error
+    # a constructor that does not call super().__init__ leaves it out
     if getattr(env, "num_envs", None) != num_envs:
         got = getattr(env, "num_envs", "none; call super().__init__(num_envs, device)")
         raise EnvError(

@@ -42,6 +42,7 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
         return _to_numpy(obs), {}
 
     def step(self, action: object) -> tuple[np.ndarray, float, bool, bool, Info]:
+        # a batch of one; final_obs, as this interface does not reset by itself
         actions = torch.as_tensor(action, device=self._env.device).unsqueeze(0)
         _, reward, terminated, truncated, info = self._env.step(actions)
         obs = _to_numpy(info["final_obs"])

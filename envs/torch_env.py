@@ -101,6 +101,7 @@ class TorchEnv(CountingEnv):
     def reset(
         self, *, seed: int | None = None, options: Options | None = None
     ) -> tuple[Tensor, Info]:
+        # every environment draws a first state, also those that are not reset: shapes stay fixed
         self._reseed(self._random, seed)
         state = self.initial_state(self._random)
         mask = (options or {}).get("reset_mask")
@@ -108,11 +109,13 @@ class TorchEnv(CountingEnv):
         if mask is not None:
             mask = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
             restarts_any = mask.any()
+        # all environments start, or those in the mask
         if mask is None or self._state is None:
             self._restart_clocks()
         else:
             state = {name: select(mask, state[name], value) for name, value in self._state.items()}
             self._restart_clocks(mask)
+        # a reset of none draws nothing, without the host knowing
         self._random.advance(restarts_any)
         self._set_state(state)
         return self.observe(state), self._privileged("state", state)
@@ -212,6 +215,7 @@ class TorchEnv(CountingEnv):
         that no later step changes).
         """
         if host_sync_is_free(self.device):
+            # on a CPU only the environments that ended draw a state
             index = done.nonzero().squeeze(1)
             if index.numel() == 0:
                 self._state = next_state
@@ -221,6 +225,7 @@ class TorchEnv(CountingEnv):
                 name: value.index_copy(0, index, first[name]) for name, value in next_state.items()
             }
         else:
+            # on a GPU all draw one and it is selected: no shape depends on the data
             first = self.initial_state(self._random)
             state = {name: select(done, first[name], value) for name, value in next_state.items()}
         self._restart_clocks(done)

@@ -63,6 +63,7 @@ class TorchVector(CountingEnv):
         env: Any = None,
     ) -> None:
         name = type(self).__name__
+        # one source of the environment
         if bool(task) == (env is not None):
             raise UsageError(
                 f"{name} needs a task (torch_vector:PACKAGE:ID) or env=, one of them; got "
@@ -112,6 +113,7 @@ class TorchVector(CountingEnv):
 
     def _read_spaces(self, device: torch.device) -> None:
         """Spaces, autoreset mode and time limit of the environment."""
+        # observations
         spaces = [self._attribute(f"single_{kind}_space") for kind in ("observation", "action")]
         if None in spaces:
             raise UsageError(
@@ -125,12 +127,14 @@ class TorchVector(CountingEnv):
         self.single_observation_space = groups.policy.space
         if groups.critic is not None:
             self.single_state_space = groups.critic.space
+        # actions, on the simulator's device
         self._simulator = device
         if self.across_devices:
             self._simulator = torch.device(self._attribute("device") or device)
         self.single_action_space, self._decode = make_torch_decoder(
             action, self._simulator, self.action_limit
         )
+        # ends of episodes
         self.autoreset_mode = self._find_mode()
         self._is_finite_horizon = bool(getattr(self._attribute("cfg"), "is_finite_horizon", False))
         limit = (
@@ -194,6 +198,7 @@ class TorchVector(CountingEnv):
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         if self._last is None:
             raise UsageError(f"{type(self).__name__}.step: reset() comes before the first step")
+        # step the simulator
         action = self._decode(torch.as_tensor(actions, device=self.device))
         result = self._call("step", self._env.step, action)
         if not isinstance(result, tuple) or len(result) != 5:
@@ -202,6 +207,7 @@ class TorchVector(CountingEnv):
                 f"{describe(result)}"
             )
         batch, raw_reward, raw_terminated, raw_truncated, extras = result
+        # columns [N] in new memory
         reward = self._column("reward", raw_reward, np.float32)
         terminated = self._column("terminated", raw_terminated, np.bool_)
         truncated = self._column("truncated", raw_truncated, np.bool_)
@@ -211,11 +217,13 @@ class TorchVector(CountingEnv):
         if self.autoreset_mode == AutoresetMode.NEXT_STEP:
             valid = ~self._done
             reward = torch.where(valid, reward, 0.0)
+        # observations, then statistics
         terminated, truncated, done = find_ends(terminated, truncated, valid)
         shown, final = self._after(self._encode("step", batch), extras, done)
         timestep = self._timestep(shown, final, reward, terminated, truncated, done, valid)
         if log := self._new_log_terms(extras):
             timestep.info["log"] = log
+        # for the next step
         self._keep(shown)
         self._done = done
         self._steps += 1
@@ -275,6 +283,7 @@ class TorchVector(CountingEnv):
         """(observations of all environments, whether only those of `index` were reset for sure)
         after a reset of the environments in it.
         """
+        # the way of Isaac Lab and mjlab, which reset exactly these
         inner = self._attribute("unwrapped") or self._env
         if "env_ids" in inspect.signature(inner.reset).parameters:  # wrappers do not pass it on
             return self._call("reset", inner.reset, env_ids=index, seed=seed)[0], True
@@ -289,6 +298,7 @@ class TorchVector(CountingEnv):
         terms = extras.get("log")
         if not isinstance(terms, dict):
             return {}
+        # compared by identity, which costs no host sync
         is_old = terms.keys() == self._log_terms.keys() and all(
             value is self._log_terms[name] for name, value in terms.items()
         )

@@ -43,6 +43,7 @@ class TwoStepGame(TorchEnv):
     ) -> None:
         super().__init__(num_envs, device, seed, max_episode_steps)
         self._payoffs = torch.tensor(PAYOFFS, device=self.device)
+        # every observation there is: a step only looks it up
         place = torch.eye(3, device=self.device).unsqueeze(1).expand(3, 2, 3)
         agent = torch.eye(2, device=self.device).expand(3, 2, 2)
         self._observations = torch.cat((place, agent), dim=2)  # [place, agent, D]
@@ -55,6 +56,7 @@ class TwoStepGame(TorchEnv):
     ) -> tuple[State, Tensor, Tensor]:
         place = state["place"]
         first, second = action.unbind(1)
+        # the payoff counts in the second step; the first one pays 0
         ended = place > 0
         payoff = self._payoffs[place, first, second]
         next_state = {"place": torch.where(ended, place, first + 1)}

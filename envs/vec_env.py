@@ -80,6 +80,7 @@ class VecEnv(gymnasium.vector.VectorEnv):
     def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
         if not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
             raise UsageError(f"num_envs must be a whole number of at least 1, got {num_envs!r}")
+        # the spaces that the subclass has set
         for key in ("single_observation_space", "single_action_space"):
             if not isinstance(space := getattr(self, key, None), gymnasium.Space):
                 raise EnvError(
@@ -92,6 +93,7 @@ class VecEnv(gymnasium.vector.VectorEnv):
                     f"{type(self).__name__}.{key}: wanted a joint space, whose first axis is that "
                     f"of {self.num_agents} agents, got {space}"
                 )
+        # shapes, and the attributes that Gymnasium expects
         self.num_envs = int(num_envs)
         agents = () if self.num_agents == 1 else (self.num_agents,)
         self.reward_shape = (self.num_envs, *agents)
@@ -155,6 +157,7 @@ def step_specs(env: VecEnv) -> dict[str, TensorSpec]:
     """The contract of a step: all tensors that it returns, by their keys in messages, without
     gradient; only info['valid'] may be missing. `reset` returns obs and info['state'] alike.
     """
+    # forms that several tensors share
     row = (env.num_envs,)
     space = env.single_observation_space
     is_image = space.dtype == np.uint8
@@ -212,6 +215,7 @@ def tensor_problem(value: object, spec: TensorSpec, device: torch.device) -> str
         and (dtype is None or (value.dtype == dtype and value.device == device))
     ):
         return ""
+    # the message
     expected = f"a tensor of shape {shape}"
     if dtype is not None:
         expected += f", {dtype}, on {device}"

@@ -1,5 +1,5 @@
-"""An EnvPool as a Gymnasium vector environment that takes a seed at a reset, which EnvPool itself
-takes only in its constructor.
+"""EnvPool as a Gymnasium vector environment whose `reset` takes a seed, which EnvPool takes in its
+constructor only.
 """
 
 from typing import Any
@@ -30,12 +30,14 @@ class EnvPool(gymnasium.vector.VectorEnv):
                 f"EnvPool has no task {task!r}; {did_you_mean(task, known)}It has {len(known)} "
                 f"others"
             )
+        # a seed needs a new pool
         self._make = lambda seed: envpool.make(
             task, env_type="gymnasium", num_envs=num_envs, seed=seed % 2**31, **options
         )
         self._pool = self._make(seed)
         self._seed = seed
         self._is_new = True
+        # the attributes that Gymnasium expects of a vector environment
         self.num_envs = num_envs
         self.max_episode_steps = self._pool.config["max_episode_steps"]
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
@@ -47,8 +49,8 @@ class EnvPool(gymnasium.vector.VectorEnv):
     def reset(
         self, *, seed: int | None = None, options: Options | None = None
     ) -> tuple[Batch, Info]:  # type: ignore[override]
-        """With a `seed` the pool is made again, unless it is new and has it already.
-        options["reset_mask"] [N] bool: resets, and returns, those only.
+        """A `seed` makes a new pool, unless the pool is new and has this seed. With
+        options["reset_mask"] [N] bool it resets, and returns, only those environments.
         """
         if seed is not None and not (self._is_new and seed == self._seed):
             self._pool.close()
@@ -56,8 +58,8 @@ class EnvPool(gymnasium.vector.VectorEnv):
             self._seed = seed
         self._is_new = False
         mask = (options or {}).get("reset_mask")
-        chosen = () if mask is None else (np.flatnonzero(mask).astype(np.int32),)
-        obs, _ = self._pool.reset(*chosen)
+        indices = () if mask is None else (np.flatnonzero(mask).astype(np.int32),)
+        obs, _ = self._pool.reset(*indices)
         return obs, {}
 
     def step(self, actions: np.ndarray) -> tuple[Batch, np.ndarray, np.ndarray, np.ndarray, Info]:

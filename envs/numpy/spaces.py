@@ -1,7 +1,7 @@
-"""Gymnasium spaces at the border to an environment: batches of observations become one array, a
-policy's actions become the environment's.
+"""Converts between Gymnasium spaces and arrays: a batch of observations to one array, actions of a
+policy to those of the environment.
 
-The arrays are of numpy; `_torch_spaces.py` encodes tensors by the same walk through a space.
+The arrays are numpy's; `_torch_spaces.py` encodes tensors with the same functions.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,6 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from gpurl.errors import UsageError
 
 Batch = Any  # of a space, as its library has it: an array, or dicts and tuples of arrays
-
-
 Encode = Callable[[Batch], Any]  # -> an array of numpy or of torch, in new memory
 
 
@@ -28,12 +26,12 @@ class Encoder(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """What an encoder needs of an array library."""
+    """The operations of an array library that encoders use."""
 
     cast: Callable[[Batch, type[np.generic]], Any]  # the same numbers, of this dtype, in new memory
     # (shift [K], D) -> (choices [N, ...] -> [N, D], a 1 at each choice + shift)
     one_hot: Callable[[np.ndarray, int], Encode]
-    join: Callable[[list[Any]], Any]  # arrays [N, ...] -> [N, D], one behind the other
+    join: Callable[[list[Any]], Any]  # arrays [N, ...] -> [N, D], flattened and concatenated
 
 
 class Decoder(NamedTuple):
@@ -68,10 +66,13 @@ def make_encoder(
     inside: bool = False,
     arrays: Arrays = NUMPY,
 ) -> Encoder:
-    """A Box keeps its shape (a single number becomes a row of one) and becomes float32; images
-    (uint8 with two axes or more) stay uint8; all else is flattened as by
-    `gymnasium.spaces.flatten`. `inside`: part of a Dict or Tuple. UsageError names what cannot be.
+    """The encoder of `space`, which messages call `name`; inside: whether it is in a Dict or Tuple.
+
+    A Box keeps its shape (a single number becomes a row of one) and becomes float32; images (uint8
+    with two axes or more) stay uint8; other spaces are flattened as by `gymnasium.spaces.flatten`.
+    UsageError for spaces that cannot be flattened.
     """
+    # spaces of one array
     if isinstance(space, Box):
         return _box_encoder(space, name, inside, arrays)
     if isinstance(space, Discrete):
@@ -84,12 +85,13 @@ def make_encoder(
             Box(0.0, 1.0, (size,), np.float32),
             lambda batch: arrays.cast(batch, np.float32).reshape(len(batch), size),
         )
+    # nested spaces
     if isinstance(space, (Dict, Tuple)):
-        parts = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
-        return _concatenating_encoder(
-            [(key, make_encoder(part, f"{name}[{key!r}]", True, arrays)) for key, part in parts],
-            arrays,
-        )
+        items = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+        encoders = [
+            (key, make_encoder(inner, f"{name}[{key!r}]", True, arrays)) for key, inner in items
+        ]
+        return _concatenating_encoder(encoders, arrays)
     raise UsageError(
         f"gpurl cannot flatten {name}: it is {space}; wrap the environment so that it is a Box"
     )
@@ -118,23 +120,24 @@ def _as_row(space: Box, dtype: type[np.generic]) -> Box:
 
 
 def _one_hot_encoder(sizes: np.ndarray, start: np.ndarray, arrays: Arrays) -> Encoder:
-    """sizes, start: [K] of K choices; their one-hot rows stand one behind the other."""
+    """K choices of sizes [K], numbered from start [K], as concatenated one-hot rows."""
     total = int(sizes.sum())
+    # column of each choice: after those of the choices before it
     shift = np.concatenate(([0], sizes.cumsum()[:-1])) - start
     return Encoder(Box(0.0, 1.0, (total,), np.float32), arrays.one_hot(shift, total))
 
 
-def _concatenating_encoder(parts: list[tuple[str | int, Encoder]], arrays: Arrays) -> Encoder:
-    """The parts of a Dict or Tuple, flat, one behind the other; a batch of it is a dict or tuple of
-    batches.
+def _concatenating_encoder(encoders: list[tuple[str | int, Encoder]], arrays: Arrays) -> Encoder:
+    """A Dict or Tuple, given by its keys and their encoders, flattened and concatenated; a batch of
+    it is a dict or tuple of batches.
     """
-    if not parts:
-        raise UsageError("gpurl needs an observation to show the policy, this space is empty")
-    low = np.concatenate([part.space.low.flatten() for _, part in parts])
-    high = np.concatenate([part.space.high.flatten() for _, part in parts])
+    if not encoders:
+        raise UsageError("gpurl needs an observation for the policy, this space is empty")
+    low = np.concatenate([encoder.space.low.flatten() for _, encoder in encoders])
+    high = np.concatenate([encoder.space.high.flatten() for _, encoder in encoders])
     return Encoder(
         Box(low, high, low.shape, np.float32),
-        lambda batch: arrays.join([part.encode(batch[key]) for key, part in parts]),
+        lambda batch: arrays.join([encoder.encode(batch[key]) for key, encoder in encoders]),
     )
 
 
@@ -145,8 +148,8 @@ def stack_rows(space: gymnasium.Space, rows: list[Any]) -> Batch:
 
 
 def make_decoder(space: gymnasium.Space) -> Decoder:
-    """The policy counts choices from 0, in one row, and sends float32 for a Box; UsageError for a
-    space it has no actions for.
+    """The decoder of actions for `space`. A policy numbers choices from 0, in one row, and returns
+    float32 for a Box. UsageError for other spaces.
     """
     if isinstance(space, Box) and space.low.size:
         return _box_decoder(space)
@@ -166,7 +169,7 @@ def make_decoder(space: gymnasium.Space) -> Decoder:
 
 
 def _choices_decoder(space: gymnasium.Space, sizes: np.ndarray, start: np.ndarray) -> Decoder:
-    """sizes, start: [*space.shape] choices of each part, and the number of the first."""
+    """sizes, start: [*space.shape] number of choices of each component, and the first one."""
     return Decoder(
         MultiDiscrete(sizes.flatten()),
         lambda actions: (actions.reshape(-1, *sizes.shape) + start).astype(space.dtype, copy=False),
@@ -174,6 +177,7 @@ def _choices_decoder(space: gymnasium.Space, sizes: np.ndarray, start: np.ndarra
 
 
 def _box_decoder(space: Box) -> Decoder:
+    # an environment gets the dtype of its space, numbers within its limits
     is_integer = np.issubdtype(space.dtype, np.integer)
     low = space.low
     high = space.high
@@ -181,7 +185,7 @@ def _box_decoder(space: Box) -> Decoder:
     def decode(actions: np.ndarray) -> np.ndarray:
         if is_integer:
             actions = np.rint(actions)
-        # a policy scales by center and half width in float32: a rounding can pass a limit
+        # scaling in float32 may exceed a limit by rounding
         clipped = np.minimum(np.maximum(actions.reshape(-1, *low.shape), low), high)
         return clipped.astype(space.dtype, copy=False)
 

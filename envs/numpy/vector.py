@@ -1,6 +1,4 @@
-"""The numpy vector environment behind gymnasium_cpu: how it is made, and which environment failed
-how.
-"""
+"""Makes the numpy vector environment behind gymnasium_cpu; its errors name the environment."""
 
 import importlib
 import traceback
@@ -27,17 +25,16 @@ VECTORIZATIONS = ("sync", "async", "vector", "envpool")
 
 
 class Watched(gymnasium.Wrapper):
-    """Environment number `index`; an exception in it, sys.exit too, becomes an EnvError that says
-    so and can travel between processes.
-
-    Memory that ran out becomes a MemoryError, which can too: it is no fault of the environment.
+    """Environment number `index`. An exception in it, or sys.exit, becomes an EnvError that names
+    it and can be sent between processes. Running out of memory becomes a MemoryError instead, since
+    it is no fault of the environment.
     """
 
     def __init__(self, make: MakeEnv, index: int) -> None:
         super().__init__(make())
         self.index = index
         space = self.env.observation_space
-        # Gymnasium itself checks observations of other spaces
+        # Gymnasium checks observations of other spaces
         self._shape = space.shape if isinstance(space, Box) else None
 
     def reset(self, **options: Any) -> tuple[Batch, Info]:
@@ -67,14 +64,14 @@ class Watched(gymnasium.Wrapper):
             raise EnvError(f"{where}: wanted {form}, got {describe(result)}")
         if self._shape is not None and np.shape(result[0]) != self._shape:
             raise EnvError(
-                f"{where}: wanted an observation of shape {self._shape}, as {self.env} says, got "
-                f"{np.shape(result[0])}"
+                f"{where}: wanted an observation of shape {self._shape}, as in the space of "
+                f"{self.env}, got {np.shape(result[0])}"
             )
 
 
 def find_spec(task: str) -> EnvSpec:
-    """The entry of `task` in Gymnasium's registry; UsageError with near names. PACKAGE:ID imports
-    the package that registers it.
+    """The entry of `task` in Gymnasium's registry; UsageError with similar names. PACKAGE:ID
+    imports the package that registers it.
     """
     package, colon, name = task.rpartition(":")
     try:
@@ -104,6 +101,7 @@ def make_task(
     """`num_envs` environments of a task in Gymnasium's registry; `options` go to its
     constructor.
     """
+    # single environments, or the vector environment that the task brings
     if vectorization in ("sync", "async"):
         return make_copies(
             partial(gymnasium.make, spec, disable_env_checker=True, **options),
@@ -113,9 +111,7 @@ def make_task(
             timeout,
         )
     if spec.vector_entry_point is None:
-        raise UsageError(
-            f"{spec.id} has no vector version of its own; take vectorization sync or async"
-        )
+        raise UsageError(f"{spec.id} has no vector version; take vectorization sync or async")
     with explain_construction(spec.id):
         return gymnasium.make_vec(spec, num_envs, "vector_entry_point", **options)
 
@@ -123,8 +119,8 @@ def make_task(
 def make_copies(
     make: MakeEnv, name: str, num_envs: int, vectorization: str, timeout: float | None
 ) -> VectorEnv:
-    """`num_envs` environments of what `make` returns, in this process or in one each; timeout:
-    seconds after which such a process counts as hanging.
+    """`num_envs` environments made by `make`, in this process or in a process each; timeout:
+    seconds after which a process counts as hanging.
     """
     makers = [partial(Watched, make, index) for index in range(num_envs)]
     with explain_construction(name):
@@ -135,10 +131,8 @@ def make_copies(
 
 @contextmanager
 def explain_construction(name: str) -> Iterator[None]:
-    """Whatever a simulator's constructor raises becomes a UsageError that says what to install,
-    where that is the reason.
-
-    Memory that ran out stays what it is.
+    """Turns errors of a simulator's constructor into a UsageError, which says what to install if a
+    module is missing. Errors of running out of memory pass unchanged.
     """
     try:
         yield

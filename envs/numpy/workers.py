@@ -1,5 +1,5 @@
-"""The worker processes of a numpy vector environment: why one of them ended, and an end of all
-that leaves nothing behind.
+"""The worker processes of a numpy vector environment: the reason why one of them ended, and the
+cleanup of all of them.
 """
 
 import ctypes
@@ -26,34 +26,35 @@ from gpurl.envs.vec_env import Info, Options
 from gpurl.errors import EnvError
 
 PR_SET_PDEATHSIG = 1  # sys/prctl.h
-ORPHAN_SECONDS = 1.0  # between two checks whether the trainer still runs
+ORPHAN_SECONDS = 1.0  # between two checks that the trainer still runs
 EXIT_SECONDS = 2.0  # for a worker to end after it has closed its pipe
-TOGETHER_SECONDS = 0.1  # for others to die of the same cause
+TOGETHER_SECONDS = 0.1  # for other workers to die of the same cause
 MAX_CRASH_LOG = 1 << 20  # bytes
 # Gymnasium's loop in a worker; the frames around it are the trainer's, from before the fork
 OUTERMOST = " in _async_worker"
 
 
 class Workers(AsyncVectorEnv):
-    """Gymnasium's environments in processes; one that crashes leaves its traceback, one that hangs
-    is an error after `timeout` seconds.
+    """Gymnasium's environments in processes. A crash leaves a traceback, and hanging is an error
+    after `timeout` seconds.
     """
 
     def __init__(
         self, makers: Sequence[Callable[[], gymnasium.Env]], timeout: float | None
     ) -> None:
         self.timeout = timeout
-        # open as long as the workers, and without a name that could be left behind
+        # an unnamed file, which disappears with the processes that have it open
         self._crash_log = tempfile.TemporaryFile("a+b")  # noqa: SIM115
-        # only a forked process has the file; one that was started otherwise has its own stderr
+        # a forked process inherits the file; otherwise the traceback goes to stderr
         is_fork = multiprocessing.get_start_method() == "fork"
         log = self._crash_log.fileno() if is_fork else sys.stderr.fileno()
         is_main = threading.current_thread() is threading.main_thread()
-        started = [partial(_in_worker, make, os.getpid(), log, is_main) for make in makers]
+        worker_makers = [partial(_in_worker, make, os.getpid(), log, is_main) for make in makers]
         try:
-            super().__init__(started, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+            super().__init__(worker_makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         except Exception as error:
-            if not hasattr(self, "processes"):  # the one in the trainer, for its spaces, failed
+            # the environment that Gymnasium makes in this process, for its spaces, failed
+            if not hasattr(self, "processes"):
                 self._crash_log.close()
                 self.closed = True
                 raise
@@ -77,7 +78,7 @@ class Workers(AsyncVectorEnv):
         self.release()
 
     def release(self) -> None:
-        """Give back the file descriptors; the processes have ended."""
+        """Close the file descriptors, after the processes have ended."""
         for process in self.processes:
             process.close()
         self.processes = []
@@ -85,26 +86,24 @@ class Workers(AsyncVectorEnv):
         del self.error_queue  # its pipe is closed with it
 
     def last_traceback(self) -> str:
-        """What faulthandler wrote when the last worker crashed, innermost call first; empty where
-        none did.
-        """
-        written = os.pread(self._crash_log.fileno(), MAX_CRASH_LOG, 0).decode(errors="replace")
-        _, fatal, text = written.rpartition("Fatal Python error: ")
+        """The traceback of the last worker that crashed, innermost call first; "" if none did."""
+        log = os.pread(self._crash_log.fileno(), MAX_CRASH_LOG, 0).decode(errors="replace")
+        _, fatal, text = log.rpartition("Fatal Python error: ")
         return fatal + text.partition(OUTERMOST)[0].rpartition("\n")[0]
 
 
 def _in_worker(
     make: Callable[[], gymnasium.Env], trainer_pid: int, crash_log: int, is_main: bool
 ) -> gymnasium.Env:
-    """The environment. In a worker, signals are set up first: a fork inherits the trainer's
-    handlers.
+    """Makes the environment. In a worker, sets up signals first, since a fork inherits the
+    trainer's handlers.
 
-    is_main: whether the trainer's main thread forked. A worker that hangs would outlive a trainer
-    that was killed, so the kernel ends it with its parent; but it counts the thread that forked as
-    the parent, and a thread that ends before the trainer must not end its workers.
+    is_main: whether the trainer's main thread forked. A hanging worker would outlive a trainer that
+    was killed, so the kernel ends it with its parent. The kernel takes the forking thread for the
+    parent, and the end of another thread than the main one must not end the workers.
     """
     if os.getpid() != trainer_pid:  # Gymnasium makes one in the trainer too, for its spaces
-        # a terminal sends it to all processes; the trainer handles it
+        # Ctrl-C in a terminal reaches all processes; only the trainer handles it
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         faulthandler.enable(crash_log, all_threads=False)
@@ -116,42 +115,46 @@ def _in_worker(
 
 
 def _end_with(parent: int) -> None:
-    """End this process soon after its parent, unless C code holds Python's lock."""
+    """End this process soon after its parent ends, unless C code holds Python's lock."""
     while os.getppid() == parent:
         time.sleep(ORPHAN_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def explain_failure(env: VectorEnv, call: str, error: Exception) -> EnvError:
-    """The error to raise when `env` raised `error` in `call`; finds worker processes that ended or
+    """The error to raise when `env` raised `error` in `call`; names worker processes that died or
     hang.
     """
     if isinstance(error, EnvError):
         return EnvError(str(error))
     inner: Any = env.unwrapped
     processes = getattr(inner, "processes", [])
+    # workers that hang
     if isinstance(error, multiprocessing.TimeoutError) and processes:
         late = [index for index, pipe in enumerate(inner.parent_pipes) if not pipe.poll()]
         seconds = getattr(inner, "timeout", None)
         return EnvError(
-            f"{_environments(late)} did not answer in {call} within {seconds} s; worker_timeout "
-            f"sets how long they may take"
+            f"{_environments(late)} did not return from {call} within {seconds} s, the limit that "
+            f"worker_timeout sets"
         )
     if isinstance(error, (EOFError, OSError)) and processes:
         sentinels = [process.sentinel for process in processes]
-        wait(sentinels, timeout=EXIT_SECONDS)  # for the first
+        # which have died, and of what
+        wait(sentinels, timeout=EXIT_SECONDS)  # for the first one
         time.sleep(TOGETHER_SECONDS)
-        closed = wait(sentinels, timeout=0.0)
-        gone = dict[str, list[int]]()
+        ended = wait(sentinels, timeout=0.0)
+        by_cause = dict[str, list[int]]()
         for index, process in enumerate(processes):
-            if process.sentinel in closed:
-                # its pipe closes a moment before it has an exit code
+            if process.sentinel in ended:
+                # a pipe closes a moment before its process has an exit code
                 process.join(timeout=EXIT_SECONDS)
-                gone.setdefault(_cause(process.exitcode), []).append(index)
-        named = [f"{_environments(indices)} ({cause})" for cause, indices in gone.items()]
-        text = f"the worker process of {' and '.join(named) or 'an environment'} died in {call}"
+                by_cause.setdefault(_cause(process.exitcode), []).append(index)
+        workers = [f"{_environments(indices)} ({cause})" for cause, indices in by_cause.items()]
+        text = f"the worker process of {' and '.join(workers) or 'an environment'} died in {call}"
+        # of a crash, where
         last = inner.last_traceback() if isinstance(inner, Workers) else ""
         return EnvError(f"{text}; its last traceback:\n{last}" if last else text)
+    # an error in this process
     frames = "".join(traceback.format_tb(error.__traceback__)[-2:])
     return EnvError(f"{env} failed in {call}: {type(error).__name__}: {error}\n{frames}")
 
@@ -177,12 +180,13 @@ def _environments(indices: list[int]) -> str:
 
 
 def kill(env: VectorEnv) -> None:
-    """End a vector environment that is broken: its workers may hang."""
+    """End a vector environment that is broken, whose workers may hang."""
     inner: Any = env.unwrapped
     processes = getattr(inner, "processes", None)
     if processes is None:
         env.close()
         return
+    # all are killed first, so that none waits for another
     for process in processes:
         process.kill()
     for process in processes:

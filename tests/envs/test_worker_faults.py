@@ -47,7 +47,7 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "hang": (
         lambda: time.sleep(60.0),
-        r"environment 1 did not answer in step within 0.5 s; worker_timeout",
+        r"environment 1 did not return from step within 0.5 s, .* worker_timeout",
     ),
 }
 
