@@ -1,9 +1,9 @@
 """Isaac Lab's tasks, in this process:
 `make_env("isaac_lab:Isaac-Cartpole-Direct-v0", 4096, "cuda:0")`.
 
-Isaac Lab 2 starts Isaac Sim, once and without a window; Isaac Lab 3 starts what the task's
-configuration asks for, which with Newton is nothing. One such environment can exist in a process at
-a time.
+Isaac Lab 2 starts Isaac Sim, once and without a window; Isaac Lab 3 starts the simulator that the
+task's configuration needs, which is none with Newton. Only one such environment can exist in a
+process at a time.
 """
 
 import atexit
@@ -26,24 +26,23 @@ from gpurl.envs.torch_vector import TorchVector
 from gpurl.envs.vec_env import Options
 from gpurl.errors import UsageError
 
-# overrides that Isaac Lab 3 itself reads: they choose among parts of a configuration
+# overrides that Isaac Lab 3 reads itself: they choose between variants of a configuration
 SELECTORS = ("physics", "renderer", "presets")
 
-_runtime = ExitStack()  # closes what was started when the process ends
+_runtime = ExitStack()  # closes the simulator when the process ends
 _launchers: list[Any] = []  # of Isaac Sim, one at most
 _living: list["IsaacLab"] = []  # one at most
 
 
 class IsaacLab(TorchVector):
-    """`num_envs` environments of `task`, an id of isaaclab_tasks, or PACKAGE:ID where importing
+    """`num_envs` environments of `task`, an id of isaaclab_tasks, or PACKAGE:ID if importing
     PACKAGE registers it.
 
     overrides: `sim.dt=0.01 rewards.alive.weight=2.0`, paths in the task's configuration, with or
-    without Isaac Lab's `env.` in front; with Isaac Lab 3 `physics=newton_mjwarp`, `renderer=` and
-    `presets=` too. cameras: Isaac Lab 2 renders only if it was started with it.
-    action_limit and the observation groups are those of TorchVector. The true last observations
-    come from `compute_final_obs`, which is set where a configuration has it; without it the
-    observation before the last step stands in.
+    without Isaac Lab's prefix `env.`; with Isaac Lab 3 also `physics=newton_mjwarp`, `renderer=`
+    and `presets=`. cameras: needed for rendering in Isaac Lab 2. action_limit and observation
+    groups are those of TorchVector. `compute_final_obs` is set if the configuration has it; without
+    it the observation before the last step replaces the final one.
     """
 
     single_instance = True
@@ -62,8 +61,8 @@ class IsaacLab(TorchVector):
             raise UsageError("isaac_lab needs a task, as in isaac_lab:Isaac-Cartpole-Direct-v0")
         if _living:
             raise UsageError(
-                f"Isaac Lab has one simulation in a process, that of {_living[0].task}: close it "
-                f"first"
+                f"Isaac Lab allows one simulation per process, and {_living[0].task} is open: "
+                f"close it first"
             )
         env = _make(task, num_envs, str(device), seed, parse_overrides(overrides), cameras)
         super().__init__(num_envs, device, seed, action_limit=action_limit, env=env)
@@ -86,7 +85,7 @@ class IsaacLab(TorchVector):
         inner = self._env.unwrapped
         if hasattr(inner, "observation_manager"):
             return super()._restart(index, mask, seed, options)
-        # the reset of a direct task takes no numbers of environments; this is what it does inside
+        # the reset of a direct task takes no indices; these are the calls that it makes itself
         if seed is not None:
             inner.seed(seed)
         inner._reset_idx(index.int())
@@ -103,7 +102,7 @@ class IsaacLab(TorchVector):
 def _make(
     task: str, num_envs: int, device: str, seed: int, values: dict[str, Any], cameras: bool
 ) -> gymnasium.Env:
-    """The task; starts Isaac Sim, or what Isaac Lab 3 needs, before."""
+    """Starts the simulator, then makes the task."""
     app = _import("isaaclab.app")
     with _without_arguments(), explain_construction(task):
         launch = getattr(app, "launch_simulation", None)  # of Isaac Lab 3
@@ -115,13 +114,14 @@ def _make(
             raise UsageError(
                 f"{spec.id} is no task of Isaac Lab: it is registered without env_cfg_entry_point"
             )
-        # the configuration, with the overrides in it
+        # the configuration, in the variants that the overrides select
         selectors = [] if launch is None else [name for name in SELECTORS if name in values]
-        chosen = [f"{name}={values[name]}" for name in selectors]
-        more = {"overrides": chosen} if chosen else {}
+        variants = [f"{name}={values[name]}" for name in selectors]
+        options = {"overrides": variants} if variants else {}
         config = _import("isaaclab_tasks.utils").parse_env_cfg(
-            spec.id, device=device, num_envs=num_envs, **more
+            spec.id, device=device, num_envs=num_envs, **options
         )
+        # its values
         config.seed = seed
         if hasattr(config, "compute_final_obs"):
             config.compute_final_obs = True
@@ -131,6 +131,7 @@ def _make(
             if path not in selectors
         }
         set_values(config, paths, spec.id)
+        # Isaac Lab 3 starts the simulator of this configuration
         if launch is not None:
             _runtime.enter_context(
                 launch(config, {"headless": True, "device": device, "enable_cameras": cameras})
@@ -139,7 +140,7 @@ def _make(
 
 
 def _import(name: str) -> ModuleType:
-    """The module, or a UsageError that says what to install into which Python."""
+    """The module; UsageError that says what to install into which Python."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -149,13 +150,13 @@ def _import(name: str) -> ModuleType:
         raise UsageError(
             f"isaac_lab needs the package {error.name}, which this Python ({here}) does not have. "
             f"Isaac Lab 3 needs Python 3.12: pip install 'isaaclab>=3'. Isaac Lab 2.3 needs Python "
-            f"3.11 and Isaac Sim 5.1: on Python 3.11 pip installs it without a word when asked for "
-            f"isaaclab alone. https://isaac-sim.github.io/IsaacLab says how each is installed"
+            f"3.11 and Isaac Sim 5.1: on Python 3.11 `pip install isaaclab` installs it without "
+            f"any notice. Installation of both: https://isaac-sim.github.io/IsaacLab"
         ) from None
 
 
 def _start_isaac_sim(app: ModuleType, device: str, cameras: bool) -> None:
-    """Once in a process: a second launcher would be an error."""
+    """Start it once per process: a second launcher is an error."""
     if not _launchers:
         _launchers.append(
             app.AppLauncher({"headless": True, "device": device, "enable_cameras": cameras})
@@ -165,7 +166,7 @@ def _start_isaac_sim(app: ModuleType, device: str, cameras: bool) -> None:
 
 @contextmanager
 def _without_arguments() -> Iterator[None]:
-    """Isaac Sim and Isaac Lab would read this command line, which is not theirs."""
+    """Hide this command line, which Isaac Sim and Isaac Lab would parse as theirs."""
     arguments = sys.argv
     sys.argv = arguments[:1]
     try:

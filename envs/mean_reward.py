@@ -1,5 +1,5 @@
-"""A tensor task as `gymnasium.make_vec` gives it: itself, or with several agents behind a wrapper,
-since Gymnasium knows one reward [N].
+"""Tensor tasks for `gymnasium.make_vec`: tasks with several agents get a wrapper that returns one
+reward [N], as Gymnasium expects.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from gpurl.envs.registry import make_env
 
 
 class MeanReward(VectorRewardWrapper):
-    """Gives the mean over agents, as info["episode"]["r"] does."""
+    """Returns the mean reward of the agents, which info["episode"]["r"] sums too."""
 
     def rewards(self, rewards: Tensor) -> Tensor:
         """[N, A] -> [N]."""
@@ -22,6 +22,6 @@ class MeanReward(VectorRewardWrapper):
 def make_vector(
     name: str, num_envs: int, device: torch.device | str = "cpu", **options: Any
 ) -> VectorEnv:
-    """`num_envs` environments of the task `name`, reward [N]."""
+    """`num_envs` environments of the task `name`, with reward [N]."""
     env = make_env(name, num_envs, device, **options)
     return env if env.num_agents == 1 else MeanReward(env)

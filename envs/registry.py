@@ -1,5 +1,5 @@
-"""Finds an environment by name: the file listing of this folder is the registry, and any module
-path works too.
+"""Finds an environment by name: the files of this folder are the registry, and any module path
+works too.
 """
 
 import inspect
@@ -27,10 +27,10 @@ def env_names() -> list[str]:
 
 
 def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
-    """(class, options that the name itself gives) of `pendulum`, `my_project.my_env` or
+    """(class, options contained in the name) of `pendulum`, `my_project.my_env` or
     `gymnasium_cpu:Pendulum-v1`.
 
-    Behind the colon is a task of an adapter that takes `task=`, or one of several classes of a
+    After the colon comes a task of an adapter that takes `task=`, or one of several classes of a
     module.
     """
     if not isinstance(name, str):
@@ -45,14 +45,15 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
     if module_name not in known and name in gymnasium.registry:  # an id of Gymnasium
         module_name = "gymnasium_cpu"
         task = name
-    # the folder of a simulator, whose tasks are files
-    if tasks := [
-        each
-        for each, full_name in known.items()
-        if full_name == f"gpurl.envs.{module_name}.{each}" and each != module_name
-    ]:
+    # the folder of a simulator is no environment, its files are
+    tasks = [
+        task_name
+        for task_name, full_name in known.items()
+        if full_name == f"gpurl.envs.{module_name}.{task_name}" and task_name != module_name
+    ]
+    if tasks:
         raise UsageError(
-            f"the tasks of {module_name} go by their own names: {', '.join(tasks)}; got {name!r}"
+            f"name a task of {module_name} without its folder: {', '.join(tasks)}; got {name!r}"
         )
     # an adapter and a task of it
     if task and module_name in known:
@@ -66,11 +67,10 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
 
 
 def env_options(env_class: type[VecEnv]) -> dict[str, inspect.Parameter]:
-    """The task's own options: the parameters of its constructor that every environment does not
-    have.
+    """Options of the task: the parameters of its constructor besides those of every environment.
 
-    A constructor that takes `**options` passes them on, so those of the next base count too, and
-    those that the class declares otherwise.
+    If the constructor takes `**options` and passes them on, the parameters of the next base count
+    too. `declared_options` of the class are added.
     """
     shared = {"self", "num_envs", "device", "seed"}
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -100,7 +100,7 @@ def option_types(env_class: type[VecEnv]) -> dict[str, Any]:
 
 
 def check_options(name: str, env_class: type[VecEnv], options: Iterable[str]) -> None:
-    """UsageError for a name in `options` that is no option of the environment."""
+    """UsageError for names in `options` that are no options of the environment."""
     known = env_options(env_class)
     if unknown := sorted(set(options) - set(known)):
         hint = did_you_mean(unknown[0], known)
@@ -113,8 +113,8 @@ def check_options(name: str, env_class: type[VecEnv], options: Iterable[str]) ->
 def make_env(
     name: str, num_envs: int, device: torch.device | str = "cpu", seed: int = 0, **options: Any
 ) -> VecEnv:
-    """Make `num_envs` environments of the task `name` on `device`; options are the task's own.
-    Raises UsageError with near names.
+    """Make `num_envs` environments of the task `name` on `device`; options: those of the task.
+    UsageError with similar names for unknown ones.
     """
     # the class, and whether it takes these options
     env_class, named_options = resolve_env(name)
@@ -144,6 +144,6 @@ def make_env(
     if getattr(env, "num_envs", None) != num_envs:
         got = getattr(env, "num_envs", "none; call super().__init__(num_envs, device)")
         raise EnvError(
-            f"{env_class.__name__}.num_envs: wanted {num_envs}, the argument num_envs, got {got}"
+            f"{env_class.__name__}.num_envs: wanted {num_envs}, as in its argument, got {got}"
         )
     return env

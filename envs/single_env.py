@@ -1,5 +1,5 @@
-"""One environment of a tensor task as a plain `gymnasium.Env`: numpy in, numpy out, no autoreset.
-For debugging and for other tools.
+"""One environment of a tensor task as a plain `gymnasium.Env`: numpy arrays, no autoreset. For
+debugging and for other tools.
 """
 
 import copy
@@ -15,17 +15,17 @@ from gpurl.envs.vec_env import Info, Options
 
 
 class SingleEnv(gymnasium.Env[np.ndarray, Any]):
-    """The task `name` with its own `options`.
+    """The task `name` with its `options`.
 
-    Its time limit holds inside, so `gymnasium.make(..., max_episode_steps=...)` can only shorten
-    it. Of several agents' rewards it gives the mean.
+    The task applies its time limit itself, so `gymnasium.make(..., max_episode_steps=...)` can only
+    shorten it. With several agents the reward is their mean.
     """
 
     metadata: Info = {"render_modes": []}  # noqa: RUF012, Gymnasium declares it so
 
     def __init__(self, name: str, device: torch.device | str = "cpu", **options: Any) -> None:
         self._env = make_env(name, 1, device, **options)
-        # copies: a space has a random generator of its own
+        # copies, because a space holds a random generator
         self.observation_space = copy.deepcopy(self._env.single_observation_space)
         self.action_space = copy.deepcopy(self._env.single_action_space)
         self._seeded = False
@@ -50,7 +50,5 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
 
 
 def _to_numpy(obs: Tensor) -> np.ndarray:
-    """The one row of obs [1, *obs], as a copy: what a tensor environment returns may be its
-    state.
-    """
+    """The row of obs [1, *obs], copied: a tensor environment may return its state."""
     return obs[0].numpy(force=True).copy()

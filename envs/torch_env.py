@@ -1,10 +1,10 @@
 """Base of torch-native tasks: a task is three attributes and three pure functions; everything else
 is here.
 
-Autoreset, the time limit, `final_obs`, episode statistics and randomness. On a GPU a reset is a
-selection (no shape depends on the data, so a CUDA graph can hold the step); on a CPU only the rows
-that ended are drawn. Both give the same bits, since a draw depends on the number of the environment
-and on the step, not on the batch.
+Everything else is autoreset, the time limit, `final_obs`, episode statistics and random streams. On
+a GPU a reset is a selection (no shape depends on the data, so a CUDA graph can hold the step); on a
+CPU only the environments whose episodes ended draw a state. Both compute the same bits, since a
+random number depends on the environment and the step, not on the batch.
 """
 
 from abc import abstractmethod
@@ -30,12 +30,11 @@ State = dict[str, Tensor]
 
 
 class TorchEnv(CountingEnv):
-    """Subclass it with `single_observation_space`, `single_action_space`, `max_episode_steps` and
-    the three functions below.
+    """A subclass sets `single_observation_space`, `single_action_space` and `max_episode_steps`,
+    and defines `initial_state`, `transition` and `observe`.
 
-    The functions are pure: they never change a tensor they are given. `rng.num_envs` is the number
-    of environments to draw for, which on a CPU may be fewer than `self.num_envs` when only some
-    restart.
+    The functions are pure: they never change their arguments. `rng.num_envs` is the number of
+    environments to draw for, on a CPU fewer than `self.num_envs` when only some restart.
     """
 
     graph_safe = True
@@ -57,19 +56,19 @@ class TorchEnv(CountingEnv):
 
     @abstractmethod
     def initial_state(self, rng: CounterRandom) -> State:
-        """First states of `rng.num_envs` episodes: a dict of [n, ...] tensors."""
+        """The first states of n = `rng.num_envs` episodes, tensors [n, ...] by name."""
 
     @abstractmethod
     def transition(
         self, state: State, action: Tensor, rng: CounterRandom
     ) -> tuple[State, Tensor, Tensor]:
-        """(next state, reward [N] or [N, A] float32, terminated [N] bool) after `action` [N,
+        """(next state, reward [N] or [N, A] float32, terminated [N] bool) after action [N,
         *action].
         """
 
     @abstractmethod
     def observe(self, state: State) -> Tensor:
-        """[n, *obs] what the policy sees of `state`."""
+        """[n, *obs] observations of `state`."""
 
     def observe_state(self, state: State) -> Tensor:
         """[n, *state] privileged observations of the critic; for tasks with a
@@ -80,12 +79,12 @@ class TorchEnv(CountingEnv):
         )
 
     def _privileged(self, key: str, state: State) -> dict[str, Tensor]:
-        """{key: privileged observations}, {} where there are none."""
+        """{key: privileged observations}, {} if the task has none."""
         return {} if self.single_state_space is None else {key: self.observe_state(state)}
 
     def compile(self) -> None:
-        """Compile `transition` and `observe` by torch.compile at their first calls. Random numbers
-        are drawn by the same code as before, which is not compiled.
+        """Compile `transition` and `observe` with torch.compile at their first calls. The drawing
+        of random numbers is not compiled, so they stay the same.
         """
         self._random.disable_compile()
         compiled = torch.compile(self.transition, dynamic=False)
@@ -93,8 +92,8 @@ class TorchEnv(CountingEnv):
         self.observe = torch.compile(self.observe, dynamic=False)  # type: ignore[method-assign]
 
     def triton_task(self) -> TritonTask | None:
-        """The three functions in Triton, for a GPU to take a step in one launch; None where there
-        are none, or several agents.
+        """The three functions in Triton, for a step in one launch on a GPU; None if they do not
+        exist, or the task has several agents.
         """
         return None
 
@@ -137,7 +136,7 @@ class TorchEnv(CountingEnv):
         done = terminated | truncated
         # final observations, then autoreset
         if not host_sync_is_free(self.device):
-            # a tensor that the task passes through unchanged is about to be overwritten
+            # `_set_state` will overwrite tensors that the task returns unchanged
             next_state = {
                 name: value.clone() if value is self._state[name] else value
                 for name, value in next_state.items()
@@ -145,17 +144,16 @@ class TorchEnv(CountingEnv):
         info = self._episode_info(done, truncated)
         info["final_obs"] = final_obs = self.observe(next_state)
         info |= self._privileged("final_state", next_state)
-        obs, shown = self._autoreset(next_state, final_obs, done)
+        obs, state = self._autoreset(next_state, final_obs, done)
         if self.single_state_space is not None:
-            info["state"] = (
-                info["final_state"] if shown is next_state else self.observe_state(shown)
-            )
+            is_same = state is next_state
+            info["state"] = info["final_state"] if is_same else self.observe_state(state)
         self._random.advance()
         return Timestep(obs, reward, terminated, truncated, info)
 
     def in_triton(self) -> TritonEnv | None:
-        """State, clocks and random streams for the kernels to change; None where kernels do not run
-        or the task has none.
+        """State, clocks and random streams, which the kernels change in place; None if Triton is
+        not used or the task has no Triton functions.
         """
         task = self.triton_task() if use_triton(self.episode_length_buf) else None
         if task is None or self._state is None or self.single_state_space is not None:
@@ -168,7 +166,7 @@ class TorchEnv(CountingEnv):
         )
 
     def skip_random(self, steps: int) -> None:
-        """Count the random numbers of `steps` steps, which a kernel has drawn, as drawn."""
+        """Advance the random streams by `steps` steps, whose numbers a kernel has drawn."""
         self._random.advance(by=steps)
 
     def _step_in_triton(self, env: TritonEnv, action: Tensor) -> Timestep:
@@ -198,7 +196,7 @@ class TorchEnv(CountingEnv):
         self._load_clocks(state["clocks"])
 
     def _set_state(self, state: State) -> None:
-        """On a GPU the state stays at its address, where a CUDA graph finds it; an earlier
+        """Set the state; on a GPU in place, since a CUDA graph holds its address. Then an earlier
         observation must not be a view of it.
         """
         if host_sync_is_free(self.device):
@@ -211,8 +209,8 @@ class TorchEnv(CountingEnv):
     def _autoreset(
         self, next_state: State, final_obs: Tensor, done: Tensor
     ) -> tuple[Tensor, State]:
-        """Restart the episodes that ended; returns (obs [N, *obs], the state they show, in memory
-        that no later step changes).
+        """Restart the episodes that ended; returns (obs [N, *obs], the state that they observe, in
+        memory that no later step changes).
         """
         if host_sync_is_free(self.device):
             # on a CPU only the environments that ended draw a state

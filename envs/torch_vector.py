@@ -1,9 +1,8 @@
 """Any vector environment whose arrays are torch tensors: ManiSkill's and mjlab's tasks, or one of
 your own, `make_env("torch_vector:...")`.
 
-It steps in this process, on its own device; what it returns is copied once and brought into the
-form that `vec_env.py` sets.
-A simulator's state cannot be saved: a resumed run begins new episodes.
+It steps in this process; its results are copied once, into the form that `vec_env.py` defines. The
+state of a simulator cannot be saved: a resumed run begins new episodes.
 """
 
 import inspect
@@ -27,28 +26,28 @@ from gpurl.errors import EnvError, UsageError
 FINAL_KEYS = ("final_obs", "final_observation")  # the second is Gymnasium's old name, ManiSkill's
 # tensors [N] in which a simulator counts: Isaac Lab's and mjlab's, and ManiSkill's
 CLOCKS = ("episode_length_buf", "elapsed_steps")
-PATIENCE = 1000  # steps until which an episode has probably ended, where there is no time limit
+PATIENCE = 1000  # steps after which an episode has probably ended, if there is no time limit
 
 
 class TorchVector(CountingEnv):
     """`num_envs` environments of the registered `task`, or `env`: a vector environment that follows
     Gymnasium's API with tensors.
 
-    An observation that is a dict with a group `policy` or `actor` shows that to the policy; the
-    group `critic` or `privileged` becomes the `state` of critics; other dicts and tuples are
-    flattened as by Gymnasium. The environment resets as its metadata["autoreset_mode"] says, else
-    in the same step; with `auto_reset` false (on it, or on its `cfg`) the adapter resets what
-    ended, for which it waits in each step.
-    Where an environment that resets in the same step does not give `final_obs`, what was observed
-    before the last step stands in for it:
-    where time ran out, values are then those of one step before. `cfg.is_finite_horizon` makes a
-    time-out a termination.
+    Observations: of a dict with a group `policy` or `actor` the policy gets that group; the group
+    `critic` or `privileged` becomes the `state` of critics; other dicts and tuples are flattened as
+    by Gymnasium.
 
-    overrides: `NAME=VALUE NAME=VALUE`, of the task's constructor, or paths in mjlab's
-    configuration. action_limit: actions are clipped to +-limit, which then is the width of the
-    action space; without it actions of an unlimited Box are those of the policy as they are, which
-    suits PPO, but algorithms with squashed actions need a limit. across_devices: the simulator may
-    be on another device than the run.
+    Resets: as in metadata["autoreset_mode"], by default in the same step; with `auto_reset` false
+    (on the environment or its `cfg`) the adapter resets environments whose episode ended, and the
+    host waits for that in each step. If an environment that resets in the same step returns no
+    `final_obs`, the observation before the last step replaces it: at a time limit the value is then
+    that of one step before. `cfg.is_finite_horizon` makes a time-out a termination.
+
+    overrides: `NAME=VALUE NAME=VALUE`, arguments of the task's constructor, or paths in mjlab's
+    configuration. action_limit: actions are clipped to +-limit, and the action space becomes this
+    wide; without it the actions of an unlimited Box are not changed, which suits PPO, but
+    algorithms with squashed actions need a limit. across_devices: the simulator may be on another
+    device than the run.
     """
 
     def __init__(
@@ -63,14 +62,14 @@ class TorchVector(CountingEnv):
         env: Any = None,
     ) -> None:
         name = type(self).__name__
-        # one source of the environment
+        # the environment, given or made by name
         if bool(task) == (env is not None):
             raise UsageError(
-                f"{name} needs a task (torch_vector:PACKAGE:ID) or env=, one of them; got "
+                f"{name} needs either a task (torch_vector:PACKAGE:ID) or env=; got "
                 f"task={task!r}, env={env}"
             )
         if env is not None and overrides:
-            raise UsageError("overrides are for a task by its name; set them where env is made")
+            raise UsageError("overrides are for a task given by name; set them where env is made")
         self.task = task
         self.overrides = overrides
         self.action_limit = action_limit
@@ -90,21 +89,22 @@ class TorchVector(CountingEnv):
             self._env.close()
             raise
         super().__init__(num_envs, device)
-        self._done = torch.zeros(num_envs, dtype=torch.bool, device=self.device)  # in the last step
-        self._last: list[Tensor] | None = None  # obs, and state, of the last step
-        self._log_terms: Info = {}  # info["log"] of the step before
+        # of the last step
+        self._done = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
+        self._last: list[Tensor] | None = None  # obs, and state
+        self._log_terms: Info = {}  # info["log"]
         self._steps = 0
-        self._gives_final = True
-        if self.autoreset_mode == AutoresetMode.SAME_STEP and not self._promises_final():
-            self._warn_of_stand_in()
+        self._returns_final_obs = True
+        if self.autoreset_mode == AutoresetMode.SAME_STEP and not self._promises_final_obs():
+            self._warn_of_missing_final_obs()
 
     @property
     def _label(self) -> str:
         return self.task or type(self._attribute("unwrapped") or self._env).__name__
 
     def _attribute(self, name: str) -> Any:
-        """An attribute of the environment, or of the innermost one where wrappers do not pass it
-        on; None where there is none.
+        """An attribute of the environment, or of the innermost one if wrappers hide it; None if
+        there is none.
         """
         value = getattr(self._env, name, None)
         if value is None:
@@ -117,8 +117,8 @@ class TorchVector(CountingEnv):
         spaces = [self._attribute(f"single_{kind}_space") for kind in ("observation", "action")]
         if None in spaces:
             raise UsageError(
-                f"{self._label} has no single_observation_space and single_action_space: it is no "
-                f"vector environment"
+                f"{self._label} is no vector environment: it lacks single_observation_space or "
+                f"single_action_space"
             )
         self._arrays = torch_arrays(device, self.across_devices)
         observation, action = map(to_gymnasium, spaces)
@@ -142,40 +142,36 @@ class TorchVector(CountingEnv):
             or self._attribute("max_episode_steps")
             or getattr(self._attribute("spec"), "max_episode_steps", None)
         )
-        if limit is not None:  # else what a subclass says
+        if limit is not None:  # otherwise the subclass sets it
             self.max_episode_steps = int(limit)
 
     def _find_mode(self) -> AutoresetMode:
-        if False in (
-            getattr(self._env, "auto_reset", True),
-            getattr(self._attribute("cfg"), "auto_reset", True),
-        ):
-            return AutoresetMode.DISABLED
+        for owner in (self._env, self._attribute("cfg")):
+            if getattr(owner, "auto_reset", True) is False:
+                return AutoresetMode.DISABLED
         metadata = self._attribute("metadata") or {}
         mode = metadata.get("autoreset_mode", AutoresetMode.SAME_STEP)
         return check_autoreset_mode(self._label, mode)
 
-    def _promises_final(self) -> bool:
-        """Gymnasium's vector environments must give final_obs, others give it where their
-        configuration says so.
-        """
+    def _promises_final_obs(self) -> bool:
+        """Gymnasium's vector environments must return final_obs, others may be configured to."""
         return isinstance(self._env, VectorEnv) or bool(
             getattr(self._attribute("cfg"), "compute_final_obs", False)
         )
 
-    def _warn_of_stand_in(self) -> None:
-        self._gives_final = False
+    def _warn_of_missing_final_obs(self) -> None:
+        self._returns_final_obs = False
         logging.getLogger("gpurl").warning(
-            "%s gives no final_obs: where time runs out, the observation before the last step "
-            "stands in for the one after it",
+            "%s returns no final_obs: at a time limit, the observation before the last step "
+            "replaces the one after it",
             self._label,
         )
 
     def reset(
         self, *, seed: int | None = None, options: Options | None = None
     ) -> tuple[Tensor, Info]:
-        """The first reset without a seed takes the constructor's. Other entries of `options` go to
-        the environment.
+        """The first reset without a seed uses the constructor's. `options` besides "reset_mask" go
+        to the environment.
         """
         others = dict(options or {})
         mask = others.pop("reset_mask", None)
@@ -183,17 +179,17 @@ class TorchVector(CountingEnv):
             seed = self._seed
         if mask is None or self._last is None:
             batch, extras = self._call("reset", self._env.reset, seed=seed, options=others or None)
-            self._new_log_terms(extras)  # of episodes that did not end: no step reports them
-            shown = self._encode("reset", batch)
+            self._new_log_terms(extras)  # of unfinished episodes: no step reports them
+            obs = self._encode("reset", batch)
             self._done = torch.zeros_like(self._done)
             self._restart_clocks()
         else:
             mask = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
-            shown = self._reset_rows(mask, self._last, seed, others)
+            obs = self._reset_rows(mask, self._last, seed, others)
             self._done = self._done & ~mask
             self._restart_clocks(mask)
-        self._keep(shown)
-        return shown[0], {"state": shown[1]} if len(shown) > 1 else {}
+        self._keep(obs)
+        return obs[0], {"state": obs[1]} if len(obs) > 1 else {}
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         if self._last is None:
@@ -219,50 +215,50 @@ class TorchVector(CountingEnv):
             reward = torch.where(valid, reward, 0.0)
         # observations, then statistics
         terminated, truncated, done = find_ends(terminated, truncated, valid)
-        shown, final = self._after(self._encode("step", batch), extras, done)
-        timestep = self._timestep(shown, final, reward, terminated, truncated, done, valid)
+        obs, final = self._after(self._encode("step", batch), extras, done)
+        timestep = self._timestep(obs, final, reward, terminated, truncated, done, valid)
         if log := self._new_log_terms(extras):
             timestep.info["log"] = log
         # for the next step
-        self._keep(shown)
+        self._keep(obs)
         self._done = done
         self._steps += 1
         return timestep
 
-    def _keep(self, shown: list[Tensor]) -> None:
-        """For the next step: what may stand in for a last observation is cloned, since the caller
-        may write into its own.
+    def _keep(self, obs: list[Tensor]) -> None:
+        """Keep the observations for the next step; as clones if they may become final
+        observations, since the caller may write into its own.
         """
-        self._last = shown if self._gives_final else [tensor.clone() for tensor in shown]
+        self._last = obs if self._returns_final_obs else [tensor.clone() for tensor in obs]
 
     def _after(
-        self, shown: list[Tensor], extras: Info, done: Tensor
+        self, obs: list[Tensor], extras: Info, done: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """(what is shown next, the true successor), each obs and state, of a step after which
-        `shown` was returned.
+        """(next observations, true successors), each obs and state, of a step that returned
+        `obs`.
         """
         if self.autoreset_mode == AutoresetMode.NEXT_STEP:
-            return shown, shown
+            return obs, obs
         if self.autoreset_mode == AutoresetMode.DISABLED:
-            # a reset takes numbers of environments and costs much, so the host has to know whether
-            # there is one
-            return (self._reset_rows(done, shown, None, {}) if bool(done.any()) else shown), shown
+            # a reset takes indices and is expensive, so the host reads whether one is needed
+            return (self._reset_rows(done, obs, None, {}) if bool(done.any()) else obs), obs
+        # SAME_STEP: the final observations of this step, or else the last observations
         final = next((extras[key] for key in FINAL_KEYS if key in extras), None)
-        if final is not None:  # of all environments; it may still be there from an earlier step
+        if final is not None:  # of all environments; it may be left from an earlier step
             last = self._encode("step: final_obs", final)
-            self._gives_final = False
+            self._returns_final_obs = False
         else:
             assert self._last is not None
             last = self._last
-            if self._gives_final and self._steps == (self.max_episode_steps or PATIENCE):
-                self._warn_of_stand_in()
-        return shown, [select(done, *pair) for pair in zip(last, shown)]
+            if self._returns_final_obs and self._steps == (self.max_episode_steps or PATIENCE):
+                self._warn_of_missing_final_obs()
+        return obs, [select(done, *pair) for pair in zip(last, obs)]
 
     def _reset_rows(
         self, mask: Tensor, before: list[Tensor], seed: int | None, options: Options
     ) -> list[Tensor]:
-        """Obs and state after a reset of the environments in mask [N]; `before` is what all of them
-        showed.
+        """Obs and state of all environments after a reset of those in mask [N]; before: those
+        before it.
         """
         index = mask.nonzero().squeeze(1)
         if not len(index):
@@ -280,20 +276,20 @@ class TorchVector(CountingEnv):
     def _restart(
         self, index: Tensor, mask: Tensor, seed: int | None, options: Options
     ) -> tuple[Batch, bool]:
-        """(observations of all environments, whether only those of `index` were reset for sure)
-        after a reset of the environments in it.
+        """Resets the environments of `index`; returns (observations of all environments, whether it
+        is certain that no others were reset).
         """
         # the way of Isaac Lab and mjlab, which reset exactly these
         inner = self._attribute("unwrapped") or self._env
         if "env_ids" in inspect.signature(inner.reset).parameters:  # wrappers do not pass it on
             return self._call("reset", inner.reset, env_ids=index, seed=seed)[0], True
         # Gymnasium's way, and ManiSkill's
-        chosen = {**options, "reset_mask": mask, "env_idx": index}
-        return self._call("reset", self._env.reset, seed=seed, options=chosen)[0], False
+        options = {**options, "reset_mask": mask, "env_idx": index}
+        return self._call("reset", self._env.reset, seed=seed, options=options)[0], False
 
     def _new_log_terms(self, extras: Info) -> Info:
-        """What a simulator logs, in a step that changed it: the same dict stays in `extras` until
-        the next episodes end.
+        """The simulator's log terms, if this step changed them: the same dict stays in `extras`
+        until the next episodes end.
         """
         terms = extras.get("log")
         if not isinstance(terms, dict):
@@ -310,7 +306,7 @@ class TorchVector(CountingEnv):
         }
 
     def _encode(self, where: str, batch: Batch) -> list[Tensor]:
-        """Obs, and state where there is one, in new memory."""
+        """Obs, and state if there is one, in new memory."""
         try:
             return [encoder.encode(batch) for encoder in self._encoders]
         except EnvError as error:
@@ -332,7 +328,7 @@ class TorchVector(CountingEnv):
     def _call(
         self, name: str, function: Callable[..., Any], *arguments: object, **options: object
     ) -> Any:
-        """The result of `function`, whose errors become EnvErrors."""
+        """The result of `function`; its errors become EnvErrors."""
         try:
             return function(*arguments, **options)
         except Exception as error:
@@ -341,7 +337,7 @@ class TorchVector(CountingEnv):
             ) from error
 
     def stagger(self, clocks: Tensor) -> None:
-        """A simulator that does not show its clocks leaves them as they are."""
+        """Does nothing if the simulator has no clocks that can be set."""
         for name in CLOCKS:
             simulator_clocks = self._attribute(name)
             if isinstance(simulator_clocks, Tensor) and simulator_clocks.shape == clocks.shape:
@@ -356,7 +352,8 @@ class TorchVector(CountingEnv):
 def _outline(batch: Batch) -> str:
     """The form of a batch, for a message."""
     if isinstance(batch, dict):
-        return "{" + ", ".join(f"{name!r}: {_outline(part)}" for name, part in batch.items()) + "}"
+        groups = ", ".join(f"{name!r}: {_outline(group)}" for name, group in batch.items())
+        return "{" + groups + "}"
     if isinstance(batch, Tensor):
         return f"a tensor {tuple(batch.shape)}"
     return f"a {type(batch).__name__}"

@@ -23,25 +23,26 @@ Options = dict[str, Any]  # of `reset`, as Gymnasium has them: "reset_mask" [N] 
 
 
 class Timestep(NamedTuple):
-    """What a step returns; unpacks as Gymnasium's five values. `step_specs` has the shapes and
-    dtypes. `obs` is new memory in each step: the one before is recorded after it.
+    """The result of a step; unpacks as Gymnasium's five values. `step_specs` has the shapes and
+    dtypes. `obs` is new memory in each step, since the trainer records the previous one later.
 
-    info always holds
+    info always contains
     - "final_obs": the true successor, which differs from `obs` only where an episode ended
-    - "_final_obs": where that is, terminated | truncated; "time_outs": truncated
+    - "_final_obs": where an episode ended, terminated | truncated; "time_outs": truncated
     - "episode" {"r", "l"}: return and length so far, with several agents the mean over agents of
       their summed rewards; "_episode": where they are final
-    - with a `single_state_space`: "state", privileged observations of the critic beside `obs`, and
-      "final_state", those beside final_obs; `reset` gives "state" too
+    - with a `single_state_space`: "state", privileged observations of the critic that belong to
+      `obs`, and "final_state", those of final_obs; `reset` returns "state" too
 
-    It may hold
-    - "valid" [N] bool: False where the step is no real transition, which is never trained on
+    It may contain
+    - "valid" [N] bool: False where the step is no real transition; such steps are not trained on
     - "action_mask" [N, ...]
     - "log": a dict of scalars or tensors, whose means are logged as env/<name>
     """
 
     obs: Tensor  # [N, *obs] what the policy sees next
-    reward: Tensor  # [N] float32; [N, A] with several agents, each of which gets a shared reward
+    # [N] float32; [N, A] with several agents, where a shared reward is repeated for each
+    reward: Tensor
     terminated: Tensor  # [N] bool: the task ended, the value after it is zero
     # [N] bool: the time limit, bootstrap from final_obs; never True together with terminated
     truncated: Tensor
@@ -53,9 +54,9 @@ class VecEnv(gymnasium.vector.VectorEnv):
     `super().__init__(num_envs, device)`.
 
     `graph_safe`: a CUDA graph can hold `step`: the host reads no tensor in it, no Python number
-    changes from one step to the next, state stays at its address. Without it the environment is
-    stepped between graphs, on torch's current stream, where a simulator may replay a graph of its
-    own; it must not keep the actions tensor, whose memory is used again.
+    changes from step to step, the state stays at its address. Otherwise the environment steps
+    between graphs, on torch's current stream, where a simulator may replay its own graph; it must
+    not keep the actions tensor, whose memory is reused.
 
     With `num_agents` A > 1 the single spaces are joint: observations (A, D), actions
     MultiDiscrete([n] * A) or a Box (A, d); so obs is [N, A, D], actions are [N, A] or [N, A, d] and
@@ -70,7 +71,7 @@ class VecEnv(gymnasium.vector.VectorEnv):
     graph_safe: bool = False
     # a reset of some environments takes effect in their next step, which is then no transition
     resets_late: bool = False
-    # only one can exist in a process: evaluation runs once, after training, in the same environment
+    # only one can exist in a process: evaluation then runs once, after training, in the same one
     single_instance: bool = False
     max_episode_steps: int | None = None
     reward_threshold: float | None = None  # return that solves the task, where one is published
@@ -105,12 +106,12 @@ class VecEnv(gymnasium.vector.VectorEnv):
 
     @classmethod
     def declared_options(cls) -> dict[str, inspect.Parameter]:
-        """Options that `**options` of the constructor takes, beside its named parameters."""
+        """Options that the constructor takes in `**options`, besides its named parameters."""
         return {}
 
     @classmethod
     def missing(cls) -> str:
-        """What this machine lacks of its simulator and how to get it, in a few words; empty where
+        """What this machine lacks to run the simulator and how to install it, in a few words; "" if
         it lacks nothing.
         """
         return ""
@@ -131,12 +132,12 @@ class VecEnv(gymnasium.vector.VectorEnv):
         """Set the episode clocks [N] int64 so that time limits do not all fall on one step; the
         first episodes, which are shorter, are not counted.
 
-        Does nothing where the clocks of a simulator cannot be set.
+        Does nothing if the clocks of a simulator cannot be set.
         """
 
     def state_dict(self) -> Info:
         """Nested dicts of tensors and plain values from which `load_state_dict` continues exactly;
-        {} where a simulator cannot be saved.
+        {} if a simulator cannot be saved.
         """
         return {}
 
@@ -147,15 +148,16 @@ class VecEnv(gymnasium.vector.VectorEnv):
 
 
 class TensorSpec(NamedTuple):
-    """What a tensor must be."""
+    """The expected shape and dtype of a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None = None  # None: any, on any device
 
 
 def step_specs(env: VecEnv) -> dict[str, TensorSpec]:
-    """The contract of a step: all tensors that it returns, by their keys in messages, without
-    gradient; only info['valid'] may be missing. `reset` returns obs and info['state'] alike.
+    """The contract of a step: the tensors that it returns, without gradient, by their keys in
+    messages. Only info['valid'] may be missing. obs and info['state'] of `reset` have the same
+    form.
     """
     # forms that several tensors share
     row = (env.num_envs,)
@@ -181,7 +183,7 @@ def step_specs(env: VecEnv) -> dict[str, TensorSpec]:
 
 
 def step_values(timestep: Timestep) -> dict[str, Any]:
-    """What a step returned, by the keys of `step_specs`; None where it lacks something."""
+    """The results of a step, by the keys of `step_specs`; None for what is missing."""
     info = timestep.info
     episode = info.get("episode")
     if not isinstance(episode, dict):
@@ -204,18 +206,17 @@ def step_values(timestep: Timestep) -> dict[str, Any]:
 
 
 def tensor_problem(value: object, spec: TensorSpec, device: torch.device) -> str:
-    """What is wrong with `value`, as `wanted ..., got ...`; empty where nothing is. The device does
-    nothing for it.
+    """`wanted ..., got ...` if `value` does not match `spec` on `device`, else "". Needs no work of
+    the device.
     """
     shape, dtype = spec
-    # the usual case in one line of comparisons; whatever differs is looked at again, and named
+    # the usual case is fast; anything else is compared again below, for the message
     if (
         type(value) is Tensor
         and value.shape == shape
         and (dtype is None or (value.dtype == dtype and value.device == device))
     ):
         return ""
-    # the message
     expected = f"a tensor of shape {shape}"
     if dtype is not None:
         expected += f", {dtype}, on {device}"
@@ -223,7 +224,6 @@ def tensor_problem(value: object, spec: TensorSpec, device: torch.device) -> str
         got = "nothing" if value is None else f"a {type(value).__name__}"
     elif value.shape != shape:
         got = f"shape {tuple(value.shape)}"
-
     elif dtype is None:
         return ""
     elif value.dtype != dtype:
@@ -236,13 +236,13 @@ def tensor_problem(value: object, spec: TensorSpec, device: torch.device) -> str
 
 
 def check_tensor(where: str, value: object, spec: TensorSpec, device: torch.device) -> None:
-    """EnvError that begins with `where`, unless `value` is what `spec` says, on `device`."""
+    """EnvError that begins with `where`, unless `value` matches `spec` on `device`."""
     if problem := tensor_problem(value, spec, device):
         raise EnvError(f"{where}: {problem}")
 
 
 def same_device(one: torch.device, other: torch.device) -> bool:
-    """Whether they are one; a CUDA device without a number is any."""
+    """Whether they are the same; a CUDA device without an index matches any."""
     return one.type == other.type and (one.index == other.index or None in (one.index, other.index))
 
 
@@ -256,7 +256,7 @@ def describe(value: object) -> str:
 
 
 def check_at_least_one(**values: int | None) -> None:
-    """UsageError for a number below 1; None is no number."""
+    """UsageError for a value below 1, except None."""
     for name, value in values.items():
         if value is not None and value < 1:
             raise UsageError(f"{name} must be at least 1, got {value}")

@@ -396,7 +396,7 @@ def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixt
         (["train", "ppo", "chasing:big"], "has no tasks to choose from"),
         (
             ["train", "ppo", "mujoco_warp:ant"],
-            "the tasks of mujoco_warp go by their own names: ant, half_cheetah",
+            "name a task of mujoco_warp without its folder: ant, half_cheetah",
         ),
         (["train", "ppo"], "environments: acrobot"),
         (

@@ -51,7 +51,7 @@ def test_the_true_transitions(task: str, exact: bool, caplog: pytest.LogCaptureF
     assert env.max_episode_steps == LENGTH
     assert (env.single_state_space is not None) == exact
     assert env.single_action_space == Box(-np.inf, np.inf, (1,), np.float32)
-    assert ("the observation before the last step stands in" in caplog.text) == (not exact)
+    assert ("the observation before the last step replaces" in caplog.text) == (not exact)
     assert_true_transitions(env, exact=exact)
     assert_true_transitions(env, exact=exact, seed=8)
     assert_some_can_restart(env)
@@ -171,7 +171,7 @@ def test_there_is_one_simulation_in_a_process() -> None:
     env = make_env(f"isaac_lab:{TASKS[0]}", 2)
     with pytest.raises(
         UsageError,
-        match="one simulation in a process, that of Isaac-Walks-Direct-v0: close it first",
+        match="one simulation per process, and Isaac-Walks-Direct-v0 is open: close it first",
     ):
         make_env(f"isaac_lab:{TASKS[1]}", 2)
     env.close()

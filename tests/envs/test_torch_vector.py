@@ -99,7 +99,7 @@ def test_a_maniskill_task_by_its_name(overrides: str, caplog: pytest.LogCaptureF
 @pytest.mark.usefixtures("_mjlab")
 def test_an_mjlab_task_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
     env = mjlab()
-    assert "the observation before the last step stands in" in caplog.text
+    assert "the observation before the last step replaces" in caplog.text
     assert env.max_episode_steps == LENGTH
     assert env.single_state_space is not None
     assert_true_transitions(env, exact=False)
@@ -200,7 +200,7 @@ def test_what_is_missing_in_info_is_told_once(caplog: pytest.LogCaptureFixture) 
     assert env.max_episode_steps == LENGTH
     with caplog.at_level(logging.WARNING):
         assert_true_transitions(env, exact=False)
-    assert caplog.text.count("gives no final_obs") == 1
+    assert caplog.text.count("returns no final_obs") == 1
     caplog.clear()
     gives = TorchVector(1, env=PickWalks(1, obs_mode="state"))
     gives.max_episode_steps = LENGTH
@@ -305,7 +305,7 @@ class NoPartialReset(WalkVector):
 
 
 def test_misuse_and_misbehaviour_are_named() -> None:
-    with pytest.raises(UsageError, match="needs a task"):
+    with pytest.raises(UsageError, match="needs either a task"):
         TorchVector(2)
     with pytest.raises(UsageError, match="num_envs is 3, but WalkVector has 2"):
         TorchVector(3, env=WalkVector(2, AutoresetMode.SAME_STEP))

@@ -522,7 +522,7 @@ class Unmade(OwnWalk):
         ),
         (
             lambda self: setattr(self, "num_envs", 3),
-            r"Unmade.num_envs: wanted 16, the argument num_envs, got 3",
+            r"Unmade.num_envs: wanted 16, as in its argument, got 3",
         ),
         (
             lambda self: delattr(self, "num_envs"),
