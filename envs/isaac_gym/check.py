@@ -1,5 +1,5 @@
-"""What `gpurl doctor` reports of Isaac Gym: what its Python has, and whether tensors shared with a
-process of it arrive both ways.
+"""The report of `gpurl doctor` on Isaac Gym: the versions in its Python, and a test of shared
+tensors in both directions.
 """
 
 import torch
@@ -12,7 +12,9 @@ SIZES = (4, 4, 0, 4)  # obs and action: [4, 4]
 
 
 def describe(python: str, seconds: float = 120.0) -> list[str]:
-    """Two lines. UsageError or EnvError where Isaac Gym cannot run there at all."""
+    """Two lines: versions, shared tensors. UsageError or EnvError if Isaac Gym cannot be imported
+    under `python`; seconds: limit of each call.
+    """
     gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
     simulator = SimulatorProcess(find_python(python), gpu)
     try:
@@ -22,7 +24,7 @@ def describe(python: str, seconds: float = 120.0) -> list[str]:
         name = "shared memory" if gpu is None else "CUDA IPC"
         try:
             try_sharing(simulator, gpu, seconds)
-        # the last two: what CUDA or the kernel refuses this process
+        # RuntimeError and OSError are of CUDA and the kernel
         except (GpurlError, RuntimeError, OSError) as error:
             return [description["text"], f"{name} does not work: {error}"]
         return [description["text"], f"{name} works"]
@@ -31,8 +33,8 @@ def describe(python: str, seconds: float = 120.0) -> list[str]:
 
 
 def try_sharing(simulator: SimulatorProcess, gpu: int | None, seconds: float) -> None:
-    """Write numbers into a shared tensor and read the simulator's answer from another one; EnvError
-    where it is wrong.
+    """Write numbers into a shared tensor, let the simulator process double them, and read them from
+    another one; EnvError if they are wrong.
     """
     layout = layout_of(*SIZES)
     shared = (
@@ -41,6 +43,7 @@ def try_sharing(simulator: SimulatorProcess, gpu: int | None, seconds: float) ->
         else CudaTensors(layout, torch.device("cuda", gpu))
     )
     try:
+        # to the other process
         written = shared.tensors["action"]
         written.copy_(torch.arange(1.0, written.numel() + 1.0).view_as(written))
         shared.hand_over()
@@ -51,6 +54,7 @@ def try_sharing(simulator: SimulatorProcess, gpu: int | None, seconds: float) ->
             memory_file=simulator.memory_file,
             handles=shared.handles(),
         )
+        # and back
         shared.take_over()
         expected = 2.0 * written.cpu()
         got = shared.tensors["obs"].cpu()

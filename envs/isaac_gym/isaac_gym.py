@@ -1,9 +1,9 @@
 """NVIDIA's Isaac Gym: tasks of IsaacGymEnvs and legged_gym by name,
 `make_env("isaac_gym:Ant", 4096, "cuda", python=...)`.
 
-The simulator runs in a separate process, under the Python 3.6 to 3.8 that its binaries need; the
-tensors are shared, on a GPU by CUDA IPC, on a CPU in a memory file. The state of a simulator cannot
-be saved: a resumed run begins new episodes.
+The simulator runs in a separate process, under the Python 3.6 to 3.8 that its binaries need. Both
+processes share tensors, on a GPU by CUDA IPC, on a CPU in a memory file. The state of the simulator
+cannot be saved: a resumed run begins new episodes.
 """
 
 import os
@@ -31,15 +31,15 @@ class IsaacGym(CountingEnv):
     """`num_envs` environments of an Isaac Gym `task`, of IsaacGymEnvs or legged_gym, in a separate
     process under `python`.
 
-    overrides: settings of the task, "env.episodeLength=500 env.clipActions=0.5", as hydra writes
-    them; for legged_gym those of its configuration classes. pipeline cpu simulates on the CPU.
-    max_episode_steps counts transitions that are trained on.
+    overrides: settings of the task, "env.episodeLength=500 env.clipActions=0.5", in hydra's syntax;
+    for legged_gym those of its configuration classes. pipeline cpu simulates on the CPU.
+    max_episode_steps counts real transitions only. start_timeout, step_timeout: seconds.
 
     Most tasks restart a step late, and that step is no transition: info["valid"] is False. Those
-    that restart at once (AnymalTerrain, legged_gym) show no terminal observation: final_obs is then
-    the observation before the step. A time limit and a fall in the same step count as a time limit,
-    since the tasks do not distinguish them. A reset of some environments takes effect within their
-    next step, which is no transition; until then they show the old observation. Factory and
+    that restart at once (AnymalTerrain, legged_gym) return no terminal observation: final_obs is
+    then the observation before the step. A time limit and a fall in the same step count as a time
+    limit, since the tasks do not distinguish them. A reset of some environments takes effect within
+    their next step, which is no transition; until then they return the old observation. Factory and
     IndustReal tasks have one clock for all environments: it is not staggered, and only all of them
     can be reset.
     """
@@ -58,6 +58,7 @@ class IsaacGym(CountingEnv):
         start_timeout: float = 600.0,
         step_timeout: float = 120.0,
     ) -> None:
+        # settings
         target = torch.device(device)
         self.task = task
         self.family = family
@@ -69,7 +70,8 @@ class IsaacGym(CountingEnv):
         check_at_least_one(num_envs=num_envs, max_episode_steps=max_episode_steps)
         self.python = find_python(python)
         self._seed = seed
-        gpu = None  # number of the GPU that simulates
+        # the process, and the task in it
+        gpu = None  # index of the GPU that simulates
         if target.type == "cuda" and pipeline != "cpu":
             gpu = torch.cuda.current_device() if target.index is None else target.index
         self._simulator = SimulatorProcess(self.python, gpu)
@@ -106,7 +108,7 @@ class IsaacGym(CountingEnv):
         return ""
 
     def _check_options(self, device: torch.device) -> None:
-        """UsageError for what is wrong before a process is started."""
+        """UsageError for wrong options, before a process is started."""
         if not self.task:
             raise UsageError("isaac_gym needs a task: isaac_gym:Ant, or task='Ant'")
         for name, known in (("family", FAMILIES), ("pipeline", PIPELINES)):
@@ -124,18 +126,20 @@ class IsaacGym(CountingEnv):
             raise UsageError(f"start_timeout and step_timeout must be above 0, got {seconds}")
 
     def _set_up(self, properties: dict[str, Any], num_envs: int) -> None:
-        """Spaces and resets from the properties that the server reports of its task."""
+        """Set spaces and kind of resets from the properties of the task that the server reports."""
         count, num_obs, num_states, num_actions = properties["sizes"]
         if count != num_envs:
             raise UsageError(
-                f"{self.task} makes {count} environments, num_envs is {num_envs}: set it to {count}"
+                f"{self.task} has {count} environments, num_envs is {num_envs}: set it to {count}"
             )
+        # spaces
         clip_obs = properties["clip_obs"]
         max_action = properties["max_action"]
         self.single_observation_space = Box(-clip_obs, clip_obs, (num_obs,), np.float32)
         self.single_action_space = Box(-max_action, max_action, (num_actions,), np.float32)
         if num_states:
             self.single_state_space = Box(-clip_obs, clip_obs, (num_states,), np.float32)
+        # restarts, time limit and clocks
         if properties["restarts_later"]:
             self.autoreset_mode = AutoresetMode.NEXT_STEP
         self.max_episode_steps = properties["max_episode_steps"]
@@ -145,7 +149,7 @@ class IsaacGym(CountingEnv):
         self._has_started = False
 
     def _share(self, layout: Layout, gpu: int | None) -> None:
-        """Tensors that both processes see."""
+        """Make the tensors that both processes share."""
         self._shared: HostTensors | CudaTensors
         if gpu is None:
             self._shared = HostTensors(layout, self._simulator.memory_file)
@@ -162,7 +166,7 @@ class IsaacGym(CountingEnv):
     def reset(
         self, *, seed: int | None = None, options: Options | None = None
     ) -> tuple[Tensor, Info]:
-        """The first reset without a seed takes the constructor's."""
+        """The first reset without a seed uses the constructor's."""
         mask = (options or {}).get("reset_mask")
         if mask is not None:
             mask = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
@@ -177,7 +181,8 @@ class IsaacGym(CountingEnv):
             self._send("restart", {"mask": mask})
             self._steps.end_episodes(mask)
             self._restart_clocks(mask)
-        obs, *state = [rows.clone() for rows in self._steps.shown]
+        # clones, as the caller may overwrite them
+        obs, *state = [rows.clone() for rows in self._steps.last]
         return obs, {"state": state[0]} if state else {}
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
@@ -185,42 +190,42 @@ class IsaacGym(CountingEnv):
             raise UsageError("IsaacGym.step: reset() comes before the first step")
         self._send("step", {"action": self._checked_action(actions)})
         returned = self._returned()
-        return self._timestep(returned.shown(), *self._steps.transition(returned))
+        return self._timestep(returned.observations(), *self._steps.transition(returned))
 
     def stagger(self, clocks: Tensor) -> None:
         if self._clocks_move_together:
-            return  # such a task would use the clock of environment 0 for all
+            return  # all environments would get the clock of environment 0
         super().stagger(clocks)
         self._send("set_clocks", {"clock": clocks})
 
     def _has_to_reset_all(self, mask: Tensor) -> bool:
-        """Whether only all can be reset; UsageError where mask [N] is some of them, for which the
-        host waits for the device.
+        """Whether this task can reset all environments only; then UsageError if mask [N] is not all
+        of them, for which the host waits for the device.
         """
         if not self._clocks_move_together:
             return False
         if not bool(mask.all()):
             raise UsageError(
                 f"IsaacGym.reset: {self.task} has one clock for all environments: wanted a reset "
-                f"of all {self.num_envs}, got a reset_mask of {int(mask.sum())}; leave the mask "
-                f"out, or take --nan skip or raise instead of reset-envs"
+                f"of all {self.num_envs}, got a reset_mask of {int(mask.sum())}; reset without a "
+                f"mask, or use --nan skip or raise instead of reset-envs"
             )
         return True
 
     def _send(
         self, call: str, written: dict[str, Tensor], seconds: float | None = None, **arguments: Any
     ) -> None:
-        """Write tensors for the simulator, after it has read the earlier ones, then call."""
-        self._simulator.check_is_there()
+        """Write tensors for the simulator, after it has read the previous ones, then call it."""
+        self._simulator.check_is_alive()
         self._shared.take_over()
         for name, value in written.items():
             self._tensors[name].copy_(value)
-        # also where nothing was written: earlier tensors may still be being copied from there
+        # also if nothing was written: results may still be copied from the shared memory
         self._shared.hand_over()
         self._simulator.call(call, seconds or self.step_timeout, **arguments)
 
     def _returned(self) -> Returned:
-        """Copies of the simulator's tensors: it writes the next step into the same memory."""
+        """Copies of the simulator's results, which the next step overwrites."""
         self._shared.take_over()
         copies: dict[str, Any] = {
             name: self._tensors[name].to(self.device, copy=True)

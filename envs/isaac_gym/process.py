@@ -1,5 +1,5 @@
-"""The process that Isaac Gym runs in, seen from the trainer: it is started, called, watched and
-ended; errors in it are raised here.
+"""The trainer's side of the Isaac Gym process: starts, calls, watches and ends it, and raises its
+errors.
 """
 
 import fcntl
@@ -22,21 +22,21 @@ PYTHON_VARIABLE = "GPURL_ISAAC_GYM_PYTHON"
 # of the last output of the process, in an error
 MAX_SHOWN_LINES = 20
 MAX_SHOWN_BYTES = 4096
-LOG_BYTES = 1 << 24  # of its output that are kept on disk
+LOG_BYTES = 1 << 24  # of its output that stay on disk
 CALLS_BETWEEN_LOG_CHECKS = 1024
 END_SECONDS = 5.0  # for the process to end by itself
 LD_PATH = "LD_LIBRARY_PATH"
 
 
 def find_python(given: str) -> str:
-    """Path of the interpreter that Isaac Gym is installed in: `given`, or that of the environment
-    variable. UsageError without one.
+    """Path of the interpreter that Isaac Gym is installed in: `given`, or the value of
+    PYTHON_VARIABLE. UsageError if there is none.
     """
     name = given or os.environ.get(PYTHON_VARIABLE, "")
     if not name:
         raise UsageError(
             f"isaac_gym needs the Python 3.6 to 3.8 that Isaac Gym is installed in: --env.python "
-            f"~/envs/rlgpu/bin/python, or the same in the environment variable {PYTHON_VARIABLE}"
+            f"~/envs/rlgpu/bin/python, or this path in the environment variable {PYTHON_VARIABLE}"
         )
     path = Path(name).expanduser()
     if not (path.is_file() and os.access(path, os.X_OK)):
@@ -46,26 +46,27 @@ def find_python(given: str) -> str:
             f"python must be the interpreter that Isaac Gym is installed in; {path} is no "
             f"program{hint}"
         )
-    return str(path.absolute())  # links stay: through them a virtual environment finds its packages
+    return str(path.absolute())  # links are kept: a virtual environment finds its packages by them
 
 
 class SimulatorProcess:
-    """One server under `python`, on the CUDA device `gpu` of this process; a call that takes longer
-    than its seconds ends it.
+    """A server process under `python`, on the CUDA device `gpu` of this process. A call that
+    exceeds its time limit ends it.
     """
 
     def __init__(self, python: str, gpu: int | None = None) -> None:
         self.python = python
-        # the socket, the pipe, the memory and the log have no names: nobody else can open them, and
-        # they end with the processes that hold them
-        self._channel, theirs = socket.socketpair()
+        # socket, pipe, memory and log have no names: no other process can open them, and they
+        # disappear with these processes
+        self._channel, server_end = socket.socketpair()
         read_end, self._lifeline = os.pipe()
         self.memory_file = os.memfd_create("gpurl_isaac_gym")
         self._log: BinaryIO = tempfile.TemporaryFile()  # type: ignore[assignment]  # noqa: SIM115
-        # appended to, since it is truncated now and then
+        # in append mode, since the log is truncated from time to time
         flags = fcntl.fcntl(self._log, fcntl.F_GETFL)
         fcntl.fcntl(self._log, fcntl.F_SETFL, flags | os.O_APPEND)
-        command = [python, "-u", str(SERVER), str(theirs.fileno()), str(read_end)]
+        # the server, in its own session
+        command = [python, "-u", str(SERVER), str(server_end.fileno()), str(read_end)]
         try:
             self.process = subprocess.Popen(  # noqa: S603 - a file of this package
                 command,
@@ -73,7 +74,7 @@ class SimulatorProcess:
                 stdout=self._log,
                 stderr=self._log,
                 env=_environment(python, gpu),
-                pass_fds=(theirs.fileno(), read_end, self.memory_file),
+                pass_fds=(server_end.fileno(), read_end, self.memory_file),
                 start_new_session=True,  # Ctrl-C in the terminal does not reach it
             )
         except OSError as error:
@@ -81,51 +82,52 @@ class SimulatorProcess:
                 os.close(descriptor)
             raise UsageError(f"{python} cannot be started: {error.strerror}") from error
         finally:
-            theirs.close()
+            server_end.close()
             os.close(read_end)
         self._received = b""
-        self._calls = 0  # that returned
+        self._calls = 0  # number of calls that returned
+        # ended when this object is, even if nobody calls `close`
         descriptors = (self._lifeline, self.memory_file)
         self._end = weakref.finalize(
             self, _end, os.getpid(), self.process, self._channel, self._log, descriptors
         )
 
     def call(self, name: str, seconds: float, **arguments: Any) -> Any:
-        """The server's result. UsageError or EnvError where there is none, after which the server
-        has ended.
+        """The result of the server's function `name`, which may take `seconds`. UsageError or
+        EnvError if it fails; the server has then ended.
         """
-        self.check_is_there()
+        self.check_is_alive()
         try:
             self._channel.settimeout(seconds)
-            answer = self._exchange(name, arguments)
+            reply = self._exchange(name, arguments)
         except TimeoutError:
-            os.kill(self.process.pid, signal.SIGUSR1)  # it prints where it is
+            os.kill(self.process.pid, signal.SIGUSR1)  # it prints its traceback
             time.sleep(0.2)
-            raise self._failed(f"gave no answer to {name} within {seconds:g} seconds") from None
+            raise self._failed(f"did not return from {name} within {seconds:g} seconds") from None
         except OSError:
             raise self._failed(
                 f"ended in {name}", "" if self._calls else "; it printed nothing: is it a Python?"
             ) from None
         except BaseException:
-            self.close()  # its answer may still come, and must not become that to another call
+            self.close()  # a late reply must not be taken for that to another call
             raise
-        if "result" in answer:
+        if "result" in reply:
             self._calls += 1
             if self._calls % CALLS_BETWEEN_LOG_CHECKS == 0:
                 self._shorten_log()
-            return answer["result"]
-        if "wrong_use" in answer:
+            return reply["result"]
+        if "wrong_use" in reply:
             self.close()
-            raise UsageError(answer["wrong_use"])
-        raise self._failed(f"failed in {name}: {answer['error']}")
+            raise UsageError(reply["wrong_use"])
+        raise self._failed(f"failed in {name}: {reply['error']}")
 
-    def check_is_there(self) -> None:
-        """UsageError after its end."""
+    def check_is_alive(self) -> None:
+        """UsageError if the process has ended."""
         if not self._end.alive:
-            raise UsageError("Isaac Gym's process has ended: make the environment anew")
+            raise UsageError("Isaac Gym's process has ended: make a new environment")
 
     def _exchange(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Send a call and receive its answer, a line of JSON each."""
+        """Send a call and receive its reply, a line of JSON each."""
         self._channel.sendall(json.dumps({"call": name, **arguments}).encode() + b"\n")
         while b"\n" not in self._received:
             received = self._channel.recv(65536)
@@ -136,22 +138,24 @@ class SimulatorProcess:
         return json.loads(line)
 
     def _failed(self, text: str, if_silent: str = "") -> EnvError:
-        """The error to raise, with the last output of the server; ends it."""
+        """The error to raise, with the exit code and last output of the server; ends it."""
+        # how it ended
         try:
             code = self.process.wait(0.5)  # its socket closes a moment before it has an exit code
         except subprocess.TimeoutExpired:
             code = 0
             self.process.kill()
-        end = ""
+        cause = ""
         if code < 0:
-            end = f" (signal {signal.Signals(-code).name})"
+            cause = f" (signal {signal.Signals(-code).name})"
         elif code > 0:
-            end = f" (exit code {code})"
-        printed = self._last_output().decode(errors="replace").splitlines()
-        lines = "\n".join(f"  {line}" for line in printed[-MAX_SHOWN_LINES:])
+            cause = f" (exit code {code})"
+        # what it printed
+        output = self._last_output().decode(errors="replace").splitlines()
+        lines = "\n".join(f"  {line}" for line in output[-MAX_SHOWN_LINES:])
         self.close()
         return EnvError(
-            f"Isaac Gym's process ({self.python}) {text}{end}"
+            f"Isaac Gym's process ({self.python}) {text}{cause}"
             + (f"; its last lines:\n{lines}" if lines else if_silent)
         )
 
@@ -161,7 +165,7 @@ class SimulatorProcess:
         return os.pread(descriptor, MAX_SHOWN_BYTES, start)
 
     def _shorten_log(self) -> None:
-        """A task may print in every step for days."""
+        """Truncate a long log: a task may print in every step for days."""
         descriptor = self._log.fileno()
         if os.fstat(descriptor).st_size > LOG_BYTES:
             last = self._last_output()
@@ -169,19 +173,19 @@ class SimulatorProcess:
             os.write(descriptor, last)
 
     def close(self) -> None:
-        """Ask it to end, then kill it."""
+        """End the process: by a call, then by a signal."""
         self._end()
 
 
 def _environment(python: str, gpu: int | None) -> dict[str, str]:
-    """Variables for the server: its cuda:0 is our `gpu`, and it finds its libpython, for which
-    conda sets nothing.
-    """
+    """Environment variables of the server."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
+    # its cuda:0 is `gpu` of this process
     if gpu is not None:
         visible = variables.get("CUDA_VISIBLE_DEVICES")
         name = str(gpu) if visible is None else visible.split(",")[gpu].strip()
         variables["CUDA_VISIBLE_DEVICES"] = name
+    # isaacgym loads libpython, which conda does not put on the path
     for path in (Path(python), Path(python).resolve()):
         folder = path.parent.parent / "lib"
         if any(folder.glob("libpython3*.so*")):
@@ -198,17 +202,17 @@ def _end(
     log: BinaryIO,
     descriptors: tuple[int, ...],
 ) -> None:
-    """What `close` does, also where nobody called it. A forked copy of the trainer only closes its
-    own descriptors.
+    """End the server process and close the descriptors; a forked copy of the trainer only closes
+    its descriptors.
     """
     if os.getpid() == owner:
-        with suppress(OSError):  # it may have ended, or not read
+        with suppress(OSError):  # it may have ended, or be busy
             channel.settimeout(0.0)
             channel.sendall(b'{"call": "close"}\n')
         try:
             process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with the processes it has started
+            os.killpg(process.pid, signal.SIGKILL)  # with its child processes
             process.wait()
     channel.close()
     log.close()

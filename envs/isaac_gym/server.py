@@ -1,10 +1,10 @@
-"""Isaac Gym in a process of its own, under its own Python 3.6 to 3.8: makes one task and steps it
-for a trainer, in tensors both share.
+"""The simulator process of Isaac Gym, under Python 3.6 to 3.8: makes one task and steps it for a
+trainer, in tensors that both processes share.
 
-The interpreter that runs it has no gpurl, so this file stands alone, in the language of Python 3.6
-and for any torch. Only the standard library is imported at the top, since isaacgym must come before
-torch; so the trainer can import it too, for the tensors that both share.
-The trainer asks in lines of JSON over a socket that this process was born with.
+Its interpreter has no gpurl, so this file imports nothing else of gpurl, uses Python 3.6 only and
+works with any torch. Only the standard library is imported at the top, since isaacgym must be
+imported before torch; so the trainer can import this file too, for the shared tensors. The trainer
+sends calls as lines of JSON over a socket that this process inherits.
 """
 
 import ast
@@ -28,57 +28,57 @@ import traceback
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 FAMILIES = ("isaacgymenvs", "legged_gym")
-IN_SHARED_TENSORS = ("reset", "restart", "set_clocks", "step")  # calls that read or write there
-ALIGNMENT = 256  # bytes, as CUDA's own allocations
+IN_SHARED_TENSORS = ("reset", "restart", "set_clocks", "step")  # calls that read or write them
+ALIGNMENT = 256  # bytes, as in CUDA's allocations
 Layout = Dict[str, Tuple[str, Tuple[int, ...]]]
 
 
 class WrongUse(Exception):
-    """What the user can set right: a name, a setting, an installation."""
+    """An error that the user can fix: a name, a setting, an installation."""
 
 
-# ---- what both processes share ----
+# ---- shared tensors ----
 
 
 def layout_of(num_envs: int, num_obs: int, num_states: int, num_actions: int) -> Layout:
-    """name: (numpy's type, shape) of what the processes exchange."""
+    """name -> (numpy type, shape) of the tensors that the processes exchange."""
     layout: Layout = {
         "action": ("<f4", (num_envs, num_actions)),
         "obs": ("<f4", (num_envs, num_obs)),
         "reward": ("<f4", (num_envs,)),
         "done": ("|b1", (num_envs,)),
-        "timed_out": ("|b1", (num_envs,)),  # as the task says
-        "clock": (
-            "<i8",
-            (num_envs,),
-        ),  # the task's, before the step; or what the trainer sets it to
-        "mask": ("|b1", (num_envs,)),  # which environments the trainer restarts
+        "timed_out": ("|b1", (num_envs,)),  # as reported by the task
+        # of the task before the step; or the values that the trainer sets
+        "clock": ("<i8", (num_envs,)),
+        "mask": ("|b1", (num_envs,)),  # environments that the trainer restarts
     }
     if num_states:
         layout["state"] = ("<f4", (num_envs, num_states))
     return layout
 
 
-def places_of(layout: Layout) -> Tuple[Dict[str, int], int]:
-    """({name: first byte}, bytes in all)."""
-    places, size = {}, 0
+def offsets_of(layout: Layout) -> Tuple[Dict[str, int], int]:
+    """({name: first byte}, total bytes)."""
+    offsets = {}
+    size = 0
     for name, (kind, shape) in layout.items():
-        places[name] = size
+        offsets[name] = size
         count = shape[0] * (shape[1] if len(shape) > 1 else 1)
         size += -(-count * int(kind[2:]) // ALIGNMENT) * ALIGNMENT
-    return places, size
+    return offsets, size
 
 
 class HostTensors:
-    """Tensors in a memory file that both processes map; the messages alone order who writes
-    when.
+    """Tensors in a memory file that both processes map. Calls and their replies alone order the
+    writes of the two processes.
     """
 
     def __init__(self, layout: Layout, memory_file: int) -> None:
         import numpy as np
         import torch
 
-        places, size = places_of(layout)
+        offsets, size = offsets_of(layout)
+        # the first process that opens the file gives it its size
         if os.fstat(memory_file).st_size < size:
             os.ftruncate(memory_file, size)
         memory = mmap.mmap(memory_file, size)
@@ -86,21 +86,21 @@ class HostTensors:
         for name, (kind, shape) in layout.items():
             count = int(np.prod(shape))
             self.tensors[name] = torch.from_numpy(
-                np.frombuffer(memory, kind, count, places[name]).reshape(shape)
+                np.frombuffer(memory, kind, count, offsets[name]).reshape(shape)
             )
 
     def handles(self) -> List[str]:
-        """What the other side opens; here it has the memory file already."""
+        """Handles for the other process; it needs none, as it has the memory file."""
         return []
 
     def hand_over(self) -> None:
-        """What this side has written is there after the other side's `take_over`."""
+        """Does nothing: after a call or reply the writes of this process are visible."""
 
     def take_over(self) -> None:
-        """Wait for what the other side handed over."""
+        """Does nothing, as `hand_over`."""
 
     def close(self) -> None:
-        """Nothing may use the tensors any more."""
+        """Free the memory; the tensors must not be used any more."""
         self.tensors.clear()
 
 
@@ -111,9 +111,7 @@ class _Handle(ctypes.Structure):
 
 
 class _CudaArray:
-    """Memory of a GPU in the form that torch.as_tensor takes without a copy, whatever the
-    version.
-    """
+    """GPU memory in the form that torch.as_tensor of any version takes without a copy."""
 
     def __init__(self, address: int, kind: str, shape: Tuple[int, ...]) -> None:
         self.__cuda_array_interface__ = {
@@ -126,47 +124,49 @@ class _CudaArray:
 
 
 class CudaTensors:
-    """Tensors in memory of one GPU, allocated by the side that has no `handles`, opened by the
-    other; CUDA events order who writes when.
+    """Tensors in GPU memory, allocated by the process without `handles` and opened by the other
+    one. CUDA events order the writes of the two processes.
 
-    The host waits for nothing: work of this process on torch's current stream waits, on the GPU,
-    for the other process's.
+    The host does not wait: on the GPU, torch's current stream waits for the other process's.
     """
 
     def __init__(self, layout: Layout, device: Any, handles: Optional[List[str]] = None) -> None:
         import torch
 
-        places, size = places_of(layout)
-        self._torch, self.device, self._owns = torch, torch.device(device), not handles
+        offsets, size = offsets_of(layout)
+        self._torch = torch
+        self.device = torch.device(device)
+        self._owns = not handles
         with torch.cuda.device(self.device):
-            torch.cuda.current_stream().synchronize()  # this process has its CUDA context now
+            torch.cuda.current_stream().synchronize()  # creates the CUDA context of this process
             self._runtime = ctypes.CDLL(_cuda_runtime())
             self._address = ctypes.c_void_p()
-            self._events = (
-                ctypes.c_void_p(),
-                ctypes.c_void_p(),
-            )  # recorded by the owner, by the other
+            # recorded by the owner of the memory, and by the other process
+            self._events = (ctypes.c_void_p(), ctypes.c_void_p())
             if handles:
+                # open the memory and the events of the other process
                 memory, *events = [
                     _Handle((ctypes.c_ubyte * 64)(*bytes.fromhex(text))) for text in handles
                 ]
                 self._call(
                     "cudaIpcOpenMemHandle", ctypes.byref(self._address), memory, ctypes.c_uint(1)
-                )  # 1: the only flag there is
+                )  # 1: cudaIpcMemLazyEnablePeerAccess, the only flag
                 for event, handle in zip(self._events, events):
                     self._call("cudaIpcOpenEventHandle", ctypes.byref(event), handle)
             else:
+                # allocate them, zeroed
                 self._call("cudaMalloc", ctypes.byref(self._address), ctypes.c_size_t(size))
                 self._call("cudaMemset", self._address, ctypes.c_int(0), ctypes.c_size_t(size))
-                # the host does not wait for it, and the other side may write before it
+                # memset is asynchronous and must not overwrite the other process's writes
                 torch.cuda.synchronize()
                 for event in self._events:
                     self._call(
                         "cudaEventCreateWithFlags", ctypes.byref(event), ctypes.c_uint(2 | 4)
-                    )  # without times, between processes
+                    )  # without timing, for use between processes
+            # the memory as tensors
             base = int(self._address.value or 0)
             arrays = {
-                name: _CudaArray(base + places[name], kind, shape)
+                name: _CudaArray(base + offsets[name], kind, shape)
                 for name, (kind, shape) in layout.items()
             }
             self.tensors = {
@@ -174,23 +174,23 @@ class CudaTensors:
             }
 
     def handles(self) -> List[str]:
-        """Memory and the two events, as the other process opens them."""
-        found = [_Handle(), _Handle(), _Handle()]
+        """Handles with which the other process opens the memory and the two events."""
+        handles = [_Handle(), _Handle(), _Handle()]
         with self._torch.cuda.device(self.device):
-            self._call("cudaIpcGetMemHandle", ctypes.byref(found[0]), self._address)
-            for handle, event in zip(found[1:], self._events):
+            self._call("cudaIpcGetMemHandle", ctypes.byref(handles[0]), self._address)
+            for handle, event in zip(handles[1:], self._events):
                 self._call("cudaIpcGetEventHandle", ctypes.byref(handle), event)
-        return [bytes(handle).hex() for handle in found]
+        return [bytes(handle).hex() for handle in handles]
 
     def hand_over(self) -> None:
-        """What this side's stream has written so far is there after the other side's
+        """Make the writes of this process's stream visible after the other process's
         `take_over`.
         """
-        with self._torch.cuda.device(self.device):  # stream 0 is that of the device that is current
+        with self._torch.cuda.device(self.device):  # stream 0 belongs to the current device
             self._call("cudaEventRecord", self._events[0 if self._owns else 1], self._stream())
 
     def take_over(self) -> None:
-        """This side's stream goes on when the other side's has reached what it handed over last."""
+        """Let this process's stream wait for the last `hand_over` of the other process."""
         with self._torch.cuda.device(self.device):
             self._call(
                 "cudaStreamWaitEvent",
@@ -200,7 +200,7 @@ class CudaTensors:
             )
 
     def close(self) -> None:
-        """Nothing may use the tensors any more."""
+        """Free the memory; the tensors must not be used any more."""
         self.tensors.clear()
         if self._address.value:
             with self._torch.cuda.device(self.device):
@@ -222,19 +222,19 @@ class CudaTensors:
 
 
 def _cuda_runtime() -> str:
-    """Path of the CUDA runtime that torch has loaded; a name for the linker where torch has it
-    built in.
+    """Path of the CUDA runtime that torch has loaded; if it is linked statically, a name that the
+    dynamic linker searches for.
     """
     with open("/proc/self/maps") as maps:
-        found = re.search(r"/\S*libcudart[^/\s]*\.so[.\d]*", maps.read())
-    return found.group() if found else "libcudart.so"
+        match = re.search(r"/\S*libcudart[^/\s]*\.so[.\d]*", maps.read())
+    return match.group() if match else "libcudart.so"
 
 
 # ---- making a task ----
 
 
 def task_names(family: str) -> List[str]:
-    """What can be asked for; ImportError where the family is not installed."""
+    """Names of the tasks of a family; ImportError if it is not installed."""
     if family == "isaacgymenvs":
         spec = importlib.util.find_spec(family)
         if spec is None or not spec.origin:
@@ -253,10 +253,11 @@ def _config_folder(package_file: str, *parts: str) -> str:
 
 
 def find_family(task: str, family: str) -> str:
-    """The family that has `task`; WrongUse with near names."""
-    problems, known = [], []
-    wanted = FAMILIES if family == "auto" else (family,)
-    for name in wanted:
+    """The family that has `task`; WrongUse with similar names."""
+    problems = []
+    known = []
+    families = FAMILIES if family == "auto" else (family,)
+    for name in families:
         try:
             names = task_names(name)
         except Exception as error:
@@ -265,39 +266,41 @@ def find_family(task: str, family: str) -> str:
         if task in names:
             return name
         known += names
-    near = difflib.get_close_matches(task, known, 3, 0.5)
-    hint = "did you mean {}? ".format(" or ".join(near)) if near else ""
-    listed = (
-        "Known: {}".format(", ".join(known))
-        if known
-        else "install {} into this Python".format(" or ".join(wanted))
-    )
+    # no family has it
+    similar = difflib.get_close_matches(task, known, 3, 0.5)
+    hint = "did you mean {}? ".format(" or ".join(similar)) if similar else ""
+    if known:
+        advice = "Known: {}".format(", ".join(known))
+    else:
+        advice = "install {} into this Python".format(" or ".join(families))
     raise WrongUse(
-        "there is no Isaac Gym task {!r}; {}{}".format(task, hint, "; ".join(problems + [listed]))
+        "there is no Isaac Gym task {!r}; {}{}".format(task, hint, "; ".join(problems + [advice]))
     )
 
 
 def make_isaacgymenvs(
     task: str, num_envs: int, seed: int, device: str, overrides: List[str]
 ) -> Any:
-    """The task, headless. Its configuration is made here: without one `make` takes the GPU pipeline
-    whatever the devices.
+    """The task, headless. The configuration is made here, as `make` without one takes the GPU
+    pipeline on any device.
     """
     import isaacgymenvs
     from hydra import compose, initialize_config_dir
 
+    # the configuration: our settings, then the user's
     folder = _config_folder(isaacgymenvs.__file__)
     settings = [
         "task=" + task,
         "num_envs={}".format(num_envs),
         "headless=True",
         "pipeline=" + ("cpu" if device == "cpu" else "gpu"),
+        "sim_device=" + device,
+        "rl_device=" + device,
     ]
-    settings += ["sim_device=" + device, "rl_device=" + device]
     trainings = sorted(os.listdir(os.path.join(folder, "train")))
-    if task + "PPO.yaml" not in trainings:  # what is in it is not used, but it must be there
+    if task + "PPO.yaml" not in trainings:  # a file of this group must exist, but is not used
         settings.append("train=" + trainings[0][:-5])
-    for override in overrides:  # of the task, unless it chooses a file of a group
+    for override in overrides:  # of the task, unless it selects a file of a group
         sign, text = re.match(r"([+~]*)(.*)", override).groups()  # type: ignore[union-attr]
         settings.append(override if "/" in text.split("=")[0] else sign + "task." + text)
     try:
@@ -305,10 +308,10 @@ def make_isaacgymenvs(
             config = compose(config_name="config", overrides=settings)
     except Exception as error:
         raise WrongUse(
-            "{} with {}: {}; overrides name what is in the task, +NAME=VALUE adds".format(
-                task, settings, error
-            )
+            "{} with {}: {}; overrides set existing values of the task, +NAME=VALUE adds "
+            "one".format(task, settings, error)
         )
+    # the task
     options = dict(
         seed=seed,
         task=task,
@@ -317,14 +320,17 @@ def make_isaacgymenvs(
         rl_device=device,
         graphics_device_id=0,
         headless=True,
+        multi_gpu=False,
+        virtual_screen_capture=False,
+        force_render=False,
+        cfg=config,
     )
-    options.update(multi_gpu=False, virtual_screen_capture=False, force_render=False, cfg=config)
     known = inspect.signature(isaacgymenvs.make).parameters  # older versions have fewer
     return isaacgymenvs.make(**{name: value for name, value in options.items() if name in known})
 
 
 def make_legged_gym(task: str, num_envs: int, seed: int, device: str, overrides: List[str]) -> Any:
-    """The task, headless, by legged_gym's own reading of a command line."""
+    """The task, headless; legged_gym reads its settings from the command line."""
     utils = importlib.import_module("legged_gym.utils")
     sys.argv = [
         "legged_gym",
@@ -332,21 +338,21 @@ def make_legged_gym(task: str, num_envs: int, seed: int, device: str, overrides:
         "--num_envs={}".format(num_envs),
         "--seed={}".format(seed),
         "--headless",
-    ]
-    sys.argv += [
         "--sim_device=" + device,
         "--rl_device=" + device,
         "--pipeline=" + ("cpu" if device == "cpu" else "gpu"),
     ]
+    # overrides, in the nested classes of the configuration
     config = utils.task_registry.get_cfgs(task)[0]
     config.seed = seed
     for override in overrides:
         path, _, text = override.partition("=")
-        part, names = config, path.split(".")
+        names = path.split(".")
+        owner = config
         for name in names[:-1]:
-            part = getattr(part, name, None)
-        if not hasattr(part, names[-1]):
-            known = [name for name in dir(part or config) if not name.startswith("_")]
+            owner = getattr(owner, name, None)
+        if not hasattr(owner, names[-1]):
+            known = [name for name in dir(owner or config) if not name.startswith("_")]
             raise WrongUse(
                 "the configuration of {} has no {!r}; known there: {}".format(
                     task, path, ", ".join(known)
@@ -356,16 +362,16 @@ def make_legged_gym(task: str, num_envs: int, seed: int, device: str, overrides:
             value = ast.literal_eval(text)
         except (ValueError, SyntaxError):
             value = text
-        setattr(part, names[-1], value)
+        setattr(owner, names[-1], value)
     return utils.task_registry.make_env(name=task, args=utils.get_args(), env_cfg=config)[0]
 
 
 class Simulation:
-    """One task, and what differs between tasks: how they restart, what they call their clock, what
-    they return.
+    """One task, with the differences between tasks: how they restart, the name of their clock, the
+    values that they return.
     """
 
-    shared: Any  # tensors
+    shared: Any  # HostTensors or CudaTensors
 
     def make(
         self,
@@ -378,6 +384,7 @@ class Simulation:
         max_episode_steps: Optional[int],
     ) -> Dict[str, Any]:
         """Make the task; returns its sizes and how it restarts."""
+        # the task
         torch = self._import()
         family = find_family(task, family)
         if device != "cpu" and not torch.cuda.is_available():
@@ -386,102 +393,97 @@ class Simulation:
                     torch.__version__, sys.executable
                 )
             )
+        # the same task for the same seed
         self.seed(seed)  # isaacgymenvs.make takes a seed and ignores it
-        make: Callable[..., Any] = (
-            make_isaacgymenvs if family == "isaacgymenvs" else make_legged_gym
-        )
-        self.env, self.device = make(task, num_envs, seed, device, overrides), torch.device(device)
+        is_legged = family == "legged_gym"
+        make: Callable[..., Any] = make_legged_gym if is_legged else make_isaacgymenvs
+        self.env = make(task, num_envs, seed, device, overrides)
+        self.device = torch.device(device)
         if hasattr(self.env, "fetch_amp_obs_demo") or getattr(self.env, "num_agents", 1) != 1:
             raise WrongUse(
                 "{}: tasks of AMP, which leave restarting to a trainer, and of several agents are "
                 "not supported".format(task)
             )
-        is_legged = family == "legged_gym"
-        self.num_envs, self.num_actions = int(self.env.num_envs), int(self.env.num_actions)
-        self.restarts_later = not is_legged and self._watch_a_restart()
-        first = (
-            min(int(self._clock().min()), 1) if self.restarts_later else 0
-        )  # clock at an episode's first observation
-        self.first_clock, after_limit = (
-            first,
-            1 if is_legged else -1,
-        )  # an episode ends at the clock max_episode_length + after_limit
-        moves_together = hasattr(
-            self.env, "cfg_task"
-        )  # Factory and IndustReal: the clock of environment 0 counts for all
+        self.num_envs = int(self.env.num_envs)
+        self.num_actions = int(self.env.num_actions)
+        # clock at the first observation of an episode
+        self.restarts_later = not is_legged and self._restarts_in_next_step()
+        self.first_clock = min(int(self._clock().min()), 1) if self.restarts_later else 0
+        # an episode ends at the clock max_episode_length + after_limit
+        after_limit = 1 if is_legged else -1
+        # Factory and IndustReal use the clock of environment 0 for all
+        clocks_move_together = hasattr(self.env, "cfg_task")
         if max_episode_steps is not None:
-            if moves_together:
+            if clocks_move_together:
                 raise WrongUse(
-                    "{} reads its own limit: set it by overrides, not by max_episode_steps".format(
-                        task
-                    )
+                    "{} has its own time limit: set it by overrides, not by "
+                    "max_episode_steps".format(task)
                 )
-            self.env.max_episode_length = max_episode_steps + first - after_limit
-        last = int(self.env.max_episode_length) + after_limit
-        clip = (
-            self.env.cfg.normalization.clip_observations
-            if is_legged
-            else getattr(self.env, "clip_obs", float("inf"))
-        )
+            self.env.max_episode_length = max_episode_steps + self.first_clock - after_limit
+        last_clock = int(self.env.max_episode_length) + after_limit
+        # limits of observations and actions; legged_gym does not limit actions
+        if is_legged:
+            clip_obs = self.env.cfg.normalization.clip_observations
+        else:
+            clip_obs = getattr(self.env, "clip_obs", float("inf"))
         return {
             "sizes": [self.num_envs, int(self.env.num_obs), self._num_states(), self.num_actions],
-            "clip_obs": float(clip),
-            "max_action": float("inf")
-            if is_legged
-            else 1.0,  # legged_gym's policies are not limited
+            "clip_obs": float(clip_obs),
+            "max_action": float("inf") if is_legged else 1.0,
             "restarts_later": self.restarts_later,
-            "clocks_move_together": moves_together,
-            "last_clock": last,
-            "max_episode_steps": last - first,
+            "clocks_move_together": clocks_move_together,
+            "last_clock": last_clock,
+            "max_episode_steps": last_clock - self.first_clock,
         }
 
     def describe(self) -> Dict[str, Any]:
-        """What this Python has, on one line, and whether it sees a GPU."""
+        """The versions in this Python, on one line, and whether it sees a GPU."""
         torch = self._import()
-        parts = [
+        versions = [
             "Python " + sys.version.split()[0],
             "torch {}, CUDA {}".format(torch.__version__, torch.cuda.is_available()),
         ]
         for family in FAMILIES:
             try:
-                parts.append("{} with {} tasks".format(family, len(task_names(family))))
+                versions.append("{} with {} tasks".format(family, len(task_names(family))))
             except Exception as error:
-                parts.append("no {} ({})".format(family, error))
-        return {"text": ", ".join(parts), "sees_gpu": torch.cuda.is_available()}
+                versions.append("no {} ({})".format(family, error))
+        return {"text": ", ".join(versions), "sees_gpu": torch.cuda.is_available()}
 
     def try_sharing(self, sizes: List[int], memory_file: int, handles: List[str]) -> None:
-        """Open what a trainer shares, as `share` does without a task, to answer in obs with twice
-        the action. This needs no isaacgym.
+        """Open the shared tensors without a task, and write twice the action into obs. Needs no
+        isaacgym.
         """
-        self.shared = (
-            CudaTensors(layout_of(*sizes), "cuda:0", handles)
-            if handles
-            else HostTensors(layout_of(*sizes), memory_file)
-        )
+        layout = layout_of(*sizes)
+        if handles:
+            self.shared = CudaTensors(layout, "cuda:0", handles)
+        else:
+            self.shared = HostTensors(layout, memory_file)
         self.shared.take_over()
         self.shared.tensors["obs"].copy_(2 * self.shared.tensors["action"])
         self.shared.hand_over()
 
     def _import(self) -> Any:
-        """torch, after isaacgym."""
-        here, path = (
-            "Python {} at {}".format(sys.version.split()[0], sys.executable),
-            os.environ.get("PYTHONPATH"),
+        """Import isaacgym, then torch; returns torch."""
+        packages = (
+            ("isaacgym", "Isaac Gym Preview 4, which is for Python 3.6 to 3.8"),
+            ("torch", "torch"),
         )
-        also = "; PYTHONPATH, where it looks first, is {}".format(path) if path else ""
-        for name in ("isaacgym", "torch"):
+        for name, package in packages:
             try:
                 module = importlib.import_module(name)
             except Exception as error:
-                how = (
-                    "Isaac Gym Preview 4, which is for Python 3.6 to 3.8"
-                    if name == "isaacgym"
-                    else "torch"
-                )
-                what = "{}: {}".format(type(error).__name__, error)
+                path = os.environ.get("PYTHONPATH")
+                note = "; PYTHONPATH, which is searched first, is {}".format(path) if path else ""
                 raise WrongUse(
-                    "{} cannot import {}: {}; install {}, into it{}".format(
-                        here, name, what, how, also
+                    "Python {} at {} cannot import {}: {}: {}; install {} into it{}".format(
+                        sys.version.split()[0],
+                        sys.executable,
+                        name,
+                        type(error).__name__,
+                        error,
+                        package,
+                        note,
                     )
                 )
         self.torch = module
@@ -489,7 +491,7 @@ class Simulation:
         return module
 
     def seed(self, seed: int) -> None:
-        """Everything a task draws from."""
+        """Seed all random generators that tasks use."""
         import numpy as np
 
         random.seed(seed)
@@ -503,38 +505,33 @@ class Simulation:
         return 0
 
     def _clock(self) -> Any:
-        """[N] of the task's own; tasks may put another tensor in its place."""
-        return (
-            self.env.progress_buf
-            if hasattr(self.env, "progress_buf")
-            else self.env.episode_length_buf
-        )
+        """[N] clock of the task; tasks may replace the tensor."""
+        name = "progress_buf" if hasattr(self.env, "progress_buf") else "episode_length_buf"
+        return getattr(self.env, name)
 
     def _idle(self) -> Any:
-        """A step without an action."""
+        """A step with zero actions."""
         return self.env.step(self.torch.zeros(self.num_envs, self.num_actions, device=self.device))
 
-    def _watch_a_restart(self) -> bool:
-        """Whether a task restarts in the step after an end, so that the end shows the terminal
-        observation, or in the same step.
+    def _restarts_in_next_step(self) -> bool:
+        """Whether the task restarts in the step after the end of an episode, so that the end shows
+        the terminal observation; otherwise it restarts in the same step.
 
-        One that restarts in the same step does not look at what reset_buf was before it, and so
-        restarts only those that end in this step.
+        A task that restarts in the same step ignores what reset_buf held before, so it restarts
+        only environments whose episodes end in this step.
         """
-        counts, restart = [], self.env.reset_idx
+        # count the environments in each call of reset_idx
+        counts = []
+        reset_idx = self.env.reset_idx
 
-        def watched(*rows: Any, **named: Any) -> Any:
-            counts.append(
-                next(len(given) for given in [*rows, *named.values()] if hasattr(given, "__len__"))
-            )
-            return restart(*rows, **named)
+        def counting_reset_idx(*arguments: Any, **named: Any) -> Any:
+            rows = [each for each in [*arguments, *named.values()] if hasattr(each, "__len__")]
+            counts.append(len(rows[0]))
+            return reset_idx(*arguments, **named)
 
-        self.env.reset_idx = watched
-        for _ in range(
-            4
-            # all may end in the very step, a single one easily: then it restarted in either way,
-            # and the next step tells
-        ):
+        self.env.reset_idx = counting_reset_idx
+        # if all environments end in this very step, both kinds of tasks restart all: try again
+        for _ in range(4):
             counts.clear()
             self.env.reset_buf[:] = 1
             done = self._idle()[2]
@@ -544,21 +541,19 @@ class Simulation:
         return self.num_envs in counts
 
     def share(self, memory_file: int, handles: List[str]) -> None:
-        """Open what the trainer shares."""
+        """Open the tensors that the trainer shares."""
         layout = layout_of(
             self.num_envs, int(self.env.num_obs), self._num_states(), self.num_actions
         )
-        on_gpu = self.device.type == "cuda"
-        self.shared = (
-            CudaTensors(layout, self.device, handles)
-            if on_gpu
-            else HostTensors(layout, memory_file)
-        )
+        if self.device.type == "cuda":
+            self.shared = CudaTensors(layout, self.device, handles)
+        else:
+            self.shared = HostTensors(layout, memory_file)
         self.tensors = self.shared.tensors
 
     def reset(self, seed: Optional[int]) -> None:
-        """Restart everything and show the first observations; the task's own reset() restarts
-        nothing and shows zeros.
+        """Restart all environments and write the first observations. The task's reset() does not
+        restart them and returns zeros.
         """
         if seed is not None:
             self.seed(seed)
@@ -568,47 +563,45 @@ class Simulation:
             self.env.reset_idx(self.torch.arange(self.num_envs, device=self.device))
         result = self._idle()
         if not self.restarts_later:
-            self._clock()[:] = 0  # the idle step is not of the episode
-        self._show(result)
+            self._clock()[:] = 0  # the idle step does not count
+        self._write(result)
 
     def restart(self) -> None:
-        """Restart the environments in the mask, at the latest within the next step."""
+        """Restart the environments in the mask, now or within the next step."""
         if self.restarts_later:
             self.env.reset_buf[self.tensors["mask"]] = 1
             return
+        # restarted now; there is no later step of the task that would do it
         rows = self.tensors["mask"].nonzero().flatten()
         if len(rows):
             self.env.reset_idx(rows)
 
     def set_clocks(self) -> None:
-        """Take the trainer's clocks, which count from an episode's first observation."""
+        """Set the task's clocks to the trainer's, which are 0 at the first observation."""
         self._clock()[:] = self.tensors["clock"] + self.first_clock
 
     def step(self) -> None:
         """One step of all environments."""
-        self.tensors["clock"].copy_(
-            self._clock()
-        )  # now: a task that restarts in this step zeroes it
-        self._show(self.env.step(self.tensors["action"].to(self.device, copy=True)))
+        # before the step: a task that restarts in it zeroes its clock
+        self.tensors["clock"].copy_(self._clock())
+        self._write(self.env.step(self.tensors["action"].to(self.device, copy=True)))
 
-    def _show(self, result: Tuple[Any, ...]) -> None:
-        """Copy what the task returned, parts of which it changes in place later, to where the
-        trainer sees it.
-        """
-        observed, *states, reward, done, extras = (
-            result  # legged_gym gives the critic's observations too, or None
-        )
+    def _write(self, result: Tuple[Any, ...]) -> None:
+        """Copy the results of a step into the shared tensors; the task may overwrite them later."""
+        # legged_gym also returns the critic's observations, or None
+        obs, *states, reward, done, extras = result
         state = states[0] if states else None
-        if isinstance(observed, dict):
-            observed, state = observed["obs"], observed.get("states")
-        shown = {
-            "obs": observed,
+        if isinstance(obs, dict):
+            state = obs.get("states")
+            obs = obs["obs"]
+        values = {
+            "obs": obs,
             "state": state,
             "reward": reward,
             "done": done,
             "timed_out": extras.get("time_outs"),
         }
-        for name, value in shown.items():
+        for name, value in values.items():
             if value is not None:
                 self.tensors[name].copy_(value.reshape(self.tensors[name].shape))
             elif name == "timed_out":
@@ -619,24 +612,24 @@ class Simulation:
 
 
 def die_with_the_trainer(lifeline: int) -> None:
-    """End when the other end of the pipe closes, however busy or stuck: the kernel sends SIGIO,
-    which ends who does not handle it.
+    """End this process, however busy, when the other end of the pipe closes: the kernel then sends
+    SIGIO, whose default action is to terminate.
     """
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # it closed before that
+    if select.select([lifeline], [], [], 0)[0]:  # it is closed already
         os._exit(1)
 
 
 def serve(channel: socket.socket) -> None:
-    """Answer calls, a line of JSON each, until one says close or the trainer is gone."""
-    simulation, lines = Simulation(), channel.makefile("rb")
+    """Execute calls, a line of JSON each, until the call "close" or the end of the trainer."""
+    simulation = Simulation()
     calls = {
         name: getattr(simulation, name)
         for name in ("describe", "try_sharing", "make", "share", *IN_SHARED_TENSORS)
     }
-    for line in lines:
+    for line in channel.makefile("rb"):
         request = json.loads(line.decode())
         name = request.pop("call")
         if name == "close":
@@ -644,36 +637,33 @@ def serve(channel: socket.socket) -> None:
         try:
             if name in IN_SHARED_TENSORS:
                 simulation.shared.take_over()
-            answer = {"result": calls[name](**request)}
-            if (
-                name in IN_SHARED_TENSORS
-            ):  # also where it only read: the trainer may write there again
+            reply = {"result": calls[name](**request)}
+            # also after a call that only read them: the trainer will overwrite them
+            if name in IN_SHARED_TENSORS:
                 simulation.shared.hand_over()
         except WrongUse as error:
-            answer = {"wrong_use": str(error)}
+            reply = {"wrong_use": str(error)}
         except Exception as error:
             traceback.print_exc()
-            answer = {"error": "{}: {}".format(type(error).__name__, error)}
-        channel.sendall(json.dumps(answer).encode() + b"\n")
+            reply = {"error": "{}: {}".format(type(error).__name__, error)}
+        channel.sendall(json.dumps(reply).encode() + b"\n")
 
 
 def main(channel: int, lifeline: int) -> None:
     """Serve over the socket `channel`."""
     die_with_the_trainer(lifeline)
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # of a terminal or a batch system: the trainer saves first, then ends this process
+    # from a terminal or a batch system: the trainer saves first, then ends this process
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    # tracebacks, of a crash or on request of the trainer when a step hangs
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # the trainer asks where a step hangs
+    faulthandler.register(signal.SIGUSR1)
+    # the other files of this folder must not be imported as top-level modules
     folder = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [
-        path for path in sys.path if os.path.abspath(path) != folder
-    ]  # the files beside this one are no modules here
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]
     serve(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=channel))
     sys.stdout.flush()
-    os._exit(0)  # a simulator's own end may hang or crash
+    os._exit(0)  # the exit handlers of a simulator may hang or crash
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def test_nothing_can_be_done_after_the_end() -> None:
         lambda: env.stagger(torch.arange(2)),
     ]
     for use in uses:
-        with pytest.raises(UsageError, match="has ended: make the environment anew"):
+        with pytest.raises(UsageError, match="has ended: make a new environment"):
             use()
 
 
@@ -112,7 +112,7 @@ def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         make()
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart is missing')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{FAKE}")
-    searched_first = rf"PYTHONPATH, where it looks first, is {tmp_path}:{FAKE}"
+    searched_first = rf"PYTHONPATH, which is searched first, is {tmp_path}:{FAKE}"
     with pytest.raises(
         UsageError,
         match=rf"cannot import torch: ImportError: libcudart is missing; .*{searched_first}",
@@ -219,7 +219,7 @@ def test_tasks_that_cannot_be_made(
         ("segfault", r"ended in step \(signal SIGSEGV\); its last lines:(?s:.*)Segmentation fault"),
         (
             "hang",
-            r"gave no answer to step within 1 seconds(?s:.*)about to "
+            r"did not return from step within 1 seconds(?s:.*)about to "
             r"hang(?s:.*)simulated_walkers.py",
         ),
     ],

@@ -64,8 +64,8 @@ def test_what_broke_does_not_show_until_its_restart() -> None:
     steps = IsaacGymSteps(restarts_later=True, last_clock=5)
     steps.restart(returned([NAN, NAN, 0.2], [0, 0, 0], [0, 0, 0], [0, 0, 0]))
     steps.end_episodes(torch.tensor([True, False, True]))
-    assert steps.shown[0].flatten().nan_to_num(-1.0).tolist() == pytest.approx([0.0, -1.0, 0.2])
-    assert steps.shown[1].flatten().nan_to_num(-1.0).tolist() == pytest.approx([0.0, -1.0, 2.0])
+    assert steps.last[0].flatten().nan_to_num(-1.0).tolist() == pytest.approx([0.0, -1.0, 0.2])
+    assert steps.last[1].flatten().nan_to_num(-1.0).tolist() == pytest.approx([0.0, -1.0, 2.0])
 
 
 @pytest.mark.parametrize("restarts_later", [True, False])
