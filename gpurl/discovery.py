@@ -91,18 +91,24 @@ def find_class_at(name: str, base: type, kind: str) -> type:
             f"{kind} {full_name} cannot be imported: {type(error).__name__}: {error}"
         ) from error
     # its one public class, or the one that is named
-    classes = [
-        value
+    classes = {
+        value.__name__: value
         for value in vars(module).values()
-        if _is_public_subclass(value, base, module) and class_name in ("", value.__name__)
-    ]
+        if _is_public_subclass(value, base, module)
+    }
+    if class_name in classes:
+        return classes[class_name]
+    names = ", ".join(classes) or "none"
+    if class_name:
+        raise UsageError(
+            f"module {full_name} has no public {base.__name__} class {class_name}, found {names}"
+        )
     if len(classes) != 1:
-        names = ", ".join(value.__name__ for value in classes) or "none"
         raise UsageError(
             f"module {full_name} must define one public {base.__name__} class, found {names}; name "
             f"it as {full_name}:CLASS"
         )
-    return classes[0]
+    return next(iter(classes.values()))
 
 
 def _is_importable(module_name: str) -> bool:

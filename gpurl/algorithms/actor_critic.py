@@ -20,7 +20,7 @@ from gpurl.kernels.gae import gae
 from gpurl.losses import categorical_td_loss, min_mean_pmf, td_loss
 from gpurl.nn.action_scaler import ActionScaler
 from gpurl.nn.mlp import BodyConfig, Sequential, make_network, set_dtype
-from gpurl.nn.optimizer import FlatAdam
+from gpurl.nn.optimizer import FlatAdam, call_loss
 
 
 @dataclass(frozen=True)
@@ -264,13 +264,13 @@ class OffPolicyActorCritic(OffPolicy):
 
     def critic_step(self, batch: Batch, move_target: bool) -> Metrics:
         """One optimiser step of the critics."""
-        loss, metrics = self.critic_loss(batch)
+        loss, metrics = call_loss(self.critic_loss, batch)
         norm = self.optimizers["critic"].step(loss, move_target=move_target, of=self.critic_loss)
         return metrics | {"critic_grad_norm": norm}
 
     def actor_step(self, batch: Batch) -> Metrics:
         """One optimiser step of the actor."""
-        loss, metrics = self.actor_loss(batch)
+        loss, metrics = call_loss(self.actor_loss, batch)
         return metrics | {"actor_grad_norm": self.actor_optimizer_step(loss)}
 
     def actor_optimizer_step(self, loss: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from gpurl.kernels.squash import squashed_likelihood, squashed_mode, squashed_sa
 from gpurl.nn.action_scaler import ActionScaler
 from gpurl.nn.distributions import Categorical, MultiCategorical, make_head
 from gpurl.nn.mlp import BodyConfig, make_network
-from gpurl.nn.optimizer import FlatAdam
+from gpurl.nn.optimizer import FlatAdam, call_loss
 
 # settings of off-policy algorithms without meaning here, with the values they must keep
 UNUSED = {"n_step": 1, "reward_scale": 1.0, "prioritized": False}
@@ -238,7 +238,7 @@ class BC(OffPolicy):
         return 0
 
     def update_step(self, batch: Batch, number: int) -> Metrics:
-        loss, metrics = self.actor_loss(batch)
+        loss, metrics = call_loss(self.actor_loss, batch)
         return metrics | {"grad_norm": self.optimizers["actor"].step(loss, of=self.actor_loss)}
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:

@@ -25,7 +25,7 @@ from gpurl.losses import (
     values_of_actions,
 )
 from gpurl.nn.mlp import Sequential
-from gpurl.nn.optimizer import FlatAdam
+from gpurl.nn.optimizer import FlatAdam, call_loss
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
 
 # of Ape-X (Horgan et al. 2018, section 4): epsilon_i = 0.4 ** (1 + 7 i / (N - 1))
@@ -165,7 +165,7 @@ class DQN(OffPolicy):
     # ---- learning ----
 
     def update_step(self, batch: Batch, number: int) -> Metrics:
-        loss, metrics = self.loss(batch)
+        loss, metrics = call_loss(self.loss, batch)
         moves_target = self.config.target_interval == 1
         norm = self.optimizers["network"].step(loss, move_target=moves_target, of=self.loss)
         self.move_target_at_intervals(norm)

@@ -21,7 +21,7 @@ from gpurl.losses import explained_variance
 from gpurl.nn.actor_critic import ActorCritic, AsymmetricActorCritic, NetworkConfig
 from gpurl.nn.distributions import Gaussian, make_head
 from gpurl.nn.normalizer import ValueNormalizer
-from gpurl.nn.optimizer import FlatAdam
+from gpurl.nn.optimizer import FlatAdam, call_loss, stack_metrics
 from gpurl.nn.own_network import OwnTrunks
 
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)  # of the KL-adaptive rate, as in rsl_rl
@@ -322,12 +322,13 @@ class PPO(OnPolicy):
         names of the metrics, the metrics [M] and the gradient's norm, 0-d.
         """
         with torch.enable_grad():
-            loss, metrics = self.loss(batch)
-        parts = {name: metrics[name] for name in METRICS if name in metrics} | {"loss": loss}
-        metrics = parts | metrics  # first those that must be finite
-        row = torch.stack(tuple(metrics.values())).float()
-        self.optimizer.losses = tuple(parts)
-        norm = self.optimizer.step(loss, row[: len(parts)], of=self.loss)
+            loss, metrics = call_loss(self.loss, batch)
+        # first the loss and its terms, which must be finite
+        terms = {name: metrics[name] for name in METRICS if name in metrics} | {"loss": loss}
+        metrics = terms | metrics
+        row = stack_metrics(metrics, self.loss)
+        self.optimizer.losses = tuple(terms)
+        norm = self.optimizer.step(loss, row[: len(terms)], of=self.loss)
         return tuple(metrics), row, norm
 
     def after_epochs(

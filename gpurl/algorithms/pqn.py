@@ -15,7 +15,7 @@ from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.gae import gae
 from gpurl.losses import td_loss, values_of_actions
-from gpurl.nn.optimizer import FlatAdam
+from gpurl.nn.optimizer import FlatAdam, call_loss
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
 
 
@@ -135,7 +135,7 @@ class PQN(OnPolicy):
         for _ in range(self.config.epochs):
             steps = []
             for minibatch in self.minibatches.of_steps(data["packed"]):
-                loss, metrics = self.loss(minibatch)
+                loss, metrics = call_loss(self.loss, minibatch)
                 norm = self.optimizer.step(loss, of=self.loss)
                 steps.append(metrics | {"grad_norm": norm})
         self.num_updates += 1

@@ -109,8 +109,7 @@ class FlatAdam:
         the gradient's norm before clipping, 0-d. UsageError unless `loss` depends on these
         parameters.
         """
-        if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
-            raise UsageError(_not_a_loss(loss, of))
+        check_loss(loss, of)
         # torch.autograd.grad without its checks, which take as long as a small network on a CPU
         gradients = _engine_run_backward(
             (loss,), (self._one,), False, False, self.parameters, True, accumulate_grad=False
@@ -193,11 +192,34 @@ def _place(of: Callable[..., Any] | None) -> str:
     return f"{function.__qualname__} ({inspect.getsourcefile(function)}:{line})"
 
 
-def _not_a_loss(loss: object, of: Callable[..., Any] | None) -> str:
-    """The error for `loss`, which is not a loss."""
-    wanted = f"{_place(of)}: wanted a loss that is a 0-d tensor with a gradient"
+def check_loss(loss: Tensor, of: Callable[..., Any] | None) -> None:
+    """UsageError, with the place of the function `of`, unless `loss` is 0-d and differentiable."""
+    if isinstance(loss, Tensor) and not loss.dim() and loss.requires_grad:
+        return
+    expected = f"{_place(of)}: wanted a loss that is a 0-d tensor with a gradient"
     if not isinstance(loss, Tensor):
-        return f"{wanted}, got a {type(loss).__name__}"
+        raise UsageError(f"{expected}, got a {type(loss).__name__}")
     if loss.dim():
-        return f"{wanted}, got one of shape {tuple(loss.shape)}: take its mean"
-    return f"{wanted}, got one that does not require grad: nothing in it depends on a weight"
+        raise UsageError(f"{expected}, got one of shape {tuple(loss.shape)}: take its mean")
+    raise UsageError(
+        f"{expected}, got one that does not require grad: nothing in it depends on a weight"
+    )
+
+
+def call_loss(loss_function: Callable[..., Any], batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """(loss, metrics) of a batch; UsageError, with the function's place, if it returns others."""
+    result = loss_function(batch)
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+        got = type(result).__name__
+        raise UsageError(f"{_place(loss_function)}: wanted (loss, a dict of metrics), got a {got}")
+    check_loss(result[0], loss_function)
+    return result
+
+
+def stack_metrics(metrics: dict[str, Tensor], of: Callable[..., Any]) -> Tensor:
+    """[M] float32 of 0-d metrics; UsageError, with the place of the function `of`, for others."""
+    for name, metric in metrics.items():
+        if not isinstance(metric, Tensor) or metric.dim():
+            got = tuple(metric.shape) if isinstance(metric, Tensor) else type(metric).__name__
+            raise UsageError(f"{_place(of)}: wanted a 0-d tensor as metric {name!r}, got {got}")
+    return torch.stack(tuple(metrics.values())).float()

@@ -1,5 +1,5 @@
-"""An actor-critic on trunks of one's own: any modules from observations to features, with gpurl's
-heads behind them."""
+"""An actor-critic on own trunks: any modules from observations to features, followed by gpurl's
+heads."""
 
 import math
 
@@ -30,6 +30,11 @@ class OwnTrunks(nn.Module):
                 f"network {config.trunk} cannot be made of an observation shape and options "
                 f"{config.options}: {error}"
             ) from error
+        if not any(True for _ in trunks[0].parameters()):
+            raise UsageError(
+                f"network {config.trunk} has no parameters to train: set its layers as attributes, "
+                f"in lists as nn.ModuleList"
+            )
         self.trunks = nn.ModuleList(trunks)
         with torch.no_grad():
             width = self._features(trunks[0], torch.zeros(2, math.prod(observation_shape))).shape[1]
@@ -37,10 +42,9 @@ class OwnTrunks(nn.Module):
         self.critic = Dense(1, width, 1, gain=CRITIC_GAIN)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [B, D] flat observations -> (the policy head's numbers [B, A], value [B])."""
-        acting = self._features(self.trunks[0], x)
-        judging = acting if len(self.trunks) == 1 else self._features(self.trunks[1], x)
-        return evaluate_heads(self.actor, self.critic, acting, judging)
+        """x: [B, D] flat observations -> (outputs for the action head [B, A], value [B])."""
+        features = [self._features(trunk, x) for trunk in self.trunks]
+        return evaluate_heads(self.actor, self.critic, features[0], features[-1])
 
     def _features(self, trunk: nn.Module, x: Tensor) -> Tensor:
         """x: [B, D] -> [B, F]."""

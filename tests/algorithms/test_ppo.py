@@ -556,7 +556,7 @@ def test_weights_depend_on_the_seed_and_on_nothing_else() -> None:
 class NotZeroD(PPO):
     def loss(self, batch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         loss, metrics = super().loss(batch)
-        return loss.expand(2), metrics | {"loss": loss}
+        return loss.expand(2), metrics
 
 
 class NoGradient(PPO):
@@ -569,9 +569,29 @@ class Elsewhere(PPO):
         return torch.ones((), requires_grad=True) * 2.0, {}
 
 
+class WideMetric(PPO):
+    def loss(self, batch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss, metrics = super().loss(batch)
+        return loss, metrics | {"wide": loss.detach().expand(3)}
+
+
+class OnlyLoss(PPO):
+    def loss(self, batch: Minibatch) -> torch.Tensor:  # type: ignore[override]
+        return super().loss(batch)[0]
+
+
+class NumberMetric(PPO):
+    def loss(self, batch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss, metrics = super().loss(batch)
+        return loss, metrics | {"number": 0.5}  # type: ignore[dict-item]
+
+
 @pytest.mark.parametrize(
     ("kind", "got"),
     [
+        (WideMetric, r"wanted a 0-d tensor as metric 'wide', got \(3,\)"),
+        (NumberMetric, r"wanted a 0-d tensor as metric 'number', got float"),
+        (OnlyLoss, r"wanted \(loss, a dict of metrics\), got a Tensor"),
         (NotZeroD, r"got one of shape \(2,\): take its mean"),
         (NoGradient, r"got one that does not require grad"),
         (Elsewhere, r"wanted a loss that depends on a weight of Elsewhere"),

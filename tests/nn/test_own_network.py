@@ -46,9 +46,21 @@ class WrongRows(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
         return x.sum()
+
+
+class Unregistered(nn.Module):
+    """Keeps its layer in a list, where torch does not find it."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(shape[0], 4)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[0](x)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -97,7 +109,15 @@ def test_the_command_line_and_yaml(tmp_path: Path) -> None:
             r"wanted features \[2, F\] of 2 observations, got \(\)",
         ),
         ({"trunk": RESIDUAL, "options": {"depth": 3}}, r"cannot be made of .* 'depth'"),
-        ({"trunk": f"{__name__}:Nothing"}, r"must define one public Module class, found none"),
+        (
+            {"trunk": f"{__name__}:Nothing"},
+            r"has no public Module class Nothing, found SmallCnn, Residual",
+        ),
+        (
+            {"trunk": __name__},
+            r"must define one public Module class, found SmallCnn, Residual.*; name it as",
+        ),
+        ({"trunk": f"{__name__}:Unregistered"}, r"has no parameters to train"),
         ({"options": {"width": 3}}, r"needs network.trunk"),
         ({"trunk": RESIDUAL, "memory": "gru"}, r"and memory gru cannot be combined"),
     ],
