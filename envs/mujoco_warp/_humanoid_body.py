@@ -1,5 +1,5 @@
-"""What Gymnasium's two tasks of the humanoid share: its body, what is seen of it, and what its
-contacts cost.
+"""Base of Gymnasium's two humanoid tasks: the body, its observations, the cost of motors and
+contacts.
 """
 
 import torch
@@ -26,20 +26,21 @@ class HumanoidBody(MujocoWarpEnv):
 
     def observe(self, data: Fields) -> Tensor:
         positions = data.qpos[:, 2 * int(self.exclude_current_positions_from_observation) :]
-        parts = [positions, data.qvel]
+        # the world is body 0, and the root joint's six coordinates have no motor
+        columns = [positions, data.qvel]
         if self.include_cinert_in_observation:
-            parts.append(data.cinert[:, 1:].flatten(1))
+            columns.append(data.cinert[:, 1:].flatten(1))
         if self.include_cvel_in_observation:
-            parts.append(data.cvel[:, 1:].flatten(1))
+            columns.append(data.cvel[:, 1:].flatten(1))
         if self.include_qfrc_actuator_in_observation:
-            parts.append(data.qfrc_actuator[:, 6:])
+            columns.append(data.qfrc_actuator[:, 6:])
         if self.include_cfrc_ext_in_observation:
-            parts.append(data.cfrc_ext[:, 1:].flatten(1))
-        return torch.cat(parts, 1)
+            columns.append(data.cfrc_ext[:, 1:].flatten(1))
+        return torch.cat(columns, 1)
 
-    def strain(
+    def effort(
         self, data: Fields, contact_weight: float, contact_range: tuple[float, float]
     ) -> Tensor:
-        """[N] of what the motors do and of what the body runs into."""
+        """[N] cost of control and of contact forces; the latter is clamped to `contact_range`."""
         contacts = (contact_weight * data.cfrc_ext.square().sum((1, 2))).clamp(*contact_range)
         return self.ctrl_cost_weight * data.ctrl.square().sum(1) + contacts

@@ -1,5 +1,5 @@
-"""What Gymnasium's tasks that run along x share: pay for speed and health, the price of actions, an
-end where health is lost.
+"""Base of Gymnasium's tasks that run along x: rewards for speed and health, a cost of actions, and
+termination when the body is unhealthy.
 """
 
 import torch
@@ -9,7 +9,7 @@ from gpurl.envs.mujoco_warp.base import Fields, MujocoWarpEnv
 
 
 class Runner(MujocoWarpEnv):
-    """A task sets the weights, and overrides what differs of `speed`, `cost` and `is_healthy`."""
+    """A task sets the weights and may override `speed`, `cost` and `is_healthy`."""
 
     forward_reward_weight: float
     ctrl_cost_weight: float
@@ -17,15 +17,15 @@ class Runner(MujocoWarpEnv):
     terminate_when_unhealthy = True
 
     def speed(self, data: Fields, before: Fields) -> Tensor:
-        """[N] along x, m/s."""
+        """[N] speed along x, m/s."""
         return (data.qpos[:, 0] - before.qpos[:, 0]) / self.dt
 
     def cost(self, data: Fields, action: Tensor) -> Tensor:
-        """[N] what the action and its effects cost."""
+        """[N] cost of the action and of its effects."""
         return self.ctrl_cost_weight * action.square().sum(1)
 
     def is_healthy(self, data: Fields) -> Tensor:
-        """[N] bool: it has not fallen; here nothing can."""
+        """[N] bool: the body has not fallen; by default it never does."""
         return torch.ones_like(data.time, dtype=torch.bool)
 
     def reward(self, data: Fields, before: Fields, action: Tensor) -> Tensor:
@@ -39,5 +39,5 @@ class Runner(MujocoWarpEnv):
 
 
 def inside(values: Tensor, limits: tuple[float, float]) -> Tensor:
-    """Where `values` are between the limits; bool."""
+    """bool: where `values` are between the limits, exclusive."""
     return (values > limits[0]) & (values < limits[1])

@@ -1,7 +1,7 @@
 """MuJoCo's physics on N worlds by mujoco-warp: one model, its fields as torch tensors, and its
 steps captured in Warp's graphs.
 
-The functions here import the simulators, so that tasks and their options can be listed without
+The simulators are imported inside functions, so that tasks and their options can be listed without
 them.
 """
 
@@ -26,7 +26,7 @@ log = logging.getLogger("gpurl")
 # the folder of Gymnasium's models; its MuJoCo tasks are never imported
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 CONES = ("pyramidal", "elliptic")
-# what kinematics, com_pos and com_vel write: all that follows from qpos and qvel without forces
+# fields that kinematics, com_pos and com_vel write: those that depend on qpos and qvel only
 KINEMATIC = {
     "xpos",
     "xquat",
@@ -45,8 +45,8 @@ KINEMATIC = {
     "cvel",
     "cdof_dot",
 }
-# what a step hands to the next one besides the state: delays of sensors and actuators, plastic
-# deformation, stiffness that is computed once
+# fields that carry over from step to step besides the state: delays of sensors and actuators,
+# plastic deformation, stiffness that is computed once
 CARRIED = ("history", "plastic", "flex_hessian_valid", "flexvert_hessian", "flexedge_hessian")
 
 
@@ -60,7 +60,7 @@ class Simulators:
 
 
 def load_simulators() -> Simulators:
-    """Import them, quietly. UsageError that names the missing one."""
+    """Import them, without their output. UsageError that names the missing one."""
     try:
         warp = importlib.import_module("warp")
         if hasattr(warp, "LOG_WARNING"):  # from Warp 1.14
@@ -86,28 +86,28 @@ def find_model(task: type, model_file: str) -> str:
     """The file of a model: a path, relative to the working directory or to the file of `task`, or
     the name of one of Gymnasium's models.
     """
-    places = [
+    candidates = [
         Path(model_file).expanduser(),
         Path(inspect.getfile(task)).parent / model_file,
         ASSETS / model_file,
     ]
-    for place in places:
-        if place.is_file():
-            return str(place)
-    near = did_you_mean(model_file, [path.name for path in ASSETS.glob("*.xml")])
+    for path in candidates:
+        if path.is_file():
+            return str(path)
+    hint = did_you_mean(model_file, [path.name for path in ASSETS.glob("*.xml")])
     raise UsageError(
-        f"{task.__name__} needs the MuJoCo model {model_file!r}, {near}there is none of: "
-        f"{', '.join(dict.fromkeys(map(str, places)))}"
+        f"{task.__name__} needs the MuJoCo model {model_file!r}, {hint}none of these files exists: "
+        f"{', '.join(dict.fromkeys(map(str, candidates)))}"
     )
 
 
 def load_model(simulators: Simulators, task: type, model_file: str, cone: str | None) -> Any:
-    """mujoco.MjModel of a file, or of a text that begins with <, in a form that mujoco-warp
-    takes.
+    """mujoco.MjModel of a file, or of XML text that begins with <, with options that mujoco-warp
+    supports.
     """
     mujoco = simulators.mujoco
     before = mujoco.get_mju_user_warning()
-    # else MuJoCo writes a MUJOCO_LOG.TXT into the working directory
+    # otherwise MuJoCo writes a MUJOCO_LOG.TXT into the working directory
     mujoco.set_mju_user_warning(lambda text: log.info("%s: %s", task.__name__, text))
     try:
         if model_file.lstrip().startswith("<"):
@@ -128,7 +128,7 @@ def load_model(simulators: Simulators, task: type, model_file: str, cone: str | 
     if cone is not None:
         if cone not in CONES:
             raise UsageError(
-                f"cone must be one of {', '.join(CONES)}, or none for what the model says, got "
+                f"cone must be one of {', '.join(CONES)}, or none for that of the model, got "
                 f"{cone!r}"
             )
         model.opt.cone = CONES.index(cone)
@@ -145,7 +145,7 @@ class Fields:
         self._data = data
 
     def __getattr__(self, name: str) -> Tensor:
-        """Made at the first use; from then on a plain attribute."""
+        """Make the tensor at its first use; then it is a plain attribute."""
         if name.startswith("_"):
             raise AttributeError(name)
         array = getattr(self._data, name, None)
@@ -164,12 +164,12 @@ class Fields:
         return tensor
 
     def used(self) -> list[str]:
-        """The names of those that were read."""
+        """The names of the fields that were read so far."""
         return sorted(name for name in vars(self) if not name.startswith("_"))
 
 
 class Model:
-    """A model on a device; `worlds` makes the data of as many worlds."""
+    """A model on a device; `worlds` makes the data of several worlds."""
 
     def __init__(self, simulators: Simulators, model: Any, device: torch.device) -> None:
         self.simulators = simulators
@@ -188,18 +188,19 @@ class Model:
         except NotImplementedError as error:
             raise UsageError(f"mujoco-warp cannot simulate this model: {error}") from error
         if device.type == "cuda" and not warp.is_conditional_graph_supported():
-            # drivers before CUDA 12.4: the solver's loop takes all its iterations
+            # drivers before CUDA 12.4: the solver's loop does all its iterations
             self.warp_model.opt.graph_conditional = False
         if hasattr(self.warp_model.opt, "warn_overflow"):
-            self.warp_model.opt.warn_overflow = 0  # it prints in each step; ours is logged once
+            # it would print in each step; DroppedConstraints warns once
+            self.warp_model.opt.warn_overflow = 0
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
-        """Where Warp allocates and launches inside."""
+        """The context in which Warp allocates and launches on this device."""
         return self.simulators.warp.ScopedDevice(self.warp_device)
 
     def worlds(self, count: int, njmax: int | None, nconmax: int | None) -> Any:
-        """mujoco_warp.Data of `count` worlds: njmax constraints a world, nconmax contacts a world
-        on average.
+        """mujoco_warp.Data of `count` worlds with room for njmax constraints in each world and
+        nconmax contacts per world on average.
         """
         with self.on_device():
             data = self.simulators.mujoco_warp.make_data(
@@ -212,11 +213,11 @@ class Model:
 
 
 class Simulation:
-    """N worlds: `step` with forces and contacts, `forward` for what follows from a new state.
+    """N worlds: `step` with forces and contacts, `forward` to update fields after a new state.
 
-    forward_all: `forward` also computes sensors, accelerations and all else, as mj_forward does,
-    and not KINEMATIC only. `carried` holds what a step hands to the next one besides its state, as
-    it is before the first step.
+    forward_all: `forward` computes all fields, sensors and accelerations too, as mj_forward does;
+    otherwise KINEMATIC only. `carried` holds the initial values of the fields that carry over from
+    step to step besides the state.
     """
 
     def __init__(
@@ -249,9 +250,10 @@ class Simulation:
         return self._step_graph is not None
 
     def prepare(self) -> None:
-        """Compile or load all kernels and capture the graphs. Leaves the worlds in a state of no
-        meaning.
+        """Compile or load all kernels and capture the graphs. Leaves the worlds in a meaningless
+        state.
         """
+        # the first time takes long
         warp = self.model.simulators.warp
         device = self.model.warp_device
         compiled = {".o"} if device.is_cpu else {".cubin", ".ptx"}
@@ -261,8 +263,9 @@ class Simulation:
                 "compiling MuJoCo's kernels, once, about a minute; %s keeps them",
                 warp.config.kernel_cache_dir,
             )
+        # run before the capture, which fails if a module is loaded in it
         with self.model.on_device():
-            self._step()  # a module that is loaded inside a capture breaks it
+            self._step()
             self._forward()
             if self.model.device.type == "cuda":
                 warp.synchronize_device(device)
@@ -278,11 +281,11 @@ class Simulation:
         self.is_ready = True
 
     def step(self) -> None:
-        """frame_skip steps of physics, and cfrc_ext after the last of them, as Gymnasium has it."""
+        """frame_skip steps of physics, and cfrc_ext after the last of them, as in Gymnasium."""
         self._run(self._step_graph, self._step)
 
     def forward(self) -> None:
-        """What follows from the state in all worlds: KINEMATIC, or all of it."""
+        """Update the fields of all worlds from their state: KINEMATIC, or all of them."""
         self._run(self._forward_graph, self._forward)
 
     def _carried_names(self, num_worlds: int) -> list[str]:
@@ -290,7 +293,7 @@ class Simulation:
         values = {field.name: getattr(self.data, field.name) for field in fields}
         warp = self.model.simulators.warp
         arrays = {name: value for name, value in values.items() if isinstance(value, warp.array)}
-        # the fields of a body that sleeps are not computed again, but all handed on
+        # with sleeping bodies all fields carry over, as those of a sleeping body are not updated
         sleep = int(getattr(self.model.simulators.mujoco.mjtEnableBit, "mjENBL_SLEEP", 0))
         names = arrays if self.model.host_model.opt.enableflags & sleep else CARRIED
         return [
@@ -314,8 +317,8 @@ class Simulation:
             function(self.model.warp_model, self.data)
 
     def _capture(self, function: Callable[[], None]) -> object:
-        """Warp's graph of `function`, which is not executed. On Warp's own stream: torch's is often
-        CUDA's legacy one, which cannot be captured.
+        """Warp's graph of `function`, which is not executed. On Warp's stream: torch's is often
+        CUDA's legacy stream, which cannot be captured.
         """
         warp = self.model.simulators.warp
         if self.model.device.type == "cuda" and not warp.is_mempool_enabled(self.model.warp_device):
@@ -325,8 +328,8 @@ class Simulation:
         return capture.graph
 
     def _run(self, graph: object, function: Callable[[], None]) -> None:
-        """The graph, or the function where there is none, on torch's current stream: after what
-        torch has written there and before what it reads.
+        """Run the graph, or else the function, on torch's current stream, in the order of torch's
+        reads and writes there.
         """
         warp = self.model.simulators.warp
         if self.model.device.type != "cuda":
@@ -336,6 +339,7 @@ class Simulation:
                 with self.model.on_device():
                     function()
             return
+        # torch may have another current stream than at the last call
         current = torch.cuda.current_stream(self.model.device)
         if self._stream is None or self._stream.cuda_stream != current.cuda_stream:
             self._stream = warp.stream_from_torch(current)
@@ -347,8 +351,8 @@ class Simulation:
 
 
 class DroppedConstraints:
-    """Counts, without a host sync, worlds where contacts or constraints did not fit into njmax and
-    nconmax and were dropped; warns once.
+    """Counts the worlds in which contacts or constraints did not fit into njmax and nconmax and
+    were dropped; warns once. No host sync.
     """
 
     READ_EVERY = 1024  # steps after which the host reads what a GPU has counted
@@ -360,13 +364,13 @@ class DroppedConstraints:
         fields = simulation.fields
         self._nefc = fields.nefc
         self._nacon = fields.nacon
-        # of every substep, from mujoco-warp 4 on
+        # mujoco-warp 4 counts all substeps; earlier versions show the last one only
         self._overflow = fields.overflow if hasattr(simulation.data, "overflow") else None
         kinds = getattr(simulation.model.simulators.mujoco_warp, "OverflowType", None)
         self._kinds = 0
         if kinds is not None:
             self._kinds = int(kinds.NEFC | kinds.NJMAX_NNZ | kinds.BROADPHASE | kinds.NARROWPHASE)
-        # most constraints in a world, contacts in all, and worlds that lacked room
+        # maximum of constraints in a world, of contacts in all worlds, of worlds that lacked room
         self.peak = torch.zeros(3, dtype=torch.int64, device=self._device)
         self._on_host = self.peak
         self._event = None
@@ -377,29 +381,31 @@ class DroppedConstraints:
         self._has_warned = False
 
     def begin(self) -> None:
-        """Before a step."""
+        """To be called before a step."""
         if self._overflow is not None:
             self._overflow.zero_()
 
     def count(self, host_sync_is_free: bool) -> Tensor:
-        """After a step: how many worlds lacked room, 0-d."""
-        lacks = (self._nefc > self._data.njmax) | (self._nacon > self._data.naconmax)
+        """The number of worlds that lacked room, 0-d; to be called after a step."""
+        # worlds in which something was dropped
+        overflows = (self._nefc > self._data.njmax) | (self._nacon > self._data.naconmax)
         if self._overflow is not None:
-            lacks = lacks | ((self._overflow & self._kinds) != 0)
-        count = lacks.sum()
-        now = torch.stack((self._nefc.max(), self._nacon[0], count))
-        torch.maximum(self.peak, now, out=self.peak)
+            overflows = overflows | ((self._overflow & self._kinds) != 0)
+        count = overflows.sum()
+        # the peak since the start; the host reads that of READ_EVERY steps ago, which has arrived
+        current = torch.stack((self._nefc.max(), self._nacon[0], count))
+        torch.maximum(self.peak, current, out=self.peak)
         self._steps += 1
         if host_sync_is_free:
             self.warn()
         elif self._event is not None and self._steps % self.READ_EVERY == 0:
-            self.warn()  # of what was sent a thousand steps ago, which has arrived
+            self.warn()
             self._on_host.copy_(self.peak, non_blocking=True)
             self._record(self._event)
         return count
 
     def warn(self) -> None:
-        """Once, if the host has read of a world that lacked room."""
+        """Warn once, if the numbers on the host show a world that lacked room."""
         if self._has_warned or (self._event is not None and not self._event.query()):
             return
         constraints, contacts, worlds = self._on_host.tolist()
@@ -407,9 +413,8 @@ class DroppedConstraints:
             self._has_warned = True
             log.warning(
                 "%s: MuJoCo dropped contacts or constraints in up to %d worlds: up to %d "
-                "constraints a world, njmax is %d; %d contacts in "
-                "all worlds, there is room for %d (nconmax a world). Raise --env.njmax or "
-                "--env.nconmax",
+                "constraints in a world, njmax is %d; %d contacts in all worlds, nconmax gives "
+                "room for %d. Raise --env.njmax or --env.nconmax",
                 *(self._name, worlds, constraints, self._data.njmax, contacts, self._data.naconmax),
             )
 
@@ -422,7 +427,5 @@ class DroppedConstraints:
         self.warn()
 
     def _record(self, event: torch.cuda.Event) -> None:
-        """On the stream of the environment's device, where the copy runs: the current device may be
-        another.
-        """
+        """Record the event on the stream of the copy; the current device may be another one."""
         event.record(torch.cuda.current_stream(self._device))

@@ -13,7 +13,7 @@ from gpurl.envs.mujoco_warp.base import Fields
 
 
 class Ant(Runner):
-    """Observation (105,): qpos without x and y, qvel, contact forces on each body, cut to
+    """Observation (105,): qpos without x and y, qvel, contact forces on each body, clamped to
     `contact_force_range`.
     """
 
@@ -39,10 +39,11 @@ class Ant(Runner):
 
     def observe(self, data: Fields) -> Tensor:
         positions = data.qpos[:, 2 * int(self.exclude_current_positions_from_observation) :]
-        parts = [positions, data.qvel]
+        # the world is body 0
+        columns = [positions, data.qvel]
         if self.include_cfrc_ext_in_observation:
-            parts.append(data.cfrc_ext[:, 1:].clamp(*self.contact_force_range).flatten(1))
-        return torch.cat(parts, 1)
+            columns.append(data.cfrc_ext[:, 1:].clamp(*self.contact_force_range).flatten(1))
+        return torch.cat(columns, 1)
 
     def speed(self, data: Fields, before: Fields) -> Tensor:
         return (data.xpos[:, self.main_body, 0] - before.xpos[:, self.main_body, 0]) / self.dt

@@ -1,17 +1,19 @@
-"""Base of MuJoCo tasks on mujoco-warp: a task is a model's file and three pure functions of
-MuJoCo's fields, all else stands here.
+"""Base of MuJoCo tasks on mujoco-warp: a task is a model file and three pure functions of MuJoCo's
+fields; everything else is here.
 
     class Reach(MujocoWarpEnv):
-        model_file, frame_skip, max_episode_steps = "arm.xml", 2, 200
+        model_file = "arm.xml"
+        frame_skip = 2
+        max_episode_steps = 200
 
         def observe(self, data): return torch.cat((data.qpos, data.qvel), 1)
         def reward(self, data, before, action): return -data.site_xpos[:, 0].norm(dim=1)
         def terminated(self, data): return data.qvel.abs().amax(1) > 50.0
 
 Physics runs in a Warp graph on torch's current stream. A reset is a selection, so no shape depends
-on the data; on a CPU it is skipped where no world restarts. To hold a step in torch's graphs too
-(`graph_safe`), the Warp graph would have to be recorded into torch's capture by
-`warp.capture_begin(external=True)`, and the warning of dropped constraints be read outside of it.
+on the data; on a CPU it is skipped if no world restarts. For `graph_safe` steps the Warp graph
+would have to be recorded into torch's capture by `warp.capture_begin(external=True)`, and the
+counts of dropped constraints be read outside of it.
 """
 
 import importlib.util
@@ -50,12 +52,12 @@ from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import host_sync_is_free
 from gpurl.kernels.random import CounterRandom
 
-# a larger qpos or qvel is no state any more: mjMAXVAL, at which MuJoCo on a CPU starts anew
+# limit of qpos and qvel: mjMAXVAL, beyond which MuJoCo on a CPU resets the state
 LARGEST = 1e10
-STATE = ("qpos", "qvel", "act", "time", "qacc_warmstart", "ctrl")  # what the next step begins with
-# none at rest; the other forces follow from them in the next step
+STATE = ("qpos", "qvel", "act", "time", "qacc_warmstart", "ctrl")  # inputs of a step
+# zero at rest; the next step computes the other forces from them
 FORCES = ("cfrc_ext", "qfrc_actuator", "qfrc_constraint")
-# no step changes them
+# fields that no step changes
 INPUTS = (
     "qfrc_applied",
     "xfrc_applied",
@@ -67,7 +69,7 @@ INPUTS = (
 
 
 class Before(Fields):
-    """The fields as they were before the step, of those that `reward` reads."""
+    """Copies of the fields before the step, of those that `reward` reads."""
 
     def __init__(self, fields: Fields, names: Iterable[str]) -> None:
         self.__dict__.update({name: getattr(fields, name).clone() for name in names})
@@ -75,8 +77,8 @@ class Before(Fields):
     def __getattr__(self, name: str) -> Tensor:
         known = ", ".join(vars(self)) or "nothing"
         raise EnvError(
-            f"reward looked at before.{name}, but at {known} when it was tried out: it must look "
-            f"at the same fields every time"
+            f"reward read before.{name}, but read {known} in its first call: it must read the same "
+            f"fields in every call"
         )
 
 
@@ -94,38 +96,38 @@ class _RecordedFields(Fields):
 
 
 class MujocoWarpEnv(CountingEnv):
-    """Subclass it with `model_file` and the three functions below; they never change a tensor they
-    are given.
+    """A subclass sets `model_file` and defines `observe`, `reward` and `terminated`, which never
+    change their arguments.
 
-    What a class body annotates and sets is an option: `push_cost: float = 0.1` makes
+    Annotated class attributes with a value are options: `push_cost: float = 0.1` makes
     `--env.push-cost 0.2`, `MyTask(4096, push_cost=0.2)` and `self.push_cost`.
 
     model_file: a path, also relative to the task's file, the name of one of Gymnasium's models, or
-    the XML itself. `data` holds MuJoCo's fields by their names in mjData, [N, ...] float32:
-    data.qpos, data.xpos, data.cfrc_ext, data.sensordata, ... The action goes to data.ctrl; its
-    space is the actuators' ctrlrange. After a reset the positions and velocities of bodies, sites
-    and geoms are those of the new state, and forces are zero. A task that uses any other field
-    (sensordata, qacc, ...) has all of them as mj_forward makes them of the new state, as in
-    Gymnasium; this costs about a step of physics where episodes end, on a GPU in each step.
+    XML text. `data` holds MuJoCo's fields by their names in mjData, [N, ...] float32: data.qpos,
+    data.xpos, data.cfrc_ext, data.sensordata, ... The action goes to data.ctrl; its space is the
+    actuators' ctrlrange. After a reset the positions and velocities of bodies, sites and geoms are
+    those of the new state, and forces are zero. If a task uses any other field (sensordata, qacc,
+    ...), mj_forward computes all fields of the new state, as in Gymnasium; this costs about a step
+    of physics when episodes end, on a GPU in each step.
 
-    A world whose state, reward or observation is no longer finite ends (terminated), with a reward
-    and final_obs of zeros, and starts anew. Its last step is no transition: info["valid"] is False
-    there. info["log"] counts such worlds, and those where MuJoCo dropped contacts or constraints
-    because they did not fit into njmax constraints and nconmax contacts a world.
+    A world whose state, reward or observation is not finite ends (terminated), with a reward and
+    final_obs of zeros, and restarts. Its last step is no transition: info["valid"] is False there.
+    info["log"] counts such worlds, and those in which MuJoCo dropped contacts or constraints
+    because they did not fit into njmax constraints and nconmax contacts per world.
     """
 
     model_file: ClassVar[str]
     reset_noise_scale = 0.0
     normal_velocity_noise = False  # uniform like that of the positions, or normal
     # options of all tasks
-    xml_file: str | None = None  # in place of model_file
+    xml_file: str | None = None  # replaces model_file
     frame_skip: int = 1  # steps of physics in a step of the environment
     max_episode_steps: int | None = None
-    cone: str | None = None  # "pyramidal" or "elliptic" friction; None: as the model says
-    graph: bool = True  # whether physics is captured
-    # room for constraints in a world: about twice what random actions need; None: a guess
+    cone: str | None = None  # "pyramidal" or "elliptic" friction; None: that of the model
+    graph: bool = True  # whether physics is captured in a graph
+    # room for constraints in a world: about twice what random actions need; None: MuJoCo's guess
     njmax: int | None = None
-    # room for contacts a world, which all worlds share; pairs of near geoms need it too
+    # room for contacts per world, shared by all worlds; pairs of near geoms need it too
     nconmax: int | None = None
 
     def __init__(
@@ -135,7 +137,8 @@ class MujocoWarpEnv(CountingEnv):
         seed: int = 0,
         **options: Any,
     ) -> None:
-        """options: values for `declared_options`; None is the task's own value."""
+        """options: values for `declared_options`; None: the default of the task."""
+        # options
         check_options(type(self).__name__, type(self), options)
         for name, value in options.items():
             if value is not None:
@@ -146,6 +149,7 @@ class MujocoWarpEnv(CountingEnv):
             njmax=self.njmax,
             nconmax=self.nconmax,
         )
+        # the model, and what the task needs of it
         self.device = torch.device(device)
         simulators = load_simulators()
         model_file = self.xml_file or self.model_file
@@ -158,6 +162,7 @@ class MujocoWarpEnv(CountingEnv):
             Fields(simulators, on_device.worlds(1, self.njmax, self.nconmax))
         )
         super().__init__(num_envs, device)
+        # the worlds; a task that reads derived fields needs all of mj_forward
         derived = {*self._fields_used} - {*STATE, *FORCES, *INPUTS, *CARRIED}
         self._simulation = Simulation(
             on_device,
@@ -199,21 +204,21 @@ class MujocoWarpEnv(CountingEnv):
 
     @abstractmethod
     def observe(self, data: Fields) -> Tensor:
-        """[N, D] float32 what the policy sees."""
+        """[N, D] float32 observations."""
 
     @abstractmethod
     def reward(self, data: Fields, before: Fields, action: Tensor) -> Tensor:
-        """[N] float32 for `action` [N, A], which led from the fields `before` to `data`. The fields
-        of before that it reads are copied in each step.
+        """[N] float32 reward of `action` [N, A], which led from the fields `before` to `data`. Each
+        step copies the fields that it reads of `before`.
         """
 
     def terminated(self, data: Fields) -> Tensor:
-        """[N] bool: the task ended; a task without this function ends by time only."""
+        """[N] bool: the task ended. By default only the time limit ends an episode."""
         return torch.zeros_like(data.time, dtype=torch.bool)
 
     def initial_state(self, rng: CounterRandom) -> tuple[Tensor, Tensor]:
-        """(qpos [n, nq], qvel [n, nv]) of first states of `rng.num_envs` episodes: the model's own,
-        and noise.
+        """(qpos [n, nq], qvel [n, nv]) of the first states of n = `rng.num_envs` episodes: by
+        default those of the model, with noise.
         """
         scale = self.reset_noise_scale
         qpos = self.initial_qpos + rng.uniform(-scale, scale, (self.model.nq,))
@@ -222,7 +227,9 @@ class MujocoWarpEnv(CountingEnv):
         return qpos, rng.uniform(-scale, scale, (self.model.nv,))
 
     def constant(self, values: ArrayLike) -> Tensor:
-        """float32 on the device; keep it, it costs a copy: `functools.cached_property`."""
+        """`values` as float32 on the device. It costs a copy, so cache the result, for example by
+        `functools.cached_property`.
+        """
         return torch.as_tensor(np.asarray(values), dtype=torch.float32, device=self.device)
 
     def body(self, name: str) -> int:
@@ -235,6 +242,7 @@ class MujocoWarpEnv(CountingEnv):
         self, *, seed: int | None = None, options: Options | None = None
     ) -> tuple[Tensor, Info]:
         self._reseed(self._random, seed)
+        # all worlds, or those in the mask
         mask = (options or {}).get("reset_mask") if self._has_started else None
         restarts_any = None
         if mask is None:
@@ -261,7 +269,7 @@ class MujocoWarpEnv(CountingEnv):
         reward = self.reward(data, before, action)
         terminated = self.terminated(data)
         final_obs = self._observe()
-        # worlds that are no longer finite end
+        # worlds that are not finite end
         state = torch.cat((data.qpos, data.qvel), 1)
         # times 0: 0, or NaN of what is not finite
         valid = (state.abs().amax(1) < LARGEST) & ((final_obs.sum(1) + reward) * 0.0 == 0.0)
@@ -287,7 +295,7 @@ class MujocoWarpEnv(CountingEnv):
         return Timestep(obs, reward, terminated, truncated, info)
 
     def state_dict(self) -> Info:
-        """Continues bit for bit on a CPU; on a GPU sums of forces are added up in any order."""
+        """Continues bit for bit on a CPU; on a GPU forces are summed in any order."""
         names = self._saved_fields() if self._has_started else []
         fields = {name: getattr(self.data, name) for name in names}
         return {"fields": fields, "clocks": self._clocks(), "random": self._random.state_dict()}
@@ -304,27 +312,24 @@ class MujocoWarpEnv(CountingEnv):
     def close_extras(self, **kwargs: object) -> None:
         self._dropped.close()
 
-    # ---- its parts ----
+    # ---- parts of the contract ----
 
     def _action_space(self) -> Box:
         model = self.model
         if model.nu == 0:
             raise UsageError(
-                f"the model of {type(self).__name__} has no actuators, so there is nothing to "
-                f"decide"
+                f"the model of {type(self).__name__} has no actuators, so there are no actions"
             )
-        limited = model.actuator_ctrllimited.astype(bool)
-        low, high = (
-            np.where(limited, limit, sign * np.inf)
-            for limit, sign in zip(model.actuator_ctrlrange.T, (-1.0, 1.0))
-        )
+        is_limited = model.actuator_ctrllimited.astype(bool)
+        low = np.where(is_limited, model.actuator_ctrlrange[:, 0], -np.inf)
+        high = np.where(is_limited, model.actuator_ctrlrange[:, 1], np.inf)
         return Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
 
     def _try_functions(self, fields: Fields) -> tuple[list[str], list[str]]:
-        """(the fields of `before` that reward reads, all that are read): calls the three functions
-        on one world, which no step has changed.
+        """Calls the three functions on one world in its initial state; returns (the fields of
+        `before` that reward reads, all fields that are read).
 
-        EnvError where they return something wrong. Sets the observation space if the task does not.
+        EnvError if they return something wrong. Sets the observation space if the task does not.
         """
         name = type(self).__name__
         before = _RecordedFields(fields)
@@ -337,13 +342,14 @@ class MujocoWarpEnv(CountingEnv):
                     f"{getattr(obs, 'shape', obs)!r}"
                 )
             self.single_observation_space = Box(-np.inf, np.inf, (obs.shape[1],), np.float32)
+        # shapes and dtypes of the results
         width = self.single_observation_space.shape or ()
-        expected = {
+        results = {
             "observe": (obs, TensorSpec((1, *width), torch.float32)),
             "reward": (self.reward(fields, before, action), TensorSpec((1,), torch.float32)),
             "terminated": (self.terminated(fields), TensorSpec((1,), torch.bool)),
         }
-        for function, (value, spec) in expected.items():
+        for function, (value, spec) in results.items():
             check_tensor(f"{name}.{function}", value, spec, self.device)
         return sorted(before._names), fields.used()
 
@@ -354,13 +360,13 @@ class MujocoWarpEnv(CountingEnv):
         self._has_started = True
 
     def _observe(self) -> Tensor:
-        """In new memory: the next step would change a view of a field."""
+        """The observations in new memory: the next step would overwrite a view of a field."""
         obs = self.observe(self.data)
         is_field = any(obs is field for field in vars(self.data).values())
         return obs.clone() if is_field or obs._is_view() or not obs.is_contiguous() else obs
 
     def _restart(self, mask: Tensor) -> None:
-        """First states where mask [N]; the other worlds stay the same, bit for bit."""
+        """Set first states where mask [N]; the other worlds do not change, bit for bit."""
         name = type(self).__name__
         data = self.data
         # positions and velocities of new episodes
@@ -370,7 +376,7 @@ class MujocoWarpEnv(CountingEnv):
             check_tensor(f"{name}.initial_state: {key}", value, spec, self.device)
             field = getattr(data, key)
             field.copy_(select(mask, value, field))
-        # nothing else of the old episode
+        # fields that would carry over from the old episode
         for cleared in (*STATE[2:], *FORCES):
             field = getattr(data, cleared)
             if field.numel():
@@ -379,8 +385,8 @@ class MujocoWarpEnv(CountingEnv):
             if carried not in (*STATE, *INPUTS):
                 field = getattr(data, carried)
                 field.copy_(select(mask, at_rest, field))
-        # what follows from the new states. With RK4 the positions of bodies are those of the last
-        # stage, not of qpos: in the other worlds they must not be computed again
+        # fields that depend on the new states. With RK4 the positions of bodies are those of the
+        # last stage, not of qpos, so in the other worlds they must not be updated
         kept = {field: getattr(data, field).clone() for field in self._fields_of_forward}
         if kept:
             self._simulation.forward()
@@ -390,19 +396,17 @@ class MujocoWarpEnv(CountingEnv):
         self._restart_clocks(mask)
 
     def _find_fields_of_forward(self) -> list[str]:
-        """The fields that `Simulation.forward` writes and that the task or the next step reads."""
+        """Fields that `Simulation.forward` writes and the task or the next step reads."""
         simulation = self._simulation
         names = {*self._fields_used, *simulation.carried}
         names = names - {*STATE, *INPUTS} if simulation.forward_all else names & KINEMATIC
         fields = {name: getattr(self.data, name) for name in sorted(names)}
-        # nacon is one for all worlds
+        # per world: nacon is one number for all worlds
         return [
             name for name, field in fields.items() if field.numel() and len(field) == self.num_envs
         ]
 
     def _saved_fields(self) -> list[str]:
-        """Those that the next step begins with and those that the task reads of the last one, but
-        for fields of width 0.
-        """
+        """Fields that the next step starts from or that the task reads, except empty ones."""
         names = sorted({*STATE, *self._simulation.carried, *self._fields_used})
         return [name for name in names if getattr(self.data, name).numel()]

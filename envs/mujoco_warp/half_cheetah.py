@@ -1,5 +1,5 @@
-"""HalfCheetah-v5 of Gymnasium on mujoco-warp: a cheetah in the plane runs along x; it never ends
-but by time.
+"""HalfCheetah-v5 of Gymnasium on mujoco-warp: a cheetah in the plane runs along x; only the time
+limit ends an episode.
 """
 
 import torch

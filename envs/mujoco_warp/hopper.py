@@ -10,7 +10,7 @@ from gpurl.envs.mujoco_warp.base import Fields
 
 
 class Hopper(Runner):
-    """Observation (11,): qpos without x, then qvel, cut to 10."""
+    """Observation (11,): qpos without x, then qvel, clamped to +-10."""
 
     model_file = "hopper.xml"
     njmax = 32
@@ -34,7 +34,7 @@ class Hopper(Runner):
         return torch.cat((positions, data.qvel.clamp(-10.0, 10.0)), 1)
 
     def is_healthy(self, data: Fields) -> Tensor:
-        """[N] bool: high and upright enough, and no joint is beyond all measure."""
+        """[N] bool: high and upright enough, and the state is within its range."""
         state = torch.cat((data.qpos[:, 2:], data.qvel), 1)
         return (
             inside(data.qpos[:, 1], self.healthy_z_range)

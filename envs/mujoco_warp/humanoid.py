@@ -29,16 +29,16 @@ class Humanoid(Runner, HumanoidBody):
     healthy_z_range: tuple[float, float] = (1.0, 2.0)
 
     @functools.cached_property
-    def share_of_mass(self) -> Tensor:
-        """[bodies] of the whole."""
+    def mass_fraction(self) -> Tensor:
+        """[bodies] mass of each body as a fraction of the total."""
         return self.constant(self.model.body_mass / self.model.body_mass.sum())
 
     def speed(self, data: Fields, before: Fields) -> Tensor:
-        return (data.xipos[:, :, 0] - before.xipos[:, :, 0]) @ self.share_of_mass / self.dt
+        return (data.xipos[:, :, 0] - before.xipos[:, :, 0]) @ self.mass_fraction / self.dt
 
     def cost(self, data: Fields, action: Tensor) -> Tensor:
-        return self.strain(data, self.contact_cost_weight, self.contact_cost_range)
+        return self.effort(data, self.contact_cost_weight, self.contact_cost_range)
 
     def is_healthy(self, data: Fields) -> Tensor:
-        """[N] bool: neither fallen nor flown."""
+        """[N] bool: the torso is neither too low nor too high."""
         return inside(data.qpos[:, 2], self.healthy_z_range)

@@ -1,5 +1,5 @@
-"""HumanoidStandup-v5 of Gymnasium on mujoco-warp: a humanoid that lies on its back gets up; it
-never ends but by time.
+"""HumanoidStandup-v5 of Gymnasium on mujoco-warp: a humanoid that lies on its back gets up; only
+the time limit ends an episode.
 """
 
 import math
@@ -14,7 +14,7 @@ class HumanoidStandup(HumanoidBody):
     """Observation (348,): qpos without x and y, qvel, inertia and velocity of each body, the
     joints' motors, contact forces.
 
-    The reward is the height over the seconds of one step of physics, as Gymnasium has it, which
+    The reward is the height divided by the seconds of one step of physics, as in Gymnasium, which
     never uses its uph_cost_weight.
     """
 
@@ -27,4 +27,4 @@ class HumanoidStandup(HumanoidBody):
 
     def reward(self, data: Fields, before: Fields, action: Tensor) -> Tensor:
         height = data.qpos[:, 2] / float(self.model.opt.timestep)
-        return height - self.strain(data, self.impact_cost_weight, self.impact_cost_range) + 1.0
+        return height - self.effort(data, self.impact_cost_weight, self.impact_cost_range) + 1.0

@@ -1,5 +1,5 @@
-"""InvertedDoublePendulum-v5 of Gymnasium on mujoco-warp: two poles, one on the other, on a cart
-stay up.
+"""InvertedDoublePendulum-v5 of Gymnasium on mujoco-warp: balance two poles, one on top of the
+other, on a cart.
 """
 
 import torch
@@ -26,16 +26,17 @@ class InvertedDoublePendulum(MujocoWarpEnv):
 
     def observe(self, data: Fields) -> Tensor:
         angles = data.qpos[:, 1:]
-        parts = (
+        columns = (
             data.qpos[:, :1],
             angles.sin(),
             angles.cos(),
             data.qvel.clamp(-10.0, 10.0),
             data.qfrc_constraint[:, :1].clamp(-10.0, 10.0),
         )
-        return torch.cat(parts, 1)
+        return torch.cat(columns, 1)
 
     def reward(self, data: Fields, before: Fields, action: Tensor) -> Tensor:
+        # the tip, upright at a height of 2 m
         tip = data.site_xpos[:, 0]
         distance = 0.01 * tip[:, 0].square() + (tip[:, 2] - 2.0).square()
         speed = 1e-3 * data.qvel[:, 1].square() + 5e-3 * data.qvel[:, 2].square()

@@ -1,6 +1,4 @@
-"""InvertedPendulum-v5 of Gymnasium on mujoco-warp: a pole on a cart stays up, 1 for every step that
-it does.
-"""
+"""InvertedPendulum-v5 of Gymnasium on mujoco-warp: balance a pole on a cart, +1 for each step."""
 
 import torch
 from torch import Tensor

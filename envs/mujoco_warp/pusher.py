@@ -6,11 +6,11 @@ from torch import Tensor
 from gpurl.envs.mujoco_warp.base import Fields, MujocoWarpEnv
 from gpurl.kernels.random import CounterRandom
 
-TRIES = 16
+TRIES = 16  # positions drawn for the cylinder
 
 
 class Pusher(MujocoWarpEnv):
-    """Observation (23,): the arm's joints and their velocities, the places of hand, cylinder and
+    """Observation (23,): angles and velocities of the arm's joints, positions of hand, cylinder and
     goal.
     """
 
@@ -26,21 +26,21 @@ class Pusher(MujocoWarpEnv):
     reward_control_weight: float = 0.1
 
     def initial_state(self, rng: CounterRandom) -> tuple[Tensor, Tensor]:
-        # Gymnasium draws until the cylinder is 17 cm from the goal, which six of ten places are; of
-        # 16 one is, but for once in five million
-        places = torch.stack(
+        # Gymnasium draws until the cylinder is 17 cm from the goal, as six of ten positions are;
+        # all of 16 are nearer once in five million episodes
+        positions = torch.stack(
             (rng.uniform(-0.3, 0.0, (TRIES,)), rng.uniform(-0.2, 0.2, (TRIES,))), 2
         )
-        first = (places.norm(dim=2) > 0.17).int().argmax(1)
-        cylinder = places.gather(1, first.view(-1, 1, 1).expand(-1, 1, 2)).squeeze(1)
+        first = (positions.norm(dim=2) > 0.17).int().argmax(1)
+        cylinder = positions.gather(1, first.view(-1, 1, 1).expand(-1, 1, 2)).squeeze(1)
         speed = rng.uniform(-0.005, 0.005, (self.model.nv - 4,))
         arm = self.initial_qpos[:-4].expand(rng.num_envs, -1)
         still = torch.zeros_like(cylinder)
         return torch.cat((arm, cylinder, still), 1), torch.cat((speed, still, still), 1)
 
     def observe(self, data: Fields) -> Tensor:
-        places = (data.xpos[:, self.body(name)] for name in ("tips_arm", "object", "goal"))
-        return torch.cat((data.qpos[:, :7], data.qvel[:, :7], *places), 1)
+        positions = (data.xpos[:, self.body(name)] for name in ("tips_arm", "object", "goal"))
+        return torch.cat((data.qpos[:, :7], data.qvel[:, :7], *positions), 1)
 
     def reward(self, data: Fields, before: Fields, action: Tensor) -> Tensor:
         hand, cylinder, goal = (

@@ -10,8 +10,8 @@ from gpurl.kernels.random import CounterRandom
 
 
 class Reacher(MujocoWarpEnv):
-    """Observation (10,): cosines and sines of the joints, the target's place, the joints'
-    velocities, tip minus target in the plane.
+    """Observation (10,): cosines and sines of the joints, position of the target, velocities of the
+    joints, tip minus target in the plane.
     """
 
     model_file = "reacher.xml"
@@ -26,9 +26,10 @@ class Reacher(MujocoWarpEnv):
 
     def initial_state(self, rng: CounterRandom) -> tuple[Tensor, Tensor]:
         joints = rng.uniform(-0.1, 0.1, (2,)) + self.initial_qpos[:2]
-        # Gymnasium draws until the target is inside a circle; the root of a uniform number is as
-        # far from its middle
-        distance, angle = 0.2 * rng.uniform().sqrt(), rng.uniform(0.0, 2.0 * math.pi)
+        # Gymnasium draws until the target is inside a circle; a radius that is the root of a
+        # uniform number has the same distribution
+        distance = 0.2 * rng.uniform().sqrt()
+        angle = rng.uniform(0.0, 2.0 * math.pi)
         target = torch.stack((distance * angle.cos(), distance * angle.sin()), 1)
         speed = rng.uniform(-0.005, 0.005, (2,))
         return torch.cat((joints, target), 1), torch.cat((speed, torch.zeros_like(target)), 1)

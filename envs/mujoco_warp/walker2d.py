@@ -8,7 +8,7 @@ from gpurl.envs.mujoco_warp.base import Fields
 
 
 class Walker2d(Runner):
-    """Observation (17,): qpos without x, then qvel, cut to 10."""
+    """Observation (17,): qpos without x, then qvel, clamped to +-10."""
 
     model_file = "walker2d_v5.xml"
     njmax = 48

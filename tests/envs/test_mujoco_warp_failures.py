@@ -78,7 +78,7 @@ def test_looking_at_other_fields_of_before_than_first_is_an_error() -> None:
     env.reset()
     env.step(torch.zeros(2, 1))
     env.looks_further = True
-    with pytest.raises(EnvError, match=r"looked at before\.qvel, but at qpos when"):
+    with pytest.raises(EnvError, match=r"read before\.qvel, but read qpos in"):
         env.step(torch.zeros(2, 1))
 
 
