@@ -97,7 +97,8 @@ def motion_rate(motion: Tensor, torque: Tensor) -> Tensor:
     matrix's equations by Cramer's rule.
     """
     angle_1, angle_2, speed_1, speed_2 = motion.unbind(0)
-    sine, cosine = angle_2.sin(), angle_2.cos()
+    sine = angle_2.sin()
+    cosine = angle_2.cos()
     weight_2 = (angle_1 + angle_2).sin_().mul_(WEIGHT_2)
     # load 1 = phi1 of the book; load 2 = torque - C sin speed_1^2 - phi2
     load_1 = torch.add(weight_2, angle_1.sin(), alpha=WEIGHT_1)

@@ -2,7 +2,7 @@
 
 Source: Barto, Sutton and Anderson, "Neuronlike adaptive elements that can solve difficult learning
 control problems" (1983), without friction. Same task as Gymnasium's CartPole-v1 (explicit Euler, +1
-a step, the last one included).
+for each step, including the last one).
 """
 
 import math
@@ -27,7 +27,7 @@ TIME_STEP = 0.02  # s
 MAX_POSITION = 2.4  # m
 MAX_ANGLE = math.radians(12.0)
 INITIAL_RANGE = 0.05  # of all four state variables
-POLE_SHARE = POLE_MASS * HALF_LENGTH / TOTAL_MASS  # m
+POLE_FRACTION = POLE_MASS * HALF_LENGTH / TOTAL_MASS  # m
 
 
 @triton.jit
@@ -111,15 +111,16 @@ class CartPole(TorchEnv):
     ) -> tuple[State, Tensor, Tensor]:
         motion = state["motion"]
         _, velocity, angle, angular_velocity = motion.unbind(1)
-        sine, cosine = angle.sin(), angle.cos()
-        # cart's acceleration if the pole did not turn faster: (force + m l w^2 sin) / M
+        sine = angle.sin()
+        cosine = angle.cos()
+        # acceleration of the cart without the angular acceleration: (force + m l w^2 sin) / M
         push = (action * (2 * FORCE / TOTAL_MASS)).sub_(FORCE / TOTAL_MASS)
-        push = push.addcmul_(angular_velocity.square(), sine, value=POLE_SHARE)
-        # per pole mass and half length
-        inertia = torch.rsub(cosine.square(), HALF_LENGTH * 4.0 / 3.0, alpha=POLE_SHARE)
+        push = push.addcmul_(angular_velocity.square(), sine, value=POLE_FRACTION)
+        # divided by pole mass and half length
+        inertia = torch.rsub(cosine.square(), HALF_LENGTH * 4.0 / 3.0, alpha=POLE_FRACTION)
         # accelerations of pole and cart
         angular_acceleration = torch.addcmul(sine * GRAVITY, cosine, push, value=-1.0).div_(inertia)
-        acceleration = torch.addcmul(push, angular_acceleration, cosine, value=-POLE_SHARE)
+        acceleration = torch.addcmul(push, angular_acceleration, cosine, value=-POLE_FRACTION)
         rate = torch.stack((velocity, acceleration, angular_velocity, angular_acceleration), dim=1)
         # explicit Euler: positions move with the old velocities
         motion = torch.add(motion, rate, alpha=TIME_STEP)
@@ -130,7 +131,7 @@ class CartPole(TorchEnv):
         return state["motion"] if self.velocities else state["motion"][:, ::2].contiguous()
 
     def triton_task(self) -> TritonTask:
-        options = (self.velocities, MAX_POSITION, MAX_ANGLE, POLE_SHARE, 2 * FORCE / TOTAL_MASS)
+        options = (self.velocities, MAX_POSITION, MAX_ANGLE, POLE_FRACTION, 2 * FORCE / TOTAL_MASS)
         return TritonTask(
             cart_pole_initial_state, cart_pole_transition, cart_pole_observe, options, words=0
         )

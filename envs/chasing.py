@@ -2,9 +2,8 @@
 
 bonus=True is the variant of 2021 (capture radius 1, reward +8 at capture, cost 0.02 |a|, solved at
 a return of 6.3); bonus=False the one of 2022 (capture radius equal to dim, no bonus, cost 0.02
-max(|a|, 1)). Defects of the published code are not kept:
-the distance is that of the present episode, a time limit is a truncation, and the last observation
-of an episode is kept.
+max(|a|, 1)). Defects of the published code are corrected: the distance is that of the current
+episode, a time limit is a truncation, and the last observation of an episode is returned.
 """
 
 import math
@@ -34,7 +33,9 @@ def chasing_initial_state(key, gamma, counter, OPTIONS: tl.constexpr):
     """`Chasing.initial_state`: target, its velocity, chaser, its velocity, distance."""
     DIM: tl.constexpr = OPTIONS[0]
     position = normal_columns(key, gamma, counter, 2 * DIM)
-    still, target, chaser = (), (), ()
+    still = ()
+    target = ()
+    chaser = ()
     square = tl.zeros_like(position[0])
     for k in tl.static_range(DIM):
         still = still + (tl.zeros_like(position[0]),)
@@ -81,7 +82,7 @@ def chasing_transition(state, action, key, gamma, counter, OPTIONS: tl.constexpr
         target = target + (state[k] + 0.01 * target_velocity[k],)
         chaser = chaser + (state[2 * DIM + k] + 0.01 * chaser_velocity[k],)
         square += (target[k] - chaser[k]) * (target[k] - chaser[k])
-    # reward: how much nearer it is, minus the cost of the action
+    # reward: decrease of the distance, minus the cost of the action
     distance = tl.sqrt_rn(square)
     captured = distance < OPTIONS[3]
     reward = state[4 * DIM] - distance
@@ -162,7 +163,7 @@ class Chasing(TorchEnv):
         )
         target = torch.add(target, target_velocity, alpha=TIME_STEP)
         chaser = torch.add(chaser, chaser_velocity, alpha=TIME_STEP)
-        # reward: how much nearer it is, less the cost of the action
+        # reward: decrease of the distance, minus the cost of the action
         distance = (target - chaser).norm(dim=1)
         captured = distance < self.capture_radius
         reward = torch.sub(

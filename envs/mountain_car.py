@@ -48,14 +48,14 @@ class MountainCar(TorchEnv):
 
 
 def start_at_rest(rng: CounterRandom) -> Tensor:
-    """[n, 2] position in [-0.6, -0.4] and velocity 0, the first observation of both variants."""
+    """[n, 2] first observations of both variants: position in [-0.6, -0.4], velocity 0."""
     position = rng.uniform(-0.6, -0.4)
     return torch.stack((position, torch.zeros_like(position)), dim=1)
 
 
 def drive(position: Tensor, velocity: Tensor, goal: float) -> tuple[Tensor, Tensor]:
-    """(obs [N, 2], whether the goal is reached [N] bool) after one step; `velocity` [N] includes
-    the engine's push, gravity and the walls are added here.
+    """(obs [N, 2], [N] bool where the goal is reached) after one step with gravity and walls;
+    `velocity` [N] already includes the engine's push.
     """
     # gravity along the slope of sin(3 x)
     velocity = torch.add(velocity, (position * 3.0).cos_(), alpha=-GRAVITY).clamp_(

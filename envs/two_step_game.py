@@ -1,9 +1,9 @@
-"""The two-step game of QMIX: the first action of agent 1 chooses the matrix game that both then
-play; the better one needs both to agree.
+"""The two-step game of QMIX: the first action of agent 1 chooses one of two matrix games, which
+both agents then play; the better one requires coordination.
 
 Source: Rashid et al., "QMIX: monotonic value function factorisation for deep multi-agent
 reinforcement learning" (2018), "Two-step game".
-A sum of the agents' own values cannot express the value of 2B: VDN settles for the 7 of 2A, the
+A sum of the agents' values cannot represent the values of 2B: VDN learns to get the 7 of 2A, the
 best joint policy gets 8.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.kernels.random import CounterRandom
 
-PAYOFFS = [  # [place, action of agent 1, action of agent 2], to both
+PAYOFFS = [  # [place, action of agent 1, action of agent 2], for each agent
     [[0.0, 0.0], [0.0, 0.0]],  # the first step
     [[7.0, 7.0], [7.0, 7.0]],  # 2A
     [[0.0, 1.0], [1.0, 8.0]],  # 2B

@@ -90,7 +90,7 @@ def find_class_at(name: str, base: type, kind: str) -> type:
         raise UsageError(
             f"{kind} {full_name} cannot be imported: {type(error).__name__}: {error}"
         ) from error
-    # its one public class, or the one that is named
+    # its only public class, or the one that `name` gives
     classes = {
         value.__name__: value
         for value in vars(module).values()

@@ -38,6 +38,7 @@ def write_regular(path: Path, content: bytes) -> None:
 
 
 def _open(path: str, flags: int) -> int:
+    # never wait for the other end of a pipe, never write through a link
     is_read = flags & os.O_ACCMODE == os.O_RDONLY
     flags |= os.O_NONBLOCK | (0 if is_read else os.O_NOFOLLOW)
     try:
@@ -46,6 +47,7 @@ def _open(path: str, flags: int) -> int:
         if error.errno == errno.ELOOP and not is_read:
             raise OSError(errno.ELOOP, "it is a link, gpurl writes to files only", path) from None
         raise
+    # checked on the open file: the path may name another one by now
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)

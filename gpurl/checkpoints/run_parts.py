@@ -39,16 +39,18 @@ FORM: dict[str, dict[str, tuple[type, ...]]] = {
 
 def check_parts(parts: Parts) -> None:
     """CheckpointError if a run wrote `parts` and they are not of its form."""
-    if "meta" not in parts or "model" not in parts:  # a dump, or another program's
+    # a dump of NaN, or the parts of another program, may hold anything
+    if "meta" not in parts or "model" not in parts:
         return
     is_run = {"training", "env", "trainer", "replay"} <= parts.keys()
     if not is_run or not isinstance(parts["meta"].get("settings"), dict):
         raise CheckpointError(f"it holds {', '.join(parts)} and is no checkpoint of a run")
+    # every value that is read has one of its types; booleans are no integers here
     for path, types in FORM.items():
         part, _, inner = path.partition(".")
         state = parts[part][inner] if inner else parts[part]
         for name, allowed in types.items():
             if name not in state or type(state[name]) not in allowed:
                 got = f"is a {type(state[name]).__name__}" if name in state else "is missing"
-                wanted = " or ".join(kind.__name__ for kind in allowed)
-                raise CheckpointError(f"its {path}.{name} {got}, wanted {wanted}")
+                expected = " or ".join(kind.__name__ for kind in allowed)
+                raise CheckpointError(f"its {path}.{name} {got}, wanted {expected}")

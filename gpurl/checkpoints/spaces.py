@@ -41,6 +41,7 @@ def _shorten(limits: np.ndarray) -> Json:
 def space_from_dict(values: State) -> gymnasium.Space:
     """The space that `space_to_dict` described; CheckpointError for anything else."""
     try:
+        # a file may hold anything here: every failure of a constructor is caught
         kind = values["kind"]
         if kind == "Box":
             shape = tuple(values["shape"])
