@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import SupportsFloat
 
+import torch
 from torch import Tensor
 
 from gpurl.algorithms.base import Algorithm, Metrics
@@ -12,6 +14,8 @@ from gpurl.engine.eager import Eager
 from gpurl.engine.privileged_state import AppendPrivilegedState
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import GpurlError, UsageError, raised_at
+
+OWN_GROUPS = ("train", "rollout", "eval", "env", "time")  # of gpurl's tags
 
 
 @dataclass
@@ -52,8 +56,23 @@ class RunView:
 
     def log(self, name: str, value: Tensor | float) -> None:
         """Put a number into the next log entry. A 0-d tensor stays on the device until then, so
-        nothing waits for it here."""
-        self.logged[name] = value
+        nothing waits for it here. UsageError for a name that gpurl logs itself.
+        """
+        group = name.partition("/")[0]
+        if group in OWN_GROUPS or name in ("step", "time"):
+            raise UsageError(
+                f"run.log: {name!r} is a name of gpurl, which has the groups "
+                f"{', '.join(OWN_GROUPS)}; choose another one, for example my/{name.split('/')[-1]}"
+            )
+        if isinstance(value, Tensor) and not value.dim():
+            # a copy: memory of metrics is used again
+            device = self.engine.env.device
+            self.logged[name] = value.detach().to(device, torch.float64, copy=True)
+        elif isinstance(value, SupportsFloat) and not isinstance(value, Tensor):
+            self.logged[name] = float(value)
+        else:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise UsageError(f"run.log: wanted a number or a 0-d tensor as {name!r}, got {got}")
 
 
 class Callback:

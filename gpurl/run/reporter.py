@@ -74,11 +74,11 @@ class Reporter:
         # bring all that is on the device to the host in one transfer
         episodes = engine.statistics.metrics()
         guards = engine.guards.metrics()
-        from_callbacks = self.view.logged
+        own = self.view.logged
         self.view.logged = {}
-        tensors = {name: x for name, x in from_callbacks.items() if isinstance(x, Tensor)}
-        values = to_host(metrics | episodes | guards | tensors)
-        values |= {name: float(x) for name, x in from_callbacks.items() if name not in tensors}
+        own_tensors = {f"callback {name}": x for name, x in own.items() if isinstance(x, Tensor)}
+        values = to_host(metrics | episodes | guards | own_tensors)
+        own_values = {name: values.pop(f"callback {name}", x) for name, x in own.items()}
         # what the guards have counted may end the run
         guard_values = {name: values.pop(name) for name in guards}
         values |= engine.guards.report(guard_values, engine.iteration)
@@ -94,7 +94,7 @@ class Reporter:
             "time/time_elapsed": elapsed,
         }
         self.logged_steps = engine.steps
-        self.write(values)
+        self.write(values | {name: float(x) for name, x in own_values.items()})
 
     def write(self, values: dict[str, float]) -> None:
         """Log host numbers by their tags at the present env step."""

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -131,6 +132,55 @@ class Stops(Callback):
 def test_an_error_for_the_user_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^choose a larger arena$"):
         small_run(tmp_path / "run", 1, callbacks=[Stops()])
+
+
+class Logs(Callback):
+    """Logs one number in each iteration."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.name = name
+        self.value = value
+
+    def after_iteration(self, run: RunView, metrics: Metrics) -> None:
+        run.log(self.name, self.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["returns", "episodes", "non_finite_rows", "skipped of policy", "steps of policy"]
+)
+def test_a_logged_number_changes_no_other(name: str, tmp_path: Path) -> None:
+    """Episode sums and counts of guards have these names before they are logged."""
+    plain = small_run(tmp_path / "plain", 3, log_every=0.0).folder
+    run = small_run(tmp_path / "run", 3, callbacks=[Logs(name, torch.tensor(7.0))], log_every=0.0)
+    lines = [
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (plain, run.folder)
+    ]
+    for expected, got in zip(*lines, strict=True):
+        if "time/fps" in expected:  # not of an evaluation
+            assert got.pop(name) == 7.0
+        for line in (expected, got):
+            for tag in [tag for tag in line if tag.startswith("time")]:
+                del line[tag]
+        assert got == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("step", 1.0, "'step' is a name of gpurl"),
+        ("time", 1.0, "'time' is a name of gpurl"),
+        ("rollout/ep_rew_mean", 1.0, "choose another one, for example my/ep_rew_mean"),
+        ("my/pair", torch.zeros(2), r"wanted a number or a 0-d tensor as 'my/pair', got shape"),
+        ("my/text", "high", "wanted a number or a 0-d tensor as 'my/text', got 'high'"),
+    ],
+)
+def test_what_cannot_be_logged_is_named(
+    name: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        small_run(tmp_path / "run", 2, callbacks=[Logs(name, value)])
+    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == ITERATION
 
 
 class SeesEnv(Callback):
