@@ -27,6 +27,11 @@ from gpurl.nn.own_network import OwnTrunks
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)  # of the KL-adaptive rate, as in rsl_rl
 # metrics of the loss that are logged with the opposite sign, under another name
 NEGATED = {"surrogate": "policy_gradient_loss", "entropy": "entropy_loss"}
+# metrics that PPO logs beside those of its loss
+LOGGED = {
+    *("loss", "grad_norm", "explained_variance", "learning_rate", "clip_range", "n_updates"),
+    *("std", *NEGATED.values()),
+}
 
 
 @dataclass(frozen=True)
@@ -323,6 +328,9 @@ class PPO(OnPolicy):
         """
         with torch.enable_grad():
             loss, metrics = call_loss(self.loss, batch)
+        if not LOGGED.isdisjoint(metrics):
+            names = ", ".join(sorted(LOGGED.intersection(metrics)))
+            raise UsageError(f"{self.label}.loss: PPO logs {names} itself, rename your metric")
         # first the loss and its terms, which must be finite
         terms = {name: metrics[name] for name in METRICS if name in metrics} | {"loss": loss}
         metrics = terms | metrics

@@ -258,6 +258,9 @@ class CpuOffPolicy(Eager):
             assert isinstance(algorithm, DDPG)
             self.updates = DdpgUpdates(algorithm)
 
+    def obstacle(self) -> str:
+        return cpu_off_policy_obstacle(self.algorithm)
+
     @torch.no_grad()
     def learn(self, data: dict[str, Tensor]) -> Metrics:
         """The algorithm's updates on batches of its replay buffer; returns its metrics."""

@@ -148,6 +148,9 @@ class CpuPpo(Eager):
         super().__init__(algorithm, env, guards)
         self.in_c = PpoInC(algorithm)
 
+    def obstacle(self) -> str:
+        return cpu_ppo_obstacle(self.algorithm)
+
     def act(self) -> Decision:
         """The algorithm's decision at the present observations."""
         return self.in_c.act(self.obs)

@@ -68,6 +68,12 @@ class Eager:
         # transitions since the replay buffer was empty
         self.stored = 0
 
+    def obstacle(self) -> str:
+        """What the engine would ignore of the algorithm as it is now, or "". Methods of the
+        algorithm can be replaced after the engine was chosen.
+        """
+        return ""
+
     # ---- episodes ----
 
     def begin(self, seed: int, staggered: bool) -> None:

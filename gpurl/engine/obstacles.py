@@ -3,6 +3,9 @@ Each function returns the reason, or "" if there is none.
 """
 
 from collections.abc import Collection
+from types import NoneType
+
+from torch.nn import ModuleList
 
 from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.ppo import PPO
@@ -10,19 +13,32 @@ from gpurl.kernels import c_library
 from gpurl.kernels.backend import host_sync_is_free, use_c
 from gpurl.nn.actor_critic import ActorCritic
 from gpurl.nn.distributions import Categorical, Gaussian
+from gpurl.nn.mlp import Dense, Sequential
+from gpurl.nn.normalizer import Normalizer, ValueNormalizer
 from gpurl.nn.optimizer import FlatAdam
 
 
 def overridden(algorithm: Algorithm, base: type[Algorithm], allowed: Collection[str] = ()) -> str:
     """Methods of its class `base` that a subclass or the object itself replaces, except `allowed`
-    ones: an engine that does not call them would ignore them.
+    ones, and the same of its modules and optimisers: an engine that does not call them would ignore
+    them.
     """
-    classes = type(algorithm).__mro__
-    for owner in (*classes[: classes.index(base)], algorithm):
+    # classes that `base` does not know, in front of it or behind it
+    owners = [kind for kind in type(algorithm).__mro__ if kind not in base.__mro__]
+    for owner in (*owners, algorithm):
         for name in vars(owner):
             is_method = not name.startswith("__") and callable(getattr(base, name, None))
             if is_method and name not in allowed:
                 return f"{algorithm.label} overrides {name}"
+    # methods that are set on an object, and hooks
+    modules = [module for module in algorithm.modules() if module is not algorithm]
+    for part in (*modules, *algorithm.optimizers.values()):
+        for name in vars(part):
+            if callable(getattr(type(part), name, None)):
+                return f"{name} of {type(part).__name__} is replaced"
+    for module in modules:
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+            return f"{type(module).__name__} has hooks"
     return ""
 
 
@@ -34,8 +50,8 @@ def machine_obstacle(algorithm: Algorithm) -> str:
     if not all(use_c(optimizer.flat) for optimizer in optimizers):
         return f"it could not be built: {c_library.load().why}"
     for optimizer in optimizers:
-        if type(optimizer) is not FlatAdam or optimizer.reduce is not FlatAdam.reduce:
-            return "it steps by FlatAdam without a hook"
+        if type(optimizer) is not FlatAdam:
+            return f"it steps by FlatAdam, not by {type(optimizer).__name__}"
         if not all(parameter.requires_grad for parameter in optimizer.module.parameters()):
             return "some weights are frozen"
     return ""
@@ -43,14 +59,27 @@ def machine_obstacle(algorithm: Algorithm) -> str:
 
 def policy_obstacle(algorithm: PPO) -> str:
     """Kernels of a whole policy know plain MLPs without memory, two heads, and float32 or tf32."""
-    if type(algorithm.network) is not ActorCritic:
-        return f"it does not know the network {type(algorithm.network).__name__}"
+    network = algorithm.network
+    if type(network) is not ActorCritic:
+        return f"it does not know the network {type(network).__name__}"
     if algorithm.is_recurrent:
         return "it computes policies without memory"
-    if not algorithm.network.config.is_plain:
+    if not network.config.is_plain:
         return "it does not know layer norms and residual blocks"
     if type(algorithm.head) not in (Gaussian, Categorical):
         return f"it does not know {type(algorithm.head).__name__} actions"
     if algorithm.precision == "bf16":
         return "it computes in a higher precision than bf16"
+    # what a subclass has changed in make_networks
+    for layer in network.modules():
+        activation = (
+            "none" if layer in (network.actor, network.critic) else network.config.activation
+        )
+        if type(layer) not in (ActorCritic, Sequential, Dense, ModuleList):
+            return f"it does not know the layer {type(layer).__name__}"
+        if isinstance(layer, Dense) and (layer.activation, layer.norm) != (activation, None):
+            return f"it expects activation {activation} without layer norm in every layer"
+    for normalizer in (algorithm.normalizer, algorithm.value_normalizer):
+        if type(normalizer) not in (NoneType, Normalizer, ValueNormalizer):
+            return f"it does not know the normaliser {type(normalizer).__name__}"
     return ""

@@ -43,13 +43,17 @@ def persistent_obstacle(algorithm: Algorithm, env: VecEnv) -> str:
         return f"{type(env).__name__} has no Triton functions"
     if not isinstance(algorithm, PPO):
         return f"it is for PPO, not for {type(algorithm).__name__}"
-    if obstacle := overridden(algorithm, PPO, LEARNING) or policy_obstacle(algorithm):
+    if obstacle := _obstacle_in_policy(algorithm):
         return obstacle
     env.reset(seed=0)  # the sizes of its state are known after a reset
     in_triton = env.in_triton()
     if in_triton is None:
         return f"{type(env).__name__} is not stepped by Triton"
     return rollout_obstacle(in_triton, policy_shape(algorithm))
+
+
+def _obstacle_in_policy(algorithm: PPO) -> str:
+    return overridden(algorithm, PPO, LEARNING) or policy_obstacle(algorithm)
 
 
 def policy_shape(algorithm: PPO) -> PolicyShape:
@@ -80,6 +84,9 @@ class PersistentRollout(Eager):
         self.shape = policy_shape(algorithm)
         self.zero = torch.zeros(1, device=env.device)
         self.one = torch.ones(1, device=env.device)
+
+    def obstacle(self) -> str:
+        return _obstacle_in_policy(self.algorithm)
 
     def collect(self) -> None:
         """Play all steps of the buffer from `self.obs` [N, D], which is updated in place."""

@@ -13,7 +13,7 @@ from gpurl.checkpoints.folders import list_checkpoints, save_checkpoint
 from gpurl.checkpoints.run_parts import Parts
 from gpurl.engine.eager import Eager
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import CheckpointError, DivergedError, EnvError, NonFiniteError
+from gpurl.errors import CheckpointError, DivergedError, EnvError, NonFiniteError, UsageError
 from gpurl.guards.dump import write_dump
 from gpurl.run.callbacks import Callback, Callbacks, RunView
 from gpurl.run.display import Display
@@ -103,6 +103,11 @@ class Trainer:
         with StopRequest() as stop:
             try:
                 self.callbacks.call("on_start", self.view)
+                if obstacle := self.engine.obstacle():
+                    raise UsageError(
+                        f"a callback's on_start has changed the algorithm, and engine "
+                        f"{self.engine.name} would ignore it: {obstacle}; change it in a subclass"
+                    )
                 while not reason:
                     metrics = self.iterate()
                     self.callbacks.call("after_iteration", self.view, metrics)

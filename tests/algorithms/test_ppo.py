@@ -580,6 +580,12 @@ class OnlyLoss(PPO):
         return super().loss(batch)[0]
 
 
+class OwnStd(PPO):
+    def loss(self, batch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss, metrics = super().loss(batch)
+        return loss, metrics | {"std": loss.detach()}
+
+
 class NumberMetric(PPO):
     def loss(self, batch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         loss, metrics = super().loss(batch)
@@ -591,13 +597,16 @@ class NumberMetric(PPO):
     [
         (WideMetric, r"wanted a 0-d tensor as metric 'wide', got \(3,\)"),
         (NumberMetric, r"wanted a 0-d tensor as metric 'number', got float"),
+        (OwnStd, r"PPO logs std itself, rename your metric"),
         (OnlyLoss, r"wanted \(loss, a dict of metrics\), got a Tensor"),
-        (NotZeroD, r"got one of shape \(2,\): take its mean"),
-        (NoGradient, r"got one that does not require grad"),
+        (NotZeroD, r"wanted .*, got one of shape \(2,\): take its mean"),
+        (NoGradient, r"wanted .*, got one that does not require grad"),
         (Elsewhere, r"wanted a loss that depends on a weight of Elsewhere"),
     ],
 )
 def test_what_is_no_loss_is_named_with_its_line(kind: type[PPO], got: str) -> None:
     env = RandomWalk(8)
-    with pytest.raises(UsageError, match=rf"{kind.__name__}.loss \(.*test_ppo.py:\d+\).*{got}"):
+    with pytest.raises(
+        UsageError, match=rf"{kind.__name__}.loss(: | \(.*test_ppo.py:\d+\): ){got}"
+    ):
         run_updates(of_own(kind, env, schedule="constant"), env, 1)

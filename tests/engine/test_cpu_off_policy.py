@@ -322,7 +322,7 @@ def hooked(algorithm: OffPolicy) -> None:
     [
         (bf16, "actor computes in torch.bfloat16, wanted float32"),
         (frozen, "some weights are frozen"),
-        (hooked, "it steps by FlatAdam without a hook"),
+        (hooked, "reduce of FlatAdam is replaced"),
     ],
 )
 def test_precision_weights_and_optimisers_of_another_kind_are_named(

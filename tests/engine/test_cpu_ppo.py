@@ -9,6 +9,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from gpurl.algorithms.a2c import A2C, A2CConfig
 from gpurl.algorithms.base import Metrics
+from gpurl.algorithms.on_policy import OnPolicy
 from gpurl.algorithms.ppo import PPO, PPOConfig
 from gpurl.algorithms.pqn import PQN, PQNConfig
 from gpurl.buffers.minibatches import Minibatch
@@ -16,6 +17,7 @@ from gpurl.engine.cpu_ppo import PpoInC, cpu_ppo_obstacle
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.nn.actor_critic import ActorCritic, NetworkConfig
+from gpurl.nn.normalizer import Normalizer
 from tests.tiny_envs import RandomWalk
 
 has_kernel = pytest.mark.skipif(
@@ -176,10 +178,43 @@ def test_a_network_an_optimiser_or_weights_of_another_kind_are_named() -> None:
     assert cpu_ppo_obstacle(algorithm) == "it does not know the network MyNetwork"
     hooked = made()
     hooked.optimizer.reduce = torch.clone  # type: ignore[assignment, method-assign]
-    assert cpu_ppo_obstacle(hooked) == "it steps by FlatAdam without a hook"
+    assert cpu_ppo_obstacle(hooked) == "reduce of FlatAdam is replaced"
     frozen = made()
     frozen.network.actor.weight.requires_grad_(False)
     assert cpu_ppo_obstacle(frozen) == "some weights are frozen"
+
+
+class Squared(Normalizer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square()
+
+
+class Learns(OnPolicy):
+    """Stands behind PPO in the order of classes, and in front of OnPolicy."""
+
+    def max_batch_rows(self) -> int:
+        return 7
+
+
+class Mixed(PPO, Learns):
+    pass
+
+
+@has_kernel
+def test_what_is_changed_inside_the_algorithm_is_seen() -> None:
+    assert cpu_ppo_obstacle(made(Mixed)) == "Mixed overrides max_batch_rows"
+    algorithm = made()
+    algorithm.normalizer = Squared(3)
+    assert cpu_ppo_obstacle(algorithm) == "it does not know the normaliser Squared"
+    algorithm = made()
+    algorithm.network.actor.activation = "tanh"
+    assert cpu_ppo_obstacle(algorithm).startswith("it expects activation none")
+    algorithm = made()
+    algorithm.network.trunk.register_forward_hook(lambda *arguments: None)
+    assert cpu_ppo_obstacle(algorithm) == "Sequential has hooks"
+    algorithm = made()
+    algorithm.head.ppo_loss = algorithm.head.ppo_loss  # type: ignore[method-assign]
+    assert cpu_ppo_obstacle(algorithm) == "ppo_loss of Gaussian is replaced"
 
 
 def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from gpurl.algorithms.base import Metrics
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.envs.torch_env import State
 from gpurl.errors import UsageError
+from gpurl.kernels import c_library
 from gpurl.kernels.random import CounterRandom
 from gpurl.run.callbacks import Callback, RunView
 from tests.small_runs import ITERATION, exit_code, small_run
@@ -181,6 +182,21 @@ def test_what_cannot_be_logged_is_named(
     with pytest.raises(UsageError, match=message):
         small_run(tmp_path / "run", 2, callbacks=[Logs(name, value)])
     assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == ITERATION
+
+
+class Patches(Callback):
+    """Replaces the loss on the object."""
+
+    def on_start(self, run: RunView) -> None:
+        loss = run.algorithm.loss  # type: ignore[attr-defined]
+        run.algorithm.loss = lambda batch: loss(batch)  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
+def test_a_change_that_the_engine_would_ignore_is_refused(tmp_path: Path) -> None:
+    """The engine is chosen before."""
+    with pytest.raises(UsageError, match="engine C would ignore it: PPO overrides loss"):
+        small_run(tmp_path / "run", 1, callbacks=[Patches()])
 
 
 class SeesEnv(Callback):
