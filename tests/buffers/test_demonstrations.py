@@ -76,7 +76,7 @@ def test_rounding_is_no_other_environment(tmp_path: Path) -> None:
             read_demonstrations(path, OBS, wide)
 
 
-def spoilt(name: str, row: int, value: float) -> dict[str, Any]:
+def with_value(name: str, row: int, value: float) -> dict[str, Any]:
     changed = GOOD[name].copy()
     changed[row, 0] = value
     return GOOD | {name: changed}
@@ -99,11 +99,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (GOOD | {"action": np.zeros(5)}, r"its action is float64 \[M\], wanted float32 \[M, 2\]"),
     (GOOD | {"action": np.zeros((5, 2), np.complex64)}, r"its action is complex64 \[M, 2\]"),
     (GOOD | {"obs": np.full((5, 3), "x")}, r"its obs is <U1 \[M, 3\]"),
-    (spoilt("obs", 2, np.nan), "obs must be finite, row 2 holds nan"),
-    (spoilt("obs", 3, 1e300), "obs must be finite, row 3 holds inf"),
-    (spoilt("action", 1, -np.inf), "action must be finite, row 1 holds -inf"),
-    (spoilt("action", 4, 2.1), r"its action 4 is \[2\.\d+, .*wanted one of Box"),
-    (spoilt("action", 4, -2.001), r"its action 4 is \[-2\.\d+, .*wanted one of Box"),
+    (with_value("obs", 2, np.nan), "obs must be finite, row 2 holds nan"),
+    (with_value("obs", 3, 1e300), "obs must be finite, row 3 holds inf"),
+    (with_value("action", 1, -np.inf), "action must be finite, row 1 holds -inf"),
+    (with_value("action", 4, 2.1), r"its action 4 is \[2\.\d+, .*wanted one of Box"),
+    (with_value("action", 4, -2.001), r"its action 4 is \[-2\.\d+, .*wanted one of Box"),
 ]
 
 
@@ -163,13 +163,13 @@ def test_a_limit_on_one_side_is_one(tmp_path: Path) -> None:
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    whole = Path(written(tmp_path / "whole.npz", GOOD)).read_bytes()
+    npz = Path(written(tmp_path / "whole.npz", GOOD)).read_bytes()
     tensors = Path(written(tmp_path / "whole.safetensors", GOOD)).read_bytes()
     np.save(tmp_path / "one.npy", GOOD["obs"])
     damaged = {
         "empty.npz": b"",
-        "half.npz": whole[: len(whole) // 2],
-        "turned.npz": whole.replace(whole[100:160], whole[100:160][::-1]),
+        "half.npz": npz[: len(npz) // 2],
+        "turned.npz": npz.replace(npz[100:160], npz[100:160][::-1]),
     }
     damaged |= {
         "array.npz": (tmp_path / "one.npy").read_bytes(),
@@ -242,7 +242,7 @@ def minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def episodes(minari: Any, observations: list[Any], actions: list[Any]) -> list[Any]:
     """As Minari holds them: one observation more than actions."""
-    made = []
+    result = []
     for number, (obs, action) in enumerate(zip(observations, actions)):
         ends = np.arange(len(action)) == len(action) - 1
         columns = {
@@ -251,12 +251,12 @@ def episodes(minari: Any, observations: list[Any], actions: list[Any]) -> list[A
             "truncations": np.zeros_like(ends),
             "infos": {},
         }
-        made.append(
+        result.append(
             minari.data_collector.EpisodeBuffer(
                 id=number, observations=obs, actions=action, **columns
             )
         )
-    return made
+    return result
 
 
 @pytest.mark.parametrize("discrete", [False, True])

@@ -18,7 +18,7 @@ from gpurl.kernels.random import CounterRandom, stream_constants
 STEPS, ENVS = 6, 4
 
 
-def made(
+def make_minibatches(
     count: int = 4, normalizes: bool = False, valid: bool = False
 ) -> tuple[Minibatches, dict[str, Tensor], Tensor]:
     """And columns [T, N, ...] whose rows are told apart by `row`, and these packed."""
@@ -49,24 +49,24 @@ def normalised(advantage: Tensor, weight: Tensor | None) -> Tensor:
 
 @pytest.mark.parametrize("looks", [nullcontext, no_host_syncs])
 def test_each_pass_has_every_row_once(looks: Any) -> None:
-    minibatches, columns, packed = made()
+    minibatches, columns, packed = make_minibatches()
     orders = []
     for _ in range(2):
         with looks():
             batches = list(minibatches.of_steps(packed))
         assert [len(batch["row"]) for batch in batches] == [6] * 4
         for batch in batches:
-            wanted = flat(columns, batch["row"])
-            assert set(batch) == set(wanted)
-            assert all(torch.equal(batch[name], wanted[name]) for name in wanted)
+            expected = flat(columns, batch["row"])
+            assert set(batch) == set(expected)
+            assert all(torch.equal(batch[name], expected[name]) for name in expected)
         orders.append(torch.cat([batch["row"] for batch in batches]).tolist())
         assert sorted(orders[-1]) == list(range(STEPS * ENVS))
     assert orders[0] != orders[1]
-    assert orders[0] == made()[0].order(STEPS * ENVS).tolist()
+    assert orders[0] == make_minibatches()[0].order(STEPS * ENVS).tolist()
 
 
 def test_a_stream_gives_a_new_order_each_time() -> None:
-    minibatches = made()[0]
+    minibatches = make_minibatches()[0]
     first, second = minibatches.order(1000), minibatches.order(1000)
     assert not torch.equal(first, second)
     assert torch.equal(first, permutation(*stream_constants(0, 1), torch.tensor(1), 0, 1000))
@@ -75,21 +75,21 @@ def test_a_stream_gives_a_new_order_each_time() -> None:
 
 @pytest.mark.parametrize("valid", [False, True])
 def test_weights_and_advantages_are_those_of_the_minibatch(valid: bool) -> None:
-    minibatches, columns, packed = made(normalizes=True, valid=valid)
+    minibatches, columns, packed = make_minibatches(normalizes=True, valid=valid)
     for batch in minibatches.of_steps(packed):
-        wanted = flat(columns, batch["row"])
+        expected = flat(columns, batch["row"])
         assert "valid" not in batch
         weight = batch.get("weight")
         assert (weight is not None) is valid
         if weight is not None:
-            torch.testing.assert_close(weight, wanted["valid"].float() / wanted["valid"].sum())
+            torch.testing.assert_close(weight, expected["valid"].float() / expected["valid"].sum())
         torch.testing.assert_close(
-            batch["advantage"], normalised(wanted["advantage"], weight), rtol=1e-5, atol=1e-5
+            batch["advantage"], normalised(expected["advantage"], weight), rtol=1e-5, atol=1e-5
         )
 
 
 def test_the_rollout_stays_as_it_was() -> None:
-    minibatches, columns, packed = made(normalizes=True, valid=True)
+    minibatches, columns, packed = make_minibatches(normalizes=True, valid=True)
     before = packed.clone(), {name: column.clone() for name, column in columns.items()}
     list(minibatches.of_steps(packed))
     list(minibatches.of_envs(columns))
@@ -121,26 +121,26 @@ def test_equal_advantages_and_rows_that_all_do_not_count_give_zeros() -> None:
 
 
 def test_whole_environments_stay_together() -> None:
-    minibatches, columns, _ = made(count=2, valid=True)
-    found = []
+    minibatches, columns, _ = make_minibatches(count=2, valid=True)
+    seen_envs = []
     for batch in minibatches.of_envs(columns):
         assert batch["row"].shape == (STEPS, 2)
         envs = batch["row"][0]
-        found += envs.tolist()
+        seen_envs += envs.tolist()
         for name in ("row", "obs", "advantage"):
             assert torch.equal(batch[name], columns[name][:, envs])
         valid = columns["valid"][:, envs].float()
         torch.testing.assert_close(batch["weight"], valid / valid.sum())
-    assert sorted(found) == [0, 1, 2, 3]
+    assert sorted(seen_envs) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("valid", [False, True])
 def test_advantages_of_whole_environments_are_normalised(valid: bool) -> None:
-    minibatches, columns, _ = made(count=2, normalizes=True, valid=valid)
+    minibatches, columns, _ = make_minibatches(count=2, normalizes=True, valid=valid)
     for batch in minibatches.of_envs(columns):
         advantage = columns["advantage"][:, batch["row"][0]]
-        wanted = normalised(advantage, batch.get("weight"))
-        torch.testing.assert_close(batch["advantage"], wanted, rtol=1e-5, atol=1e-5)
+        expected = normalised(advantage, batch.get("weight"))
+        torch.testing.assert_close(batch["advantage"], expected, rtol=1e-5, atol=1e-5)
 
 
 # ---- packed rows ----
@@ -160,9 +160,11 @@ def test_what_is_packed_comes_back() -> None:
     assert rows.dtype == torch.float32
     for shape in ((12,), (3, 4)):
         for name, column in packing.unpack(rows.view(*shape, 12)).items():
-            wanted = columns[name].reshape(*shape, *columns[name].shape[2:])
-            assert column.dtype == (torch.float32 if wanted.dtype == torch.bool else wanted.dtype)
-            assert torch.equal(column, wanted.to(column.dtype)), name
+            expected = columns[name].reshape(*shape, *columns[name].shape[2:])
+            assert column.dtype == (
+                torch.float32 if expected.dtype == torch.bool else expected.dtype
+            )
+            assert torch.equal(column, expected.to(column.dtype)), name
     # row t N + n is step t of environment n, and nothing is copied that is float32
     obs = packing.unpack(rows[4:8])["obs"]
     assert torch.equal(obs, columns["obs"][1])
@@ -170,10 +172,10 @@ def test_what_is_packed_comes_back() -> None:
 
 
 def test_rows_are_as_wide_as_the_next_sixteen_bytes() -> None:
-    for width, wanted in ((1, 4), (4, 4), (5, 8), (7, 8), (9, 12)):
+    for width, expected in ((1, 4), (4, 4), (5, 8), (7, 8), (9, 12)):
         column = torch.randn(2, 3, width)
         packing = PackedRows({"reward": column})
         rows = packing.pack({"reward": column})
-        assert rows.shape == (6, wanted)
+        assert rows.shape == (6, expected)
         assert torch.equal(rows[:, :width], column.flatten(0, 1))  # the first column stands first
         assert not rows[:, width:].any()

@@ -34,7 +34,7 @@ class History(World):
         invalid = draw(chances)
         for steps in draw(st.lists(st.integers(1, self.num_rows), min_size=1, max_size=8)):
             form[0](self.ring, self.block(steps, invalid))
-            self._note_endings(len(self.steps) - steps)
+            self._note_episode_ends(len(self.steps) - steps)
             if draw(st.booleans()):
                 mask = np.array(draw(st.lists(st.booleans(), min_size=envs, max_size=envs)))
                 before = self.steps[-1]["flags"].copy()
@@ -46,7 +46,7 @@ class History(World):
                     if before[n] != self.steps[-1]["flags"][n]
                 ]
 
-    def _note_endings(self, first: int) -> None:
+    def _note_episode_ends(self, first: int) -> None:
         self.endings += [
             (t, n)
             for t in range(first, len(self.steps))
@@ -115,10 +115,10 @@ def test_what_can_be_drawn_is_what_is_stored(form: Form, data: Any) -> None:
     """
     world = data.draw(histories(form))
     batch = form[1](world.ring, 2000, world.gamma, 1, streams(data.draw(st.integers(0, 99))))
-    wanted = [float(world.steps[t]["numbers"][n, 0]) for t, n in world.stored()]
-    assert len(set(wanted)) == len(wanted)
+    expected = [float(world.steps[t]["numbers"][n, 0]) for t, n in world.stored()]
+    assert len(set(expected)) == len(expected)
     assert dict(zip(batch.index.tolist(), batch.numbers[:, 0].tolist())) == dict(
-        zip(world.index().tolist(), wanted)
+        zip(world.index().tolist(), expected)
     )
 
 
@@ -136,15 +136,15 @@ def test_a_buffer_that_was_saved_is_the_one_that_went_on(
 ) -> None:
     def columns(steps: int) -> dict[str, torch.Tensor]:
         flags = torch.from_numpy(random.random((2, steps, 3)) < 0.3)
-        made = {
+        numbers = {
             name: torch.from_numpy(random.normal(size=(steps, 3, *shape))).float()
             for name, shape in COLUMNS.items()
         }
-        made |= {
+        numbers |= {
             name: torch.from_numpy(random.normal(size=(steps, 3, 2))).float()
             for name in ("obs", "final_obs")
         }
-        return made | {"terminated": flags[0], "truncated": flags[1] & ~flags[0]}
+        return numbers | {"terminated": flags[0], "truncated": flags[1] & ~flags[0]}
 
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     one, other = (

@@ -78,8 +78,8 @@ def test_a_batch_in_used_memory_is_the_one_that_new_memory_would_hold(make: Any)
     place = first["obs"].data_ptr()
     twins[1].sample(50, 0.9, 2)
     for size in (50, 7, 50):
-        again, wanted = twins[0].sample(size, 0.9, 2, reuse=True), twins[1].sample(size, 0.9, 2)
-        for name, value in wanted.items():
+        again, expected = twins[0].sample(size, 0.9, 2, reuse=True), twins[1].sample(size, 0.9, 2)
+        for name, value in expected.items():
             torch.testing.assert_close(again[name], value, rtol=0.0, atol=0.0, msg=name)
     if c_library.load().functions is not None:
         assert again["obs"].data_ptr() == place
@@ -141,12 +141,12 @@ def test_draws_are_those_of_the_seeds_stream() -> None:
             )[0]
         random.advance()
         streams = RandomStreams(random.key, random.gamma, random.step)
-        wanted, batch = (
+        expected, batch = (
             replay_sample(replay.ring, 64, 0.9, 1, streams, index=index),
             replay.sample(64, 0.9),
         )
         for name in ("index", "obs", "next_obs", "reward", "discount"):
-            assert torch.equal(batch[name], getattr(wanted, name)), name
+            assert torch.equal(batch[name], getattr(expected, name)), name
         assert batch["obs"].data_ptr() != replay.sample(64, 0.9)["obs"].data_ptr()
 
 
@@ -206,16 +206,16 @@ def test_weights_take_back_the_bias_of_the_draws() -> None:
     replay.update_priorities(torch.arange(40), errors)
     drawn = replay.sample(40_000, 0.9)
     priority = (errors + MIN_ERROR) ** 0.6
-    wanted = priority.double() / priority.double().sum()
+    expected = priority.double() / priority.double().sum()
     shares = torch.bincount(drawn["index"], minlength=40).double() / 40_000
-    torch.testing.assert_close(shares, wanted, rtol=0.1, atol=1e-3)
+    torch.testing.assert_close(shares, expected, rtol=0.1, atol=1e-3)
     estimate = (drawn["weight"].double() * drawn["extra"].double()).sum() / drawn[
         "weight"
     ].double().sum()
     assert float(estimate) == pytest.approx(float(columns["extra"].double().mean()), abs=0.02)
     torch.testing.assert_close(
         drawn["weight"].double(),
-        (wanted[drawn["index"]].min() / wanted[drawn["index"]]),
+        (expected[drawn["index"]].min() / expected[drawn["index"]]),
         rtol=1e-5,
         atol=0,
     )
@@ -256,9 +256,9 @@ def test_beta_goes_to_one_and_without_it_nothing_is_weighed() -> None:
     replay.update_priorities(torch.arange(40), torch.linspace(0.1, 5.0, 40))
     replay.beta.fill_(0.0)
     assert replay.sample(100, 0.9)["weight"].unique().tolist() == [1.0]
-    for progress, wanted in ((0.0, 0.4), (0.5, 0.7), (1.0, 1.0), (2.0, 1.0)):
+    for progress, expected in ((0.0, 0.4), (0.5, 0.7), (1.0, 1.0), (2.0, 1.0)):
         replay.set_progress(progress)
-        assert float(replay.beta) == pytest.approx(wanted)
+        assert float(replay.beta) == pytest.approx(expected)
 
 
 def test_an_alpha_of_zero_is_uniform() -> None:
@@ -317,11 +317,11 @@ def test_a_replay_of_other_observations_or_types_is_not_loaded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "wanted"),
+    ("limit", "expected"),
     [("max", 2**20 * 1024), ("1000", 1000 - 700 + 50), ("600", 0), (str(2**40), 2**20 * 1024)],
 )
 def test_free_memory_is_the_machines_or_what_the_container_leaves(
-    limit: str, wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in (
         ("memory.max", limit),
@@ -336,7 +336,7 @@ def test_free_memory_is_the_machines_or_what_the_container_leaves(
         "read_text",
         lambda path: "MemAvailable: 1048576 kB" if path.name == "meminfo" else real(path),
     )
-    assert available_bytes(torch.device("cpu")) == wanted
+    assert available_bytes(torch.device("cpu")) == expected
 
 
 def test_free_memory_of_a_gpu_is_that_of_the_driver_and_of_the_allocator(

@@ -33,9 +33,9 @@ def test_every_step_has_its_row_and_a_cleared_rollout_its_memory(in_a_graph: boo
             assert buffer.size == number
             buffer.add(step(first + number))
         for name, column in buffer.columns.items():
-            wanted = torch.stack([step(first + number)[name] for number in range(3)])
-            assert column.dtype == wanted.dtype
-            assert torch.equal(buffer[name], wanted)
+            expected = torch.stack([step(first + number)[name] for number in range(3)])
+            assert column.dtype == expected.dtype
+            assert torch.equal(buffer[name], expected)
         with pytest.raises(
             UsageError, match=r"the rollout holds 3 steps and is full; clear\(\) it"
         ):

@@ -97,13 +97,13 @@ def load():
     assert got["rng"]["step"] == manifest["step"]
     return manifest["step"]
 def damaged():
-    found = []
+    messages = []
     for path in list_checkpoints(folder):
         try:
             load_checkpoint(path)
         except CheckpointError as error:
-            found.append(str(error))
-    return found
+            messages.append(str(error))
+    return messages
 """
 
 

@@ -94,10 +94,10 @@ def test_damaged_latest_falls_back_to_the_newest_intact_with_a_warning(
     assert load_checkpoint(tmp_path, quiet=True)[1]["step"] == 2
     assert not caplog.messages
     assert load_checkpoint(tmp_path)[1]["step"] == 2
-    (told,) = caplog.messages
-    assert "loaded" in told
-    assert "step_000000000002 instead" in told
-    assert "step_000000000003: optim.safetensors has 1 bytes" in told
+    (message,) = caplog.messages
+    assert "loaded" in message
+    assert "step_000000000002 instead" in message
+    assert "step_000000000003: optim.safetensors has 1 bytes" in message
     (tmp_path / "step_000000000002" / "manifest.json").unlink()
     assert_same_bits(load_checkpoint(tmp_path)[0], small_parts(1))
     assert re.search("step_000000000002.*manifest", caplog.messages[1])
@@ -125,10 +125,10 @@ def test_a_damaged_best_falls_back_to_latest_with_a_warning(
     assert not caplog.messages
     (tmp_path / "step_000000000002" / "model.safetensors").write_bytes(b"x")
     assert load_checkpoint(tmp_path, best=True)[1]["step"] == 3
-    (told,) = caplog.messages
+    (message,) = caplog.messages
     assert re.search(
         "loaded .*step_000000000003 instead: .*step_000000000002: model.safetensors has 1 bytes",
-        told,
+        message,
     )
 
 

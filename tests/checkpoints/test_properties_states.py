@@ -64,13 +64,13 @@ def tensors(draw: st.DrawFn) -> Tensor:
     return torch.frombuffer(raw or bytearray(8), dtype=dtype)[: math.prod(shape)].reshape(shape)
 
 
-def deeper(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def nest(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     items = st.lists(inner, max_size=4)
     return items | items.map(tuple) | st.dictionaries(KEYS, inner, max_size=4)
 
 
 STATES = st.dictionaries(
-    KEYS, st.recursive(LEAVES | tensors() | tensors(), deeper, max_leaves=20), max_size=5
+    KEYS, st.recursive(LEAVES | tensors() | tensors(), nest, max_leaves=20), max_size=5
 )
 
 

@@ -193,7 +193,7 @@ def kolmogorov(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def test_cart_pole_can_hide_its_velocities() -> None:
-    whole, partial = (
+    full, partial = (
         make_env("cart_pole", 8, seed=2),
         make_env("cart_pole", 8, seed=2, velocities=False),
     )
@@ -202,4 +202,4 @@ def test_cart_pole_can_hide_its_velocities() -> None:
         lambda env: env.step(torch.ones(8).long()).obs
     ] * 15
     for observe in pairs:
-        assert torch.equal(observe(whole)[:, [0, 2]], observe(partial))
+        assert torch.equal(observe(full)[:, [0, 2]], observe(partial))

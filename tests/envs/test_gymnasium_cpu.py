@@ -126,16 +126,16 @@ def test_statistics_count_true_steps_only(mode: AutoresetMode) -> None:
             )
     for index, found in enumerate(episodes):
         rewards: list[float] = []
-        wanted = []
+        expected = []
         for row in by_hand(3, index, 80):
             rewards.append(row[2])
             if row[5] or row[6]:
-                wanted.append((sum(rewards), len(rewards)))
+                expected.append((sum(rewards), len(rewards)))
                 rewards = []
         assert len(found) >= 8
-        for (episode_return, length), (wanted_return, wanted_length) in zip(found, wanted):
-            assert length == wanted_length
-            assert episode_return == pytest.approx(wanted_return, rel=1e-5, abs=1e-4)
+        for (episode_return, length), (expected_return, expected_length) in zip(found, expected):
+            assert length == expected_length
+            assert episode_return == pytest.approx(expected_return, rel=1e-5, abs=1e-4)
 
 
 def test_a_step_that_only_resets_says_so() -> None:
@@ -175,8 +175,8 @@ def test_a_time_limit_truncates_and_shows_the_true_successor() -> None:
     )
     for step in range(4):
         timestep = env.step(torch.full((2, 1), 0.5))
-        wanted = single.step(np.array([0.5], np.float32))[0]
-        np.testing.assert_allclose(timestep.info["final_obs"][1], wanted, atol=1e-5)
+        expected = single.step(np.array([0.5], np.float32))[0]
+        np.testing.assert_allclose(timestep.info["final_obs"][1], expected, atol=1e-5)
         assert timestep.truncated.tolist() == [step == 3] * 2
     assert timestep.info["episode"]["l"].tolist() == [4, 4]
     assert not torch.allclose(timestep.obs[1], timestep.info["final_obs"][1])
@@ -301,13 +301,13 @@ def test_batches_flatten_as_gymnasium_flattens_one(space: gymnasium.Space) -> No
     space.seed(0)
     rows = [space.sample() for _ in range(5)]
     encoder = make_encoder(space)
-    wanted = [
+    expected = [
         row if isinstance(space, Box) and space.shape else gymnasium.spaces.flatten(space, row)
         for row in rows
     ]
     encoded = encoder.encode(stack_rows(space, rows))
     assert encoded.dtype == encoder.space.dtype == np.float32
-    np.testing.assert_array_equal(encoded, np.array(wanted, np.float32))
+    np.testing.assert_array_equal(encoded, np.array(expected, np.float32))
     assert all(row in encoder.space for row in encoded)
 
 

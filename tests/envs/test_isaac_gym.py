@@ -39,18 +39,18 @@ OLD_PYTHON_FILES = [ENVS / "isaac_gym" / "server.py", *sorted(FAKE.rglob("*.py")
 
 def old_python() -> str | None:
     """A Python of Isaac Gym's age that has torch, where there is one."""
-    found = os.environ.get(PYTHON_VARIABLE) or shutil.which("python3.8")
+    interpreter = os.environ.get(PYTHON_VARIABLE) or shutil.which("python3.8")
     if (
-        found is None
+        interpreter is None
         or subprocess.run(
-            [found, "-c", "import torch, numpy"], capture_output=True, check=False
+            [interpreter, "-c", "import torch, numpy"], capture_output=True, check=False
         ).returncode
     ):
         return None
-    return found
+    return interpreter
 
 
-PYTHONS = [sys.executable] + ([found] if (found := old_python()) else [])
+PYTHONS = [sys.executable] + ([interpreter] if (interpreter := old_python()) else [])
 
 
 @pytest.fixture(
@@ -236,11 +236,11 @@ def test_what_the_old_python_runs_is_written_for_it(path: Path) -> None:
     tree = ast.parse(path.read_text(), feature_version=(3, 6))
     if path.parent != ENVS:
         return
-    found = {
+    imported = {
         name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
     }
-    found |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     later = {"torch", "numpy", "isaacgymenvs", "hydra"}
-    assert {name.split(".")[0] for name in found} - set(sys.stdlib_module_names) <= later
+    assert {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names) <= later
     first = {name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names}
     assert not first & later, "isaacgym must come before torch"

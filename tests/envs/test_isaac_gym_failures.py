@@ -130,11 +130,11 @@ def test_doctor_asks_the_python_that_is_named(monkeypatch: pytest.MonkeyPatch) -
     how = "CUDA IPC" if torch.cuda.is_available() else "shared memory"
     assert f"  Isaac Gym's process and this one: {how} works\n" in report
     monkeypatch.setenv(PYTHON_VARIABLE, "/nowhere/python")
-    wanted = (
+    expected = (
         rf"isaac_gym: missing: python must be .*; /nowhere/python is no program, as "
         rf"{PYTHON_VARIABLE} names it"
     )
-    assert re.search(wanted, doctor.report())
+    assert re.search(expected, doctor.report())
     monkeypatch.setenv(PYTHON_VARIABLE, "/bin/false")
     assert (
         "Isaac Gym cannot run: Isaac Gym's process (/bin/false) ended in describe (exit code 1)"
@@ -148,11 +148,11 @@ def test_doctor_asks_the_python_that_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_doctor_tells_what_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    class OfItsOwn(HostTensors):
+    class OtherMemory(HostTensors):
         def __init__(self, layout: Any, memory_file: int) -> None:
             super().__init__(layout, os.memfd_create("another"))
 
-    monkeypatch.setattr(_isaac_gym_check, "HostTensors", OfItsOwn)
+    monkeypatch.setattr(_isaac_gym_check, "HostTensors", OtherMemory)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert re.match(
         r"shared memory does not work: wanted \[2\.0, 4\.0, .*\] .*, got \[0\.0, 0\.0,",
@@ -163,9 +163,10 @@ def test_doctor_tells_what_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> N
         raise RuntimeError("cudaIpcGetMemHandle failed: operation not supported")
 
     monkeypatch.setattr(_isaac_gym_check, "HostTensors", refused)
-    told = _isaac_gym_check.describe("")[1]
+    message = _isaac_gym_check.describe("")[1]
     assert (
-        told == "shared memory does not work: cudaIpcGetMemHandle failed: operation not supported"
+        message
+        == "shared memory does not work: cudaIpcGetMemHandle failed: operation not supported"
     )
 
 
@@ -254,14 +255,14 @@ def test_a_task_that_prints_for_days(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_simulator_that_is_killed_leaves_no_memory_and_no_descriptors() -> None:
-    def held() -> tuple[list[str], list[str]]:
+    def open_resources() -> tuple[list[str], list[str]]:
         gc.collect()
         links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
         return sorted(str(link.readlink()) for link in links if link.is_symlink()), sorted(
             os.listdir("/dev/shm")
         )
 
-    before = held()
+    before = open_resources()
     env = make()
     env.reset()
     env._simulator.process.kill()
@@ -269,7 +270,7 @@ def test_a_simulator_that_is_killed_leaves_no_memory_and_no_descriptors() -> Non
         env.step(ACTION)
     env.close()
     del env
-    assert held() == before
+    assert open_resources() == before
 
 
 def test_a_trainer_that_is_killed_takes_a_stuck_simulator_with_it() -> None:

@@ -51,13 +51,13 @@ def test_the_trainer_waits_before_it_writes_and_tells_before_it_asks(
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
     env: Any = make_env("isaac_gym:FakeCartpole", 2, python=sys.executable)
     calls: list[str] = []
-    shared, ask = env._shared, env._simulator.call
+    shared, original_call = env._shared, env._simulator.call
 
-    def asked(name: str, *rest: Any, **arguments: Any) -> Any:
+    def recorded_call(name: str, *rest: Any, **arguments: Any) -> Any:
         calls.append(name)
-        return ask(name, *rest, **arguments)
+        return original_call(name, *rest, **arguments)
 
-    env._simulator.call, env._shared = asked, Recorder(calls)
+    env._simulator.call, env._shared = recorded_call, Recorder(calls)
     env.reset()
     env.reset(options={"reset_mask": torch.tensor([True, False])})
     env.stagger(torch.arange(2))
@@ -94,8 +94,8 @@ def test_shared_gpu_memory_is_zero_before_the_other_side_has_it_and_streams_are_
     calls, current = [], [0]  # type: list[str], list[int]
 
     @contextlib.contextmanager
-    def device(wanted: torch.device) -> Iterator[None]:
-        current.append(wanted.index)
+    def device(expected: torch.device) -> Iterator[None]:
+        current.append(expected.index)
         yield
         current.pop()
 

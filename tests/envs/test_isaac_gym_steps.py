@@ -26,37 +26,47 @@ def test_a_task_that_restarts_later() -> None:
     steps.restart(
         returned([0.0, 0.1, 0.2], [0, 0, 1], [0, 0, 0], [0, 0, 0])
     )  # the third ended in its very first step
-    made = steps.transition(returned([1.0, 1.1, 1.2], [1, 1, 0], [0, 0, 1], [4, 3, 0]))
-    assert made.valid.tolist() == [True, True, False]
-    assert made.truncated.tolist() == [True, False, False]  # the clock says so, the task did not
-    assert made.terminated.tolist() == [False, True, False]
-    assert made.reward.tolist() == [1.0, 1.0, 0.0]
-    assert made.final[0].flatten().tolist() == pytest.approx([1.0, 1.1, 1.2])
-    made = steps.transition(returned([2.0, 2.1, 2.2], [1, 0, 1], [0, 0, 1], [5, 5, 1], reward=NAN))
-    assert made.valid.tolist() == [False, False, True]
-    assert made.truncated.tolist() == [False, False, True]  # the task says so, the clock does not
-    assert made.terminated.tolist() == [False, False, False]
-    assert made.reward[:2].tolist() == [0.0, 0.0]
-    made = steps.transition(
+    transition = steps.transition(returned([1.0, 1.1, 1.2], [1, 1, 0], [0, 0, 1], [4, 3, 0]))
+    assert transition.valid.tolist() == [True, True, False]
+    assert transition.truncated.tolist() == [
+        True,
+        False,
+        False,
+    ]  # the clock says so, the task did not
+    assert transition.terminated.tolist() == [False, True, False]
+    assert transition.reward.tolist() == [1.0, 1.0, 0.0]
+    assert transition.final[0].flatten().tolist() == pytest.approx([1.0, 1.1, 1.2])
+    transition = steps.transition(
+        returned([2.0, 2.1, 2.2], [1, 0, 1], [0, 0, 1], [5, 5, 1], reward=NAN)
+    )
+    assert transition.valid.tolist() == [False, False, True]
+    assert transition.truncated.tolist() == [
+        False,
+        False,
+        True,
+    ]  # the task says so, the clock does not
+    assert transition.terminated.tolist() == [False, False, False]
+    assert transition.reward[:2].tolist() == [0.0, 0.0]
+    transition = steps.transition(
         returned([3.0, 3.1, 3.2], [0, 0, 0], [1, 1, 1], [0, 0, 0])
     )  # stale time-outs
-    assert made.valid.tolist() == [False, True, False]  # the first restarted twice
-    assert not made.truncated.any()
+    assert transition.valid.tolist() == [False, True, False]  # the first restarted twice
+    assert not transition.truncated.any()
 
 
 def test_a_task_that_restarts_at_once() -> None:
     steps = IsaacGymSteps(restarts_later=False, last_clock=5)
     steps.restart(returned([0.0, 0.1, 0.2], [1, 0, 0], [0, 0, 0], [0, 0, 0]))
-    made = steps.transition(returned([1.0, 1.1, 1.2], [1, 1, 0], [0, 0, 0], [4, 3, 4]))
-    assert made.valid.all()
-    assert made.truncated.tolist() == [True, False, False]
-    assert made.terminated.tolist() == [False, True, False]
-    assert made.final[0].flatten().tolist() == pytest.approx([0.0, 0.1, 1.2])
-    assert made.final[1].flatten().tolist() == pytest.approx([0.0, 1.0, 12.0])
+    transition = steps.transition(returned([1.0, 1.1, 1.2], [1, 1, 0], [0, 0, 0], [4, 3, 4]))
+    assert transition.valid.all()
+    assert transition.truncated.tolist() == [True, False, False]
+    assert transition.terminated.tolist() == [False, True, False]
+    assert transition.final[0].flatten().tolist() == pytest.approx([0.0, 0.1, 1.2])
+    assert transition.final[1].flatten().tolist() == pytest.approx([0.0, 1.0, 12.0])
     steps.end_episodes(torch.tensor([True, False, False]))
-    made = steps.transition(returned([2.0, 2.1, 2.2], [1, 0, 1], [0, 0, 0], [0, 0, 0]))
-    assert made.valid.tolist() == [False, True, True]
-    assert made.terminated.tolist() == [False, False, True]
+    transition = steps.transition(returned([2.0, 2.1, 2.2], [1, 0, 1], [0, 0, 0], [0, 0, 0]))
+    assert transition.valid.tolist() == [False, True, True]
+    assert transition.terminated.tolist() == [False, False, True]
     assert steps.transition(returned([3.0, 3.1, 3.2], [0, 0, 0], [0, 0, 0], [0, 0, 0])).valid.all()
 
 

@@ -366,7 +366,7 @@ def test_the_contract_by_its_own_check(ant: Any) -> None:
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 def test_physics_is_stepped_between_graphs_of_the_policy(algorithm: str) -> None:
     with no_host_syncs():
-        wanted = results(make_trainer("inverted_pendulum", "off", algorithm))
+        expected = results(make_trainer("inverted_pendulum", "off", algorithm))
         trainer = make_trainer("inverted_pendulum", "policy", algorithm)
-        assert_equal(results(trainer), wanted)
+        assert_equal(results(trainer), expected)
     assert graph_level(trainer.engine) == "policy"

@@ -104,7 +104,7 @@ def act(obs: np.ndarray) -> np.ndarray:
     return np.sin(obs.sum(-1, keepdims=True)).astype(np.float32)
 
 
-def one_by_one(number: int, plan: Plan, steps: int) -> list[tuple[Any, ...]]:
+def step_single_envs(number: int, plan: Plan, steps: int) -> list[tuple[Any, ...]]:
     """(obs, action, reward, next obs, terminated, truncated) flat."""
     env, rows = Counting(number, plan), []
     obs, _ = env.reset()
@@ -153,5 +153,7 @@ def test_the_transitions_are_those_of_single_environments(
                 rows[number].append(tuple(table[number]))
         obs, ended = step.obs, step.terminated | step.truncated
     for number, (plan, found) in enumerate(zip(plans, rows)):
-        assert found == [tuple(map(float, row)) for row in one_by_one(number, plan, len(found))]
+        assert found == [
+            tuple(map(float, row)) for row in step_single_envs(number, plan, len(found))
+        ]
         assert len(found) >= STEPS / 2

@@ -30,16 +30,16 @@ def _registered() -> None:
 
 
 def test_every_torch_env_of_the_folder_is_registered() -> None:
-    found = set()
+    registered = set()
     for name in env_names():
         try:
             env_class = resolve_env(name)[0]
         except (ImportError, UsageError):
             continue
         if TorchEnv in env_class.__bases__:
-            found.add((name, env_class.__name__))
-    assert found == set(TASKS)
-    assert ("mountain_car_continuous", "MountainCarContinuous") in found
+            registered.add((name, env_class.__name__))
+    assert registered == set(TASKS)
+    assert ("mountain_car_continuous", "MountainCarContinuous") in registered
 
 
 def test_registering_imports_no_torch_and_twice_changes_nothing() -> None:

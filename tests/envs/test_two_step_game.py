@@ -78,21 +78,21 @@ def test_the_returns_of_all_deterministic_joint_policies() -> None:
     for _ in range(2):
         step = env.step(act(obs, ())[0])
         obs = step.obs
-    wanted = [
+    expected = [
         payoff(policy[0], policy[2])
         for policy in (list(map(tuple, policy.tolist())) for policy in policies)
     ]
-    assert step.info["episode"]["r"].tolist() == wanted
-    assert sorted(wanted) == [0.0] * 8 + [1.0] * 16 + [7.0] * 32 + [8.0] * 8
+    assert step.info["episode"]["r"].tolist() == expected
+    assert sorted(expected) == [0.0] * 8 + [1.0] * 16 + [7.0] * 32 + [8.0] * 8
 
 
-@pytest.mark.parametrize(("in_first_place", "wanted"), [(0, 7.0), (1, 8.0)])
-def test_an_evaluation_gives_7_and_8(in_first_place: int, wanted: float) -> None:
+@pytest.mark.parametrize(("in_first_place", "expected"), [(0, 7.0), (1, 8.0)])
+def test_an_evaluation_gives_7_and_8(in_first_place: int, expected: float) -> None:
     policies = torch.ones(8, 3, 2, dtype=torch.int64)
     policies[:, 0, 0] = in_first_place
     values = evaluate(playing(policies), TwoStepGame(8), 24)
     assert values == {
-        "eval/mean_reward": wanted,
+        "eval/mean_reward": expected,
         "eval/std_reward": 0.0,
         "eval/mean_ep_length": 2.0,
         "eval/episodes": 24.0,

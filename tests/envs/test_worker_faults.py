@@ -74,8 +74,8 @@ def actions(fault: str, *rows: int) -> Tensor:
     return values
 
 
-def held() -> tuple[list[str], list[str], list[Any]]:
-    """(what file descriptors are open, what lies in shared memory, child processes)."""
+def open_resources() -> tuple[list[str], list[str], list[Any]]:
+    """(open file descriptors, files in shared memory, child processes)."""
     gc.collect()
     links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
     return (
@@ -88,9 +88,9 @@ def held() -> tuple[list[str], list[str], list[Any]]:
 @pytest.fixture
 def _nothing_left() -> Iterator[None]:
     make().close()  # Python keeps one block of shared memory for the next user
-    before = held()
+    before = open_resources()
     yield
-    assert held() == before
+    assert open_resources() == before
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -138,10 +138,10 @@ def test_workers_are_started_again_as_often_as_allowed(
         assert broken.obs[:, 1].tolist() == [0.0, 0.0, 0.0]  # the first of new episodes
         assert broken.reward.tolist() == [0.0, 0.0, 0.0]
         seen.append(broken.obs)
-        (told,) = [record.getMessage() for record in caplog.records if record.name == "gpurl"][
+        (message,) = [record.getMessage() for record in caplog.records if record.name == "gpurl"][
             count - 1 :
         ]
-        assert f"all 3 workers are restarted ({count} of 2 times)" in told
+        assert f"all 3 workers are restarted ({count} of 2 times)" in message
         after = env.step(torch.zeros(3, 1))
         assert after.info["valid"].all()
         assert after.info["episode"]["l"].tolist() == env.episode_length_buf.tolist() == [1, 1, 1]
@@ -192,23 +192,23 @@ def test_a_reset_of_some_starts_dead_workers_again_and_the_others_break_off_in_t
 
 @pytest.mark.usefixtures("_nothing_left")
 def test_workers_outlive_the_thread_that_made_them() -> None:
-    made = list[GymnasiumCpu]()
-    thread = threading.Thread(target=lambda: made.append(make()))
+    envs = list[GymnasiumCpu]()
+    thread = threading.Thread(target=lambda: envs.append(make()))
     thread.start()
     thread.join()
-    processes = made[0]._env.processes  # type: ignore[attr-defined]
+    processes = envs[0]._env.processes  # type: ignore[attr-defined]
     assert not wait([process.sentinel for process in processes], timeout=0.2)
-    assert made[0].step(torch.zeros(3, 1)).obs[:, 1].tolist() == [2.0, 2.0, 2.0]
-    made[0].close()
+    assert envs[0].step(torch.zeros(3, 1)).obs[:, 1].tolist() == [2.0, 2.0, 2.0]
+    envs[0].close()
 
 
 def hang_in_a_thread_s_workers(pids: Any) -> None:
-    made = list[GymnasiumCpu]()
-    thread = threading.Thread(target=lambda: made.append(make()))
+    envs = list[GymnasiumCpu]()
+    thread = threading.Thread(target=lambda: envs.append(make()))
     thread.start()
     thread.join()
-    pids.send([process.pid for process in made[0]._env.processes])  # type: ignore[attr-defined]
-    made[0].step(actions("hang", 0, 1, 2))
+    pids.send([process.pid for process in envs[0]._env.processes])  # type: ignore[attr-defined]
+    envs[0].step(actions("hang", 0, 1, 2))
 
 
 def test_workers_that_a_thread_made_end_with_their_trainer() -> None:
@@ -302,7 +302,9 @@ def test_a_run_goes_on_after_a_restart_and_never_learns_from_that_step(
         )
     assert run.outcome.steps == 36
     assert torch.cat(valid).all(1).tolist() == [step != 5 for step in range(12)]
-    assert len([told for told in caplog.messages if "restarted (1 of 1 times)" in told]) == 1
+    assert (
+        len([message for message in caplog.messages if "restarted (1 of 1 times)" in message]) == 1
+    )
     if algorithm == "sac":
         flags = load_checkpoint(run.folder)[0]["replay"]["flags"].view(-1, 3)[:12]
         assert ((flags & 4) > 0).all(1).tolist() == [step == 5 for step in range(12)]
@@ -346,7 +348,7 @@ def test_what_a_constructor_raises_is_told_as_it_is() -> None:
     gc.collect()
 
 
-class OfAnotherSize(Tour):
+class WrongSize(Tour):
     observation_space = Box(-1.0, 1.0, (7,), np.float32)
 
 
@@ -358,7 +360,7 @@ def test_an_error_of_workers_only_leaves_none_behind() -> None:
     ) as kept:  # as long as it is, so is what it was raised in
         GymnasiumCpu(
             3,
-            env=lambda: Tour() if os.getpid() == trainer else OfAnotherSize(),
+            env=lambda: Tour() if os.getpid() == trainer else WrongSize(),
             vectorization="async",
         )
     assert multiprocessing.active_children() == []

@@ -151,17 +151,17 @@ def observations(rows: int, inputs: int = 6) -> Tensor:
     return 2.0 + 3.0 * torch.randn(4096, inputs, generator=generator)[:rows]
 
 
-def assert_near(got: Tensor, wanted: Tensor) -> None:
+def assert_near(got: Tensor, expected: Tensor) -> None:
     """To float32 rounding of the largest number; NaN at the same places."""
-    assert (got.shape, got.is_floating_point()) == (wanted.shape, wanted.is_floating_point())
-    assert torch.equal(got.isnan(), wanted.isnan())
-    largest = float(wanted.double().nan_to_num(0.0).abs().max())
-    error = (got.double() - wanted.double()).nan_to_num(0.0).abs().max()
+    assert (got.shape, got.is_floating_point()) == (expected.shape, expected.is_floating_point())
+    assert torch.equal(got.isnan(), expected.isnan())
+    largest = float(expected.double().nan_to_num(0.0).abs().max())
+    error = (got.double() - expected.double()).nan_to_num(0.0).abs().max()
     assert float(error) <= 1e-6 * largest + 5e-6, (float(error), largest)
 
 
-def assert_all_near(got: Acted, wanted: Acted) -> None:
-    for tensor, reference in zip(got, wanted):
+def assert_all_near(got: Acted, expected: Acted) -> None:
+    for tensor, reference in zip(got, expected):
         assert tensor.dtype == reference.dtype
         assert_near(tensor, reference)
 
@@ -214,7 +214,7 @@ def test_a_categorical_acts_as_in_torch(actions: int, normalizes: bool) -> None:
     policy = Policy(Categorical(actions), normalizes=normalizes)
     for rows in ROWS:
         x = observations(rows)
-        got, wanted = policy.in_c(x), policy.in_torch(x)
+        got, expected = policy.in_c(x), policy.in_torch(x)
         assert got.action.dtype == torch.int64
         assert got.env_action is got.action
         best = perturbed_in_float64(policy, x).topk(min(actions, 2), -1)
@@ -222,12 +222,12 @@ def test_a_categorical_acts_as_in_torch(actions: int, normalizes: bool) -> None:
             (best.values[:, 0] - best.values[:, -1] > 1e-5) if actions > 1 else torch.ones(rows) > 0
         )
         assert float(is_clear.float().mean()) > 0.99
-        assert torch.equal(got.action[is_clear], wanted.action[is_clear])
+        assert torch.equal(got.action[is_clear], expected.action[is_clear])
         assert torch.equal(got.action[is_clear], best.indices[is_clear, 0])
         log_probs = policy.output_in_float64(x).log_softmax(-1)
         picked = log_probs.gather(1, got.action.unsqueeze(1)).squeeze(1)
         assert_near(got.log_prob, picked)
-        assert_near(got.value, wanted.value)
+        assert_near(got.value, expected.value)
 
 
 @pytest.mark.parametrize("logit", [0.0, 1e4])
@@ -283,9 +283,9 @@ def test_the_noise_is_that_of_the_random_stream() -> None:
         other.load_state_dict(mine.state_dict())
         mine.load_state_dict(CounterRandom(SEED + 1, rows).state_dict())
         mine.advance(by=70000)
-        wanted = CounterRandom(SEED + 1, rows)
-        wanted.advance(by=70000)
-        assert torch.equal(policy.c.act(x, inputs).action, wanted.normal((3,)))
+        expected = CounterRandom(SEED + 1, rows)
+        expected.advance(by=70000)
+        assert torch.equal(policy.c.act(x, inputs).action, expected.normal((3,)))
 
 
 @pytest.mark.parametrize("actions", [1, 3, 17])
@@ -323,8 +323,8 @@ def test_what_it_reads_is_read_at_each_call(head: Gaussian | Categorical) -> Non
     policy.normalizer.update(5.0 * torch.randn(300, 6))
     policy.value_normalizer.update(9.0 * torch.randn(300, 1))
     inputs.random.offset = 0
-    got, wanted = policy.c.act(x, inputs), policy.in_torch(x)
-    assert_all_near(got, wanted)
+    got, expected = policy.c.act(x, inputs), policy.in_torch(x)
+    assert_all_near(got, expected)
 
 
 @pytest.mark.parametrize("head", [gaussian(3), Categorical(5)], ids=("gaussian", "categorical"))
@@ -332,10 +332,10 @@ def test_a_row_depends_on_no_other_and_on_no_thread(head: Gaussian | Categorical
     policy, threads = Policy(head), torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        wanted = policy.in_c(observations(4096))
+        expected = policy.in_c(observations(4096))
         for count, rows in itertools.product((1, 2, 3), ROWS):
             torch.set_num_threads(count)
-            for got, reference in zip(policy.in_c(observations(rows)), wanted):
+            for got, reference in zip(policy.in_c(observations(rows)), expected):
                 assert torch.equal(got, reference[:rows])
     finally:
         torch.set_num_threads(threads)
@@ -345,10 +345,10 @@ def test_a_row_depends_on_no_other_and_on_no_thread(head: Gaussian | Categorical
 def test_nan_goes_through(head: Gaussian | Categorical) -> None:
     policy, x = Policy(head), observations(50)
     x[7, 3] = math.nan
-    got, wanted = policy.in_c(x), policy.in_torch(x)
+    got, expected = policy.in_c(x), policy.in_torch(x)
     is_nan = torch.arange(50) == 7
     assert torch.equal(got.value.isnan(), is_nan)
-    assert_all_near(got, wanted)
+    assert_all_near(got, expected)
     x[7, 3] = math.inf  # is clipped
     assert_all_near(policy.in_c(x), policy.in_torch(x))
 
@@ -384,18 +384,18 @@ def test_the_logarithm_of_cpu_vectors(tmp_path: Path) -> None:
     ctypes.CDLL(str(library)).logs(ctypes.c_void_p(got.data_ptr()), ctypes.c_int64(len(got)))
     assert got[-4:].isnan().tolist() == [True, False, True, False]
     assert got[-3] == got[-1] == math.inf
-    wanted = x.double().log()
-    error = (got[:-4].double() - wanted).abs() / wanted.abs().clamp(min=1e-30)
+    expected = x.double().log()
+    error = (got[:-4].double() - expected).abs() / expected.abs().clamp(min=1e-30)
     assert float(error.max()) < 1e-7
 
 
 def test_rows_that_do_not_lie_together_and_a_wider_dtype_by_default() -> None:
     policy, x = Policy(gaussian(2)), observations(8)
     spread = torch.stack((x, x), 1).view(8, 12)[:, :6]
-    wanted = policy.in_c(spread.clone())
+    expected = policy.in_c(spread.clone())
     torch.set_default_dtype(torch.float64)
     try:
-        for got, reference in zip(policy.in_c(spread), wanted):
+        for got, reference in zip(policy.in_c(spread), expected):
             assert torch.equal(got, reference)
     finally:
         torch.set_default_dtype(torch.float32)

@@ -133,11 +133,12 @@ def in_float64(model: Model, columns: dict[str, Tensor]) -> tuple[Tensor, Tensor
     return value.detach(), gradient
 
 
-def assert_near(got: Tensor, wanted: Tensor, tolerance: float) -> None:
+def assert_near(got: Tensor, expected: Tensor, tolerance: float) -> None:
     """Within `tolerance` of the largest number."""
-    assert got.shape == wanted.shape
+    assert got.shape == expected.shape
     assert (
-        float((got.double() - wanted).abs().max()) <= tolerance * float(wanted.abs().max()) + 1e-6
+        float((got.double() - expected).abs().max())
+        <= tolerance * float(expected.abs().max()) + 1e-6
     )
 
 
@@ -187,8 +188,8 @@ def test_nan_and_infinity_go_through(activation: str) -> None:
     value = model.value(x)
     assert torch.equal(torch.isnan(value).nonzero().flatten(), torch.tensor([7]))
     x[7, 3] = math.inf
-    wanted = model.network(x)[1]
-    torch.testing.assert_close(model.value(x), wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+    expected = model.network(x)[1]
+    torch.testing.assert_close(model.value(x), expected, rtol=1e-4, atol=1e-5, equal_nan=True)
     x[7, 3] = math.nan
     model.steps(columns)
     assert not bool(torch.isfinite(model.optimizer.gradient.sum()))
@@ -209,14 +210,15 @@ def test_the_activation_over_its_whole_range(activation: str) -> None:
             torch.tensor([0.0, -200.0, 200.0, math.inf, -math.inf]),
         )
     ).unsqueeze(1)
-    wanted = {"tanh": torch.tanh, "elu": nn.functional.elu, "relu": torch.relu}[activation](
+    expected = {"tanh": torch.tanh, "elu": nn.functional.elu, "relu": torch.relu}[activation](
         x.double()
     ).squeeze(1)
     value = model.value(x).double()
     assert (
-        float(((value - wanted).nan_to_num(0.0).abs() / wanted.abs().clamp(1.0, 1e30)).max()) < 2e-7
+        float(((value - expected).nan_to_num(0.0).abs() / expected.abs().clamp(1.0, 1e30)).max())
+        < 2e-7
     )
-    assert torch.equal(value.isinf(), wanted.isinf())
+    assert torch.equal(value.isinf(), expected.isinf())
     assert float(value[20001]) == 0.0
 
 
@@ -271,8 +273,8 @@ def torch_step(
     output, value = model.network(batch.obs)
     log_prob, entropy = model.head.log_prob_and_entropy(output, batch.action)
     numbers = 0.2, options["entropy_coef"], options["value_coef"], options["clip_range_value"]
-    loss, parts = ppo_loss(log_prob, value, entropy, batch, *numbers)
-    return parts | {"grad_norm": model.optimizer.step(loss)}
+    loss, metrics = ppo_loss(log_prob, value, entropy, batch, *numbers)
+    return metrics | {"grad_norm": model.optimizer.step(loss)}
 
 
 @pytest.mark.parametrize("has_valid", [False, True])
@@ -315,13 +317,13 @@ def test_steps_are_those_of_the_torch_path(
         order = torch.randperm(3 * rows, generator=torch.Generator().manual_seed(1))
         got = mine.steps(columns, order, 3, 0.3, 0.7, clip_range_value, normalizes)
         for number, index in enumerate(order.split(rows)):
-            wanted = torch_step(
+            expected = torch_step(
                 other,
                 {name: column[index] for name, column in columns.items()},
                 options,
                 normalizes,
             )
-            for name, part in wanted.items():
+            for name, part in expected.items():
                 assert float(got[name][number]) == pytest.approx(
                     float(part.detach()), rel=2e-4, abs=2e-6
                 ), (rows, number, name)
@@ -344,10 +346,10 @@ def test_adam_is_the_reference() -> None:
             }
         )
         norm = model.steps(columns)["grad_norm"]
-        wanted = adam_step_reference(
+        expected = adam_step_reference(
             twin, model.optimizer.gradient, model.optimizer.learning_rate, model.optimizer.options
         )
-        assert float(norm) == pytest.approx(float(wanted), rel=1e-6)
+        assert float(norm) == pytest.approx(float(expected), rel=1e-6)
         for name in ("parameters", "exp_avg", "exp_avg_sq", "step"):
             torch.testing.assert_close(
                 getattr(state, name), getattr(twin, name), rtol=1e-5, atol=1e-8
@@ -360,8 +362,8 @@ def test_a_step_with_nan_changes_nothing_and_says_so(name: str) -> None:
     columns = rollout_of(model, 700, 3, False)
     columns[name].view(700, -1)[300, 0] = math.nan
     before = model.optimizer.flat.clone()
-    parts = model.steps(columns)
-    assert not math.isfinite(float(parts["grad_norm"]))
+    metrics = model.steps(columns)
+    assert not math.isfinite(float(metrics["grad_norm"]))
     assert torch.equal(before, model.optimizer.flat)
     assert int(model.optimizer.state.step) == 0
 
@@ -378,20 +380,20 @@ def test_the_number_of_threads_changes_nothing() -> None:
         )
         torch.set_num_threads(threads)
         try:
-            parts = model.steps(columns, minibatches=2, entropy_coef=0.01, normalizes=True)
+            metrics = model.steps(columns, minibatches=2, entropy_coef=0.01, normalizes=True)
             return (
                 model.optimizer.flat.clone(),
                 model.optimizer.gradient.clone(),
                 model.value(columns["obs"]),
-                torch.stack(list(parts.values())),
+                torch.stack(list(metrics.values())),
             )
         finally:
             torch.set_num_threads(before)
 
     first = run(1)
     for threads in (1, 2, 3, 7):
-        for got, wanted in zip(run(threads), first):
-            assert torch.equal(got, wanted), threads
+        for got, expected in zip(run(threads), first):
+            assert torch.equal(got, expected), threads
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -400,23 +402,23 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     before, model, x = torch.get_num_threads(), model_of(SHAPES[0]), torch.randn(4096, 8)
     torch.set_num_threads(3)
     try:
-        wanted = model.value(x)
+        expected = model.value(x)
         child = os.fork()
         if not child:
             signal.signal(
                 signal.SIGALRM, signal.SIG_DFL
             )  # a handler in Python would wait for the kernel to return
             signal.alarm(20)
-            os._exit(0 if torch.equal(model.value(x), wanted) else 1)
+            os._exit(0 if torch.equal(model.value(x), expected) else 1)
         assert os.waitpid(child, 0)[1] == 0
-        assert torch.equal(model.value(x), wanted)
+        assert torch.equal(model.value(x), expected)
     finally:
         torch.set_num_threads(before)
 
 
 def test_several_python_threads_share_one_network() -> None:
     model, x = model_of(SHAPES[0]), torch.randn(3000, 8)
-    wanted = model.value(x)
+    expected = model.value(x)
     with ThreadPoolExecutor(4) as pool:
         for value in pool.map(lambda _: model.value(x), range(40)):
-            assert torch.equal(value, wanted)
+            assert torch.equal(value, expected)

@@ -68,16 +68,16 @@ def test_gae_is_the_reference(size: tuple[int, int], has_valid: bool) -> None:
     )  # of an episode's last step: the step before is of the same episode and has it too
     valid = torch.rand(size, generator=generator) < 0.8 if has_valid else None
     arguments = (reward, value, final_value, terminated, truncated, 0.97, 0.9, valid)
-    got, wanted = gae(*arguments), gae_reference(*arguments)
-    for mine, other in zip(got[:2], wanted[:2]):
+    got, expected = gae(*arguments), gae_reference(*arguments)
+    for mine, other in zip(got[:2], expected[:2]):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5, equal_nan=True)
     reward.nan_to_num_(0.0)
     torch.testing.assert_close(
         gae(*arguments)[2], gae_reference(*arguments)[2], rtol=1e-5, atol=1e-6
     )
     if size[0] > 7:
-        assert bool(wanted[0].isnan().any())
-        assert bool(wanted[0].isfinite().any())
+        assert bool(expected[0].isnan().any())
+        assert bool(expected[0].isfinite().any())
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def test_random_numbers_are_the_references(count: int, steps: str) -> None:
     step = torch.tensor(7) if steps == "one" else torch.arange(100)
     uniform = random_uniform(key, gamma, step, 3, count)
     assert torch.equal(uniform, random_uniform_reference(key, gamma, step, 3, count))
-    normal, wanted = (
+    normal, expected = (
         random_normal(key, gamma, step, 3, count),
         random_normal_reference(key, gamma, step, 3, count),
     )
-    torch.testing.assert_close(normal, wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(normal, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_random_numbers_do_not_depend_on_the_batch() -> None:

@@ -177,10 +177,10 @@ def test_a_wheel_brings_the_sources(tmp_path: Path) -> None:
     subprocess.run(command, cwd=tmp_path, check=True, timeout=200)
     (wheel,) = tmp_path.glob("*.whl")
     kernels = c_library.FOLDER.parent
-    wanted = {
+    expected = {
         str(path.relative_to(kernels))
         for pattern in ("*.py", "cpu/*.c", "cpu/*.h")
         for path in kernels.glob(pattern)
     }
-    assert len(wanted) > 20
-    assert {f"gpurl/kernels/{name}" for name in wanted} <= set(zipfile.ZipFile(wheel).namelist())
+    assert len(expected) > 20
+    assert {f"gpurl/kernels/{name}" for name in expected} <= set(zipfile.ZipFile(wheel).namelist())

@@ -69,10 +69,10 @@ def test_the_formula_in_integers(size: int) -> None:
         *stream_constants(5, 1), torch.tensor(2**33 + 1), 40, (rounds + 1) // 2
     )[0].tolist()
     round_keys = [half for word in words for half in (word % 2**32, (word >> 32) % 2**32)]
-    wanted, positions = [], range(0, size, max(size // 1000, 1))
+    expected, positions = [], range(0, size, max(size // 1000, 1))
     for position in positions:
-        number, count = position, len(wanted)
-        while len(wanted) == count:
+        number, count = position, len(expected)
+        while len(expected) == count:
             left, right = divmod(number, b)
             for turn in range(rounds):
                 if turn % 2 == 0:
@@ -81,8 +81,8 @@ def test_the_formula_in_integers(size: int) -> None:
                     right = (right + (finalizer((left + round_keys[turn]) % 2**32) * b >> 32)) % b
             number = left * b + right
             if number < size:
-                wanted.append(number)
-    assert order_of(size, step=2**33 + 1, seed=5, offset=40)[list(positions)].tolist() == wanted
+                expected.append(number)
+    assert order_of(size, step=2**33 + 1, seed=5, offset=40)[list(positions)].tolist() == expected
 
 
 @pytest.mark.parametrize("size", SIZES)

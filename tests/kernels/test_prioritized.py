@@ -65,12 +65,12 @@ def test_draws_are_those_of_float64(draw: Any, size: int) -> None:
         words = random_words_reference(*stream(step), offset, batch_size)[0].tolist()
         uniform = np.array([(word % 2**64 >> 11) / 2**53 for word in words])
         number = (np.arange(batch_size) + uniform) * (running[-1] / batch_size)
-        wanted = np.searchsorted(running, number, side="right")
+        expected = np.searchsorted(running, number, side="right")
         close = (
-            np.minimum(abs(running[wanted] - number), abs(running[wanted - 1] - number))
+            np.minimum(abs(running[expected] - number), abs(running[expected - 1] - number))
             < 1e-12 * running[-1]
         )
-        assert ((index.numpy() == wanted) | close).all()
+        assert ((index.numpy() == expected) | close).all()
         np.testing.assert_allclose(
             probability.numpy(), priority.numpy()[index] / running[-1], rtol=1e-6
         )
@@ -135,8 +135,8 @@ def test_frequencies_are_the_priorities(draw: Any) -> None:
     priority = 0.2 + torch.rand(4096, generator=torch.Generator().manual_seed(1))
     batch_size, batches = 256, 3907
     expected = batch_size * batches * (priority.double() / priority.double().sum()).numpy()
-    found = counts(draw, priority, batch_size, batches)
-    deviation = found - expected
+    frequencies = counts(draw, priority, batch_size, batches)
+    deviation = frequencies - expected
     assert (abs(deviation) < SIGMAS * np.sqrt(expected)).all()
     assert abs(float((deviation**2 / expected).sum()) - (4096 - batch_size)) < SIGMAS * math.sqrt(
         2 * 4096
@@ -154,13 +154,13 @@ def test_weights_undo_the_priorities(draw: Any) -> None:
     f = (
         torch.randn(size, generator=generator).double() + 3.0 * priority
     )  # so that the plain mean is another one
-    told, means, plain = torch.zeros(size, dtype=torch.float64), [], []
+    exact_probability, means, plain = torch.zeros(size, dtype=torch.float64), [], []
     for step in range(500):
         index, probability = draw(priority, stream(step), 0, 256)
-        told[index] = probability.double()
+        exact_probability[index] = probability.double()
         means.append(float((f[index] / (size * probability.double())).mean()))
         plain.append(float(f[index].mean()))
-    exact = (priority.double() / priority.double().sum() * f / (size * told)).sum()
+    exact = (priority.double() / priority.double().sum() * f / (size * exact_probability)).sum()
     assert float(exact) == pytest.approx(float(f.mean()), rel=1e-6)
     tolerance = SIGMAS * np.std(means) / math.sqrt(len(means))
     assert abs(np.mean(means) - float(f.mean())) < tolerance
@@ -173,9 +173,9 @@ def test_what_has_no_priority_is_never_drawn(draw: Any) -> None:
     priority[:1100] = 0.0
     priority[2048:4500] = 0.0  # whole blocks of any size
     priority[-1500:] = 0.0
-    found = counts(draw, priority, 20_000, 10)
-    assert (found[priority.numpy() == 0.0] == 0).all()
-    assert (found[priority.numpy() > 10.0] > 0).all()
+    frequencies = counts(draw, priority, 20_000, 10)
+    assert (frequencies[priority.numpy() == 0.0] == 0).all()
+    assert (frequencies[priority.numpy() > 10.0] > 0).all()
 
 
 @pytest.mark.parametrize("draw", DRAWS)
@@ -253,8 +253,8 @@ def test_what_is_no_priority_counts_as_zero(draw: Any, wrong: float) -> None:
     priority = skewed(3000)
     places = torch.arange(0, 3000, 7)
     as_zero, with_wrong = priority.index_fill(0, places, 0.0), priority.index_fill(0, places, wrong)
-    for wanted, got in zip(draw(as_zero, stream(), 0, 2000), draw(with_wrong, stream(), 0, 2000)):
-        assert torch.equal(got, wanted)
+    for expected, got in zip(draw(as_zero, stream(), 0, 2000), draw(with_wrong, stream(), 0, 2000)):
+        assert torch.equal(got, expected)
 
 
 @needs_c
@@ -277,9 +277,9 @@ def test_the_largest_value_of_an_index_stays() -> None:
         torch.randint(40, (300,), generator=generator),
         torch.rand(300, generator=generator),
     )
-    wanted = before.numpy().copy()
-    wanted[np.unique(index)] = 0.0
-    np.maximum.at(wanted, index.numpy(), value.numpy())
+    expected = before.numpy().copy()
+    expected[np.unique(index)] = 0.0
+    np.maximum.at(expected, index.numpy(), value.numpy())
     for order in (
         torch.arange(300),
         torch.arange(299, -1, -1),
@@ -287,8 +287,8 @@ def test_the_largest_value_of_an_index_stays() -> None:
     ):
         priority = before.clone()
         prioritized_update(priority, index[order], value[order])
-        assert (priority.numpy() == wanted).all()
-    assert (wanted[40:] > 5.0).all()
+        assert (priority.numpy() == expected).all()
+    assert (expected[40:] > 5.0).all()
 
 
 def test_what_is_no_priority_is_written_as_zero() -> None:
@@ -320,9 +320,9 @@ def test_c_serves_where_the_host_may_look(monkeypatch: pytest.MonkeyPatch) -> No
         lambda *arguments: called.append(1) or prioritized_draw_c(*arguments),
     )
     with no_host_syncs():
-        wanted = prioritized_draw(torch.ones(100), stream(), 0, 50)
+        expected = prioritized_draw(torch.ones(100), stream(), 0, 50)
     assert not called
-    assert torch.equal(prioritized_draw(torch.ones(100), stream(), 0, 50)[0], wanted[0])
+    assert torch.equal(prioritized_draw(torch.ones(100), stream(), 0, 50)[0], expected[0])
     assert called
 
 
@@ -345,13 +345,13 @@ def test_a_replayed_graph_draws_on() -> None:
 
     with no_host_syncs():
         before = priority.clone()
-        wanted = [draw_and_update().clone() for _ in range(3)]
+        expected = [draw_and_update().clone() for _ in range(3)]
         priority.copy_(before)
         streams.step.zero_()
         replay, index = FakeGraphs().capture(draw_and_update)
         for step in range(3):
             replay()
-            assert torch.equal(index, wanted[step])
+            assert torch.equal(index, expected[step])
 
 
 def test_wrong_arguments_are_named() -> None:

@@ -79,7 +79,7 @@ def test_advantages_are_those_of_a_loop(
     reward, value, final, terminated, truncated = (item.double().numpy() for item in arguments[:5])
     gamma, gae_lambda, mask = arguments[5:]
     valid = np.ones_like(terminated) if mask is None else mask.numpy()
-    wanted = np.zeros_like(reward)
+    expected = np.zeros_like(reward)
     for n in range(reward.shape[1]):
         following = 0.0
         for t in reversed(range(len(reward))):
@@ -89,12 +89,12 @@ def test_advantages_are_those_of_a_loop(
             following = (
                 (delta if ended else delta + gamma * gae_lambda * following) if valid[t, n] else 0.0
             )
-            wanted[t, n] = following
+            expected[t, n] = following
     advantage, returns, moments = (item.double().numpy() for item in function(*arguments))
     size = 1e-5 * max(np.abs(reward).max(), np.abs(value).max())
-    np.testing.assert_allclose(advantage, wanted, rtol=1e-5, atol=size)
-    np.testing.assert_allclose(returns, wanted + value[:-1], rtol=1e-5, atol=size)
-    entries = wanted[valid > 0] if valid.any() else np.zeros(1)
+    np.testing.assert_allclose(advantage, expected, rtol=1e-5, atol=size)
+    np.testing.assert_allclose(returns, expected + value[:-1], rtol=1e-5, atol=size)
+    entries = expected[valid > 0] if valid.any() else np.zeros(1)
     np.testing.assert_allclose(
         moments,
         [entries.mean(), entries.var(), valid.sum()],
@@ -115,15 +115,18 @@ def batches(draw: st.DrawFn) -> list[tuple[Tensor, Tensor | None]]:
     rows = random.normal(size=(size, 3)) * 10.0 ** random.uniform(-2, 3, 3) + draw(
         st.sampled_from([0.0, 1.0, -1e4])
     )
-    share = draw(st.sampled_from([0.0, 0.5, 1.0]))
-    valid = random.random(size) < share
+    valid_fraction = draw(st.sampled_from([0.0, 0.5, 1.0]))
+    valid = random.random(size) < valid_fraction
     x = torch.from_numpy(np.where(valid[:, None], rows, np.nan)).float()
     cuts = sorted(draw(st.lists(st.integers(0, size), max_size=6)))
-    parts = [slice(*pair) for pair in zip([0, *cuts], [*cuts, size])]
+    spans = [slice(*pair) for pair in zip([0, *cuts], [*cuts, size])]
     return [
-        (x[part], None if share == 1.0 and part.start % 2 else torch.from_numpy(valid)[part])
-        for part in parts
-        if x[part].numel()
+        (
+            x[span],
+            None if valid_fraction == 1.0 and span.start % 2 else torch.from_numpy(valid)[span],
+        )
+        for span in spans
+        if x[span].numel()
     ]
 
 
@@ -160,8 +163,8 @@ def test_any_split_gives_the_moments_of_all_rows_in_any_order(
             assert torch.equal(kept, own)
         assert torch.equal(normalizer.shift, mean.float())
         torch.testing.assert_close(normalizer.inv_std, (variance + 1e-8).pow(-0.5).float())
-        wanted = ((x - normalizer.shift) * normalizer.inv_std).clamp(-1.5, 1.5)
-        torch.testing.assert_close(normalizer(x), wanted, equal_nan=True)
+        expected = ((x - normalizer.shift) * normalizer.inv_std).clamp(-1.5, 1.5)
+        torch.testing.assert_close(normalizer(x), expected, equal_nan=True)
         random.shuffle(parts)
 
 
@@ -227,27 +230,29 @@ def test_an_entry_is_drawn_where_the_running_sum_says(
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-@given(parts=st.lists(st.integers(0, 16), min_size=1, max_size=30).filter(any), seed=SEEDS)
-def test_probabilities_of_all_entries_sum_to_one(draw: Any, parts: list[int], seed: int) -> None:
+@given(priorities=st.lists(st.integers(0, 16), min_size=1, max_size=30).filter(any), seed=SEEDS)
+def test_probabilities_of_all_entries_sum_to_one(
+    draw: Any, priorities: list[int], seed: int
+) -> None:
     """Of 1024 ranges one at least lies within the share of each entry that has one."""
-    index, probability = draw(torch.tensor(parts).float(), streams(seed), 0, 1024)
+    index, probability = draw(torch.tensor(priorities).float(), streams(seed), 0, 1024)
     of_entry = dict(zip(index.tolist(), probability.tolist()))
-    assert set(of_entry) == {entry for entry, part in enumerate(parts) if part}
+    assert set(of_entry) == {entry for entry, priority in enumerate(priorities) if priority}
     assert sum(of_entry.values()) == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_single_draws_pass_a_chi_square_test(draw: Any) -> None:
     priority = torch.tensor([0.0, 3.0, 1.0, 0.0, 0.5, 8.0, 2.0, 2.0, 0.25])
-    found = (
+    frequencies = (
         torch.cat([draw(priority, streams(17, step), 0, 1)[0] for step in range(3000)])
         .bincount(minlength=9)
         .double()
     )
-    wanted = 3000.0 * priority.double() / priority.double().sum()
-    counts = wanted > 0.0
-    assert not found[~counts].any()
-    statistic = ((found - wanted).square() / wanted)[counts].sum()
+    expected = 3000.0 * priority.double() / priority.double().sum()
+    counts = expected > 0.0
+    assert not frequencies[~counts].any()
+    statistic = ((frequencies - expected).square() / expected)[counts].sum()
     degrees = torch.tensor(float(counts.sum() - 1), dtype=torch.float64)
     for p in (
         torch.special.gammaincc(degrees / 2, statistic / 2),
@@ -265,9 +270,9 @@ def test_single_draws_pass_a_chi_square_test(draw: Any) -> None:
     )
 )
 def test_the_greatest_of_equal_entries_is_kept_in_any_order(pairs: list[tuple[int, float]]) -> None:
-    wanted = torch.full((10,), 7.0)
+    expected = torch.full((10,), 7.0)
     for entry in {entry for entry, _ in pairs}:
-        wanted[entry] = max(
+        expected[entry] = max(
             value if 0.0 < value < math.inf else 0.0 for other, value in pairs if other == entry
         )
     for order in (pairs, pairs[::-1]):
@@ -277,7 +282,7 @@ def test_the_greatest_of_equal_entries_is_kept_in_any_order(pairs: list[tuple[in
             torch.tensor([pair[1] for pair in order]),
         )
         prioritized_update(priority, index, value.float())
-        assert torch.equal(priority, wanted)
+        assert torch.equal(priority, expected)
 
 
 # ---- orders, sums, squashing ----
@@ -313,15 +318,19 @@ def test_sums_over_episodes_in_any_pieces(
     episodes: list[tuple[bool, float, int]], cut: float
 ) -> None:
     counted = [(r, length) for ended, r, length in episodes if ended and math.isfinite(r)]
-    wanted = [len(counted), math.fsum(r for r, _ in counted), sum(length for _, length in counted)]
+    expected = [
+        len(counted),
+        math.fsum(r for r, _ in counted),
+        sum(length for _, length in counted),
+    ]
     sums, at = torch.zeros(3), int(cut * len(episodes))
     for piece in (episodes[:at], episodes[at:]):
         if piece:
             ended, returns, lengths = (torch.tensor(column) for column in zip(*piece))
             add_episodes(sums, ended, returns.float(), lengths)
     size = max([abs(r) for r, _ in counted], default=0.0)
-    assert [float(sums[0]), float(sums[2])] == [wanted[0], wanted[2]]
-    assert float(sums[1]) == pytest.approx(wanted[1], rel=1e-5, abs=1e-5 * size) or size > 1e36
+    assert [float(sums[0]), float(sums[2])] == [expected[0], expected[2]]
+    assert float(sums[1]) == pytest.approx(expected[1], rel=1e-5, abs=1e-5 * size) or size > 1e36
 
 
 @given(

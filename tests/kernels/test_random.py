@@ -275,12 +275,12 @@ def test_two_draws_of_a_step_do_not_overlap() -> None:
     rng = CounterRandom(5, 11)
     key, gamma = stream_constants(5, 11)
     for step in range(3):
-        whole = random_uniform_reference(key, gamma, torch.tensor(step), 0, 12)
-        assert torch.equal(rng.uniform(shape=(3,)), whole[:, 0:3])
+        all_uniforms = random_uniform_reference(key, gamma, torch.tensor(step), 0, 12)
+        assert torch.equal(rng.uniform(shape=(3,)), all_uniforms[:, 0:3])
         assert torch.equal(
-            rng.uniform(), whole[:, 4]
+            rng.uniform(), all_uniforms[:, 4]
         )  # the odd half-word is left, never given twice
-        assert torch.equal(rng.uniform(shape=(2, 2)), whole[:, 6:10].reshape(11, 2, 2))
+        assert torch.equal(rng.uniform(shape=(2, 2)), all_uniforms[:, 6:10].reshape(11, 2, 2))
         rng.normal()
         assert torch.equal(
             rng.uniform(), random_uniform_reference(key, gamma, torch.tensor(step), 6, 1)[:, 0]
@@ -348,14 +348,14 @@ def test_steps_drawn_ahead_have_the_numbers_of_their_step() -> None:
 
 def test_an_advance_that_does_not_happen_leaves_the_step_to_be_drawn_again() -> None:
     rng = CounterRandom(5, 3)
-    wanted = rng.uniform(shape=(2,)).clone()
+    expected = rng.uniform(shape=(2,)).clone()
     rng.uniform(shape=(2,)).zero_()
     rng.advance(torch.tensor(False))
     got = rng.uniform(shape=(2,))
-    assert torch.equal(got, wanted)
+    assert torch.equal(got, expected)
     got.zero_()  # a caller may overwrite its numbers
     rng.advance(torch.tensor(False))
-    assert torch.equal(rng.uniform(shape=(2,)), wanted)
+    assert torch.equal(rng.uniform(shape=(2,)), expected)
     rng.advance(torch.tensor(True))
     assert torch.equal(
         rng.uniform(shape=(2,)),
@@ -379,8 +379,8 @@ def test_few_numbers_are_drawn_for_32_steps_in_one_call(
     )
     rng, constants = CounterRandom(5, envs), stream_constants(5, envs)
     for step in range(70):
-        wanted = random_uniform_reference(*constants, torch.tensor(step), 0, math.prod(shape))
-        assert torch.equal(rng.uniform(shape=shape), wanted.view(envs, *shape))
+        expected = random_uniform_reference(*constants, torch.tensor(step), 0, math.prod(shape))
+        assert torch.equal(rng.uniform(shape=shape), expected.view(envs, *shape))
         rng.advance()
     assert len(called) == calls
 
@@ -420,8 +420,8 @@ def test_reserved_words_are_drawn_by_nobody_else() -> None:
             rng.uniform(shape=(4,))
             assert rng.take_words(5) == 7 * WORDS_PER_STEP + 2
             assert rng.take_words(2) == 7 * WORDS_PER_STEP + 5
-            wanted = random_uniform_reference(rng.key, rng.gamma, torch.tensor(7), 6, 2)
-            assert torch.equal(rng.uniform(shape=(2,)), wanted)
+            expected = random_uniform_reference(rng.key, rng.gamma, torch.tensor(7), 6, 2)
+            assert torch.equal(rng.uniform(shape=(2,)), expected)
 
 
 def test_drawing_stays_out_of_what_torch_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,9 +261,9 @@ def test_a_cut_keeps_as_many_final_observations_as_the_table_holds(num_final: in
     batch = replay.replay_sample_reference(ring, 5, 0.5, 2, streams(), index=torch.arange(5, 10))
     assert batch.discount.tolist() == [0.5, 0.0, 0.5, 0.25, 0.5]
     assert batch.weight.tolist() == [float(num_final > 1), 1.0, float(num_final > 2), 1.0, 1.0]
-    wanted = torch.tensor([110.0, 111.0, 112.0, -1.0, 114.0])
+    expected = torch.tensor([110.0, 111.0, 112.0, -1.0, 114.0])
     may_be_used = (batch.weight > 0) & (batch.discount > 0)
-    assert torch.equal(batch.next_obs.flatten()[may_be_used], wanted[may_be_used])
+    assert torch.equal(batch.next_obs.flatten()[may_be_used], expected[may_be_used])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -360,10 +360,10 @@ def test_wrong_sizes_are_named() -> None:
 def test_a_batch_is_written_over_another_of_its_size() -> None:
     ring, index = filled(World(), FORMS[0].values[0], 4, (3,)), torch.arange(4)
     out = replay.replay_sample(ring, 4, GAMMA, 1, streams())
-    wanted = replay.replay_sample(ring, 4, GAMMA, 1, streams(), index=index)
+    expected = replay.replay_sample(ring, 4, GAMMA, 1, streams(), index=index)
     got = replay.replay_sample(ring, 4, GAMMA, 1, streams(), index=index, out=out)
     assert got.obs.data_ptr() == out.obs.data_ptr()
-    assert all(torch.equal(mine, other) for mine, other in zip(got, wanted))
+    assert all(torch.equal(mine, other) for mine, other in zip(got, expected))
     assert torch.equal(got.index, index)
     with pytest.raises(ValueError, match="out has 4 transitions, not 3"):
         replay.replay_sample(ring, 3, GAMMA, 1, streams(), out=out)
@@ -372,11 +372,11 @@ def test_a_batch_is_written_over_another_of_its_size() -> None:
 def test_where_nothing_could_be_built_the_reference_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = filled(World(), FORMS[0].values[0], 4, (3,))
     monkeypatch.setattr(replay, "use_c", lambda tensor: False)
-    got, wanted = (
+    got, expected = (
         sample(ring, 7, GAMMA, 2, streams(), 3)
         for sample in (replay.replay_sample, replay.replay_sample_reference)
     )
-    assert all(torch.equal(mine, other) for mine, other in zip(got, wanted))
+    assert all(torch.equal(mine, other) for mine, other in zip(got, expected))
 
 
 def test_a_batch_lies_where_its_ring_does() -> None:
@@ -399,7 +399,7 @@ def test_the_very_first_step_can_be_cut() -> None:
 )
 def test_the_estimate_is_what_is_taken(kind: torch.dtype, of_an_observation: int) -> None:
     ring: Any = new_ring(10, 3, 7, 4, 11, kind, torch.device("cpu"))
-    wanted = (
+    expected = (
         30 * (of_an_observation + 4 * 4 + 1 + 4) + (11 + 3) * of_an_observation + 12 * 8 + 3 * 8
     )
-    assert sum(tensor.nbytes for tensor in ring) == ring_bytes(10, 3, 7, 4, 11, kind) == wanted
+    assert sum(tensor.nbytes for tensor in ring) == ring_bytes(10, 3, 7, 4, 11, kind) == expected

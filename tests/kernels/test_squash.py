@@ -56,14 +56,14 @@ def test_drawing_and_log_probability_are_those_of_torch() -> None:
 def test_log_probability_far_out(sample: Sample, backward: Backward, u: float) -> None:
     """log(1 - tanh^2 u) = 2 (log 2 - |u|) + O(e^-2|u|) where tanh itself is 1 to float32."""
     output = torch.tensor([[u, 0.0]])
-    found = float(sample(output, torch.zeros(1, 1)).log_prob)
+    got = float(sample(output, torch.zeros(1, 1)).log_prob)
     exact = torch.tensor(u, dtype=torch.float64)
     slope = 2.0 * (
         torch.log(torch.tensor(2.0, dtype=torch.float64))
         - exact
         - torch.nn.functional.softplus(-2.0 * exact)
     )
-    assert found == pytest.approx(-0.9189385332046727 - float(slope), rel=3e-7)
+    assert got == pytest.approx(-0.9189385332046727 - float(slope), rel=3e-7)
 
 
 def test_density_integrates_to_one() -> None:
@@ -85,11 +85,11 @@ def test_backward_is_the_gradient() -> None:
     leaf = output.clone().requires_grad_()
     drawn = squashed_sample_reference(leaf, noise)
     of_action, of_log_prob = torch.randn_like(drawn.action), torch.randn_like(drawn.log_prob)
-    (wanted,) = torch.autograd.grad(drawn[:2], leaf, (of_action, of_log_prob))
+    (expected,) = torch.autograd.grad(drawn[:2], leaf, (of_action, of_log_prob))
     got = squashed_backward_reference(
         squashed_sample_reference(output, noise), of_action, of_log_prob
     )
-    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
     assert float(got[:10, 3:].abs().max()) == 0.0
     assert LOG_STD_LIMITS == (-5.0, 2.0)
 
@@ -106,14 +106,14 @@ def test_likelihood_of_what_others_did_is_that_of_torch_and_so_is_its_gradient()
     action = noise.mul(0.5).tanh()
     leaf = output.clone().requires_grad_()
     mean, log_std = leaf.chunk(2, -1)
-    wanted = (
+    expected = (
         TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform())
         .log_prob(action)
         .sum(-1)
     )
-    (gradient,) = torch.autograd.grad(wanted.sum(), leaf)
+    (gradient,) = torch.autograd.grad(expected.sum(), leaf)
     log_prob, got = likelihood(output, action)
-    torch.testing.assert_close(log_prob, wanted.detach(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(log_prob, expected.detach(), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(got, gradient, rtol=1e-10, atol=1e-10)
 
 
@@ -172,12 +172,12 @@ def test_rows_do_not_depend_on_their_batch() -> None:
 def test_c_is_right_to_a_few_roundings_all_along_the_curve() -> None:
     u = torch.linspace(-12.0, 12.0, 100_001)
     output, noise = torch.stack((u, torch.zeros_like(u)), 1), torch.zeros(len(u), 1)
-    got, wanted = (
+    got, expected = (
         squashed_sample_c(output, noise),
         squashed_sample_reference(output.double(), noise.double()),
     )
-    torch.testing.assert_close(got.action.double(), wanted.action, rtol=0.0, atol=2e-7)
-    torch.testing.assert_close(got.log_prob.double(), wanted.log_prob, rtol=2e-7, atol=6e-7)
+    torch.testing.assert_close(got.action.double(), expected.action, rtol=0.0, atol=2e-7)
+    torch.testing.assert_close(got.log_prob.double(), expected.log_prob, rtol=2e-7, atol=6e-7)
 
 
 @needs_c
@@ -203,8 +203,8 @@ def test_float32_on_a_cpu_goes_to_c_and_all_else_to_torch(monkeypatch: pytest.Mo
         torch.testing.assert_close(with_gradient(output, noise), in_c)
     doubles = with_gradient(output.detach().double().requires_grad_(), noise.double())
     assert {tensor.dtype for tensor in doubles} == {torch.float64}
-    for got, wanted in zip(in_c, doubles):
-        torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)
+    for got, expected in zip(in_c, doubles):
+        torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-5)
     assert squashed_sample(output.double(), noise)[0].dtype == torch.float64
     assert len(called) == 2
     with torch.no_grad():
@@ -227,8 +227,8 @@ def test_slopes_may_have_any_strides() -> None:
         output, noise = squash_laws.inputs(16, slope.shape[1])
         drawn = squashed_sample_c(output, noise)
         of_log_prob = slopes[0]
-        wanted = squashed_backward_c(drawn, slope.contiguous(), of_log_prob)
-        assert torch.equal(squashed_backward_c(drawn, slope, of_log_prob), wanted)
+        expected = squashed_backward_c(drawn, slope.contiguous(), of_log_prob)
+        assert torch.equal(squashed_backward_c(drawn, slope, of_log_prob), expected)
         assert (module._with_dense_rows(slope).data_ptr() == slope.data_ptr()) is is_read_in_place
 
 

@@ -55,11 +55,11 @@ def differentiated(stack: Sequential, x: Tensor, gradient: Tensor) -> tuple[Tens
     return y.detach(), *torch.autograd.grad(y, [leaf, *stack.parameters()], gradient)
 
 
-def assert_near(got: Tensor, wanted: Tensor, tolerance: float = 3e-6) -> None:
+def assert_near(got: Tensor, expected: Tensor, tolerance: float = 3e-6) -> None:
     """Within `tolerance` of the largest number."""
-    assert got.shape == wanted.shape
+    assert got.shape == expected.shape
     assert got.dtype == torch.float32
-    assert float((got.double() - wanted).abs().max()) <= tolerance * float(wanted.abs().max())
+    assert float((got.double() - expected).abs().max()) <= tolerance * float(expected.abs().max())
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,12 @@ def test_the_layers_one_by_one_in_float64(
         gradient[:, 1::3] = 0.0
         before = gradient.clone()
         y, of_input, *gradients = differentiated(stack, x, gradient)
-        wanted, wanted_input, *others = differentiated(twin_in_float64(stack), x, gradient.double())
+        expected, expected_input, *others = differentiated(
+            twin_in_float64(stack), x, gradient.double()
+        )
         assert torch.equal(gradient, before)
-        assert_near(y, wanted)
-        assert_near(of_input, wanted_input, 5e-6)
+        assert_near(y, expected)
+        assert_near(of_input, expected_input, 5e-6)
         with torch.no_grad():
             assert torch.equal(stack(x), y)  # nothing kept
         for got, other in zip(gradients, others):
@@ -92,22 +94,22 @@ def test_what_is_not_needed_is_not_computed_and_the_rest_is_the_same(
 ) -> None:
     stack, x, gradient = stack_of((17, 33, 29, 5), 2), torch.randn(200, 17), torch.randn(2, 200, 5)
     _, of_input, *gradients = differentiated(stack, x, gradient)
-    real, asked = StackCpu.backward, list[tuple[bool, bool]]()
+    real, needs = StackCpu.backward, list[tuple[bool, bool]]()
 
     def backward(self: StackCpu, *arguments: Any) -> Any:
-        asked.append(arguments[-2:])
+        needs.append(arguments[-2:])
         return real(self, *arguments)
 
     monkeypatch.setattr(StackCpu, "backward", backward)
-    for got, wanted in zip(
+    for got, expected in zip(
         torch.autograd.grad(stack(x), list(stack.parameters()), gradient), gradients
     ):
-        assert torch.equal(got, wanted)
+        assert torch.equal(got, expected)
     leaf = x.clone().requires_grad_()
     for parameter in stack.parameters():
         parameter.requires_grad = False
     assert torch.equal(torch.autograd.grad(stack(leaf), leaf, gradient)[0], of_input)
-    assert asked == [(False, True), (True, False)]
+    assert needs == [(False, True), (True, False)]
     assert not stack(x).requires_grad
     last = list(stack.parameters())[-1].requires_grad_()
     assert torch.equal(torch.autograd.grad(stack(x), last, gradient)[0], gradients[-1])
@@ -120,8 +122,8 @@ def test_a_stack_may_be_used_twice_in_a_loss() -> None:
         torch.autograd.grad(each(each(rows)).sum() + each(rows).sum(), list(each.parameters()))
         for each, rows in ((stack, x), (twin, x.double()))
     ]
-    for got, wanted in zip(*both):
-        assert_near(got, wanted, 1e-5)
+    for got, expected in zip(*both):
+        assert_near(got, expected, 1e-5)
 
 
 def test_rows_without_a_gradient_add_nothing_whatever_they_hold() -> None:
@@ -134,10 +136,10 @@ def test_rows_without_a_gradient_add_nothing_whatever_they_hold() -> None:
     y, of_input, *gradients = differentiated(stack, each, gradient)
     assert bool(y[:, 100].isnan().all())
     assert float(of_input[gradient.abs().sum(2) == 0.0].abs().max()) == 0.0
-    _, wanted, *others = differentiated(
+    _, expected, *others = differentiated(
         twin_in_float64(stack), each.nan_to_num(0.0), gradient.double()
     )
-    assert_near(of_input, wanted)
+    assert_near(of_input, expected)
     for got, other in zip(gradients, others):
         assert_near(got, other)
         assert float(got[1].abs().max()) == 0.0
@@ -166,17 +168,17 @@ def test_the_same_bits_on_any_number_of_threads() -> None:
         torch.randn(1000, 60),
         torch.randn(2, 1000, 2),
     )
-    found, before = [], torch.get_num_threads()
+    results, before = [], torch.get_num_threads()
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            found.append(differentiated(stack, x, gradient))
+            results.append(differentiated(stack, x, gradient))
     finally:
         torch.set_num_threads(before)
-    for others in found[1:]:
-        assert all(torch.equal(one, other) for one, other in zip(found[0], others))
-    wanted = differentiated(twin_in_float64(stack), x, gradient.double())
-    for got, other in zip(found[0][2:], wanted[2:]):
+    for others in results[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(results[0], others))
+    expected = differentiated(twin_in_float64(stack), x, gradient.double())
+    for got, other in zip(results[0][2:], expected[2:]):
         assert_near(got, other, 1e-5)
 
 
@@ -195,7 +197,7 @@ def test_parameters_that_c_cannot_read_are_refused() -> None:
             stack.forward(x)
 
 
-def ended_well(process: int, seconds: float) -> bool:
+def exits_cleanly(process: int, seconds: float) -> bool:
     """Whether the child process returned 0 in time; it is gone then, or killed."""
     last = time.monotonic() + seconds
     while time.monotonic() < last:
@@ -227,7 +229,7 @@ def test_a_forked_process_is_not_stuck_in_what_another_thread_was_doing() -> Non
             if child == 0:
                 stack.forward(x[:10])
                 os._exit(0)
-            assert ended_well(child, seconds=20.0)
+            assert exits_cleanly(child, seconds=20.0)
     finally:
         ends.set()
         thread.join()
@@ -268,9 +270,9 @@ def test_runs_are_of_plain_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_it_does_not_serve_the_layers_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, x = calls_of(monkeypatch), torch.randn(9, 4)
     network = make_network(2, 4, 3, BodyConfig((8, 8)))
-    wanted = network(x).detach()
+    expected = network(x).detach()
     with no_host_syncs():
-        assert_near(network(x).detach(), wanted.double())
+        assert_near(network(x).detach(), expected.double())
     assert calls == [3]
     assert network.double()(x.double()).dtype == torch.float64
     rounded = make_network(2, 4, 3, BodyConfig((8, 8)))
@@ -290,8 +292,8 @@ def test_heads_on_one_trunk_read_its_rows_once(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(StackCpu, "forward", forward)
     x, gradient = torch.randn(30, 4), torch.randn(5, 30, 3)
-    found = differentiated(network, x, gradient)
+    results = differentiated(network, x, gradient)
     assert dimensions == [2, 2]
-    wanted = differentiated(twin_in_float64(network), x, gradient.double())
-    for got, other in zip(found, wanted):
+    expected = differentiated(twin_in_float64(network), x, gradient.double())
+    for got, other in zip(results, expected):
         assert_near(got, other, 1e-5)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(c_library.load().functions is None, reason=c_lib
 SHAPES = [(1, 1, 1), (2, 5, 1), (1, 64, 2), (3, 37, 5)]
 
 
-def apart(values: Tensor) -> Tensor:
+def with_member_stride(values: Tensor) -> Tensor:
     """The same [E, B, A] in the upper rows of a larger tensor, whose others are NaN."""
     members, rows, actions = values.shape
     larger = torch.full((members, rows + 3, actions), torch.nan)
@@ -61,11 +61,11 @@ def test_the_gradient_is_that_of_autograd_in_float64(
     shape: tuple[int, int, int], is_huber: bool
 ) -> None:
     torch.manual_seed(0)
-    output = apart(2.0 * torch.randn(shape))
+    output = with_member_stride(2.0 * torch.randn(shape))
     action, target, weight = batch(shape[1], shape[2], seed=1)
     expected = autograd(output, action, target, weight, is_huber)
     for function in (td_gradient, td_gradient_reference):
-        gradient = apart(torch.full(shape, torch.nan))
+        gradient = with_member_stride(torch.full(shape, torch.nan))
         got = function(output, action, target, weight, is_huber, gradient)
         for number, wide in zip((*got, gradient), expected):
             torch.testing.assert_close(number.double(), wide, rtol=1e-6, atol=1e-7)
@@ -125,8 +125,8 @@ def test_nan_reaches_the_loss_and_the_gradient() -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_target_is_the_reference(shape: tuple[int, int, int], has_chooser: bool) -> None:
     torch.manual_seed(3)
-    value = apart(torch.randn(shape).round(decimals=1))  # some are equal
-    chooser = apart(torch.randn(shape).round(decimals=1)) if has_chooser else None
+    value = with_member_stride(torch.randn(shape).round(decimals=1))  # some are equal
+    chooser = with_member_stride(torch.randn(shape).round(decimals=1)) if has_chooser else None
     for tensor in (value, chooser):
         if tensor is not None and shape[1] > 3:
             tensor[0, 2, -1] = torch.nan

@@ -51,9 +51,9 @@ class OnDevice(TorchFunctionMode):
         self, function: Any, types: Any, arguments: Any = (), options: Any = None
     ) -> Any:
         options = options or {}
-        made = function(*arguments, **options)
+        result = function(*arguments, **options)
         is_new = function in FACTORIES + RANDOM_FACTORIES and options.get("device") is None
-        return made.to(self.device) if is_new else made
+        return result.to(self.device) if is_new else result
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,9 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("empty", "empty_like"):
         real = getattr(torch, name)
         monkeypatch.setattr(
-            torch, name, lambda *size, real=real, **options: _spoiled(real(*size, **options))
+            torch,
+            name,
+            lambda *size, real=real, **options: _filled_with_poison(real(*size, **options)),
         )
     if not INTERPRETED:
         return
@@ -89,7 +91,7 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "create_masked_load", poisoned)
 
 
-def _spoiled(tensor: torch.Tensor) -> torch.Tensor:
+def _filled_with_poison(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor.fill_(77)
 
 

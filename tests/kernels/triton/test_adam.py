@@ -143,9 +143,9 @@ def test_late_steps_have_exact_bias_corrections(function: Any) -> None:
         flat.step.fill_(start)
         flat.apply(function, torch.tensor([1.0, 2.0, -3.0]), learning_rate=1.0, eps=0.0)
         count = start + 1
-        wanted = (1 - 0.9) / (1 - 0.9**count) / ((1 - 0.999) / (1 - 0.999**count)) ** 0.5
+        expected = (1 - 0.9) / (1 - 0.9**count) / ((1 - 0.999) / (1 - 0.999**count)) ** 0.5
         torch.testing.assert_close(
-            flat.parameters, torch.tensor([-1.0, -1.0, 1.0]) * wanted, rtol=1e-6, atol=0.0
+            flat.parameters, torch.tensor([-1.0, -1.0, 1.0]) * expected, rtol=1e-6, atol=0.0
         )
 
 
@@ -254,8 +254,10 @@ def test_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for backend in ("torch", "triton"):
         monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
-        flat, wanted = Flat(100), Flat(100)
+        flat, expected = Flat(100), Flat(100)
         flat.apply(adam_step, torch.ones(100), tau=0.5)
-        wanted.apply(adam_step_reference, torch.ones(100), tau=0.5)
-        torch.testing.assert_close(flat.memory, wanted.memory, rtol=1e-6, atol=1e-6, equal_nan=True)
+        expected.apply(adam_step_reference, torch.ones(100), tau=0.5)
+        torch.testing.assert_close(
+            flat.memory, expected.memory, rtol=1e-6, atol=1e-6, equal_nan=True
+        )
         assert len(launched) == (backend == "triton")

@@ -65,14 +65,14 @@ def exact(
 def test_all_agree_with_the_formula_in_float64(shape: tuple[int, ...], has_shift: bool) -> None:
     pmf, reward, discount, shift = inputs(shape)
     arguments = (pmf, reward, discount, -10.0, 8.0, shift if has_shift else None)
-    wanted = exact(*arguments)
+    expected = exact(*arguments)
     doubles = [item.double() if isinstance(item, Tensor) else item for item in arguments]
     torch.testing.assert_close(
-        categorical_projection_reference(*doubles), wanted, rtol=0.0, atol=1e-12
+        categorical_projection_reference(*doubles), expected, rtol=0.0, atol=1e-12
     )
     for project in (categorical_projection_reference, categorical_projection_triton):
         got = project(*arguments)
-        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(got.sum(-1), torch.ones(shape[:-1]), rtol=0.0, atol=2e-6)
 
 
@@ -86,12 +86,14 @@ def test_rlax_gives_the_same(has_shift: bool) -> None:
         for name in ("pmf", "reward", "discount", "shift")
     )
     arguments = pmf, reward, discount, peer["v_min"], peer["v_max"], shift if has_shift else None
-    wanted = torch.tensor(peer["with_shift" if has_shift else "without_shift"], dtype=torch.float64)
-    torch.testing.assert_close(
-        categorical_projection_reference(*arguments), wanted, rtol=0.0, atol=1e-12
+    expected = torch.tensor(
+        peer["with_shift" if has_shift else "without_shift"], dtype=torch.float64
     )
     torch.testing.assert_close(
-        categorical_projection_triton(*arguments).double(), wanted, rtol=1e-6, atol=1e-6
+        categorical_projection_reference(*arguments), expected, rtol=0.0, atol=1e-12
+    )
+    torch.testing.assert_close(
+        categorical_projection_triton(*arguments).double(), expected, rtol=1e-6, atol=1e-6
     )
 
 
@@ -117,9 +119,9 @@ def test_whole_atoms_keep_their_mass(project: Projection, steps: int) -> None:
     What would leave stays at the end.
     """
     pmf, atoms = inputs((3, 21))[0], torch.arange(21)
-    wanted = torch.zeros(3, 21).index_add_(1, (atoms + steps).clamp(0, 20), pmf)
+    expected = torch.zeros(3, 21).index_add_(1, (atoms + steps).clamp(0, 20), pmf)
     got = project(pmf, torch.full((3,), float(steps)), torch.ones(3), -10.0, 10.0)
-    torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-7)
 
 
 @BOTH
@@ -176,16 +178,16 @@ def test_every_tile_gives_the_same_bits(
     tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pmf, reward, discount, shift = inputs((2, 9, 13))
-    wanted = categorical_projection_triton(pmf, reward, discount, -3.0, 3.0, shift)
+    expected = categorical_projection_triton(pmf, reward, discount, -3.0, 3.0, shift)
     monkeypatch.setattr(module, "_tile", lambda num_atoms: tile)
     assert torch.equal(
-        categorical_projection_triton(pmf, reward, discount, -3.0, 3.0, shift), wanted
+        categorical_projection_triton(pmf, reward, discount, -3.0, 3.0, shift), expected
     )
 
 
 def test_dispatch_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     pmf, reward, discount, shift = inputs((2, 6, 9))
-    wanted = exact(pmf, reward, discount, -3.0, 3.0, shift)
+    expected = exact(pmf, reward, discount, -3.0, 3.0, shift)
     columns = torch.stack((reward, discount, shift), 1)
     strided = (
         pmf.permute(2, 0, 1).contiguous().permute(1, 2, 0),
@@ -204,6 +206,6 @@ def test_dispatch_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     for backend in ("torch", "triton"):
         monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
         torch.testing.assert_close(
-            categorical_projection(*strided).double(), wanted, rtol=1e-5, atol=1e-5
+            categorical_projection(*strided).double(), expected, rtol=1e-5, atol=1e-5
         )
         assert len(launched) == (backend == "triton")

@@ -55,16 +55,16 @@ def play(
 def test_one_launch_does_what_the_torch_step_does(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (got, state), (wanted, wanted_state) = (
+    (got, state), (expected, expected_state) = (
         play(name, options, choice, monkeypatch) for choice in ("triton", "torch")
     )
     ends = torch.zeros(2)
-    for one, other in zip(got, wanted):
+    for one, other in zip(got, expected):
         torch.testing.assert_close(one[:4], other[:4], rtol=2e-5, atol=2e-5)
         assert one.info.keys() == other.info.keys()
         torch.testing.assert_close(one.info, other.info, rtol=2e-5, atol=2e-5)
         ends += torch.stack((other.terminated.sum(), other.truncated.sum()))
-    torch.testing.assert_close(state, wanted_state, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(state, expected_state, rtol=2e-5, atol=2e-5)
     assert bool(ends[1] > 20)
     assert bool(ends[0] > 5) or name == "pendulum"
 

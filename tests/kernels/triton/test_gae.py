@@ -68,16 +68,16 @@ def test_both_agree_with_the_sum_in_float64(
 ) -> None:
     arrays = inputs(shape, probability)
     valid = torch.rand(shape, generator=torch.Generator().manual_seed(1)) >= invalid
-    wanted = exact(*arrays, valid)
-    entries = wanted[valid]
+    expected = exact(*arrays, valid)
+    entries = expected[valid]
     mean, variance = (
         (float(entries.mean()), float(entries.var(correction=0))) if len(entries) else (0.0, 0.0)
     )
     for function in (gae_reference, gae_triton):
         advantage, returns, moments = function(*arrays, GAMMA, LAMBDA, valid if invalid else None)
-        torch.testing.assert_close(advantage.double(), wanted, rtol=2e-6, atol=2e-6)
+        torch.testing.assert_close(advantage.double(), expected, rtol=2e-6, atol=2e-6)
         torch.testing.assert_close(
-            returns.double(), wanted + arrays[1][:-1].double(), rtol=2e-6, atol=2e-6
+            returns.double(), expected + arrays[1][:-1].double(), rtol=2e-6, atol=2e-6
         )
         torch.testing.assert_close(
             moments.double(),
@@ -138,10 +138,10 @@ def test_every_tile_gives_the_same(
 ) -> None:
     arrays = inputs((37, 40), 0.1)
     monkeypatch.setattr(module, "_tile", lambda steps, envs: tile)
-    for got, wanted in zip(
+    for got, expected in zip(
         gae_triton(*arrays, GAMMA, LAMBDA), gae_reference(*arrays, GAMMA, LAMBDA)
     ):
-        torch.testing.assert_close(got, wanted, rtol=2e-6, atol=2e-6)
+        torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
 
 
 def test_moments_of_a_large_mean_keep_their_digits() -> None:
@@ -168,6 +168,8 @@ def test_dispatch_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for backend in ("torch", "triton"):
         monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
-        for got, wanted in zip(gae(*strided, GAMMA, LAMBDA), gae_reference(*arrays, GAMMA, LAMBDA)):
-            torch.testing.assert_close(got, wanted, rtol=2e-6, atol=2e-6)
+        for got, expected in zip(
+            gae(*strided, GAMMA, LAMBDA), gae_reference(*arrays, GAMMA, LAMBDA)
+        ):
+            torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
         assert len(launched) == (backend == "triton")

@@ -89,9 +89,9 @@ def test_normalize_in_float64(function: Any, shape: tuple[int, ...]) -> None:
         torch.randn(shape[-1], generator=generator),
     )
     inv_std = torch.rand(shape[-1], generator=generator) + 0.5
-    wanted = ((x.double() - mean.double()) * inv_std.double()).clamp(-3.0, 3.0)
+    expected = ((x.double() - mean.double()) * inv_std.double()).clamp(-3.0, 3.0)
     torch.testing.assert_close(
-        function(x, mean, inv_std, 3.0).double(), wanted, rtol=1e-6, atol=1e-6
+        function(x, mean, inv_std, 3.0).double(), expected, rtol=1e-6, atol=1e-6
     )
 
 
@@ -138,6 +138,6 @@ def test_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
         mean, variance, count = fresh(3)
         update_moments(mean, variance, count, x)
         results.append((mean, variance, normalize(x, mean.float(), variance.rsqrt().float(), 1.0)))
-    for wanted, got in zip(*results):
-        torch.testing.assert_close(got, wanted)
+    for expected, got in zip(*results):
+        torch.testing.assert_close(got, expected)
     assert launched == ["update_moments_triton", "normalize_triton"]

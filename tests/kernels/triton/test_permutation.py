@@ -69,9 +69,9 @@ def test_rows_are_gathered(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = torch.randn(211, width)
     for start, count, step in ((0, 211, 0), (5, 100, 2**31 + 5), (210, 1, 2**31 + 5), (7, 0, 0)):
         got = gather_rows_triton(packed, *stream(step), 9, start, count)
-        wanted = packed[permutation_reference(*stream(step), 9, 211)[start : start + count]]
-        assert torch.equal(got, wanted)
-        assert torch.equal(gather_rows_reference(packed, *stream(step), 9, start, count), wanted)
+        expected = packed[permutation_reference(*stream(step), 9, 211)[start : start + count]]
+        assert torch.equal(got, expected)
+        assert torch.equal(gather_rows_reference(packed, *stream(step), 9, start, count), expected)
 
 
 @pytest.mark.parametrize("size", [1, 2, 64, 1000])

@@ -101,10 +101,10 @@ def doubled(case: Problem) -> Problem:
     return Problem(*numbers, replace(case.rows, **columns), *scalars)
 
 
-def differentiated(loss: Tensor, parts: Tensor, leaves: list[Tensor]) -> Results:
+def differentiated(loss: Tensor, metrics: Tensor, leaves: list[Tensor]) -> Results:
     """(gradients by output and value, parts, loss and, of a Gaussian, the log_std gradient)."""
     of_output, of_value, *own = torch.autograd.grad(loss, leaves)
-    return of_output, of_value, parts.detach(), loss.detach(), *own
+    return of_output, of_value, metrics.detach(), loss.detach(), *own
 
 
 def leaves_of(case: Problem) -> list[Tensor]:
@@ -118,11 +118,11 @@ def fused(case: Problem, options: PpoOptions) -> Results:
     leaves = leaves_of(case)
     output, value, *own = leaves
     log_std = own[0] if own else None
-    loss, parts = fused_ppo_loss(output, log_std, value, *case[3:], options)
-    return differentiated(loss, parts, leaves)
+    loss, metrics = fused_ppo_loss(output, log_std, value, *case[3:], options)
+    return differentiated(loss, metrics, leaves)
 
 
-def specified(case: Problem, options: PpoOptions) -> Results:
+def reference(case: Problem, options: PpoOptions) -> Results:
     """By the policy head and gpurl.losses, in float64."""
     case = doubled(case)
     leaves = leaves_of(case)
@@ -135,17 +135,17 @@ def specified(case: Problem, options: PpoOptions) -> Results:
         head.log_std = own[0]
     log_prob, entropy = head.log_prob_and_entropy(output, case.rows.action)
     numbers = *case[4:], options.value_coef, options.clip_range_value
-    loss, parts = ppo_loss(log_prob, value, entropy, case.rows, *numbers)
-    assert tuple(parts) == METRICS
-    return differentiated(loss, torch.stack(list(parts.values())), leaves)
+    loss, metrics = ppo_loss(log_prob, value, entropy, case.rows, *numbers)
+    assert tuple(metrics) == METRICS
+    return differentiated(loss, torch.stack(list(metrics.values())), leaves)
 
 
-def assert_same(got: Results, wanted: Results, rtol: float = 1e-5, atol: float = 5e-6) -> None:
+def assert_same(got: Results, expected: Results, rtol: float = 1e-5, atol: float = 5e-6) -> None:
     """Gradients by a row are compared as those of a sum over rows: a mean's are small, and any
     tolerance would do.
     """
-    batch = wanted[0].shape[0]
-    for position, (one, other) in enumerate(zip(got, wanted, strict=True)):
+    batch = expected[0].shape[0]
+    for position, (one, other) in enumerate(zip(got, expected, strict=True)):
         scale = batch if position < 2 else 1
         torch.testing.assert_close(
             one.double() * scale, other.double() * scale, rtol=rtol, atol=atol
@@ -182,11 +182,11 @@ def test_the_kernel_is_its_specification(
     kind: str, size: tuple[int, int], options: PpoOptions, share: float | None
 ) -> None:
     clean, case = with_weight(problem(kind, size), share)
-    wanted = specified(clean, options)
+    expected = reference(clean, options)
     if size[0] > 60 and share is None:
-        assert 0.2 < float(wanted[2][3]) < 0.8  # ratios on both sides of the clip
+        assert 0.2 < float(expected[2][3]) < 0.8  # ratios on both sides of the clip
     # a log_prob of 128 dimensions is about -150
-    assert_same(fused(case, options), wanted, rtol=1e-5 + 3e-7 * size[1])
+    assert_same(fused(case, options), expected, rtol=1e-5 + 3e-7 * size[1])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
@@ -202,12 +202,12 @@ def test_rows_without_weight_change_nothing(kind: str, share: float) -> None:
     assert not output[~chosen].any()
     assert not value[~chosen].any()
     if share:
-        assert_same((output[chosen], value[chosen], *rest), specified(kept, CLIPPED))
+        assert_same((output[chosen], value[chosen], *rest), reference(kept, CLIPPED))
     else:
         assert not rest[0][:4].any()
 
 
-RUNS = pytest.mark.parametrize("run", [fused, specified])
+RUNS = pytest.mark.parametrize("run", [fused, reference])
 
 
 def scalars(clip_range: float, entropy_coef: float) -> tuple[Tensor, Tensor]:
@@ -218,8 +218,8 @@ def row(*columns: float) -> tuple[Tensor, ...]:
     return tuple(torch.tensor([number]) for number in columns)
 
 
-def close(got: Tensor, wanted: Tensor, atol: float = 1e-6) -> None:
-    torch.testing.assert_close(got.float(), wanted, rtol=1e-6, atol=atol)
+def close(got: Tensor, expected: Tensor, atol: float = 1e-6) -> None:
+    torch.testing.assert_close(got.float(), expected, rtol=1e-6, atol=atol)
 
 
 @RUNS
@@ -233,12 +233,12 @@ def test_a_gaussian_by_hand(run: Callable[..., Results]) -> None:
     # (1.5)^2
     value = torch.tensor([0.2, 3.0])
     case = Problem(torch.zeros(2, 1), torch.zeros(1), value, rows, *scalars(0.2, 0.1))
-    output, value, parts, loss, log_std = run(case, PpoOptions(0.5, 0.5, -5.0, 2.0))
+    output, value, metrics, loss, log_std = run(case, PpoOptions(0.5, 0.5, -5.0, 2.0))
     close(output, torch.tensor([[-1.0], [2.0]]))
     close(value, torch.tensor([0.0, 1.5]))
     close(log_std, torch.tensor([-1.0 * (1 - 1) + 1.0 * (4 - 1) - 0.1]))
     kl, entropy = (2.0 - 1.0 - math.log(2.0)) / 2, 0.5 + HALF_LOG_2PI
-    close(parts, torch.tensor([(2.0 - 2.0) / 2, (0.25 + 9.0) / 2, kl, 0.5, entropy]))
+    close(metrics, torch.tensor([(2.0 - 2.0) / 2, (0.25 + 9.0) / 2, kl, 0.5, entropy]))
     close(loss, torch.tensor(0.5 * 9.25 / 2 - 0.1 * entropy))
 
 
@@ -248,14 +248,14 @@ def test_a_categorical_by_hand(run: Callable[..., Results]) -> None:
     rows = rows_of(torch.tensor([1]), row(math.log(0.75), 0.0, 2.0, 1.0))
     logits = torch.tensor([[0.0, math.log(3.0)]])
     case = Problem(logits, None, torch.tensor([3.0]), rows, *scalars(0.2, 0.1))
-    output, value, parts, loss = run(case, PpoOptions(0.5))
+    output, value, metrics, loss = run(case, PpoOptions(0.5))
     entropy = -float((probability * probability.log()).sum())
-    wanted = -2.0 * (torch.tensor([0.0, 1.0]) - probability) + 0.1 * probability * (
+    expected = -2.0 * (torch.tensor([0.0, 1.0]) - probability) + 0.1 * probability * (
         probability.log() + entropy
     )
-    close(output, wanted.view(1, 2))
+    close(output, expected.view(1, 2))
     close(value, torch.tensor([2.0]))
-    close(parts, torch.tensor([2.0, 4.0, 0.0, 0.0, entropy]))
+    close(metrics, torch.tensor([2.0, 4.0, 0.0, 0.0, entropy]))
     close(loss, torch.tensor(-2.0 + 0.5 * 4.0 - 0.1 * entropy))
 
 
@@ -276,17 +276,17 @@ def test_which_ratios_pull(run: Callable[..., Results], sign: float, shift: floa
         rows_of(torch.zeros(1, 1), row(-HALF_LOG_2PI, 0.0, sign, 0.0)),
         *scalars(0.2 if shift else 0.0, 0.0),
     )
-    if run is specified:  # whose ratio is 1 to its last digit
+    if run is reference:  # whose ratio is 1 to its last digit
         case, head = doubled(case), Gaussian(Box(-1, 1, (1,), np.float32)).double()
         case.rows.log_prob = head.log_prob(case.output, case.rows.action).detach()
     case.rows.log_prob -= shift
-    _, _, parts, _, log_std = run(case, OPTIONS)
+    _, _, metrics, _, log_std = run(case, OPTIONS)
     is_flat = (shift == 0.5 and sign > 0) or (shift == -0.5 and sign < 0)
-    wanted = (
+    expected = (
         0.0 if is_flat else sign * math.exp(shift)
     )  # log_prob falls by 1 where log_std rises by 1, and so does the loss by -r A
-    close(log_std, torch.tensor([wanted]))
-    assert float(parts[3]) == (abs(shift) == 0.5)
+    close(log_std, torch.tensor([expected]))
+    assert float(metrics[3]) == (abs(shift) == 0.5)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
@@ -299,21 +299,21 @@ def test_a_ratio_that_would_overflow_is_bounded_and_has_no_slope(kind: str) -> N
     got = fused(case, OPTIONS)
     assert all(bool(part.isfinite().all()) for part in got)
     assert bool((got[0][2:6] == (0.0 if kind == "gaussian" else got[0][2:6])).all())
-    assert_same(got, specified(case, OPTIONS), rtol=2e-3)
+    assert_same(got, reference(case, OPTIONS), rtol=2e-3)
 
 
 @RUNS
 def test_log_std_beyond_its_limits_is_not_moved(run: Callable[..., Results]) -> None:
     case = problem("gaussian", (50, 7))
     assert case.log_std is not None
-    _, _, parts, _, gradient = run(case, OPTIONS)
+    _, _, metrics, _, gradient = run(case, OPTIONS)
     is_beyond = (case.log_std < OPTIONS.min_log_std) | (case.log_std > OPTIONS.max_log_std)
     assert int(is_beyond.sum()) == 2
     assert torch.equal(gradient == 0.0, is_beyond)
-    wanted = float(case.log_std.clamp(OPTIONS.min_log_std, OPTIONS.max_log_std).sum()) + 7 * (
+    expected = float(case.log_std.clamp(OPTIONS.min_log_std, OPTIONS.max_log_std).sum()) + 7 * (
         0.5 + HALF_LOG_2PI
     )
-    torch.testing.assert_close(float(parts[4]), wanted, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(float(metrics[4]), expected, rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
@@ -339,9 +339,9 @@ def test_strided_columns_give_the_same_bits(kind: str) -> None:
     ]
     if kind == "gaussian":
         variants += [case._replace(rows=replace(rows, action=action.t().contiguous().t()))]
-    wanted = fused(case, CLIPPED)
+    expected = fused(case, CLIPPED)
     for variant in variants:
-        for got, want in zip(fused(variant, CLIPPED), wanted):
+        for got, want in zip(fused(variant, CLIPPED), expected):
             assert torch.equal(got, want)
 
 
@@ -369,13 +369,13 @@ def test_a_loss_of_more_terms_has_the_gradient_of_all(kind: str) -> None:
     leaves = leaves_of(case)
     output, value, *own = leaves
     log_std = own[0] if own else None
-    loss, parts = fused_ppo_loss(output, log_std, value, *case[3:], OPTIONS)
-    assert not parts.requires_grad
+    loss, metrics = fused_ppo_loss(output, log_std, value, *case[3:], OPTIONS)
+    assert not metrics.requires_grad
     gradients = torch.autograd.grad(3.0 * loss + 2.0 * output.sum(), leaves)
-    wanted = fused(case, OPTIONS)
-    torch.testing.assert_close(gradients[0], 3.0 * wanted[0] + 2.0)
-    torch.testing.assert_close(gradients[1], 3.0 * wanted[1])
-    assert all(torch.equal(*both) for both in zip(gradients[2:], (3.0 * x for x in wanted[4:])))
+    expected = fused(case, OPTIONS)
+    torch.testing.assert_close(gradients[0], 3.0 * expected[0] + 2.0)
+    torch.testing.assert_close(gradients[1], 3.0 * expected[1])
+    assert all(torch.equal(*both) for both in zip(gradients[2:], (3.0 * x for x in expected[4:])))
 
 
 @RUNS
@@ -383,9 +383,9 @@ def test_of_equal_errors_the_plain_one_has_the_slope(run: Callable[..., Results]
     # the value 1 is clipped to 0: 0.5 off on the other side
     rows = rows_of(torch.tensor([0]), row(0.0, -1.0, 0.0, 0.5))
     case = Problem(torch.zeros(1, 2), None, torch.tensor([1.0]), rows, *scalars(0.2, 0.0))
-    _, value, parts, _ = run(case, PpoOptions(1.0, 1.0))
+    _, value, metrics, _ = run(case, PpoOptions(1.0, 1.0))
     assert value.tolist() == [1.0]
-    assert float(parts[1]) == 0.25
+    assert float(metrics[1]) == 0.25
 
 
 def test_partial_sums_in_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,14 +393,14 @@ def test_partial_sums_in_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_tile", lambda columns: (8, triton.next_power_of_2(columns), 1))
     for kind, size in (("gaussian", (70, 18)), ("categorical", (70, 3))):
         case = problem(kind, size)
-        assert_same(fused(case, OPTIONS), specified(case, OPTIONS), rtol=3e-5)
+        assert_same(fused(case, OPTIONS), reference(case, OPTIONS), rtol=3e-5)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
 def test_sums_over_many_rows_keep_their_digits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_tile", lambda columns: (2048, 2, 4))
     case = problem(kind, (32_768, 2))
-    for one, other in zip(fused(case, OPTIONS)[2:], specified(case, OPTIONS)[2:]):
+    for one, other in zip(fused(case, OPTIONS)[2:], reference(case, OPTIONS)[2:]):
         torch.testing.assert_close(one.double(), other, rtol=1e-6, atol=2e-7)
 
 
@@ -412,10 +412,10 @@ def test_a_nan_reaches_the_gradient_and_stays_in_its_row(
     case = problem(kind, (70, 3))
     case.output[5] = torch.nan
     case.value[66] = torch.nan
-    output, value, parts, loss, *own = run(case, CLIPPED)
+    output, value, metrics, loss, *own = run(case, CLIPPED)
     assert output.isnan().any(1).nonzero().tolist() == [[5]]
     assert value.isnan().nonzero().tolist() == [[66]]
-    assert bool(parts[:2].isnan().all())
+    assert bool(metrics[:2].isnan().all())
     assert bool(loss.isnan())
     assert all(bool(gradient[0].isnan()) for gradient in own)
 
@@ -429,12 +429,12 @@ def test_a_head_takes_the_kernel_where_it_is_chosen(
     monkeypatch.setattr(
         module, "_launch", lambda *arguments: launched.append(1) or real(*arguments)
     )
-    found = []
+    results = []
     for backend in ("torch", "triton"):
         monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
-        loss, parts = head.ppo_loss(case.output, *case[2:], 0.7, 0.3)
-        assert tuple(parts) == METRICS
-        found.append([loss.detach(), *parts.values()])
+        loss, metrics = head.ppo_loss(case.output, *case[2:], 0.7, 0.3)
+        assert tuple(metrics) == METRICS
+        results.append([loss.detach(), *metrics.values()])
         assert len(launched) == (backend == "triton")
-    for one, other in zip(*found):
+    for one, other in zip(*results):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=5e-6)

@@ -32,7 +32,7 @@ def stream(step: int = 0) -> RandomStreams:
     return RandomStreams(*stream_constants(3, 1, torch.zeros(0).device), torch.tensor(step))
 
 
-def aimed_here(uniform: float, number: int = 0) -> RandomStreams:
+def stream_with_uniform(uniform: float, number: int = 0) -> RandomStreams:
     return RandomStreams(*(tensor.to(torch.zeros(0).device) for tensor in aimed(uniform, number)))
 
 
@@ -56,18 +56,18 @@ def assert_same(priority: Tensor, step: int, offset: int, batch_size: int) -> No
     """Draws may differ from the reference's only where they are within rounding of a boundary, and
     there by neighbours.
     """
-    got, wanted = (
+    got, expected = (
         draw(priority, stream(step), offset, batch_size)
         for draw in (prioritized_draw_triton, prioritized_draw_reference)
     )
     assert (got[0].dtype, got[1].dtype) == (torch.int64, torch.float32)
-    if not torch.equal(got[0], wanted[0]):
+    if not torch.equal(got[0], expected[0]):
         running = priority.double().cumsum(0)
-        low, high = torch.minimum(got[0], wanted[0]), torch.maximum(got[0], wanted[0])
+        low, high = torch.minimum(got[0], expected[0]), torch.maximum(got[0], expected[0])
         assert bool((running[(high - 1).clamp(min=0)] - running[low] <= 1e-12 * running[-1]).all())
-        assert int((got[0] != wanted[0]).sum()) < 0.01 * batch_size
-    same = got[0] == wanted[0]
-    torch.testing.assert_close(got[1][same], wanted[1][same], rtol=1e-6, atol=0.0)
+        assert int((got[0] != expected[0]).sum()) < 0.01 * batch_size
+    same = got[0] == expected[0]
+    torch.testing.assert_close(got[1][same], expected[1][same], rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.usefixtures("_blocks")
@@ -100,7 +100,7 @@ def test_by_hand() -> None:
         (0.75, 40),
         (BELOW_ONE, 40),
     ):
-        index, probability = prioritized_draw_triton(priority, aimed_here(uniform), 0, 1)
+        index, probability = prioritized_draw_triton(priority, stream_with_uniform(uniform), 0, 1)
         assert index.tolist() == [entry]
         assert probability.tolist() == [float(priority[entry]) / 8.0]
 
@@ -110,7 +110,12 @@ def test_the_number_may_be_the_total() -> None:
     priority = torch.zeros(70)
     priority[5:-20] = 0.1
     assert (
-        int(prioritized_draw_triton(priority, aimed_here(BELOW_ONE, number=27), 20, 8)[0][7]) == 49
+        int(
+            prioritized_draw_triton(priority, stream_with_uniform(BELOW_ONE, number=27), 20, 8)[0][
+                7
+            ]
+        )
+        == 49
     )
 
 
@@ -121,7 +126,9 @@ def test_one_large_priority_hides_no_other() -> None:
     running = priority.double().cumsum(0)
     for entry in (0, 19, 20, 21, 31, 32, 59):
         middle = float((running[entry] - priority[entry].double() / 2) / running[-1])
-        assert prioritized_draw_triton(priority, aimed_here(middle), 0, 1)[0].tolist() == [entry]
+        assert prioritized_draw_triton(priority, stream_with_uniform(middle), 0, 1)[0].tolist() == [
+            entry
+        ]
 
 
 @pytest.mark.usefixtures("_blocks")
@@ -132,9 +139,9 @@ def test_what_is_no_priority_is_never_drawn() -> None:
     priority[-40:] = 0.0
     counts = (priority > 0.0) & priority.isfinite()
     index, probability = prioritized_draw_triton(priority, stream(), 0, 60)
-    wanted = prioritized_draw_reference(torch.where(counts, priority, 0.0), stream(), 0, 60)
-    assert torch.equal(index, wanted[0])
-    torch.testing.assert_close(probability, wanted[1], rtol=1e-6, atol=0.0)
+    expected = prioritized_draw_reference(torch.where(counts, priority, 0.0), stream(), 0, 60)
+    assert torch.equal(index, expected[0])
+    torch.testing.assert_close(probability, expected[1], rtol=1e-6, atol=0.0)
     assert bool(counts[index].all())
 
 
@@ -168,7 +175,7 @@ def test_a_block_that_only_rounding_found_gives_way() -> None:
             prefix,
             scales,
             last,
-            *aimed_here(uniform),
+            *stream_with_uniform(uniform),
             index,
             probability,
             64,
@@ -213,10 +220,10 @@ def test_updates_are_the_references(batch_size: int, monkeypatch: pytest.MonkeyP
     for place, wrong in enumerate((math.nan, -math.nan, math.inf, -math.inf, -1.0, -0.0)):
         value[place::20] = wrong
     got = torch.rand(50) + 5.0
-    wanted = got.clone()
+    expected = got.clone()
     prioritized_update_triton(got, index, value)
-    prioritized_update_reference(wanted, index, value)
-    assert torch.equal(got, wanted)
+    prioritized_update_reference(expected, index, value)
+    assert torch.equal(got, expected)
     assert bool((got[40:] > 5.0).all())
     assert bool((got >= 0.0).all())
 

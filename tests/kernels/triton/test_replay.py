@@ -15,7 +15,7 @@ def streams(step: int) -> RandomStreams:
     return RandomStreams(*stream_constants(5, 1, torch.empty(0).device), torch.tensor(step))
 
 
-def filled(
+def fill_ring(
     kind: torch.dtype, num_envs: int, obs_size: int, width: int, blocks: tuple[int, ...]
 ) -> Ring:
     generator = torch.Generator().manual_seed(0)
@@ -81,7 +81,7 @@ def test_kernel_is_the_reference(
     num_steps: int,
     batch_size: int,
 ) -> None:
-    ring = filled(kind, num_envs, obs_size, width, blocks)
+    ring = fill_ring(kind, num_envs, obs_size, width, blocks)
     for step in range(2):
         arguments = (ring, batch_size, 0.9, num_steps, streams(step), 3)
         drawn = in_triton(*arguments)
@@ -95,6 +95,6 @@ def test_kernel_is_the_reference(
 
 
 def test_an_empty_ring_gives_its_first_row() -> None:
-    batch = in_triton(filled(torch.float32, 3, 5, 2, ()), 7, 0.9, 2, streams(0), 0)
+    batch = in_triton(fill_ring(torch.float32, 3, 5, 2, ()), 7, 0.9, 2, streams(0), 0)
     assert batch.index.tolist() == [0] * 7
     assert not batch.reward.any()

@@ -34,19 +34,19 @@ def make_trainer(env: str, options: dict[str, Any], **changes: Any) -> Trainer:
         "network": {"hidden": [16, 32]},
     }
     settings = make_settings("ppo", env, **{**shape, **changes}, env_options=options)
-    made = make_env(env, NUM_ENVS, "cpu", 0, max_episode_steps=9, **options)
+    environments = make_env(env, NUM_ENVS, "cpu", 0, max_episode_steps=9, **options)
     torch.manual_seed(1)
     model = make_algorithm(
         "ppo",
         settings.algorithm_config,
-        made.single_observation_space,
-        made.single_action_space,
+        environments.single_observation_space,
+        environments.single_action_space,
         NUM_ENVS,
         seed=2,
     )
     for parameter in model.parameters():
         parameter.data.add_(0.3 * torch.randn_like(parameter))  # weights as training leaves them
-    return Trainer(settings, make_engine(settings, model, made), None, Path("unused"))
+    return Trainer(settings, make_engine(settings, model, environments), None, Path("unused"))
 
 
 def played(
@@ -93,10 +93,10 @@ CASES = [
 def test_one_launch_plays_what_the_loop_plays(
     env: str, options: dict[str, Any], changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    got, wanted = (
+    got, expected = (
         played(env, options, rollout, monkeypatch, **changes) for rollout in ("persistent", "steps")
     )
-    for number, (one, other) in enumerate(zip(got["rollouts"], wanted["rollouts"])):
+    for number, (one, other) in enumerate(zip(got["rollouts"], expected["rollouts"])):
         used = other["truncated"].clone()
         used[-1] = True
         other["final_value"] = torch.where(used, other["final_value"], 0.0)
@@ -108,12 +108,12 @@ def test_one_launch_plays_what_the_loop_plays(
                 atol=1e-4,
                 msg=lambda text, name=name, n=number: f"{n} {name}: {text}",
             )
-    got["random"], wanted["random"] = (
-        run["algorithm"]["training"]["random"]["action"] for run in (got, wanted)
+    got["random"], expected["random"] = (
+        run["algorithm"]["training"]["random"]["action"] for run in (got, expected)
     )
     for name in ("env", "obs", "statistics", "random"):
-        torch.testing.assert_close(got[name], wanted[name], rtol=1e-4, atol=1e-4)
-    assert float(wanted["statistics"]["sums"][0]) > 20
+        torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-4)
+    assert float(expected["statistics"]["sums"][0]) > 20
 
 
 def test_values_that_are_not_numbers_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,17 +141,19 @@ def test_shapes_it_cannot_play_are_told(monkeypatch: pytest.MonkeyPatch) -> None
     env.reset()
     in_triton = env.in_triton()
 
-    def told(env: TritonEnv = in_triton, **changes: Any) -> str:
+    def reason(env: TritonEnv = in_triton, **changes: Any) -> str:
         return rollout_obstacle(env, shape._replace(**changes))
 
-    assert told() == ""
-    assert told(sizes=()) == "it needs a hidden layer"
-    assert told(sizes=(64, 48)) == "it takes layers of powers of two from 16 to 64 units, not of 48"
-    assert told(sizes=(256, 64)).endswith("not of 256")
-    assert told(num_outputs=65) == "it takes 64 observations or outputs, not 65"
-    assert told(in_triton._replace(obs_width=66)) == "it takes 64 observations or outputs, not 66"
+    assert reason() == ""
+    assert reason(sizes=()) == "it needs a hidden layer"
     assert (
-        told(in_triton._replace(states=(torch.zeros(4, 25),)))
+        reason(sizes=(64, 48)) == "it takes layers of powers of two from 16 to 64 units, not of 48"
+    )
+    assert reason(sizes=(256, 64)).endswith("not of 256")
+    assert reason(num_outputs=65) == "it takes 64 observations or outputs, not 65"
+    assert reason(in_triton._replace(obs_width=66)) == "it takes 64 observations or outputs, not 66"
+    assert (
+        reason(in_triton._replace(states=(torch.zeros(4, 25),)))
         == "it takes environments of 24 numbers, not of 25"
     )
 
@@ -189,8 +191,8 @@ def test_what_is_not_ppos_own_policy_is_not_played(monkeypatch: pytest.MonkeyPat
         assert persistent_obstacle(trainer.algorithm, trainer.env) == ""
         network = NetworkConfig(hidden=(16, 32))
         trainer.algorithm.network = OwnNetwork(network, 3, 1)
-        wanted = "it does not know the network OwnNetwork"
-        assert persistent_obstacle(trainer.algorithm, trainer.env) == wanted
+        expected = "it does not know the network OwnNetwork"
+        assert persistent_obstacle(trainer.algorithm, trainer.env) == expected
 
 
 @pytest.mark.parametrize("method", ["act", "value", "inputs", "_forward", "record_step", "loss"])

@@ -36,9 +36,9 @@ def test_gaussian(space: Box, num_envs: int, monkeypatch: pytest.MonkeyPatch) ->
         with torch.no_grad():
             results.append(head.decide(mean, rng))
         rng.offset = 0
-    for got, wanted in zip(*results):
-        assert got.shape == wanted.shape
-        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    for got, expected in zip(*results):
+        assert got.shape == expected.shape
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     assert results[1][2].shape == (num_envs, *space.shape)
 
 

@@ -42,14 +42,14 @@ def test_rows_do_not_depend_on_their_batch() -> None:
 @pytest.mark.parametrize("tile", [(1, 4), (16, 16), (64, 8)], ids=str)
 def test_every_tile_draws_the_same(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     output, noise = inputs(37, 3)
-    wanted = squashed_sample_triton(output, noise)
-    gradient = squashed_backward_triton(wanted, noise, noise[:, 0])
+    expected = squashed_sample_triton(output, noise)
+    gradient = squashed_backward_triton(expected, noise, noise[:, 0])
     monkeypatch.setattr(module, "_tile", lambda num_actions: tile)
     got = squashed_sample_triton(output, noise)
     torch.testing.assert_close(
-        got, wanted, rtol=1e-6, atol=1e-6
+        got, expected, rtol=1e-6, atol=1e-6
     )  # the order of a sum is the tile's
-    assert torch.equal(squashed_backward_triton(wanted, noise, noise[:, 0]), gradient)
+    assert torch.equal(squashed_backward_triton(expected, noise, noise[:, 0]), gradient)
 
 
 def test_dispatch_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:

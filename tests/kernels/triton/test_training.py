@@ -33,16 +33,18 @@ def trained(
     }
     settings = make_settings("ppo", env, **{**shape, "schedule": "constant", **changes})
     with no_host_syncs():
-        made = make_env(env, 40, "cpu", 0, max_episode_steps=6)
+        environments = make_env(env, 40, "cpu", 0, max_episode_steps=6)
         torch.manual_seed(0)
         model = make_algorithm(
             "ppo",
             settings.algorithm_config,
-            made.single_observation_space,
-            made.single_action_space,
+            environments.single_observation_space,
+            environments.single_action_space,
             40,
         )
-        trainer = Trainer(settings, make_engine(settings, model, made), None, Path("unused"))
+        trainer = Trainer(
+            settings, make_engine(settings, model, environments), None, Path("unused")
+        )
         trainer.start()
         for _ in range(iterations):
             metrics = trainer.iterate()
@@ -65,12 +67,12 @@ def trained(
 def test_kernels_train_as_torch_does(
     env: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    got, wanted = (
+    got, expected = (
         trained(choice, env, 2, monkeypatch, **changes) for choice in ("triton", "torch")
     )
-    rates = [run["algorithm"]["training"].pop("rate_settings") for run in (got, wanted)]
+    rates = [run["algorithm"]["training"].pop("rate_settings") for run in (got, expected)]
     assert rates[0] == rates[1]  # words and no tensors
     for name in ("algorithm", "obs", "env", "statistics"):
-        torch.testing.assert_close(got[name], wanted[name], rtol=2e-3, atol=2e-4)
-    torch.testing.assert_close(got["metrics"], wanted["metrics"], rtol=2e-3, atol=2e-4)
-    assert bool(wanted["statistics"]["sums"][0] > 0)
+        torch.testing.assert_close(got[name], expected[name], rtol=2e-3, atol=2e-4)
+    torch.testing.assert_close(got["metrics"], expected["metrics"], rtol=2e-3, atol=2e-4)
+    assert bool(expected["statistics"]["sums"][0] > 0)
