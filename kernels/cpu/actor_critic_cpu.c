@@ -1,14 +1,14 @@
 /* The MLP actor-critic on a CPU: acting, values, and PPO's minibatch steps with Adam between them,
    over blocks of rows that stay in the cache.
 
-A pass over a rollout's minibatch by one library call an operation reads and writes all activations
-once an operation. Here a block of BLOCK rows goes through everything at once: gather, both towers
-forward, loss, both towers backward; only its sums of gradients leave it.
+A library computes each operation for the whole minibatch, which reads and writes all activations
+once per operation. Here a block of BLOCK rows goes through all operations at once: gather, both
+towers forward, loss, both towers backward; only its sums of gradients are stored.
 
-Rows are cut into slices whose number depends on the number of rows alone, each with sums of its own
-that are added in the slices' order: the result is the same bit for bit on any number of threads.
-Widths are padded to WIDE with zeros. NaN and infinity go through everything, which is why this is
-never compiled with -ffast-math. */
+Rows are split into slices, whose number depends only on the number of rows. Each slice has its own
+sums, which are added in the order of the slices: the result is bit for bit the same on any number
+of threads. Widths are padded to WIDE with zeros. NaN and infinity propagate, so this must not be
+compiled with -ffast-math. */
 
 #include "adam_cpu.h"
 #include "cpu_threads.h"
@@ -25,7 +25,7 @@ static int64_t slices_of(const Plan *plan, int64_t rows)
     return slices < 1 ? 1 : slices > plan->max_slices ? plan->max_slices : slices;
 }
 
-/* What a job does with the blocks of one slice */
+/* Run a job on the blocks of one slice */
 static void run_slice(void *pointer, int thread, int64_t slice)
 {
     const Job *job = pointer;
@@ -37,7 +37,7 @@ static void run_slice(void *pointer, int thread, int64_t slice)
     float *sums = plan->sums + slice * plan->num_sums;
     if (job->mode == LEARN) {
         memset(sums, 0, plan->num_sums * sizeof(float));
-        memset(plan->parts[slice], 0, sizeof *plan->parts);
+        memset(plan->metrics[slice], 0, sizeof *plan->metrics);
     }
     for (int64_t first = begin; first < end; first += BLOCK) {
         int64_t count = end - first < BLOCK ? end - first : BLOCK;
@@ -45,7 +45,7 @@ static void run_slice(void *pointer, int thread, int64_t slice)
         gather(job, &block, first, count, padded);
         forward_block(plan, &block, padded, job->mode == ONLY_VALUE);
         if (job->mode == LEARN) {
-            loss_block(job, &block, count, padded, sums, plan->parts[slice]);
+            loss_block(job, &block, count, padded, sums, plan->metrics[slice]);
             backward_block(plan, &block, padded, sums);
         } else {
             if (job->mode == ACT) act_block(job, &block, first, count, padded);
@@ -54,14 +54,14 @@ static void run_slice(void *pointer, int thread, int64_t slice)
     }
 }
 
-/* Weights into the form that the products read; those of the step before are no longer true */
+/* Pack the weights for the products; every step changes them */
 static void pack(const Plan *plan, int goes_back)
 {
     for (int64_t l = 0; l < plan->towers * plan->hidden; l++) {
         const Packed *p = &plan->layers[l];
         int64_t inputs = p->layer.inputs, outputs = p->layer.outputs;
         pack_transposed(p->layer.weight, outputs, inputs, p->forward);
-        /* of the first layer nothing goes further back */
+        /* the first layer needs no gradient by its input */
         if (goes_back && l % plan->hidden)
             pack_panels(p->layer.weight, outputs, inputs, p->backward);
         memcpy(p->bias, p->layer.bias, outputs * sizeof(float));
@@ -76,7 +76,7 @@ static void pack(const Plan *plan, int goes_back)
     }
 }
 
-/* Add the slices' sums in order, then write them where the gradients belong */
+/* Add the sums of the slices in order, then write them into the gradients */
 static void write_gradients(const Plan *plan, int64_t slices)
 {
     float *sums = plan->sums;
@@ -102,7 +102,7 @@ static void write_gradients(const Plan *plan, int64_t slices)
     }
 }
 
-/* 0, or 1 where there is no memory */
+/* Returns 0, or 1 if there is no memory */
 static int run_job(Job *job, int64_t threads)
 {
     Plan *plan = job->plan;
@@ -119,8 +119,8 @@ static int run_job(Job *job, int64_t threads)
     return 0;
 }
 
-/* What the weights and the advantage of a minibatch are: 1 / count of its valid rows, and its own
-   mean and spread if wanted */
+/* Set the weight of a valid row of the minibatch, 1 / number of valid rows, and mean and scale that
+   normalise its advantages */
 static void weigh(Job *job)
 {
     const Loss *loss = job->loss;
@@ -148,8 +148,8 @@ static void weigh(Job *job)
     job->scale = (float)(1.0 / (sqrt(square / count) + 1e-8));
 }
 
-/* One minibatch: gradients of the loss, and its parts [PARTS] but the norm */
-static int learn(Job *job, int64_t threads, double *parts)
+/* One minibatch: gradients of the loss, and its metrics [NUM_METRICS] except the norm */
+static int learn(Job *job, int64_t threads, double *metrics)
 {
     Plan *plan = job->plan;
     const Loss *loss = job->loss;
@@ -159,14 +159,15 @@ static int learn(Job *job, int64_t threads, double *parts)
     weigh(job);
     if (run_job(job, threads)) return 1;
 
-    /* the loss and what is reported beside it */
-    for (int part = 0; part < PARTS; part++) parts[part] = 0.0;
+    /* metrics, summed over the slices in order */
+    for (int metric = 0; metric < NUM_METRICS; metric++) metrics[metric] = 0.0;
     for (int64_t slice = 0; slice < slices_of(plan, job->rows); slice++)
-        for (int part = 0; part < PARTS; part++) parts[part] += plan->parts[slice][part];
+        for (int metric = 0; metric < NUM_METRICS; metric++)
+            metrics[metric] += plan->metrics[slice][metric];
     if (loss->head != GAUSSIAN) return 0;
-    parts[ENTROPY] = job->log_std_total + 1.418938533 * (double)outputs; /* (1 + log 2 pi) / 2 */
+    metrics[ENTROPY] = job->log_std_total + 1.418938533 * (double)outputs; /* (1 + log 2 pi) / 2 */
 
-    /* log_std's gradient; at a limit nothing moves it */
+    /* gradient by log_std, 0 outside its limits */
     const float *sums = plan->sums + plan->log_std_sum;
     for (int64_t a = 0; a < outputs; a++) {
         float log_std = loss->log_std[a];
@@ -177,7 +178,7 @@ static int learn(Job *job, int64_t threads, double *parts)
     return 0;
 }
 
-/* ---- what Python calls; each returns 0, or 1 where there is no memory ---- */
+/* ---- called from Python; each returns 0, or 1 if there is no memory ---- */
 
 EXPORT void plan_free(Plan *plan)
 {
@@ -185,13 +186,13 @@ EXPORT void plan_free(Plan *plan)
     for (int thread = 0; thread < MAX_THREADS; thread++) free(plan->scratch[thread]);
     free(plan->packed);
     free(plan->sums);
-    free(plan->parts);
+    free(plan->metrics);
     free(plan->std);
     free(plan);
 }
 
-/* Sizes and places of one layer; the packed weights lie `at` floats into their memory, which comes
-   later. Returns where the next layer's lie */
+/* Set sizes and addresses of one layer, whose packed weights begin `at` floats into plan->packed,
+   if it is allocated. Returns where those of the next layer begin */
 static int64_t place(Plan *plan, Packed *p, const Layer *layer, int is_head, int64_t at)
 {
     p->layer = *layer;
@@ -212,7 +213,7 @@ static int64_t place(Plan *plan, Packed *p, const Layer *layer, int is_head, int
     return at + forward + p->outputs_wide + backward;
 }
 
-/* layers: [towers * hidden] tower by tower, then actor and critic. NULL where there is no memory */
+/* layers: [towers * hidden] tower by tower, then actor and critic. NULL if there is no memory */
 EXPORT Plan *plan_make(const Layer *layers, int64_t towers, int64_t hidden, int64_t inputs,
                        int64_t activation)
 {
@@ -226,7 +227,7 @@ EXPORT Plan *plan_make(const Layer *layers, int64_t towers, int64_t hidden, int6
     plan->outputs = layers[count].outputs;
     plan->activation = activation;
 
-    /* packed weights: the second pass knows how much memory the first one needed */
+    /* packed weights: the first pass computes the size of their memory, the second one uses it */
     for (int pass = 0; pass < 2; pass++) {
         int64_t used = 0;
         plan->num_sums = 0;
@@ -246,19 +247,19 @@ EXPORT Plan *plan_make(const Layer *layers, int64_t towers, int64_t hidden, int6
     for (int64_t l = 0; l < count; l++) widths += plan->layers[l].outputs_wide;
     plan->scratch_floats = BLOCK * widths;
 
-    /* what slices sum up */
+    /* sums of the slices */
     plan->max_slices = MAX_SUMS / plan->num_sums;
     if (plan->max_slices < 1) plan->max_slices = 1;
     if (plan->max_slices > MAX_SLICES) plan->max_slices = MAX_SLICES;
     plan->sums = new_floats(plan->max_slices * plan->num_sums);
-    plan->parts = malloc(plan->max_slices * sizeof *plan->parts);
+    plan->metrics = malloc(plan->max_slices * sizeof *plan->metrics);
     plan->std = new_floats(plan->outputs);
-    if (plan->packed && plan->sums && plan->parts && plan->std) return plan;
+    if (plan->packed && plan->sums && plan->metrics && plan->std) return plan;
     plan_free(plan);
     return NULL;
 }
 
-/* x: [rows, inputs], not normalised -> value [rows], not normalised */
+/* x: [rows, inputs], not normalised -> value [rows] in units of returns */
 EXPORT int values(Plan *plan, const Policy *policy, const float *x, int64_t rows, float *value,
                   int64_t threads)
 {
@@ -270,8 +271,8 @@ EXPORT int values(Plan *plan, const Policy *policy, const float *x, int64_t rows
     return failed;
 }
 
-/* The same with an action [rows, outputs] of each row, or [rows] int64_t, its log_prob [rows] and
-   env_action [rows, outputs]; counter: the word that each stream's numbers begin with */
+/* The same, and an action [rows, outputs] for each row, or [rows] int64_t, its log_prob [rows] and
+   env_action [rows, outputs]; counter: the first random word of each stream */
 EXPORT int act(Plan *plan, const Policy *policy, const float *x, int64_t rows, uint64_t counter,
                void *action, float *log_prob, float *env_action, float *value, int64_t threads)
 {
@@ -286,11 +287,11 @@ EXPORT int act(Plan *plan, const Policy *policy, const float *x, int64_t rows, u
     return failed;
 }
 
-/* Steps of PPO: rollout [.., row], of which what is behind the columns of a row is not read; order
-   [minibatches * rows] -> parts [minibatches, PARTS] */
+/* Steps of PPO: rollout [.., row], of which only the first columns are read; order
+   [minibatches * rows] -> metrics [minibatches, NUM_METRICS] */
 EXPORT int ppo_steps(Plan *plan, const Loss *loss, const Adam *adam, const float *rollout,
                      int64_t row, const int64_t *order, int64_t rows, int64_t minibatches,
-                     double *parts, int64_t threads)
+                     double *metrics, int64_t threads)
 {
     int64_t columns = loss->has_valid ? EXTRA_COLUMNS : VALID;
     Job job = {.plan = plan, .mode = LEARN, .rows = rows, .row = row,
@@ -298,10 +299,10 @@ EXPORT int ppo_steps(Plan *plan, const Loss *loss, const Adam *adam, const float
                .std = plan->std};
     int failed = 0;
     pthread_mutex_lock(&one_caller);
-    for (int64_t step = 0; step < minibatches && !failed; step++, parts += PARTS) {
+    for (int64_t step = 0; step < minibatches && !failed; step++, metrics += NUM_METRICS) {
         job.index = order + step * rows;
-        failed = learn(&job, threads, parts);
-        if (!failed) parts[NORM] = adam_step(adam, parts, NORM);
+        failed = learn(&job, threads, metrics);
+        if (!failed) metrics[NORM] = adam_step(adam, metrics, NORM);
     }
     pthread_mutex_unlock(&one_caller);
     return failed;

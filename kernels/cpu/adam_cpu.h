@@ -15,9 +15,8 @@ typedef struct {
     float *first_gradient, *first_losses;
 } Adam;
 
-/* Count a step that was asked for, and keep the gradient and losses of the first one that is
- * skipped */
-static void note_step(const Adam *adam, const double *losses, int64_t num_losses, int is_finite)
+/* Count a step; keep the gradient and losses of the first skipped one */
+static void count_step(const Adam *adam, const double *losses, int64_t num_losses, int is_finite)
 {
     int64_t *counts = adam->counts;
     if (!counts) return;
@@ -32,14 +31,14 @@ static void note_step(const Adam *adam, const double *losses, int64_t num_losses
     for (int64_t i = 0; i < num_losses; i++) adam->first_losses[i] = (float)losses[i];
 }
 
-/* One step; returns the gradient's norm, which is not finite where the step was skipped because it
- * or a loss is not. */
+/* One step; returns the norm of the gradient, which is not finite if the step was skipped. */
 static double adam_step(const Adam *adam, const double *losses, int64_t num_losses)
 {
     const float *restrict gradient = adam->gradient;
     float *restrict parameters = adam->parameters, *restrict exp_avg = adam->exp_avg,
                     *restrict exp_avg_sq = adam->exp_avg_sq;
     float *restrict target = adam->target;
+    /* norm of the gradient, summed in eight lanes so that the loop becomes vectors */
     double sums[8] = {0.0};
     int64_t whole = adam->size / 8 * 8;
     for (int64_t i = 0; i < whole; i += 8)
@@ -48,10 +47,12 @@ static double adam_step(const Adam *adam, const double *losses, int64_t num_loss
     for (int64_t i = whole; i < adam->size; i++) sums[0] += (double)gradient[i] * gradient[i];
     double norm = sqrt(((sums[0] + sums[4]) + (sums[2] + sums[6])) +
                        ((sums[1] + sums[5]) + (sums[3] + sums[7])));
+    /* whether the step is taken */
     int is_finite = norm <= adam->largest_norm;  /* false for NaN */
     for (int64_t i = 0; i < num_losses; i++) is_finite &= isfinite((float)losses[i]);
-    note_step(adam, losses, num_losses, is_finite);
+    count_step(adam, losses, num_losses, is_finite);
     if (!is_finite) return norm * INFINITY;
+    /* clip, weight decay, bias corrections */
     double count = (double)++*adam->step, rate = *adam->learning_rate;
     float clip = (float)fmin(adam->max_norm / (norm + 1e-6), 1.0), tau = (float)adam->tau;
     float keep = adam->decoupled ? (float)(1.0 - rate * adam->weight_decay) : 1.0f;
@@ -60,6 +61,7 @@ static double adam_step(const Adam *adam, const double *losses, int64_t num_loss
           epsilon = (float)adam->epsilon;
     float size = (float)(rate / (1.0 - pow(adam->beta_1, count)));
     float correction = (float)(1.0 / sqrt(1.0 - pow(adam->beta_2, count)));
+    /* one pass over all arrays */
     for (int64_t i = 0; i < adam->size; i++) {
         float g = gradient[i] * clip + decay * parameters[i],
               average = exp_avg[i] + move_1 * (g - exp_avg[i]);

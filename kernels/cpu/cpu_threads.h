@@ -1,5 +1,5 @@
-/* Threads that share the slices of a job. They sleep between jobs: cores are seldom ours alone, and
-   spinning would take them away. */
+/* Threads that share the slices of a job. They sleep between jobs: other processes may need the
+   cores on which they would spin. */
 
 #pragma once
 
@@ -10,18 +10,17 @@
 
 #define MAX_THREADS 64
 
-static pthread_mutex_t one_caller = PTHREAD_MUTEX_INITIALIZER; /* held through a whole call: plans
-                                                                  and threads serve one at a time */
+/* locked during a whole call: plans and threads serve one caller at a time */
+static pthread_mutex_t one_caller = PTHREAD_MUTEX_INITIALIZER;
 
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t wake, finished;
-    int started, wanted,
-        busy; /* threads there are; those that may help with this job; those that do */
+    int started, max_helpers, busy; /* threads; those that may help with this job; that do */
     void (*run)(void *job, int thread, int64_t slice);
     void *job;
     int64_t slices;
-    atomic_llong next; /* the slice to take */
+    atomic_llong next; /* the next slice */
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER,
           .wake = PTHREAD_COND_INITIALIZER,
           .finished = PTHREAD_COND_INITIALIZER};
@@ -37,7 +36,7 @@ static void *helper(void *number)
     int thread = (int)(intptr_t)number;
     pthread_mutex_lock(&pool.lock);
     for (;;) {
-        while (thread > pool.wanted || atomic_load(&pool.next) >= pool.slices)
+        while (thread > pool.max_helpers || atomic_load(&pool.next) >= pool.slices)
             pthread_cond_wait(&pool.wake, &pool.lock);
         pool.busy++;
         pthread_mutex_unlock(&pool.lock);
@@ -48,18 +47,17 @@ static void *helper(void *number)
     return NULL;
 }
 
-/* A forked process has none of the threads */
+/* A forked process does not inherit the threads */
 static void forget_threads(void)
 {
     pthread_mutex_init(&one_caller, NULL);
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
     pthread_cond_init(&pool.finished, NULL);
-    pool.started = pool.wanted = pool.busy = 0;
+    pool.started = pool.max_helpers = pool.busy = 0;
 }
 
-/* When the library is loaded: another thread may be in a call when the process forks, threads or
- * not */
+/* Runs when the library is loaded: another thread may be in a call when the process forks */
 __attribute__((constructor)) static void be_ready_for_forks(void)
 { pthread_atfork(NULL, NULL, forget_threads); }
 
@@ -75,8 +73,8 @@ static void start_threads(int count)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* run(job, thread, slice) for all slices, on up to `threads` threads: the caller is number 0. Waits
- * for no thread that has not begun. */
+/* run(job, thread, slice) for all slices, on up to `threads` threads; the caller is number 0. Does
+ * not wait for threads that have not begun. */
 static void run_slices(void (*run)(void *, int, int64_t), void *job, int64_t slices,
                        int64_t threads)
 {
@@ -87,13 +85,13 @@ static void run_slices(void (*run)(void *, int, int64_t), void *job, int64_t sli
     }
     pthread_mutex_lock(&pool.lock);
     start_threads((int)threads - 1);
-    pool.run = run, pool.job = job, pool.slices = slices, pool.wanted = (int)threads - 1;
+    pool.run = run, pool.job = job, pool.slices = slices, pool.max_helpers = (int)threads - 1;
     atomic_store(&pool.next, 0);
     pthread_cond_broadcast(&pool.wake);
     pthread_mutex_unlock(&pool.lock);
     take_slices(0);
     pthread_mutex_lock(&pool.lock);
-    pool.wanted = 0;
+    pool.max_helpers = 0;
     while (pool.busy) pthread_cond_wait(&pool.finished, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
 }

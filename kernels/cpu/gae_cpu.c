@@ -5,8 +5,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* As gae_reference; valid NULL: all are. moments [3] in float64, the same on any number of threads.
- */
+/* As gae_reference; valid NULL: all rows are. moments [3] are summed in float64. */
 EXPORT void gae(const float *reward, const float *value, const float *final_value,
                 const uint8_t *terminated, const uint8_t *truncated, const uint8_t *valid,
                 int64_t num_steps, int64_t num_envs, float gamma, float gae_lambda,
@@ -34,6 +33,7 @@ EXPORT void gae(const float *reward, const float *value, const float *final_valu
         }
         count += row_count, sum += row_sum;
     }
+    /* moments, in a second pass around the mean */
     double mean = sum / (count < 1.0 ? 1.0 : count);
     for (int64_t i = 0; i < num_steps * num_envs; i++) {
         double centred = advantage[i] - mean;

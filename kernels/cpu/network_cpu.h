@@ -1,5 +1,5 @@
-/* The MLP actor-critic for one block of rows: its layers in the form that the products read,
-   forward, and backward to sums of gradients. */
+/* The MLP actor-critic for one block of rows: packed layers, forward pass, and backward pass to
+   sums of gradients. */
 
 #pragma once
 
@@ -12,8 +12,8 @@
 enum { GAUSSIAN, CATEGORICAL };
 /* columns of a row of the rollout, after obs and action; VALID if has_valid */
 enum { LOG_PROB, VALUE, ADVANTAGE, RETURNS, VALID, EXTRA_COLUMNS };
-/* what a step reports */
-enum { SURROGATE, VALUE_LOSS, KL, CLIPPED, ENTROPY, NORM, PARTS };
+/* metrics of a step */
+enum { SURROGATE, VALUE_LOSS, KL, CLIPPED, ENTROPY, NORM, NUM_METRICS };
 
 /* weight [outputs, inputs] and bias [outputs], and where their gradients go */
 typedef struct {
@@ -22,8 +22,8 @@ typedef struct {
     float *weight_gradient, *bias_gradient;
 } Layer;
 
-/* Of PPO's loss; a row of the rollout is obs [inputs], action [actions], then columns as LOG_PROB
-   and so on */
+/* Constants of PPO's loss; a row of the rollout is obs [inputs], action [actions], then the columns
+   LOG_PROB and so on */
 typedef struct {
     int64_t head, actions, has_valid, normalizes_advantage, clips_value;
     double clip_range, entropy_coef, value_coef, clip_range_value, min_log_std, max_log_std;
@@ -31,8 +31,8 @@ typedef struct {
     float *log_std_gradient;
 } Loss;
 
-/* What observations become actions by, beside the network; shapes and formulas are
-   actor_critic_cpu.py's. obs_shift, value_shift NULL: nothing is normalised */
+/* Inputs of acting besides the network; shapes and formulas are those of actor_critic_cpu.py.
+   obs_shift, value_shift NULL: not normalised */
 typedef struct {
     int64_t head;
     double min_log_std, max_log_std, obs_limit;
@@ -47,8 +47,8 @@ typedef struct {
     float *forward;  /* pack_transposed; of a head the weight itself, [outputs, inputs_wide] */
     float *backward; /* pack_panels */
     float *bias;     /* [outputs_wide] */
-    /* where a slice's sums of gradients begin: [inputs, outputs_wide], of a head [outputs,
-       inputs_wide]; [outputs_wide] */
+    /* offsets in the sums of a slice: of the weight gradient [inputs, outputs_wide], of a head
+       [outputs, inputs_wide], and of the bias gradient [outputs_wide] */
     int64_t weight_sum, bias_sum;
 } Packed;
 
@@ -58,9 +58,9 @@ typedef struct {
     int64_t num_sums, log_std_sum;       /* floats a slice sums up */
     int64_t max_slices;
     float *sums;            /* [max_slices, num_sums] */
-    double (*parts)[PARTS]; /* [max_slices, PARTS] */
+    double (*metrics)[NUM_METRICS]; /* [max_slices, NUM_METRICS] */
     float *std;             /* [outputs], of a Gaussian: see Job */
-    float *packed;          /* what the layers' pointers point into */
+    float *packed;          /* memory of the layers' packed weights */
     int64_t scratch_floats;
     float *scratch[MAX_THREADS];
 } Plan;
@@ -71,25 +71,24 @@ enum { ACT, ONLY_VALUE, LEARN };
 typedef struct {
     Plan *plan;
     int mode;
-    /* row: floats from one row of x to the next, of which the first `used` are read */
+    /* row: stride of the rows of x, in floats, of which the first `used` are read */
     int64_t rows, row, used;
     const float *x;       /* [rows, inputs]; LEARN: the rollout */
-    const int64_t *index; /* LEARN: [rows], which rows of it */
+    const int64_t *index; /* LEARN: [rows] numbers of its rows */
     const Policy *policy; /* ACT and ONLY_VALUE read it */
-    uint64_t counter;     /* ACT: the word that each stream's numbers begin with */
+    uint64_t counter;     /* ACT: the first random word of each stream */
     float *value;         /* ACT and ONLY_VALUE write [rows] */
     void *action;         /* ACT: [rows, outputs] float or [rows] int64_t */
     float *log_prob, *env_action; /* ACT: [rows], [rows, outputs] */
     const Loss *loss;
-    float weight, mean, scale; /* of a valid row; what the advantage is normalised with */
-    /* of a Gaussian: std [outputs], where it learns 1 / std; sum of the log standard deviations
-       inside their limits */
+    float weight, mean, scale; /* of a valid row; of the normalised advantage */
+    /* of a Gaussian: std [outputs], in LEARN 1 / std; sum of the clamped log standard deviations */
     float *std, log_std_total;
 } Job;
 
 /* ---- heads ---- */
 
-/* output [outputs, BLOCK] = weight h^T + bias; h: [rows, wide]. A head is thin: sums along h waste
+/* output [outputs, BLOCK] = weight h^T + bias; h: [rows, wide]. For few outputs, sums along h waste
    less than columns padded to WIDE */
 static void head_forward(const Packed *head, const float *h, int64_t rows, float *output)
 {
@@ -105,41 +104,41 @@ static void head_forward(const Packed *head, const float *h, int64_t rows, float
         }
 }
 
-/* Of a Gaussian, from the log standard deviations: job->std, e^(sign * log_std), and their sum */
-static void limit_log_std(Job *job, const float *log_std, double least, double most, float sign)
+/* Set job->std of a Gaussian to e^(sign * log_std), and job->log_std_total, with clamped log_std */
+static void limit_log_std(Job *job, const float *log_std, double lowest, double highest, float sign)
 {
     job->log_std_total = 0.0f;
     for (int64_t a = 0; a < job->plan->outputs; a++) {
-        float limited = fmaxf(fminf(log_std[a], (float)most), (float)least);
+        float limited = fmaxf(fminf(log_std[a], (float)highest), (float)lowest);
         if (isnan(log_std[a])) limited = NAN;
         job->std[a] = expf(sign * limited);
         job->log_std_total += limited;
     }
 }
 
-/* Of a Gaussian: what the log-probability is at the mean, the sum of -log(std sqrt(2 pi)) */
+/* Log-probability of a Gaussian at its mean: the sum of -log(std sqrt(2 pi)) */
 static float log_density_at_mean(const Job *job)
 {
     return -job->log_std_total - 0.918938533f * (float)job->plan->outputs;
 }
 
-/* Of a row of logits [outputs, BLOCK] a lane: the logarithm of the sum of e^(logit - most), NaN
-   where one of them is */
-INLINE v8 log_sum_of_powers(const float *logits, int64_t outputs, v8 *most)
+/* log(sum of e^(logit - highest)) of logits [outputs, BLOCK], one row in each lane; NaN if one of
+   them is */
+INLINE v8 log_sum_of_powers(const float *logits, int64_t outputs, v8 *highest)
 {
     v8 sum = all(0.0f);
-    *most = load(logits);
-    for (int64_t a = 1; a < outputs; a++) *most = at_least(*most, load(logits + a * BLOCK));
-    for (int64_t a = 0; a < outputs; a++) sum += exponential(load(logits + a * BLOCK) - *most);
+    *highest = load(logits);
+    for (int64_t a = 1; a < outputs; a++) *highest = at_least(*highest, load(logits + a * BLOCK));
+    for (int64_t a = 0; a < outputs; a++) sum += exponential(load(logits + a * BLOCK) - *highest);
     return logarithm(sum);
 }
 
 /* ---- a block of rows ---- */
 
-/* Where a block's numbers lie in its thread's scratch */
+/* Arrays of a block in its thread's scratch */
 typedef struct {
     float *x, *gradient, *next_gradient; /* [BLOCK, inputs_wide], 2 x [BLOCK, widest] */
-    float *output, *of_output;           /* [outputs + 1, BLOCK]: the actor's, then the value */
+    float *output, *output_gradient;     /* [outputs + 1, BLOCK]: the actor's, then the value */
     float *columns;                      /* [actions + EXTRA_COLUMNS, BLOCK] of the rollout */
     float *hidden[MAX_LAYERS];           /* [BLOCK, outputs_wide] */
 } Block;
@@ -151,8 +150,8 @@ static Block block_in(const Plan *plan, float *scratch)
     block.gradient = block.x + BLOCK * plan->inputs_wide;
     block.next_gradient = block.gradient + BLOCK * plan->widest;
     block.output = block.next_gradient + BLOCK * plan->widest;
-    block.of_output = block.output + BLOCK * (plan->outputs + 1);
-    block.columns = block.of_output + BLOCK * (plan->outputs + 1);
+    block.output_gradient = block.output + BLOCK * (plan->outputs + 1);
+    block.columns = block.output_gradient + BLOCK * (plan->outputs + 1);
     scratch = block.columns + BLOCK * (plan->outputs + EXTRA_COLUMNS);
     for (int64_t l = 0; l < plan->towers * plan->hidden; l++) {
         block.hidden[l] = scratch;
@@ -161,7 +160,7 @@ static Block block_in(const Plan *plan, float *scratch)
     return block;
 }
 
-/* What head number `number` reads: the last hidden layer of its tower, or x */
+/* Input of head number `number`: the last hidden layer of its tower, or x */
 static float *input_of_head(const Plan *plan, const Block *block, int number)
 {
     if (!plan->hidden) return block->x;
@@ -197,7 +196,7 @@ static void gather(const Job *job, const Block *block, int64_t first, int64_t co
     }
 }
 
-/* only_value: output gets the value's row alone */
+/* only_value: computes the row of the value only */
 static void forward_block(const Plan *plan, const Block *block, int64_t rows, int only_value)
 {
     int64_t first_tower = only_value ? plan->towers - 1 : 0;
@@ -208,7 +207,7 @@ static void forward_block(const Plan *plan, const Block *block, int64_t rows, in
         product_of_rows(rows, wide, p->layer.inputs, input, p->inputs_wide, p->forward,
                         p->layer.inputs, WIDE, p->bias, 0, block->hidden[l], wide);
         activate(plan->activation, block->hidden[l], rows * wide);
-        /* the padding is NaN where x is infinite: 0 times infinity */
+        /* infinite x makes the padding NaN: 0 times infinity */
         for (int64_t r = 0; outputs < wide && r < rows; r++)
             memset(block->hidden[l] + r * wide + outputs, 0, (wide - outputs) * sizeof(float));
     }
@@ -224,7 +223,7 @@ static void write_rows(const float *columns, int64_t width, int64_t count, float
         for (int64_t c = 0; c < width; c++) rows[r * width + c] = columns[c * BLOCK + r];
 }
 
-/* The value of a block's rows, not normalised */
+/* The values of a block's rows, in units of returns */
 static void write_value(const Job *job, const Block *block, int64_t first, int64_t count)
 {
     const Policy *policy = job->policy;
@@ -235,30 +234,30 @@ static void write_value(const Job *job, const Block *block, int64_t first, int64
             job->value[first + r] = value[r] / *policy->value_inv_std + *policy->value_shift;
 }
 
-/* Add the gradients of head number i, from of_output, to sums; where there are hidden layers the
-   gradient by their last one goes to `gradient`, added to it unless this head is the first */
+/* Add the gradients of head number i, from output_gradient, to sums. If there are hidden layers,
+   write the gradient by the last one into `gradient`, or add it unless this head is the first */
 static void backward_head(const Plan *plan, const Block *block, int i, int64_t rows, float *sums,
                           float *gradient, int is_first)
 {
     static const float zeros[WIDE];
     const Packed *p = &plan->heads[i];
-    const float *of_output = block->of_output + (i ? plan->outputs * BLOCK : 0);
+    const float *output_gradient = block->output_gradient + (i ? plan->outputs * BLOCK : 0);
     int64_t wide = p->inputs_wide, outputs = p->layer.outputs;
     float *sum = sums + p->weight_sum;
-    product_of_rows(outputs, wide, rows, of_output, BLOCK, input_of_head(plan, block, i), 1, wide,
-                    sum, wide, sum, wide);
+    product_of_rows(outputs, wide, rows, output_gradient, BLOCK, input_of_head(plan, block, i), 1,
+                    wide, sum, wide, sum, wide);
     for (int64_t o = 0; o < outputs; o++) {
         v8 bias = all(0.0f);
-        for (int64_t r = 0; r < rows; r += LANES) bias += load(of_output + o * BLOCK + r);
+        for (int64_t r = 0; r < rows; r += LANES) bias += load(output_gradient + o * BLOCK + r);
         sums[p->bias_sum + o] += total(bias);
     }
     for (int64_t n = 0; plan->hidden && n < wide; n += WIDE)
-        product_of_columns(rows, WIDE, outputs, of_output, BLOCK, p->forward + n, wide,
+        product_of_columns(rows, WIDE, outputs, output_gradient, BLOCK, p->forward + n, wide,
                            is_first ? zeros : gradient + n, is_first ? 0 : wide, gradient + n,
                            wide);
 }
 
-/* Add the gradients of a block, from of_output, to sums */
+/* Add the gradients of a block, from output_gradient, to sums */
 static void backward_block(const Plan *plan, const Block *block, int64_t rows, float *sums)
 {
     static const float zeros[WIDE];
@@ -273,7 +272,7 @@ static void backward_block(const Plan *plan, const Block *block, int64_t rows, f
             is_first = 0;
         }
 
-        /* its hidden layers, from the last one on */
+        /* its hidden layers, last one first */
         for (int64_t l = (tower + 1) * plan->hidden - 1; l >= tower * plan->hidden; l--) {
             const Packed *p = &plan->layers[l];
             const float *input = l % plan->hidden ? block->hidden[l - 1] : block->x;

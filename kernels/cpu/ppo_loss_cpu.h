@@ -1,18 +1,19 @@
-/* PPO's loss of a block of rows and its derivatives, eight rows at a time, as gpurl/losses.py and
- * gpurl/nn/distributions.py have them. */
+/* PPO's loss of a block of rows and its derivatives, eight rows at a time, by the formulas of
+ * gpurl/losses.py and gpurl/nn/distributions.py. */
 
 #include "network_cpu.h"
 
 #define LARGEST_LOG_RATIO 20.0f  /* as in ppo_loss.py */
 
 typedef struct {
-    v8 of_log_prob, of_entropy;
+    v8 log_prob_slope, entropy_slope;
 } Slopes;
 
-/* gpurl/losses.py's ppo_loss for LANES rows from `at`: writes the value's slope, adds to parts,
-   returns the policy's. `entropy` NULL: it is the same for all rows */
+/* ppo_loss of gpurl/losses.py for LANES rows from `at`: writes the gradient by the value, adds to
+   metrics, returns the derivatives by log-probability and entropy. `entropy` NULL: the same for all
+   rows */
 INLINE Slopes loss_of_rows(const Job *job, const Block *block, int64_t at, v8 is_row, v8 log_prob,
-                           const v8 *entropy, v8 *parts)
+                           const v8 *entropy, v8 *metrics)
 {
     const Loss *loss = job->loss;
     const float *columns = block->columns + loss->actions * BLOCK + at;
@@ -37,14 +38,14 @@ INLINE Slopes loss_of_rows(const Job *job, const Block *block, int64_t at, v8 is
                             other * share((step >= -limit) & (step <= limit)));
         square = choose(square < other_square, other_square, square);
     }
-    store(block->of_output + job->plan->outputs * BLOCK + at,
+    store(block->output_gradient + job->plan->outputs * BLOCK + at,
           half_slope * weight * all(2.0f * (float)loss->value_coef));
-    parts[SURROGATE] +=
+    metrics[SURROGATE] +=
         weight * choose(clipped_surrogate < surrogate, clipped_surrogate, surrogate);
-    parts[VALUE_LOSS] += weight * square;
-    parts[KL] += weight * (ratio - one - log_ratio);
-    parts[CLIPPED] += weight * share(ratio != clipped);
-    if (entropy) parts[ENTROPY] += weight * *entropy;
+    metrics[VALUE_LOSS] += weight * square;
+    metrics[KL] += weight * (ratio - one - log_ratio);
+    metrics[CLIPPED] += weight * share(ratio != clipped);
+    if (entropy) metrics[ENTROPY] += weight * *entropy;
     Slopes slopes = {-weight * surrogate *
                          share((surrogate <= clipped_surrogate) & (log_ratio == unbounded)),
                      -weight * all((float)loss->entropy_coef)};
@@ -54,7 +55,7 @@ INLINE Slopes loss_of_rows(const Job *job, const Block *block, int64_t at, v8 is
 /* As Gaussian.evaluate in gpurl/nn/distributions.py; `sums` [outputs + 1]: slope times z^2, for
  * log_std's gradient, then the slope alone */
 INLINE void gaussian_rows(const Job *job, const Block *block, int64_t at, v8 is_row, float *sums,
-                          v8 *parts)
+                          v8 *metrics)
 {
     int64_t outputs = job->plan->outputs;
     v8 squares = all(0.0f);
@@ -62,53 +63,53 @@ INLINE void gaussian_rows(const Job *job, const Block *block, int64_t at, v8 is_
         v8 z = (load(block->columns + a * BLOCK + at) - load(block->output + a * BLOCK + at)) *
                all(job->std[a]);
         squares += z * z;
-        store(block->of_output + a * BLOCK + at, z);
+        store(block->output_gradient + a * BLOCK + at, z);
     }
     v8 log_prob = all(log_density_at_mean(job)) - all(0.5f) * squares;
-    v8 slope = loss_of_rows(job, block, at, is_row, log_prob, NULL, parts).of_log_prob;
+    v8 slope = loss_of_rows(job, block, at, is_row, log_prob, NULL, metrics).log_prob_slope;
     for (int64_t a = 0; a < outputs; a++) {
-        v8 z = load(block->of_output + a * BLOCK + at), moved = slope * z;
-        store(block->of_output + a * BLOCK + at, moved * all(job->std[a]));
+        v8 z = load(block->output_gradient + a * BLOCK + at), moved = slope * z;
+        store(block->output_gradient + a * BLOCK + at, moved * all(job->std[a]));
         sums[a] += total(moved * z);
     }
     sums[outputs] += total(slope);
 }
 
-/* As Categorical.evaluate; of_output holds the probabilities and output the log-probabilities on
- * the way */
-INLINE void categorical_rows(const Job *job, const Block *block, int64_t at, v8 is_row, v8 *parts)
+/* As Categorical.evaluate; in between output_gradient holds the probabilities, and output the
+ * log-probabilities */
+INLINE void categorical_rows(const Job *job, const Block *block, int64_t at, v8 is_row, v8 *metrics)
 {
     int64_t outputs = job->plan->outputs;
     v8 action = load(block->columns + at), picked = all(0.0f), entropy = picked;
-    v8 most, log_sum = log_sum_of_powers(block->output + at, outputs, &most);
+    v8 highest, log_sum = log_sum_of_powers(block->output + at, outputs, &highest);
     for (int64_t a = 0; a < outputs; a++) {
-        v8 log_prob = load(block->output + a * BLOCK + at) - most - log_sum,
+        v8 log_prob = load(block->output + a * BLOCK + at) - highest - log_sum,
            probability = exponential(log_prob);
         store(block->output + a * BLOCK + at, log_prob);
-        store(block->of_output + a * BLOCK + at, probability);
+        store(block->output_gradient + a * BLOCK + at, probability);
         entropy -= probability * log_prob;
         picked = choose(action == all((float)a), log_prob, picked);
     }
-    Slopes slopes = loss_of_rows(job, block, at, is_row, picked, &entropy, parts);
+    Slopes slopes = loss_of_rows(job, block, at, is_row, picked, &entropy, metrics);
     for (int64_t a = 0; a < outputs; a++) {
-        v8 probability = load(block->of_output + a * BLOCK + at),
+        v8 probability = load(block->output_gradient + a * BLOCK + at),
            log_prob = load(block->output + a * BLOCK + at);
         v8 gradient =
-            -probability * (slopes.of_log_prob + slopes.of_entropy * (log_prob + entropy));
-        store(block->of_output + a * BLOCK + at,
-              gradient + slopes.of_log_prob * share(action == all((float)a)));
+            -probability * (slopes.log_prob_slope + slopes.entropy_slope * (log_prob + entropy));
+        store(block->output_gradient + a * BLOCK + at,
+              gradient + slopes.log_prob_slope * share(action == all((float)a)));
     }
 }
 
 static void loss_block(const Job *job, const Block *block, int64_t count, int64_t padded,
-                       float *sums, double *parts)
+                       float *sums, double *metrics)
 {
-    v8 sum[PARTS] = {0}, lane = {0, 1, 2, 3, 4, 5, 6, 7};
+    v8 sum[NUM_METRICS] = {0}, lane = {0, 1, 2, 3, 4, 5, 6, 7};
     for (int64_t at = 0; at < padded; at += LANES) {
         v8 is_row = share(lane < all((float)(count - at)));
         if (job->loss->head == GAUSSIAN)
             gaussian_rows(job, block, at, is_row, sums + job->plan->log_std_sum, sum);
         else categorical_rows(job, block, at, is_row, sum);
     }
-    for (int part = 0; part < PARTS; part++) parts[part] += total(sum[part]);
+    for (int metric = 0; metric < NUM_METRICS; metric++) metrics[metric] += total(sum[metric]);
 }

@@ -15,8 +15,8 @@ typedef double d4 __attribute__((vector_size(32)));
 static inline float counted(float priority)
 { return priority > 0.0f && priority <= FLT_MAX ? priority : 0.0f; }
 
-/* They are summed as they are, and again one by one where a sign or the sum shows that one does not
- * count. */
+/* Sum of the priorities of a group. All are added; if a sign bit or an infinite sum shows that some
+ * do not count, they are added again one by one. */
 static double sum_of_group(const float *priority, int64_t count)
 {
     d4 sums[4] = {{0.0}};
@@ -55,17 +55,17 @@ static int64_t entry_of(const float *priority, int64_t start, int64_t end, doubl
     int64_t pick = 0;
     double sum = 0.0;
     for (int64_t i = start; i < end; i++) {
-        float share = counted(priority[i]);
-        if (share > 0.0f) {
-            sum += share, pick = i;
+        float value = counted(priority[i]);
+        if (value > 0.0f) {
+            sum += value, pick = i;
             if (sum > rest) break;
         }
     }
     return pick;
 }
 
-/* As prioritized_draw_reference. running: room for a sum of every `group` entries, place: for a
- * number a draw. */
+/* As prioritized_draw_reference. running: room for one sum for each `group` entries; place: for one
+ * number for each draw. */
 EXPORT void prioritized_draw(const float *priority, const uint64_t *key, const uint64_t *gamma,
                              const uint64_t *step, double *running, double *place, int64_t *index,
                              float *probability, int64_t size, uint64_t offset, int64_t batch_size,
@@ -83,12 +83,12 @@ EXPORT void prioritized_draw(const float *priority, const uint64_t *key, const u
         place[i] =
             r < total
                 ? r
-                : nextafter(total, 0.0); /* rounded up: below it the group found has a share */
+                : nextafter(total, 0.0); /* rounded up: the search must end inside the entries */
         index[i] = group_of(running, groups, place[i]) * group;
         __builtin_prefetch(priority + index[i]);
     }
     for (int64_t i = 0; i < batch_size;
-         i++) { /* apart: several searches go on at once, but a walk ends by surprise */
+         i++) { /* a second loop: searches can overlap, walks end at unpredictable entries */
         int64_t start = index[i], end = start + group < size ? start + group : size;
         index[i] =
             entry_of(priority, start, end, place[i] - (start ? running[start / group - 1] : 0.0));

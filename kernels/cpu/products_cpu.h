@@ -1,4 +1,4 @@
-/* What dense layers are made of: activations with their slopes, and products of blocks of rows with
+/* Parts of dense layers: activations and their derivatives, and products of blocks of rows with
    packed weights. */
 
 #pragma once
@@ -11,8 +11,8 @@
 
 #define TILE 6   /* rows of a product's tile: 6 x 16 sums fill twelve of sixteen vector registers */
 #define WIDE 16  /* columns of a tile */
-#define BLOCK 96 /* rows that go through all layers at once: a multiple of TILE and LANES; the
-                    activations of so many rows take half of a core's second cache */
+#define BLOCK 96 /* rows that go through all layers at once: a multiple of TILE and LANES; their
+                    activations take half of a core's L2 cache */
 #define MAX_LAYERS 64
 #define MAX_SLICES 32
 #define MAX_SUMS (1 << 23) /* floats of all slices' sums: large networks have fewer slices */
@@ -61,8 +61,8 @@ INLINE void slope_pass(int activation, float *gradient, const float *h, int64_t 
     }
 }
 
-/* gradient [rows, wide] times the activation's slope, by its value h, which NONE does not read;
-   row: floats from a row of either to the next; the columns' sums are added to bias_sum [wide] */
+/* Multiply gradient [rows, wide] by the derivative of the activation, from its output h, which NONE
+   does not read; row: stride of both in floats; column sums are added to bias_sum [wide] */
 static void slope(int64_t activation, float *gradient, const float *h, int64_t rows, int64_t wide,
                   int64_t row, float *bias_sum)
 {
@@ -72,7 +72,7 @@ static void slope(int64_t activation, float *gradient, const float *h, int64_t r
     else slope_pass(NONE, gradient, h, rows, wide, row, bias_sum);
 }
 
-/* ---- weights in the form that products read; what is beyond a width is 0 ---- */
+/* ---- weights packed for the products, padded with 0 ---- */
 
 /* weight [outputs, inputs] -> for x W^T: panels [outputs / WIDE, inputs, WIDE] */
 static void pack_transposed(const float *weight, int64_t outputs, int64_t inputs, float *panels)
@@ -155,8 +155,8 @@ INLINE void product(int64_t rows, int64_t columns, int64_t depth, const float *a
         }
 }
 
-/* a is stored by rows. Each of the two stands alone: inside its caller the loop's addresses would
-   go through memory */
+/* a is stored by rows. These two functions are not inlined: the callers have too few registers for
+   the addresses */
 static NOINLINE void product_of_rows(int64_t rows, int64_t columns, int64_t depth, const float *a,
                                      int64_t a_row, const float *b, int64_t b_panel,
                                      int64_t b_step, const float *start, int64_t start_row,

@@ -1,4 +1,4 @@
-/* random.py's numbers, one stream after the other: torch makes a dozen passes over memory. */
+/* random.py's numbers in one pass over memory, one stream after the other. */
 
 #include "random_cpu.h"
 

@@ -1,5 +1,5 @@
-/* replay.py's ring on a CPU: one call writes a block of steps, one draws and gathers a batch, where
- * torch takes a dozen each. */
+/* replay.py's ring on a CPU: one call writes a block of steps, one samples a batch; torch needs a
+ * dozen calls for each. */
 
 #include <stdint.h>
 #include <string.h>
@@ -7,11 +7,10 @@
 #include "random_cpu.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define LINE 64 /* bytes of the cache's */
-#define AHEAD 4 /* transitions between asking for a row and reading it */
-#define MOST                                                                                       \
-    1024 /* bytes of a row that are asked for: the processor sees by itself that more is read on   \
-          */
+#define LINE 64 /* bytes of a cache line */
+#define AHEAD 4 /* transitions between the prefetch of a row and its use */
+/* bytes of a row that are prefetched: the processor then reads on by itself */
+#define MAX_PREFETCH 1024
 
 enum { TERMINATED = 1, TRUNCATED = 2, INVALID = 4, DONE = 3 };
 enum { OBS, NUMBERS, FLAGS, SLOT, FINAL_OBS, OWNER, COUNTS }; /* of a Ring */
@@ -29,8 +28,8 @@ enum { INDEX, OUT_OBS, OUT_NUMBERS, REWARD, DISCOUNT, NEXT_OBS, WEIGHT }; /* of 
 
 static const int64_t stored_bytes[] = {4, 2, 1}, given_bytes[] = {4, 4, 1};
 
-/* rows of observations [count] from what is given to how they are stored; bfloat16 rounds to even,
- * NaN stays NaN */
+/* Convert `count` numbers of observations to the stored dtype; bfloat16 rounds to even, NaN stays
+ * NaN */
 static void store(char *to, const char *from, int64_t count, int64_t kind)
 {
     if (kind != BFLOAT16) {
@@ -58,9 +57,8 @@ static void load(char *to, const char *from, int64_t count, int64_t kind)
     for (int64_t i = 0; i < count; i++) bits[i] = (uint32_t)halves[i] << 16;
 }
 
-/* As replay_add_reference: `steps` rows behind the newest. The numbers of a step come in columns of
- * so many numbers each; terminated, truncated and valid as bytes of 0 and 1, of which valid may be
- * missing. */
+/* As replay_add_reference: add `steps` rows after the newest. widths: numbers of a step in each
+ * column; terminated, truncated and valid are bytes of 0 and 1, and valid may be NULL. */
 EXPORT void replay_add(void **ring, const int64_t *size, void **given, int64_t steps,
                        const int64_t *widths, int64_t num_columns)
 {
@@ -102,7 +100,7 @@ EXPORT void replay_add(void **ring, const int64_t *size, void **given, int64_t s
           envs * size[OBS_SIZE], kind);
 }
 
-/* As replay_sample_reference; draws the rows, or takes those in out[INDEX]. */
+/* As replay_sample_reference; draws the rows, or reads them from out[INDEX]. */
 EXPORT void replay_sample(void **ring, const int64_t *size, const uint64_t **streams, void **out,
                           uint64_t offset, int64_t batch_size, int64_t num_steps, int64_t draws,
                           float gamma)
@@ -115,8 +113,8 @@ EXPORT void replay_sample(void **ring, const int64_t *size, const uint64_t **str
     const uint8_t *flags = ring[FLAGS];
     const int32_t *slots = ring[SLOT];
     const char *obs = ring[OBS];
-    int64_t asked =
-        (stored < MOST ? stored : MOST) - 1; /* of a row's bytes, which begin anywhere in a line */
+    int64_t prefetched =
+        (stored < MAX_PREFETCH ? stored : MAX_PREFETCH) - 1; /* a row may begin inside a line */
     int64_t *index = out[INDEX], newest = counts[2];
     int64_t filled = (counts[0] < rows ? counts[0] : rows) * envs, total = filled < 1 ? 1 : filled;
     uint64_t first_word = streams[2][0] * WORDS_PER_STEP + offset;
@@ -131,11 +129,11 @@ EXPORT void replay_sample(void **ring, const int64_t *size, const uint64_t **str
         if (i + AHEAD < batch_size) { /* rows lie anywhere in memory; not a function: gcc drops
                                          calls of one that only prefetches */
             int64_t soon = index[i + AHEAD], next = soon + envs < rows * envs ? soon + envs : soon;
-            for (int64_t byte = 0; byte < asked; byte += LINE)
+            for (int64_t byte = 0; byte < prefetched; byte += LINE)
                 __builtin_prefetch(obs + soon * stored + byte),
                     __builtin_prefetch(obs + next * stored + byte);
-            __builtin_prefetch(obs + soon * stored + asked),
-                __builtin_prefetch(obs + next * stored + asked);
+            __builtin_prefetch(obs + soon * stored + prefetched),
+                __builtin_prefetch(obs + next * stored + prefetched);
             __builtin_prefetch(flags + soon), __builtin_prefetch(flags + next);
             __builtin_prefetch(numbers + soon * width);
         }

@@ -1,5 +1,5 @@
-/* What a policy does with a block of rows once the network has seen them: draws an action as
-   `sample` and `to_env` of gpurl/nn/distributions.py do, eight rows at a time. */
+/* Samples the actions of a block of rows from the outputs of the network, as `sample` and `to_env`
+   of gpurl/nn/distributions.py, eight rows at a time. */
 
 #include "network_cpu.h"
 #include "random_cpu.h"
@@ -17,8 +17,8 @@ static void draw_block(const Job *job, const Block *block, int64_t first, int64_
         for (int64_t o = 0; o < outputs; o++) block->columns[o * BLOCK + r] = 0.0f;
 }
 
-/* Returns the log-probabilities of LANES rows from `at`; leaves their actions in of_output, what
-   the environment receives in columns, where the noise was */
+/* Returns the log-probabilities of LANES rows from `at`; writes their actions into output_gradient,
+   and those for the environment into columns, over the noise */
 INLINE v8 gaussian_draw(const Job *job, const Block *block, int64_t at)
 {
     int64_t outputs = job->plan->outputs;
@@ -29,15 +29,15 @@ INLINE v8 gaussian_draw(const Job *job, const Block *block, int64_t at)
         v8 noise = load(block->columns + a * BLOCK + at);
         v8 action = load(block->output + a * BLOCK + at) + noise * all(job->std[a]);
         v8 limited = at_most(at_least(action, all(low[a])), all(high[a]));
-        store(block->of_output + a * BLOCK + at, action);
+        store(block->output_gradient + a * BLOCK + at, action);
         store(block->columns + a * BLOCK + at, limited * all(half_width[a]) + all(centre[a]));
         squares += noise * noise;
     }
     return all(log_density_at_mean(job)) - all(0.5f) * squares;
 }
 
-/* The same for one of n actions, by the Gumbel maximum; its number is in of_output. As with argmax
-   the first of equal ones is taken, and NaN is more than any number */
+/* The same for a categorical action, by the Gumbel maximum; its number goes into output_gradient.
+   As in argmax the first of equal logits wins, and NaN is larger than any number */
 INLINE v8 categorical_draw(const Job *job, const Block *block, int64_t at)
 {
     v8 chosen = all(0.0f), best = all(-INFINITY), logit_of_chosen = load(block->output + at);
@@ -52,9 +52,9 @@ INLINE v8 categorical_draw(const Job *job, const Block *block, int64_t at)
         best = choose(is_better, perturbed, best);
         logit_of_chosen = choose(is_better, logit, logit_of_chosen);
     }
-    store(block->of_output + at, chosen);
-    v8 most, log_sum = log_sum_of_powers(block->output + at, job->plan->outputs, &most);
-    return logit_of_chosen - most - log_sum;
+    store(block->output_gradient + at, chosen);
+    v8 highest, log_sum = log_sum_of_powers(block->output + at, job->plan->outputs, &highest);
+    return logit_of_chosen - highest - log_sum;
 }
 
 /* Draws and writes action, log_prob and, where it is another, the environment's action */
@@ -62,16 +62,16 @@ static void act_block(const Job *job, const Block *block, int64_t first, int64_t
                       int64_t padded)
 {
     int64_t outputs = job->plan->outputs, is_gaussian = job->policy->head == GAUSSIAN;
-    float *log_prob = block->of_output + outputs * BLOCK;
+    float *log_prob = block->output_gradient + outputs * BLOCK;
     draw_block(job, block, first, count, padded);
     for (int64_t at = 0; at < padded; at += LANES)
         store(log_prob + at, is_gaussian ? gaussian_draw(job, block, at)
                                          : categorical_draw(job, block, at));
     memcpy(job->log_prob + first, log_prob, count * sizeof(float));
     if (is_gaussian) {
-        write_rows(block->of_output, outputs, count, (float *)job->action + first * outputs);
+        write_rows(block->output_gradient, outputs, count, (float *)job->action + first * outputs);
         write_rows(block->columns, outputs, count, job->env_action + first * outputs);
     } else
         for (int64_t r = 0; r < count; r++)
-            ((int64_t *)job->action)[first + r] = (int64_t)block->of_output[r];
+            ((int64_t *)job->action)[first + r] = (int64_t)block->output_gradient[r];
 }

@@ -1,4 +1,4 @@
-/* squash.py's draws, eight actions at a time however few a row has, and their way back. */
+/* squash.py's samples, eight actions at a time across rows, and their gradients. */
 
 #include <stdint.h>
 #include <string.h>
@@ -25,17 +25,18 @@ INLINE v8 log_of_one_and(v8 e)
     return (p * square + all(2.0f)) * s;
 }
 
-/* Eight draws in place: what is in `action` is the mean, in `step` the log standard deviation;
- * term: what each adds to log_prob. */
+/* Eight samples in place: `action` holds the mean, `step` the log standard deviation; term: the
+ * part of each in log_prob. */
 INLINE void draw_eight(float *action, float *step, const float *noise, float lowest, float highest,
                        float *term, uint8_t *is_free)
 {
     v8 unlimited = load(step), z = load(noise),
        log_std = at_most(at_least(unlimited, all(lowest)), all(highest));
     v8 moved = exponential(log_std) * z, u = load(action) + moved;
+    /* tanh and the logarithm of its derivative, both from e^(-2 |u|) */
     i8 is_negative = u < all(0.0f);
     v8 size = choose(is_negative, -u, u),
-       e = exponential(size * all(-2.0f)); /* of e come both tanh and the logarithm of its slope */
+       e = exponential(size * all(-2.0f));
     v8 tanh_of_size = (all(1.0f) - e) / (all(1.0f) + e),
        log_slope = (all(LOG_2) - size - log_of_one_and(e)) * all(2.0f);
     store(action, choose(is_negative, -tanh_of_size, tanh_of_size));
@@ -45,7 +46,7 @@ INLINE void draw_eight(float *action, float *step, const float *noise, float low
     memcpy(is_free, &flags, LANES);
 }
 
-/* The last cells, fewer than eight, through room for eight */
+/* The last cells, fewer than eight, in padded arrays */
 static void draw_few(int64_t count, float *action, float *step, const float *noise, float lowest,
                      float highest, float *term, uint8_t *is_free)
 {
@@ -58,7 +59,7 @@ static void draw_few(int64_t count, float *action, float *step, const float *noi
         action[i] = actions[i], step[i] = steps[i], term[i] = terms[i], is_free[i] = flags[i];
 }
 
-/* As squashed_sample_reference; term: room for a number a cell. A row's sum goes from left to
+/* As squashed_sample_reference; term: room for one number per cell. Rows are summed from left to
  * right. */
 EXPORT void squashed_sample(const float *output, const float *noise, int64_t rows, int64_t width,
                             float lowest, float highest, float *term, float *action,
@@ -66,7 +67,7 @@ EXPORT void squashed_sample(const float *output, const float *noise, int64_t row
 {
     for (int64_t row = 0; row < rows;
          row++, output +=
-                2 * width) { /* close together, so that no lane is idle where rows are short */
+                2 * width) { /* dense, so that no lane is idle when rows are short */
         for (int64_t i = 0; i < width; i++) action[row * width + i] = output[i];
         for (int64_t i = 0; i < width; i++) step[row * width + i] = output[width + i];
     }
@@ -82,7 +83,7 @@ EXPORT void squashed_sample(const float *output, const float *noise, int64_t row
     }
 }
 
-/* As squashed_backward_reference; strides: numbers from one row of the slopes to the next. */
+/* As squashed_backward_reference; strides: of the rows of the incoming gradients, in floats. */
 EXPORT void squashed_backward(const float *action, const float *step, const uint8_t *is_free,
                               const float *action_slope, int64_t slope_stride,
                               const float *log_prob_slope, int64_t log_prob_stride, int64_t rows,

@@ -1,63 +1,62 @@
-/* Stacks of dense layers on a CPU: members of one shape, forward, and backward from what the
-   forward pass kept.
+/* Stacks of dense layers on a CPU, with members of one shape: forward pass, and backward pass from
+   the hidden outputs that the forward pass stored.
 
-A block of BLOCK rows of a member goes through all layers at once, so that what is between them
-stays in the cache. Rows are cut into slices whose number depends on the shapes alone, each with
-sums of gradients of its own that are added in the slices' order: the result is the same bit for bit
-on any number of threads. Widths are padded to WIDE, and rows begin another WIDE apart: at a power
-of two all rows of a column would fall into a few lines of the cache. What is in the padding is
-never read. */
+A block of BLOCK rows of a member goes through all layers at once, so that its activations stay in
+the cache. Rows are split into slices, whose number depends only on the shapes. Each slice has its
+own sums of gradients, which are added in the order of the slices: the result is bit for bit the
+same on any number of threads. Widths are padded to WIDE, and rows by another WIDE: with a stride of
+a power of two all rows of a column would share a few lines of the cache. The padding is never
+read. */
 
 #include "cpu_threads.h"
 #include "products_cpu.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define SLICE_WORK                                                                                 \
-    (8 << 20) /* multiplications of a member's layers: fewer are not worth another                 \
-                 thread */
+/* multiplications of a member's layers: fewer are not worth another thread */
+#define SLICE_WORK (8 << 20)
 
 /* numbers of a call, then of each layer */
-enum { MEMBERS, ROWS, X_MEMBER, FORWARD_KEEPS, NEEDS_INPUT, NEEDS_WEIGHTS, THREADS, LAYERS, SIZES };
+enum { MEMBERS, ROWS, X_MEMBER, KEEP_HIDDEN, NEEDS_INPUT, NEEDS_WEIGHTS, THREADS, LAYERS, SIZES };
 enum { INPUTS, OUTPUTS, ACTIVATION, LAYER_SIZES };
 /* tensors of a call, then of each layer */
-enum { X, Y, KEPT, GRADIENT, OF_INPUT, TENSORS };
+enum { X, Y, HIDDEN, GRADIENT, INPUT_GRADIENT, TENSORS };
 enum { WEIGHT, BIAS, WEIGHT_GRADIENT, BIAS_GRADIENT, LAYER_TENSORS };
 
 typedef struct {
     int64_t inputs, outputs, activation, inputs_wide, outputs_wide;
-    int64_t input_row, row; /* floats from one row of what it reads, or gives, to the next */
+    int64_t input_row, row; /* strides of the rows of its input and output, in floats */
     const float *weight, *bias; /* [members, outputs, inputs], [members, outputs] */
     float *weight_gradient, *bias_gradient; /* alike */
-    float *kept;   /* [members, rows, row]: what a hidden layer gave */
-    float *panels; /* of each member: pack_transposed, or for the way back pack_panels */
+    float *hidden; /* [members, rows, row]: output of a hidden layer */
+    float *panels; /* of each member: pack_transposed, in the backward pass pack_panels */
     float *padded; /* [members, outputs_wide]: the bias */
-    /* where a slice's sums begin: [inputs, outputs_wide], [outputs_wide] */
+    /* offsets in the sums of a slice: [inputs, outputs_wide], [outputs_wide] */
     int64_t weight_sum, bias_sum;
 } Layer;
 
 typedef struct {
-    int64_t members, rows, x_member, keeps, needs_input, needs_weights, threads, count, widest;
-    int64_t slices;
-    const float *x;        /* [rows, inputs], x_member floats further for each member */
+    int64_t members, rows, x_member, keep_hidden, needs_input, needs_weights, threads, count;
+    int64_t widest, slices;
+    const float *x;        /* [rows, inputs], x_member: stride of the members */
     const float *gradient; /* [members, rows, outputs] */
-    float *y, *of_input;
+    float *y, *input_gradient;
     Layer layers[MAX_LAYERS];
     int64_t num_bias_sums, num_sums, scratch_floats;
     float *sums;    /* [members, slices, num_sums], those of biases first */
     float *scratch; /* [threads, scratch_floats] */
 } Job;
 
-/* ---- memory: kept between calls, one of which is on at a time ---- */
+/* ---- memory: reused by the next call, of which only one runs at a time ---- */
 
 static float *arena;
 static int64_t arena_floats;
 
-/* NULL where there is no memory */
+/* NULL if there is no memory */
 static float *memory_of(int64_t floats)
 {
     if (floats <= arena_floats) return arena;
     float *old = arena;
-    /* first: a forked process must not find what is gone */
+    /* before it is freed: a forked process must not use it */
     arena = NULL;
     arena_floats = 0;
     free(old);
@@ -66,10 +65,10 @@ static float *memory_of(int64_t floats)
     return arena;
 }
 
-/* Sizes and places in the arena; 1 where there is no memory */
+/* Set sizes and addresses in the arena; 1 if there is no memory */
 static int prepare(Job *job, int is_backward)
 {
-    /* widths and rows of each layer, where its panels and the sums of its bias begin */
+    /* widths and strides of each layer, offsets of its panels and of the sums of its bias */
     int64_t weights = 0, at[MAX_LAYERS], used = 0, gathered = 0;
     for (int64_t l = 0; l < job->count; l++) {
         Layer *p = &job->layers[l];
@@ -144,9 +143,9 @@ static void run_forward(void *pointer, int thread, int64_t item)
         int64_t row = member * job->rows + first;
         const float *input = job->x + member * job->x_member + first * job->layers[0].inputs;
         for (const Layer *p = job->layers; p <= last; p++) {
-            /* two places in turn, unless what hidden layers give is kept */
+            /* two buffers in turn, unless hidden outputs are stored */
             float *to = scratch + (p - job->layers) % 2 * BLOCK * job->widest;
-            if (job->keeps && p < last) to = p->kept + row * p->row;
+            if (job->keep_hidden && p < last) to = p->hidden + row * p->row;
             product_of_rows(count, p->outputs_wide, p->inputs, input, p->input_row,
                             p->panels + member * p->inputs * p->outputs_wide, p->inputs, WIDE,
                             p->padded + member * p->outputs_wide, 0, to, p->row);
@@ -173,7 +172,7 @@ static void pack_backward(void *pointer, int thread, int64_t item)
                 p->panels + member * p->inputs_wide * outputs);
 }
 
-/* Rows `index` [count], in order, of a matrix: where they follow each other in their place, else as
+/* Rows `index` [count], in ascending order, of a matrix: in place if they are consecutive, else as
    copies in `scratch` */
 static const float *rows_of(const float *matrix, int64_t row, const int64_t *index, int64_t count,
                             float *scratch)
@@ -191,7 +190,7 @@ static void backward_block(const Job *job, int64_t member, const int64_t *index,
     const Layer *last = &job->layers[job->count - 1];
     float *gradient = scratch, *next = gradient + BLOCK * job->widest;
     float *value = next + BLOCK * job->widest, *gathered = value + BLOCK * job->widest;
-    const float *reached = value; /* what the layer at hand gave */
+    const float *reached = value; /* output of the current layer */
     int64_t of_member = member * job->rows, padding = last->outputs_wide - WIDE;
 
     /* the gradient by y, and y where the last layer's slope needs it */
@@ -208,7 +207,7 @@ static void backward_block(const Job *job, int64_t member, const int64_t *index,
     int64_t next_row = 0;
     for (const Layer *p = last; p >= job->layers; p--) {
         const float *inputs = job->x + member * job->x_member;
-        if (p > job->layers) inputs = p[-1].kept + of_member * p->input_row;
+        if (p > job->layers) inputs = p[-1].hidden + of_member * p->input_row;
         slope(p->activation, gradient, reached, count, p->outputs_wide, p->row, sums + p->bias_sum);
         if (p > job->layers || job->needs_weights)
             inputs = rows_of(inputs, p->input_row, index, count, gathered);
@@ -230,12 +229,12 @@ static void backward_block(const Job *job, int64_t member, const int64_t *index,
     }
     int64_t size = job->layers[0].inputs;
     for (int64_t r = 0; r < count; r++)
-        memcpy(job->of_input + (of_member + index[r]) * size, gradient + r * next_row,
+        memcpy(job->input_gradient + (of_member + index[r]) * size, gradient + r * next_row,
                size * sizeof(float));
 }
 
-/* A row whose gradient is 0 adds nothing and is skipped: of the smallest of several critics only
-   one member's is not 0 */
+/* Rows whose gradient is 0 are skipped: with the minimum of several critics, each row has a
+   gradient in one member only */
 static void run_backward(void *pointer, int thread, int64_t item)
 {
     const Job *job = pointer;
@@ -247,7 +246,7 @@ static void run_backward(void *pointer, int thread, int64_t item)
     int64_t num_sums = job->needs_weights ? job->num_sums : job->num_bias_sums;
     memset(sums, 0, num_sums * sizeof(float));
     if (job->needs_input)
-        memset(job->of_input + (member * job->rows + first) * inputs, 0,
+        memset(job->input_gradient + (member * job->rows + first) * inputs, 0,
                (end - first) * inputs * sizeof(float));
 
     /* rows with a gradient are collected until they fill a block */
@@ -267,7 +266,7 @@ static void run_backward(void *pointer, int thread, int64_t item)
     if (count) backward_block(job, member, index, count, scratch, sums);
 }
 
-/* Add the slices' sums of a member's layer in order, then write them where the gradients belong */
+/* Add the slices' sums of a member's layer in order, then write them into the gradients */
 static void write_gradients(void *pointer, int thread, int64_t item)
 {
     const Job *job = pointer;
@@ -288,14 +287,14 @@ static void write_gradients(void *pointer, int thread, int64_t item)
     memcpy(p->bias_gradient + member * p->outputs, bias, p->outputs * sizeof(float));
 }
 
-/* ---- what Python calls; each returns 0, or 1 where there is no memory ---- */
+/* ---- called from Python; each returns 0, or 1 if there is no memory ---- */
 
 static Job job_of(const int64_t *sizes, void *const *tensors)
 {
     Job job = {.members = sizes[MEMBERS],
                .rows = sizes[ROWS],
                .x_member = sizes[X_MEMBER],
-               .keeps = sizes[FORWARD_KEEPS],
+               .keep_hidden = sizes[KEEP_HIDDEN],
                .needs_input = sizes[NEEDS_INPUT],
                .needs_weights = sizes[NEEDS_WEIGHTS],
                .threads = sizes[THREADS],
@@ -303,25 +302,25 @@ static Job job_of(const int64_t *sizes, void *const *tensors)
                .x = tensors[X],
                .y = tensors[Y],
                .gradient = tensors[GRADIENT],
-               .of_input = tensors[OF_INPUT]};
-    float *kept = tensors[KEPT];
+               .input_gradient = tensors[INPUT_GRADIENT]};
+    float *hidden = tensors[HIDDEN];
     for (int64_t l = 0; l < job.count; l++) {
         const int64_t *size = sizes + SIZES + l * LAYER_SIZES;
         void *const *tensor = tensors + TENSORS + l * LAYER_TENSORS;
         job.layers[l] = (Layer){.inputs = size[INPUTS],
                                 .outputs = size[OUTPUTS],
                                 .activation = size[ACTIVATION],
-                                .kept = kept,
+                                .hidden = hidden,
                                 .weight = tensor[WEIGHT],
                                 .bias = tensor[BIAS],
                                 .weight_gradient = tensor[WEIGHT_GRADIENT],
                                 .bias_gradient = tensor[BIAS_GRADIENT]};
-        if (kept) kept += job.members * job.rows * (whole_tiles(size[OUTPUTS]) + WIDE);
+        if (hidden) hidden += job.members * job.rows * (whole_tiles(size[OUTPUTS]) + WIDE);
     }
     return job;
 }
 
-/* x -> y, and into `kept` what the hidden layers gave */
+/* x -> y, and the outputs of the hidden layers into `hidden` */
 EXPORT int stack_forward(const int64_t *sizes, void *const *tensors)
 {
     Job job = job_of(sizes, tensors);
@@ -335,7 +334,7 @@ EXPORT int stack_forward(const int64_t *sizes, void *const *tensors)
     return failed;
 }
 
-/* gradient by y -> of_input and the gradients of weights and biases, whichever are needed */
+/* gradient by y -> gradients by input, weights and biases, as far as needed */
 EXPORT int stack_backward(const int64_t *sizes, void *const *tensors)
 {
     Job job = job_of(sizes, tensors);

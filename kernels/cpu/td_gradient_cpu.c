@@ -22,7 +22,7 @@ EXPORT void q_target(const int64_t *sizes, float *const *tensors)
     int64_t members = sizes[MEMBERS], actions = sizes[ACTIONS];
     for (int64_t row = 0; row < sizes[ROWS]; row++) {
         int64_t first = row * actions, best = first;
-        float greatest = 0.0f, least = 0.0f;
+        float greatest = 0.0f, lowest = 0.0f;
         for (int64_t a = first; a < first + actions; a++) {
             float score = chooser ? chooser[a] : value[a];
             for (int64_t m = 1; m < members; m++) {
@@ -33,10 +33,10 @@ EXPORT void q_target(const int64_t *sizes, float *const *tensors)
             if (a == first || is_greater(score, greatest)) greatest = score, best = a;
         }
         for (int64_t m = 0; m < members; m++) {
-            float of_best = value[m * sizes[MEMBER_STRIDE] + best];
-            if (m == 0 || is_less(of_best, least)) least = of_best;
+            float best_value = value[m * sizes[MEMBER_STRIDE] + best];
+            if (m == 0 || is_less(best_value, lowest)) lowest = best_value;
         }
-        tensors[TARGET_OUT][row] = tensors[REWARD][row] + tensors[DISCOUNT][row] * least;
+        tensors[TARGET_OUT][row] = tensors[REWARD][row] + tensors[DISCOUNT][row] * lowest;
     }
 }
 
@@ -58,12 +58,13 @@ EXPORT void td_gradient(const int64_t *sizes, float *const *tensors)
             if (!action || action[row * sizes[ACTION_STRIDE]] == (float)a)
                 chosen = a, value = values[a];
         float difference = weight[row] != 0.0f ? value - target[row] : 0.0f;
-        float size = fabsf(difference), share = weight[row] / count;
+        float size = fabsf(difference), row_weight = weight[row] / count;
         if (!sizes[IS_HUBER]) row_loss = difference * difference, slope = 2.0f * difference;
         else if (size > 1.0f) row_loss = size - 0.5f, slope = copysignf(1.0f, difference);
         else row_loss = 0.5f * difference * difference, slope = difference;
-        for (int64_t a = 0; a < actions; a++) gradient[a] = slope * share * (float)(a == chosen);
-        loss += row_loss * share, value_sum += value, error[row] += size / (float)members;
+        for (int64_t a = 0; a < actions; a++)
+            gradient[a] = slope * row_weight * (float)(a == chosen);
+        loss += row_loss * row_weight, value_sum += value, error[row] += size / (float)members;
     }
     tensors[SUMS][0] = (float)loss;
     tensors[SUMS][1] = (float)(value_sum / (double)(members * rows));
