@@ -17,11 +17,11 @@ def forked(path: Path, folder: Path) -> "subprocess.CompletedProcess[bytes]":
     if (child := os.fork()) == 0:
         code = 1
         try:
-            with redirect_stdout(io.StringIO()) as told:
+            with redirect_stdout(io.StringIO()) as message:
                 code = convert_worker.main(
                     str(path.absolute()), str(folder / "tensors.safetensors")
                 )
-            answer.write_text(told.getvalue())
+            answer.write_text(message.getvalue())
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

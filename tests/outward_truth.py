@@ -38,7 +38,10 @@ def truth(name: str, actions: Any) -> dict[str, Tensor]:
     return {key: torch.stack([column[key] for column in columns]) for key in columns[0]}
 
 
-def assert_same(got: Any, wanted: Tensor) -> None:
+def assert_same(got: Any, expected: Tensor) -> None:
     torch.testing.assert_close(
-        torch.as_tensor(got).reshape(wanted.shape).to(wanted.dtype), wanted, rtol=1e-5, atol=1e-6
+        torch.as_tensor(got).reshape(expected.shape).to(expected.dtype),
+        expected,
+        rtol=1e-5,
+        atol=1e-6,
     )

@@ -22,25 +22,25 @@ def small_parts(step: int = 0) -> dict:
     }
 
 
-def assert_same_bits(got: object, wanted: object) -> None:
+def assert_same_bits(got: object, expected: object) -> None:
     """Same types, same order, same bits."""
-    assert type(got) is type(wanted)
-    if isinstance(wanted, Tensor) and isinstance(got, Tensor):
-        assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+    assert type(got) is type(expected)
+    if isinstance(expected, Tensor) and isinstance(got, Tensor):
+        assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
         assert bytes(got.flatten().view(torch.uint8).tolist()) == bytes(
-            wanted.flatten().view(torch.uint8).tolist()
+            expected.flatten().view(torch.uint8).tolist()
         )
-    elif isinstance(wanted, float):
-        assert struct.pack(">d", got) == struct.pack(">d", wanted)
-    elif isinstance(wanted, dict):
-        assert list(got) == list(wanted)
-        assert_same_bits(list(got.values()), list(wanted.values()))
-    elif isinstance(wanted, (list, tuple)):
-        assert len(got) == len(wanted)
-        for one, other in zip(got, wanted):
+    elif isinstance(expected, float):
+        assert struct.pack(">d", got) == struct.pack(">d", expected)
+    elif isinstance(expected, dict):
+        assert list(got) == list(expected)
+        assert_same_bits(list(got.values()), list(expected.values()))
+    elif isinstance(expected, (list, tuple)):
+        assert len(got) == len(expected)
+        for one, other in zip(got, expected):
             assert_same_bits(one, other)
     else:
-        assert got == wanted
+        assert got == expected
 
 
 def step_of(folder: Path) -> int:

@@ -62,18 +62,21 @@ def inputs(rows: int, actions: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def draws_are_those_of_float64(sample: Sample, rows: int, actions: int) -> None:
     output, noise = inputs(rows, actions)
-    got, wanted = sample(output, noise), squashed_sample_reference(output.double(), noise.double())
+    got, expected = (
+        sample(output, noise),
+        squashed_sample_reference(output.double(), noise.double()),
+    )
     assert [tensor.dtype for tensor in got] == [
         torch.float32,
         torch.float32,
         torch.float32,
         torch.bool,
     ]
-    assert torch.equal(got.is_free, wanted.is_free)
+    assert torch.equal(got.is_free, expected.is_free)
     assert bool(got.is_free[0, 0])
-    torch.testing.assert_close(got.action.double(), wanted.action, rtol=0.0, atol=1e-6)
-    torch.testing.assert_close(got.log_prob.double(), wanted.log_prob, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(got.step.double(), wanted.step, rtol=2e-6, atol=1e-7)
+    torch.testing.assert_close(got.action.double(), expected.action, rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(got.log_prob.double(), expected.log_prob, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got.step.double(), expected.step, rtol=2e-6, atol=1e-7)
 
 
 def the_way_back_is_that_of_float64(backward: Backward, rows: int, actions: int) -> None:
@@ -86,11 +89,11 @@ def the_way_back_is_that_of_float64(backward: Backward, rows: int, actions: int)
     slope.copy_(inputs(rows, actions, seed=1)[1])
     doubles = Squashed(drawn.action.double(), drawn.log_prob, drawn.step.double(), drawn.is_free)
     for of_log_prob in (each, torch.tensor(0.37).expand(rows)):
-        wanted = squashed_backward_reference(doubles, slope.double(), of_log_prob.double())
+        expected = squashed_backward_reference(doubles, slope.double(), of_log_prob.double())
         for form in (slope, slope.t().contiguous().t()):
             got = backward(drawn, form, of_log_prob)
             assert got.dtype == torch.float32
-            torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def what_is_not_finite_goes_through(sample: Sample, backward: Backward) -> None:
@@ -98,16 +101,16 @@ def what_is_not_finite_goes_through(sample: Sample, backward: Backward) -> None:
     table = torch.tensor(
         list(itertools.product((math.nan, math.inf, -math.inf, 1e30, 0.5), repeat=3))
     )
-    drawn, wanted = (
+    drawn, expected = (
         sample(table[:, :2], table[:, 2:]),
         squashed_sample_reference(table[:, :2], table[:, 2:]),
     )
-    for got, want in zip(drawn, wanted):
+    for got, want in zip(drawn, expected):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)
     slope = table.flip(0)[:, 1:2]
     for number in (math.nan, math.inf, -1.0):
         got, want = (
-            way_back(wanted, slope, torch.full((len(slope),), number))
+            way_back(expected, slope, torch.full((len(slope),), number))
             for way_back in (backward, squashed_backward_reference)
         )
         torch.testing.assert_close(

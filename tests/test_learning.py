@@ -25,9 +25,9 @@ def test_ppo_learns_pendulum(tmp_path: Path) -> None:
     assert learned_return(tmp_path, "ppo", "pendulum", total_steps=400_000) >= -300
 
 
-def best_return(folder: Path, algorithm: str, env: str, wanted: float, **settings: Any) -> float:
+def best_return(folder: Path, algorithm: str, env: str, expected: float, **settings: Any) -> float:
     """Of a run that stops when an evaluation reaches `wanted`."""
-    settings = {"eval_episodes": 64, "stop_return": wanted} | settings
+    settings = {"eval_episodes": 64, "stop_return": expected} | settings
     run = train(algorithm, env, root=str(folder), quiet=True, device="cpu", **settings)
     return run.outcome.evaluation["eval/mean_reward"]
 
@@ -68,8 +68,8 @@ def test_ppo_balances_mujocos_pendulum(tmp_path: Path) -> None:
     assert best_return(tmp_path, "ppo", "inverted_pendulum", 300.0, **settings) >= 300
 
 
-@pytest.mark.parametrize(("bonus", "wanted"), [(True, 8.0), (False, 0.5)])
-def test_ppo_learns_to_chase(tmp_path: Path, bonus: bool, wanted: float) -> None:
+@pytest.mark.parametrize(("bonus", "expected"), [(True, 8.0), (False, 0.5)])
+def test_ppo_learns_to_chase(tmp_path: Path, bonus: bool, expected: float) -> None:
     """From about -14 with a bonus and -35 without."""
     settings = {
         "num_envs": 256,
@@ -78,7 +78,7 @@ def test_ppo_learns_to_chase(tmp_path: Path, bonus: bool, wanted: float) -> None
         "eval_every": 150_000,
         "env_options": {"bonus": bonus},
     }
-    assert best_return(tmp_path, "ppo", "chasing", wanted, **settings) >= wanted
+    assert best_return(tmp_path, "ppo", "chasing", expected, **settings) >= expected
 
 
 def test_only_a_memory_balances_without_velocities(tmp_path: Path) -> None:

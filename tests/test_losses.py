@@ -108,12 +108,12 @@ def test_ppo_loss_and_its_gradients_are_those_of_the_papers_in_float64(
         weight = mask / mask.sum()
     batch, inputs = batch_of(*columns, weight), (log_prob, value, entropy)
     loss, parts = ppo_loss(*inputs, batch, CLIP, ENTROPY_COEF, 0.7, value_clip)
-    wanted, slopes = written_out(*inputs, batch, 0.7, value_clip)
-    torch.testing.assert_close(loss.detach(), wanted, rtol=1e-12, atol=1e-12)
+    expected, slopes = written_out(*inputs, batch, 0.7, value_clip)
+    torch.testing.assert_close(loss.detach(), expected, rtol=1e-12, atol=1e-12)
     for got, slope in zip(slopes_of(loss, inputs), slopes):
         torch.testing.assert_close(got, slope, rtol=1e-10, atol=1e-12)
     of_parts = -parts["surrogate"] + 0.7 * parts["value_loss"] - ENTROPY_COEF * parts["entropy"]
-    torch.testing.assert_close(of_parts, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(of_parts, expected, rtol=1e-12, atol=1e-12)
     ratio = (log_prob - batch.log_prob).exp()
     outside = ((ratio - 1).abs() > CLIP).double()
     mean = outside.mean() if weight is None else (outside * weight).sum()
@@ -132,9 +132,9 @@ def test_a_ratio_that_would_overflow_is_bounded() -> None:
     batch = batch_of(torch.zeros(10), torch.zeros(10), advantage, torch.zeros(10))
     loss, parts = ppo_loss(log_prob, torch.zeros(10), torch.tensor(0.0), batch, CLIP, 0.0, 0.0)
     (slope,) = slopes_of(loss, (log_prob,))
-    wanted = torch.zeros(10)
-    wanted[1] = math.exp(19.0) / 10  # A > 0 is held at 1.2, all others are beyond the bound or 0
-    torch.testing.assert_close(slope, wanted)
+    expected = torch.zeros(10)
+    expected[1] = math.exp(19.0) / 10  # A > 0 is held at 1.2, all others are beyond the bound or 0
+    torch.testing.assert_close(slope, expected)
     assert all(math.isfinite(float(part)) for part in parts.values())
 
 
@@ -153,8 +153,8 @@ def test_ppo_loss_by_hand() -> None:
     )
     loss, parts = ppo_loss(*inputs, batch, torch.tensor(0.2), torch.tensor(0.5), 2.0)
     surrogate = (1.2 * 2.0 - 0.8 * 1.0 + 1.1) / 3
-    wanted = -surrogate + 2.0 * (1 + 0 + 4) / 3 - 0.5 * 4.0
-    assert float(loss.detach()) == pytest.approx(wanted, rel=1e-6)
+    expected = -surrogate + 2.0 * (1 + 0 + 4) / 3 - 0.5 * 4.0
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-6)
     of_log_prob, of_value, of_entropy = slopes_of(loss, inputs)
     torch.testing.assert_close(of_log_prob, torch.tensor([0.0, 0.0, -1.1 / 3]))
     torch.testing.assert_close(of_value, torch.tensor([2 * 2 * 1.0, 0.0, 2 * 2 * -2.0]) / 3)
@@ -286,18 +286,18 @@ def test_loss_gradient_and_error_equal_autograd_of_the_printed_formula(name: str
     function, plain, options = CASES[name]
     predictions, target, weight = inputs(name)
     predictions.requires_grad_()
-    wanted, errors = torch.zeros((), dtype=torch.float64), torch.zeros(B, dtype=torch.float64)
+    expected, errors = torch.zeros((), dtype=torch.float64), torch.zeros(B, dtype=torch.float64)
     for member in predictions:
         for row in range(B):
             loss, error = plain(member[row], target[row], *options)
-            wanted = wanted + weight[row] * loss / 4  # of six rows four weigh something
+            expected = expected + weight[row] * loss / 4  # of six rows four weigh something
             if weight[row] > 0:
                 errors[row] += error.detach() / E
     gradient, loss, error = differentiated(function, predictions, target, weight, *options)
     assert loss.shape == ()
-    torch.testing.assert_close(loss, wanted.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(
-        gradient, torch.autograd.grad(wanted, predictions)[0], rtol=1e-10, atol=1e-12
+        gradient, torch.autograd.grad(expected, predictions)[0], rtol=1e-10, atol=1e-12
     )
     torch.testing.assert_close(error, errors, rtol=1e-10, atol=1e-12)
 
@@ -326,14 +326,14 @@ def test_rows_of_weight_zero_change_nothing(name: str, garbage: float) -> None:
     function, _, options = CASES[name]
     predictions, target, weight = inputs(name, torch.float32)
     used = weight > 0
-    wanted = differentiated(function, predictions[:, used], target[used], weight[used], *options)
+    expected = differentiated(function, predictions[:, used], target[used], weight[used], *options)
     for place in (predictions[:, 2], predictions[:, 5], target[2:3], target[5:]):
         place.copy_(garbage * (torch.arange(place.numel()) % 2 * 2.0 - 1.0).view_as(place))
     gradient, loss, error = differentiated(function, predictions, target, weight, *options)
     assert bool((gradient[:, ~used] == 0.0).all())
     assert error[~used].tolist() == [0.0, 0.0]
-    for got, expected in zip((gradient[:, used], loss, error[used]), wanted):
-        torch.testing.assert_close(got, expected)
+    for got, number in zip((gradient[:, used], loss, error[used]), expected):
+        torch.testing.assert_close(got, number)
 
 
 @every_loss
@@ -470,17 +470,17 @@ def test_the_values_of_the_actions_taken() -> None:
     torch.manual_seed(0)
     values = torch.randn(2, 5, 3, 4, 6, requires_grad=True)
     action = torch.randint(4, (5, 3))
-    wanted = torch.stack(
+    expected = torch.stack(
         [torch.stack([values[:, b, g, int(action[b, g])] for g in range(3)], 1) for b in range(5)],
         1,
     )
-    assert torch.equal(values_of_actions(values, action.float()), wanted)
-    gradient = torch.randn_like(wanted)
+    assert torch.equal(values_of_actions(values, action.float()), expected)
+    gradient = torch.randn_like(expected)
     torch.testing.assert_close(
         torch.autograd.grad(values_of_actions(values, action), values, gradient),
-        torch.autograd.grad(wanted, values, gradient),
+        torch.autograd.grad(expected, values, gradient),
     )
-    assert torch.equal(values_of_actions(values[:, :, 0, :, 0], action[:, 0]), wanted[:, :, 0, 0])
+    assert torch.equal(values_of_actions(values[:, :, 0, :, 0], action[:, 0]), expected[:, :, 0, 0])
 
 
 def test_rescale_and_its_inverse_lose_no_digits_in_float32() -> None:

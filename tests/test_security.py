@@ -148,11 +148,11 @@ def test_nothing_in_a_file_is_executed(
     inside.mkdir()
     monkeypatch.chdir(inside)
     code = exit_code(put(inside, HOSTILE[kind](canary), a_run))
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert not canary.exists()
-    assert code in codes, told
-    assert "Traceback" not in told
-    assert not codes & {2, 5} or told.startswith("gpurl: ")
+    assert code in codes, message
+    assert "Traceback" not in message
+    assert not codes & {2, 5} or message.startswith("gpurl: ")
 
 
 @pytest.mark.parametrize("kind", LIVE)
@@ -381,10 +381,10 @@ def test_names_in_files_do_not_reach_the_terminal_as_they_are(
         == 5
     )
     assert exit_code(["train", "bc", "pendulum", "--dataset", str(tmp_path / "x.npz"), *SMALL]) == 2
-    told = "".join(capsys.readouterr())
-    assert told.count("\\x1b[31m\\ngpurl") >= 9
-    assert not {"\x1b", "\r", "\u202e"} & set(told)
-    assert "\ngpurl: all is well" not in told
+    message = "".join(capsys.readouterr())
+    assert message.count("\\x1b[31m\\ngpurl") >= 9
+    assert not {"\x1b", "\r", "\u202e"} & set(message)
+    assert "\ngpurl: all is well" not in message
 
 
 # ---- gpurl convert ----
@@ -471,22 +471,23 @@ def test_tensors_come_out_as_they_were_by_their_path(
     }
     torch.save(state, tmp_path / "x.pt")
     assert convert(tmp_path / "x.pt", "--out", str(tmp_path / "y.safetensors")) == 0
-    told = capsys.readouterr().out
-    assert "model.z" in told
-    assert "[3, 4]" in told
-    assert "skipped, not tensors: numpy, it, names.0, names.1" in told
+    message = capsys.readouterr().out
+    assert "model.z" in message
+    assert "[3, 4]" in message
+    assert "skipped, not tensors: numpy, it, names.0, names.1" in message
     assert (
-        "without the prefixes of wrappers (_orig_mod., module.): 2 names, as model.module.z" in told
+        "without the prefixes of wrappers (_orig_mod., module.): 2 names, as model.module.z"
+        in message
     )
     again = read_foreign(tmp_path / "y.safetensors").tensors
-    wanted = {
+    expected = {
         "model.z": base,
         "model.a": base.t(),
         "model.row": base[1],
         "list.0": torch.ones(2, dtype=torch.bfloat16),
     }
-    assert again.keys() == wanted.keys()
-    assert all(torch.equal(again[name], value) for name, value in wanted.items())
+    assert again.keys() == expected.keys()
+    assert all(torch.equal(again[name], value) for name, value in expected.items())
     assert convert(tmp_path / "x.pt", "--out", str(tmp_path / "y.safetensors")) == 2
     assert "is there already" in capsys.readouterr().err
 

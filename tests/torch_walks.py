@@ -139,17 +139,17 @@ def assert_true_transitions(
     assert env.single_state_space is None or env.single_state_space.shape == (1,)
     endings = np.zeros(2)
     for index, rows in enumerate(played(env, seed, steps)):
-        wanted = np.array(by_hand(seed, index, len(rows)))
-        endings += wanted[:, 5:7].sum(0)
+        expected = np.array(by_hand(seed, index, len(rows)))
+        endings += expected[:, 5:7].sum(0)
         if not exact:
-            ended = wanted[:, 5:7].any(1)
-            wanted[ended, 3:5], wanted[ended, 8] = wanted[ended, 0:2], wanted[ended, 7]
+            ended = expected[:, 5:7].any(1)
+            expected[ended, 3:5], expected[ended, 8] = expected[ended, 0:2], expected[ended, 7]
         assert (
             len(rows) == steps
             if env.autoreset_mode != AutoresetMode.NEXT_STEP
             else steps / 2 < len(rows) < steps
         )
-        np.testing.assert_allclose(rows, wanted[:, : len(rows[0])], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(rows, expected[:, : len(rows[0])], rtol=1e-4, atol=1e-4)
     assert (endings > 3).all(), "both kinds of endings were to be seen"
 
 

@@ -260,13 +260,13 @@ class ReferenceSAC(Reference):
         )
 
     def move_temperature(self, entropy: Tensor) -> None:
-        wanted = (
+        expected = (
             self.reference_entropy
             if self.config.target_entropy is None
             else self.config.target_entropy
         )
         if self.config.temperature is None:
-            self.step("temperature", self.log_temperature * (entropy - wanted))
+            self.step("temperature", self.log_temperature * (entropy - expected))
 
 
 class ReferenceModSAC(ReferenceSAC):
@@ -374,8 +374,8 @@ def test_updates_are_those_of_plain_formulas(
         algorithm.update_random.advance()
         algorithm.choice_random.advance()
         plain.update(data, number)
-    for part, wanted in plain.weights.items():
-        for ours, theirs in zip(getattr(algorithm, part).parameters(), wanted):
+    for part, expected in plain.weights.items():
+        for ours, theirs in zip(getattr(algorithm, part).parameters(), expected):
             torch.testing.assert_close(
                 ours.detach(),
                 theirs.detach(),
@@ -504,8 +504,8 @@ def test_deterministic_actors_explore_by_noise_and_stochastic_ones_by_their_own(
         algorithm.is_random = False
         best = algorithm.act(obs, explore=False).action
         noise = torch.stack([algorithm.act(obs).action - best for _ in range(1000)])
-        wanted = torch.full((4,), std) if std else torch.linspace(0.01, 0.04, 4)
-        torch.testing.assert_close(noise.std((0, 2)), wanted, rtol=0.1, atol=0.0)
+        expected = torch.full((4,), std) if std else torch.linspace(0.01, 0.04, 4)
+        torch.testing.assert_close(noise.std((0, 2)), expected, rtol=0.1, atol=0.0)
     algorithm = make("sac")
     algorithm.is_random = False
     drawn = torch.stack([algorithm.act(obs).action for _ in range(2000)]).atanh()

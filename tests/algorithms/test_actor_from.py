@@ -76,7 +76,7 @@ def test_others_go_on_from_a_clone(
         "actor_network": {"hidden": [8], "layer_norm": name == "fast_td3"},
     }
     folder = cloned(tmp_path, env, head=head, **shape)
-    wanted = gpurl.load(folder).algorithm
+    expected = gpurl.load(folder).algorithm
     trainer = successor(name, env, folder, critic_network={"hidden": [8]}, **shape)
     learner: Any = trainer.algorithm
     drawn, critic = weights_of(learner), weights_of(learner, "critic")
@@ -86,18 +86,18 @@ def test_others_go_on_from_a_clone(
         for key, value in weights_of(learner).items()
         if "weight" in key
     )
-    assert_same(weights_of(learner), weights_of(wanted))
+    assert_same(weights_of(learner), weights_of(expected))
     assert_same(weights_of(learner, "critic"), critic)
     if learner.target_actor is not None:
-        assert_same(weights_of(learner, "target_actor"), weights_of(wanted))
+        assert_same(weights_of(learner, "target_actor"), weights_of(expected))
     assert torch.equal(
         learner.act(trainer.engine.obs, explore=False).action,
-        wanted.act(trainer.engine.obs, explore=False).action,
+        expected.act(trainer.engine.obs, explore=False).action,
     )
     for _ in range(3):
         trainer.iterate()
     assert not torch.equal(
-        next(iter(weights_of(learner).values())), next(iter(weights_of(wanted).values()))
+        next(iter(weights_of(learner).values())), next(iter(weights_of(expected).values()))
     )
 
 

@@ -144,10 +144,10 @@ def test_an_evaluation_of_agents_with_rewards_of_their_own() -> None:
     """
     env = Walkers(32)
     far = env.reset(seed=9)[0][:, :, 0].abs().double()
-    wanted = -far.mean(1) * torch.where(far.amax(1) > 2.5, 1, 7)
+    expected = -far.mean(1) * torch.where(far.amax(1) > 2.5, 1, 7)
     values = evaluate(standing_still, env, 32, seed=9)
-    assert values["eval/mean_reward"] == pytest.approx(float(wanted.mean()), rel=1e-5)
-    assert values["eval/std_reward"] == pytest.approx(float(wanted.std(correction=0)), rel=1e-4)
+    assert values["eval/mean_reward"] == pytest.approx(float(expected.mean()), rel=1e-5)
+    assert values["eval/std_reward"] == pytest.approx(float(expected.std(correction=0)), rel=1e-4)
 
 
 # ---- NaN ----
@@ -223,7 +223,7 @@ def test_an_algorithm_for_one_agent_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("spaces", "wanted"),
+    ("spaces", "expected"),
     [
         (
             {"single_observation_space": Box(-1.0, 1.0, (2, 3))},
@@ -247,9 +247,9 @@ def test_an_algorithm_for_one_agent_is_refused(
         ),
     ],
 )
-def test_spaces_without_an_axis_of_agents_are_named(spaces: dict[str, Any], wanted: str) -> None:
+def test_spaces_without_an_axis_of_agents_are_named(spaces: dict[str, Any], expected: str) -> None:
     wrong = type("Wrong", (Walkers,), spaces)
-    with pytest.raises(EnvError, match=wanted):
+    with pytest.raises(EnvError, match=expected):
         wrong(4)
 
 
@@ -278,13 +278,13 @@ STEP_MUTANTS: dict[str, tuple[Callable[[Timestep], Timestep], str]] = {
 
 @pytest.mark.parametrize("name", STEP_MUTANTS)
 def test_the_checker_names_wrong_shapes(name: str) -> None:
-    change, wanted = STEP_MUTANTS[name]
+    change, expected = STEP_MUTANTS[name]
 
     class Mutant(Walkers):
         def step(self, actions: Tensor) -> Timestep:
             return change(super().step(actions))
 
-    assert wanted in check_env(Mutant(8), steps=8)
+    assert expected in check_env(Mutant(8), steps=8)
 
 
 def test_a_transition_with_one_reward_for_all_is_named() -> None:

@@ -111,13 +111,13 @@ def test_updates_are_those_of_autograd(
         x = obs
         for layer, bias in zip(weights[0:-2:2], weights[1:-2:2]):
             x = functional.linear(x, layer[0], bias[0, 0]).tanh()
-        wanted = loss(functional.linear(x, weights[-2][0], weights[-1][0, 0]), action)
+        expected = loss(functional.linear(x, weights[-2][0], weights[-1][0, 0]), action)
         optimizer.zero_grad()
-        mean = (wanted * weight).sum() / weight.sum()
+        mean = (expected * weight).sum() / weight.sum()
         mean.backward()
         norm = torch.nn.utils.clip_grad_norm_(weights, algorithm.config.max_grad_norm or 1e9)
         optimizer.step()
-        torch.testing.assert_close(rows, wanted.detach())
+        torch.testing.assert_close(rows, expected.detach())
         torch.testing.assert_close(
             torch.stack((metrics["actor_loss"], metrics["grad_norm"])),
             torch.stack((mean, norm)).detach(),
@@ -204,10 +204,10 @@ def test_cross_entropy_ends_at_the_conditional_entropy_of_the_data(space: Any) -
         torch.multinomial(chance[state], 1, generator=generator).squeeze(1) for chance in chances
     ]
     columns = columns if isinstance(space, MultiDiscrete) else columns[:1]
-    wanted = 0.0
+    expected = 0.0
     for column, size in zip(columns, sizes):
         counts = torch.zeros(6, size).index_put_((state, column), torch.ones(600), accumulate=True)
-        wanted += float(
+        expected += float(
             torch.special.entr(counts / counts.sum(1, keepdim=True)).sum(1) @ counts.sum(1) / 600
         )
     algorithm = make(space, 6, actor_network={"hidden": []}, logit_penalty=0.0)
@@ -217,8 +217,8 @@ def test_cross_entropy_ends_at_the_conditional_entropy_of_the_data(space: Any) -
         else columns[0].double()
     )
     loss = fit(algorithm, functional.one_hot(state, 6).double(), action, 600, 5e-2)
-    assert loss == pytest.approx(wanted, abs=1e-6)
-    assert loss >= wanted - 1e-12
+    assert loss == pytest.approx(expected, abs=1e-6)
+    assert loss >= expected - 1e-12
 
 
 def test_units_go_to_the_environment_and_back() -> None:

@@ -183,8 +183,8 @@ def test_a_teacher_with_a_memory_keeps_it(tmp_path: Path) -> None:
     for _ in range(20):
         trainer.iterate()
     for obs, action, ended in steps:
-        wanted, policy_state, _ = teacher.act(obs, policy_state, explore=False)
-        assert torch.equal(action, wanted)
+        expected, policy_state, _ = teacher.act(obs, policy_state, explore=False)
+        assert torch.equal(action, expected)
         policy_state = restart_policy_state(policy_state, ended)
     assert any(bool(ended.any()) for _, _, ended in steps)
     assert not torch.equal(
@@ -235,12 +235,12 @@ def test_a_policy_needs_neither_dataset_nor_teacher(
 def test_graphs_do_what_the_loop_does(tmp_path: Path, balancer: Path, kind: str) -> None:
     settings = settings_of(kind, tmp_path, balancer)
     with no_host_syncs():
-        wanted = results(make_trainer(**settings))
+        expected = results(make_trainer(**settings))
         for level in ("full", "policy"):
             trainer = make_trainer(level=level, **settings)
             got = results(trainer)
             assert graph_level(trainer.engine) == level, trainer.engine.notes
-            assert_equal(got, wanted)
+            assert_equal(got, expected)
 
 
 @pytest.mark.parametrize("env", ["chasing", "cart_pole"])

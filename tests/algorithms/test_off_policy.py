@@ -205,9 +205,9 @@ def test_a_linear_regulator_costs_what_it_must() -> None:
     assert 1.0 - 1e-4 <= float(cost.sum() / (1.241968 * start.square().sum())) <= 1.08
 
 
-@pytest.mark.parametrize(("start", "wanted"), [(1.0, -1.0), (1e-3, 0.2)])
+@pytest.mark.parametrize(("start", "expected"), [(1.0, -1.0), (1e-3, 0.2)])
 def test_a_learned_temperature_brings_the_entropy_where_it_is_wanted(
-    start: float, wanted: float
+    start: float, expected: float
 ) -> None:
     """Down and up: what an action costs at once, 0.1 u^2, asks for 0 exactly; uniform ones have
     0.69.
@@ -215,7 +215,7 @@ def test_a_learned_temperature_brings_the_entropy_where_it_is_wanted(
     env = Regulator(32)
     settings = {
         "gamma": 0.0,
-        "target_entropy": wanted,
+        "target_entropy": expected,
         "initial_temperature": start,
         "temperature_learning_rate": 1e-2,
         "updates": 4,
@@ -235,7 +235,7 @@ def test_a_learned_temperature_brings_the_entropy_where_it_is_wanted(
             algorithm.actor.forward(torch.linspace(-0.7, 0.7, 4000).unsqueeze(1))[0],
             torch.randn(4000, 1),
         )
-    assert -float(log_prob.mean()) == pytest.approx(wanted, abs=0.15)
+    assert -float(log_prob.mean()) == pytest.approx(expected, abs=0.15)
 
 
 # ---- what is no transition ----
@@ -273,8 +273,8 @@ def test_steps_that_are_no_transition_are_not_learnt_from(settings: dict[str, An
 # ---- ModSAC, noise, epsilon ----
 
 
-@pytest.mark.parametrize(("loss", "wanted"), [(0.0, [True] * 8), (1e9, [True, False] * 4)])
-def test_mod_sac_moves_its_actor_as_its_critics_deserve(loss: float, wanted: list[bool]) -> None:
+@pytest.mark.parametrize(("loss", "expected"), [(0.0, [True] * 8), (1e9, [True, False] * 4)])
+def test_mod_sac_moves_its_actor_as_its_critics_deserve(loss: float, expected: list[bool]) -> None:
     """With perfect critics at every update; with hopeless ones at every second."""
     env = RandomWalk(4)
     algorithm = off_policy("mod_sac", env, updates=8, temperature=1e-9)
@@ -288,7 +288,7 @@ def test_mod_sac_moves_its_actor_as_its_critics_deserve(loss: float, wanted: lis
         batch["reward"] *= 0.0
         algorithm.update_step(batch, number)
         moved.append(not torch.equal(algorithm.optimizers["actor"].flat, before))
-    assert moved == wanted
+    assert moved == expected
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -353,8 +353,8 @@ def test_noise_of_every_kind() -> None:
     drift = draws("ornstein_uhlenbeck")
     # variance after k steps: std^2 dt (1 - a^2k) / (1 - a^2), a = 1 - theta dt
     a = 1.0 - THETA * TIME_STEP
-    wanted = 0.05 * (TIME_STEP * (1 - a**400) / (1 - a * a)) ** 0.5
-    assert float(drift[-1].std()) == pytest.approx(wanted, rel=0.1)
+    expected = 0.05 * (TIME_STEP * (1 - a**400) / (1 - a * a)) ** 0.5
+    assert float(drift[-1].std()) == pytest.approx(expected, rel=0.1)
     assert float(torch.corrcoef(drift[-2:])[0, 1]) > 0.99
 
 
@@ -362,10 +362,10 @@ def test_epsilon_falls_and_the_ladder_stands() -> None:
     algorithm: Any = off_policy(
         "dqn", AlternatingEnv(8), epsilon_start=0.9, epsilon_end=0.1, epsilon_fraction=0.5
     )
-    for progress, wanted in ((0.0, 0.9), (0.25, 0.5), (0.5, 0.1), (1.0, 0.1)):
+    for progress, expected in ((0.0, 0.9), (0.25, 0.5), (0.5, 0.1), (1.0, 0.1)):
         algorithm.make_buffer()
         algorithm.schedule(progress, 0)
-        assert float(algorithm.epsilon) == pytest.approx(wanted)
+        assert float(algorithm.epsilon) == pytest.approx(expected)
     ladder: Any = off_policy("dqn", AlternatingEnv(8), epsilon_ladder=True)
     assert float(ladder.epsilon[0]) == pytest.approx(0.4)
     assert float(ladder.epsilon[-1]) == pytest.approx(0.4**8)

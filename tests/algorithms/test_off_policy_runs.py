@@ -446,7 +446,7 @@ def test_nested_settings_lie_over_what_the_algorithm_starts_with() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "wanted"),
+    ("env", "expected"),
     [
         ("chasing", (64, 1_000_000)),
         ("pendulum", (64, 40_000)),
@@ -454,10 +454,10 @@ def test_nested_settings_lie_over_what_the_algorithm_starts_with() -> None:
     ],
 )
 def test_what_is_known_of_an_environment_lies_over_what_holds_for_all(
-    env: str, wanted: tuple[int, int]
+    env: str, expected: tuple[int, int]
 ) -> None:
     settings = make_settings("sac", env).train
-    assert (settings.num_envs, settings.total_steps) == wanted
+    assert (settings.num_envs, settings.total_steps) == expected
 
 
 def test_a_run_that_cannot_start_gives_back_what_it_took(

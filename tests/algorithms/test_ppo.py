@@ -159,9 +159,9 @@ def test_replaying_stored_observations_gives_the_acting_log_probabilities(memory
     output, value = algorithm.outputs(batch)
     log_prob = algorithm.head.log_prob(output, batch.action).detach()
     assert algorithm.value_normalizer is not None
-    for got, wanted in ((log_prob, batch.log_prob), (batch.log_prob, buffer["log_prob"])):
-        error = (got.view(20, 12) - wanted.view(20, 12)).abs().max()
-        assert float(error) < 1e-6 * float(wanted.abs().max().clamp(min=1))
+    for got, expected in ((log_prob, batch.log_prob), (batch.log_prob, buffer["log_prob"])):
+        error = (got.view(20, 12) - expected.view(20, 12)).abs().max()
+        assert float(error) < 1e-6 * float(expected.abs().max().clamp(min=1))
     assert value.shape == log_prob.shape
 
 
@@ -505,15 +505,15 @@ def test_a_traced_policy_is_the_policy(
         parameter.data += 0.3 * torch.randn_like(parameter)
 
     act, other = Greedy(algorithm), 3.0 * torch.randn(64, 3)
-    wanted = act(other)
+    expected = act(other)
     with warnings.catch_warnings():
         warnings.simplefilter("error", torch.jit.TracerWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
         monkeypatch.setenv("TRITON_INTERPRET", "1")
         traced = torch.jit.trace(act, torch.randn(8, 3), check_trace=False)
-    torch.testing.assert_close(traced(other), wanted)
-    assert len(wanted.unique()) > 1
+    torch.testing.assert_close(traced(other), expected)
+    assert len(expected.unique()) > 1
 
 
 def test_sizes_and_spaces_that_do_not_fit_are_refused_by_name() -> None:

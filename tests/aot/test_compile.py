@@ -568,17 +568,17 @@ def compile_case(case: Case, architecture: int) -> Any:
     )
 
 
-def resources(told: str) -> tuple[int, int, int]:
+def resources(message: str) -> tuple[int, int, int]:
     """(registers, bytes of stack, bytes of spills) in what Triton's own assembler said of a kernel,
     called as Triton calls it.
     """
     used = re.search(
         r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*Used (\d+) "
         r"registers",
-        told,
+        message,
         re.DOTALL,
     )
-    assert used, told
+    assert used, message
     stack, stores, loads, registers = map(int, used.groups())
     return registers, stack, stores + loads
 

@@ -295,9 +295,9 @@ def test_the_driver_is_what_nvidia_smi_says(monkeypatch: pytest.MonkeyPatch) -> 
         return SimpleNamespace(stdout=answer)
 
     monkeypatch.setattr(results_table.subprocess, "run", run)
-    for wanted in ("580.159.03", "unknown", "unknown"):
+    for expected in ("580.159.03", "unknown", "unknown"):
         results_table.driver_version.cache_clear()
-        assert results_table.driver_version() == wanted
+        assert results_table.driver_version() == expected
     results_table.driver_version.cache_clear()
     assert results_table.machine("cpu")["driver"] == "-"
 

@@ -147,8 +147,8 @@ def test_the_same_weights_give_the_same_values() -> None:
             (algorithm.critic, model.critic),
             (algorithm.target_critic, model.critic_target),
         ):
-            wanted = torch.stack(theirs(obs, action))
-            torch.testing.assert_close(ours.forward(torch.cat((obs, action), 1)), wanted)
+            expected = torch.stack(theirs(obs, action))
+            torch.testing.assert_close(ours.forward(torch.cat((obs, action), 1)), expected)
         mean, log_std, _ = model.actor.get_action_dist_params(obs)
         torch.testing.assert_close(algorithm.actor.forward(obs)[0], torch.cat((mean, log_std), 1))
 

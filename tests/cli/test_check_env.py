@@ -157,21 +157,21 @@ class Bounded(RandomWalk):
     single_observation_space = LIMITED
 
 
-def findings(env: VecEnv, wanted: str) -> None:
-    """Assert that `wanted` stands in a finding."""
+def findings(env: VecEnv, expected: str) -> None:
+    """Assert that `expected` stands in a finding."""
     problems = check_env(env, steps=24)
-    assert any(wanted in problem for problem in problems), f"{wanted!r} is not in {problems}"
+    assert any(expected in problem for problem in problems), f"{expected!r} is not in {problems}"
 
 
 @pytest.mark.parametrize("name", STEP_MUTANTS)
 def test_mutants_of_step(name: str) -> None:
-    change, wanted = STEP_MUTANTS[name]
+    change, expected = STEP_MUTANTS[name]
 
     class Mutant(Bounded):
         def step(self, actions: Tensor) -> Timestep:
             return change(super().step(actions))
 
-    findings(Mutant(8), f"Mutant.step: {wanted}")
+    findings(Mutant(8), f"Mutant.step: {expected}")
 
 
 def test_the_zoo_s_healthy_ancestor_passes() -> None:
@@ -363,10 +363,10 @@ BEHAVIOURS: list[tuple[type[VecEnv], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("mutant", "wanted"), BEHAVIOURS, ids=lambda value: getattr(value, "__name__", "")
+    ("mutant", "expected"), BEHAVIOURS, ids=lambda value: getattr(value, "__name__", "")
 )
-def test_mutants_of_behaviour(mutant: type[VecEnv], wanted: str) -> None:
-    findings(mutant(8), wanted)
+def test_mutants_of_behaviour(mutant: type[VecEnv], expected: str) -> None:
+    findings(mutant(8), expected)
 
 
 def test_a_class_that_is_no_vec_env() -> None:
@@ -422,11 +422,11 @@ def test_the_guard_names_env_key_wanted_and_got() -> None:
     env = make_env("chasing", 4)
     env.reset(seed=0)
     timestep = env.step(torch.zeros(4, 2))
-    wanted = (
+    expected = (
         r"Chasing\.step: reward: wanted a tensor of shape \(4,\), torch.float32, on cpu, got "
         r"torch.float64"
     )
-    with pytest.raises(EnvError, match=wanted):
+    with pytest.raises(EnvError, match=expected):
         check_step(env, timestep._replace(reward=timestep.reward.double()))
     with pytest.raises(
         EnvError,

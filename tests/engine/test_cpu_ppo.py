@@ -85,20 +85,20 @@ def test_it_learns_what_ppo_learns(has_gaps: bool, space: Any, settings: dict[st
     engine = PpoInC(other)
     obs = torch.randn(5, 3)
     torch.testing.assert_close(engine.value(obs), algorithm.value(obs), rtol=1e-5, atol=1e-5)
-    wanted = rollouts(algorithm, algorithm, has_gaps)
+    expected = rollouts(algorithm, algorithm, has_gaps)
     got = rollouts(other, engine, has_gaps)
     torch.testing.assert_close(other.optimizer.flat, algorithm.optimizer.flat, rtol=1e-3, atol=2e-5)
-    assert got.keys() == wanted.keys()
-    torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4)
+    assert got.keys() == expected.keys()
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(engine.value(obs), algorithm.value(obs), rtol=1e-3, atol=1e-3)
 
 
 @has_kernel
 def test_it_learns_what_a2c_learns() -> None:
     algorithm, other = made(A2C), made(A2C)
-    wanted, got = rollouts(algorithm, algorithm, False), rollouts(other, PpoInC(other), False)
+    expected, got = rollouts(algorithm, algorithm, False), rollouts(other, PpoInC(other), False)
     torch.testing.assert_close(other.optimizer.flat, algorithm.optimizer.flat, rtol=1e-3, atol=2e-5)
-    torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
 
 
 # ---- for whom it does not stand in ----

@@ -82,8 +82,8 @@ def results(trainer: Trainer, iterations: int = ITERATIONS) -> dict[str, Any]:
     }
 
 
-def assert_equal(got: Any, wanted: Any) -> None:
-    for value, other in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
+def assert_equal(got: Any, expected: Any) -> None:
+    for value, other in zip(tree_leaves(got), tree_leaves(expected), strict=True):
         assert (
             torch.equal(value, other) or bool(value.isnan().all() & other.isnan().all())
             if isinstance(value, Tensor)
@@ -132,13 +132,13 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 def test_graphs_do_what_the_loop_does(env: str, changes: dict[str, Any], tmp_path: Path) -> None:
     if changes.get("algorithm") == "bc":
         changes = changes | {"dataset": some_demonstrations(tmp_path, make_env(env, 1, "cpu", 0))}
-    wanted = results(make_trainer(env, "off", **changes))
+    expected = results(make_trainer(env, "off", **changes))
     for level in ("full", "policy"):
         trainer = make_trainer(env, level, **changes)
         got = results(trainer)
         assert graph_level(trainer.engine) == level
         assert trainer.engine.notes[1:] == [f"engine eager, CUDA graphs {level}"]
-        assert_equal(got, wanted)
+        assert_equal(got, expected)
 
 
 def test_every_algorithm_is_held_against_the_loop() -> None:
@@ -262,11 +262,11 @@ def test_a_restored_run_goes_on_in_the_same_graphs() -> None:
     saved = tree_map(
         lambda value: value.clone() if isinstance(value, Tensor) else value, trainer.state()
     )
-    wanted = results(trainer, 2)
+    expected = results(trainer, 2)
     trainer.restore(saved)
     got = results(trainer, 2)
-    del got["guards"], wanted["guards"]  # which count from the restored iteration on
-    assert_equal(got, wanted)
+    del got["guards"], expected["guards"]  # which count from the restored iteration on
+    assert_equal(got, expected)
 
 
 @pytest.mark.parametrize("level", ["full", "policy"])
@@ -280,9 +280,9 @@ def test_a_run_that_is_resumed_before_there_are_graphs_goes_on(algorithm: str, l
     again.restore(
         tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, first.state())
     )
-    wanted, got = results(whole, 5 + ITERATIONS), results(again, ITERATIONS)
+    expected, got = results(whole, 5 + ITERATIONS), results(again, ITERATIONS)
     assert graph_level(again.engine) == level
-    assert_equal(got["algorithm"], wanted["algorithm"])
+    assert_equal(got["algorithm"], expected["algorithm"])
 
 
 class NotSafe(TorchEnv):
@@ -427,8 +427,8 @@ def test_an_action_that_is_kept_stays_what_it_was() -> None:
 
 def test_an_observation_that_is_kept_stays_what_it_was() -> None:
     trainer = make_trainer(Remembering(), "policy")
-    wanted = results(make_trainer(Remembering(), "off"))
-    assert_equal(results(trainer)["algorithm"]["model"], wanted["algorithm"]["model"])
+    expected = results(make_trainer(Remembering(), "off"))
+    assert_equal(results(trainer)["algorithm"]["model"], expected["algorithm"]["model"])
     assert graph_level(trainer.engine) == "policy"
 
 

@@ -104,10 +104,10 @@ def test_actor_and_critic_are_two_networks_on_parts_of_a_row(
     loss = (network.actor(acting)[0] * of_output).sum() + (
         network.critic(judging)[0, :, 0] * of_value
     ).sum()
-    for name, wanted in zip(names, torch.autograd.grad(loss, parameters)):
+    for name, expected in zip(names, torch.autograd.grad(loss, parameters)):
         torch.testing.assert_close(
             found[name],
-            wanted,
+            expected,
             rtol=1e-4,
             atol=1e-5,
             msg=lambda text, name=name: f"{name}: {text}",

@@ -32,7 +32,7 @@ def test_large_blocks_are_kept_where_there_is_glibc() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "seconds", "wanted", "tried"),
+    ("most", "seconds", "expected", "tried"),
     [
         (1, {}, 1, []),
         (6, {1: 4.0, 2: 2.0, 4: 1.0, 6: 1.5}, 4, [1, 2, 4, 6]),
@@ -43,7 +43,7 @@ def test_large_blocks_are_kept_where_there_is_glibc() -> None:
 def test_the_quickest_number_of_threads_is_taken(
     most: int,
     seconds: dict[int, float],
-    wanted: int,
+    expected: int,
     tried: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -53,5 +53,5 @@ def test_the_quickest_number_of_threads_is_taken(
     def work() -> None:
         clock[0] += seconds[counts[-1]]
 
-    assert fastest_threads(most, counts.append, work) == wanted
+    assert fastest_threads(most, counts.append, work) == expected
     assert counts == tried * 5

@@ -82,12 +82,12 @@ def largest_difference(one: Any, other: Any) -> float:
 )
 def test_graphs_do_what_the_loop_does(env: str, changes: dict[str, Any], level: str) -> None:
     trainer = trainer_of(env, graph=level, rollout="steps", **changes)
-    got, wanted = (
+    got, expected = (
         results(trainer),
         results(trainer_of(env, graph="off", rollout="steps", **changes)),
     )
     assert trainer.engine.notes == [f"CUDA graphs {level}, rollout steps"]
-    difference = largest_difference(got, wanted)
+    difference = largest_difference(got, expected)
     print(
         f"{env} {level} {changes}: largest difference to the loop after {ITERATIONS} iterations "
         f"{difference:.2e}"
@@ -230,8 +230,8 @@ def test_deterministic_processes_end_in_the_same_bits(
         "--quiet",
     ]
     processes = [start([*words, *options, "--run-dir", str(tmp_path / name)]) for name in "ab"]
-    told = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], told
+    message = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], message
     assert_same(*(state_of(tmp_path / name) for name in "ab"))
 
 

@@ -110,8 +110,8 @@ def test_the_first_environment_s_columns_are_kept_as_they_were(looks: bool) -> N
             before = buffer["reward"].clone()
             guard.clean(buffer)
             if buffer is first:
-                wanted = before[:, 1]
-    torch.testing.assert_close(guard.evidence["reward"], wanted, equal_nan=True)
+                expected = before[:, 1]
+    torch.testing.assert_close(guard.evidence["reward"], expected, equal_nan=True)
     with pytest.raises(
         NonFiniteError,
         match=r"2 times, first in reward \(iteration 5, step 3 of the rollout, environments 1\)",

@@ -126,14 +126,14 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_told_once(
     monkeypatch.setattr(FlatAdam, "step_along_gradient", step)
     while min(calls.get(id(each), 0) for each in algorithm.optimizers.values()) < 2:
         trainer.iterate()
-    (told,) = trainer.engine.guards.warnings
+    (message,) = trainer.engine.guards.warnings
     optimizer = next(iter(algorithm.optimizers.values()))
     assert (
         f"1 optimiser steps were skipped, first at minibatch {1 if name == 'a2c' else 2} of "
-        in told
+        in message
     )
-    assert told.count(f"iteration {trainer.engine.iteration}") == 1
-    assert f"{list(optimizer.parts_of(optimizer.flat))[-1]} (1 of " in told
+    assert message.count(f"iteration {trainer.engine.iteration}") == 1
+    assert f"{list(optimizer.parts_of(optimizer.flat))[-1]} (1 of " in message
     trainer.iterate()
     assert len(trainer.engine.guards.warnings) == 1
     assert all(bool(value.isfinite().all()) for value in trained(algorithm).values())
@@ -172,12 +172,12 @@ def test_a_loss_that_overflows_moves_no_form_of_ppo(form: dict[str, Any], tmp_pa
     rate = trainer.algorithm.optimizer.learning_rate  # type: ignore[attr-defined]
     before, rate_before = trained(trainer.algorithm), float(rate)
     trainer.iterate()
-    (told,) = trainer.engine.guards.warnings
+    (message,) = trainer.engine.guards.warnings
     assert (
         "8 optimiser steps were skipped, first at minibatch 1 of 8 of iteration 3: the loss "
-        "value_loss is inf" in told
+        "value_loss is inf" in message
     )
-    assert "the gradient of" not in told
+    assert "the gradient of" not in message
     assert same(before, trained(trainer.algorithm))
     assert float(rate) == rate_before
 
@@ -214,12 +214,12 @@ def test_a_minibatch_of_ppo_in_c_that_is_not_finite(column: str, what: str, tmp_
     trainer.algorithm.prepare = prepare  # type: ignore[method-assign]
     before = trained(trainer.algorithm)
     trainer.iterate()
-    (told,) = trainer.engine.guards.warnings
+    (message,) = trainer.engine.guards.warnings
     assert (
         f"4 optimiser steps were skipped, first at minibatch "
-        f"{told.partition('at minibatch ')[2][0]} of 8 of iteration 3: {what}" in told
+        f"{message.partition('at minibatch ')[2][0]} of 8 of iteration 3: {what}" in message
     )
-    assert "the gradient of " in told
+    assert "the gradient of " in message
     after = trained(trainer.algorithm)
     assert int(after["policy.step"]) == int(before["policy.step"]) + 4
     assert all(bool(value.isfinite().all()) for value in after.values())
@@ -309,10 +309,10 @@ def test_a_device_tells_with_the_next_log_entry(tmp_path: Path) -> None:
             optimizer.gradient[5] = torch.inf if (iteration, minibatch) in ((1, 2), (2, 0)) else 0.1
             optimizer.step_along_gradient()
     values = to_host(guard.metrics())
-    (told,) = guard.report(values, iterations + 3, "cart_pole", True)
+    (message,) = guard.report(values, iterations + 3, "cart_pole", True)
     assert (
         f"2 optimiser steps were skipped, first at minibatch 3 of 4 of iteration "
-        f"{iterations + 2}: " in told
+        f"{iterations + 2}: " in message
     )
     assert to_host(guard.metrics())["skipped of network"] == 0
     assert (

@@ -120,8 +120,8 @@ def test_the_gradient_reaches_the_memory(shared: bool) -> None:
         as_sequential(network, -1, network.critic, "tanh"),
     ]
     flat = network.memory.unroll(x, h, starts).flatten(0, 1).double()
-    wanted = (peers[0](flat) * of_output).sum() + (peers[1](flat).squeeze(1) * of_value).sum()
-    for got, want in zip(*(torch.autograd.grad(each, parameters) for each in (loss, wanted))):
+    expected = (peers[0](flat) * of_output).sum() + (peers[1](flat).squeeze(1) * of_value).sum()
+    for got, want in zip(*(torch.autograd.grad(each, parameters) for each in (loss, expected))):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 

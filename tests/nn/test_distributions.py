@@ -64,8 +64,8 @@ def test_log_prob_entropy_and_their_gradients_are_those_of_torch_distributions(
         total = (log_prob * of_log_prob).sum() + (entropy * of_entropy).sum()
         gradients = torch.autograd.grad(total, [output, *head.parameters()])
         found.append([log_prob, entropy.expand(50), *gradients])
-    for got, wanted in zip(*found):
-        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-10)
+    for got, expected in zip(*found):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize(("space", "squash"), PEERS)
@@ -85,7 +85,7 @@ def test_the_loss_of_a_head_is_that_of_its_log_prob_and_entropy(
     numbers = torch.tensor(0.2), torch.tensor(0.01), 0.5, value_clip
     batch = Minibatch(torch.empty(0), action, old, *columns[2:])
     loss, parts = head.ppo_loss(output, value, batch, *numbers)
-    wanted, wanted_parts = ppo_loss(
+    expected, wanted_parts = ppo_loss(
         head.log_prob_and_entropy(output, action)[0],
         value,
         head.log_prob_and_entropy(output, action)[1],
@@ -98,11 +98,11 @@ def test_the_loss_of_a_head_is_that_of_its_log_prob_and_entropy(
     again, _ = head.ppo_loss(
         output.unflatten(0, (4, 6)), value.unflatten(0, (4, 6)), sequences, *numbers
     )
-    torch.testing.assert_close(loss, wanted)
-    torch.testing.assert_close(again, wanted)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(again, expected)
     torch.testing.assert_close(parts, wanted_parts)
     leaves = [output, value, *head.parameters()]
-    gradients = [torch.autograd.grad(x, leaves) for x in (loss, wanted, again)]
+    gradients = [torch.autograd.grad(x, leaves) for x in (loss, expected, again)]
     for got, want, also in zip(*gradients):
         torch.testing.assert_close(got, want)
         torch.testing.assert_close(also, want)

@@ -97,9 +97,9 @@ def test_members_are_separate_networks(config: dict[str, Any], shared_input: boo
         of_member = (
             x.detach()[member].requires_grad_() if not shared_input else x.detach().requires_grad_()
         )
-        wanted = member_output(config, copies, of_member)
-        torch.testing.assert_close(output[member], wanted, rtol=1e-12, atol=1e-12)
-        slopes = torch.autograd.grad((wanted * weight[member]).sum(), [*copies, of_member])
+        expected = member_output(config, copies, of_member)
+        torch.testing.assert_close(output[member], expected, rtol=1e-12, atol=1e-12)
+        slopes = torch.autograd.grad((expected * weight[member]).sum(), [*copies, of_member])
         of_all[... if shared_input else member] += slopes[-1]
         for gradient, slope in zip(gradients, slopes):
             torch.testing.assert_close(gradient[member], slope, rtol=1e-10, atol=1e-12)
@@ -135,12 +135,12 @@ def test_frozen_weights_have_no_gradient_and_the_input_has_its_own(in_c: bool) -
     optimizer = FlatAdam(network, 1e-3)
     x = torch.randn(ROWS, INPUTS, requires_grad=True)
     with nullcontext() if in_c else no_host_syncs():
-        (wanted,) = torch.autograd.grad(network(x).sum(), [x])
+        (expected,) = torch.autograd.grad(network(x).sum(), [x])
         with optimizer.frozen():
             y = network(x)
             assert not network(x.detach()).requires_grad
         (got,) = torch.autograd.grad(y.sum(), [x], retain_graph=True)
-        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
         with pytest.raises(RuntimeError, match="not have been used"):
             torch.autograd.grad(y.sum(), optimizer.parameters)
         assert network(x.detach()).requires_grad

@@ -96,11 +96,11 @@ def test_they_are_the_formulas_and_so_are_their_gradients(
     x = torch.randn(ROWS, INPUTS, dtype=torch.float64, requires_grad=True)
     of_output = torch.randn(members, ROWS, ACTIONS * ATOMS, dtype=torch.float64)
     noise = [CounterRandom(7, ROWS) if with_noise else None for _ in range(2)]
-    wanted = plain(network, x, noise[0])
+    expected = plain(network, x, noise[0])
     output = network(x, noise[1])
-    torch.testing.assert_close(output, wanted, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-11)
     inputs = [*network.parameters(), x]
-    slopes = torch.autograd.grad((wanted * of_output).sum(), inputs, allow_unused=True)
+    slopes = torch.autograd.grad((expected * of_output).sum(), inputs, allow_unused=True)
     for got, slope in zip(
         torch.autograd.grad(output, inputs, of_output, allow_unused=True), slopes, strict=True
     ):

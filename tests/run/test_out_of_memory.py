@@ -109,7 +109,7 @@ def test_what_fits_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "free", "advice"),
+    ("message", "free", "advice"),
     [
         (TOLD_BY_TORCH, 1, "num_envs 8 instead of 16 should fit"),
         (TOLD_BY_TORCH, 21, "num_envs less than 16;"),
@@ -117,12 +117,12 @@ def test_what_fits_by_hand() -> None:
     ],
 )
 def test_a_number_is_told_only_where_the_sums_say_why_it_failed(
-    told: str, free: int, advice: str, monkeypatch: pytest.MonkeyPatch
+    message: str, free: int, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         out_of_memory, "used_and_free", lambda device, known: (6 * 2**30, free * 2**30)
     )
-    text = explanation(RuntimeError(told), 16, PPOConfig(), CPU, None)
+    text = explanation(RuntimeError(message), 16, PPOConfig(), CPU, None)
     assert f"What helps: {advice}" in text
     assert ("should fit" in text) == ("should fit" in advice)
 
@@ -142,12 +142,12 @@ def test_an_environment_s_words_are_memory_where_an_allocator_says_them(
             step_env(env, torch.zeros(16, 1))
 
     monkeypatch.setattr(Pendulum, call, runs_out)
-    wanted, text = (
+    expected, text = (
         (EnvError, rf"Pendulum\.{call} raised RuntimeError: {ITS_OWN} \(")
         if words == ITS_OWN
         else (UsageError, "^out of memory")
     )
-    with pytest.raises(wanted, match=text):
+    with pytest.raises(expected, match=text):
         play()
 
 
@@ -202,9 +202,9 @@ def test_what_counts_as_running_out() -> None:
     broken.__suppress_context__ = True  # raised from None: it was dealt with
     assert not is_out_of_memory(broken)
     broken.__suppress_context__ = False
-    told = r"2\.5 GiB requested.*What failed: OutOfMemoryError: CUDA"
+    message = r"2\.5 GiB requested.*What failed: OutOfMemoryError: CUDA"
     with (
-        pytest.raises(UsageError, match=told),
+        pytest.raises(UsageError, match=message),
         explain_out_of_memory(make_settings("ppo", "pendulum"), CPU),
     ):
         raise broken
@@ -307,16 +307,18 @@ def test_it_is_wrong_use_that_says_what_would_fit(
         f"run_dir={tmp_path / 'run'}",
     ]
     assert exit_code(["train", "ppo", "pendulum", *words]) == 2
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert re.search(
         r"gpurl: out of memory on cpu, 2\.5 GiB requested, 1\.0 GiB free besides 6\.0 GiB "
         r"used by this run",
-        told,
+        message,
     )
-    assert "num_envs 2,048 instead of 4,096 should fit" in told
-    assert "horizon less than 4 or minibatches more than" in told
-    assert "What failed: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB." in told
-    assert "Traceback" not in told
+    assert "num_envs 2,048 instead of 4,096 should fit" in message
+    assert "horizon less than 4 or minibatches more than" in message
+    assert (
+        "What failed: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB." in message
+    )
+    assert "Traceback" not in message
 
 
 def test_the_parts_of_a_run_are_told_and_the_error_is_chained(
@@ -338,9 +340,9 @@ def test_the_parts_of_a_run_are_told_and_the_error_is_chained(
         UsageError,
         match=r"replay 0\.\d GiB.*replay_size less than 1,048,576 \(or storage bfloat16\); "
         r"batch_size less than 8",
-    ) as told:
+    ) as message:
         train("sac", "pendulum", **settings)
-    assert isinstance(told.value.__cause__, torch.OutOfMemoryError)
+    assert isinstance(message.value.__cause__, torch.OutOfMemoryError)
 
 
 def test_a_capture_that_does_not_fit_is_no_reason_to_go_without_graphs(
@@ -392,9 +394,9 @@ def test_what_fails_while_saving_does_not_hide_why_it_is_saved(
     settings.pop("minibatches"), settings.pop("network")
     fail(monkeypatch, Pendulum, "step", at=6)  # in the middle of a rollout
     fail(monkeypatch, owner, name, error=error)
-    with pytest.raises(UsageError, match="out of memory on cpu") as told:
+    with pytest.raises(UsageError, match="out of memory on cpu") as message:
         train("sac", "pendulum", **settings)
-    assert isinstance(told.value.__cause__, torch.OutOfMemoryError)
+    assert isinstance(message.value.__cause__, torch.OutOfMemoryError)
     assert "warning: no checkpoint at step 64: " in capsys.readouterr().err
 
 

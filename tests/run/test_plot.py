@@ -108,7 +108,7 @@ def test_the_loss_of_an_actor_stands_where_there_is_no_other(
     tmp_path: Path, drawn: list[Figure]
 ) -> None:
     losses = {"train/actor_loss": 0.5, "train/critic_loss": 0.25}
-    for number, (names, wanted) in enumerate(
+    for number, (names, expected) in enumerate(
         ((["train/actor_loss"], "actor loss"), (list(losses), "critic loss"))
     ):
         plot_curve(
@@ -120,7 +120,7 @@ def test_the_loss_of_an_actor_stands_where_there_is_no_other(
                 ),
             )
         )
-        assert drawn[number].axes[1].get_ylabel() == wanted
+        assert drawn[number].axes[1].get_ylabel() == expected
 
 
 def test_nan_is_a_gap(tmp_path: Path, drawn: list[Figure]) -> None:

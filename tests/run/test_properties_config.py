@@ -137,16 +137,16 @@ def test_words_and_files_give_the_settings_they_were_made_of(algorithm: str, dat
     values = data.draw(some_fields(TrainConfig)) | data.draw(
         some_fields(kind, REFUSED.get(algorithm, frozenset()))
     )
-    wanted = assumed(algorithm, "chasing", values)
-    assert parse_train([algorithm, "chasing", *words_of(values)])[0] == wanted
+    expected = assumed(algorithm, "chasing", values)
+    assert parse_train([algorithm, "chasing", *words_of(values)])[0] == expected
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
-        file.write_bytes(as_yaml(wanted.to_dict()))
+        file.write_bytes(as_yaml(expected.to_dict()))
         read = read_config(file)
     written = dict(read)
     again = make_settings(read.pop("algorithm"), read.pop("env"), **read)
     assert again == dataclasses.replace(
-        wanted, train=dataclasses.replace(wanted.train, run_dir=None)
+        expected, train=dataclasses.replace(expected.train, run_dir=None)
     )
     assert again.to_dict() == written
 

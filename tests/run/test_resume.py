@@ -145,12 +145,12 @@ def test_twenty_iterations_are_ten_and_ten_and_seven_and_thirteen(
 
     whole = play("whole")
     assert (whole["step"], whole["trainer"]["iteration"]) == (WHOLE * ITERATION, WHOLE)
-    wanted = (
+    expected = (
         [ITERATION * number for number in range(1, WHOLE + 1)]
         if not settings["log_every"]
         else [WHOLE * ITERATION]
     )
-    assert [line["step"] for line in whole["logged"]][: len(wanted)] == wanted
+    assert [line["step"] for line in whole["logged"]][: len(expected)] == expected
     assert any(key.startswith("train/") for line in whole["logged"] for key in line)
     for first in (10, 7):
         assert_same(whole, play(f"stopped at {first}", first))
@@ -164,7 +164,7 @@ def test_new_interpreters_leave_the_same_bits_too(
     assert forks.run(output, **settings, run_dir=str(tmp_path / "whole")) == 0, output.read_text()
     code = "import json, sys\nfrom tests.forked_runs import play\nplay(**json.loads(sys.argv[1]))"
     parts = str(tmp_path / "parts")
-    for arguments, wanted in (
+    for arguments, expected in (
         (settings | {"run_dir": parts, "stop_after": 9}, -signal.SIGTERM),
         ({"path": parts}, 0),
     ):
@@ -172,5 +172,5 @@ def test_new_interpreters_leave_the_same_bits_too(
         done = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
         )
-        assert done.returncode == wanted, done.stderr
+        assert done.returncode == expected, done.stderr
     assert_same(left_by(tmp_path / "whole"), left_by(tmp_path / "parts"))

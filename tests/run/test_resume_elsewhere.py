@@ -89,12 +89,12 @@ def test_weights_and_optimiser_go_on_and_episodes_begin_anew(
     assert torch.equal(random["step"], saved_random["step"])  # no number is drawn twice
     assert random["key"].shape == (now,)
     assert_same(found["training"], before["training"])
-    told = " ".join(capsys.readouterr().out.split())
+    message = " ".join(capsys.readouterr().out.split())
     assert (
         f"{now} environments instead of 16: their episodes start anew; weights, optimiser and "
-        f"normalisation continue" in told
+        f"normalisation continue" in message
     )
-    assert ("the saved replay buffer is dropped" in told) == (name == "sac")
+    assert ("the saved replay buffer is dropped" in message) == (name == "sac")
     after = load_checkpoint(folder)[0]
     assert after["meta"]["settings"]["num_envs"] == now
     assert after["trainer"]["obs"].shape[0] == now
@@ -222,9 +222,9 @@ def test_a_gpus_checkpoint_has_the_form_of_a_cpus(name: str, tmp_path: Path) -> 
     real = fake_trainer(settings)
     real.start()
     real.iterate()
-    wanted = form_of(real)
+    expected = form_of(real)
     with FakeTensorMode(), no_host_syncs():
         fake = fake_trainer(settings)
         fake.start()
         fake.iterate()
-        assert form_of(fake) == wanted
+        assert form_of(fake) == expected

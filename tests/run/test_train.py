@@ -159,9 +159,9 @@ def test_endless_episodes_end_the_evaluation_and_not_the_training(
     assert run.outcome.steps == 2 * ITERATION
     assert run.outcome.evaluation == {}
     assert (run.folder / "learning_curve.png").exists()
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert (
-        told.count(
+        message.count(
             "no more evaluations: Endless: episodes of 4 of 4 environments did not end in 2000 "
             "steps"
         )
@@ -321,11 +321,11 @@ def test_more_environments_than_memory_are_refused_before_they_are_made(
     from gpurl.run import setup as api
 
     monkeypatch.setattr(api, "available_bytes", lambda device: 2**30)
-    told = (
+    message = (
         r"1,000,000,000 environments of chasing take more than [\d,.]+ GiB on cpu, where 1.0 GiB "
         r"are free"
     )
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         small_run(tmp_path / "run", 1, env="chasing", num_envs=10**9)
     assert not (tmp_path / "run").exists()
     obs, distance, clocks, random = 8 * 4, 4, 8 + 8 + 4, 3 * 8
@@ -476,8 +476,8 @@ def test_a_cut_off_checkpoint_falls_back_to_the_older_one_and_tells_it_once(
     model = newest / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-10])
     assert resume(folder, total_steps=5 * ITERATION).outcome.steps == 5 * ITERATION
-    (told,) = caplog.messages
-    assert f"{newest.name}: model.safetensors has" in told
+    (message,) = caplog.messages
+    assert f"{newest.name}: model.safetensors has" in message
 
 
 def test_a_damaged_best_checkpoint_leaves_the_latest_to_evaluate(
@@ -485,13 +485,13 @@ def test_a_damaged_best_checkpoint_leaves_the_latest_to_evaluate(
 ) -> None:
     folder = small_run(tmp_path / "run", 4, eval_every=ITERATION).folder
     save_checkpoint(folder / "checkpoints", 10**6, load_checkpoint(folder)[0])
-    wanted = evaluate_run(folder, 4, "cpu", best=False)
+    expected = evaluate_run(folder, 4, "cpu", best=False)
     best = best_checkpoint(folder)
     assert best is not None
     (best / "manifest.json").write_text("{}")
-    assert evaluate_run(folder, 4, "cpu") == wanted
-    (told,) = caplog.messages
-    assert re.search(rf"loaded \S+step_000001000000 instead: .*{best.name}", told)
+    assert evaluate_run(folder, 4, "cpu") == expected
+    (message,) = caplog.messages
+    assert re.search(rf"loaded \S+step_000001000000 instead: .*{best.name}", message)
 
 
 def test_a_full_disk_warns_trains_on_and_ends_with_its_own_code(tmp_path: Path) -> None:

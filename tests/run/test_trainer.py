@@ -127,9 +127,9 @@ def test_what_a_memory_has_of_a_nan_is_not_blamed_on_the_policy() -> None:
         trainer.start()
         for _ in range(3):
             trainer.iterate()
-    told = {name: int(value) for name, value in trainer.engine.guards.finite.metrics().items()}
-    assert told["non_finite_rows"] > 0
-    assert told["policy_diverged"] == 0
+    message = {name: int(value) for name, value in trainer.engine.guards.finite.metrics().items()}
+    assert message["non_finite_rows"] > 0
+    assert message["policy_diverged"] == 0
 
 
 class Forgetful(RandomWalk):

@@ -48,7 +48,7 @@ def test_a_commit_is_checked_out_for_the_time_of_the_block(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("code", "printed", "told"),
+    ("code", "printed", "message"),
     [
         (
             0,
@@ -60,7 +60,7 @@ def test_a_commit_is_checked_out_for_the_time_of_the_block(tmp_path: Path) -> No
     ],
 )
 def test_a_process_that_fails_or_imports_another_gpurl_ends_the_comparison(
-    code: int, printed: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: int, printed: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = []
 
@@ -71,7 +71,7 @@ def test_a_process_that_fails_or_imports_another_gpurl_ends_the_comparison(
         return subprocess.CompletedProcess(command, code, printed, "its words")
 
     monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(SystemExit, match=told):
+    with pytest.raises(SystemExit, match=message):
         run_in(tmp_path, {}, {})
     assert given == [str(tmp_path)]
 

@@ -37,7 +37,7 @@ def samples(
 
 
 @pytest.mark.parametrize(
-    ("slope", "noise", "wanted"),
+    ("slope", "noise", "expected"),
     [
         (0.0, 5.0, "steady"),
         (0.5, 5.0, "steady"),
@@ -46,9 +46,11 @@ def samples(
         (1.0, 50.0, "too short to say"),
     ],
 )
-def test_a_slope_counts_where_its_interval_says_so(slope: float, noise: float, wanted: str) -> None:
+def test_a_slope_counts_where_its_interval_says_so(
+    slope: float, noise: float, expected: str
+) -> None:
     found = judge(samples(slope, noise))
-    assert verdict(found) == wanted
+    assert verdict(found) == expected
     assert abs(found["resident"]["slope"] - slope) <= 2 * found["resident"]["half"]
 
 
