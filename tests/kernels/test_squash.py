@@ -66,6 +66,16 @@ def test_log_probability_far_out(sample: Sample, backward: Backward, u: float) -
     assert got == pytest.approx(-0.9189385332046727 - float(slope), rel=3e-7)
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_sample_is_the_same_with_and_without_a_gradient(requires_grad: bool) -> None:
+    output, noise = (tensor.float() for tensor in numbers())
+    with torch.set_grad_enabled(requires_grad):
+        got = squashed_sample(output.requires_grad_(requires_grad), noise)
+    assert len(got) == 2
+    for number, expected in zip(got, squashed_sample_reference(output.detach(), noise)):
+        torch.testing.assert_close(number.detach(), expected)
+
+
 def test_density_integrates_to_one() -> None:
     u = torch.linspace(-12.0, 12.0, 200_001, dtype=torch.float64)
     mean, log_std = 0.4, -0.3

@@ -105,6 +105,7 @@ TESTS = {  # of each file, under tests/, the fastest first; ! deselects a test
     "kernels/replay.py": "kernels/test_replay.py buffers/test_properties_replay.py",
     "kernels/squash.py": "kernels/test_squash.py "
     "LAWS::the_likelihood_of_a_drawn_action_is_what_the_draw_said",
+    "kernels/td_gradient.py": "kernels/test_td_gradient.py",
 }
 COLUMNS = ("group", "file", "mutants", "killed", "equivalent", "survivors", "commit")
 MORE_MEMORY = 4 << 30  # of a child, so that a huge size is an error and does not block the machine
