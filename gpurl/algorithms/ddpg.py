@@ -19,7 +19,7 @@ from gpurl.errors import UsageError
 class DDPGConfig(ActorCriticConfig):
     """Settings of DDPG."""
 
-    fixed: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.fixed, "target_actor")
+    fixed: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.fixed, "target_actor", "noise")
 
     num_critics: int = 1
     actor_aggregate: str = "first"

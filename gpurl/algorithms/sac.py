@@ -4,6 +4,7 @@ space `sac` is discrete_sac.
 
 import math
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ LOG_TEMPERATURE_LIMITS = (-18.0, 18.0)
 @dataclass(frozen=True)
 class SACConfig(ActorCriticConfig):
     """Settings of SAC."""
+
+    fixed: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.fixed, "initial_temperature")
 
     temperature: float | None = None
     """Weight of the entropy; by default learned."""
@@ -121,6 +124,19 @@ class SAC(OffPolicyActorCritic):
                 self.temperature.log.clamp_(*self.log_temperature_limits)
         return metrics
 
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """Continue from `extra_state()`; a fixed temperature is the config's. One that the run had
+        fixed and now learns starts at its value, with a new optimiser.
+        """
+        if self.config.temperature is not None:
+            self.temperature.set(self.config.temperature)
+        elif "temperature" not in state["rate_settings"]:
+            new = self.extra_state()
+            state = state | {
+                name: new[name] | state[name] for name in ("optimizers", "rate_settings")
+            }
+        super().load_extra_state(state)
+
 
 class Temperature(nn.Module):
     """The weight of the entropy, parametrised by its logarithm."""
@@ -132,3 +148,8 @@ class Temperature(nn.Module):
     def value(self) -> Tensor:
         """0-d."""
         return self.log.exp()
+
+    @torch.no_grad()
+    def set(self, value: float) -> None:
+        """Change the value in place."""
+        self.log.fill_(math.log(value))
