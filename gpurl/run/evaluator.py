@@ -123,10 +123,14 @@ class Evaluations:
         self.best_return = float("-inf")
         self.warnings: list[str] = []  # for the user, until somebody shows them
 
-    def end_training(self, env: VecEnv) -> None:
-        """After training its environments may play the evaluation, if there are no others."""
-        if self.env is None and not self.has_endless_episodes:
+    def end_training(self, env: VecEnv) -> bool:
+        """After training its environments may play the evaluation, if there are no others; returns
+        whether they will.
+        """
+        needs_env = self.env is None and self.episodes > 0 and not self.has_endless_episodes
+        if needs_env:
             self.env = env
+        return needs_env
 
     def play(
         self, algorithm: Algorithm, steps: int, should_stop: Callable[[], object]

@@ -1,6 +1,7 @@
 """The life of a run: iterations until a limit, and around them log, evaluation, checkpoints and
 signals. How an iteration is run is the engine's business."""
 
+import copy
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from gpurl.algorithms.base import Algorithm, Metrics
 from gpurl.checkpoints.folders import list_checkpoints, save_checkpoint
 from gpurl.checkpoints.run_parts import Parts
+from gpurl.checkpoints.state_files import State
 from gpurl.engine.eager import Eager
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, DivergedError, EnvError, NonFiniteError, UsageError
@@ -58,6 +60,8 @@ class Trainer:
         self.elapsed = 0.0  # seconds of training, over all resumes
         self.last_save = time.monotonic()
         self.saved_at = -1  # env steps
+        # the environments' state at the end of the training, if an evaluation then changes it
+        self.env_state: State | None = None
 
     @property
     def algorithm(self) -> Algorithm:
@@ -122,7 +126,8 @@ class Trainer:
                     if not reason and self._save_is_due():
                         self.save(display)
                 if reason != "signal" and self.evaluations.last_at != self.steps:
-                    self.evaluations.end_training(self.env)
+                    if self.evaluations.end_training(self.env):
+                        self.env_state = copy.deepcopy(self.env.state_dict())
                     self._evaluate(reporter, stop)
             except BaseException as error:
                 self._save_and_reraise(error, display, stop.signal_number)
@@ -204,9 +209,10 @@ class Trainer:
     def state(self) -> Parts:
         """The parts of a checkpoint."""
         run = {"elapsed": self.elapsed, "threads": torch.get_num_threads()}
-        return checkpoint_parts(
+        parts = checkpoint_parts(
             self.engine, self.settings.to_dict(), run | self.evaluations.state_dict()
         )
+        return parts if self.env_state is None else parts | {"env": self.env_state}
 
     def restore(self, parts: Parts) -> None:
         """Continue exactly from a checkpoint's parts; if the environment cannot restore a state,

@@ -16,10 +16,11 @@ from gpurl.algorithms.ppo import PPO
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu
 from gpurl.envs.registry import make_env
 from gpurl.envs.torch_env import State
-from gpurl.errors import UsageError
+from gpurl.envs.vec_env import VecEnv
+from gpurl.errors import EndlessEpisodeError, UsageError
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_trainer
-from tests.small_runs import ITERATION, small_run
+from tests.small_runs import ITERATION, assert_same, small_run, small_settings, state_of
 from tests.tiny_envs import RandomWalk
 
 SMALL: dict[str, Any] = {
@@ -74,6 +75,43 @@ def test_environments_that_exist_already_are_evaluated_after_the_training(tmp_pa
     env.reset(seed=0)  # it was not closed
     with pytest.raises(UsageError, match=r"num_envs is 7, the given environment's is 4"):
         train(tmp_path / "other", env, num_envs=7)
+
+
+@pytest.mark.parametrize("ends", ["normally", "early"])
+@pytest.mark.parametrize("name", ["ppo", "sac"])
+def test_their_evaluation_leaves_no_trace_in_the_checkpoint(
+    name: str, ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It plays in the training environments; the run continues as if it had its own."""
+    settings: dict[str, Any] = {
+        **small_settings(name),
+        "num_envs": 4,
+        "horizon": 8,
+        "total_steps": 64,
+        "eval_episodes": 4,
+        "eval_every": 10**9,
+        "deterministic": True,
+        "device": "cpu",
+        "quiet": True,
+    }
+    if name == "sac":
+        settings["save_replay"] = True
+
+    def breaks(act: object, env: VecEnv, *_: object, **__: object) -> None:
+        env.reset(seed=0)
+        raise EndlessEpisodeError("an evaluation that breaks off")
+
+    if ends == "early":
+        monkeypatch.setattr("gpurl.run.evaluator.evaluate", breaks)
+    states = []
+    for folder, env in (("named", "pendulum"), ("given", make_env("pendulum", 4))):
+        run = gpurl.train(name, env, run_dir=tmp_path / folder, **settings)
+        assert bool(run.outcome.evaluation) == (ends == "normally")
+        after_training = state_of(run.folder)
+        gpurl.resume(run.folder, total_steps=96)
+        states.append((after_training, state_of(run.folder)))
+    named, given = states
+    assert_same(given, named)
 
 
 @pytest.mark.parametrize("kind", ["maker", "class", "single", "vector", "id"])
