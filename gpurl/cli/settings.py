@@ -16,7 +16,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from gpurl.errors import UsageError
 from gpurl.run.config_file import read_config
-from gpurl.run.settings import Settings, TrainConfig, make_settings, merge
+from gpurl.run.settings import Settings, TrainConfig, make_defaults, merge
 
 Options = TypeVar("Options")
 
@@ -149,7 +149,7 @@ def _parse_settings(
         algorithm, env, saved = saved_settings(resume)
         values = merge(saved, values)
     values = {name: value for name, value in values.items() if name not in ("algorithm", "env")}
-    return _parse_flags(make_settings(algorithm, env, **values), flags, usage)
+    return _parse_flags(make_defaults(algorithm, env, values), flags, usage)
 
 
 def _names(names: list[str], values: Mapping[str, Any], wants_help: bool) -> tuple[str, str]:
@@ -183,7 +183,9 @@ def _names(names: list[str], values: Mapping[str, Any], wants_help: bool) -> tup
 
 
 def _parse_flags(base: Settings, flags: list[str], usage: str) -> Settings:
-    """`base` with the changes that the flags make; tyro prints help and near names."""
+    """`base`, whose combinations are not checked yet, with the changes that the flags make; tyro
+    prints help and near names, and makes the configs anew, which checks them.
+    """
     options = _options_class(base.env)
     config_class = type(base.algorithm_config)
     kinds = _kinds(TrainConfig) | _kinds(config_class) | _kinds(options, "env.")

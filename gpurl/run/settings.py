@@ -165,8 +165,22 @@ def make_settings(algorithm: str, env: str, **values: object) -> Settings:
     """Settings for `algorithm` on `env`: defaults, preset, then `values` (fields of TrainConfig and
     of the algorithm, env_options).
 
-    Raises UsageError for an unknown name or a value of the wrong type.
+    Raises UsageError for an unknown name, a value of the wrong type, and values that are out of
+    range or exclude each other.
     """
+    return _make_settings(algorithm, env, values, is_final=True)
+
+
+def make_defaults(algorithm: str, env: str, values: Mapping[str, object]) -> Settings:
+    """`make_settings` of values that flags may still change: their names and types are checked,
+    ranges and combinations are not.
+    """
+    return _make_settings(algorithm, env, values, is_final=False)
+
+
+def _make_settings(
+    algorithm: str, env: str, values: Mapping[str, object], is_final: bool
+) -> Settings:
     from gpurl.algorithms import config_class, resolve_algorithm
     from gpurl.envs.registry import resolve_env
     from gpurl.run.presets import name_for_presets, preset
@@ -182,8 +196,10 @@ def make_settings(algorithm: str, env: str, **values: object) -> Settings:
     train_names = {item.name for item in dataclasses.fields(TrainConfig)}
     of_train = {name: value for name, value in merged.items() if name in train_names}
     of_algorithm = {name: value for name, value in merged.items() if name not in train_names}
-    train = build(TrainConfig, of_train)
-    algorithm_config = build(config_class(algorithm_class), of_algorithm, known=train_names)
+    train = build(TrainConfig, of_train, is_final=is_final)
+    algorithm_config = build(
+        config_class(algorithm_class), of_algorithm, known=train_names, is_final=is_final
+    )
     return Settings(algorithm, env, train, algorithm_config, options)
 
 
@@ -230,9 +246,15 @@ def merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, o
     return result
 
 
-def build(kind: type[Config], values: Mapping[str, object], known: Collection[str] = ()) -> Config:
+def build(
+    kind: type[Config],
+    values: Mapping[str, object],
+    known: Collection[str] = (),
+    is_final: bool = True,
+) -> Config:
     """A dataclass `kind` from plain values (nested dicts for nested dataclasses), each checked
-    against its field's type. known: settings of other dataclasses, for error messages.
+    against its field's type. known: settings of other dataclasses, for error messages. is_final:
+    also run the checks of `__post_init__`.
     """
     fields = {item.name: item for item in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind)
@@ -246,14 +268,21 @@ def build(kind: type[Config], values: Mapping[str, object], known: Collection[st
             factory = fields[name].default_factory
             assert factory is not dataclasses.MISSING
             try:
-                value = build(hint, merge(dataclasses.asdict(factory()), value))
+                inner = merge(dataclasses.asdict(factory()), value)
+                value = build(hint, inner, is_final=is_final)
             except UsageError as error:
                 raise UsageError(f"{name}: {error}") from None
         elif isinstance(value, list):
             value = tuple(value)
         arguments[name] = _check_type(name, value, hint)
     make: Callable[..., Config] = kind
-    return make(**arguments)
+    if is_final:
+        return make(**arguments)
+    # into an instance of the class's own defaults, past its checks
+    config = make()
+    for name, value in arguments.items():
+        object.__setattr__(config, name, value)
+    return config
 
 
 def _check_type(name: str, value: object, hint: object) -> object:

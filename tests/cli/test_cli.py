@@ -269,6 +269,69 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("names", "text", "flags", "expected"),
+    [
+        (
+            ("dqn", "cart_pole"),
+            "batch_size: 8192\n",
+            ("--learning-starts", "9000"),
+            {"batch_size": 8192, "learning_starts": 9000},
+        ),
+        (
+            ("ppo", "chasing"),
+            "epochs: 1\nminibatches: 1\n",
+            ("schedule=linear",),
+            {"epochs": 1, "minibatches": 1, "schedule": "linear"},
+        ),
+        (
+            ("ppo", "chasing"),
+            "graph: policy\nrollout: persistent\nnum_envs: 0\n",
+            ("--graph", "full", "--num-envs", "8"),
+            {"graph": "full", "rollout": "persistent", "num_envs": 8},
+        ),
+    ],
+    ids=str,
+)
+def test_a_file_and_flags_are_checked_together(
+    names: tuple[str, str],
+    text: str,
+    flags: tuple[str, ...],
+    expected: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    """The file alone is refused, with the flags it is valid."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    values = settings(*names, "--config", str(file), *flags)
+    assert {name: values[name] for name in expected} == expected
+    with pytest.raises(UsageError):
+        parse_train([*names, "--config", str(file)])
+
+
+def test_a_files_network_is_checked_together_with_the_flags(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("network: {body: simba, hidden: [64, 32], activation: relu}\n")
+    words = ["ppo", "chasing", "--config", str(file)]
+    assert settings(*words, "network.hidden=64,64")["network"]["hidden"] == [64, 64]
+    assert exit_code(["train", *words]) == 2
+    assert "hidden is (64, 32)" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_a_resume_with_a_file_and_flags_checks_them_together(
+    run_folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("stop_return: 100.0\neval_episodes: 0\n")
+    words = ["--resume", str(run_folder), "--config", str(file)]
+    resumed = parse_train([*words, "--eval-episodes", "4"])[0].train
+    assert (resumed.stop_return, resumed.eval_episodes) == (100.0, 4)
+    with pytest.raises(UsageError, match="needs evaluations"):
+        parse_train(words)
+
+
+@pytest.mark.parametrize(
     ("word", "name", "value"),
     [
         ("run_dir=/tmp/a,b", "run_dir", "/tmp/a,b"),
