@@ -155,9 +155,7 @@ class OffPolicyActorCritic(OffPolicy):
                 )
         copied = {name: weights[name] for name in ours if name in weights}
         self.load_state_dict(copied, strict=False)
-        optimizer = self.optimizers["actor"]
-        if optimizer.target is not None:
-            optimizer.target.copy_(optimizer.flat)
+        self.optimizers["actor"].copy_to_target()
 
     def schedule(self, progress: float, steps: int) -> None:
         super().schedule(progress, steps)
@@ -229,8 +227,13 @@ class OffPolicyActorCritic(OffPolicy):
         (drawn,) = self._drawn_critics
         order = self.choice_random.uniform(shape=(self.config.num_critics,))[0].argsort()
         member = order[: self.config.target_subset]
-        for copied, parameter in zip(drawn.parameters(), self.target_critic.parameters()):
-            torch.index_select(parameter, 0, member, out=copied)
+        for weight, parameter in zip(drawn.parameters(), self.target_critic.parameters()):
+            torch.index_select(parameter, 0, member, out=weight)
+        for name, buffer in self.target_critic.named_buffers():
+            copied = drawn.get_buffer(name)
+            # all critics share a buffer without an axis of members
+            has_members = copied.shape != buffer.shape
+            copied.copy_(buffer.index_select(0, member) if has_members else buffer)
         return drawn(inputs)
 
     @torch.no_grad()

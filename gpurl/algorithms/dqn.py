@@ -183,6 +183,8 @@ class DQN(OffPolicy):
         # decided on the device: a CUDA graph of some updates is replayed for all
         is_due = (optimizer.state.step % interval == 0) & norm.isfinite()
         optimizer.target.lerp_(optimizer.flat, is_due * self.config.tau)
+        for copy, buffer in optimizer.target_buffers:
+            copy.copy_(torch.where(is_due, buffer, copy))
 
     def loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """(loss 0-d of all networks; metrics, "td_error" [B] among them)."""

@@ -58,7 +58,8 @@ class FlatAdam:
         tau: float = 1.0,
         losses: tuple[str, ...] = (),
     ) -> None:
-        """target: a module of the same structure; each step moves it by Polyak averaging with tau.
+        """target: a module of the same structure, which becomes a copy of `module`; each step moves
+        its trained weights by Polyak averaging with tau, and copies the buffers.
 
         losses: names of the losses that `step` gets.
         """
@@ -90,9 +91,23 @@ class FlatAdam:
         self.initial_rate = learning_rate
         self.learning_rate = torch.tensor(learning_rate, device=self.flat.device)
         self.target = None
+        # (of the target, of the module)
+        self._target_tensors: list[tuple[Tensor, Tensor]] = []
+        self.target_buffers: list[tuple[Tensor, Tensor]] = []
         if target is not None:
+            pairs = list(zip(target.parameters(), module.parameters(), strict=True))
+            for copy, parameter in pairs:
+                copy.requires_grad = parameter.requires_grad
             self.target, _ = flatten(target)
-            self.target.copy_(self.flat)
+            self.target_buffers = list(zip(target.buffers(), module.buffers(), strict=True))
+            self._target_tensors = [*pairs, *self.target_buffers]
+            self.copy_to_target()
+
+    @torch.no_grad()
+    def copy_to_target(self) -> None:
+        """Make the target a copy of the module: trained weights, frozen weights and buffers."""
+        for copy, tensor in self._target_tensors:
+            copy.copy_(tensor)
 
     def step(
         self,
@@ -135,11 +150,12 @@ class FlatAdam:
         is not finite.
         """
         self.reduce(self.gradient)
-        state = (
-            self.state
-            if self.target is None or not move_target
-            else self.state._replace(target=self.target)
-        )
+        state = self.state
+        if self.target is not None and move_target:
+            state = state._replace(target=self.target)
+            # running statistics are averages already
+            for copy, buffer in self.target_buffers:
+                copy.copy_(buffer)
         return adam_step(state, self.gradient, self.learning_rate, self.options, losses)
 
     @staticmethod

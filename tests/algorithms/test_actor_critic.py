@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
@@ -462,6 +462,57 @@ def test_critics_that_are_drawn_compute_as_the_others_and_are_no_part_of_a_check
     assert [tuple(parameter.shape[:1]) for parameter in drawn.parameters()] == [(2,)] * 6
     owned = {id(parameter) for parameter in algorithm.parameters()}
     assert not owned & {id(parameter) for parameter in drawn.parameters()}
+
+
+class RandomFeatures(nn.Module):
+    """Members [E] on features of their own that never learn: a frozen layer, and a buffer."""
+
+    def __init__(self, network: nn.Module, count: int) -> None:
+        super().__init__()
+        self.network = network
+        next(network.parameters()).requires_grad_(False)
+        self.register_buffer("scale", torch.rand(count, 1, 1))
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x) * self.scale
+
+
+class FrozenFeatures(SAC):
+    """SAC whose critics do not learn their first layer."""
+
+    def make_critics(self, count: int) -> Any:
+        return RandomFeatures(super().make_critics(count), count)
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_critics": 3, "target_subset": 2}])
+def test_a_target_has_the_frozen_weights_and_the_buffers_of_its_network(
+    settings: dict[str, Any],
+) -> None:
+    config = build(SACConfig, {"batch_size": ROWS, "tau": 0.1} | settings)
+    algorithm = FrozenFeatures(config, OBS_SPACE, ACTION_SPACE, 4, torch.device("cpu"), seed=3)
+    frozen = next(algorithm.critic.parameters())
+    before = frozen.clone()
+    first = {name: value.clone() for name, value in algorithm.target_critic.state_dict().items()}
+    for name, value in algorithm.critic.state_dict().items():
+        assert torch.equal(value, first[name]), name
+    # the critics drawn for a target are some of the target critics
+    inputs = torch.randn(ROWS, OBS + ACTIONS)
+    with torch.no_grad():
+        outputs = algorithm.target_critic(inputs)
+        for drawn in algorithm.target_outputs(inputs):
+            assert any(torch.allclose(drawn, each, rtol=0, atol=1e-7) for each in outputs)
+    # an update averages what learns, and copies what a network counts or measures itself
+    algorithm.critic.scale.mul_(2.0)
+    algorithm.critic.calls.add_(5.0)
+    algorithm.update_step({name: v.float() for name, v in batch(1, False).items()}, 0)
+    assert torch.equal(frozen, before)
+    assert torch.equal(algorithm.target_critic.scale, algorithm.critic.scale)
+    assert algorithm.target_critic.calls == 5.0
+    for name, target in algorithm.target_critic.named_parameters():
+        weight = algorithm.critic.get_parameter(name)
+        expected = first[name].lerp(weight, 0.1) if weight.requires_grad else weight
+        torch.testing.assert_close(target, expected, rtol=0, atol=1e-7)
 
 
 def test_the_return_that_is_fitted_is_that_of_the_rollout_and_the_value_behind_it() -> None:
