@@ -125,7 +125,7 @@ class OffPolicyActorCritic(OffPolicy):
         self._drawn_critics: tuple[Sequential, ...] = ()
         if count != self.config.num_critics:
             with torch.device(self.device):
-                self._drawn_critics = (self.make_critics(count),)
+                self._drawn_critics = (self.make_critics(count).eval(),)
 
     def set_precision(self, precision: str) -> None:
         super().set_precision(precision)

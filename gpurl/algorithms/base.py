@@ -4,6 +4,8 @@ all of them.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,6 +25,8 @@ from gpurl.nn.optimizer import FlatAdam
 
 Metrics = dict[str, Tensor]  # name in the log -> value
 PolicyState = tuple[Tensor, ...]  # () without memory, else one [N, H] tensor a memory
+# packages whose modules compute the same in train mode and in eval mode
+MODE_INDEPENDENT = ("gpurl.", "torch.nn.modules.container")
 
 
 class Decision(NamedTuple):
@@ -126,6 +130,10 @@ class Algorithm(ABC, nn.Module):
         self.optimizers = self.make_optimizers()
         self.random_streams: dict[str, CounterRandom] = {}
         self.make_training()
+        # everything is in eval mode, except in `train_mode`
+        self.eval()
+        networks = [optimizer.module for optimizer in self.optimizers.values()]
+        self._networks_with_modes = tuple(filter(_may_have_modes, networks))
 
     @abstractmethod
     def make_networks(self) -> None:
@@ -213,6 +221,19 @@ class Algorithm(ABC, nn.Module):
         their names in the log.
         """
 
+    @contextmanager
+    def train_mode(self) -> Iterator[None]:
+        """A `with` block in which the modules of the optimisers are in train mode, as Dropout and
+        BatchNorm need it to learn; engines call `learn` in it. Target networks stay in eval mode.
+        """
+        try:
+            for network in self._networks_with_modes:
+                network.train()
+            yield
+        finally:
+            for network in self._networks_with_modes:
+                network.eval()
+
     @abstractmethod
     def max_batch_rows(self) -> int:
         """Rows of the largest batch, to choose the number of CPU threads."""
@@ -273,6 +294,13 @@ class Algorithm(ABC, nn.Module):
     def load_replay_state(self, state: dict[str, Any]) -> int:
         """Continue from `replay_state()`; returns the number of transitions stored so far."""
         return 0
+
+
+def _may_have_modes(network: nn.Module) -> bool:
+    """Whether train mode may change what `network` computes: it has modules from elsewhere."""
+    return any(
+        not type(module).__module__.startswith(MODE_INDEPENDENT) for module in network.modules()
+    )
 
 
 def episode_ends(timestep: Timestep) -> Tensor:

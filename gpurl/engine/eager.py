@@ -141,7 +141,8 @@ class Eager:
 
     def learn(self, data: dict[str, Tensor]) -> Metrics:
         """Take the algorithm's optimiser steps on the data of `prepare`; returns its metrics."""
-        return self.algorithm.learn(data)
+        with self.algorithm.train_mode():
+            return self.algorithm.learn(data)
 
     # ---- an iteration ----
 

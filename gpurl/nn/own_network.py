@@ -36,6 +36,8 @@ class OwnTrunks(nn.Module):
                 f"in lists as nn.ModuleList"
             )
         self.trunks = nn.ModuleList(trunks)
+        # in eval mode, so that no running statistics begin with this batch
+        self.trunks.eval()
         with torch.no_grad():
             width = self._features(trunks[0], torch.zeros(2, math.prod(observation_shape))).shape[1]
         self.actor = Dense(1, width, num_outputs, gain=ACTOR_GAIN)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
-from gpurl.algorithms.dqn import DQN
+from gpurl.algorithms.dqn import DQN, DQNConfig
 from gpurl.api import train
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
@@ -231,6 +231,44 @@ def test_a_fixed_batch_is_learnt(name: str, settings: dict[str, Any]) -> None:
         errors.append(float(algorithm.update_step(dict(data), number)["td_error"].mean()))
         algorithm.update_random.advance()
     assert np.mean(errors[-10:]) < 0.4 * errors[0]
+
+
+class Counting(nn.Module):
+    """A network that counts its steps in train mode."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(OBS, ACTIONS)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor, noise: Any = None) -> Tensor:
+        self.count.add_(float(self.training and torch.is_grad_enabled()))
+        return self.layer(x)
+
+
+class CountingDQN(DQN):
+    def make_networks(self) -> None:
+        super().make_networks()
+        self.network, self.target = Counting(), Counting()  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_buffers_of_the_target_follow_with_its_weights(interval: int) -> None:
+    config = DQNConfig(batch_size=ROWS, double=False, tau=1.0, target_interval=interval)
+    algorithm = CountingDQN(config, OBS_SPACE, Discrete(ACTIONS), 4, torch.device("cpu"))
+    counts = []
+    with algorithm.train_mode():
+        for number in range(7):
+            columns = {name: value.float() for name, value in batch(number).items()}
+            algorithm.update_step(columns | {"action": columns["action"].long()}, number)
+            counts.append(int(algorithm.target.count))
+            assert counts[-1] != number + 1 or torch.equal(
+                algorithm.target.layer.weight, algorithm.network.layer.weight
+            )
+    expected = [number - number % interval for number in range(1, 8)]
+    assert counts == expected
 
 
 def test_the_greedy_action_is_of_the_greatest_value_and_chance_takes_its_share() -> None:

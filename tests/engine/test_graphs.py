@@ -125,6 +125,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("pendulum", {"algorithm": "ddpg"}),
     ("pendulum", {"algorithm": "fast_sac"}),
     ("pendulum", {"algorithm": "bc"}),
+    ("pendulum", {"network": {"trunk": "tests.nn.test_own_network:Centred"}}),
 ]
 
 

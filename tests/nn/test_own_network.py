@@ -8,12 +8,15 @@ import torch
 from torch import Tensor, nn
 
 import gpurl
-from gpurl.api import resume
+from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
+from gpurl.algorithms.sac import SAC
+from gpurl.api import evaluate_run, resume
+from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_trainer
 from tests.run.test_given import Pictures
-from tests.small_runs import ITERATION, exit_code, small_run
+from tests.small_runs import ITERATION, SMALL, exit_code, small_run
 
 CNN, RESIDUAL = f"{__name__}:SmallCnn", f"{__name__}:ResidualTrunk"
 
@@ -39,6 +42,58 @@ class ResidualTrunk(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x).tanh()
         return h + self.block(h).tanh()
+
+
+class Normed(nn.Module):
+    """Batch normalisation, which computes otherwise in train mode, and notes its modes."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(shape[0], 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.calls: list[tuple[bool, bool]] = []  # (train mode, with gradient)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append((self.training, torch.is_grad_enabled()))
+        return self.norm(self.layer(x).tanh())
+
+
+class Centred(nn.Module):
+    """Subtracts the mean: in train mode that of the batch, in eval mode a running one."""
+
+    mean: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(shape[0], 8)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x).tanh()
+        if not self.training:
+            return h - self.mean
+        mean = h.mean(0)
+        self.mean.lerp_(mean.detach(), 0.1)
+        return h - mean
+
+
+class Dropped(nn.Module):
+    """Dropout, after a part that its author keeps in eval mode."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layer, self.dropout = nn.Linear(shape[0], 8), nn.Dropout(0.5)
+        self.pretrained = AlwaysEval(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.pretrained(self.layer(x).tanh()))
+
+
+class AlwaysEval(nn.BatchNorm1d):
+    """Batch normalisation with fixed statistics."""
+
+    def train(self, mode: bool = True) -> "AlwaysEval":
+        return super().train(False)
 
 
 class WrongRows(nn.Module):
@@ -79,6 +134,107 @@ def test_a_residual_trunk_is_trained_and_resumed(tmp_path: Path, shared: bool) -
     assert "it does not know the network OwnTrunks" in fresh.engine.notes[0]
     assert resume(run.folder, total_steps=3 * ITERATION).outcome.steps == 3 * ITERATION
     assert gpurl.load(run.folder).act(torch.zeros(2, 3)).shape == (2, 1)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_trunks_are_in_train_mode_while_a_loss_is_computed_only(
+    tmp_path: Path, shared: bool
+) -> None:
+    network = {"trunk": f"{__name__}:Normed", "shared": shared}
+    run = small_run(tmp_path / "run", 2, network=network, epochs=3)
+    algorithm = gpurl.load(run.folder, best=False).algorithm
+    for trunk in algorithm.network.trunks:
+        assert int(trunk.norm.num_batches_tracked) == 2 * 3 * SMALL["minibatches"]
+        assert bool(trunk.norm.running_mean.any())
+    assert not any(module.training for module in algorithm.modules())
+    # acting and valuing leave the statistics, and compute one row as part of any batch
+    state = {name: value.clone() for name, value in algorithm.state_dict().items()}
+    obs = torch.randn(5, 3)
+    policy = gpurl.load(run.folder, best=False)
+    actions, values = policy.act(obs), policy.value(obs)
+    rows = torch.stack([policy.act(row) for row in obs])
+    torch.testing.assert_close(rows, actions, rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.tensor([policy.value(row) for row in obs]), values)
+    for name, value in policy.algorithm.state_dict().items():
+        assert torch.equal(value, state[name]), name
+
+
+def test_the_mode_of_every_call_while_training() -> None:
+    settings = make_settings(
+        "ppo", "pendulum", num_envs=8, horizon=4, minibatches=2, epochs=2, device="cpu",
+        network={"trunk": f"{__name__}:Normed"},
+    )  # fmt: skip
+    trainer = make_trainer(settings, torch.device("cpu"))
+    trainer.start()
+    trainer.iterate()
+    calls = trainer.algorithm.network.trunks[0].calls
+    assert set(calls) == {(False, False), (True, True)}
+    assert calls.count((True, True)) == 4
+    # a loss that raises leaves nothing in train mode
+    trainer.algorithm.loss = lambda batch: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        trainer.iterate()
+    assert not any(module.training for module in trainer.algorithm.modules())
+
+
+def test_dropout_is_for_learning_and_a_trunk_decides_about_its_parts(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", 2, network={"trunk": f"{__name__}:Dropped"})
+    algorithm = gpurl.load(run.folder).algorithm
+    trunk = algorithm.network.trunks[0]
+    obs = torch.randn(64, 3)
+    assert torch.equal(algorithm.network(obs)[0], algorithm.network(obs)[0])
+    first, second = (evaluate_run(run.folder, 4, device="cpu") for _ in range(2))
+    assert first["eval/mean_reward"] == second["eval/mean_reward"]
+    with algorithm.train_mode():
+        assert trunk.dropout.training
+        assert not trunk.pretrained.training
+        assert not torch.equal(algorithm.network(obs)[0], algorithm.network(obs)[0])
+    assert int(trunk.pretrained.num_batches_tracked) == 0
+
+
+def test_networks_of_gpurl_are_not_switched() -> None:
+    env = make_env("pendulum", 4)
+    for name in ("ppo", "sac", "redq"):
+        config = config_class(resolve_algorithm(name))()
+        spaces = env.single_observation_space, env.single_action_space
+        algorithm = make_algorithm(name, config, *spaces, 4)
+        with algorithm.train_mode():
+            assert not any(module.training for module in algorithm.modules())
+
+
+class NormedCritic(nn.Module):
+    """Two critics with batch normalisation: [B, D] -> [2, B, 1]."""
+
+    def __init__(self, num_inputs: int) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(num_inputs, 8), nn.BatchNorm1d(8)
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x)).relu()).t().unsqueeze(2)
+
+
+class NormedSAC(SAC):
+    """SAC with such critics."""
+
+    def make_critics(self, count: int) -> Any:
+        return NormedCritic(self.num_inputs + self.num_actions)
+
+
+def test_the_statistics_of_a_target_are_those_of_its_network(tmp_path: Path) -> None:
+    run = gpurl.train(
+        NormedSAC, "pendulum", run_dir=str(tmp_path / "run"), num_envs=8, horizon=4, updates=3,
+        batch_size=16, learning_starts=32, total_steps=128, eval_episodes=0, device="cpu",
+        quiet=True,
+    )  # fmt: skip
+    algorithm = gpurl.load(run.folder, best=False).algorithm
+    norm, target = algorithm.critic.norm, algorithm.target_critic.norm
+    # both losses pass through the critics in an update; the target follows the step between them
+    updates = 4 * 3
+    assert int(norm.num_batches_tracked) == 2 * updates
+    assert int(target.num_batches_tracked) == 2 * updates - 1
+    assert bool(target.running_mean.any())
+    assert algorithm.value(torch.zeros(1, 3)).isfinite()
 
 
 def test_a_convolution_reads_pictures(tmp_path: Path) -> None:
