@@ -34,9 +34,14 @@ WARM_UP = {
 }
 
 
-def play(words: list[str] | None = None, stop_after: int | None = None, **settings: Any) -> int:
+def play(
+    words: list[str] | None = None,
+    stop_after: int | None = None,
+    stop_signal: int = signal.SIGTERM,
+    **settings: Any,
+) -> int:
     """What `gpurl WORDS` ends with, or 0 after gpurl.train(**settings), gpurl.resume(**settings); a
-    SIGTERM comes after so many iterations.
+    signal comes after so many iterations.
 
     Without words nothing is parsed, which takes as long as such a run.
     """
@@ -46,7 +51,7 @@ def play(words: list[str] | None = None, stop_after: int | None = None, **settin
         def counted(trainer: Trainer) -> dict[str, torch.Tensor]:
             metrics = iterate(trainer)
             if next(left) == 0:
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), stop_signal)
             return metrics
 
         Trainer.iterate = counted  # type: ignore[method-assign]

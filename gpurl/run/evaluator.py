@@ -118,7 +118,7 @@ class Evaluations:
         self.last_at = -1
         self.newest: dict[str, float] = {}
         self.is_new = False  # whether the newest was played by this process
-        self.is_best = False  # whether the newest has the best return of the run
+        self.best_at = -1  # env step of the best return, if this process played it
         self.has_endless_episodes = False  # then there are no more evaluations
         self.best_return = float("-inf")
         self.warnings: list[str] = []  # for the user, until somebody shows them
@@ -137,7 +137,6 @@ class Evaluations:
     ) -> dict[str, float]:
         """Evaluate at env step `steps`; returns the values to log, {} if there are none."""
         self.next_at = (steps // self.every + 1) * self.every
-        self.is_best = False
         if self.env is None or not self.episodes:
             return {}
         # play the episodes
@@ -160,8 +159,9 @@ class Evaluations:
             return {}
         self.newest = {**values, "at_step": steps}
         self.is_new = True
-        self.is_best = values["eval/mean_reward"] > self.best_return
-        self.best_return = max(self.best_return, values["eval/mean_reward"])
+        if values["eval/mean_reward"] > self.best_return:
+            self.best_return = values["eval/mean_reward"]
+            self.best_at = steps
         return values
 
     def _report_non_finite(self, episodes: float) -> None:

@@ -3,9 +3,11 @@ signals. How an iteration is run is the engine's business."""
 
 import copy
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -95,46 +97,71 @@ class Trainer:
         unless the policy diverged.
         """
         config = self.settings.train
-        # max_seconds and stop_return count in this process only, not in the runs before a resume
-        start = time.monotonic()
-        elapsed_before = self.elapsed
-        self.last_save = start
+        self.last_save = time.monotonic()
         self.evaluations.is_new = False
         self.view.folder = self.folder
         reporter = Reporter(self.engine, self.view, logger, display, config.log_every)
         reporter.begin(config.total_steps, self.remaining_steps())
-        reason = self._limit_reached(elapsed_before)
         with StopRequest() as stop:
             try:
-                self.callbacks.call("on_start", self.view)
-                if obstacle := self.engine.obstacle():
-                    raise UsageError(
-                        f"a callback's on_start has changed the algorithm, and engine "
-                        f"{self.engine.name} would ignore it: {obstacle}; change it in a subclass"
-                    )
-                while not reason:
-                    metrics = self.iterate()
-                    self.callbacks.call("after_iteration", self.view, metrics)
-                    # log and evaluate when it is time to
-                    self.elapsed = elapsed_before + time.monotonic() - start
-                    is_last = self.steps >= config.total_steps
-                    reporter.after_iteration(metrics, self.elapsed, is_last)
-                    if self.steps >= self.evaluations.next_at:
-                        self._evaluate(reporter, stop)
-                    # end or save
-                    reason = "signal" if stop.signal_number else self._limit_reached(elapsed_before)
-                    if not reason and self._save_is_due():
-                        self.save(display)
+                reason = self._train(reporter, stop)
+                # evaluate the final policy
                 if reason != "signal" and self.evaluations.last_at != self.steps:
                     if self.evaluations.end_training(self.env):
                         self.env_state = copy.deepcopy(self.env.state_dict())
-                    self._evaluate(reporter, stop)
+                    with self._interruptible(stop):
+                        self._evaluate(reporter, stop)
             except BaseException as error:
-                self._save_and_reraise(error, display, stop.signal_number)
-                reason = "signal"
+                self._save_and_reraise(error, display)
             unsaved = self.save(display)
             self.callbacks.call("on_end", self.view)
+        reason = "signal" if stop.signal_number else reason
         return Outcome(reason, self.steps, self.evaluations.newest, stop.signal_number, unsaved)
+
+    def _train(self, reporter: Reporter, stop: StopRequest) -> str:
+        """Iterate until a limit is reached or a signal arrives; returns the `Outcome.reason`."""
+        # max_seconds and stop_return count in this process only, not in the runs before a resume
+        start = time.monotonic()
+        elapsed_before = self.elapsed
+        reason = self._limit_reached(elapsed_before)
+        metrics: Metrics = {}
+        with self._interruptible(stop):
+            self.callbacks.call("on_start", self.view)
+            if obstacle := self.engine.obstacle():
+                raise UsageError(
+                    f"a callback's on_start has changed the algorithm, and engine "
+                    f"{self.engine.name} would ignore it: {obstacle}; change it in a subclass"
+                )
+            while not reason:
+                metrics = self.iterate()
+                self.callbacks.call("after_iteration", self.view, metrics)
+                # log and evaluate when it is time to
+                self.elapsed = elapsed_before + time.monotonic() - start
+                is_last = self.steps >= self.settings.train.total_steps
+                reporter.after_iteration(metrics, self.elapsed, is_last)
+                if self.steps >= self.evaluations.next_at:
+                    self._evaluate(reporter, stop)
+                # end or save
+                reason = "signal" if stop.signal_number else self._limit_reached(elapsed_before)
+                if not reason and self._save_is_due():
+                    self.save(reporter.display)
+        # log the rest of the last interval, which a checkpoint of this step counts as not logged
+        if reporter.logged_steps != self.steps:
+            reporter.after_iteration(metrics, self.elapsed, is_last=True)
+            self.saved_at = -1
+        return reason or "signal"
+
+    @contextmanager
+    def _interruptible(self, stop: StopRequest) -> Iterator[None]:
+        """A `with` block that ends early, without an error, if a signal interrupts an evaluation or
+        the environment.
+        """
+        try:
+            yield
+        except (Stopped, EnvError):
+            if stop.signal_number is None:
+                raise
+            self.engine.abandon()
 
     def remaining_steps(self) -> int:
         """Env steps until total_steps, rounded up to whole iterations."""
@@ -168,8 +195,8 @@ class Trainer:
             return
         reporter.write(values)
         self.callbacks.call("after_evaluation", self.view, values)
-        if self.evaluations.is_best:
-            self.save(reporter.display, is_best=True)
+        if self.evaluations.best_at == self.steps:
+            self.save(reporter.display)
 
     # ---- checkpoints ----
 
@@ -179,7 +206,7 @@ class Trainer:
             return self.engine.iteration % iterations == 0
         return seconds is not None and time.monotonic() - self.last_save >= seconds
 
-    def save(self, display: Display, is_best: bool = False) -> str:
+    def save(self, display: Display) -> str:
         """Write a checkpoint. If that fails, for example on a full disk, the reason is shown as a
         warning and returned, and the run tries again at the next interval.
         """
@@ -196,7 +223,7 @@ class Trainer:
                     self.steps,
                     self.state(),
                     keep=self.settings.train.keep_checkpoints,
-                    is_best=is_best,
+                    is_best=self.evaluations.best_at == self.steps,
                     overwrite=self.saved_at != self.steps,
                 )
                 self.saved_at = self.steps
@@ -223,23 +250,16 @@ class Trainer:
         self.evaluations.load_state_dict(run, self.steps)
         self.saved_at = self.steps
 
-    def _save_and_reraise(
-        self, error: BaseException, display: Display, signal_number: int | None
-    ) -> None:
-        """In the handler of `error`: save what can be saved and raise it. Returns if the error only
-        comes from a signal that interrupted an evaluation or the environment.
-        """
-        is_fault = not (signal_number and isinstance(error, (Stopped, EnvError)))
+    def _save_and_reraise(self, error: BaseException, display: Display) -> NoReturn:
+        """In the handler of `error`: save what can be saved and raise it."""
         try:
             self.engine.abandon()
             # a diverged policy is not saved: LATEST stays a policy that training can continue from
-            if is_fault and not isinstance(error, DivergedError):
+            if not isinstance(error, DivergedError):
                 self.save(display)
         except Exception as another:
             text = f"{type(another).__name__}: {another}"
             display.warn(f"no checkpoint at step {self.steps}: {text}")
-        if not is_fault:
-            return
         # what the user can do, and a dump of the NaN
         advice = _advice_after_divergence(self.folder) if isinstance(error, DivergedError) else ""
         if isinstance(error, NonFiniteError) and (

@@ -277,7 +277,7 @@ def test_a_diverged_run_is_told_of_checkpoints_that_latest_does_not_name(tmp_pat
             match=r"weights\. To continue from the last checkpoint with smaller steps: gpurl train "
             r"--resume",
         ):
-            trainer._save_and_reraise(DivergedError("weights"), display, None)
+            trainer._save_and_reraise(DivergedError("weights"), display)
 
 
 def test_one_step_of_an_iteration_is_not_many(tmp_path: Path) -> None:

@@ -15,14 +15,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from gpurl.algorithms.base import Metrics
 from gpurl.api import evaluate_run, resume, train
-from gpurl.checkpoints.folders import latest_checkpoint, load_checkpoint
+from gpurl.checkpoints.folders import best_checkpoint, latest_checkpoint, load_checkpoint
 from gpurl.cli.main import main
 from gpurl.cli.play import play_run
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu
-from gpurl.errors import DivergedError, NonFiniteError
+from gpurl.envs.vec_env import Timestep
+from gpurl.errors import DivergedError, EnvError, NonFiniteError
 from gpurl.guards.finite import FiniteGuard
+from gpurl.run.callbacks import Callback, RunView
 from gpurl.run.evaluator import Stopped, evaluate
 from tests.numpy_envs import Tour
 from tests.small_runs import ITERATION, SMALL, small_run, start
@@ -323,6 +327,95 @@ def test_a_policy_that_diverged_is_not_saved(
         small_run(tmp_path / "run", 5, save_every="1i", eval_episodes=0)
     assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 2 * ITERATION
     assert resume(tmp_path / "run", learning_rate=1e-5).outcome.steps == 5 * ITERATION
+
+
+class StopsAtTwo(Callback):
+    """Ends the run after its second iteration."""
+
+    def after_iteration(self, run: RunView, metrics: Metrics) -> None:
+        if run.iteration == 2:
+            run.stop("enough")
+
+
+class StopsAfterEvaluation(Callback):
+    """Ends the run after its first evaluation."""
+
+    def after_evaluation(self, run: RunView, values: dict[str, float]) -> None:
+        run.stop("good enough")
+
+
+class SignalsAtTwo(Callback):
+    """A signal arrives in the second iteration."""
+
+    def after_iteration(self, run: RunView, metrics: Metrics) -> None:
+        if run.iteration == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+class LosesWorker(RandomWalk):
+    """Its 20th step, in the third iteration, fails because a signal has ended a worker."""
+
+    steps = 0
+
+    def step(self, actions: Tensor) -> Timestep:
+        self.steps += 1
+        if self.steps == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+            raise EnvError("a worker has died")
+        return super().step(actions)
+
+
+@pytest.mark.parametrize(
+    ("callback", "changes", "stops_after"),
+    [
+        (StopsAtTwo, {}, 2),
+        (StopsAtTwo, {"save_every": "1i"}, 2),
+        (StopsAfterEvaluation, {"eval_every": 2 * ITERATION}, 2),
+        (Callback, {"max_seconds": 1e-9}, 1),
+        (Callback, {"stop_return": -1e9, "eval_every": 2 * ITERATION}, 2),
+        (SignalsAtTwo, {"eval_every": 10**9}, 2),
+        (SignalsAtTwo, {"eval_every": 2 * ITERATION}, 2),
+        (Callback, {"env": f"{__name__}:LosesWorker"}, 2),
+        (Callback, {"env": f"{__name__}:LosesWorker", "save_every": "1i"}, 2),
+    ],
+    ids=str,
+)
+def test_whatever_ends_a_run_its_last_interval_is_logged_once(
+    callback: type[Callback], changes: dict[str, Any], stops_after: int, tmp_path: Path
+) -> None:
+    settings = {"env": "tests.tiny_envs:RandomWalk", "log_every": 1e9, "eval_every": 10**9}
+    settings |= changes
+    with suppress(KeyboardInterrupt):
+        small_run(tmp_path / "run", 4, callbacks=[callback()], **settings)
+    assert logged_episodes(tmp_path / "run").keys() == {stops_after * ITERATION}
+    if "stop_return" in changes:
+        best = best_checkpoint(tmp_path / "run")
+        assert best is not None
+        assert best.name == f"step_{stops_after * ITERATION:012d}"
+    # the checkpoint no longer counts what is logged
+    resume(tmp_path / "run", max_seconds=None, stop_return=None)
+    episodes = logged_episodes(tmp_path / "run")
+    assert episodes.keys() == {stops_after * ITERATION, 4 * ITERATION}
+    if "env" not in changes:
+        small_run(tmp_path / "whole", 4, **settings | {"max_seconds": None, "stop_return": None})
+        whole = logged_episodes(tmp_path / "whole")
+        assert whole.keys() == {4 * ITERATION}
+        assert sum(episodes.values()) == sum(whole.values())
+
+
+def test_a_run_that_was_stopped_within_its_first_interval_can_be_drawn(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    small_run(folder, 4, log_every=1e9, max_seconds=1e-9, eval_episodes=0)
+    assert main(["plot", str(folder)]) == 0
+    assert (folder / "learning_curve.png").exists()
+
+
+def logged_episodes(folder: Path) -> dict[int, float]:
+    """env step -> finished episodes, of each log entry of a run."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    entries = [line for line in lines if "rollout/episodes" in line]
+    assert len({line["step"] for line in entries}) == len(entries)
+    return {line["step"]: line["rollout/episodes"] for line in entries}
 
 
 def test_playing_a_checkpoint_leaves_it_as_it_is(tmp_path: Path) -> None:

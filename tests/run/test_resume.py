@@ -56,8 +56,8 @@ VARIANTS: dict[
     "a2c that logs once": (
         "a2c",
         WALK,
-        {"log_every": 1e9},
-    ),  # what is counted until then goes through the checkpoint
+        {"log_every": 1e9, "save_every": "1i"},
+    ),  # killed: what is counted until then goes through the checkpoint
     "td3 by priority": ("td3", WALK, {"prioritized": True, "normalize_obs": True, "n_step": 3}),
     "bc of a teacher": ("bc", PLACES, {"teacher": ""}),
     "bc dagger": ("bc", PLACES, {"teacher": "", "dagger": True}),
@@ -129,16 +129,20 @@ def test_twenty_iterations_are_ten_and_ten_and_seven_and_thirteen(
     case: str, tmp_path: Path, forks: Forks, request: pytest.FixtureRequest
 ) -> None:
     """Each leg in a process of its own; the first legs show as well that a seed gives the same bits
-    in every process.
+    in every process. A run that saves every iteration is killed, within the next one; the others
+    get a signal, after which they log and save.
     """
     settings, output = settings_of(case, tmp_path, request), tmp_path / "output"
+    kills = settings["save_every"] == "1i"
+    number = signal.SIGKILL if kills else signal.SIGTERM
 
     def play(name: str, *stops: int) -> dict[str, Any]:
         arguments = settings | {"run_dir": str(tmp_path / name)}
         for stop in stops:
-            assert forks.run(output, **arguments, stop_after=stop) == -signal.SIGTERM, (
-                output.read_text()
-            )
+            stops_at = {"stop_after": stop + kills, "stop_signal": number}
+            assert forks.run(output, **arguments, **stops_at) == -number, output.read_text()
+            iterations = load_checkpoint(tmp_path / name)[0]["trainer"]["iteration"]
+            assert iterations == stop
             arguments = {"path": str(tmp_path / name)}
         assert forks.run(output, **arguments) == 0, output.read_text()
         return left_by(tmp_path / name)
