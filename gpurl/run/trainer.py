@@ -111,9 +111,9 @@ class Trainer:
                         self.env_state = copy.deepcopy(self.env.state_dict())
                     with self._interruptible(stop):
                         self._evaluate(reporter, stop)
+                unsaved = self.save(display)
             except BaseException as error:
                 self._save_and_reraise(error, display)
-            unsaved = self.save(display)
             self.callbacks.call("on_end", self.view)
         reason = "signal" if stop.signal_number else reason
         return Outcome(reason, self.steps, self.evaluations.newest, stop.signal_number, unsaved)
@@ -206,7 +206,7 @@ class Trainer:
             return self.engine.iteration % iterations == 0
         return seconds is not None and time.monotonic() - self.last_save >= seconds
 
-    def save(self, display: Display) -> str:
+    def save(self, display: Display, calls_callbacks: bool = True) -> str:
         """Write a checkpoint. If that fails, for example on a full disk, the reason is shown as a
         warning and returned, and the run tries again at the next interval.
         """
@@ -217,7 +217,8 @@ class Trainer:
             problem = f"the weights are not finite: {weights}"
         else:
             try:
-                self.callbacks.call("before_save", self.view)
+                if calls_callbacks:
+                    self.callbacks.call("before_save", self.view)
                 save_checkpoint(
                     self.folder / "checkpoints",
                     self.steps,
@@ -255,8 +256,9 @@ class Trainer:
         try:
             self.engine.abandon()
             # a diverged policy is not saved: LATEST stays a policy that training can continue from
+            # callbacks are not called: one of them may have raised the error
             if not isinstance(error, DivergedError):
-                self.save(display)
+                self.save(display, calls_callbacks=False)
         except Exception as another:
             text = f"{type(another).__name__}: {another}"
             display.warn(f"no checkpoint at step {self.steps}: {text}")

@@ -123,6 +123,33 @@ def test_what_one_raises_names_its_line_and_the_checkpoint_stays(tmp_path: Path)
     assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == 2 * ITERATION
 
 
+class BreaksAtSave(Callback):
+    """Raises before every checkpoint."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def before_save(self, run: RunView) -> None:
+        self.calls += 1
+        raise ValueError("nothing to save")
+
+
+@pytest.mark.parametrize(
+    ("changes", "iterations"),
+    [({"save_every": "1i"}, 1), ({"eval_every": ITERATION}, 1), ({"eval_episodes": 0}, 2)],
+    ids=str,
+)
+def test_one_that_raises_before_a_save_does_not_prevent_it(
+    changes: dict[str, Any], iterations: int, tmp_path: Path
+) -> None:
+    """In a save between iterations, in that of the best policy and in the last one."""
+    callback = BreaksAtSave()
+    with pytest.raises(UsageError, match=r"BreaksAtSave.before_save raised ValueError: nothing"):
+        small_run(tmp_path / "run", 2, callbacks=[callback], **changes)
+    assert load_checkpoint(tmp_path / "run")[0]["trainer"]["steps"] == iterations * ITERATION
+    assert callback.calls == 1
+
+
 class Stops(Callback):
     """Raises an error that a user is to read as it is."""
 
