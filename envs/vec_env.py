@@ -29,8 +29,9 @@ class Timestep(NamedTuple):
     info always contains
     - "final_obs": the true successor, which differs from `obs` only where an episode ended
     - "_final_obs": where an episode ended, terminated | truncated; "time_outs": truncated
-    - "episode" {"r", "l"}: return and length so far, with several agents the mean over agents of
-      their summed rewards; "_episode": where they are final
+    - "episode" {"r" [N] float32 or another float, "l" [N] int64 or another number}: return and
+      length so far, with several agents the mean over agents of their summed rewards; "_episode"
+      [N] bool: where they are final
     - with a `single_state_space`: "state", privileged observations of the critic that belong to
       `obs`, and "final_state", those of final_obs; `reset` returns "state" too
 
@@ -151,7 +152,8 @@ class TensorSpec(NamedTuple):
     """The expected shape and dtype of a tensor."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype | None = None  # None: any, on any device
+    dtype: torch.dtype
+    other_dtypes: tuple[torch.dtype, ...] = ()  # allowed too
 
 
 def step_specs(env: VecEnv) -> dict[str, TensorSpec]:
@@ -165,15 +167,18 @@ def step_specs(env: VecEnv) -> dict[str, TensorSpec]:
     is_image = space.dtype == np.uint8
     obs = TensorSpec(row + (space.shape or ()), torch.uint8 if is_image else torch.float32)
     flag = TensorSpec(row, torch.bool)
+    # the number types that kernels of statistics read
+    other_floats = (torch.float64, torch.float16, torch.bfloat16)
+    other_numbers = (torch.int32, torch.int16, torch.float32, *other_floats)
     specs = {
         "obs": obs,
         "reward": TensorSpec(env.reward_shape, torch.float32),
         "terminated": flag,
         "truncated": flag,
         "info['final_obs']": obs,
-        "info['episode']['r']": TensorSpec(row),
-        "info['episode']['l']": TensorSpec(row),
-        "info['_episode']": TensorSpec(row),
+        "info['episode']['r']": TensorSpec(row, torch.float32, other_floats),
+        "info['episode']['l']": TensorSpec(row, torch.int64, other_numbers),
+        "info['_episode']": flag,
         "info['valid']": flag,
     }
     if env.single_state_space is not None:
@@ -209,30 +214,27 @@ def tensor_problem(value: object, spec: TensorSpec, device: torch.device) -> str
     """`wanted ..., got ...` if `value` does not match `spec` on `device`, else "". Needs no work of
     the device.
     """
-    shape, dtype = spec
     # the usual case is fast; anything else is compared again below, for the message
     if (
         type(value) is Tensor
-        and value.shape == shape
-        and (dtype is None or (value.dtype == dtype and value.device == device))
+        and value.shape == spec.shape
+        and value.dtype == spec.dtype
+        and value.device == device
     ):
         return ""
-    expected = f"a tensor of shape {shape}"
-    if dtype is not None:
-        expected += f", {dtype}, on {device}"
+    dtypes = (spec.dtype, *spec.other_dtypes)
     if not isinstance(value, Tensor):
         got = "nothing" if value is None else f"a {type(value).__name__}"
-    elif value.shape != shape:
+    elif value.shape != spec.shape:
         got = f"shape {tuple(value.shape)}"
-    elif dtype is None:
-        return ""
-    elif value.dtype != dtype:
+    elif value.dtype not in dtypes:
         got = str(value.dtype)
     elif not same_device(value.device, device):
         got = f"a tensor on {value.device}"
     else:
         return ""
-    return f"wanted {expected}, got {got}"
+    dtype_names = " or ".join(map(str, dtypes))
+    return f"wanted a tensor of shape {spec.shape}, {dtype_names}, on {device}, got {got}"
 
 
 def check_tensor(where: str, value: object, spec: TensorSpec, device: torch.device) -> None:

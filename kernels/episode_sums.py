@@ -32,7 +32,7 @@ def add_episodes_kernel(sums_ptr, ended_ptr, return_ptr, length_ptr, N, BLOCK: t
     for start in range(0, N, BLOCK):
         env = start + lane
         ended = tl.load(ended_ptr + env, mask=env < N, other=0) != 0
-        episode_return = tl.load(return_ptr + env, mask=ended, other=0.0)
+        episode_return = tl.load(return_ptr + env, mask=ended, other=0.0).to(tl.float32)
         ended = ended & (tl.abs(episode_return) < float("inf"))
         count += tl.where(ended, 1.0, 0.0)
         returns += tl.where(ended, episode_return, 0.0)
@@ -57,7 +57,8 @@ def add_episodes_triton(
 def add_episodes(sums: Tensor, ended: Tensor, episode_return: Tensor, length: Tensor) -> None:
     """Add number, returns and lengths of the episodes that ended to sums [3] float32, in place.
 
-    ended: [N] bool, episode_return: [N] float32, length: [N] int64 of each environment.
+    ended: [N] bool, episode_return: [N] float32 or another float, length: [N] int64 or another
+    number, of each environment.
     """
     function = choose_kernel(sums, triton=add_episodes_triton, reference=add_episodes_reference)
     function(sums, ended, episode_return, length)

@@ -271,7 +271,8 @@ STEP_MUTANTS: dict[str, tuple[Callable[[Timestep], Timestep], str]] = {
         lambda t: t._replace(
             info={**t.info, "episode": {"r": t.reward, "l": t.info["episode"]["l"]}}
         ),
-        "Mutant.step: info['episode']['r']: wanted a tensor of shape (8,), got shape (8, 3)",
+        "Mutant.step: info['episode']['r']: wanted a tensor of shape (8,), torch.float32 or "
+        "torch.float64 or torch.float16 or torch.bfloat16, on cpu, got shape (8, 3)",
     ),
 }
 

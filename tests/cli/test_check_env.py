@@ -146,7 +146,7 @@ STEP_MUTANTS: dict[str, tuple[Change, str]] = {
     ),
     "short statistics": (
         lambda t: with_info(t, episode={"r": t.reward[:3], "l": t.reward}),
-        "info['episode']['r']: wanted a tensor of shape (8,), got shape (3,)",
+        "info['episode']['r']: wanted a tensor of shape (8,), torch.float32 or ",
     ),
 }
 

@@ -327,14 +327,41 @@ ZOO: dict[str, tuple[Any, str]] = {
         f"truncated: {ROW}torch.bool, on cpu, got torch.float32",
     ),
     "no final_obs": (without("final_obs"), rf"info\['final_obs'\]: {OBS}nothing"),
-    "no episode": (without("episode"), rf"info\['episode'\]\['r'\]: {ROW[:-2]}, got nothing"),
+    "no episode": (
+        without("episode"),
+        rf"info\['episode'\]\['r'\]: {ROW}torch.float32 or .*, on cpu, got nothing",
+    ),
     "short lengths": (
         informed(episode=lambda i: i["episode"] | {"l": torch.ones(3)}),
-        rf"info\['episode'\]\['l'\]: {ROW[:-2]}, got",
+        rf"info\['episode'\]\['l'\]: {ROW}torch.int64 or .*, on cpu, got shape \(3,\)",
     ),
     "short _episode": (
         informed(_episode=torch.ones(3)),
-        rf"info\['_episode'\]: {ROW[:-2]}, got shape \(3,\)",
+        rf"info\['_episode'\]: {ROW}torch.bool, on cpu, got shape \(3,\)",
+    ),
+    "integer _episode": (
+        informed(_episode=lambda i: i["_episode"].long()),
+        rf"info\['_episode'\]: {ROW}torch.bool, on cpu, got torch.int64",
+    ),
+    "float _episode": (
+        informed(_episode=lambda i: i["_episode"].float()),
+        rf"info\['_episode'\]: {ROW}torch.bool, on cpu, got torch.float32",
+    ),
+    "_episode on another device": (
+        informed(_episode=lambda i: i["_episode"].to("meta")),
+        rf"info\['_episode'\]: {ROW}torch.bool, on cpu, got a tensor on meta",
+    ),
+    "integer returns": (
+        informed(episode=lambda i: i["episode"] | {"r": i["episode"]["r"].int()}),
+        rf"info\['episode'\]\['r'\]: {ROW}torch.float32 or .*, on cpu, got torch.int32",
+    ),
+    "returns on another device": (
+        informed(episode=lambda i: i["episode"] | {"r": i["episode"]["r"].to("meta")}),
+        rf"info\['episode'\]\['r'\]: {ROW}torch.float32 or .*, on cpu, got a tensor on meta",
+    ),
+    "flags as lengths": (
+        informed(episode=lambda i: i["episode"] | {"l": i["episode"]["l"].bool()}),
+        rf"info\['episode'\]\['l'\]: {ROW}torch.int64 or .*, on cpu, got torch.bool",
     ),
     "valid late": (
         informed(valid=lambda i: torch.ones(16, dtype=torch.bool)),
@@ -440,6 +467,26 @@ def test_shared_memory_is_named(kind: Any, monkeypatch: pytest.MonkeyPatch) -> N
     ):
         zoo_trainer(kind, stagger=False).iterate()
     assert any("final_obs" in problem for problem in check_env(kind(16), steps=8))
+
+
+@pytest.mark.parametrize("length", [torch.int32, torch.int16, torch.float32, torch.float64])
+@pytest.mark.parametrize("returns", [torch.float64, torch.float16, torch.bfloat16])
+def test_statistics_of_episodes_may_have_other_number_types(
+    returns: torch.dtype, length: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = []
+    for kinds in ((torch.float32, torch.int64), (returns, length)):
+
+        def converted(info: dict[str, Any], kinds: Any = kinds) -> dict[str, Any]:
+            return {key: info["episode"][key].to(kind) for key, kind in zip("rl", kinds)}
+
+        monkeypatch.setattr(OwnEnv, "mutate", staticmethod(informed(episode=converted)))
+        trainer = zoo_trainer(OwnEnv)
+        for _ in range(3):
+            trainer.iterate()
+        logs.append(trainer.engine.statistics.sums.tolist())
+    assert logs[0] == logs[1]
+    assert logs[0][0] > 0
 
 
 def strided(env: Any, timestep: Timestep) -> Timestep:

@@ -28,6 +28,16 @@ def test_one_launch_adds_what_the_reference_adds(num_envs: int) -> None:
     assert float(sums[0][2]) == 3.0 + 2 * int(length[finite].sum())
 
 
+@pytest.mark.parametrize("length", [torch.int32, torch.int16, torch.float32, torch.float64])
+@pytest.mark.parametrize("returns", [torch.float64, torch.float16, torch.bfloat16])
+def test_other_number_types_add_the_same(returns: torch.dtype, length: torch.dtype) -> None:
+    ended = torch.arange(9) % 2 == 0
+    for function in (add_episodes_triton, add_episodes_reference):
+        sums = torch.zeros(3)
+        function(sums, ended, torch.arange(9).to(returns), torch.arange(9).to(length) + 1)
+        assert sums.tolist() == [5.0, 20.0, 25.0]
+
+
 def test_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = torch.tensor([True, False]), torch.tensor([5.0, 7.0]), torch.tensor([3, 4])
     for choice in ("torch", "triton"):
