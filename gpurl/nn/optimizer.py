@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
+from torch.nn.parameter import is_lazy
 
 from gpurl.errors import UsageError
 from gpurl.kernels.adam import MAX_LOSSES, AdamOptions, AdamState, SkippedSteps, adam_step
@@ -20,8 +21,9 @@ BLOCK = 1024  # the flat tensor is padded to the kernel's block
 
 def flatten(module: nn.Module) -> tuple[Tensor, Tensor]:
     """Move the parameters of `module` into one flat float32 tensor, and their gradients into
-    another: (parameters, gradients).
+    another: (parameters, gradients). UsageError for parameters that this cannot hold.
     """
+    check_parameters(module)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     sizes = [parameter.numel() for parameter in parameters]
     used = sum(size + -size % ALIGNMENT for size in sizes)
@@ -36,6 +38,23 @@ def flatten(module: nn.Module) -> tuple[Tensor, Tensor]:
         parameter.grad = gradient[offset : offset + size].view_as(parameter)
         offset += size + -size % ALIGNMENT
     return flat, gradient
+
+
+def check_parameters(module: nn.Module, may_be_lazy: bool = False) -> None:
+    """UsageError for a trained parameter that is not float32, or of a lazy module that has no shape
+    yet.
+    """
+    for name, parameter in module.named_parameters():
+        where = f"parameter {name} of {type(module).__name__}"
+        if is_lazy(parameter) and not may_be_lazy:
+            raise UsageError(
+                f"{where}: wanted a shape, got none yet; call its lazy module once in make_networks"
+            )
+        if parameter.requires_grad and parameter.dtype != torch.float32:
+            raise UsageError(
+                f"{where}: wanted torch.float32, got {parameter.dtype}; networks of gpurl compute "
+                f"in low precision with --precision bf16"
+            )
 
 
 class FlatAdam:

@@ -10,6 +10,7 @@ from gpurl.discovery import find_class_at
 from gpurl.errors import UsageError
 from gpurl.nn.actor_critic import ACTOR_GAIN, CRITIC_GAIN, NetworkConfig, evaluate_heads
 from gpurl.nn.mlp import Dense
+from gpurl.nn.optimizer import check_parameters
 
 
 class OwnTrunks(nn.Module):
@@ -36,12 +37,15 @@ class OwnTrunks(nn.Module):
                 f"in lists as nn.ModuleList"
             )
         self.trunks = nn.ModuleList(trunks)
-        # in eval mode, so that no running statistics begin with this batch
+        check_parameters(trunks[0], may_be_lazy=True)
+        # a first batch shows the width, and gives lazy modules their shape; in eval mode, so that
+        # no running statistics begin with it
         self.trunks.eval()
+        obs = torch.zeros(2, math.prod(observation_shape))
         with torch.no_grad():
-            width = self._features(trunks[0], torch.zeros(2, math.prod(observation_shape))).shape[1]
-        self.actor = Dense(1, width, num_outputs, gain=ACTOR_GAIN)
-        self.critic = Dense(1, width, 1, gain=CRITIC_GAIN)
+            widths = [self._features(trunk, obs).shape[1] for trunk in trunks]
+        self.actor = Dense(1, widths[0], num_outputs, gain=ACTOR_GAIN)
+        self.critic = Dense(1, widths[-1], 1, gain=CRITIC_GAIN)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [B, D] flat observations -> (outputs for the action head [B, A], value [B])."""
@@ -56,5 +60,9 @@ class OwnTrunks(nn.Module):
             raise UsageError(
                 f"network {self.name}: wanted features [{len(x)}, F] of {len(x)} observations, got "
                 f"{got}"
+            )
+        if features.dtype != torch.float32:
+            raise UsageError(
+                f"network {self.name}: wanted features of torch.float32, got {features.dtype}"
             )
         return features

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import gpurl
 from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
+from gpurl.algorithms.ppo import PPO, PPOConfig
 from gpurl.algorithms.sac import SAC
 from gpurl.api import evaluate_run, resume
 from gpurl.envs.registry import make_env
@@ -94,6 +95,32 @@ class AlwaysEval(nn.BatchNorm1d):
 
     def train(self, mode: bool = True) -> "AlwaysEval":
         return super().train(False)
+
+
+class Lazy(nn.Module):
+    """Layers that learn their width from the first batch."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Typed(nn.Module):
+    """A layer of another dtype, and features of another dtype."""
+
+    def __init__(
+        self, shape: tuple[int, ...], inside: str = "float32", outside: str = "float32"
+    ) -> None:
+        super().__init__()
+        self.layer = nn.Linear(shape[0], 8, dtype=getattr(torch, inside))
+        self.frozen = nn.Linear(8, 8, dtype=torch.float64).requires_grad_(False)
+        self.outside = getattr(torch, outside)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.frozen(self.layer(x).double()).to(self.outside)
 
 
 class WrongRows(nn.Module):
@@ -192,6 +219,55 @@ def test_dropout_is_for_learning_and_a_trunk_decides_about_its_parts(tmp_path: P
     assert int(trunk.pretrained.num_batches_tracked) == 0
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_lazy_layers_get_their_shape_when_the_trunk_is_made(tmp_path: Path, shared: bool) -> None:
+    network = {"trunk": f"{__name__}:Lazy", "shared": shared}
+    run = small_run(tmp_path / "run", 2, network=network)
+    trunks = gpurl.load(run.folder).algorithm.network.trunks
+    assert [trunk.layers[0].weight.shape for trunk in trunks] == [(8, 3)] * (2 - shared)
+    assert resume(run.folder, total_steps=3 * ITERATION).outcome.steps == 3 * ITERATION
+
+
+def test_frozen_weights_may_have_any_dtype(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", 2, network={"trunk": f"{__name__}:Typed"})
+    assert gpurl.load(run.folder).algorithm.network.trunks[0].frozen.weight.dtype == torch.float64
+
+
+class OwnNetwork(PPO):
+    """PPO with a module of `make`."""
+
+    make: Any = None
+
+    def make_networks(self) -> None:
+        super().make_networks()
+        self.extra = self.make()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda self: nn.Linear(3, 8).half(),
+            r"parameter extra.weight of OwnNetwork: wanted torch.float32, got torch.float16; .*"
+            r"--precision bf16",
+        ),
+        (
+            lambda self: nn.LazyLinear(8),
+            r"parameter extra.weight of OwnNetwork: wanted a shape, got none yet; .*once in "
+            r"make_networks",
+        ),
+    ],
+)
+def test_parameters_that_cannot_be_trained_are_named(
+    make: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OwnNetwork, "make", make)
+    env = make_env("pendulum", 4)
+    spaces = env.single_observation_space, env.single_action_space
+    with pytest.raises(UsageError, match=words):
+        OwnNetwork(PPOConfig(), *spaces, 4, torch.device("cpu"))
+
+
 def test_networks_of_gpurl_are_not_switched() -> None:
     env = make_env("pendulum", 4)
     for name in ("ppo", "sac", "redq"):
@@ -275,6 +351,19 @@ def test_the_command_line_and_yaml(tmp_path: Path) -> None:
         ),
         ({"trunk": f"{__name__}:Unregistered"}, r"has no parameters to train"),
         ({"options": {"width": 3}}, r"needs network.trunk"),
+        (
+            {"trunk": f"{__name__}:Typed", "options": {"inside": "bfloat16"}},
+            r"parameter layer.weight of Typed: wanted torch.float32, got torch.bfloat16; .*"
+            r"--precision bf16",
+        ),
+        (
+            {"trunk": f"{__name__}:Typed", "options": {"inside": "float64"}},
+            r"parameter layer.weight of Typed: wanted torch.float32, got torch.float64",
+        ),
+        (
+            {"trunk": f"{__name__}:Typed", "options": {"outside": "bfloat16"}},
+            r"Typed: wanted features of torch.float32, got torch.bfloat16",
+        ),
         ({"trunk": RESIDUAL, "memory": "gru"}, r"and memory gru cannot be combined"),
     ],
 )
