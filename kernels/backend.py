@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active as transforms_are_active
 
 from gpurl.kernels import c_library
 
@@ -52,11 +53,12 @@ def use_triton(tensor: Tensor) -> bool:
 
 def use_c(tensor: Tensor) -> bool:
     """Whether kernels on `tensor` run in C: on a CPU, where the library could be built. Fake
-    tensors have no memory to pass to C, and a C call would be missing from a trace or a compiled
-    graph.
+    tensors and those of torch.func.vmap have no memory to pass to C, and a C call would be missing
+    from a trace or a compiled graph.
     """
     return (
         type(tensor) is Tensor
+        and not transforms_are_active()
         and host_sync_is_free(tensor.device)
         and not torch.jit.is_tracing()
         and not torch.compiler.is_compiling()

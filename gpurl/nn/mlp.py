@@ -86,6 +86,8 @@ class _Affine(torch.autograd.Function):
     flat gradient of the optimiser.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return torch.baddbmm(bias, x, weight.transpose(1, 2))

@@ -240,3 +240,60 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         BodyConfig(hidden=(4,), body="bro", layer_norm=True)
     with pytest.raises(UsageError, match=r"^body is 'mpl'; it must be one of mlp, simba, bro"):
         BodyConfig(body="mpl")
+
+
+FUNCTORCH_BODIES = [
+    {"hidden": (8, 8), "activation": "tanh"},
+    {"hidden": (8,), "activation": "elu", "layer_norm": True},
+    {"hidden": (8, 8), "body": "simba"},
+]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("members", [1, MEMBERS])
+@pytest.mark.parametrize("config", FUNCTORCH_BODIES, ids=str)
+def test_functorch_computes_what_a_loop_computes(
+    config: dict[str, Any], members: int, grad: bool
+) -> None:
+    torch.manual_seed(0)
+    network = make_network(members, INPUTS, OUTPUTS, BodyConfig(**config))
+    x = torch.randn(5, ROWS, INPUTS)
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    with torch.set_grad_enabled(grad):
+        rows = torch.func.vmap(network)(x)
+        torch.testing.assert_close(rows, torch.stack([network(each) for each in x]), **close)
+        # one example at a time, and its Jacobian
+        single = torch.func.vmap(lambda row: network(row.unsqueeze(0)).squeeze(1))(x[0])
+        torch.testing.assert_close(single, network(x[0]).transpose(0, 1), **close)
+        jacobian = torch.func.jacrev(network)(x[0])
+        per_row = torch.func.vmap(torch.func.jacrev(lambda row: network(row.unsqueeze(0))))(x[0])
+    for member, row, output in itertools.product(range(members), range(ROWS), range(OUTPUTS)):
+        leaf = x[0].clone().requires_grad_()
+        (expected,) = torch.autograd.grad(network(leaf)[member, row, output], leaf)
+        torch.testing.assert_close(jacobian[member, row, output], expected, **close)
+        torch.testing.assert_close(per_row[row, member, 0, output], expected[row], **close)
+
+
+@pytest.mark.parametrize("config", FUNCTORCH_BODIES, ids=str)
+def test_functorch_over_parameters(config: dict[str, Any]) -> None:
+    """An ensemble by functional_call, and gradients of each row by the weights."""
+    torch.manual_seed(0)
+    networks = [make_network(1, INPUTS, OUTPUTS, BodyConfig(**config)) for _ in range(3)]
+    stacked, buffers = torch.func.stack_module_state(networks)
+    x = torch.randn(ROWS, INPUTS)
+
+    def call(parameters: Any, x: Tensor) -> Tensor:
+        return torch.func.functional_call(networks[0], (parameters, buffers), (x,))
+
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    outputs = torch.func.vmap(call, in_dims=(0, None))(stacked, x)
+    torch.testing.assert_close(outputs, torch.stack([each(x) for each in networks]), **close)
+    gradients = torch.func.vmap(
+        torch.func.grad(lambda parameters, row: call(parameters, row.unsqueeze(0)).sum()),
+        in_dims=(None, 0),
+    )(dict(networks[0].named_parameters()), x)
+    for row in range(ROWS):
+        parameters = dict(networks[0].named_parameters())
+        expected = torch.autograd.grad(networks[0](x[row : row + 1]).sum(), parameters.values())
+        for name, gradient in zip(parameters, expected):
+            torch.testing.assert_close(gradients[name][row], gradient, **close)
