@@ -90,7 +90,7 @@ class Callback:
         """values: as they are logged, eval/mean_reward among them."""
 
     def before_save(self, run: RunView) -> None:
-        """Before a checkpoint is written."""
+        """Before a checkpoint is written, unless an error ended the run."""
 
     def on_end(self, run: RunView) -> None:
         """After the last checkpoint, unless an error ended the run."""
