@@ -44,15 +44,16 @@ def check_parameters(module: nn.Module, may_be_lazy: bool = False) -> None:
     """UsageError for a trained parameter that is not float32, or of a lazy module that has no shape
     yet.
     """
+    dtype = torch.get_default_dtype()
     for name, parameter in module.named_parameters():
         where = f"parameter {name} of {type(module).__name__}"
         if is_lazy(parameter) and not may_be_lazy:
             raise UsageError(
                 f"{where}: wanted a shape, got none yet; call its lazy module once in make_networks"
             )
-        if parameter.requires_grad and parameter.dtype != torch.float32:
+        if parameter.requires_grad and parameter.dtype != dtype:
             raise UsageError(
-                f"{where}: wanted torch.float32, got {parameter.dtype}; networks of gpurl compute "
+                f"{where}: wanted {dtype}, got {parameter.dtype}; networks of gpurl compute "
                 f"in low precision with --precision bf16"
             )
 

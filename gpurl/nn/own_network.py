@@ -61,8 +61,8 @@ class OwnTrunks(nn.Module):
                 f"network {self.name}: wanted features [{len(x)}, F] of {len(x)} observations, got "
                 f"{got}"
             )
-        if features.dtype != torch.float32:
+        if features.dtype != x.dtype:
             raise UsageError(
-                f"network {self.name}: wanted features of torch.float32, got {features.dtype}"
+                f"network {self.name}: wanted features of {x.dtype}, got {features.dtype}"
             )
         return features
