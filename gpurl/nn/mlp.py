@@ -186,9 +186,24 @@ class _Run:
     def _in_c(self) -> StackCpu:
         return StackCpu([(layer.weight, layer.bias, layer.activation) for layer in self.layers])
 
+    @functools.cached_property
+    def _parameters_in_c(self) -> list[tuple[dict[str, Any], nn.Parameter, nn.Parameter]]:
+        weights, biases = self._in_c.parameters[::2], self._in_c.parameters[1::2]
+        return list(zip([layer._parameters for layer in self.layers], weights, biases))
+
+    def _are_parameters_in_c(self) -> bool:
+        """Whether the layers still have the parameters that C reads: torch.func.functional_call,
+        a parametrisation and load_state_dict(assign=True) replace them.
+        """
+        # not layer.weight, which costs five times as much
+        for parameters, weight, bias in self._parameters_in_c:
+            if parameters.get("weight") is not weight or parameters.get("bias") is not bias:
+                return False
+        return True
+
     def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
         dtype = self.layers[0].dtype
-        if x.dtype == torch.float32 and dtype is None and use_c(x):
+        if x.dtype == torch.float32 and dtype is None and use_c(x) and self._are_parameters_in_c():
             return self._in_c(x)
         # activations between the layers stay in low precision
         low = x if dtype is None else x.to(dtype)

@@ -297,3 +297,23 @@ def test_functorch_over_parameters(config: dict[str, Any]) -> None:
         expected = torch.autograd.grad(networks[0](x[row : row + 1]).sum(), parameters.values())
         for name, gradient in zip(parameters, expected):
             torch.testing.assert_close(gradients[name][row], gradient, **close)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_replaced_parameters_are_computed_with(grad: bool) -> None:
+    """By functional_call, a parametrisation, or load_state_dict(assign=True)."""
+    torch.manual_seed(0)
+    network, other = (make_network(1, INPUTS, OUTPUTS, BodyConfig(hidden=(8,))) for _ in range(2))
+    x = torch.randn(ROWS, INPUTS)
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    with torch.set_grad_enabled(grad):
+        before = network(x)
+        parameters = dict(network.named_parameters())
+        last = {name: dict(other.named_parameters())[name] for name in list(parameters)[2:]}
+        partly = torch.func.functional_call(network, last, (x,))
+        assert not torch.allclose(partly, before)
+        expected = other.layers[1](network.layers[0](x))
+        torch.testing.assert_close(partly, expected, **close)
+        torch.testing.assert_close(network(x), before, rtol=0, atol=0)
+        network.load_state_dict(other.state_dict(), assign=True)
+        torch.testing.assert_close(network(x), other(x), **close)
