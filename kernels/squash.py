@@ -124,7 +124,7 @@ def squashed_backward_kernel(
     action_stride, log_prob_stride,
     A: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
-    """A program takes BLOCK_B rows; action_stride, log_prob_stride: between rows of the slopes."""
+    """A program takes BLOCK_B rows; action_stride, log_prob_stride: of the gradients, by row."""
     row, column, inside = _tile_of(B, A, BLOCK_B, BLOCK_A)
     cell = row[:, None] * A + column[None, :]
     # what the forward pass stored, and the incoming gradients

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from benchmarks.peers.job import Job, Outcome
 from benchmarks.timing import now
+from gpurl.engine.eager import STAGGER_SEED
 from gpurl.envs.chasing import Chasing
 from gpurl.kernels.random import CounterRandom
 
@@ -21,7 +22,7 @@ class TimedChasing(Chasing):
     def __init__(self, job: Job) -> None:
         super().__init__(job.num_envs, job.device, job.seed)
         self.horizon = job.horizon
-        self.clock_seed = job.seed + 7  # as in gpurl's trainer
+        self.clock_seed = job.seed + STAGGER_SEED  # as in gpurl
         self.marks: list[float] = []
         self.mean_reward = float("nan")
         self._rewards: list[Tensor] = []

@@ -367,7 +367,7 @@ def squash_cases(num_actions: int, registers: int, vectors: tuple[int, int] = (0
     block_b, block_a = squash._tile(num_actions)
     constants = {"A": num_actions, "BLOCK_B": block_b, "BLOCK_A": block_a}
     # Triton makes a constant of an integer that is 1
-    ones = {"log_prob_stride": 1} | ({"slope_stride": 1} if num_actions == 1 else {})
+    ones = {"log_prob_stride": 1} | ({"action_stride": 1} if num_actions == 1 else {})
     draw_types, backward_types = (
         [F, F, F, F, F, B, "i32"],
         [F, F, B, F, F, F, "i32"] + ["i32"] * (2 - len(ones)),
