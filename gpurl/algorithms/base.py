@@ -110,6 +110,7 @@ class Algorithm(ABC, nn.Module):
         self.num_envs = num_envs
         self.device = device
         self.seed = seed
+        self.precision = "float32"  # or tf32, bf16: see `set_precision`
         # inputs of the networks: observations, then the privileged state where the critic reads it
         if not isinstance(observation_space, Box):
             raise UsageError(
@@ -244,6 +245,7 @@ class Algorithm(ABC, nn.Module):
             raise UsageError(
                 f"{self.label} has no layers that compute in {precision}, only in float32"
             )
+        self.precision = precision
 
     def schedule(self, progress: float, steps: int) -> None:
         """Called before each iteration: set learning rates, epsilon and the like. progress: from 0

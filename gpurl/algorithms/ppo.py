@@ -118,7 +118,6 @@ class PPO(OnPolicy):
         self.head = make_head(self.action_space, config.squash, config.initial_std, self.label)
         self.network = self._make_network(self.head.num_outputs)
         self.value_normalizer = ValueNormalizer() if config.normalize_value else None
-        self.precision = "float32"
 
     def _make_network(self, outputs: int) -> ActorCritic:
         """From observations [B, D] to (outputs for the action head [B, outputs], value [B])."""
@@ -151,13 +150,6 @@ class PPO(OnPolicy):
         super().make_training()
         self.clip_range = torch.tensor(config.clip_range, device=self.device)
         self.entropy_coef = torch.tensor(config.entropy_coef, device=self.device)
-
-    def set_precision(self, precision: str) -> None:
-        if precision == "bf16":
-            if not hasattr(self.network, "set_dtype"):
-                raise UsageError(f"the network of {self.label} has no set_dtype, which bf16 needs")
-            self.network.set_dtype(torch.bfloat16)
-        self.precision = precision
 
     # ---- acting ----
 

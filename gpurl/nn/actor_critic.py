@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gpurl.checks import check_choices
 from gpurl.errors import UsageError
 from gpurl.nn.gru import Gru
-from gpurl.nn.mlp import BodyConfig, Dense, Sequential, make_trunk, set_dtype
+from gpurl.nn.mlp import BodyConfig, Dense, Sequential, make_trunk
 
 HIDDEN_GAIN = math.sqrt(2.0)  # of the orthogonal start of hidden layers (Saxe et al. 2014)
 ACTOR_GAIN = 0.01  # small: the first policy hardly depends on the observation
@@ -68,8 +68,8 @@ class ActorCritic(nn.Module):
         self.memory = Gru(num_inputs, config.memory_size) if config.memory == "gru" else None
         num_features = num_inputs if self.memory is None else config.memory_size
         self.trunk, width = _make_hidden(1 if config.shared else 2, num_features, config)
-        self.actor = Dense(1, width, num_outputs, gain=ACTOR_GAIN)
-        self.critic = Dense(1, width, 1, gain=CRITIC_GAIN)
+        self.actor = Dense(1, width, num_outputs, gain=ACTOR_GAIN, keep_float32=True)
+        self.critic = Dense(1, width, 1, gain=CRITIC_GAIN, keep_float32=True)
 
     def remember(self, obs: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """obs [N, D], one step; memory h [N, H] -> (features [N, F], next h)."""
@@ -83,10 +83,6 @@ class ActorCritic(nn.Module):
         """
         assert self.memory is not None
         return self.memory.unroll(obs, h, starts)
-
-    def set_dtype(self, dtype: torch.dtype) -> None:
-        """Of the hidden layers' products."""
-        set_dtype(self.trunk, dtype)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [B, F] -> (the policy head's numbers [B, A], value [B])."""
@@ -108,7 +104,7 @@ class AsymmetricActorCritic(ActorCritic):
         super().__init__(actor_config, num_inputs, num_outputs)
         self.num_inputs = num_inputs
         self.critic_trunk, width = _make_hidden(1, num_state, config)
-        self.critic = Dense(1, width, 1, gain=CRITIC_GAIN)
+        self.critic = Dense(1, width, 1, gain=CRITIC_GAIN, keep_float32=True)
 
     def remember(self, obs: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """obs [N, D + S], one step; memory h [N, H] -> (features [N, F + S], next h)."""
@@ -118,10 +114,6 @@ class AsymmetricActorCritic(ActorCritic):
     def unroll(self, obs: Tensor, h: Tensor, starts: Tensor) -> Tensor:
         features = super().unroll(obs[..., : self.num_inputs], h, starts)
         return torch.cat((features, obs[..., self.num_inputs :]), dim=2)
-
-    def set_dtype(self, dtype: torch.dtype) -> None:
-        super().set_dtype(dtype)
-        set_dtype(self.critic_trunk, dtype)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [B, F + S] -> (the policy head's numbers [B, A], value [B])."""

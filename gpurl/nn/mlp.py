@@ -119,7 +119,8 @@ class Dense(Layer):
     """Affine, then an optional layer norm, then the activation.
 
     gain: weights start orthogonal with this gain (Saxe et al. 2014) and biases at 0; by default
-    both start uniform in +-1/sqrt(in), as torch.nn.Linear's do.
+    both start uniform in +-1/sqrt(in), as torch.nn.Linear's do. keep_float32: `set_dtype` leaves
+    this layer as it is.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class Dense(Layer):
         activation: str = "none",
         layer_norm: bool = False,
         gain: float | None = None,
+        keep_float32: bool = False,
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(members, num_outputs, num_inputs))
@@ -143,6 +145,7 @@ class Dense(Layer):
                 nn.init.orthogonal_(weight, gain)
         self.activation = activation
         self.norm = Norm(members, num_outputs) if layer_norm else None
+        self.keep_float32 = keep_float32
         # of the products; None: the parameters' own
         self.dtype: torch.dtype | None = None
 
@@ -289,10 +292,12 @@ def weights_and_biases(network: nn.Module) -> list[tuple[nn.Parameter, nn.Parame
 
 
 def set_dtype(network: nn.Module, dtype: torch.dtype) -> int:
-    """Compute the products of all layers in `dtype`; parameters and gradients stay float32. Returns
-    the number of layers.
+    """Compute the products of the layers that allow it in `dtype`; parameters and gradients stay
+    float32. Returns the number of layers.
     """
-    layers = [layer for layer in network.modules() if isinstance(layer, Dense)]
+    layers = [
+        layer for layer in network.modules() if isinstance(layer, Dense) and not layer.keep_float32
+    ]
     for layer in layers:
         layer.dtype = dtype
     return len(layers)

@@ -109,7 +109,7 @@ class FlatAdam:
             tau=tau,
         )
         self.initial_rate = learning_rate
-        self.learning_rate = torch.tensor(learning_rate, device=self.flat.device)
+        self._learning_rate = torch.tensor(learning_rate, device=self.flat.device)
         self.target = None
         # (of the target, of the module)
         self._target_tensors: list[tuple[Tensor, Tensor]] = []
@@ -122,6 +122,15 @@ class FlatAdam:
             self.target_buffers = list(zip(target.buffers(), module.buffers(), strict=True))
             self._target_tensors = [*pairs, *self.target_buffers]
             self.copy_to_target()
+
+    @property
+    def learning_rate(self) -> Tensor:
+        """0-d. Assigning to it writes into the same tensor, which C and captured graphs read."""
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: Tensor | float) -> None:
+        self._learning_rate.fill_(rate)
 
     @torch.no_grad()
     def copy_to_target(self) -> None:

@@ -474,7 +474,7 @@ def test_a_network_of_ones_own_finds_the_values(looks: Any) -> None:
         run_updates(algorithm, env, 250)
     values = algorithm.value(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).tolist()
     assert values == pytest.approx([0.9 / 0.19, 1.0 / 0.19], abs=0.2)
-    with pytest.raises(UsageError, match="WithOwnNetwork has no set_dtype, which bf16 needs"):
+    with pytest.raises(UsageError, match="WithOwnNetwork has no layers that compute in bf16"):
         algorithm.set_precision("bf16")
 
 

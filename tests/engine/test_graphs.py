@@ -202,7 +202,8 @@ def test_nothing_moves_between_iterations(level: str) -> None:
 
 
 def _halve_the_rate(trainer: Trainer) -> None:
-    trainer.algorithm.optimizer.learning_rate.mul_(0.5)
+    optimizer = trainer.algorithm.optimizer
+    optimizer.learning_rate = 0.5 * optimizer.learning_rate
 
 
 def _clip_more(trainer: Trainer) -> None:

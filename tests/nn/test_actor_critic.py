@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import no_host_syncs
-from gpurl.nn.actor_critic import ActorCritic, NetworkConfig
-from gpurl.nn.mlp import Dense, weights_and_biases
+from gpurl.nn.actor_critic import ActorCritic, AsymmetricActorCritic, NetworkConfig
+from gpurl.nn.mlp import Dense, set_dtype, weights_and_biases
 
 ACTIVATIONS = {"tanh": nn.Tanh, "elu": nn.ELU, "relu": nn.ReLU}
 
@@ -147,6 +147,14 @@ def test_weights_are_orthogonal_with_their_gain() -> None:
     actor, critic = network.actor.weight[0], network.critic.weight[0]
     torch.testing.assert_close(actor @ actor.t(), 1e-4 * torch.eye(4), atol=1e-9, rtol=1e-4)
     torch.testing.assert_close(critic @ critic.t(), torch.eye(1), atol=1e-5, rtol=0)
+
+
+def test_low_precision_leaves_the_heads_alone() -> None:
+    network = AsymmetricActorCritic(NetworkConfig(hidden=(16,)), 8, 3, 2)
+    assert set_dtype(network, torch.bfloat16) == 2
+    dtypes = [layer.dtype for layer in network.modules() if isinstance(layer, Dense)]
+    assert sorted(map(str, dtypes)) == ["None", "None", "torch.bfloat16", "torch.bfloat16"]
+    assert (network.actor.dtype, network.critic.dtype) == (None, None)
 
 
 def test_unknown_activation_is_refused_by_name() -> None:

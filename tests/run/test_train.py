@@ -585,6 +585,7 @@ def test_products_in_bf16_learn_about_the_same(tmp_path: Path) -> None:
     stay float32.
     """
     from gpurl.nn.actor_critic import ActorCritic, NetworkConfig
+    from gpurl.nn.mlp import set_dtype
 
     torch.manual_seed(0)
     network = ActorCritic(NetworkConfig(), 8, 2)
@@ -593,7 +594,7 @@ def test_products_in_bf16_learn_about_the_same(tmp_path: Path) -> None:
     x, of_output, of_value = torch.randn(500, 8), torch.randn(500, 2), torch.randn(500)
     results = []
     for dtype in (torch.float32, torch.bfloat16):
-        network.set_dtype(dtype)
+        set_dtype(network, dtype)
         output, value = network(x)
         loss = (output * of_output).sum() + (value * of_value).sum()
         gradients = torch.autograd.grad(loss, list(network.parameters()))
