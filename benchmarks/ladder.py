@@ -30,7 +30,7 @@ from gpurl.run.trainer import Trainer
 
 NUM_ENVS, HORIZON = 4096, 32
 COMPARED_ENVS = 64  # environments whose returns in the first rollout are compared
-ENGINE = ["precision", "graph", "rollout"]  # columns of `engine_columns`
+ENGINE = ["precision", "graph", "rollout", "update"]  # columns of `engine_columns`
 # of returns, which differ by about 0.1 between environments
 TOLERANCES = {"float32": 1e-3, "tf32": 2e-2, "bf16": 2e-2}
 
@@ -58,7 +58,13 @@ def gpu_rung(
 RUNGS = (
     Rung(
         "eager",
-        {"graph": "off", "rollout": "steps", "compile": False, "precision": "float32"},
+        {
+            "graph": "off",
+            "rollout": "steps",
+            "update": "autograd",
+            "compile": False,
+            "precision": "float32",
+        },
         {"GPURL_BACKEND": "torch", "GPURL_CPU_KERNEL": "0"},
     ),
     Rung("+ C kernel", {}, {"GPURL_CPU_KERNEL": "1"}, "cpu", "it computes on the CPU"),
@@ -66,6 +72,7 @@ RUNGS = (
     gpu_rung("+ graph policy", "CUDA graphs need a GPU", {"graph": "policy"}),
     gpu_rung("+ graph full", "CUDA graphs need a GPU", {"graph": "full"}),
     gpu_rung("+ persistent rollout", "its kernel is in Triton", {"rollout": "persistent"}),
+    gpu_rung("+ fused update", "its kernels are in Triton", {"update": "fused"}),
     gpu_rung("+ tf32", "a CPU has no TF32", {"precision": "tf32"}),
     gpu_rung("+ bf16", "slower than float32 on a CPU without matrix units", {"precision": "bf16"}),
 )

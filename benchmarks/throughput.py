@@ -126,7 +126,7 @@ class Sweep:
 
     def _add_row(self, case: str, size: str, horizon: str, engine: Row, rate: float) -> None:
         row = {"case": case, "num_envs": size, "horizon": horizon}
-        row |= {"precision": "-", "graph": "-", "rollout": "-"} | engine
+        row |= {"precision": "-", "graph": "-", "rollout": "-", "update": "-"} | engine
         row |= {"value": f"{rate:.0f}", "unit": "env_steps/s"} | machine(str(self.device))
         self.rows.append(row)
 

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 
 from benchmarks.results_table import Row
+from gpurl.engine.fused_update import FusedUpdate
 from gpurl.engine.graphs import CudaGraphs
+from gpurl.engine.persistent import PersistentRollout
 from gpurl.envs.vec_env import VecEnv
 from gpurl.run.settings import Settings
 from gpurl.run.setup import make_trainer
@@ -44,15 +46,15 @@ def common_settings(num_envs: int, horizon: int) -> dict[str, Any]:
 
 
 def engine_columns(trainer: Trainer) -> Row:
-    """The columns of the precision, CUDA graphs and rollout that `trainer` uses; call `warm_up`
-    first.
+    """The columns of the precision, CUDA graphs, rollout and update that `trainer` uses; call
+    `warm_up` first.
     """
     engine = trainer.engine
-    rollout = "persistent" if engine.name == "persistent" else "steps"
     return {
         "precision": trainer.settings.train.precision,
         "graph": getattr(engine.stages, "level", "") or "off",
-        "rollout": rollout,
+        "rollout": "persistent" if isinstance(engine, PersistentRollout) else "steps",
+        "update": "fused" if isinstance(engine, FusedUpdate) else engine.name,
     }
 
 

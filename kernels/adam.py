@@ -1,4 +1,4 @@
-"""Flat Adam(W) with global-norm clip and target update: one pass over the parameters, three
+"""Flat Adam(W) with global-norm clip and target update: one pass over the parameters, two
 launches, no host sync.
 
     g <- g min(1, max_norm / (|g| + 1e-6));   m <- m + (1 - b1)(g - m);   v <- v + (1 - b2)(g^2 - v)
@@ -25,6 +25,7 @@ from gpurl.kernels import c_library
 from gpurl.kernels.backend import choose_kernel
 
 BLOCK = 1024
+BLOCK_PARTIAL = 256  # of the sums of squares that are added at once
 MAX_LOSSES = 8
 COUNTS = ("steps", "skipped", "in_a_row", "longest", "first")  # of SkippedSteps
 # of a gradient that is not clipped: v is float32, and where it is infinite its parameter never
@@ -55,6 +56,7 @@ class AdamState(NamedTuple):
     step: Tensor  # 0-d int64: steps taken
     target: Tensor | None = None  # [P] float32: parameters of a target network
     skipped: SkippedSteps | None = None
+    ticket: Tensor | None = None  # [1] int32, 0: of `is_last_program`; None: one for each step
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def adam_step_reference(
     losses: Tensor | None = None,
 ) -> Tensor:
     """The specification; arguments and result as in `adam_step`."""
-    parameters, exp_avg, exp_avg_sq, step, target, skipped = state
+    parameters, exp_avg, exp_avg_sq, step, target, skipped, _ = state
     beta_1, beta_2 = options.betas
 
     # whether the step is taken
@@ -140,15 +142,19 @@ def _count_step(
 
 
 @triton.jit
-def square_sums_kernel(gradient_ptr, partial_ptr, P, BLOCK: tl.constexpr):
-    """A program sums the squares of a block in float64: deterministic, without atomics."""
-    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    gradient = tl.load(gradient_ptr + offset, mask=offset < P, other=0.0).to(tl.float64)
-    tl.store(partial_ptr + tl.program_id(0), tl.sum(gradient * gradient, axis=0))
+def is_last_program(ticket_ptr):
+    """Whether all other programs of the launch have called this; the stores that they made before
+    are visible then. Nobody waits. The ticket, one int32, is 0 before and after the launch.
+    """
+    tl.debug_barrier()  # all stores of this program come before its ticket
+    is_last = tl.atomic_add(ticket_ptr, 1, sem="acq_rel") == tl.num_programs(0) - 1
+    if is_last:
+        tl.store(ticket_ptr, 0)
+    return is_last
 
 
 @triton.jit
-def prologue_kernel(
+def begin_step(
     partial_ptr, step_ptr, rate_ptr, log_beta_ptr, scalar_ptr, loss_ptr, counts_ptr,
     first_losses_ptr, num_partials, num_losses,
     max_norm, largest_norm, CLIP: tl.constexpr, HAS_RECORD: tl.constexpr,
@@ -158,7 +164,8 @@ def prologue_kernel(
     over correction 1, root of correction 2, norm, whether the step is taken, whether it is the
     first skipped one. It counts steps and skipped steps.
 
-    The step counter moves here: `adam_kernel` would write what its other programs read.
+    partial: [num_partials] float64, the sums of squares of the gradient. The step counter moves
+    here: `adam_kernel` would write what its other programs read.
     """
     # norm of the gradient, in a fixed order
     lane = tl.arange(0, BLOCK)
@@ -200,6 +207,27 @@ def prologue_kernel(
         tl.store(counts_ptr + 4, tl.where(is_first, num_steps, first))
         tl.store(first_losses_ptr + lane, loss, mask=(lane < num_losses) & is_first)
         tl.store(scalar_ptr + 5, is_first.to(tl.float32))
+
+
+@triton.jit(do_not_specialize=["num_losses"])
+def norm_kernel(
+    gradient_ptr, partial_ptr, ticket_ptr, step_ptr, rate_ptr, log_beta_ptr, scalar_ptr, loss_ptr,
+    counts_ptr, first_losses_ptr, P, num_losses,
+    max_norm, largest_norm, CLIP: tl.constexpr, HAS_RECORD: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_PARTIAL: tl.constexpr,
+):  # fmt: skip
+    """A program sums the squares of a block in float64. The last one to end begins the step; the
+    order in which it adds the sums is fixed.
+    """
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    gradient = tl.load(gradient_ptr + offset, mask=offset < P, other=0.0).to(tl.float64)
+    tl.store(partial_ptr + tl.program_id(0), tl.sum(gradient * gradient, axis=0))
+    if is_last_program(ticket_ptr):
+        begin_step(
+            partial_ptr, step_ptr, rate_ptr, log_beta_ptr, scalar_ptr, loss_ptr, counts_ptr,
+            first_losses_ptr, tl.num_programs(0), num_losses, max_norm, largest_norm,
+            CLIP, HAS_RECORD, BLOCK_PARTIAL,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -259,27 +287,52 @@ def adam_step_triton(
     options: AdamOptions,
     losses: Tensor | None = None,
 ) -> Tensor:
-    """`adam_step_reference` in three launches."""
-    parameters, exp_avg, exp_avg_sq, step, target, skipped = state
-    size = parameters.numel()
-    programs = triton.cdiv(size, BLOCK)
-    partial = torch.empty(programs, dtype=torch.float64, device=parameters.device)
-    scalars = torch.empty(6, dtype=torch.float32, device=parameters.device)
-    # without a record any pointers, which are not used
-    counts, first_gradient, first_losses = skipped or (step, gradient, scalars)
-    # norm, scalars, update
-    square_sums_kernel[(programs,)](gradient, partial, size, BLOCK=BLOCK, num_warps=4)
-    prologue_kernel[(1,)](
-        partial, step, learning_rate, _log_betas(parameters.device, options.betas), scalars,
-        scalars if losses is None else losses, counts, first_losses, programs,
-        0 if losses is None else losses.numel(),
+    """`adam_step_reference` in two launches."""
+    device = gradient.device
+    programs = triton.cdiv(gradient.numel(), BLOCK)
+    partial = torch.empty(programs, dtype=torch.float64, device=device)
+    scalars = torch.empty(6, dtype=torch.float32, device=device)
+    norm_kernel[(programs,)](
+        gradient, partial, *begin_arguments(state, learning_rate, options, scalars, losses),
+        gradient.numel(), 0 if losses is None else losses.numel(),
         options.max_grad_norm or 1.0, options.largest_norm,
-        CLIP=options.max_grad_norm is not None, HAS_RECORD=skipped is not None,
-        BLOCK=256, num_warps=4,
+        CLIP=options.max_grad_norm is not None, HAS_RECORD=state.skipped is not None,
+        BLOCK=BLOCK, BLOCK_PARTIAL=BLOCK_PARTIAL, num_warps=4,
     )  # fmt: skip
-    adam_kernel[(programs,)](
+    return finish_step(state, gradient, learning_rate, options, scalars)
+
+
+def begin_arguments(
+    state: AdamState,
+    learning_rate: Tensor,
+    options: AdamOptions,
+    scalars: Tensor,
+    losses: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """The ticket and the pointers of `begin_step` after `partial`."""
+    ticket = state.ticket
+    if ticket is None:
+        ticket = torch.zeros(1, dtype=torch.int32, device=scalars.device)
+    # without a record any pointers, which are not used
+    counts, _, first_losses = state.skipped or (state.step, None, scalars)
+    log_betas = _log_betas(scalars.device, options.betas)
+    pointers = ticket, state.step, learning_rate, log_betas, scalars
+    return *pointers, scalars if losses is None else losses, counts, first_losses
+
+
+def finish_step(
+    state: AdamState,
+    gradient: Tensor,
+    learning_rate: Tensor,
+    options: AdamOptions,
+    scalars: Tensor,
+) -> Tensor:
+    """Move the parameters as the scalars of `begin_step` say, in one launch; returns the norm."""
+    parameters, exp_avg, exp_avg_sq, _, target, skipped, _ = state
+    size = parameters.numel()
+    adam_kernel[(triton.cdiv(size, BLOCK),)](
         parameters, gradient, exp_avg, exp_avg_sq, parameters if target is None else target,
-        scalars, learning_rate, first_gradient, size,
+        scalars, learning_rate, gradient if skipped is None else skipped.gradient, size,
         1.0 - options.betas[0], 1.0 - options.betas[1], options.eps, options.weight_decay,
         options.tau,
         DECOUPLED=options.decoupled, HAS_TARGET=target is not None,
@@ -308,7 +361,7 @@ def c_arguments(
     state: AdamState, gradient: Tensor, learning_rate: Tensor, options: AdamOptions
 ) -> AdamInC:
     """The arguments of a step in C; the tensors must be contiguous and outlive them."""
-    parameters, exp_avg, exp_avg_sq, step, target, skipped = state
+    parameters, exp_avg, exp_avg_sq, step, target, skipped, _ = state
     # C compares with infinity where there is no clip
     max_norm = math.inf if options.max_grad_norm is None else options.max_grad_norm
     return AdamInC(

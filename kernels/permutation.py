@@ -37,7 +37,7 @@ Array = TypeVar("Array", Tensor, np.ndarray)
 
 
 @functools.cache
-def _network(size: int) -> tuple[int, int, int]:
+def permutation_network(size: int) -> tuple[int, int, int]:
     """(a, b, rounds) for a size: a b = size with a <= b <= 4 a where there is such a factor, else
     both next to the square root. ValueError for a size outside 1 to MAX_SIZE.
 
@@ -102,7 +102,7 @@ def permutation_reference(
     numpy's calls take less time than torch's.
     """
     # round keys from the stream
-    a, b, rounds = _network(size)
+    a, b, rounds = permutation_network(size)
     words = random_words_reference(key, gamma, step, offset, (rounds + 1) // 2)
     round_keys = words.view(torch.int32)[0, :rounds].long()
     number = torch.arange((rounds + 3) // 2 * b, device=key.device)
@@ -170,63 +170,63 @@ def _sum(x, y, limit):
 
 
 @triton.jit
-def _encrypted(number, key, gamma, counter, A: tl.constexpr, B: tl.constexpr, ROUNDS: tl.constexpr):
-    """The Feistel network on uint32 numbers below A B."""
-    left = number // B
-    right = number % B
+def _encrypted(number, key, gamma, counter, a, b, ROUNDS: tl.constexpr):
+    """The Feistel network on uint32 numbers below a b; a, b: uint32."""
+    left = number // b
+    right = number % b
     for pair in tl.static_range(ROUNDS // 2):
         word = splitmix_word(key, gamma, counter + pair)
-        left = _sum(left, _below(_mixed(right + word.to(tl.uint32)), A), A)
-        right = _sum(right, _below(_mixed(left + (word >> 32).to(tl.uint32)), B), B)
+        left = _sum(left, _below(_mixed(right + word.to(tl.uint32)), a), a)
+        right = _sum(right, _below(_mixed(left + (word >> 32).to(tl.uint32)), b), b)
     # the number of rounds is odd
     word = splitmix_word(key, gamma, counter + ROUNDS // 2)
-    left = _sum(left, _below(_mixed(right + word.to(tl.uint32)), A), A)
-    return left * B + right
+    left = _sum(left, _below(_mixed(right + word.to(tl.uint32)), a), a)
+    return left * b + right
 
 
 @triton.jit
-def permuted(
-    position, key_ptr, gamma_ptr, step_ptr, offset,
-    SIZE: tl.constexpr, A: tl.constexpr, B: tl.constexpr, ROUNDS: tl.constexpr,
-):  # fmt: skip
-    """Rows (int64) at a block of positions, which must all lie in [0, SIZE): a walk that starts
-    outside might never end. For any kernel.
+def permuted(position, key_ptr, gamma_ptr, step_ptr, offset, size, a, b, ROUNDS: tl.constexpr):
+    """Rows (int64) at a block of positions, which must all lie in [0, size): a walk that starts
+    outside might never end. For any kernel; a, b and ROUNDS are those of `permutation_network`.
+    Sizes are no constants, so that one compilation serves them all.
     """
+    size = size.to(tl.uint32)
+    a = a.to(tl.uint32)
+    b = b.to(tl.uint32)
     # encrypt once
     key = tl.load(key_ptr)
     gamma = tl.load(gamma_ptr)
     counter = tl.load(step_ptr) * 65536 + offset
-    row = _encrypted(position.to(tl.uint32), key, gamma, counter, A, B, ROUNDS)
-    if SIZE < A * B:
-        # encrypt again what is outside, until the longest walk of the block has ended
-        outside = row >= SIZE
-        while tl.max(outside.to(tl.int32), axis=0) > 0:
-            row = tl.where(outside, _encrypted(row, key, gamma, counter, A, B, ROUNDS), row)
-            outside = row >= SIZE
+    row = _encrypted(position.to(tl.uint32), key, gamma, counter, a, b, ROUNDS)
+    # encrypt again what is outside, until the longest walk of the block has ended
+    outside = row >= size
+    while tl.max(outside.to(tl.int32), axis=0) > 0:
+        row = tl.where(outside, _encrypted(row, key, gamma, counter, a, b, ROUNDS), row)
+        outside = row >= size
     return row.to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["offset"])
+@triton.jit(do_not_specialize=["offset", "size", "a", "b"])
 def permutation_kernel(
-    key_ptr, gamma_ptr, step_ptr, out_ptr, offset,
-    SIZE: tl.constexpr, A: tl.constexpr, B: tl.constexpr, ROUNDS: tl.constexpr, BLOCK: tl.constexpr,
+    key_ptr, gamma_ptr, step_ptr, out_ptr, offset, size, a, b,
+    ROUNDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A lane writes the row of its position to out [SIZE] int64."""
+    """A lane writes the row of its position to out [size] int64."""
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = position < SIZE
+    inside = position < size
     row = permuted(
-        tl.where(inside, position, 0), key_ptr, gamma_ptr, step_ptr, offset, SIZE, A, B, ROUNDS
+        tl.where(inside, position, 0), key_ptr, gamma_ptr, step_ptr, offset, size, a, b, ROUNDS
     )
     tl.store(out_ptr + position, row, mask=inside)
 
 
-@triton.jit(do_not_specialize=["offset", "start", "count"])
+@triton.jit(do_not_specialize=["offset", "start", "count", "size", "a", "b"])
 def gather_rows_kernel(
-    packed_ptr, key_ptr, gamma_ptr, step_ptr, out_ptr, offset, start, count,
-    SIZE: tl.constexpr, WIDTH: tl.constexpr, A: tl.constexpr, B: tl.constexpr, ROUNDS: tl.constexpr,
+    packed_ptr, key_ptr, gamma_ptr, step_ptr, out_ptr, offset, start, count, size, a, b,
+    WIDTH: tl.constexpr, ROUNDS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """A program copies BLOCK_ROWS rows of packed [SIZE, WIDTH] to out [count, WIDTH]; neighbouring
+    """A program copies BLOCK_ROWS rows of packed [size, WIDTH] to out [count, WIDTH]; neighbouring
     lanes copy neighbouring columns.
 
     WIDTH is a constant, so that rows of a multiple of four floats move 16 bytes at a time.
@@ -235,7 +235,7 @@ def gather_rows_kernel(
     lane = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     inside = lane < count
     position = tl.where(inside, lane + start, 0)
-    row = permuted(position, key_ptr, gamma_ptr, step_ptr, offset, SIZE, A, B, ROUNDS)
+    row = permuted(position, key_ptr, gamma_ptr, step_ptr, offset, size, a, b, ROUNDS)
     # copy them, BLOCK_WIDTH columns at a time
     for first in range(0, WIDTH, BLOCK_WIDTH):
         column = first + tl.arange(0, BLOCK_WIDTH)
@@ -246,10 +246,10 @@ def gather_rows_kernel(
 
 def permutation_triton(key: Tensor, gamma: Tensor, step: Tensor, offset: int, size: int) -> Tensor:
     """`permutation_reference` in one launch."""
-    a, b, rounds = _network(size)
+    a, b, rounds = permutation_network(size)
     out = torch.empty(size, dtype=torch.int64, device=key.device)
     permutation_kernel[(triton.cdiv(size, BLOCK),)](
-        key, gamma, step, out, offset, SIZE=size, A=a, B=b, ROUNDS=rounds, BLOCK=BLOCK, num_warps=4
+        key, gamma, step, out, offset, size, a, b, ROUNDS=rounds, BLOCK=BLOCK, num_warps=4
     )
     return out
 
@@ -260,14 +260,14 @@ def gather_rows_triton(
     """`gather_rows_reference` in one launch, without a tensor of indices."""
     _check_gather(packed, start, count)
     size, width = packed.shape
-    a, b, rounds = _network(size)
+    a, b, rounds = permutation_network(size)
     out = packed.new_empty(count, width)
     block_width = min(triton.next_power_of_2(width), MAX_TILE_WIDTH)
     block_rows = max(BLOCK // block_width, 1)
     if out.numel():
         gather_rows_kernel[(triton.cdiv(count, block_rows),)](
-            packed, key, gamma, step, out, offset, start, count,
-            SIZE=size, WIDTH=width, A=a, B=b, ROUNDS=rounds,
+            packed, key, gamma, step, out, offset, start, count, size, a, b,
+            WIDTH=width, ROUNDS=rounds,
             BLOCK_ROWS=block_rows, BLOCK_WIDTH=block_width, num_warps=4,
         )  # fmt: skip
     return out

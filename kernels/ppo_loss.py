@@ -56,13 +56,13 @@ class PpoOptions:
 
 
 @triton.jit
-def _clip(x, low, high):
+def clip(x, low, high):
     """x limited to [low, high]; NaN stays NaN, while tl.clamp may turn it into a number."""
     return tl.where(x > high, high, tl.where(x < low, low, x))
 
 
 @triton.jit
-def _surrogate(log_prob, old_log_prob, advantage, clip_range):
+def surrogate_and_slope(log_prob, old_log_prob, advantage, clip_range):
     """(min(r A, clip(r) A), its derivative by log_prob, the KL divergence (k3 of Schulman 2020),
     whether the ratio was clipped) of each row.
     """
@@ -70,7 +70,7 @@ def _surrogate(log_prob, old_log_prob, advantage, clip_range):
     unbounded = log_prob - old_log_prob
     log_ratio = tl.where(unbounded > LARGEST, LARGEST, unbounded)  # NaN stays NaN
     ratio = tl.exp(log_ratio)
-    clipped_ratio = _clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
+    clipped_ratio = clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
     plain = ratio * advantage
     clipped = clipped_ratio * advantage
     # false for NaN, so that NaN reaches the gradient and is detected there
@@ -85,7 +85,7 @@ def _surrogate(log_prob, old_log_prob, advantage, clip_range):
 
 
 @triton.jit
-def _value_error(value, returns, old_value, clip_range_value, CLIP_VALUE: tl.constexpr):
+def value_error(value, returns, old_value, clip_range_value, CLIP_VALUE: tl.constexpr):
     """(squared error, half its derivative by the value) of each row."""
     # the plain error
     error = value - returns
@@ -94,7 +94,7 @@ def _value_error(value, returns, old_value, clip_range_value, CLIP_VALUE: tl.con
     if CLIP_VALUE:
         # the larger of the plain and the clipped error; outside the clip its derivative is 0
         step = value - old_value
-        clipped_error = old_value + _clip(step, -clip_range_value, clip_range_value) - returns
+        clipped_error = old_value + clip(step, -clip_range_value, clip_range_value) - returns
         clipped_square = clipped_error * clipped_error
         is_clipped = clipped_square > square
         half_slope = tl.where(
@@ -105,7 +105,7 @@ def _value_error(value, returns, old_value, clip_range_value, CLIP_VALUE: tl.con
 
 
 @triton.jit
-def _log_softmax(logits, used):
+def log_softmax(logits, used):
     """(log-probabilities, probabilities) over the columns in `used`, along axis 1; the other
     columns have probability 0.
     """
@@ -147,14 +147,14 @@ def ppo_loss_kernel(
         action_ptrs = action_ptr + row[:, None] * action_stride + column[None, :]
         action = tl.load(action_ptrs, mask=cell, other=0.0)
         log_std = tl.load(log_std_ptr + column, mask=column < A, other=0.0)
-        log_std = _clip(log_std, min_log_std, max_log_std)
+        log_std = clip(log_std, min_log_std, max_log_std)
         inv_std = tl.exp(-log_std)[None, :]
         z = (action - output) * inv_std
         log_prob = -0.5 * tl.sum(z * z, axis=1) - (
             tl.sum(tl.where(column < A, log_std, 0.0), axis=0) + 0.5 * LOG_2PI * A
         )
     else:
-        log_probs, probability = _log_softmax(output, (column < A)[None, :])
+        log_probs, probability = log_softmax(output, (column < A)[None, :])
         entropy = -tl.sum(tl.where((column < A)[None, :], probability * log_probs, 0.0), axis=1)
         action = tl.load(action_ptr + row * action_stride, mask=inside, other=0.0)
         is_taken = column[None, :] == action[:, None]
@@ -163,13 +163,13 @@ def ppo_loss_kernel(
     # surrogate and value error, and their derivatives
     advantage = tl.load(advantage_ptr + row * stride, mask=inside, other=0.0)
     old_log_prob = tl.load(old_log_prob_ptr + row * stride, mask=inside, other=0.0)
-    surrogate, slope, kl, clipped = _surrogate(
+    surrogate, slope, kl, clipped = surrogate_and_slope(
         log_prob, old_log_prob, advantage, tl.load(clip_range_ptr)
     )
     value = tl.load(value_ptr + row * value_stride, mask=inside, other=0.0)
     returns = tl.load(returns_ptr + row * stride, mask=inside, other=0.0)
     old_value = tl.load(old_value_ptr + row * stride, mask=inside, other=0.0)
-    square, half_slope = _value_error(value, returns, old_value, clip_range_value, CLIP_VALUE)
+    square, half_slope = value_error(value, returns, old_value, clip_range_value, CLIP_VALUE)
     value_gradient = tl.where(used, half_slope * (2.0 * value_coef * weight), 0.0)
     tl.store(value_gradient_ptr + row, value_gradient, mask=inside)
 
@@ -218,14 +218,14 @@ def ppo_sums_kernel(
     if IS_GAUSSIAN:
         is_log_std = (column >= 4) & (column < width)
         log_std = tl.load(log_std_ptr + column - 4, mask=is_log_std, other=0.0)
-        is_free = log_std == _clip(log_std, min_log_std, max_log_std)
+        is_free = log_std == clip(log_std, min_log_std, max_log_std)
         gradient = tl.where(is_free, total - entropy_coef, 0.0)
         tl.store(log_std_gradient_ptr + column - 4, gradient, mask=is_log_std)
         tl.store(metrics_ptr + column, total, mask=column < 4)
         if tl.program_id(0) == 0:
             index = tl.arange(0, BLOCK_A)
             bounded = tl.load(log_std_ptr + index, mask=index < A, other=0.0)
-            bounded = _clip(bounded, min_log_std, max_log_std)
+            bounded = clip(bounded, min_log_std, max_log_std)
             entropy = tl.sum(tl.where(index < A, bounded, 0.0), axis=0) + 0.5 * (1.0 + LOG_2PI) * A
             tl.store(metrics_ptr + 4, entropy)
             of_sums = tl.sum(tl.where(column < 2, coefficient * total, 0.0), axis=0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpurl.kernels.permutation import gather_rows, permutation
-from gpurl.kernels.random import CounterRandom
+from gpurl.kernels.random import CounterRandom, RandomStreams
 
 ALIGNMENT = 4  # floats: a row begins at 16 bytes
 
@@ -93,19 +93,21 @@ class Minibatches:
         self.rows = PackedRows(columns)
         return self.rows.pack(columns)
 
+    def next_order(self) -> RandomStreams:
+        """The stream of a new random permutation."""
+        self.random.advance()
+        return self.random.streams
+
     def order(self, size: int) -> Tensor:
         """[size] int64, a new random permutation."""
-        self.random.advance()
-        return permutation(self.random.key, self.random.gamma, self.random.step, 0, size)
+        return permutation(*self.next_order(), 0, size)
 
     def of_steps(self, packed: Tensor) -> Iterator[dict[str, Tensor]]:
         """The minibatches of an epoch over steps, name -> [B, ...]; a column "valid" becomes
         "weight".
         """
         # a copy of all rows in a new order, which may be modified in place
-        self.random.advance()
-        stream = self.random.key, self.random.gamma, self.random.step
-        rows = gather_rows(packed, *stream, offset=0, start=0, count=packed.shape[0])
+        rows = gather_rows(packed, *self.next_order(), offset=0, start=0, count=packed.shape[0])
         # computed for all minibatches at once, [count, B, ...]; each minibatch is a view
         columns = self.rows.unpack(rows.unflatten(0, (self.count, -1)))
         self._weigh(columns, (1,))

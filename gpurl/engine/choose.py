@@ -8,6 +8,7 @@ from gpurl.algorithms.ppo import PPO
 from gpurl.engine.cpu_off_policy import CpuOffPolicy, cpu_off_policy_obstacle
 from gpurl.engine.cpu_ppo import CpuPpo, cpu_ppo_obstacle
 from gpurl.engine.eager import Eager
+from gpurl.engine.fused_update import FusedUpdate, PersistentFused, fused_update_obstacle
 from gpurl.engine.graphs import Backend, CudaGraphs, Graphed
 from gpurl.engine.persistent import PersistentRollout, persistent_obstacle
 from gpurl.envs.torch_env import TorchEnv
@@ -22,15 +23,16 @@ def choose_engine(
     guards: Guards,
     graph: str = "auto",
     rollout: str = "auto",
+    update: str = "auto",
     backend: Backend | None = None,
 ) -> tuple[Eager, list[str]]:
     """(the engine, why it is none of the faster ones).
 
-    graph, rollout: as `TrainConfig` has them. backend: of CUDA graphs, by default that of the
-    device.
+    graph, rollout, update: as `TrainConfig` has them. backend: of CUDA graphs, by default that of
+    the device.
     """
     reasons = list[str]()
-    engine = _without_graphs(algorithm, env, guards, graph, rollout, reasons)
+    engine = _without_graphs(algorithm, env, guards, graph, rollout, update, reasons)
     if graph == "off":
         return engine, reasons
     if backend is None and env.device.type == "cuda":
@@ -51,16 +53,27 @@ def _without_graphs(
     guards: Guards,
     graph: str,
     rollout: str,
+    update: str,
     reasons: list[str],
 ) -> Eager:
     """The engine without CUDA graphs."""
-    # one kernel for the whole rollout
+    # one kernel for the whole rollout, three for a minibatch step
+    is_fused = False
+    if update != "autograd":
+        obstacle = fused_update_obstacle(algorithm)
+        is_fused = not obstacle
+        if obstacle:
+            reasons.append(f"no fused update kernels: {obstacle}")
     if rollout != "steps" and graph != "policy":
         if not (obstacle := persistent_obstacle(algorithm, env)):
             assert isinstance(algorithm, PPO)
             assert isinstance(env, TorchEnv)
-            return PersistentRollout(algorithm, env, guards)
+            engine = PersistentFused if is_fused else PersistentRollout
+            return engine(algorithm, env, guards)
         reasons.append(f"no persistent rollout kernel: {obstacle}")
+    if is_fused:
+        assert isinstance(algorithm, PPO)
+        return FusedUpdate(algorithm, env, guards)
     # C on a CPU
     if isinstance(algorithm, PPO):
         if not (obstacle := cpu_ppo_obstacle(algorithm)):
@@ -84,4 +97,5 @@ def machine_engines() -> list[tuple[str, str]]:
         ("C for off-policy algorithms on a CPU", in_c),
         ("CUDA graphs", no_gpu),
         ("persistent rollout", no_gpu),
+        ("fused update", no_gpu),
     ]

@@ -12,7 +12,7 @@ from gpurl.algorithms.ppo import PPO
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import host_sync_is_free, use_c
 from gpurl.nn.actor_critic import ActorCritic
-from gpurl.nn.distributions import Categorical, Gaussian
+from gpurl.nn.distributions import Categorical, Gaussian, Head
 from gpurl.nn.mlp import Dense, Sequential
 from gpurl.nn.normalizer import Normalizer, ValueNormalizer
 from gpurl.nn.optimizer import FlatAdam
@@ -46,10 +46,14 @@ def machine_obstacle(algorithm: Algorithm) -> str:
     """C computes on a CPU, and steps plain optimisers."""
     if not host_sync_is_free(algorithm.device):
         return f"it computes on a CPU, not on {algorithm.device}"
-    optimizers = algorithm.optimizers.values()
-    if not all(use_c(optimizer.flat) for optimizer in optimizers):
+    if not all(use_c(optimizer.flat) for optimizer in algorithm.optimizers.values()):
         return f"it could not be built: {c_library.load().why}"
-    for optimizer in optimizers:
+    return optimizer_obstacle(algorithm)
+
+
+def optimizer_obstacle(algorithm: Algorithm) -> str:
+    """Kernels of a whole step know FlatAdam, which moves all weights."""
+    for optimizer in algorithm.optimizers.values():
         if type(optimizer) is not FlatAdam:
             return f"it steps by FlatAdam, not by {type(optimizer).__name__}"
         if not all(parameter.requires_grad for parameter in optimizer.module.parameters()):
@@ -57,8 +61,8 @@ def machine_obstacle(algorithm: Algorithm) -> str:
     return ""
 
 
-def policy_obstacle(algorithm: PPO) -> str:
-    """Kernels of a whole policy know plain MLPs without memory, two heads, and float32 or tf32."""
+def policy_obstacle(algorithm: PPO, heads: tuple[type[Head], ...] = (Gaussian, Categorical)) -> str:
+    """Kernels of a whole policy know plain MLPs without memory, some heads, and float32 or tf32."""
     network = algorithm.network
     if type(network) is not ActorCritic:
         return f"it does not know the network {type(network).__name__}"
@@ -66,7 +70,7 @@ def policy_obstacle(algorithm: PPO) -> str:
         return "it computes policies without memory"
     if not network.config.is_plain:
         return "it does not know layer norms and residual blocks"
-    if type(algorithm.head) not in (Gaussian, Categorical):
+    if type(algorithm.head) not in heads:
         return f"it does not know {type(algorithm.head).__name__} actions"
     if algorithm.precision == "bf16":
         return "it computes in a higher precision than bf16"

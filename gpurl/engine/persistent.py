@@ -75,7 +75,7 @@ def policy_shape(algorithm: PPO) -> PolicyShape:
 class PersistentRollout(Eager):
     """Fills the rollout buffer in one launch; the rest is as in `Eager`."""
 
-    name = "persistent"
+    name = "persistent rollout"
     algorithm: PPO
     env: TorchEnv
 

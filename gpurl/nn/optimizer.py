@@ -100,6 +100,7 @@ class FlatAdam:
             torch.zeros_like(self.flat),
             step,
             skipped=self.skipped,
+            ticket=torch.zeros(1, dtype=torch.int32, device=self.flat.device),
         )
         self.options = AdamOptions(
             eps=epsilon,

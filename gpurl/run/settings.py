@@ -39,6 +39,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "tag_style": tuple(ALIASES),
     "graph": ("auto", "full", "policy", "off"),
     "rollout": ("auto", "persistent", "steps"),
+    "update": ("auto", "fused", "autograd"),
     "precision": ("float32", "tf32", "bf16"),
 }
 
@@ -89,6 +90,10 @@ class TrainConfig:
     rollout: str = "auto"
     """persistent (one kernel plays a whole rollout), steps, or auto: persistent on a GPU if the
     task and the policy support it.
+    """
+    update: str = "auto"
+    """fused (PPO's minibatch steps in three kernels), autograd, or auto: fused on a GPU if the
+    policy supports it.
     """
     precision: str = "float32"
     """Precision of the networks' products: float32, tf32 (GPU only, 3 digits) or bf16 (2 digits, no

@@ -6,6 +6,7 @@ The interpreter accepts programs that the compiler refuses (a loop-carried type 
 """
 
 import dataclasses
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from gpurl.kernels import (
     moments,
     permutation,
     ppo_loss,
+    ppo_update,
     prioritized,
     random,
     replay,
@@ -124,6 +126,90 @@ def sample_case(width: int, discrete: bool, registers: int) -> Case:
 
 
 STREAMS, CLOCKS = [L, L, L], [L, L, F]
+BEGIN_STEP = [L, F, D, F, F, L, F]
+
+
+def update_shape(
+    sizes: tuple[int, ...], inputs: int, outputs: int, head: str, shared: bool, precision: str
+) -> ppo_update.UpdateShape:
+    """Parameters one after the other, as FlatAdam lays them out."""
+    towers = 1 if shared else 2
+    numbers = [towers * one * two for one, two in zip((inputs, *sizes), sizes)]
+    numbers += [towers * size for size in sizes]
+    numbers += [outputs * sizes[-1], outputs, sizes[-1], 1, outputs]
+    places = list(itertools.accumulate((number + -number % 4 for number in numbers), initial=0))
+    count = len(sizes)
+    actor_weight, actor_bias, critic_weight, critic_bias, log_std, _ = places[2 * count :]
+    return ppo_update.UpdateShape(
+        inputs,
+        sizes,
+        "elu" if shared else "tanh",
+        outputs,
+        head,
+        shared,
+        tuple(places[:count]),
+        tuple(places[count : 2 * count]),
+        (actor_weight, actor_bias, critic_weight, critic_bias),
+        -1 if head == "categorical" else log_std,
+        precision,
+    )
+
+
+def ppo_gradient_case(
+    sizes: tuple[int, ...],
+    inputs: int,
+    outputs: int,
+    head: str,
+    architectures: tuple[int, ...] = ARCHITECTURES,
+    precision: str = "tf32x3",
+    shared: bool = False,
+) -> Case:
+    """With clipped values and a column of valid rows where the networks are shared."""
+    shape = update_shape(sizes, inputs, outputs, head, shared, precision)
+    constants = ppo_update.update_constants(shape, 131_072, 16_384)
+    num_warps = constants.pop("num_warps")
+    after_action = inputs + outputs
+    columns = (0, inputs, *range(after_action, after_action + 4))
+    constants |= {
+        "COLUMNS": (*columns, after_action + 4 if shared else -1),
+        "ROW_WIDTH": (after_action + 8) // 4 * 4,
+        "CLIP_VALUE": shared,
+    }
+    return Case(
+        ppo_update.ppo_gradient_kernel,
+        [F, F, L, L, L, F, F, F, *["i32"] * 6, *["fp32"] * 4],
+        constants,
+        255,
+        num_warps,
+        even=("partial_width",),
+        stack=32,
+        name=f"ppo gradient {sizes} {inputs} {outputs} {head} {precision} {shared}",
+        architectures=architectures,
+        spills=64,  # a few words, where registers are nearly enough
+    )
+
+
+def ppo_reduce_case(head: str, outputs: int) -> Case:
+    shape = update_shape((64, 64), 8, outputs, head, False, "tf32x3")
+    constants = {
+        "NUM_PARAMETERS": 16_384,
+        "NUM_OUTPUTS": outputs,
+        "HEAD": ppo_update.HEADS[head],
+        "LOG_STD": shape.log_std,
+        "CLIP": True,
+        "ROWS": ppo_update.REDUCE_ROWS,
+        "BLOCK": ppo_update.REDUCE_COLUMNS,
+        "WIDTH": 16,
+        "BLOCK_PARTIAL": adam.BLOCK_PARTIAL,
+    }
+    return Case(
+        ppo_update.ppo_reduce_kernel,
+        [F, F, F, F, D, W, *BEGIN_STEP, "i32", "i32", *["fp32"] * 5],
+        constants,
+        96,
+        even=("partial_width",),
+        name=f"ppo reduce {head}",
+    )
 
 
 def replay_case(
@@ -259,11 +345,11 @@ def random_case(normal: bool) -> Case:
 
 
 def permutation_case(size: int, registers: int) -> Case:
-    a, b, rounds = permutation._network(size)
-    constants = {"SIZE": size, "A": a, "B": b, "ROUNDS": rounds, "BLOCK": permutation.BLOCK}
+    rounds = permutation.permutation_network(size)[2]
+    constants = {"ROUNDS": rounds, "BLOCK": permutation.BLOCK}
     return Case(
         permutation.permutation_kernel,
-        [L, L, L, L, "i32"],
+        [L, L, L, L, "i32", "i32", "i32", "i32"],
         constants,
         registers,
         name=f"permutation {size}",
@@ -273,11 +359,11 @@ def permutation_case(size: int, registers: int) -> Case:
 def gather_rows_case(
     size: int, width: int, registers: int, vectors: tuple[int, int] = (0, 0)
 ) -> Case:
-    a, b, rounds = permutation._network(size)
+    rounds = permutation.permutation_network(size)[2]
     block_width = min(triton.next_power_of_2(width), permutation.MAX_TILE_WIDTH)
     tile = {"BLOCK_ROWS": max(permutation.BLOCK // block_width, 1), "BLOCK_WIDTH": block_width}
-    constants = {"SIZE": size, "WIDTH": width, "A": a, "B": b, "ROUNDS": rounds, **tile}
-    types = [F, L, L, L, F, "i32", "i32", "i32"]
+    constants = {"WIDTH": width, "ROUNDS": rounds, **tile}
+    types = [F, L, L, L, F, *["i32"] * 6]
     return Case(
         permutation.gather_rows_kernel,
         types,
@@ -399,22 +485,20 @@ CASES = [
     *(gae_case(64, 32, 8, 128, valid) for valid in (False, True)),
     *(gae_case(256, 1, 2, 72, valid) for valid in (False, True)),
     Case(gae.gae_moments_kernel, [F, F, "i32"], {"BLOCK_P": 128}, 48, name="gae moments"),
-    Case(
-        adam.square_sums_kernel,
-        [F, D, "i32"],
-        {"BLOCK": adam.BLOCK},
-        48,
-        even=("P",),
-        vectors=(2, 0),
-        name="square sums",
-    ),
     *(
         Case(
-            adam.prologue_kernel,
-            [D, L, F, D, F, F, L, F, "i32", "i32", "fp32", "fp32"],
-            {"CLIP": clip, "HAS_RECORD": True, "BLOCK": 256},
+            adam.norm_kernel,
+            [F, D, W, *BEGIN_STEP, "i32", "i32", "fp32", "fp32"],
+            {
+                "CLIP": clip,
+                "HAS_RECORD": True,
+                "BLOCK": adam.BLOCK,
+                "BLOCK_PARTIAL": adam.BLOCK_PARTIAL,
+            },
             48,
-            name=f"prologue {clip}",
+            even=("P",),
+            vectors=(2, 0),
+            name=f"norm {clip}",
         )
         for clip in (False, True)
     ),
@@ -424,6 +508,16 @@ CASES = [
         for has_target in (False, True)
         for even in (False, True)
     ),
+    *(ppo_reduce_case(head, 2) for head in ppo_update.HEADS),
+    ppo_gradient_case((64, 64), 8, 2, "gaussian"),
+    ppo_gradient_case((64, 64), 60, 20, "squashed", (90, 100)),
+    ppo_gradient_case((64, 64), 4, 2, "categorical", (90, 100), shared=True),
+    ppo_gradient_case((16, 16), 8, 2, "gaussian"),
+    ppo_gradient_case((32, 32), 8, 2, "gaussian"),
+    ppo_gradient_case((64, 64), 8, 2, "gaussian", precision="tf32"),
+    ppo_gradient_case((64, 64), 60, 20, "gaussian", (90, 100), "tf32"),
+    ppo_gradient_case((32, 32), 8, 2, "squashed", precision="tf32"),
+    ppo_gradient_case((128, 128), 8, 2, "gaussian", precision="tf32"),
     *(moments_case(valid, width) for valid in (False, True) for width in (1, 8, 32)),
     *(
         Case(

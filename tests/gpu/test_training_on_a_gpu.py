@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from gpurl.engine.persistent import PersistentRollout
 from gpurl.run.presets import preset
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_trainer
@@ -109,7 +110,7 @@ def test_one_kernel_plays_what_the_steps_play(env: str) -> None:
     columns = []
     for rollout in ("persistent", "steps"):
         trainer = trainer_of(env, graph="off", rollout=rollout)
-        assert (trainer.engine.name == "persistent") == (rollout == "persistent")
+        assert isinstance(trainer.engine, PersistentRollout) == (rollout == "persistent")
         trainer.engine.collect()
         found = {name: column.clone() for name, column in trainer.engine.buffer.columns.items()}
         used = found["truncated"].clone()

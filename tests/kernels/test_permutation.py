@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from gpurl.kernels.backend import no_host_syncs
-from gpurl.kernels.permutation import MAX_WORDS, _network, gather_rows, permutation
+from gpurl.kernels.permutation import MAX_WORDS, gather_rows, permutation, permutation_network
 from gpurl.kernels.random import random_words_reference, stream_constants
 
 SIZES = [1, 2, 3, 5, 17, 64, 1000, 4096, 65_536, 131_072, 100_003]
@@ -64,7 +64,7 @@ def finalizer(x: int) -> int:
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 17, 64, 1000, 100_003])
 def test_the_formula_in_integers(size: int) -> None:
     assert finalizer(1) == 0x514E28B7  # published
-    a, b, rounds = _network(size)
+    a, b, rounds = permutation_network(size)
     words = random_words_reference(
         *stream_constants(5, 1), torch.tensor(2**33 + 1), 40, (rounds + 1) // 2
     )[0].tolist()
@@ -96,7 +96,7 @@ def test_every_row_once(size: int) -> None:
 
 
 def test_most_rows_may_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpurl.kernels.permutation._network", lambda size: (13, 17, 5))
+    monkeypatch.setattr("gpurl.kernels.permutation.permutation_network", lambda size: (13, 17, 5))
     for size in (1, 2, 11, 220, 221):
         order = order_of(size)
         assert torch.equal(order.sort().values, torch.arange(size))
@@ -130,14 +130,14 @@ def test_nothing_is_looked_at() -> None:
 
 def test_networks() -> None:
     for size in [*range(1, 3000), *SIZES, 2**30]:
-        a, b, rounds = _network(size)
+        a, b, rounds = permutation_network(size)
         assert 0 <= a * b - size <= max(math.isqrt(size), 1)  # few walk
         assert a <= b <= 4 * a
         assert rounds % 2 == 1
         assert rounds >= 5
         assert (rounds + 1) // 2 <= MAX_WORDS
         assert size < 3 or (a > 1 and a ** (rounds // 2) >= 2**16)
-    assert _network(131_072) == (256, 512, 5)
+    assert permutation_network(131_072) == (256, 512, 5)
 
 
 @pytest.mark.parametrize("size", [1000, 131_072, 100_003])
@@ -181,7 +181,7 @@ def test_every_row_is_everywhere_equally_often(size: int) -> None:
 
 @pytest.mark.parametrize("size", [16, 64, 210])
 def test_pairs_of_positions_have_independent_rows(size: int) -> None:
-    a, b, _ = _network(size)
+    a, b, _ = permutation_network(size)
     orders = many_orders(size)
     for apart in (
         1,
@@ -215,7 +215,7 @@ def test_fixed_points(size: int) -> None:
 
 @pytest.mark.parametrize("size", LARGE)
 def test_neighbours_are_not_correlated(size: int) -> None:
-    b = _network(size)[1]
+    b = permutation_network(size)[1]
     for step in range(3):
         order = order_of(size, step).double()
         centred = (order - order.mean()) / order.std()
@@ -241,7 +241,7 @@ def test_rows_go_any_distance(size: int) -> None:
 
 @pytest.mark.parametrize("size", LARGE)
 def test_who_shares_a_minibatch(size: int) -> None:
-    b = _network(size)[1]
+    b = permutation_network(size)[1]
     place = [
         order_of(size, step).argsort() * 4 // size for step in range(4)
     ]  # [size] the minibatch of each row

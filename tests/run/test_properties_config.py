@@ -26,6 +26,7 @@ CHOSEN = {  # what such a field may be; all others are drawn by their type
     "nan": ["raise", "skip", "reset-envs"],
     "graph": ["auto", "full", "off"],
     "rollout": ["auto", "persistent", "steps"],
+    "update": ["auto", "fused", "autograd"],
     "precision": ["float32", "tf32", "bf16"],
     "root": ["runs", "a folder", "true,x", "1e3", "a=b", "true", "None", "[a]", "-1", ""],
     "schedule": ["constant", "linear"],

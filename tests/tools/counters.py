@@ -44,6 +44,7 @@ UNORDERED = {
 }  # fmt: skip
 COPIES = {"copy_", "_to_copy", "clone", "_foreach_copy_", "cat", "stack"}
 SHORT: dict[str, Any] = {"horizon": 4, "epochs": 1, "minibatches": 2}
+STEPPED = SHORT | {"rollout": "steps", "update": "autograd"}
 REPLAY: dict[str, Any] = {
     "horizon": 2,
     "updates": 4,
@@ -53,13 +54,10 @@ REPLAY: dict[str, Any] = {
 }
 # name: algorithm, environment, settings over its preset
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "ppo chasing": ("ppo", "chasing", SHORT | {"rollout": "steps"}),
-    "ppo chasing persistent": ("ppo", "chasing", SHORT | {"rollout": "persistent"}),
+    "ppo chasing": ("ppo", "chasing", STEPPED),
+    "ppo chasing fused": ("ppo", "chasing", SHORT),
     "ppo chasing gru": ("ppo", "chasing", SHORT | {"network": {"memory": "gru"}}),
-    **{
-        f"ppo {env}": ("ppo", env, SHORT | {"rollout": "steps"})
-        for env in ("cart_pole", "pendulum", "mountain_car")
-    },
+    **{f"ppo {env}": ("ppo", env, STEPPED) for env in ("cart_pole", "pendulum", "mountain_car")},
     "a2c cart_pole": ("a2c", "cart_pole", {"horizon": 4}),
     "pqn cart_pole": ("pqn", "cart_pole", SHORT),
     **{

@@ -56,7 +56,7 @@ def test_every_block_gives_the_same(block: int, monkeypatch: pytest.MonkeyPatch)
 
 def test_long_walks_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        module, "_network", lambda size: (13, 17, 5)
+        module, "permutation_network", lambda size: (13, 17, 5)
     )  # 11 of 221: nearly all are outside
     assert torch.equal(
         permutation_triton(*stream(1), 0, 11), permutation_reference(*stream(1), 0, 11)
@@ -97,7 +97,7 @@ def test_nothing_is_read_or_written_outside() -> None:
     around = torch.full((50, 7), torch.nan)
     around[10:31] = torch.randn(21, 7)
     order = permutation_reference(key, gamma, step, 0, 21)
-    a, b, rounds = module._network(21)
+    a, b, rounds = module.permutation_network(21)
     memory = torch.full((30, 7), torch.nan)
     gather_rows_kernel[(2,)](
         around[10:31],
@@ -108,10 +108,10 @@ def test_nothing_is_read_or_written_outside() -> None:
         0,
         2,
         13,
-        SIZE=21,
+        21,
+        a,
+        b,
         WIDTH=7,
-        A=a,
-        B=b,
         ROUNDS=rounds,
         BLOCK_ROWS=16,
         BLOCK_WIDTH=8,
@@ -119,9 +119,7 @@ def test_nothing_is_read_or_written_outside() -> None:
     assert torch.equal(memory[:13], around[10:31][order[2:15]])
     assert bool(memory[13:].isnan().all())
     numbers = torch.full((40,), -1)
-    permutation_kernel[(2,)](
-        key, gamma, step, numbers, 0, SIZE=21, A=a, B=b, ROUNDS=rounds, BLOCK=16
-    )
+    permutation_kernel[(2,)](key, gamma, step, numbers, 0, 21, a, b, ROUNDS=rounds, BLOCK=16)
     assert torch.equal(numbers[:21], order)
     assert bool((numbers[21:] == -1).all())
 

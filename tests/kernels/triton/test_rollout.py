@@ -10,7 +10,7 @@ import torch
 
 from gpurl.algorithms import make_algorithm
 from gpurl.algorithms.ppo import PPO
-from gpurl.engine.persistent import persistent_obstacle
+from gpurl.engine.persistent import PersistentRollout, persistent_obstacle
 from gpurl.envs.registry import make_env
 from gpurl.kernels import backend
 from gpurl.kernels.backend import no_host_syncs
@@ -62,7 +62,7 @@ def played(
             )
             trainer.algorithm.value_normalizer.update(torch.randn(50, 1) * 4 + 2)
         trainer.start()
-        assert (trainer.engine.name == "persistent") == (rollout == "persistent")
+        assert isinstance(trainer.engine, PersistentRollout) == (rollout == "persistent")
         rollouts = []
         for _ in range(2):
             trainer.engine.collect()
@@ -175,7 +175,7 @@ def test_where_there_is_none_a_line_says_why(
         for rollout in ("persistent", "auto"):
             trainer = make_trainer(env, {}, rollout=rollout, **changes)
             trainer.start()
-            assert trainer.engine.name != "persistent"
+            assert not isinstance(trainer.engine, PersistentRollout)
             assert [reason in note for note in trainer.engine.notes] == [True]
 
 
