@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from benchmarks.results_table import Row
+from gpurl.engine.cpu_ppo import CpuPpo
 from gpurl.engine.fused_update import FusedUpdate
 from gpurl.engine.graphs import CudaGraphs
 from gpurl.engine.persistent import PersistentRollout
@@ -50,11 +51,12 @@ def engine_columns(trainer: Trainer) -> Row:
     `warm_up` first.
     """
     engine = trainer.engine
+    update = "fused" if isinstance(engine, FusedUpdate) else "autograd"
     return {
         "precision": trainer.settings.train.precision,
         "graph": getattr(engine.stages, "level", "") or "off",
         "rollout": "persistent" if isinstance(engine, PersistentRollout) else "steps",
-        "update": "fused" if isinstance(engine, FusedUpdate) else engine.name,
+        "update": "C" if isinstance(engine, CpuPpo) else update,
     }
 
 

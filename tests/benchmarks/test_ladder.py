@@ -34,6 +34,7 @@ def test_a_rung_has_all_that_those_before_it_have() -> None:
     assert last.settings == {
         "graph": "full",
         "rollout": "persistent",
+        "update": "fused",
         "compile": False,
         "precision": "bf16",
     }
@@ -91,7 +92,12 @@ def fake_rungs(
         asked.append((job["name"], job["expected"], environment["GPURL_CPU_KERNEL"]))
         if not rates[job["name"]]:
             raise GpurlError("broken")
-        engine = {"precision": "float32", "graph": "off", "rollout": "steps"}
+        engine = {
+            "precision": "float32",
+            "graph": "off",
+            "rollout": "steps",
+            "update": "autograd",
+        }
         machine = {"device": "cpu"}
         return {
             "returns": [0.5],
