@@ -19,11 +19,13 @@ from torch.nn import functional
 
 from gpurl.checks import check_choices
 from gpurl.errors import UsageError
-from gpurl.kernels.backend import use_c
+from gpurl.kernels.backend import host_sync_is_free, use_c
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.stack_cpu import MAX_LAYERS, StackCpu
 
 LAYER_NORM_EPSILON = 1e-5
+# from so many rows and up to so many members weight gradients are one product for each member
+SPLIT_ROWS, SPLIT_MEMBERS = 2048, 8
 ACTIVATE = {
     "none": lambda z: z,
     "tanh": torch.tanh_,
@@ -102,9 +104,22 @@ class _Affine(torch.autograd.Function):
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad
         return (
             torch.bmm(gradient, weight) if needs_input else None,
-            torch.bmm(gradient.transpose(1, 2), x) if needs_weight else None,
+            _weight_gradient(gradient, x) if needs_weight else None,
             gradient.sum(1, keepdim=True) if needs_bias else None,
         )
+
+
+def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
+    """[E, out, in] of gradient [E, B, out] and x [E, B, in].
+
+    On a GPU a batched product does not split its sum over rows (NVIDIA/cutlass issue 1033): few
+    members and many rows would occupy a few multiprocessors. A product of matrices does.
+    """
+    members, rows, _ = gradient.shape
+    if rows < SPLIT_ROWS or members > SPLIT_MEMBERS or host_sync_is_free(gradient.device):
+        return torch.bmm(gradient.transpose(1, 2), x)
+    products = [each.t().mm(inputs) for each, inputs in zip(gradient.unbind(), x.unbind())]
+    return torch.stack(products) if members > 1 else products[0].unsqueeze(0)
 
 
 class Layer(nn.Module):

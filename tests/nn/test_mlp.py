@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import no_host_syncs, use_c
-from gpurl.nn.mlp import BodyConfig, Dense, Sequential, make_network, set_dtype
+from gpurl.nn.mlp import SPLIT_ROWS, BodyConfig, Dense, Sequential, make_network, set_dtype
 from gpurl.nn.optimizer import FlatAdam
 
 MEMBERS, ROWS, INPUTS, OUTPUTS = 3, 7, 4, 2
@@ -164,6 +164,23 @@ def test_gradients_of_weights_lie_as_the_weights_do() -> None:
         network.parameters(), torch.autograd.grad(y.sum(), list(network.parameters()))
     ):
         assert gradient.stride() == parameter.stride()
+
+
+def test_many_rows_are_summed_by_one_product_for_each_member() -> None:
+    """On a GPU; the same numbers, and nothing else of the network changes."""
+    torch.manual_seed(0)
+    network = make_network(2, INPUTS, OUTPUTS, BodyConfig(hidden=(8,))).double()
+    x = torch.randn(SPLIT_ROWS, INPUTS, dtype=torch.float64)
+    weights = torch.randn(2, SPLIT_ROWS, OUTPUTS, dtype=torch.float64)
+    results = []
+    for context in (nullcontext(), no_host_syncs()):
+        with context, torch.profiler.profile() as profile:
+            loss = (network(x) * weights).sum()
+            results.append(torch.autograd.grad(loss, list(network.parameters())))
+        calls = {event.key: event.count for event in profile.key_averages()}
+        results[-1] += (torch.tensor(calls.get("aten::mm", 0)),)
+    assert [int(result[-1]) for result in results] == [0, 4]
+    torch.testing.assert_close(results[1][:-1], results[0][:-1])
 
 
 def test_second_derivatives_are_there_in_torch_and_refused_in_c() -> None:
