@@ -210,19 +210,20 @@ class ActorCriticCpu:
             action = env_action = torch.empty(rows, dtype=torch.int64)
         log_prob = torch.empty(rows, dtype=torch.float32)
         value = torch.empty(rows, dtype=torch.float32)
+        acted = Acted(action, log_prob, env_action, value)
         self._call(
-            self._functions.act, policy.address, x.data_ptr(), rows,
-            random.take_words(self.num_outputs), action.data_ptr(), log_prob.data_ptr(),
-            env_action.data_ptr(), value.data_ptr(),
+            self._functions.act, policy.address, c_library.address(x), rows,
+            random.take_words(self.num_outputs), *c_library.addresses(acted),
         )  # fmt: skip
-        return Acted(action, log_prob, env_action, value)
+        return acted
 
     def value(self, x: Tensor, policy: ActInputs) -> Tensor:
         """[N] values as `act` returns them, for any number of rows x [N, D]; without sampling."""
         x = x.contiguous()
         rows = self._check(x, policy)
         value = torch.empty(rows, dtype=torch.float32)
-        self._call(self._functions.values, policy.address, x.data_ptr(), rows, value.data_ptr())
+        addresses = c_library.addresses((x, value))
+        self._call(self._functions.values, policy.address, addresses[0], rows, addresses[1])
         return value
 
     def ppo_steps(
@@ -254,8 +255,9 @@ class ActorCriticCpu:
         metrics = torch.empty(minibatches, len(METRICS), dtype=torch.float64)
         self._call(
             self._functions.ppo_steps, ctypes.byref(steps.loss), ctypes.byref(steps.adam),
-            packed.data_ptr(), packed.shape[1],
-            order.data_ptr(), len(order) // minibatches, minibatches, metrics.data_ptr(),
+            c_library.address(packed), packed.shape[1],
+            c_library.address(order), len(order) // minibatches, minibatches,
+            c_library.address(metrics),
         )  # fmt: skip
         return dict(zip(METRICS, metrics.unbind(1)))
 
@@ -305,7 +307,7 @@ def _address(
             f"{name} must be {list(shape)} {dtype}, contiguous and in CPU memory, got "
             f"{list(tensor.shape)} {tensor.dtype} on {tensor.device}"
         )
-    return tensor.data_ptr()
+    return c_library.address(tensor)
 
 
 def _layer(layer: Layer, member: int, tower: int) -> _Layer:

@@ -14,6 +14,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,11 +65,28 @@ def functions() -> ctypes.CDLL:
     return library
 
 
+def address(tensor: Tensor) -> int:
+    """Where C finds the data of `tensor`. ValueError unless it is in CPU memory: C would read an
+    address of another device as one of its own.
+    """
+    if not tensor.is_cpu:
+        raise ValueError(
+            f"C computes on tensors in CPU memory, got one of shape {list(tensor.shape)} on "
+            f"{tensor.device}"
+        )
+    return tensor.data_ptr()
+
+
+def addresses(tensors: Iterable[Tensor | None]) -> list[int | None]:
+    """`address` of each tensor, None for None."""
+    return [None if tensor is None else address(tensor) for tensor in tensors]
+
+
 def pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p]:
     """Addresses of contiguous tensors as C takes them, NULL for None. The tensors must outlive the
-    call.
+    call. ValueError unless they are in CPU memory.
     """
-    return [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
+    return list(map(ctypes.c_void_p, addresses(tensors)))
 
 
 def integers(*numbers: int) -> list[ctypes.c_int64]:

@@ -409,7 +409,7 @@ def replay_sample_triton(
 
 def _pointers(tensors: tuple[Tensor, ...]) -> "ctypes.Array[ctypes.c_void_p]":
     """Addresses of at most seven tensors."""
-    return Pointers(*map(Tensor.data_ptr, tensors))
+    return Pointers(*c_library.addresses(tensors))
 
 
 def replay_add_c(ring: Ring, block: Block) -> None:

@@ -34,7 +34,7 @@ class StackBatch(StackCpu):
         for weight, bias, _ in layers:
             tensors += [weight, bias, weight.grad, bias.grad]
         self._tensors = tensors  # keeps the memory alive that C reads and writes
-        addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+        addresses = c_library.addresses(tensors)
         self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
         # sizes and addresses are made once; a call sets the three that change
         sizes = (self.members, rows, 0, True, False, False, 1, len(layers), *self._shapes)

@@ -104,7 +104,6 @@ class StackCpu:
         assert got == (expected_shape, torch.float32, True), (*got, expected_shape)
         for parameter in self.parameters:
             assert parameter.dtype == torch.float32, parameter
-            assert parameter.is_cpu, parameter
             assert parameter.is_contiguous(), parameter
         return x.shape[-2]
 
@@ -119,7 +118,7 @@ class StackCpu:
             len(self.parameters) // 2,
             *self._shapes,
         )
-        addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+        addresses = c_library.addresses(tensors)
         sizes_c = _array(ctypes.c_int64, len(sizes))(*sizes)
         if function(sizes_c, _array(ctypes.c_void_p, len(addresses))(*addresses)):
             raise MemoryError("no memory for the layers' buffers")

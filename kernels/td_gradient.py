@@ -127,4 +127,4 @@ def _check(output: Tensor, *rows: Tensor) -> None:
 
 
 def _addresses(tensors: tuple[Tensor | None, ...]) -> "ctypes.Array[ctypes.c_void_p]":
-    return _Tensors(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
+    return _Tensors(*c_library.addresses(tensors))
