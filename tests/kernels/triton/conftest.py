@@ -6,12 +6,16 @@ shows what depends on order.
 Memory that a launcher allocates starts as NaN, and so does a masked load that names no `other`: on
 a GPU both hold anything.
 
-GPURL_KERNEL_DEVICE=cuda runs the same tests on a GPU instead, compiled, once each: what a test
-makes without naming a device lies there.
+A test's tensors lie on DEVICE: what it makes without naming a device is moved there, and where it
+must name one it takes this. GPURL_KERNEL_DEVICE=cuda runs the tests on a GPU, compiled, once each.
+Interpreted they run on the GPU of tests/fake_cuda.py, where a tensor of another device is an error
+as on a real one. Tests marked `host` stay on the CPU.
 """
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +23,11 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-INTERPRETED, DEVICE = (
-    os.environ.get("TRITON_INTERPRET") == "1",
-    os.environ.get("GPURL_KERNEL_DEVICE"),
-)
+from tests.fake_cuda import FakeCuda, place
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+COMPILED_ON = os.environ.get("GPURL_KERNEL_DEVICE")
+DEVICE = "cuda:0" if COMPILED_ON in (None, "cuda") else COMPILED_ON  # as tensors name it
 FACTORIES = (
     torch.arange,
     torch.empty,
@@ -35,7 +40,7 @@ FACTORIES = (
 )
 RANDOM_FACTORIES = (torch.rand, torch.randint, torch.randn, torch.randperm)
 
-collect_ignore_glob = [] if INTERPRETED or DEVICE else ["test_*.py"]
+collect_ignore_glob = [] if INTERPRETED or COMPILED_ON else ["test_*.py"]
 
 
 class OnDevice(TorchFunctionMode):
@@ -56,12 +61,19 @@ class OnDevice(TorchFunctionMode):
         return result.to(self.device) if is_new else result
 
 
+def file_of_holes(path: Path, size: int) -> torch.Tensor:
+    """[size] float32 zeros of the interpreter's GPU, of which only what is written takes memory."""
+    with path.open("wb") as file:
+        file.truncate(size * 4)
+    return place(torch.from_file(str(path), shared=True, size=size), torch.device(DEVICE))
+
+
 @pytest.fixture(autouse=True)
-def _on_device() -> Iterator[None]:
-    if DEVICE is None:
+def _on_device(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.node.get_closest_marker("host"):
         yield
         return
-    with OnDevice(DEVICE):
+    with nullcontext() if COMPILED_ON else FakeCuda(), OnDevice(DEVICE):
         yield
 
 

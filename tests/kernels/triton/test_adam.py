@@ -21,9 +21,18 @@ from gpurl.kernels.adam import (
     adam_step_reference,
     adam_step_triton,
 )
+from tests.kernels.triton.conftest import COMPILED_ON
 
-NO_C = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
-FUNCTIONS = [adam_step_reference, adam_step_triton, pytest.param(adam_step_c, marks=NO_C)]
+# C computes on the CPU, where there is a library, and not once more beside a GPU
+IN_C = pytest.param(
+    adam_step_c,
+    marks=[
+        pytest.mark.host,
+        pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why),
+        pytest.mark.skipif(COMPILED_ON is not None, reason="GPURL_KERNEL_DEVICE"),
+    ],
+)
+FUNCTIONS = [adam_step_reference, adam_step_triton, IN_C]
 SIZES = [1, 5, 1024, 2500]
 GUARD = 64
 

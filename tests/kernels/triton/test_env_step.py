@@ -12,6 +12,7 @@ from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import Timestep
 from gpurl.kernels import backend
 from gpurl.kernels.backend import no_host_syncs
+from tests.kernels.triton.conftest import DEVICE
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("chasing", {}),
@@ -33,7 +34,7 @@ def play(
     """
     monkeypatch.setattr(backend, "choice", choice)
     with no_host_syncs():
-        env = make_env(name, NUM_ENVS, "cpu", 3, max_episode_steps=9, **options)
+        env = make_env(name, NUM_ENVS, DEVICE, 3, max_episode_steps=9, **options)
         env.reset(seed=5)
         env.stagger(torch.arange(NUM_ENVS) % 9)
         env.action_space.seed(0)
@@ -82,7 +83,7 @@ def test_every_fused_task_stands_in_the_table() -> None:
 def test_without_a_time_limit_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "choice", "triton")
     with no_host_syncs():
-        env = make_env("pendulum", 3, "cpu", 0)
+        env = make_env("pendulum", 3, DEVICE, 0)
         env.max_episode_steps = None
         env.reset(seed=0)
         env.episode_length_buf.fill_(2**40)

@@ -23,7 +23,7 @@ from gpurl.kernels.prioritized import (
 )
 from gpurl.kernels.random import RandomStreams, stream_constants
 from tests.aimed_streams import aimed
-from tests.kernels.triton.conftest import INTERPRETED
+from tests.kernels.triton.conftest import INTERPRETED, file_of_holes
 
 BELOW_ONE = 1.0 - 2.0**-53
 
@@ -231,9 +231,7 @@ def test_updates_are_the_references(batch_size: int, monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(not INTERPRETED, reason="a file of holes is memory of the CPU")
 def test_offsets_beyond_two_to_the_31(tmp_path: Path) -> None:
     size, block = 2**31 + 5, 1024
-    with (tmp_path / "priority").open("wb") as file:
-        file.truncate(size * 4)  # only what is written takes memory
-    priority = torch.from_file(str(tmp_path / "priority"), shared=True, size=size)
+    priority = file_of_holes(tmp_path / "priority", size)
     index, value = torch.tensor([size - 3, size - 1, size - 1]), torch.tensor([1.0, 2.0, 3.0])
     clear_priorities_kernel[(1,)](priority.view(torch.int32), index, 3, BLOCK=16)
     raise_priorities_kernel[(1,)](priority.view(torch.int32), index, value, 3, BLOCK=16)

@@ -2,8 +2,6 @@
 rounding.
 """
 
-import os
-
 import pytest
 import torch
 
@@ -16,12 +14,8 @@ from gpurl.kernels.random import (
     random_uniform_triton,
     stream_constants,
 )
+from tests.kernels.triton.conftest import DEVICE
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available(),
-    reason="needs TRITON_INTERPRET=1 or a GPU",
-)
-DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 SHAPES = [(1, 1), (1, 2), (3, 5), (7, 1), (64, 16), (129, 33), (1025, 3)]
 STEPS = [0, 1, 2**31 + 5, 2**40 + 3]
 

@@ -21,6 +21,7 @@ from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_engine
 from gpurl.run.trainer import Trainer
 from tests.engines import running_state
+from tests.kernels.triton.conftest import DEVICE
 
 NUM_ENVS, HORIZON = 41, 7
 
@@ -34,7 +35,7 @@ def make_trainer(env: str, options: dict[str, Any], **changes: Any) -> Trainer:
         "network": {"hidden": [16, 32]},
     }
     settings = make_settings("ppo", env, **{**shape, **changes}, env_options=options)
-    environments = make_env(env, NUM_ENVS, "cpu", 0, max_episode_steps=9, **options)
+    environments = make_env(env, NUM_ENVS, DEVICE, 0, max_episode_steps=9, **options)
     torch.manual_seed(1)
     model = make_algorithm(
         "ppo",
@@ -42,6 +43,7 @@ def make_trainer(env: str, options: dict[str, Any], **changes: Any) -> Trainer:
         environments.single_observation_space,
         environments.single_action_space,
         NUM_ENVS,
+        DEVICE,
         seed=2,
     )
     for parameter in model.parameters():
@@ -137,7 +139,7 @@ def test_values_that_are_not_numbers_are_handed_on(monkeypatch: pytest.MonkeyPat
 def test_shapes_it_cannot_play_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "choice", "triton")
     shape = PolicyShape((64, 64), "tanh", 2, False, False, None)
-    env = make_env("chasing", 4)
+    env = make_env("chasing", 4, DEVICE)
     env.reset()
     in_triton = env.in_triton()
 

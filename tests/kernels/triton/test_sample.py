@@ -10,6 +10,7 @@ from gymnasium.spaces import Box
 from gpurl.kernels import backend
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.distributions import Categorical, Gaussian, TanhGaussian
+from tests.kernels.triton.conftest import DEVICE
 
 
 def boxes() -> list[Box]:
@@ -26,7 +27,7 @@ def boxes() -> list[Box]:
 @pytest.mark.parametrize("space", boxes(), ids=str)
 @pytest.mark.parametrize("num_envs", [1, 130])
 def test_gaussian(space: Box, num_envs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    head, rng = Gaussian(space, initial_std=2.0), CounterRandom(3, num_envs)
+    head, rng = Gaussian(space, initial_std=2.0), CounterRandom(3, num_envs, DEVICE)
     head.log_std.data[0] = 9.0  # beyond its limit
     rng.advance(by=2**33)
     mean = torch.randn(num_envs, head.num_outputs + 3)[:, 3:]  # not contiguous
@@ -44,7 +45,7 @@ def test_gaussian(space: Box, num_envs: int, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("num_actions", [1, 2, 3, 18])
 def test_categorical(num_actions: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    head, rng = Categorical(num_actions), CounterRandom(4, 300)
+    head, rng = Categorical(num_actions), CounterRandom(4, 300, DEVICE)
     logits = torch.randn(300, num_actions) * 3
     results = []
     for choice in ("triton", "torch"):
@@ -60,6 +61,6 @@ def test_categorical(num_actions: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_heads_without_a_kernel_draw_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "choice", "triton")
     head = TanhGaussian(Box(-1.0, 1.0, (2,)))
-    action, log_prob, env_action = head.decide(torch.zeros(7, 2), CounterRandom(0, 7))
+    action, log_prob, env_action = head.decide(torch.zeros(7, 2), CounterRandom(0, 7, DEVICE))
     torch.testing.assert_close(env_action, action.tanh())
     torch.testing.assert_close(log_prob, head.log_prob(torch.zeros(7, 2), action))

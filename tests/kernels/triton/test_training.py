@@ -16,6 +16,7 @@ from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_engine
 from gpurl.run.trainer import Trainer
 from tests.engines import running_state
+from tests.kernels.triton.conftest import DEVICE
 
 
 def trained(
@@ -33,7 +34,7 @@ def trained(
     }
     settings = make_settings("ppo", env, **{**shape, "schedule": "constant", **changes})
     with no_host_syncs():
-        environments = make_env(env, 40, "cpu", 0, max_episode_steps=6)
+        environments = make_env(env, 40, DEVICE, 0, max_episode_steps=6)
         torch.manual_seed(0)
         model = make_algorithm(
             "ppo",
@@ -41,6 +42,7 @@ def trained(
             environments.single_observation_space,
             environments.single_action_space,
             40,
+            DEVICE,
         )
         trainer = Trainer(
             settings, make_engine(settings, model, environments), None, Path("unused")
