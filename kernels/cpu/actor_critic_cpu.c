@@ -217,8 +217,10 @@ static int64_t place(Plan *plan, Packed *p, const Layer *layer, int is_head, int
 EXPORT Plan *plan_make(const Layer *layers, int64_t towers, int64_t hidden, int64_t inputs,
                        int64_t activation)
 {
+    static atomic_uint made;
     Plan *plan = calloc(1, sizeof *plan);
     if (!plan) return NULL;
+    plan->caller = &callers[atomic_fetch_add(&made, 1) % CALLERS];
     int64_t count = towers * hidden;
     plan->towers = towers;
     plan->hidden = hidden;
@@ -265,9 +267,9 @@ EXPORT int values(Plan *plan, const Policy *policy, const float *x, int64_t rows
 {
     Job job = {.plan = plan, .mode = ONLY_VALUE, .policy = policy, .rows = rows,
                .row = plan->inputs, .used = plan->inputs, .x = x, .value = value};
-    pthread_mutex_lock(&one_caller);
+    pthread_mutex_lock(plan->caller);
     int failed = run_job(&job, threads);
-    pthread_mutex_unlock(&one_caller);
+    pthread_mutex_unlock(plan->caller);
     return failed;
 }
 
@@ -279,11 +281,11 @@ EXPORT int act(Plan *plan, const Policy *policy, const float *x, int64_t rows, u
     Job job = {.plan = plan, .mode = ACT, .policy = policy, .rows = rows, .row = plan->inputs,
                .used = plan->inputs, .x = x, .counter = counter, .action = action,
                .log_prob = log_prob, .env_action = env_action, .value = value, .std = plan->std};
-    pthread_mutex_lock(&one_caller);
+    pthread_mutex_lock(plan->caller);
     if (policy->head == GAUSSIAN)
         limit_log_std(&job, policy->log_std, policy->min_log_std, policy->max_log_std, 1.0f);
     int failed = run_job(&job, threads);
-    pthread_mutex_unlock(&one_caller);
+    pthread_mutex_unlock(plan->caller);
     return failed;
 }
 
@@ -298,12 +300,12 @@ EXPORT int ppo_steps(Plan *plan, const Loss *loss, const Adam *adam, const float
                .used = plan->inputs + loss->actions + columns, .x = rollout, .loss = loss,
                .std = plan->std};
     int failed = 0;
-    pthread_mutex_lock(&one_caller);
+    pthread_mutex_lock(plan->caller);
     for (int64_t step = 0; step < minibatches && !failed; step++, metrics += NUM_METRICS) {
         job.index = order + step * rows;
         failed = learn(&job, threads, metrics);
         if (!failed) metrics[NORM] = adam_step(adam, metrics, NORM);
     }
-    pthread_mutex_unlock(&one_caller);
+    pthread_mutex_unlock(plan->caller);
     return failed;
 }

@@ -9,11 +9,13 @@
 #include <stdint.h>
 
 #define MAX_THREADS 64
+#define CALLERS 16
 
-/* locked during a whole call: plans and threads serve one caller at a time */
-static pthread_mutex_t one_caller = PTHREAD_MUTEX_INITIALIZER;
+/* one of them is locked during a whole call: memory that calls share serves one caller at a time */
+static pthread_mutex_t callers[CALLERS];
 
 static struct {
+    pthread_mutex_t owner; /* of the threads; a call beside the owner's has its caller only */
     pthread_mutex_t lock;
     pthread_cond_t wake, finished;
     int started, max_helpers, busy; /* threads; those that may help with this job; that do */
@@ -21,9 +23,7 @@ static struct {
     void *job;
     int64_t slices;
     atomic_llong next; /* the next slice */
-} pool = {.lock = PTHREAD_MUTEX_INITIALIZER,
-          .wake = PTHREAD_COND_INITIALIZER,
-          .finished = PTHREAD_COND_INITIALIZER};
+} pool;
 
 static void take_slices(int thread)
 {
@@ -50,7 +50,8 @@ static void *helper(void *number)
 /* A forked process does not inherit the threads */
 static void forget_threads(void)
 {
-    pthread_mutex_init(&one_caller, NULL);
+    for (int caller = 0; caller < CALLERS; caller++) pthread_mutex_init(&callers[caller], NULL);
+    pthread_mutex_init(&pool.owner, NULL);
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
     pthread_cond_init(&pool.finished, NULL);
@@ -59,7 +60,10 @@ static void forget_threads(void)
 
 /* Runs when the library is loaded: another thread may be in a call when the process forks */
 __attribute__((constructor)) static void be_ready_for_forks(void)
-{ pthread_atfork(NULL, NULL, forget_threads); }
+{
+    forget_threads();
+    pthread_atfork(NULL, NULL, forget_threads);
+}
 
 static void start_threads(int count)
 {
@@ -73,13 +77,13 @@ static void start_threads(int count)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* run(job, thread, slice) for all slices, on up to `threads` threads; the caller is number 0. Does
- * not wait for threads that have not begun. */
+/* run(job, thread, slice) for all slices, on up to `threads` threads; the caller is number 0. Waits
+ * neither for threads that have not begun nor for those that serve another caller. */
 static void run_slices(void (*run)(void *, int, int64_t), void *job, int64_t slices,
                        int64_t threads)
 {
     if (threads > slices) threads = slices;
-    if (threads <= 1) {
+    if (threads <= 1 || pthread_mutex_trylock(&pool.owner)) {
         for (int64_t slice = 0; slice < slices; slice++) run(job, 0, slice);
         return;
     }
@@ -94,4 +98,5 @@ static void run_slices(void (*run)(void *, int, int64_t), void *job, int64_t sli
     pool.max_helpers = 0;
     while (pool.busy) pthread_cond_wait(&pool.finished, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
+    pthread_mutex_unlock(&pool.owner);
 }

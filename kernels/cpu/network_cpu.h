@@ -63,6 +63,7 @@ typedef struct {
     float *packed;          /* memory of the layers' packed weights */
     int64_t scratch_floats;
     float *scratch[MAX_THREADS];
+    pthread_mutex_t *caller; /* of this plan */
 } Plan;
 
 enum { ACT, ONLY_VALUE, LEARN };

@@ -324,13 +324,13 @@ static Job job_of(const int64_t *sizes, void *const *tensors)
 EXPORT int stack_forward(const int64_t *sizes, void *const *tensors)
 {
     Job job = job_of(sizes, tensors);
-    pthread_mutex_lock(&one_caller);
+    pthread_mutex_lock(&callers[0]);
     int failed = prepare(&job, 0);
     if (!failed) {
         run_slices(pack_forward, &job, job.members * job.count, job.threads);
         run_slices(run_forward, &job, job.members * job.slices, job.threads);
     }
-    pthread_mutex_unlock(&one_caller);
+    pthread_mutex_unlock(&callers[0]);
     return failed;
 }
 
@@ -338,7 +338,7 @@ EXPORT int stack_forward(const int64_t *sizes, void *const *tensors)
 EXPORT int stack_backward(const int64_t *sizes, void *const *tensors)
 {
     Job job = job_of(sizes, tensors);
-    pthread_mutex_lock(&one_caller);
+    pthread_mutex_lock(&callers[0]);
     int failed = prepare(&job, 1);
     if (!failed) {
         run_slices(pack_backward, &job, job.members * job.count, job.threads);
@@ -346,6 +346,6 @@ EXPORT int stack_backward(const int64_t *sizes, void *const *tensors)
         if (job.needs_weights)
             run_slices(write_gradients, &job, job.members * job.count, job.threads);
     }
-    pthread_mutex_unlock(&one_caller);
+    pthread_mutex_unlock(&callers[0]);
     return failed;
 }

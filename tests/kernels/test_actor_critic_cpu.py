@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -422,3 +423,29 @@ def test_several_python_threads_share_one_network() -> None:
     with ThreadPoolExecutor(4) as pool:
         for value in pool.map(lambda _: model.value(x), range(40)):
             assert torch.equal(value, expected)
+
+
+def test_networks_do_not_wait_for_each_other() -> None:
+    """One thread acts while another one learns: a short call ends within a long one, also while
+    that has all helping threads.
+    """
+
+    def seconds_of(model: Model, x: Tensor) -> float:
+        start = time.perf_counter()
+        model.value(x)
+        return time.perf_counter() - start
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    long, short = model_of(SHAPES[0]), model_of(SHAPES[0])
+    rows, row = torch.randn(400_000, 8), torch.randn(1000, 8)
+    expected, seconds = short.value(row), list[float]()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            ended = pool.submit(seconds_of, long, rows)
+            while not ended.done():
+                seconds.append(seconds_of(short, row))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(short.value(row), expected)
+    assert max(seconds) < 0.5 * ended.result()
