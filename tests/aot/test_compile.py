@@ -35,6 +35,7 @@ from gpurl.kernels import (
     rollout,
     sample,
     squash,
+    vtrace,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +77,14 @@ def gae_case(
         even=("N",),
         vectors=vectors,
         name=f"gae {block_t}x{block_n} valid {has_valid}",
+    )
+
+
+def vtrace_case(registers: int, has_valid: bool) -> Case:
+    types = [F, F, F, B, B, F, B, F, F, F, "i32", "i32", "fp32", "fp32", "fp32", "fp32"]
+    constants = {"HAS_VALID": has_valid, "BLOCK_N": 32}
+    return Case(
+        vtrace.vtrace_kernel, types, constants, registers, 1, name=f"vtrace valid {has_valid}"
     )
 
 
@@ -484,6 +493,7 @@ CASES = [
     *(gae_case(8, 32, 1, 112, valid) for valid in (False, True)),
     *(gae_case(64, 32, 8, 128, valid) for valid in (False, True)),
     *(gae_case(256, 1, 2, 72, valid) for valid in (False, True)),
+    *(vtrace_case(64, valid) for valid in (False, True)),
     Case(gae.gae_moments_kernel, [F, F, "i32"], {"BLOCK_P": 128}, 48, name="gae moments"),
     *(
         Case(
