@@ -17,6 +17,7 @@ from gpurl.checks import check_choices, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.gae import gae
 from gpurl.kernels.ppo_loss import METRICS
+from gpurl.kernels.vtrace import vtrace
 from gpurl.losses import explained_variance
 from gpurl.nn.actor_critic import ActorCritic, AsymmetricActorCritic, NetworkConfig
 from gpurl.nn.distributions import Gaussian, make_head
@@ -204,6 +205,37 @@ class PPO(OnPolicy):
     # ---- learning ----
 
     @torch.no_grad()
+    def catch_up(self, buffer: RolloutBuffer) -> None:
+        """For a rollout that an earlier policy played, before `prepare`: its values become those of
+        the critic as it is now, and a column "log_ratio" [T, N] is added, the log-probability of
+        each action now minus that when it was taken. Without memory only.
+        """
+        shape = buffer["value"].shape
+        output, value = self._forward(self.inputs(buffer["obs"].flatten(0, 1)))
+        log_prob = self.head.log_prob(output, buffer["action"].flatten(0, 1))
+        buffer["value"].copy_(self._denormalized(value).view(shape))
+        buffer.columns["log_ratio"] = log_prob.view(shape) - buffer["log_prob"]
+
+    def targets(self, buffer: RolloutBuffer) -> tuple[Tensor, Tensor, Tensor]:
+        """(advantage [T, N], returns [T, N], moments of the advantage [3]): by GAE, after
+        `catch_up` by V-trace. The loss then clips the ratio to the policy that acted.
+        """
+        config = self.config
+        # truncated episodes bootstrap from their final observation
+        final_value = self.final_values(buffer)
+        steps = (
+            buffer["reward"],
+            torch.cat((buffer["value"], final_value[-1:])),
+            final_value,
+            buffer["terminated"],
+            buffer["truncated"],
+        )
+        numbers = config.gamma, config.gae_lambda, buffer.columns.get("valid")
+        if "log_ratio" in buffer.columns:
+            return vtrace(*steps, buffer["log_ratio"], *numbers)
+        return gae(*steps, *numbers)
+
+    @torch.no_grad()
     def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
         """{"packed": one row a sample}, or columns [T, N, ...] with memory; and the explained
         variance.
@@ -211,18 +243,8 @@ class PPO(OnPolicy):
         config = self.config
         valid = buffer.columns.get("valid")
 
-        # advantages and returns; truncated episodes bootstrap from their final observation
-        final_value = self.final_values(buffer)
-        advantage, returns, moments = gae(
-            buffer["reward"],
-            torch.cat((buffer["value"], final_value[-1:])),
-            final_value,
-            buffer["terminated"],
-            buffer["truncated"],
-            config.gamma,
-            config.gae_lambda,
-            valid,
-        )
+        # advantages and returns
+        advantage, returns, moments = self.targets(buffer)
         if config.normalize_advantage == "batch":
             mean, variance, _ = moments.unbind()
             advantage = (advantage - mean) / (variance.sqrt() + 1e-8)
