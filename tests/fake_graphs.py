@@ -31,6 +31,9 @@ class FakeGraphs:
     def __init__(self) -> None:
         self.captured: list[Recorder] = []
 
+    def another(self) -> "FakeGraphs":
+        return FakeGraphs()
+
     def warm_up(self, function: Callable[[], Any]) -> tuple[Any, str]:
         with Watch() as watch:
             result = function()

@@ -5,6 +5,12 @@ import torch
 from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.off_policy import OffPolicy
 from gpurl.algorithms.ppo import PPO
+from gpurl.engine.asynchronous import (
+    Asynchronous,
+    LearningStream,
+    LearningThread,
+    asynchronous_obstacle,
+)
 from gpurl.engine.cpu_off_policy import CpuOffPolicy, cpu_off_policy_obstacle
 from gpurl.engine.cpu_ppo import CpuPpo, cpu_ppo_obstacle
 from gpurl.engine.eager import Eager
@@ -13,6 +19,7 @@ from gpurl.engine.graphs import Backend, CudaGraphs, Graphed
 from gpurl.engine.persistent import PersistentRollout, persistent_obstacle
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import VecEnv
+from gpurl.errors import UsageError
 from gpurl.guards.guards import Guards
 from gpurl.kernels import c_library
 
@@ -25,14 +32,19 @@ def choose_engine(
     rollout: str = "auto",
     update: str = "auto",
     backend: Backend | None = None,
+    asynchronous: bool = False,
 ) -> tuple[Eager, list[str]]:
     """(the engine, why it is none of the faster ones).
 
-    graph, rollout, update: as `TrainConfig` has them. backend: of CUDA graphs, by default that of
-    the device.
+    graph, rollout, update, asynchronous: as `TrainConfig` has them. backend: of CUDA graphs, by
+    default that of the device. UsageError if the algorithm cannot learn beside collecting and
+    should.
     """
     reasons = list[str]()
-    engine = _without_graphs(algorithm, env, guards, graph, rollout, update, reasons)
+    if asynchronous:
+        engine = _beside(algorithm, env, guards, reasons)
+    else:
+        engine = _without_graphs(algorithm, env, guards, graph, rollout, update, reasons)
     if graph == "off":
         return engine, reasons
     if backend is None and env.device.type == "cuda":
@@ -41,10 +53,26 @@ def choose_engine(
         reasons.append(f"no CUDA graphs: there are none on {env.device}")
         return engine, reasons
     levels = ["policy"] if graph == "policy" else ["full", "policy"]
+    learning_backend: Backend | None = None
     if isinstance(engine, PersistentRollout):
         levels = ["full"]  # the other level steps the environment
-    engine.stages = Graphed(engine, backend, levels)
+    if isinstance(engine, Asynchronous):
+        levels = ["policy"]
+        learning_backend = backend.another()
+    engine.stages = Graphed(engine, backend, levels, learning_backend)
     return engine, reasons
+
+
+def _beside(algorithm: Algorithm, env: VecEnv, guards: Guards, reasons: list[str]) -> Eager:
+    """The engine that learns beside collecting."""
+    if obstacle := asynchronous_obstacle(algorithm):
+        raise UsageError(f"asynchronous is not possible: {obstacle}")
+    assert isinstance(algorithm, PPO)
+    if obstacle := cpu_ppo_obstacle(algorithm):
+        reasons.append(f"no C: {obstacle}")
+    is_cuda = env.device.type == "cuda"
+    beside = LearningStream(env.device) if is_cuda else LearningThread()
+    return Asynchronous(algorithm, env, guards, beside)
 
 
 def _without_graphs(

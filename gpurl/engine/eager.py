@@ -2,6 +2,8 @@
 the other. Every other engine gives the same results.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -154,7 +156,7 @@ class Eager:
         """
         self.algorithm.schedule(progress, self.steps)
         before = self.buffer.size
-        try:
+        with self._at(self.steps - before * self.env.num_envs):
             # play the rollout
             self.stopwatch.mark("collect")
             self.stages.collect()
@@ -163,10 +165,6 @@ class Eager:
             self.stopwatch.mark("update")
             data, bad_envs = self.stages.prepare()
             self._reset_bad(bad_envs)
-        except EnvError as error:
-            step = self.steps + (self.buffer.size - before) * self.env.num_envs
-            place = f"environment {self.guards.env_name!r} at env step {step}"
-            raise EnvError(f"{place}: {error}") from error
         # learn, once enough transitions are stored
         self.stored += collected
         is_learning = self.stored >= self.algorithm.learning_starts
@@ -178,6 +176,18 @@ class Eager:
         self.steps += collected
         self.guards.after_learn(self.iteration, bad_envs)
         return metrics
+
+    @contextmanager
+    def _at(self, steps: int) -> Iterator[None]:
+        """A `with` block whose EnvErrors name the environment and its step; steps: env steps at the
+        start of the rollout in `buffer`.
+        """
+        try:
+            yield
+        except EnvError as error:
+            step = steps + self.buffer.size * self.env.num_envs
+            place = f"environment {self.guards.env_name!r} at env step {step}"
+            raise EnvError(f"{place}: {error}") from error
 
     def _reset_bad(self, bad_envs: Tensor | None) -> None:
         """Reset the environments that gave NaN, under `--nan reset-envs`."""

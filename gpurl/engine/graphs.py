@@ -42,6 +42,9 @@ class Backend(Protocol):
     def capture(self, function: Function) -> tuple[Callable[[], None], Any]:
         """(replay, the result of `function`). Capturing computes nothing: only replays do."""
 
+    def another(self) -> "Backend":
+        """One with memory of its own, whose graphs may run beside those of this one."""
+
 
 class CudaGraphs:
     """CUDA graphs on a stream of their own, in one memory pool."""
@@ -50,6 +53,9 @@ class CudaGraphs:
         self.device = device
         self.stream = torch.cuda.Stream(device)
         self.pool = torch.cuda.graph_pool_handle()
+
+    def another(self) -> "CudaGraphs":
+        return CudaGraphs(self.device)
 
     def warm_up(self, function: Function) -> tuple[Any, str]:
         current = torch.cuda.current_stream(self.device)
@@ -98,9 +104,15 @@ class GraphLevel(ABC):
     replays.
     """
 
-    def __init__(self, eager: Eager, backend: Backend) -> None:
+    def __init__(
+        self, eager: Eager, backend: Backend, learning_backend: Backend | None = None
+    ) -> None:
+        """learning_backend: of `prepare` and `learn`, if they run beside `collect`: graphs that
+        share memory cannot.
+        """
         self.eager = eager
         self.backend = backend
+        self.learning_backend = learning_backend or backend
         # a copy of its own: environments must not overwrite it
         eager.obs = eager.obs.clone()
         eager.in_place = True
@@ -115,14 +127,14 @@ class GraphLevel(ABC):
     def prepare(self) -> Prepared:
         """As `Eager.prepare`."""
         if not self.is_captured:
-            return self._warm_up(self._in_place(self.eager.prepare))
+            return self._warm_up(self._in_place(self.eager.prepare), self.learning_backend)
         self._prepare()
         return self.prepared
 
     def learn(self, data: dict[str, Tensor]) -> Metrics:
         """As `Eager.learn`, on the data of the last `prepare`."""
         if not self.is_captured:
-            return self._warm_up(lambda: self.eager.learn(data))
+            return self._warm_up(lambda: self.eager.learn(data), self.learning_backend)
         self._learn()
         return self.metrics
 
@@ -132,8 +144,9 @@ class GraphLevel(ABC):
         terms = dict(eager.statistics.terms)
         try:
             self._capture_collecting()
-            self._prepare, self.prepared = self.backend.capture(self._in_place(eager.prepare))
-            self._learn, self.metrics = self.backend.capture(lambda: eager.learn(self.prepared[0]))
+            capture = self.learning_backend.capture
+            self._prepare, self.prepared = capture(self._in_place(eager.prepare))
+            self._learn, self.metrics = capture(lambda: eager.learn(self.prepared[0]))
         except BaseException:
             eager.statistics.terms = terms
             raise
@@ -149,8 +162,8 @@ class GraphLevel(ABC):
     def _capture_collecting(self) -> None:
         """Capture what `collect` replays."""
 
-    def _warm_up(self, function: Function) -> Any:
-        result, waited = self.backend.warm_up(function)
+    def _warm_up(self, function: Function, backend: Backend | None = None) -> Any:
+        result, waited = (backend or self.backend).warm_up(function)
         self.waited = self.waited or waited
         return result
 
@@ -200,8 +213,10 @@ class FullLevel(GraphLevel):
 class PolicyLevel(GraphLevel):
     """The environment is stepped between the graphs."""
 
-    def __init__(self, eager: Eager, backend: Backend) -> None:
-        super().__init__(eager, backend)
+    def __init__(
+        self, eager: Eager, backend: Backend, learning_backend: Backend | None = None
+    ) -> None:
+        super().__init__(eager, backend, learning_backend)
         # at the addresses that the graph reads
         self.timestep: Timestep | None = None
         eager.buffer.row = torch.zeros(1, dtype=torch.int64, device=eager.env.device)
@@ -262,9 +277,15 @@ class Graphed:
     iterations of the training. If a level fails, a note says why, and the next one is tried.
     """
 
-    def __init__(self, eager: Eager, backend: Backend, levels: list[str]) -> None:
+    def __init__(
+        self,
+        eager: Eager,
+        backend: Backend,
+        levels: list[str],
+        learning_backend: Backend | None = None,
+    ) -> None:
         self.eager = eager
-        self.backend = backend
+        self.backends = backend, learning_backend
         # still to be tried, the best first
         self._levels = list(levels)
         self._graphs: GraphLevel | None = None
@@ -307,7 +328,7 @@ class Graphed:
             if obstacle:
                 self._skip_level(obstacle)
                 continue
-            self._graphs = LEVELS[name](self.eager, self.backend)
+            self._graphs = LEVELS[name](self.eager, *self.backends)
             return
         self._decide("off")
 

@@ -84,10 +84,10 @@ class Reporter:
         values |= engine.guards.report(guard_values, engine.iteration)
         # episodes and times since the last entry
         values |= engine.statistics.read({name: values.pop(name) for name in episodes})
-        phases = engine.stopwatch.read()
+        phases = {"collect": 0.0, "update": 0.0} | engine.stopwatch.read()
+        phases.pop("other", None)
+        values |= {f"time/{phase}_seconds": spent for phase, spent in phases.items()}
         values |= {
-            "time/collect_seconds": phases.get("collect", 0.0),
-            "time/update_seconds": phases.get("update", 0.0),
             "time/fps": (engine.steps - self.logged_steps) / max(seconds, 1e-9),
             "time/iterations": float(engine.iteration),
             "time/total_timesteps": float(engine.steps),

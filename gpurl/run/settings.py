@@ -95,6 +95,11 @@ class TrainConfig:
     """fused (PPO's minibatch steps in three kernels), autograd, or auto: fused on a GPU if the
     policy supports it.
     """
+    asynchronous: bool = False
+    """Play the next rollout while the last one is learned from, by ppo or a2c; for simulators that
+    no CUDA graph can hold. The policy that acts is one iteration old, and V-trace corrects the
+    targets.
+    """
     precision: str = "float32"
     """Precision of the networks' products: float32, tf32 (GPU only, 3 digits) or bf16 (2 digits, no
     persistent rollout). Weights and gradients stay float32."""
@@ -122,6 +127,11 @@ class TrainConfig:
             raise UsageError(
                 "graph policy steps the environment between graphs, rollout persistent plays it in "
                 "one kernel: choose one of them"
+            )
+        if self.asynchronous and self.rollout == "persistent":
+            raise UsageError(
+                "rollout persistent plays a rollout in one kernel, asynchronous plays it step by "
+                "step beside the learning: choose one of them"
             )
         if self.stop_return is not None and self.eval_episodes == 0:
             raise UsageError(

@@ -91,7 +91,14 @@ def make_engine(
     policy_env = AppendPrivilegedState(env) if algorithm.num_state else env
     guards = Guards(settings.env, algorithm, policy_env, config.nan)
     engine, reasons = choose_engine(
-        algorithm, policy_env, guards, config.graph, config.rollout, config.update, backend
+        algorithm,
+        policy_env,
+        guards,
+        config.graph,
+        config.rollout,
+        config.update,
+        backend,
+        config.asynchronous,
     )
     engine.notes.append("; ".join((f"engine {engine.name}", *reasons)))
     shape = env.single_observation_space.shape or ()

@@ -51,6 +51,12 @@ VARIANTS: dict[
         "chasing",
         {"eval_episodes": 2, "env_options": {"discrete": True, "max_episode_steps": 12}},
     ),
+    "ppo asynchronous": ("ppo", WALK, {"asynchronous": True, "normalize_obs": True}),
+    "own ppo asynchronous, killed": (
+        "tests.engine.test_asynchronous:OwnLoss",
+        PLACES,
+        {"asynchronous": True, "save_every": "1i"},
+    ),
     "ppo of joint agents": ("tests.joint_ppo:JointPPO", "tests.tiny_envs:Walkers", {}),
     "sac discrete": ("sac", PLACES, {"schedule": "linear"}),
     "a2c that logs once": (
@@ -118,6 +124,7 @@ def left_by(folder: Path) -> dict[str, Any]:
     parts["meta"]["settings"].pop("root")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     timed = ("time", "time/fps", "time/time_elapsed", "time/collect_seconds", "time/update_seconds")
+    timed += ("time/collect_wait_seconds", "time/update_wait_seconds")
     return parts | {
         "step": manifest["step"],
         "logged": [{key: line[key] for key in line if key not in timed} for line in lines],
