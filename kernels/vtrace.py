@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpurl.kernels import c_library
 from gpurl.kernels.backend import choose_kernel
 from gpurl.kernels.gae import _merge, _moments, gae_moments_kernel
 
@@ -153,6 +154,37 @@ def vtrace_triton(
     return advantage, returns, moments
 
 
+def vtrace_c(
+    reward: Tensor,
+    value: Tensor,
+    final_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    log_ratio: Tensor,
+    gamma: float,
+    gae_lambda: float,
+    valid: Tensor | None = None,
+    max_rho: float = 1.0,
+    max_c: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`vtrace_reference` in one call: for each operation of torch a thread that learns would wait
+    until one that steps environments gives Python's lock away.
+    """
+    steps = (reward, value, final_value, terminated, truncated, log_ratio)
+    inputs = [x.contiguous() for x in steps]
+    valid = None if valid is None else valid.contiguous()
+    advantage, returns, moments = (
+        torch.empty(shape, dtype=torch.float32) for shape in (reward.shape, reward.shape, (3,))
+    )
+    c_library.functions().vtrace(
+        *c_library.pointers(*inputs, valid),
+        *c_library.integers(*reward.shape),
+        *(ctypes.c_float(number) for number in (gamma, gae_lambda, max_rho, max_c)),
+        *c_library.pointers(advantage, returns, moments),
+    )
+    return advantage, returns, moments
+
+
 def vtrace(
     reward: Tensor,
     value: Tensor,
@@ -171,7 +203,7 @@ def vtrace(
 
     log_ratio: [T, N] float32, the log-probability of each action now minus that when it was taken;
     value: [T+1, N] of the critic as it is now. The other arguments are those of `gae`. ValueError
-    for other shapes of reward, value and log_ratio: Triton would read beyond them.
+    for other shapes of reward, value and log_ratio: C and Triton would read beyond them.
     """
     shape = reward.shape
     if reward.dim() != 2 or value.shape != (shape[0] + 1, shape[1]) or log_ratio.shape != shape:
@@ -179,6 +211,6 @@ def vtrace(
             f"reward and log_ratio must be [T, N] and value [T + 1, N], got {tuple(shape)}, "
             f"{tuple(log_ratio.shape)} and {tuple(value.shape)}"
         )
-    function = choose_kernel(reward, triton=vtrace_triton, reference=vtrace_reference)
+    function = choose_kernel(reward, triton=vtrace_triton, c=vtrace_c, reference=vtrace_reference)
     steps = reward, value, final_value, terminated, truncated, log_ratio
     return function(*steps, gamma, gae_lambda, valid, max_rho, max_c)

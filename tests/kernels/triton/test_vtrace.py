@@ -1,4 +1,4 @@
-"""V-trace in Triton and in torch against the sum of Espeholt et al. in float64: odd shapes, episode
+"""V-trace in Triton, C and torch against the sum of Espeholt et al. in float64: odd shapes, episode
 ends, invalid rows, NaN where nothing may be read; and against GAE where both policies are one.
 """
 
@@ -9,14 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpurl.kernels import c_library
 from gpurl.kernels import vtrace as module
 from gpurl.kernels.gae import gae_reference
-from gpurl.kernels.vtrace import vtrace, vtrace_reference, vtrace_triton
+from gpurl.kernels.vtrace import vtrace, vtrace_c, vtrace_reference, vtrace_triton
+from tests.kernels.triton.conftest import DEVICE
 from tests.kernels.triton.test_gae import GAMMA, LAMBDA, SHAPES
 from tests.kernels.triton.test_gae import inputs as steps_of
 
 Function = Callable[..., tuple[Tensor, Tensor, Tensor]]
-BOTH = pytest.mark.parametrize("function", [vtrace_reference, vtrace_triton])
+NEEDS_C = pytest.mark.skipif(
+    DEVICE is not None or c_library.load().functions is None, reason="C computes on a CPU"
+)
+EACH = pytest.mark.parametrize(
+    "function", [vtrace_reference, vtrace_triton, pytest.param(vtrace_c, marks=NEEDS_C)]
+)
 
 
 def inputs(shape: tuple[int, int], probability: float, seed: int = 0) -> tuple[Tensor, ...]:
@@ -62,7 +69,7 @@ def exact(steps: tuple[Tensor, ...], valid: Tensor, max_rho: float, max_c: float
     return [advantage, target]
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("limits", [(1.0, 1.0), (2.0, 0.5)])
 @pytest.mark.parametrize("invalid", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize("probability", [0.0, 0.1, 1.0])
@@ -88,7 +95,7 @@ def test_it_is_the_sum_in_float64(
     torch.testing.assert_close(got[2].double(), expected, rtol=1e-5, atol=5e-6)
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.9, 1.0])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_of_one_policy_it_is_gae(
@@ -103,7 +110,7 @@ def test_of_one_policy_it_is_gae(
         torch.testing.assert_close(value, other, rtol=5e-6, atol=5e-6)
 
 
-@BOTH
+@EACH
 def test_by_hand(function: Function) -> None:
     reward = torch.tensor([[1.0], [1.0], [1.0]])
     value = torch.tensor([[2.0], [4.0], [6.0], [8.0]])
@@ -126,7 +133,7 @@ def test_by_hand(function: Function) -> None:
     assert returns.flatten().tolist() == [3.25, 5.0, 5.0]
 
 
-@BOTH
+@EACH
 def test_what_the_present_policy_never_does_teaches_nothing(function: Function) -> None:
     """A ratio of 0: the target stays the value, and nothing later passes."""
     *steps, log_ratio = inputs((6, 3), 0.0)
@@ -140,7 +147,7 @@ def test_what_the_present_policy_never_does_teaches_nothing(function: Function) 
     assert bool((others[3:] != returns[3:]).any(0).all())
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("place", ["reward", "ratio"])
 def test_a_broken_episode_stays_in_itself(place: str, function: Function) -> None:
     reward, value, final, terminated, truncated, log_ratio = inputs((12, 4), 0.0)
