@@ -223,7 +223,9 @@ class FakeCuda:
 
     def _replacements(self) -> list[tuple[Any, str, Any]]:
         """(owner, name, stand-in) of what the program uses of torch.cuda."""
-        gpu = SimpleNamespace(name="a CPU", total_memory=64 << 30, major=9, minor=0)
+        gpu = SimpleNamespace(
+            name="a CPU", total_memory=64 << 30, major=9, minor=0, multi_processor_count=4
+        )
         values: dict[str, Any] = {
             "is_available": lambda: True,
             "is_initialized": lambda: True,

@@ -30,6 +30,7 @@ from gpurl.kernels.squash import Squashed, squashed_backward_c, squashed_sample_
 from gpurl.kernels.stack_batch_cpu import StackBatch
 from gpurl.kernels.stack_cpu import StackCpu
 from gpurl.kernels.td_gradient import q_target, td_gradient
+from gpurl.kernels.vtrace import vtrace_c
 
 pytestmark = pytest.mark.skipif(c_library.load().functions is None, reason=c_library.load().why)
 ROWS, INPUTS, OUTPUTS = 4, 3, 2
@@ -167,6 +168,10 @@ def cases() -> dict[str, Case]:
             (y, torch.zeros(ROWS), row, row.clone(), y.clone()),
         ),
         "values": (values, (x,)),
+        "vtrace": (
+            lambda *tensors: vtrace_c(*tensors[:6], 0.9, 0.9, tensors[6]),
+            (reward, torch.ones(4, ROWS), reward.clone(), flag, flag.clone(), reward, flag),
+        ),
     }
 
 
@@ -176,6 +181,8 @@ def test_a_function_refuses_a_tensor_of_another_device(name: str) -> None:
     call(*tensors)
     leaves, tree = tree_flatten(tensors)
     for number, leaf in enumerate(leaves):
+        if leaf is None:
+            continue
         moved = [*leaves]
         moved[number] = leaf.to("meta")
         with pytest.raises(ValueError, match=r"CPU memory, got .* on meta"):

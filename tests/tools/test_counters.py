@@ -11,6 +11,7 @@ import torch
 from gpurl.algorithms import algorithm_names
 from gpurl.engine.cpu_ppo import CpuPpo
 from gpurl.engine.eager import Eager
+from gpurl.engine.fused_update import FusedUpdate
 from gpurl.kernels import c_library
 from tests.tools import counters
 from tests.tools.counters import CASES, measure, recorded, write
@@ -49,8 +50,8 @@ def test_on_a_gpu_nothing_waits_and_nothing_grows() -> None:
 
 
 def test_the_rollout_kernel_is_one_launch_and_what_counts_for_it() -> None:
-    steps = CASES["ppo chasing persistent"][2]["horizon"]
-    assert RECORD["gpu ppo chasing persistent"]["operations_a_step"] * steps <= 6
+    steps = CASES["ppo chasing fused"][2]["horizon"]
+    assert RECORD["gpu ppo chasing fused"]["operations_a_step"] * steps <= 6
 
 
 def planted(kept: list[Any]) -> None:
@@ -65,7 +66,7 @@ def test_one_more_operation_one_more_copy_and_what_is_never_freed_are_seen(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, kept, before = "a2c cart_pole", list[Any](), RECORD[f"{way} a2c cart_pole"]
-    engine = CpuPpo if way == "cpu" else Eager
+    engine = CpuPpo if way == "cpu" else FusedUpdate
     prepare, learn = Eager.prepare, engine.learn
     monkeypatch.setattr(Eager, "prepare", lambda self: (planted(kept), prepare(self))[1])
     monkeypatch.setattr(

@@ -17,7 +17,7 @@ from gpurl.guards.guards import Guards
 from gpurl.kernels import backend, ppo_update
 from gpurl.losses import ppo_loss
 from gpurl.nn.actor_critic import NetworkConfig
-from tests.kernels.triton.conftest import DEVICE
+from tests.kernels.triton.conftest import COMPILED_ON, DEVICE
 from tests.tiny_envs import RandomWalk
 
 NUM_ENVS = 27
@@ -28,10 +28,16 @@ SPACES = {"gaussian": BOX, "squashed": BOX, "categorical": Discrete(3)}
 @pytest.fixture(autouse=True)
 def _large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes as long for a small tile as for a large one."""
-    if DEVICE is None:
+    if COMPILED_ON is None:
         tiles = {16: (64, 4), 32: (64, 4), 64: (64, 8)}
         monkeypatch.setitem(ppo_update.TILES, "tf32x3", tiles)
         monkeypatch.setattr(ppo_update, "REDUCE_COLUMNS", 1024)
+
+
+@pytest.fixture(autouse=True)
+def _in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the fused steps, which ask nobody."""
+    monkeypatch.setattr(backend, "choice", "torch")
 
 
 def made(head: str, kind: type[PPO] = PPO, **settings: Any) -> PPO:
@@ -43,10 +49,10 @@ def made(head: str, kind: type[PPO] = PPO, **settings: Any) -> PPO:
     torch.manual_seed(0)
     algorithm = kind(
         PPOConfig(**settings, network=NetworkConfig(**network)),
-        RandomWalk(NUM_ENVS).single_observation_space,
+        RandomWalk(NUM_ENVS, DEVICE).single_observation_space,
         SPACES[head],
         NUM_ENVS,
-        torch.device("cpu"),
+        torch.device(DEVICE),
     )
     for parameter in algorithm.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
@@ -54,7 +60,7 @@ def made(head: str, kind: type[PPO] = PPO, **settings: Any) -> PPO:
 
 
 def played(algorithm: PPO) -> RolloutBuffer:
-    env, buffer = RandomWalk(NUM_ENVS), algorithm.make_buffer()
+    env, buffer = RandomWalk(NUM_ENVS, DEVICE), algorithm.make_buffer()
     env.single_action_space = algorithm.action_space  # type: ignore[assignment]
     obs, _ = env.reset(seed=0)
     while not buffer.is_full:
@@ -67,7 +73,7 @@ def played(algorithm: PPO) -> RolloutBuffer:
 
 def trained(algorithm: PPO, learner: Any, has_gaps: bool, iterations: int) -> list[Metrics]:
     """Play and learn; the metrics of each update."""
-    env = RandomWalk(NUM_ENVS)
+    env = RandomWalk(NUM_ENVS, DEVICE)
     env.single_action_space = algorithm.action_space  # type: ignore[assignment]
     obs, _ = env.reset(seed=0)
     metrics = []
@@ -86,7 +92,7 @@ def trained(algorithm: PPO, learner: Any, has_gaps: bool, iterations: int) -> li
 
 
 def fused(algorithm: PPO) -> FusedUpdate:
-    env = RandomWalk(NUM_ENVS)
+    env = RandomWalk(NUM_ENVS, DEVICE)
     return FusedUpdate(algorithm, env, Guards("walk", algorithm, env, "raise"))
 
 
@@ -234,7 +240,7 @@ def test_whom_it_refuses(
     change: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     algorithm = made("gaussian", **change)
-    assert "Triton does not run on cpu" in fused_update_obstacle(algorithm)
+    assert "Triton does not run on" in fused_update_obstacle(algorithm)
     monkeypatch.setattr(backend, "choice", "triton")
     obstacle = fused_update_obstacle(algorithm)
     assert reason in obstacle
