@@ -125,6 +125,10 @@ def profile(
     threads = torch.get_num_threads()
     device = choose_device(config.device)
     min_warm_up = 4 if device.type == "cuda" else 0  # graphs are captured in the fourth iteration
+    if config.asynchronous:
+        raise UsageError(
+            "profile measures one part of an iteration after the other: leave out asynchronous"
+        )
     if iterations < 1:
         raise UsageError(f"iterations must be at least 1, got {iterations}")
     if warm_up < min_warm_up:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks import (
+    asynchronous,
     kernels,
     learning,
     limits,
@@ -414,3 +415,11 @@ def test_only_a_missing_simulator_leaves_a_task_out(
         monkeypatch.setattr(learning, "TASKS", [missing, wrong])
         with pytest.raises(UsageError, match=r"horizn|Pendulum-v77"):
             learning.main()
+
+
+def test_learning_beside_collecting_is_timed_in_turn(tmp_path: Path) -> None:
+    case = "Pendulum-v1, in this process"
+    assert asynchronous.main(["--only", case, "--rounds", "1", "--out", str(tmp_path)]) == 0
+    rows = rows_in(tmp_path, "asynchronous")
+    assert [(row["case"], row["load"]) for row in rows] == [(case, "balanced"), (case, "5 epochs")]
+    assert all(float(row["value"]) > 0.0 for row in rows)
