@@ -50,12 +50,14 @@ MAX_INPUTS = 64
 # of every program, after its gradients: surrogate, value error, KL divergence, clip fraction,
 # entropy, number of valid rows
 NUM_SUMS = len(METRICS) + 1
-SUMS = 16  # the place that they take: rows of `partial` begin at 64 bytes
+# then the gradient by log_std
+LOG_STDS_AT, SUMS = 8, 48  # where it begins, and the place of all
 # results of a step: METRICS and the loss, then, from SCALARS on, the scalars of Adam with the norm
 NUM_RESULTS, SCALARS, NORM = 16, 8, 11
 PROCESSORS = 132  # of an H100, where there is no GPU to ask
-# (rows of `partial`, columns) that a program of the second launch adds at once
-REDUCE_ROWS, REDUCE_COLUMNS = 32, 64
+# numbers of `partial`, columns of it, and rows of the sums that a program of the second launch adds
+# at once
+REDUCE_NUMBERS, REDUCE_COLUMNS, SUM_ROWS = 2048, 64, 128
 GAUSSIAN = tl.constexpr(0)
 SQUASHED = tl.constexpr(1)
 CATEGORICAL = tl.constexpr(2)
@@ -92,7 +94,7 @@ class Columns(NamedTuple):
 
 
 @triton.jit
-def _slope(h, ACTIVATION: tl.constexpr):
+def activation_slope(h, ACTIVATION: tl.constexpr):
     """Derivative of the activation, from its result."""
     if ACTIVATION == 0:
         return 1.0 - h * h
@@ -131,7 +133,7 @@ def _of_squash(u):
 
 
 @triton.jit
-def _actor_loss(
+def actor_loss(
     output, action_ptrs, old_log_prob, advantage, valid, log_std, clip_range, entropy_coef, used,
     HEAD: tl.constexpr, NUM_OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -181,7 +183,7 @@ def _actor_loss(
 
 
 @triton.jit
-def _sum_of_valid(x, valid):
+def sum_of_valid(x, valid):
     """By selection: 0 times infinity is NaN."""
     return tl.sum(tl.where(valid != 0.0, x, 0.0), axis=0)
 
@@ -197,7 +199,7 @@ def ppo_gradient_kernel(
     NUM_OUTPUTS: tl.constexpr, HEAD: tl.constexpr, CLIP_VALUE: tl.constexpr,
     COLUMNS: tl.constexpr, ROW_WIDTH: tl.constexpr,
     WEIGHTS: tl.constexpr, BIASES: tl.constexpr, HEADS_AT: tl.constexpr, LOG_STD: tl.constexpr,
-    NUM_PARAMETERS: tl.constexpr,
+    NUM_PARAMETERS: tl.constexpr, LOG_STDS: tl.constexpr,
     ROUNDS: tl.constexpr, PRECISION: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (g, e) adds the gradients of network e, over every G-th tile of the minibatch, into
@@ -278,16 +280,16 @@ def ppo_gradient_kernel(
         if is_actor:
             old_log_prob = tl.load(row_ptrs + COLUMNS[2], mask=inside, other=0.0)
             advantage = tl.load(row_ptrs + COLUMNS[4], mask=inside, other=0.0)
-            gradient, of_log_std, surrogate, kl, clipped, entropy = _actor_loss(
+            gradient, of_log_std, surrogate, kl, clipped, entropy = actor_loss(
                 output, row_ptrs + COLUMNS[1], old_log_prob, advantage, valid, log_std, clip_range,
                 entropy_coef, of_actor, HEAD, NUM_OUTPUTS, BLOCK, WIDTH,
             )  # fmt: skip
             log_std_sum += of_log_std
-            surrogate_sum += _sum_of_valid(surrogate, valid)
-            kl_sum += _sum_of_valid(kl, valid)
-            clipped_sum += _sum_of_valid(clipped, valid)
+            surrogate_sum += sum_of_valid(surrogate, valid)
+            kl_sum += sum_of_valid(kl, valid)
+            clipped_sum += sum_of_valid(clipped, valid)
             if HEAD != GAUSSIAN:  # whose entropy is the same in all rows
-                entropy_sum += _sum_of_valid(entropy, valid)
+                entropy_sum += sum_of_valid(entropy, valid)
         if is_critic:
             value = tl.sum(tl.where(of_critic[None, :], output, 0.0), axis=1)
             returns = tl.load(row_ptrs + COLUMNS[5], mask=inside, other=0.0)
@@ -297,7 +299,7 @@ def ppo_gradient_kernel(
             )
             by_value = tl.where(valid != 0.0, half_slope * (2.0 * value_coef), 0.0)
             gradient += tl.where(of_critic[None, :], by_value[:, None], 0.0)
-            value_sum += _sum_of_valid(square, valid)
+            value_sum += sum_of_valid(square, valid)
             valid_sum += tl.sum(valid, axis=0)
 
         # backward: through the heads, then layer after layer
@@ -307,7 +309,7 @@ def ppo_gradient_kernel(
         new_weight_sums = ()
         new_bias_sums = ()
         for layer in tl.static_range(len(SIZES) - 1, -1, -1):
-            z_gradient = of_hidden * _slope(hidden[layer + 1], ACTIVATION)
+            z_gradient = of_hidden * activation_slope(hidden[layer + 1], ACTIVATION)
             by_weight = tl.dot(tl.trans(hidden[layer]), z_gradient, input_precision=PRECISION)
             new_weight_sums = (weight_sums[layer] + by_weight,) + new_weight_sums
             new_bias_sums = (bias_sums[layer] + tl.sum(z_gradient, axis=0),) + new_bias_sums
@@ -333,7 +335,8 @@ def ppo_gradient_kernel(
     sums_ptr = out_ptr + NUM_PARAMETERS
     if is_actor:
         if HEAD != CATEGORICAL:
-            tl.store(out_ptr + LOG_STD + column, log_std_sum, mask=column < NUM_OUTPUTS)
+            log_std_ptrs = sums_ptr + LOG_STDS + column
+            tl.store(log_std_ptrs, log_std_sum, mask=column < NUM_OUTPUTS)
         tl.store(sums_ptr, surrogate_sum)
         tl.store(sums_ptr + 2, kl_sum)
         tl.store(sums_ptr + 3, clipped_sum)
@@ -356,21 +359,22 @@ def _column_sums(partial_ptr, column, inside, G, partial_width, ROWS: tl.constex
 
 @triton.jit
 def ppo_reduce_kernel(
-    partial_ptr, parameters_ptr, entropy_coef_ptr, gradient_ptr, square_ptr,
+    partial_ptr, sums_ptr, parameters_ptr, entropy_coef_ptr, gradient_ptr, square_ptr,
     ticket_ptr, adam_step_ptr, rate_ptr, log_beta_ptr, scalar_ptr, loss_ptr, counts_ptr,
     first_losses_ptr,
-    G, partial_width, value_coef, min_log_std, max_log_std, max_norm, largest_norm,
+    G, partial_width, P, sums_width, value_coef, min_log_std, max_log_std, max_norm, largest_norm,
     NUM_PARAMETERS: tl.constexpr, NUM_OUTPUTS: tl.constexpr, HEAD: tl.constexpr,
-    LOG_STD: tl.constexpr, CLIP: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, BLOCK_PARTIAL: tl.constexpr,
+    LOG_STD: tl.constexpr, LOG_STDS: tl.constexpr, CLIP: tl.constexpr,
+    ROWS: tl.constexpr, SUM_ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_PARTIAL: tl.constexpr,
 ):  # fmt: skip
     """A program adds BLOCK columns of the G rows of `partial` and divides by the number of valid
-    rows: a part of the gradient, or, in the last block, metrics and loss [6]. The last program to
-    end begins the step of Adam.
+    rows: a part of the gradient. The last one adds the P rows of `sums` instead: the gradient by
+    log_std, metrics and loss [6]. The last program to end begins the step of Adam.
     """
     entropy_coef = tl.load(entropy_coef_ptr)
     sums_at = tl.arange(0, 8)
-    sums = _column_sums(partial_ptr, NUM_PARAMETERS + sums_at, sums_at < 6, G, partial_width, ROWS)
+    sums = _column_sums(sums_ptr, sums_at, sums_at < 6, P, sums_width, SUM_ROWS)
     count = tl.sum(tl.where(sums_at == 5, sums, 0.0), axis=0)
     scale = 1.0 / tl.maximum(count, 1.0)
     square = tl.zeros((), tl.float64)
@@ -378,25 +382,29 @@ def ppo_reduce_kernel(
         # a part of the gradient
         column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = column < NUM_PARAMETERS
-        gradient = _column_sums(partial_ptr, column, inside, G, partial_width, ROWS) * scale
         if HEAD != CATEGORICAL:
-            # only a log_std at or inside its limits has a gradient
-            is_log_std = (column >= LOG_STD) & (column < LOG_STD + NUM_OUTPUTS)
-            log_std = tl.load(parameters_ptr + column, mask=is_log_std, other=0.0)
-            is_free = log_std == clip(log_std, min_log_std, max_log_std)
-            of_entropy = entropy_coef if HEAD == GAUSSIAN else 0.0
-            gradient = tl.where(is_log_std, tl.where(is_free, gradient - of_entropy, 0.0), gradient)
+            inside = inside & ((column < LOG_STD) | (column >= LOG_STD + NUM_OUTPUTS))
+        gradient = _column_sums(partial_ptr, column, inside, G, partial_width, ROWS) * scale
         tl.store(gradient_ptr + column, gradient, mask=inside)
         wide = gradient.to(tl.float64)
         square = tl.sum(wide * wide, axis=0)
     else:
-        # metrics and loss
         means = sums * scale
+        index = tl.arange(0, WIDTH)
+        used = index < NUM_OUTPUTS
+        if HEAD != CATEGORICAL:
+            # the gradient by log_std; only one at or inside its limits has any
+            log_std = tl.load(parameters_ptr + LOG_STD + index, mask=used, other=0.0)
+            bounded = clip(log_std, min_log_std, max_log_std)
+            total = _column_sums(sums_ptr, LOG_STDS + index, used, P, sums_width, SUM_ROWS)
+            of_entropy = entropy_coef if HEAD == GAUSSIAN else 0.0
+            by_log_std = tl.where(used & (log_std == bounded), total * scale - of_entropy, 0.0)
+            tl.store(gradient_ptr + LOG_STD + index, by_log_std, mask=used)
+            wide_by_log_std = by_log_std.to(tl.float64)
+            square = tl.sum(wide_by_log_std * wide_by_log_std, axis=0)
+        # metrics and loss
         if HEAD == GAUSSIAN:
-            index = tl.arange(0, WIDTH)
-            used = index < NUM_OUTPUTS
-            deviation = tl.load(parameters_ptr + LOG_STD + index, mask=used, other=0.0)
-            deviation = tl.where(used, clip(deviation, min_log_std, max_log_std), 0.0)
+            deviation = tl.where(used, bounded, 0.0)
             entropy = tl.sum(deviation, axis=0) + 0.5 * (1.0 + LOG_2PI) * NUM_OUTPUTS
             means = tl.where(sums_at == 4, entropy, means)
         coefficient = tl.where(sums_at == 0, -1.0, tl.where(sums_at == 1, value_coef, 0.0))
@@ -411,21 +419,6 @@ def ppo_reduce_kernel(
             first_losses_ptr, tl.num_programs(0), 6, max_norm, largest_norm,
             CLIP, True, BLOCK_PARTIAL,
         )  # fmt: skip
-
-
-def update_obstacle(shape: UpdateShape) -> str:
-    """The reason why the kernel cannot train networks of this shape, or ""."""
-    if not shape.sizes:
-        return "it needs a hidden layer"
-    tiles = TILES[shape.precision]
-    for size in shape.sizes:
-        if size not in tiles:
-            return f"it takes layers of {', '.join(map(str, tiles))} units, not of {size}"
-    if shape.num_outputs > MAX_OUTPUTS:
-        return f"it takes {MAX_OUTPUTS} actions or logits, not {shape.num_outputs}"
-    if shape.inputs > MAX_INPUTS:
-        return f"it takes {MAX_INPUTS} observations, not {shape.inputs}"
-    return ""
 
 
 def tile_of(shape: UpdateShape) -> tuple[int, int]:
@@ -454,6 +447,7 @@ def update_constants(shape: UpdateShape, size: int, num_parameters: int) -> dict
         "HEADS_AT": shape.heads,
         "LOG_STD": shape.log_std,
         "NUM_PARAMETERS": num_parameters,
+        "LOG_STDS": LOG_STDS_AT,
         "ROUNDS": permutation_network(size)[2],
         "PRECISION": shape.precision,
         "WIDTH": max(triton.next_power_of_2(shape.num_outputs + 1), 16),
@@ -475,7 +469,11 @@ def num_groups(shape: UpdateShape, count: int, device: torch.device) -> int:
 
 
 class PpoUpdate:
-    """The memory of the minibatch steps of one optimiser, reused by all of them."""
+    """The memory of the minibatch steps of one optimiser, reused by all of them. Of a subclass
+    `launch_gradients` is different.
+    """
+
+    reduce_columns = REDUCE_COLUMNS
 
     def __init__(
         self,
@@ -490,7 +488,7 @@ class PpoUpdate:
         parameters are laid out as `shape` says, with zeros between them. ValueError for a shape
         that the kernel cannot train.
         """
-        if obstacle := update_obstacle(shape):
+        if obstacle := self.obstacle_of(shape):
             raise ValueError(f"no fused update: {obstacle}")
         self.shape = shape
         self.options = options
@@ -500,8 +498,28 @@ class PpoUpdate:
         self.adam = adam
         self.num_parameters = state.parameters.numel()
         # the numbers between parameters stay 0
-        groups = num_groups(shape, 1 << 30, gradient.device)
-        self.partial = torch.zeros(groups, self.num_parameters + SUMS, device=gradient.device)
+        self.partial = torch.zeros(
+            self.most_groups(), self.num_parameters + SUMS, device=gradient.device
+        )
+
+    @staticmethod
+    def obstacle_of(shape: UpdateShape) -> str:
+        """The reason why the kernel cannot train networks of this shape, or ""."""
+        if not shape.sizes:
+            return "it needs a hidden layer"
+        tiles = TILES[shape.precision]
+        for size in shape.sizes:
+            if size not in tiles:
+                return f"it takes layers of {', '.join(map(str, tiles))} units, not of {size}"
+        if shape.num_outputs > MAX_OUTPUTS:
+            return f"it takes {MAX_OUTPUTS} actions or logits, not {shape.num_outputs}"
+        if shape.inputs > MAX_INPUTS:
+            return f"it takes {MAX_INPUTS} observations, not {shape.inputs}"
+        return ""
+
+    def most_groups(self) -> int:
+        """Rows of `partial`."""
+        return num_groups(self.shape, 1 << 30, self.gradient.device)
 
     def step(
         self,
@@ -521,32 +539,53 @@ class PpoUpdate:
         METRICS, the loss and, at NORM, the norm of the gradient before clipping.
         """
         shape, options, adam = self.shape, self.options, self.adam
-        size, row_width = packed.shape
-        a, b, _ = permutation_network(size)
-        groups = num_groups(shape, count, packed.device)
-        constants = update_constants(shape, size, self.num_parameters)
-        limits = options.min_log_std, options.max_log_std
         # gradients of all rows
-        ppo_gradient_kernel[(groups, 1 if shape.shared else 2)](
-            self.state.parameters, packed, *streams, clip_range, entropy_coef, self.partial,
-            first, count, size, a, b, self.partial.shape[1],
-            options.value_coef, options.clip_range_value or 0.0, *limits,
-            COLUMNS=tuple(columns), ROW_WIDTH=row_width,
-            CLIP_VALUE=options.clip_range_value is not None, **constants,
-        )  # fmt: skip
+        groups, sums = self.launch_gradients(
+            packed, columns, streams, first, count, clip_range, entropy_coef
+        )
         # their sums, the metrics and the norm
         losses, scalars = results[:NUM_SUMS], results[SCALARS:]
-        programs = triton.cdiv(self.num_parameters, REDUCE_COLUMNS) + 1
+        programs = triton.cdiv(self.num_parameters, self.reduce_columns) + 1
         squares = torch.empty(programs, dtype=torch.float64, device=packed.device)
         ppo_reduce_kernel[(programs,)](
-            self.partial, self.state.parameters, entropy_coef, self.gradient, squares,
+            self.partial, sums, self.state.parameters, entropy_coef, self.gradient, squares,
             *begin_arguments(self.state, self.learning_rate, adam, scalars, losses),
-            groups, self.partial.shape[1], options.value_coef, *limits,
-            adam.max_grad_norm or 1.0, adam.largest_norm,
+            groups, self.partial.shape[1], sums.shape[0], sums.stride(0), options.value_coef,
+            options.min_log_std, options.max_log_std, adam.max_grad_norm or 1.0, adam.largest_norm,
             NUM_PARAMETERS=self.num_parameters, NUM_OUTPUTS=shape.num_outputs,
-            HEAD=constants["HEAD"], LOG_STD=shape.log_std, CLIP=adam.max_grad_norm is not None,
-            ROWS=REDUCE_ROWS, BLOCK=REDUCE_COLUMNS, WIDTH=constants["WIDTH"],
-            BLOCK_PARTIAL=BLOCK_PARTIAL, num_warps=4,
+            HEAD=HEADS[shape.head], LOG_STD=shape.log_std, LOG_STDS=LOG_STDS_AT,
+            CLIP=adam.max_grad_norm is not None, ROWS=REDUCE_NUMBERS // self.reduce_columns,
+            SUM_ROWS=SUM_ROWS, BLOCK=self.reduce_columns,
+            WIDTH=triton.next_power_of_2(shape.num_outputs), BLOCK_PARTIAL=BLOCK_PARTIAL,
+            num_warps=4,
         )  # fmt: skip
         # Adam
         finish_step(self.state, self.gradient, self.learning_rate, adam, scalars)
+
+    def launch_gradients(
+        self,
+        packed: Tensor,
+        columns: Columns,
+        streams: RandomStreams,
+        first: int,
+        count: int,
+        clip_range: Tensor,
+        entropy_coef: Tensor,
+    ) -> tuple[int, Tensor]:
+        """Write gradients, not divided by the number of rows, to `partial`; arguments as of `step`.
+        Returns how many of its rows add up to the gradient, and the sums over rows [P, SUMS].
+        """
+        shape, options = self.shape, self.options
+        size, row_width = packed.shape
+        a, b, _ = permutation_network(size)
+        groups = num_groups(shape, count, packed.device)
+        ppo_gradient_kernel[(groups, 1 if shape.shared else 2)](
+            self.state.parameters, packed, *streams, clip_range, entropy_coef, self.partial,
+            first, count, size, a, b, self.partial.shape[1],
+            options.value_coef, options.clip_range_value or 0.0,
+            options.min_log_std, options.max_log_std,
+            COLUMNS=tuple(columns), ROW_WIDTH=row_width,
+            CLIP_VALUE=options.clip_range_value is not None,
+            **update_constants(shape, size, self.num_parameters),
+        )  # fmt: skip
+        return groups, self.partial[:groups, self.num_parameters :]

@@ -1,4 +1,6 @@
-"""PPO's minibatch steps in three launches each, for small networks on a GPU."""
+"""PPO's minibatch steps in few launches on a GPU: three for small networks, two a layer and five
+for others.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +20,8 @@ from gpurl.kernels.ppo_update import (
     Columns,
     PpoUpdate,
     UpdateShape,
-    update_obstacle,
 )
+from gpurl.kernels.ppo_wide_update import WidePpoUpdate
 from gpurl.nn.distributions import Categorical, Gaussian, TanhGaussian
 from gpurl.nn.mlp import weights_and_biases
 
@@ -58,7 +60,8 @@ def fused_update_obstacle(algorithm: Algorithm) -> str:
         return obstacle
     if algorithm.normalizes_minibatches:
         return "it does not normalise the advantages of each minibatch"
-    return update_obstacle(update_shape(algorithm))
+    shape = update_shape(algorithm)
+    return "" if not PpoUpdate.obstacle_of(shape) else WidePpoUpdate.obstacle_of(shape)
 
 
 def update_shape(algorithm: PPO) -> UpdateShape:
@@ -88,7 +91,7 @@ def update_shape(algorithm: PPO) -> UpdateShape:
 
 
 class FusedUpdate(Eager):
-    """Takes each minibatch step in three launches; the rest is as in `Eager`."""
+    """Takes each minibatch step in few launches; the rest is as in `Eager`."""
 
     name = "fused update"
     algorithm: PPO
@@ -97,8 +100,10 @@ class FusedUpdate(Eager):
         super().__init__(algorithm, env, guards)
         config, head, optimizer = algorithm.config, algorithm.head, algorithm.optimizer
         limits = (head.min_log_std, head.max_log_std) if isinstance(head, Gaussian) else (0.0, 0.0)
-        self.update = PpoUpdate(
-            update_shape(algorithm),
+        shape = update_shape(algorithm)
+        kind = WidePpoUpdate if PpoUpdate.obstacle_of(shape) else PpoUpdate
+        self.update = kind(
+            shape,
             PpoOptions(config.value_coef, config.clip_range_value, *limits),
             optimizer.state,
             optimizer.gradient,
@@ -132,7 +137,7 @@ class FusedUpdate(Eager):
 
 
 class PersistentFused(PersistentRollout, FusedUpdate):
-    """One launch for a rollout, three for a minibatch step."""
+    """One launch for a rollout, few for a minibatch step."""
 
     name = "persistent rollout, fused update"
 

@@ -92,7 +92,7 @@ class TrainConfig:
     task and the policy support it.
     """
     update: str = "auto"
-    """fused (PPO's minibatch steps in three kernels), autograd, or auto: fused on a GPU if the
+    """fused (PPO's minibatch steps in a few kernels), autograd, or auto: fused on a GPU if the
     policy supports it.
     """
     asynchronous: bool = False

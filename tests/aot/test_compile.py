@@ -29,6 +29,7 @@ from gpurl.kernels import (
     permutation,
     ppo_loss,
     ppo_update,
+    ppo_wide_update,
     prioritized,
     random,
     replay,
@@ -198,26 +199,81 @@ def ppo_gradient_case(
     )
 
 
-def ppo_reduce_case(head: str, outputs: int) -> Case:
+def ppo_reduce_case(head: str, outputs: int, block: int) -> Case:
     shape = update_shape((64, 64), 8, outputs, head, False, "tf32x3")
     constants = {
         "NUM_PARAMETERS": 16_384,
         "NUM_OUTPUTS": outputs,
         "HEAD": ppo_update.HEADS[head],
         "LOG_STD": shape.log_std,
+        "LOG_STDS": ppo_update.LOG_STDS_AT,
         "CLIP": True,
-        "ROWS": ppo_update.REDUCE_ROWS,
-        "BLOCK": ppo_update.REDUCE_COLUMNS,
-        "WIDTH": 16,
+        "ROWS": ppo_update.REDUCE_NUMBERS // block,
+        "SUM_ROWS": ppo_update.SUM_ROWS,
+        "BLOCK": block,
+        "WIDTH": triton.next_power_of_2(outputs),
         "BLOCK_PARTIAL": adam.BLOCK_PARTIAL,
     }
     return Case(
         ppo_update.ppo_reduce_kernel,
-        [F, F, F, F, D, W, *BEGIN_STEP, "i32", "i32", *["fp32"] * 5],
+        [F, F, F, F, F, D, W, *BEGIN_STEP, *["i32"] * 4, *["fp32"] * 5],
         constants,
-        96,
-        even=("partial_width",),
-        name=f"ppo reduce {head}",
+        128,
+        even=("partial_width", "sums_width"),
+        name=f"ppo reduce {head} {block}",
+    )
+
+
+def wide_update_cases(precision: str) -> list[Case]:
+    """Of 512-256-128 ELU: the second layer."""
+    tile = ppo_wide_update.TILES[precision]
+    blocks = {"BLOCK_ROWS": tile.rows, "BLOCK_OUT": tile.columns, "BLOCK_K": tile.depth}
+    constants = {"ACTIVATION": 1, "PRECISION": precision}
+    sizes = ("num_in", "num_out", "x_width", "x_step", "gradient_width", "weight_step")
+    return [
+        Case(
+            ppo_wide_update.layer_forward_kernel,
+            [F, F, F, F, *["i32"] * 5],
+            constants | blocks,
+            255,
+            tile.num_warps,
+            even=sizes,
+            name=f"layer forward {precision}",
+        ),
+        Case(
+            ppo_wide_update.layer_backward_kernel,
+            [F, F, F, F, F, F, *["i32"] * 12],
+            constants | blocks | {"BLOCK_OUT": tile.rows, "BLOCK_IN": tile.columns},
+            255,
+            tile.num_warps,
+            even=(*sizes, "bias_step", "partial_width"),
+            name=f"layer backward {precision}",
+        ),
+    ]
+
+
+def ppo_heads_case(head: str) -> Case:
+    """20 actions or logits, after 60 observations."""
+    constants = {
+        "NUM_OUTPUTS": 20,
+        "HEAD": ppo_update.HEADS[head],
+        "CLIP_VALUE": True,
+        "COLUMNS": (0, 60, 80, 81, 82, 83, 84),
+        "ROW_WIDTH": 88,
+        "SUMS_WIDTH": ppo_update.SUMS,
+        "LOG_STDS": ppo_update.LOG_STDS_AT,
+        "PRECISION": ppo_wide_update.HEAD_PRECISION,
+        "WIDTH": 32,
+        "BLOCK": ppo_wide_update.HEAD_ROWS,
+        "BLOCK_K": ppo_wide_update.TILES[ppo_wide_update.HEAD_PRECISION].depth,
+    }
+    return Case(
+        ppo_wide_update.ppo_heads_kernel,
+        [*[F] * 9, *["i32"] * 4, *["fp32"] * 4],
+        constants,
+        192,
+        even=("num_in", "weight_step"),
+        name=f"ppo heads {head}",
     )
 
 
@@ -518,7 +574,10 @@ CASES = [
         for has_target in (False, True)
         for even in (False, True)
     ),
-    *(ppo_reduce_case(head, 2) for head in ppo_update.HEADS),
+    *(ppo_reduce_case(head, 2, 64) for head in ppo_update.HEADS),
+    ppo_reduce_case("gaussian", 20, 512),
+    *(case for precision in ppo_wide_update.TILES for case in wide_update_cases(precision)),
+    *(ppo_heads_case(head) for head in ppo_update.HEADS),
     ppo_gradient_case((64, 64), 8, 2, "gaussian"),
     ppo_gradient_case((64, 64), 60, 20, "squashed", (90, 100)),
     ppo_gradient_case((64, 64), 4, 2, "categorical", (90, 100), shared=True),

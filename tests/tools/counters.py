@@ -56,6 +56,7 @@ REPLAY: dict[str, Any] = {
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ppo chasing": ("ppo", "chasing", STEPPED),
     "ppo chasing fused": ("ppo", "chasing", SHORT),
+    "ppo chasing wide": ("ppo", "chasing", SHORT | {"network": {"hidden": [512, 256, 128]}}),
     "ppo chasing gru": ("ppo", "chasing", SHORT | {"network": {"memory": "gru"}}),
     **{f"ppo {env}": ("ppo", env, STEPPED) for env in ("cart_pole", "pendulum", "mountain_car")},
     "a2c cart_pole": ("a2c", "cart_pole", {"horizon": 4}),

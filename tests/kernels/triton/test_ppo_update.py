@@ -14,7 +14,8 @@ from gpurl.buffers.minibatches import Minibatch
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.engine.fused_update import FusedUpdate, fused_update_obstacle
 from gpurl.guards.guards import Guards
-from gpurl.kernels import backend, ppo_update
+from gpurl.kernels import backend, ppo_update, ppo_wide_update
+from gpurl.kernels.ppo_update import PpoUpdate
 from gpurl.losses import ppo_loss
 from gpurl.nn.actor_critic import NetworkConfig
 from tests.kernels.triton.conftest import COMPILED_ON, DEVICE
@@ -31,7 +32,7 @@ def _large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     if COMPILED_ON is None:
         tiles = {16: (64, 4), 32: (64, 4), 64: (64, 8)}
         monkeypatch.setitem(ppo_update.TILES, "tf32x3", tiles)
-        monkeypatch.setattr(ppo_update, "REDUCE_COLUMNS", 1024)
+        monkeypatch.setattr(PpoUpdate, "reduce_columns", 1024)
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +104,8 @@ def fused(algorithm: PPO) -> FusedUpdate:
         {},
         {"clip_range_value": 0.05, "entropy_coef": 0.1, "max_grad_norm": 0.1},
         {"network": {"hidden": (16,), "activation": "elu", "shared": True}, "minibatches": 1},
+        {"network": {"hidden": (20, 75), "activation": "elu"}, "clip_range_value": 0.05},
+        {"network": {"hidden": (70,)}, "max_grad_norm": 0.1, "entropy_coef": 0.1},
         {
             "network": {"hidden": (16, 16, 32), "activation": "relu"},
             "normalize_advantage": "none",
@@ -140,7 +143,7 @@ def test_it_learns_what_autograd_learns(
 def test_many_tiles_a_program_and_many_programs_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of programs gives the same gradient; more than one block of their sums too."""
     monkeypatch.setitem(ppo_update.TILES, "tf32x3", {16: (16, 4)})
-    monkeypatch.setattr(ppo_update, "REDUCE_COLUMNS", 64)
+    monkeypatch.setattr(PpoUpdate, "reduce_columns", 64)
     results = []
     for processors in (1, 3, 90):
         monkeypatch.setattr(ppo_update, "PROCESSORS", processors)
@@ -151,10 +154,26 @@ def test_many_tiles_a_program_and_many_programs_add_up(monkeypatch: pytest.Monke
         torch.testing.assert_close(other, results[0], rtol=1e-4, atol=1e-6)
 
 
+def test_any_split_of_the_sum_over_rows_gives_the_same_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    results = []
+    for groups in (1, 2, 16):
+        monkeypatch.setattr(ppo_wide_update, "GROUPS", groups)
+        algorithm = made("gaussian", minibatches=1, epochs=1, network={"hidden": (70,)})
+        trained(algorithm, fused(algorithm), True, 1)
+        results.append(algorithm.optimizer.gradient.clone())
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("hidden", [(16, 32), (20, 75, 33)])
 @pytest.mark.parametrize("clip_range_value", [None, 0.05])
 @pytest.mark.parametrize("head", SPACES)
-def test_the_gradient_is_that_of_float64(head: str, clip_range_value: float | None) -> None:
-    settings = {"minibatches": 1, "epochs": 1, "entropy_coef": 0.1}
+def test_the_gradient_is_that_of_float64(
+    head: str, clip_range_value: float | None, hidden: tuple[int, ...]
+) -> None:
+    settings = {"minibatches": 1, "epochs": 1, "entropy_coef": 0.1, "network": {"hidden": hidden}}
     algorithm = made(head, **settings, clip_range_value=clip_range_value)
     network = copy.deepcopy(algorithm.network).double()
     policy = copy.deepcopy(algorithm.head).double()
@@ -183,10 +202,12 @@ def test_the_gradient_is_that_of_float64(head: str, clip_range_value: float | No
         torch.testing.assert_close(got, gradient, rtol=1e-4, atol=2e-6, msg=name)
 
 
-@pytest.mark.parametrize("head", SPACES)
-def test_ten_iterations_stay_near_autograd(head: str) -> None:
+@pytest.mark.parametrize(
+    ("head", "units"), [("gaussian", 16), ("categorical", 16), ("squashed", 16), ("gaussian", 70)]
+)
+def test_ten_iterations_stay_near_autograd(head: str, units: int) -> None:
     """They begin with the same rollout; then rounding moves the actions too."""
-    settings = {"minibatches": 1, "network": {"hidden": (16,)}}
+    settings = {"minibatches": 1, "network": {"hidden": (units,)}}
     algorithm, other = made(head, **settings), made(head, **settings)
     start = algorithm.optimizer.flat.clone()
     trained(algorithm, algorithm, False, 10)
@@ -225,7 +246,11 @@ class OwnAct(PPO):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"network": {"hidden": (48,)}}, "it takes layers of 16, 32, 64 units, not of 48"),
+        (
+            {"network": {"hidden": (48,), "shared": True}},
+            "it takes shared layers of 16, 32 or 64 units only",
+        ),
+        ({"network": {"hidden": (48,)}}, ""),
         ({"network": {"hidden": ()}}, "it needs a hidden layer"),
         ({"network": {"hidden": (16,), "layer_norm": True}}, "layer norms"),
         ({"network": {"memory": "gru"}}, "without memory"),
