@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gpurl.algorithms.base import Decision, Metrics
+from gpurl.algorithms.base import Decision, Metrics, PolicyState
 from gpurl.engine.eager import Eager, Prepared
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import first_line
@@ -127,7 +127,7 @@ class GraphLevel(ABC):
     def prepare(self) -> Prepared:
         """As `Eager.prepare`."""
         if not self.is_captured:
-            return self._warm_up(self._in_place(self.eager.prepare), self.learning_backend)
+            return self._warm_up(in_place(self.eager, self.eager.prepare), self.learning_backend)
         self._prepare()
         return self.prepared
 
@@ -145,7 +145,7 @@ class GraphLevel(ABC):
         try:
             self._capture_collecting()
             capture = self.learning_backend.capture
-            self._prepare, self.prepared = capture(self._in_place(eager.prepare))
+            self._prepare, self.prepared = capture(in_place(eager, eager.prepare))
             self._learn, self.metrics = capture(lambda: eager.learn(self.prepared[0]))
         except BaseException:
             eager.statistics.terms = terms
@@ -167,26 +167,33 @@ class GraphLevel(ABC):
         self.waited = self.waited or waited
         return result
 
-    def _in_place(self, function: Function) -> Function:
-        """`function`, followed by a copy of observations and hidden state to their old addresses,
-        which graphs read.
-        """
 
-        def in_place() -> Any:
-            eager = self.eager
-            obs = eager.obs
-            policy_state = eager.policy_state
-            try:
-                result = function()
-                for target, source in zip((obs, *policy_state), (eager.obs, *eager.policy_state)):
-                    if source is not target:
-                        target.copy_(source)
-            finally:
-                eager.obs = obs
-                eager.policy_state = policy_state
-            return result
+class HasAddresses(Protocol):
+    """What a graph reads at one address and a step replaces by new tensors."""
 
-        return in_place
+    obs: Tensor
+    policy_state: PolicyState
+
+
+def in_place(owner: HasAddresses, function: Function) -> Function:
+    """`function`, followed by a copy of the observations and the hidden state of `owner` to their
+    old addresses, which graphs read.
+    """
+
+    def run() -> Any:
+        obs = owner.obs
+        policy_state = owner.policy_state
+        try:
+            result = function()
+            for target, source in zip((obs, *policy_state), (owner.obs, *owner.policy_state)):
+                if source is not target:
+                    target.copy_(source)
+        finally:
+            owner.obs = obs
+            owner.policy_state = policy_state
+        return result
+
+    return run
 
 
 class FullLevel(GraphLevel):
@@ -194,14 +201,14 @@ class FullLevel(GraphLevel):
 
     def collect(self) -> None:
         if not self.is_captured:
-            self._warm_up(self._in_place(self.eager.collect))
+            self._warm_up(in_place(self.eager, self.eager.collect))
             return
         self._collect()
         self.eager.buffer.size = self._size
 
     def _capture_collecting(self) -> None:
         terms = set(self.eager.statistics.terms)
-        self._collect, _ = self.backend.capture(self._in_place(self.eager.collect))
+        self._collect, _ = self.backend.capture(in_place(self.eager, self.eager.collect))
         self._size = self.eager.buffer.size
         if new := set(self.eager.statistics.terms) - terms:
             raise RuntimeError(
@@ -251,7 +258,7 @@ class PolicyLevel(GraphLevel):
             self._replay_record()
             self.eager.buffer.size += 1
         else:
-            self._warm_up(self._in_place(self._record_step))
+            self._warm_up(in_place(self.eager, self._record_step))
 
     def _record_step(self) -> None:
         assert self.timestep is not None
@@ -259,7 +266,7 @@ class PolicyLevel(GraphLevel):
 
     def _capture_collecting(self) -> None:
         self._replay_act, self.decision = self.backend.capture(self.eager.act)
-        self._replay_record, _ = self.backend.capture(self._in_place(self._record_step))
+        self._replay_record, _ = self.backend.capture(in_place(self.eager, self._record_step))
 
     def leave(self) -> None:
         super().leave()
@@ -293,6 +300,13 @@ class Graphed:
         self._learned = 0
         # full, policy or off, once it is decided
         self.level = ""
+
+    def beside(self) -> Backend | None:
+        """For graphs that are replayed between iterations, or None if there are none here."""
+        backend, learning_backend = self.backends
+        if self.level not in LEVELS or learning_backend is not None:
+            return None
+        return backend.another()
 
     def collect(self) -> None:
         """As `Eager.collect`."""

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from gpurl.algorithms.base import Algorithm, PolicyState, episode_ends, restart_policy_state
 from gpurl.checkpoints.state_files import State
+from gpurl.engine.graphs import WARM_UPS, Backend, in_place
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import EndlessEpisodeError, NonFiniteError
+from gpurl.errors import EndlessEpisodeError, NonFiniteError, first_line
 from gpurl.guards.contract import reset_env, step_env
 from gpurl.run.settings import TrainConfig
 
@@ -40,6 +41,143 @@ class Stopped(Exception):
     """`should_stop` ended the evaluation."""
 
 
+class Player:
+    """Plays evaluations with one policy; with graphs every `LOOK_EVERY` steps are one replay."""
+
+    def __init__(
+        self,
+        act: Act,
+        env: VecEnv,
+        episodes: int,
+        policy_state: PolicyState = (),
+        graphs: Backend | None = None,
+    ) -> None:
+        """episodes: rounded up to a multiple of env.num_envs; policy_state: before the first step.
+        graphs: for a `graph_safe` environment only.
+        """
+        self.act = act
+        self.env = env
+        # each environment plays the same number of episodes, however short its own are
+        self.episodes_per_env = -(-episodes // env.num_envs)
+        self.first_policy_state = policy_state
+        self.graphs = graphs
+        self.obstacle = ""  # why the steps could not be captured
+        self.obs = torch.empty(0)
+        self.policy_state = policy_state
+        self.finished = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
+        # sums over finite episodes: number, return, squared return, length; number of the others
+        self.sums = torch.zeros(5, dtype=torch.float64, device=env.device)
+        self._warmed_up = 0
+        self._replay: Callable[[], None] | None = None
+
+    def play(
+        self,
+        seed: int = 0,
+        max_steps: int = 20_000,
+        should_stop: Callable[[], object] = bool,
+    ) -> dict[str, float]:
+        """Play the episodes and return their statistics, named as they are logged.
+
+        Episodes whose return is NaN or infinite are skipped and counted as
+        eval/non_finite_episodes; if there are no others the mean is NaN. Raises EndlessEpisodeError
+        if not all episodes end within `max_steps` steps an episode, Stopped once `should_stop()` is
+        true.
+        """
+        self._begin(seed)
+        # look rarely whether all have ended: each look waits for the device
+        for _ in range(0, max_steps * self.episodes_per_env, LOOK_EVERY):
+            self._play_some(should_stop)
+            late = self.finished < self.episodes_per_env
+            if not bool(late.any()):
+                return self._statistics()
+        raise EndlessEpisodeError(
+            f"{type(self.env).__name__}: episodes of {int(late.sum())} of {self.env.num_envs} "
+            f"environments did not end in {max_steps} steps; a time limit (max_episode_steps) ends "
+            "them"
+        )
+
+    def _begin(self, seed: int) -> None:
+        obs = reset_env(self.env, seed)
+        self.sums.zero_()
+        self.finished.zero_()
+        first = (obs, *self.first_policy_state)
+        if self._warmed_up:  # graphs read the old addresses
+            for target, source in zip((self.obs, *self.policy_state), first):
+                target.copy_(source)
+        else:
+            self.obs, *policy_state = [each.clone() for each in first]
+            self.policy_state = tuple(policy_state)
+
+    def _play_some(self, should_stop: Callable[[], object]) -> None:
+        """LOOK_EVERY steps: at first by Python, then on the graphs' stream, then captured."""
+
+        def steps() -> None:
+            for _ in range(LOOK_EVERY):
+                if should_stop():
+                    raise Stopped
+                self._step()
+
+        if self._replay is None and self._warmed_up > WARM_UPS:
+            self._capture(in_place(self, steps))
+        if self._replay is not None:
+            if should_stop():
+                raise Stopped
+            self._replay()
+        elif self.graphs is None:
+            steps()
+        elif not self._warmed_up:
+            in_place(self, steps)()
+            self._warmed_up = 1
+        else:
+            _, waited = self.graphs.warm_up(in_place(self, steps))
+            self._warmed_up += 1
+            if waited:
+                self._give_up(waited)
+
+    def _capture(self, steps: Callable[[], None]) -> None:
+        assert self.graphs is not None
+        try:
+            self._replay, _ = self.graphs.capture(steps)
+        except RuntimeError as error:
+            self._give_up(first_line(error))
+
+    def _give_up(self, obstacle: str) -> None:
+        self.obstacle = obstacle
+        self.graphs = None
+        self._warmed_up = 0
+
+    def _step(self) -> None:
+        # one step
+        action, policy_state = self.act(self.obs, self.policy_state)
+        timestep = step_env(self.env, action)
+        self.obs = timestep.obs
+        self.policy_state = restart_policy_state(policy_state, episode_ends(timestep))
+        # add the episodes that ended in it
+        info = timestep.info
+        counts = info["_episode"] & (self.finished < self.episodes_per_env)
+        returns = info["episode"]["r"].double()
+        lengths = info["episode"]["l"].double()
+        is_finite = returns.isfinite()
+        rows = torch.stack((is_finite, returns, returns.square(), lengths, ~is_finite))
+        rows[:4] = torch.where(is_finite, rows[:4], 0.0)
+        self.sums += torch.where(counts, rows, 0.0).sum(1)
+        self.finished += counts
+
+    def _statistics(self) -> dict[str, float]:
+        """On the host; without a finite episode they are NaN."""
+        count, total, squares, length, non_finite = self.sums.tolist()
+        divisor = count or math.nan
+        mean = total / divisor
+        deviation = max(squares / divisor - mean * mean, 0.0) ** 0.5
+        values = {
+            "eval/mean_reward": mean,
+            "eval/std_reward": deviation,
+            "eval/mean_ep_length": length / divisor,
+            "eval/episodes": count,
+        }
+        return values | ({"eval/non_finite_episodes": non_finite} if non_finite else {})
+
+
 def evaluate(
     act: Act,
     env: VecEnv,
@@ -49,59 +187,8 @@ def evaluate(
     max_steps: int = 20_000,
     should_stop: Callable[[], object] = bool,
 ) -> dict[str, float]:
-    """Play `episodes` episodes (rounded up to a multiple of env.num_envs) and return their
-    statistics, named as they are logged.
-
-    Episodes whose return is NaN or infinite are skipped and counted as eval/non_finite_episodes; if
-    there are no others the mean is NaN. Raises EndlessEpisodeError if not all episodes end within
-    `max_steps` steps an episode, Stopped once `should_stop()` is true.
-    """
-    # each environment plays the same number of episodes, however short its own are
-    episodes_per_env = -(-episodes // env.num_envs)
-    obs = reset_env(env, seed)
-    finished = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
-    # sums over finite episodes: number, return, squared return, length; and number of the others
-    sums = torch.zeros(5, dtype=torch.float64, device=env.device)
-    for step in range(max_steps * episodes_per_env):
-        if should_stop():
-            raise Stopped
-        # one step
-        action, policy_state = act(obs, policy_state)
-        timestep = step_env(env, action)
-        obs = timestep.obs
-        info = timestep.info
-        policy_state = restart_policy_state(policy_state, episode_ends(timestep))
-        # add the episodes that ended in it
-        counts = info["_episode"] & (finished < episodes_per_env)
-        returns = info["episode"]["r"].double()
-        lengths = info["episode"]["l"].double()
-        is_finite = returns.isfinite()
-        rows = torch.stack((is_finite, returns, returns.square(), lengths, ~is_finite))
-        rows[:4] = torch.where(is_finite, rows[:4], 0.0)
-        sums += torch.where(counts, rows, 0.0).sum(1)
-        finished += counts
-        # look rarely: each look waits for the device
-        if step % LOOK_EVERY == LOOK_EVERY - 1 and bool((finished >= episodes_per_env).all()):
-            break
-    else:
-        late = int((finished < episodes_per_env).sum())
-        raise EndlessEpisodeError(
-            f"{type(env).__name__}: episodes of {late} of {env.num_envs} environments did not end "
-            f"in {max_steps} steps; "
-            "a time limit (max_episode_steps) ends them"
-        )
-    # statistics on the host; without a finite episode they are NaN
-    count, total, squares, length, non_finite = sums.tolist()
-    divisor = count or math.nan
-    mean = total / divisor
-    deviation = max(squares / divisor - mean * mean, 0.0) ** 0.5
-    values = {
-        "eval/mean_reward": mean,
-        "eval/std_reward": deviation,
-        "eval/mean_ep_length": length / divisor,
-        "eval/episodes": count,
-    }
-    return values | ({"eval/non_finite_episodes": non_finite} if non_finite else {})
+    """One evaluation without graphs, see `Player`."""
+    return Player(act, env, episodes, policy_state).play(seed, max_steps, should_stop)
 
 
 class Evaluations:
@@ -122,6 +209,7 @@ class Evaluations:
         self.has_endless_episodes = False  # then there are no more evaluations
         self.best_return = float("-inf")
         self.warnings: list[str] = []  # for the user, until somebody shows them
+        self._player: Player | None = None
 
     def end_training(self, env: VecEnv) -> bool:
         """After training its environments may play the evaluation, if there are no others; returns
@@ -133,25 +221,31 @@ class Evaluations:
         return needs_env
 
     def play(
-        self, algorithm: Algorithm, steps: int, should_stop: Callable[[], object]
+        self,
+        algorithm: Algorithm,
+        steps: int,
+        should_stop: Callable[[], object],
+        graphs: Callable[[], Backend | None] = lambda: None,
     ) -> dict[str, float]:
-        """Evaluate at env step `steps`; returns the values to log, {} if there are none."""
+        """Evaluate at env step `steps`; returns the values to log, {} if there are none. graphs:
+        makes their backend.
+        """
         self.next_at = (steps // self.every + 1) * self.every
         if self.env is None or not self.episodes:
             return {}
         # play the episodes
         self.last_at = steps
-        policy_state = algorithm.initial_policy_state(self.env.num_envs)
-        act = greedy(algorithm)
+        player = self._player_of(algorithm, self.env, graphs)
+        had_graphs = player.graphs is not None
         try:
-            values = evaluate(
-                act, self.env, self.episodes, policy_state, EVAL_SEED, should_stop=should_stop
-            )
+            values = player.play(EVAL_SEED, should_stop=should_stop)
         except EndlessEpisodeError as error:
             self.warnings.append(f"no more evaluations: {error}")
             self.env = None
             self.has_endless_episodes = True
             return {}
+        if had_graphs and player.obstacle:
+            self.warnings.append(f"evaluations are played without CUDA graphs: {player.obstacle}")
         # episodes with NaN, and the best return so far
         if non_finite := values.get("eval/non_finite_episodes"):
             self._report_non_finite(non_finite)
@@ -163,6 +257,18 @@ class Evaluations:
             self.best_return = values["eval/mean_reward"]
             self.best_at = steps
         return values
+
+    def _player_of(
+        self, algorithm: Algorithm, env: VecEnv, graphs: Callable[[], Backend | None]
+    ) -> Player:
+        """The player of the evaluations before, if it had graphs; else a new one."""
+        player = self._player
+        if player is None or player.env is not env or not (player.graphs or player.obstacle):
+            policy_state = algorithm.initial_policy_state(env.num_envs)
+            backend = graphs() if env.graph_safe else None
+            player = Player(greedy(algorithm), env, self.episodes, policy_state, backend)
+            self._player = player
+        return player
 
     def _report_non_finite(self, episodes: float) -> None:
         """NonFiniteError or a warning, as the setting `nan` says."""

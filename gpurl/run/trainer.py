@@ -16,6 +16,7 @@ from gpurl.checkpoints.folders import list_checkpoints, save_checkpoint
 from gpurl.checkpoints.run_parts import Parts
 from gpurl.checkpoints.state_files import State
 from gpurl.engine.eager import Eager
+from gpurl.engine.graphs import Graphed
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, DivergedError, EnvError, NonFiniteError, UsageError
 from gpurl.guards.dump import write_dump
@@ -189,7 +190,13 @@ class Trainer:
         """Play the evaluation episodes and save the best policy so far. Raises Stopped if a signal
         arrives meanwhile.
         """
-        values = self.evaluations.play(self.algorithm, self.steps, lambda: stop.signal_number)
+        stages = self.engine.stages
+        values = self.evaluations.play(
+            self.algorithm,
+            self.steps,
+            lambda: stop.signal_number,
+            stages.beside if isinstance(stages, Graphed) else lambda: None,
+        )
         reporter.warn(self.evaluations.warnings)
         if not values:
             return

@@ -20,6 +20,7 @@ from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import no_host_syncs
+from gpurl.run.evaluator import EVAL_SEED, Evaluations, Player, greedy
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_engine
 from gpurl.run.setup import make_trainer as api_trainer
@@ -548,3 +549,36 @@ def test_the_fake_backend_is_one() -> None:
     assert result.flatten().tolist() == [5.0] * 2
     with pytest.raises(RuntimeError, match="synchronizing operation: nonzero"), Recorder():
         x.nonzero()
+
+
+# ---- evaluations between iterations ----
+
+
+def test_evaluations_have_graphs_once_the_training_has() -> None:
+    trainer = make_trainer()
+    env = make_env("chasing", 4, "cpu", 0, max_episode_steps=50)
+    evaluations = Evaluations(env, "chasing", trainer.settings.train)
+    stages = trainer.engine.stages
+    assert isinstance(stages, Graphed)
+    had_graphs = []
+    for iteration in range(ITERATIONS):
+        trainer.iterate()
+        values = evaluations.play(trainer.algorithm, iteration, bool, stages.beside)
+        assert evaluations._player is not None
+        had_graphs.append(evaluations._player.graphs is not None)
+        # as Python plays it, and the training does not notice
+        plain = make_env("chasing", 4, "cpu", 0, max_episode_steps=50)
+        player = Player(greedy(trainer.algorithm), plain, trainer.settings.train.eval_episodes)
+        assert player.play(EVAL_SEED) == values
+    assert had_graphs == sorted(had_graphs)
+    assert had_graphs[-1]
+    assert not had_graphs[0]
+    assert evaluations.warnings == []
+    assert_equal(running_state(trainer.engine), running_state_after(ITERATIONS))
+
+
+def running_state_after(iterations: int) -> dict[str, Any]:
+    trainer = make_trainer()
+    for _ in range(iterations):
+        trainer.iterate()
+    return running_state(trainer.engine)

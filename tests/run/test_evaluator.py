@@ -3,15 +3,19 @@ mode.
 """
 
 import math
+from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 
 from gpurl.algorithms.base import PolicyState
 from gpurl.envs.registry import make_env
 from gpurl.envs.torch_env import State
+from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.random import CounterRandom
-from gpurl.run.evaluator import evaluate
+from gpurl.run.evaluator import Player, evaluate
+from tests.fake_graphs import FakeGraphs
 from tests.tiny_envs import AlternatingEnv
 
 
@@ -88,3 +92,50 @@ def test_episodes_without_a_finite_return_are_counted_apart() -> None:
     assert (values["eval/episodes"], values["eval/non_finite_episodes"]) == (0.0, 8.0)
     assert math.isnan(values["eval/mean_reward"])
     assert math.isnan(values["eval/std_reward"])
+
+
+# ---- from a graph ----
+
+
+def remembering(weight: Tensor) -> Callable[[Tensor, PolicyState], tuple[Tensor, PolicyState]]:
+    """Acts by its observations and by how long it has played."""
+
+    def act(obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+        played = policy_state[0] + 1.0
+        return obs @ weight + 0.01 * played, (played,)
+
+    return act
+
+
+@pytest.mark.parametrize("env_name", ["chasing", "pendulum"])
+def test_a_graph_plays_what_python_plays(env_name: str) -> None:
+    """Three evaluations, between which the policy changes; each environment plays two episodes."""
+    values = []
+    for graphs in (None, FakeGraphs()):
+        with no_host_syncs():
+            env = make_env(env_name, 5, max_episode_steps=37)
+            shape = *env.single_observation_space.shape, *env.single_action_space.shape
+            weight = torch.full(shape, 0.1)
+            player = Player(remembering(weight), env, 10, (torch.zeros(5, 1),), graphs)
+            values.append([])
+            for factor in (1.0, -2.0, 3.0):
+                weight *= factor
+                values[-1].append(player.play(3))
+        assert player.obstacle == ""
+        assert graphs is None or len(graphs.captured) == 1
+    assert values[0] == values[1]
+    assert len({row["eval/mean_reward"] for row in values[0]}) == 3
+    assert [row["eval/episodes"] for row in values[0]] == [10.0] * 3
+
+
+def test_what_cannot_be_captured_is_played_by_python() -> None:
+    def act(obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+        return torch.full((4, 1), float(obs[0, 0])), policy_state
+
+    with no_host_syncs():
+        env = make_env("pendulum", 4, max_episode_steps=40)
+        expected = evaluate(act, env, 4)
+        player = Player(act, env, 4, (), FakeGraphs())
+        assert player.play() == expected
+        assert "_local_scalar_dense" in player.obstacle
+        assert player.play() == expected
