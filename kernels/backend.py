@@ -8,9 +8,10 @@ host is free.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+import triton
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active as transforms_are_active
 
@@ -82,6 +83,27 @@ def refuse_second_derivative() -> None:
             "the kernels have no second derivative (create_graph=True); GPURL_CPU_KERNEL=0 and "
             "GPURL_BACKEND=torch turn them off"
         )
+
+
+@contextmanager
+def announced_compilation(announce: Callable[[], None]) -> Iterator[None]:
+    """A `with` block in which `announce` is called once the first kernel has been compiled that no
+    earlier process left in Triton's cache: more will follow.
+    """
+    before = triton.knobs.compilation.listener
+
+    def listen(*, cache_hit: bool, **said: Any) -> None:
+        if not cache_hit:
+            triton.knobs.compilation.listener = before
+            announce()
+        if before is not None:
+            before(cache_hit=cache_hit, **said)
+
+    triton.knobs.compilation.listener = listen
+    try:
+        yield
+    finally:
+        triton.knobs.compilation.listener = before
 
 
 @contextmanager

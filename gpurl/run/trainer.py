@@ -20,6 +20,7 @@ from gpurl.engine.graphs import Graphed
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, DivergedError, EnvError, NonFiniteError, UsageError
 from gpurl.guards.dump import write_dump
+from gpurl.kernels.backend import announced_compilation
 from gpurl.run.callbacks import Callback, Callbacks, RunView
 from gpurl.run.display import Display
 from gpurl.run.evaluator import Evaluations, Stopped
@@ -103,7 +104,11 @@ class Trainer:
         self.view.folder = self.folder
         reporter = Reporter(self.engine, self.view, logger, display, config.log_every)
         reporter.begin(config.total_steps, self.remaining_steps())
-        with StopRequest() as stop:
+
+        def announce() -> None:
+            display.note("compiling kernels, once: the first iterations take up to a minute")
+
+        with StopRequest() as stop, announced_compilation(announce):
             try:
                 reason = self._train(reporter, stop)
                 # evaluate the final policy

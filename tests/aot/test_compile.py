@@ -38,6 +38,7 @@ from gpurl.kernels import (
     squash,
     vtrace,
 )
+from gpurl.kernels.backend import announced_compilation
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = (80, 90, 100)
@@ -783,3 +784,13 @@ def test_every_kernel_stands_in_the_table() -> None:
     for path in (ROOT / "kernels").glob("*.py"):
         defined = set(re.findall(r"@triton\.jit[^\n]*\ndef (\w+_kernel)\(", path.read_text()))
         assert defined <= tested, path.name
+
+
+def test_the_first_kernel_that_is_compiled_is_announced_once() -> None:
+    announced = list[str]()
+    for expected in (["now"], ["now"]):  # the second time all are in Triton's cache
+        with announced_compilation(lambda: announced.append("now")):
+            for case in CASES[:2]:
+                compile_case(case, 90)
+        assert announced == expected
+    assert triton.knobs.compilation.listener is None
