@@ -16,8 +16,8 @@ from gpurl.algorithms.ppo import PPO
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu
 from gpurl.envs.registry import make_env
 from gpurl.envs.torch_env import State
-from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import EndlessEpisodeError, UsageError
+from gpurl.run.evaluator import Player
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_trainer
 from tests.small_runs import ITERATION, assert_same, small_run, small_settings, state_of
@@ -97,12 +97,12 @@ def test_their_evaluation_leaves_no_trace_in_the_checkpoint(
     if name == "sac":
         settings["save_replay"] = True
 
-    def breaks(act: object, env: VecEnv, *_: object, **__: object) -> None:
-        env.reset(seed=0)
+    def breaks(player: Player, *_: object, **__: object) -> None:
+        player.env.reset(seed=0)
         raise EndlessEpisodeError("an evaluation that breaks off")
 
     if ends == "early":
-        monkeypatch.setattr("gpurl.run.evaluator.evaluate", breaks)
+        monkeypatch.setattr(Player, "play", breaks)
     states = []
     for folder, env in (("named", "pendulum"), ("given", make_env("pendulum", 4))):
         run = gpurl.train(name, env, run_dir=tmp_path / folder, **settings)

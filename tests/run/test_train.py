@@ -26,7 +26,7 @@ from gpurl.checkpoints.folders import (
 from gpurl.cli.main import main
 from gpurl.engine.statistics import EpisodeStatistics
 from gpurl.errors import CheckpointError, EnvError, UsageError
-from gpurl.run.evaluator import evaluate
+from gpurl.run.evaluator import Player
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_trainer
 from tests.small_runs import (
@@ -154,7 +154,8 @@ def test_a_simulator_that_cannot_be_saved_goes_on_with_other_episodes(tmp_path: 
 def test_endless_episodes_end_the_evaluation_and_not_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gpurl.run.evaluator.evaluate", functools.partial(evaluate, max_steps=2000))
+    impatient = functools.partialmethod(Player.play, max_steps=2000)
+    monkeypatch.setattr(Player, "play", impatient)
     run = small_run(tmp_path / "run", 2, env="tests.tiny_envs:Endless", eval_every=ITERATION)
     assert run.outcome.steps == 2 * ITERATION
     assert run.outcome.evaluation == {}
