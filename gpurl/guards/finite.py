@@ -15,6 +15,7 @@ from torch import Tensor
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.errors import DivergedError, NonFiniteError
 from gpurl.kernels.backend import host_sync_is_free
+from gpurl.kernels.finite import Columns, Evidence, Findings, find_non_finite
 
 SUCCESSOR = ("obs", "state")  # columns in which the next row shows a successor
 FROM_ENV = (*SUCCESSOR, "reward", "final_obs", "final_state")
@@ -38,12 +39,12 @@ class FiniteGuard:
         self.num_inputs = num_inputs
         self.total = 0  # rows skipped by this process
         self.names: list[str] = []  # of the checked columns, in the order of the bits of `keys`
-        # of the first bad row: t * N + env, and which columns are bad, a bit each
-        self.first = torch.full((), -1, dtype=torch.int64, device=device)
-        self.keys = torch.zeros((), dtype=torch.int64, device=device)
-        self.count = torch.zeros((), dtype=torch.int64, device=device)  # bad rows
-        # whether the policy gave NaN from finite observations
-        self.policy_diverged = torch.zeros((), dtype=torch.bool, device=device)
+        self.findings = Findings(
+            first=torch.full((), -1, dtype=torch.int64, device=device),
+            keys=torch.zeros((), dtype=torch.int64, device=device),
+            count=torch.zeros((), dtype=torch.int64, device=device),
+            policy_diverged=torch.zeros((), dtype=torch.bool, device=device),
+        )
         self.evidence: dict[str, Tensor] = {}  # [T, ...] columns of the first bad environment
 
     def clean(self, buffer: RolloutBuffer) -> Tensor | None:
@@ -60,32 +61,31 @@ class FiniteGuard:
             math.isfinite(column.sum().item()) for column in columns.values()
         ):
             return None
-        columns = self._split_obs(columns)
-        self.names = list(columns)
-        # x * 0 is 0 or NaN: few operations a column, and no finite number overflows
-        zeros = [column * 0.0 for column in columns.values()]
-        bad = torch.stack([x.flatten(2).sum(2) if x.dim() > 2 else x for x in zeros]) != 0.0
-        # a row is bad, too, if its successor in the same episode was not finite
-        rows = bad.any(0)
-        for index in range(sum(name in SUCCESSOR for name in columns)):
-            rows[:-1] |= bad[index, 1:] & ~(buffer["terminated"] | buffer["truncated"])[:-1]
-        # rows that were not valid before are not trained on and may hold anything
-        valid = buffer.columns.setdefault("valid", torch.ones_like(rows))
-        rows &= valid
-        valid &= ~rows
-        self._keep_evidence(buffer, bad, rows)
-        for column in columns.values():
-            column.nan_to_num_(0.0, 0.0, 0.0)
-        self.count += rows.sum()
-        # NaN only in columns of the policy is the policy's
-        num_env = sum(name in FROM_ENV for name in columns)
-        num_policy = sum(name in FROM_POLICY for name in columns)
-        is_bad = (bad & rows).flatten(1).any(1)
-        from_env, from_policy, _ = is_bad.split(
-            (num_env, num_policy, len(columns) - num_env - num_policy)
+        checked = self._split_obs(columns)
+        self.names = list(checked)
+        buffer.columns["valid"], bad_envs = find_non_finite(
+            Columns(
+                list(checked.values()),
+                num_successor=sum(name in SUCCESSOR for name in checked),
+                num_env=sum(name in FROM_ENV for name in checked),
+                num_policy=sum(name in FROM_POLICY for name in checked),
+            ),
+            buffer["terminated"],
+            buffer["truncated"],
+            buffer.columns.get("valid"),
+            self.findings,
+            self._evidence(buffer.columns),
         )
-        self.policy_diverged |= from_policy.any() & ~from_env.any()
-        return rows.any(0)
+        return bad_envs
+
+    def _evidence(self, columns: dict[str, Tensor]) -> list[Evidence]:
+        """The columns to keep of the first bad environment, and where."""
+        columns = columns | self._split_obs(columns)
+        columns = {name: columns[name] for name in EVIDENCE if name in columns}
+        for name, column in columns.items():
+            if name not in self.evidence:  # without meaning until a row is bad
+                self.evidence[name] = column.new_empty(column.shape[:1] + column.shape[2:])
+        return [Evidence(column, self.evidence[name]) for name, column in columns.items()]
 
     def _split_obs(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         """The columns in the order of CHECKED, with privileged observations as separate columns."""
@@ -98,35 +98,13 @@ class FiniteGuard:
                 split[state] = columns[obs][..., self.num_inputs :]
         return {name: split[name] for name in CHECKED if name in split}
 
-    def _keep_evidence(self, buffer: RolloutBuffer, bad: Tensor, rows: Tensor) -> None:
-        """Keep the position of the first bad row and the columns of its environment; bad: [columns,
-        T, N] bool, rows: [T, N] bool, those that count.
-        """
-        # the first bad row, by selection instead of indexing: no host sync
-        flat = rows.flatten()
-        index = flat.int().argmax()
-        is_first = flat.any() & (self.first < 0)
-        shifts = torch.arange(len(bad), device=bad.device)
-        of_row = bad.flatten(1).index_select(1, index.view(1)).squeeze(1)
-        torch.where(is_first, (of_row.long() << shifts).sum(), self.keys, out=self.keys)
-        torch.where(is_first, index, self.first, out=self.first)
-        # the columns of its environment
-        env = (index % rows.shape[1]).view(1)
-        columns = buffer.columns | self._split_obs(buffer.columns)
-        for name in EVIDENCE:
-            if name in columns:
-                column = columns[name].index_select(1, env).squeeze(1)
-                if name not in self.evidence:
-                    self.evidence[name] = column  # without meaning until a row is bad
-                torch.where(is_first, column, self.evidence[name], out=self.evidence[name])
-
     def metrics(self) -> dict[str, Tensor]:
         """0-d tensors for the host."""
         return {
-            "non_finite_rows": self.count.clone(),
-            "first_non_finite": self.first.clone(),
-            "non_finite_keys": self.keys.clone(),
-            "policy_diverged": self.policy_diverged.long(),
+            "non_finite_rows": self.findings.count.clone(),
+            "first_non_finite": self.findings.first.clone(),
+            "non_finite_keys": self.findings.keys.clone(),
+            "policy_diverged": self.findings.policy_diverged.long(),
         }
 
     def report(
@@ -166,9 +144,9 @@ class FiniteGuard:
         """
         count = int(values["non_finite_rows"])
         keys = int(values["non_finite_keys"])
-        self.first.fill_(-1)
-        self.count.zero_()
-        self.policy_diverged.zero_()
+        self.findings.first.fill_(-1)
+        self.findings.count.zero_()
+        self.findings.policy_diverged.zero_()
         if not (values["policy_diverged"] or (count and stop)):
             return
         # where it was

@@ -196,8 +196,8 @@ def test_the_guard_finds_nan_of_one_agent(column: str) -> None:
     assert bad_envs.tolist() == [False, False, True, False]
     bad_rows = [[0, 2], [1, 2]] if column == "obs" else [[1, 2]]
     assert (~buffer["valid"]).nonzero().tolist() == bad_rows
-    assert int(guard.first) == bad_rows[0][0] * 4 + 2
-    assert bool(guard.policy_diverged) == (column == "value")
+    assert int(guard.findings.first) == bad_rows[0][0] * 4 + 2
+    assert bool(guard.findings.policy_diverged) == (column == "value")
     assert all(bool(torch.isfinite(buffer[name]).all()) for name in ("obs", "reward", "value"))
 
 

@@ -24,6 +24,7 @@ from gpurl.kernels import (
     categorical_projection,
     env_step,
     episode_sums,
+    finite,
     gae,
     moments,
     permutation,
@@ -134,6 +135,37 @@ def sample_case(width: int, discrete: bool, registers: int) -> Case:
         stack=32,
         name=f"sample {width} {discrete}",
     )
+
+
+def finite_cases(widths: tuple[int, ...], registers: int) -> list[Case]:
+    """The columns of a rollout: observations, then others of these widths, all contiguous."""
+    columns = (F,) * len(widths)
+    blocks = tuple(min(triton.next_power_of_2(width), 16) for width in widths)
+    tile = {"BLOCK_T": 16, "BLOCK_N": 16}
+    find = {"HAS_VALID": True, "NUM_SUCCESSOR": 1, "NUM_ENV": 3, "NUM_POLICY": 2}
+    shape = {"WIDTHS": widths, "STRIDES": widths, "BLOCKS": blocks}
+    kept = {f"EVIDENCE_{name}": numbers for name, numbers in shape.items()}
+    name = f"{len(widths)} columns of {max(widths)}"
+    return [
+        Case(
+            finite.find_kernel,
+            [columns, B, B, B, B, L, "i32", "i32"],
+            {**shape, **find, **tile},
+            registers,
+            8,
+            name=f"find {name}",
+        ),
+        Case(
+            finite.keep_kernel,
+            [columns, columns, columns, *[L] * 4, B, "i32", "i32", "i32"],
+            {**shape, **kept, **tile, "BLOCK_P": finite.BLOCK_P},
+            registers,
+            8,
+            stack=8,  # of its addresses Triton 3.6 saves two
+            name=f"keep {name}",
+            spills=16,
+        ),
+    ]
 
 
 STREAMS, CLOCKS = [L, L, L], [L, L, F]
@@ -588,6 +620,11 @@ CASES = [
     ppo_gradient_case((64, 64), 60, 20, "gaussian", (90, 100), "tf32"),
     ppo_gradient_case((32, 32), 8, 2, "squashed", precision="tf32"),
     ppo_gradient_case((128, 128), 8, 2, "gaussian", precision="tf32"),
+    *(
+        case
+        for widths in ((12, 1, 3, 1, 1, 1), (348, 1, 348, 17, 1))
+        for case in finite_cases(widths, 128)
+    ),
     *(moments_case(valid, width) for valid in (False, True) for width in (1, 8, 32)),
     *(
         Case(
