@@ -57,7 +57,7 @@ NUM_RESULTS, SCALARS, NORM = 16, 8, 11
 PROCESSORS = 132  # of an H100, where there is no GPU to ask
 # numbers of `partial`, columns of it, and rows of the sums that a program of the second launch adds
 # at once
-REDUCE_NUMBERS, REDUCE_COLUMNS, SUM_ROWS = 2048, 64, 128
+REDUCE_NUMBERS, REDUCE_COLUMNS, SUM_ROWS = 2048, 64, 64
 GAUSSIAN = tl.constexpr(0)
 SQUASHED = tl.constexpr(1)
 CATEGORICAL = tl.constexpr(2)
