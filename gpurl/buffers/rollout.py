@@ -72,12 +72,14 @@ class RolloutBuffer:
         self._recorded = tuple(columns)
 
     def clear(self) -> None:
-        """Start the next rollout in the same memory. Drops columns that were derived from recorded
-        ones.
-        """
+        """Start the next rollout in the same memory."""
         self.size = 0
         if self.row is not None:
             self.row.zero_()
+        self.drop_derived()
+
+    def drop_derived(self) -> None:
+        """Drop columns that were derived from recorded ones."""
         self.columns = {name: self.columns[name] for name in self._recorded}
 
     def __getitem__(self, name: str) -> Tensor:

@@ -164,6 +164,7 @@ class Asynchronous(Eager):
     def prepare(self) -> Prepared:
         """As `Eager.prepare`, with targets for the policy as it is now."""
         rollout = self.rollout
+        rollout.drop_derived()  # graphs are captured on a rollout that was prepared before
         bad_envs = self.guards.after_rollout(rollout)
         self._set_final_values()
         self.algorithm.catch_up(rollout)

@@ -360,6 +360,18 @@ def test_graphs_of_both_sides_change_nothing(
     assert len(backend.captured) == 2  # act and record; prepare and learn are another backend's
 
 
+@pytest.mark.parametrize("rollout", range(6))
+def test_graphs_captured_beside_bad_rows_are_the_same(rollout: int) -> None:
+    """`prepare` is captured on a rollout that was prepared before: its flags of bad rows too."""
+    with no_host_syncs():
+        of_run = []
+        for backend in (None, FakeGraphs()):
+            env = BreaksAt(rollout * HORIZON + 2)
+            made = make(env=env, beside=InTurn(True), backend=backend, nan="reset-envs")
+            of_run.append(results(made, 8))
+    assert_same(*of_run)
+
+
 class Recorded:
     """torch.cuda, as far as `LearningStream` uses it; notes what happens in order."""
 
