@@ -13,6 +13,7 @@ import torch
 from gpurl.discovery import find_class, module_names
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import EnvError, GpurlError, UsageError, did_you_mean, raised_at
+from gpurl.kernels.backend import on_device
 from gpurl.kernels.memory_errors import is_out_of_memory
 
 # files and folders that define no environment
@@ -130,7 +131,8 @@ def make_env(
     # an error of the user's own constructor is reported with its place
     make: Callable[..., VecEnv] = env_class
     try:
-        env = make(num_envs=num_envs, device=device, seed=seed, **named_options, **options)
+        with on_device(torch.device(device)):
+            env = make(num_envs=num_envs, device=device, seed=seed, **named_options, **options)
     except (GpurlError, ImportError):
         raise
     except Exception as error:

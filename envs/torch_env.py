@@ -22,7 +22,7 @@ from gpurl.envs.vec_env import (
     step_specs,
 )
 from gpurl.errors import UsageError
-from gpurl.kernels.backend import host_sync_is_free, use_triton
+from gpurl.kernels.backend import host_sync_is_free, on_own_device, use_triton
 from gpurl.kernels.env_step import Clocks, RandomStreams, TritonEnv, TritonTask, env_step_triton
 from gpurl.kernels.random import CounterRandom
 
@@ -97,6 +97,7 @@ class TorchEnv(CountingEnv):
         """
         return None
 
+    @on_own_device
     def reset(
         self, *, seed: int | None = None, options: Options | None = None
     ) -> tuple[Tensor, Info]:
@@ -119,6 +120,7 @@ class TorchEnv(CountingEnv):
         self._set_state(state)
         return self.observe(state), self._privileged("state", state)
 
+    @on_own_device
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         if self._state is None:
             raise UsageError(f"{type(self).__name__}.step: reset() comes before the first step")

@@ -13,6 +13,7 @@ from torch.nn import functional
 from gpurl.algorithms.base import Algorithm, PolicyState
 from gpurl.checkpoints.state_files import State
 from gpurl.errors import UsageError
+from gpurl.kernels.backend import on_device, on_own_device
 from gpurl.run.load import load_algorithm
 
 Array = TypeVar("Array", np.ndarray, Tensor)
@@ -29,6 +30,7 @@ class Policy:
         self.device = algorithm.device
         self._policy_state: PolicyState | None = None
 
+    @on_own_device
     def act(self, obs: Array, deterministic: bool = True) -> Array:
         """obs: [*obs] or [N, *obs], numpy or torch -> action [*action] or [N, *action] of the same
         type, as the environment takes it.
@@ -52,6 +54,7 @@ class Policy:
         self._policy_state = decision.policy_state
         return _like(decision.action[0] if is_single else decision.action, obs)
 
+    @on_own_device
     def value(self, obs: Array, state: np.ndarray | Tensor | None = None) -> float | Array:
         """Expected return from obs: a number for [*obs], [N] for [N, *obs]. state: [*state] or [N,
         *state], the privileged observations of an asymmetric critic.
@@ -113,4 +116,5 @@ def load(path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = 
     """The policy of a checkpoint folder, or of the best checkpoint of a run folder (best=False: the
     latest).
     """
-    return Policy(*load_algorithm(path, device, num_envs, best))
+    with on_device(torch.device(device)):
+        return Policy(*load_algorithm(path, device, num_envs, best))

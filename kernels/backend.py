@@ -5,10 +5,11 @@ host is free.
 `triton` on CPU tensors needs `TRITON_INTERPRET=1`.
 """
 
+import functools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar, cast
 
 import torch
 import triton
@@ -50,6 +51,29 @@ def use_triton(tensor: Tensor) -> bool:
             "GPURL_BACKEND=triton on CPU tensors needs TRITON_INTERPRET=1, set before Python starts"
         )
     return choice == "triton"
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """A `with` block in which `device` is the current GPU: Triton launches there, wherever the
+    tensors are. Trainings make theirs the current one for good.
+    """
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
+def on_own_device(method: Kernel) -> Kernel:
+    """`method`, of an object with a `device`, in a block of `on_device`."""
+
+    @functools.wraps(method)
+    def run(owner: Any, *args: Any, **kwargs: Any) -> object:
+        device = owner.device
+        if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
+            return method(owner, *args, **kwargs)
+        with on_device(device):
+            return method(owner, *args, **kwargs)
+
+    return cast(Kernel, run)
 
 
 def use_c(tensor: Tensor) -> bool:

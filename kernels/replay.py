@@ -181,7 +181,8 @@ def _keep_final(ring: Ring, row: Tensor, ended: Tensor, final_obs: Tensor) -> Te
     # table
     place = torch.where(kept, entry, num_final + env).flatten()
     ring.final_obs.index_copy_(0, place, final_obs.flatten(0, 1))
-    owner = (row.unsqueeze(1) * num_envs + env).flatten()
+    # all that write to the last entry write the same, whatever their order
+    owner = torch.where(kept, row.unsqueeze(1) * num_envs + env, -1).flatten()
     ring.owner.index_copy_(0, place.clamp(max=num_final), owner)
     return torch.where(ended, entry, 0).int()
 

@@ -26,6 +26,8 @@ LOG_BYTES = 1 << 24  # of its output that stay on disk
 CALLS_BETWEEN_LOG_CHECKS = 1024
 END_SECONDS = 5.0  # for the process to end by itself
 LD_PATH = "LD_LIBRARY_PATH"
+# of this process: the server has another Python, and a torch that knows fewer settings
+NOT_PASSED_ON = {"PYTHONHOME", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
 
 
 def find_python(given: str) -> str:
@@ -179,7 +181,7 @@ class SimulatorProcess:
 
 def _environment(python: str, gpu: int | None) -> dict[str, str]:
     """Environment variables of the server."""
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
+    variables = {name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON}
     # its cuda:0 is `gpu` of this process
     if gpu is not None:
         visible = variables.get("CUDA_VISIBLE_DEVICES")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gpurl.errors import UsageError
+from gpurl.kernels.backend import host_sync_is_free
 
 
 class RolloutBuffer:
@@ -59,7 +60,7 @@ class RolloutBuffer:
         """
         by_kind: dict[str, list[str]] = {}
         for name, column in self.columns.items():
-            kind = "all" if self.device.type == "cpu" else str(column.dtype)
+            kind = "all" if host_sync_is_free(self.device) else str(column.dtype)
             by_kind.setdefault(kind, []).append(name)
         return [
             (tuple(names), list(zip(*(self.columns[name].unbind(0) for name in names))))

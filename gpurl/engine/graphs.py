@@ -10,6 +10,7 @@ All graphs share one memory pool. The result of a captured function has the same
 replay, and is valid until an earlier captured function is replayed.
 """
 
+import contextlib
 import traceback
 import warnings
 from abc import ABC, abstractmethod
@@ -94,9 +95,18 @@ class CudaGraphs:
                 result = function()
         except BaseException:  # a failed capture leaves its stream current and its pool in use
             torch.cuda.set_stream(current)
+            self._end_allocation()
             self.pool = torch.cuda.graph_pool_handle()
             raise
         return graph.replay, result
+
+    def _end_allocation(self) -> None:
+        """After a failed capture the allocator of torch 2.11 believes in it for ever, and refuses
+        the next one. Other versions refuse this call.
+        """
+        index = torch.cuda.current_device() if self.device.index is None else self.device.index
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(index, self.pool)
 
 
 class GraphLevel(ABC):

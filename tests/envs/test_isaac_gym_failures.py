@@ -323,3 +323,13 @@ def test_a_run_whose_simulator_is_killed_is_saved_and_goes_on(tmp_path: Path) ->
     assert run.outcome.reason == "total_steps"
     assert run.outcome.evaluation["eval/mean_ep_length"] <= 6
     assert run.outcome.steps == 1600
+
+
+def test_settings_of_this_torch_do_not_reach_an_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch before 2.1 ends with "Unrecognized CachingAllocator option: expandable_segments"."""
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.setenv(name, "expandable_segments:True")
+    monkeypatch.setenv("ANOTHER", "1")
+    variables = process_module._environment(sys.executable, None)
+    assert not [name for name in variables if "ALLOC_CONF" in name]
+    assert variables["ANOTHER"] == "1"

@@ -235,6 +235,30 @@ def test_no_two_are_written_to_one_entry() -> None:
         assert len(written[0]) == len(written[2]) == 2
 
 
+def test_the_order_of_writes_to_one_entry_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several writes of `index_copy_` to one entry any one may stay on a GPU."""
+    rings = []
+    write = Tensor.index_copy_
+    for is_backwards in (False, True):
+
+        def one_by_one(
+            x: Tensor, dim: int, index: Tensor, source: Tensor, last_first: bool = is_backwards
+        ) -> Tensor:
+            numbers = range(len(index))
+            for number in reversed(numbers) if last_first else numbers:
+                write(x, dim, index[number : number + 1], source.narrow(dim, number, 1))
+            return x
+
+        monkeypatch.setattr(Tensor, "index_copy_", one_by_one)
+        world = World(ends=0.3)
+        ring = new_ring(16, ENVS, OBS, 3, 4, torch.float32, torch.device("cpu"))
+        for steps in (7, 5):
+            replay.replay_add_reference(ring, world.block(steps))
+        rings.append(ring)
+    for one, other in zip(*rings):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("num_final", [1, 2, 20])
 def test_a_cut_keeps_as_many_final_observations_as_the_table_holds(num_final: int) -> None:
     """An end that was told stays what it is; of more cuts than entries the last are kept, as of
