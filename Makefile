@@ -13,17 +13,17 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,mujoco]'
 	touch $@
 
-# the second triton that kernels are compiled with
-.tr36/.installed: $(VENV)/.installed
-	$(BIN)/pip install --quiet --no-deps --upgrade --target .tr36 triton==3.6.0
+# the other versions of triton that kernels are compiled and launched with
+.tritons/.installed: $(VENV)/.installed tests/tritons.py
+	GPURL_TRITONS=.tritons $(BIN)/python -m tests.tritons
 	touch $@
 
 # PPO on 4096 Chasing environments; on a GPU 100 M steps, on a CPU what two minutes allow
 train: setup
 	$(BIN)/gpurl train ppo chasing --num-envs 4096 --total-steps 100_000_000 --max-seconds 110 --eval-every 4_000_000
 
-test: setup .tr36/.installed lint
-	OMP_NUM_THREADS=1 GPURL_TRITON36=.tr36 $(BIN)/python -m pytest -n 2
+test: setup .tritons/.installed lint
+	OMP_NUM_THREADS=1 GPURL_TRITONS=.tritons $(BIN)/python -m pytest -n 2
 
 lint: setup
 	$(BIN)/ruff check .
@@ -76,4 +76,4 @@ learn: setup
 	$(BIN)/python -m benchmarks.learning
 
 clean:
-	rm -rf $(VENV) .tr36 .venv-peers .venv-audit .gpu-check
+	rm -rf $(VENV) .tritons .venv-peers .venv-audit .gpu-check

@@ -87,11 +87,11 @@ class Player:
         # look rarely whether all have ended: each look waits for the device
         for _ in range(0, max_steps * self.episodes_per_env, LOOK_EVERY):
             self._play_some(should_stop)
-            late = self.finished < self.episodes_per_env
-            if not bool(late.any()):
+            ended = self.finished >= self.episodes_per_env
+            if bool(ended.all()):
                 return self._statistics()
         raise EndlessEpisodeError(
-            f"{type(self.env).__name__}: episodes of {int(late.sum())} of {self.env.num_envs} "
+            f"{type(self.env).__name__}: episodes of {int((~ended).sum())} of {self.env.num_envs} "
             f"environments did not end in {max_steps} steps; a time limit (max_episode_steps) ends "
             "them"
         )
