@@ -21,7 +21,6 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.autograd import graph
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _device
@@ -29,10 +28,12 @@ from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
 )
+from triton.runtime import interpreter
 
 from tests.fake_graphs import WAITING, Recorder, storage, tensors
 
 HOST = torch.device("cpu")
+ENGINE: Any = torch.autograd.Variable._execution_engine
 # tensors on a GPU, by storage; a weak reference keeps its number from being used again
 PLACES: dict[int, tuple[StorageWeakRef, torch.device]] = {}
 # properties of a tensor that tell its device
@@ -75,6 +76,7 @@ class FakeCuda:
         self.current = 0
         self.debug_mode = "default"
         self.stream = Stream()
+        self.backward_device = HOST  # where autograd makes tensors; no call names it
         self.recorder: Recorder | None = None  # of the capture under way
         self.captures: list[object] = []  # pools that the allocator believes to be captured
         self._closing = ExitStack()
@@ -82,8 +84,7 @@ class FakeCuda:
     def __enter__(self) -> "FakeCuda":
         for owner, name, value in self._replacements():
             self._closing.enter_context(patch.object(owner, name, value, create=True))
-        if "triton" in sys.modules:
-            self._closing.enter_context(self._watched_launches())
+        self._closing.enter_context(self._watched_launches())
         self._closing.enter_context(_Operations(self))
         self._closing.enter_context(_Calls(self))
         return self
@@ -125,6 +126,8 @@ class FakeCuda:
         # what reads a device and moves nothing, the latter for Module.to
         if function is torch.device or getattr(function, "__name__", "") == "_parse_to":
             return function(*args, **kwargs)
+        if isinstance(function, torch._ops.OpOverload):  # another mode hands on an operation
+            return function(*args, **kwargs)
         if function is torch.Tensor.cpu:
             function, args = torch.Tensor.to, (args[0], HOST)
         elif function is torch.Tensor.cuda:
@@ -141,7 +144,11 @@ class FakeCuda:
             kwargs["device"] = HOST
         if kwargs.pop("pin_memory", False) and device not in (None, HOST):
             raise RuntimeError("Only dense CPU tensors can be pinned")
-        result = function(*args, **kwargs)
+        outer, self.backward_device = self.backward_device, HOST
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            self.backward_device = outer
         if device is None:
             return result
         if function in COPIES:
@@ -168,7 +175,11 @@ class FakeCuda:
         devices = {device_of(tensor) for tensor in given}
         on_gpu = devices - {HOST}
         if not on_gpu:
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            if not given:  # memory that autograd makes
+                for tensor in tensors(result):
+                    place(tensor, self.backward_device)
+            return result
         (device, *others) = on_gpu
         # a single number of the host passes as an argument
         arrays = {device_of(tensor) for tensor in given if tensor.dim()}
@@ -191,8 +202,6 @@ class FakeCuda:
     @contextmanager
     def _watched_launches(self) -> Iterator[None]:
         """Launches of interpreted kernels, on tensors of the current GPU only."""
-        from triton.runtime import interpreter
-
         launch = interpreter.GridExecutor.__call__
 
         def run(executor: Any, *args: Any, **kwargs: Any) -> None:
@@ -228,7 +237,7 @@ class FakeCuda:
         )
         values: dict[str, Any] = {
             "is_available": lambda: True,
-            "is_initialized": lambda: True,
+            "is_initialized": lambda: False,
             "device_count": lambda: self.count,
             "current_device": lambda: self.current,
             "set_device": self._set_device,
@@ -252,18 +261,25 @@ class FakeCuda:
             "CUDAGraph": functools.partial(Graph, self),
             "graph": self._capture,
         }
+        engine = SimpleNamespace(
+            run_backward=self._run_backward, queue_callback=ENGINE.queue_callback
+        )
         return [
             *((torch.cuda, name, value) for name, value in values.items()),
             (torch._C, "_cuda_endAllocateToPool", self._end_allocation),
-            (torch.autograd, "_engine_run_backward", self._run_backward),
+            (torch.autograd.Variable, "_execution_engine", engine),
         ]
 
-    def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+    def _run_backward(self, roots: Any, *args: Any, **kwargs: Any) -> Any:
         """Watch backward functions too: the call of autograd that runs them is not watched."""
         stack = _get_current_function_mode_stack()
         is_watched = any(isinstance(mode, _Calls) for mode in stack)
-        with nullcontext() if is_watched else _Calls(self):
-            return graph._engine_run_backward(*args, **kwargs)
+        outer, self.backward_device = self.backward_device, device_of(roots[0])
+        try:
+            with nullcontext() if is_watched else _Calls(self):
+                return ENGINE.run_backward(roots, *args, **kwargs)
+        finally:
+            self.backward_device = outer
 
     def _set_device(self, device: Any) -> None:
         place = self.named(f"cuda:{device}" if isinstance(device, int) else device)
@@ -392,4 +408,4 @@ if __name__ == "__main__":
     from gpurl.cli.main import main
 
     with FakeCuda():
-        main(sys.argv[1:])
+        sys.exit(main(sys.argv[1:]))

