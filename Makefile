@@ -58,7 +58,8 @@ outward: setup
 	$(BIN)/python -m benchmarks.peers.installation
 	OMP_NUM_THREADS=1 .venv-peers/bin/python -m pytest tests/adapters
 
-# on a machine with a GPU and no network, with the Python there that has torch (PYTHON=...): GPU tests and all measurements, 10 minutes
+# on a machine with a GPU and no network, with the Python there that has torch (PYTHON=...): measurements, then tests, 9 minutes each;
+# ARGS="--half measure" or "--half tests" runs one of them
 gpu-check:
 	$(PYTHON) -m tests.tools.gpu_check $(ARGS)
 

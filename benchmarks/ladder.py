@@ -21,7 +21,7 @@ from benchmarks.processes import (
     run_once,
     take_turns,
 )
-from benchmarks.results_table import Row, machine, median_columns, number, save, table
+from benchmarks.results_table import Row, Turns, machine, median_columns, number, table
 from benchmarks.timing import median_seconds
 from benchmarks.training import common_settings, engine_columns, ready_trainer, warm_up
 from gpurl.errors import GpurlError
@@ -138,9 +138,11 @@ def measure_here(job: dict[str, Any]) -> Result:
 
 
 def measure(
-    rungs: dict[str, Rung], common: dict[str, Any], rounds: int
+    rungs: dict[str, Rung], common: dict[str, Any], rounds: int, turns: Turns
 ) -> tuple[dict[str, list[Result]], dict[str, str]]:
-    """(results of every rung, one for each round; error messages of the rungs that failed)."""
+    """(results of every rung, one for each round; error messages of the rungs that failed). Rows
+    are saved after each turn.
+    """
     expected: list[float] | None = None
 
     def run(name: str, round_number: int) -> Result:
@@ -158,7 +160,10 @@ def measure(
         print(f"{name}: {number(result['rate'])} env-steps/s", flush=True)
         return result
 
-    return take_turns(list(rungs), rounds, run)
+    def keep(results: dict[str, list[Result]]) -> None:
+        turns.save(rows_of(rungs, results, common))
+
+    return take_turns(list(rungs), rounds, run, keep)
 
 
 def rows_of(
@@ -193,7 +198,8 @@ def run(
     # measure
     rungs, skipped = rungs_for(device.type)
     common = {"device": str(device), "num_envs": num_envs, "horizon": horizon, "seconds": seconds}
-    results, failed = measure(rungs, common, rounds)
+    turns = Turns("ladder", folder)
+    results, failed = measure(rungs, common, rounds, turns)
     rows = rows_of(rungs, results, common)
 
     # print: the gain over the rung before, and over the first one
@@ -213,7 +219,7 @@ def run(
         print(f"skipped: {name}: {reason}")
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}")
-    print(f"written to {save('ladder', rows, folder)}\n")
+    print(f"written to {turns.save(rows)}\n")
     return 1 if failed else 0
 
 

@@ -132,13 +132,16 @@ def orders(names: list[str], rounds: int) -> list[list[str]]:
 
 
 def take_turns(
-    names: list[str], rounds: int, run: Callable[[str, int], Result]
+    names: list[str],
+    rounds: int,
+    run: Callable[[str, int], Result],
+    keep: Callable[[dict[str, list[Result]]], object],
 ) -> tuple[dict[str, list[Result]], dict[str, str]]:
     """(results of every name, one for each round; the error messages of those that failed). One
     that fails runs no more, and none of its results is kept.
 
-    run: takes a name and the number of the round. Ctrl-C ends the turns, and the results so far
-    count. GpurlError if there is none.
+    run: takes a name and the number of the round; keep: takes all results so far, after each
+    turn. Ctrl-C ends the turns, and the results so far count. GpurlError if there is none.
     """
     results, failed = dict[str, list[Result]](), dict[str, str]()
     turns = [
@@ -153,12 +156,14 @@ def take_turns(
             result = run(name, round_number)
         except GpurlError as error:
             failed[name] = str(error)
-            results.pop(name, None)
+            if results.pop(name, None) is not None:
+                keep(results)
         except KeyboardInterrupt:
             failed["the rest"] = f"interrupted in round {round_number + 1}, when {name} ran"
             break
         else:
             results.setdefault(name, []).append(result)
+            keep(results)
     if not results:
         raise GpurlError("; ".join(failed.values()))
     return {name: results[name] for name in names if name in results}, failed

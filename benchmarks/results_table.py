@@ -78,24 +78,45 @@ def commit() -> str:
         return os.environ.get("GPURL_COMMIT", "unknown")
 
 
-def save(script: str, rows: list[Row], folder: Path = RESULTS) -> Path:
+def save(
+    script: str, rows: list[Row], folder: Path = RESULTS, instead_of: Sequence[Row] = ()
+) -> Path:
     """Add `rows` to the file of `script` and their device; returns its path. They replace rows that
-    measure the same case at the same commit.
+    measure the same case at the same commit, and those of `instead_of`. A process that is killed
+    leaves the old file or the new one.
 
     The columns of all rows, old and new, are kept; they are empty in rows without them.
     """
-    rows = [{**row, "commit": commit(), "date": str(datetime.date.today())} for row in rows]
+    of_now = {"commit": commit(), "date": str(datetime.date.today())}
+    rows, removed = ([row | of_now for row in group] for group in (rows, instead_of))
     folder.mkdir(parents=True, exist_ok=True)
-    device = re.sub("[^a-z0-9]+", "_", rows[0]["device"].lower()).strip("_")
+    device = re.sub("[^a-z0-9]+", "_", (rows or removed)[0]["device"].lower()).strip("_")
     path = folder / f"{script}_{device}.csv"
-    replaced = {_same(row) for row in rows}
+    replaced = {_same(row) for row in (*rows, *removed)}
     kept = [row for row in read_rows(path) if _same(row) not in replaced]
     columns = dict.fromkeys(name for row in (*rows, *kept) for name in row)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    new = path.with_suffix(".new")
+    with new.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(columns), restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(kept + rows)
+    new.replace(path)
     return path
+
+
+class Turns:
+    """Saves the rows of a comparison after each turn: what fails in a later one has none then."""
+
+    def __init__(self, script: str, folder: Path) -> None:
+        self.script = script
+        self.folder = folder
+        self._saved: list[Row] = []
+
+    def save(self, rows: list[Row]) -> Path:
+        """Save `rows` instead of those of the turns before; returns the path of the file."""
+        path = save(self.script, rows, self.folder, self._saved)
+        self._saved = rows
+        return path
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -8,6 +8,7 @@ import argparse
 import itertools
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -73,11 +74,12 @@ def cases(trainer: Trainer, env: VecEnv, horizon: int) -> dict[str, Callable[[],
 
 
 class Sweep:
-    """Measures the cases one after the other and keeps their rows."""
+    """Measures the cases one after the other and saves their rows."""
 
-    def __init__(self, device: torch.device, budget: float) -> None:
+    def __init__(self, device: torch.device, budget: float, folder: Path) -> None:
         self.device = device
         self.budget = budget
+        self.folder = folder
         self.threads = torch.get_num_threads()
         self.rows: list[Row] = []
 
@@ -129,6 +131,7 @@ class Sweep:
         row |= {"precision": "-", "graph": "-", "rollout": "-", "update": "-"} | engine
         row |= {"value": f"{rate:.0f}", "unit": "env_steps/s"} | machine(str(self.device))
         self.rows.append(row)
+        save("throughput", self.rows, self.folder)  # kept if a later case is interrupted
 
 
 def parse(words: list[str] | None) -> argparse.Namespace:
@@ -168,11 +171,9 @@ def main(words: list[str] | None = None) -> int:
     device = choose_device(options.device)
     if options.ladder:
         return ladder.run(device, options.rounds, options.seconds, options.out)
-    sweep = Sweep(device, options.seconds)
-    lines = []
-    for horizon, size in itertools.product(options.horizon, options.num_envs):
-        lines.append(sweep.chasing(size, horizon))
-        save("throughput", sweep.rows, options.out)  # kept if a later size is interrupted
+    sweep = Sweep(device, options.seconds, options.out)
+    sizes = itertools.product(options.horizon, options.num_envs)
+    lines = [sweep.chasing(size, horizon) for horizon, size in sizes]
     lines += [sweep.alone(name, options.horizon[0]) for name in PLAIN_ENVS]
     limit_text = sweep.limits()
     print(

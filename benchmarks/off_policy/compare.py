@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.off_policy.job import SKIPPED
 from benchmarks.peers.installation import make_environment
 from benchmarks.processes import Result, comparison_parser, host_environment, run_once, take_turns
-from benchmarks.results_table import ROOT, Row, median_columns, number, save, table
+from benchmarks.results_table import ROOT, Row, Turns, median_columns, number, table
 from gpurl.errors import UsageError
 
 CONTESTANTS = {
@@ -27,10 +27,10 @@ Key = tuple[str, str, str]  # case, environments, unit
 
 
 def measure(
-    options: argparse.Namespace, case: str, python: Path
+    options: argparse.Namespace, case: str, python: Path, turns: Turns
 ) -> tuple[dict[str, list[Result]], dict[str, str]]:
     """(results of every contestant of a case, one for each round; error messages of those that
-    failed).
+    failed). Rows are saved after each turn.
     """
     environment = host_environment(options.threads, options.waits)
     common: dict[str, Any] = {
@@ -51,7 +51,10 @@ def measure(
         print(f"round {round_number + 1}: {name} on {case}", flush=True)
         return result
 
-    return take_turns(names_of(case, options.trainers), options.rounds, run)
+    def keep(results: dict[str, list[Result]]) -> None:
+        turns.save(rows_of(results))
+
+    return take_turns(names_of(case, options.trainers), options.rounds, run, keep)
 
 
 def names_of(case: str, trainers: list[str]) -> list[str]:
@@ -161,11 +164,12 @@ def main(words: list[str] | None = None) -> int:
     python = options.python or make_environment(ROOT / ".venv-peers")
     code = 0
     for case in options.case:
-        results, failed = measure(options, case, python)
+        turns = Turns("off_policy", options.out)
+        results, failed = measure(options, case, python, turns)
         print(f"\n{report(options, case, results)}")
         for name, reason in failed.items():
             _, is_skipped, why = reason.partition(SKIPPED)
             print(f"skipped: {name}: {why.strip()}" if is_skipped else f"failed: {name}: {reason}")
             code = code if is_skipped else 1
-        print(f"written to {save('off_policy', rows_of(results), options.out)}\n", flush=True)
+        print(f"written to {turns.save(rows_of(results))}\n", flush=True)
     return code

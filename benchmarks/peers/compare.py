@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.peers.installation import make_environment
 from benchmarks.processes import Result, comparison_parser, host_environment, run_once, take_turns
-from benchmarks.results_table import ROOT, Row, median_columns, number, save, table
+from benchmarks.results_table import ROOT, Row, Turns, median_columns, number, table
 from gpurl.errors import UsageError
 
 ON_CPU = ("gpurl", "rsl_rl", "skrl", "sb3", "rl_games", "rl_games:eager", "leanrl_style")
@@ -34,9 +34,11 @@ SCORES = {"chasing": "reward/step", "pendulum": "return"}
 
 
 def measure(
-    options: argparse.Namespace, python: Path
+    options: argparse.Namespace, python: Path, turns: Turns
 ) -> tuple[dict[str, list[Result]], dict[str, str]]:
-    """(results of every contestant, one for each round; error messages of those that failed)."""
+    """(results of every contestant, one for each round; error messages of those that failed). Rows
+    are saved after each turn.
+    """
     names = ("case", "num_envs", "activation", "device", "horizon", "iterations", "warm_up")
     common = {name: getattr(options, name) for name in (*names, "total_steps")}
     environment = host_environment(options.threads, options.waits)
@@ -54,7 +56,10 @@ def measure(
         )
         return result
 
-    return take_turns(options.trainers, options.rounds, run)
+    def keep(results: dict[str, list[Result]]) -> None:
+        turns.save(rows_of(options, results))
+
+    return take_turns(options.trainers, options.rounds, run, keep)
 
 
 def medians(results: list[Result], key: str) -> float:
@@ -168,9 +173,10 @@ def main(words: list[str] | None = None) -> int:
     """Measure, print and save; 1 if a contestant failed."""
     options = parse(words)
     python = options.python or make_environment(ROOT / ".venv-peers")
-    results, failed = measure(options, python)
+    turns = Turns("peers", options.out)
+    results, failed = measure(options, python, turns)
     print(f"\n{report(options, results)}")
     for name, reason in failed.items():
         print(f"failed: {name}: {reason}")
-    print(f"written to {save('peers', rows_of(options, results), options.out)}")
+    print(f"written to {turns.save(rows_of(options, results))}")
     return 1 if failed else 0

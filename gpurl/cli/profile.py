@@ -2,7 +2,10 @@
 rest, by host, device and operators.
 """
 
+import collections
 import functools
+import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -41,7 +44,7 @@ TIMED_METHODS = (
 )
 PHASES = tuple(dict.fromkeys(phase for phase, _, _ in TIMED_METHODS))
 PREFIX = "gpurl/"  # of a phase's name in the trace
-NUM_TOP = 10
+DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")  # categories in the trace
 LAUNCHES = (  # prefixes of names
     "cudaLaunchKernel",
     "cuLaunchKernel",
@@ -49,6 +52,16 @@ LAUNCHES = (  # prefixes of names
     "cudaMemcpyAsync",
     "cudaMemsetAsync",
 )
+
+
+@dataclass(frozen=True)
+class Longest:
+    """An operator, on a GPU a kernel with its launch; of all iterations."""
+
+    name: str
+    seconds: float  # without the operators it calls
+    calls: int
+    grid: str = ""  # blocks x threads of one, as "256x1x1 x 128"
 
 
 @dataclass
@@ -72,8 +85,7 @@ class Profile:
     seconds: float  # per iteration, median, without the profiler
     is_cuda: bool
     trace: Path
-    # operator, on a GPU kernel: seconds without the operators it calls, calls; of all iterations
-    top: list[tuple[str, float, int]]
+    longest: list[Longest]  # the longest first
     phases: dict[str, Phase] = field(default_factory=lambda: {name: Phase() for name in PHASES})
 
 
@@ -193,7 +205,7 @@ def _measure(trainer: Trainer, iterations: int, warm_up: int, folder: Path) -> P
         seconds,
         is_cuda,
         trace,
-        _top(profiler, is_cuda),
+        _kernels(trace) if is_cuda else _operators(profiler),
     )
     _count(result, profiler.events() or ())
     for name, phase in result.phases.items():
@@ -257,13 +269,31 @@ def _count(result: Profile, events: Iterable[FunctionEvent]) -> None:
         phase.device += sum(kernel.duration for kernel in kernels) / 1e6
 
 
-def _top(profiler: torch.profiler.profile, is_cuda: bool) -> list[tuple[str, float, int]]:
-    """The operators, on a GPU the kernels, that take longest without those they call."""
-    device_type = DeviceType.CUDA if is_cuda else DeviceType.CPU
-    time_attribute = "self_device_time_total" if is_cuda else "self_cpu_time_total"
-    rows = [
-        (average.key, getattr(average, time_attribute) / 1e6, average.count)
+def _operators(profiler: torch.profiler.profile) -> list[Longest]:
+    """The operators on the host, each without those it calls."""
+    operators = [
+        Longest(average.key, average.self_cpu_time_total / 1e6, average.count)
         for average in profiler.key_averages()
-        if average.device_type == device_type and not average.key.startswith(PREFIX)
+        if average.device_type == DeviceType.CPU and not average.key.startswith(PREFIX)
     ]
-    return sorted(rows, key=lambda row: row[1], reverse=True)[:NUM_TOP]
+    return sorted(operators, key=lambda operator: -operator.seconds)
+
+
+def _kernels(trace: Path) -> list[Longest]:
+    """The kernels and copies on the GPU, by name and launch: only the trace has the launches."""
+    seconds = collections.Counter[tuple[str, str]]()
+    calls = collections.Counter[tuple[str, str]]()
+    for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]:
+        if event.get("cat") not in DEVICE_EVENTS:
+            continue
+        launch = event.get("args", {})
+        grid = ""
+        if "grid" in launch and "block" in launch:
+            blocks = "x".join(map(str, launch["grid"]))
+            grid = f"{blocks} x {math.prod(launch['block'])}"
+        seconds[event["name"], grid] += event["dur"] / 1e6
+        calls[event["name"], grid] += 1
+    return [
+        Longest(name, total, calls[name, grid], grid)
+        for (name, grid), total in seconds.most_common()
+    ]

@@ -5,7 +5,7 @@ and the longest operators.
 from gpurl.cli.profile import Profile
 
 ROLLOUT_PHASES = ("env", "policy", "store", "rollout")
-NAME_LENGTH = 70
+NUM_LONGEST, NAME_LENGTH = 10, 70
 
 
 def report(profile: Profile) -> str:
@@ -18,7 +18,7 @@ def report(profile: Profile) -> str:
         _phases(profile),
         _counts(profile),
         "",
-        _top(profile),
+        _longest(profile),
         "",
         f"trace for chrome://tracing or Perfetto: {profile.trace}",
     ]
@@ -72,12 +72,15 @@ def _counts(profile: Profile) -> str:
     return "; ".join(sections)
 
 
-def _top(profile: Profile) -> str:
-    rows = [["kernel" if profile.is_cuda else "operator", "own ms", "calls"]]
-    for name, seconds, calls in profile.top:
-        label = name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"
-        milliseconds = f"{seconds / profile.iterations * 1e3:.3f}"
-        rows.append([label, milliseconds, f"{calls / profile.iterations:.0f}"])
+def _longest(profile: Profile) -> str:
+    grid = ["blocks x threads"] if profile.is_cuda else []
+    rows = [["kernel" if profile.is_cuda else "operator", *grid, "own ms", "calls"]]
+    for each in profile.longest[:NUM_LONGEST]:
+        name = each.name
+        row = [name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"]
+        row += [each.grid] if profile.is_cuda else []
+        row.append(f"{each.seconds / profile.iterations * 1e3:.3f}")
+        rows.append([*row, f"{each.calls / profile.iterations:.0f}"])
     return f"longest, without what they call, per iteration, under the profiler:\n{_table(rows)}"
 
 

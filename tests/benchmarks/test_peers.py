@@ -216,7 +216,13 @@ def test_an_interruption_keeps_what_was_measured() -> None:
             raise KeyboardInterrupt
         return {"ran": (name, round_number)}
 
-    results, failed = processes.take_turns(["a", "b", "c"], 3, run)
+    kept: list[dict[str, int]] = []
+
+    def keep(results: dict[str, list[Any]]) -> None:
+        kept.append({name: len(runs) for name, runs in results.items()})
+
+    results, failed = processes.take_turns(["a", "b", "c"], 3, run, keep)
+    assert kept == [{"a": 1}, {"a": 1, "b": 1}, {"a": 1, "b": 1, "c": 1}, {"a": 1, "b": 1, "c": 2}]
     assert results == {
         name: [{"ran": (name, number)} for number in numbers]
         for name, numbers in (("a", [0]), ("b", [0]), ("c", [0, 1]))

@@ -14,7 +14,7 @@ import torch
 from gpurl.algorithms.sac import SAC
 from gpurl.cli import profile as module
 from gpurl.cli.main import main
-from gpurl.cli.profile import Phase, Profile, Spans, profile
+from gpurl.cli.profile import Longest, Phase, Profile, Spans, profile
 from gpurl.cli.profile_report import report
 from gpurl.errors import UsageError
 from gpurl.run.settings import make_settings
@@ -251,7 +251,8 @@ def test_operators_launches_and_kernels_go_to_the_innermost_range() -> None:
 
 
 def test_the_report_of_a_gpu_by_hand() -> None:
-    result = Profile("title", 2, 4, 5, 0.010, True, Path("trace.json"), [("k" * 90, 0.004, 6)])
+    kernel = Longest("k" * 90, 0.004, 6, "256x1x1 x 128")
+    result = Profile("title", 2, 4, 5, 0.010, True, Path("trace.json"), [kernel])
     result.phases["env"] = Phase(host=0.006, device=0.002, operators=80, launches=40)
     result.phases["update"] = Phase(host=0.002, device=0.006, operators=100, launches=50)
     lines = {line.split()[0]: line.split()[1:] for line in report(result).splitlines() if line}
@@ -267,4 +268,22 @@ def test_the_report_of_a_gpu_by_hand() -> None:
         "a step of all environments 10.0 operators and 5.0 launches; a minibatch 10.0 operators "
         "and 5.0 launches" in output
     )
-    assert f"{'k' * 69}…   2.000      3" in output
+    assert f"{'k' * 69}…     256x1x1 x 128   2.000      3" in output
+
+
+def test_kernels_are_told_apart_by_their_launch(tmp_path: Path) -> None:
+    def kernel(name: str, microseconds: float, blocks: int) -> dict[str, Any]:
+        launch = {"grid": [blocks, 1, 2], "block": [32, 4, 1]}
+        return {"ph": "X", "cat": "kernel", "name": name, "dur": microseconds, "args": launch}
+
+    copy = {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy DtoD", "dur": 7.0, "args": {}}
+    others = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "dur": 900.0}, {"ph": "M"}]
+    launches = [kernel("mm", 1.0, 2), kernel("mm", 2.0, 2), kernel("mm", 30.0, 132)]
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": [*others, *launches, copy]}))
+    assert [(each.name, each.grid, each.calls) for each in module._kernels(trace)] == [
+        ("mm", "132x1x2 x 128", 1),
+        ("Memcpy DtoD", "", 1),
+        ("mm", "2x1x2 x 128", 2),
+    ]
+    assert [each.seconds for each in module._kernels(trace)] == pytest.approx([30e-6, 7e-6, 3e-6])

@@ -1,5 +1,5 @@
-"""Tests and measures gpurl on a machine with a GPU and no network, in at most ten minutes:
-`make gpu-check`.
+"""Measures and tests gpurl on a machine with a GPU and no network: `make gpu-check`. It has two
+halves of at most nine minutes, each useful alone: `--half measure` and `--half tests`.
 
 It needs a Python with torch and triton. Missing packages are installed from wheels/ (made by
 `make gpu-check-wheels` on another machine) into the folder .gpu-check/, which is put on the path of
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,14 @@ from tests.tools import wheels
 
 SITE = ROOT / ".gpu-check"
 SMALL_REPLAYS = '{"num_envs": [64]}'
-TOTAL_SECONDS, TO_SAVE = 580.0, 8.0
+MEASURE, TESTS = HALVES = ("measure", "tests")
+# what a first run must not lack: graphs, the persistent rollout, no wait for the device, the seed
+SMOKE = "captured_persistent or (never_waits_for and chasing) or same_seed"
+ON_GPU = (("GPURL_KERNEL_DEVICE", "cuda"),)
+# run under compute-sanitizer, which takes 10 times as long and more: those that launch the largest
+SANITIZED = ("rollout", "ppo_update", "ppo_wide_update", "moments", "finite")
+SANITIZER = "compute-sanitizer"
+HALF_SECONDS, TO_SAVE = 540.0, 8.0
 NO_GPU, WHEELS_MISSING = 2, 3  # exit codes; 1 if a part failed
 
 
@@ -34,39 +41,46 @@ class Part:
     """A command that runs in a process of its own."""
 
     name: str
-    command: tuple[str, ...]  # arguments of Python
+    half: str
+    command: tuple[str, ...]  # arguments of `program`
     seconds: float
     environment: tuple[tuple[str, str], ...] = ()
     needs: str = ""  # peers or physics: packages in addition to those of gpurl
+    program: str = sys.executable
 
 
 def parts(out: Path) -> list[Part]:
-    """All parts, the most important first."""
+    """All parts of both halves, the most important first."""
     python = sys.executable
 
-    def tests(name: str, words: str, seconds: float, **options: Any) -> Part:
+    def tests(name: str, words: str, seconds: float, half: str = TESTS, **options: Any) -> Part:
         command = f"-m pytest -p no:cacheprovider -p no:xdist {words}"
-        return Part(name, tuple(command.split()), seconds, **options)
+        return Part(name, half, tuple(shlex.split(command)), seconds, **options)
 
     def bench(name: str, module: str, words: str, seconds: float, needs: str = "") -> Part:
         command = ("-m", f"benchmarks.{module}", "--device", "cuda", "--out", str(out))
-        return Part(name, (*command, *shlex.split(words)), seconds, needs=needs)
+        return Part(name, MEASURE, (*command, *shlex.split(words)), seconds, needs=needs)
 
+    def sanitized(tool: str) -> Part:
+        files = " ".join(f"tests/kernels/triton/test_{name}.py" for name in SANITIZED)
+        run = tests(tool, f"--timeout 0 {files}", 120, environment=ON_GPU, program=SANITIZER)
+        options = ("--tool", tool, "--error-exitcode", "1")
+        return replace(run, command=(*options, python, *run.command))
+
+    turns = f"--python {shlex.quote(python)} --rounds 1"
     return [
-        Part("doctor", ("-m", "gpurl", "doctor"), 60),
-        tests("GPU tests", "-m gpu tests", 180),
-        tests(
-            "kernel tests",
-            "tests/kernels/triton",
+        tests("smoke", f"tests/gpu/test_training_on_a_gpu.py -k '{SMOKE}'", 60, MEASURE),
+        Part("doctor", MEASURE, ("-m", "gpurl", "doctor"), 60),
+        bench("ladder", "throughput", "--ladder --rounds 1 --seconds 0.2", 150),
+        bench("profile", "profiles", "", 90),
+        bench("kernels", "kernels", "--seconds 0.1", 90),
+        bench(
+            "sweep",
+            "throughput",
+            "--num-envs 256 1024 4096 16384 65536 --horizon 32 128 --seconds 0.2",
             120,
-            environment=(("GPURL_KERNEL_DEVICE", "cuda"),),
         ),
-        tests(
-            "physics tests",
-            "-m gpu tests/gpu/test_mujoco_warp_on_a_gpu.py",
-            90,
-            needs="physics",
-        ),
+        bench("peers", "peers", f"{turns} --iterations 10 --warm-up 4", 150, "peers"),
         bench(
             "physics",
             "physics",
@@ -74,29 +88,18 @@ def parts(out: Path) -> list[Part]:
             90,
             "physics",
         ),
-        bench("kernels", "kernels", "--seconds 0.2", 60),
-        bench(
-            "peers",
-            "peers",
-            f"--python {shlex.quote(python)} --rounds 1 --iterations 10 --warm-up 4",
-            150,
-            "peers",
-        ),
-        bench(
-            "sweep",
-            "throughput",
-            "--num-envs 256 1024 4096 16384 65536 --horizon 32 128 --seconds 0.2",
-            90,
-        ),
-        bench("ladder", "throughput", "--ladder --rounds 2 --seconds 0.2", 120),
-        Part("profile", ("-m", "gpurl", "profile", "ppo", "chasing", "--device", "cuda"), 60),
         bench(
             "off-policy",
             "off_policy",
-            f"--python {shlex.quote(python)} --rounds 1 --sizes '{SMALL_REPLAYS}' --seconds 0.2",
+            f"{turns} --sizes '{SMALL_REPLAYS}' --seconds 0.2",
             120,
             "peers",
         ),
+        tests("GPU tests", "-m gpu tests --ignore tests/gpu/test_mujoco_warp_on_a_gpu.py", 240),
+        tests("kernel tests", "tests/kernels/triton", 300, environment=ON_GPU),
+        sanitized("memcheck"),
+        sanitized("racecheck"),
+        tests("physics tests", "tests/gpu/test_mujoco_warp_on_a_gpu.py", 90, needs="physics"),
     ]
 
 
@@ -149,6 +152,12 @@ def install(files: list[Path], folder: Path, target: Path) -> bool:
 # ---- running ----
 
 
+def shown(part: Part) -> str:
+    """Its command, as in a shell."""
+    program = () if part.program == sys.executable else (part.program,)
+    return shlex.join((*program, *part.command))
+
+
 def run_part(part: Part, path: list[Path], seconds: float) -> tuple[str, float]:
     """("passed", "failed ..." or "stopped ...", seconds). After `seconds` the process is
     interrupted, then killed, with all of its children.
@@ -161,7 +170,7 @@ def run_part(part: Part, path: list[Path], seconds: float) -> tuple[str, float]:
     }
     began = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, *part.command], cwd=ROOT, env=environment, start_new_session=True
+        [part.program, *part.command], cwd=ROOT, env=environment, start_new_session=True
     )
     try:
         code = process.wait(timeout=seconds)
@@ -178,20 +187,22 @@ def run_part(part: Part, path: list[Path], seconds: float) -> tuple[str, float]:
     return verdict, time.monotonic() - began
 
 
-def run_all(chosen: list[Part], paths: dict[str, list[Path]], deadline: float) -> int:
-    """Run one part after the other, each within its own time and the time until `deadline`; 1 if
-    one did not pass. paths: the Python path for each `needs`.
+def run_all(chosen: list[Part], paths: dict[str, list[Path]], deadlines: dict[str, float]) -> int:
+    """Run one part after the other, each within its own time and the time until the deadline of its
+    half; 1 if one did not pass. paths: the Python path for each `needs`.
     """
     lines, failed = [], False
     for part in chosen:
-        left = deadline - time.monotonic()
+        left = deadlines[part.half] - time.monotonic()
         duration = 0.0
         if part.needs not in paths:
             verdict = "skipped: wheels are missing"
+        elif shutil.which(part.program) is None:
+            verdict = f"skipped: there is no {part.program}"
         elif left < 2 * TO_SAVE:
             verdict = "not run: no time is left"
         else:
-            print(f"\n==== {part.name}: {' '.join(part.command)}", flush=True)
+            print(f"\n==== {part.name}: {shown(part)}", flush=True)
             verdict, duration = run_part(part, paths[part.needs], min(part.seconds, left - TO_SAVE))
         failed |= not verdict.startswith(("passed", "skipped"))
         lines.append([part.name, f"{duration:.0f} s", verdict])
@@ -207,13 +218,16 @@ def parse(words: list[str] | None) -> argparse.Namespace:
         "--wheels", type=Path, default=wheels.WHEELS, metavar="FOLDER", help="default wheels/"
     )
     parser.add_argument(
+        "--half", nargs="+", choices=HALVES, default=HALVES, help="only this half; default both"
+    )
+    parser.add_argument(
         "--parts", nargs="+", choices=names, default=names, help="only these; default all"
     )
     parser.add_argument(
         "--seconds",
         type=float,
-        default=TOTAL_SECONDS,
-        help=f"time of all parts together; default {TOTAL_SECONDS:.0f}",
+        default=HALF_SECONDS,
+        help=f"time of each half; default {HALF_SECONDS:.0f}",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print what it would install and run"
@@ -242,10 +256,14 @@ def main(words: list[str] | None = None) -> int:
                 f"{label}: neither installed nor in {options.wheels}: {' '.join(missing)}\n  (and "
                 f"their requirements; make gpu-check-wheels)"
             )
-    chosen = [part for part in parts(options.out.resolve()) if part.name in options.parts]
+    chosen = [
+        part
+        for part in parts(options.out.resolve())
+        if part.name in options.parts and part.half in options.half
+    ]
     if options.dry_run:
         for part in chosen:
-            print(f"{part.name}, at most {part.seconds:.0f} s: {' '.join(part.command)}")
+            print(f"{part.half}: {part.name}, at most {part.seconds:.0f} s: {shown(part)}")
     if not name:
         return NO_GPU
     if packages[""][1]:
@@ -260,7 +278,11 @@ def main(words: list[str] | None = None) -> int:
         folder = SITE / (needs or "gpurl")
         if not missing and install(files, options.wheels, folder):
             paths[needs] = [folder, ROOT]
-    return run_all(chosen, paths, began + options.seconds) if "" in paths else WHEELS_MISSING
+    if "" not in paths:
+        return WHEELS_MISSING
+    # the second half has its time after the first one's, if both run
+    ends = [began + options.seconds * (number + 1) for number in range(len(options.half))]
+    return run_all(chosen, paths, dict(zip(sorted(options.half, key=HALVES.index), ends)))
 
 
 if __name__ == "__main__":
