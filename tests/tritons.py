@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.child_process import ROOT
+
 VERSIONS = ("3.6.0", "3.9.0")
 FOLDER = "GPURL_TRITONS"  # where they are; a version that is missing there fails its tests
 DEFAULT_FOLDER = ".tritons"
@@ -28,8 +29,7 @@ def environment(version: str) -> dict[str, str]:
     if not (path / "triton").is_dir():
         reason = f"triton {version} is not in {path}: python -m tests.tritons"
         pytest.fail(reason) if FOLDER in os.environ else pytest.skip(reason)
-    others = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
-    return others | {"PYTHONPATH": os.pathsep.join((str(path), str(ROOT)))}
+    return os.environ | {"PYTHONPATH": os.pathsep.join((str(path), str(ROOT)))}
 
 
 def install() -> None:

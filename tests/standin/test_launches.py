@@ -5,16 +5,15 @@ version of Triton: on the GPU that computes nothing.
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.child_process import LONG, ROOT, run_python
 from tests.standin import gpu
 from tests.standin.play import cases
-from tests.tritons import ROOT, VERSIONS, environment
+from tests.tritons import VERSIONS, environment
 
 # under the versions that are not pinned: every kernel, in one form or two
 SELECTED = (
@@ -49,16 +48,8 @@ def variables_of(version: str, tmp_path: Path) -> dict[str, str]:
 def played(version: str, names: tuple[str, ...], libraries: Path, tmp_path: Path) -> dict[str, Any]:
     """What tests/standin/play.py says of these cases."""
     result = tmp_path / "result"
-    command = [sys.executable, "-m", "tests.standin.play", str(libraries), str(result), *names]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=variables_of(version, tmp_path / "cache"),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
+    words = ["-m", "tests.standin.play", str(libraries), str(result), *names]
+    done = run_python(words, variables_of(version, tmp_path / "cache"), check=False)
     assert result.exists(), done.stderr[-4000:]
     said = json.loads(result.read_text())
     failed = "\n\n".join(f"{name}: {text}" for name, text in said["failed"].items())
@@ -66,6 +57,7 @@ def played(version: str, names: tuple[str, ...], libraries: Path, tmp_path: Path
     return said
 
 
+@pytest.mark.timeout(LONG)
 def test_every_case_launches(libraries: Path, tmp_path: Path) -> None:
     assert played("", tuple(cases()), libraries, tmp_path)["launched"].keys() == cases().keys()
 
@@ -76,6 +68,7 @@ def test_every_algorithm_is_played() -> None:
     assert {algorithm for algorithm, _, _ in cases().values()} == set(algorithm_names())
 
 
+@pytest.mark.timeout(LONG)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_kernel_launches_under_another_triton(
     version: str, libraries: Path, tmp_path: Path
@@ -134,14 +127,8 @@ print(json.dumps([said, [str(launch) for launch in device.launches]]))
 
 
 def test_the_stand_in_sees_mistakes(libraries: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", TRY, str(libraries), json.dumps(list(SEEN))],
-        cwd=ROOT,
-        env=variables_of("", tmp_path),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    words = ["-c", TRY, str(libraries), json.dumps(list(SEEN))]
+    done = run_python(words, variables_of("", tmp_path))
     errors, launches = json.loads(done.stdout)
     for (line, expected), error in zip(SEEN.items(), errors, strict=True):
         assert expected in error, (line, error)
