@@ -174,10 +174,12 @@ def update_moments_case(rows: int, columns: int, device: torch.device) -> Case:
         mean = torch.zeros(columns, dtype=torch.float64, device=device)
         variance = torch.ones(columns, dtype=torch.float64, device=device)
         count = torch.ones((), dtype=torch.float64, device=device)
+        scale = torch.zeros(columns, device=device), torch.ones(columns, device=device)
+        running = moments.RunningMoments(mean, variance, count, *scale)
 
         def update() -> tuple[Tensor, ...]:
-            function(mean, variance, count, x)
-            return mean, variance, count
+            function(running, 1e-8, x)
+            return tuple(running)
 
         return update
 

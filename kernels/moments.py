@@ -8,6 +8,8 @@ loses 3e-5 at mean / std = 1e5. A column whose moments would not be finite keeps
 NaN in them would stay for ever. The count is that of the first column.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -15,14 +17,26 @@ from torch import Tensor
 
 from gpurl.kernels.backend import choose_kernel
 
-# numbers of a block, and its fewest rows: the blocks are merged one after the other
+# numbers of a block, and its fewest rows
 TILE, MIN_ROWS = 4096, 256
+MERGED = 512  # numbers of the blocks that are merged at once
+
+
+class RunningMoments(NamedTuple):
+    """What `update_moments` changes in place."""
+
+    mean: Tensor  # [D] float64
+    variance: Tensor  # [D] float64
+    count: Tensor  # 0-d float64
+    shift: Tensor  # [D] float32: the mean, for `normalize`
+    inv_std: Tensor  # [D] float32: 1 / sqrt(variance + epsilon)
 
 
 def update_moments_reference(
-    mean: Tensor, variance: Tensor, count: Tensor, x: Tensor, valid: Tensor | None = None
+    running: RunningMoments, epsilon: float, x: Tensor, valid: Tensor | None = None
 ) -> None:
     """The specification; arguments as in `update_moments`."""
+    mean, variance, count, shift, inv_std = running
     # moments of the batch
     if valid is None:
         number = torch.full_like(count, x.shape[0])
@@ -45,6 +59,9 @@ def update_moments_reference(
     torch.where(takes, merged, variance, out=variance)
     torch.where(takes, moved, mean, out=mean)
     count.add_(torch.where(takes[0], number, 0.0))
+    # as `normalize` takes them
+    shift.copy_(mean)
+    inv_std.copy_((variance + epsilon).rsqrt())
 
 
 def normalize_reference(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -> Tensor:
@@ -54,12 +71,15 @@ def normalize_reference(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -
 
 @triton.jit
 def block_moments_kernel(
-    x_ptr, valid_ptr, partial_ptr, B, D,
+    x_ptr, valid_ptr, count_ptr, partial_ptr, old_count_ptr, B, D,
     HAS_VALID: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Program (i, j) computes count, mean and squared deviations of BLOCK_B rows of BLOCK_D columns
-    -> partial [blocks, 3, D] float64.
+    -> partial [blocks, 3, D] float64. The count so far is copied to where the next launch changes
+    nothing.
     """
+    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+        tl.store(old_count_ptr, tl.load(count_ptr))
     # load the valid rows
     row = tl.program_id(0).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -81,36 +101,57 @@ def block_moments_kernel(
 
 @triton.jit
 def merge_moments_kernel(
-    partial_ptr, mean_ptr, variance_ptr, count_ptr, new_count_ptr, P, D, BLOCK_D: tl.constexpr
-):
-    """Program j merges the P blocks of BLOCK_D columns into the running moments, in order. It
-    writes the new count to a place that no other program reads.
+    partial_ptr, old_count_ptr, mean_ptr, variance_ptr, count_ptr, shift_ptr, inv_std_ptr,
+    P, D, epsilon, LANES: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Program j merges the P blocks of BLOCK_D columns into the running moments, in a fixed order;
+    program 0 writes the new count.
     """
-    # running moments
+    # lane l merges the blocks l, l + LANES, ...
     column = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = column < D
-    old_count = tl.load(count_ptr) + tl.zeros((BLOCK_D,), tl.float64)
+    lane = tl.arange(0, LANES)
+    counts = tl.zeros((LANES, BLOCK_D), tl.float64)
+    means = tl.zeros((LANES, BLOCK_D), tl.float64)
+    squares = tl.zeros((LANES, BLOCK_D), tl.float64)
+    for start in range(0, P, LANES):
+        block = (start + lane).to(tl.int64)
+        used = (block < P)[:, None] & inside[None, :]
+        at = partial_ptr + block[:, None] * 3 * D + column[None, :]
+        number = tl.load(at, mask=used, other=0.0)
+        difference = tl.load(at + D, mask=used, other=0.0) - means
+        total = counts + number
+        share = number / tl.maximum(total, 1.0)
+        of_block = tl.load(at + 2 * D, mask=used, other=0.0)
+        squares += of_block + difference * difference * counts * share
+        means += difference * share
+        counts = total
+    # the lanes' moments into those of the batch
+    number = tl.sum(counts, axis=0)
+    batch_mean = tl.sum(counts * means, axis=0) / tl.maximum(number, 1.0)
+    deviation = means - batch_mean[None, :]
+    batch_square = tl.sum(squares + counts * deviation * deviation, axis=0)
+    # the batch's into the running ones
+    old_count = tl.load(old_count_ptr) + tl.zeros((BLOCK_D,), tl.float64)
     old_mean = tl.load(mean_ptr + column, mask=inside, other=0.0)
     old_variance = tl.load(variance_ptr + column, mask=inside, other=0.0)
-    count, mean, square = old_count, old_mean, old_variance * old_count
-    # merge block after block
-    for block in range(0, P):
-        at = partial_ptr + tl.cast(block, tl.int64) * 3 * D + column
-        number = tl.load(at, mask=inside, other=0.0)
-        difference = tl.load(at + D, mask=inside, other=0.0) - mean
-        total = count + number
-        share = number / tl.maximum(total, 1.0)
-        square += (
-            tl.load(at + 2 * D, mask=inside, other=0.0) + difference * difference * count * share
-        )
-        mean += difference * share
-        count = total
+    count = old_count + number
+    difference = batch_mean - old_mean
+    share = number / tl.maximum(count, 1.0)
+    mean = old_mean + difference * share
+    square = old_variance * old_count + batch_square + difference * difference * old_count * share
     variance = square / tl.maximum(count, 1.0)
     # store the columns that are finite (NaN compares false)
     takes = (count > 0.0) & (tl.abs(variance) < float("inf")) & (tl.abs(mean) < float("inf"))
-    tl.store(mean_ptr + column, tl.where(takes, mean, old_mean), mask=inside)
-    tl.store(variance_ptr + column, tl.where(takes, variance, old_variance), mask=inside)
-    tl.store(new_count_ptr + column, tl.where(takes, count, old_count), mask=inside)
+    mean = tl.where(takes, mean, old_mean)
+    variance = tl.where(takes, variance, old_variance)
+    tl.store(mean_ptr + column, mean, mask=inside)
+    tl.store(variance_ptr + column, variance, mask=inside)
+    tl.store(shift_ptr + column, mean.to(tl.float32), mask=inside)
+    inv_std = 1.0 / tl.sqrt(variance + epsilon)
+    tl.store(inv_std_ptr + column, inv_std.to(tl.float32), mask=inside)
+    is_first = column == 0
+    tl.store(count_ptr + column, tl.where(takes, count, old_count), mask=is_first)
 
 
 @triton.jit
@@ -132,26 +173,28 @@ def block_rows(block_d: int) -> int:
 
 
 def update_moments_triton(
-    mean: Tensor, variance: Tensor, count: Tensor, x: Tensor, valid: Tensor | None = None
+    running: RunningMoments, epsilon: float, x: Tensor, valid: Tensor | None = None
 ) -> None:
-    """`update_moments_reference` in two launches and a copy of the count."""
+    """`update_moments_reference` in two launches."""
+    mean, variance, count, shift, inv_std = running
     x = x.contiguous()
     rows, columns = x.shape
     # tiles: narrow ones for few columns, so that all lanes have work
     block_d = min(32, triton.next_power_of_2(columns))
     block_b = block_rows(block_d)
     grid = (triton.cdiv(rows, block_b), triton.cdiv(columns, block_d))
-    partial = torch.empty(grid[0], 3, columns, dtype=torch.float64, device=x.device)
-    new_count = torch.empty(columns, dtype=torch.float64, device=x.device)
+    # moments of the blocks, and the count so far
+    partial = torch.empty(grid[0] * 3 * columns + 1, dtype=torch.float64, device=x.device)
+    old_count = partial[-1]
     flags = x if valid is None else valid.contiguous().view(torch.uint8)
     block_moments_kernel[grid](
-        x, flags, partial, rows, columns,
+        x, flags, count, partial, old_count, rows, columns,
         HAS_VALID=valid is not None, BLOCK_B=block_b, BLOCK_D=block_d, num_warps=8,
     )  # fmt: skip
     merge_moments_kernel[(grid[1],)](
-        partial, mean, variance, count, new_count, grid[0], columns, BLOCK_D=block_d, num_warps=1
-    )
-    count.copy_(new_count[0])
+        partial, old_count, mean, variance, count, shift, inv_std, grid[0], columns, epsilon,
+        LANES=MERGED // block_d, BLOCK_D=block_d, num_warps=4,
+    )  # fmt: skip
 
 
 def normalize_triton(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -> Tensor:
@@ -166,13 +209,14 @@ def normalize_triton(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -> T
 
 
 def update_moments(
-    mean: Tensor, variance: Tensor, count: Tensor, x: Tensor, valid: Tensor | None = None
+    running: RunningMoments, epsilon: float, x: Tensor, valid: Tensor | None = None
 ) -> None:
-    """Merge the rows of x [B, D] float32 where valid [B] bool (None: all) into mean and variance
-    [D] and count 0-d, float64, in place.
+    """Merge the rows of x [B, D] float32 where valid [B] bool (None: all) into `running`, in place.
+
+    epsilon: added to the variance before its root.
     """
     function = choose_kernel(x, triton=update_moments_triton, reference=update_moments_reference)
-    function(mean, variance, count, x, valid)
+    function(running, epsilon, x, valid)
 
 
 def normalize(x: Tensor, mean: Tensor, inv_std: Tensor, clip: float) -> Tensor:

@@ -16,6 +16,7 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_choices, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.gae import gae
+from gpurl.kernels.pack_rows import Column, Standardized, scaled
 from gpurl.kernels.ppo_loss import METRICS
 from gpurl.kernels.vtrace import vtrace
 from gpurl.losses import explained_variance
@@ -245,45 +246,43 @@ class PPO(OnPolicy):
 
         # advantages and returns
         advantage, returns, moments = self.targets(buffer)
-        if config.normalize_advantage == "batch":
-            mean, variance, _ = moments.unbind()
-            advantage = (advantage - mean) / (variance.sqrt() + 1e-8)
         metrics = {"explained_variance": explained_variance(buffer["value"], returns)}
-
-        # values in the critic's own units
-        old_value = buffer["value"]
         if self.value_normalizer is not None:
             self.value_normalizer.update(returns.unsqueeze(-1), valid)
-            old_value = self.value_normalizer.normalized(old_value)
-            returns = self.value_normalizer.normalized(returns)
 
-        # observations as normalised while acting; the update changes only the next rollout's
+        # what minibatches are made of: values in the critic's own units, observations as normalised
+        # while acting
         obs = flat(buffer["obs"])
-        inputs = obs
-        if self.normalizer is not None:
-            inputs = self.normalizer(obs)
-            self.normalizer.update(obs, valid)
-
-        # what minibatches are made of
-        columns = {
-            "obs": inputs,
+        columns: dict[str, Column] = {
+            "obs": obs,
             "action": buffer["action"],
             "log_prob": buffer["log_prob"],
-            "value": old_value,
+            "value": buffer["value"],
             "advantage": advantage,
             "returns": returns,
         }
+        if config.normalize_advantage == "batch":
+            columns["advantage"] = Standardized(advantage, moments)
+        if self.value_normalizer is not None:
+            columns["value"] = self.value_normalizer.scaled(buffer["value"])
+            columns["returns"] = self.value_normalizer.scaled(returns)
+        if self.normalizer is not None:
+            columns["obs"] = self.normalizer.scaled_as_now(obs)
+            self.normalizer.update(obs, valid)  # for the next rollout
         if valid is not None:
             columns["valid"] = valid
+        return metrics | self._rows(columns, buffer)
+
+    def _rows(self, columns: dict[str, Column], buffer: RolloutBuffer) -> dict[str, Tensor]:
+        """{"packed": one row a sample}, or with memory the columns and where policies start."""
         if not self.is_recurrent:
-            return {"packed": self.minibatches.pack(columns)} | metrics
+            return {"packed": self.minibatches.pack(columns)}
         ended = buffer["ended"]
         starts = torch.cat((torch.zeros_like(ended[:1]), ended[:-1]))
-        return (
-            columns
-            | {"policy_state": buffer["policy_state"][:1], "episode_starts": starts}
-            | metrics
-        )
+        return {name: scaled(column) for name, column in columns.items()} | {
+            "policy_state": buffer["policy_state"][:1],
+            "episode_starts": starts,
+        }
 
     @torch.no_grad()
     def learn(self, data: dict[str, Tensor]) -> Metrics:

@@ -14,6 +14,7 @@ from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.gae import gae
+from gpurl.kernels.pack_rows import Column
 from gpurl.losses import td_loss, values_of_actions
 from gpurl.nn.optimizer import FlatAdam, call_loss
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
@@ -119,14 +120,14 @@ class PQN(OnPolicy):
         )
         # the columns of the minibatches
         rows = flat(buffer["obs"])
-        data = {
-            "obs": rows if self.normalizer is None else self.normalizer(rows),
+        data: dict[str, Column] = {
+            "obs": rows if self.normalizer is None else self.normalizer.scaled_as_now(rows),
             "action": buffer["action"],
             "returns": returns,
         }
         if valid is not None:
             data["valid"] = valid
-        # last, so that acting and learning on this rollout use the same statistics
+        # acting and learning on this rollout use the same statistics
         if self.normalizer is not None:
             self.normalizer.update(rows, valid)
         return {"packed": self.minibatches.pack(data)}

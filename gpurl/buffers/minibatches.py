@@ -2,12 +2,13 @@
 environments for recurrent policies.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from gpurl.kernels.pack_rows import Column, pack_rows, unscaled
 from gpurl.kernels.permutation import gather_rows, permutation
 from gpurl.kernels.random import CounterRandom, RandomStreams
 
@@ -46,12 +47,13 @@ class PackedRows:
     2**24 exactly.
     """
 
-    def __init__(self, columns: dict[str, Tensor]) -> None:
+    def __init__(self, columns: Mapping[str, Column]) -> None:
         """columns: name -> [T, N] or [T, N, D], an example of what `pack` will get."""
         self.places: dict[str, int | slice] = {}
-        self.integers = {name for name, column in columns.items() if column.dtype == torch.int64}
+        stored = {name: unscaled(column) for name, column in columns.items()}
+        self.integers = {name for name, column in stored.items() if column.dtype == torch.int64}
         width = 0
-        for name, column in columns.items():
+        for name, column in stored.items():
             if column.dim() == 2:
                 self.places[name] = width
                 width += 1
@@ -60,13 +62,9 @@ class PackedRows:
                 width += column.shape[2]
         self.width = width + -width % ALIGNMENT
 
-    def pack(self, columns: dict[str, Tensor]) -> Tensor:
+    def pack(self, columns: Mapping[str, Column]) -> Tensor:
         """[T N, width] float32; row t N + n is step t of environment n."""
-        first = next(iter(columns.values()))
-        packed = first.new_zeros(first.shape[0] * first.shape[1], self.width, dtype=torch.float32)
-        for name, place in self.places.items():
-            packed[:, place] = columns[name].flatten(0, 1)
-        return packed
+        return pack_rows([columns[name] for name in self.places], self.width)
 
     def unpack(self, rows: Tensor) -> dict[str, Tensor]:
         """name -> [...] or [..., D] of rows [..., width]: int64 columns are converted back, others
@@ -88,7 +86,7 @@ class Minibatches:
         self.random = random
         self.rows = PackedRows({})
 
-    def pack(self, columns: dict[str, Tensor]) -> Tensor:
+    def pack(self, columns: Mapping[str, Column]) -> Tensor:
         """[T N, W] the rows for `of_steps`, of columns [T, N, ...]."""
         self.rows = PackedRows(columns)
         return self.rows.pack(columns)

@@ -5,7 +5,13 @@ checkpoint holds it.
 import torch
 from torch import Tensor, nn
 
-from gpurl.kernels.moments import normalize, normalize_reference, update_moments
+from gpurl.kernels.moments import (
+    RunningMoments,
+    normalize,
+    normalize_reference,
+    update_moments,
+)
+from gpurl.kernels.pack_rows import Scaled
 
 
 class Normalizer(nn.Module):
@@ -34,17 +40,22 @@ class Normalizer(nn.Module):
         function = normalize_reference if torch.jit.is_tracing() else normalize
         return function(x, self.shift, self.inv_std, self.clip)
 
+    def scaled(self, column: Tensor) -> Scaled:
+        """[T, N, D], or [T, N] for D = 1, to be packed as `forward` gives it."""
+        return Scaled(column, self.shift, self.inv_std, self.clip)
+
+    def scaled_as_now(self, column: Tensor) -> Scaled:
+        """As `scaled`, whatever `update` does before the packing."""
+        return Scaled(column, self.shift.clone(), self.inv_std.clone(), self.clip)
+
     def update(self, x: Tensor, valid: Tensor | None = None) -> None:
         """Add the rows of x [..., D] where valid [...] is True."""
         update_moments(
-            self.mean,
-            self.variance,
-            self.count,
+            RunningMoments(self.mean, self.variance, self.count, self.shift, self.inv_std),
+            self.epsilon,
             x.reshape(-1, x.shape[-1]),
             None if valid is None else valid.reshape(-1),
         )
-        self.shift.copy_(self.mean)
-        self.inv_std.copy_((self.variance + self.epsilon).rsqrt())
 
 
 class ValueNormalizer(Normalizer):
@@ -52,10 +63,6 @@ class ValueNormalizer(Normalizer):
 
     def __init__(self) -> None:
         super().__init__(1, clip=float("inf"))
-
-    def normalized(self, value: Tensor) -> Tensor:
-        """[...] true returns -> the critic's scale."""
-        return (value - self.shift).mul_(self.inv_std)
 
     def denormalized(self, value: Tensor) -> Tensor:
         """[...] the critic's scale -> true returns."""

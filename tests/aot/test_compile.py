@@ -27,6 +27,7 @@ from gpurl.kernels import (
     finite,
     gae,
     moments,
+    pack_rows,
     permutation,
     ppo_loss,
     ppo_update,
@@ -117,11 +118,34 @@ def moments_case(has_valid: bool, width: int) -> Case:
     constants = {"HAS_VALID": has_valid, "BLOCK_B": moments.block_rows(width), "BLOCK_D": width}
     return Case(
         moments.block_moments_kernel,
-        [F, B, D, "i32", "i32"],
+        [F, B, D, D, D, "i32", "i32"],
         constants,
         128,
         8,
         name=f"block moments {width} valid {has_valid}",
+    )
+
+
+def pack_rows_case(width: int, discrete: bool, registers: int) -> Case:
+    """PPO's columns: observations, action, log-probability, value, advantage, returns, valid."""
+    widths = (width, 1 if discrete else 2, 1, 1, 1, 1, 1)
+    total = sum(widths)
+    constants = {
+        "WIDTHS": widths,
+        "STARTS": tuple(itertools.accumulate(widths, initial=0))[:-1],
+        "KINDS": (1, 0, 0, 1, 2, 1, 0),
+        "SCALES": (0, 1, 1, 1, 2, 3, 4),
+        "CLIPS": (10.0, *[0.0] * 6),
+        "WIDTH": total + -total % 4,
+        "BLOCK": pack_rows.BLOCK,
+        "BLOCK_W": min(pack_rows.BLOCK_W, triton.next_power_of_2(total)),
+    }
+    return Case(
+        pack_rows.pack_rows_kernel,
+        [(F, L if discrete else F, F, F, F, F, B), (F,) * 4, (F,) * 4, F, "i32"],
+        constants,
+        registers,
+        name=f"pack rows {width} {discrete}",
     )
 
 
@@ -635,14 +659,14 @@ CASES = [
     *(
         Case(
             moments.merge_moments_kernel,
-            [D, D, D, D, D, "i32", "i32"],
-            {"BLOCK_D": width},
-            96,
-            1,
+            [D, D, D, D, D, F, F, "i32", "i32", "fp32"],
+            {"BLOCK_D": width, "LANES": moments.MERGED // width},
+            128,
             name=f"merge moments {width}",
         )
         for width in (1, 8, 32)
     ),
+    *(pack_rows_case(width, discrete, 96) for width in (8, 348) for discrete in (False, True)),
     Case(
         moments.normalize_kernel,
         [F, F, F, F, "i32", "i32", "fp32"],

@@ -26,9 +26,7 @@ def test_a_mistake_is_killed_and_an_equivalent_one_is_spared() -> None:
     def mutant(name: str, change: str) -> Mutant:
         return next(each for each in mutants_of(name, functions[name]) if each.change == change)
 
-    wrong = mutant(
-        "PackedRows.pack", "first.shape[0] * first.shape[1] -> first.shape[0] / first.shape[1]"
-    )
+    wrong = mutant("PackedRows.__init__", "column.dim() == 2 -> column.dim() != 2")
     same = mutant("Minibatches.__init__", "self.rows = PackedRows({}) -> pass")  # pack sets it
     assert survivors_of(FILE, [wrong, same], [f"{ROOT}/tests/buffers/test_minibatches.py"]) == [
         same

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from gpurl.kernels import moments as module
 from gpurl.kernels.moments import (
+    RunningMoments,
     normalize,
     normalize_reference,
     normalize_triton,
@@ -21,12 +21,24 @@ from gpurl.kernels.moments import (
 UPDATES = [update_moments_reference, update_moments_triton]
 
 
-def fresh(columns: int) -> tuple[Tensor, Tensor, Tensor]:
-    return (
+EPSILON = 1e-8
+
+
+def fresh(columns: int) -> RunningMoments:
+    return RunningMoments(
         torch.zeros(columns, dtype=torch.float64),
         torch.ones(columns, dtype=torch.float64),
         torch.zeros((), dtype=torch.float64),
+        torch.full((columns,), torch.nan),
+        torch.full((columns,), torch.nan),
     )
+
+
+def assert_scale_fits(running: RunningMoments) -> None:
+    """The float32 copies are those of the moments."""
+    assert torch.equal(running.shift, running.mean.float())
+    expected = (running.variance + EPSILON).rsqrt().float()
+    torch.testing.assert_close(running.inv_std, expected, rtol=1e-7, atol=0.0)
 
 
 @pytest.mark.parametrize("share", [None, 0.7])
@@ -36,14 +48,16 @@ def test_batches_merge_into_the_moments_of_all_rows(
     update: Any, rows: int, columns: int, share: float | None
 ) -> None:
     generator = torch.Generator().manual_seed(0)
-    mean, variance, count = fresh(columns)
+    running = fresh(columns)
+    mean, variance, count, *_ = running
     kept = []
     for scale, shift in ((1.0, 0.0), (0.1, 5.0), (3.0, -2.0)):
         x = torch.randn(rows, columns, generator=generator) * scale + shift
         valid = None if share is None else torch.rand(rows, generator=generator) < share
         if valid is not None:
             x = torch.where(valid.unsqueeze(1), x, torch.nan)
-        update(mean, variance, count, x, valid)
+        update(running, EPSILON, x, valid)
+        assert_scale_fits(running)
         kept.append(x if valid is None else x[valid])
     rows_kept = torch.cat(kept).double()
     assert float(count) == len(rows_kept)
@@ -54,19 +68,22 @@ def test_batches_merge_into_the_moments_of_all_rows(
 
 @pytest.mark.parametrize("update", UPDATES)
 def test_by_hand(update: Any) -> None:
-    mean, variance, count = fresh(1)
-    update(mean, variance, count, torch.tensor([[1.0], [3.0]]))
+    running = fresh(1)
+    mean, variance, count, *_ = running
+    update(running, EPSILON, torch.tensor([[1.0], [3.0]]))
     assert (float(mean), float(variance), float(count)) == (2.0, 1.0, 2.0)
-    update(mean, variance, count, torch.tensor([[5.0], [7.0]]))
+    update(running, EPSILON, torch.tensor([[5.0], [7.0]]))
     assert (float(mean), float(variance), float(count)) == (4.0, 5.0, 4.0)
-    update(mean, variance, count, torch.full((2, 1), torch.nan), torch.zeros(2, dtype=torch.bool))
+    update(running, EPSILON, torch.full((2, 1), torch.nan), torch.zeros(2, dtype=torch.bool))
     assert (float(mean), float(variance), float(count)) == (4.0, 5.0, 4.0)
 
 
 @pytest.mark.parametrize("update", UPDATES)
 def test_no_valid_row_at_all_leaves_the_start(update: Any) -> None:
-    mean, variance, count = fresh(3)
-    update(mean, variance, count, torch.ones(600, 3), torch.zeros(600, dtype=torch.bool))
+    running = fresh(3)
+    mean, variance, count, *_ = running
+    update(running, EPSILON, torch.ones(600, 3), torch.zeros(600, dtype=torch.bool))
+    assert_scale_fits(running)
     assert mean.tolist() == [0.0] * 3
     assert variance.tolist() == [1.0] * 3
     assert float(count) == 0.0
@@ -75,9 +92,25 @@ def test_no_valid_row_at_all_leaves_the_start(update: Any) -> None:
 @pytest.mark.parametrize("update", UPDATES)
 def test_a_mean_far_from_zero_keeps_the_variance(update: Any) -> None:
     x = torch.randn(700, 4, generator=torch.Generator().manual_seed(1)) + 1e5
-    mean, variance, count = fresh(4)
-    update(mean, variance, count, x)
+    running = fresh(4)
+    update(running, EPSILON, x)
+    variance = running.variance
     torch.testing.assert_close(variance, x.double().var(0, correction=0), rtol=1e-9, atol=0.0)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_more_blocks_than_are_merged_at_once(update: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TILE", 1)
+    monkeypatch.setattr(module, "MIN_ROWS", 2)
+    monkeypatch.setattr(module, "MERGED", 128)  # 4 of 32 columns
+    x = torch.randn(23, 33, generator=torch.Generator().manual_seed(2)) + 3.0
+    running = fresh(33)
+    update(running, EPSILON, x)
+    torch.testing.assert_close(running.mean, x.double().mean(0), rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(
+        running.variance, x.double().var(0, correction=0), rtol=1e-12, atol=0
+    )
+    assert float(running.count) == 23.0
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (7, 3), (2, 5, 300), (0, 4), (1, 1025)])
@@ -106,18 +139,21 @@ def test_normalize_keeps_nan_and_clips_infinity(function: Any) -> None:
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("function", [update_moments_reference, update_moments_triton])
 def test_a_column_that_is_not_finite_keeps_its_moments(function: Any, bad: float) -> None:
-    mean, variance, count = (
-        torch.tensor([1.0, 2.0]).double(),
-        torch.tensor([3.0, 4.0]).double(),
-        torch.tensor(5.0).double(),
+    running = fresh(2)._replace(
+        mean=torch.tensor([1.0, 2.0]).double(),
+        variance=torch.tensor([3.0, 4.0]).double(),
+        count=torch.tensor(5.0).double(),
     )
+    mean, variance, count, *_ = running
     x = torch.full((700, 2), 1.0)
     x[650, 1] = bad
-    function(mean, variance, count, x, None)
+    function(running, EPSILON, x, None)
+    assert_scale_fits(running)
     assert (float(mean[1]), float(variance[1]), float(count)) == (2.0, 4.0, 705.0)
     assert float(variance[0]) == pytest.approx(3.0 * 5 / 705)
     x[:, 0] = bad
-    function(mean, variance, count, x, torch.ones(700, dtype=torch.bool))
+    function(running, EPSILON, x, torch.ones(700, dtype=torch.bool))
+    assert_scale_fits(running)
     assert float(count) == 705.0
     assert bool(torch.stack((mean, variance)).isfinite().all())
 
@@ -135,9 +171,9 @@ def test_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for backend in ("torch", "triton"):
         monkeypatch.setattr("gpurl.kernels.backend.choice", backend)
-        mean, variance, count = fresh(3)
-        update_moments(mean, variance, count, x)
-        results.append((mean, variance, normalize(x, mean.float(), variance.rsqrt().float(), 1.0)))
+        running = fresh(3)
+        update_moments(running, EPSILON, x)
+        results.append((*running, normalize(x, running.shift, running.inv_std, 1.0)))
     for expected, got in zip(*results):
         torch.testing.assert_close(got, expected)
     assert launched == ["update_moments_triton", "normalize_triton"]

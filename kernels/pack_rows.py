@@ -1,0 +1,161 @@
+"""The columns of a rollout side by side, one row for each sample, scaled as training takes them.
+
+A program writes whole rows: scaling, converting and copying a column each by itself would pass over
+memory three times, and take 17 launches for PPO's columns.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpurl.kernels.backend import choose_kernel
+from gpurl.kernels.moments import normalize
+
+BLOCK, BLOCK_W = 64, 32  # rows and columns of a tile
+STD_EPSILON = tl.constexpr(1e-8)
+PLAIN, SCALED, STANDARD = 0, 1, 2
+
+
+class Scaled(NamedTuple):
+    """A column that is packed as clamp((x - shift) * scale, -clip, clip), without the clamp where
+    it has no D.
+    """
+
+    column: Tensor  # [T, N] for D = 1, or [T, N, D], float32
+    shift: Tensor  # [D] float32
+    scale: Tensor  # [D] float32
+    clip: float
+
+
+class Standardized(NamedTuple):
+    """A column that is packed as (x - mean) / (sqrt(variance) + 1e-8)."""
+
+    column: Tensor  # [T, N] float32
+    moments: Tensor  # [3] float32: mean, variance, ...
+
+
+Column = Tensor | Scaled | Standardized
+
+
+def unscaled(column: Column) -> Tensor:
+    """[T, N, ...] as it is stored."""
+    return column if isinstance(column, Tensor) else column.column
+
+
+def scaled(column: Column) -> Tensor:
+    """[T, N, ...] as it is packed, a tensor of its own."""
+    if isinstance(column, Standardized):
+        mean, variance, *_ = column.moments.unbind()
+        return (column.column - mean) / (variance.sqrt() + STD_EPSILON.value)
+    if isinstance(column, Scaled):
+        x, shift, scale, clip = column
+        return (x - shift).mul_(scale) if x.dim() == 2 else normalize(x, shift, scale, clip)
+    return column
+
+
+def pack_rows_reference(columns: Sequence[Column], width: int) -> Tensor:
+    """The specification; arguments and result as in `pack_rows`."""
+    first = unscaled(columns[0])
+    packed = first.new_zeros(first.shape[0] * first.shape[1], width, dtype=torch.float32)
+    start = 0
+    for column in columns:
+        rows = scaled(column).flatten(0, 1)
+        size = rows.shape[1] if rows.dim() == 2 else 1
+        packed[:, start : start + size] = rows.view(-1, size)
+        start += size
+    return packed
+
+
+@triton.jit
+def pack_rows_kernel(
+    ptrs, shift_ptrs, scale_ptrs, out_ptr, S,
+    WIDTHS: tl.constexpr, STARTS: tl.constexpr, KINDS: tl.constexpr, SCALES: tl.constexpr,
+    CLIPS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """Program (i, j) writes BLOCK rows of BLOCK_W columns; a source is read where it overlaps them.
+    SCALES: of each source the index into the tuples of shifts and scales.
+    """
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
+    out = tl.zeros((BLOCK, BLOCK_W), tl.float32)
+    for i in tl.static_range(len(ptrs)):
+        # the columns of this source
+        local = column - STARTS[i]
+        mine = (local >= 0) & (local < WIDTHS[i])
+        used = (row < S)[:, None] & mine[None, :]
+        place = ptrs[i] + row[:, None] * WIDTHS[i] + local[None, :]
+        x = tl.load(place, mask=used, other=0).to(tl.float32)
+        # scaled
+        if KINDS[i] == 1:
+            shift = tl.load(shift_ptrs[SCALES[i]] + local, mask=mine, other=0.0)
+            scale = tl.load(scale_ptrs[SCALES[i]] + local, mask=mine, other=0.0)
+            x = (x - shift[None, :]) * scale[None, :]
+            if CLIPS[i] > 0.0:  # NaN stays NaN
+                x = tl.where(x > CLIPS[i], CLIPS[i], tl.where(x < -CLIPS[i], -CLIPS[i], x))
+        if KINDS[i] == 2:
+            mean = tl.load(shift_ptrs[SCALES[i]])
+            std = tl.sqrt_rn(tl.load(scale_ptrs[SCALES[i]] + 1))
+            x = tl.div_rn(x - mean, tl.zeros_like(x) + (std + STD_EPSILON))
+        out = tl.where(mine[None, :], x, out)
+    place = out_ptr + row[:, None] * WIDTH + column[None, :]
+    tl.store(place, out, mask=(row < S)[:, None] & (column < WIDTH)[None, :])
+
+
+def constants_of(columns: Sequence[Column], width: int) -> dict[str, object]:
+    """The constexprs of the kernel that describe the columns."""
+    widths = [math.prod(unscaled(column).shape[2:]) for column in columns]
+    kinds = [
+        SCALED if isinstance(column, Scaled) else STANDARD * isinstance(column, Standardized)
+        for column in columns
+    ]
+    # 0: not clipped
+    clips = [
+        column.clip if isinstance(column, Scaled) and column.column.dim() == 3 else 0.0
+        for column in columns
+    ]
+    return {
+        "WIDTHS": tuple(widths),
+        "STARTS": tuple(sum(widths[:i]) for i in range(len(widths))),
+        "KINDS": tuple(kinds),
+        "SCALES": tuple(sum(kind > 0 for kind in kinds[:i]) for i in range(len(kinds))),
+        "CLIPS": tuple(clips),
+        "WIDTH": width,
+    }
+
+
+def pack_rows_triton(columns: Sequence[Column], width: int) -> Tensor:
+    """`pack_rows_reference` in one launch."""
+    stored = [unscaled(column).contiguous() for column in columns]
+    # Triton loads bytes, not bools
+    sources = tuple(x.view(torch.uint8) if x.dtype == torch.bool else x for x in stored)
+    shifts, scales = [], []
+    for column in columns:
+        if isinstance(column, Scaled):
+            shifts.append(column.shift)
+            scales.append(column.scale)
+        elif isinstance(column, Standardized):
+            shifts.append(column.moments)
+            scales.append(column.moments)
+    rows = stored[0].shape[0] * stored[0].shape[1]
+    packed = torch.empty(rows, width, dtype=torch.float32, device=stored[0].device)
+    constants, block_w = constants_of(columns, width), min(BLOCK_W, triton.next_power_of_2(width))
+    pack_rows_kernel[(triton.cdiv(rows, BLOCK), triton.cdiv(width, block_w))](
+        sources, tuple(shifts), tuple(scales), packed, rows,
+        **constants, BLOCK=BLOCK, BLOCK_W=block_w, num_warps=4,
+    )  # fmt: skip
+    return packed
+
+
+def pack_rows(columns: Sequence[Column], width: int) -> Tensor:
+    """[T N, width] float32: row t N + n has the columns at step t of environment n, one after the
+    other, then zeros. columns: [T, N] or [T, N, D] each, of any dtype where they are not scaled.
+    """
+    function = choose_kernel(
+        unscaled(columns[0]), triton=pack_rows_triton, reference=pack_rows_reference
+    )
+    return function(columns, width)
