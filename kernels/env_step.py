@@ -126,15 +126,12 @@ def advance(
     next_state, reward, terminated = TRANSITION(state, action, key, gamma, counter, OPTIONS)
     truncated = (length >= max_steps) & (terminated == 0)
     final_obs = OBSERVE(next_state, OPTIONS)
-    # autoreset by selection: every environment draws an initial state, the running ones drop it
-    fresh = INITIAL(key, gamma, counter + WORDS, OPTIONS)
-    return (
-        select_columns(terminated | truncated, fresh, next_state),
-        final_obs,
-        reward,
-        terminated,
-        truncated,
-    )
+    # autoreset by selection: where an episode of the block ended, each environment draws an initial
+    # state, and the running ones drop it
+    done = terminated | truncated
+    if tl.max(done.to(tl.int32), axis=0) > 0:
+        next_state = select_columns(done, INITIAL(key, gamma, counter + WORDS, OPTIONS), next_state)
+    return next_state, final_obs, reward, terminated, truncated
 
 
 @triton.jit
