@@ -9,7 +9,7 @@ from torch import Tensor
 from gpurl.algorithms.base import Algorithm, AlgorithmConfig, Decision, episode_ends
 from gpurl.buffers.minibatches import Minibatches
 from gpurl.buffers.rollout import RolloutBuffer
-from gpurl.checks import check_numbers
+from gpurl.checks import check_choices, check_numbers
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
@@ -23,10 +23,15 @@ class OnPolicyConfig(AlgorithmConfig):
     """Passes over each rollout."""
     minibatches: int = 4
     """Minibatches in each epoch."""
+    storage: str = "float32"
+    """Type of observations and values in a rollout: float32, or bfloat16 at half the memory (2
+    digits).
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_numbers(self, {"epochs": 1, "minibatches": 1})
+        check_choices(self, {"storage": ("float32", "bfloat16")})
 
 
 class OnPolicy(Algorithm):
@@ -58,7 +63,7 @@ class OnPolicy(Algorithm):
                 f"{config.minibatches}, which leaves {rows % config.minibatches} over (num_envs "
                 f"{self.num_envs}, horizon {config.horizon})"
             )
-        return RolloutBuffer(config.horizon, self.device)
+        return RolloutBuffer(config.horizon, self.device, config.storage)
 
     def record_step(
         self,

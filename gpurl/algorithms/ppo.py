@@ -214,7 +214,7 @@ class PPO(OnPolicy):
         shape = buffer["value"].shape
         output, value = self._forward(self.inputs(buffer["obs"].flatten(0, 1)))
         log_prob = self.head.log_prob(output, buffer["action"].flatten(0, 1))
-        buffer["value"].copy_(self._denormalized(value).view(shape))
+        buffer.columns["value"].copy_(self._denormalized(value).view(shape))
         buffer.columns["log_ratio"] = log_prob.view(shape) - buffer["log_prob"]
 
     def targets(self, buffer: RolloutBuffer) -> tuple[Tensor, Tensor, Tensor]:

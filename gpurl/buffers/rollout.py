@@ -8,13 +8,20 @@ from torch import Tensor
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_sync_is_free
 
+# columns that may be stored in half the memory
+STORED = ("obs", "state", "final_obs", "final_state", "value", "final_value")
+
 
 class RolloutBuffer:
-    """`add` writes one row of every column; the first `add` allocates the columns."""
+    """`add` writes one row of every column; the first `add` allocates the columns.
 
-    def __init__(self, horizon: int, device: torch.device) -> None:
+    storage: "float32", or "bfloat16" for observations and values, which are read as float32.
+    """
+
+    def __init__(self, horizon: int, device: torch.device, storage: str = "float32") -> None:
         self.horizon = horizon
         self.device = device
+        self.storage = getattr(torch, storage)
         self.columns: dict[str, Tensor] = {}
         self.size = 0  # rows written
         # [1] int64, the next row, if one CUDA graph records every step; else None
@@ -39,7 +46,9 @@ class RolloutBuffer:
         # memory, once the names, shapes and dtypes are known
         if not self.columns:
             self.columns = {
-                name: torch.empty(self.horizon, *value.shape, dtype=value.dtype, device=self.device)
+                name: torch.empty(
+                    self.horizon, *value.shape, dtype=self._dtype(name, value), device=self.device
+                )
                 for name, value in row.items()
             }
             self._recorded = tuple(row)
@@ -50,9 +59,13 @@ class RolloutBuffer:
                 torch._foreach_copy_(steps[self.size], [row[name] for name in names])
         else:
             for name in self._recorded:
-                self.columns[name].index_copy_(0, self.row, row[name].unsqueeze(0))
+                column = self.columns[name]
+                column.index_copy_(0, self.row, row[name].to(column.dtype).unsqueeze(0))
             self.row += 1
         self.size += 1
+
+    def _dtype(self, name: str, value: Tensor) -> torch.dtype:
+        return self.storage if name in STORED and value.dtype == torch.float32 else value.dtype
 
     def _group_columns(self) -> list[tuple[tuple[str, ...], list[tuple[Tensor, ...]]]]:
         """On a GPU one launch copies all tensors of one dtype. On a CPU tensors are copied one by
@@ -84,4 +97,6 @@ class RolloutBuffer:
         self.columns = {name: self.columns[name] for name in self._recorded}
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.columns[name]
+        """The column, of `storage` a float32 copy."""
+        column = self.columns[name]
+        return column.float() if column.dtype == torch.bfloat16 else column

@@ -154,7 +154,7 @@ class Asynchronous(Eager):
         self.rollout.clear()
         if self.rollout.columns.keys() != played.keys():
             self.rollout.set_columns({name: torch.empty_like(x) for name, x in played.items()})
-        columns = [self.rollout[name] for name in played]
+        columns = [self.rollout.columns[name] for name in played]
         torch._foreach_copy_(columns, list(played.values()))
         self.rollout.size = self.rollout.horizon
         self.buffer.clear()

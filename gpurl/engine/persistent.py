@@ -53,6 +53,8 @@ def persistent_obstacle(algorithm: Algorithm, env: VecEnv) -> str:
 
 
 def _obstacle_in_policy(algorithm: PPO) -> str:
+    if algorithm.config.storage != "float32":
+        return f"it stores rollouts in float32, not in {algorithm.config.storage}"
     return overridden(algorithm, PPO, LEARNING) or policy_obstacle(algorithm)
 
 

@@ -53,9 +53,9 @@ class FiniteGuard:
         """
         # nothing to do if the host sees that all sums are finite
         columns = {
-            name: buffer[name]
+            name: buffer.columns[name]
             for name in CHECKED
-            if name in buffer.columns and buffer[name].is_floating_point()
+            if name in buffer.columns and buffer.columns[name].is_floating_point()
         }
         if host_sync_is_free(buffer.device) and all(
             math.isfinite(column.sum().item()) for column in columns.values()

@@ -54,6 +54,7 @@ def on_policy_cases() -> dict[str, tuple[str, str, Settings]]:
     variants: dict[str, tuple[str, Settings]] = {
         "tf32": ("chasing", {"precision": "tf32", "network": {"hidden": [128, 64]}}),
         "bf16": ("chasing", {"precision": "bf16"}),
+        "rollouts in bf16": ("chasing", {"storage": "bfloat16", "nan": "reset-envs"}),
         "autograd": ("chasing", {"update": "autograd", "rollout": "steps"}),
         "wide": ("chasing", {"network": {"hidden": [128, 80]}, "clip_range_value": 0.2}),
         "wide squashed": ("pendulum", {"network": {"hidden": [72]}, "squash": True}),
