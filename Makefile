@@ -51,6 +51,7 @@ mutants: setup
 # against rsl-rl-lib, rl-games, skrl, stable-baselines3, torchrl and loops written here, in an environment of their own
 peers: setup
 	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m benchmarks.peers --case pursuit --num-envs 1024 --iterations 3 --warm-up 2
 	$(BIN)/python -m benchmarks.off_policy
 
 # those trainers on our environments, in the same environment: what they store is what was played

@@ -18,6 +18,7 @@ ON_GPU = (
 )
 CONTESTANTS = {
     "chasing": {"cpu": ON_CPU, "cuda": ON_GPU},
+    "pursuit": {"cpu": ON_CPU, "cuda": ON_GPU},
     "pendulum": {"cpu": ("gpurl", "sb3"), "cuda": ("gpurl", "sb3")},
 }
 # modes of each trainer, as in its file; repeated here to refuse a wrong name before anything runs
@@ -29,8 +30,10 @@ MODES = {
     "rl_games": ("default", "eager", "max-autotune", "bf16"),
     "leanrl_style": ("default", "compile", "graphs", "compile+graphs"),
 }
-NUM_ENVS = {"chasing": 4096, "pendulum": 8}
-SCORES = {"chasing": "reward/step", "pendulum": "return"}
+NUM_ENVS = {"chasing": 4096, "pursuit": 4096, "pendulum": 8}
+HORIZONS = {"chasing": 32, "pursuit": 24, "pendulum": 1024}
+ACTIVATIONS = {"chasing": "tanh", "pursuit": "elu", "pendulum": "tanh"}
+SCORES = {"chasing": "reward/step", "pursuit": "reward/step", "pendulum": "return"}
 
 
 def measure(
@@ -70,10 +73,13 @@ def medians(results: list[Result], key: str) -> float:
 def report(options: argparse.Namespace, results: dict[str, list[Result]]) -> str:
     """The text to print: medians, spread, and the ratio to the best peer."""
     device = next(iter(results.values()))[0]["machine"]["device"]
-    is_chasing = options.case == "chasing"
-    length = f"horizon {options.horizon}" if is_chasing else f"{options.total_steps} steps"
+    from benchmarks.peers.job import SHAPES  # imports torch
+
+    is_pendulum = options.case == "pendulum"
+    length = f"{options.total_steps} steps" if is_pendulum else f"horizon {options.horizon}"
+    hidden = "x".join(map(str, SHAPES[options.case][0]))
     title = (
-        f"PPO on {options.case}, {options.num_envs} environments, {length}, 64x64 "
+        f"PPO on {options.case}, {options.num_envs} environments, {length}, {hidden} "
         f"{options.activation}, {device}, {options.threads} threads, OpenMP waits "
         f"{options.waits}, {options.rounds} rounds"
     )
@@ -99,10 +105,7 @@ def report(options: argparse.Namespace, results: dict[str, list[Result]]) -> str
 
 def rows_of(options: argparse.Namespace, results: dict[str, list[Result]]) -> list[Row]:
     """Medians as rows: speed, memory and score of every contestant."""
-    from benchmarks.peers.job import PENDULUM_HORIZON  # imports torch
-
     rows = []
-    horizon = PENDULUM_HORIZON if options.case == "pendulum" else options.horizon
     units = {
         "steps_per_second": "env_steps/s",
         "peak_mib": "peak MiB",
@@ -117,7 +120,7 @@ def rows_of(options: argparse.Namespace, results: dict[str, list[Result]]) -> li
                 "version": runs[0]["version"],
                 "note": runs[0]["note"],
                 "num_envs": str(options.num_envs),
-                "horizon": str(horizon),
+                "horizon": str(options.horizon),
                 "unit": unit,
                 **median_columns([result[key] for result in runs], ".4g"),
             }
@@ -137,10 +140,14 @@ def parse(words: list[str] | None) -> argparse.Namespace:
         metavar="TRAINER[:MODE]",
         help=f"default all of the case and device; modes: {MODES}",
     )
-    parser.add_argument("--activation", choices=("tanh", "elu", "relu"), default="tanh")
+    parser.add_argument(
+        "--activation", choices=("tanh", "elu", "relu"), help=f"default {ACTIVATIONS}"
+    )
     parser.add_argument("--num-envs", type=int, help=f"default {NUM_ENVS}")
-    parser.add_argument("--horizon", type=int, default=32, help="chasing: steps between updates")
-    parser.add_argument("--iterations", type=int, default=12, help="chasing: timed iterations")
+    parser.add_argument(
+        "--horizon", type=int, help=f"steps between updates; default {HORIZONS}, fixed for pendulum"
+    )
+    parser.add_argument("--iterations", type=int, default=12, help="timed iterations; not pendulum")
     parser.add_argument(
         "--warm-up", type=int, help="iterations before the timed ones; default 5, 1 for pendulum"
     )
@@ -151,8 +158,11 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     device = "cuda" if options.device.startswith("cuda") else "cpu"
     options.trainers = options.trainers or list(CONTESTANTS[options.case][device])
     options.num_envs = options.num_envs or NUM_ENVS[options.case]
+    options.activation = options.activation or ACTIVATIONS[options.case]
+    if options.case == "pendulum" or not options.horizon:
+        options.horizon = HORIZONS[options.case]
     if options.warm_up is None:
-        options.warm_up = 5 if options.case == "chasing" else 1
+        options.warm_up = 1 if options.case == "pendulum" else 5
     for name in options.trainers:
         _check(options.case, *name.partition(":")[::2])
     return options

@@ -1,4 +1,4 @@
-"""gpurl's own trainer on Chasing and on Gymnasium's Pendulum.
+"""gpurl's own trainer on Chasing, Pursuit and Gymnasium's Pendulum.
 
 The clock is read after every iteration and not in the environment, because CUDA graphs and the
 persistent rollout call no Python. An interval is a collection and an update, as for the other
@@ -9,11 +9,8 @@ import torch
 
 from benchmarks.peers import job as cases
 from benchmarks.peers.job import (
-    CHASING,
-    EPOCHS,
-    HIDDEN,
-    MINIBATCHES,
     PENDULUM,
+    TENSOR_TASK,
     Job,
     Outcome,
     rollouts,
@@ -24,24 +21,31 @@ from gpurl.envs.registry import make_env
 from gpurl.run.evaluator import evaluate, greedy
 from gpurl.run.settings import make_settings
 
+ENVS = {"chasing": "chasing", "pursuit": "benchmarks.peers.pursuit:Pursuit"}
 MODES = {"default": {}, "tf32": {"precision": "tf32"}, "bf16": {"precision": "bf16"}}
 
 
-def chasing(job: Job) -> Outcome:
-    """gpurl on Chasing."""
+def tensor_task(job: Job) -> Outcome:
+    """gpurl on Chasing or Pursuit."""
     device = torch.device(job.device)
-    network = {"hidden": list(HIDDEN), "activation": job.activation}
+    network = {"hidden": list(job.hidden), "activation": job.activation}
     shape = {
         "num_envs": job.num_envs,
         "horizon": job.horizon,
-        "epochs": EPOCHS,
-        "minibatches": MINIBATCHES,
+        "epochs": job.epochs,
+        "minibatches": job.minibatches,
         "seed": job.seed,
     }
     plain = {"schedule": "constant", "normalize_obs": False, "normalize_value": False}
     trainer = ready_trainer(
         make_settings(
-            "ppo", "chasing", **CHASING, **shape, **plain, **MODES[job.mode], network=network
+            "ppo",
+            ENVS[job.case],
+            **TENSOR_TASK,
+            **shape,
+            **plain,
+            **MODES[job.mode],
+            network=network,
         ),
         device,
     )
@@ -68,7 +72,7 @@ def pendulum(job: Job) -> Outcome:
         "normalize_advantage": "minibatch",
         "seed": job.seed,
     }
-    network = {"hidden": list(HIDDEN), "activation": job.activation}
+    network = {"hidden": list(job.hidden), "activation": job.activation}
     name = "gymnasium_cpu:Pendulum-v1"
     trainer = ready_trainer(
         make_settings("ppo", name, **PENDULUM, **shape, **plain, network=network), device

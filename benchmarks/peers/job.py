@@ -13,9 +13,8 @@ from torch import nn
 from benchmarks.processes import resident_mib, version_of
 from benchmarks.results_table import machine
 
-EPOCHS = MINIBATCHES = 4
-HIDDEN = (64, 64)
-CHASING = {
+# of the cases on tensors
+TENSOR_TASK = {
     "learning_rate": 1e-3,
     "gamma": 0.99,
     "gae_lambda": 0.95,
@@ -35,6 +34,12 @@ PENDULUM = {
     "max_grad_norm": 0.5,
 }
 PENDULUM_HORIZON, PENDULUM_EPOCHS, PENDULUM_BATCH, PENDULUM_EPISODES = 1024, 10, 64, 50
+# (hidden layers, epochs, minibatches) of a case; pursuit has those of Isaac Lab's quadrupeds
+SHAPES = {
+    "chasing": ((64, 64), 4, 4),
+    "pursuit": ((512, 256, 128), 5, 4),
+    "pendulum": ((64, 64), PENDULUM_EPOCHS, 0),
+}
 ACTIVATIONS = {"tanh": nn.Tanh, "elu": nn.ELU, "relu": nn.ReLU}
 
 
@@ -42,17 +47,29 @@ ACTIVATIONS = {"tanh": nn.Tanh, "elu": nn.ELU, "relu": nn.ReLU}
 class Job:
     """What one process measures."""
 
-    case: str  # chasing or pendulum
+    case: str  # chasing, pursuit or pendulum
     trainer: str
     mode: str = "default"  # of the trainer, one of MODES in its file
     num_envs: int = 4096
-    horizon: int = 32  # of chasing
-    iterations: int = 12  # timed ones, of chasing
+    horizon: int = 32  # not of pendulum
+    iterations: int = 12  # timed ones, not of pendulum
     warm_up: int = 3  # iterations not timed
     total_steps: int = 100_000  # of pendulum, rounded up to whole iterations
     activation: str = "tanh"
     device: str = "cpu"
     seed: int = 0
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        return SHAPES[self.case][0]
+
+    @property
+    def epochs(self) -> int:
+        return SHAPES[self.case][1]
+
+    @property
+    def minibatches(self) -> int:
+        return SHAPES[self.case][2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,13 +78,13 @@ class Outcome:
 
     marks: list[float]  # the clock after each iteration
     steps: int  # environment steps of an iteration
-    # chasing: mean reward of a step in the last rollout; pendulum: mean return of greedy episodes
+    # mean reward of a step in the last rollout; pendulum: mean return of greedy episodes
     score: float
     note: str = ""
 
 
 def rollouts(job: Job) -> int:
-    """The number of rollouts of a chasing job: the first one only starts the clock."""
+    """The number of rollouts of a job on tensors: the first one only starts the clock."""
     return 1 + job.warm_up + job.iterations
 
 

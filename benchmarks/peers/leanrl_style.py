@@ -8,20 +8,18 @@ minibatch, no bootstrap at time limits, a new random order of all rows in each e
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from benchmarks.peers.job import (
     ACTIVATIONS,
-    CHASING,
-    EPOCHS,
-    HIDDEN,
-    MINIBATCHES,
+    TENSOR_TASK,
     Job,
     Outcome,
     rollouts,
 )
-from benchmarks.peers.timed_chasing import TimedChasing
+from benchmarks.peers.timed_env import timed_env
 
 MODES = {  # (torch.compile, CUDA graphs)
     "default": (False, False),
@@ -36,23 +34,21 @@ HALF_LOG_2_PI = 0.9189385332046727
 class Agent(nn.Module):
     """Actor and critic, and a standard deviation for each action."""
 
-    def __init__(
-        self, obs_size: int, action_size: int, activation: str, device: torch.device
-    ) -> None:
+    def __init__(self, obs_size: int, action_size: int, job: Job, device: torch.device) -> None:
         super().__init__()
-        self.actor = self._network(obs_size, action_size, activation, 0.01, device)
-        self.critic = self._network(obs_size, 1, activation, 1.0, device)
+        self.actor = self._network(obs_size, action_size, job, 0.01, device)
+        self.critic = self._network(obs_size, 1, job, 1.0, device)
         self.log_std = nn.Parameter(torch.zeros(action_size, device=device))
 
     @staticmethod
     def _network(
-        inputs: int, outputs: int, activation: str, last_gain: float, device: torch.device
+        inputs: int, outputs: int, job: Job, last_gain: float, device: torch.device
     ) -> nn.Sequential:
         layers, size = list[nn.Module](), inputs
-        for width in HIDDEN:
+        for width in job.hidden:
             layers += [
                 _orthogonal(nn.Linear(size, width, device=device), 2**0.5),
-                ACTIVATIONS[activation](),
+                ACTIVATIONS[job.activation](),
             ]
             size = width
         return nn.Sequential(
@@ -112,11 +108,15 @@ class Trainer:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.env = TimedChasing(job)
+        self.env = timed_env(job)
         compiled, graphed = MODES[job.mode]
         device = self.env.device
-        self.agent = Agent(4 * self.env.dim, self.env.dim, job.activation, device)
-        rate: Any = CHASING["learning_rate"]
+        obs_size, action_size = (
+            int(np.prod(space.shape or ()))
+            for space in (self.env.single_observation_space, self.env.single_action_space)
+        )
+        self.agent = Agent(obs_size, action_size, job, device)
+        rate: Any = TENSOR_TASK["learning_rate"]
         if graphed:
             rate = torch.tensor(rate, device=device)
         self.optimizer = torch.optim.Adam(
@@ -150,8 +150,8 @@ class Trainer:
             rows = list[Tensor]()
             for step in range(reward.shape[0] - 1, -1, -1):
                 goes_on = 1.0 - done[step]
-                error = reward[step] + CHASING["gamma"] * next_value * goes_on - value[step]
-                later = error + CHASING["gamma"] * CHASING["gae_lambda"] * goes_on * later
+                error = reward[step] + TENSOR_TASK["gamma"] * next_value * goes_on - value[step]
+                later = error + TENSOR_TASK["gamma"] * TENSOR_TASK["gae_lambda"] * goes_on * later
                 rows.append(later)
                 next_value = value[step]
             advantage = torch.stack(rows[::-1])
@@ -164,12 +164,12 @@ class Trainer:
         self.optimizer.zero_grad()
         ratio = (self.agent.log_prob(self.agent.actor(obs), action) - old_log_prob).exp()
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        clipped = ratio.clamp(1 - CHASING["clip_range"], 1 + CHASING["clip_range"])
+        clipped = ratio.clamp(1 - TENSOR_TASK["clip_range"], 1 + TENSOR_TASK["clip_range"])
         policy_loss = torch.max(-advantage * ratio, -advantage * clipped).mean()
         value_loss = (self.agent.critic(obs).flatten() - target).square().mean()
-        loss = policy_loss + CHASING["value_coef"] * value_loss
+        loss = policy_loss + TENSOR_TASK["value_coef"] * value_loss
         loss.backward()
-        nn.utils.clip_grad_norm_(self.agent.parameters(), CHASING["max_grad_norm"])
+        nn.utils.clip_grad_norm_(self.agent.parameters(), TENSOR_TASK["max_grad_norm"])
         self.optimizer.step()
         return (loss.detach(),)
 
@@ -201,11 +201,12 @@ class Trainer:
     def _epochs(self, columns: list[Tensor]) -> None:
         """columns: obs, action, log_prob, advantage and target, [T * N, ...] each."""
         rows = columns[0].shape[0]
-        for _ in range(EPOCHS):
-            for index in torch.randperm(rows, device=columns[0].device).split(rows // MINIBATCHES):
+        for _ in range(self.job.epochs):
+            order = torch.randperm(rows, device=columns[0].device)
+            for index in order.split(rows // self.job.minibatches):
                 self.update(*(column[index] for column in columns))
 
 
-def chasing(job: Job) -> Outcome:
+def tensor_task(job: Job) -> Outcome:
     """The whole run."""
     return Trainer(job).run()

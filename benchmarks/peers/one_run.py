@@ -27,7 +27,8 @@ def main(words: list[str]) -> None:
     """Run the job given as JSON."""
     job = Job(**json.loads(words[0]))
     torch.manual_seed(job.seed)
-    loop = getattr(importlib.import_module(f"benchmarks.peers.{LOOPS[job.trainer]}"), job.case)
+    name = "pendulum" if job.case == "pendulum" else "tensor_task"
+    loop = getattr(importlib.import_module(f"benchmarks.peers.{LOOPS[job.trainer]}"), name)
     print_result(result(job, loop(job)))
 
 

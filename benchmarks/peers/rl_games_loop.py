@@ -1,4 +1,4 @@
-"""rl_games' Runner on Chasing; it uses torch.compile by default.
+"""rl_games' Runner on Chasing or Pursuit; it uses torch.compile by default.
 
 Its Runner lets CUDA compute float32 products in TF32. It splits the rollout into minibatches
 without shuffling.
@@ -11,8 +11,8 @@ from typing import Any
 from rl_games.common.algo_observer import IsaacAlgoObserver
 from rl_games.torch_runner import Runner
 
-from benchmarks.peers.job import CHASING, EPOCHS, HIDDEN, MINIBATCHES, Job, Outcome, rollouts
-from benchmarks.peers.timed_chasing import TimedChasing
+from benchmarks.peers.job import TENSOR_TASK, Job, Outcome, rollouts
+from benchmarks.peers.timed_env import timed_env
 from gpurl.adapters import to_rl_games
 
 # its documentation calls max-autotune the fastest; its examples use bf16
@@ -24,9 +24,9 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def chasing(job: Job) -> Outcome:
+def tensor_task(job: Job) -> Outcome:
     """rl_games' continuous A2CAgent, which is its PPO."""
-    env = TimedChasing(job)
+    env = timed_env(job)
     to_rl_games(env, "chasing")
     runner = Runner(IsaacAlgoObserver())
     with tempfile.TemporaryDirectory() as folder:
@@ -44,26 +44,30 @@ def settings(job: Job, folder: str) -> dict[str, Any]:
         "sigma_init": {"name": "const_initializer", "val": 0},
         "fixed_sigma": True,
     }
-    mlp = {"units": list(HIDDEN), "activation": job.activation, "initializer": {"name": "default"}}
+    mlp = {
+        "units": list(job.hidden),
+        "activation": job.activation,
+        "initializer": {"name": "default"},
+    }
     config = {
         # sizes
         "num_actors": job.num_envs,
         "horizon_length": job.horizon,
-        "mini_epochs": EPOCHS,
+        "mini_epochs": job.epochs,
         "max_epochs": rollouts(job),
-        "minibatch_size": job.num_envs * job.horizon // MINIBATCHES,
+        "minibatch_size": job.num_envs * job.horizon // job.minibatches,
         # learning
-        "gamma": CHASING["gamma"],
-        "tau": CHASING["gae_lambda"],
-        "e_clip": CHASING["clip_range"],
-        "entropy_coef": CHASING["entropy_coef"],
-        "critic_coef": 2 * CHASING["value_coef"],
+        "gamma": TENSOR_TASK["gamma"],
+        "tau": TENSOR_TASK["gae_lambda"],
+        "e_clip": TENSOR_TASK["clip_range"],
+        "entropy_coef": TENSOR_TASK["entropy_coef"],
+        "critic_coef": 2 * TENSOR_TASK["value_coef"],
         "clip_value": False,
         "bound_loss_type": "none",
         "bounds_loss_coef": 0.0,
-        "learning_rate": CHASING["learning_rate"],
+        "learning_rate": TENSOR_TASK["learning_rate"],
         "lr_schedule": None,
-        "grad_norm": CHASING["max_grad_norm"],
+        "grad_norm": TENSOR_TASK["max_grad_norm"],
         "truncate_grads": True,
         "normalize_input": False,
         "normalize_value": False,

@@ -1,4 +1,4 @@
-"""stable-baselines3's PPO on Chasing and on Gymnasium's Pendulum."""
+"""stable-baselines3's PPO on Chasing, Pursuit and Gymnasium's Pendulum."""
 
 import time
 from typing import Any
@@ -14,16 +14,13 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 from benchmarks.peers import job as cases
 from benchmarks.peers.job import (
     ACTIVATIONS,
-    CHASING,
-    EPOCHS,
-    HIDDEN,
-    MINIBATCHES,
     PENDULUM,
+    TENSOR_TASK,
     Job,
     Outcome,
     rollouts,
 )
-from benchmarks.peers.timed_chasing import TimedChasing
+from benchmarks.peers.timed_env import timed_env
 from benchmarks.timing import now
 from gpurl.adapters import to_sb3
 
@@ -33,17 +30,17 @@ MODES = {"default": None}
 def settings(job: Job, values: dict[str, float], **sizes: int) -> dict[str, Any]:
     """The arguments of stable-baselines3's PPO for hyper-parameters with gpurl's names."""
     names = {"entropy_coef": "ent_coef", "value_coef": "vf_coef"}
-    network = {"net_arch": list(HIDDEN), "activation_fn": ACTIVATIONS[job.activation]}
+    network = {"net_arch": list(job.hidden), "activation_fn": ACTIVATIONS[job.activation]}
     renamed = {names.get(name, name): value for name, value in values.items()}
     return {**renamed, **sizes, "policy_kwargs": network, "device": job.device}
 
 
-def chasing(job: Job) -> Outcome:
+def tensor_task(job: Job) -> Outcome:
     """stable-baselines3 on Chasing."""
-    env = TimedChasing(job)
-    batch_size = job.num_envs * job.horizon // MINIBATCHES
-    sizes = {"n_steps": job.horizon, "batch_size": batch_size, "n_epochs": EPOCHS}
-    model = PPO("MlpPolicy", to_sb3(env), seed=None, **settings(job, CHASING, **sizes))
+    env = timed_env(job)
+    batch_size = job.num_envs * job.horizon // job.minibatches
+    sizes = {"n_steps": job.horizon, "batch_size": batch_size, "n_epochs": job.epochs}
+    model = PPO("MlpPolicy", to_sb3(env), seed=None, **settings(job, TENSOR_TASK, **sizes))
     model.learn(rollouts(job) * job.horizon * job.num_envs)
     return env.outcome()
 

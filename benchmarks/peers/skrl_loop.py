@@ -1,4 +1,4 @@
-"""skrl's PPO in its SequentialTrainer on Chasing."""
+"""skrl's PPO in its SequentialTrainer on Chasing or Pursuit."""
 
 import itertools
 from typing import Any
@@ -12,22 +12,19 @@ from torch import Tensor, nn
 
 from benchmarks.peers.job import (
     ACTIVATIONS,
-    CHASING,
-    EPOCHS,
-    HIDDEN,
-    MINIBATCHES,
+    TENSOR_TASK,
     Job,
     Outcome,
     rollouts,
 )
-from benchmarks.peers.timed_chasing import TimedChasing
+from benchmarks.peers.timed_env import timed_env
 from gpurl.adapters import to_skrl
 from gpurl.envs.vec_env import VecEnv
 
 MODES = {"default": None}
 
 
-def skrl_models(env: VecEnv, activation: str) -> dict[str, Any]:
+def skrl_models(env: VecEnv, job: Job) -> dict[str, Any]:
     """Policy and value networks as in skrl's examples."""
     spaces = {
         "observation_space": env.single_observation_space,
@@ -36,10 +33,10 @@ def skrl_models(env: VecEnv, activation: str) -> dict[str, Any]:
     }
 
     def network(inputs: int, outputs: int) -> nn.Sequential:
-        sizes = (inputs, *HIDDEN)
+        sizes = (inputs, *job.hidden)
         layers = list[nn.Module]()
         for size, next_size in itertools.pairwise(sizes):
-            layers += [nn.Linear(size, next_size), ACTIVATIONS[activation]()]
+            layers += [nn.Linear(size, next_size), ACTIVATIONS[job.activation]()]
         return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
 
     class Policy(GaussianMixin, Model):
@@ -68,25 +65,25 @@ def skrl_models(env: VecEnv, activation: str) -> dict[str, Any]:
     return {"policy": Policy(), "value": Value()}
 
 
-def chasing(job: Job) -> Outcome:
+def tensor_task(job: Job) -> Outcome:
     """skrl's PPO in its SequentialTrainer."""
-    env = TimedChasing(job)
+    env = timed_env(job)
     settings = {
         "rollouts": job.horizon,
-        "learning_epochs": EPOCHS,
-        "mini_batches": MINIBATCHES,
-        "discount_factor": CHASING["gamma"],
-        "gae_lambda": CHASING["gae_lambda"],
-        "learning_rate": CHASING["learning_rate"],
-        "grad_norm_clip": CHASING["max_grad_norm"],
-        "ratio_clip": CHASING["clip_range"],
+        "learning_epochs": job.epochs,
+        "mini_batches": job.minibatches,
+        "discount_factor": TENSOR_TASK["gamma"],
+        "gae_lambda": TENSOR_TASK["gae_lambda"],
+        "learning_rate": TENSOR_TASK["learning_rate"],
+        "grad_norm_clip": TENSOR_TASK["max_grad_norm"],
+        "ratio_clip": TENSOR_TASK["clip_range"],
         "value_clip": 0.0,
-        "value_loss_scale": CHASING["value_coef"],
-        "entropy_loss_scale": CHASING["entropy_coef"],
+        "value_loss_scale": TENSOR_TASK["value_coef"],
+        "entropy_loss_scale": TENSOR_TASK["entropy_coef"],
         "experiment": {"write_interval": 0, "checkpoint_interval": 0},
     }
     agent = PPO(
-        models=skrl_models(env, job.activation),
+        models=skrl_models(env, job),
         memory=RandomMemory(memory_size=job.horizon, num_envs=job.num_envs, device=env.device),
         observation_space=env.single_observation_space,
         action_space=env.single_action_space,

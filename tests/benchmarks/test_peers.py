@@ -15,7 +15,7 @@ import torch
 from benchmarks import processes
 from benchmarks.peers import compare, gpurl_loops, installation, leanrl_style, one_run
 from benchmarks.peers import job as cases
-from benchmarks.peers.timed_chasing import TimedChasing
+from benchmarks.peers.timed_env import timed_env
 from benchmarks.results_table import ROOT, read_rows
 from benchmarks.training import ready_trainer
 from gpurl.errors import GpurlError, UsageError
@@ -31,14 +31,15 @@ def small_job(case: str, trainer: str = "gpurl", **changes: Any) -> cases.Job:
 def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clocks that go on by one second a reading."""
     clock = iter(range(100))
-    for module in ("gpurl_loops", "timed_chasing"):
+    for module in ("gpurl_loops", "timed_env"):
         monkeypatch.setattr(f"benchmarks.peers.{module}.now", lambda device: float(next(clock)))
 
 
 @pytest.mark.usefixtures("ticks")
+@pytest.mark.parametrize("case", ["chasing", "pursuit"])
 @pytest.mark.parametrize("loop", [gpurl_loops, leanrl_style])
-def test_the_clock_is_read_once_a_rollout(loop: Any) -> None:
-    outcome = loop.chasing(small_job("chasing"))
+def test_the_clock_is_read_once_a_rollout(loop: Any, case: str) -> None:
+    outcome = loop.tensor_task(small_job(case))
     assert outcome.marks == [
         0.0,
         1.0,
@@ -46,21 +47,24 @@ def test_the_clock_is_read_once_a_rollout(loop: Any) -> None:
         3.0,
     ]  # the start of the clock, one to warm up, two timed
     assert outcome.steps == 4 * 2
-    assert -1.0 < outcome.score < 1.0
+    assert -2.0 < outcome.score < 1.0
 
 
-def test_all_trainers_meet_the_same_environments() -> None:
-    job = small_job("chasing", num_envs=6, seed=3)
-    timed = TimedChasing(job)
+@pytest.mark.parametrize("case", ["chasing", "pursuit"])
+def test_all_trainers_meet_the_same_environments(case: str) -> None:
+    job = small_job(case, num_envs=6, seed=3)
+    timed = timed_env(job)
     obs, _ = timed.reset()
     trainer = ready_trainer(
-        make_settings("ppo", "chasing", num_envs=6, minibatches=1, seed=3), torch.device("cpu")
+        make_settings("ppo", gpurl_loops.ENVS[case], num_envs=6, minibatches=1, seed=3),
+        torch.device("cpu"),
     )
     torch.testing.assert_close(obs, trainer.engine.obs, rtol=0, atol=0)
     torch.testing.assert_close(
         timed.episode_length_buf, trainer.env.episode_length_buf, rtol=0, atol=0
     )
-    rewards = [timed.step(torch.full((6, 2), 0.1)).reward for _ in range(2)]
+    (size,) = timed.single_action_space.shape or ()
+    rewards = [timed.step(torch.full((6, size), 0.1)).reward for _ in range(2)]
     assert timed.mean_reward == pytest.approx(float(torch.stack(rewards).mean()))
 
 
@@ -90,7 +94,8 @@ def test_the_cuda_graphs_of_leanrl_style_replay_what_was_captured(
 
 
 def test_leanrl_style_advantages_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leanrl_style, "CHASING", {**cases.CHASING, "gamma": 0.5, "gae_lambda": 0.5})
+    settings = {**cases.TENSOR_TASK, "gamma": 0.5, "gae_lambda": 0.5}
+    monkeypatch.setattr(leanrl_style, "TENSOR_TASK", settings)
     trainer = leanrl_style.Trainer(small_job("chasing", num_envs=1))
     monkeypatch.setattr(trainer.agent.critic, "forward", lambda obs: torch.tensor([[8.0]]))
     reward, value = torch.ones(3, 1), torch.tensor([[2.0], [4.0], [6.0]])
@@ -287,7 +292,7 @@ def test_the_modes_listed_are_those_of_the_file(trainer: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("case", ["chasing", "pendulum"])
+@pytest.mark.parametrize("case", ["chasing", "pursuit", "pendulum"])
 def test_the_usual_contestants_exist(case: str, device: str) -> None:
     names = compare.parse(["--case", case, "--device", device]).trainers
     assert "gpurl" in names
@@ -296,7 +301,8 @@ def test_the_usual_contestants_exist(case: str, device: str) -> None:
         functions = ast.parse(
             (ROOT / "benchmarks" / "peers" / f"{one_run.LOOPS[trainer]}.py").read_text()
         ).body
-        assert case in {node.name for node in functions if isinstance(node, ast.FunctionDef)}
+        function = "pendulum" if case == "pendulum" else "tensor_task"
+        assert function in {node.name for node in functions if isinstance(node, ast.FunctionDef)}
 
 
 def test_gpurl_has_the_settings_of_its_modes() -> None:
@@ -326,7 +332,9 @@ def test_the_environment_is_made_once_for_the_same_versions(
     assert len(commands) == 8
 
 
-@pytest.mark.parametrize(("case", "horizon"), [("chasing", "16"), ("pendulum", "1024")])
+@pytest.mark.parametrize(
+    ("case", "horizon"), [("chasing", "16"), ("pursuit", "16"), ("pendulum", "1024")]
+)
 def test_a_row_has_the_horizon_that_was_played(case: str, horizon: str) -> None:
     found = {
         "steps_per_second": 1.0,

@@ -82,6 +82,13 @@ def parts(out: Path) -> list[Part]:
         ),
         bench("peers", "peers", f"{turns} --iterations 10 --warm-up 4", 150, "peers"),
         bench(
+            "large peers",
+            "peers",
+            f"--case pursuit {turns} --iterations 6 --warm-up 4",
+            150,
+            "peers",
+        ),
+        bench(
             "physics",
             "physics",
             "--tasks ant humanoid --num-envs 4096 --horizon 24 --seconds 2",

@@ -1,4 +1,4 @@
-"""The environments of the other trainers: Chasing that measures its own time."""
+"""The environments of the other trainers, which measure their own time."""
 
 from typing import Any
 
@@ -6,15 +6,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.job import Job, Outcome
+from benchmarks.peers.pursuit import Pursuit
 from benchmarks.timing import now
 from gpurl.engine.eager import STAGGER_SEED
 from gpurl.envs.chasing import Chasing
+from gpurl.envs.torch_env import TorchEnv
 from gpurl.kernels.random import CounterRandom
 
 
-class TimedChasing(Chasing):
-    """Chasing that reads the clock and the mean reward after every `horizon` steps, in the same way
-    for all trainers.
+class TimedEnv(TorchEnv):
+    """Reads the clock and the mean reward after every `horizon` steps, in the same way for all
+    trainers.
 
     Its episodes start at different clocks, so that time limits are not all in the same step.
     """
@@ -47,3 +49,16 @@ class TimedChasing(Chasing):
     def outcome(self) -> Outcome:
         """The measurements so far."""
         return Outcome(self.marks, self.num_envs * self.horizon, self.mean_reward)
+
+
+class TimedChasing(TimedEnv, Chasing):
+    """Of the case chasing."""
+
+
+class TimedPursuit(TimedEnv, Pursuit):
+    """Of the case pursuit."""
+
+
+def timed_env(job: Job) -> TimedEnv:
+    """The environment of a job."""
+    return {"chasing": TimedChasing, "pursuit": TimedPursuit}[job.case](job)
