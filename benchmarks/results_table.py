@@ -78,6 +78,11 @@ def commit() -> str:
         return os.environ.get("GPURL_COMMIT", "unknown")
 
 
+def _stamp() -> Row:
+    """The columns of the code."""
+    return {"commit": commit(), "date": str(datetime.date.today())}
+
+
 def save(
     script: str, rows: list[Row], folder: Path = RESULTS, instead_of: Sequence[Row] = ()
 ) -> Path:
@@ -87,8 +92,8 @@ def save(
 
     The columns of all rows, old and new, are kept; they are empty in rows without them.
     """
-    of_now = {"commit": commit(), "date": str(datetime.date.today())}
-    rows, removed = ([row | of_now for row in group] for group in (rows, instead_of))
+    stamp = _stamp()
+    rows, removed = ([stamp | row for row in group] for group in (rows, instead_of))
     folder.mkdir(parents=True, exist_ok=True)
     device = re.sub("[^a-z0-9]+", "_", (rows or removed)[0]["device"].lower()).strip("_")
     path = folder / f"{script}_{device}.csv"
@@ -111,9 +116,11 @@ class Turns:
         self.script = script
         self.folder = folder
         self._saved: list[Row] = []
+        self._stamp = _stamp()  # of the code that runs, whatever is committed meanwhile
 
     def save(self, rows: list[Row]) -> Path:
         """Save `rows` instead of those of the turns before; returns the path of the file."""
+        rows = [row | self._stamp for row in rows]
         path = save(self.script, rows, self.folder, self._saved)
         self._saved = rows
         return path
