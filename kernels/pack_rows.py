@@ -18,7 +18,7 @@ from gpurl.kernels.moments import normalize
 
 BLOCK, BLOCK_W = 64, 32  # rows and columns of a tile
 STD_EPSILON = tl.constexpr(1e-8)
-PLAIN, SCALED, STANDARD = 0, 1, 2
+SCALED, STANDARDIZED = tl.constexpr(1), tl.constexpr(2)  # kinds of columns, besides 0
 
 
 class Scaled(NamedTuple):
@@ -40,6 +40,7 @@ class Standardized(NamedTuple):
 
 
 Column = Tensor | Scaled | Standardized
+KINDS = {Scaled: SCALED.value, Standardized: STANDARDIZED.value}
 
 
 def unscaled(column: Column) -> Tensor:
@@ -91,13 +92,13 @@ def pack_rows_kernel(
         place = ptrs[i] + row[:, None] * WIDTHS[i] + local[None, :]
         x = tl.load(place, mask=used, other=0).to(tl.float32)
         # scaled
-        if KINDS[i] == 1:
+        if KINDS[i] == SCALED:
             shift = tl.load(shift_ptrs[SCALES[i]] + local, mask=mine, other=0.0)
             scale = tl.load(scale_ptrs[SCALES[i]] + local, mask=mine, other=0.0)
             x = (x - shift[None, :]) * scale[None, :]
             if CLIPS[i] > 0.0:  # NaN stays NaN
                 x = tl.where(x > CLIPS[i], CLIPS[i], tl.where(x < -CLIPS[i], -CLIPS[i], x))
-        if KINDS[i] == 2:
+        if KINDS[i] == STANDARDIZED:
             mean = tl.load(shift_ptrs[SCALES[i]])
             std = tl.sqrt_rn(tl.load(scale_ptrs[SCALES[i]] + 1))
             x = tl.div_rn(x - mean, tl.zeros_like(x) + (std + STD_EPSILON))
@@ -109,10 +110,7 @@ def pack_rows_kernel(
 def constants_of(columns: Sequence[Column], width: int) -> dict[str, object]:
     """The constexprs of the kernel that describe the columns."""
     widths = [math.prod(unscaled(column).shape[2:]) for column in columns]
-    kinds = [
-        SCALED if isinstance(column, Scaled) else STANDARD * isinstance(column, Standardized)
-        for column in columns
-    ]
+    kinds = [KINDS.get(type(column), 0) for column in columns]
     # 0: not clipped
     clips = [
         column.clip if isinstance(column, Scaled) and column.column.dim() == 3 else 0.0
