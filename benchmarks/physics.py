@@ -52,7 +52,7 @@ def compare(task: str, device: torch.device) -> None:
     """
     import mujoco
 
-    env: Any = make_env(task, 4, device, cone="elliptic")
+    env: Any = make_env(task, 4, device, cone="elliptic", simulator="warp")
     env.reset(seed=0)
     env.action_space.seed(0)
     for step in range(5):
@@ -129,13 +129,18 @@ def measure(job: Job) -> Result:
     torch.set_num_threads(job.threads)
     device = torch.device(job.device)
     compare(job.task, device)
-    settings = make_settings("ppo", job.task, **common_settings(job.num_envs, job.horizon))
+    settings = make_settings(
+        "ppo",
+        job.task,
+        env_options={"simulator": "warp"},
+        **common_settings(job.num_envs, job.horizon),
+    )
     trainer = ready_trainer(settings, device)
     warm_up(trainer)
     env: Any = trainer.env
 
     # training, and the physics in it
-    env._simulation = timed = TimedPhysics(env._simulation, device)
+    env._worlds = timed = TimedPhysics(env._worlds, device)
     seconds: dict[str, list[float]] = {phase: [] for phase in PHASES}
     began = now(device)
     trainer.iterate()  # to warm up
@@ -145,7 +150,7 @@ def measure(job: Job) -> Result:
         trainer.iterate()
         seconds["training"].append(now(device) - start)
         seconds["physics"].append(timed.seconds)
-    env._simulation = timed.simulation
+    env._worlds = timed.simulation
     spent = {phase: statistics.median(samples) for phase, samples in seconds.items() if samples}
 
     # MuJoCo's C from the states at the end of the training, and the environment alone
@@ -162,7 +167,7 @@ def measure(job: Job) -> Result:
         mib = (total - free) / 2**20
     else:
         mib = resident_mib()
-    captured = "yes" if env._simulation.is_captured else "no"
+    captured = "yes" if env._worlds.is_captured else "no"
     return {
         "rates": rates,
         "mib": mib,

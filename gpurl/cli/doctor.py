@@ -141,7 +141,7 @@ def _isaac_gym() -> list[str]:
 
 
 def _warp() -> list[str]:
-    """Whether Warp, which steps the tasks of mujoco_warp, sees the devices that torch sees."""
+    """Whether Warp, which steps MuJoCo tasks on a GPU, sees the devices that torch sees."""
     if importlib.util.find_spec("warp") is None:
         return []
     try:

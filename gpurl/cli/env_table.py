@@ -62,7 +62,7 @@ def simulators() -> list[str]:
 
 
 def _folder(env_class: type[VecEnv]) -> str:
-    """mujoco_warp of gpurl.envs.mujoco_warp.ant, nothing of gpurl.envs.pendulum."""
+    """mujoco of gpurl.envs.mujoco.ant, nothing of gpurl.envs.pendulum."""
     return env_class.__module__.removeprefix("gpurl.envs.").rpartition(".")[0]
 
 

@@ -398,7 +398,7 @@ def test_physics_that_is_not_mujocos_is_not_timed(monkeypatch: pytest.MonkeyPatc
 
     def slower(task: str, *arguments: Any, **options: Any) -> Any:
         env: Any = make_env(task, *arguments, **options)
-        env._simulation.frame_skip = 1
+        env._worlds.frame_skip = 1
         return env
 
     monkeypatch.setattr(physics, "make_env", slower)

@@ -106,7 +106,7 @@ def test_envs_lists_every_env_file_with_its_spaces(capsys: pytest.CaptureFixture
         for line in text.splitlines()
         if line.startswith("  ") and not line.startswith("      ")
     }
-    folders = [ROOT / "envs", ROOT / "envs" / "mujoco_warp"]
+    folders = [ROOT / "envs", ROOT / "envs" / "mujoco"]
     files = {path.stem for folder in folders for path in folder.glob("[a-z]*.py")}
     assert listed == (files - NOT_ENVS) | {"isaac_gym"}
     assert (
@@ -458,8 +458,8 @@ def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixt
         (["train", "ppo", "no.such.module"], "Known: acrobot"),
         (["train", "ppo", "chasing:big"], "has no tasks to choose from"),
         (
-            ["train", "ppo", "mujoco_warp:ant"],
-            "name a task of mujoco_warp without its folder: ant, half_cheetah",
+            ["train", "ppo", "mujoco:ant"],
+            "name a task of mujoco without its folder: ant, half_cheetah",
         ),
         (["train", "ppo"], "environments: acrobot"),
         (

@@ -33,7 +33,7 @@ FOLDERS = (
         "envs",
         "envs/isaac_gym",
         "envs/numpy",
-        "envs/mujoco_warp",
+        "envs/mujoco",
         "kernels",
         "benchmarks",
         "tests/tools",

@@ -102,11 +102,11 @@ def parts(out: Path) -> list[Part]:
             120,
             "peers",
         ),
-        tests("GPU tests", "-m gpu tests --ignore tests/gpu/test_mujoco_warp_on_a_gpu.py", 240),
+        tests("GPU tests", "-m gpu tests --ignore tests/gpu/test_mujoco_on_a_gpu.py", 240),
         tests("kernel tests", "tests/kernels/triton", 300, environment=ON_GPU),
         sanitized("memcheck"),
         sanitized("racecheck"),
-        tests("physics tests", "tests/gpu/test_mujoco_warp_on_a_gpu.py", 90, needs="physics"),
+        tests("physics tests", "tests/gpu/test_mujoco_on_a_gpu.py", 90, needs="physics"),
     ]
 
 

@@ -17,14 +17,14 @@ from gpurl.envs import make_env, resolve_env
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.run.settings import make_settings
-from tests.envs.test_mujoco_warp import Slider, actions_of
+from tests.envs.test_mujoco import Slider, actions_of
 
 pytest.importorskip("mujoco_warp")
 
 
-@pytest.fixture(scope="module")
-def ant() -> Any:
-    return make_env("ant", 6, seed=4)
+@pytest.fixture(scope="module", params=["mujoco", "warp"])
+def ant(request: pytest.FixtureRequest) -> Any:
+    return make_env("ant", 6, seed=4, simulator=request.param)
 
 
 @pytest.mark.parametrize(
@@ -84,26 +84,30 @@ def test_looking_at_other_fields_of_before_than_first_is_an_error() -> None:
 
 def test_a_missing_simulator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real: Callable[..., Any] = importlib.import_module
+    lacking = {"mujoco_warp"}
 
     def missing(name: str, *arguments: Any) -> Any:
-        if name == "mujoco_warp":
-            raise ModuleNotFoundError("No module named 'mujoco_warp'", name="mujoco_warp")
+        if name in lacking:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return real(name, *arguments)
 
     monkeypatch.setattr(importlib, "import_module", missing)
     assert resolve_env("ant")[0].__name__ == "Ant"
     make_settings("ppo", "ant")
+    make_env("ant", 2)
     with pytest.raises(UsageError, match=r"mujoco_warp is missing: pip install 'gpurl\[mujoco\]'"):
+        make_env("ant", 2, simulator="warp")
+    lacking.add("mujoco")
+    with pytest.raises(UsageError, match=r"need mujoco, mujoco is missing: pip install"):
         make_env("ant", 2)
     there = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util,
         "find_spec",
-        lambda name, *more: None if name == "mujoco_warp" else there(name, *more),
+        lambda name, *more: None if name == "mujoco" else there(name, *more),
     )
     assert (
-        "mujoco_warp: missing: mujoco_warp; pip install 'gpurl[mujoco]'; options of all: cone,"
-        in env_table()
+        "mujoco: missing: mujoco; pip install 'gpurl[mujoco]'; options of all: cone," in env_table()
     )
 
 
@@ -140,9 +144,14 @@ def test_a_world_that_breaks_ends_alone_and_recovers(ant: Any, bad: float) -> No
     assert runs[1][1].info["episode"]["l"].tolist() == [3, 3, 1, 3, 3, 3]
 
 
+@pytest.mark.parametrize("simulator", ["mujoco", "warp"])
 @pytest.mark.parametrize(("field", "bad"), [("qpos", float("nan")), ("qvel", 1e12)])
-def test_a_broken_world_ends_where_the_task_would_not_see_it(field: str, bad: float) -> None:
-    env: Any = Slider(3)  # NaN is not more than 2 m away, and 1e12 m/s is a number
+def test_a_broken_world_ends_where_the_task_would_not_see_it(
+    field: str, bad: float, simulator: str
+) -> None:
+    env: Any = Slider(
+        3, simulator=simulator
+    )  # NaN is not more than 2 m away, and 1e12 m/s is a number
     env.reset()
     getattr(env.data, field)[1] = bad
     step = env.step(torch.zeros(3, 1))
@@ -185,9 +194,9 @@ def test_counts_are_marked_as_sent_on_the_stream_that_sends_them(
         def record(self, stream: Any = None) -> None:
             self.streams.append(stream)
 
-    env: Any = make_env("inverted_pendulum", 2)
+    env: Any = make_env("inverted_pendulum", 2, simulator="warp")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
-    env._dropped._event, env._dropped.READ_EVERY = Event(), 1
+    env._worlds.dropped._event, env._worlds.dropped.READ_EVERY = Event(), 1
     with no_host_syncs():
         env.reset()
         env.step(torch.zeros(2, 1))

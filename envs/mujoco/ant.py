@@ -1,15 +1,15 @@
-"""Ant-v5 of Gymnasium on mujoco-warp: four legs run along x.
+"""Ant-v5 of Gymnasium in MuJoCo: four legs run along x.
 
-With the model's pyramidal friction cones a step differs from that of Gymnasium, which runs MuJoCo's
-C, where a leg stands steeper than 60 degrees: mujoco-warp turns the cone then. `cone="elliptic"`
-agrees in both, and is another task.
+MuJoCo's C steps it as Gymnasium does. mujoco-warp turns the model's pyramidal friction cones where
+a leg stands steeper than 60 degrees, so a step differs there; with `cone="elliptic"`, which is
+another task, it agrees.
 """
 
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp._runner import Runner
-from gpurl.envs.mujoco_warp.base import Fields
+from gpurl.envs.mujoco._runner import Runner
+from gpurl.envs.mujoco.base import Fields
 
 
 class Ant(Runner):

@@ -1,10 +1,10 @@
-"""Walker2d-v5 of Gymnasium on mujoco-warp: two legs walk along x in the plane and must not fall."""
+"""Walker2d-v5 of Gymnasium in MuJoCo: two legs walk along x in the plane and must not fall."""
 
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp._runner import Runner, inside
-from gpurl.envs.mujoco_warp.base import Fields
+from gpurl.envs.mujoco._runner import Runner, inside
+from gpurl.envs.mujoco.base import Fields
 
 
 class Walker2d(Runner):

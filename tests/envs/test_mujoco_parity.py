@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpurl.envs import make_env
-from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
+from gpurl.envs.mujoco.base import MujocoEnv
 
 mujoco = pytest.importorskip("mujoco")
 pytest.importorskip("mujoco_warp")
@@ -31,7 +31,8 @@ TASKS = {
     "swimmer": ("Swimmer-v5", 3e-5, 5e-6),
     "walker2d": ("Walker2d-v5", 3e-4, 5e-5),
 }
-OURS = {"ant": {"cone": "elliptic"}}  # where a step is the same in both
+# where a step is the same in both
+OF_WARP: dict[str, dict[str, Any]] = {"ant": {"cone": "elliptic"}}
 CHANGED: dict[str, dict[str, Any]] = {
     "ant": {
         **{
@@ -85,7 +86,7 @@ CHANGED: dict[str, dict[str, Any]] = {
 class Peers:
     """One of Gymnasium's environments a world."""
 
-    def __init__(self, env: MujocoWarpEnv, task: str, options: dict[str, Any]) -> None:
+    def __init__(self, env: MujocoEnv, task: str, options: dict[str, Any]) -> None:
         self.env, self.all = (
             env,
             [gymnasium.make(task, **options).unwrapped for _ in range(env.num_envs)],
@@ -117,14 +118,18 @@ def difference(ours: torch.Tensor, theirs: np.ndarray) -> float:
     return float((np.abs(ours.double().numpy() - theirs) / np.maximum(1.0, np.abs(theirs))).max())
 
 
+@pytest.mark.parametrize("simulator", ["mujoco", "warp"])
 @pytest.mark.parametrize(
     ("name", "options"),
     [*((name, {}) for name in TASKS), *CHANGED.items()],
     ids=lambda value: str(value)[:20],
 )
-def test_steps_rewards_ends_and_resets_are_gymnasiums(name: str, options: dict[str, Any]) -> None:
+def test_steps_rewards_ends_and_resets_are_gymnasiums(
+    name: str, options: dict[str, Any], simulator: str
+) -> None:
     task, obs_limit, reward_limit = TASKS[name]
-    env: Any = make_env(name, NUM_ENVS, seed=3, **OURS.get(name, {}), **options)
+    ours = OF_WARP.get(name, {}) if simulator == "warp" else {}
+    env: Any = make_env(name, NUM_ENVS, seed=3, simulator=simulator, **ours, **options)
     peers = Peers(env, task, options)
     spec = gymnasium.spec(task)
     assert (env.max_episode_steps, env.reward_threshold) == (
@@ -168,3 +173,28 @@ def test_steps_rewards_ends_and_resets_are_gymnasiums(name: str, options: dict[s
         "inverted_double_pendulum",
     ):
         assert ends > 0
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_whole_episodes_on_a_cpu_are_gymnasiums(name: str) -> None:
+    """Both begin in one state and then go on by themselves: the same doubles, bit for bit."""
+    task = TASKS[name][0]
+    env: Any = make_env(name, 3, seed=3)
+    peers = Peers(env, task, {})
+    row = 1
+    peer = peers.all[row]
+    obs, _ = env.reset()
+    np.testing.assert_allclose(obs[row].numpy(), peers.reset(row), rtol=1e-6, atol=1e-6)
+    env.action_space.seed(1)
+    for _ in range(200):
+        actions = torch.from_numpy(env.action_space.sample())
+        step = env.step(actions)
+        theirs, reward, terminated, _, _ = peer.step(actions[row].double().numpy())
+        shown = step.info["final_obs"][row].numpy()
+        np.testing.assert_allclose(shown, theirs.astype(np.float32), rtol=1e-6, atol=3e-7)
+        assert float(step.reward[row]) == pytest.approx(reward, rel=6e-6, abs=6e-6)
+        assert bool(step.terminated[row]) == terminated
+        if terminated or bool(step.truncated[row]):
+            np.testing.assert_allclose(
+                step.obs[row].numpy(), peers.reset(row), rtol=1e-6, atol=1e-6
+            )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpurl.cli.check_env import check_env
 from gpurl.envs import make_env, resolve_env
-from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
+from gpurl.envs.mujoco.base import MujocoEnv
 from gpurl.envs.registry import env_options, option_types
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import no_host_syncs
@@ -23,6 +23,7 @@ from tests.engine.test_graphs import assert_equal, make_trainer, results
 from tests.engines import graph_level
 from tests.envs.test_contract import assert_same, rows
 
+mujoco = pytest.importorskip("mujoco")
 pytest.importorskip("mujoco_warp")
 
 SLIDER = """
@@ -40,7 +41,7 @@ SLIDER = """
 """
 
 
-class Slider(MujocoWarpEnv):
+class Slider(MujocoEnv):
     """A block on a rail goes to the middle; it ends when the block is 2 m away."""
 
     model_file = SLIDER
@@ -78,15 +79,15 @@ def actions_of(env: Any, steps: int, batch: int = 16, scale: float = 1.0) -> lis
     return [(scale * (draw * (high - low) + low))[: env.num_envs].clone() for draw in draws]
 
 
-@pytest.fixture(scope="module")
-def ant() -> Any:
-    return make_env("ant", 6, seed=4)
+@pytest.fixture(scope="module", params=["mujoco", "warp"])
+def ant(request: pytest.FixtureRequest) -> Any:
+    return make_env("ant", 6, seed=4, simulator=request.param)
 
 
-@pytest.fixture(scope="module")
-def hopper() -> Any:
+@pytest.fixture(scope="module", params=["mujoco", "warp"])
+def hopper(request: pytest.FixtureRequest) -> Any:
     """Falls soon."""
-    return make_env("hopper", 6, seed=4)
+    return make_env("hopper", 6, seed=4, simulator=request.param)
 
 
 # ---- a task of one's own ----
@@ -306,8 +307,9 @@ def test_masked_and_looked_at_steps_are_the_same(hopper: Any) -> None:
 
 
 def test_a_captured_step_is_the_step_bit_for_bit(
-    ant: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    ant: Any = make_env("ant", 6, simulator="warp")
     eager: Any = make_env("ant", 6, graph=False)
     runs = []
     for env in (ant, eager):
@@ -316,15 +318,15 @@ def test_a_captured_step_is_the_step_bit_for_bit(
         begun = [env.step(action) for action in actions[:3]]
         restarted, _ = env.reset(options={"reset_mask": torch.arange(6) < 3})
         runs.append([obs, *begun, restarted, *(env.step(action) for action in actions[3:])])
-    assert ant._simulation.is_captured
-    assert not eager._simulation.is_captured
+    assert ant._worlds.is_captured
+    assert not eager._worlds.is_captured
     assert_same(runs[0], runs[1])
-    broken: Any = make_env("ant", 6)
+    broken: Any = make_env("ant", 6, simulator="warp")
 
     def refuse(function: Any) -> None:
         raise RuntimeError("no memory pool")
 
-    monkeypatch.setattr(broken._simulation, "_capture", refuse)
+    monkeypatch.setattr(broken._worlds, "_capture", refuse)
     with caplog.at_level(logging.WARNING, logger="gpurl"):
         obs, _ = broken.reset(seed=7)
         assert_same([obs, broken.step(actions_of(broken, 1)[0])], runs[0][:2])
@@ -336,14 +338,16 @@ def test_a_captured_step_is_the_step_bit_for_bit(
 def test_an_environment_does_not_depend_on_the_batch(hopper: Any) -> None:
     runs = []
     for num_envs in (6, 16):
-        env = hopper if num_envs == 6 else make_env("hopper", num_envs)
+        env: Any = hopper
+        if num_envs != 6:
+            env = make_env("hopper", num_envs, simulator=hopper.simulator)
         obs, _ = env.reset(seed=5)
         runs.append([obs[:6], *(rows(step[:4], 6) for step in map(env.step, actions_of(env, 25)))])
     assert_same(runs[0], runs[1])
 
 
 def test_a_restored_environment_continues_bit_for_bit(ant: Any) -> None:
-    other: Any = make_env("ant", 6, seed=99)
+    other: Any = make_env("ant", 6, seed=99, simulator=ant.simulator)
     ant.reset(seed=8)
     ant.stagger(torch.arange(6))
     actions = actions_of(ant, 16)
@@ -361,6 +365,83 @@ def test_a_restored_environment_continues_bit_for_bit(ant: Any) -> None:
 def test_the_contract_by_its_own_check(ant: Any) -> None:
     assert check_env("inverted_pendulum", steps=32) == []
     assert check_env(ant, steps=20) == []
+
+
+def test_a_state_goes_over_to_the_other_simulator() -> None:
+    """As exactly as float32 holds it; then each simulates by itself."""
+    envs: list[Any] = [
+        make_env("ant", 3, simulator=name, cone="elliptic") for name in ("mujoco", "warp")
+    ]
+    for source, target in (envs, envs[::-1]):
+        source.reset(seed=1)
+        for action in actions_of(source, 3, scale=0.1):
+            source.step(action)
+        target.load_state_dict(copy.deepcopy(source.state_dict()))
+        assert torch.equal(target.data.qpos, source.data.qpos)
+        assert torch.equal(target.episode_length_buf, source.episode_length_buf)
+        action = actions_of(source, 1, scale=0.1)[0]
+        expected, step = source.step(action), target.step(action)
+        torch.testing.assert_close(step.obs[:, :27], expected.obs[:, :27], rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_do_not_change_a_bit(threads: int) -> None:
+    runs = []
+    for count in (1, threads):
+        torch.set_num_threads(count)
+        env: Any = make_env("half_cheetah", 7, seed=2, simulator="mujoco")
+        obs, _ = env.reset()
+        runs.append([obs, *(env.step(action) for action in actions_of(env, 12))])
+    torch.set_num_threads(1)
+    assert_same(runs[0], runs[1])
+
+
+def test_the_simulator_follows_device_and_options(caplog: pytest.LogCaptureFixture) -> None:
+    def chosen(**options: Any) -> str:
+        env: Any = make_env("inverted_pendulum", 2, **options)
+        return type(env._worlds).__name__
+
+    assert chosen() == chosen(simulator="mujoco") == "CWorlds"
+    assert chosen(njmax=8) == chosen(simulator="warp") == "WarpWorlds"
+    with pytest.raises(UsageError, match="njmax is an option of simulator warp; this is mujoco"):
+        chosen(simulator="mujoco", njmax=8)
+    with pytest.raises(UsageError, match="simulator must be one of auto, mujoco, warp, got 'c'"):
+        chosen(simulator="c")
+    with pytest.raises(UsageError, match=r"simulator mujoco cannot step .* on a CPU, not on meta"):
+        chosen(simulator="mujoco", device="meta")
+
+
+def test_both_simulators_show_fields_of_the_same_shape() -> None:
+    shown = {}
+    for simulator in ("mujoco", "warp"):
+        env: Any = make_env("humanoid", 2, simulator=simulator)
+        names = env._worlds._names() if simulator == "mujoco" else env._worlds.arrays
+        shown[simulator] = {
+            name: (tuple(field.shape), field.dtype)
+            for name in names
+            if (field := getattr(env.data, name)).numel()
+        }
+    common = shown["mujoco"].keys() & shown["warp"].keys()
+    assert {"qpos", "xmat", "cinert", "cfrc_ext", "qfrc_actuator"} <= common
+    assert {name: shown["mujoco"][name] for name in common} == {
+        name: shown["warp"][name] for name in common
+    }
+
+
+def test_a_field_that_is_first_read_between_steps_shows_the_present_state() -> None:
+    env: Any = make_env("hopper", 3, simulator="mujoco")
+    env.reset(seed=3)
+    for action in actions_of(env, 5):
+        env.step(action)
+    before = copy.deepcopy(env.state_dict())
+    centre = env.data.subtree_com[:, 1].clone()
+    data = mujoco.MjData(env.model)
+    for row in range(3):
+        data.qpos[:], data.qvel[:] = env.data.qpos[row].numpy(), env.data.qvel[row].numpy()
+        mujoco.mj_forward(env.model, data)
+        np.testing.assert_allclose(centre[row].numpy(), data.subtree_com[1], rtol=1e-5)
+    after = env.state_dict()["fields"]
+    assert_same({name: after[name] for name in before["fields"]}, before["fields"])
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])

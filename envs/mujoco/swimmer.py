@@ -1,10 +1,10 @@
-"""Swimmer-v5 of Gymnasium on mujoco-warp: three links in a viscous fluid swim along x."""
+"""Swimmer-v5 of Gymnasium in MuJoCo: three links in a viscous fluid swim along x."""
 
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp._runner import Runner
-from gpurl.envs.mujoco_warp.base import Fields
+from gpurl.envs.mujoco._runner import Runner
+from gpurl.envs.mujoco.base import Fields
 
 
 class Swimmer(Runner):

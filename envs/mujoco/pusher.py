@@ -1,15 +1,15 @@
-"""Pusher-v5 of Gymnasium on mujoco-warp: an arm of seven joints pushes a cylinder to a goal."""
+"""Pusher-v5 of Gymnasium in MuJoCo: an arm of seven joints pushes a cylinder to a goal."""
 
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import Fields, MujocoWarpEnv
+from gpurl.envs.mujoco.base import Fields, MujocoEnv
 from gpurl.kernels.random import CounterRandom
 
 TRIES = 16  # positions drawn for the cylinder
 
 
-class Pusher(MujocoWarpEnv):
+class Pusher(MujocoEnv):
     """Observation (23,): angles and velocities of the arm's joints, positions of hand, cylinder and
     goal.
     """

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import MujocoWarpEnv
+from gpurl.envs.mujoco.base import MujocoEnv
+from gpurl.errors import UsageError
 from gpurl.kernels.backend import no_host_syncs
 from tests.envs.test_contract import assert_same
-from tests.envs.test_mujoco_warp import actions_of
+from tests.envs.test_mujoco import actions_of
 
 mujoco = pytest.importorskip("mujoco")
 pytest.importorskip("mujoco_warp")
@@ -42,7 +43,7 @@ ARM = """
 PLAIN = ARM.format(integrator="RK4", sleep="disable", delay="", interval="")
 
 
-class Arm(MujocoWarpEnv):
+class Arm(MujocoEnv):
     """Sees all through its sensors."""
 
     model_file = PLAIN
@@ -70,7 +71,7 @@ class DelayedArm(Arm):
     frame_skip = 1
 
 
-class SleepingArm(MujocoWarpEnv):
+class SleepingArm(MujocoEnv):
     """The ball beside it lies still before long."""
 
     model_file = ARM.format(integrator="Euler", sleep="enable", delay="", interval="")
@@ -84,9 +85,9 @@ class SleepingArm(MujocoWarpEnv):
         return -data.qpos[:, 0].abs()
 
 
-@pytest.fixture(scope="module")
-def arm() -> Any:
-    return Arm(4, seed=3)
+@pytest.fixture(scope="module", params=["mujoco", "warp"])
+def arm(request: pytest.FixtureRequest) -> Any:
+    return Arm(4, seed=3, simulator=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +164,9 @@ def test_a_world_that_broke_shows_no_nan_and_the_others_go_on(arm: Any) -> None:
     assert all(bool(step.info["valid"].all()) for step in runs[1][1:])
 
 
-def test_delays_begin_anew_and_match_mujoco_in_c() -> None:
-    env: Any = DelayedArm(3, seed=5)
+@pytest.mark.parametrize("simulator", ["mujoco", "warp"])
+def test_delays_begin_anew_and_match_mujoco_in_c(simulator: str) -> None:
+    env: Any = DelayedArm(3, seed=5, simulator=simulator)
     runs = []
     for number in range(2):
         obs, _ = env.reset(seed=6)
@@ -190,7 +192,7 @@ def test_delays_begin_anew_and_match_mujoco_in_c() -> None:
 
 @pytest.mark.parametrize("task", [Arm, DelayedArm, SleepingArm])
 def test_sensors_delays_and_sleep_continue_bit_for_bit(
-    task: type[MujocoWarpEnv], arm: Any, sleeper: Any
+    task: type[MujocoEnv], arm: Any, sleeper: Any
 ) -> None:
     env: Any = {Arm: arm, SleepingArm: sleeper}.get(task) or task(3)
     env.reset(seed=7)
@@ -202,10 +204,16 @@ def test_sensors_delays_and_sleep_continue_bit_for_bit(
         assert bool((env.data.tree_asleep >= 0).any(1).all())
     saved = copy.deepcopy(env.state_dict())
     expected = [env.step(action) for action in actions[7:]]
-    other: Any = task(env.num_envs, seed=8)
+    other: Any = task(env.num_envs, seed=8, simulator=env.simulator)
     other.load_state_dict(saved)
     assert_same([other.step(action) for action in actions[7:]], expected)
     assert_same(other.state_dict(), env.state_dict())
+
+
+def test_bodies_that_may_sleep_are_simulated_by_warp(sleeper: Any) -> None:
+    assert type(sleeper._worlds).__name__ == "WarpWorlds"
+    with pytest.raises(UsageError, match=r"simulator mujoco cannot step SleepingArm: .*sleep"):
+        SleepingArm(3, simulator="mujoco")
 
 
 def test_what_slept_is_awake_after_a_reset(sleeper: Any) -> None:

@@ -1,15 +1,15 @@
-"""Reacher-v5 of Gymnasium on mujoco-warp: an arm of two links brings its tip to a target."""
+"""Reacher-v5 of Gymnasium in MuJoCo: an arm of two links brings its tip to a target."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import Fields, MujocoWarpEnv
+from gpurl.envs.mujoco.base import Fields, MujocoEnv
 from gpurl.kernels.random import CounterRandom
 
 
-class Reacher(MujocoWarpEnv):
+class Reacher(MujocoEnv):
     """Observation (10,): cosines and sines of the joints, position of the target, velocities of the
     joints, tip minus target in the plane.
     """

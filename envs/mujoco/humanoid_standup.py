@@ -1,4 +1,4 @@
-"""HumanoidStandup-v5 of Gymnasium on mujoco-warp: a humanoid that lies on its back gets up; only
+"""HumanoidStandup-v5 of Gymnasium in MuJoCo: a humanoid that lies on its back gets up; only
 the time limit ends an episode.
 """
 
@@ -6,8 +6,8 @@ import math
 
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp._humanoid_body import HumanoidBody
-from gpurl.envs.mujoco_warp.base import Fields
+from gpurl.envs.mujoco._humanoid_body import HumanoidBody
+from gpurl.envs.mujoco.base import Fields
 
 
 class HumanoidStandup(HumanoidBody):

@@ -1,14 +1,14 @@
-"""InvertedDoublePendulum-v5 of Gymnasium on mujoco-warp: balance two poles, one on top of the
+"""InvertedDoublePendulum-v5 of Gymnasium in MuJoCo: balance two poles, one on top of the
 other, on a cart.
 """
 
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import Fields, MujocoWarpEnv
+from gpurl.envs.mujoco.base import Fields, MujocoEnv
 
 
-class InvertedDoublePendulum(MujocoWarpEnv):
+class InvertedDoublePendulum(MujocoEnv):
     """Observation (9,): the cart's x, sines and cosines of the two angles, qvel, and the force of
     the cart's end stops.
     """

@@ -5,10 +5,10 @@ termination when the body is unhealthy.
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import Fields, MujocoWarpEnv
+from gpurl.envs.mujoco.base import Fields, MujocoEnv
 
 
-class Runner(MujocoWarpEnv):
+class Runner(MujocoEnv):
     """A task sets the weights and may override `speed`, `cost` and `is_healthy`."""
 
     forward_reward_weight: float

@@ -1,7 +1,7 @@
-"""Base of MuJoCo tasks on mujoco-warp: a task is a model file and three pure functions of MuJoCo's
+"""Base of MuJoCo tasks: a task is a model file and three pure functions of MuJoCo's
 fields; everything else is here.
 
-    class Reach(MujocoWarpEnv):
+    class Reach(MujocoEnv):
         model_file = "arm.xml"
         frame_skip = 2
         max_episode_steps = 200
@@ -10,16 +10,17 @@ fields; everything else is here.
         def reward(self, data, before, action): return -data.site_xpos[:, 0].norm(dim=1)
         def terminated(self, data): return data.qvel.abs().amax(1) > 50.0
 
-Physics runs in a Warp graph on torch's current stream. A reset is a selection, so no shape depends
-on the data; on a CPU it is skipped if no world restarts. For `graph_safe` steps the Warp graph
-would have to be recorded into torch's capture by `warp.capture_begin(external=True)`, and the
-counts of dropped constraints be read outside of it.
+On a CPU MuJoCo's own C steps the worlds, on a GPU mujoco-warp in a Warp graph on torch's current
+stream. A reset is a selection, so no shape depends on the data; on a CPU it is skipped if no world
+restarts. For `graph_safe` steps the Warp graph would have to be recorded into torch's capture by
+`warp.capture_begin(external=True)`, and the counts of dropped constraints be read outside of it.
 """
 
 import importlib.util
 import inspect
+import logging
 from abc import abstractmethod
-from collections.abc import Iterable
+from types import ModuleType
 from typing import Any, ClassVar, get_origin
 
 import numpy as np
@@ -28,17 +29,11 @@ from gymnasium.spaces import Box
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from gpurl.envs._counting_env import CountingEnv, select, widen
-from gpurl.envs.mujoco_warp._simulation import (
-    CARRIED,
-    KINEMATIC,
-    DroppedConstraints,
-    Fields,
-    Model,
-    Simulation,
-    load_model,
-    load_simulators,
-)
+from gpurl.envs._counting_env import CountingEnv, select
+from gpurl.envs.mujoco._c_worlds import CSimulator, obstacle
+from gpurl.envs.mujoco._model import load_model, load_mujoco
+from gpurl.envs.mujoco._warp_worlds import WarpSimulator
+from gpurl.envs.mujoco._worlds import Fields, FieldsBefore, RecordedFields, Simulator
 from gpurl.envs.registry import check_options
 from gpurl.envs.vec_env import (
     Info,
@@ -52,50 +47,14 @@ from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import host_sync_is_free
 from gpurl.kernels.random import CounterRandom
 
+log = logging.getLogger("gpurl")
 # limit of qpos and qvel: mjMAXVAL, beyond which MuJoCo on a CPU resets the state
 LARGEST = 1e10
-STATE = ("qpos", "qvel", "act", "time", "qacc_warmstart", "ctrl")  # inputs of a step
-# zero at rest; the next step computes the other forces from them
-FORCES = ("cfrc_ext", "qfrc_actuator", "qfrc_constraint")
-# fields that no step changes
-INPUTS = (
-    "qfrc_applied",
-    "xfrc_applied",
-    "eq_active",
-    "mocap_pos",
-    "mocap_quat",
-    "userdata",
-)
+SIMULATORS = ("auto", "mujoco", "warp")
+WARPS_OPTIONS = ("graph", "njmax", "nconmax")
 
 
-class Before(Fields):
-    """Copies of the fields before the step, of those that `reward` reads."""
-
-    def __init__(self, fields: Fields, names: Iterable[str]) -> None:
-        self.__dict__.update({name: getattr(fields, name).clone() for name in names})
-
-    def __getattr__(self, name: str) -> Tensor:
-        known = ", ".join(vars(self)) or "nothing"
-        raise EnvError(
-            f"reward read before.{name}, but read {known} in its first call: it must read the same "
-            f"fields in every call"
-        )
-
-
-class _RecordedFields(Fields):
-    """Fields that record which of them were read."""
-
-    def __init__(self, fields: Fields) -> None:
-        self._fields = fields
-        self._names = set[str]()
-
-    def __getattr__(self, name: str) -> Tensor:
-        value = getattr(self._fields, name)
-        self._names.add(name)
-        return value
-
-
-class MujocoWarpEnv(CountingEnv):
+class MujocoEnv(CountingEnv):
     """A subclass sets `model_file` and defines `observe`, `reward` and `terminated`, which never
     change their arguments.
 
@@ -124,10 +83,14 @@ class MujocoWarpEnv(CountingEnv):
     frame_skip: int = 1  # steps of physics in a step of the environment
     max_episode_steps: int | None = None
     cone: str | None = None  # "pyramidal" or "elliptic" friction; None: that of the model
-    graph: bool = True  # whether physics is captured in a graph
-    # room for constraints in a world: about twice what random actions need; None: MuJoCo's guess
+    # "mujoco": its own C on a CPU; "warp": mujoco-warp; "auto": mujoco on a CPU, warp on a GPU or
+    # where an option of warp is given
+    simulator: str = "auto"
+    graph: bool = True  # of warp: whether physics is captured in a graph
+    # of warp: room for constraints in a world, about twice what random actions need; None: MuJoCo's
+    # guess
     njmax: int | None = None
-    # room for contacts per world, shared by all worlds; pairs of near geoms need it too
+    # of warp: room for contacts per world, shared by all worlds; pairs of near geoms need it too
     nconmax: int | None = None
 
     def __init__(
@@ -151,31 +114,18 @@ class MujocoWarpEnv(CountingEnv):
         )
         # the model, and what the task needs of it
         self.device = torch.device(device)
-        simulators = load_simulators()
+        mujoco = load_mujoco()
         model_file = self.xml_file or self.model_file
-        self.model = load_model(simulators, type(self), model_file, self.cone)
+        self.model = load_model(mujoco, type(self), model_file, self.cone)
         self.dt = float(self.model.opt.timestep) * self.frame_skip  # seconds in a step
         self.initial_qpos = self.constant(self.model.qpos0)
-        on_device = Model(simulators, self.model, self.device)
+        simulator = self._choose_simulator(mujoco, options)
         self.single_action_space = self._action_space()
-        self._fields_before, self._fields_used = self._try_functions(
-            Fields(simulators, on_device.worlds(1, self.njmax, self.nconmax))
-        )
+        self._fields_before, used = self._try_functions(simulator.worlds(1, ()).fields)
         super().__init__(num_envs, device)
-        # the worlds; a task that reads derived fields needs all of mj_forward
-        derived = {*self._fields_used} - {*STATE, *FORCES, *INPUTS, *CARRIED}
-        self._simulation = Simulation(
-            on_device,
-            self.num_envs,
-            self.frame_skip,
-            self.njmax,
-            self.nconmax,
-            self.graph,
-            forward_all=not KINEMATIC.issuperset(derived),
-        )
-        self.data = self._simulation.fields
-        self._fields_of_forward = self._find_fields_of_forward()
-        self._dropped = DroppedConstraints(self, self._simulation)
+        # the worlds
+        self._worlds = simulator.worlds(self.num_envs, used)
+        self.data = self._worlds.fields
         self._random = CounterRandom(seed, self.num_envs, self.device)
         self._has_started = False
 
@@ -184,7 +134,7 @@ class MujocoWarpEnv(CountingEnv):
         """The class attributes with an annotation and a value, of the task and of its bases."""
         options = {}
         for base in reversed(cls.__mro__):
-            if not issubclass(base, MujocoWarpEnv):
+            if not issubclass(base, MujocoEnv):
                 continue
             for name, kind in inspect.get_annotations(base, eval_str=True).items():
                 if hasattr(cls, name) and get_origin(kind) is not ClassVar:
@@ -198,7 +148,9 @@ class MujocoWarpEnv(CountingEnv):
 
     @classmethod
     def missing(cls) -> str:
-        packages = ("mujoco", "mujoco_warp", "warp")
+        packages = ["mujoco"]
+        if torch.cuda.is_available():
+            packages += ["mujoco_warp", "warp"]
         lacking = [name for name in packages if importlib.util.find_spec(name) is None]
         return f"{', '.join(lacking)}; pip install 'gpurl[mujoco]'" if lacking else ""
 
@@ -262,10 +214,9 @@ class MujocoWarpEnv(CountingEnv):
         action = self._checked_action(actions)
         may_read = host_sync_is_free(self.device)
         # physics
-        before = Before(data, self._fields_before)
+        before = FieldsBefore(data, self._fields_before)
         data.ctrl.copy_(action)
-        self._dropped.begin()
-        self._simulation.step()
+        self._worlds.step()
         reward = self.reward(data, before, action)
         terminated = self.terminated(data)
         final_obs = self._observe()
@@ -284,7 +235,7 @@ class MujocoWarpEnv(CountingEnv):
         info |= {"final_obs": final_obs, "valid": valid}
         info["log"] = {
             "non_finite_worlds": (~valid).sum(),
-            "worlds_lacking_room": self._dropped.count(may_read),
+            "worlds_lacking_room": self._worlds.count_lacking_room(may_read),
         }
         # autoreset
         obs = final_obs
@@ -296,8 +247,7 @@ class MujocoWarpEnv(CountingEnv):
 
     def state_dict(self) -> Info:
         """Continues bit for bit on a CPU; on a GPU forces are summed in any order."""
-        names = self._saved_fields() if self._has_started else []
-        fields = {name: getattr(self.data, name) for name in names}
+        fields = self._worlds.state_dict() if self._has_started else {}
         return {"fields": fields, "clocks": self._clocks(), "random": self._random.state_dict()}
 
     def load_state_dict(self, state: Info) -> None:
@@ -306,13 +256,40 @@ class MujocoWarpEnv(CountingEnv):
         if not state["fields"]:
             return
         self._start()
-        for name in self._saved_fields():
-            getattr(self.data, name).copy_(state["fields"][name])
+        self._worlds.load_state_dict(state["fields"])
 
     def close_extras(self, **kwargs: object) -> None:
-        self._dropped.close()
+        self._worlds.close()
 
     # ---- parts of the contract ----
+
+    def _choose_simulator(self, mujoco: ModuleType, options: dict[str, Any]) -> Simulator:
+        """That of the option `simulator`; "auto" takes what suits the device and `options`."""
+        name = type(self).__name__
+        given = [option for option in WARPS_OPTIONS if options.get(option) is not None]
+        if self.simulator not in SIMULATORS:
+            raise UsageError(
+                f"simulator must be one of {', '.join(SIMULATORS)}, got {self.simulator!r}"
+            )
+        if self.simulator == "mujoco" and given:
+            raise UsageError(f"{given[0]} is an option of simulator warp; this is mujoco")
+        # MuJoCo's C, where it can be had
+        if self.simulator != "warp":
+            why = obstacle(mujoco, self.model, self.device)
+            if self.simulator == "mujoco" or not (why or given):
+                return CSimulator(name, mujoco, self.model, self.device, self.frame_skip)
+            if why and self.device.type == "cpu":
+                log.info("%s is stepped by mujoco-warp, which is slower: %s", name, why)
+        return WarpSimulator(
+            name,
+            mujoco,
+            self.model,
+            self.device,
+            self.frame_skip,
+            self.njmax,
+            self.nconmax,
+            self.graph,
+        )
 
     def _action_space(self) -> Box:
         model = self.model
@@ -332,7 +309,7 @@ class MujocoWarpEnv(CountingEnv):
         EnvError if they return something wrong. Sets the observation space if the task does not.
         """
         name = type(self).__name__
-        before = _RecordedFields(fields)
+        before = RecordedFields(fields)
         action = torch.zeros(1, self.model.nu, device=self.device)
         obs = self.observe(fields)
         if getattr(self, "single_observation_space", None) is None:
@@ -351,12 +328,11 @@ class MujocoWarpEnv(CountingEnv):
         }
         for function, (value, spec) in results.items():
             check_tensor(f"{name}.{function}", value, spec, self.device)
-        return sorted(before._names), fields.used()
+        return before.names(), fields.used()
 
     def _start(self) -> None:
-        if not self._simulation.is_ready:
-            self._simulation.prepare()
-            self._dropped.peak.zero_()
+        if not self._worlds.is_ready:
+            self._worlds.prepare()
         self._has_started = True
 
     def _observe(self) -> Tensor:
@@ -376,37 +352,6 @@ class MujocoWarpEnv(CountingEnv):
             check_tensor(f"{name}.initial_state: {key}", value, spec, self.device)
             field = getattr(data, key)
             field.copy_(select(mask, value, field))
-        # fields that would carry over from the old episode
-        for cleared in (*STATE[2:], *FORCES):
-            field = getattr(data, cleared)
-            if field.numel():
-                field.masked_fill_(widen(mask, field), 0.0)
-        for carried, at_rest in self._simulation.carried.items():
-            if carried not in (*STATE, *INPUTS):
-                field = getattr(data, carried)
-                field.copy_(select(mask, at_rest, field))
-        # fields that depend on the new states. With RK4 the positions of bodies are those of the
-        # last stage, not of qpos, so in the other worlds they must not be updated
-        kept = {field: getattr(data, field).clone() for field in self._fields_of_forward}
-        if kept:
-            self._simulation.forward()
-        for field_name, value in kept.items():
-            field = getattr(data, field_name)
-            field.copy_(select(mask, field, value))
+        # all else of the old episodes goes
+        self._worlds.restart(mask)
         self._restart_clocks(mask)
-
-    def _find_fields_of_forward(self) -> list[str]:
-        """Fields that `Simulation.forward` writes and the task or the next step reads."""
-        simulation = self._simulation
-        names = {*self._fields_used, *simulation.carried}
-        names = names - {*STATE, *INPUTS} if simulation.forward_all else names & KINEMATIC
-        fields = {name: getattr(self.data, name) for name in sorted(names)}
-        # per world: nacon is one number for all worlds
-        return [
-            name for name, field in fields.items() if field.numel() and len(field) == self.num_envs
-        ]
-
-    def _saved_fields(self) -> list[str]:
-        """Fields that the next step starts from or that the task reads, except empty ones."""
-        names = sorted({*STATE, *self._simulation.carried, *self._fields_used})
-        return [name for name in names if getattr(self.data, name).numel()]

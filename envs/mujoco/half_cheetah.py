@@ -1,12 +1,12 @@
-"""HalfCheetah-v5 of Gymnasium on mujoco-warp: a cheetah in the plane runs along x; only the time
+"""HalfCheetah-v5 of Gymnasium in MuJoCo: a cheetah in the plane runs along x; only the time
 limit ends an episode.
 """
 
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp._runner import Runner
-from gpurl.envs.mujoco_warp.base import Fields
+from gpurl.envs.mujoco._runner import Runner
+from gpurl.envs.mujoco.base import Fields
 
 
 class HalfCheetah(Runner):

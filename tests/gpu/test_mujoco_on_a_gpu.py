@@ -9,7 +9,7 @@ import torch
 
 from gpurl.envs import make_env
 from tests.engines import graph_level
-from tests.envs.test_mujoco_warp import actions_of
+from tests.envs.test_mujoco import actions_of
 from tests.gpu.test_training_on_a_gpu import trainer_of
 
 pytest.importorskip("mujoco_warp")
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("name", ["hopper", "ant"])
 @pytest.mark.parametrize("graph", [True, False])
 def test_a_step_is_that_of_a_cpu_and_waits_for_nothing(name: str, graph: bool) -> None:
-    host: Any = make_env(name, 16, cone="elliptic")
+    host: Any = make_env(name, 16, cone="elliptic", simulator="warp")
     device: Any = make_env(name, 16, "cuda", cone="elliptic", graph=graph)
     host.reset(seed=1)
     device.reset(seed=1)
-    assert device._simulation.is_captured == graph
+    assert device._worlds.is_captured == graph
     mode = torch.cuda.get_sync_debug_mode()
     for action in actions_of(host, 30):
         device.load_state_dict(
@@ -51,7 +51,7 @@ def test_training_replays_physics_between_graphs_of_the_policy() -> None:
         trainer.iterate()
     env: Any = trainer.env
     assert graph_level(trainer.engine) == "policy"
-    assert env._simulation.is_captured
+    assert env._worlds.is_captured
     values = trainer.engine.statistics.read(
         {name: float(value) for name, value in trainer.engine.statistics.metrics().items()}
     )

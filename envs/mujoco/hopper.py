@@ -1,12 +1,12 @@
-"""Hopper-v5 of Gymnasium on mujoco-warp: one leg hops along x and must not fall."""
+"""Hopper-v5 of Gymnasium in MuJoCo: one leg hops along x and must not fall."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp._runner import Runner, inside
-from gpurl.envs.mujoco_warp.base import Fields
+from gpurl.envs.mujoco._runner import Runner, inside
+from gpurl.envs.mujoco.base import Fields
 
 
 class Hopper(Runner):

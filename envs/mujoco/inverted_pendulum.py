@@ -1,12 +1,12 @@
-"""InvertedPendulum-v5 of Gymnasium on mujoco-warp: balance a pole on a cart, +1 for each step."""
+"""InvertedPendulum-v5 of Gymnasium in MuJoCo: balance a pole on a cart, +1 for each step."""
 
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import Fields, MujocoWarpEnv
+from gpurl.envs.mujoco.base import Fields, MujocoEnv
 
 
-class InvertedPendulum(MujocoWarpEnv):
+class InvertedPendulum(MujocoEnv):
     """Observation (4,): position and angle, then their velocities. The pole has fallen at 0.2
     rad.
     """

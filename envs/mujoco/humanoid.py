@@ -1,13 +1,13 @@
-"""Humanoid-v5 of Gymnasium on mujoco-warp: a humanoid walks along x and must not fall."""
+"""Humanoid-v5 of Gymnasium in MuJoCo: a humanoid walks along x and must not fall."""
 
 import functools
 import math
 
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp._humanoid_body import HumanoidBody
-from gpurl.envs.mujoco_warp._runner import Runner, inside
-from gpurl.envs.mujoco_warp.base import Fields
+from gpurl.envs.mujoco._humanoid_body import HumanoidBody
+from gpurl.envs.mujoco._runner import Runner, inside
+from gpurl.envs.mujoco.base import Fields
 
 
 class Humanoid(Runner, HumanoidBody):

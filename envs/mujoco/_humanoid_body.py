@@ -5,10 +5,10 @@ contacts.
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco_warp.base import Fields, MujocoWarpEnv
+from gpurl.envs.mujoco.base import Fields, MujocoEnv
 
 
-class HumanoidBody(MujocoWarpEnv):
+class HumanoidBody(MujocoEnv):
     """Observation (348,): qpos without x and y, qvel, inertia and velocity of each body, the
     joints' motors, contact forces.
     """

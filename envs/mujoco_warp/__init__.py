@@ -1,1 +1,0 @@
-"""MuJoCo tasks on the GPU by mujoco-warp."""
