@@ -73,9 +73,11 @@ MINUTES ?= 60
 soak: setup
 	$(BIN)/python -m tests.tools.soak --minutes $(MINUTES)
 
-# the long learning runs
+# trainings that have no results yet, one a core; SUITE=full for all, which takes days; Ctrl-C stops, the same command continues;
+# LEARN="--only 'ppo-*' --hours 2" for some
+SUITE ?= short
 learn: setup
-	$(BIN)/python -m benchmarks.learning
+	$(BIN)/python -m benchmarks.learning $(SUITE) $(LEARN)
 
 clean:
 	rm -rf $(VENV) .tritons .venv-peers .venv-audit .gpu-check

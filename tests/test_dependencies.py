@@ -32,6 +32,7 @@ NO_REQUIREMENT = {
     "hydra",
 }  # of the simulator's own Python, which the user makes
 TOOLS = {
+    "gymnasium",
     "hypothesis",
     "imageio",
     "pytest",
@@ -39,7 +40,7 @@ TOOLS = {
     "pytest-xdist",
     "ruff",
     "mypy",
-}  # of the tests; imageio draws Gymnasium's MuJoCo
+}  # of the tests; imageio draws Gymnasium's MuJoCo, gymnasium[box2d] has more tasks to learn
 FLOORS = {  # the first versions without the hole
     "torch": (
         "2.10",

@@ -1,5 +1,5 @@
 """Short learning runs: an algorithm that cannot learn an easy task in seconds is broken. Long runs
-stand in benchmarks/learning.py.
+stand in benchmarks/learning.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ def best_return(folder: Path, algorithm: str, env: str, expected: float, **setti
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac", "mod_sac", "redq", "fast_td3", "fast_sac"])
 def test_actors_learn_pendulum_from_a_replay(tmp_path: Path, algorithm: str) -> None:
-    """From about -1200. To -200, with the networks of their presets, in benchmarks/learning.py;
+    """From about -1200. To -200, with the networks of their presets, in benchmarks/learning;
     DDPG: tests/algorithms/test_off_policy.py.
     """
     networks = {name: {"hidden": [64, 64]} for name in ("actor_network", "critic_network")}
@@ -53,7 +53,7 @@ def test_actors_learn_pendulum_from_a_replay(tmp_path: Path, algorithm: str) -> 
     ids=str,
 )
 def test_values_learn_cart_pole(tmp_path: Path, algorithm: str, settings: dict[str, Any]) -> None:
-    """From about 20. To 450 in benchmarks/learning.py."""
+    """From about 20. To 450 in benchmarks/learning."""
     assert best_return(tmp_path, algorithm, "cart_pole", 150.0, eval_every=2_500, **settings) >= 150
 
 
@@ -62,7 +62,7 @@ def test_a2c_learns_cart_pole(tmp_path: Path) -> None:
 
 
 def test_ppo_balances_mujocos_pendulum(tmp_path: Path) -> None:
-    """From about 25. To 1000, all there is, in benchmarks/learning.py."""
+    """From about 25. To 1000, all there is, in benchmarks/learning."""
     pytest.importorskip("mujoco_warp")
     settings = {"num_envs": 128, "eval_every": 20_000, "eval_episodes": 8, "total_steps": 200_000}
     assert best_return(tmp_path, "ppo", "inverted_pendulum", 300.0, **settings) >= 300

@@ -1,0 +1,225 @@
+"""Discrete actions, Box2D, classic control and Chasing, mostly with rl-zoo3's budgets and
+hyper-parameters.
+"""
+
+from benchmarks.learning.case import Case, Settings
+from gpurl.run.settings import merge
+
+ZOO_COLUMNS = {name: (f"{name.upper()} rl-zoo3",) for name in ("ppo", "sac", "td3")}
+LANDER = "gymnasium_cpu:LunarLander-v3"
+CONTINUOUS_LANDER = "gymnasium_cpu:LunarLanderContinuous-v3"
+WALKER = "gymnasium_cpu:BipedalWalker-v3"
+
+# ---- discrete actions ----
+
+# the budgets of rl-zoo3; acrobot and the lander have its hyper-parameters of DQN, too
+CART_POLE_STEPS = 50_000
+ZOO_STEPS = 100_000
+ZOO_DQN: Settings = {
+    "num_envs": 4,
+    "updates": 4,
+    "batch_size": 128,
+    "replay_size": 50_000,
+    "learning_starts": 1_000,
+    "learning_rate": 6.3e-4,
+    "target_interval": 250,
+    "tau": 1.0,
+    "epsilon_fraction": 0.12,
+    "epsilon_end": 0.1,
+    "network": {"hidden": [256, 256]},
+}
+DQN_FAMILY: dict[str, Settings] = {  # the name says what differs from DQN
+    "dqn": {"double": False},
+    "double_dqn": {},
+    "dueling_dqn": {"network": {"dueling": True}},
+    "c51": {"atoms": 51},
+    "qr_dqn": {"quantiles": 25},
+}
+# the range of scaled returns, for the atoms of C51 and Rainbow
+RANGES: dict[str, Settings] = {
+    "cart_pole": {"v_min": 0.0, "v_max": 10.0},
+    "acrobot": {"v_min": -100.0, "v_max": 0.0},
+    "lunar_lander": {"v_min": -300.0, "v_max": 300.0},
+}
+DISCRETE_TASKS = {"cart_pole": "cart_pole", "acrobot": "acrobot", "lunar_lander": LANDER}
+
+
+def _discrete_settings(algorithm: str, task: str, changes: Settings) -> Settings:
+    """ZOO_DQN, or on CartPole its preset, with `changes` and, for atoms, their range."""
+    values = merge({} if task == "cart_pole" else ZOO_DQN, changes)
+    return values | (RANGES[task] if "atoms" in changes or algorithm == "rainbow" else {})
+
+
+def _discrete(task: str, env: str) -> list[Case]:
+    """The DQN family and PQN on one task."""
+    steps, target = ZOO_STEPS, None
+    if task == "cart_pole":
+        steps, target = CART_POLE_STEPS, 450.0
+    family = [(name, "dqn", changes) for name, changes in DQN_FAMILY.items()]
+    cases = [
+        Case(
+            f"{name}-{task}",
+            "discrete",
+            algorithm,
+            env,
+            steps,
+            settings=_discrete_settings(algorithm, task, changes),
+            target=target,
+        )
+        for name, algorithm, changes in (*family, ("rainbow", "rainbow", {}))
+    ]
+    few: Settings = {"num_envs": 32, "horizon": 64}
+    pqn_steps, pqn = (300_000, {}) if task == "cart_pole" else (500_000, few)
+    return [
+        *cases,
+        Case(f"pqn-{task}", "discrete", "pqn", env, pqn_steps, settings=pqn, target=target),
+    ]
+
+
+DISCRETE = [case for task, env in DISCRETE_TASKS.items() for case in _discrete(task, env)]
+
+# ---- Box2D ----
+
+# rl-zoo3's hyper-parameters of PPO for the landers
+ZOO_PPO_LANDER: Settings = {
+    "num_envs": 16,
+    "horizon": 1024,
+    "minibatches": 256,
+    "epochs": 4,
+    "gamma": 0.999,
+    "gae_lambda": 0.98,
+    "entropy_coef": 0.01,
+    "value_coef": 0.5,
+    "max_grad_norm": 0.5,
+    "learning_rate": 3e-4,
+    "schedule": "constant",
+}
+# and of SAC and TD3 for Box2D, with eight environments in place of one
+ZOO_NETWORKS: Settings = {
+    "actor_network": {"hidden": [400, 300]},
+    "critic_network": {"hidden": [400, 300]},
+}
+ZOO_SAC: Settings = ZOO_NETWORKS | {
+    "num_envs": 8,
+    "updates": 8,
+    "learning_starts": 10_000,
+    "learning_rate": 7.3e-4,
+}
+ZOO_SAC_LANDER = ZOO_SAC | {"tau": 0.01, "schedule": "linear", "replay_size": 500_000}
+ZOO_SAC_WALKER = ZOO_SAC | {"tau": 0.02, "gamma": 0.98, "replay_size": 300_000}
+ZOO_TD3: Settings = ZOO_NETWORKS | {
+    "num_envs": 8,
+    "updates": 8,
+    "learning_starts": 10_000,
+    "learning_rate": 1e-3,
+    "gamma": 0.98,
+    "replay_size": 200_000,
+}
+# more steps than rl-zoo3's DQN has
+LONG_DQN: Settings = {"num_envs": 16, "updates": 16}
+
+
+def _box2d(
+    algorithm: str, env: str, steps: int, settings: Settings, target: float | None = None
+) -> Case:
+    suffix = "-500k" if algorithm == "dqn" else ""
+    task = Case("", "", algorithm, env, steps).task
+    return Case(
+        f"{algorithm}-{task}{suffix}",
+        "box2d",
+        algorithm,
+        env,
+        steps,
+        settings=settings,
+        published=ZOO_COLUMNS.get(algorithm, ()),
+        target=target,
+    )
+
+
+BOX2D = [
+    _box2d("ppo", LANDER, 1_000_000, ZOO_PPO_LANDER, 200.0),
+    _box2d("dqn", LANDER, 500_000, LONG_DQN, 200.0),
+    _box2d("ppo", CONTINUOUS_LANDER, 1_000_000, ZOO_PPO_LANDER, 200.0),
+    _box2d("a2c", CONTINUOUS_LANDER, 1_000_000, {}),
+    _box2d("sac", CONTINUOUS_LANDER, 500_000, ZOO_SAC_LANDER, 200.0),
+    _box2d("td3", CONTINUOUS_LANDER, 300_000, ZOO_TD3),
+    _box2d("sac", WALKER, 500_000, ZOO_SAC_WALKER, 280.0),
+    _box2d("td3", WALKER, 1_000_000, ZOO_TD3, 280.0),
+]
+
+# ---- classic control ----
+
+MANY_STEPS: Settings = {"num_envs": 1024, "horizon": 32, "gamma": 0.999, "initial_std": 1.5}
+# rl-zoo3's SAC, whose exploration depends on the state: here a high temperature takes its place
+CAR_SAC: Settings = {
+    "num_envs": 32,
+    "updates": 32,
+    "batch_size": 512,
+    "learning_starts": 5_000,
+    "gamma": 0.9999,
+    "tau": 0.01,
+    "temperature": 0.1,
+    "actor_network": {"hidden": [64, 64]},
+    "critic_network": {"hidden": [64, 64]},
+}
+CAR_TD3: Settings = {
+    "num_envs": 8,
+    "updates": 8,
+    "learning_starts": 5_000,
+    "noise": "ornstein_uhlenbeck",
+    "noise_std": 0.5,
+}
+A2C_PENDULUM: Settings = {"num_envs": 64, "gamma": 0.95, "learning_rate": 7e-4}
+A2C_CAR: Settings = {"num_envs": 64, "gamma": 0.999, "initial_std": 1.5, "learning_rate": 7e-4}
+FEW: Settings = {"num_envs": 16, "learning_rate": 7e-4}
+
+# algorithm, task, steps, settings, target
+CONTROL: list[tuple[str, str, int, Settings, float | None]] = [
+    ("ppo", "cart_pole", 1_000_000, {}, 475.0),
+    ("a2c", "cart_pole", 500_000, {}, 475.0),
+    ("ppo", "acrobot", 2_000_000, {"num_envs": 1024, "horizon": 16}, -100.0),
+    ("a2c", "acrobot", 500_000, FEW, None),
+    ("ppo", "mountain_car_continuous", 4_000_000, MANY_STEPS, 90.0),
+    ("a2c", "mountain_car_continuous", 1_000_000, A2C_CAR, None),
+    ("sac", "mountain_car_continuous", 100_000, CAR_SAC, None),
+    ("td3", "mountain_car_continuous", 300_000, CAR_TD3, None),
+    ("ppo", "pendulum", 1_000_000, {}, -200.0),
+    ("a2c", "pendulum", 1_000_000, A2C_PENDULUM, None),
+    *((name, "pendulum", 40_000, {}, -200.0) for name in ("ddpg", "td3", "sac", "mod_sac", "redq")),
+    *((name, "pendulum", 50_000, {}, -200.0) for name in ("fast_td3", "fast_sac")),
+]
+CLASSIC = [
+    Case(
+        f"{algorithm}-{task}",
+        "classic",
+        algorithm,
+        task,
+        steps,
+        settings=settings,
+        published=ZOO_COLUMNS.get(algorithm, ()),
+        target=target,
+    )
+    for algorithm, task, steps, settings, target in CONTROL
+]
+
+# ---- Chasing ----
+
+# variant, options, steps, target
+VARIANTS: list[tuple[str, Settings, int, float]] = [
+    ("", {}, 20_000_000, 10.0),
+    ("-no_bonus", {"bonus": False}, 20_000_000, 1.5),
+    ("-discrete", {"discrete": True}, 20_000_000, 9.0),
+    ("-dim_3", {"dim": 3}, 40_000_000, 9.0),
+]
+CHASING = [
+    Case(
+        f"ppo-chasing{variant}",
+        "chasing",
+        "ppo",
+        "chasing",
+        steps,
+        settings={"env_options": options} if options else {},
+        target=target,
+    )
+    for variant, options, steps, target in VARIANTS
+]

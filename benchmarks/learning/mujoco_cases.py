@@ -1,0 +1,130 @@
+"""MuJoCo: PPO at a million steps, off-policy algorithms at 100,000 and 300,000."""
+
+from benchmarks.learning.case import Case, Settings
+
+PPO_COLUMNS = ("PPO CleanRL", "PPO Tianshou", "PPO rl-zoo3")
+COLUMNS = {
+    "sac": ("SAC CleanRL", "SAC Tianshou"),
+    "td3": ("TD3 CleanRL", "TD3 Tianshou"),
+    "ddpg": ("DDPG CleanRL",),
+}
+
+# PPO at 1 M steps: the lower end of the interval is to reach these
+PPO_TARGETS = {
+    "half_cheetah": 3000.0,
+    "hopper": 2000.0,
+    "walker2d": 2000.0,
+    "ant": 1300.0,
+    "swimmer": None,
+    "inverted_pendulum": 950.0,
+    "inverted_double_pendulum": None,
+    "reacher": None,
+    "pusher": None,
+}
+# one update of 256 transitions for each environment step, as the publications do it; random
+# actions come first, 10,000 in Tianshou's SAC, 25,000 in CleanRL's and Tianshou's TD3
+ONE_UPDATE_A_STEP: Settings = {"num_envs": 8, "updates": 8, "replay_size": 300_000}
+MUJOCO: dict[str, Settings] = {
+    "sac": ONE_UPDATE_A_STEP | {"learning_starts": 10_000},
+    "td3": ONE_UPDATE_A_STEP | {"learning_starts": 25_000},
+    "ddpg": ONE_UPDATE_A_STEP | {"learning_starts": 10_000, "replay_size": 100_000},
+}
+# half of Tianshou's mean at 1 M
+OFF_POLICY_TARGETS = {
+    ("sac", "half_cheetah"): 6070.0,
+    ("sac", "hopper"): 1771.0,
+    ("td3", "half_cheetah"): 5100.0,
+    ("td3", "hopper"): 1736.0,
+}
+# the publication has 128 environments and a GPU's batches of 8192 and 32,768; a value is at most
+# 1 / (1 - gamma) = 100 times a step's reward of about 10, scaled by 0.1
+FAST: Settings = {
+    "num_envs": 16,
+    "updates": 16,
+    "batch_size": 512,
+    "learning_starts": 5_000,
+    "replay_size": 100_000,
+    "reward_scale": 0.1,
+    "v_min": -20.0,
+    "v_max": 100.0,
+    "actor_network": {"hidden": [256, 256]},
+    "critic_network": {"hidden": [256, 256]},
+}
+# 20 updates of the critics and one of the actor for each environment step, as published
+REDQ: Settings = {"num_envs": 1, "learning_starts": 5_000, "replay_size": 100_000}
+FLASH_COLUMNS = ("FlashSAC 100 k",)
+
+PPO_MUJOCO = [
+    Case(
+        f"ppo-{task}",
+        "ppo",
+        "ppo",
+        task,
+        1_000_000,
+        seeds=5,
+        published=PPO_COLUMNS,
+        target=target,
+        is_lower_end=True,
+    )
+    for task, target in PPO_TARGETS.items()
+]
+OFF_POLICY_MUJOCO = [
+    *(
+        Case(
+            f"{name}-{task}",
+            "off_policy",
+            name,
+            task,
+            300_000,
+            settings=MUJOCO[name],
+            published=COLUMNS[name],
+            target=target,
+        )
+        for (name, task), target in OFF_POLICY_TARGETS.items()
+    ),
+    Case(
+        "ddpg-half_cheetah",
+        "off_policy",
+        "ddpg",
+        "half_cheetah",
+        100_000,
+        seeds=2,
+        settings=MUJOCO["ddpg"],
+        published=COLUMNS["ddpg"],
+    ),
+    *(
+        Case(
+            f"{name}-half_cheetah",
+            "off_policy",
+            name,
+            "half_cheetah",
+            100_000,
+            seeds=2,
+            settings=FAST,
+        )
+        for name in ("fast_td3", "fast_sac")
+    ),
+    Case(
+        "redq-hopper",
+        "off_policy",
+        "redq",
+        "hopper",
+        100_000,
+        seeds=2,
+        settings=REDQ,
+        better_than="sac-hopper",
+    ),
+    # the target: within two of the published standard deviations, 9815 - 2 x 155
+    *(
+        Case(
+            f"flash_sac-{task}",
+            "off_policy",
+            "flash_sac",
+            task,
+            100_000,
+            published=FLASH_COLUMNS,
+            target=target,
+        )
+        for task, target in (("half_cheetah", 9505.0), ("hopper", None), ("walker2d", None))
+    ),
+]

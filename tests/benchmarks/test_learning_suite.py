@@ -1,0 +1,245 @@
+"""The suite of learning runs: its cases are valid, its rows survive parallel writers, a stopped
+training goes on, a failed one stops no other.
+"""
+
+import itertools
+import json
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from benchmarks.learning import one_run, results, schedule
+from benchmarks.learning.__main__ import missing, overview
+from benchmarks.learning.case import Case
+from benchmarks.learning.results import Point
+from benchmarks.learning.schedule import Job, Places, Stop, in_order, run_all
+from benchmarks.learning.suite import CASES, GROUPS, case_named, select
+from gpurl.algorithms import algorithm_names
+from gpurl.errors import UsageError
+from gpurl.run.settings import make_settings
+
+TINY = Case(
+    "tiny", "test", "ppo", "cart_pole", 2000, settings={"num_envs": 8, "horizon": 25, "epochs": 1}
+)
+
+
+# ---- cases ----
+
+
+def test_every_case_has_a_name_of_its_own_and_settings_that_gpurl_takes() -> None:
+    assert len(CASES) == sum(len(cases) for cases in GROUPS.values())
+    for case in CASES.values():
+        if case.trainer == "gpurl" and case.algorithm in algorithm_names():
+            settings = make_settings(
+                case.algorithm, case.env, total_steps=case.steps, **case.settings
+            )
+            assert settings.train.total_steps == case.steps
+        assert not case.better_than or case.better_than in CASES
+
+
+def test_patterns_choose_cases_and_groups() -> None:
+    names = [case.name for case in select("short", ["sac-hop*", "chasing"])]
+    assert names[0] == "sac-hopper"
+    assert names[1:] == [case.name for case in GROUPS["chasing"]]
+    assert select("full") == list(CASES.values())
+    assert {case.group for case in select("short")} == {"classic", "discrete"}
+    with pytest.raises(UsageError, match=r"no case and no group fits 'sac-hoper'.*sac-hopper"):
+        select("full", ["sac-hoper"])
+    with pytest.raises(UsageError, match="no case is called 'x'"):
+        case_named("x")
+
+
+def test_a_case_scales_its_steps_and_its_time() -> None:
+    case = Case("x", "test", "ppo", "pendulum", 1000, settings={"max_seconds": 60.0})
+    scaled = case.scaled(0.1)
+    assert (scaled.steps, scaled.settings["max_seconds"]) == (100, 6.0)
+    assert case.settings["max_seconds"] == 60.0
+
+
+def test_settings_have_the_preset_below_those_of_the_case() -> None:
+    case = Case("x", "test", "sac", "pendulum", 1000, settings={"tau": 0.5})
+    settings = json.loads(case.resolved_settings())
+    assert settings["tau"] == 0.5
+    assert settings["total_steps"] == 1000
+    assert settings["actor_network"] == {"hidden": [128, 128]}  # of the preset
+
+
+# ---- rows ----
+
+
+def write(case: Case, seed: int, value: float, folder: Path) -> None:
+    columns = {"settings": case.resolved_settings(), "commit": "abc"}
+    curve = [Point(100, 1.0, value - 1)]
+    results.add(case, seed, curve, Point(200, 2.5, value), columns, folder)
+
+
+def test_rows_come_back_by_seed_and_replace_those_of_their_seed(tmp_path: Path) -> None:
+    for seed, value in ((1, 5.0), (0, 3.0), (1, 7.0)):
+        write(TINY, seed, value, tmp_path)
+    found = results.read(TINY, tmp_path)
+    assert [each.seed for each in found] == [0, 1]
+    assert [each.end for each in found] == [Point(200, 2.5, 3.0), Point(200, 2.5, 7.0)]
+    assert found[1].curve == (Point(100, 1.0, 6.0),)
+    assert found[1].last["commit"] == "abc"
+    assert results.read(TINY.scaled(0.5), tmp_path) == found  # stale, but there
+
+
+def test_parallel_writers_lose_no_row(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda seed: write(TINY, seed, float(seed), tmp_path), range(16)))
+    assert [each.end.mean_return for each in results.read(TINY, tmp_path)] == list(range(16))
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_other_settings_make_a_result_stale(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(TINY, 0, 3.0, tmp_path)
+    assert results.finished(TINY, tmp_path) == {0}
+    assert missing([TINY], 2, tmp_path) == {"tiny": [1]}
+    assert not capsys.readouterr().out
+    changed = TINY.scaled(0.5)
+    assert missing([changed], 2, tmp_path) == {"tiny": [0, 1]}
+    assert "tiny seed 0 had other settings and runs again" in capsys.readouterr().out
+    assert overview([TINY], 2, tmp_path).splitlines()[1].split()[-2:] == ["2", "1"]
+
+
+# ---- one training ----
+
+
+def test_a_training_gives_a_curve_and_an_end(tmp_path: Path) -> None:
+    curve, end = one_run.train_seed(TINY, 0, tmp_path)
+    assert end.steps == TINY.steps
+    assert [point.steps for point in curve] == list(range(200, 2001, 200))  # one an iteration
+    assert all(later.seconds >= sooner.seconds for sooner, later in itertools.pairwise(curve))
+    assert end.seconds >= curve[-1].seconds
+    assert 1 <= end.mean_return <= 500  # CartPole's returns
+
+
+def test_a_stopped_training_goes_on_with_its_time_limit(tmp_path: Path) -> None:
+    limited = Case(
+        "x", "test", "ppo", "cart_pole", 10**9, settings=TINY.settings | {"max_seconds": 0.5}
+    )
+    _, first = one_run.train_seed(limited, 0, tmp_path)
+    assert first.seconds >= 0.5
+    _, again = one_run.train_seed(limited, 0, tmp_path)  # nothing is left of its time
+    assert first.steps < again.steps <= first.steps + 400
+    changed = Case(
+        "x", "test", "ppo", "cart_pole", 10**9, settings=TINY.settings | {"max_seconds": 0.2}
+    )
+    _, other = one_run.train_seed(changed, 0, tmp_path)  # of a changed case nothing is kept
+    assert other.steps < first.steps
+
+
+def test_a_curve_has_the_finite_evaluations_only(tmp_path: Path) -> None:
+    lines = [
+        {"step": 10, "time": 1.0, "rollout/ep_rew_mean": 3.0},
+        {"step": 10, "time": 1.5, "eval/mean_reward": 4.0},
+        {"step": 20, "time": 2.0, "eval/mean_reward": None},
+        {"step": 30, "time": 3.0, "train/loss": 0.1},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert one_run.read_curve(tmp_path) == ([Point(10, 1.5, 4.0)], 3.0)
+
+
+# ---- many trainings ----
+
+
+class StopWhen(Stop):
+    """Wants a stop once `path` has `lines` lines."""
+
+    def __init__(self, path: Path, lines: int) -> None:
+        super().__init__(None)
+        self.path = path
+        self.lines = lines
+
+    @property
+    def is_wanted(self) -> bool:
+        text = self.path.read_text() if self.path.exists() else ""
+        return text.count("\n") >= self.lines
+
+
+def places(tmp_path: Path, scale: float = 1.0) -> Places:
+    return Places(tmp_path / "out", tmp_path / "work", {"gpurl": Path(sys.executable)}, scale)
+
+
+def test_a_stop_saves_a_training_and_the_next_command_continues_it(tmp_path: Path) -> None:
+    where = places(tmp_path, 0.3)
+    case = case_named("sac-pendulum").scaled(where.scale)
+    metrics = where.work / case.name / "seed_0" / "metrics.jsonl"
+    told: list[str] = []
+    failed = run_all([Job(case, 0), Job(case, 1)], where, 1, StopWhen(metrics, 5), told.append)
+    assert not failed
+    assert told == ["stopping: the same command continues later", f"{case.name} seed 0: stopped"]
+    assert not results.read(case, where.out)
+    before = one_run.read_curve(metrics.parent)[0]
+    assert 0 < before[-1].steps < case.steps
+    # the second command
+    failed = run_all([Job(case, 0)], where, 1, Stop(None), told.append)
+    assert not failed
+    assert "return" in told[-1]
+    (seed,) = results.read(case, where.out)
+    assert seed.end.steps >= case.steps
+    assert [point.steps for point in seed.curve[: len(before)]] == [each.steps for each in before]
+    assert [seed.last["threads"], seed.last["device"]] == ["1", "cpu"]
+    assert not metrics.parent.exists()
+
+
+def fake_training(folder: Path, text: str) -> Path:
+    """A program that stands for Python."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_failed_training_is_named_and_stops_no_other(tmp_path: Path) -> None:
+    python = fake_training(tmp_path, 'echo "$4"; if [ "$4" = 1 ]; then exit 3; fi')
+    where = Places(tmp_path, tmp_path / "work", {"gpurl": python})
+    told: list[str] = []
+    jobs = [Job(TINY, seed) for seed in range(3)]
+    failed = run_all(jobs, where, 2, Stop(None), told.append)
+    assert failed == [jobs[1]]
+    assert sorted(told) == [
+        "tiny seed 0: 0",
+        "tiny seed 1: failed with code 3:\n1",
+        "tiny seed 2: 2",
+    ]
+
+
+def test_a_stop_waits_for_what_cannot_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(schedule.MODULES, "sb3", "-")
+    mark = tmp_path / "mark"
+    python = fake_training(tmp_path, f"echo begun > {mark}; sleep 1; echo done")
+    where = Places(tmp_path, tmp_path / "work", {"sb3": python})
+    case = Case("peer", "test", "ppo", "pendulum", 1, trainer="sb3")
+    told: list[str] = []
+    assert not run_all([Job(case, 0), Job(case, 1)], where, 1, StopWhen(mark, 1), told.append)
+    assert "waiting for peer seed 0, which cannot be resumed" in told[0]
+    assert told[1:] == ["peer seed 0: done"]
+
+
+def test_the_first_seed_of_every_case_comes_first() -> None:
+    def seeds(case: Case) -> Iterable[int]:
+        return range(case.seeds)
+
+    jobs = in_order([TINY, CASES["redq-hopper"]], lambda case: list(seeds(case)))
+    assert [(job.case.name, job.seed) for job in jobs] == [
+        ("tiny", 0),
+        ("redq-hopper", 0),
+        ("tiny", 1),
+        ("redq-hopper", 1),
+        ("tiny", 2),
+    ]
+
+
+def test_a_time_limit_begins_no_training(tmp_path: Path) -> None:
+    told: list[str] = []
+    assert not run_all([Job(TINY, 0)], places(tmp_path), 1, Stop(0.0), told.append)
+    assert not told
+    assert not (tmp_path / "work").exists()
