@@ -1,5 +1,5 @@
 """MuJoCo tasks: environment steps a second of physics alone, of whole environments and of PPO
-training, against MuJoCo's C; and their memory.
+training, by each way to step them; and their memory.
 """
 
 import argparse
@@ -8,37 +8,42 @@ import itertools
 import os
 import statistics
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.processes import Result, resident_mib, run_once, run_script
+from benchmarks.processes import Result, orders, resident_mib, run_once, run_script
 from benchmarks.results_table import Row, machine, number, parser, save, table
 from benchmarks.throughput import random_steps
 from benchmarks.timing import median_seconds, now
 from benchmarks.training import common_settings, engine_columns, ready_trainer, warm_up
 from gpurl.envs.registry import make_env
 from gpurl.errors import GpurlError
-from gpurl.run.settings import make_settings
+from gpurl.run.settings import Settings, make_settings
 from gpurl.run.setup import choose_device
 
 TASKS = ("ant", "humanoid", "half_cheetah")
 SIZES = (256,)
 HORIZON = 8
-PHASES = ("mujoco_c", "physics", "env", "training")
-MAX_WORLDS_IN_C = 64  # they are stepped one after the other, so more would not change the rate
+PHASES = ("physics", "env", "training")
+# simulators of our tasks, and vectorizations of Gymnasium's
+SIMULATORS = ("mujoco", "warp")
+VECTORIZATIONS = {"sync": "sync", "workers": "async", "envpool": "envpool"}
+WAYS = (*SIMULATORS, *VECTORIZATIONS)
 MAX_DIFFERENCE = 1e-4  # of qpos after one step from the same state, in MuJoCo's C and here
 STATE = ("qpos", "qvel", "qacc_warmstart")
 
 
 @dataclasses.dataclass
 class Job:
-    """One task at one size, measured in a fresh process so that its memory can be measured."""
+    """One task at one size in one way, measured in a fresh process so that its memory can be
+    measured.
+    """
 
     task: str
+    way: str
     num_envs: int
     horizon: int
     device: str
@@ -46,13 +51,23 @@ class Job:
     threads: int = 1
 
 
-def compare(task: str, device: torch.device) -> None:
+def settings_of(job: Job) -> Settings:
+    """Those of the training; the environment is ours, or Gymnasium's with its name there."""
+    common = common_settings(job.num_envs, job.horizon)
+    if job.way in SIMULATORS:
+        return make_settings("ppo", job.task, env_options={"simulator": job.way}, **common)
+    gymnasiums = "".join(word.title() for word in job.task.split("_"))
+    options = {"vectorization": VECTORIZATIONS[job.way]}
+    return make_settings("ppo", f"gymnasium_cpu:{gymnasiums}-v5", env_options=options, **common)
+
+
+def compare(task: str, simulator: str, device: torch.device) -> None:
     """GpurlError if a step differs from MuJoCo's. With elliptic cones: the pyramidal cones of
     mujoco-warp have another orientation.
     """
     import mujoco
 
-    env: Any = make_env(task, 4, device, cone="elliptic", simulator="warp")
+    env: Any = make_env(task, 4, device, cone="elliptic", simulator=simulator)
     env.reset(seed=0)
     env.action_space.seed(0)
     for step in range(5):
@@ -80,45 +95,23 @@ def set_state(data: Any, state: tuple[np.ndarray, ...]) -> None:
         getattr(data, name)[:] = values
 
 
-def steps_in_c(env: Any, horizon: int) -> tuple[Callable[[], None], int]:
-    """(a function that takes `horizon` steps in MuJoCo's C on one core, from the present states of
-    `env`; the number of its worlds).
-    """
-    import mujoco
-
-    count = min(env.num_envs, MAX_WORLDS_IN_C)
-    states = [
-        getattr(env.data, name)[:count].double().cpu().numpy().copy() for name in (*STATE, "ctrl")
-    ]
-    worlds = [mujoco.MjData(env.model) for _ in range(count)]
-
-    def steps() -> None:
-        for data, *state in zip(worlds, *states):
-            set_state(data, tuple(state))
-            for _ in range(horizon):
-                mujoco.mj_step(env.model, data, env.frame_skip)
-                mujoco.mj_rnePostConstraint(env.model, data)
-
-    return steps, count
-
-
 class TimedPhysics:
-    """A simulation that adds up the seconds of its steps during training: their time depends on the
+    """Worlds that add up the seconds of their steps during training: their time depends on the
     states.
     """
 
-    def __init__(self, simulation: Any, device: torch.device) -> None:
-        self.simulation = simulation
+    def __init__(self, worlds: Any, device: torch.device) -> None:
+        self.worlds = worlds
         self.device = device
         self.seconds = 0.0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.simulation, name)
+        return getattr(self.worlds, name)
 
     def step(self) -> None:
         """Step and measure; synchronising with a GPU makes training a little slower."""
         began = now(self.device)
-        self.simulation.step()
+        self.worlds.step()
         self.seconds += now(self.device) - began
 
 
@@ -128,51 +121,46 @@ def measure(job: Job) -> Result:
     """
     torch.set_num_threads(job.threads)
     device = torch.device(job.device)
-    compare(job.task, device)
-    settings = make_settings(
-        "ppo",
-        job.task,
-        env_options={"simulator": "warp"},
-        **common_settings(job.num_envs, job.horizon),
-    )
-    trainer = ready_trainer(settings, device)
+    is_ours = job.way in SIMULATORS
+    if is_ours:
+        compare(job.task, job.way, device)
+    trainer = ready_trainer(settings_of(job), device)
     warm_up(trainer)
     env: Any = trainer.env
 
     # training, and the physics in it
-    env._worlds = timed = TimedPhysics(env._worlds, device)
+    timed = TimedPhysics(env._worlds, device) if is_ours else None
+    if timed:
+        env._worlds = timed
     seconds: dict[str, list[float]] = {phase: [] for phase in PHASES}
     began = now(device)
     trainer.iterate()  # to warm up
     while not seconds["training"] or now(device) - began < job.seconds:
-        timed.seconds = 0.0
         start = now(device)
+        if timed:
+            timed.seconds = 0.0
         trainer.iterate()
         seconds["training"].append(now(device) - start)
-        seconds["physics"].append(timed.seconds)
-    env._worlds = timed.simulation
+        if timed:
+            seconds["physics"].append(timed.seconds)
+    if timed:
+        env._worlds = timed.worlds
     spent = {phase: statistics.median(samples) for phase, samples in seconds.items() if samples}
 
-    # MuJoCo's C from the states at the end of the training, and the environment alone
-    in_c, count = steps_in_c(env, job.horizon)
-    spent |= median_seconds(
-        {"mujoco_c": in_c, "env": random_steps(env, job.horizon)}, device, job.seconds
-    )
-    worlds = dict.fromkeys(PHASES, job.num_envs) | {"mujoco_c": count}
-    rates = {phase: worlds[phase] * job.horizon / spent[phase] for phase in PHASES}
+    # the environment alone
+    spent |= median_seconds({"env": random_steps(env, job.horizon)}, device, job.seconds)
+    steps = job.num_envs * job.horizon
+    rates = {phase: steps / spent[phase] for phase in PHASES if phase in spent}
 
-    # memory; Warp allocates some that torch does not count
+    # memory; Warp allocates some that torch does not count, and workers are other processes
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         mib = (total - free) / 2**20
     else:
         mib = resident_mib()
-    captured = "yes" if env._worlds.is_captured else "no"
-    return {
-        "rates": rates,
-        "mib": mib,
-        "columns": engine_columns(trainer) | {"physics": captured} | machine(str(device)),
-    }
+    columns = engine_columns(trainer) | machine(str(device))
+    env.close()
+    return {"rates": rates, "mib": mib, "columns": columns}
 
 
 def rows_of(job: Job, result: Result) -> list[Row]:
@@ -182,6 +170,7 @@ def rows_of(job: Job, result: Result) -> list[Row]:
     return [
         {
             "case": f"{job.task} {name}",
+            "way": job.way,
             "num_envs": str(job.num_envs),
             "horizon": str(job.horizon),
             "value": f"{value:.0f}",
@@ -206,36 +195,62 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     options.add_argument(
         "--horizon", type=int, default=HORIZON, help=f"steps between updates; default {HORIZON}"
     )
+    options.add_argument(
+        "--ways",
+        nargs="+",
+        choices=WAYS,
+        help="our tasks in MuJoCo's C or in mujoco-warp; Gymnasium's in one process, in a process "
+        "each, or in EnvPool. Default mujoco and warp on a CPU, warp on a GPU",
+    )
+    options.add_argument("--rounds", type=int, default=1, help="runs of each way, in turns")
     return options.parse_args(words)
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure each task at each size, print and save."""
+    """Measure each task at each size in each way, print and save the medians."""
     options = parse(words)
     device = str(choose_device(options.device))
+    ways = options.ways or (SIMULATORS if device == "cpu" else ("warp",))
     lines, path = [], Path()
     for task, size in itertools.product(options.tasks, options.num_envs):
-        job = Job(task, size, options.horizon, device, options.seconds, torch.get_num_threads())
-        result = run_once(
-            Path(sys.executable),
-            "benchmarks.physics",
-            dataclasses.asdict(job),
-            dict(os.environ),
-            f"{task} {size}",
-        )
-        path = save("physics", rows_of(job, result), options.out)
-        rates = result["rates"]
-        overhead = 1.0 - rates["training"] / rates["physics"]
-        cells = [*(number(rates[phase]) for phase in PHASES), f"{overhead:.0%}"]
-        lines.append([task, str(size), *cells, f"{result['mib']:,.0f}"])
-    print(
-        f"physics: environment steps a second on {result['columns']['device']}, and peak memory of "
-        f"the process (GPU: of the device), MiB"
-    )
-    header = ["task", "environments", "MuJoCo's C", "physics", "environment", "+ training"]
-    print(table([*header, "not physics", "memory"], lines))
+        results: dict[str, list[Result]] = {way: [] for way in ways}
+        jobs = {
+            way: Job(
+                task, way, size, options.horizon, device, options.seconds, torch.get_num_threads()
+            )
+            for way in ways
+        }
+        for way in itertools.chain(*orders(list(ways), options.rounds)):
+            results[way].append(
+                run_once(
+                    Path(sys.executable),
+                    "benchmarks.physics",
+                    dataclasses.asdict(jobs[way]),
+                    dict(os.environ),
+                    f"{task} {size} {way}",
+                )
+            )
+        for way, all_rounds in results.items():
+            result = median_of(all_rounds)
+            path = save("physics", rows_of(jobs[way], result), options.out)
+            rates = result["rates"]
+            cells = [number(rates[phase]) if phase in rates else "-" for phase in PHASES]
+            lines.append([task, str(size), way, *cells, f"{result['mib']:,.0f}"])
+    print(f"physics: environment steps a second on {device}, and peak memory of the process, MiB")
+    header = ["task", "environments", "way", "physics", "environment", "+ training", "memory"]
+    print(table(header, lines))
     print(f"written to {path}\n")
     return 0
+
+
+def median_of(results: list[Result]) -> Result:
+    """The medians of rates and memory."""
+    rates = {
+        phase: statistics.median(result["rates"][phase] for result in results)
+        for phase in results[0]["rates"]
+    }
+    mib = statistics.median(result["mib"] for result in results)
+    return {"rates": rates, "mib": mib, "columns": results[0]["columns"]}
 
 
 if __name__ == "__main__":

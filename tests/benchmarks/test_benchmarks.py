@@ -359,7 +359,7 @@ def test_bench_runs_both_and_needs_the_source_tree(
 # ---- physics.py ----
 
 
-def test_physics_is_compared_then_timed_in_its_phases_and_in_c(
+def test_physics_is_compared_then_timed_in_its_phases_and_ways(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("mujoco_warp")
@@ -373,6 +373,10 @@ def test_physics_is_compared_then_timed_in_its_phases_and_in_c(
                 "4",
                 "--horizon",
                 "2",
+                "--ways",
+                "mujoco",
+                "warp",
+                "sync",
                 "--out",
                 str(tmp_path),
             ]
@@ -381,16 +385,13 @@ def test_physics_is_compared_then_timed_in_its_phases_and_in_c(
     )
     rows = rows_in(tmp_path, "physics")
     assert_measured(rows)
-    phases = [
-        (f"inverted_pendulum {phase}", "env_steps/s")
-        for phase in ("mujoco_c", "physics", "env", "training")
+    phases = ["physics", "env", "training", "memory"]
+    assert [(row["case"].split()[1], row["way"]) for row in rows] == [
+        *((phase, way) for way in ("mujoco", "warp") for phase in phases),
+        *((phase, "sync") for phase in phases[1:]),
     ]
-    assert [(row["case"], row["unit"]) for row in rows] == [
-        *phases,
-        ("inverted_pendulum memory", "MiB"),
-    ]
-    assert {row["physics"] for row in rows} == {"yes"}
-    assert "not physics" in capsys.readouterr().out
+    assert {row["unit"] for row in rows} == {"env_steps/s", "MiB"}
+    assert "+ training" in capsys.readouterr().out
 
 
 def test_physics_that_is_not_mujocos_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +399,7 @@ def test_physics_that_is_not_mujocos_is_not_timed(monkeypatch: pytest.MonkeyPatc
 
     def slower(task: str, *arguments: Any, **options: Any) -> Any:
         env: Any = make_env(task, *arguments, **options)
-        env._worlds.frame_skip = 1
+        env._worlds.simulator.frame_skip = 1
         return env
 
     monkeypatch.setattr(physics, "make_env", slower)
@@ -407,7 +408,7 @@ def test_physics_that_is_not_mujocos_is_not_timed(monkeypatch: pytest.MonkeyPatc
         match=r"inverted_pendulum: step 0 of world 0 is not MuJoCo's: qpos differs by .*; nothing "
         r"is timed",
     ):
-        physics.measure(physics.Job("inverted_pendulum", 4, 2, "cpu", 0.0))
+        physics.measure(physics.Job("inverted_pendulum", "mujoco", 4, 2, "cpu", 0.0))
 
 
 # ---- learning.py ----
