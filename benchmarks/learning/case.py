@@ -75,5 +75,6 @@ class Case:
         """
         values = dict(self.settings)
         if self.trainer == "gpurl":
-            values = merge(preset(self.algorithm, self.env), values)
+            num_envs = values.get("num_envs")
+            values = merge(preset(self.algorithm, self.env, num_envs, "cpu"), values)
         return json.dumps(values | {"total_steps": self.steps}, sort_keys=True)

@@ -1,7 +1,6 @@
 """Algorithms on the same task for the same wall clock, one core each."""
 
 from benchmarks.learning.case import Case, Settings
-from benchmarks.learning.mujoco_cases import FAST, MUJOCO
 
 # task: seconds of each training
 CLOCK_SECONDS = {"chasing": 120.0, "pendulum": 60.0, "half_cheetah": 600.0}
@@ -15,14 +14,8 @@ CLOCK_ALGORITHMS = ("ppo", "sac", "fast_sac", "flash_sac", "td3", "fast_td3")
 
 def _clock(algorithm: str, task: str, num_envs: int | None = None) -> Case:
     settings: Settings = {"max_seconds": CLOCK_SECONDS[task]}
-    if task == "half_cheetah":
-        settings |= MUJOCO.get(algorithm, {})
-        settings |= FAST if algorithm.startswith("fast_") else {}
     if task == "chasing":
         settings |= {"num_envs": num_envs}
-    if task == "chasing" and algorithm.startswith("fast_"):
-        settings |= {name: FAST[name] for name in ("batch_size", "learning_starts")}
-        settings |= {name: FAST[name] for name in ("actor_network", "critic_network")}
     return Case(
         "-".join(("clock", algorithm, task, *([str(num_envs)] if num_envs else []))),
         "wall_clock",

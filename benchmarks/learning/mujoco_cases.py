@@ -1,6 +1,6 @@
 """MuJoCo: PPO at a million steps, off-policy algorithms at 100,000 and 300,000."""
 
-from benchmarks.learning.case import Case, Settings
+from benchmarks.learning.case import Case
 
 PPO_COLUMNS = ("PPO CleanRL", "PPO Tianshou", "PPO rl-zoo3")
 COLUMNS = {
@@ -21,14 +21,6 @@ PPO_TARGETS = {
     "reacher": None,
     "pusher": None,
 }
-# one update of 256 transitions for each environment step, as the publications do it; random
-# actions come first, 10,000 in Tianshou's SAC, 25,000 in CleanRL's and Tianshou's TD3
-ONE_UPDATE_A_STEP: Settings = {"num_envs": 8, "updates": 8, "replay_size": 300_000}
-MUJOCO: dict[str, Settings] = {
-    "sac": ONE_UPDATE_A_STEP | {"learning_starts": 10_000},
-    "td3": ONE_UPDATE_A_STEP | {"learning_starts": 25_000},
-    "ddpg": ONE_UPDATE_A_STEP | {"learning_starts": 10_000, "replay_size": 100_000},
-}
 # half of Tianshou's mean at 1 M
 OFF_POLICY_TARGETS = {
     ("sac", "half_cheetah"): 6070.0,
@@ -36,22 +28,6 @@ OFF_POLICY_TARGETS = {
     ("td3", "half_cheetah"): 5100.0,
     ("td3", "hopper"): 1736.0,
 }
-# the publication has 128 environments and a GPU's batches of 8192 and 32,768; a value is at most
-# 1 / (1 - gamma) = 100 times a step's reward of about 10, scaled by 0.1
-FAST: Settings = {
-    "num_envs": 16,
-    "updates": 16,
-    "batch_size": 512,
-    "learning_starts": 5_000,
-    "replay_size": 100_000,
-    "reward_scale": 0.1,
-    "v_min": -20.0,
-    "v_max": 100.0,
-    "actor_network": {"hidden": [256, 256]},
-    "critic_network": {"hidden": [256, 256]},
-}
-# 20 updates of the critics and one of the actor for each environment step, as published
-REDQ: Settings = {"num_envs": 1, "learning_starts": 5_000, "replay_size": 100_000}
 FLASH_COLUMNS = ("FlashSAC 100 k",)
 
 PPO_MUJOCO = [
@@ -76,7 +52,6 @@ OFF_POLICY_MUJOCO = [
             name,
             task,
             300_000,
-            settings=MUJOCO[name],
             published=COLUMNS[name],
             target=target,
         )
@@ -89,7 +64,6 @@ OFF_POLICY_MUJOCO = [
         "half_cheetah",
         100_000,
         seeds=2,
-        settings=MUJOCO["ddpg"],
         published=COLUMNS["ddpg"],
     ),
     *(
@@ -100,7 +74,6 @@ OFF_POLICY_MUJOCO = [
             "half_cheetah",
             100_000,
             seeds=2,
-            settings=FAST,
         )
         for name in ("fast_td3", "fast_sac")
     ),
@@ -111,7 +84,6 @@ OFF_POLICY_MUJOCO = [
         "hopper",
         100_000,
         seeds=2,
-        settings=REDQ,
         better_than="sac-hopper",
     ),
     # the target: within two of the published standard deviations, 9815 - 2 x 155

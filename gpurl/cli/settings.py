@@ -149,7 +149,17 @@ def _parse_settings(
         algorithm, env, saved = saved_settings(resume)
         values = merge(saved, values)
     values = {name: value for name, value in values.items() if name not in ("algorithm", "env")}
-    return _parse_flags(make_defaults(algorithm, env, values), flags, usage)
+    defaults = make_defaults(algorithm, env, values)
+    settings = _parse_flags(defaults, flags, usage)
+    # the preset depends on the number of environments and the device
+    given = {
+        name: getattr(settings.train, name)
+        for name in ("num_envs", "device")
+        if getattr(settings.train, name) != getattr(defaults.train, name)
+    }
+    if given and resume is None:
+        settings = _parse_flags(make_defaults(algorithm, env, {**values, **given}), flags, usage)
+    return settings
 
 
 def _names(names: list[str], values: Mapping[str, Any], wants_help: bool) -> tuple[str, str]:

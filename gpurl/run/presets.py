@@ -2,6 +2,8 @@
 the command line win over them.
 """
 
+import torch
+
 from gpurl.checkpoints.plain_files import Json
 
 Preset = dict[str, Json]
@@ -85,6 +87,59 @@ LEGGED: Preset = {
     "network": {"hidden": [256, 128, 64], "activation": "elu"},
 }
 ARM = LEGGED | {"gamma": 0.97, "total_steps": 20_000_000}
+# one preset for Gymnasium's MuJoCo tasks on few environments, found by runs of a million steps
+# (docs/results.md)
+MUJOCO_TASKS = (
+    *("half_cheetah", "hopper", "walker2d", "ant", "swimmer", "humanoid", "humanoid_standup"),
+    *("inverted_pendulum", "inverted_double_pendulum", "reacher", "pusher"),
+)
+FEW_CONTINUOUS: Preset = {
+    "num_envs": 64,
+    "horizon": 32,
+    "epochs": 10,
+    "minibatches": 8,
+    "learning_rate": 3e-4,
+    "schedule": "linear",
+    "value_coef": 0.25,
+    "normalize_advantage": "minibatch",
+    "initial_std": 0.6,
+    "total_steps": 1_000_000,
+}
+# one update of 256 transitions for each step of an environment, as in the publications
+ONE_UPDATE_A_STEP: Preset = {
+    "num_envs": 8,
+    "updates": 8,
+    "learning_starts": 10_000,
+    "total_steps": 1_000_000,
+}
+# cleanrl's rates of SAC
+SAC_RATES: Preset = {"learning_rate": 1e-3, "actor_learning_rate": 3e-4}
+# four updates of five critics for each step and one of the actor; the publication has 20 of ten,
+# which takes a CPU six times as long
+FEW_REDQ: Preset = {
+    "num_envs": 2,
+    "updates": 8,
+    "policy_delay": 4,
+    "num_critics": 5,
+    "learning_starts": 5_000,
+    "total_steps": 100_000,
+}
+# the publication has 128 environments and batches of 8192 and 32,768; a value is at most
+# 1 / (1 - gamma) = 100 times the reward of a step, which is about 10, scaled by 0.1
+FEW_FAST: Preset = {
+    "num_envs": 16,
+    "updates": 16,
+    "batch_size": 512,
+    "learning_starts": 5_000,
+    "replay_size": 300_000,
+    "reward_scale": 0.1,
+    "v_min": -20.0,
+    "v_max": 100.0,
+    "actor_network": {"hidden": [256, 256]},
+    "critic_network": {"hidden": [256, 256]},
+    "total_steps": 1_000_000,
+}
+MAX_FEW = 512  # environments
 
 
 def _isaac_gym(hidden: list[Json], **changes: Json) -> Preset:
@@ -169,14 +224,46 @@ PRESETS: dict[tuple[str, str], Preset] = {
 }
 
 
-def preset(algorithm: str, env: str) -> Preset:
+# those of a CPU and of up to MAX_FEW environments, which take the place of PRESETS
+FEW_PRESETS: dict[tuple[str, str], Preset] = {
+    **{("ppo", task): FEW_CONTINUOUS for task in MUJOCO_TASKS},
+    **{
+        (name, task): ONE_UPDATE_A_STEP | SAC_RATES
+        for name in ("sac", "mod_sac")
+        for task in MUJOCO_TASKS
+    },
+    **{("redq", task): FEW_REDQ for task in MUJOCO_TASKS},
+    **{(name, task): FEW_FAST for name in ("fast_td3", "fast_sac") for task in MUJOCO_TASKS},
+    # a deterministic actor explores little, so more random actions come first
+    **{
+        (name, task): ONE_UPDATE_A_STEP | {"learning_starts": 25_000}
+        for name in ("ddpg", "td3")
+        for task in MUJOCO_TASKS
+    },
+}
+
+
+def preset(algorithm: str, env: str, num_envs: object = None, device: object = "auto") -> Preset:
     """The preset for `algorithm` on `env`, {} if there is none; tasks of an adapter, named after a
     colon, share one and may add their own.
+
+    num_envs: the number of environments if one is given. With up to MAX_FEW, or on a CPU with none
+    given, a task may have another preset.
     """
+    is_few = num_envs <= MAX_FEW if isinstance(num_envs, int) else _is_cpu(device)
     values: Preset = {}
     for name in dict.fromkeys(("*", env.partition(":")[0], env)):
-        values |= PRESETS.get((algorithm, name), {})
+        key = (algorithm, name)
+        if is_few and key in FEW_PRESETS:
+            values |= FEW_PRESETS[key]
+        else:
+            values |= PRESETS.get(key, {})
     return values
+
+
+def _is_cpu(device: object) -> bool:
+    """Whether training on `device`, or on what auto chooses, is on a CPU."""
+    return not torch.cuda.is_available() if device == "auto" else device == "cpu"
 
 
 def name_for_presets(name: str, kind: type, package: str) -> str:

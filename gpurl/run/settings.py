@@ -205,7 +205,9 @@ def _make_settings(
     algorithm_class = resolve_algorithm(algorithm)
     algorithm_preset = name_for_presets(algorithm, algorithm_class, "gpurl.algorithms")
     env_preset = name_for_presets(env, env_class, "gpurl.envs")
-    merged = merge(preset(algorithm_preset, env_preset), values)
+    num_envs = values.get("num_envs")
+    base = preset(algorithm_preset, env_preset, num_envs, values.get("device", "auto"))
+    merged = merge(base, values)
     options = _check_env_options(env, merged.pop("env_options", {}))
     # the other settings belong to the training loop or to the algorithm
     train_names = {item.name for item in dataclasses.fields(TrainConfig)}

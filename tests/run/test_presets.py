@@ -1,8 +1,11 @@
 """Presets: of the adapter and of one task of it, and that what they say can be trained with."""
 
+from pathlib import Path
+
 import pytest
 
-from gpurl.run.presets import PRESETS, preset
+from gpurl.cli.settings import parse_train
+from gpurl.run.presets import FEW_PRESETS, MAX_FEW, MUJOCO_TASKS, PRESETS, preset
 from gpurl.run.settings import make_settings
 
 
@@ -40,3 +43,38 @@ def test_isaac_gyms_presets_are_what_was_published(
 @pytest.mark.parametrize(("algorithm", "env"), [key for key in PRESETS if key[1] != "*"], ids=str)
 def test_every_preset_can_be_read(algorithm: str, env: str) -> None:
     make_settings(algorithm, env)
+
+
+@pytest.mark.parametrize(("algorithm", "env"), FEW_PRESETS, ids=str)
+def test_every_preset_of_few_environments_can_be_read(algorithm: str, env: str) -> None:
+    make_settings(algorithm, env, num_envs=8)
+
+
+def test_few_environments_and_a_cpu_have_a_preset_of_their_own() -> None:
+    many = PRESETS["ppo", "half_cheetah"]
+    few = FEW_PRESETS["ppo", "half_cheetah"]
+    assert preset("ppo", "half_cheetah", MAX_FEW) == few
+    assert preset("ppo", "half_cheetah", MAX_FEW + 1) == many
+    # a number of environments counts, whatever the device
+    assert preset("ppo", "half_cheetah", 64, "cuda") == few
+    assert preset("ppo", "half_cheetah", 4096, "cpu") == many
+    # without one the device does
+    assert preset("ppo", "half_cheetah", None, "cpu") == few
+    assert preset("ppo", "half_cheetah", None, "cuda:1") == many
+    # a task without one for few environments keeps its preset
+    assert preset("ppo", "chasing", 8) == preset("ppo", "chasing", 4096)
+    assert len({id(FEW_PRESETS["ppo", task]) for task in MUJOCO_TASKS}) == 1
+
+
+def test_flags_and_files_choose_the_preset(tmp_path: Path) -> None:
+    def horizon(*flags: str) -> int:
+        settings, _ = parse_train(["ppo", "half_cheetah", "--device", "cpu", *flags])
+        return settings.algorithm_config.horizon
+
+    assert horizon() == horizon("--num-envs", "64") == 32
+    assert horizon("--num-envs", "2048") == horizon("num_envs=2048") == 24
+    assert horizon("--num-envs", "2048", "--horizon", "16") == 16
+    config = tmp_path / "many.yaml"
+    config.write_text("num_envs: 2048\n")
+    assert horizon("--config", str(config)) == 24
+    assert horizon("--config", str(config), "--num-envs", "32") == 32
