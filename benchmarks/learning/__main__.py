@@ -8,8 +8,9 @@ from benchmarks.learning import results
 from benchmarks.learning.case import Case
 from benchmarks.learning.schedule import Places, Stop, in_order, run_all
 from benchmarks.learning.suite import SUITES, select
+from benchmarks.peers.installation import make_environment
 from benchmarks.processes import cores
-from benchmarks.results_table import table
+from benchmarks.results_table import ROOT, table
 from gpurl.errors import GpurlError
 
 
@@ -80,6 +81,14 @@ def missing(cases: list[Case], seeds: int | None, out: Path) -> dict[str, list[i
     return wanted
 
 
+def pythons(cases: list[Case]) -> dict[str, Path]:
+    """The Python of each trainer; that of stable-baselines3 is made if a case needs it."""
+    found = {"gpurl": Path(sys.executable)}
+    if any(case.trainer == "sb3" for case in cases):
+        found["sb3"] = make_environment(ROOT / ".venv-peers")
+    return found
+
+
 def main() -> int:
     """Run what is missing; exit code 1 if a training failed."""
     options = options_parser().parse_args()
@@ -92,8 +101,9 @@ def main() -> int:
         cases = [case for case in cases if wanted[case.name]]
         jobs = in_order(cases, lambda case: wanted[case.name])
         print(f"{len(jobs)} trainings of {len(cases)} cases", flush=True)
-        pythons = {"gpurl": Path(sys.executable)}
-        places = Places(options.out.resolve(), options.work.resolve(), pythons, options.scale)
+        places = Places(
+            options.out.resolve(), options.work.resolve(), pythons(cases), options.scale
+        )
         seconds = None if options.hours is None else options.hours * 3600
         with Stop(seconds) as stop:
             failed = run_all(

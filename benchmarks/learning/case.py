@@ -47,6 +47,10 @@ class Case:
     """The target is to be reached by the lower end of the 95 % interval of the IQM instead."""
     better_than: str = ""
     """A case whose median at the same step must be exceeded."""
+    points: int = 20
+    """Evaluations on the way, about."""
+    curve_episodes: int = 5
+    """Episodes of each of them."""
     trainer: str = "gpurl"
     """gpurl or sb3 (stable-baselines3)."""
 
@@ -55,6 +59,11 @@ class Case:
         """The task's name in published.py: half_cheetah, lunar_lander."""
         name = self.env.rpartition(":")[2]
         return TASKS.get(name, name)
+
+    @property
+    def eval_every(self) -> int:
+        """Environment steps between evaluations."""
+        return max(self.steps // self.points, 1)
 
     @property
     def is_resumable(self) -> bool:

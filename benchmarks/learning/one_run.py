@@ -17,14 +17,11 @@ from benchmarks.learning.suite import case_named
 from gpurl.api import Run, evaluate_run, resume, train
 from gpurl.checkpoints.folders import list_checkpoints
 
-POINTS = 20  # evaluations on the way
-CURVE_EPISODES = 5  # of each
-END_EPISODES = 20  # of the last one
+END_EPISODES = 20  # of the last evaluation
 # of a run, not of what it learns: one thread, because another run has the other core
 RUN_SETTINGS: Settings = {
     "device": "cpu",
     "threads": 1,
-    "eval_episodes": CURVE_EPISODES,
     "save_every": "300s",
     "keep_checkpoints": 1,
     "log_every": 10.0,
@@ -72,7 +69,8 @@ def _run(case: Case, seed: int, folder: Path) -> Run:
         seed=seed,
         run_dir=str(folder),
         total_steps=case.steps,
-        eval_every=max(case.steps // POINTS, 1),
+        eval_every=case.eval_every,
+        eval_episodes=case.curve_episodes,
         **settings,
     )
 

@@ -16,7 +16,8 @@ from benchmarks.results_table import ROOT
 
 POLL_SECONDS = 0.2
 LOG_TAIL = 1500  # characters of a failed training's output that are shown
-MODULES = {"gpurl": "benchmarks.learning.one_run"}  # by trainer
+# by trainer
+MODULES = {"gpurl": "benchmarks.learning.one_run", "sb3": "benchmarks.learning.sb3_run"}
 
 
 @dataclass(frozen=True, eq=False)

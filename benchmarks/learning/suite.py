@@ -7,6 +7,7 @@ from benchmarks.learning.case import Case
 from benchmarks.learning.clock_cases import WALL_CLOCK
 from benchmarks.learning.gymnasium_cases import BOX2D, CHASING, CLASSIC, DISCRETE
 from benchmarks.learning.mujoco_cases import OFF_POLICY_MUJOCO, PPO_MUJOCO
+from benchmarks.learning.peer_cases import PEER_CASES
 from gpurl.errors import UsageError, did_you_mean
 
 GROUPS: dict[str, list[Case]] = {
@@ -16,6 +17,7 @@ GROUPS: dict[str, list[Case]] = {
     "box2d": BOX2D,
     "classic": CLASSIC,
     "chasing": CHASING,
+    "peers": PEER_CASES,
     "wall_clock": WALL_CLOCK,
 }
 CASES = {case.name: case for cases in GROUPS.values() for case in cases}

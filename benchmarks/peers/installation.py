@@ -17,6 +17,9 @@ PEERS = (
     "torchrl==0.14.1",
     "tensordict==0.14.3",
     "tensorboard",
+    "gymnasium[box2d]",  # with the next, tasks of benchmarks.learning
+    "mujoco",
+    "imageio",
     "pytest",  # with the next, for make outward
     "pytest-timeout",
 )

@@ -4,6 +4,7 @@ training goes on, a failed one stops no other.
 
 import itertools
 import json
+import math
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import pytest
 from benchmarks.learning import one_run, results, schedule
 from benchmarks.learning.__main__ import missing, overview
 from benchmarks.learning.case import Case
+from benchmarks.learning.peer_cases import PEER_CASES
 from benchmarks.learning.results import Point
 from benchmarks.learning.schedule import Job, Places, Stop, in_order, run_all
 from benchmarks.learning.suite import CASES, GROUPS, case_named, select
@@ -38,6 +40,61 @@ def test_every_case_has_a_name_of_its_own_and_settings_that_gpurl_takes() -> Non
             )
             assert settings.train.total_steps == case.steps
         assert not case.better_than or case.better_than in CASES
+
+
+# gpurl's name of a setting, that of stable-baselines3
+PEER_NAMES = {
+    "num_envs": "num_envs",
+    "normalize_obs": "normalize_obs",
+    "horizon": "n_steps",
+    "epochs": "n_epochs",
+    "batch_size": "batch_size",
+    "replay_size": "buffer_size",
+    "updates": "gradient_steps",
+    "learning_starts": "learning_starts",
+    "learning_rate": "learning_rate",
+    "gamma": "gamma",
+    "gae_lambda": "gae_lambda",
+    "clip_range": "clip_range",
+    "value_coef": "vf_coef",
+    "entropy_coef": "ent_coef",
+    "max_grad_norm": "max_grad_norm",
+    "tau": "tau",
+    "target_interval": "target_update_interval",
+    "epsilon_fraction": "exploration_fraction",
+    "epsilon_end": "exploration_final_eps",
+}
+
+
+def test_pairs_of_peers_have_the_same_hyper_parameters() -> None:
+    """Every value of one side stands on the other side, under its name there."""
+    for own, other in zip(PEER_CASES[::2], PEER_CASES[1::2]):
+        assert (own.algorithm, own.env, own.steps, own.seeds) == (
+            other.algorithm,
+            other.env,
+            other.steps,
+            other.seeds,
+        )
+        assert own.name.removeprefix("gym-") == other.name.removeprefix("sb3-")
+        mine, theirs = dict(own.settings), dict(other.settings)
+        # what the two libraries count differently
+        if own.algorithm == "ppo":
+            rows = mine["num_envs"] * mine["horizon"]
+            assert rows // mine.pop("minibatches") == theirs.pop("batch_size")
+            assert math.log(mine.pop("initial_std")) == theirs["policy_kwargs"].get("log_std_init")
+            # stable-baselines3 always does
+            assert mine.pop("normalize_advantage") == "minibatch"
+            assert mine.pop("normalize_value") is False
+            assert mine.pop("schedule") == "constant"
+        else:
+            assert mine.pop("horizon") == theirs.pop("train_freq")
+        hidden = {tuple(mine.pop(name)["hidden"]) for name in [*mine] if "network" in name}
+        assert hidden == {tuple(theirs.pop("policy_kwargs")["net_arch"])}
+        if own.algorithm == "sac":
+            assert theirs.pop("ent_coef") == f"auto_{mine.pop('initial_temperature')}"
+        if own.algorithm == "dqn":
+            assert mine.pop("double") is False  # stable-baselines3 has the original one
+        assert {PEER_NAMES[name]: value for name, value in mine.items()} == theirs
 
 
 def test_patterns_choose_cases_and_groups() -> None:
