@@ -39,6 +39,7 @@ TOOLS = {
     "pytest-timeout",
     "pytest-xdist",
     "ruff",
+    "scipy",
     "mypy",
 }  # of the tests; imageio draws Gymnasium's MuJoCo, gymnasium[box2d] has more tasks to learn
 FLOORS = {  # the first versions without the hole

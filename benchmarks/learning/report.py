@@ -1,0 +1,138 @@
+"""`python -m benchmarks.learning.report`: docs/results.md and its pictures from the CSV files, and
+from nothing else.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.learning import tables
+from benchmarks.learning.outcomes import read_outcomes
+from benchmarks.learning.pictures import draw, has_curves
+from benchmarks.learning.results import FOLDER
+from benchmarks.learning.suite import GROUPS
+from benchmarks.learning.tables import Outcomes
+from benchmarks.results_table import ROOT
+
+PAGE = ROOT / "docs" / "results.md"
+INTRODUCTION = """\
+# Results: returns
+
+`python -m benchmarks.learning.report` makes this page from the files of
+`learning` in [benchmarks/results](../benchmarks/results); nothing in it is written by hand.
+Every training ran on one core with one thread, from the preset of its task and the settings at the
+end of this page. A return is the mean of 20 or more episodes of the last policy, acting greedily,
+on episodes that no evaluation on the way has played. **IQM** is the interquartile mean over seeds;
+the interval is a 95 % bootstrap over seeds, and over tasks stratified by task (Agarwal et al.
+2021). With few seeds it is narrower than the truth: a bootstrap knows only the seeds it has. Below
+four seeds the IQM is the mean. Time is wall clock of a training, evaluations included. Published
+numbers are of other versions of the tasks, other numbers of seeds and other ways to evaluate: they
+say which size is usual, and not who is better. What has not been run says so.
+"""
+PPO = """\
+MuJoCo v5 by gpurl's own environments, all by the preset. The publications used v2 to v4, in which
+Ant's observations and rewards differ from v5's (contact forces). Pictures: a dashed line is a
+published mean.
+"""
+OFF_POLICY = """\
+Mostly one update of 256 transitions for each environment step, as in the publications; of the
+others see the settings below.
+"""
+DISCRETE = """\
+The DQN family with rl-zoo3's budgets and hyper-parameters, and PQN, which needs no replay buffer,
+with more steps.
+"""
+BOX2D = "Gymnasium's Box2D tasks, mostly with rl-zoo3's hyper-parameters."
+CLASSIC = "The smallest tasks, most of them by their presets."
+CHASING = "gpurl's own task with 4096 environments, and three variants."
+PEERS = """\
+The same task, steps, seeds and hyper-parameters
+([peer_cases.py](../benchmarks/learning/peer_cases.py)) for gpurl and stable-baselines3 2.9.2, each
+on one core; Gymnasium's environments in both. Initial weights, Adam's epsilon (1e-5 in
+stable-baselines3's PPO, 1e-8 here) and random numbers are each library's own. Ratio: how many times
+as long stable-baselines3 takes.
+"""
+CLOCK = """\
+Each algorithm for the same wall clock on one core. FastSAC and FastTD3 have batches of 512 and
+networks of 256×256 there; their publication has a GPU's sizes.
+"""
+AGAIN = """\
+```bash
+make learn SUITE=full                          # days on two cores; it may be stopped and continues
+python -m benchmarks.learning --only 'ppo-*'   # some cases
+python -m benchmarks.learning full --list      # what is finished
+python -m benchmarks.learning.report           # this page
+```
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, what it says, a table, and a picture of a group's cases."""
+
+    title: str
+    text: str
+    table: Callable[[Outcomes], list[str]]
+    group: str = ""
+    axis: str = "steps"
+
+
+def _cases(group: str) -> Callable[[Outcomes], list[str]]:
+    return lambda outcomes: tables.case_table(GROUPS[group], outcomes)
+
+
+SECTIONS = (
+    Section("PPO at 1 M steps", PPO, tables.ppo_table, "ppo"),
+    Section("Off-policy on MuJoCo", OFF_POLICY, _cases("off_policy"), "off_policy"),
+    Section("Discrete actions", DISCRETE, tables.discrete_table, "discrete"),
+    Section("Box2D", BOX2D, _cases("box2d"), "box2d"),
+    Section("Classic control", CLASSIC, _cases("classic"), "classic"),
+    Section("Chasing", CHASING, _cases("chasing"), "chasing"),
+    Section("Beside stable-baselines3", PEERS, tables.peer_table, "peers", "time"),
+    Section("Equal wall clock", CLOCK, tables.clock_table, "wall_clock", "time"),
+    Section("Targets", "", tables.target_table),
+    Section("Publications", "", lambda outcomes: tables.source_list()),
+    Section("Settings", "What differs from the defaults.", tables.settings_table),
+    Section("Machines", "", tables.machine_lines),
+    Section("Again", AGAIN, lambda outcomes: []),
+)
+
+
+def page(outcomes: Outcomes, pictures: Sequence[str]) -> str:
+    """docs/results.md; pictures: the groups that have one."""
+    blocks = [INTRODUCTION.strip()]
+    for section in SECTIONS:
+        blocks.append(f"## {section.title}")
+        blocks += [
+            text for text in (section.text.strip(), "\n".join(section.table(outcomes))) if text
+        ]
+        if section.group in pictures:
+            blocks.append(
+                f"![{section.title}: learning curves](../benchmarks/results/learning/"
+                f"{section.group}.png)"
+            )
+    return "\n\n".join(blocks) + "\n"
+
+
+def groups_with_curves(outcomes: Outcomes) -> list[str]:
+    """The groups of which a picture can be drawn."""
+    return [
+        section.group
+        for section in SECTIONS
+        if section.group
+        and any(each.case.group == section.group and has_curves(each) for each in outcomes.values())
+    ]
+
+
+def main() -> None:
+    """Write the page and the pictures."""
+    outcomes = read_outcomes(FOLDER)
+    drawn = groups_with_curves(outcomes)
+    for section in SECTIONS:
+        if section.group in drawn:
+            members = [each for each in outcomes.values() if each.case.group == section.group]
+            draw(members, FOLDER / f"{section.group}.png", section.axis)
+    PAGE.write_text(page(outcomes, drawn), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

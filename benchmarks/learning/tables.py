@@ -1,0 +1,211 @@
+"""The tables of docs/results.md: each takes the outcomes by case name and gives lines of
+Markdown.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+
+from benchmarks.learning.case import Case
+from benchmarks.learning.gymnasium_cases import DISCRETE, DISCRETE_TASKS
+from benchmarks.learning.mujoco_cases import PPO_COLUMNS, PPO_MUJOCO
+from benchmarks.learning.outcomes import Outcome, published_median, verdicts
+from benchmarks.learning.peer_cases import PEER_CASES
+from benchmarks.learning.published import COLUMNS, published
+from benchmarks.learning.scores import Estimate, stratified_iqm
+from benchmarks.learning.suite import CASES
+
+Outcomes = dict[str, Outcome]
+NOT_RUN = "not run"
+
+
+def number(value: float) -> str:
+    """Whole from 100 on, else with up to one or two digits: 9,635 and -4.1 and 0.85."""
+    if abs(value) >= 100 or value == round(value):
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 1 else f"{value:.2f}"
+
+
+def interval(estimate: Estimate) -> str:
+    """The value and its interval; without one if all seeds are equal, or are one."""
+    if estimate.low == estimate.high:
+        return number(estimate.value)
+    return f"{number(estimate.value)} [{number(estimate.low)}, {number(estimate.high)}]"
+
+
+def duration(seconds: float) -> str:
+    """12 s, 3.4 min or 1.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def count(steps: float) -> str:
+    """12 k or 1 M."""
+    return f"{steps / 1e6:.3g} M" if steps >= 1e6 else f"{steps / 1e3:.3g} k"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def published_text(column: str, task: str) -> str:
+    """A published mean with its standard deviation, empty if there is none."""
+    found = published(column, task)
+    if found is None:
+        return ""
+    mean, deviation = found
+    return number(mean) if math.isnan(deviation) else f"{number(mean)} ± {number(deviation)}"
+
+
+def ppo_table(outcomes: Outcomes) -> list[str]:
+    """PPO at a million steps beside three publications, and over all tasks."""
+    header = ("task", "IQM [95 %]", "median", "seeds", "time", *PPO_COLUMNS)
+    rows = []
+    for case in PPO_MUJOCO:
+        columns = [published_text(column, case.task) for column in PPO_COLUMNS]
+        rows.append((case.task, *own_cells(outcomes.get(case.name)), *columns))
+    lines = markdown(header, rows)
+    if (text := _over_tasks(outcomes)) is not None:
+        lines += ["", text]
+    return lines
+
+
+def _over_tasks(outcomes: Outcomes) -> str | None:
+    """Returns as fractions of the published median, over the tasks where it is positive."""
+    fractions = {}
+    for case in PPO_MUJOCO:
+        reference = published_median(case)
+        outcome = outcomes.get(case.name)
+        if outcome is not None and reference is not None and reference > 0:
+            fractions[case.task] = [each / reference for each in outcome.returns]
+    if not fractions:
+        return None
+    return (
+        f"Over {', '.join(fractions)}, as fractions of the median of the published means: "
+        f"{interval(stratified_iqm(fractions))}."
+    )
+
+
+def own_cells(outcome: Outcome | None) -> tuple[str, str, str, str]:
+    """Interval, median, seeds and time."""
+    if outcome is None:
+        return NOT_RUN, "", "", ""
+    seeds = str(len(outcome.seeds))
+    return (
+        interval(outcome.estimate),
+        number(outcome.median),
+        seeds,
+        duration(outcome.seconds),
+    )
+
+
+def case_table(cases: Sequence[Case], outcomes: Outcomes) -> list[str]:
+    """One line a case, with the publications on its task."""
+    header = ("case", "steps", "IQM [95 %]", "median", "seeds", "time", "published")
+    rows = []
+    for case in cases:
+        texts = [(column, published_text(column, case.task)) for column in case.published]
+        others = ", ".join(
+            f"{text} ({column}, {COLUMNS[column].steps.partition(';')[0]})"
+            if case.group == "off_policy"
+            else f"{text} ({column})"
+            for column, text in texts
+            if text
+        )
+        rows.append((case.name, count(case.steps), *own_cells(outcomes.get(case.name)), others))
+    return markdown(header, rows)
+
+
+def discrete_table(outcomes: Outcomes) -> list[str]:
+    """Algorithms by tasks."""
+    names = [case.name.removesuffix("-cart_pole") for case in DISCRETE if "cart_pole" in case.name]
+    rows = []
+    for name in names:
+        cells = []
+        for task in DISCRETE_TASKS:
+            outcome = outcomes.get(f"{name}-{task}")
+            steps = count(CASES[f"{name}-{task}"].steps)
+            text = NOT_RUN if outcome is None else interval(outcome.estimate)
+            cells.append(f"{text} at {steps}")
+        rows.append((name, *cells))
+    return markdown(("", *DISCRETE_TASKS), rows)
+
+
+def peer_table(outcomes: Outcomes) -> list[str]:
+    """gpurl beside stable-baselines3: returns, wall clock, and the ratio of the times."""
+    header = ("training", "steps", "gpurl", "stable-baselines3", "time", "its time", "ratio")
+    rows = []
+    for own, other in zip(PEER_CASES[::2], PEER_CASES[1::2]):
+        pair = (outcomes.get(own.name), outcomes.get(other.name))
+        texts = [NOT_RUN if each is None else interval(each.estimate) for each in pair]
+        times = ["" if each is None else duration(each.seconds) for each in pair]
+        ratio = "" if None in pair else f"{pair[1].seconds / pair[0].seconds:.1f}"  # type: ignore[union-attr]
+        name = own.name.removeprefix("gym-")
+        rows.append((name, count(own.steps), *texts, *times, ratio))
+    return markdown(header, rows)
+
+
+def clock_table(outcomes: Outcomes) -> list[str]:
+    """Algorithms for the same wall clock."""
+    header = ("training", "time", "environment steps", "IQM [95 %]", "seeds")
+    rows = []
+    for case in CASES.values():
+        if case.group != "wall_clock":
+            continue
+        outcome = outcomes.get(case.name)
+        name = case.name.removeprefix("clock-")
+        limit = duration(case.settings["max_seconds"])
+        if outcome is None:
+            rows.append((name, limit, "", NOT_RUN, ""))
+            continue
+        estimate = interval(outcome.estimate)
+        seeds = str(len(outcome.seeds))
+        rows.append((name, duration(outcome.seconds), count(outcome.steps), estimate, seeds))
+    return markdown(header, rows)
+
+
+def target_table(outcomes: Outcomes) -> list[str]:
+    """Every target, reached or not."""
+    header = ("case", "measure", "wanted", "got", "")
+    rows = []
+    for each in verdicts(outcomes):
+        got = "" if each.got is None else number(each.got)
+        rows.append((each.case.name, each.measure, number(each.wanted), got, each.word))
+    return markdown(header, rows)
+
+
+def settings_table(outcomes: Outcomes) -> list[str]:
+    """What each case was trained with, where that differs from the defaults; the commits."""
+    header = ("case", "settings", "commits")
+    rows = []
+    for name, outcome in outcomes.items():
+        values = json.loads(outcome.seeds[0].last["settings"])
+        text = ", ".join(f"{key} {json.dumps(value)}" for key, value in values.items())
+        commits = sorted({seed.last["commit"] for seed in outcome.seeds})
+        rows.append((name, f"`{text}`", ", ".join(commits)))
+    return markdown(header, rows)
+
+
+def source_list() -> list[str]:
+    """The publications."""
+    return [
+        f"- {column.name}: {column.source}; {column.steps} steps." for column in COLUMNS.values()
+    ]
+
+
+def machine_lines(outcomes: Outcomes) -> list[str]:
+    """The machines and versions of all trainings."""
+    columns = ("cpu", "threads", "gpurl", "torch", "gymnasium", "mujoco")
+    found = {
+        tuple(seed.last[column] for column in columns)
+        for outcome in outcomes.values()
+        for seed in outcome.seeds
+    }
+    return [
+        f"- {cpu}, {threads} thread; gpurl {own}, torch {torch}, gymnasium {gymnasium}, "
+        f"mujoco {mujoco}"
+        for cpu, threads, own, torch, gymnasium, mujoco in sorted(found)
+    ]
