@@ -17,7 +17,7 @@ from gpurl.envs import make_env, resolve_env
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.run.settings import make_settings
-from tests.envs.test_mujoco import Slider, actions_of
+from tests.envs.test_mujoco import SLIDER, Slider, actions_of
 
 pytest.importorskip("mujoco_warp")
 
@@ -173,6 +173,38 @@ def test_constraints_without_room_are_reported_once(caplog: pytest.LogCaptureFix
     warnings = [record.message for record in caplog.records if "dropped" in record.message]
     assert len(warnings) == 1
     assert "njmax is 2" in warnings[0]
+
+
+def crowd(memory: str) -> type[Slider]:
+    """Five boxes inside each other on a plane, in so much memory."""
+    boxes = "".join(
+        f'<body pos="{place} 0 0.05"><freejoint/><geom type="box" size="0.1 0.1 0.1"/></body>'
+        for place in range(5)
+    )
+    model = SLIDER.replace("<mujoco>", f'<mujoco><size memory="{memory}"/>')
+    model = model.replace("</worldbody>", f'<geom type="plane" size="5 5 1"/>{boxes}</worldbody>')
+    return type("Crowd", (Slider,), {"model_file": model})
+
+
+def test_an_error_of_mujoco_ends_a_world_and_not_the_process(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    env: Any = crowd("4K")(3, simulator="mujoco")
+    with caplog.at_level(logging.WARNING, logger="gpurl"):
+        env.reset()
+        steps = [env.step(action) for action in actions_of(env, 4)]
+    broken = [int(step.info["log"]["non_finite_worlds"]) for step in steps]
+    assert max(broken) > 0
+    assert all(bool(step.obs.isfinite().all()) for step in steps)
+    assert all(torch.equal(step.terminated, ~step.info["valid"]) for step in steps)
+    # contacts that found no room are counted, too; each is said once
+    assert max(int(step.info["log"]["worlds_lacking_room"]) for step in steps) > 0
+    messages = [record.message for record in caplog.records]
+    assert sum("out of memory" in message for message in messages) == 1
+    assert sum("dropped contacts or constraints" in message for message in messages) == 1
+    # Python's own errors are still exceptions
+    with pytest.raises(UsageError, match="MuJoCo cannot read the model"):
+        crowd("1K")(3, simulator="mujoco")
 
 
 def test_counts_are_marked_as_sent_on_the_stream_that_sends_them(
