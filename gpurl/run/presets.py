@@ -10,10 +10,11 @@ Preset = dict[str, Json]
 
 REPLAYING = ("ddpg", "td3", "sac", "discrete_sac", "redq", "mod_sac", "dqn", "rainbow", "vdn")
 # a replay buffer of single steps learns best from few environments, with 8 updates of 256 a step
-FEW_ENVS: Preset = {"num_envs": 64, "total_steps": 1_000_000}
+FEW_ENVS: Preset = {"num_envs": 64, "updates": 8, "total_steps": 1_000_000}
 SMALL_NETWORK: Json = {"hidden": [128, 128]}
 PENDULUM: Preset = {
     "num_envs": 64,
+    "updates": 8,
     "total_steps": 40_000,
     "learning_starts": 1280,
     "learning_rate": 1e-3,
@@ -25,6 +26,14 @@ PENDULUM: Preset = {
 # a deterministic actor explores little, so many random actions come first (rl-zoo3: gamma 0.98,
 # 10,000 random steps)
 DETERMINISTIC: Preset = {"gamma": 0.98, "learning_starts": 5000}
+# rewards of Chasing are about 0.02 a step, so the entropy must weigh little: with the default, an
+# initial temperature of 1, SAC acts at random for 15,000 updates
+CHASING: Preset = {
+    "num_envs": 1024,
+    "updates": 8,
+    "total_steps": 2_000_000,
+    "learning_starts": 20_480,
+}
 FAST_PENDULUM: Preset = {
     "num_envs": 128,
     "total_steps": 50_000,
@@ -149,6 +158,7 @@ def _isaac_gym(hidden: list[Json], **changes: Json) -> Preset:
 # by algorithm and environment; "*": every environment, overridden by its own preset
 PRESETS: dict[tuple[str, str], Preset] = {
     **{(name, "*"): FEW_ENVS for name in REPLAYING},
+    ("redq", "*"): FEW_ENVS | {"updates": 20, "policy_delay": 20},
     **{
         (name, "gymnasium_cpu"): {"num_envs": 8, "total_steps": 200_000}
         for name in (*REPLAYING, "bc")
@@ -156,6 +166,8 @@ PRESETS: dict[tuple[str, str], Preset] = {
     **{(name, "gymnasium_cpu"): FEW_ENVS for name in ("fast_td3", "fast_sac")},
     **{(name, "pendulum"): PENDULUM for name in ("sac", "mod_sac")},
     **{(name, "pendulum"): PENDULUM | DETERMINISTIC for name in ("ddpg", "td3")},
+    **{(name, "chasing"): CHASING | {"initial_temperature": 0.02} for name in ("sac", "mod_sac")},
+    **{(name, "chasing"): CHASING for name in ("ddpg", "td3")},
     ("bc", "pendulum"): {"actor_network": SMALL_NETWORK},  # for actor_from
     ("redq", "pendulum"): PENDULUM | dict(num_critics=5, updates=8, policy_delay=2),
     **{(name, "pendulum"): FAST_PENDULUM for name in ("fast_td3", "fast_sac")},
@@ -248,9 +260,11 @@ def preset(algorithm: str, env: str, num_envs: object = None, device: object = "
     colon, share one and may add their own.
 
     num_envs: the number of environments if one is given. With up to MAX_FEW, or on a CPU with none
-    given, a task may have another preset.
+    given, a task may have another preset. Presets with a replay buffer are fitted to the number,
+    see `fit_updates`.
     """
-    is_few = num_envs <= MAX_FEW if isinstance(num_envs, int) else _is_cpu(device)
+    count = num_envs if isinstance(num_envs, int) and num_envs > 0 else None
+    is_few = _is_cpu(device) if count is None else count <= MAX_FEW
     values: Preset = {}
     for name in dict.fromkeys(("*", env.partition(":")[0], env)):
         key = (algorithm, name)
@@ -258,7 +272,30 @@ def preset(algorithm: str, env: str, num_envs: object = None, device: object = "
             values |= FEW_PRESETS[key]
         else:
             values |= PRESETS.get(key, {})
-    return values
+    return values if count is None else fit_updates(values, count)
+
+
+def fit_updates(values: Preset, num_envs: int) -> Preset:
+    """A preset with `updates`, for another number of environments: with as many updates in all.
+
+    With fewer environments, or where the preset has an update for each step of an environment, the
+    updates after a step change with their number. Else the steps of each environment stay the
+    same: more environments play more steps in all.
+    """
+    made_for, updates = values.get("num_envs"), values.get("updates")
+    if not isinstance(made_for, int) or not isinstance(updates, int) or num_envs == made_for:
+        return values
+    horizon, delay = values.get("horizon", 1), values.get("policy_delay", 1)
+    assert isinstance(horizon, int)
+    assert isinstance(delay, int)
+    if num_envs < made_for or updates >= made_for * horizon:
+        # the actor is updated once in `delay` updates
+        return values | {"updates": max(1, round(updates * num_envs / made_for / delay)) * delay}
+    fitted = values.copy()
+    for name in ("total_steps", "learning_starts"):
+        if isinstance(steps := values.get(name), int):
+            fitted[name] = steps * num_envs // made_for
+    return fitted
 
 
 def _is_cpu(device: object) -> bool:

@@ -1,11 +1,19 @@
 """Presets: of the adapter and of one task of it, and that what they say can be trained with."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpurl.cli.settings import parse_train
-from gpurl.run.presets import FEW_PRESETS, MAX_FEW, MUJOCO_TASKS, PRESETS, preset
+from gpurl.run.presets import (
+    FEW_PRESETS,
+    MAX_FEW,
+    MUJOCO_TASKS,
+    PRESETS,
+    fit_updates,
+    preset,
+)
 from gpurl.run.settings import make_settings
 
 
@@ -78,3 +86,38 @@ def test_flags_and_files_choose_the_preset(tmp_path: Path) -> None:
     config.write_text("num_envs: 2048\n")
     assert horizon("--config", str(config)) == 24
     assert horizon("--config", str(config), "--num-envs", "32") == 32
+
+
+def total_updates(values: dict[str, Any]) -> float:
+    rollout = values["num_envs"] * values.get("horizon", 1)
+    return values["total_steps"] / rollout * values["updates"]
+
+
+@pytest.mark.parametrize("num_envs", [1, 64, 1024, 4096])
+@pytest.mark.parametrize(
+    ("algorithm", "env"), [("sac", "pendulum"), ("sac", "chasing"), ("dqn", "cart_pole")]
+)
+def test_another_number_of_environments_gets_as_many_updates(
+    algorithm: str, env: str, num_envs: int
+) -> None:
+    made_for = PRESETS["sac", "*"] | PRESETS[algorithm, env]
+    values = preset(algorithm, env, num_envs) | {"num_envs": num_envs}
+    expected = total_updates(made_for)
+    # at least one update follows a rollout
+    assert total_updates(values) >= 0.99 * expected
+    assert total_updates(values) == pytest.approx(expected, rel=0.01) or values["updates"] == 1
+
+
+def test_an_update_for_each_step_stays_one() -> None:
+    for num_envs in (1, 8, 64):
+        assert preset("sac", "half_cheetah", num_envs)["updates"] == num_envs
+        assert preset("sac", "half_cheetah", num_envs)["total_steps"] == 1_000_000
+    # the actor is updated once in 4 updates
+    assert preset("redq", "hopper", 1)["updates"] == 4
+    assert preset("redq", "hopper", 3)["updates"] == 12
+
+
+def test_a_preset_without_updates_is_left_alone() -> None:
+    values = {"num_envs": 64, "total_steps": 100}
+    assert fit_updates(values, 128) == values
+    assert preset("ppo", "cart_pole", 8)["total_steps"] == 1_000_000
