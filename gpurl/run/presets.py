@@ -4,6 +4,7 @@ the command line win over them.
 
 import torch
 
+from gpurl.algorithms import config_class, resolve_algorithm
 from gpurl.checkpoints.plain_files import Json
 
 Preset = dict[str, Json]
@@ -272,20 +273,25 @@ def preset(algorithm: str, env: str, num_envs: object = None, device: object = "
             values |= FEW_PRESETS[key]
         else:
             values |= PRESETS.get(key, {})
-    return values if count is None else fit_updates(values, count)
+    if count is None or "updates" not in values:
+        return values
+    config = config_class(resolve_algorithm(algorithm))
+    return fit_updates(values, count, getattr(config, "policy_delay", 1))
 
 
-def fit_updates(values: Preset, num_envs: int) -> Preset:
+def fit_updates(values: Preset, num_envs: int, policy_delay: int) -> Preset:
     """A preset with `updates`, for another number of environments: with as many updates in all.
 
     With fewer environments, or where the preset has an update for each step of an environment, the
     updates after a step change with their number. Else the steps of each environment stay the
     same: more environments play more steps in all.
+
+    policy_delay: that of the algorithm, if the preset has none.
     """
     made_for, updates = values.get("num_envs"), values.get("updates")
     if not isinstance(made_for, int) or not isinstance(updates, int) or num_envs == made_for:
         return values
-    horizon, delay = values.get("horizon", 1), values.get("policy_delay", 1)
+    horizon, delay = values.get("horizon", 1), values.get("policy_delay", policy_delay)
     assert isinstance(horizon, int)
     assert isinstance(delay, int)
     if num_envs < made_for or updates >= made_for * horizon:

@@ -578,7 +578,7 @@ def test_what_is_known_of_a_task_wins_over_what_is_known_of_its_algorithm() -> N
         settings("td3", env)["num_envs"]
         for env in ("chasing", "gymnasium_cpu:Pendulum-v1", "pendulum")
     ]
-    assert num_envs == [64, 8, 64]
+    assert num_envs == [1024, 8, 64]
     assert settings("td3", "pendulum")["total_steps"] == 40_000
     assert settings("td3", "chasing")["total_steps"] == 1_000_000
 

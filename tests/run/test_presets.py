@@ -11,7 +11,6 @@ from gpurl.run.presets import (
     MAX_FEW,
     MUJOCO_TASKS,
     PRESETS,
-    fit_updates,
     preset,
 )
 from gpurl.run.settings import make_settings
@@ -115,9 +114,9 @@ def test_an_update_for_each_step_stays_one() -> None:
     # the actor is updated once in 4 updates
     assert preset("redq", "hopper", 1)["updates"] == 4
     assert preset("redq", "hopper", 3)["updates"] == 12
+    assert preset("td3", "gymnasium_cpu", 1)["updates"] == 2
+    assert preset("fast_sac", "hopper", 3)["updates"] == 4
 
 
 def test_a_preset_without_updates_is_left_alone() -> None:
-    values = {"num_envs": 64, "total_steps": 100}
-    assert fit_updates(values, 128) == values
     assert preset("ppo", "cart_pole", 8)["total_steps"] == 1_000_000
