@@ -4,11 +4,12 @@ from benchmarks.learning.case import Case, Settings
 
 # task: seconds of each training
 CLOCK_SECONDS = {"chasing": 120.0, "pendulum": 60.0, "half_cheetah": 600.0}
-# more steps than fit into the time, for evaluations at 20 points of it or fewer
+# more steps than fit into the time, with so many points that 10 to 50 of them are reached
 CLOCK_STEPS = {
-    "ppo": {"chasing": 40_000_000, "pendulum": 4_000_000, "half_cheetah": 4_000_000},
+    "ppo": {"chasing": 50_000_000, "pendulum": 10_000_000, "half_cheetah": 10_000_000},
     "": {"chasing": 1_000_000, "pendulum": 200_000, "half_cheetah": 500_000},
 }
+POINTS = 100
 CLOCK_ALGORITHMS = ("ppo", "sac", "fast_sac", "flash_sac", "td3", "fast_td3")
 
 
@@ -16,6 +17,8 @@ def _clock(algorithm: str, task: str, num_envs: int | None = None) -> Case:
     settings: Settings = {"max_seconds": CLOCK_SECONDS[task]}
     if task == "chasing":
         settings |= {"num_envs": num_envs}
+    if algorithm == "ppo" and task == "half_cheetah":
+        settings |= {"schedule": "constant"}  # the number of steps, and so an end, is not known
     return Case(
         "-".join(("clock", algorithm, task, *([str(num_envs)] if num_envs else []))),
         "wall_clock",
@@ -23,6 +26,7 @@ def _clock(algorithm: str, task: str, num_envs: int | None = None) -> Case:
         task,
         CLOCK_STEPS.get(algorithm, CLOCK_STEPS[""])[task],
         settings=settings,
+        points=POINTS,
     )
 
 

@@ -68,11 +68,16 @@ class Verdict:
     got: float | None
 
     @property
+    def is_reached(self) -> bool:
+        """Whether it was run and reached."""
+        return self.got is not None and self.got >= self.wanted
+
+    @property
     def word(self) -> str:
         """For the table."""
         if self.got is None:
             return "not run"
-        return "reached" if self.got >= self.wanted else "**not reached**"
+        return "reached" if self.is_reached else "**not reached**"
 
 
 def read_outcomes(folder: Path = results.FOLDER) -> dict[str, Outcome]:

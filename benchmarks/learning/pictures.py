@@ -2,6 +2,7 @@
 and its 95 % interval as a band.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,11 @@ from gpurl.run.plot import STYLE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLORS = ("#2463c2", "#e07b00", "#1a8f5a", "#7b4fb8", "#c23b3b", "#4aa3b5", "#8a6d3b", "#666666")
+COLORS = (
+    *("#2463c2", "#e07b00", "#1a8f5a", "#7b4fb8", "#c23b3b"),
+    *("#4aa3b5", "#8a6d3b", "#d46bb0", "#8fae2b", "#666666"),
+)
+MAX_SPREAD = 4.0  # of the ends of lines on a linear axis
 COLUMNS = 3
 PANEL = (4.0, 2.9)  # inches
 DPI = 110
@@ -88,12 +93,14 @@ def _panel(outcome: Outcome) -> str:
 
 def _draw_panel(axes: "Axes", title: str, members: list[Outcome], axis: str) -> None:
     label, coordinate = AXES[axis]
-    for color, outcome in zip(COLORS, members):
+    ends = []
+    for color, outcome in zip(itertools.cycle(COLORS), members):
         curves = [
             [(coordinate(point), point.mean_return) for point in seed.curve]
             for seed in outcome.seeds
         ]
         x, values = interpolate(curves)
+        ends.append(x[-1])
         line, low, high = band(values)
         name = outcome.case.trainer if outcome.case.group == "peers" else _line(outcome)
         axes.plot(x, line, color=color, linewidth=1.6, label=name)
@@ -106,6 +113,9 @@ def _draw_panel(axes: "Axes", title: str, members: list[Outcome], axis: str) -> 
                 axes.axhline(found[0], color="#999999", linestyle="--", linewidth=0.8)
     else:
         axes.legend(frameon=False, fontsize=7)
+    # short trainings beside long ones
+    if max(ends) > MAX_SPREAD * min(ends):
+        axes.set_xscale("log")
     axes.set_title(title, fontsize=9.5, loc="left")
     axes.set_xlabel(label)
     axes.set_ylabel("return")
@@ -113,5 +123,7 @@ def _draw_panel(axes: "Axes", title: str, members: list[Outcome], axis: str) -> 
 
 def _line(outcome: Outcome) -> str:
     """The case's name without the task."""
-    name = outcome.case.name.removeprefix("clock-")
-    return name.replace(f"-{outcome.case.task}", "")
+    case = outcome.case
+    if case.group == "wall_clock":
+        return case.algorithm
+    return case.name.replace(f"-{case.task}", "")

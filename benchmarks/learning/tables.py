@@ -171,22 +171,29 @@ def target_table(outcomes: Outcomes) -> list[str]:
     """Every target, reached or not."""
     header = ("case", "measure", "wanted", "got", "")
     rows = []
-    for each in verdicts(outcomes):
+    all_targets = verdicts(outcomes)
+    was_run = [each for each in all_targets if each.got is not None]
+    reached = sum(each.is_reached for each in was_run)
+    for each in all_targets:
         got = "" if each.got is None else number(each.got)
         rows.append((each.case.name, each.measure, number(each.wanted), got, each.word))
-    return markdown(header, rows)
+    summary = (
+        f"{reached} of {len(was_run)} targets are reached; {len(all_targets) - len(was_run)} more "
+        f"are not run."
+    )
+    return [summary, "", *markdown(header, rows)]
 
 
 def settings_table(outcomes: Outcomes) -> list[str]:
     """What each case was trained with, where that differs from the defaults; the commits."""
-    header = ("case", "settings", "commits")
-    rows = []
+    names: dict[tuple[str, str], list[str]] = {}
     for name, outcome in outcomes.items():
         values = json.loads(outcome.seeds[0].last["settings"])
         text = ", ".join(f"{key} {json.dumps(value)}" for key, value in values.items())
         commits = sorted({seed.last["commit"] for seed in outcome.seeds})
-        rows.append((name, f"`{text}`", ", ".join(commits)))
-    return markdown(header, rows)
+        names.setdefault((text, ", ".join(commits)), []).append(name)
+    rows = [(", ".join(same), f"`{text}`", commits) for (text, commits), same in names.items()]
+    return markdown(("cases", "settings", "commits"), rows)
 
 
 def source_list() -> list[str]:

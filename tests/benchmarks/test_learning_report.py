@@ -119,10 +119,11 @@ def test_the_page_shows_results_and_says_what_was_not_run(tmp_path: Path) -> Non
     )
     assert "| sac-hopper | 100 k | 15 [10, 20] | 15 | 60 s | 60 s | 1.0 |" in text
     assert "| ppo-lunar_lander | 300 k | not run | not run |  |  |  |" in text
-    assert "| ppo-pendulum | 60 s | 4 M | -150 | 1 |" in text
+    assert "| ppo-pendulum | 60 s | 10 M | -150 | 1 |" in text
     assert "| c51 | not run at 50 k | -80 at 100 k | not run at 100 k |" in text
     assert "(../benchmarks/results/learning/ppo.png)" in text
     assert "off_policy.png" not in text
+    assert "2 of 4 targets are reached; " in text  # of HalfCheetah both, of Hopper none
     assert all(f"- {column}: " in text for column in COLUMNS)
 
 
@@ -140,6 +141,17 @@ def test_numbers_are_short() -> None:
         "1 M",
         "1.02 M",
     ]
+
+
+def test_cases_with_the_same_settings_share_a_line(tmp_path: Path) -> None:
+    for name in ("ppo-half_cheetah", "ppo-hopper", "ppo-lunar_lander"):
+        write(name, [1.0], tmp_path)
+    lines = tables.settings_table(read_outcomes(tmp_path))[2:]
+    assert [line.split(" | ")[0] for line in lines] == [
+        "| ppo-half_cheetah, ppo-hopper",
+        "| ppo-lunar_lander",
+    ]
+    assert "num_envs 16" in lines[1]
 
 
 @pytest.mark.parametrize("axis", ["steps", "time"])
