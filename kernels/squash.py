@@ -27,9 +27,9 @@ from gpurl.kernels import c_library
 from gpurl.kernels.backend import refuse_second_derivative, use_c, use_triton
 from gpurl.kernels.rollout_policy import clipped
 
-LOG_STD_LIMITS = (-5.0, 2.0)  # the log standard deviation is clamped to them
+Limits = tuple[float, float]
+LOG_STD_LIMITS: Limits = (-5.0, 2.0)  # by default the log standard deviation is clamped to them
 LARGEST_ACTION = 1.0 - 1e-6  # of given actions: atanh(1) is infinite
-MIN_LOG_STD, MAX_LOG_STD = map(tl.constexpr, LOG_STD_LIMITS)
 LOG_2, HALF_LOG_2PI = tl.constexpr(math.log(2.0)), tl.constexpr(0.5 * math.log(2.0 * math.pi))
 TILE, NUM_WARPS = 256, 2  # a small tile of a program: a batch of 256 rows fills a GPU
 
@@ -52,12 +52,14 @@ def _log_tanh_derivative(u: Tensor) -> Tensor:
     return 2.0 * (LOG_2.value - size - softplus(-2.0 * size))
 
 
-def squashed_sample_reference(output: Tensor, noise: Tensor) -> Squashed:
+def squashed_sample_reference(
+    output: Tensor, noise: Tensor, limits: Limits = LOG_STD_LIMITS
+) -> Squashed:
     """The specification, of any dtype: action and log_prob are those of `squashed_sample`."""
     # u = mean + step
     mean, unlimited = output.chunk(2, dim=-1)
     noise = noise.to(output.dtype)
-    log_std = unlimited.clamp(*LOG_STD_LIMITS)
+    log_std = unlimited.clamp(*limits)
     step = log_std.exp() * noise
     u = mean + step
     # log-probability of the noise, minus the logarithm of the squashing's derivative
@@ -94,7 +96,8 @@ def _tile_of(B, A: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_A: tl.constexpr):
 @triton.jit(do_not_specialize=["B"])
 def squashed_sample_kernel(
     output_ptr, noise_ptr, action_ptr, log_prob_ptr, step_ptr, is_free_ptr, B,
-    A: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_A: tl.constexpr,
+    A: tl.constexpr, MIN_LOG_STD: tl.constexpr, MAX_LOG_STD: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_A: tl.constexpr,
 ):  # fmt: skip
     """A program samples BLOCK_B rows; exp(-2|u|) gives both tanh and the log of its derivative."""
     row, column, inside = _tile_of(B, A, BLOCK_B, BLOCK_A)
@@ -153,7 +156,9 @@ def _tile(num_actions: int) -> tuple[int, int]:
     return max(TILE // block_a, 1), block_a
 
 
-def squashed_sample_triton(output: Tensor, noise: Tensor) -> Squashed:
+def squashed_sample_triton(
+    output: Tensor, noise: Tensor, limits: Limits = LOG_STD_LIMITS
+) -> Squashed:
     """`squashed_sample_reference` in one launch."""
     num_rows, num_actions = noise.shape
     sample = _empty(noise)
@@ -161,7 +166,8 @@ def squashed_sample_triton(output: Tensor, noise: Tensor) -> Squashed:
     squashed_sample_kernel[(triton.cdiv(num_rows, block_b),)](
         output.contiguous(), noise.contiguous(), *sample[:3], sample.is_free.view(torch.uint8),
         num_rows,
-        A=num_actions, BLOCK_B=block_b, BLOCK_A=block_a, num_warps=NUM_WARPS,
+        A=num_actions, MIN_LOG_STD=limits[0], MAX_LOG_STD=limits[1],
+        BLOCK_B=block_b, BLOCK_A=block_a, num_warps=NUM_WARPS,
     )  # fmt: skip
     return sample
 
@@ -204,7 +210,7 @@ def _with_dense_rows(gradient: Tensor) -> Tensor:
 # ---- C ----
 
 
-def squashed_sample_c(output: Tensor, noise: Tensor) -> Squashed:
+def squashed_sample_c(output: Tensor, noise: Tensor, limits: Limits = LOG_STD_LIMITS) -> Squashed:
     """`squashed_sample_reference` in one pass."""
     output = output.contiguous()
     noise = noise.contiguous()
@@ -213,7 +219,7 @@ def squashed_sample_c(output: Tensor, noise: Tensor) -> Squashed:
     c_library.functions().squashed_sample(
         *c_library.pointers(output, noise),
         *c_library.integers(*noise.shape),
-        *map(ctypes.c_float, LOG_STD_LIMITS),
+        *map(ctypes.c_float, limits),
         *c_library.pointers(term, *sample),
     )
     return sample
@@ -239,11 +245,13 @@ def squashed_backward_c(
 # ---- dispatch and autograd ----
 
 
-def squashed_sample(output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def squashed_sample(
+    output: Tensor, noise: Tensor, limits: Limits = LOG_STD_LIMITS
+) -> tuple[Tensor, Tensor]:
     """(action [B, A] in [-1, 1], its log-probability [B]), once differentiable by `output`.
 
     output: [B, 2A], means before log standard deviations; noise: [B, A] standard normal, of the
-    same dtype. Other dtypes than float32 take the reference.
+    same dtype; limits: of the log standard deviation. Other dtypes than float32 take the reference.
     """
     # C and Triton would read other memory
     if noise.dim() != 2 or output.shape != (noise.shape[0], 2 * noise.shape[1]):
@@ -253,14 +261,15 @@ def squashed_sample(output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         )
     is_float = output.dtype == noise.dtype == torch.float32
     if not is_float or not (use_triton(output) or use_c(output)):
-        return squashed_sample_reference(output, noise)[:2]
+        return squashed_sample_reference(output, noise, limits)[:2]
     if output.requires_grad and torch.is_grad_enabled():
-        return _SquashedSample.apply(output, noise)
-    return _sample(output, noise)[:2]
+        return _SquashedSample.apply(output, noise, limits)
+    return _sample(output, noise, limits)[:2]
 
 
-def _sample(output: Tensor, noise: Tensor) -> Squashed:
-    return (squashed_sample_triton if use_triton(output) else squashed_sample_c)(output, noise)
+def _sample(output: Tensor, noise: Tensor, limits: Limits) -> Squashed:
+    sample = squashed_sample_triton if use_triton(output) else squashed_sample_c
+    return sample(output, noise, limits)
 
 
 class _SquashedSample(torch.autograd.Function):
@@ -268,20 +277,20 @@ class _SquashedSample(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: FunctionCtx, output: Tensor, noise: Tensor
+        ctx: FunctionCtx, output: Tensor, noise: Tensor, limits: Limits
     ) -> tuple[Tensor, Tensor]:
-        sample = _sample(output, noise)
+        sample = _sample(output, noise, limits)
         ctx.save_for_backward(*sample)
         return sample.action, sample.log_prob
 
     @staticmethod
     def backward(
         ctx: Any, action_gradient: Tensor, log_prob_gradient: Tensor
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, None, None]:
         refuse_second_derivative()
         sample = Squashed(*ctx.saved_tensors)
         backward = squashed_backward_triton if use_triton(sample.action) else squashed_backward_c
-        return backward(sample, action_gradient, log_prob_gradient), None
+        return backward(sample, action_gradient, log_prob_gradient), None, None
 
 
 def squashed_mode(output: Tensor) -> Tensor:

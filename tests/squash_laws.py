@@ -144,3 +144,12 @@ def rows_do_not_depend_on_their_batch(sample: Sample, backward: Backward) -> Non
         few = sample(output[rows], noise[rows])
         assert all(torch.equal(one, other[rows]) for one, other in zip(few, many))
         assert torch.equal(backward(few, noise[rows], of_log_prob[rows]), gradient[rows])
+
+
+def other_limits_apply(sample: Callable[..., Squashed]) -> None:
+    """Limits that are given take the place of LOG_STD_LIMITS."""
+    log_std = torch.tensor([[-12.0], [-10.0], [-7.0], [1.0], [1.5], [3.0]])
+    output, noise = torch.cat((torch.zeros(6, 1), log_std), 1), torch.ones(6, 1)
+    got = sample(output, noise, (-10.0, 1.0))
+    torch.testing.assert_close(got.step, log_std.clamp(-10.0, 1.0).exp())
+    assert got.is_free.flatten().tolist() == [False, True, True, True, False, False]

@@ -32,7 +32,9 @@ def best_return(folder: Path, algorithm: str, env: str, expected: float, **setti
     return run.outcome.evaluation["eval/mean_reward"]
 
 
-@pytest.mark.parametrize("algorithm", ["td3", "sac", "mod_sac", "redq", "fast_td3", "fast_sac"])
+@pytest.mark.parametrize(
+    "algorithm", ["td3", "sac", "mod_sac", "redq", "fast_td3", "fast_sac", "flash_sac"]
+)
 def test_actors_learn_pendulum_from_a_replay(tmp_path: Path, algorithm: str) -> None:
     """From about -1200. To -200, with the networks of their presets, in benchmarks/learning;
     DDPG: tests/algorithms/test_off_policy.py.

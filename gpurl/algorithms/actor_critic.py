@@ -239,10 +239,17 @@ class OffPolicyActorCritic(OffPolicy):
     @torch.no_grad()
     def critic_target(self, batch: Batch) -> Tensor:
         """The targets of the critics: [B], or of distributions [B, atoms]."""
-        config = self.config
-        reward, discount = batch["reward"], batch["discount"]
         action, entropy_cost = self.next_action(batch["next_obs"])
         output = self.target_outputs(torch.cat((batch["next_obs"], action), 1))
+        return self.bellman_target(batch, output, entropy_cost)
+
+    def bellman_target(self, batch: Batch, output: Tensor, entropy_cost: Tensor | None) -> Tensor:
+        """[B], or of distributions [B, atoms]: reward + discount (next value - entropy_cost) of
+        the target critics' output [E, B, 1 or atoms] for the next actions; entropy_cost: as
+        `next_action` gives it.
+        """
+        config = self.config
+        reward, discount = batch["reward"], batch["discount"]
         if not config.atoms:
             value = self._aggregate(output.squeeze(2), config.target_aggregate)
             value = value if entropy_cost is None else value - entropy_cost
@@ -282,9 +289,14 @@ class OffPolicyActorCritic(OffPolicy):
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
         """(loss 0-d of all critics; metrics, "td_error" [B] among them)."""
-        target, weight = self.critic_target(batch), batch["weight"]
-        output = self.q_outputs(batch["obs"], batch["action"])
-        values = self._expected(output)
+        target = self.critic_target(batch)
+        return self.loss_of(self.q_outputs(batch["obs"], batch["action"]), target, batch)
+
+    def loss_of(self, output: Tensor, target: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        """(loss, metrics) as `critic_loss` returns them, of the critics' output [E, B, 1 or atoms]
+        and their target [B] or [B, atoms].
+        """
+        values, weight = self._expected(output), batch["weight"]
         if self.config.atoms:
             loss, error = categorical_td_loss(output, target, weight)
         else:

@@ -14,7 +14,7 @@ from gpurl.algorithms.base import Metrics, PolicyState
 from gpurl.algorithms.off_policy import Batch
 from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
-from gpurl.kernels.squash import squashed_mode, squashed_sample
+from gpurl.kernels.squash import LOG_STD_LIMITS, squashed_mode, squashed_sample
 from gpurl.nn.optimizer import FlatAdam
 
 # limits of the log temperature, 1.5e-8 and 6.6e7: with a target entropy that cannot be reached it
@@ -53,6 +53,7 @@ class SAC(OffPolicyActorCritic):
     config: SACConfig
     discrete_form = "discrete_sac"
     log_temperature_limits = LOG_TEMPERATURE_LIMITS
+    log_std_limits = LOG_STD_LIMITS
 
     def make_networks(self) -> None:
         super().make_networks()
@@ -89,14 +90,21 @@ class SAC(OffPolicyActorCritic):
 
     def explore(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
         noise = self.action_random.normal((self.num_actions,))
-        return squashed_sample(self.actor(obs).squeeze(0), noise)[0], policy_state
+        return self.sample_action(self.actor(obs).squeeze(0), noise)[0], policy_state
+
+    def sample_action(self, output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """(action [B, A], its log-probability [B]) of the actor's output [B, 2A] and standard
+        normal noise [B, A].
+        """
+        return squashed_sample(output, noise, self.log_std_limits)
 
     def greedy(self, obs: Tensor) -> Tensor:
         return squashed_mode(self.actor(obs).squeeze(0))
 
     def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
         output = (self.target_actor or self.actor)(next_obs).squeeze(0)
-        action, log_prob = squashed_sample(output, self.update_random.normal((self.num_actions,)))
+        noise = self.update_random.normal((self.num_actions,))
+        action, log_prob = self.sample_action(output, noise)
         return action, log_prob * self.temperature.value()
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
@@ -106,7 +114,8 @@ class SAC(OffPolicyActorCritic):
         """(mean of temperature log p(a) - Q(obs, a), metrics), a sampled from the actor's output
         [B, 2A] at obs [B, D]: Haarnoja et al. 2018, equation 12.
         """
-        action, log_prob = squashed_sample(output, self.update_random.normal((self.num_actions,)))
+        noise = self.update_random.normal((self.num_actions,))
+        action, log_prob = self.sample_action(output, noise)
         temperature = self.temperature.value().detach()
         loss = (temperature * log_prob - self.actor_value(obs, action)).mean()
         entropy = -log_prob.detach().mean()

@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,8 @@ ACTIVATE = {
 class BodyConfig:
     """Shape of the hidden layers of a network."""
 
+    bodies: ClassVar[tuple[str, ...]] = ("mlp", "simba", "bro")
+
     hidden: tuple[int, ...] = (256, 256)
     """Units of the hidden layers. For simba and bro of the residual blocks, all alike."""
     activation: str = "relu"
@@ -48,9 +50,7 @@ class BodyConfig:
     """mlp, or residual blocks: simba (Lee et al. 2024) or bro (Nauman et al. 2024)."""
 
     def __post_init__(self) -> None:
-        check_choices(
-            self, {"activation": ("tanh", "elu", "relu"), "body": ("mlp", "simba", "bro")}
-        )
+        check_choices(self, {"activation": ("tanh", "elu", "relu"), "body": self.bodies})
         if min(self.hidden, default=1) < 1:
             raise UsageError(f"hidden must be at least 1, got {self.hidden}")
         if self.body == "mlp":

@@ -188,6 +188,16 @@ class FlatAdam:
                 copy.copy_(buffer)
         return adam_step(state, self.gradient, self.learning_rate, self.options, losses)
 
+    @torch.no_grad()
+    def move_target(self, norm: Tensor) -> None:
+        """Polyak averaging after a step with move_target=False, for weights that were changed in
+        between. norm: what the step returned; if it is not finite, nothing changes.
+        """
+        assert self.target is not None
+        moved = torch.lerp(self.target, self.flat, self.options.tau)
+        # by selection: 0 times NaN is NaN
+        self.target.copy_(torch.where(norm.isfinite(), moved, self.target))
+
     @staticmethod
     def reduce(gradient: Tensor) -> None:
         """Hook: change the flat `gradient` [P] in place, to sum it over ranks for example."""

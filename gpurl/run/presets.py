@@ -35,6 +35,18 @@ CHASING: Preset = {
     "total_steps": 2_000_000,
     "learning_starts": 20_480,
 }
+FLASH_PENDULUM: Preset = {
+    "num_envs": 64,
+    "total_steps": 40_000,
+    "horizon": 1,
+    "updates": 8,
+    "batch_size": 256,
+    "learning_starts": 1280,
+    "replay_size": 100_000,
+    "learning_rate": 1e-3,
+    "actor_network": {"hidden": [64, 64]},
+    "critic_network": {"hidden": [64, 64]},
+}
 FAST_PENDULUM: Preset = {
     "num_envs": 128,
     "total_steps": 50_000,
@@ -50,6 +62,25 @@ FAST_PENDULUM: Preset = {
     "v_max": 0.0,
     "actor_network": {"hidden": [64, 64]},
     "critic_network": {"hidden": [128, 128]},
+}
+# the settings of FlashSAC's authors for robots on a GPU (scripts/run_mujoco_playground.sh there)
+MANY_FLASH: Preset = {
+    "num_envs": 1024,
+    "horizon": 1,
+    "updates": 2,
+    "batch_size": 2048,
+    "learning_starts": 100_000,
+    "replay_size": 10_000_000,
+    "total_steps": 50_000_000,
+}
+# and for Gymnasium's MuJoCo tasks (scripts/run_mujoco.sh there)
+FEW_FLASH: Preset = {
+    "num_envs": 1,
+    "horizon": 2,
+    "updates": 2,
+    "batch_size": 512,
+    "learning_starts": 10_000,
+    "total_steps": 1_000_000,
 }
 CART_POLE: Preset = {
     "num_envs": 32,
@@ -165,6 +196,9 @@ PRESETS: dict[tuple[str, str], Preset] = {
         for name in (*REPLAYING, "bc")
     },
     **{(name, "gymnasium_cpu"): FEW_ENVS for name in ("fast_td3", "fast_sac")},
+    ("flash_sac", "*"): FEW_ENVS | {"horizon": 1, "updates": 8},
+    ("flash_sac", "gymnasium_cpu"): FEW_FLASH,
+    **{("flash_sac", name): MANY_FLASH for name in ("isaac_gym", "isaac_lab", *MUJOCO_TASKS)},
     **{(name, "pendulum"): PENDULUM for name in ("sac", "mod_sac")},
     **{(name, "pendulum"): PENDULUM | DETERMINISTIC for name in ("ddpg", "td3")},
     **{(name, "chasing"): CHASING | {"initial_temperature": 0.02} for name in ("sac", "mod_sac")},
@@ -172,6 +206,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("bc", "pendulum"): {"actor_network": SMALL_NETWORK},  # for actor_from
     ("redq", "pendulum"): PENDULUM | dict(num_critics=5, updates=8, policy_delay=2),
     **{(name, "pendulum"): FAST_PENDULUM for name in ("fast_td3", "fast_sac")},
+    ("flash_sac", "pendulum"): FLASH_PENDULUM,
     ("dqn", "cart_pole"): CART_POLE,
     ("rainbow", "cart_pole"): CART_POLE | {"v_min": 0.0, "v_max": 10.0},
     ("pqn", "cart_pole"): dict(num_envs=32, horizon=64, total_steps=300_000, reward_scale=0.1),
@@ -247,6 +282,7 @@ FEW_PRESETS: dict[tuple[str, str], Preset] = {
     },
     **{("redq", task): FEW_REDQ for task in MUJOCO_TASKS},
     **{(name, task): FEW_FAST for name in ("fast_td3", "fast_sac") for task in MUJOCO_TASKS},
+    **{("flash_sac", task): FEW_FLASH for task in MUJOCO_TASKS},
     # a deterministic actor explores little, so more random actions come first
     **{
         (name, task): ONE_UPDATE_A_STEP | {"learning_starts": 25_000}

@@ -581,6 +581,7 @@ def squash_cases(num_actions: int, registers: int, vectors: tuple[int, int] = (0
     """The draw and its way back; `vectors` of the draw."""
     block_b, block_a = squash._tile(num_actions)
     constants = {"A": num_actions, "BLOCK_B": block_b, "BLOCK_A": block_a}
+    limits = dict(zip(("MIN_LOG_STD", "MAX_LOG_STD"), squash.LOG_STD_LIMITS))
     # Triton makes a constant of an integer that is 1
     ones = {"log_prob_stride": 1} | ({"action_stride": 1} if num_actions == 1 else {})
     draw_types, backward_types = (
@@ -592,7 +593,7 @@ def squash_cases(num_actions: int, registers: int, vectors: tuple[int, int] = (0
         Case(
             squash.squashed_sample_kernel,
             draw_types,
-            constants,
+            constants | limits,
             registers,
             squash.NUM_WARPS,
             vectors=vectors,

@@ -125,6 +125,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("tests.tiny_envs:HiddenAlternating", {}),
     ("pendulum", {"algorithm": "ddpg"}),
     ("pendulum", {"algorithm": "fast_sac"}),
+    ("pendulum", {"algorithm": "flash_sac", "noise_span": 3}),
     ("pendulum", {"algorithm": "bc"}),
     ("pendulum", {"network": {"trunk": "tests.nn.test_own_network:Centred"}}),
 ]

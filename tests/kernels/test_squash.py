@@ -173,6 +173,11 @@ def test_what_is_not_finite_goes_through(sample: Sample, backward: Backward) -> 
     squash_laws.a_broken_row_stays_in_itself(sample, backward)
 
 
+@FORMS
+def test_other_limits_apply(sample: Sample, backward: Backward) -> None:
+    squash_laws.other_limits_apply(sample)
+
+
 @needs_c
 def test_rows_do_not_depend_on_their_batch() -> None:
     squash_laws.rows_do_not_depend_on_their_batch(squashed_sample_c, squashed_backward_c)

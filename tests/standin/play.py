@@ -95,11 +95,11 @@ def off_policy_cases() -> dict[str, tuple[str, str, Settings]]:
     """All that replay, and their options."""
     every = dict[str, tuple[str, str, Settings]]()
     tasks = dict.fromkeys(("ddpg", "td3", "sac", "redq", "mod_sac"), "pendulum")
-    tasks |= dict.fromkeys(("fast_td3", "fast_sac"), "chasing")
+    tasks |= dict.fromkeys(("fast_td3", "fast_sac", "flash_sac"), "chasing")
     tasks |= dict.fromkeys(("dqn", "rainbow", "discrete_sac"), "cart_pole")
     for algorithm, env in (tasks | {"vdn": "two_step_game"}).items():
         # every update is one of the actor, too
-        delay = {"policy_delay": 1} if algorithm in ("redq", "fast_sac") else {}
+        delay = {"policy_delay": 1} if algorithm in ("redq", "fast_sac", "flash_sac") else {}
         every[algorithm] = algorithm, env, EVEN | REPLAY | delay
         if algorithm in ("ddpg", "sac", "dqn", "rainbow", "vdn"):  # the others are as these
             every[f"{algorithm}, 1 row"] = algorithm, env, ONE | ONE_ROW | delay

@@ -63,7 +63,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "pqn cart_pole": ("pqn", "cart_pole", SHORT),
     **{
         f"{name} pendulum": (name, "pendulum", REPLAY)
-        for name in ("ddpg", "td3", "sac", "redq", "mod_sac", "fast_td3", "fast_sac")
+        for name in ("ddpg", "td3", "sac", "redq", "mod_sac", "fast_td3", "fast_sac", "flash_sac")
     },
     **{
         f"{name} cart_pole": (name, "cart_pole", REPLAY)

@@ -35,6 +35,10 @@ def test_what_is_not_finite_goes_through() -> None:
     squash_laws.a_broken_row_stays_in_itself(squashed_sample_triton, squashed_backward_triton)
 
 
+def test_other_limits_apply() -> None:
+    squash_laws.other_limits_apply(squashed_sample_triton)
+
+
 def test_rows_do_not_depend_on_their_batch() -> None:
     squash_laws.rows_do_not_depend_on_their_batch(squashed_sample_triton, squashed_backward_triton)
 

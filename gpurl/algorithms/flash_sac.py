@@ -1,0 +1,264 @@
+"""FlashSAC (Kim et al. 2026): SAC with weights of fixed length, batch norms, categorical critics
+of scaled rewards, and exploration noise that lasts for several steps.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gpurl.algorithms.base import Metrics, PolicyState
+from gpurl.algorithms.off_policy import Batch
+from gpurl.algorithms.sac import SAC, SACConfig
+from gpurl.buffers.rollout import RolloutBuffer
+from gpurl.checks import check_numbers
+from gpurl.errors import UsageError
+from gpurl.kernels.random import CounterRandom
+from gpurl.nn.batch_norm import batch_statistics
+from gpurl.nn.mlp import Layer, Sequential
+from gpurl.nn.optimizer import call_loss
+from gpurl.nn.reward_scaler import RewardScaler
+from gpurl.nn.unit_network import UnitBodyConfig, make_unit_network, project_
+
+
+@dataclass(frozen=True)
+class FlashSACConfig(SACConfig):
+    """Settings of FlashSAC (arXiv 2604.04539), of the authors' code for MuJoCo with one environment
+    (github.com/Holiday-Robot/FlashSAC: configs/agent/flashSAC.yaml, scripts/run_mujoco.sh).
+
+    Different from that code: the learning rates of actor and temperature fall as fast as that of
+    the critics (half as fast there, since their schedule counts the actor's updates); each
+    environment has its own spans of noise, which end with the episode (one for all environments
+    there); the return of an episode starts with its first reward (with the last one of the
+    episode before there).
+    """
+
+    schedules: ClassVar[tuple[str, ...]] = (*SACConfig.schedules, "cosine")
+    fixed: ClassVar[tuple[str, ...]] = (*SACConfig.fixed, "normalize_rewards")
+
+    # two steps and two updates in place of one each: the actor is updated every second time
+    horizon: int = 2
+    updates: int = 2
+    policy_delay: int = 2
+    batch_size: int = 512
+    learning_starts: int = 10_000
+    tau: float = 0.01
+    atoms: int = 101
+    v_min: float = -5.0
+    v_max: float = 5.0
+    initial_temperature: float = 0.01
+    schedule: str = "cosine"
+    """Learning rate over time: constant, linear (to 0) or cosine (to final_rate times itself)."""
+    final_rate: float = 0.5
+    """Learning rate at the end of the cosine schedule, as a fraction of that at its start."""
+    target_std: float = 0.15
+    """The entropy that the temperature aims at, by default: that of normal actions with this
+    standard deviation.
+    """
+    noise_span: int = 16
+    """Most steps that the noise of an action lasts; 1: new noise in every step."""
+    noise_exponent: float = 2.0
+    """Noise lasts n steps with a probability in proportion to n to the power of minus this."""
+    normalize_rewards: bool = True
+    """Divide rewards by the running standard deviation of discounted returns, and by more where
+    it takes more to bring all returns so far within v_max.
+    """
+    actor_network: UnitBodyConfig = field(default_factory=UnitBodyConfig)
+    critic_network: UnitBodyConfig = field(
+        default_factory=lambda: UnitBodyConfig(hidden=(256, 256))
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(
+            self,
+            {"noise_span": 1},
+            ("final_rate", "target_std", "noise_exponent"),
+            zero_to_one=("final_rate",),
+        )
+        if self.normalize_rewards and self.v_max <= 0:
+            raise UsageError(
+                f"normalize_rewards brings returns within v_max: wanted one above 0, got "
+                f"{self.v_max}"
+            )
+        if self.normalize_rewards and self.fit_returns:
+            raise UsageError(
+                "fit_returns takes rewards as they are: leave it out or set normalize_rewards "
+                "to False"
+            )
+
+
+class FlashSAC(SAC):
+    """SAC whose losses normalise with the statistics of observations and next observations
+    together, as its policy will meet both (flash_rl/agents/flashSAC/update.py there).
+    """
+
+    config: FlashSACConfig
+    span_cdf: Tensor  # [noise_span], see `zeta_cdf`
+    # layer.py there, NormalTanhPolicy: `LogStdLimits` keeps the outputs within
+    log_std_limits = (-10.0, 2.0)
+
+    def make_networks(self) -> None:
+        super().make_networks()
+        config = self.config
+        self.reward_scaler = (
+            RewardScaler(self.num_envs, config.gamma, config.v_max)
+            if config.normalize_rewards
+            else None
+        )
+        spans = zeta_cdf(config.noise_exponent, config.noise_span)
+        self.register_buffer("span_cdf", spans, persistent=False)
+
+    def make_actor(self) -> Sequential:
+        head = LogStdLimits(self.log_std_limits)
+        sizes = self.num_inputs, self.actor_outputs()
+        return make_unit_network(1, *sizes, self.config.actor_network, head)
+
+    def make_critics(self, count: int) -> Sequential:
+        config = self.config
+        sizes = self.num_inputs + self.num_actions, max(config.atoms, 1)
+        return make_unit_network(count, *sizes, config.critic_network)
+
+    def default_target_entropy(self) -> float:
+        """Of independent normal actions with target_std (agent.py there)."""
+        return 0.5 * self.num_actions * math.log(2.0 * math.pi * math.e * self.config.target_std**2)
+
+    def schedule(self, progress: float, steps: int) -> None:
+        super().schedule(progress, steps)
+        if self.config.schedule == "cosine":
+            share = 0.5 + 0.5 * math.cos(math.pi * min(progress, 1.0))
+            final = self.config.final_rate
+            for optimizer in self.optimizers.values():
+                optimizer.learning_rate.fill_(
+                    optimizer.initial_rate * (final + (1.0 - final) * share)
+                )
+
+    # ---- acting ----
+
+    def initial_policy_state(self, num_envs: int) -> PolicyState:
+        """The noise [N, A], and for how many more steps it lasts [N, 1]."""
+        sizes = (self.num_actions, 1)
+        return tuple(torch.zeros(num_envs, size, device=self.device) for size in sizes)
+
+    def explore(self, obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+        last_noise, left = policy_state
+        noise, left = repeat_noise(last_noise, left, self.span_cdf, self.action_random)
+        return self.sample_action(self.actor(obs).squeeze(0), noise)[0], (noise, left)
+
+    # ---- rewards ----
+
+    def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
+        if self.reward_scaler is not None:
+            ended = buffer["terminated"] | buffer["truncated"]
+            self.reward_scaler.record(buffer["reward"], ended, buffer.columns.get("valid"))
+        return super().prepare(buffer)
+
+    def sample_batch(self) -> Batch:
+        batch = super().sample_batch()
+        if self.reward_scaler is not None:
+            batch["reward"] = self.reward_scaler(batch["reward"])
+        return batch
+
+    def mark_episode_break(self, mask: Tensor | None = None) -> None:
+        super().mark_episode_break(mask)
+        if self.reward_scaler is not None:
+            self.reward_scaler.begin_episodes(mask)
+
+    # ---- learning ----
+
+    def update_step(self, batch: Batch, number: int) -> Metrics:
+        """The actor goes first, so the critics' target is of its new actions."""
+        metrics = self.actor_step(batch) if number % self.config.policy_delay == 0 else {}
+        return metrics | self.critic_step(batch, move_target=True)
+
+    def critic_step(self, batch: Batch, move_target: bool) -> Metrics:
+        loss, metrics = call_loss(self.critic_loss, batch)
+        optimizer = self.optimizers["critic"]
+        norm = optimizer.step(loss, move_target=False, of=self.critic_loss)
+        # the target averages weights of the right length
+        project_(self.critic, norm.isfinite())
+        if move_target:
+            optimizer.move_target(norm)
+        return metrics | {"critic_grad_norm": norm}
+
+    def actor_optimizer_step(self, loss: Tensor) -> Tensor:
+        norm = super().actor_optimizer_step(loss)
+        project_(self.actor, norm.isfinite())
+        return norm
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        rows = len(batch["obs"])
+        # both pairs in one forward pass: their statistics are of both
+        with torch.no_grad():
+            next_action, entropy_cost = self.next_action(batch["next_obs"])
+            now = torch.cat((batch["obs"], batch["action"]), 1)
+            inputs = torch.cat((now, torch.cat((batch["next_obs"], next_action), 1)))
+            # nobody reads running statistics of the target
+            with batch_statistics(self.target_critic, *self._drawn_critics, tracks=False):
+                next_output = self.target_outputs(inputs)[:, rows:]
+            target = self.bellman_target(batch, next_output, entropy_cost)
+        with batch_statistics(self.critic):
+            output = self.critic(inputs)[:, :rows]
+        return self.loss_of(output, target, batch)
+
+    def actor_loss(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        with batch_statistics(self.actor):
+            output = self.actor(torch.cat((batch["obs"], batch["next_obs"]))).squeeze(0)
+        return self.soft_actor_loss(batch["obs"], output[: len(batch["obs"])])
+
+    def temperature_loss(self, entropy: Tensor) -> Tensor:
+        """0-d, linear in the temperature itself (update.py there), not in its logarithm."""
+        return self.temperature.value() * (entropy - self.target_entropy)
+
+    # ---- states ----
+
+    def extra_state(self) -> dict[str, Any]:
+        state = super().extra_state()
+        if self.reward_scaler is not None:
+            state["returned"] = self.reward_scaler.returned
+        return state
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        super().load_extra_state(state)
+        scaler = self.reward_scaler
+        # episodes of another number of environments start anew
+        if scaler is not None and scaler.returned.shape == state["returned"].shape:
+            scaler.returned.copy_(state["returned"])
+
+
+class LogStdLimits(Layer):
+    """[..., 2A] -> the means as they are, the log standard deviations between two limits by tanh:
+    min + (max - min) (1 + tanh x) / 2.
+    """
+
+    def __init__(self, limits: tuple[float, float]) -> None:
+        super().__init__()
+        self.middle = 0.5 * (limits[0] + limits[1])
+        self.reach = 0.5 * (limits[1] - limits[0])
+
+    def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
+        mean, raw = x.chunk(2, dim=-1)
+        return torch.cat((mean, raw.tanh() * self.reach + self.middle), -1)
+
+
+def zeta_cdf(exponent: float, count: int) -> Tensor:
+    """[count] the probability of at most n under p(n) ~ n^-exponent, n from 1 to `count`."""
+    weight = torch.arange(1, count + 1, dtype=torch.float64) ** -exponent
+    return (weight.cumsum(0) / weight.sum()).float()
+
+
+def repeat_noise(
+    noise: Tensor, left: Tensor, span_cdf: Tensor, random: CounterRandom
+) -> tuple[Tensor, Tensor]:
+    """(the noise [N, A] of this step, for how many more steps it lasts [N, 1]).
+
+    noise: of the last step; left: for how many steps more it lasts; where that is 0, it is drawn
+    anew, and for how long with `span_cdf` [S].
+    """
+    fresh = random.normal(noise.shape[1:])
+    # the number of spans that are too short for this uniform number; the last one is the longest
+    span = 1.0 + (random.uniform(shape=(1,)) >= span_cdf[:-1]).sum(1, keepdim=True)
+    begins = left == 0.0
+    return torch.where(begins, fresh, noise), torch.where(begins, span, left) - 1.0

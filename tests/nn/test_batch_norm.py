@@ -1,0 +1,127 @@
+"""Batch norms of stacked members against torch's own of one member, in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gpurl.nn.batch_norm import EPSILON, MOMENTUM, BatchNorm, batch_statistics
+
+MEMBERS, ROWS, SIZE = 3, 6, 4
+pytestmark = pytest.mark.usefixtures("_in_float64")
+
+
+def make(activation: str = "none") -> BatchNorm:
+    torch.manual_seed(0)
+    norm = BatchNorm(MEMBERS, SIZE, activation)
+    for parameter in norm.parameters():
+        parameter.data += torch.randn_like(parameter)
+    return norm
+
+
+def inputs(seed: int = 1, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    shape = shape or (MEMBERS, ROWS, SIZE)
+    return torch.randn(*shape, generator=generator) * torch.linspace(0.1, 30.0, SIZE) + 5.0
+
+
+def torchs(norm: BatchNorm, x: Tensor, running: tuple[Tensor, Tensor], batch: bool) -> Tensor:
+    """[E, B, D] by torch, one member after the other; moves `running`, each [E, D]."""
+    outputs = [
+        functional.batch_norm(rows, mean, variance, gain[0], shift[0], batch, MOMENTUM, EPSILON)
+        for rows, mean, variance, gain, shift in zip(
+            x.expand(MEMBERS, -1, -1), *running, norm.gain, norm.shift
+        )
+    ]
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_outputs_gradients_and_running_statistics_are_torchs(shared: bool) -> None:
+    norm = make()
+    running = torch.zeros(MEMBERS, SIZE), torch.ones(MEMBERS, SIZE)
+    for step in range(3):
+        x = inputs(step, ROWS, SIZE) if shared else inputs(step)
+        x.requires_grad_()
+        with batch_statistics(norm):
+            y = norm(x)
+        expected = torchs(norm, x, running, batch=True)
+        torch.testing.assert_close(y, expected)
+        of = (x, norm.gain, norm.shift)
+        weight = inputs(step + 9)
+        got = torch.autograd.grad((y * weight).sum(), of)
+        for each, wanted in zip(got, torch.autograd.grad((expected * weight).sum(), of)):
+            torch.testing.assert_close(each, wanted, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(norm.running_mean.squeeze(1), running[0])
+    torch.testing.assert_close(norm.running_variance.squeeze(1), running[1])
+    # acting
+    torch.testing.assert_close(norm(x), torchs(norm, x, running, batch=False))
+
+
+def test_parameters_have_a_gradient_where_the_input_needs_none() -> None:
+    norm = make()
+    with batch_statistics(norm):
+        of_gain, of_shift = torch.autograd.grad(norm(inputs()).sum(), list(norm.parameters()))
+    torch.testing.assert_close(of_gain, torch.zeros_like(of_gain), atol=1e-12, rtol=0)
+    assert (of_shift == ROWS).all()
+
+
+def test_acting_rows_do_not_depend_on_each_other_and_change_nothing() -> None:
+    norm, x = make("relu"), inputs()
+    with batch_statistics(norm):
+        norm(x)
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    together = norm(x)
+    assert (together >= 0).all()
+    torch.testing.assert_close(norm(x[:, 2:3]), together[:, 2:3])
+    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
+
+
+def test_the_statistics_are_the_batchs_inside_the_block_only() -> None:
+    norm, other = make(), make()
+
+    def stop() -> None:
+        with batch_statistics(norm):
+            assert norm.uses_batch
+            assert not other.uses_batch
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        stop()
+    assert not norm.uses_batch
+
+
+def test_nan_and_infinity_do_not_stay_in_running_statistics() -> None:
+    norm, x = make(), inputs()
+    x[:, 1, 0], x[0, 2, 1] = torch.nan, torch.inf
+    with batch_statistics(norm):
+        norm(x)
+    moved = norm.running_mean.squeeze(1) != 0.0
+    assert moved.tolist() == [[False, False, True, True], *[[False, True, True, True]] * 2]
+    assert norm.running_variance.isfinite().all()
+    assert ((norm.running_variance.squeeze(1) != 1.0) == moved).all()
+
+
+def test_a_batch_of_one_row_is_its_shift() -> None:
+    norm = make()
+    with batch_statistics(norm):
+        y = norm(inputs(0, MEMBERS, 1, SIZE))
+    torch.testing.assert_close(y, norm.shift)
+    torch.testing.assert_close(norm.running_variance, torch.full_like(norm.shift, 1.0 - MOMENTUM))
+
+
+def test_a_block_may_leave_the_running_statistics_alone() -> None:
+    norm = make()
+    with batch_statistics(norm):
+        expected = norm(inputs())
+    moved = norm.running_mean.clone()
+    with batch_statistics(norm, tracks=False):
+        torch.testing.assert_close(norm(inputs()), expected)
+    assert torch.equal(norm.running_mean, moved)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    norm = make()
+    x = inputs().requires_grad_()
+    with batch_statistics(norm), pytest.raises(RuntimeError, match="second derivative"):
+        torch.autograd.grad(norm(x).sum(), x, create_graph=True)
