@@ -1,6 +1,7 @@
 """FlashSAC: its updates against plain formulas in float64, and every part against its law."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from gymnasium.spaces import Box
 from torch import Tensor
 from torch.nn import functional
 
+import gpurl
 from gpurl.algorithms import make_algorithm
 from gpurl.algorithms.flash_sac import FlashSAC, FlashSACConfig, repeat_noise, zeta_cdf
 from gpurl.envs.registry import make_env
@@ -17,7 +19,7 @@ from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.run.settings import build
 from tests.nn.test_unit_network import lengths
-from tests.small_runs import off_policy, play
+from tests.small_runs import off_policy, play, small_settings
 
 OBS, ACTIONS, ROWS, WIDTH = 3, 2, 16, 4
 OBS_SPACE = Box(-np.inf, np.inf, (OBS,), np.float32)
@@ -322,3 +324,48 @@ def test_rewards_are_scaled_by_the_returns_so_far() -> None:
 def test_wrong_settings_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         build(FlashSACConfig, settings)
+
+
+def test_an_actor_goes_on_in_another_run_with_its_running_statistics(tmp_path: Path) -> None:
+    small: dict[str, Any] = {
+        "run_dir": str(tmp_path / "first"),
+        "num_envs": 8,
+        "total_steps": 160,
+        "eval_episodes": 0,
+        "quiet": True,
+        "device": "cpu",
+        **small_settings("flash_sac"),
+    }
+    first = gpurl.train("flash_sac", "pendulum", **small)
+    policy = gpurl.load(first.folder)
+    small |= {"run_dir": str(tmp_path / "second"), "total_steps": 8, "learning_starts": 1000}
+    second = gpurl.train("flash_sac", "pendulum", **(small | {"actor_from": str(first.folder)}))
+    obs = torch.randn(5, 3)
+    assert torch.equal(policy.act(obs), gpurl.load(second.folder).act(obs))
+    moved = [
+        bool((value != 0.0).any())
+        for name, value in policy.algorithm.state_dict().items()
+        if name.startswith("actor.") and name.endswith("running_mean")
+    ]
+    assert len(moved) == 3
+    assert all(moved)
+    assert policy.act(obs[2]).shape == (1,)
+
+
+def test_a_run_goes_on_with_another_number_of_environments(tmp_path: Path) -> None:
+    small: dict[str, Any] = {
+        "run_dir": str(tmp_path / "run"),
+        "num_envs": 8,
+        "total_steps": 160,
+        "eval_episodes": 0,
+        "quiet": True,
+        "device": "cpu",
+        **small_settings("flash_sac"),
+    }
+    first = gpurl.train("flash_sac", "pendulum", **small)
+    gpurl.resume(first.folder, num_envs=4, total_steps=320)
+    policy = gpurl.load(first.folder).algorithm
+    assert isinstance(policy, FlashSAC)
+    assert policy.reward_scaler is not None
+    # of both parts
+    assert float(policy.reward_scaler.count) == 320

@@ -480,7 +480,7 @@ def test_a_run_that_cannot_start_gives_back_what_it_took(
     assert 3 in closed
 
 
-@pytest.mark.parametrize("name", ["fast_td3", "fast_sac"])
+@pytest.mark.parametrize("name", ["fast_td3", "fast_sac", "flash_sac"])
 def test_the_fast_ones_learn_from_a_thousand_environments_at_once(
     name: str, tmp_path: Path
 ) -> None:

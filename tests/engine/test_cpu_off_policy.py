@@ -287,6 +287,7 @@ Q_OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
     ("sac", {"actor_network": {"body": "bro"}}, "actor has layer_norm, "),
     ("sac", {"actor_network": {"hidden": [2] * 64}}, "actor has 65 layers, wanted at most 64"),
     ("mod_sac", {}, "ModSAC overrides "),
+    ("flash_sac", {}, "FlashSAC overrides "),
     ("fast_td3", {}, "it knows critics of one number and their TD loss only, atoms is 101"),
 ]
 

@@ -32,7 +32,7 @@ SHAPE: dict[str, Any] = {
 } | ({"epochs": 1} if FAKE_GPU else {})
 
 SMALLEST = {"updates": 2, "batch_size": 16}
-DISTRIBUTIONAL = ("rainbow", "fast_td3", "fast_sac")
+DISTRIBUTIONAL = ("rainbow", "fast_td3", "fast_sac", "flash_sac")
 
 
 def trainer_of(env: str, algorithm: str = "ppo", **changes: Any) -> Trainer:
@@ -90,6 +90,7 @@ def largest_difference(one: Any, other: Any) -> float:
         ("chasing", {"algorithm": "redq", "prioritized": True}),
         ("chasing", {"algorithm": "fast_td3", "storage": "bfloat16"}),
         ("pendulum", {"algorithm": "mod_sac"}),
+        ("pendulum", {"algorithm": "flash_sac"}),
         ("cart_pole", {"algorithm": "rainbow"}),
         ("two_step_game", {"algorithm": "vdn"}),
     ],

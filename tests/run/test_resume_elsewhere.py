@@ -205,7 +205,7 @@ def form_of(trainer: Trainer) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", ["ppo", "pqn", "rainbow", "vdn", "ddpg", "fast_td3", "mod_sac", "bc"]
+    "name", ["ppo", "pqn", "rainbow", "vdn", "ddpg", "fast_td3", "mod_sac", "flash_sac", "bc"]
 )  # all of them do
 def test_a_gpus_checkpoint_has_the_form_of_a_cpus(name: str, tmp_path: Path) -> None:
     """The GPU's paths, played with fake tensors, leave what a CPU can go on from, and the other way
