@@ -47,6 +47,14 @@ FLASH_PENDULUM: Preset = {
     "actor_network": {"hidden": [64, 64]},
     "critic_network": {"hidden": [64, 64]},
 }
+FLASH_CHASING: Preset = FLASH_PENDULUM | {
+    "num_envs": 1024,
+    "total_steps": 2_000_000,
+    "updates": 4,
+    "batch_size": 512,
+    "learning_starts": 20_480,
+    "replay_size": 1_000_000,
+}
 FAST_PENDULUM: Preset = {
     "num_envs": 128,
     "total_steps": 50_000,
@@ -207,6 +215,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("redq", "pendulum"): PENDULUM | dict(num_critics=5, updates=8, policy_delay=2),
     **{(name, "pendulum"): FAST_PENDULUM for name in ("fast_td3", "fast_sac")},
     ("flash_sac", "pendulum"): FLASH_PENDULUM,
+    ("flash_sac", "chasing"): FLASH_CHASING,
     ("dqn", "cart_pole"): CART_POLE,
     ("rainbow", "cart_pole"): CART_POLE | {"v_min": 0.0, "v_max": 10.0},
     ("pqn", "cart_pole"): dict(num_envs=32, horizon=64, total_steps=300_000, reward_scale=0.1),
