@@ -189,6 +189,17 @@ FEW_FAST: Preset = {
     "total_steps": 1_000_000,
 }
 MAX_FEW = 512  # environments
+# tasks here by the name that Gymnasium's ids begin with
+TWINS = {
+    "CartPole": "cart_pole",
+    "Pendulum": "pendulum",
+    "Acrobot": "acrobot",
+    "MountainCar": "mountain_car",
+    "MountainCarContinuous": "mountain_car_continuous",
+    **{task.title().replace("_", ""): task for task in MUJOCO_TASKS},
+}
+# what belongs to thousands of environments, and not to their task
+SIZES = ("num_envs", "horizon", "epochs", "minibatches", "learning_rate", "schedule", "total_steps")
 
 
 def _isaac_gym(hidden: list[Json], **changes: Json) -> Preset:
@@ -311,17 +322,44 @@ def preset(algorithm: str, env: str, num_envs: object = None, device: object = "
     """
     count = num_envs if isinstance(num_envs, int) and num_envs > 0 else None
     is_few = _is_cpu(device) if count is None else count <= MAX_FEW
+    adapter, _, task = env.partition(":")
+    values = _known(algorithm, adapter, env, is_few=is_few)
+    twin = TWINS.get(task.partition("-v")[0]) if adapter == "gymnasium_cpu" else None
+    if twin is not None:
+        # on as many environments as a CPU steps in numpy
+        default = values.get("num_envs")
+        count = count or (default if isinstance(default, int) else None)
+        values = _on_few(values, _known(algorithm, twin, is_few=True), count)
+    if count is None or "updates" not in values:
+        return values
+    config = config_class(resolve_algorithm(algorithm))
+    return fit_updates(values, count, getattr(config, "policy_delay", 1))
+
+
+def _known(algorithm: str, *names: str, is_few: bool) -> Preset:
+    """What is known of all environments and of each of `names`; the last one wins."""
     values: Preset = {}
-    for name in dict.fromkeys(("*", env.partition(":")[0], env)):
+    for name in dict.fromkeys(("*", *names)):
         key = (algorithm, name)
         if is_few and key in FEW_PRESETS:
             values |= FEW_PRESETS[key]
         else:
             values |= PRESETS.get(key, {})
-    if count is None or "updates" not in values:
-        return values
-    config = config_class(resolve_algorithm(algorithm))
-    return fit_updates(values, count, getattr(config, "policy_delay", 1))
+    return values
+
+
+def _on_few(values: Preset, of_twin: Preset, count: int | None) -> Preset:
+    """The preset of a task for the same task elsewhere, on `count` environments; values: the preset
+    of all tasks there.
+    """
+    made_for, horizon = of_twin.get("num_envs"), of_twin.get("horizon")
+    if "updates" in of_twin:
+        return of_twin  # `fit_updates` does the rest
+    if count is None or not isinstance(made_for, int) or made_for > MAX_FEW:
+        return values | {name: value for name, value in of_twin.items() if name not in SIZES}
+    assert isinstance(horizon, int)
+    # rollouts of the same size
+    return values | of_twin | {"num_envs": count, "horizon": max(1, horizon * made_for // count)}
 
 
 def fit_updates(values: Preset, num_envs: int, policy_delay: int) -> Preset:
@@ -339,10 +377,11 @@ def fit_updates(values: Preset, num_envs: int, policy_delay: int) -> Preset:
     horizon, delay = values.get("horizon", 1), values.get("policy_delay", policy_delay)
     assert isinstance(horizon, int)
     assert isinstance(delay, int)
+    fitted = values | {"num_envs": num_envs}
     if num_envs < made_for or updates >= made_for * horizon:
         # the actor is updated once in `delay` updates
-        return values | {"updates": max(1, round(updates * num_envs / made_for / delay)) * delay}
-    fitted = values.copy()
+        updates = max(1, round(updates * num_envs / made_for / delay)) * delay
+        return fitted | {"updates": updates}
     for name in ("total_steps", "learning_starts"):
         if isinstance(steps := values.get(name), int):
             fitted[name] = steps * num_envs // made_for

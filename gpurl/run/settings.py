@@ -11,6 +11,7 @@ from pathlib import PurePath
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import numpy as np
 
 from gpurl.checkpoints.plain_files import Json
@@ -201,10 +202,12 @@ def _make_settings(
     from gpurl.run.presets import name_for_presets, preset
 
     # defaults and preset, overridden by the values
-    env_class, _ = resolve_env(env)
+    env_class, in_name = resolve_env(env)
     algorithm_class = resolve_algorithm(algorithm)
     algorithm_preset = name_for_presets(algorithm, algorithm_class, "gpurl.algorithms")
     env_preset = name_for_presets(env, env_class, "gpurl.envs")
+    if env in gymnasium.registry:  # an id alone
+        env_preset = f"{env_preset}:{in_name['task']}"
     num_envs = values.get("num_envs")
     base = preset(algorithm_preset, env_preset, num_envs, values.get("device", "auto"))
     merged = merge(base, values)

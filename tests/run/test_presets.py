@@ -120,3 +120,33 @@ def test_an_update_for_each_step_stays_one() -> None:
 
 def test_a_preset_without_updates_is_left_alone() -> None:
     assert preset("ppo", "cart_pole", 8)["total_steps"] == 1_000_000
+
+
+def test_a_preset_follows_its_task_into_gymnasium() -> None:
+    # with a replay buffer: the same, on fewer environments
+    known = PRESETS["dqn", "cart_pole"]
+    values = preset("dqn", "gymnasium_cpu:CartPole-v1")
+    sizes = {"num_envs": 8, "updates": 8}
+    assert values == preset("dqn", "cart_pole") | {"num_envs": 32, "updates": 32} | sizes
+    assert known["updates"] == 4 * values["updates"]
+    # rollouts of the same size, if the preset is one of few environments
+    few = FEW_PRESETS["ppo", "hopper"]
+    for version in (4, 5):
+        values = preset("ppo", f"gymnasium_cpu:Hopper-v{version}")
+        assert values["num_envs"] * values["horizon"] == few["num_envs"] * few["horizon"]
+        assert values == few | {"num_envs": 8, "horizon": 256}
+    assert preset("ppo", "gymnasium_cpu:Hopper-v5", 16)["horizon"] == 128
+    # of a preset for a thousand only what is about the task
+    shared = preset("ppo", "gymnasium_cpu")
+    assert preset("ppo", "gymnasium_cpu:Pendulum-v1") == shared | {"gamma": 0.95}
+    assert preset("ppo", "gymnasium_cpu:LunarLander-v3") == shared
+
+
+def test_an_id_of_gymnasium_alone_has_the_same_preset() -> None:
+    for algorithm in ("ppo", "dqn"):
+        alone, named = (
+            make_settings(algorithm, f"{adapter}CartPole-v1").to_dict()
+            for adapter in ("", "gymnasium_cpu:")
+        )
+        assert alone | {"env": ""} == named | {"env": ""}
+    assert make_settings("sac", "Pendulum-v1").algorithm_config.tau == 0.01
