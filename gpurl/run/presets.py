@@ -147,7 +147,7 @@ FEW_CONTINUOUS: Preset = {
     "horizon": 32,
     "epochs": 10,
     "minibatches": 8,
-    "learning_rate": 3e-4,
+    "learning_rate": 6e-4,
     "schedule": "linear",
     "value_coef": 0.25,
     "normalize_advantage": "minibatch",
