@@ -5,7 +5,9 @@ hyper-parameters.
 from benchmarks.learning.case import Case, Settings
 from gpurl.run.settings import merge
 
-ZOO_COLUMNS = {name: (f"{name.upper()} rl-zoo3",) for name in ("ppo", "sac", "td3")}
+ZOO_COLUMNS = {
+    name: (f"{name.upper()} rl-zoo3",) for name in ("ppo", "a2c", "dqn", "sac", "td3", "ddpg")
+}
 LANDER = "gymnasium_cpu:LunarLander-v3"
 CONTINUOUS_LANDER = "gymnasium_cpu:LunarLanderContinuous-v3"
 WALKER = "gymnasium_cpu:BipedalWalker-v3"

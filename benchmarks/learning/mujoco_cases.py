@@ -4,8 +4,8 @@ from benchmarks.learning.case import Case
 
 PPO_COLUMNS = ("PPO CleanRL", "PPO Tianshou", "PPO rl-zoo3")
 COLUMNS = {
-    "sac": ("SAC CleanRL", "SAC Tianshou"),
-    "td3": ("TD3 CleanRL", "TD3 Tianshou"),
+    "sac": ("SAC CleanRL", "SAC Tianshou", "SAC rl-zoo3"),
+    "td3": ("TD3 CleanRL", "TD3 Tianshou", "TD3 rl-zoo3"),
     "ddpg": ("DDPG CleanRL",),
 }
 

@@ -1,10 +1,6 @@
-"""Published returns at the end of a training, with their sources: mean and standard deviation over
-seeds, NaN where there is none.
-"""
+"""Published returns at the end of a training, with their sources: mean and standard deviation."""
 
 from dataclasses import dataclass
-
-NONE = float("nan")
 
 
 @dataclass(frozen=True)
@@ -17,10 +13,19 @@ class Column:
     returns: dict[str, tuple[float, float]]  # by task: mean, standard deviation
 
 
-CLEANRL = "CleanRL's documentation, docs.cleanrl.dev, Gymnasium's or Gym's MuJoCo v2 to v4"
-TIANSHOU = "Tianshou's MuJoCo benchmark, examples/mujoco/README.md, Gym's MuJoCo v3"
-ZOO = "rl-baselines3-zoo, benchmark.md; MuJoCo v3 or v4"
-FLASH = "FlashSAC's publication, MuJoCo v4"
+CLEANRL = (
+    "CleanRL's documentation, rl-algorithms: training episodes, which explore; MuJoCo v4 "
+    "(SAC mostly v2)"
+)
+TIANSHOU = (
+    "Tianshou, examples/mujoco/README.md: the highest mean of ten seeds at any time of the "
+    "training; MuJoCo v3 and v2"
+)
+ZOO = (
+    "rl-baselines3-zoo, benchmark.md: one training, the standard deviation is over its episodes; "
+    "MuJoCo v3, Box2D v2 and v3"
+)
+FLASH = "Kim et al. 2026, arXiv 2604.04539; MuJoCo v4"
 
 COLUMNS = {
     column.name: column
@@ -47,6 +52,7 @@ COLUMNS = {
                 "walker2d": (3589, 757),
                 "ant": (3258, 1079),
                 "inverted_pendulum": (1000, 0),
+                "inverted_double_pendulum": (9231, 270),
                 "reacher": (-4.1, 0.3),
                 "swimmer": (67, 99),
             },
@@ -54,19 +60,19 @@ COLUMNS = {
         Column(
             "PPO rl-zoo3",
             ZOO,
-            "1 M; 100 k of the control tasks, 5 M of BipedalWalker",
+            "1 M (100 k of CartPole and Pendulum, 20 k of MountainCarContinuous)",
             {
                 "half_cheetah": (5819, 664),
                 "hopper": (2410, 10),
                 "walker2d": (3479, 822),
                 "ant": (1327, 452),
                 "swimmer": (282, 10),
-                "lunar_lander": (242, NONE),
-                "lunar_lander_continuous": (271, NONE),
-                "bipedal_walker": (288, NONE),
-                "acrobot": (-74, NONE),
-                "cart_pole": (500, NONE),
-                "pendulum": (-172, NONE),
+                "lunar_lander": (242, 32),
+                "lunar_lander_continuous": (271, 32),
+                "acrobot": (-73.5, 18.2),
+                "cart_pole": (500, 0),
+                "pendulum": (-172, 104),
+                "mountain_car_continuous": (88.3, 2.6),
             },
         ),
         Column(
@@ -98,11 +104,17 @@ COLUMNS = {
         Column(
             "SAC rl-zoo3",
             ZOO,
-            "500 k; 20 k of Pendulum",
+            "1 M (500 k of Box2D, 20 k of Pendulum, 50 k of MountainCarContinuous)",
             {
-                "lunar_lander_continuous": (260, NONE),
-                "bipedal_walker": (298, NONE),
-                "pendulum": (-157, NONE),
+                "half_cheetah": (9535, 100),
+                "hopper": (2326, 1130),
+                "walker2d": (3863, 254),
+                "ant": (4616, 1354),
+                "swimmer": (346, 3),
+                "lunar_lander_continuous": (260, 65),
+                "bipedal_walker": (298, 33),
+                "pendulum": (-157, 89),
+                "mountain_car_continuous": (94.7, 1.1),
             },
         ),
         Column(
@@ -131,7 +143,6 @@ COLUMNS = {
                 "swimmer": (104, 34),
             },
         ),
-        Column("TD3 rl-zoo3", ZOO, "1 M", {"bipedal_walker": (306, NONE)}),
         Column(
             "DDPG CleanRL",
             CLEANRL,
@@ -142,6 +153,62 @@ COLUMNS = {
                 "walker2d": (1240, 390),
                 "inverted_pendulum": (643, 70),
                 "pusher": (-77, 39),
+            },
+        ),
+        Column(
+            "TD3 rl-zoo3",
+            ZOO,
+            "1 M (300 k of LunarLanderContinuous and MountainCarContinuous, 20 k of Pendulum)",
+            {
+                "half_cheetah": (9656, 970),
+                "hopper": (3606, 4),
+                "walker2d": (4718, 46),
+                "ant": (5813, 590),
+                "swimmer": (359, 1),
+                "lunar_lander_continuous": (207, 68),
+                "bipedal_walker": (306, 57),
+                "pendulum": (-152, 90),
+                "mountain_car_continuous": (93.5, 0.1),
+            },
+        ),
+        Column(
+            "DDPG rl-zoo3",
+            ZOO,
+            "20 k",
+            {
+                "pendulum": (-152, 94),
+            },
+        ),
+        Column(
+            "A2C rl-zoo3",
+            ZOO,
+            "500 k (1 M of Pendulum, 100 k of MountainCarContinuous, 5 M of LunarLanderContinuous)",
+            {
+                "cart_pole": (500, 0),
+                "acrobot": (-83.4, 17.2),
+                "pendulum": (-163, 103),
+                "mountain_car_continuous": (91.2, 0.3),
+                "lunar_lander_continuous": (84.2, 146),
+            },
+        ),
+        Column(
+            "DQN rl-zoo3",
+            ZOO,
+            "100 k (50 k of CartPole)",
+            {
+                "cart_pole": (500, 0),
+                "acrobot": (-76.6, 11.8),
+                "lunar_lander": (154, 79),
+            },
+        ),
+        Column(
+            "QR-DQN rl-zoo3",
+            ZOO,
+            "100 k (50 k of CartPole)",
+            {
+                "cart_pole": (500, 0),
+                "acrobot": (-69.1, 10.0),
+                "lunar_lander": (70.2, 225),
             },
         ),
         Column(

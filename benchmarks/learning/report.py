@@ -24,9 +24,11 @@ end of this page. A return is the mean of 20 or more episodes of the last policy
 on episodes that no evaluation on the way has played. **IQM** is the interquartile mean over seeds;
 the interval is a 95 % bootstrap over seeds, and over tasks stratified by task (Agarwal et al.
 2021). With few seeds it is narrower than the truth: a bootstrap knows only the seeds it has. Below
-four seeds the IQM is the mean. Time is wall clock of a training, evaluations included. Published
-numbers are of other versions of the tasks, other numbers of seeds and other ways to evaluate: they
-say which size is usual, and not who is better. What has not been run says so.
+four seeds the IQM is the mean. Time is wall clock of a training, evaluations included. Two
+trainings ran at a time on two cores. Published numbers are of other versions of the tasks, other
+numbers of seeds and other ways to evaluate, some of them more favourable than this page's
+([sources](#publications)): they say which size is usual, and not who is better. What has not been
+run says so.
 """
 PPO = """\
 MuJoCo v5 by gpurl's own environments, all by the preset. The publications used v2 to v4, in which

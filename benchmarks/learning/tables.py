@@ -3,7 +3,6 @@ Markdown.
 """
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 
 from benchmarks.learning.case import Case
@@ -57,7 +56,7 @@ def published_text(column: str, task: str) -> str:
     if found is None:
         return ""
     mean, deviation = found
-    return number(mean) if math.isnan(deviation) else f"{number(mean)} ± {number(deviation)}"
+    return f"{number(mean)} ± {number(deviation)}"
 
 
 def ppo_table(outcomes: Outcomes) -> list[str]:
@@ -109,7 +108,7 @@ def case_table(cases: Sequence[Case], outcomes: Outcomes) -> list[str]:
     for case in cases:
         texts = [(column, published_text(column, case.task)) for column in case.published]
         others = ", ".join(
-            f"{text} ({column}, {COLUMNS[column].steps.partition(';')[0]})"
+            f"{text} ({column}, {COLUMNS[column].steps.partition(' (')[0]})"
             if case.group == "off_policy"
             else f"{text} ({column})"
             for column, text in texts
@@ -131,6 +130,8 @@ def discrete_table(outcomes: Outcomes) -> list[str]:
             text = NOT_RUN if outcome is None else interval(outcome.estimate)
             cells.append(f"{text} at {steps}")
         rows.append((name, *cells))
+    for column in ("DQN rl-zoo3", "QR-DQN rl-zoo3"):
+        rows.append((column, *(published_text(column, task) for task in DISCRETE_TASKS)))
     return markdown(("", *DISCRETE_TASKS), rows)
 
 
@@ -197,10 +198,11 @@ def settings_table(outcomes: Outcomes) -> list[str]:
 
 
 def source_list() -> list[str]:
-    """The publications."""
-    return [
-        f"- {column.name}: {column.source}; {column.steps} steps." for column in COLUMNS.values()
-    ]
+    """The publications, each with its columns and the steps of their trainings."""
+    steps: dict[str, list[str]] = {}
+    for column in COLUMNS.values():
+        steps.setdefault(column.source, []).append(f"{column.name} {column.steps}")
+    return [f"- {source}. Steps: {'; '.join(columns)}." for source, columns in steps.items()]
 
 
 def machine_lines(outcomes: Outcomes) -> list[str]:

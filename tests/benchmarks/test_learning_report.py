@@ -52,6 +52,7 @@ def test_published_columns_exist_and_belong_to_tasks_of_the_suite() -> None:
         assert set(case.published) <= set(COLUMNS)
     assert published("PPO Tianshou", "half_cheetah") == (5784, 1244)
     assert published("PPO CleanRL", "ant") is None
+    assert published("DQN rl-zoo3", "lunar_lander") == (154, 79)
     # 1443, 5784, 5819, and of Ant 3258 and 1327
     assert published_median(CASES["ppo-half_cheetah"]) == 5784
     assert published_median(CASES["ppo-ant"]) == 2292.5
@@ -124,7 +125,7 @@ def test_the_page_shows_results_and_says_what_was_not_run(tmp_path: Path) -> Non
     assert "(../benchmarks/results/learning/ppo.png)" in text
     assert "off_policy.png" not in text
     assert "2 of 4 targets are reached; " in text  # of HalfCheetah both, of Hopper none
-    assert all(f"- {column}: " in text for column in COLUMNS)
+    assert all(f" {column.name} {column.steps}" in text for column in COLUMNS.values())
 
 
 def test_numbers_are_short() -> None:
