@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import bootstrap, trim_mean
 
 Array = NDArray[np.float64]
 RESAMPLES = 10_000
@@ -28,6 +27,8 @@ def interquartile_mean(values: Array, axis: int = -1) -> Array:
     """The mean of the middle half: scipy's `trim_mean`, which leaves out int(n / 4) values at each
     end, as rliable does. Below four values it is the mean.
     """
+    from scipy.stats import trim_mean
+
     return np.asarray(trim_mean(values, 0.25, axis=axis))
 
 
@@ -35,6 +36,8 @@ def iqm(returns: Sequence[float]) -> Estimate:
     """The interquartile mean over the seeds of one case, with its percentile bootstrap interval;
     the interval of one seed, or of equal ones, is the value itself.
     """
+    from scipy.stats import bootstrap
+
     values = np.asarray(returns, np.float64)
     value = float(interquartile_mean(values))
     if np.ptp(values) == 0:

@@ -31,13 +31,19 @@ def test_equal_seeds_have_no_interval() -> None:
     assert (iqm([7.0]).low, iqm([7.0]).high) == (7.0, 7.0)
 
 
-def test_the_interval_of_a_mean_is_near_the_normal_one() -> None:
-    """Three seeds are too few to trim, so the resampled statistic is a mean; over many strata of
-    three it has the variance of a mean of means, without the variance between the strata.
+def test_the_interval_of_two_tasks_with_two_seeds_is_known() -> None:
+    """Of four draws of 0 or 1 the middle two are 0, 0 or 0, 1 or 1, 1 with probability 5/16, 6/16,
+    5/16: the 2.5th and 97.5th percentiles of their mean are 0 and 1.
+    """
+    found = stratified_iqm({"a": [0.0, 1.0], "b": [1.0, 0.0]})
+    assert (found.value, found.low, found.high) == (0.5, 0.0, 1.0)
+
+
+def test_equal_strata_have_the_interval_of_all_their_values() -> None:
+    """Four tasks with the same seeds: three draws from each are twelve draws from all. Simulated
+    with another generator: the middle six of twelve sorted values.
     """
     returns = {f"task {index}": [0.0, 1.0, 2.0] for index in range(4)}
-    # 12 values of which 3 at each end are left out: the middle of the six zeros, ones and twos is
-    # checked by simulation with another generator
     rng = np.random.default_rng(5)
     draws = rng.choice(3, (20_000, 12)).astype(float)
     draws.sort(axis=1)

@@ -32,6 +32,7 @@ TINY = Case(
 
 
 def test_every_case_has_a_name_of_its_own_and_settings_that_gpurl_takes() -> None:
+    pytest.importorskip("mujoco")
     assert len(CASES) == sum(len(cases) for cases in GROUPS.values())
     for case in CASES.values():
         if case.trainer == "gpurl" and case.algorithm in algorithm_names():
