@@ -3,6 +3,7 @@ short ones are not favoured.
 """
 
 import math
+import time
 from collections.abc import Callable
 
 import torch
@@ -19,6 +20,8 @@ from gpurl.run.settings import TrainConfig
 Act = Callable[[Tensor, PolicyState], tuple[Tensor, PolicyState]]
 EVAL_SEED = 1_000_003  # every evaluation plays the same episodes, which training never plays
 LOOK_EVERY = 16  # steps between checks whether all episodes ended
+# of a run's time for evaluations on the way, unless the user says when to evaluate
+MAX_SHARE = 1 / 20
 
 
 def greedy(algorithm: Algorithm) -> Act:
@@ -95,6 +98,18 @@ class Player:
             f"environments did not end in {max_steps} steps; a time limit (max_episode_steps) ends "
             "them"
         )
+
+    def max_seconds(self, should_stop: Callable[[], object]) -> float:
+        """The seconds that `play` takes if all episodes reach the time limit, measured by a few
+        steps; 0 if there is no limit.
+        """
+        if self.env.max_episode_steps is None:
+            return 0.0
+        self._begin(EVAL_SEED)
+        began = time.monotonic()
+        self._play_some(should_stop)
+        seconds = (time.monotonic() - began) / LOOK_EVERY
+        return seconds * self.env.max_episode_steps * self.episodes_per_env
 
     def _begin(self, seed: int) -> None:
         obs = reset_env(self.env, seed)
@@ -201,6 +216,10 @@ class Evaluations:
         self.episodes = config.eval_episodes
         self.raises_at_nan = config.nan == "raise"
         self.every = config.eval_every or max(config.total_steps // 10, 1)  # env steps
+        # evaluations wait until they are a small share of the time
+        self.may_wait = config.eval_every is None and config.stop_return is None
+        self.seconds = 0.0  # of all evaluations of this process
+        self.next_seconds: float | None = None  # of the next one, about
         self.next_at = self.every
         self.last_at = -1
         self.newest: dict[str, float] = {}
@@ -220,25 +239,58 @@ class Evaluations:
             self.env = env
         return needs_env
 
+    def is_due(self, steps: int, seconds: float) -> bool:
+        """Whether to evaluate at env step `steps`, `seconds` after the start of this process'
+        training.
+        """
+        if steps < self.next_at:
+            return False
+        expected = self.seconds + (self.next_seconds or 0.0)
+        return not self.may_wait or expected <= MAX_SHARE * seconds
+
     def play(
         self,
         algorithm: Algorithm,
         steps: int,
         should_stop: Callable[[], object],
         graphs: Callable[[], Backend | None] = lambda: None,
+        seconds: float = math.inf,
     ) -> dict[str, float]:
-        """Evaluate at env step `steps`; returns the values to log, {} if there are none. graphs:
-        makes their backend.
+        """Evaluate at env step `steps`; returns the values to log, {} if there are none, or if it
+        would take too long yet. graphs: makes their backend; seconds: as `is_due` takes them.
         """
-        self.next_at = (steps // self.every + 1) * self.every
+        began = time.monotonic()
+        spent = self.seconds
+        try:
+            return self._play(algorithm, steps, should_stop, graphs, seconds)
+        finally:
+            self.seconds = spent + time.monotonic() - began
+
+    def _play(
+        self,
+        algorithm: Algorithm,
+        steps: int,
+        should_stop: Callable[[], object],
+        graphs: Callable[[], Backend | None],
+        seconds: float,
+    ) -> dict[str, float]:
         if self.env is None or not self.episodes:
+            self.next_at = (steps // self.every + 1) * self.every
             return {}
-        # play the episodes
-        self.last_at = steps
         player = self._player_of(algorithm, self.env, graphs)
+        # the first evaluation may take long: it waits, too
+        if self.may_wait and self.next_seconds is None and seconds < math.inf:
+            self.next_seconds = player.max_seconds(should_stop)
+            if not self.is_due(steps, seconds):
+                return {}
+        # play the episodes
+        self.next_at = (steps // self.every + 1) * self.every
+        self.last_at = steps
         had_graphs = player.graphs is not None
+        began = time.monotonic()
         try:
             values = player.play(EVAL_SEED, should_stop=should_stop)
+            self.next_seconds = time.monotonic() - began
         except EndlessEpisodeError as error:
             self.warnings.append(f"no more evaluations: {error}")
             self.env = None

@@ -62,7 +62,10 @@ class TrainConfig:
     stop_return: float | None = None
     """Stop when an evaluation reaches this mean return."""
     eval_every: int | None = None
-    """Environment steps between evaluations; by default a tenth of total_steps."""
+    """Environment steps between evaluations; by default a tenth of total_steps, or more where
+    evaluations on the way would take over a twentieth of the time. The last policy is evaluated in
+    any case.
+    """
     eval_episodes: int = 64
     """Episodes of an evaluation, played by the greedy policy in separate environments; 0: no
     evaluations.

@@ -2,6 +2,7 @@
 signals. How an iteration is run is the engine's business."""
 
 import copy
+import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -116,7 +117,7 @@ class Trainer:
                     if self.evaluations.end_training(self.env):
                         self.env_state = copy.deepcopy(self.env.state_dict())
                     with self._interruptible(stop):
-                        self._evaluate(reporter, stop)
+                        self._evaluate(reporter, stop, math.inf)
                 unsaved = self.save(display)
             except BaseException as error:
                 self._save_and_reraise(error, display)
@@ -145,8 +146,9 @@ class Trainer:
                 self.elapsed = elapsed_before + time.monotonic() - start
                 is_last = self.steps >= self.settings.train.total_steps
                 reporter.after_iteration(metrics, self.elapsed, is_last)
-                if self.steps >= self.evaluations.next_at:
-                    self._evaluate(reporter, stop)
+                seconds = self.elapsed - elapsed_before
+                if self.evaluations.is_due(self.steps, seconds):
+                    self._evaluate(reporter, stop, seconds)
                 # end or save
                 reason = "signal" if stop.signal_number else self._limit_reached(elapsed_before)
                 if not reason and self._save_is_due():
@@ -191,9 +193,9 @@ class Trainer:
         is_reached = self.evaluations.newest["eval/mean_reward"] >= config.stop_return
         return "stop_return" if is_reached else ""
 
-    def _evaluate(self, reporter: Reporter, stop: StopRequest) -> None:
-        """Play the evaluation episodes and save the best policy so far. Raises Stopped if a signal
-        arrives meanwhile.
+    def _evaluate(self, reporter: Reporter, stop: StopRequest, seconds: float) -> None:
+        """Play the evaluation episodes, if they do not take too long after `seconds` of training,
+        and save the best policy so far. Raises Stopped if a signal arrives meanwhile.
         """
         stages = self.engine.stages
         values = self.evaluations.play(
@@ -201,6 +203,7 @@ class Trainer:
             self.steps,
             lambda: stop.signal_number,
             stages.beside if isinstance(stages, Graphed) else lambda: None,
+            seconds,
         )
         reporter.warn(self.evaluations.warnings)
         if not values:

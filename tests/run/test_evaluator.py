@@ -10,11 +10,15 @@ import torch
 from torch import Tensor
 
 from gpurl.algorithms.base import PolicyState
+from gpurl.algorithms.ppo import PPO, PPOConfig
 from gpurl.envs.registry import make_env
 from gpurl.envs.torch_env import State
+from gpurl.envs.vec_env import Timestep
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.random import CounterRandom
-from gpurl.run.evaluator import Player, evaluate
+from gpurl.run import evaluator
+from gpurl.run.evaluator import Evaluations, Player, evaluate
+from gpurl.run.settings import TrainConfig
 from tests.fake_graphs import FakeGraphs
 from tests.tiny_envs import AlternatingEnv
 
@@ -139,3 +143,91 @@ def test_what_cannot_be_captured_is_played_by_python() -> None:
         assert player.play() == expected
         assert "_local_scalar_dense" in player.obstacle
         assert player.play() == expected
+
+
+class Clocked(AlternatingEnv):
+    """In evaluations each of its steps takes a second of `CLOCK`, which nothing else moves."""
+
+    max_episode_steps = 30
+
+    def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
+        CLOCK[0] += 1.0
+        return super().step(actions)
+
+
+CLOCK = [0.0]
+
+
+@pytest.fixture
+def evaluations(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Evaluations]:
+    """Makes evaluations of two episodes, 30 s each and one after the other."""
+    monkeypatch.setattr(evaluator.time, "monotonic", lambda: CLOCK[0])
+    CLOCK[0] = 0.0
+
+    def make(**settings: object) -> Evaluations:
+        config = TrainConfig(total_steps=1000, eval_episodes=2, **settings)  # type: ignore[arg-type]
+        return Evaluations(Clocked(1), "clocked", config)
+
+    return make
+
+
+def play(evaluations: Evaluations, steps: int, seconds: float) -> bool:
+    """Whether there was an evaluation at env step `steps`, `seconds` after the start."""
+    if not evaluations.is_due(steps, seconds):
+        return False
+    return bool(evaluations.play(policy_for(evaluations), steps, bool, seconds=seconds))
+
+
+def policy_for(evaluations: Evaluations) -> PPO:
+    env = evaluations.env
+    assert env is not None
+    spaces = env.single_observation_space, env.single_action_space
+    return PPO(PPOConfig(), *spaces, 1, env.device)
+
+
+def test_evaluations_on_the_way_take_a_twentieth_of_the_time(
+    evaluations: Callable[..., Evaluations],
+) -> None:
+    waiting = evaluations()
+    played = []
+    # the run takes 100 s for each step; the first look at the environment takes 16 s, and an
+    # evaluation 64 s: it looks whether all episodes ended after every 16 steps
+    for number in range(1, 101):
+        if play(waiting, 10 * number, 100.0 * number):
+            played.append(number)
+            assert waiting.seconds <= 100.0 * number / 20
+    assert played == [16, 29, 42, 55, 68, 80, 93]
+    assert waiting.seconds == 16 + 64 * len(played)
+
+
+def test_the_first_evaluation_waits_too_and_the_last_one_does_not(
+    evaluations: Callable[..., Evaluations],
+) -> None:
+    waiting = evaluations()
+    assert not play(waiting, 100, 1000.0)
+    assert waiting.newest == {}
+    # its time is known now, so nothing is played to find it out
+    spent = waiting.seconds
+    assert not play(waiting, 110, 1100.0)
+    assert waiting.seconds == spent
+    # the last one is not asked how long it takes
+    assert play(waiting, 120, math.inf)
+    assert waiting.newest["at_step"] == 120
+
+
+@pytest.mark.parametrize("settings", [{"eval_every": 100}, {"stop_return": 5.0}])
+def test_evaluations_that_the_user_asked_for_do_not_wait(
+    evaluations: Callable[..., Evaluations], settings: dict[str, object]
+) -> None:
+    asked = evaluations(**settings)
+    assert [play(asked, steps, 1.0) for steps in (99, 100, 101, 200)] == [False, True, False, True]
+
+
+def test_without_a_time_limit_the_first_evaluation_is_at_once(
+    evaluations: Callable[..., Evaluations],
+) -> None:
+    waiting = evaluations()
+    assert waiting.env is not None
+    waiting.env.max_episode_steps = None
+    player = waiting._player_of(policy_for(waiting), waiting.env, lambda: None)
+    assert player.max_seconds(bool) == 0.0
