@@ -170,7 +170,9 @@ class FlashSAC(SAC):
 
     def update_step(self, batch: Batch, number: int) -> Metrics:
         """The actor goes first, so the critics' target is of its new actions."""
-        metrics = self.actor_step(batch) if number % self.config.policy_delay == 0 else {}
+        # with the last update of an iteration, whose metrics are logged
+        updates_actor = (number + 1) % self.config.policy_delay == 0
+        metrics = self.actor_step(batch) if updates_actor else {}
         return metrics | self.critic_step(batch, move_target=True)
 
     def critic_step(self, batch: Batch, move_target: bool) -> Metrics:

@@ -169,7 +169,7 @@ def test_updates_are_those_of_plain_formulas() -> None:
     plain = Plain(algorithm, 1e-3)
     for step in range(6):
         algorithm.update_step(batch(step), step % 2)
-        plain.update(batch(step), step % 2 == 0)
+        plain.update(batch(step), step % 2 == 1)
         algorithm.update_random.advance()
         plain.random.advance()
         for network in (algorithm.actor, algorithm.critic):
@@ -195,7 +195,7 @@ def test_updates_are_those_of_plain_formulas() -> None:
 
 def test_a_skipped_step_changes_neither_weights_nor_target() -> None:
     algorithm = make()
-    algorithm.update_step(batch(0), 0)
+    algorithm.update_step(batch(0), 1)
     parts = ("actor", "critic", "target_critic")
     before = {
         name: [parameter.detach().clone() for parameter in getattr(algorithm, name).parameters()]
@@ -203,7 +203,7 @@ def test_a_skipped_step_changes_neither_weights_nor_target() -> None:
     }
     broken = batch(1)
     broken["reward"][3], broken["obs"][2, 1] = torch.nan, torch.inf
-    algorithm.update_step(broken, 0)
+    algorithm.update_step(broken, 1)
     for name in parts:
         assert all(map(torch.equal, getattr(algorithm, name).parameters(), before[name]))
     assert all(value.isfinite().all() for value in algorithm.state_dict().values())
@@ -301,7 +301,9 @@ def test_rewards_are_scaled_by_the_returns_so_far() -> None:
     env = make_env("pendulum", 4, "cpu", 0)
     algorithm = off_policy("flash_sac", env, horizon=4, updates=2, policy_delay=2)
     assert isinstance(algorithm, FlashSAC)
-    play(algorithm, env, 8)
+    metrics = play(algorithm, env, 8)
+    # of the actor too, which is updated every second time
+    assert {"train/critic_loss", "train/actor_loss", "train/entropy"} <= metrics.keys()
     scaler = algorithm.reward_scaler
     assert scaler is not None
     assert float(scaler.count) == 8 * 4 * 4
