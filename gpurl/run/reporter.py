@@ -6,11 +6,15 @@ import time
 from torch import Tensor
 
 from gpurl.algorithms.base import Metrics
+from gpurl.algorithms.off_policy import OffPolicyConfig
 from gpurl.engine.eager import Eager
 from gpurl.engine.statistics import to_host
 from gpurl.run.callbacks import RunView
 from gpurl.run.display import Display
 from gpurl.run.logger import Logger
+
+# with fewer updates no task here was learned
+FEW_UPDATES = 1500
 
 
 class Reporter:
@@ -28,8 +32,9 @@ class Reporter:
         self.logged_steps = engine.steps
 
     def begin(self, total_steps: int, remaining_steps: int) -> None:
-        """Warn if one iteration is longer than the whole run, or if the run ends before its replay
-        buffer holds enough to learn from. remaining_steps: of whole iterations.
+        """Say how many updates will follow. Warn if they are few, if one iteration is longer than
+        the whole run, or if the run ends before its replay buffer holds enough to learn from.
+        remaining_steps: of whole iterations.
         """
         # one iteration is the whole run
         engine = self.engine
@@ -40,6 +45,9 @@ class Reporter:
                 f"one iteration is {horizon * num_envs:,} steps (num_envs {num_envs:,} x horizon "
                 f"{horizon:,}), more than total_steps {total_steps:,}: the run ends after it"
             )
+        # the updates
+        if remaining_steps and isinstance(config := engine.algorithm.config, OffPolicyConfig):
+            self._announce_updates(config, horizon * num_envs, remaining_steps)
         # the replay buffer is not full enough
         learning_starts = engine.algorithm.learning_starts
         if not remaining_steps or engine.stored >= learning_starts:
@@ -53,6 +61,25 @@ class Reporter:
             self.display.note(
                 f"the replay buffer was not saved (save_replay would save it): learning continues "
                 f"after {learning_starts} new transitions"
+            )
+
+    def _announce_updates(
+        self, config: OffPolicyConfig, rollout: int, remaining_steps: int
+    ) -> None:
+        """rollout: steps of all environments in an iteration."""
+        # the iteration that fills the replay buffer learns, those before it do not
+        missing = self.engine.algorithm.learning_starts - self.engine.stored
+        without = max(-(-missing // rollout) - 1, 0)
+        updates = max(remaining_steps // rollout - without, 0) * config.updates
+        self.display.note(
+            f"{updates:,} updates on batches of {config.batch_size:,}, "
+            f"{config.updates / rollout:.2g} for each step of an environment"
+        )
+        if 0 < updates < FEW_UPDATES:
+            self.display.warn(
+                f"{updates:,} updates are few to learn from: a run with more total_steps, with "
+                f"more updates after a step (updates is {config.updates}) or with fewer "
+                f"environments (num_envs is {self.engine.env.num_envs:,}) has more of them"
             )
 
     def after_iteration(self, metrics: Metrics, elapsed: float, is_last: bool) -> None:

@@ -1,14 +1,18 @@
 """Messages for beginners: about runs that cannot learn, clones, small machines."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from gpurl.algorithms.off_policy import OffPolicyConfig
 from gpurl.api import resume, train
 from gpurl.cli.main import main
 from gpurl.errors import UsageError
 from gpurl.run.display import Display
 from gpurl.run.presets import preset
+from gpurl.run.reporter import FEW_UPDATES
+from gpurl.run.settings import make_settings
 from tests.small_runs import OFF_POLICY, small_settings
 
 SMALL = {"num_envs": 8, "device": "cpu", "eval_episodes": 0, "threads": 1, "log_every": 0.0}
@@ -48,13 +52,48 @@ def test_a_resume_reports_that_its_replay_buffer_is_filled_again(
     assert (message in capsys.readouterr().out) is not saved
 
 
+@pytest.mark.parametrize(
+    ("num_envs", "horizon", "learning_starts"), [(4, 1, 16), (4, 1, 18), (8, 2, 5), (2, 3, 50)]
+)
+def test_the_number_of_updates_is_said_at_the_start(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    num_envs: int,
+    horizon: int,
+    learning_starts: int,
+) -> None:
+    sizes = {"num_envs": num_envs, "horizon": horizon, "learning_starts": learning_starts}
+    settings = SMALL | small_settings("sac") | {"updates": 3, "batch_size": 4} | sizes
+    finished = train("sac", "pendulum", run_dir=str(tmp_path), total_steps=97, **settings)
+    # what was said is what was done
+    *_, last = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    done = int(json.loads(last)["train/n_updates"])
+    output = capsys.readouterr()
+    ratio = f"{3 / (num_envs * horizon):.2g}"
+    said = f"{done} updates on batches of 4, {ratio} for each step of an environment"
+    assert finished.outcome.steps >= 97
+    assert said in output.out
+    assert f"{done} updates are few to learn from" in output.out
+
+
+def test_a_preset_for_more_environments_has_enough_updates() -> None:
+    settings = make_settings("sac", "pendulum", num_envs=1024)
+    config = settings.algorithm_config
+    assert isinstance(config, OffPolicyConfig)
+    steps = settings.train.total_steps - config.learning_starts
+    assert steps // (config.horizon * 1024) * config.updates > FEW_UPDATES
+
+
 def test_on_policy_algorithms_get_no_such_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(
         "ppo", "pendulum", run_dir=str(tmp_path), total_steps=8, horizon=4, minibatches=1, **SMALL
     )
-    assert "learned" not in capsys.readouterr().out
+    output = capsys.readouterr()
+    assert "learned" not in output.out
+    assert "updates on batches" not in output.out
+    assert "updates are few" not in output.out
 
 
 def test_the_screen_shows_how_well_a_clone_does(capsys: pytest.CaptureFixture[str]) -> None:
