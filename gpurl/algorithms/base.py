@@ -62,13 +62,17 @@ class AlgorithmConfig:
     """Decoupled weight decay (AdamW)."""
     normalize_obs: bool = False
     """Running normalisation of observations inside the policy; buffers store them unchanged."""
+    normalize_obs_epsilon: float = 1e-8
+    """Added to the variance before the division. With 0.1, columns that are almost always 0, as
+    the contact forces of ant are, stay small instead of being enlarged to unit variance.
+    """
 
     def __post_init__(self) -> None:
         check_choices(self, {"schedule": self.schedules})
         check_numbers(
             self,
             {"horizon": 1, "weight_decay": 0},
-            ("learning_rate", "max_grad_norm"),
+            ("learning_rate", "max_grad_norm", "normalize_obs_epsilon"),
             zero_to_one=("gamma",),
         )
 
@@ -119,9 +123,10 @@ class Algorithm(ABC, nn.Module):
         self.num_inputs = math.prod(observation_space.shape)
         self.state_space = state_space if self.reads_state() else None
         self.num_state = 0 if self.state_space is None else math.prod(self.state_space.shape or ())
-        self.normalizer = (
-            Normalizer(self.num_inputs + self.num_state) if config.normalize_obs else None
-        )
+        self.normalizer = None
+        if config.normalize_obs:
+            num_inputs = self.num_inputs + self.num_state
+            self.normalizer = Normalizer(num_inputs, epsilon=config.normalize_obs_epsilon)
         # modules, then what trains them on the device
         self.make_networks()
         if device.type != "cpu":
