@@ -80,7 +80,7 @@ def rollout_kernel(
     log_std, units,
     obs_ptr, action_ptr, log_prob_ptr, value_ptr, reward_ptr, final_value_ptr, terminated_ptr,
     truncated_ptr, next_obs_ptr,
-    final_obs_ptr, partial_ptr,
+    final_obs_ptr, newest_ptr,
     T, N, max_steps,
     INITIAL: tl.constexpr, TRANSITION: tl.constexpr, OBSERVE: tl.constexpr, OPTIONS: tl.constexpr,
     WORDS: tl.constexpr,
@@ -104,10 +104,10 @@ def rollout_kernel(
     counter = tl.load(step_ptr) * 65536
     # row of the first environment in this step; more registers carried between steps would spill
     first_row = tl.zeros((), tl.int64)
-    # sums over the episodes that end
-    episodes = tl.zeros((BLOCK,), tl.float32)
-    returns = tl.zeros((BLOCK,), tl.float32)
-    lengths = tl.zeros((BLOCK,), tl.float32)
+    # the newest finished episodes
+    newest_return = tl.load(newest_ptr + env, mask=inside, other=0.0)
+    newest_length = tl.load(newest_ptr + N + env, mask=inside, other=0.0)
+    count = tl.load(newest_ptr + N + N + env, mask=inside, other=0.0)
     left = T  # a tensor, while the loop variable is a Python number in the interpreter
     for _ in tl.range(0, T, num_stages=1):
         # observe: columns are stored and loaded again as a matrix, by other threads of the program
@@ -161,13 +161,13 @@ def rollout_kernel(
             )  # fmt: skip
             tl.debug_barrier()  # before the next step writes there again
 
-        # episode statistics
+        # episode statistics, as in kernels/newest_episodes.py
         done = terminated | truncated
         episode_return += reward
-        counted = done & (start == 0) & (tl.abs(episode_return) < float("inf")) & inside
-        episodes += tl.where(counted, 1.0, 0.0)
-        returns += tl.where(counted, episode_return, 0.0)
-        lengths += tl.where(counted, (length - start).to(tl.float32), 0.0)
+        counted = done & (start == 0) & (tl.abs(episode_return) < float("inf"))
+        newest_return = tl.where(counted, episode_return, newest_return)
+        newest_length = tl.where(counted, length.to(tl.float32), newest_length)
+        count += tl.where(counted, 1.0, 0.0)
 
         # store the row
         tl.store(log_prob_ptr + row, log_prob, mask=inside)
@@ -185,15 +185,15 @@ def rollout_kernel(
         counter += 65536
         first_row += N
 
-    # store states, clocks, the observations after the rollout and the sums
+    # store states, clocks, the observations after the rollout and the newest episodes
     store_states(state_ptrs, env, inside, state, WIDTHS, STARTS)
     store_columns(next_obs_ptr, env, inside, OBSERVE(state, OPTIONS), 0, OBS_WIDTH)
     tl.store(length_ptr + env, length.to(tl.int64), mask=inside)
     tl.store(start_ptr + env, start.to(tl.int64), mask=inside)
     tl.store(return_ptr + env, episode_return, mask=inside)
-    tl.store(partial_ptr + tl.program_id(0) * 3, tl.sum(episodes, axis=0))
-    tl.store(partial_ptr + tl.program_id(0) * 3 + 1, tl.sum(returns, axis=0))
-    tl.store(partial_ptr + tl.program_id(0) * 3 + 2, tl.sum(lengths, axis=0))
+    tl.store(newest_ptr + env, newest_return, mask=inside)
+    tl.store(newest_ptr + N + env, newest_length, mask=inside)
+    tl.store(newest_ptr + N + N + env, count, mask=inside)
 
 
 def rollout_obstacle(env: TritonEnv, shape: PolicyShape) -> str:
@@ -237,20 +237,19 @@ def rollout_triton(
     shape: PolicyShape,
     rollout: RolloutTensors,
     next_obs: Tensor,
-) -> Tensor:
-    """Play a rollout; returns [3]: the number of episodes that ended, the sums of their returns and
-    of their lengths.
+    newest: Tensor,
+) -> None:
+    """Play a rollout.
 
-    streams: of the actions. It writes the environments' states and clocks, the rollout, and
-    next_obs [N, D], the observations after the rollout. It does not advance the random streams.
+    streams: of the actions. It writes the environments' states and clocks, the rollout, next_obs
+    [N, D], the observations after the rollout, and the episodes that ended into newest [3, N], as
+    `keep_newest` does. It does not advance the random streams.
     """
     num_steps, num_envs = rollout.reward.shape
     programs = triton.cdiv(num_envs, BLOCK)
-    partial = torch.empty(programs, 3, dtype=torch.float32, device=next_obs.device)
     flags = [flag.view(torch.uint8) for flag in (rollout.terminated, rollout.truncated)]
     rollout_kernel[(programs,)](
         env.states, *env.clocks, *env.streams, *streams, *policy, *rollout[:6], *flags, next_obs,
-        torch.empty_like(next_obs), partial,
+        torch.empty_like(next_obs), newest,
         num_steps, num_envs, step_limit(env), **rollout_constants(env, shape), num_warps=NUM_WARPS,
     )  # fmt: skip
-    return partial.sum(0)

@@ -29,7 +29,7 @@ from gpurl.checkpoints.run_parts import Parts, check_parts
 from gpurl.checkpoints.state_files import read_json, read_state_files, write_state_files
 from gpurl.errors import CheckpointError
 
-FORMAT_VERSION = 3  # incremented when the contents of a run's parts change
+FORMAT_VERSION = 4  # incremented when the contents of a run's parts change
 LOCK_SECONDS = 60.0
 STEP_FOLDER = re.compile(r"step_([0-9]{12,18})")
 PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")

@@ -53,7 +53,7 @@ class Eager:
         self.env = env
         self.guards = guards
         self.buffer = algorithm.make_buffer()
-        self.statistics = EpisodeStatistics(env.device)
+        self.statistics = EpisodeStatistics(env.num_envs, env.device, env.max_episode_steps)
         self.stopwatch = Stopwatch(env.device)
         # runs collect, prepare and learn: this engine, or CUDA graphs of it
         self.stages: Stages = self
@@ -227,7 +227,7 @@ class Eager:
         self.steps = state["steps"]
         self.iteration = state["iteration"]
         self.guards.begin(self.iteration)
-        self.statistics.load_state_dict(state["statistics"])
+        self.statistics.load_state_dict(state["statistics"], self.steps)
 
     def load_episodes(self, env_state: dict[str, Any], state: dict[str, Any], seed: int) -> None:
         """Continue the episodes of a checkpoint: the environments' state and `state_dict()`'s."""

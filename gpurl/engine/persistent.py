@@ -96,15 +96,14 @@ class PersistentRollout(Eager):
         # columns that the kernel writes
         if not buffer.columns:
             buffer.set_columns(self._columns(buffer.horizon)._asdict())
-        # play, and add up finished episodes
+        # play, and keep the newest finished episodes
         in_triton = self.env.in_triton()
         random = self.algorithm.action_random
         assert in_triton is not None, "persistent_obstacle has checked this"
         rollout = RolloutTensors(**{name: buffer[name] for name in RolloutTensors._fields})
         streams = RandomStreams(random.key, random.gamma, random.step)
-        self.statistics.sums += rollout_triton(
-            in_triton, streams, self._tensors(), self.shape, rollout, self.obs
-        )
+        newest = self.statistics.newest
+        rollout_triton(in_triton, streams, self._tensors(), self.shape, rollout, self.obs, newest)
         # both random streams are `horizon` steps further
         random.advance(by=buffer.horizon)
         self.env.skip_random(buffer.horizon)

@@ -8,23 +8,30 @@ from torch import Tensor
 
 from gpurl.envs.vec_env import Timestep
 from gpurl.kernels.backend import host_sync_is_free
-from gpurl.kernels.episode_sums import add_episodes
+from gpurl.kernels.newest_episodes import keep_newest
 
 MARKS_AHEAD = 12  # four iterations
 
 
 class EpisodeStatistics:
-    """Sums over finished episodes since the last `read`: returns, lengths, and the env's own
-    info["log"] terms.
+    """The newest finished episode of each environment, and sums of the env's own info["log"] terms
+    since the last `read`.
+
+    max_episode_steps: the time limit of the environments, None if it is not known.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        # episodes, sum of returns, sum of lengths
-        self.sums = torch.zeros(3, device=device)
+    def __init__(
+        self, num_envs: int, device: torch.device, max_episode_steps: int | None = None
+    ) -> None:
+        # [3, N] return, length and number of episodes of each environment
+        self.newest = torch.zeros(3, num_envs, device=device)
+        # env steps, summed over environments, at which the first of these episodes began
+        self.began = 0
+        # episodes that log entries have counted
+        self.logged_episodes = 0.0
+        self.max_episode_steps = max_episode_steps
         # sum and count of each name of info["log"]
         self.terms: dict[str, Tensor] = {}
-        # what was logged for the last interval that had a finished episode
-        self.last: dict[str, float] = {}
         # names of info["log"] whose values are Python numbers, not tensors
         self.python_numbers: set[str] = set()
 
@@ -32,9 +39,9 @@ class EpisodeStatistics:
         """Add one step's finished episodes and log terms."""
         info = timestep.info
         if "episode" in info and not (
-            host_sync_is_free(self.sums.device) and not bool(info["_episode"].any())
+            host_sync_is_free(self.newest.device) and not bool(info["_episode"].any())
         ):
-            add_episodes(self.sums, info["_episode"], info["episode"]["r"], info["episode"]["l"])
+            keep_newest(self.newest, info["_episode"], info["episode"]["r"], info["episode"]["l"])
         self.add_log(info)
 
     def add_log(self, info: dict[str, Any]) -> None:
@@ -42,48 +49,77 @@ class EpisodeStatistics:
         for name, value in info.get("log", {}).items():
             if not isinstance(value, Tensor):
                 self.python_numbers.add(name)
-            mean = torch.as_tensor(value, dtype=torch.float32, device=self.sums.device).mean()
+            mean = torch.as_tensor(value, dtype=torch.float32, device=self.newest.device).mean()
             if name not in self.terms:
-                self.terms[name] = torch.zeros(2, device=self.sums.device)
+                self.terms[name] = torch.zeros(2, device=self.newest.device)
             self.terms[name] += torch.stack((mean, torch.ones_like(mean)))
 
     def metrics(self) -> dict[str, Tensor]:
         """0-d tensors, to be moved to the host with all other metrics and then passed to `read`."""
-        count, returns, lengths = self.sums.clone().unbind()
-        metrics = {"episodes": count, "returns": returns, "lengths": lengths}
+        # sums over environments; return and length are 0 where no episode has finished
+        returns, lengths, episodes = self.newest.double().sum(1).unbind()
+        metrics = {
+            "finished envs": self.newest[2].count_nonzero(),
+            "returns": returns,
+            "lengths": lengths,
+            "episodes": episodes,
+        }
         for name, term in self.terms.items():
             metrics[f"sum {name}"], metrics[f"count {name}"] = term.clone().unbind()
         return metrics
 
-    def read(self, values: dict[str, float]) -> dict[str, float]:
-        """Log entries from the host values of `metrics()`; resets the sums. Without a finished
-        episode the last means are repeated.
+    def read(self, values: dict[str, float], steps: int) -> dict[str, float]:
+        """Log entries from the host values of `metrics()`; starts the next interval of the terms.
+        steps: env steps so far, summed over environments.
+
+        The means are over the newest finished episode of each environment. There are none before
+        every environment has finished one, at the latest after two time limits: the episodes that
+        finish first are the short ones, and a first episode with a staggered clock does not count.
         """
-        # means over the episodes
-        episodes = values["episodes"]
-        if episodes > 0:
-            self.last = {
-                "rollout/ep_rew_mean": values["returns"] / episodes,
-                "rollout/ep_len_mean": values["lengths"] / episodes,
+        # means over the newest episodes
+        finished = values["finished envs"]
+        means = {}
+        if finished and (finished == self.newest.shape[1] or self._limits_have_passed(steps)):
+            means = {
+                "rollout/ep_rew_mean": values["returns"] / finished,
+                "rollout/ep_len_mean": values["lengths"] / finished,
             }
-        # start the next interval
-        self.sums.zero_()
-        for term in self.terms.values():
-            term.zero_()
+        episodes = values["episodes"] - self.logged_episodes
+        self.logged_episodes = values["episodes"]
         # means of the environment's own terms
-        means = {
+        terms = {
             f"env/{name}": values[f"sum {name}"] / count
             for name in self.terms
             if (count := values[f"count {name}"])
         }
-        return {**self.last, "rollout/episodes": episodes, **means}
+        for term in self.terms.values():
+            term.zero_()
+        return {**means, "rollout/episodes": episodes, **terms}
+
+    def _limits_have_passed(self, steps: int) -> bool:
+        """Whether every environment has had time for a staggered and a whole episode."""
+        if self.max_episode_steps is None:
+            return False
+        return steps - self.began >= 2 * self.max_episode_steps * self.newest.shape[1]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": self.sums, "last": dict(self.last), "terms": dict(self.terms)}
+        return {
+            "newest": self.newest,
+            "began": self.began,
+            "logged_episodes": self.logged_episodes,
+            "terms": dict(self.terms),
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.sums.copy_(state["sums"])
-        self.last = dict(state["last"])
+    def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
+        """Continue at env step `steps`; with another number of environments, without episodes."""
+        if state["newest"].shape == self.newest.shape:
+            self.newest.copy_(state["newest"])
+            self.began = state["began"]
+            self.logged_episodes = state["logged_episodes"]
+        else:
+            self.newest.zero_()
+            self.began = steps
+            self.logged_episodes = 0.0
         for term in self.terms.values():
             term.zero_()
         for name, term in state["terms"].items():

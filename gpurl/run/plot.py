@@ -40,6 +40,8 @@ STYLE: "dict[RcKeyType, object]" = {
     "xtick.color": INK,
     "ytick.color": INK,
 }
+# from when every environment has finished one
+TRAINING_LABEL = "training: newest episode of every environment"
 REFERENCES = "references.json"
 MAX_REFERENCES_BYTES = 1 << 20
 MAX_NUMBER = 1e100  # larger ones cannot be drawn
@@ -208,14 +210,14 @@ def _draw_returns(axes: "Axes", series: Series, references: dict[str, float]) ->
     training = _finite_points(series, "rollout/ep_rew_mean")
     evaluation = _finite_points(series, "eval/mean_reward")
     if training:
-        _line(axes, training, BLUE, label="training")
+        _line(axes, training, BLUE, label=TRAINING_LABEL)
     if evaluation:
         _line(axes, evaluation, ORANGE, label="evaluation", marker="o")
         _draw_deviation(axes, series, evaluation)
     if not training and not evaluation:
         message = (
-            "no episode has ended yet:\nneither rollout/ep_rew_mean nor eval/mean_reward has a "
-            "number"
+            "not every environment has finished an episode:\nneither rollout/ep_rew_mean nor "
+            "eval/mean_reward has a number"
         )
         axes.text(
             0.5, 0.5, message, transform=axes.transAxes, ha="center", va="center", color="#777777"

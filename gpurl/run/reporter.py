@@ -110,7 +110,8 @@ class Reporter:
         guard_values = {name: values.pop(name) for name in guards}
         values |= engine.guards.report(guard_values, engine.iteration)
         # episodes and times since the last entry
-        values |= engine.statistics.read({name: values.pop(name) for name in episodes})
+        episode_values = {name: values.pop(name) for name in episodes}
+        values |= engine.statistics.read(episode_values, engine.steps)
         phases = {"collect": 0.0, "update": 0.0} | engine.stopwatch.read()
         phases.pop("other", None)
         values |= {f"time/{phase}_seconds": spent for phase, spent in phases.items()}

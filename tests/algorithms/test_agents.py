@@ -118,9 +118,11 @@ def standing_still(
 
 
 def test_the_return_is_the_mean_over_agents_of_their_summed_rewards() -> None:
-    env, statistics = Walkers(64, seed=3), EpisodeStatistics(CPU)
+    env, statistics = Walkers(64, seed=3), EpisodeStatistics(64, CPU)
     obs, _ = env.reset(seed=5)
-    sums, ended = torch.zeros(64, 3, dtype=torch.float64), []  # of each agent's rewards
+    sums = torch.zeros(64, 3, dtype=torch.float64)  # of each agent's rewards
+    newest = torch.full((64,), torch.nan, dtype=torch.float64)
+    num_ended = 0
     for _ in range(7):
         timestep = env.step(standing_still(obs, ())[0])
         check_step(env, timestep)
@@ -130,12 +132,15 @@ def test_the_return_is_the_mean_over_agents_of_their_summed_rewards() -> None:
         torch.testing.assert_close(
             timestep.info["episode"]["r"].double(), sums.mean(1), rtol=1e-6, atol=1e-6
         )
-        ended += sums[timestep.terminated | timestep.truncated].mean(1).tolist()
-        sums[timestep.terminated | timestep.truncated] = 0.0
+        ended = timestep.terminated | timestep.truncated
+        num_ended += int(ended.sum())
+        newest[ended] = sums[ended].mean(1)
+        sums[ended] = 0.0
     assert bool((sums == 0.0).any(0).all())
-    values = statistics.read({name: float(value) for name, value in statistics.metrics().items()})
-    assert values["rollout/episodes"] == len(ended) >= 64
-    assert values["rollout/ep_rew_mean"] == pytest.approx(np.mean(ended), rel=1e-5)
+    metrics = {name: float(value) for name, value in statistics.metrics().items()}
+    values = statistics.read(metrics, 7 * 64)
+    assert values["rollout/episodes"] == num_ended >= 64
+    assert values["rollout/ep_rew_mean"] == pytest.approx(float(newest.mean()), rel=1e-5)
 
 
 def test_an_evaluation_of_agents_with_rewards_of_their_own() -> None:

@@ -165,16 +165,16 @@ def test_nothing_to_load_says_where_it_looked(tmp_path: Path) -> None:
 def test_newer_format_is_refused_by_name_and_never_skipped_or_replaced(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, small_parts(1))
     path = save_checkpoint(tmp_path, 2, small_parts(2))
-    sign(path, format_version=4)
+    sign(path, format_version=5)
     for call in (
         lambda: load_checkpoint(path),
         lambda: load_checkpoint(tmp_path),
         lambda: save_checkpoint(tmp_path, 2, small_parts(2)),
     ):
-        with pytest.raises(CheckpointError, match="format 4 is newer than 3"):
+        with pytest.raises(CheckpointError, match="format 5 is newer than 4"):
             call()
-    assert "format 4 is newer" in str(verify_checkpoint(path))
-    assert json.loads((path / "manifest.json").read_bytes())["format_version"] == 4
+    assert "format 5 is newer" in str(verify_checkpoint(path))
+    assert json.loads((path / "manifest.json").read_bytes())["format_version"] == 5
 
 
 @pytest.mark.parametrize("version", [0, -1, True, "1", None, 1.0])

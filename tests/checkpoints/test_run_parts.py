@@ -36,6 +36,6 @@ def test_what_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> None:
 
 def test_an_older_format_is_refused_by_name(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, 1, {"own": {}})
-    sign(path, format_version=2)
-    with pytest.raises(CheckpointError, match="format 2 is older than 3, which this gpurl reads"):
+    sign(path, format_version=3)
+    with pytest.raises(CheckpointError, match="format 3 is older than 4, which this gpurl reads"):
         load_checkpoint(path)

@@ -250,12 +250,15 @@ def test_a_log_entry_and_a_checkpoint_in_between_change_nothing() -> None:
         trainer.iterate()
         other.iterate()
         other.engine.statistics.read(
-            {name: float(value) for name, value in other.engine.statistics.metrics().items()}
+            {name: float(value) for name, value in other.engine.statistics.metrics().items()},
+            other.engine.steps,
         )
         other.state()
     one, two = running_state(trainer.engine), running_state(other.engine)
     assert_equal(one["algorithm"]["model"], two["algorithm"]["model"])
-    assert float(trainer.engine.statistics.sums[0]) > float(other.engine.statistics.sums[0]) == 0
+    assert_equal(trainer.engine.statistics.newest, other.engine.statistics.newest)
+    episodes = float(other.engine.statistics.newest[2].sum())
+    assert other.engine.statistics.logged_episodes == episodes > 0
 
 
 def test_a_restored_run_goes_on_in_the_same_graphs() -> None:
@@ -488,7 +491,7 @@ def test_terms_that_begin_in_a_warm_up_count_from_the_run_only() -> None:
     trainer = make_trainer()
     before = trainer.engine.statistics.state_dict()
     trainer.engine.statistics.add_log({"log": {"late": torch.ones(3)}})
-    trainer.engine.statistics.load_state_dict(before)
+    trainer.engine.statistics.load_state_dict(before, trainer.engine.steps)
     assert trainer.engine.statistics.terms["late"].tolist() == [0.0, 0.0]
 
 

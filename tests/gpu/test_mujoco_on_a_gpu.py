@@ -53,7 +53,8 @@ def test_training_replays_physics_between_graphs_of_the_policy() -> None:
     assert graph_level(trainer.engine) == "policy"
     assert env._worlds.is_captured
     values = trainer.engine.statistics.read(
-        {name: float(value) for name, value in trainer.engine.statistics.metrics().items()}
+        {name: float(value) for name, value in trainer.engine.statistics.metrics().items()},
+        trainer.engine.steps,
     )
     assert values["rollout/episodes"] > 0
     assert values["env/non_finite_worlds"] == 0.0

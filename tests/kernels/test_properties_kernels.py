@@ -15,9 +15,9 @@ from torch import Tensor
 
 from gpurl.kernels import c_library
 from gpurl.kernels.categorical_projection import categorical_projection_reference
-from gpurl.kernels.episode_sums import add_episodes
 from gpurl.kernels.gae import gae_c, gae_reference
 from gpurl.kernels.moments import RunningMoments, update_moments
+from gpurl.kernels.newest_episodes import keep_newest
 from gpurl.kernels.pack_rows import scaled
 from gpurl.kernels.permutation import MAX_WORDS, gather_rows, permutation
 from gpurl.kernels.prioritized import (
@@ -309,28 +309,31 @@ def test_a_permutation_has_each_number_once(
 
 
 @given(
-    episodes=st.lists(
-        st.tuples(st.booleans(), st.floats(width=32), st.integers(0, 1000)), min_size=1, max_size=40
-    ),
-    cut=SHARES,
+    steps=st.integers(1, 4).flatmap(
+        lambda num_envs: st.lists(
+            st.lists(
+                st.tuples(st.booleans(), st.floats(width=32), st.integers(0, 1000)),
+                min_size=num_envs,
+                max_size=num_envs,
+            ),
+            min_size=1,
+            max_size=20,
+        )
+    )
 )
-def test_sums_over_episodes_in_any_pieces(
-    episodes: list[tuple[bool, float, int]], cut: float
+def test_the_newest_episodes_are_those_of_a_loop(
+    steps: list[list[tuple[bool, float, int]]],
 ) -> None:
-    counted = [(r, length) for ended, r, length in episodes if ended and math.isfinite(r)]
-    expected = [
-        len(counted),
-        math.fsum(r for r, _ in counted),
-        sum(length for _, length in counted),
-    ]
-    sums, at = torch.zeros(3), int(cut * len(episodes))
-    for piece in (episodes[:at], episodes[at:]):
-        if piece:
-            ended, returns, lengths = (torch.tensor(column) for column in zip(*piece))
-            add_episodes(sums, ended, returns.float(), lengths)
-    size = max([abs(r) for r, _ in counted], default=0.0)
-    assert [float(sums[0]), float(sums[2])] == [expected[0], expected[2]]
-    assert float(sums[1]) == pytest.approx(expected[1], rel=1e-5, abs=1e-5 * size) or size > 1e36
+    num_envs = len(steps[0])
+    newest = torch.zeros(3, num_envs)
+    expected = [[0.0, 0.0, 0.0] for _ in range(num_envs)]
+    for step in steps:
+        ended, returns, lengths = (torch.tensor(column) for column in zip(*step))
+        keep_newest(newest, ended, returns.float(), lengths)
+        for env, (has_ended, episode_return, length) in enumerate(step):
+            if has_ended and math.isfinite(episode_return):
+                expected[env] = [episode_return, float(length), expected[env][2] + 1.0]
+    assert newest.T.tolist() == expected
 
 
 @given(

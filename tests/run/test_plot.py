@@ -17,7 +17,7 @@ from gpurl.cli import play
 from gpurl.cli.play import COLORS, MAX_LINES, plot_episode
 from gpurl.errors import GpurlError, UsageError
 from gpurl.run import plot
-from gpurl.run.plot import note_references, plot_curve, read_metrics
+from gpurl.run.plot import TRAINING_LABEL, note_references, plot_curve, read_metrics
 
 
 def write_log(folder: Path, *records: dict[str, Any]) -> Path:
@@ -85,7 +85,7 @@ def test_returns_stand_left_and_what_explains_them_right(
 ) -> None:
     plot_curve(usual_log(tmp_path))
     returns, loss, kl, speed = drawn[0].axes
-    assert line(returns, "training") == (
+    assert line(returns, TRAINING_LABEL) == (
         [1000, 2000, 3000, 4000],
         pytest.approx([-10, -5, -10 / 3, -2.5]),
     )
@@ -130,7 +130,7 @@ def test_nan_is_a_gap(tmp_path: Path, drawn: list[Figure]) -> None:
             tmp_path, *({"step": n, "rollout/ep_rew_mean": value} for n, value in enumerate(values))
         )
     )
-    _, drawn_values = line(drawn[0].axes[0], "training")
+    _, drawn_values = line(drawn[0].axes[0], TRAINING_LABEL)
     assert drawn_values[::2] == [1.0, 3.0]
     assert math.isnan(drawn_values[1])
 
@@ -152,7 +152,7 @@ def test_reference_returns_are_dashed_lines_with_their_value(
     legend = axes.get_legend()
     assert legend is not None
     names = [
-        "training",
+        TRAINING_LABEL,
         "evaluation",
         "± 1 std over episodes",
         "random (-12.35)",
@@ -169,7 +169,7 @@ def test_before_the_first_episode_the_picture_says_so(
     tmp_path: Path, drawn: list[Figure], records: list[dict[str, Any]]
 ) -> None:
     plot_curve(write_log(tmp_path, *records))
-    assert "no episode has ended yet" in drawn[0].axes[0].texts[0].get_text()
+    assert "not every environment has finished an episode" in drawn[0].axes[0].texts[0].get_text()
     assert not drawn[0].axes[0].get_lines()
 
 

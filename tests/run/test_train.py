@@ -173,21 +173,21 @@ def test_endless_episodes_end_the_evaluation_and_not_the_training(
 def test_means_of_an_environments_own_terms_survive_a_resume() -> None:
     env = RandomWalk(4)
     env.reset(seed=0)
-    whole, first, second = (EpisodeStatistics(env.device) for _ in range(3))
+    whole, first, second = (EpisodeStatistics(4, env.device) for _ in range(3))
     for number, value in enumerate((1.0, 2.0, 6.0)):
         timestep = env.step(torch.zeros(4, 2))
         timestep.info["log"] = {"height": torch.tensor(value)}
         whole.add(timestep)
         (first if number < 1 else second).add(timestep)
         if number == 0:
-            second.load_state_dict(first.state_dict())
+            second.load_state_dict(first.state_dict(), steps=4)
     for statistics in (second, whole):
         entries = statistics.read(
-            {name: float(value) for name, value in statistics.metrics().items()}
+            {name: float(value) for name, value in statistics.metrics().items()}, 12
         )
         assert entries["env/height"] == 3.0
     assert "env/height" not in whole.read(
-        {name: float(value) for name, value in whole.metrics().items()}
+        {name: float(value) for name, value in whole.metrics().items()}, 12
     )  # nothing since
 
 

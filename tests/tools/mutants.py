@@ -58,8 +58,6 @@ TESTS = {  # of each file, under tests/, the fastest first; ! deselects a test
         "kernels/triton/test_categorical_projection.py "
         "!kernels/triton/test_categorical_projection.py::test_every_tile"
     ),
-    "kernels/episode_sums.py": "LAWS::sums_over_episodes_in_any_pieces "
-    "kernels/triton/test_episode_sums.py",
     "kernels/gae.py": (
         "LAWS::advantages_are_those_of_a_loop "
         "kernels/test_c_kernels.py::test_gae_of_shapes_that_do_not_fit_is_refused "
@@ -68,6 +66,8 @@ TESTS = {  # of each file, under tests/, the fastest first; ! deselects a test
     ),
     "kernels/moments.py": "kernels/triton/test_moments.py "
     "LAWS::any_split_gives_the_moments_of_all_rows_in_any_order",
+    "kernels/newest_episodes.py": "LAWS::the_newest_episodes_are_those_of_a_loop "
+    "kernels/triton/test_newest_episodes.py",
     "kernels/permutation.py": (
         "kernels/test_permutation.py::test_the_formula_in_integers "
         "kernels/test_permutation.py::test_every_row_once "
