@@ -15,7 +15,6 @@ import torch
 from benchmarks import (
     asynchronous,
     kernels,
-    learning,
     limits,
     physics,
     profiles,
@@ -409,34 +408,6 @@ def test_physics_that_is_not_mujocos_is_not_timed(monkeypatch: pytest.MonkeyPatc
         r"is timed",
     ):
         physics.measure(physics.Job("inverted_pendulum", "mujoco", 4, 2, "cpu", 0.0))
-
-
-# ---- learning.py ----
-
-
-@pytest.mark.parametrize("number", range(len(learning.TASKS)))
-def test_the_settings_of_long_runs_are_known(number: int) -> None:
-    algorithm, env, settings, _ = learning.TASKS[number]
-    make_settings(algorithm, env, **settings)
-
-
-def test_only_a_missing_simulator_leaves_a_task_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(
-        "sys.argv", ["learning", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)]
-    )
-    missing = ("ppo", "gymnasium_cpu:no_such_simulator:Task-v0", {}, 0.0)
-    monkeypatch.setattr(learning, "TASKS", [missing])
-    learning.main()
-    assert "no_such_simulator:Task-v0 is skipped: Gymnasium has no task" in capsys.readouterr().out
-    for wrong in (
-        ("ppo", "pendulum", {"horizn": 1}, 0.0),
-        ("ppo", "gymnasium_cpu:Pendulum-v77", {}, 0.0),
-    ):
-        monkeypatch.setattr(learning, "TASKS", [missing, wrong])
-        with pytest.raises(UsageError, match=r"horizn|Pendulum-v77"):
-            learning.main()
 
 
 def test_learning_beside_collecting_is_timed_in_turn(tmp_path: Path) -> None:
