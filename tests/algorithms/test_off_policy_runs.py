@@ -296,7 +296,7 @@ def test_bf16_is_refused_where_no_layer_computes_in_it(monkeypatch: pytest.Monke
         ("vdn", "cart_pole", {}, r"VDN needs a MultiDiscrete action space.*dqn takes a Discrete"),
         (
             "sac",
-            "chasing",
+            "mountain_car_continuous",
             {"batch_size": 6000},
             "batch_size 6000 is more than learning_starts 5000",
         ),
@@ -316,7 +316,12 @@ def test_bf16_is_refused_where_no_layer_computes_in_it(monkeypatch: pytest.Monke
         ("sac", "pendulum", {"atoms": 1}, "atoms must be 0 or at least 2"),
         ("dqn", "cart_pole", {"atoms": 5, "quantiles": 5}, "two kinds of distribution"),
         ("sac", "pendulum", {"fit_returns": 0.1}, "fit_returns needs a rollout"),
-        ("mod_sac", "pendulum", {"policy_delay": 2}, "decides by itself when the actor is updated"),
+        (
+            "mod_sac",
+            "pendulum",
+            {"policy_delay": 2, "updates": 2},
+            "decides by itself when the actor is updated",
+        ),
         (
             "ddpg",
             "pendulum",
@@ -448,9 +453,10 @@ def test_nested_settings_lie_over_what_the_algorithm_starts_with() -> None:
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        ("chasing", (64, 1_000_000)),
+        ("mountain_car_continuous", (64, 1_000_000)),
         ("pendulum", (64, 40_000)),
-        ("gymnasium_cpu:Pendulum-v1", (8, 200_000)),
+        ("gymnasium_cpu:Pendulum-v1", (8, 40_000)),
+        ("gymnasium_cpu:LunarLanderContinuous-v3", (8, 200_000)),
     ],
 )
 def test_what_is_known_of_an_environment_lies_over_what_holds_for_all(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from gpurl.envs.registry import make_env
 from gpurl.kernels import c_library
 from gpurl.kernels.actor_critic_cpu import ActInputs, ActorCriticCpu, GaussianPolicy, PpoSteps
 from gpurl.kernels.adam import AdamOptions, AdamState, SkippedSteps, adam_step_c
@@ -105,6 +106,13 @@ def block() -> Block:
     return Block(obs, obs.clone(), flag, flag.clone(), flag.clone(), [torch.ones(2, 2)])
 
 
+def run_worlds(mask: Tensor) -> None:
+    pytest.importorskip("mujoco")
+    env: Any = make_env("inverted_pendulum", ROWS, simulator="mujoco")
+    env.reset()
+    env._worlds.forward(mask)
+
+
 def cases() -> dict[str, Case]:
     """For each function of the library: a call, and all tensors that it is given."""
     reward = torch.ones(3, ROWS)
@@ -145,6 +153,7 @@ def cases() -> dict[str, Case]:
             ),
             (ring(), sampled, STREAM),
         ),
+        "run_worlds": (run_worlds, (torch.ones(ROWS, dtype=torch.bool),)),
         "squashed_backward": (
             lambda action, step, is_free, *gradients: squashed_backward_c(
                 Squashed(action, row, step, is_free), *gradients
@@ -193,7 +202,8 @@ def test_every_function_is_tried() -> None:
     sources = "".join(path.read_text() for path in c_library._sources())
     exported = set(re.findall(r'^(?:EXPORT|.*default"\)\)\)).*?(\w+)\(', sources, re.MULTILINE))
     assert len(exported) > 15
-    assert {name.split()[0] for name in cases()} == exported - {"plan_free"}  # without tensors
+    without_tensors = {"plan_free", "catch_mujoco_errors"}
+    assert {name.split()[0] for name in cases()} == exported - without_tensors
 
 
 def test_one_place_makes_addresses() -> None:
