@@ -28,6 +28,12 @@ FORM: dict[str, dict[str, tuple[type, ...]]] = {
         "statistics": (dict,),
         "evaluation": (dict,),
     },
+    "trainer.statistics": {
+        "newest": (Tensor,),
+        "began": (int,),
+        "logged_episodes": (float, int),
+        "terms": (dict,),
+    },
     "meta.settings": {
         "algorithm": (str,),
         "env": (str,),
