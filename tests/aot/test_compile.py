@@ -455,7 +455,7 @@ def rollout_case(
         stack=40,
         name=label,
         architectures=architectures,
-        spills=16,  # a few numbers, where registers are nearly enough
+        spills=32,  # a few numbers, where registers are nearly enough
     )
 
 
