@@ -15,7 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpurl.envs.mujoco._worlds import FORCES, INPUTS, STATE, Fields, Simulator, Worlds
+from gpurl.envs.mujoco._worlds import (
+    FORCES,
+    INPUTS,
+    STATE,
+    Fields,
+    Simulator,
+    Worlds,
+    zeros_at_rest,
+)
 from gpurl.errors import UsageError
 from gpurl.kernels import c_library
 
@@ -176,11 +184,7 @@ class CWorlds(Worlds):
         # fields at rest; forces are derived, and only there if the task reads them
         forces = [name for name in FORCES if name in self.used]
         carried = [name for name in CARRIED if name in self._state]
-        self.at_rest = {
-            name: torch.zeros_like(getattr(self.fields, name))
-            for name in (*STATE[2:], *forces)
-            if getattr(self.fields, name).numel()
-        }
+        self.at_rest = zeros_at_rest(self.fields, (*STATE[2:], *forces))
         self.at_rest |= {name: self._state[name].clone() for name in carried}
         for name in self.used:
             getattr(self.fields, name)
@@ -345,7 +349,8 @@ class CWorlds(Worlds):
             self._plan = self._make_plan()
         job, _ = self._plan
         job.frame_skip = frame_skip
-        job.mask = None if mask is None else c_library.address(mask.contiguous())
+        chosen = None if mask is None else mask.contiguous()
+        job.mask = None if chosen is None else c_library.address(chosen)
         self._outcome.zero_()
         self.simulator.ours.run_worlds(ctypes.byref(job), self.count, torch.get_num_threads())
         if self._message.value:
