@@ -35,6 +35,19 @@ CHASING: Preset = {
     "total_steps": 2_000_000,
     "learning_starts": 20_480,
 }
+# returns of Chasing are between -5 and 12 where policies learn, and values of two actions differ
+# by 0.1: atoms further apart would hide it
+FAST_CHASING: Preset = CHASING | {
+    "batch_size": 512,
+    "replay_size": 1_000_000,
+    "learning_rate": 1e-3,
+    "policy_delay": 2,
+    "atoms": 101,
+    "v_min": -5.0,
+    "v_max": 12.0,
+    "actor_network": SMALL_NETWORK,
+    "critic_network": SMALL_NETWORK,
+}
 FLASH_PENDULUM: Preset = {
     "num_envs": 64,
     "total_steps": 40_000,
@@ -226,6 +239,8 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("bc", "pendulum"): {"actor_network": SMALL_NETWORK},  # for actor_from
     ("redq", "pendulum"): PENDULUM | dict(num_critics=5, updates=8, policy_delay=2),
     **{(name, "pendulum"): FAST_PENDULUM for name in ("fast_td3", "fast_sac")},
+    ("fast_td3", "chasing"): FAST_CHASING,
+    ("fast_sac", "chasing"): FAST_CHASING | {"initial_temperature": 0.01},
     ("flash_sac", "pendulum"): FLASH_PENDULUM,
     ("flash_sac", "chasing"): FLASH_CHASING,
     ("dqn", "cart_pole"): CART_POLE,
@@ -367,8 +382,9 @@ def fit_updates(values: Preset, num_envs: int, policy_delay: int) -> Preset:
     """A preset with `updates`, for another number of environments: with as many updates in all.
 
     With fewer environments, or where the preset has an update for each step of an environment, the
-    updates after a step change with their number. Else the steps of each environment stay the
-    same: more environments play more steps in all.
+    updates after a step change with their number; if that would be less than one update of the
+    actor, there are more steps between updates. With more environments the steps of each stay the
+    same, and there are more in all.
 
     policy_delay: that of the algorithm, if the preset has none.
     """
@@ -380,9 +396,11 @@ def fit_updates(values: Preset, num_envs: int, policy_delay: int) -> Preset:
     assert isinstance(delay, int)
     fitted = values | {"num_envs": num_envs}
     if num_envs < made_for or updates >= made_for * horizon:
+        wanted = updates * num_envs / made_for
+        if wanted < delay:
+            return fitted | {"updates": delay, "horizon": round(horizon * delay / wanted)}
         # the actor is updated once in `delay` updates
-        updates = max(1, round(updates * num_envs / made_for / delay)) * delay
-        return fitted | {"updates": updates}
+        return fitted | {"updates": round(wanted / delay) * delay}
     for name in ("total_steps", "learning_starts"):
         if isinstance(steps := values.get(name), int):
             fitted[name] = steps * num_envs // made_for
