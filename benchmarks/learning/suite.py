@@ -8,6 +8,7 @@ from benchmarks.learning.clock_cases import WALL_CLOCK
 from benchmarks.learning.gymnasium_cases import BOX2D, CHASING, CLASSIC, DISCRETE
 from benchmarks.learning.mujoco_cases import OFF_POLICY_MUJOCO, PPO_MUJOCO
 from benchmarks.learning.peer_cases import PEER_CASES
+from benchmarks.learning.preset_cases import PRESET_CASES
 from gpurl.errors import UsageError, did_you_mean
 
 GROUPS: dict[str, list[Case]] = {
@@ -17,6 +18,7 @@ GROUPS: dict[str, list[Case]] = {
     "box2d": BOX2D,
     "classic": CLASSIC,
     "chasing": CHASING,
+    "presets": PRESET_CASES,
     "peers": PEER_CASES,
     "wall_clock": WALL_CLOCK,
 }

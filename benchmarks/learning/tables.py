@@ -10,6 +10,12 @@ from benchmarks.learning.gymnasium_cases import DISCRETE, DISCRETE_TASKS
 from benchmarks.learning.mujoco_cases import PPO_COLUMNS, PPO_MUJOCO
 from benchmarks.learning.outcomes import Outcome, published_median, verdicts
 from benchmarks.learning.peer_cases import PEER_CASES
+from benchmarks.learning.preset_cases import (
+    PRESET_ALGORITHMS,
+    PRESET_SIZES,
+    PRESET_TARGETS,
+    preset_case_name,
+)
 from benchmarks.learning.published import COLUMNS, published
 from benchmarks.learning.scores import Estimate, stratified_iqm
 from benchmarks.learning.suite import CASES
@@ -133,6 +139,22 @@ def discrete_table(outcomes: Outcomes) -> list[str]:
     for column in ("DQN rl-zoo3", "QR-DQN rl-zoo3"):
         rows.append((column, *(published_text(column, task) for task in DISCRETE_TASKS)))
     return markdown(("", *DISCRETE_TASKS), rows)
+
+
+def preset_table(outcomes: Outcomes) -> list[str]:
+    """Tasks and numbers of environments by algorithms: return, steps and time."""
+    rows = []
+    for task in PRESET_TARGETS:
+        for num_envs in PRESET_SIZES:
+            cells = []
+            for algorithm in PRESET_ALGORITHMS:
+                name = preset_case_name(algorithm, task, num_envs)
+                outcome = outcomes.get(name)
+                text = NOT_RUN if outcome is None else interval(outcome.estimate)
+                after = "" if outcome is None else f", {duration(outcome.seconds)}"
+                cells.append(f"{text} ({count(CASES[name].steps)}{after})")
+            rows.append((f"{task}, {num_envs:,}", *cells))
+    return markdown(("", *PRESET_ALGORITHMS), rows)
 
 
 def peer_table(outcomes: Outcomes) -> list[str]:

@@ -42,6 +42,7 @@ FAST_CHASING: Preset = CHASING | {
     "replay_size": 1_000_000,
     "learning_rate": 1e-3,
     "policy_delay": 2,
+    "n_step": 3,
     "atoms": 101,
     "v_min": -5.0,
     "v_max": 12.0,
@@ -63,8 +64,7 @@ FLASH_PENDULUM: Preset = {
 FLASH_CHASING: Preset = FLASH_PENDULUM | {
     "num_envs": 1024,
     "total_steps": 2_000_000,
-    "updates": 4,
-    "batch_size": 512,
+    "n_step": 3,
     "learning_starts": 20_480,
     "replay_size": 1_000_000,
 }
