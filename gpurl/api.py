@@ -21,7 +21,7 @@ from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, EndlessEpisodeError, GpurlError, UsageError
 from gpurl.policy import Policy, load
 from gpurl.run.callbacks import Callback
-from gpurl.run.display import Display
+from gpurl.run.display import Display, counted
 from gpurl.run.evaluator import EVAL_SEED, evaluate, greedy, scripted
 from gpurl.run.given import EnvOrName, name_of_algorithm, name_of_env
 from gpurl.run.logger import Logger
@@ -188,11 +188,13 @@ def _run_logged(trainer: Trainer) -> Outcome:
     try:
         if not trainer.steps:
             logger.hyper_parameters(settings.to_dict())
-        title = f"{settings.algorithm} on {settings.env}, {config.num_envs} environments, {device}"
+        environments = counted(config.num_envs, "environment")
+        title = f"{settings.algorithm} on {settings.env}, {environments}, {device}"
         if device.type == "cpu":
-            title += f", {torch.get_num_threads()} threads"
+            title += f", {counted(torch.get_num_threads(), 'thread')}"
         total_steps = trainer.steps + trainer.remaining_steps()
-        with Display(title, total_steps, quiet=config.quiet) as display:
+        limit = config.max_seconds
+        with Display(title, total_steps, quiet=config.quiet, max_seconds=limit) as display:
             return trainer.run(logger, display)
     finally:
         logger.close()

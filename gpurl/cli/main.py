@@ -3,6 +3,7 @@ printed at once.
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -143,21 +144,34 @@ def bench(words: list[str]) -> int:
 
 
 def summary(finished: "Run") -> str:
-    """The closing lines of a run."""
+    """The closing lines of a run: how it ended, and what to do next, each command on its line."""
     outcome = finished.outcome
+    folder = shlex.quote(str(finished.folder))
     lines = []
+    # how good it is
     if values := outcome.evaluation:
         text = f"evaluated return {spread(values, 2)} over {values['eval/episodes']:.0f} episodes"
         if finished.baseline:
             text += f"; the scripted policy gets {spread(finished.baseline, 2)}"
         lines.append(text)
-    lines.append(f"ended by {outcome.reason} after {outcome.steps:,} steps")
+    # how it ended
     if outcome.unsaved:
+        lines.append(f"ended by {outcome.reason} after {outcome.steps:,} steps")
         lines.append(f"its last state is in no checkpoint: {outcome.unsaved}")
-    lines.append(
-        f"run folder {finished.folder} (learning_curve.png, metrics.jsonl, checkpoints; "
-        f"tensorboard --logdir {finished.folder})"
-    )
+    elif outcome.signal_number:
+        lines.append(f"interrupted after {outcome.steps:,} steps and saved; to continue:")
+        lines.append(f"  gpurl train --resume {folder}")
+    elif outcome.reason == "total_steps" and not outcome.new_steps:
+        lines.append(
+            f"nothing to do: it has {outcome.steps:,} steps already; --total-steps raises the limit"
+        )
+    else:
+        lines.append(f"ended by {outcome.reason} after {outcome.steps:,} steps")
+    # what to do next
+    lines.append(f"run folder {finished.folder}: learning_curve.png, metrics.jsonl, checkpoints/")
+    if not outcome.signal_number:
+        lines += [f"  gpurl {command} {folder}" for command in ("eval", "play")]
+        lines.append(f"  tensorboard --logdir {shlex.quote(str(finished.folder.parent))}")
     return "\n".join(lines)
 
 
@@ -244,11 +258,12 @@ def check_env(module: str, /, steps: int = 64) -> int:
         steps: steps to play
     """
     from gpurl.cli.check_env import check_env as find_problems
+    from gpurl.run.display import counted
 
     problems = find_problems(module, steps=steps)
     for problem in problems:
         print(f"- {problem}")
-    print(f"{module}: {f'{len(problems)} problems' if problems else 'keeps the contract'}")
+    print(f"{module}: {counted(len(problems), 'problem') if problems else 'keeps the contract'}")
     return 3 if problems else 0
 
 

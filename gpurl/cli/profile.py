@@ -19,6 +19,7 @@ from torch.autograd.profiler_util import FunctionEvent
 
 from gpurl.engine.eager import Eager
 from gpurl.errors import GpurlError, UsageError
+from gpurl.run.display import counted
 from gpurl.run.run_folder import create_run_folder
 from gpurl.run.settings import Settings
 from gpurl.run.setup import choose_device, make_trainer
@@ -197,7 +198,8 @@ def _measure(trainer: Trainer, iterations: int, warm_up: int, folder: Path) -> P
     config = trainer.algorithm.config
     epochs_minibatches = getattr(config, "epochs", 1) * getattr(config, "minibatches", 1)
     result = Profile(
-        f"{settings.algorithm} on {settings.env}, {settings.train.num_envs} environments, "
+        f"{settings.algorithm} on {settings.env}, "
+        f"{counted(settings.train.num_envs, 'environment')}, "
         f"{_device_name(device)}",
         iterations,
         engine.buffer.horizon,
@@ -238,7 +240,7 @@ def _wait(device: torch.device) -> None:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU with {torch.get_num_threads()} threads"
+    return f"CPU with {counted(torch.get_num_threads(), 'thread')}"
 
 
 # ---- reading the profiler's events ----

@@ -2,16 +2,23 @@
 or a pipe.
 """
 
+import itertools
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
+
+from gpurl.run.progress import Progress
+from gpurl.run.terminal import hidden_control_keys
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
+WIDTH = 80  # of the table, letters
 SECONDS_PER_LINE = 5.0
 SECONDS_PER_FRAME = 0.25
 
@@ -35,18 +42,29 @@ def engineering(value: float) -> str:
     return f"{value:.3g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 thread", "2 threads"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 class Display:
     """Shows the progress of one training. If a pipe is closed or a terminal is lost it becomes
     silent, and training continues.
 
-    `live` None: a table if stdout is a terminal. `quiet`: nothing but warnings.
+    `live` None: a table if stdout is a terminal. `quiet`: nothing but warnings. `max_seconds`: the
+    time limit of the training, which begins now.
     """
 
     def __init__(
-        self, title: str, total_steps: int | None, quiet: bool = False, live: bool | None = None
+        self,
+        title: str,
+        total_steps: int | None,
+        quiet: bool = False,
+        live: bool | None = None,
+        max_seconds: float | None = None,
     ) -> None:
         self._title = title
-        self._total_steps = total_steps
+        self._progress = Progress(total_steps, max_seconds)
         self._is_quiet = quiet
         self._muted = quiet or sys.stdout is None
         if live is None:
@@ -54,8 +72,8 @@ class Display:
             live = not self._muted and sys.stdout.isatty() and can_animate
         self._is_live = live and not self._muted
         self._live: Live | None = None
+        self._cleanup = ExitStack()
         # the newest numbers, and whether they are still to be shown
-        self._step = 0
         self._values: dict[str, float] = {}
         self._next_show = 0.0
         self._has_news = False
@@ -63,6 +81,8 @@ class Display:
     def __enter__(self) -> "Display":
         if self._is_live:
             self._safely(self._start_live)
+        else:
+            self._safely(lambda: print(self._title, flush=True))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -72,12 +92,18 @@ class Display:
         finally:
             if self._live is not None:  # stop gives cursor, stdout and stderr back
                 self._safely(self._live.stop, even_muted=True)
+            self._cleanup.close()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a table is on the screen."""
+        return self._live is not None and not self._muted
 
     def update(self, step: int, values: dict[str, float]) -> None:
         """Take the newest values by native tag (tags that are missing keep their last value), and
         show them if it is time to.
         """
-        self._step = step
+        self._progress.update(step)
         self._has_news = True
         self._values.update(values)
         if time.monotonic() >= self._next_show:
@@ -133,6 +159,7 @@ class Display:
         # no refresh thread: it would compete with the trainer
         self._live = Live(self._table(), console=console, auto_refresh=False)
         self._live.start(refresh=False)
+        self._cleanup.enter_context(hidden_control_keys())
 
     # ---- what is shown ----
 
@@ -142,23 +169,24 @@ class Display:
             self._live.update(self._table(), refresh=True)
         else:
             cells = [f"{label} {text}" for label, text in self._cells().items()]
-            print(" | ".join([self._title, self._progress_text(), *cells]), flush=True)
+            print(" | ".join([self._progress_text(), *cells]), flush=True)
 
     def _progress_text(self) -> str:
-        """ "524k/1.00M steps, 52.4 %, ETA 0:00:07"."""
-        if not self._total_steps:
-            return f"{engineering(self._step)} steps"
-        percent = 100 * self._step / self._total_steps
-        return (
-            f"{engineering(self._step)}/{engineering(self._total_steps)} steps, {percent:.1f} %, "
-            f"ETA {self._time_left(self._total_steps)}"
-        )
+        """ "524k/1.00M steps, 52.4 %, ETA 0:00:07"; the share is of steps or of the time limit."""
+        progress = self._progress
+        steps = engineering(progress.step)
+        if progress.total_steps:
+            steps += f"/{engineering(progress.total_steps)}"
+        share = progress.share()
+        if share is None:
+            return f"{steps} steps"
+        return f"{steps} steps, {100 * share:.1f} %, ETA {self._time_left()}"
 
-    def _time_left(self, total_steps: int) -> str:
-        fps = self._values.get("time/fps", 0.0)
-        if not 0 < fps < float("inf"):
+    def _time_left(self) -> str:
+        left = self._progress.seconds_left(self._values.get("time/fps", 0.0))
+        if left is None:
             return "-"
-        seconds = int(max(0, total_steps - self._step) / fps)
+        seconds = int(left)
         return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
     def _cells(self) -> dict[str, str]:
@@ -191,31 +219,33 @@ class Display:
             (Text(label, style="dim"), Text(text, style="bold"))
             for label, text in self._cells().items()
         ]
-        # two columns of label and text, read downwards
+        # two columns of label and text, read downwards, or one in a narrow terminal
+        num_columns = 2 if shutil.get_terminal_size().columns >= WIDTH else 1
         grid = Table.grid(padding=(0, 2), expand=True)
-        for _ in range(4):
+        for _ in range(2 * num_columns):
             grid.add_column(ratio=1, no_wrap=True)
-        num_rows = (len(cells) + 1) // 2
+        num_rows = -(-len(cells) // num_columns)
+        cells += [(Text(), Text())] * (num_rows * num_columns - len(cells))
         for row in range(num_rows):
-            right = row + num_rows
-            grid.add_row(*cells[row], *(cells[right] if right < len(cells) else (Text(), Text())))
+            grid.add_row(*itertools.chain(*cells[row::num_rows]))
         return Panel(
-            Group(self._progress(), Text(), grid),
+            Group(self._progress_bar(), Text(), grid),
             title=Text(self._title, style="bold"),
             box=box.ROUNDED,
-            width=80,
+            width=WIDTH,
         )
 
-    def _progress(self) -> "RenderableType":
+    def _progress_bar(self) -> "RenderableType":
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
         text = Text(self._progress_text())
-        if not self._total_steps:
+        share = self._progress.share()
+        if share is None:
             return text
         row = Table.grid(padding=(0, 1), expand=True)
         row.add_column(ratio=1)
         row.add_column(no_wrap=True)
-        row.add_row(ProgressBar(total=self._total_steps, completed=self._step), text)
+        row.add_row(ProgressBar(total=1.0, completed=share), text)
         return row

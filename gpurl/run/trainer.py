@@ -43,6 +43,7 @@ class Outcome:
     evaluation: dict[str, float]
     signal_number: int | None = None
     unsaved: str = ""  # why the final state is in no checkpoint; empty if it is
+    new_steps: int = 0  # of this process, without those before a resume
 
 
 class Trainer:
@@ -101,6 +102,7 @@ class Trainer:
         """
         config = self.settings.train
         self.last_save = time.monotonic()
+        steps_before = self.steps
         self.evaluations.is_new = False
         self.view.folder = self.folder
         reporter = Reporter(self.engine, self.view, logger, display, config.log_every)
@@ -109,7 +111,7 @@ class Trainer:
         def announce() -> None:
             display.note("compiling kernels, once: the first iterations take up to a minute")
 
-        with StopRequest() as stop, announced_compilation(announce):
+        with StopRequest(display.is_live) as stop, announced_compilation(announce):
             try:
                 reason = self._train(reporter, stop)
                 # evaluate the final policy
@@ -123,7 +125,14 @@ class Trainer:
                 self._save_and_reraise(error, display)
             self.callbacks.call("on_end", self.view)
         reason = "signal" if stop.signal_number else reason
-        return Outcome(reason, self.steps, self.evaluations.newest, stop.signal_number, unsaved)
+        return Outcome(
+            reason,
+            self.steps,
+            self.evaluations.newest,
+            stop.signal_number,
+            unsaved,
+            self.steps - steps_before,
+        )
 
     def _train(self, reporter: Reporter, stop: StopRequest) -> str:
         """Iterate until a limit is reached or a signal arrives; returns the `Outcome.reason`."""

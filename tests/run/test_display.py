@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from gpurl.run import display as module
-from gpurl.run.display import Display, engineering
+from gpurl.run.display import Display, counted, engineering
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 VALUES = {
@@ -26,8 +26,8 @@ VALUES = {
     "train/learning_rate": 3e-4,
 }
 LINE = (
-    "ppo on chasing | 524k/1.05M steps, 50.0 %, ETA 0:00:05 | env-steps/s 100k | collect / update "
-    "25 % / 75 % | "
+    "ppo on chasing\n"
+    "524k/1.05M steps, 50.0 %, ETA 0:00:05 | env-steps/s 100k | collect / update 25 % / 75 % | "
     "episode return 3.25 | episode length 200 | eval return 2.5 | value loss 0.125 | learning rate "
     "0.0003\n"
 )
@@ -88,8 +88,9 @@ def test_lines_come_at_intervals_and_the_last_one_always(
         for step in range(1, 13):  # one a second
             now += 1.0
             display.update(step, {"eval/mean_reward": float(step)} if step == 1 else {})
-    steps = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
-    assert steps == ["1/1.00k", "6/1.00k", "11/1.00k", "12/1.00k"]
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title == "t"
+    assert [line.split()[0] for line in lines] == ["1/1.00k", "6/1.00k", "11/1.00k", "12/1.00k"]
 
 
 def test_values_not_given_keep_their_last_number(
@@ -100,8 +101,9 @@ def test_values_not_given_keep_their_last_number(
         display.update(1, {"eval/mean_reward": 4.5})
         display.update(2, {"train/approx_kl": 0.25})
     assert capsys.readouterr().out.splitlines() == [
-        "t | 1 steps | eval return 4.5",
-        "t | 2 steps | eval return 4.5 | KL 0.25",
+        "t",
+        "1 steps | eval return 4.5",
+        "2 steps | eval return 4.5 | KL 0.25",
     ]
 
 
@@ -112,6 +114,22 @@ def test_time_left(capsys: pytest.CaptureFixture[str], fps: float, eta: str) -> 
     with Display("t", 1100) as display:
         display.update(100, {"time/fps": fps})
     assert f"ETA {eta} |" in capsys.readouterr().out
+
+
+def test_a_time_limit_is_the_end_if_it_comes_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    with Display("t", 1_000_000, max_seconds=100.0) as display:
+        now += 25.0
+        display.update(1000, {"time/fps": 40.0})
+    assert "1.00k/1.00M steps, 25.0 %, ETA 0:01:15 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 runs"), (1, "1 run"), (2, "2 runs")])
+def test_numbers_have_their_plural(number: int, text: str) -> None:
+    assert counted(number, "run") == text
 
 
 # ---- the live table ----
@@ -140,6 +158,13 @@ def test_the_table_shows_progress_and_numbers() -> None:
         "episode length 200",
     ]
     assert table(1 << 20)[1].count("━") == pytest.approx(2 * progress.count("━"), abs=2)
+
+
+def test_a_narrow_terminal_gets_one_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = table(1 << 19)[3:]
+    assert rows[:2] == ["env-steps/s 100k", "collect / update 25 % / 75 %"]
+    assert rows[-2] == "learning rate 0.0003"
 
 
 def test_a_terminal_gets_the_table_and_its_cursor_back(monkeypatch: pytest.MonkeyPatch) -> None:
