@@ -5,7 +5,7 @@
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,21 +230,46 @@ def evaluate_run(
     path: str | Path,
     episodes: int = 100,
     device: str = "auto",
-    seed: int = EVAL_SEED + 1,
+    seed: int | None = None,
     best: bool = True,
+    env: str | type[VecEnv] | None = None,
+    env_options: Mapping[str, object] | None = None,
 ) -> dict[str, float]:
     """Play `episodes` greedy episodes with the policy of a run; returns mean, standard deviation
     and length.
+
+    seed: of the environments, by default one that no evaluation of a training uses. env: a name or
+    a class, for another task than that of the training. env_options: instead of the training's, or
+    of the other task. UsageError if the task has other spaces.
     """
     if episodes < 1:
         raise UsageError(f"episodes must be at least 1, got {episodes}")
     chosen = choose_device(device)
     policy = load(path, str(chosen), best=best)
+    settings = policy.settings
+    name = settings["env"] if env is None else name_of_env(env)[0]
+    if env_options is None:
+        env_options = settings["env_options"] if name == settings["env"] else {}
     # not more environments than the run had: each may be a process
-    count = min(episodes, policy.settings["num_envs"])
-    env = make_env(policy.settings["env"], count, chosen, seed, **policy.settings["env_options"])
-    policy_state = policy.algorithm.initial_policy_state(env.num_envs)
+    count = min(episodes, settings["num_envs"])
+    seed = EVAL_SEED + 1 if seed is None else seed
+    made = make_env(name, count, chosen, seed, **env_options)
     try:
-        return evaluate(greedy(policy.algorithm), env, episodes, policy_state, seed)
+        _check_spaces(policy.algorithm, made, name)
+        policy_state = policy.algorithm.initial_policy_state(made.num_envs)
+        return evaluate(greedy(policy.algorithm), made, episodes, policy_state, seed)
     finally:
-        env.close()
+        made.close()
+
+
+def _check_spaces(algorithm: Algorithm, env: VecEnv, name: str) -> None:
+    """UsageError if the policy cannot act in `env`."""
+    pairs = (
+        ("observations", algorithm.observation_space, env.single_observation_space),
+        ("actions", algorithm.action_space, env.single_action_space),
+    )
+    for what, trained, offered in pairs:
+        if (type(trained), trained.shape) != (type(offered), offered.shape) or getattr(
+            trained, "n", None
+        ) != getattr(offered, "n", None):
+            raise UsageError(f"the policy was trained on {what} {trained}, {name} has {offered}")

@@ -2,10 +2,12 @@
 printed at once.
 """
 
+import json
+import math
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,8 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl train ALGORITHM ENV [settings]          train; add --help for a list of all settings
   gpurl train --resume RUN [settings]           continue a run
   gpurl train ... --callback MODULE:CLASS       with your own callback
-  gpurl eval RUN [--episodes 100]               evaluate a trained policy
+  gpurl config ALGORITHM ENV [settings]         print all settings, explained, for --config
+  gpurl eval RUN [--episodes 100] [--env ENV]   evaluate a trained policy, here or elsewhere
   gpurl play RUN [--episodes 3]                 play episodes and draw the first
   gpurl plot RUN                                draw the learning curve again
   gpurl plot --bench [FOLDER] [--out FOLDER]    draw the results of the benchmarks
@@ -101,6 +104,17 @@ def train(words: list[str]) -> int:
     return CheckpointError.exit_code if finished.outcome.unsaved else 0
 
 
+def config(words: list[str]) -> int:
+    """Print a file of all settings, explained."""
+    from gpurl.cli.settings import parse_config
+
+    settings = parse_config(words)
+    from gpurl.cli.config_template import config_template
+
+    print(config_template(settings), end="")
+    return 0
+
+
 def profile(words: list[str]) -> int:
     """Train for a few iterations, print where their time goes, write a trace file."""
     from gpurl.cli.settings import parse_profile
@@ -175,6 +189,15 @@ def summary(finished: "Run") -> str:
     return "\n".join(lines)
 
 
+def print_json(values: Mapping[str, object]) -> None:
+    """One line of JSON, which has no NaN and no infinity."""
+    known = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
+    print(json.dumps(known))
+
+
 def spread(values: dict[str, float], digits: int) -> str:
     """`mean ± standard deviation` of an evaluation."""
     return f"{values['eval/mean_reward']:.{digits}f} ± {values['eval/std_reward']:.{digits}f}"
@@ -183,7 +206,17 @@ def spread(values: dict[str, float], digits: int) -> str:
 # ---- commands whose options are their parameters, parsed by tyro ----
 
 
-def evaluate(run: Path, /, episodes: int = 100, device: str = "auto", latest: bool = False) -> int:
+def evaluate(
+    run: Path,
+    /,
+    episodes: int = 100,
+    device: str = "auto",
+    latest: bool = False,
+    env: str | None = None,
+    env_options: tuple[str, ...] = (),
+    seed: int | None = None,
+    json: bool = False,
+) -> int:
     """Evaluate a trained policy.
 
     Args:
@@ -191,10 +224,19 @@ def evaluate(run: Path, /, episodes: int = 100, device: str = "auto", latest: bo
         episodes: greedy episodes to play
         device: cpu, cuda or auto
         latest: the latest checkpoint, not the best one
+        env: another environment than that of the training, with the same spaces
+        env_options: its options as NAME=VALUE, instead of those of the training
+        seed: of the environments; by default one that no evaluation of a training uses
+        json: print the numbers as one line of JSON
     """
     from gpurl.api import evaluate_run
+    from gpurl.run.config_file import read_options
 
-    values = evaluate_run(run, episodes, device, best=not latest)
+    options = read_options(env_options) if env_options else None
+    values = evaluate_run(run, episodes, device, seed, not latest, env, options)
+    if json:
+        print_json({"run": str(run), **values})
+        return 0
     skipped = values.get("eval/non_finite_episodes", 0.0)
     note = f"; {skipped:.0f} gave NaN or infinity and were skipped" if skipped else ""
     print(
@@ -286,6 +328,7 @@ def doctor(dump: Path | None = None, /) -> int:
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
+    "config": config,
     "eval": evaluate,
     "play": play,
     "plot": plot,
@@ -296,7 +339,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "profile": profile,
     "doctor": doctor,
 }
-PARSE_THEMSELVES = {"train", "profile", "convert", "bench"}
+PARSE_THEMSELVES = {"train", "config", "profile", "convert", "bench"}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -46,6 +46,13 @@ class TrainOptions:
 
 
 @dataclass(frozen=True)
+class ConfigOptions:
+    """What `gpurl config` takes beside the settings."""
+
+    config: Path | None = None
+
+
+@dataclass(frozen=True)
 class ProfileOptions:
     """What `gpurl profile` takes beside the settings."""
 
@@ -80,6 +87,12 @@ def parse_train(words: list[str]) -> tuple[Settings, TrainOptions]:
     options, words = _split_options(TrainOptions, words, "train")
     usage = "also: --config FILE.yaml, --resume RUN, --callback MODULE:CLASS"
     return _parse_settings(words, options.config, options.resume, usage), options
+
+
+def parse_config(words: list[str]) -> Settings:
+    """The settings that `gpurl config` writes."""
+    options, words = _split_options(ConfigOptions, words, "config")
+    return _parse_settings(words, options.config, None, "also: --config FILE.yaml")
 
 
 def parse_profile(words: list[str]) -> tuple[Settings, ProfileOptions]:
@@ -196,7 +209,7 @@ def _parse_flags(base: Settings, flags: list[str], usage: str) -> Settings:
     """`base`, whose combinations are not checked yet, with the changes that the flags make; tyro
     prints help and near names, and makes the configs anew, which checks them.
     """
-    options = _options_class(base.env)
+    options = options_class(base.env)
     config_class = type(base.algorithm_config)
     kinds = _kinds(TrainConfig) | _kinds(config_class) | _kinds(options, "env.")
     if "network.trunk" in kinds:
@@ -238,7 +251,7 @@ def _parse_flags(base: Settings, flags: list[str], usage: str) -> Settings:
     )
 
 
-def _options_class(env: str) -> type:
+def options_class(env: str) -> type:
     """A dataclass of the environment's own options, from its constructor's signature."""
     from gpurl.envs.registry import env_options, option_types, resolve_env
 

@@ -1,7 +1,7 @@
 """YAML files of settings: read with limits, and written so that they read back as they were."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import yaml
@@ -43,6 +43,21 @@ for _kind in (_Loader, _Dumper):
 def as_yaml(values: Mapping[str, Json]) -> bytes:
     """A file that `read_config` reads as `values`; strings must be printable."""
     return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
+
+
+def read_options(words: Iterable[str]) -> dict[str, Json]:
+    """{name: value} of words NAME=VALUE, whose values are written as in YAML."""
+    options: dict[str, Json] = {}
+    for word in words:
+        name, separator, text = word.partition("=")
+        try:
+            value = _Loader(text).get_single_data()
+        except (yaml.YAMLError, ValueError):
+            separator = ""
+        if not separator or not name.isidentifier():
+            raise UsageError(f"options are NAME=VALUE, got {word!r}")
+        options[name] = value
+    return options
 
 
 def read_config(path: str | Path) -> dict[str, Json]:

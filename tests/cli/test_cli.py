@@ -4,6 +4,7 @@ setting, exit codes of wrong words.
 
 import dataclasses
 import json
+import math
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import yaml
 from gpurl.algorithms.ppo import PPOConfig
 from gpurl.cli import doctor
 from gpurl.cli import main as cli
-from gpurl.cli.main import main
+from gpurl.cli.main import main, print_json
 from gpurl.cli.settings import parse_profile, parse_train
 from gpurl.envs.registry import NOT_ENVS
 from gpurl.errors import CheckpointError, EnvError, GpurlError, NonFiniteError, UsageError
@@ -411,6 +412,51 @@ def test_eval_prints_the_evaluation(run_folder: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.startswith(f"return {latest:.3f} ± ")
 
 
+def test_eval_plays_elsewhere(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from gpurl.api import evaluate_run
+
+    def evaluated(*words: str) -> dict[str, Any]:
+        assert main(["eval", str(run_folder), "--episodes", "4", "--json", *words]) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        return json.loads(line)
+
+    # the task itself, with other seeds and options
+    here = evaluated()
+    assert here == {"run": str(run_folder), **evaluate_run(run_folder, 4)}
+    assert evaluated("--env", "pendulum") == here
+    assert evaluated("--seed", "3") == evaluated("--seed", "3") != here
+    short = evaluated("--env-options", "max_episode_steps=20")
+    assert short["eval/mean_ep_length"] == 20.0
+    # the same task, stepped by somebody else
+    there = evaluated("--env", "gymnasium_cpu:Pendulum-v1")
+    assert there["eval/mean_ep_length"] == 200.0
+    assert there["eval/mean_reward"] != here["eval/mean_reward"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--env", "cart_pole"], r"trained on observations Box.*cart_pole has Box"),
+        (["--env", "mountain_car_continuous"], r"observations Box.*\(3,\).*\(2,\)"),
+        (["--env", "pendulun"], "did you mean pendulum"),
+        (["--env-options", "gravity"], "options are NAME=VALUE, got 'gravity'"),
+        (["--env-options", "a-b=3"], "options are NAME=VALUE"),
+        (["--env-options", "x=[1"], "options are NAME=VALUE"),
+        (["--env-options", "colour=3"], "colour"),
+    ],
+)
+def test_eval_refuses_what_it_cannot_play(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["eval", str(run_folder), *words]) == UsageError.exit_code
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": math.nan, "b": -math.inf, "c": 1.5, "d": "e"})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": None, "c": 1.5, "d": "e"}
+
+
 def test_play_prints_episodes_and_draws_the_first(
     run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,7 +498,7 @@ def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixt
         (["evl"], "did you mean eval"),
         (["plto"], "did you mean plot"),
         (["check_env"], "did you mean check-env"),
-        (["xyz"], "Known: train, eval, play"),
+        (["xyz"], "Known: train, config, eval, play"),
         (["train", "a3c", "chasing"], "did you mean sac or a2c"),
         (["train", "ppo", "cartpole"], "did you mean cart_pole"),
         (["train", "ppo", "no.such.module"], "Known: acrobot"),
