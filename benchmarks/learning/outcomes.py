@@ -13,8 +13,8 @@ from benchmarks.learning import results
 from benchmarks.learning.case import Case
 from benchmarks.learning.published import published
 from benchmarks.learning.results import Seed
-from benchmarks.learning.scores import Estimate, iqm
 from benchmarks.learning.suite import CASES
+from gpurl.run.scores import Estimate, iqm
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from benchmarks.learning.outcomes import Outcome
 from benchmarks.learning.published import published
 from benchmarks.learning.results import Point
-from benchmarks.learning.scores import band, interpolate
 from gpurl.run.plot import STYLE
+from gpurl.run.scores import band, interpolate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,8 +17,8 @@ from benchmarks.learning.preset_cases import (
     preset_case_name,
 )
 from benchmarks.learning.published import COLUMNS, published
-from benchmarks.learning.scores import Estimate, stratified_iqm
 from benchmarks.learning.suite import CASES
+from gpurl.run.scores import Estimate, stratified_iqm
 
 Outcomes = dict[str, Outcome]
 NOT_RUN = "not run"

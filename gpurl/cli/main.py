@@ -25,6 +25,7 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl eval RUN [--episodes 100] [--env ENV]   evaluate a trained policy, here or elsewhere
   gpurl play RUN [--episodes 3]                 play episodes and draw the first
   gpurl plot RUN                                draw the learning curve again
+  gpurl plot RUN RUN ... [--by SETTING]         compare runs: mean over seeds with its interval
   gpurl plot --bench [FOLDER] [--out FOLDER]    draw the results of the benchmarks
   gpurl profile ALGORITHM ENV [settings]        measure where the time goes, write a trace
         [--out FOLDER] [--iterations 3]
@@ -261,26 +262,45 @@ def play(run: Path, /, episodes: int = 3, device: str = "auto", seed: int = 0) -
     return 0
 
 
-def plot(folder: Path | None = None, /, bench: bool = False, out: Path | None = None) -> int:
-    """Draw the learning curve of a run again, or the benchmarks.
+def plot(
+    folders: tuple[Path, ...] = (),
+    /,
+    bench: bool = False,
+    out: Path | None = None,
+    by: str = "algorithm",
+) -> int:
+    """Draw the learning curve of a run again, several runs in one picture, or the benchmarks.
 
     Args:
-        folder: RUN, a run folder; with --bench the folder of results
+        folders: RUN, a run folder, or several of one task; with --bench the folder of results
         bench: draw the results of gpurl bench
-        out: with --bench, the folder for the pictures
+        out: of several runs the picture, by default comparison.png; with --bench a folder
+        by: setting by which several runs are grouped, such as learning_rate or network.hidden
     """
     if bench:
         from gpurl.cli.doctor import results_folder
         from gpurl.cli.plot_bench import plot_bench
 
-        for picture in plot_bench(folder or results_folder(), out):
+        if len(folders) > 1:
+            raise UsageError(f"--bench draws one folder of results, got {len(folders)}")
+        for picture in plot_bench(folders[0] if folders else results_folder(), out):
             print(picture)
         return 0
-    if folder is None or out is not None:
-        raise UsageError("gpurl plot draws one run: gpurl plot RUN; --out goes with --bench")
+    if len(folders) > 1:
+        from gpurl.run.comparison import compare_runs, comparison_table, plot_comparison
+
+        groups = compare_runs(folders, by)
+        print(comparison_table(groups))
+        print(plot_comparison(groups, out or Path("comparison.png")))
+        return 0
+    if not folders or out is not None:
+        raise UsageError(
+            "gpurl plot draws one run, gpurl plot RUN, or several, gpurl plot RUN RUN; --out goes "
+            "with --bench and with several"
+        )
     from gpurl.run.plot import plot_curve
 
-    print(plot_curve(folder))
+    print(plot_curve(folders[0]))
     return 0
 
 

@@ -5,9 +5,12 @@ the returns and its interval by a stratified bootstrap.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gpurl.errors import UsageError
 
 Array = NDArray[np.float64]
 RESAMPLES = 10_000
@@ -23,33 +26,44 @@ class Estimate:
     high: float
 
 
+def _stats() -> ModuleType:
+    """scipy.stats, which only these functions need."""
+    try:
+        from scipy import stats
+    except ImportError:
+        raise UsageError(
+            "statistics over seeds need scipy, which is missing: pip install 'gpurl[plot]'"
+        ) from None
+    return stats
+
+
 def interquartile_mean(values: Array, axis: int = -1) -> Array:
     """The mean of the middle half: scipy's `trim_mean`, which leaves out int(n / 4) values at each
     end, as rliable does. Below four values it is the mean.
     """
-    from scipy.stats import trim_mean
-
-    return np.asarray(trim_mean(values, 0.25, axis=axis))
+    return np.asarray(_stats().trim_mean(values, 0.25, axis=axis))
 
 
 def iqm(returns: Sequence[float]) -> Estimate:
     """The interquartile mean over the seeds of one case, with its percentile bootstrap interval;
     the interval of one seed, or of equal ones, is the value itself.
     """
-    from scipy.stats import bootstrap
-
     values = np.asarray(returns, np.float64)
     value = float(interquartile_mean(values))
     if np.ptp(values) == 0:
         return Estimate(value, value, value)
-    interval = bootstrap(
-        (values,),
-        interquartile_mean,
-        n_resamples=RESAMPLES,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
+    interval = (
+        _stats()
+        .bootstrap(
+            (values,),
+            interquartile_mean,
+            n_resamples=RESAMPLES,
+            confidence_level=CONFIDENCE,
+            method="percentile",
+            rng=np.random.default_rng(0),
+        )
+        .confidence_interval
+    )
     return Estimate(value, float(interval.low), float(interval.high))
 
 

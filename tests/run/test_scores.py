@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.learning.scores import band, interpolate, interquartile_mean, iqm, stratified_iqm
+from gpurl.run.scores import band, interpolate, interquartile_mean, iqm, stratified_iqm
 
 
 def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end() -> None:
