@@ -12,9 +12,20 @@ if TYPE_CHECKING:
     from gpurl.envs.registry import make_env
     from gpurl.policy import Policy, load
     from gpurl.run.callbacks import Callback
+    from gpurl.seeds import train_seeds
 
 __version__ = "0.1.0"
-__all__ = ["Callback", "Policy", "Run", "evaluate_run", "load", "make_env", "resume", "train"]
+__all__ = [
+    "Callback",
+    "Policy",
+    "Run",
+    "evaluate_run",
+    "load",
+    "make_env",
+    "resume",
+    "train",
+    "train_seeds",
+]
 
 _HOME = {
     "Callback": "gpurl.run.callbacks",
@@ -25,6 +36,7 @@ _HOME = {
     "make_env": "gpurl.envs.registry",
     "resume": "gpurl.api",
     "train": "gpurl.api",
+    "train_seeds": "gpurl.seeds",
 }
 
 
@@ -39,3 +51,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'gpurl' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

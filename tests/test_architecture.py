@@ -31,7 +31,7 @@ LAYERS = (
     {"guards"},
     {"engine"},
     {"run"},
-    {"api", "policy", "adapters"},
+    {"api", "seeds", "policy", "adapters"},
     {"cli", "__init__", "__main__"},
 )
 LINKS = (ROOT / "gpurl" / "envs", ROOT / "gpurl" / "kernels")

@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +15,15 @@ from gpurl.errors import CheckpointError, GpurlError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from gpurl.api import Run
+    from gpurl.run.callbacks import Callback
+    from gpurl.run.settings import Settings
 
 USAGE = """usage: gpurl COMMAND ...
 
   gpurl train ALGORITHM ENV [settings]          train; add --help for a list of all settings
   gpurl train --resume RUN [settings]           continue a run
   gpurl train ... --callback MODULE:CLASS       with your own callback
+  gpurl train ... --seeds 5                     one run for each seed, and their mean
   gpurl config ALGORITHM ENV [settings]         print all settings, explained, for --config
   gpurl eval RUN [--episodes 100] [--env ENV]   evaluate a trained policy, here or elsewhere
   gpurl play RUN [--episodes 3]                 play episodes and draw the first
@@ -95,10 +98,48 @@ def train(words: list[str]) -> int:
     from gpurl.api import run
     from gpurl.run.callbacks import make_callbacks
 
-    callbacks = make_callbacks(list(options.callback))
-    finished = run(settings, options.resume, ["gpurl", "train", *words], callbacks=callbacks)
+    command = ["gpurl", "train", *words]
+    names = list(options.callback)
+    if options.seeds > 1:
+        return _train_seeds(settings, options.seeds, command, lambda: make_callbacks(names))
+    finished = run(settings, options.resume, command, callbacks=make_callbacks(names))
     if not settings.train.quiet:
         print(summary(finished))
+    return _exit_code(finished)
+
+
+def _train_seeds(
+    settings: "Settings",
+    count: int,
+    command: list[str],
+    callbacks: "Callable[[], Sequence[Callback]]",
+) -> int:
+    """Train several seeds one after another, print each and their mean."""
+    from gpurl.run.comparison import comparison_table
+    from gpurl.seeds import compare_seeds, run_seeds
+
+    is_quiet = settings.train.quiet
+    seeds = range(settings.train.seed, settings.train.seed + count)
+    runs, failed = run_seeds(
+        settings,
+        seeds,
+        command,
+        callbacks,
+        after=lambda finished: None if is_quiet else print(summary(finished), end="\n\n"),
+    )
+    codes = [_exit_code(one) for one in runs] + [error.exit_code for error in failed]
+    # the mean needs scipy, and two returns of each run: the trainings are done all the same
+    if len(runs) > 1:
+        try:
+            group, picture = compare_seeds(runs)
+            if not is_quiet:
+                print(f"{comparison_table([group])}\npicture {picture}")
+        except GpurlError as error:
+            print(f"no mean over seeds: {error}", file=sys.stderr)
+    return next((code for code in codes if code), 0)
+
+
+def _exit_code(finished: "Run") -> int:
     # the shell's convention for a process that a signal ended
     if finished.outcome.signal_number:
         return 128 + finished.outcome.signal_number

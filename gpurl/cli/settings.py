@@ -43,6 +43,7 @@ class TrainOptions:
     resume: Path | None = None
     config: Path | None = None
     callback: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    seeds: int = 1
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,11 @@ class ConvertOptions:
 def parse_train(words: list[str]) -> tuple[Settings, TrainOptions]:
     """The settings of a run, and the options of `gpurl train`."""
     options, words = _split_options(TrainOptions, words, "train")
-    usage = "also: --config FILE.yaml, --resume RUN, --callback MODULE:CLASS"
+    usage = "also: --config FILE.yaml, --resume RUN, --callback MODULE:CLASS, --seeds 5"
+    if options.seeds < 1:
+        raise UsageError(f"--seeds must be at least 1, got {options.seeds}")
+    if options.seeds > 1 and options.resume:
+        raise UsageError("--seeds trains new runs, --resume continues one: leave out one of them")
     return _parse_settings(words, options.config, options.resume, usage), options
 
 

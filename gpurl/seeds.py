@@ -1,0 +1,80 @@
+"""One training for each of several seeds, and their mean."""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gpurl.api import Run, run
+from gpurl.errors import GpurlError, UsageError
+from gpurl.run.callbacks import Callback
+from gpurl.run.comparison import Group, compare_runs, plot_comparison
+from gpurl.run.settings import Settings, make_settings
+
+log = logging.getLogger("gpurl")
+
+
+def train_seeds(
+    algorithm: str, env: str, seeds: int | Sequence[int] = 5, **settings: object
+) -> list[Run]:
+    """Train `algorithm` on `env` once for each seed, one after another; names and settings as for
+    `gpurl.train`.
+
+    seeds: a number of seeds from `seed` on, or the seeds. A training that fails is logged, and the
+    next seed is trained; the last failure is raised if all fail. A signal ends the whole.
+    """
+    first = make_settings(algorithm, env, **settings)
+    if isinstance(seeds, int):
+        seeds = range(first.train.seed, first.train.seed + seeds)
+    finished, failed = run_seeds(first, seeds)
+    if failed and not finished:
+        raise failed[-1]
+    return finished
+
+
+def run_seeds(
+    settings: Settings,
+    seeds: Sequence[int],
+    command: Sequence[str] = (),
+    make_callbacks: Callable[[], Sequence[Callback]] = tuple,
+    after: Callable[[Run], object] = lambda finished: None,
+) -> tuple[list[Run], list[GpurlError]]:
+    """(the finished runs, the errors of those that failed); ends early after a signal.
+
+    command: for the runs' command.txt. make_callbacks: new ones for each run. after: called with
+    each finished run.
+    """
+    if not seeds:
+        raise UsageError(f"seeds must be at least 1, got {len(seeds)}")
+    finished: list[Run] = []
+    failed: list[GpurlError] = []
+    for seed in seeds:
+        try:
+            one = run(_with_seed(settings, seed), command=command, callbacks=make_callbacks())
+        except UsageError:  # of every seed
+            raise
+        except GpurlError as error:
+            log.error("seed %d failed: %s", seed, error)
+            failed.append(error)
+            continue
+        finished.append(one)
+        after(one)
+        if one.outcome.signal_number is not None:
+            break
+    return finished, failed
+
+
+def _with_seed(settings: Settings, seed: int) -> Settings:
+    """The settings of one run; a given run_dir is the folder of all, with one for each seed."""
+    folder = settings.train.run_dir
+    run_dir = None if folder is None else str(Path(folder) / f"seed_{seed}")
+    train = dataclasses.replace(settings.train, seed=seed, run_dir=run_dir)
+    return dataclasses.replace(settings, train=train)
+
+
+def compare_seeds(runs: Sequence[Run]) -> tuple[Group, Path]:
+    """(the runs as a group, their picture beside the run folders)."""
+    (group,) = compare_runs([one.folder for one in runs])
+    folder = runs[0].folder
+    picture = folder.with_name(f"{folder.name}_and_{len(runs) - 1}_more.png")
+    return group, plot_comparison([group], picture)
