@@ -37,7 +37,7 @@ audit:
 	.venv-audit/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
 bench: setup
-	$(BIN)/gpurl bench
+	$(BIN)/gpurl bench --out benchmarks/results
 
 # this tree against another commit (BASE), in turns: the ratio of their times with its interval
 BASE ?= HEAD~1

@@ -27,6 +27,9 @@ SIMULATORS = {  # module: (what it provides, how to get it)
     "minari": ("datasets for gpurl train bc --dataset minari:ID", "pip install 'gpurl[minari]'"),
 }
 
+# of gpurl bench; the rows in benchmarks/results are recorded on purpose
+OWN_RESULTS = Path("runs/bench")
+
 
 def report() -> str:
     """The whole report, with advice where something is missing."""
@@ -173,20 +176,22 @@ def _warp() -> list[str]:
 
 
 def run_benchmarks(words: list[str]) -> int:
-    """Run benchmarks/throughput.py and benchmarks/kernels.py of the source tree, each with the
-    arguments `words`; returns the exit code.
+    """Run benchmarks/throughput.py of the source tree with the arguments `words`, then
+    benchmarks/kernels.py with those that it has, too; returns the exit code. Results go to
+    OWN_RESULTS unless --out names another folder.
     """
     # benchmarks/ is no part of the installed package
     sys.path.insert(0, str(_source_tree()))
-    for name in ("throughput", "kernels"):
-        if code := importlib.import_module(f"benchmarks.{name}").main(words):
-            return code
-    return 0
-
-
-def results_folder() -> Path:
-    """The folder that the benchmarks of the source tree write to."""
-    return _source_tree() / "benchmarks" / "results"
+    throughput = importlib.import_module("benchmarks.throughput")
+    kernels = importlib.import_module("benchmarks.kernels")
+    words = ["--out", str(OWN_RESULTS), *words]
+    options = throughput.parse(words)
+    if code := throughput.main(words):
+        return code
+    if options.ladder:
+        return 0
+    seconds = ["--seconds", str(options.seconds)] if "--seconds" in words else []
+    return kernels.main(["--device", options.device, "--out", str(options.out), *seconds])
 
 
 def _source_tree() -> Path:

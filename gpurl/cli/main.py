@@ -313,18 +313,19 @@ def plot(
     """Draw the learning curve of a run again, several runs in one picture, or the benchmarks.
 
     Args:
-        folders: RUN, a run folder, or several of one task; with --bench the folder of results
+        folders: RUN, a run folder, or several of one task; with --bench the folder of results, by
+            default runs/bench
         bench: draw the results of gpurl bench
         out: of several runs the picture, by default comparison.png; with --bench a folder
         by: setting by which several runs are grouped, such as learning_rate or network.hidden
     """
     if bench:
-        from gpurl.cli.doctor import results_folder
+        from gpurl.cli.doctor import OWN_RESULTS
         from gpurl.cli.plot_bench import plot_bench
 
         if len(folders) > 1:
             raise UsageError(f"--bench draws one folder of results, got {len(folders)}")
-        for picture in plot_bench(folders[0] if folders else results_folder(), out):
+        for picture in plot_bench(folders[0] if folders else OWN_RESULTS, out):
             print(picture)
         return 0
     if len(folders) > 1:

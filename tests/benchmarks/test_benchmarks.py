@@ -344,11 +344,17 @@ def test_bench_runs_both_and_needs_the_source_tree(
             return 0
 
         monkeypatch.setattr(module, "main", main)
-    assert doctor.run_benchmarks(["--device", "cpu"]) == 0
-    assert seen == [
-        ("benchmarks.throughput", ["--device", "cpu"]),
-        ("benchmarks.kernels", ["--device", "cpu"]),
-    ]
+    assert doctor.run_benchmarks(["--device", "cpu", "--num-envs", "64", "--seconds", "0.1"]) == 0
+    out = ["--out", "runs/bench"]
+    own = ["--device", "cpu", "--num-envs", "64", "--seconds", "0.1"]
+    assert seen.pop(0) == ("benchmarks.throughput", [*out, *own])
+    # kernels have no numbers of environments
+    assert seen.pop(0) == ("benchmarks.kernels", ["--device", "cpu", *out, "--seconds", "0.1"])
+    assert doctor.run_benchmarks(["--ladder", "--out", str(tmp_path)]) == 0
+    assert [name for name, _ in seen] == ["benchmarks.throughput"]
+    with pytest.raises(SystemExit):
+        doctor.run_benchmarks(["--num-env", "many"])
+    assert len(seen) == 1
     (tmp_path / "benchmarks").mkdir()  # somebody else's
     monkeypatch.setattr(doctor, "__file__", str(tmp_path / "gpurl" / "doctor.py"))
     with pytest.raises(UsageError, match="clone the project"):

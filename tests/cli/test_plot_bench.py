@@ -9,8 +9,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from gpurl.cli import doctor, plot_bench
 from gpurl.cli import main as cli
-from gpurl.cli import plot_bench
 from gpurl.cli.main import main
 from gpurl.errors import UsageError
 
@@ -154,10 +154,10 @@ def test_a_file_that_is_too_long_or_no_table_is_named(
             plot_bench._read(tmp_path / "throughput_cpu.csv")
 
 
-def test_the_folder_is_that_of_the_source_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_that_of_gpurl_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(
         plot_bench, "plot_bench", lambda folder, out: seen.append((folder, out)) or []
     )
     assert cli.plot(bench=True) == 0
-    assert seen == [(Path(__file__).resolve().parents[2] / "benchmarks" / "results", None)]
+    assert seen == [(doctor.OWN_RESULTS, None)]
