@@ -315,7 +315,7 @@ def test_bf16_is_refused_where_no_layer_computes_in_it(monkeypatch: pytest.Monke
         ("redq", "chasing", {"target_subset": 11}, "target_subset 11 is more than num_critics 10"),
         ("sac", "pendulum", {"atoms": 1}, "atoms must be 0 or at least 2"),
         ("dqn", "cart_pole", {"atoms": 5, "quantiles": 5}, "two kinds of distribution"),
-        ("sac", "pendulum", {"fit_returns": 0.1}, "fit_returns needs a rollout"),
+        ("sac", "pendulum", {"fit_returns": 0.1, "horizon": 1}, "fit_returns needs a rollout"),
         (
             "mod_sac",
             "pendulum",
