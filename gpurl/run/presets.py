@@ -158,13 +158,13 @@ MUJOCO_TASKS = (
 FEW_CONTINUOUS: Preset = {
     "num_envs": 64,
     "horizon": 32,
-    "epochs": 10,
+    "epochs": 7,
     "minibatches": 32,
     "learning_rate": 3e-4,
     "schedule": "linear",
     "value_coef": 0.25,
     "normalize_advantage": "minibatch",
-    "initial_std": 0.6,
+    "initial_std": 0.45,
     "total_steps": 1_000_000,
 }
 # its 78 columns of contact forces are nearly always 0: scaled to a variance of 1 they would be most
