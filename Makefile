@@ -1,10 +1,16 @@
-# make train | test | lint | audit | bench | compare | mutants | peers | outward | soak | learn; everything goes into .venv; make gpu-check for a machine with a GPU
+# make help lists the targets; everything goes into .venv
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+.DEFAULT_GOAL := setup
 
-.PHONY: setup train test lint audit bench compare mutants peers outward soak learn gpu-check gpu-check-wheels clean
+.PHONY: help setup train test lint audit bench compare mutants peers outward soak learn gpu-check gpu-check-wheels clean
 
+# the targets: each with the comment above it
+help:
+	@awk '/^# /{text=text substr($$0, 2) " "; next} /^[a-z-]+:( |$$)/{sub(":.*", ""); printf "%-18s%s\n", $$0, text} {text=""}' Makefile
+
+# .venv with all that a developer needs
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt
@@ -22,9 +28,11 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt
 train: setup
 	$(BIN)/gpurl train ppo chasing --num-envs 4096 --total-steps 100_000_000 --max-seconds 110 --eval-every 4_000_000
 
+# ruff, mypy, all tests: about 25 minutes on two cores
 test: setup .tritons/.installed lint
 	OMP_NUM_THREADS=1 GPURL_TRITONS=.tritons $(BIN)/python -m pytest -n 2
 
+# ruff and mypy
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,11 +44,12 @@ audit:
 	.venv-audit/bin/pip install --quiet pip-audit
 	.venv-audit/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
+# throughput and kernels of this machine, into benchmarks/results
 bench: setup
 	$(BIN)/gpurl bench --out benchmarks/results
 
-# this tree against another commit (BASE), in turns: the ratio of their times with its interval
 BASE ?= HEAD~1
+# this tree against another commit (BASE), in turns: the ratio of their times with its interval
 compare: setup
 	$(BIN)/python -m tests.tools.against $(BASE)
 
@@ -68,16 +77,17 @@ gpu-check:
 gpu-check-wheels:
 	$(PYTHON) -m tests.tools.wheels $(ARGS)
 
-# kills, random cases by the thousand, then MINUTES of trainings whose memory, handles, threads and processes must not grow
 MINUTES ?= 60
+# kills, random cases by the thousand, then MINUTES of trainings whose memory, handles, threads and processes must not grow
 soak: setup
 	$(BIN)/python -m tests.tools.soak --minutes $(MINUTES)
 
+SUITE ?= short
 # trainings that have no results yet, one a core; SUITE=full for all, which takes days; Ctrl-C stops, the same command continues;
 # LEARN="--only 'ppo-*' --hours 2" for some
-SUITE ?= short
 learn: setup
 	$(BIN)/python -m benchmarks.learning $(SUITE) $(LEARN)
 
+# removes the environments, not runs/
 clean:
 	rm -rf $(VENV) .tritons .venv-peers .venv-audit .gpu-check

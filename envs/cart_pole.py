@@ -93,8 +93,8 @@ class CartPole(TorchEnv):
         num_envs: int,
         device: torch.device | str = "cpu",
         seed: int = 0,
-        max_episode_steps: int | None = None,
-        velocities: bool = True,
+        max_episode_steps: int | None = None,  # steps to the time limit; None: the task's
+        velocities: bool = True,  # observe velocities too; without them a policy needs a memory
     ) -> None:
         self.velocities = velocities
         bound = np.array([2 * MAX_POSITION, np.inf, 2 * MAX_ANGLE, np.inf], dtype=np.float32)

@@ -115,10 +115,10 @@ class Chasing(TorchEnv):
         num_envs: int,
         device: torch.device | str = "cpu",
         seed: int = 0,
-        max_episode_steps: int | None = None,
-        dim: int = 2,
-        discrete: bool = False,
-        bonus: bool = True,
+        max_episode_steps: int | None = None,  # steps to the time limit; None: the task's
+        dim: int = 2,  # coordinates of the space, 1 to 8
+        discrete: bool = False,  # 3^dim directions instead of a force
+        bonus: bool = True,  # +8 at a capture within 1; else no bonus, within dim
     ) -> None:
         if not 1 <= dim <= 8:
             raise UsageError(f"chasing: dim must be 1 to 8, got {dim}")

@@ -56,12 +56,12 @@ class GymnasiumCpu(VecEnv):
         device: torch.device | str = "cpu",
         seed: int = 0,
         task: str = "",
-        vectorization: str = "sync",
-        max_episode_steps: int | None = None,
-        task_options: dict[str, Any] | None = None,
+        vectorization: str = "sync",  # sync, async (a process each), vector or envpool
+        max_episode_steps: int | None = None,  # steps to the time limit; None: the task's
+        task_options: dict[str, Any] | None = None,  # arguments of the task's constructor
         env: VectorEnv | MakeEnv | None = None,
-        restart_workers: int = 0,
-        worker_timeout: float | None = None,
+        restart_workers: int = 0,  # restarts of processes that died, before the run ends
+        worker_timeout: float | None = None,  # seconds until a process counts as hanging
     ) -> None:
         # settings that do not work together
         if vectorization not in VECTORIZATIONS:

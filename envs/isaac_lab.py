@@ -53,9 +53,9 @@ class IsaacLab(TorchVector):
         device: torch.device | str = "cpu",
         seed: int = 0,
         task: str = "",
-        overrides: str = "",
-        action_limit: float | None = None,
-        cameras: bool = False,
+        overrides: str = "",  # NAME=VALUE NAME=VALUE, paths in the task's configuration
+        action_limit: float | None = None,  # clip actions to +-limit; the action space is this wide
+        cameras: bool = False,  # render, in Isaac Lab 2
     ) -> None:
         if not task:
             raise UsageError("isaac_lab needs a task, as in isaac_lab:Isaac-Cartpole-Direct-v0")

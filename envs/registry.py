@@ -2,8 +2,11 @@
 works too.
 """
 
+import difflib
 import inspect
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -64,7 +67,27 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
                 f"environment {module_name!r} has no tasks to choose from; got {name!r}"
             )
         return env_class, {"task": task}
-    return find_class(name, package, VecEnv, "environment", NOT_ENVS), {}
+    try:
+        return find_class(name, package, VecEnv, "environment", NOT_ENVS), {}
+    except UsageError as error:
+        raise UsageError(f"{error}{_hint(module_name)}") from error
+
+
+def _hint(module_name: str) -> str:
+    """What may be meant by a name that is no environment: an id of Gymnasium, or an environment of
+    Gymnasium in a module.
+    """
+    # the module is there, with a class of another kind
+    for value in getattr(sys.modules.get(module_name), "__dict__", {}).values():
+        is_own = inspect.isclass(value) and value.__module__ == module_name
+        if is_own and issubclass(value, gymnasium.Env):
+            return (
+                f". {value.__name__} is a gymnasium.Env: docs/environments.md shows how my_gym.py "
+                f"wraps one, and from Python gpurl.train(algorithm, {value.__name__}) takes it"
+            )
+    ids = {env_id.lower(): env_id for env_id in gymnasium.registry if "/" not in env_id}
+    near = difflib.get_close_matches(module_name.lower(), ids, n=2, cutoff=0.7)
+    return f". Gymnasium has {' and '.join(ids[one] for one in near)}" if near else ""
 
 
 def env_options(env_class: type[VecEnv]) -> dict[str, inspect.Parameter]:
@@ -98,6 +121,38 @@ def option_types(env_class: type[VecEnv]) -> dict[str, Any]:
         for name, option in env_options(env_class).items()
         if option.annotation is not option.empty
     }
+
+
+def option_help(env_class: type[VecEnv]) -> dict[str, str]:
+    """The comment of each option that has one: behind its declaration, as a parameter of a
+    constructor or as a class attribute, or on the lines above it. That of a subclass comes first.
+    """
+    found: dict[str, str] = {}
+    for base in env_class.__mro__:
+        try:
+            lines = textwrap.dedent(inspect.getsource(base)).splitlines()
+        except (OSError, TypeError):  # no source: a class made by a program, or in a console
+            continue
+        declared = {
+            match[1]: number
+            for number, line in enumerate(lines)
+            if (match := re.match(r"\s+(\w+): [^#]*?(#.*)?$", line))
+        }
+        for name in env_options(env_class).keys() & declared.keys() - found.keys():
+            if text := _comment_at(lines, declared[name]):
+                found[name] = text
+    return found
+
+
+def _comment_at(lines: list[str], number: int) -> str:
+    """The comment behind a line, else that of the lines above."""
+    if "  # " in lines[number]:
+        return lines[number].partition("  # ")[2].strip()
+    above: list[str] = []
+    while number > 0 and lines[number - 1].strip().startswith("# "):
+        number -= 1
+        above.insert(0, lines[number].strip().removeprefix("# "))
+    return " ".join(above)
 
 
 def check_options(name: str, env_class: type[VecEnv], options: Iterable[str]) -> None:

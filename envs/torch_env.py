@@ -19,14 +19,17 @@ from gpurl.envs.vec_env import (
     Timestep,
     check_at_least_one,
     check_tensor,
+    describe,
     step_specs,
 )
-from gpurl.errors import UsageError
+from gpurl.errors import EnvError, UsageError, did_you_mean
 from gpurl.kernels.backend import host_sync_is_free, on_own_device, use_triton
 from gpurl.kernels.env_step import Clocks, RandomStreams, TritonEnv, TritonTask, env_step_triton
 from gpurl.kernels.random import CounterRandom
 
 State = dict[str, Tensor]
+
+FUNCTIONS = ("initial_state(rng)", "transition(state, action, rng)", "observe(state)")
 
 
 class TorchEnv(CountingEnv):
@@ -44,8 +47,9 @@ class TorchEnv(CountingEnv):
         num_envs: int,
         device: torch.device | str = "cpu",
         seed: int = 0,
-        max_episode_steps: int | None = None,
+        max_episode_steps: int | None = None,  # steps to the time limit; None: the task's
     ) -> None:
+        self._check_functions()
         super().__init__(num_envs, device)
         check_at_least_one(max_episode_steps=max_episode_steps)
         if max_episode_steps is not None:
@@ -78,6 +82,36 @@ class TorchEnv(CountingEnv):
             f"{type(self).__name__} has a single_state_space and no observe_state(state)"
         )
 
+    def _check_functions(self) -> None:
+        """EnvError for a function that the task does not define, which may be misspelt."""
+        kind = type(self)
+        own = {name for base in kind.__mro__ if issubclass(base, TorchEnv) for name in vars(base)}
+        own -= {*dir(TorchEnv)}
+        for function in FUNCTIONS:
+            name = function.partition("(")[0]
+            if getattr(kind, name) is getattr(TorchEnv, name):
+                raise EnvError(
+                    f"{kind.__name__}: wanted a function {function}, got none; "
+                    f"{did_you_mean(name, own, 'is it ')}".rstrip("; ")
+                )
+
+    def checked_initial_state(self, rng: CounterRandom) -> State:
+        """`initial_state`, checked: tensors of rng.num_envs rows by name."""
+        state = self.initial_state(rng)
+        where = f"{type(self).__name__}.initial_state"
+        if not isinstance(state, dict):
+            raise EnvError(f"{where}: wanted a dict of tensors by name, got {describe(state)}")
+        for name, value in state.items():
+            if not isinstance(value, Tensor) or value.shape[:1] != (rng.num_envs,):
+                hint = ""
+                if isinstance(value, Tensor) and value.shape[:1] == (self.num_envs,):
+                    hint = ": sizes come from rng.num_envs, since some environments restart alone"
+                raise EnvError(
+                    f"{where}: {name}: wanted a tensor of {rng.num_envs} rows, as many as "
+                    f"rng.num_envs, got {describe(value)}{hint}"
+                )
+        return state
+
     def _privileged(self, key: str, state: State) -> dict[str, Tensor]:
         """{key: privileged observations}, {} if the task has none."""
         return {} if self.single_state_space is None else {key: self.observe_state(state)}
@@ -103,7 +137,7 @@ class TorchEnv(CountingEnv):
     ) -> tuple[Tensor, Info]:
         # every environment draws a first state, also those that are not reset: shapes stay fixed
         self._reseed(self._random, seed)
-        state = self.initial_state(self._random)
+        state = self.checked_initial_state(self._random)
         mask = (options or {}).get("reset_mask")
         restarts_any = None
         if mask is not None:
@@ -128,8 +162,14 @@ class TorchEnv(CountingEnv):
         if (in_triton := self.in_triton()) is not None:
             return self._step_in_triton(in_triton, action)
         # the task
-        next_state, reward, terminated = self.transition(self._state, action, self._random)
         where = f"{type(self).__name__}.transition"
+        result = self.transition(self._state, action, self._random)
+        if not isinstance(result, tuple) or len(result) != 3:
+            raise EnvError(f"{where}: wanted (state, reward, terminated), got {describe(result)}")
+        next_state, reward, terminated = result
+        if not isinstance(next_state, dict) or next_state.keys() != self._state.keys():
+            got = sorted(next_state) if isinstance(next_state, dict) else describe(next_state)
+            raise EnvError(f"{where}: state: wanted the keys {sorted(self._state)}, got {got}")
         for key, value in (("reward", reward), ("terminated", terminated)):
             check_tensor(f"{where}: {key}", value, self._specs[key], self.device)
         # time limit and statistics
@@ -220,13 +260,13 @@ class TorchEnv(CountingEnv):
             if index.numel() == 0:
                 self._state = next_state
                 return final_obs, next_state
-            first = self.initial_state(self._random.subset(index))
+            first = self.checked_initial_state(self._random.subset(index))
             state = {
                 name: value.index_copy(0, index, first[name]) for name, value in next_state.items()
             }
         else:
             # on a GPU all draw one and it is selected: no shape depends on the data
-            first = self.initial_state(self._random)
+            first = self.checked_initial_state(self._random)
             state = {name: select(done, first[name], value) for name, value in next_state.items()}
         self._restart_clocks(done)
         self._set_state(state)

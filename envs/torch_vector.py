@@ -56,9 +56,9 @@ class TorchVector(CountingEnv):
         device: torch.device | str = "cpu",
         seed: int = 0,
         task: str = "",
-        overrides: str = "",
-        action_limit: float | None = None,
-        across_devices: bool = False,
+        overrides: str = "",  # NAME=VALUE NAME=VALUE, settings of the task
+        action_limit: float | None = None,  # clip actions to +-limit; the action space is this wide
+        across_devices: bool = False,  # the simulator may be on another device than the run
         env: Any = None,
     ) -> None:
         name = type(self).__name__

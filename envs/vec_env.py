@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
@@ -187,6 +187,22 @@ def step_specs(env: VecEnv) -> dict[str, TensorSpec]:
     return specs
 
 
+def space_problems(env: VecEnv) -> list[str]:
+    """What is wrong with the single spaces, each with what was wanted and what was got."""
+    name = type(env).__name__
+    problems = []
+    if not isinstance(space := env.single_observation_space, Box):
+        has_parts = isinstance(space, Dict | Tuple)
+        hint = "; join its parts in observe, as torch.cat((part, part), 1)" if has_parts else ""
+        problems.append(f"{name}.single_observation_space: wanted a Box, got {space}{hint}")
+    if not isinstance(space := env.single_action_space, Box | Discrete | MultiDiscrete):
+        problems.append(
+            f"{name}.single_action_space: wanted a Box, Discrete or MultiDiscrete, got {space}; "
+            f"take one of these apart in transition"
+        )
+    return problems
+
+
 def step_values(timestep: Timestep) -> dict[str, Any]:
     """The results of a step, by the keys of `step_specs`; None for what is missing."""
     info = timestep.info
@@ -233,6 +249,8 @@ def tensor_problem(value: object, spec: TensorSpec, device: torch.device) -> str
         got = f"a tensor on {value.device}"
     else:
         return ""
+    if isinstance(value, Tensor) and spec.shape == value.shape[:1] == value.shape[1:] != (1,):
+        got += ": did an action [N, 1] meet a state [N]? action[:, 0] is [N]"
     dtype_names = " or ".join(map(str, dtypes))
     return f"wanted a tensor of shape {spec.shape}, {dtype_names}, on {device}, got {got}"
 

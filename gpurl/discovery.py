@@ -63,7 +63,7 @@ def find_class(
     # classes given from Python, and modules outside the package
     module_name, _, class_name = name.partition(":")
     known = module_names(package, hidden)
-    if name in GIVEN_CLASSES or (module_name not in known and _is_importable(module_name)):
+    if name in GIVEN_CLASSES or (module_name not in known and is_importable(module_name)):
         return find_class_at(name, base, kind)
     if module_name not in known:
         hint = did_you_mean(module_name.lower(), known)
@@ -111,7 +111,7 @@ def find_class_at(name: str, base: type, kind: str) -> type:
     return next(iter(classes.values()))
 
 
-def _is_importable(module_name: str) -> bool:
+def is_importable(module_name: str) -> bool:
     """Whether the module exists; it is not imported, but its parent packages are."""
     try:
         return module_name in sys.modules or importlib.util.find_spec(module_name) is not None

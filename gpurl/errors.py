@@ -3,9 +3,13 @@ texts.
 """
 
 import difflib
+import importlib.metadata
 import inspect
+import re
+import shlex
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -77,7 +81,21 @@ def raised_at(error: BaseException, owner: type) -> str:
     return f"{frame.filename}:{frame.lineno}: {frame.line}"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], question: str = "did you mean ") -> str:
     """`did you mean ppo or a2c? `, or "" if no name in `known` is similar."""
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}? " if near else ""
+    return f"{question}{' or '.join(near)}? " if near else ""
+
+
+def install_extra(name: str) -> str:
+    """The command that installs an optional dependency. gpurl is on no package index: from a source
+    tree its extra is installed, elsewhere the packages of the extra by their own names.
+    """
+    root = Path(__file__).resolve().parents[1]
+    if (root / "pyproject.toml").is_file():
+        here = "." if root == Path.cwd() else root
+        return f"pip install -e '{here}[{name}]'"
+    wanted = re.compile(rf"""(.+?)\s*;.*extra\s*==\s*['"]{re.escape(name)}['"]""")
+    lines = importlib.metadata.requires("gpurl") or []
+    packages = [match[1] for match in map(wanted.match, lines) if match]
+    return f"pip install {shlex.join(packages)}"

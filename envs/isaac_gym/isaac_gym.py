@@ -50,13 +50,13 @@ class IsaacGym(CountingEnv):
         device: torch.device | str = "cpu",
         seed: int = 0,
         task: str = "",
-        python: str = "",
-        family: str = "auto",
-        pipeline: str = "auto",
-        overrides: str = "",
-        max_episode_steps: int | None = None,
-        start_timeout: float = 600.0,
-        step_timeout: float = 120.0,
+        python: str = "",  # the Python 3.6 to 3.8 that has Isaac Gym
+        family: str = "auto",  # isaacgymenvs or legged_gym
+        pipeline: str = "auto",  # gpu or cpu: where it simulates
+        overrides: str = "",  # NAME=VALUE NAME=VALUE, settings of the task
+        max_episode_steps: int | None = None,  # steps to a time limit
+        start_timeout: float = 600.0,  # seconds until the task must have started
+        step_timeout: float = 120.0,  # seconds that a step may take
     ) -> None:
         # settings
         target = torch.device(device)

@@ -16,13 +16,13 @@ class HumanoidBody(MujocoEnv):
     frame_skip = 5
     max_episode_steps = 1000
     # options, as in Gymnasium
-    ctrl_cost_weight: float = 0.1
-    reset_noise_scale: float = 1e-2
-    exclude_current_positions_from_observation: bool = True
-    include_cinert_in_observation: bool = True
-    include_cvel_in_observation: bool = True
-    include_qfrc_actuator_in_observation: bool = True
-    include_cfrc_ext_in_observation: bool = True
+    ctrl_cost_weight: float = 0.1  # cost of the squared action
+    reset_noise_scale: float = 1e-2  # noise on the first state
+    exclude_current_positions_from_observation: bool = True  # hide x (and y)
+    include_cinert_in_observation: bool = True  # observe inertia of the bodies
+    include_cvel_in_observation: bool = True  # observe velocities of the bodies
+    include_qfrc_actuator_in_observation: bool = True  # observe forces of the motors
+    include_cfrc_ext_in_observation: bool = True  # observe contact forces
 
     def observe(self, data: Fields) -> Tensor:
         positions = data.qpos[:, 2 * int(self.exclude_current_positions_from_observation) :]

@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium
 
-from gpurl.errors import UsageError, did_you_mean
+from gpurl.errors import UsageError, did_you_mean, install_extra
 
 log = logging.getLogger("gpurl")
 # the folder of Gymnasium's models; its MuJoCo tasks are never imported
@@ -23,8 +23,7 @@ def load_mujoco() -> ModuleType:
         mujoco = importlib.import_module("mujoco")
     except ImportError as error:
         raise UsageError(
-            f"MuJoCo tasks need mujoco, {error.name or error} is missing: pip install "
-            f"'gpurl[mujoco]'"
+            f"MuJoCo tasks need mujoco, {error.name or error} is missing: {install_extra('mujoco')}"
         ) from error
     # MuJoCo would write its warnings into a file in the working directory
     if mujoco.get_mju_user_warning() is None:

@@ -26,7 +26,7 @@ from gpurl.envs.mujoco._worlds import (
     Worlds,
     zeros_at_rest,
 )
-from gpurl.errors import UsageError
+from gpurl.errors import UsageError, install_extra
 
 log = logging.getLogger("gpurl")
 # fields that kinematics, com_pos and com_vel write: those that depend on qpos and qvel only
@@ -75,7 +75,7 @@ def load_packages(mujoco: ModuleType) -> Packages:
         missing = error.name or str(error)
         raise UsageError(
             f"MuJoCo tasks on a GPU, or with simulator warp, need mujoco-warp and warp, {missing} "
-            f"is missing: pip install 'gpurl[mujoco]'"
+            f"is missing: {install_extra('mujoco')}"
         ) from error
 
 

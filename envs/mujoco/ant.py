@@ -25,17 +25,17 @@ class Ant(Runner):
     reward_threshold = 6000.0
     normal_velocity_noise = True
     # options, as in Gymnasium
-    forward_reward_weight: float = 1.0
-    ctrl_cost_weight: float = 0.5
-    contact_cost_weight: float = 5e-4
-    healthy_reward: float = 1.0
-    main_body: int = 1
-    terminate_when_unhealthy: bool = True
-    healthy_z_range: tuple[float, float] = (0.2, 1.0)
-    contact_force_range: tuple[float, float] = (-1.0, 1.0)
-    reset_noise_scale: float = 0.1
-    exclude_current_positions_from_observation: bool = True
-    include_cfrc_ext_in_observation: bool = True
+    forward_reward_weight: float = 1.0  # reward for each m/s along x
+    ctrl_cost_weight: float = 0.5  # cost of the squared action
+    contact_cost_weight: float = 5e-4  # cost of the squared contact forces
+    healthy_reward: float = 1.0  # reward of a step without a fall
+    main_body: int = 1  # number of the body whose speed counts
+    terminate_when_unhealthy: bool = True  # a fall ends the episode
+    healthy_z_range: tuple[float, float] = (0.2, 1.0)  # height of the torso without a fall, m
+    contact_force_range: tuple[float, float] = (-1.0, 1.0)  # limits of observed contact forces
+    reset_noise_scale: float = 0.1  # noise on the first state
+    exclude_current_positions_from_observation: bool = True  # hide x (and y)
+    include_cfrc_ext_in_observation: bool = True  # observe contact forces
 
     def observe(self, data: Fields) -> Tensor:
         positions = data.qpos[:, 2 * int(self.exclude_current_positions_from_observation) :]

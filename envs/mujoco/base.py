@@ -43,7 +43,7 @@ from gpurl.envs.vec_env import (
     check_at_least_one,
     check_tensor,
 )
-from gpurl.errors import EnvError, UsageError
+from gpurl.errors import EnvError, UsageError, install_extra
 from gpurl.kernels.backend import host_sync_is_free
 from gpurl.kernels.random import CounterRandom
 
@@ -81,7 +81,7 @@ class MujocoEnv(CountingEnv):
     # options of all tasks
     xml_file: str | None = None  # replaces model_file
     frame_skip: int = 1  # steps of physics in a step of the environment
-    max_episode_steps: int | None = None
+    max_episode_steps: int | None = None  # steps to the time limit
     cone: str | None = None  # "pyramidal" or "elliptic" friction; None: that of the model
     # "mujoco": its own C on a CPU; "warp": mujoco-warp; "auto": mujoco on a CPU, warp on a GPU or
     # where an option of warp is given
@@ -152,7 +152,7 @@ class MujocoEnv(CountingEnv):
         if torch.cuda.is_available():
             packages += ["mujoco_warp", "warp"]
         lacking = [name for name in packages if importlib.util.find_spec(name) is None]
-        return f"{', '.join(lacking)}; pip install 'gpurl[mujoco]'" if lacking else ""
+        return f"{', '.join(lacking)}; {install_extra('mujoco')}" if lacking else ""
 
     @abstractmethod
     def observe(self, data: Fields) -> Tensor:

@@ -20,10 +20,10 @@ class HalfCheetah(Runner):
     reward_threshold = 4800.0
     normal_velocity_noise = True
     # options, as in Gymnasium
-    forward_reward_weight: float = 1.0
-    ctrl_cost_weight: float = 0.1
-    reset_noise_scale: float = 0.1
-    exclude_current_positions_from_observation: bool = True
+    forward_reward_weight: float = 1.0  # reward for each m/s along x
+    ctrl_cost_weight: float = 0.1  # cost of the squared action
+    reset_noise_scale: float = 0.1  # noise on the first state
+    exclude_current_positions_from_observation: bool = True  # hide x (and y)
 
     def observe(self, data: Fields) -> Tensor:
         positions = data.qpos[:, int(self.exclude_current_positions_from_observation) :]

@@ -19,15 +19,15 @@ class Hopper(Runner):
     max_episode_steps = 1000
     reward_threshold = 3800.0
     # options, as in Gymnasium
-    forward_reward_weight: float = 1.0
-    ctrl_cost_weight: float = 1e-3
-    healthy_reward: float = 1.0
-    terminate_when_unhealthy: bool = True
-    healthy_state_range: tuple[float, float] = (-100.0, 100.0)
-    healthy_z_range: tuple[float, float] = (0.7, math.inf)
-    healthy_angle_range: tuple[float, float] = (-0.2, 0.2)
-    reset_noise_scale: float = 5e-3
-    exclude_current_positions_from_observation: bool = True
+    forward_reward_weight: float = 1.0  # reward for each m/s along x
+    ctrl_cost_weight: float = 1e-3  # cost of the squared action
+    healthy_reward: float = 1.0  # reward of a step without a fall
+    terminate_when_unhealthy: bool = True  # a fall ends the episode
+    healthy_state_range: tuple[float, float] = (-100.0, 100.0)  # limits of positions and speeds
+    healthy_z_range: tuple[float, float] = (0.7, math.inf)  # height of the torso without a fall, m
+    healthy_angle_range: tuple[float, float] = (-0.2, 0.2)  # angle of the torso without a fall, rad
+    reset_noise_scale: float = 5e-3  # noise on the first state
+    exclude_current_positions_from_observation: bool = True  # hide x (and y)
 
     def observe(self, data: Fields) -> Tensor:
         positions = data.qpos[:, int(self.exclude_current_positions_from_observation) :]

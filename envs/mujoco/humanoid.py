@@ -21,12 +21,12 @@ class Humanoid(Runner, HumanoidBody):
     njmax = 64
     nconmax = 48
     # options, as in Gymnasium
-    forward_reward_weight: float = 1.25
-    contact_cost_weight: float = 5e-7
-    contact_cost_range: tuple[float, float] = (-math.inf, 10.0)
-    healthy_reward: float = 5.0
-    terminate_when_unhealthy: bool = True
-    healthy_z_range: tuple[float, float] = (1.0, 2.0)
+    forward_reward_weight: float = 1.25  # reward for each m/s along x
+    contact_cost_weight: float = 5e-7  # cost of the squared contact forces
+    contact_cost_range: tuple[float, float] = (-math.inf, 10.0)  # limits of that cost
+    healthy_reward: float = 5.0  # reward of a step without a fall
+    terminate_when_unhealthy: bool = True  # a fall ends the episode
+    healthy_z_range: tuple[float, float] = (1.0, 2.0)  # height of the torso without a fall, m
 
     @functools.cached_property
     def mass_fraction(self) -> Tensor:

@@ -22,8 +22,8 @@ class HumanoidStandup(HumanoidBody):
     njmax = 96
     nconmax = 48
     # options, as in Gymnasium
-    impact_cost_weight: float = 0.5e-6
-    impact_cost_range: tuple[float, float] = (-math.inf, 10.0)
+    impact_cost_weight: float = 0.5e-6  # cost of the squared contact forces
+    impact_cost_range: tuple[float, float] = (-math.inf, 10.0)  # limits of that cost
 
     def reward(self, data: Fields, before: Fields, action: Tensor) -> Tensor:
         height = data.qpos[:, 2] / float(self.model.opt.timestep)

@@ -21,8 +21,8 @@ class InvertedDoublePendulum(MujocoEnv):
     reward_threshold = 9100.0
     normal_velocity_noise = True
     # options, as in Gymnasium
-    healthy_reward: float = 10.0
-    reset_noise_scale: float = 0.1
+    healthy_reward: float = 10.0  # reward of a step without a fall
+    reset_noise_scale: float = 0.1  # noise on the first state
 
     def observe(self, data: Fields) -> Tensor:
         angles = data.qpos[:, 1:]

@@ -18,7 +18,7 @@ class InvertedPendulum(MujocoEnv):
     max_episode_steps = 1000
     reward_threshold = 950.0
     # options, as in Gymnasium
-    reset_noise_scale: float = 0.01
+    reset_noise_scale: float = 0.01  # noise on the first state
 
     def observe(self, data: Fields) -> Tensor:
         return torch.cat((data.qpos, data.qvel), 1)

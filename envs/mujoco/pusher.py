@@ -21,9 +21,9 @@ class Pusher(MujocoEnv):
     max_episode_steps = 100
     reward_threshold = 0.0
     # options, as in Gymnasium
-    reward_near_weight: float = 0.5
-    reward_dist_weight: float = 1.0
-    reward_control_weight: float = 0.1
+    reward_near_weight: float = 0.5  # cost of the way from hand to cylinder
+    reward_dist_weight: float = 1.0  # cost of the way to the goal
+    reward_control_weight: float = 0.1  # cost of the squared action
 
     def initial_state(self, rng: CounterRandom) -> tuple[Tensor, Tensor]:
         # Gymnasium draws until the cylinder is 17 cm from the goal, as six of ten positions are;

@@ -21,8 +21,8 @@ class Reacher(MujocoEnv):
     max_episode_steps = 50
     reward_threshold = -3.75
     # options, as in Gymnasium
-    reward_dist_weight: float = 1.0
-    reward_control_weight: float = 1.0
+    reward_dist_weight: float = 1.0  # cost of the way to the goal
+    reward_control_weight: float = 1.0  # cost of the squared action
 
     def initial_state(self, rng: CounterRandom) -> tuple[Tensor, Tensor]:
         joints = rng.uniform(-0.1, 0.1, (2,)) + self.initial_qpos[:2]

@@ -17,10 +17,10 @@ class Swimmer(Runner):
     max_episode_steps = 1000
     reward_threshold = 360.0
     # options, as in Gymnasium
-    forward_reward_weight: float = 1.0
-    ctrl_cost_weight: float = 1e-4
-    reset_noise_scale: float = 0.1
-    exclude_current_positions_from_observation: bool = True
+    forward_reward_weight: float = 1.0  # reward for each m/s along x
+    ctrl_cost_weight: float = 1e-4  # cost of the squared action
+    reset_noise_scale: float = 0.1  # noise on the first state
+    exclude_current_positions_from_observation: bool = True  # hide x (and y)
 
     def observe(self, data: Fields) -> Tensor:
         positions = data.qpos[:, 2 * int(self.exclude_current_positions_from_observation) :]

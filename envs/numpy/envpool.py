@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space
 
 from gpurl.envs.numpy.spaces import Batch
 from gpurl.envs.vec_env import Info, Options
-from gpurl.errors import UsageError, did_you_mean
+from gpurl.errors import UsageError, did_you_mean, install_extra
 
 
 class EnvPool(gymnasium.vector.VectorEnv):
@@ -22,7 +22,7 @@ class EnvPool(gymnasium.vector.VectorEnv):
             import envpool
         except ImportError as error:
             raise UsageError(
-                f"vectorization='envpool' needs EnvPool: pip install 'gpurl[envpool]' ({error})"
+                f"vectorization='envpool' needs EnvPool: {install_extra('envpool')} ({error})"
             ) from error
         known = envpool.list_all_envs()
         if task not in known:

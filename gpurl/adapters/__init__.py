@@ -14,7 +14,7 @@ from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
 from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import UsageError
+from gpurl.errors import UsageError, install_extra
 
 if TYPE_CHECKING:
     from gpurl.adapters.gymnasium_numpy import GymnasiumNumpy
@@ -86,9 +86,7 @@ def _module(name: str) -> ModuleType:
         return importlib.import_module(f"gpurl.adapters.{name}")
     except ImportError as error:
         library, extra = LIBRARIES.get(name, (name, name))
-        raise UsageError(
-            f"to_{name} needs {library}: pip install 'gpurl[{extra}]' ({error})"
-        ) from error
+        raise UsageError(f"to_{name} needs {library}: {install_extra(extra)} ({error})") from error
 
 
 def _check(env: VecEnv, trains_on_reset_steps: str | None) -> None:

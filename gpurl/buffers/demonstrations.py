@@ -12,7 +12,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from safetensors import safe_open
 
-from gpurl.errors import UsageError, visible
+from gpurl.errors import UsageError, install_extra, visible
 from gpurl.memory import available_bytes, in_gib
 
 NAMES = ("obs", "action")  # arrays in a file
@@ -116,7 +116,7 @@ def _from_minari(dataset_id: str) -> dict[str, np.ndarray]:
         dataset = minari.load_dataset(dataset_id)
     except ImportError as error:
         raise UsageError(
-            f"{MINARI}{dataset_id} needs Minari: pip install 'gpurl[minari]' ({error})"
+            f"{MINARI}{dataset_id} needs Minari: {install_extra('minari')} ({error})"
         ) from error
     except (FileNotFoundError, ValueError) as error:
         raise UsageError(

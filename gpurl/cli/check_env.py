@@ -3,6 +3,7 @@ first thing to run on a task of your own.
 """
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,14 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from gpurl.envs.registry import env_options, make_env
 from gpurl.envs.torch_env import TorchEnv
-from gpurl.envs.vec_env import TensorSpec, Timestep, VecEnv, step_values, tensor_problem
+from gpurl.envs.vec_env import (
+    TensorSpec,
+    Timestep,
+    VecEnv,
+    space_problems,
+    step_values,
+    tensor_problem,
+)
 from gpurl.errors import EnvError, UsageError, first_line, raised_at
 from gpurl.guards.contract import EnvGuard, check_reset, check_step, reset_env
 from gpurl.kernels.backend import no_host_syncs
@@ -62,7 +70,41 @@ def check_env(env: VecEnv | str, steps: int = 64, seed: int = 0) -> list[str]:
         checks.append(_check_host_syncs)
     for check in checks:
         problems += _run(check, env, steps, seed)
-    return list(dict.fromkeys(problems))
+    return _each_once(problems)
+
+
+def _each_once(problems: list[str]) -> list[str]:
+    """`problems` without those that repeat an earlier one: of the same kind, by another check, with
+    another number of environments, or at another line.
+    """
+    kept: dict[str, list[str]] = {}
+    for problem in problems:
+        cause = re.sub(r"^with num_envs=\d+: |^.*, got (?=\w+Error: )", "", problem)
+        cause = re.sub(r"^\w+: (?=\w+Error: )|^\w+\.\w+ raised ", "", cause)
+        cause = cause.removeprefix("EnvError: ")
+        cause = re.sub(r" \(\S+:\d+: .*\)$", "", cause, flags=re.DOTALL)
+        kept.setdefault(re.sub(r"\d+", "#", cause), []).append(problem)
+    # an error inside the checks follows from what the environment did wrong before
+    own = f"({__file__}:"
+    caused = [group[0] for group in kept.values() if own not in group[0]]
+    first = caused or [group[0] for group in kept.values()]
+    return list(dict.fromkeys(first))
+
+
+def advice(env: VecEnv, steps: int = 64) -> list[str]:
+    """What keeps the contract and still makes trouble in a training; `env` is played."""
+    draw = _action_source(env, 0)
+    env.reset(seed=0)
+    ends = any(
+        bool((timestep.terminated | timestep.truncated).any())
+        for timestep in (env.step(draw()) for _ in range(steps))
+    )
+    if env.max_episode_steps is None and not ends:
+        return [
+            f"no time limit, and no episode ended in {steps} steps: an evaluation waits for ends; "
+            f"set max_episode_steps"
+        ]
+    return []
 
 
 def _run(check: Check, env: VecEnv, steps: int, seed: int) -> list[str]:
@@ -91,8 +133,7 @@ def _check_attributes(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
             f"super().__init__(num_envs, device)"
         )
         return
-    if not isinstance(env.single_observation_space, Box):
-        yield f"{name}.single_observation_space: wanted a Box, got {env.single_observation_space}"
+    yield from space_problems(env)
     spec = TensorSpec((env.num_envs,), torch.int64)
     if problem := tensor_problem(env.episode_length_buf, spec, env.device):
         yield f"{name}.episode_length_buf: {problem}"
@@ -327,14 +368,7 @@ def _check_functions(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
     assert isinstance(env, TorchEnv)
     name = type(env).__name__
     num_envs = env.num_envs + 2
-    state = env.initial_state(CounterRandom(seed, num_envs, env.device))
-    for key, value in state.items():
-        if value.shape[:1] != (num_envs,):
-            yield (
-                f"{name}.initial_state: {key}: wanted {num_envs} rows, as many as rng.num_envs, "
-                f"got shape {tuple(value.shape)}"
-            )
-            return
+    env.checked_initial_state(CounterRandom(seed, num_envs, env.device))
     rng = CounterRandom(seed, env.num_envs, env.device)
     state = env.initial_state(rng)
     draw = _action_source(env, seed)

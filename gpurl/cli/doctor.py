@@ -13,18 +13,18 @@ from pathlib import Path
 from types import ModuleType
 
 from gpurl.cli.env_table import simulators
-from gpurl.errors import GpurlError, UsageError
+from gpurl.errors import GpurlError, UsageError, install_extra
 
 PACKAGES = (
     *("gpurl", "torch", "triton", "numpy", "gymnasium", "tyro", "rich", "safetensors"),
     *("tensorboard", "matplotlib"),
 )
 SIMULATORS = {  # module: (what it provides, how to get it)
-    "envpool": ("gymnasium_cpu with --env.vectorization envpool", "pip install 'gpurl[envpool]'"),
+    "envpool": ("gymnasium_cpu with --env.vectorization envpool", install_extra("envpool")),
     "mujoco": ("Gymnasium's MuJoCo tasks", "pip install 'gymnasium[mujoco]'"),
     "Box2D": ("Gymnasium's Box2D tasks", "pip install 'gymnasium[box2d]'"),
     "ale_py": ("Atari tasks", "pip install 'gymnasium[atari]'"),
-    "minari": ("datasets for gpurl train bc --dataset minari:ID", "pip install 'gpurl[minari]'"),
+    "minari": ("datasets for gpurl train bc --dataset minari:ID", install_extra("minari")),
 }
 
 # of gpurl bench; the rows in benchmarks/results are recorded on purpose

@@ -35,7 +35,7 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl convert FILE [--out FILE.safetensors]   read weights of other trainers, execute nothing
   gpurl convert FILE --algorithm ppo --env ENV --network.activation tanh
                                                 make a run from them, to evaluate and train
-  gpurl envs                                    list the environments
+  gpurl envs [NAME]                             list the environments, or explain one
   gpurl check-env MODULE                        find what is wrong with an environment
   gpurl bench                                   measure throughput and kernels
   gpurl doctor                                  report what this machine has and lacks
@@ -66,6 +66,11 @@ def main(arguments: list[str] | None = None) -> int:
         return _run_command(words[0], words[1:])
     except GpurlError as error:
         print(f"gpurl: {error}", file=sys.stderr)
+        if isinstance(error, UsageError):
+            from gpurl.cli.run_modules import module_hint
+
+            if hint := module_hint(words):
+                print(hint, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -346,11 +351,15 @@ def plot(
     return 0
 
 
-def envs() -> int:
-    """List the environments."""
-    from gpurl.cli.env_table import env_table
+def envs(name: str = "", /) -> int:
+    """List the environments, or explain one and its options.
 
-    print(env_table())
+    Args:
+        name: NAME of an environment, such as ant, or its module path
+    """
+    from gpurl.cli.env_table import describe_env, env_table
+
+    print(describe_env(name) if name else env_table())
     return 0
 
 
@@ -361,12 +370,19 @@ def check_env(module: str, /, steps: int = 64) -> int:
         module: name or module path of the environment
         steps: steps to play
     """
+    from gpurl.cli.check_env import NUM_ENVS, advice
     from gpurl.cli.check_env import check_env as find_problems
+    from gpurl.envs.registry import make_env
     from gpurl.run.display import counted
 
-    problems = find_problems(module, steps=steps)
+    env = make_env(module, NUM_ENVS)
+    problems = find_problems(env, steps=steps)
     for problem in problems:
         print(f"- {problem}")
+    if not problems:
+        for text in advice(env, steps):
+            print(f"note: {text}")
+    env.close()
     print(f"{module}: {counted(len(problems), 'problem') if problems else 'keeps the contract'}")
     return 3 if problems else 0
 

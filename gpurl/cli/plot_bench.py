@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpurl.checkpoints.plain_files import MAX_TABLE_BYTES, read_at_most
 from gpurl.errors import GpurlError, UsageError
+from gpurl.run.display import counted
 from gpurl.run.plot import (
     BLUE,
     GREEN,
@@ -120,7 +121,7 @@ def _device(rows: list[Row]) -> str:
     if rows[0]["device"] != "cpu":
         return rows[0]["device"]
     threads = max(int(row["threads"] or 0) for row in rows)
-    return f"{threads} threads of {rows[0]['cpu']}"
+    return f"{counted(threads, 'thread')} of {rows[0]['cpu']}"
 
 
 def _horizons(rows: list[Row]) -> list[str]:

@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from gpurl.errors import UsageError
+from gpurl.errors import UsageError, install_extra
 
 Array = NDArray[np.float64]
 RESAMPLES = 10_000
@@ -32,7 +32,7 @@ def _stats() -> ModuleType:
         from scipy import stats
     except ImportError:
         raise UsageError(
-            "statistics over seeds need scipy, which is missing: pip install 'gpurl[plot]'"
+            f"statistics over seeds need scipy, which is missing: {install_extra('plot')}"
         ) from None
     return stats
 

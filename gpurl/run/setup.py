@@ -17,8 +17,8 @@ from gpurl.engine.privileged_state import AppendPrivilegedState
 from gpurl.engine.threads import fastest_threads, keep_large_blocks
 from gpurl.envs.registry import make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
-from gpurl.envs.vec_env import VecEnv
-from gpurl.errors import UsageError
+from gpurl.envs.vec_env import VecEnv, space_problems
+from gpurl.errors import EnvError, UsageError
 from gpurl.guards.contract import reset_env
 from gpurl.guards.guards import Guards
 from gpurl.memory import available_bytes, in_gib
@@ -113,9 +113,13 @@ def make_engine(
 def training_env(settings: Settings, device: torch.device) -> VecEnv:
     """The training environments; UsageError if they do not fit into memory."""
     _check_memory(settings, device)
-    return make_env(
+    env = make_env(
         settings.env, settings.train.num_envs, device, settings.train.seed, **settings.env_options
     )
+    if problems := space_problems(env):
+        env.close()
+        raise EnvError("; ".join(problems))
+    return env
 
 
 def _check_memory(settings: Settings, device: torch.device) -> None:
@@ -128,6 +132,8 @@ def _check_memory(settings: Settings, device: torch.device) -> None:
         return
     # one environment tells the size of all
     env = make_env(settings.env, 1, **settings.env_options)
+    if space_problems(env):
+        return
     obs = reset_env(env)
     leaves = tree_leaves(env.state_dict())
     state_bytes = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))

@@ -3,17 +3,19 @@ checker must name it.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, Space, Tuple
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpurl.cli.check_env import check_env
+from gpurl.api import train
+from gpurl.cli.check_env import advice, check_env
 from gpurl.envs import env_names, make_env, resolve_env
 from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.envs.vec_env import Timestep, VecEnv
@@ -351,7 +353,7 @@ BEHAVIOURS: list[tuple[type[VecEnv], str]] = [
     ),
     (
         SizesBySelf,
-        "SizesBySelf.initial_state: x: wanted 10 rows, as many as rng.num_envs, got shape (8, 3)",
+        "as many as rng.num_envs, got a tensor of shape (8, 3): sizes come from",
     ),
     (MixesEnvironments, "x: wanted the same environments whatever their number"),
     (ChangesForm, "x: wanted torch.float32 of shape (8, 3) as in initial_state, got torch.float64"),
@@ -515,3 +517,123 @@ class Deviceless(RandomWalk):
 def test_what_cannot_be_made_is_named(name: str, message: str) -> None:
     with pytest.raises(EnvError, match=message):
         check_env(f"tests.cli.test_check_env:{name}")
+
+
+# ---- common mistakes in a TorchEnv: one sentence each, once ----
+
+
+class Ball(TorchEnv):
+    single_observation_space = Box(-10.0, 10.0, (1,), np.float32)
+    single_action_space: Space = Box(-1.0, 1.0, (1,), np.float32)
+    max_episode_steps: int | None = 20
+
+    def initial_state(self, rng: CounterRandom) -> Any:
+        return {"x": rng.uniform(-1.0, 1.0)}
+
+    def transition(self, state: Any, action: Tensor, rng: CounterRandom) -> Any:
+        x = state["x"] + 0.1 * action[:, 0]
+        return {"x": x}, -x.abs(), x.abs() > 5.0
+
+    def observe(self, state: Any) -> Tensor:
+        return state["x"][:, None]
+
+
+class ReturnsTwo(Ball):
+    def transition(self, state: Any, action: Tensor, rng: CounterRandom) -> Any:
+        return super().transition(state, action, rng)[:2]
+
+
+class TensorState(Ball):
+    def initial_state(self, rng: CounterRandom) -> Any:
+        return rng.uniform(-1.0, 1.0)
+
+
+class AllRows(Ball):
+    def initial_state(self, rng: CounterRandom) -> Any:
+        return {"x": torch.zeros(self.num_envs, device=self.device)}
+
+
+class Broadcast(Ball):
+    def transition(self, state: Any, action: Tensor, rng: CounterRandom) -> Any:
+        x = state["x"] + 0.1 * action
+        return {"x": state["x"]}, -x.abs(), state["x"].abs() > 5.0
+
+
+class LosesState(Ball):
+    def transition(self, state: Any, action: Tensor, rng: CounterRandom) -> Any:
+        return {}, -state["x"].abs(), state["x"].abs() > 5.0
+
+
+class TakesTuples(Ball):
+    single_action_space = Tuple((Box(-1.0, 1.0, (1,), np.float32), Discrete(2)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (ReturnsTwo, "transition: wanted (state, reward, terminated), got a tuple of 2"),
+        (TensorState, "initial_state: wanted a dict of tensors by name, got a tensor of shape"),
+        (
+            AllRows,
+            "as many as rng.num_envs, got a tensor of shape (8,): sizes come from rng.num_envs",
+        ),
+        (Broadcast, "did an action [N, 1] meet a state [N]? action[:, 0] is [N]"),
+        (LosesState, "transition: state: wanted the keys ['x'], got []"),
+        (TakesTuples, "wanted a Box, Discrete or MultiDiscrete, got Tuple("),
+    ],
+)
+def test_a_common_mistake_is_named_once(kind: type[Ball], message: str) -> None:
+    problems = check_env(kind(8))
+    assert message in problems[0]
+    # nothing follows that only repeats it
+    assert len(problems) <= 2, problems
+
+
+def test_a_function_that_is_missing_is_named_with_its_near_name() -> None:
+    class Misspelt(TorchEnv):
+        single_observation_space = Ball.single_observation_space
+        single_action_space = Ball.single_action_space
+        initial_state = Ball.initial_state
+        transition = Ball.transition
+
+        def observation(self, state: Any) -> Tensor:
+            raise AssertionError
+
+    with pytest.raises(
+        EnvError, match=r"Misspelt: wanted a function observe\(state\), got none; is it observation"
+    ):
+        Misspelt(2)
+
+
+def test_episodes_without_an_end_get_advice() -> None:
+    class Endless(Ball):
+        max_episode_steps = None
+
+    assert check_env(Endless(8)) == []
+    assert "set max_episode_steps" in advice(Endless(8))[0]
+    assert advice(Ball(8)) == []
+
+
+def test_a_module_with_a_gymnasium_env_is_no_dead_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import gymnasium\nclass Plain(gymnasium.Env):\n    pass\n"
+    (tmp_path / "my_plain_gym.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match=r"Plain is a gymnasium\.Env: docs/environments\.md shows"):
+        make_env("my_plain_gym", 1)
+    with pytest.raises(UsageError, match=r"Gymnasium has LunarLander-v3"):
+        make_env("lunarlander", 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "space"),
+    [
+        ("single_observation_space", Dict(x=Box(-1.0, 1.0, (1,), np.float32))),
+        ("single_action_space", TakesTuples.single_action_space),
+    ],
+)
+def test_a_training_refuses_spaces_that_no_policy_takes(key: str, space: Space) -> None:
+    kind = type("Odd", (Ball,), {key: space})
+    with pytest.raises(EnvError, match=rf"Odd\.{key}: wanted a Box.*, got {type(space).__name__}"):
+        train("ppo", kind, num_envs=2, total_steps=8, quiet=True)

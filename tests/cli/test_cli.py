@@ -22,7 +22,7 @@ from gpurl.cli import doctor
 from gpurl.cli import main as cli
 from gpurl.cli.main import main, print_json
 from gpurl.cli.settings import parse_profile, parse_train
-from gpurl.envs.registry import NOT_ENVS
+from gpurl.envs.registry import NOT_ENVS, env_names, env_options, option_help, resolve_env
 from gpurl.errors import CheckpointError, EnvError, GpurlError, NonFiniteError, UsageError
 from gpurl.nn.actor_critic import NetworkConfig
 from gpurl.run.config_file import read_config
@@ -99,22 +99,47 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"gpurl {gpurl.__version__}\n"
 
 
-def test_envs_lists_every_env_file_with_its_spaces(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["envs"]) == 0
-    text = capsys.readouterr().out
-    listed = {
-        line.split(":")[0].strip()
-        for line in text.splitlines()
-        if line.startswith("  ") and not line.startswith("      ")
-    }
+def test_envs_lists_every_env_file_with_its_spaces(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {}
+    for width in ("60", "100", "200"):
+        monkeypatch.setenv("COLUMNS", width)
+        assert main(["envs"]) == 0
+        text = capsys.readouterr().out
+        rows[width] = {
+            line.split()[0].partition(":")[0]: line
+            for line in text.splitlines()
+            if line.startswith("  ") and not line.startswith("      ")
+        }
     folders = [ROOT / "envs", ROOT / "envs" / "mujoco"]
     files = {path.stem for folder in folders for path in folder.glob("[a-z]*.py")}
-    assert listed == (files - NOT_ENVS) | {"isaac_gym"}
-    assert (
-        "pendulum\n      observation (3,), action Box(-2.0, 2.0, (1,), float32), 200 steps" in text
-    )
-    assert "options: dim=2, discrete=False" in text
-    assert "gymnasium_cpu:TASK" in text
+    for listed in rows.values():
+        assert listed.keys() - {"name"} == (files - NOT_ENVS) | {"isaac_gym"}
+        assert listed["pendulum"].split()[:6] == ["pendulum", "Box", "(3,)", "Box", "(1,)", "200"]
+    assert "swing up a rod" in rows["200"]["pendulum"]
+    assert "four legs" in rows["200"]["ant"]
+    assert max(map(len, rows["100"].values())) <= 100
+
+
+def test_envs_explains_one_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs", "chasing"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "observation Box (8,), action Box (2,), steps 1,024" in text
+    assert "--env.dim coordinates of the space, 1 to 8 (default 2)" in text
+    # a comment above the declaration, a comment behind it, and that of a base
+    assert main(["envs", "ant"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert '--env.simulator "mujoco": its own C on a CPU; "warp": mujoco-warp; "auto":' in text
+    assert "--env.healthy-reward reward of a step without a fall (default 1.0)" in text
+    assert "--env.frame-skip steps of physics in a step of the environment (default 5)" in text
+
+
+def test_every_option_of_every_environment_is_explained() -> None:
+    for name in env_names():
+        env_class, _ = resolve_env(name)
+        unexplained = env_options(env_class).keys() - option_help(env_class).keys()
+        assert unexplained <= {"task", "env"}, name
 
 
 def test_doctor_names_versions_and_what_is_missing(
@@ -528,7 +553,7 @@ def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixt
         (["eval", "RUN", "--episodes", "0"], "episodes must be at least 1, got 0"),
         (["play", "RUN", "--episodes", "0"], "episodes must be at least 1, got 0"),
         (["plot", "nowhere"], "nowhere is not a run folder: cannot read its metrics.jsonl"),
-        (["envs", "chasing"], "chasing"),
+        (["envs", "chasng"], "did you mean chasing"),
     ],
 )
 def test_wrong_words_name_what_would_do(
@@ -685,3 +710,26 @@ def test_eval_reports_skipped_episodes(
         capsys.readouterr().out
         == "return 1.000 ± 0.000, length 3.0, 6 episodes; 2 gave NaN or infinity and were skipped\n"
     )
+
+
+def test_a_run_of_an_own_module_says_where_the_module_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "project"
+    home.mkdir()
+    (home / "my_far_pendulum.py").write_text(
+        "from gpurl.envs.pendulum import Pendulum\nclass Mine(Pendulum):\n    pass\n"
+    )
+    with monkeypatch.context() as there:
+        there.chdir(home)
+        there.syspath_prepend(home)
+        assert main(["train", "ppo", "my_far_pendulum", *SMALL, "run_dir=run", "quiet=true"]) == 0
+        sys.modules.pop("my_far_pendulum")
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", str(home / "run"), "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert (
+        f"my_far_pendulum of this run is {home / 'my_far_pendulum.py'}: call the command" in error
+    )
+    monkeypatch.syspath_prepend(home)
+    assert main(["eval", str(home / "run"), "--device", "cpu", "--episodes", "1"]) == 0
