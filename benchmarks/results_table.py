@@ -195,6 +195,6 @@ def out_parser(description: str | None) -> argparse.ArgumentParser:
         type=Path,
         default=RESULTS,
         metavar="FOLDER",
-        help="folder of the CSV files; default benchmarks/results",
+        help="folder of the CSV files; default %(default)s",
     )
     return options

@@ -9,6 +9,7 @@ import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -134,9 +135,11 @@ class Sweep:
         save("throughput", self.rows, self.folder)  # kept if a later case is interrupted
 
 
-def parse(words: list[str] | None) -> argparse.Namespace:
-    """The options."""
+def parse(words: list[str] | None, **changes: Any) -> argparse.Namespace:
+    """The options. changes: attributes of the parser and defaults that another caller has."""
     options = parser(__doc__, seconds=1.0)
+    options.prog = changes.pop("prog", options.prog)
+    options.set_defaults(**changes)
     options.add_argument(
         "--num-envs",
         type=int,

@@ -9,6 +9,8 @@ from typing import ClassVar, Protocol
 
 from gpurl.errors import UsageError
 
+Choices = dict[str, tuple[str, ...]]
+
 
 class Dataclass(Protocol):
     """An instance of any dataclass."""
@@ -16,9 +18,19 @@ class Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]
 
 
-def check_choices(config: object, choices: Mapping[str, tuple[str, ...]]) -> None:
+def choices_of(kind: type) -> Choices:
+    """{field: its possible values}, from the class attribute `choices` of a dataclass and of its
+    bases.
+    """
+    choices: Choices = {}
+    for base in reversed(kind.__mro__):
+        choices |= vars(base).get("choices", {})
+    return choices
+
+
+def check_choices(config: object) -> None:
     """UsageError for a field of `config` that is none of its `choices`."""
-    for name, known in choices.items():
+    for name, known in choices_of(type(config)).items():
         if (value := getattr(config, name)) not in known:
             raise UsageError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
 

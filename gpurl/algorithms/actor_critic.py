@@ -13,7 +13,7 @@ from torch import Tensor
 from gpurl.algorithms.base import Algorithm, Metrics, PolicyState
 from gpurl.algorithms.off_policy import Batch, CriticConfig, OffPolicy
 from gpurl.buffers.rollout import RolloutBuffer
-from gpurl.checks import check_choices, check_numbers
+from gpurl.checks import Choices, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.categorical_projection import categorical_projection
 from gpurl.kernels.gae import gae
@@ -27,6 +27,10 @@ from gpurl.nn.optimizer import FlatAdam, call_loss
 class ActorCriticConfig(CriticConfig):
     """Settings of every off-policy actor-critic."""
 
+    choices: ClassVar[Choices] = {
+        "target_aggregate": ("min", "mean"),
+        "actor_aggregate": ("min", "mean", "first"),
+    }
     fixed: ClassVar[tuple[str, ...]] = (
         *CriticConfig.fixed,
         "actor_network",
@@ -62,8 +66,6 @@ class ActorCriticConfig(CriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choices = {"target_aggregate": ("min", "mean"), "actor_aggregate": ("min", "mean", "first")}
-        check_choices(self, choices)
         minimums = {"policy_delay": 1, "target_subset": 1, "fit_returns": 0}
         check_numbers(self, minimums, ("actor_learning_rate",))
         if self.updates % self.policy_delay:

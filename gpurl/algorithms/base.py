@@ -15,7 +15,7 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from gpurl.buffers.rollout import RolloutBuffer
-from gpurl.checks import check_choices, check_numbers
+from gpurl.checks import Choices, check_choices, check_numbers
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
@@ -44,7 +44,7 @@ class AlgorithmConfig:
     # a resumed run must keep these: they shape the weights or matter at the start only
     fixed: ClassVar[tuple[str, ...]] = ("normalize_obs",)
     # allowed values of `schedule`
-    schedules: ClassVar[tuple[str, ...]] = ("constant", "linear")
+    choices: ClassVar[Choices] = {"schedule": ("constant", "linear")}
 
     gamma: float = 0.99
     """Discount factor."""
@@ -68,7 +68,7 @@ class AlgorithmConfig:
     """
 
     def __post_init__(self) -> None:
-        check_choices(self, {"schedule": self.schedules})
+        check_choices(self)
         check_numbers(
             self,
             {"horizon": 1, "weight_decay": 0},

@@ -16,7 +16,7 @@ from gpurl.algorithms.off_policy import Batch, OffPolicy, OffPolicyConfig
 from gpurl.buffers.demonstrations import Actions, read_demonstrations
 from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer
-from gpurl.checks import check_choices, check_numbers
+from gpurl.checks import Choices, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.squash import squashed_likelihood, squashed_mode, squashed_sample
@@ -33,6 +33,7 @@ UNUSED = {"n_step": 1, "reward_scale": 1.0, "prioritized": False}
 class BCConfig(OffPolicyConfig):
     """Settings of behaviour cloning. It needs either a dataset or a teacher."""
 
+    choices: ClassVar[Choices] = {"head": ("squashed", "deterministic")}
     fixed: ClassVar[tuple[str, ...]] = (*OffPolicyConfig.fixed, "head", "actor_network")
 
     dataset: str | None = None
@@ -59,7 +60,6 @@ class BCConfig(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choices(self, {"head": ("squashed", "deterministic")})
         check_numbers(self, {"logit_penalty": 0})
         for name, default in UNUSED.items():
             if (value := getattr(self, name)) != default:

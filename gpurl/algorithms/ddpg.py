@@ -11,7 +11,7 @@ from gpurl.algorithms.actor_critic import ActorCriticConfig, OffPolicyActorCriti
 from gpurl.algorithms.base import Metrics, PolicyState
 from gpurl.algorithms.exploration import KINDS, ActionNoise
 from gpurl.algorithms.off_policy import Batch
-from gpurl.checks import check_choices, check_numbers
+from gpurl.checks import Choices, check_numbers
 from gpurl.errors import UsageError
 
 
@@ -19,6 +19,7 @@ from gpurl.errors import UsageError
 class DDPGConfig(ActorCriticConfig):
     """Settings of DDPG."""
 
+    choices: ClassVar[Choices] = {"noise": KINDS}
     fixed: ClassVar[tuple[str, ...]] = (*ActorCriticConfig.fixed, "target_actor", "noise")
 
     num_critics: int = 1
@@ -42,7 +43,6 @@ class DDPGConfig(ActorCriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choices(self, {"noise": KINDS})
         check_numbers(self, {"noise_std": 0, "target_noise": 0, "target_noise_clip": 0})
         std_range = self.noise_std_range
         if len(std_range) != 2 or not 0 < std_range[0] <= std_range[1]:

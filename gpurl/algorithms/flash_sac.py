@@ -13,7 +13,7 @@ from gpurl.algorithms.base import Metrics, PolicyState
 from gpurl.algorithms.off_policy import Batch
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.buffers.rollout import RolloutBuffer
-from gpurl.checks import check_numbers
+from gpurl.checks import Choices, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.batch_norm import batch_statistics
@@ -35,7 +35,7 @@ class FlashSACConfig(SACConfig):
     episode before there).
     """
 
-    schedules: ClassVar[tuple[str, ...]] = (*SACConfig.schedules, "cosine")
+    choices: ClassVar[Choices] = {"schedule": ("constant", "linear", "cosine")}
     fixed: ClassVar[tuple[str, ...]] = (*SACConfig.fixed, "normalize_rewards")
 
     # two steps and two updates in place of one each: the actor is updated every second time

@@ -15,7 +15,7 @@ from gpurl.algorithms.base import Algorithm, AlgorithmConfig, Decision, Metrics,
 from gpurl.buffers.prioritized import PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer
-from gpurl.checks import check_atoms, check_choices, check_numbers
+from gpurl.checks import Choices, check_atoms, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.optimizer import FlatAdam
@@ -27,6 +27,8 @@ Batch = dict[str, Tensor]
 @dataclass(frozen=True)
 class OffPolicyConfig(AlgorithmConfig):
     """Settings of every off-policy algorithm."""
+
+    choices: ClassVar[Choices] = {"storage": ("float32", "bfloat16")}
 
     horizon: int = 1
     updates: int = 8
@@ -63,7 +65,6 @@ class OffPolicyConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choices(self, {"storage": ("float32", "bfloat16")})
         at_least_one = ("updates", "batch_size", "replay_size", "learning_starts", "n_step")
         check_numbers(
             self,

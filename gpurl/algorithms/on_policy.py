@@ -3,13 +3,14 @@ shuffled minibatches, discard them.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from gpurl.algorithms.base import Algorithm, AlgorithmConfig, Decision, episode_ends
 from gpurl.buffers.minibatches import Minibatches
 from gpurl.buffers.rollout import RolloutBuffer
-from gpurl.checks import check_choices, check_numbers
+from gpurl.checks import Choices, check_numbers
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
@@ -18,6 +19,8 @@ from gpurl.kernels.random import CounterRandom
 @dataclass(frozen=True)
 class OnPolicyConfig(AlgorithmConfig):
     """Settings of all on-policy algorithms."""
+
+    choices: ClassVar[Choices] = {"storage": ("float32", "bfloat16")}
 
     epochs: int = 4
     """Passes over each rollout."""
@@ -31,7 +34,6 @@ class OnPolicyConfig(AlgorithmConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_numbers(self, {"epochs": 1, "minibatches": 1})
-        check_choices(self, {"storage": ("float32", "bfloat16")})
 
 
 class OnPolicy(Algorithm):

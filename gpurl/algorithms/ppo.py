@@ -4,7 +4,7 @@ without memory.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from gpurl.algorithms.base import Decision, Metrics, PolicyState
 from gpurl.algorithms.on_policy import OnPolicy, OnPolicyConfig, flat
 from gpurl.buffers.minibatches import Minibatch
 from gpurl.buffers.rollout import RolloutBuffer
-from gpurl.checks import check_choices, check_numbers
+from gpurl.checks import Choices, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.gae import gae
 from gpurl.kernels.pack_rows import Column, Standardized, scaled
@@ -48,7 +48,10 @@ class PPOConfig(OnPolicyConfig):
         "initial_std",
         "asymmetric",
     )
-    schedules = ("kl", "linear", "constant")
+    choices: ClassVar[Choices] = {
+        "schedule": ("kl", "linear", "constant"),
+        "normalize_advantage": ("batch", "minibatch", "none"),
+    }
 
     schedule: str = "kl"
     """Learning rate over time: kl (keeps the policy's change near target_kl), linear (to 0) or
@@ -89,7 +92,6 @@ class PPOConfig(OnPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choices(self, {"normalize_advantage": ("batch", "minibatch", "none")})
         above_zero = ("target_kl", "clip_range", "clip_range_value", "initial_std")
         check_numbers(
             self, {"entropy_coef": 0, "value_coef": 0}, above_zero, zero_to_one=("gae_lambda",)

@@ -8,7 +8,8 @@ import textwrap
 import typing
 from typing import Any
 
-from gpurl.cli.settings import options_class
+from gpurl.cli.env_options import options_class
+from gpurl.envs.registry import option_help, resolve_env
 from gpurl.run.config_file import as_yaml
 from gpurl.run.settings import Settings, TrainConfig
 
@@ -45,7 +46,12 @@ def _option_lines(settings: Settings) -> list[str]:
         if item.name not in given
     }
     lines = _yaml_lines({"env_options": given}) if given else ["# env_options:"]
-    return lines + [f"#   {line}" for line in _yaml_lines(others)] if others else lines
+    help_of = option_help(resolve_env(settings.env)[0])
+    for name, value in others.items():
+        first, *rest = _yaml_lines({name: value})
+        explained = f"{first}  # {help_of[name]}" if name in help_of else first
+        lines += [f"#   {line}" for line in (explained, *rest)]
+    return lines if others or given else []
 
 
 def _commented(config: type, values: dict[str, Any], indent: str) -> list[str]:

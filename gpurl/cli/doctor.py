@@ -184,8 +184,8 @@ def run_benchmarks(words: list[str]) -> int:
     sys.path.insert(0, str(_source_tree()))
     throughput = importlib.import_module("benchmarks.throughput")
     kernels = importlib.import_module("benchmarks.kernels")
-    words = ["--out", str(OWN_RESULTS), *words]
-    options = throughput.parse(words)
+    options = throughput.parse(words, prog="gpurl bench", out=OWN_RESULTS)
+    words = ["--out", str(options.out), *words]
     if code := throughput.main(words):
         return code
     if options.ladder:

@@ -5,6 +5,7 @@ printed at once.
 import json
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 USAGE = """usage: gpurl COMMAND ...
 
-  gpurl train ALGORITHM ENV [settings]          train; add --help for a list of all settings
+  gpurl train ALGORITHM ENV [settings]          train; --help shows the settings, --help-all all
   gpurl train --resume RUN [settings]           continue a run
   gpurl train ... --callback MODULE:CLASS       with your own callback
   gpurl train ... --seeds 5                     one run for each seed, and their mean
@@ -88,8 +89,11 @@ def _run_command(name: str, words: list[str]) -> int:
         return COMMANDS[name](words)
     import tyro
 
+    command = COMMANDS[name]
+    # a help text is one line: tyro would keep the line breaks of the source
+    command.__doc__ = re.sub(r"\n {12,}(?=\S)", " ", command.__doc__ or "")
     # prints help and wrong options, ends with exit code 2 there; errors of the command pass through
-    return tyro.cli(COMMANDS[name], args=words, prog=f"gpurl {name}")
+    return tyro.cli(command, args=words, prog=f"gpurl {name}")
 
 
 # ---- commands that parse their words themselves ----
@@ -97,6 +101,10 @@ def _run_command(name: str, words: list[str]) -> int:
 
 def train(words: list[str]) -> int:
     """Parse the settings, train, print the result."""
+    # to import torch takes seconds: a terminal says at once that something happens
+    is_silent = any(word in SILENT for word in words)
+    if sys.stdout is not None and sys.stdout.isatty() and words and not is_silent:
+        print(f"gpurl train {shlex.join(words[:2])} starts ...", flush=True)
     from gpurl.cli.settings import parse_train
 
     settings, options = parse_train(words)
@@ -417,6 +425,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "profile": profile,
     "doctor": doctor,
 }
+SILENT = {"-h", "--help", "--help-all", "--quiet", "quiet=true"}
 PARSE_THEMSELVES = {"train", "config", "profile", "convert", "bench"}
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ and a dataclass of everything that can be set.
 
 import dataclasses
 import re
+import shutil
 import sys
+import textwrap
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,13 +16,15 @@ from typing import Annotated, Any, TypeVar
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from gpurl.cli.env_options import options_class
 from gpurl.errors import UsageError
 from gpurl.run.config_file import read_config
+from gpurl.run.other_names import here
 from gpurl.run.settings import Settings, TrainConfig, make_defaults, merge
 
 Options = TypeVar("Options")
 
-SIMPLE_TYPES = (bool, int, float, str)
+HELP = {"-h", "--help", "--help-all"}
 SETTING = re.compile(r"(?:--)?([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 # settings that `gpurl.cli.convert.policy` derives from the weights
 SET_BY_WEIGHTS = {
@@ -41,9 +45,13 @@ class TrainOptions:
     """What `gpurl train` takes beside the settings."""
 
     resume: Path | None = None
+    """Continue the run in this folder; no ALGORITHM and ENV then."""
     config: Path | None = None
+    """YAML file with settings; flags win over it."""
     callback: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """MODULE:CLASS of a callback of your own; may be given several times."""
     seeds: int = 1
+    """Train this many seeds, one run each, and print their mean."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,7 @@ class ConfigOptions:
     """What `gpurl config` takes beside the settings."""
 
     config: Path | None = None
+    """YAML file with settings; flags win over it."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +67,13 @@ class ProfileOptions:
     """What `gpurl profile` takes beside the settings."""
 
     config: Path | None = None
+    """YAML file with settings; flags win over it."""
     out: Path | None = None
+    """Folder of the trace and the table."""
     iterations: int = 3
+    """Iterations to measure."""
     warm_up: int = 4
+    """Iterations before, which are not measured."""
 
 
 @dataclass(frozen=True)
@@ -86,25 +99,23 @@ class ConvertOptions:
 def parse_train(words: list[str]) -> tuple[Settings, TrainOptions]:
     """The settings of a run, and the options of `gpurl train`."""
     options, words = _split_options(TrainOptions, words, "train")
-    usage = "also: --config FILE.yaml, --resume RUN, --callback MODULE:CLASS, --seeds 5"
     if options.seeds < 1:
         raise UsageError(f"--seeds must be at least 1, got {options.seeds}")
     if options.seeds > 1 and options.resume:
         raise UsageError("--seeds trains new runs, --resume continues one: leave out one of them")
-    return _parse_settings(words, options.config, options.resume, usage), options
+    return _parse_settings(words, options.config, options.resume, "train", options), options
 
 
 def parse_config(words: list[str]) -> Settings:
     """The settings that `gpurl config` writes."""
     options, words = _split_options(ConfigOptions, words, "config")
-    return _parse_settings(words, options.config, None, "also: --config FILE.yaml")
+    return _parse_settings(words, options.config, None, "config", options)
 
 
 def parse_profile(words: list[str]) -> tuple[Settings, ProfileOptions]:
     """The settings of a run, and the options of `gpurl profile`."""
     options, words = _split_options(ProfileOptions, words, "profile")
-    usage = "also: --config FILE.yaml, --out FOLDER, --iterations 3, --warm-up 4"
-    return _parse_settings(words, options.config, None, usage), options
+    return _parse_settings(words, options.config, None, "profile", options), options
 
 
 def parse_convert(words: list[str]) -> tuple[ConvertOptions, Settings | None]:
@@ -129,7 +140,7 @@ def parse_convert(words: list[str]) -> tuple[ConvertOptions, Settings | None]:
         )
     _refuse_set_by_weights(rest, options.config)
     names = [options.algorithm, options.env]
-    return options, _parse_settings([*names, *rest], options.config, None)
+    return options, _parse_settings([*names, *rest], options.config, None, "convert", options)
 
 
 def _split_options(
@@ -142,10 +153,10 @@ def _split_options(
 
 
 def _parse_settings(
-    words: list[str], config: Path | None, resume: Path | None, usage: str = ""
+    words: list[str], config: Path | None, resume: Path | None, command: str, options: object
 ) -> Settings:
     """Settings from the words `ALGORITHM ENV [settings]`, over those of the file `config`, over
-    those of the run `resume`.
+    those of the run `resume`. options: those of the command, which its help page shows too.
     """
     # the names come first, then flags and `key=value`
     is_setting = [word.startswith("-") or bool(SETTING.fullmatch(word)) for word in words]
@@ -156,7 +167,7 @@ def _parse_settings(
     # the values over those of the preset: of the resumed run, then of the file
     values: Mapping[str, object] = read_config(config) if config else {}
     if resume is None:
-        algorithm, env = _names(names, values, "--help" in flags or "-h" in flags)
+        algorithm, env = _names(names, values, command, bool(HELP & {*flags}))
     elif names:
         raise UsageError(
             f"--resume takes algorithm and environment from the run; leave out {' '.join(names)}"
@@ -168,7 +179,13 @@ def _parse_settings(
         values = merge(saved, values)
     values = {name: value for name, value in values.items() if name not in ("algorithm", "env")}
     defaults = make_defaults(algorithm, env, values)
-    settings = _parse_flags(defaults, flags, usage)
+    if asked := HELP & {*flags}:
+        from gpurl.cli.help_page import help_page
+
+        usage = f"usage: gpurl {command} {algorithm} {env} [settings]"
+        print(help_page(defaults, type(options), usage, is_complete="--help-all" in asked))
+        sys.exit(0)
+    settings = _parse_flags(defaults, flags, command)
     # the preset depends on the number of environments and the device
     given = {
         name: getattr(settings.train, name)
@@ -176,15 +193,17 @@ def _parse_settings(
         if getattr(settings.train, name) != getattr(defaults.train, name)
     }
     if given and resume is None:
-        settings = _parse_flags(make_defaults(algorithm, env, {**values, **given}), flags, usage)
+        settings = _parse_flags(make_defaults(algorithm, env, {**values, **given}), flags, command)
     return settings
 
 
-def _names(names: list[str], values: Mapping[str, Any], wants_help: bool) -> tuple[str, str]:
+def _names(
+    names: list[str], values: Mapping[str, Any], command: str, wants_help: bool
+) -> tuple[str, str]:
     """Algorithm and environment from the command line, else from the config file."""
     if len(names) > 2:
         raise UsageError(
-            f"gpurl train takes one algorithm and one environment, got {' '.join(names)}"
+            f"gpurl {command} takes one algorithm and one environment, got {' '.join(names)}"
         )
     # names on the command line win over those of the file
     algorithm = names[0] if names else values.get("algorithm")
@@ -193,12 +212,15 @@ def _names(names: list[str], values: Mapping[str, Any], wants_help: bool) -> tup
         from gpurl.algorithms import algorithm_names
         from gpurl.envs.registry import env_names
 
-        text = (
-            "gpurl train ALGORITHM ENV [settings], for example gpurl train ppo chasing\n"
-            f"  algorithms: {', '.join(algorithm_names())}\n"
-            f"  environments: {', '.join(env_names())}, or the module path of your own\n"
-            "  gpurl train ALGORITHM ENV --help lists the settings"
-        )
+        lines = [
+            f"gpurl {command} ALGORITHM ENV [settings], for example gpurl {command} ppo chasing",
+            f"algorithms: {', '.join(algorithm_names())}, or the module path of your own",
+            f"environments: {', '.join(env_names())}, an id of Gymnasium, or the module path of "
+            f"your own; gpurl envs explains them",
+            f"gpurl {command} ALGORITHM ENV --help lists the settings",
+        ]
+        width = shutil.get_terminal_size((100, 0)).columns
+        text = "\n".join(textwrap.fill(line, width, subsequent_indent="    ") for line in lines)
         if wants_help:
             print(text)
             sys.exit(0)
@@ -210,13 +232,14 @@ def _names(names: list[str], values: Mapping[str, Any], wants_help: bool) -> tup
     return algorithm, env
 
 
-def _parse_flags(base: Settings, flags: list[str], usage: str) -> Settings:
+def _parse_flags(base: Settings, flags: list[str], command: str) -> Settings:
     """`base`, whose combinations are not checked yet, with the changes that the flags make; tyro
     prints help and near names, and makes the configs anew, which checks them.
     """
     options = options_class(base.env)
     config_class = type(base.algorithm_config)
     kinds = _kinds(TrainConfig) | _kinds(config_class) | _kinds(options, "env.")
+    _refuse_other_names(flags, kinds)
     if "network.trunk" in kinds:
         flags = ["--network.trunk" if word == "--network" else word for word in flags]
 
@@ -237,8 +260,7 @@ def _parse_flags(base: Settings, flags: list[str], usage: str) -> Settings:
         all_settings,
         args=_as_flags(flags, kinds),
         default=all_settings(base.train, base.algorithm_config, env_default),
-        prog=f"gpurl train {base.algorithm} {base.env}",
-        description=f"Train. {usage}",
+        prog=f"gpurl {command} {base.algorithm} {base.env}",
         registry=_NUMBERS,
     )
 
@@ -256,22 +278,14 @@ def _parse_flags(base: Settings, flags: list[str], usage: str) -> Settings:
     )
 
 
-def options_class(env: str) -> type:
-    """A dataclass of the environment's own options, from its constructor's signature."""
-    from gpurl.envs.registry import env_options, option_types, resolve_env
-
-    env_class, given = resolve_env(env)
-    hints = option_types(env_class)
-    # `given` options are a part of the name, as the task of isaac_gym:Ant; options of other types
-    # or without a default are set in YAML or Python only
-    fields = []
-    for name, parameter in env_options(env_class).items():
-        kind = hints.get(name, type(parameter.default))
-        members = {*(typing.get_args(kind) or (kind,))} - {type(None)}
-        is_optional = parameter.default is not parameter.empty
-        if name not in given and is_optional and members <= {*SIMPLE_TYPES}:
-            fields.append((name, kind, dataclasses.field(default=parameter.default)))
-    return dataclasses.make_dataclass("EnvOptions", fields)
+def _refuse_other_names(flags: list[str], kinds: dict[str, object]) -> None:
+    """UsageError for a setting by its name in another library."""
+    for word in flags:
+        name = _name(word.partition("=")[0])
+        is_setting = word.startswith("--") or bool(SETTING.fullmatch(word))
+        setting = here(name).replace("_", "-")
+        if is_setting and name not in kinds and setting in kinds:
+            raise UsageError(f"no setting is called {name!r}; here it is --{setting}")
 
 
 # ---- spellings ----

@@ -4,11 +4,12 @@ before them, and a linear head each.
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from gpurl.checks import check_choices
+from gpurl.checks import Choices
 from gpurl.errors import UsageError
 from gpurl.nn.gru import Gru
 from gpurl.nn.mlp import BodyConfig, Dense, Sequential, make_trunk
@@ -21,6 +22,8 @@ CRITIC_GAIN = 1.0
 @dataclass(frozen=True)
 class NetworkConfig(BodyConfig):
     """Shape of the policy and value networks."""
+
+    choices: ClassVar[Choices] = {"memory": ("none", "gru")}
 
     hidden: tuple[int, ...] = (64, 64)
     activation: str = "tanh"
@@ -41,7 +44,6 @@ class NetworkConfig(BodyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choices(self, {"memory": ("none", "gru")})
         if self.memory_size < 1:
             raise UsageError(f"memory_size must be at least 1, got {self.memory_size}")
         if self.options and not self.trunk:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpurl.checks import check_choices
+from gpurl.checks import Choices, check_choices
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import host_sync_is_free, use_c
 from gpurl.kernels.random import CounterRandom
@@ -38,7 +38,10 @@ ACTIVATE = {
 class BodyConfig:
     """Shape of the hidden layers of a network."""
 
-    bodies: ClassVar[tuple[str, ...]] = ("mlp", "simba", "bro")
+    choices: ClassVar[Choices] = {
+        "activation": ("tanh", "elu", "relu"),
+        "body": ("mlp", "simba", "bro"),
+    }
 
     hidden: tuple[int, ...] = (256, 256)
     """Units of the hidden layers. For simba and bro of the residual blocks, all alike."""
@@ -50,7 +53,7 @@ class BodyConfig:
     """mlp, or residual blocks: simba (Lee et al. 2024) or bro (Nauman et al. 2024)."""
 
     def __post_init__(self) -> None:
-        check_choices(self, {"activation": ("tanh", "elu", "relu"), "body": self.bodies})
+        check_choices(self)
         if min(self.hidden, default=1) < 1:
             raise UsageError(f"hidden must be at least 1, got {self.hidden}")
         if self.body == "mlp":

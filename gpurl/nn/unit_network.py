@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from gpurl.checks import Choices
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.batch_norm import BatchNorm
 from gpurl.nn.mlp import BodyConfig, Dense, Layer, Residual, Sequential
@@ -28,7 +29,7 @@ SQUARE_EPSILON = 1e-16  # of a length: a row of zeros stays one
 class UnitBodyConfig(BodyConfig):
     """Shape of the hidden layers of a unit network."""
 
-    bodies: ClassVar[tuple[str, ...]] = ("unit",)
+    choices: ClassVar[Choices] = {"body": ("unit",)}
 
     hidden: tuple[int, ...] = (128, 128)
     """Units of the residual blocks, all alike; inside a block is four times as wide."""

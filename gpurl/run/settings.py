@@ -9,15 +9,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 import numpy as np
 
 from gpurl.checkpoints.plain_files import Json
-from gpurl.checks import Dataclass, check_choices, check_numbers
+from gpurl.checks import Choices, Dataclass, check_choices, check_numbers
 from gpurl.errors import UsageError, did_you_mean
 from gpurl.run.logger import ALIASES
+from gpurl.run.other_names import here
 
 if TYPE_CHECKING:
     from gpurl.algorithms.base import AlgorithmConfig
@@ -35,19 +36,20 @@ MINIMUMS = {
     "log_every": 0,
 }
 MAX_THREADS = 4096
-CHOICES: dict[str, tuple[str, ...]] = {
-    "nan": ("raise", "skip", "reset-envs"),
-    "tag_style": tuple(ALIASES),
-    "graph": ("auto", "full", "policy", "off"),
-    "rollout": ("auto", "persistent", "steps"),
-    "update": ("auto", "fused", "autograd"),
-    "precision": ("float32", "tf32", "bf16"),
-}
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Settings of the training loop, the same for every algorithm."""
+
+    choices: ClassVar[Choices] = {
+        "nan": ("raise", "skip", "reset-envs"),
+        "tag_style": tuple(ALIASES),
+        "graph": ("auto", "full", "policy", "off"),
+        "rollout": ("auto", "persistent", "steps"),
+        "update": ("auto", "fused", "autograd"),
+        "precision": ("float32", "tf32", "bf16"),
+    }
 
     num_envs: int = 4096
     """Environments stepped together."""
@@ -125,7 +127,7 @@ class TrainConfig:
     """Print nothing but warnings and errors."""
 
     def __post_init__(self) -> None:
-        check_choices(self, CHOICES)
+        check_choices(self)
         check_numbers(self, MINIMUMS, above_zero=("max_seconds",))
         if self.graph == "policy" and self.rollout == "persistent":
             raise UsageError(
@@ -357,10 +359,9 @@ def _describe_type(hint: object) -> str:
 
 
 def _unknown_setting(name: str, known: set[str]) -> str:
-    return (
-        f"no setting is called {name!r}; {did_you_mean(name, known)}Known: "
-        f"{', '.join(sorted(known))}"
-    )
+    is_elsewhere = here(name).partition(".")[0] in known
+    hint = f"here it is {here(name)}. " if is_elsewhere else did_you_mean(name, known)
+    return f"no setting is called {name!r}; {hint}Known: {', '.join(sorted(known))}"
 
 
 def _unwritable_type(value: object) -> str | None:

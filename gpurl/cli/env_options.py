@@ -1,0 +1,24 @@
+"""The options of an environment as a dataclass, from which the command line is made."""
+
+import dataclasses
+import typing
+
+from gpurl.envs.registry import env_options, option_types, resolve_env
+
+SIMPLE_TYPES = (bool, int, float, str)
+
+
+def options_class(env: str) -> type:
+    """A dataclass of the environment's own options, from its constructor's signature."""
+    env_class, given = resolve_env(env)
+    hints = option_types(env_class)
+    # `given` options are a part of the name, as the task of isaac_gym:Ant; options of other types
+    # or without a default are set in YAML or Python only
+    fields = []
+    for name, parameter in env_options(env_class).items():
+        kind = hints.get(name, type(parameter.default))
+        members = {*(typing.get_args(kind) or (kind,))} - {type(None)}
+        is_optional = parameter.default is not parameter.empty
+        if name not in given and is_optional and members <= {*SIMPLE_TYPES}:
+            fields.append((name, kind, dataclasses.field(default=parameter.default)))
+    return dataclasses.make_dataclass("EnvOptions", fields)

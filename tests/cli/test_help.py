@@ -1,0 +1,161 @@
+"""The help of the command line: every setting in a group with its choices and its names elsewhere,
+at any width of the terminal, and hints at settings that another library calls differently.
+"""
+
+import dataclasses
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpurl.algorithms import algorithm_names
+from gpurl.algorithms.ppo import PPOConfig
+from gpurl.cli.help_page import COMMON, GROUPS, setting_lines
+from gpurl.cli.main import COMMANDS, main
+from gpurl.cli.settings import TrainOptions, parse_train
+from gpurl.errors import UsageError
+from gpurl.nn.actor_critic import NetworkConfig
+from gpurl.run.other_names import OTHER_NAMES
+from gpurl.run.settings import TrainConfig, make_settings
+from tests.small_runs import exit_code
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def page(words: list[str], width: int, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(width))
+        assert exit_code(["train", *words]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_all_settings_are_shown_at_any_width(
+    width: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = page(["ppo", "chasing", "--help-all"], width, capsys)
+    kinds = (TrainOptions, TrainConfig, PPOConfig)
+    names = [item.name for kind in kinds for item in dataclasses.fields(kind)]
+    names += [f"network.{item.name}" for item in dataclasses.fields(NetworkConfig)]
+    names = [name for name in names if name != "network"] + ["env.dim", "env.discrete"]
+    flags = re.findall(r"^  --(\S+)", text, re.MULTILINE)
+    shown = {flag.replace("[no-]", "").replace("-", "_") for flag in flags}
+    assert shown == {*names, "env.max_episode_steps", "env.bonus"}
+    assert len(flags) == len(shown)
+    # nothing but a flag with its choices or an indivisible word is wider than the terminal
+    wide = [line for line in text.splitlines() if len(line) > width]
+    assert not wide
+    words = " ".join(text.split())
+    for sentence in (
+        "--nan {raise,skip,reset-envs} If an environment gives NaN or infinity: raise an error",
+        "Environment steps between evaluations; by default a tenth of total_steps, or more where",
+        "n_steps in SB3, num_steps in CleanRL, num_steps_per_env in rsl_rl",
+        "Units of the hidden layers.",
+        "coordinates of the space, 1 to 8 [2]",
+    ):
+        assert sentence in words
+
+
+def test_the_short_page_has_what_is_changed_first(capsys: pytest.CaptureFixture[str]) -> None:
+    short = page(["ppo", "chasing", "--help"], 100, capsys)
+    whole = page(["ppo", "chasing", "--help-all"], 100, capsys)
+    count = len(re.findall(r"^  --", short, re.MULTILINE))
+    hidden = len(re.findall(r"^  --", whole, re.MULTILINE)) - count
+    assert 15 <= count <= 30
+    assert f"{hidden} more settings: --help-all" in " ".join(short.split())
+    assert "--learning-rate" in short
+    assert "--keep-checkpoints" not in short
+    # the groups, in their order
+    titles = re.findall(r"^([A-Za-z].*)$", whole, re.MULTILINE)[1:7]
+    assert titles == ["Run", *GROUPS, "ppo", "Networks", "chasing"]
+    # the values are those of the task's preset and of the other words
+    assert "[1_000_000]" in page(["ppo", "CartPole-v1", "--help"], 100, capsys)
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_every_setting_of_every_algorithm_is_explained(name: str) -> None:
+    lines = setting_lines(make_settings(name, "chasing"), TrainOptions)
+    assert [line.name for line in lines if not line.help] == []
+    assert len({line.flag for line in lines}) == len(lines)
+    assert {line.name for line in lines} & COMMON >= {"num_envs", "learning_rate", "gamma"}
+
+
+def test_names_of_other_libraries_lead_to_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, setting in (
+        (["--n-steps", "5"], "horizon"),
+        (["ent_coef=0.1"], "entropy-coef"),
+        (["--n_epochs=5"], "epochs"),
+        (["--clip-range-vf", "0.2"], "clip-range-value"),
+        (["num_learning_epochs=5"], "epochs"),
+        (["net_arch=64,64"], "network.hidden"),
+    ):
+        with pytest.raises(UsageError, match=f"here it is --{re.escape(setting)}$"):
+            parse_train(["ppo", "chasing", *words])
+    with pytest.raises(UsageError, match=r"no setting is called 'n_steps'; here it is horizon\."):
+        make_settings("ppo", "chasing", n_steps=16)
+    # a setting that the algorithm has is what it says; one that it has not is no hint
+    assert parse_train(["sac", "pendulum", "tau=0.01"])[0].to_dict()["tau"] == 0.01
+
+
+def test_every_name_elsewhere_belongs_to_a_setting() -> None:
+    known = set()
+    for name in algorithm_names():
+        lines = setting_lines(make_settings(name, "chasing"), TrainOptions)
+        known |= {line.name for line in lines}
+    assert OTHER_NAMES.keys() <= known
+
+
+@pytest.mark.parametrize("command", ["train", "config", "profile", "convert"])
+def test_help_of_a_command_is_its_own(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code([command, "--help"]) == 0
+    assert f"gpurl {command}" in capsys.readouterr().out
+    if command == "profile":
+        assert exit_code(["profile", "ppo", "chasing", "--help"]) == 0
+        text = capsys.readouterr().out
+        assert "usage: gpurl profile ppo chasing" in text
+        assert "--iterations INT" in text
+        assert "--out PATH" in text
+
+
+@pytest.mark.parametrize(
+    "command", sorted(COMMANDS.keys() - {"train", "config", "profile", "convert", "completion"})
+)
+def test_options_of_other_commands_are_explained(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert exit_code([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"usage: gpurl {command}" in text
+    # a flag without help is followed by nothing but its default
+    assert not re.search(r"│ (--\S+ )?\S+ +\((required|default)", text)
+
+
+def test_a_terminal_gets_a_line_before_torch_is_there() -> None:
+    code = (
+        "import sys, builtins\n"
+        "from gpurl.cli.main import main\n"
+        "real = builtins.print\n"
+        "def show(*words, **options):\n"
+        "    real(*words, **options)\n"
+        "    real('torch' in sys.modules)\n"
+        "    sys.exit(0)\n"
+        "builtins.print = show\n"
+        "main(['train', 'ppo', 'chasing'])\n"
+    )
+    control, terminal = pty.openpty()
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], stdout=terminal, env=env, check=True, timeout=60)
+    assert os.read(control, 1000).decode().split("\r\n")[:2] == [
+        "gpurl train ppo chasing starts ...",
+        "False",
+    ]
+
+
+def test_no_line_for_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "ppo", "no_such_env"]) == 2
+    assert capsys.readouterr().out == ""
