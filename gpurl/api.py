@@ -15,6 +15,7 @@ import torch
 from gpurl.algorithms.base import Algorithm
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.checkpoints.plain_files import Json
+from gpurl.discovery import is_of_session
 from gpurl.engine.determinism import deterministic
 from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
@@ -25,11 +26,13 @@ from gpurl.run.display import Display, counted
 from gpurl.run.evaluator import EVAL_SEED, evaluate, greedy, scripted
 from gpurl.run.given import EnvOrName, name_of_algorithm, name_of_env
 from gpurl.run.logger import Logger
+from gpurl.run.notebook import show_picture
 from gpurl.run.out_of_memory import explain_out_of_memory
 from gpurl.run.plot import note_references, plot_curve
 from gpurl.run.run_folder import create_run_folder, lock_run, note_resume, write_run_info
 from gpurl.run.settings import Settings, TrainConfig, make_settings, merge
 from gpurl.run.setup import choose_device, evaluation_env, make_trainer, training_env
+from gpurl.run.summary import summary
 from gpurl.run.trainer import Outcome, Trainer
 
 
@@ -40,10 +43,15 @@ class Run:
     folder: Path
     outcome: Outcome
     baseline: dict[str, float]  # evaluation of the environment's scripted policy, {} if it has none
+    of_session: bool = False  # other processes do not know its environment or its algorithm
 
     def policy(self) -> Policy:
         """The best policy of the run."""
         return load(self.folder)
+
+    def summary(self) -> str:
+        """How good the policy is, how the run ended, and what to do next, in a few lines."""
+        return summary(self.folder, self.outcome, self.baseline, self.of_session)
 
 
 def train(
@@ -71,7 +79,7 @@ def train(
             if settings.setdefault(key, value) not in (value, instance.device):
                 raise UsageError(f"{key} is {settings[key]}, the given environment's is {value}")
     chosen = make_settings(name_of_algorithm(algorithm), env_name, **settings)
-    return _pass_on_signal(run(chosen, callbacks=callbacks, env=instance))
+    return _close(run(chosen, callbacks=callbacks, env=instance), chosen)
 
 
 def resume(path: str | Path, callbacks: Sequence[Callback] = (), **changes: object) -> Run:
@@ -82,7 +90,7 @@ def resume(path: str | Path, callbacks: Sequence[Callback] = (), **changes: obje
     """
     algorithm, env, saved = saved_settings(Path(path))
     settings = make_settings(algorithm, env, **merge(saved, changes))
-    return _pass_on_signal(run(settings, Path(path), callbacks=callbacks))
+    return _close(run(settings, Path(path), callbacks=callbacks), settings)
 
 
 def saved_settings(folder: Path) -> tuple[str, str, dict[str, Json]]:
@@ -100,8 +108,14 @@ def saved_settings(folder: Path) -> tuple[str, str, dict[str, Json]]:
     return saved.pop("algorithm"), saved.pop("env"), saved
 
 
-def _pass_on_signal(finished: Run) -> Run:
-    """`finished`, unless a signal ended it: then a sweep of runs must end, too."""
+def _close(finished: Run, settings: Settings) -> Run:
+    """`finished`, with its summary printed, and in a notebook its learning curve. If a signal ended
+    it, the signal goes to the caller: a sweep of runs must end, too.
+    """
+    finished.of_session = any(map(is_of_session, (settings.env, settings.algorithm)))
+    if not settings.train.quiet:
+        print(finished.summary())
+        show_picture(finished.folder / "learning_curve.png")
     if finished.outcome.signal_number is not None:
         signal.raise_signal(finished.outcome.signal_number)
     return finished

@@ -51,6 +51,11 @@ def name_of_class(kind: type) -> str:
     return name
 
 
+def is_of_session(name: str) -> bool:
+    """Whether only this process knows the class `name`, of a notebook, a console or a script."""
+    return name.partition(":")[0] == "__main__" or "<locals>" in name
+
+
 def find_class(
     name: str, package: ModuleType, base: type, kind: str, hidden: frozenset[str] = frozenset()
 ) -> type:
@@ -84,6 +89,11 @@ def find_class_at(name: str, base: type, kind: str) -> type:
         return given
     # import the module
     full_name, _, class_name = name.partition(":")
+    if is_of_session(name):
+        raise UsageError(
+            f"{kind} {class_name} was defined in a notebook, a console or a script, and only that "
+            f"process knows it: define it in a module, as my_env.py"
+        )
     try:
         module = importlib.import_module(full_name)
     except (SyntaxError, NameError, ImportError) as error:

@@ -22,6 +22,10 @@ class GpurlError(Exception):
         # it may quote a file, whose author must not control the terminal
         return visible(super().__str__(), lines=True)
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the message says what to do, and the traceback is of our files."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class UsageError(GpurlError, ValueError):
     """A name, a size or a combination of settings that cannot work."""

@@ -35,6 +35,8 @@ TOOLS = {
     "gymnasium",
     "hypothesis",
     "imageio",
+    "ipykernel",
+    "nbclient",
     "pytest",
     "pytest-timeout",
     "pytest-xdist",

@@ -48,9 +48,9 @@ def _option_lines(settings: Settings) -> list[str]:
     lines = _yaml_lines({"env_options": given}) if given else ["# env_options:"]
     help_of = option_help(resolve_env(settings.env)[0])
     for name, value in others.items():
-        first, *rest = _yaml_lines({name: value})
-        explained = f"{first}  # {help_of[name]}" if name in help_of else first
-        lines += [f"#   {line}" for line in (explained, *rest)]
+        for line in textwrap.wrap(help_of.get(name, ""), WIDTH - 6):
+            lines.append(f"#   # {line}")
+        lines += [f"#   {line}" for line in _yaml_lines({name: value})]
     return lines if others or given else []
 
 

@@ -40,6 +40,7 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl check-env MODULE                        find what is wrong with an environment
   gpurl bench                                   measure throughput and kernels
   gpurl doctor                                  report what this machine has and lacks
+  gpurl completion bash|zsh|fish                print a script that completes all of this
   gpurl doctor DUMP                             report what led to NaN, from a run's non_finite/
 
 RUN is a run folder. Settings are written --num-envs 4096, --num_envs 4096 or num_envs=4096;
@@ -117,7 +118,7 @@ def train(words: list[str]) -> int:
         return _train_seeds(settings, options.seeds, command, lambda: make_callbacks(names))
     finished = run(settings, options.resume, command, callbacks=make_callbacks(names))
     if not settings.train.quiet:
-        print(summary(finished))
+        print(finished.summary())
     return _exit_code(finished)
 
 
@@ -138,7 +139,7 @@ def _train_seeds(
         seeds,
         command,
         callbacks,
-        after=lambda finished: None if is_quiet else print(summary(finished), end="\n\n"),
+        after=lambda finished: None if is_quiet else print(finished.summary(), end="\n\n"),
     )
     codes = [_exit_code(one) for one in runs] + [error.exit_code for error in failed]
     # the mean needs scipy, and two returns of each run: the trainings are done all the same
@@ -212,38 +213,6 @@ def bench(words: list[str]) -> int:
     return run_benchmarks(words)
 
 
-def summary(finished: "Run") -> str:
-    """The closing lines of a run: how it ended, and what to do next, each command on its line."""
-    outcome = finished.outcome
-    folder = shlex.quote(str(finished.folder))
-    lines = []
-    # how good it is
-    if values := outcome.evaluation:
-        text = f"evaluated return {spread(values, 2)} over {values['eval/episodes']:.0f} episodes"
-        if finished.baseline:
-            text += f"; the scripted policy gets {spread(finished.baseline, 2)}"
-        lines.append(text)
-    # how it ended
-    if outcome.unsaved:
-        lines.append(f"ended by {outcome.reason} after {outcome.steps:,} steps")
-        lines.append(f"its last state is in no checkpoint: {outcome.unsaved}")
-    elif outcome.signal_number:
-        lines.append(f"interrupted after {outcome.steps:,} steps and saved; to continue:")
-        lines.append(f"  gpurl train --resume {folder}")
-    elif outcome.reason == "total_steps" and not outcome.new_steps:
-        lines.append(
-            f"nothing to do: it has {outcome.steps:,} steps already; --total-steps raises the limit"
-        )
-    else:
-        lines.append(f"ended by {outcome.reason} after {outcome.steps:,} steps")
-    # what to do next
-    lines.append(f"run folder {finished.folder}: learning_curve.png, metrics.jsonl, checkpoints/")
-    if not outcome.signal_number:
-        lines += [f"  gpurl {command} {folder}" for command in ("eval", "play")]
-        lines.append(f"  tensorboard --logdir {shlex.quote(str(finished.folder.parent))}")
-    return "\n".join(lines)
-
-
 def print_json(values: Mapping[str, object]) -> None:
     """One line of JSON, which has no NaN and no infinity."""
     known = {
@@ -251,11 +220,6 @@ def print_json(values: Mapping[str, object]) -> None:
         for name, value in values.items()
     }
     print(json.dumps(known))
-
-
-def spread(values: dict[str, float], digits: int) -> str:
-    """`mean ± standard deviation` of an evaluation."""
-    return f"{values['eval/mean_reward']:.{digits}f} ± {values['eval/std_reward']:.{digits}f}"
 
 
 # ---- commands whose options are their parameters, parsed by tyro ----
@@ -286,6 +250,7 @@ def evaluate(
     """
     from gpurl.api import evaluate_run
     from gpurl.run.config_file import read_options
+    from gpurl.run.summary import spread
 
     options = read_options(env_options) if env_options else None
     values = evaluate_run(run, episodes, device, seed, not latest, env, options)
@@ -412,6 +377,18 @@ def doctor(dump: Path | None = None, /) -> int:
     return 0
 
 
+def completion(shell: str = "", /) -> int:
+    """Print a script by which a shell completes commands, names, run folders and flags.
+
+    Args:
+        shell: SHELL, bash, zsh or fish; the script's first lines say where it goes
+    """
+    from gpurl.cli.completion import completion_script
+
+    print(completion_script(shell, COMMANDS), end="")
+    return 0
+
+
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "config": config,
@@ -424,6 +401,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "bench": bench,
     "profile": profile,
     "doctor": doctor,
+    "completion": completion,
 }
 SILENT = {"-h", "--help", "--help-all", "--quiet", "quiet=true"}
 PARSE_THEMSELVES = {"train", "config", "profile", "convert", "bench"}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from gpurl.run.notebook import LiveTable, display_module
 from gpurl.run.progress import Progress
 from gpurl.run.terminal import hidden_control_keys
 
@@ -67,10 +68,11 @@ class Display:
         self._progress = Progress(total_steps, max_seconds)
         self._is_quiet = quiet
         self._muted = quiet or sys.stdout is None
+        self._notebook = LiveTable() if not self._muted and display_module() is not None else None
         if live is None:
             can_animate = os.environ.get("TERM") not in (None, "dumb", "unknown")
             live = not self._muted and sys.stdout.isatty() and can_animate
-        self._is_live = live and not self._muted
+        self._is_live = live and not self._muted and self._notebook is None
         self._live: Live | None = None
         self._cleanup = ExitStack()
         # the newest numbers, and whether they are still to be shown
@@ -79,7 +81,9 @@ class Display:
         self._has_news = False
 
     def __enter__(self) -> "Display":
-        if self._is_live:
+        if self._notebook is not None:
+            self._safely(self._show)
+        elif self._is_live:
             self._safely(self._start_live)
         else:
             self._safely(lambda: print(self._title, flush=True))
@@ -107,7 +111,8 @@ class Display:
         self._has_news = True
         self._values.update(values)
         if time.monotonic() >= self._next_show:
-            seconds = SECONDS_PER_FRAME if self._is_live else SECONDS_PER_LINE
+            is_animated = self._is_live or self._notebook is not None
+            seconds = SECONDS_PER_FRAME if is_animated else SECONDS_PER_LINE
             self._next_show = time.monotonic() + seconds
             self._safely(self._show)
 
@@ -165,7 +170,10 @@ class Display:
 
     def _show(self) -> None:
         self._has_news = False
-        if self._live is not None:
+        if self._notebook is not None:
+            share = self._progress.share()
+            self._notebook.show(self._title, self._progress_text(), share, self._cells())
+        elif self._live is not None:
             self._live.update(self._table(), refresh=True)
         else:
             cells = [f"{label} {text}" for label, text in self._cells().items()]

@@ -1,6 +1,7 @@
 """`gpurl config` writes a file of all settings, explained, that reads back as they are."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -36,14 +37,17 @@ def test_every_setting_is_explained(algorithm: str) -> None:
 
 def test_the_options_of_the_task_are_shown(tmp_path: Path) -> None:
     given = config_template(make_settings("ppo", "chasing", env_options={"dim": 3}))
-    assert "env_options:\n  dim: 3\n#   max_episode_steps: null\n#   discrete: false" in given
+    assert "env_options:\n  dim: 3\n#   # steps to the time limit; None: the task's\n" in given
+    assert "#   # 3^dim directions instead of a force\n#   discrete: false\n" in given
     text = config_template(make_settings("ppo", "chasing"))
-    assert "# env_options:\n#   max_episode_steps: null\n#   dim: 2\n" in text
+    assert "#   # coordinates of the space, 1 to 8\n#   dim: 2\n" in text
     # without the marks it is what the options are
     path = tmp_path / "my.yaml"
     begin = text.index("# env_options")
     end = text.index("\n\n", begin)
-    path.write_text(text[:begin] + text[begin:end].replace("# ", "") + text[end:])
+    path.write_text(
+        text[:begin] + re.sub("^# ", "", text[begin:end], flags=re.MULTILINE) + text[end:]
+    )
     options = parse_train(["--config", str(path)])[0].env_options
     assert options == {"max_episode_steps": None, "dim": 2, "discrete": False, "bonus": True}
 
