@@ -7,12 +7,14 @@ import itertools
 import json
 import math
 import os
-import re
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpurl.checkpoints.plain_files import MAX_LINE_BYTES, open_regular, read_at_most
 from gpurl.errors import GpurlError, UsageError
+from gpurl.run.config_file import read_config
+from gpurl.run.display import engineering
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,6 +46,7 @@ STYLE: "dict[RcKeyType, object]" = {
 TRAINING_LABEL = "training: newest episode of every environment"
 REFERENCES = "references.json"
 MAX_REFERENCES_BYTES = 1 << 20
+MIN_TO_SMOOTH = 40  # points of training below which they are drawn as they are
 MAX_NUMBER = 1e100  # larger ones cannot be drawn
 # colour, and the label of each tag that may stand there; the first tag present is drawn
 SIDE_PANELS = (
@@ -61,7 +64,7 @@ SIDE_PANELS = (
         {
             "train/approx_kl": "KL",
             "train/entropy_loss": "entropy loss",
-            "train/ent_coef": "entropy coefficient",
+            "train/ent_coef": "entropy coef.",
         },
     ),
     (INK, {"time/fps": "env steps/s"}),
@@ -164,12 +167,12 @@ def _add_line(series: Series, line: bytes) -> None:
 
 
 def _title(folder: Path) -> str:
-    """The folder's name; of runs/chasing/ppo/20260102-030405_3 "chasing · ppo · seed 3"."""
-    folder = folder.resolve()
-    match = re.fullmatch(r"\d{8}-\d{6}_(-?\d+)(-\d+)?", folder.name)
-    if match is None:
-        return folder.name
-    return f"{folder.parent.parent.name} · {folder.parent.name} · seed {match[1]}"
+    """ "chasing · ppo · seed 3" from config.yaml; the folder's name where it cannot be read."""
+    try:
+        settings = read_config(folder / "config.yaml")
+        return f"{settings['env']} · {settings['algorithm']} · seed {settings['seed']}"
+    except (UsageError, KeyError):
+        return folder.resolve().name
 
 
 def _draw(figure: "Figure", series: Series, references: dict[str, float]) -> None:
@@ -198,7 +201,7 @@ def _draw(figure: "Figure", series: Series, references: dict[str, float]) -> Non
             axes.set_ylim(bottom=0)
         elif finite and 0 < 100 * min(finite) < max(finite):
             axes.set_yscale("log")
-        finish_axes(axes, "env steps" if is_last else "")
+        finish_axes(axes, "env steps" if is_last else "", ticks=4)
         axes.tick_params(labelbottom=is_last)
     returns.set_xlim(left=0)
     figure.align_ylabels(figure.axes[1:])
@@ -210,10 +213,12 @@ def _draw_returns(axes: "Axes", series: Series, references: dict[str, float]) ->
     training = _finite_points(series, "rollout/ep_rew_mean")
     evaluation = _finite_points(series, "eval/mean_reward")
     if training:
-        _line(axes, training, BLUE, label=TRAINING_LABEL)
+        _draw_training(axes, training)
     if evaluation:
         _line(axes, evaluation, ORANGE, label="evaluation", marker="o")
-        _draw_deviation(axes, series, evaluation)
+        _draw_error(axes, series, evaluation)
+    if last := evaluation or training:
+        _note_last(axes, last, ORANGE if evaluation else BLUE)
     if not training and not evaluation:
         message = (
             "not every environment has finished an episode:\nneither rollout/ep_rew_mean nor "
@@ -228,9 +233,17 @@ def _draw_returns(axes: "Axes", series: Series, references: dict[str, float]) ->
             value, color="#666666", linestyle=dashes, linewidth=1.2, label=f"{name} ({value:.4g})"
         )
     axes.set_ylabel("episode return")
-    finish_axes(axes, "env steps")
+    finish_axes(axes, f"env steps{_wall_time(series)}", ticks=6)
+    # above the axes, where it hides neither curves nor grid
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=True, framealpha=0.85, edgecolor="none", loc="best")
+        axes.legend(
+            loc="lower left",
+            bbox_to_anchor=(0.0, 1.0),
+            borderaxespad=0.2,
+            frameon=False,
+            ncols=2,
+            fontsize=8.5,
+        )
 
 
 def _finite_points(series: Series, tag: str) -> Points | None:
@@ -239,20 +252,76 @@ def _finite_points(series: Series, tag: str) -> Points | None:
     return points if points is not None and any(map(math.isfinite, points[1])) else None
 
 
-def _draw_deviation(axes: "Axes", series: Series, evaluation: Points) -> None:
-    """A band of one standard deviation around the evaluations that have one."""
+def _draw_training(axes: "Axes", points: Points) -> None:
+    """The returns of training: as they are if they are few, else thin under their moving mean."""
+    if len(points[0]) < MIN_TO_SMOOTH:
+        _line(axes, points, BLUE, label=TRAINING_LABEL)
+        return
+    axes.plot(*points, color=BLUE, linewidth=0.7, alpha=0.4)
+    _line(axes, (points[0], moving_mean(points[1])), BLUE, label=TRAINING_LABEL)
+
+
+def moving_mean(values: list[float]) -> list[float]:
+    """The mean of each value and its neighbours, a fortieth of all on either side; at the ends of
+    as many as there are on both. NaN stays NaN and counts for none of the others.
+    """
+    half = max(len(values) // 40, 1)
+    means = []
+    for index, value in enumerate(values):
+        reach = min(half, index, len(values) - 1 - index)
+        near = [each for each in values[index - reach : index + reach + 1] if math.isfinite(each)]
+        means.append(sum(near) / len(near) if math.isfinite(value) else math.nan)
+    return means
+
+
+def _draw_error(axes: "Axes", series: Series, evaluation: Points) -> None:
+    """A band of one standard error around the evaluations: the uncertainty of the mean. That of one
+    standard deviation would contain returns that do not exist.
+    """
     deviation = dict(zip(*series.get("eval/std_reward", ([], []))))
-    points = [(step, value) for step, value in zip(*evaluation) if step in deviation]
+    episodes = dict(zip(*series.get("eval/episodes", ([], []))))
+    points = [
+        (step, value, deviation[step] / math.sqrt(episodes[step]))
+        for step, value in zip(*evaluation)
+        if step in deviation and episodes.get(step, 0) >= 1
+    ]
     if points:
         axes.fill_between(
-            [step for step, _ in points],
-            [value - deviation[step] for step, value in points],
-            [value + deviation[step] for step, value in points],
+            [step for step, _, _ in points],
+            [value - error for _, value, error in points],
+            [value + error for _, value, error in points],
             color=ORANGE,
-            alpha=0.18,
+            alpha=0.25,
             linewidth=0,
-            label="± 1 std over episodes",
+            label="± standard error of the evaluation",
         )
+
+
+def _note_last(axes: "Axes", points: Points, color: str) -> None:
+    """The last finite value, beside its point, legible on lines."""
+    from matplotlib.patheffects import withStroke
+
+    step, value = [pair for pair in zip(*points) if math.isfinite(pair[1])][-1]
+    axes.annotate(
+        f"{value:.4g}",
+        (step, value),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="center",
+        color=color,
+        fontweight="bold",
+        fontsize=9,
+        annotation_clip=False,
+        path_effects=[withStroke(linewidth=3, foreground="white")],
+    )
+
+
+def _wall_time(series: Series) -> str:
+    """ " (20.0M in 1:02:03)": steps and seconds of the training; "" if they are unknown."""
+    steps, seconds = series.get("time/time_elapsed", ([], []))
+    if not steps or not math.isfinite(seconds[-1]):
+        return ""
+    return f" ({engineering(steps[-1])} in {timedelta(seconds=int(seconds[-1]))})"
 
 
 def _line(
@@ -270,11 +339,13 @@ def _line(
     axes.plot(*points, color=color, linewidth=width, label=label, marker=marker, markersize=size)
 
 
-def finish_axes(axes: "Axes", x_label: str) -> None:
-    """Grid, label, and 20k or 1.5M for large numbers."""
-    from matplotlib.ticker import EngFormatter
+def finish_axes(axes: "Axes", x_label: str, ticks: int | None = None) -> None:
+    """Grid, label, and 20k or 1.5M for large numbers. ticks: at most so many intervals along x."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     axes.grid(color=PALE, linewidth=0.6)
+    if ticks is not None:
+        axes.xaxis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 5, 10]))
     axes.set_xlabel(x_label)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if axes.get_yscale() == "linear" and max(map(abs, axes.get_ylim())) >= 1e4:

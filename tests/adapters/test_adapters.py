@@ -202,7 +202,7 @@ def test_a_missing_library_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, module, None)  # importing it is an ImportError
     library, extra = adapters.LIBRARIES[name]
     with pytest.raises(
-        UsageError, match=rf"to_{name} needs {library}: pip install 'gpurl\[{extra}\]'"
+        UsageError, match=rf"to_{name} needs {library}: pip install -e '.*\[{extra}\]'"
     ):
         getattr(adapters, f"to_{name}")(env_of("chasing"))
 

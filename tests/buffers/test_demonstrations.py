@@ -334,6 +334,6 @@ def test_without_the_package_the_error_says_which(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "minari", None)
     with pytest.raises(
         UsageError,
-        match=r"minari:some-v0 needs Minari: pip install 'gpurl\[minari\]' \(import of minari",
+        match=r"minari:some-v0 needs Minari: pip install -e '.*\[minari\]' \(import of minari",
     ):
         read_demonstrations("minari:some-v0", OBS, ACTION)

@@ -136,5 +136,5 @@ def test_the_command(
 def test_without_scipy_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
     groups = compare_runs([make_run(tmp_path / "a", [1.0, 2.0])])
-    with pytest.raises(UsageError, match=r"pip install 'gpurl\[plot\]'"):
+    with pytest.raises(UsageError, match=r"pip install -e '.*\[plot\]'"):
         comparison_table(groups)

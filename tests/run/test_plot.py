@@ -2,6 +2,7 @@
 leaves the old picture.
 """
 
+import itertools
 import json
 import math
 import struct
@@ -38,7 +39,9 @@ def usual_log(folder: Path) -> Path:
         for n in range(1, 5)
     ]
     evaluation = [
-        {"step": 1000 * n, "eval/mean_reward": -1.0 * n, "eval/std_reward": 0.5} for n in (2, 4)
+        {"step": 1000 * n, "eval/mean_reward": -1.0 * n, "eval/std_reward": 0.5}
+        | {"eval/episodes": 4}
+        for n in (2, 4)
     ]
     return write_log(folder, *training, *evaluation)
 
@@ -92,7 +95,9 @@ def test_returns_stand_left_and_what_explains_them_right(
     assert line(returns, "evaluation") == ([2000, 4000], [-2, -4])
     (band,) = returns.collections
     corners = {tuple(corner) for corner in band.get_paths()[0].vertices}
-    assert {(2000, -2.5), (2000, -1.5), (4000, -4.5), (4000, -3.5)} <= corners
+    # the standard error of 4 episodes is half of their standard deviation
+    assert {(2000, -2.25), (2000, -1.75), (4000, -4.25), (4000, -3.75)} <= corners
+    assert [text.get_text() for text in returns.texts] == ["-4"]  # the last evaluation
     assert returns.get_xlabel() == "env steps"
     assert returns.get_ylabel() == "episode return"
     assert [axes.get_ylabel() for axes in (loss, kl, speed)] == ["value loss", "KL", "env steps/s"]
@@ -154,7 +159,7 @@ def test_reference_returns_are_dashed_lines_with_their_value(
     names = [
         TRAINING_LABEL,
         "evaluation",
-        "± 1 std over episodes",
+        "± standard error of the evaluation",
         "random (-12.35)",
         "scripted policy (7)",
     ]
@@ -178,19 +183,59 @@ def test_few_points_are_dots(tmp_path: Path, drawn: list[Figure]) -> None:
     assert drawn[0].axes[0].get_lines()[0].get_marker() == "o"
 
 
-@pytest.mark.parametrize(
-    ("place", "title"),
-    [
-        ("chasing/ppo/20260102-030405_3", "chasing · ppo · seed 3"),
-        ("chasing/ppo/20260102-030405_-1-2", "chasing · ppo · seed -1"),
-        ("mine", "mine"),
-    ],
-)
-def test_the_title_comes_from_the_folder(
-    tmp_path: Path, drawn: list[Figure], place: str, title: str
+def test_the_title_says_task_algorithm_and_seed(tmp_path: Path, drawn: list[Figure]) -> None:
+    folder = usual_log(tmp_path / "mine")
+    plot_curve(folder)
+    assert drawn[0].get_suptitle() == "mine"  # nothing else is known
+    (folder / "config.yaml").write_text("env: chasing\nalgorithm: ppo\nseed: 3\n")
+    plot_curve(folder)
+    assert drawn[1].get_suptitle() == "chasing · ppo · seed 3"
+
+
+def test_many_points_of_training_are_thin_under_their_moving_mean(
+    tmp_path: Path, drawn: list[Figure]
 ) -> None:
-    plot_curve(usual_log(tmp_path / place))
-    assert drawn[0].get_suptitle() == title
+    values = [float(n % 2) for n in range(81)]
+    values[40] = math.nan
+    records = [
+        {"step": n, "rollout/ep_rew_mean": value if math.isfinite(value) else None}
+        for n, value in enumerate(values)
+    ]
+    plot_curve(write_log(tmp_path, *records))
+    raw, smooth = drawn[0].axes[0].get_lines()
+    assert list(raw.get_ydata())[:40] == values[:40]
+    assert raw.get_linewidth() < smooth.get_linewidth()
+    assert smooth.get_label() == TRAINING_LABEL
+    means = list(smooth.get_ydata())
+    # two neighbours on either side: 2 or 3 of 5 are ones; the ends have none, the gap stays
+    assert (means[0], means[-1]) == (values[0], values[-1])
+    assert means[10] == pytest.approx(2 / 5)
+    assert means[11] == pytest.approx(3 / 5)
+    assert math.isnan(means[40])
+    assert means[39] == pytest.approx(3 / 4)  # without the gap
+
+
+def test_the_picture_says_how_long_it_took(tmp_path: Path, drawn: list[Figure]) -> None:
+    records = [
+        {"step": 1_000_000 * n, "rollout/ep_rew_mean": 1.0, "time/time_elapsed": 1861.5 * n}
+        for n in (1, 2)
+    ]
+    plot_curve(write_log(tmp_path, *records))
+    assert drawn[0].axes[0].get_xlabel() == "env steps (2.00M in 1:02:03)"
+
+
+def test_labels_of_ticks_do_not_collide(tmp_path: Path, drawn: list[Figure]) -> None:
+    records = [
+        {"step": 2500 * n, "rollout/ep_rew_mean": 1.0, "train/value_loss": 1.0} for n in range(9)
+    ]
+    plot_curve(write_log(tmp_path, *records))
+    figure = drawn[0]
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        boxes = [
+            label.get_window_extent() for label in axes.get_xticklabels() if label.get_visible()
+        ]
+        assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
 
 
 def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
