@@ -3,12 +3,14 @@ or a pipe.
 """
 
 import itertools
+import math
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from gpurl.run.notebook import LiveTable, display_module
@@ -77,6 +79,7 @@ class Display:
         self._cleanup = ExitStack()
         # the newest numbers, and whether they are still to be shown
         self._values: dict[str, float] = {}
+        self._best_evaluation = -math.inf
         self._next_show = 0.0
         self._has_news = False
 
@@ -110,6 +113,9 @@ class Display:
         self._progress.update(step)
         self._has_news = True
         self._values.update(values)
+        evaluated = values.get("eval/mean_reward", -math.inf)
+        if evaluated > self._best_evaluation:  # never of NaN
+            self._best_evaluation = evaluated
         if time.monotonic() >= self._next_show:
             is_animated = self._is_live or self._notebook is not None
             seconds = SECONDS_PER_FRAME if is_animated else SECONDS_PER_LINE
@@ -214,6 +220,10 @@ class Display:
             tag = next((tag for tag in tags if tag in values), None)
             if tag is not None:
                 cells[label] = f"{values[tag]:.4g}"
+            if label == "eval return" and self._best_evaluation > values.get(tag or "", math.inf):
+                cells[label] += f" (best {self._best_evaluation:.4g})"
+        if "time/time_elapsed" in values:
+            cells["elapsed"] = str(timedelta(seconds=int(values["time/time_elapsed"])))
         return cells
 
     def _table(self) -> "RenderableType":

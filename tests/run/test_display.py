@@ -3,6 +3,7 @@ error when nobody reads.
 """
 
 import io
+import math
 import os
 import subprocess
 import sys
@@ -255,3 +256,19 @@ def test_a_letter_the_stream_cannot_encode_ends_nothing() -> None:
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "trained on\n")
+
+
+def test_the_table_shows_the_time_and_an_earlier_better_evaluation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for evaluations, shown in (
+        ((2.0, 5.0, 3.5), "eval return 3.5 (best 5)"),
+        ((2.0, 5.0), "eval return 5 |"),
+        ((math.nan, 4.0), "eval return 4 |"),
+    ):
+        with Display("a run", 100) as display:
+            for value in evaluations:
+                display.update(1, {"eval/mean_reward": value, "time/time_elapsed": 3723.9})
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert shown in last
+        assert last.endswith("elapsed 1:02:03")
