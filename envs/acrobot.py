@@ -12,6 +12,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
+from gpurl.envs.canvas import Canvas
 from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.kernels.random import CounterRandom
 
@@ -44,6 +45,7 @@ class Acrobot(TorchEnv):
 
     max_episode_steps = 500
     reward_threshold = -100.0
+    render_fps = 15.0  # three times real time, in which 5 steps a second would stutter
     single_action_space = Discrete(3)
     _bound = np.array([1.0, 1.0, 1.0, 1.0, MAX_SPEED_1, MAX_SPEED_2], dtype=np.float32)
     single_observation_space = Box(-_bound, _bound, dtype=np.float32)
@@ -73,6 +75,28 @@ class Acrobot(TorchEnv):
 
     def observe(self, state: State) -> Tensor:
         return state["obs"]
+
+    def draw(self, canvas: Canvas, state: State, action: Tensor | None) -> None:
+        angle_1 = float(state["angle_1"])  # counter-clockwise, 0 hangs
+        angle_2 = angle_1 + float(state["angle_2"])
+        elbow = (math.sin(angle_1), -math.cos(angle_1))
+        tip = (elbow[0] + math.sin(angle_2), elbow[1] - math.cos(angle_2))
+        canvas.view(-2.3, -2.3, 2.3, 2.3)
+        # the line to be crossed
+        canvas.line([(-2.6, GOAL_HEIGHT), (2.6, GOAL_HEIGHT)], "green", 2.0)
+        canvas.trail("tip", tip, "orange")
+        # the links, and the torque at the elbow, an arc
+        canvas.line([(0.0, 0.0), elbow], "ink", 10.0)
+        canvas.line([elbow, tip], "orange", 10.0)
+        torque = 0 if action is None else int(action) - 1
+        if torque:
+            turns = [angle_2 + torque * (0.5 + 1.5 * k / 8) - math.pi / 2 for k in range(9)]
+            arc = [
+                (elbow[0] + 0.4 * math.cos(turn), elbow[1] + 0.4 * math.sin(turn)) for turn in turns
+            ]
+            canvas.arrow(arc, "blue", 2.5)
+        canvas.dot((0.0, 0.0), 9.0, "grey")
+        canvas.dot(elbow, 7.0, "white")
 
 
 def make_state(angle_1: Tensor, angle_2: Tensor, speed_1: Tensor, speed_2: Tensor) -> State:

@@ -14,6 +14,7 @@ import triton.language as tl
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
+from gpurl.envs.canvas import Canvas
 from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.kernels.env_step import TritonTask
 from gpurl.kernels.random import CounterRandom, uniform_columns
@@ -86,6 +87,7 @@ class CartPole(TorchEnv):
 
     max_episode_steps = 500
     reward_threshold = 475.0
+    render_fps = 1 / TIME_STEP
     single_action_space = Discrete(2)
 
     def __init__(
@@ -135,3 +137,24 @@ class CartPole(TorchEnv):
         return TritonTask(
             cart_pole_initial_state, cart_pole_transition, cart_pole_observe, options, words=0
         )
+
+    def draw(self, canvas: Canvas, state: State, action: Tensor | None) -> None:
+        x, _, angle, _ = state["motion"].tolist()
+        canvas.view(-2.9, -0.55, 2.9, 1.75)
+        # the track, and where it ends
+        canvas.line([(-3.2, -0.16), (3.2, -0.16)], "pale", 2.0)
+        for limit in (-MAX_POSITION, MAX_POSITION):
+            canvas.line([(limit, -0.3), (limit, -0.02)], "grey", 2.0)
+        # the angles at which the pole counts as fallen
+        for limit in (-MAX_ANGLE, MAX_ANGLE):
+            top = (x + 1.15 * math.sin(limit), 1.15 * math.cos(limit))
+            canvas.line([(x, 0.0), top], "faint", 1.5)
+        # the cart, its push, and the pole
+        canvas.polygon([(x - 0.3, -0.14), (x + 0.3, -0.14), (x + 0.3, 0.12), (x - 0.3, 0.12)])
+        if action is not None:
+            way = 1.0 if int(action) else -1.0
+            canvas.arrow([(x + 0.36 * way, 0.0), (x + 0.75 * way, 0.0)], "blue", 3.0)
+        length = 2 * HALF_LENGTH
+        tip = (x + length * math.sin(angle), length * math.cos(angle))
+        canvas.line([(x, 0.0), tip], "orange", 9.0)
+        canvas.dot((x, 0.0), 7.0, "white")

@@ -7,6 +7,7 @@ episode, a time limit is a truncation, and the last observation of an episode is
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ import triton.language as tl
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
+from gpurl.envs.canvas import Canvas
 from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.errors import UsageError
 from gpurl.kernels.env_step import TritonTask
@@ -109,6 +111,7 @@ class Chasing(TorchEnv):
     """
 
     max_episode_steps = 1024
+    render_fps = 1 / TIME_STEP
 
     def __init__(
         self,
@@ -199,3 +202,74 @@ class Chasing(TorchEnv):
         # the nearest of -1, 0, 1 in each dimension
         choice = (direction / (2 * math.sin(math.pi / 8))).round().clamp(-1, 1).long()
         return (choice + 1).mul(self._powers).sum(1)
+
+    def draw(self, canvas: Canvas, state: State, action: Tensor | None) -> None:
+        """The plane in which they move, from 3 dimensions on the first three as seen obliquely."""
+        target, _, chaser, _ = state["obs"].double().numpy().reshape(4, self.dim)
+        force = np.zeros(self.dim)
+        if action is not None and self.discrete:
+            force = int(action) // self._powers.cpu().numpy() % 3 - 1.0
+        elif action is not None:
+            force = action.double().numpy()
+        force = force / max(float(np.linalg.norm(force)), 1.0)
+        # the whole way in view; farther away where they leave it
+        points = [on_plane(target), on_plane(chaser)]
+        center = -INITIAL_DISTANCE / 2
+        reach = 7.5 if self.dim < 3 else 9.0
+        half = max(reach, *(1.25 * abs(x - center) for point in points for x in point))
+        canvas.view(center - half, center - half, center + half, center + half)
+        draw_ground(canvas, self.dim, half)
+        # in space a line to the ground shows where they are
+        if self.dim >= 3:
+            for position, color in ((target, "orange"), (chaser, "blue")):
+                foot = on_plane([*position[:2], FLOOR])
+                canvas.line([foot, on_plane(position)], color, 1.0, 0.35)
+                canvas.dot(foot, 5.0, "grey", 0.5)
+        # the target with the radius of capture, and the chaser with its force
+        canvas.trail("target", points[0], "orange")
+        canvas.trail("chaser", points[1], "blue")
+        canvas.circle(points[0], self.capture_radius, "orange", 0.18)
+        canvas.dot(points[0], 9.0, "orange")
+        ahead = on_plane(chaser + 1.6 * half / reach * force)
+        canvas.arrow([points[1], ahead], "blue", 2.5)
+        canvas.dot(points[1], 9.0, "blue")
+        if self.dim > 3:
+            corner = (center - 0.93 * half, center - 0.93 * half)
+            canvas.text(corner, f"dimensions 1 to 3 of {self.dim}")
+
+
+FLOOR = -11.0  # height of the ground under the pursuit in space
+AZIMUTH, ELEVATION = math.radians(20.0), math.radians(25.0)  # of the view on it
+
+
+def on_plane(position: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    """Where a position [dim] is in the picture: 1 dimension lies on a line, 3 are projected in
+    parallel.
+    """
+    if len(position) == 1:
+        return float(position[0]), -INITIAL_DISTANCE / 2
+    x, y = float(position[0]), float(position[1])
+    if len(position) == 2:
+        return x, y
+    across = x * math.cos(AZIMUTH) + y * math.sin(AZIMUTH)
+    deep = y * math.cos(AZIMUTH) - x * math.sin(AZIMUTH)
+    return across, float(position[2]) * math.cos(ELEVATION) + deep * math.sin(ELEVATION)
+
+
+def draw_ground(canvas: Canvas, dim: int, half: float) -> None:
+    """Lines 4 units apart: a line with marks, the plane, or the ground under the pursuit."""
+    reach = 4.0 * math.ceil((half + 8.0) / 4.0)
+    marks = np.arange(-reach - 4.0, reach + 1.0, 4.0)
+    if dim == 1:
+        y = -INITIAL_DISTANCE / 2
+        canvas.line([(marks[0], y), (marks[-1], y)], "pale", 1.5)
+        for mark in marks:
+            canvas.line([(mark, y - 0.25), (mark, y + 0.25)], "pale", 1.5)
+        return
+    height = () if dim == 2 else (FLOOR,)
+    for mark in marks:
+        for start, end in (
+            ((mark, marks[0]), (mark, marks[-1])),
+            ((marks[0], mark), (marks[-1], mark)),
+        ):
+            canvas.line([on_plane([*start, *height]), on_plane([*end, *height])], "faint", 1.2)

@@ -7,6 +7,7 @@ begins new episodes.
 """
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,11 +17,14 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
+from gpurl.envs import registry
 from gpurl.envs._autoreset import check_autoreset_mode, check_partial_reset, find_ends
+from gpurl.envs.canvas import scale
 from gpurl.envs.numpy.spaces import make_decoder, make_encoder, stack_rows
 from gpurl.envs.numpy.vector import (
     VECTORIZATIONS,
     MakeEnv,
+    Watched,
     find_spec,
     make_copies,
     make_pool,
@@ -28,9 +32,10 @@ from gpurl.envs.numpy.vector import (
 )
 from gpurl.envs.numpy.workers import explain_failure, kill
 from gpurl.envs.vec_env import Info, Options, Timestep, VecEnv, check_at_least_one
-from gpurl.errors import EnvError, UsageError
+from gpurl.errors import EnvError, UsageError, first_line
 from gpurl.kernels.memory_errors import is_out_of_memory
 
+OF_WORKERS = ("restart_workers", "worker_timeout")
 RESTART_SEED = 1_000_003  # added to the seed at each restart of the workers
 
 
@@ -106,6 +111,7 @@ class GymnasiumCpu(VecEnv):
         if self._mode == AutoresetMode.NEXT_STEP:
             self.autoreset_mode = AutoresetMode.NEXT_STEP
         super().__init__(num_envs, device)
+        self.render_fps = (self._env.metadata or {}).get("render_fps")
         # the last step, and the counters of running episodes
         self._obs: np.ndarray | None = None  # [N, *obs] of the last step
         # [N, *obs] first observations of new workers, if a reset of some environments restarted
@@ -379,6 +385,48 @@ class GymnasiumCpu(VecEnv):
             except (EnvError, UsageError) as again:
                 error = EnvError(str(again))
         raise error
+
+    @classmethod
+    def picture_options(cls, options: Options) -> Options:
+        """In this process, and with Gymnasium's render mode for arrays where it makes the task."""
+        kept = {name: value for name, value in options.items() if name not in OF_WORKERS}
+        if kept.get("vectorization") == "async":
+            kept["vectorization"] = "sync"
+        if "task_options" in registry.env_options(cls):
+            given = dict(kept.get("task_options") or {})
+            kept["task_options"] = {"render_mode": "rgb_array", **given}
+        return kept
+
+    def picture(self, index: int, height: int, action: Tensor | None = None) -> np.ndarray:
+        """What the environment's own `render` returns, scaled to the height."""
+        singles = getattr(self._env.unwrapped, "envs", None)
+        name = str(self.task or type(self).__name__)
+        if singles is None:
+            raise UsageError(
+                f"{name} with vectorization {self.vectorization!r} draws no pictures, only single "
+                f"environments do: vectorization sync"
+            )
+        if singles[index].render_mode != "rgb_array":
+            raise UsageError(
+                f"{name} draws no pictures: its environments must be made with "
+                f"render_mode='rgb_array', this one's is {singles[index].render_mode!r}"
+            )
+        try:
+            picture: Any = singles[index].render()
+        except Exception as error:
+            raise UsageError(
+                f"{name} draws no pictures: its render raised {type(error).__name__}: "
+                f"{first_line(error)}"
+            ) from error
+        shape = np.shape(picture)
+        if len(shape) != 3 or shape[2] != 3:
+            raise EnvError(f"{name}.render: wanted an array [H, W, 3], got shape {shape}")
+        return scale(np.asarray(picture, np.uint8), height)
+
+    def watch_ends(self, watcher: Callable[[int], None]) -> None:
+        for single in getattr(self._env.unwrapped, "envs", ()):
+            if isinstance(single, Watched):
+                single.watcher = watcher
 
     def close_extras(self, **kwargs: object) -> None:
         if self._is_broken:

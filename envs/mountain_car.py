@@ -5,11 +5,14 @@ Source: Moore, "Efficient memory-based learning for robot control" (1990); Singh
 Same task as Gymnasium's MountainCar-v0: the valley is sin(3 x), -1 a step until the goal.
 """
 
+import math
+
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
+from gpurl.envs.canvas import Canvas
 from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.kernels.random import CounterRandom
 
@@ -46,6 +49,9 @@ class MountainCar(TorchEnv):
     def observe(self, state: State) -> Tensor:
         return state["obs"]
 
+    def draw(self, canvas: Canvas, state: State, action: Tensor | None) -> None:
+        draw_valley(canvas, state, GOAL, 0.0 if action is None else float(action) - 1.0)
+
 
 def start_at_rest(rng: CounterRandom) -> Tensor:
     """[n, 2] first observations of both variants: position in [-0.6, -0.4], velocity 0."""
@@ -64,3 +70,40 @@ def drive(position: Tensor, velocity: Tensor, goal: float) -> tuple[Tensor, Tens
     position = (position + velocity).clamp_(MIN_POSITION, MAX_POSITION)
     velocity = velocity.masked_fill_(position == MIN_POSITION, 0.0)  # the left wall stops the car
     return torch.stack((position, velocity), dim=1), (position >= goal) & (velocity >= 0.0)
+
+
+def draw_valley(canvas: Canvas, state: State, goal: float, push: float) -> None:
+    """The valley, the flag and the car with its push in [-1, 1]; both variants."""
+    x = float(state["obs"][0])
+    canvas.view(-1.3, -0.12, 0.72, 1.22)
+    places = [MIN_POSITION - 0.2 + 0.02 * k for k in range(107)]
+    ground = [(place, height(place)) for place in places]
+    canvas.polygon([*ground, (places[-1], -1.0), (places[0], -1.0)], "faint")
+    canvas.line(ground, "grey", 2.0)
+    # the wall on the left, the flag at the goal
+    canvas.line([(MIN_POSITION, height(MIN_POSITION)), (MIN_POSITION, 1.4)], "pale", 2.0)
+    pole = height(goal)
+    canvas.line([(goal, pole), (goal, pole + 0.2)], "ink", 2.0)
+    canvas.polygon([(goal, pole + 0.2), (goal, pole + 0.11), (goal + 0.09, pole + 0.155)], "green")
+    # the car stands on the slope: its own axes are (along, up)
+    steepness = math.atan(0.45 * 3.0 * math.cos(3.0 * x))
+    along = (math.cos(steepness), math.sin(steepness))
+    up = (-along[1], along[0])
+
+    def at(forward: float, above: float) -> tuple[float, float]:
+        return (
+            x + forward * along[0] + above * up[0],
+            height(x) + forward * along[1] + above * up[1],
+        )
+
+    if abs(push) > 0.02:
+        way = math.copysign(1.0, push)
+        canvas.arrow([at(0.09 * way, 0.06), at((0.11 + 0.13 * abs(push)) * way, 0.06)], "blue", 3.0)
+    canvas.polygon([at(-0.075, 0.03), at(0.075, 0.03), at(0.06, 0.09), at(-0.06, 0.09)], "orange")
+    for wheel in (-0.042, 0.042):
+        canvas.circle(at(wheel, 0.026), 0.026)
+
+
+def height(position: float) -> float:
+    """Of the ground in pictures: Gymnasium's scale of sin(3 x)."""
+    return 0.55 + 0.45 * math.sin(3.0 * position)

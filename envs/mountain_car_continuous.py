@@ -9,7 +9,8 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from gpurl.envs.mountain_car import BOUNDS, drive, start_at_rest
+from gpurl.envs.canvas import Canvas
+from gpurl.envs.mountain_car import BOUNDS, draw_valley, drive, start_at_rest
 from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.kernels.random import CounterRandom
 
@@ -44,3 +45,7 @@ class MountainCarContinuous(TorchEnv):
 
     def observe(self, state: State) -> Tensor:
         return state["obs"]
+
+    def draw(self, canvas: Canvas, state: State, action: Tensor | None) -> None:
+        push = 0.0 if action is None else min(max(float(action), -1.0), 1.0)
+        draw_valley(canvas, state, GOAL, push)

@@ -13,6 +13,7 @@ import triton.language as tl
 from gymnasium.spaces import Box
 from torch import Tensor
 
+from gpurl.envs.canvas import Canvas
 from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.kernels.env_step import TritonTask
 from gpurl.kernels.random import CounterRandom, uniform_columns
@@ -63,6 +64,7 @@ class Pendulum(TorchEnv):
     """
 
     max_episode_steps = 200
+    render_fps = 1 / TIME_STEP
     single_action_space = Box(-MAX_TORQUE, MAX_TORQUE, (1,), np.float32)
     _bound = np.array([1.0, 1.0, MAX_SPEED], dtype=np.float32)
     single_observation_space = Box(-_bound, _bound, dtype=np.float32)
@@ -100,3 +102,20 @@ class Pendulum(TorchEnv):
         return TritonTask(
             pendulum_initial_state, pendulum_transition, pendulum_observe, (), words=0
         )
+
+    def draw(self, canvas: Canvas, state: State, action: Tensor | None) -> None:
+        angle = float(state["angle"])  # counter-clockwise, 0 is up
+        tip = (-LENGTH * math.sin(angle), LENGTH * math.cos(angle))
+        canvas.view(-1.35, -1.35, 1.35, 1.35)
+        canvas.circle((0.0, 0.0), LENGTH, "white", outline="faint")
+        canvas.dot((0.0, LENGTH), 6.0, "pale")
+        canvas.trail("tip", tip, "orange")
+        canvas.line([(0.0, 0.0), tip], "orange", 13.0)
+        # the torque, an arc of up to a third of a turn
+        if action is not None:
+            torque = min(max(float(action), -MAX_TORQUE), MAX_TORQUE) / MAX_TORQUE
+            turns = [math.pi / 2 + 2.1 * torque * k / 12 for k in range(13)]
+            arc = [(0.36 * math.cos(turn), 0.36 * math.sin(turn)) for turn in turns]
+            if abs(torque) > 0.05:
+                canvas.arrow(arc, "blue", 3.0)
+        canvas.dot((0.0, 0.0), 9.0, "ink")

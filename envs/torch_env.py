@@ -9,10 +9,12 @@ random number depends on the environment and the step, not on the batch.
 
 from abc import abstractmethod
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gpurl.envs._counting_env import CountingEnv, select
+from gpurl.envs.canvas import Canvas
 from gpurl.envs.vec_env import (
     Info,
     Options,
@@ -57,6 +59,7 @@ class TorchEnv(CountingEnv):
         self._specs = step_specs(self)
         self._random = CounterRandom(seed, self.num_envs, self.device)
         self._state: State | None = None  # before the first reset
+        self._canvases: dict[int, Canvas] = {}  # of environments that are drawn
 
     @abstractmethod
     def initial_state(self, rng: CounterRandom) -> State:
@@ -111,6 +114,28 @@ class TorchEnv(CountingEnv):
                     f"rng.num_envs, got {describe(value)}{hint}"
                 )
         return state
+
+    def draw(self, canvas: Canvas, state: State, action: Tensor | None) -> None:
+        """Draw one environment on `canvas`: `canvas.view` first, then what the state shows. state:
+        its tensors on the CPU, without the axis of environments; action: [*action] that it takes
+        next, None at the end of an episode.
+        """
+        raise UsageError(
+            f"{type(self).__name__} has no draw(canvas, state, action), so there is no video of "
+            f"it: docs/environments.md shows how to write one"
+        )
+
+    def picture(self, index: int, height: int, action: Tensor | None = None) -> np.ndarray:
+        if self._state is None:
+            raise UsageError(f"{type(self).__name__}.picture: reset() comes before it")
+        # a canvas remembers the trails of one episode
+        canvas = self._canvases.get(index)
+        is_first = int(self.episode_length_buf[index]) == 0
+        if canvas is None or is_first or canvas.height != height:
+            canvas = self._canvases[index] = Canvas(height)
+        state = {name: value[index].cpu() for name, value in self._state.items()}
+        self.draw(canvas, state, None if action is None else action.cpu())
+        return canvas.picture()
 
     def _privileged(self, key: str, state: State) -> dict[str, Tensor]:
         """{key: privileged observations}, {} if the task has none."""
@@ -260,6 +285,10 @@ class TorchEnv(CountingEnv):
             if index.numel() == 0:
                 self._state = next_state
                 return final_obs, next_state
+            if self._watcher is not None:
+                self._state = next_state
+                for each in index.tolist():
+                    self._watcher(each)
             first = self.checked_initial_state(self._random.subset(index))
             state = {
                 name: value.index_copy(0, index, first[name]) for name, value in next_state.items()

@@ -6,6 +6,7 @@ already the first observation of the next one and `info["final_obs"]` holds the 
 """
 
 import inspect
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -74,10 +75,12 @@ class VecEnv(gymnasium.vector.VectorEnv):
     resets_late: bool = False
     # only one can exist in a process: evaluation then runs once, after training, in the same one
     single_instance: bool = False
+    render_fps: float | None = None  # steps that a video shows in a second; None: it is not known
     max_episode_steps: int | None = None
     reward_threshold: float | None = None  # return that solves the task, where one is published
     reward_shape: tuple[int, ...]  # (N,), with several agents (N, A)
     episode_length_buf: Tensor  # [N] int64 clocks, settable: staggered starts
+    _watcher: Callable[[int], None] | None = None  # see `watch_ends`
 
     def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
         if not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
@@ -117,6 +120,11 @@ class VecEnv(gymnasium.vector.VectorEnv):
         """
         return ""
 
+    @classmethod
+    def picture_options(cls, options: Options) -> Options:
+        """`options` of the task, with those that its environments need to draw themselves."""
+        return options
+
     def reset(
         self, *, seed: int | None = None, options: Options | None = None
     ) -> tuple[Tensor, Info]:
@@ -136,6 +144,22 @@ class VecEnv(gymnasium.vector.VectorEnv):
         Does nothing if the clocks of a simulator cannot be set.
         """
 
+    def picture(self, index: int, height: int, action: Tensor | None = None) -> np.ndarray:
+        """[height, W, 3] uint8, RGB: environment `index` as it stands. action: [*action], what it
+        does next, for tasks that show it. UsageError in one sentence if there is no picture.
+
+        A video shows `render_fps` steps in a second, 30 where the task does not know them.
+        """
+        raise no_pictures(type(self))
+
+    def watch_ends(self, watcher: Callable[[int], None]) -> None:
+        """Have `watcher(index)` called inside `step` where an episode ended and before environment
+        `index` restarts: then `picture` shows its last state. For pictures, on a CPU only.
+
+        Simulators that cannot do so never call it.
+        """
+        self._watcher = watcher
+
     def state_dict(self) -> Info:
         """Nested dicts of tensors and plain values from which `load_state_dict` continues exactly;
         {} if a simulator cannot be saved.
@@ -146,6 +170,14 @@ class VecEnv(gymnasium.vector.VectorEnv):
         """Continue from the `state_dict()` of an env with the same number of environments."""
         if state:
             raise NotImplementedError(f"{type(self).__name__} cannot restore a state")
+
+
+def no_pictures(env_class: type[VecEnv]) -> UsageError:
+    """The error of environments that do not draw themselves."""
+    return UsageError(
+        f"{env_class.__name__} draws no pictures, so there is no video of it: define "
+        f"picture(index, height, action), as docs/environments.md says"
+    )
 
 
 class TensorSpec(NamedTuple):

@@ -8,7 +8,7 @@ from gpurl.engine.threads import wait_briefly
 from gpurl.registration import register
 
 if TYPE_CHECKING:
-    from gpurl.api import Run, evaluate_run, resume, train
+    from gpurl.api import Run, evaluate_run, film, resume, train
     from gpurl.envs.registry import make_env
     from gpurl.policy import Policy, load
     from gpurl.run.callbacks import Callback
@@ -20,6 +20,7 @@ __all__ = [
     "Policy",
     "Run",
     "evaluate_run",
+    "film",
     "load",
     "make_env",
     "resume",
@@ -32,6 +33,7 @@ _HOME = {
     "Policy": "gpurl.policy",
     "Run": "gpurl.api",
     "evaluate_run": "gpurl.api",
+    "film": "gpurl.api",
     "load": "gpurl.policy",
     "make_env": "gpurl.envs.registry",
     "resume": "gpurl.api",

@@ -34,6 +34,7 @@ from gpurl.run.settings import Settings, TrainConfig, make_settings, merge
 from gpurl.run.setup import choose_device, evaluation_env, make_trainer, training_env
 from gpurl.run.summary import summary
 from gpurl.run.trainer import Outcome, Trainer
+from gpurl.video.film import MAX_FPS, Film, greedy_film
 
 
 @dataclass
@@ -159,6 +160,10 @@ def run(
             cleanup.callback(env.close)
         # the last bits of torch's sums depend on the number of threads: a resumed run keeps it
         threads = None if parts is None else parts["trainer"]["threads"]
+        if config.video_every is not None:
+            from gpurl.video.during_training import Videos
+
+            callbacks = [*callbacks, Videos(settings, config.video_every)]
         trainer = make_trainer(
             settings, device, eval_env, env, threads=threads, callbacks=callbacks
         )
@@ -274,6 +279,28 @@ def evaluate_run(
         return evaluate(greedy(policy.algorithm), made, episodes, policy_state, seed)
     finally:
         made.close()
+
+
+def film(
+    path: str | Path,
+    episodes: int | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    height: int | None = None,
+    speed: float = 1.0,
+    max_fps: float = MAX_FPS,
+) -> Film:
+    """Greedy episodes of the policy of a run as pictures, `for picture in film(RUN)`.
+
+    episodes: side by side, by default 4 of a tensor task and 1 of any other. height: pixels of one
+    picture, by default 400, and 240 of several. speed: 2 plays twice as fast. Raises as `Film`.
+    """
+    policy = load(path, str(choose_device(device)))
+    settings = policy.settings
+    options = settings["env_options"]
+    return greedy_film(
+        policy.algorithm, settings["env"], options, episodes, seed, height, speed, max_fps
+    )
 
 
 def _check_spaces(algorithm: Algorithm, env: VecEnv, name: str) -> None:

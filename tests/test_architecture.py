@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LEAVES = {
     "errors",
     "checks",
+    "colors",
     "discovery",
     "registration",
     "engine.threads",
@@ -25,12 +26,12 @@ LEAVES = {
 # in it
 LAYERS = (
     {"kernels"},
-    {"envs.vec_env", "envs._counting_env", "envs.torch_env"},
+    {"envs.canvas", "envs.vec_env", "envs._counting_env", "envs.torch_env"},
     {"memory", "losses", "nn", "buffers", "checkpoints"},
     {"algorithms"},
     {"guards"},
     {"engine"},
-    {"run"},
+    {"run", "video"},
     {"api", "seeds", "policy", "adapters"},
     {"cli", "__init__", "__main__"},
 )
@@ -103,9 +104,12 @@ def test_imports_point_one_way(path: Path) -> None:
         elif imported.startswith("envs.isaac_gym") and module == "cli.doctor":
             pass  # which asks whether that simulator can be started
         elif imported.startswith("envs"):
-            assert imported in {"envs.vec_env", "envs.torch_env", "envs.registry"}, (
-                f"{module} imports the task {imported}: get it by name"
-            )
+            assert imported in {
+                "envs.canvas",
+                "envs.vec_env",
+                "envs.torch_env",
+                "envs.registry",
+            }, f"{module} imports the task {imported}: get it by name"
         else:
             assert layer_of(imported) <= layer_of(module), (
                 f"{module} imports {imported}, which stands above it"

@@ -22,6 +22,7 @@ EXTRAS = {
     for extra, texts in PROJECT["optional-dependencies"].items()
 }
 MODULES = {
+    "pillow": "PIL",
     "pyyaml": "yaml",
     "warp-lang": "warp",
     "rsl-rl-lib": "rsl_rl",
@@ -35,6 +36,7 @@ TOOLS = {
     "gymnasium",
     "hypothesis",
     "imageio",
+    "imageio-ffmpeg",
     "ipykernel",
     "nbclient",
     "pytest",

@@ -8,6 +8,7 @@ another task, it agrees.
 import torch
 from torch import Tensor
 
+from gpurl.envs.mujoco._pictures import Camera
 from gpurl.envs.mujoco._runner import Runner
 from gpurl.envs.mujoco.base import Fields
 
@@ -18,6 +19,7 @@ class Ant(Runner):
     """
 
     model_file = "ant.xml"
+    camera = Camera(body="torso", distance=4.0, elevation=-20.0)
     njmax = 48
     nconmax = 24
     frame_skip = 5

@@ -32,6 +32,7 @@ from torch import Tensor
 from gpurl.envs._counting_env import CountingEnv, select
 from gpurl.envs.mujoco._c_worlds import CSimulator, obstacle
 from gpurl.envs.mujoco._model import load_model, load_mujoco
+from gpurl.envs.mujoco._pictures import Camera, Pictures
 from gpurl.envs.mujoco._warp_worlds import WarpSimulator
 from gpurl.envs.mujoco._worlds import Fields, FieldsBefore, RecordedFields, Simulator
 from gpurl.envs.registry import check_options
@@ -76,6 +77,9 @@ class MujocoEnv(CountingEnv):
     """
 
     model_file: ClassVar[str]
+    # of videos: one of the model by name, or of its own; None: "track" of the model, else as
+    # MuJoCo's viewer begins
+    camera: ClassVar[Camera | str | None] = None
     reset_noise_scale = 0.0
     normal_velocity_noise = False  # uniform like that of the positions, or normal
     # options of all tasks
@@ -128,6 +132,8 @@ class MujocoEnv(CountingEnv):
         self.data = self._worlds.fields
         self._random = CounterRandom(seed, self.num_envs, self.device)
         self._has_started = False
+        self._pictures: Pictures | None = None
+        self.render_fps = 1 / self.dt
 
     @classmethod
     def declared_options(cls) -> dict[str, inspect.Parameter]:
@@ -240,6 +246,9 @@ class MujocoEnv(CountingEnv):
         # autoreset
         obs = final_obs
         if not may_read or bool(done.any()):
+            if self._watcher is not None:
+                for index in done.nonzero().flatten().tolist():
+                    self._watcher(index)
             self._restart(done)
             obs = self._observe()
         self._random.advance()
@@ -258,8 +267,23 @@ class MujocoEnv(CountingEnv):
         self._start()
         self._worlds.load_state_dict(state["fields"])
 
+    def picture(self, index: int, height: int, action: Tensor | None = None) -> np.ndarray:
+        """By MuJoCo's renderer, through `camera`. UsageError if this machine has no renderer."""
+        if self._pictures is None or self._pictures.height != height:
+            self._close_pictures()
+            name = type(self).__name__
+            mujoco = load_mujoco()
+            self._pictures = Pictures(name, mujoco, self.model, height, self.camera)
+        return self._pictures.draw(self.data, index)
+
     def close_extras(self, **kwargs: object) -> None:
+        self._close_pictures()
         self._worlds.close()
+
+    def _close_pictures(self) -> None:
+        if self._pictures is not None:
+            self._pictures.close()
+            self._pictures = None
 
     # ---- parts of the contract ----
 

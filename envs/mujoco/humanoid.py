@@ -6,6 +6,7 @@ import math
 from torch import Tensor
 
 from gpurl.envs.mujoco._humanoid_body import HumanoidBody
+from gpurl.envs.mujoco._pictures import Camera
 from gpurl.envs.mujoco._runner import Runner, inside
 from gpurl.envs.mujoco.base import Fields
 
@@ -18,6 +19,7 @@ class Humanoid(Runner, HumanoidBody):
     """
 
     model_file = "humanoid.xml"
+    camera = Camera(body="torso", distance=4.0, elevation=-12.0)
     njmax = 64
     nconmax = 48
     # options, as in Gymnasium

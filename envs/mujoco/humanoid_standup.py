@@ -7,6 +7,7 @@ import math
 from torch import Tensor
 
 from gpurl.envs.mujoco._humanoid_body import HumanoidBody
+from gpurl.envs.mujoco._pictures import Camera
 from gpurl.envs.mujoco.base import Fields
 
 
@@ -19,6 +20,7 @@ class HumanoidStandup(HumanoidBody):
     """
 
     model_file = "humanoidstandup.xml"
+    camera = Camera(body="torso", distance=4.0, elevation=-15.0)
     njmax = 96
     nconmax = 48
     # options, as in Gymnasium

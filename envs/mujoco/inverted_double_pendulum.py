@@ -5,6 +5,7 @@ other, on a cart.
 import torch
 from torch import Tensor
 
+from gpurl.envs.mujoco._pictures import Camera
 from gpurl.envs.mujoco.base import Fields, MujocoEnv
 
 
@@ -14,6 +15,7 @@ class InvertedDoublePendulum(MujocoEnv):
     """
 
     model_file = "inverted_double_pendulum.xml"
+    camera = Camera(distance=3.4, lookat=(0.0, 0.0, 0.5), elevation=-30.0)
     njmax = 8
     nconmax = 4
     frame_skip = 5

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from gpurl.envs.mujoco._pictures import Camera
 from gpurl.envs.mujoco.base import Fields, MujocoEnv
 
 
@@ -12,6 +13,7 @@ class InvertedPendulum(MujocoEnv):
     """
 
     model_file = "inverted_pendulum.xml"
+    camera = Camera(distance=2.4, lookat=(0.0, 0.0, 0.25), elevation=-10.0)
     njmax = 8
     nconmax = 4
     frame_skip = 2

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from gpurl.envs.mujoco._pictures import Camera
 from gpurl.envs.mujoco.base import Fields, MujocoEnv
 from gpurl.kernels.random import CounterRandom
 
@@ -15,6 +16,7 @@ class Pusher(MujocoEnv):
     """
 
     model_file = "pusher_v5.xml"
+    camera = Camera(distance=2.6, lookat=(0.3, -0.1, -0.2), elevation=-35.0, azimuth=150.0)
     njmax = 32
     nconmax = 16
     frame_skip = 5

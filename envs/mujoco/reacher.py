@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from gpurl.envs.mujoco._pictures import Camera
 from gpurl.envs.mujoco.base import Fields, MujocoEnv
 from gpurl.kernels.random import CounterRandom
 
@@ -15,6 +16,7 @@ class Reacher(MujocoEnv):
     """
 
     model_file = "reacher.xml"
+    camera = Camera(distance=0.7, lookat=(0.0, 0.0, 0.0), elevation=-89.0)
     njmax = 8
     nconmax = 8
     frame_skip = 2

@@ -33,6 +33,8 @@ class Watched(gymnasium.Wrapper):
     def __init__(self, make: MakeEnv, index: int) -> None:
         super().__init__(make())
         self.index = index
+        # called where an episode ended, before Gymnasium resets the environment
+        self.watcher: Callable[[int], None] | None = None
         space = self.env.observation_space
         # Gymnasium checks observations of other spaces
         self._shape = space.shape if isinstance(space, Box) else None
@@ -51,6 +53,8 @@ class Watched(gymnasium.Wrapper):
         except (Exception, SystemExit) as error:
             raise self._explain("step", error) from None
         self._check("step", result, "(obs, reward, terminated, truncated, info)", 5)
+        if self.watcher is not None and (result[2] or result[3]):
+            self.watcher(self.index)
         return result
 
     def _explain(self, call: str, error: BaseException) -> EnvError | MemoryError:

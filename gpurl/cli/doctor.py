@@ -24,6 +24,7 @@ SIMULATORS = {  # module: (what it provides, how to get it)
     "mujoco": ("Gymnasium's MuJoCo tasks", "pip install 'gymnasium[mujoco]'"),
     "Box2D": ("Gymnasium's Box2D tasks", "pip install 'gymnasium[box2d]'"),
     "ale_py": ("Atari tasks", "pip install 'gymnasium[atari]'"),
+    "imageio_ffmpeg": ("gpurl play RUN --video out.mp4", install_extra("video")),
     "minari": ("datasets for gpurl train bc --dataset minari:ID", install_extra("minari")),
 }
 

@@ -28,6 +28,7 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl config ALGORITHM ENV [settings]         print all settings, explained, for --config
   gpurl eval RUN [--episodes 100] [--env ENV]   evaluate a trained policy, here or elsewhere
   gpurl play RUN [--episodes 3]                 play episodes and draw the first
+  gpurl play RUN --video FILE.mp4               film episodes, side by side
   gpurl plot RUN                                draw the learning curve again
   gpurl plot RUN RUN ... [--by SETTING]         compare runs: mean over seeds with its interval
   gpurl plot --bench [FOLDER] [--out FOLDER]    draw the results of the benchmarks
@@ -266,18 +267,38 @@ def evaluate(
     return 0
 
 
-def play(run: Path, /, episodes: int = 3, device: str = "auto", seed: int = 0) -> int:
-    """Play greedy episodes and draw the first.
+def play(
+    run: Path,
+    /,
+    episodes: int | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    video: Path | None = None,
+    height: int | None = None,
+    speed: float | None = None,
+) -> int:
+    """Play greedy episodes and draw the first, or film them.
 
     Args:
         run: RUN, a run folder
-        episodes: greedy episodes to play
+        episodes: greedy episodes to play, by default 3; in a video side by side, by default 4 of a
+            tensor task and 1 of any other
         device: cpu, cuda or auto
         seed: seed of the environment
+        video: write this file, .mp4 or .gif, instead of the picture
+        height: of the video, pixels of each environment, by default 400, and 240 of several
+        speed: of the video, by default 1: the time of the task, or 30 steps a second
     """
-    from gpurl.cli.play import play_run
+    from gpurl.cli.play import film_run, play_run
 
-    print(f"picture of the first episode: {play_run(run, episodes, device, seed)}")
+    if video is None:
+        if height is not None or speed is not None:
+            raise UsageError("--height and --speed are of a video: add --video FILE.mp4")
+        picture = play_run(run, 3 if episodes is None else episodes, device, seed)
+        print(f"picture of the first episode: {picture}")
+        return 0
+    speed = 1.0 if speed is None else speed
+    print(f"video: {film_run(run, video, episodes, device, seed, height, speed)}")
     return 0
 
 

@@ -1,4 +1,6 @@
-"""Plays a trained policy and draws its first episode: observations, actions, rewards over time."""
+"""Plays a trained policy: a picture of its first episode (observations, actions, rewards over
+time), or a video of several.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,6 +9,7 @@ import numpy as np
 import torch
 
 from gpurl.algorithms.base import episode_ends
+from gpurl.api import film
 from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
 from gpurl.policy import load
@@ -23,6 +26,7 @@ from gpurl.run.plot import (
 )
 from gpurl.run.run_folder import run_of
 from gpurl.run.setup import choose_device
+from gpurl.video.files import check_video_path, max_fps, write_video
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,6 +80,32 @@ def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: in
     picture = run_of(Path(path)) / "episode.png"
     columns = [torch.stack(column).numpy() for column in zip(*frames)]
     return plot_episode(picture, f"{settings['algorithm']} on {settings['env']}", *columns)
+
+
+def film_run(
+    path: str | Path,
+    video: Path,
+    episodes: int | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    height: int | None = None,
+    speed: float = 1.0,
+) -> Path:
+    """Write `video`, .mp4 or .gif, of greedy episodes side by side, and print each; see
+    `gpurl.film`.
+    """
+    check_video_path(video)
+    pictures = film(path, episodes, device, seed, height, speed, max_fps(video))
+    try:
+        write_video(video, pictures, pictures.fps)
+    finally:
+        pictures.env.close()
+    for episode in sorted(pictures.episodes, key=lambda each: each.number):
+        print(
+            f"episode {episode.number + 1}: return {episode.episode_return:.3f}, "
+            f"{episode.length} steps, {episode.end}"
+        )
+    return video
 
 
 def plot_episode(

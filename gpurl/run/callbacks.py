@@ -26,6 +26,8 @@ class RunView:
     folder: Path
     stop_reason: str = ""
     logged: dict[str, Tensor | float] = field(default_factory=dict)  # for the next log entry
+    # whether a signal asked the run to end, for callbacks that take long
+    should_stop: Callable[[], bool] = bool
 
     @property
     def algorithm(self) -> Algorithm:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpurl.checkpoints.plain_files import MAX_LINE_BYTES, open_regular, read_at_most
+from gpurl.colors import BLUE, GREEN, INK, ORANGE, PALE, PURPLE
 from gpurl.errors import GpurlError, UsageError
 from gpurl.run.config_file import read_config
 from gpurl.run.display import engineering
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
 Points = tuple[list[float], list[float]]  # env steps, values (NaN where the log has null)
 Series = dict[str, Points]  # by tag
 
-BLUE = "#2463c2"
-ORANGE = "#e07b00"
-GREEN = "#1a8f5a"
-PURPLE = "#7b4fb8"
-INK = "#333333"
-PALE = "#d9d9d9"
 STYLE: "dict[RcKeyType, object]" = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,

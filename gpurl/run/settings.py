@@ -31,6 +31,7 @@ MINIMUMS = {
     "keep_checkpoints": 1,
     "threads": 1,
     "eval_every": 1,
+    "video_every": 1,
     "eval_episodes": 0,
     "seed": 0,
     "log_every": 0,
@@ -71,6 +72,10 @@ class TrainConfig:
     eval_episodes: int = 64
     """Episodes of an evaluation, played by the greedy policy in separate environments; 0: no
     evaluations.
+    """
+    video_every: int | None = None
+    """Environment steps between videos of the greedy policy, RUN/videos/step_XXXXXXXXXXXX.mp4; the
+    last policy is filmed too. None: no videos.
     """
     save_every: str = "60s"
     """Time (60s) or iterations (100i) between checkpoints."""

@@ -112,6 +112,7 @@ class Trainer:
             display.note("compiling kernels, once: the first iterations take up to a minute")
 
         with StopRequest(display.is_live) as stop, announced_compilation(announce):
+            self.view.should_stop = lambda: stop.signal_number is not None
             try:
                 reason = self._train(reporter, stop)
                 # evaluate the final policy

@@ -24,6 +24,7 @@ FOLDERS = (
             "guards",
             "checkpoints",
             "run",
+            "video",
             "cli",
             "cli/convert",
             "adapters",
