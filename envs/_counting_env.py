@@ -1,14 +1,19 @@
 """Base of tensor environments that count their episodes: clock, return and length as tensors."""
 
+import functools
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
-from gpurl.envs.vec_env import Info, Timestep, VecEnv
-from gpurl.errors import UsageError
+from gpurl.envs.vec_env import Info, Timestep, VecEnv, describe
+from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import host_sync_is_free
 from gpurl.kernels.random import CounterRandom
+
+AT_END = "_at_end"  # ends the names of metrics that count where an episode ends
 
 
 def widen(mask: Tensor, rows: Tensor) -> Tensor:
@@ -115,6 +120,27 @@ class CountingEnv(VecEnv):
             # a staggered first episode is too short to count
             "_episode": done & (self._episode_start == 0),
         }
+
+    def _log_of_metrics(self, metrics: Mapping[str, Tensor], info: Info) -> Info:
+        """info["log"] of a task's `metrics`, with a mask where not all environments count: those
+        named *_at_end are of the episodes that end in this step, and count. info: of the step.
+        """
+        name = f"{type(self).__name__}.metrics"
+        log: Info = {}
+        for key, value in metrics.items():
+            if not (isinstance(value, Tensor) and value.shape == (self.num_envs,)):
+                raise EnvError(
+                    f"{name}: {key}: wanted a tensor of shape ({self.num_envs},), got "
+                    f"{describe(value)}"
+                )
+            if key.startswith("_"):
+                raise EnvError(f"{name}: {key}: wanted a name that begins with a letter")
+            log[key] = value
+            masks = [info["_episode"]] if key.endswith(AT_END) else []
+            masks += [info["valid"]] if "valid" in info else []
+            if masks:
+                log[f"_{key}"] = functools.reduce(torch.logical_and, masks)
+        return log
 
     def _timestep(
         self,

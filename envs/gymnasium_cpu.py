@@ -20,6 +20,7 @@ from torch import Tensor
 from gpurl.envs import registry
 from gpurl.envs._autoreset import check_autoreset_mode, check_partial_reset, find_ends
 from gpurl.envs.canvas import scale
+from gpurl.envs.numpy.infos import log_of_infos
 from gpurl.envs.numpy.spaces import make_decoder, make_encoder, stack_rows
 from gpurl.envs.numpy.vector import (
     VECTORIZATIONS,
@@ -246,7 +247,10 @@ class GymnasiumCpu(VecEnv):
             obs, final_obs = self._after_end(obs, info, done)
         self._obs = obs
         self._done = done
-        return self._timestep(obs, final_obs, reward, terminated, truncated, valid)
+        timestep = self._timestep(obs, final_obs, reward, terminated, truncated, valid)
+        if info and (log := log_of_infos(info, done, valid)):
+            timestep.info["log"] = log
+        return timestep
 
     def _after_end(
         self, obs: np.ndarray, info: Info, done: np.ndarray

@@ -137,6 +137,18 @@ class TorchEnv(CountingEnv):
         self.draw(canvas, state, None if action is None else action.cpu())
         return canvas.picture()
 
+    def metrics(self, state: State) -> dict[str, Tensor]:
+        """Numbers [n] to log by name, such as terms of the reward or whether the task is solved,
+        of the `state` that a step leads to. Logged as env/<name>: the mean over environments and
+        steps; of a name that ends in `_at_end` the mean over the episodes that ended.
+        """
+        return {}
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether the task defines `metrics`: then Python steps it, not its Triton functions."""
+        return type(self).metrics is not TorchEnv.metrics
+
     def _privileged(self, key: str, state: State) -> dict[str, Tensor]:
         """{key: privileged observations}, {} if the task has none."""
         return {} if self.single_state_space is None else {key: self.observe_state(state)}
@@ -211,6 +223,8 @@ class TorchEnv(CountingEnv):
         info = self._episode_info(done, truncated)
         info["final_obs"] = final_obs = self.observe(next_state)
         info |= self._privileged("final_state", next_state)
+        if self.has_metrics:
+            info["log"] = self._log_of_metrics(self.metrics(next_state), info)
         obs, state = self._autoreset(next_state, final_obs, done)
         if self.single_state_space is not None:
             is_same = state is next_state
@@ -220,10 +234,14 @@ class TorchEnv(CountingEnv):
 
     def in_triton(self) -> TritonEnv | None:
         """State, clocks and random streams, which the kernels change in place; None if Triton is
-        not used or the task has no Triton functions.
+        not used, the task has none of these functions, or it has metrics, which need its state.
         """
         task = self.triton_task() if use_triton(self.episode_length_buf) else None
         if task is None or self._state is None or self.single_state_space is not None:
+            return None
+        if self.has_metrics:
+            return None
+        if self.has_metrics:
             return None
         clocks = Clocks(self.episode_length_buf, self._episode_start, self._episode_return)
         streams = RandomStreams(self._random.key, self._random.gamma, self._random.step)

@@ -39,7 +39,8 @@ class Timestep(NamedTuple):
     It may contain
     - "valid" [N] bool: False where the step is no real transition; such steps are not trained on
     - "action_mask" [N, ...]
-    - "log": a dict of scalars or tensors, whose means are logged as env/<name>
+    - "log": a dict of scalars, tensors or numpy arrays, whose means are logged as env/<name>; with
+      "_<name>" [N] bool beside it, the mean is over those environments and steps only
     """
 
     obs: Tensor  # [N, *obs] what the policy sees next
@@ -81,6 +82,9 @@ class VecEnv(gymnasium.vector.VectorEnv):
     reward_shape: tuple[int, ...]  # (N,), with several agents (N, A)
     episode_length_buf: Tensor  # [N] int64 clocks, settable: staggered starts
     _watcher: Callable[[int], None] | None = None  # see `watch_ends`
+    # 0-d float32 in [0, 1]: env steps done / total_steps of the training, which the trainer writes
+    # in place before each iteration and each evaluation; 1 outside of a training
+    training_progress: Tensor
 
     def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
         if not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
@@ -107,6 +111,7 @@ class VecEnv(gymnasium.vector.VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.episode_length_buf = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        self.training_progress = torch.ones((), dtype=torch.float32, device=self.device)
 
     @classmethod
     def declared_options(cls) -> dict[str, inspect.Parameter]:

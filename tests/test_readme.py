@@ -54,6 +54,7 @@ TRAININGS: dict[str, tuple[list[str], float]] = {
     # doing nothing gets about -400, the best possible is 100 less the way to the origin
     "my_env.py": (["ppo", "my_env", "num_envs=256", "total_steps=300_000"], 60.0),
     "my_drawn_env.py": (["ppo", "my_drawn_env", *SMALL, "--video-every", "32"], -1e9),
+    "my_graded_env.py": (["ppo", "my_graded_env", *SMALL], -1e9),
     "my_asymmetric_env.py": (["ppo", "my_asymmetric_env", *SMALL], -1e9),
     "my_gym.py": (["ppo", "my_gym", "--env.gravity", "3.7", *SMALL], -1e9),
     # doing nothing gets about -25

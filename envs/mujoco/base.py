@@ -174,6 +174,10 @@ class MujocoEnv(CountingEnv):
         """[N] bool: the task ended. By default only the time limit ends an episode."""
         return torch.zeros_like(data.time, dtype=torch.bool)
 
+    def metrics(self, data: Fields) -> dict[str, Tensor]:
+        """Numbers [N] to log by name, as `TorchEnv.metrics`, of the fields that a step leads to."""
+        return {}
+
     def initial_state(self, rng: CounterRandom) -> tuple[Tensor, Tensor]:
         """(qpos [n, nq], qvel [n, nv]) of the first states of n = `rng.num_envs` episodes: by
         default those of the model, with noise.
@@ -242,6 +246,8 @@ class MujocoEnv(CountingEnv):
         info["log"] = {
             "non_finite_worlds": (~valid).sum(),
             "worlds_lacking_room": self._worlds.count_lacking_room(may_read),
+            # copies: a restart overwrites the fields
+            **self._log_of_metrics({key: x.clone() for key, x in self.metrics(data).items()}, info),
         }
         # autoreset
         obs = final_obs

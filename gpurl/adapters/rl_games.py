@@ -5,7 +5,7 @@ from rl_games.common import env_configurations, vecenv
 from rl_games.common.ivecenv import IVecEnv
 from torch import Tensor
 
-from gpurl.adapters.transfer import one_reward
+from gpurl.adapters.transfer import log_of_all, one_reward
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError
 
@@ -40,7 +40,7 @@ class RlGamesEnv(IVecEnv):
         infos: Info = {"time_outs": truncated}
         # a copy: rl_games' observers read means there, and write to it
         if "log" in info:
-            infos["episode"] = dict(info["log"])
+            infos["episode"] = log_of_all(info["log"])
         observations = _observations(obs, info.get("state"))
         return observations, one_reward(reward), (terminated | truncated).byte(), infos
 

@@ -5,7 +5,7 @@ from rsl_rl.env import VecEnv as RslRlVecEnv
 from tensordict import TensorDict
 from torch import Tensor
 
-from gpurl.adapters.transfer import action_limiter
+from gpurl.adapters.transfer import action_limiter, log_of_all
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError
 
@@ -58,7 +58,7 @@ class RslRlEnv(RslRlVecEnv):
             "final_obs": self._groups(info["final_obs"], info.get("final_state")),
         }
         if "log" in info:
-            extras["log"] = dict(info["log"])  # a copy: rsl_rl writes to it
+            extras["log"] = log_of_all(info["log"])  # a copy: rsl_rl writes to it
         return self._observations, reward, (terminated | truncated).long(), extras
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import gymnasium
 from skrl.envs.wrappers.torch import Wrapper
 from torch import Tensor
 
-from gpurl.adapters.transfer import action_limiter, one_reward
+from gpurl.adapters.transfer import action_limiter, log_of_all, one_reward
 from gpurl.envs.vec_env import VecEnv
 
 Info = dict[str, object]
@@ -68,7 +68,7 @@ class SkrlEnv(Wrapper):
         final_state = _rows(info.get("final_state"))
         infos: Info = {"final_obs": final_obs, "final_state": final_state}
         if "log" in info:
-            infos["episode"] = info["log"]  # skrl's trainers read means there
+            infos["episode"] = log_of_all(info["log"])  # skrl's trainers read means there
         # skrl resets a single environment after the end of an episode, and reset returns self._obs
         is_single = self.env.num_envs == 1
         self._next_state = final_state if is_single else self._state

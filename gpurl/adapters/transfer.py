@@ -10,7 +10,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from gpurl.envs.vec_env import VecEnv
+from gpurl.envs.vec_env import Info, VecEnv
 
 
 class StepArrays(NamedTuple):
@@ -63,6 +63,17 @@ def step_in_numpy(env: VecEnv, actions: np.ndarray) -> StepArrays:
 def one_reward(reward: Tensor) -> Tensor:
     """[N], or [N, A] of several agents -> [N], a copy: most libraries add to rewards in place."""
     return reward.clone() if reward.dim() == 1 else reward.mean(1)
+
+
+def log_of_all(log: Info) -> Info:
+    """info["log"] for libraries that average what they are given: the means of what holds for every
+    environment; entries of some environments, which a mask names, are left out.
+    """
+    return {
+        name: value.float().mean() if isinstance(value, Tensor) and value.dim() else value
+        for name, value in log.items()
+        if f"_{name}" not in log and not (name[:1] == "_" and name[1:] in log)
+    }
 
 
 def action_limiter(env: VecEnv) -> Callable[[Tensor], Tensor]:

@@ -379,9 +379,12 @@ def _check_functions(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
         next_state, _, _ = env.transition(state, action, rng)
         next_before = {key: value.clone() for key, value in next_state.items()}
         env.observe(next_state)
+        observed = {key: value.clone() for key, value in next_state.items()}
+        env.metrics(next_state)
         for call, before, after in (
             ("transition", inputs_before, inputs),
-            ("observe", next_before, next_state),
+            ("observe", next_before, observed),
+            ("metrics", observed, next_state),
         ):
             changed = [key for key, value in before.items() if not _same(value, after[key])]
             if changed:

@@ -204,6 +204,7 @@ class Asynchronous(Eager):
         raised after the iteration was counted.
         """
         self.algorithm.schedule(progress, self.steps)
+        self.env.training_progress.fill_(progress)
         # the first rollout; all others were played beside the learning before
         self.lag = self._lags[self.rollout.is_full]
         if not self.rollout.is_full:

@@ -155,6 +155,7 @@ class Eager:
         names the environment and the step where it failed.
         """
         self.algorithm.schedule(progress, self.steps)
+        self.env.training_progress.fill_(progress)
         before = self.buffer.size
         with self._at(self.steps - before * self.env.num_envs):
             # play the rollout

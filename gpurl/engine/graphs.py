@@ -390,7 +390,7 @@ def obstacle_to_full(eager: Eager) -> str:
     name = eager.guards.env_name
     if not eager.env.graph_safe:
         return f"{name} is not graph_safe; it is stepped between graphs"
-    if numbers := sorted(eager.statistics.python_numbers):
+    if numbers := sorted(eager.statistics.host_terms):
         return (
             f"info['log'] of {name} holds Python numbers ({', '.join(numbers)}), which a graph "
             "would repeat; use tensors"

@@ -41,6 +41,8 @@ def persistent_obstacle(algorithm: Algorithm, env: VecEnv) -> str:
         return f"Triton does not run on {env.device}"
     if not isinstance(env, TorchEnv) or env.triton_task() is None:
         return f"{type(env).__name__} has no Triton functions"
+    if env.has_metrics:
+        return f"{type(env).__name__}.metrics is not in Triton"
     if not isinstance(algorithm, PPO):
         return f"it is for PPO, not for {type(algorithm).__name__}"
     if obstacle := _obstacle_in_policy(algorithm):

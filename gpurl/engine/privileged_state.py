@@ -45,6 +45,7 @@ class AppendPrivilegedState(VecEnv):
         self.graph_safe = env.graph_safe
         self.max_episode_steps = env.max_episode_steps
         super().__init__(env.num_envs, env.device)
+        self.training_progress = env.training_progress
         self.autoreset_mode = env.autoreset_mode
         self.metadata = env.metadata
 

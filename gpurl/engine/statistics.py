@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,10 +31,10 @@ class EpisodeStatistics:
         # episodes that log entries have counted
         self.logged_episodes = 0.0
         self.max_episode_steps = max_episode_steps
-        # sum and count of each name of info["log"]
+        # [2] sum and count of each name of info["log"] whose values are tensors
         self.terms: dict[str, Tensor] = {}
-        # names of info["log"] whose values are Python numbers, not tensors
-        self.python_numbers: set[str] = set()
+        # the same of names whose values the host has: Python's numbers and numpy's arrays
+        self.host_terms: dict[str, list[float]] = {}
 
     def add(self, timestep: Timestep) -> None:
         """Add one step's finished episodes and log terms."""
@@ -45,14 +46,42 @@ class EpisodeStatistics:
         self.add_log(info)
 
     def add_log(self, info: dict[str, Any]) -> None:
-        """Add the environment's own log terms."""
-        for name, value in info.get("log", {}).items():
-            if not isinstance(value, Tensor):
-                self.python_numbers.add(name)
-            mean = torch.as_tensor(value, dtype=torch.float32, device=self.newest.device).mean()
-            if name not in self.terms:
-                self.terms[name] = torch.zeros(2, device=self.newest.device)
-            self.terms[name] += torch.stack((mean, torch.ones_like(mean)))
+        """Add the environment's own log terms: of a name with a mask "_name" [N] bool, as Gymnasium
+        has them, those of its environments; of another one the mean, each step weighs the same.
+        """
+        log = info.get("log", {})
+        for name, value in log.items():
+            if name[:1] == "_" and name[1:] in log:
+                continue
+            mask = log.get(f"_{name}")
+            if isinstance(value, Tensor):
+                self._add_on_device(name, value, mask)
+            else:
+                self._add_on_host(name, value, mask)
+
+    def _add_on_device(self, name: str, value: Tensor, mask: Tensor | None) -> None:
+        if name not in self.terms:
+            self.terms[name] = torch.zeros(2, device=self.newest.device)
+        # on a CPU most steps end no episode
+        if mask is not None and host_sync_is_free(mask.device) and not bool(mask.any()):
+            return
+        value = value.to(self.newest.device, torch.float32)
+        if mask is None:
+            total = value.mean()
+            count = torch.ones_like(total)
+        else:
+            total = torch.where(mask, value, 0.0).sum()
+            count = mask.sum(dtype=torch.float32)
+        self.terms[name] += torch.stack((total, count))
+
+    def _add_on_host(self, name: str, value: Any, mask: np.ndarray | None) -> None:
+        term = self.host_terms.setdefault(name, [0.0, 0.0])
+        if mask is None:
+            term[0] += float(np.mean(value))
+            term[1] += 1.0
+        else:
+            term[0] += float(np.add.reduce(value, where=mask, dtype=np.float64))
+            term[1] += float(np.count_nonzero(mask))
 
     def metrics(self) -> dict[str, Tensor]:
         """0-d tensors, to be moved to the host with all other metrics and then passed to `read`."""
@@ -87,13 +116,12 @@ class EpisodeStatistics:
         episodes = values["episodes"] - self.logged_episodes
         self.logged_episodes = values["episodes"]
         # means of the environment's own terms
-        terms = {
-            f"env/{name}": values[f"sum {name}"] / count
-            for name in self.terms
-            if (count := values[f"count {name}"])
-        }
+        sums = {name: (values[f"sum {name}"], values[f"count {name}"]) for name in self.terms}
+        sums |= {name: (total, count) for name, (total, count) in self.host_terms.items()}
+        terms = {f"env/{name}": total / count for name, (total, count) in sums.items() if count}
         for term in self.terms.values():
             term.zero_()
+        self.host_terms = {name: [0.0, 0.0] for name in self.host_terms}
         return {**means, "rollout/episodes": episodes, **terms}
 
     def _limits_have_passed(self, steps: int) -> bool:
@@ -108,6 +136,10 @@ class EpisodeStatistics:
             "began": self.began,
             "logged_episodes": self.logged_episodes,
             "terms": dict(self.terms),
+            "host_terms": {
+                name: torch.tensor(term, dtype=torch.float64)
+                for name, term in self.host_terms.items()
+            },
         }
 
     def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
@@ -124,6 +156,8 @@ class EpisodeStatistics:
             term.zero_()
         for name, term in state["terms"].items():
             self.terms.setdefault(name, torch.zeros_like(term)).copy_(term)
+        host_terms = state.get("host_terms", {})  # a checkpoint may be older
+        self.host_terms = {name: term.tolist() for name, term in host_terms.items()}
 
 
 class Stopwatch:

@@ -215,6 +215,7 @@ class Evaluations:
         self.env_name = env_name
         self.episodes = config.eval_episodes
         self.raises_at_nan = config.nan == "raise"
+        self.total_steps = config.total_steps
         self.every = config.eval_every or max(config.total_steps // 10, 1)  # env steps
         # evaluations wait until they are a small share of the time
         self.may_wait = config.eval_every is None and config.stop_return is None
@@ -277,6 +278,7 @@ class Evaluations:
         if self.env is None or not self.episodes:
             self.next_at = (steps // self.every + 1) * self.every
             return {}
+        self.env.training_progress.fill_(min(steps / self.total_steps, 1.0))
         player = self._player_of(algorithm, self.env, graphs)
         # the first evaluation may take long: it waits, too
         if self.may_wait and self.next_seconds is None and seconds < math.inf:

@@ -375,7 +375,7 @@ def test_python_numbers_in_a_log_keep_the_env_out_of_the_graph() -> None:
     assert graph_level(trainer.engine) == "policy"
     assert "info['log'] of chasing holds Python numbers (term)" in trainer.engine.notes[1]
     count = 4 * ITERATIONS
-    assert trainer.engine.statistics.terms["term"].tolist() == [3.0 * count, count]
+    assert trainer.engine.statistics.host_terms["term"] == [3.0 * count, count]
     logging = Numbers()
     logging.log_tensor = True
     trainer = make_trainer(logging, "auto")
