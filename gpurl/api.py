@@ -3,6 +3,7 @@
 """
 
 import logging
+import math
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,8 @@ from gpurl.run.run_folder import create_run_folder, lock_run, note_resume, write
 from gpurl.run.settings import Settings, TrainConfig, make_settings, merge
 from gpurl.run.setup import choose_device, evaluation_env, make_trainer, training_env
 from gpurl.run.summary import summary
+from gpurl.run.trackers.process import Trackers
+from gpurl.run.trackers.tracker import RunCard, check_installed
 from gpurl.run.trainer import Outcome, Trainer
 from gpurl.video.film import MAX_FPS, Film, greedy_film
 
@@ -140,6 +143,7 @@ def run(
         raise UsageError(
             f"a resumed run continues in its folder, {resume_from}: omit run_dir {run_dir}"
         )
+    check_installed(config.track)
     with ExitStack() as cleanup:
         cleanup.enter_context(deterministic(config.deterministic))
         device = _device_of_run(config.device, is_resumed=resume_from is not None)
@@ -181,7 +185,7 @@ def run(
             trainer.restore(parts)
             note_resume(trainer.folder, settings.to_dict(), command)
         # train, then compare with the scripted policy and draw the curve
-        outcome = _run_logged(trainer)
+        outcome = _run_logged(trainer, is_resumed=parts is not None)
         baseline = {} if eval_env is None else _scripted_baseline(outcome, eval_env, config)
         _draw_curve(trainer.folder, baseline)
         return Run(trainer.folder, outcome, baseline)
@@ -198,12 +202,14 @@ def _device_of_run(name: str, is_resumed: bool) -> torch.device:
         ) from None
 
 
-def _run_logged(trainer: Trainer) -> Outcome:
-    """Train with log files and display open."""
+def _run_logged(trainer: Trainer, is_resumed: bool) -> Outcome:
+    """Train with log files, trackers and display open."""
     settings = trainer.settings
     config = settings.train
     device = trainer.env.device
-    logger = Logger(trainer.folder, config.tag_style, trainer.steps)
+    trackers = Trackers(config.track, _card(settings, trainer.folder), trainer.folder, is_resumed)
+    logger = Logger(trainer.folder, config.tag_style, trainer.steps, trackers)
+    ended_by = ""
     try:
         if not trainer.steps:
             logger.hyper_parameters(settings.to_dict())
@@ -214,9 +220,30 @@ def _run_logged(trainer: Trainer) -> Outcome:
         total_steps = trainer.steps + trainer.remaining_steps()
         limit = config.max_seconds
         with Display(title, total_steps, quiet=config.quiet, max_seconds=limit) as display:
-            return trainer.run(logger, display)
+            outcome = trainer.run(logger, display)
+        ended_by = outcome.reason
+        return outcome
+    except BaseException as error:
+        ended_by = f"error: {type(error).__name__}"
+        raise
     finally:
         logger.close()
+        trackers.close(_tracked_summary(trainer, ended_by))
+
+
+def _card(settings: Settings, folder: Path) -> RunCard:
+    """The run as trackers show it."""
+    name = f"{settings.env}-{settings.algorithm}-{folder.name}"
+    root = str(Path(settings.train.root).expanduser().absolute())
+    return RunCard(settings.train.project, name, root, settings.to_dict())
+
+
+def _tracked_summary(trainer: Trainer, ended_by: str) -> dict[str, Json]:
+    """What trackers show of the whole run."""
+    summary: dict[str, Json] = {"ended_by": ended_by, "env_steps": trainer.steps}
+    if math.isfinite(best := trainer.evaluations.best_return):
+        summary["best_return"] = best
+    return summary
 
 
 def _scripted_baseline(outcome: Outcome, env: VecEnv, config: TrainConfig) -> dict[str, float]:

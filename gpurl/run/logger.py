@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from gpurl.checkpoints.plain_files import MAX_LINE_BYTES, Json, append_regular
+from gpurl.run.trackers.process import Trackers
+from gpurl.run.trackers.tracker import flat
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
@@ -223,7 +225,15 @@ class Logger:
     had never been killed.
     """
 
-    def __init__(self, folder: Path, tag_style: str = "sb3", start_step: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tag_style: str = "sb3",
+        start_step: int = 0,
+        trackers: Trackers | None = None,
+    ) -> None:
+        """trackers: they get what metrics.jsonl gets, under its names."""
+        self._trackers = trackers
         self._style = tag_style
         self._start_step = start_step
         # metrics.jsonl, continued
@@ -260,6 +270,9 @@ class Logger:
         with self._lines_alarm:
             self._lines.write(json.dumps(line, allow_nan=False).encode() + b"\n")
         self._iteration = int(values.get("time/iterations", self._iteration))
+        # trackers, by their processes
+        if self._trackers is not None:
+            self._trackers.log(step, {tag: x for tag, x in values.items() if math.isfinite(x)})
         # TensorBoard, by the thread
         x = self._event_step(step)
         now = time.time()
@@ -267,7 +280,11 @@ class Logger:
 
     def hyper_parameters(self, config: Mapping[str, Json]) -> None:
         """Show the configuration in TensorBoard's text tab, as a table."""
-        rows = [f"|{name}|{value}|" for name, value in _flat(config)]
+        # characters that break a table's row are escaped
+        rows = [
+            f"|{name}|{str(value).replace('|', chr(92) + '|').replace(chr(10), ' ')}|"
+            for name, value in flat(config)
+        ]
         table = "\n".join(["|name|value|", "|-|-|", *rows])
         x = self._event_step(self._start_step)
         now = time.time()
@@ -300,14 +317,3 @@ class Logger:
                 write()
         with self._events_alarm:
             self._events.close()
-
-
-def _flat(config: Mapping[str, Json], prefix: str = "") -> list[tuple[str, str]]:
-    """`{"a": {"b": 1}}` as [("a.b", "1")]; characters that break a table's row are escaped."""
-    rows = []
-    for key, value in config.items():
-        if isinstance(value, dict):
-            rows += _flat(value, f"{prefix}{key}.")
-        else:
-            rows.append((f"{prefix}{key}", str(value).replace("|", "\\|").replace("\n", " ")))
-    return rows

@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 from gpurl.checkpoints.plain_files import Json, append_regular, read_at_most, write_regular
 from gpurl.errors import CheckpointError, UsageError, visible
 from gpurl.run.config_file import as_yaml
+from gpurl.run.trackers.process import IDS_FILE, OUTPUT_FOLDER
 
 MAX_DIFF_BYTES = 1 << 20
 GIT_SECONDS = 10.0
@@ -32,6 +33,7 @@ LOCK_SECONDS = 0.3  # a run keeps its lock for hours: waiting longer does not he
 # the files of a run that ended before its first checkpoint
 INFO_FILES = {"config.yaml", "command.txt", "versions.json", "git.diff"}
 RUN_FILES = INFO_FILES | {"run.lock", "run.pid", "metrics.jsonl", "checkpoints"}
+RUN_FILES |= {IDS_FILE, OUTPUT_FOLDER}
 EVENT_FILES = "events.out.tfevents."
 PACKAGES = ("torch", "triton", "gpurl", "gymnasium", "numpy")
 

@@ -19,6 +19,7 @@ from gpurl.checks import Choices, Dataclass, check_choices, check_numbers
 from gpurl.errors import UsageError, did_you_mean
 from gpurl.run.logger import ALIASES
 from gpurl.run.other_names import here
+from gpurl.run.trackers.tracker import check_trackers
 
 if TYPE_CHECKING:
     from gpurl.algorithms.base import AlgorithmConfig
@@ -85,6 +86,10 @@ class TrainConfig:
     """Seconds between log entries."""
     tag_style: str = "sb3"
     """TensorBoard names: sb3, cleanrl, rsl_rl or rl_games."""
+    track: tuple[str, ...] = ()
+    """Trackers beside the files of the run: wandb, trackio, mlflow."""
+    project: str = "gpurl"
+    """Project of the trackers."""
     nan: str = "raise"
     """If an environment gives NaN or infinity: raise an error, skip (do not train on those steps)
     or reset-envs (skip, and reset those environments before the next rollout). An optimiser step
@@ -151,6 +156,7 @@ class TrainConfig:
         if self.threads is not None and self.threads > MAX_THREADS:
             raise UsageError(f"threads must be at most {MAX_THREADS}, got {self.threads}")
         parse_interval(self.save_every)
+        check_trackers(self.track)
 
 
 def parse_interval(text: str) -> tuple[float | None, int | None]:

@@ -25,6 +25,7 @@ FOLDERS = (
             "checkpoints",
             "run",
             "video",
+            "run/trackers",
             "cli",
             "cli/convert",
             "adapters",
