@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +26,18 @@ from gpurl.run.callbacks import Callback
 from gpurl.run.display import Display, counted
 from gpurl.run.evaluator import EVAL_SEED, evaluate, greedy, scripted
 from gpurl.run.given import EnvOrName, name_of_algorithm, name_of_env
+from gpurl.run.listing import note_end
 from gpurl.run.logger import Logger
 from gpurl.run.notebook import show_picture
 from gpurl.run.out_of_memory import explain_out_of_memory
 from gpurl.run.plot import note_references, plot_curve
-from gpurl.run.run_folder import create_run_folder, lock_run, note_resume, write_run_info
+from gpurl.run.run_folder import (
+    ENDED_FILE,
+    create_run_folder,
+    lock_run,
+    note_resume,
+    write_run_info,
+)
 from gpurl.run.settings import Settings, TrainConfig, make_settings, merge
 from gpurl.run.setup import choose_device, evaluation_env, make_trainer, training_env
 from gpurl.run.summary import summary
@@ -209,6 +216,9 @@ def _run_logged(trainer: Trainer, is_resumed: bool) -> Outcome:
     device = trainer.env.device
     trackers = Trackers(config.track, _card(settings, trainer.folder), trainer.folder, is_resumed)
     logger = Logger(trainer.folder, config.tag_style, trainer.steps, trackers)
+    # a run that is killed says nothing
+    with suppress(OSError):
+        (trainer.folder / ENDED_FILE).unlink(missing_ok=True)
     ended_by = ""
     try:
         if not trainer.steps:
@@ -228,6 +238,7 @@ def _run_logged(trainer: Trainer, is_resumed: bool) -> Outcome:
         raise
     finally:
         logger.close()
+        note_end(trainer.folder, ended_by, trainer.steps)
         trackers.close(_tracked_summary(trainer, ended_by))
 
 

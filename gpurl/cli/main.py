@@ -32,6 +32,7 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl plot RUN                                draw the learning curve again
   gpurl plot RUN RUN ... [--by SETTING]         compare runs: mean over seeds with its interval
   gpurl plot --bench [FOLDER] [--out FOLDER]    draw the results of the benchmarks
+  gpurl runs [ROOT] [--filter env=chasing]      list runs; --prune deletes some
   gpurl profile ALGORITHM ENV [settings]        measure where the time goes, write a trace
         [--out FOLDER] [--iterations 3]
   gpurl convert FILE [--out FILE.safetensors]   read weights of other trainers, execute nothing
@@ -345,6 +346,45 @@ def plot(
     return 0
 
 
+def runs(
+    root: Path = Path("runs"),
+    /,
+    sort: str = "age",
+    filter: tuple[str, ...] = (),
+    json: bool = False,
+    prune: bool = False,
+    yes: bool = False,
+) -> int:
+    """List runs: how far each came, how good it became and how it ended.
+
+    Args:
+        root: ROOT, a folder with runs
+        sort: name, env, algorithm, steps, best, state, age or size
+        filter: NAME=PATTERN: runs whose column or setting matches, such as env=chasing state=failed
+        json: print one line of JSON for each run
+        prune: say which runs would be deleted: those of the filter, without one those that failed
+            before their first checkpoint
+        yes: delete them
+    """
+    from gpurl.cli.runs import as_json, choose_runs, run_table
+    from gpurl.cli.runs import prune as prune_runs
+    from gpurl.run.listing import has_checkpoint
+
+    if yes and not prune:
+        raise UsageError("--yes goes with --prune")
+    chosen = choose_runs(root, sort, filter)
+    if prune:
+        if not filter:
+            chosen = [run for run in chosen if run.state == "failed" and not has_checkpoint(run)]
+        print("\n".join(prune_runs(chosen, yes)))
+    elif json:
+        for run in chosen:
+            print_json(as_json(run))
+    else:
+        print(run_table(chosen))
+    return 0
+
+
 def envs(name: str = "", /) -> int:
     """List the environments, or explain one and its options.
 
@@ -417,6 +457,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "play": play,
     "plot": plot,
     "convert": convert,
+    "runs": runs,
     "envs": envs,
     "check-env": check_env,
     "bench": bench,
