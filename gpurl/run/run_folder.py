@@ -2,41 +2,33 @@
 that trains in it.
 """
 
-import importlib.metadata
 import itertools
-import json
 import logging
 import os
-import platform
 import re
 import shlex
 import socket
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from filelock import FileLock, Timeout
 
 from gpurl.checkpoints.plain_files import Json, append_regular, read_at_most, write_regular
 from gpurl.errors import CheckpointError, UsageError, visible
 from gpurl.run.config_file import as_yaml
+from gpurl.run.records import RECORDS, write_record
 from gpurl.run.trackers.process import IDS_FILE, OUTPUT_FOLDER
 
-MAX_DIFF_BYTES = 1 << 20
-GIT_SECONDS = 10.0
 MAX_HOLDER_BYTES = 1000
 LOCK_SECONDS = 0.3  # a run keeps its lock for hours: waiting longer does not help
 # the files of a run that ended before its first checkpoint
-INFO_FILES = {"config.yaml", "command.txt", "versions.json", "git.diff"}
+INFO_FILES = {"config.yaml", "command.txt", RECORDS}
 RUN_FILES = INFO_FILES | {"run.lock", "run.pid", "metrics.jsonl", "checkpoints"}
 ENDED_FILE = "ended.json"  # how the run ended, absent while it runs
 RUN_FILES |= {ENDED_FILE, IDS_FILE, OUTPUT_FOLDER}
 EVENT_FILES = "events.out.tfevents."
-PACKAGES = ("torch", "triton", "gpurl", "gymnasium", "numpy")
 
 
 def create_run_folder(
@@ -108,19 +100,21 @@ def _safe_name(name: str) -> str:
 
 
 def write_run_info(folder: Path, config: Mapping[str, Json], argv: Sequence[str]) -> None:
-    """Write config.yaml, command.txt, versions.json and, inside a git repository, git.diff: what is
-    needed to repeat the run.
-    """
+    """Write config.yaml, command.txt and the first record: what is needed to repeat the run."""
     _write(folder, "config.yaml", as_yaml(config))
     _write(folder, "command.txt", _as_line(argv))
-    _write(folder, "versions.json", f"{json.dumps(_versions(), indent=1)}\n".encode())
-    if (diff := _git_diff()) is not None:
-        _write(folder, "git.diff", diff)
+    try:
+        write_record(folder, _folders_of_runs(config))
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {error.filename or folder / RECORDS}: {error.strerror}; choose another "
+            f"place with --run-dir"
+        ) from error
 
 
 def note_resume(folder: Path, config: Mapping[str, Json], argv: Sequence[str]) -> None:
-    """Add a line to command.txt and replace config.yaml by the resumed run's. A failure, for
-    example a full disk, is a warning: the run can continue.
+    """Add a line to command.txt and a record, and replace config.yaml by the resumed run's. A
+    failure, for example a full disk, is a warning: the run can continue.
     """
     new = folder / ".config.yaml.new"
     try:
@@ -128,8 +122,15 @@ def note_resume(folder: Path, config: Mapping[str, Json], argv: Sequence[str]) -
             file.write(_as_line(argv))
         write_regular(new, as_yaml(config))
         new.replace(folder / "config.yaml")
+        write_record(folder, _folders_of_runs(config))
     except OSError as error:
         logging.getLogger("gpurl").warning("config.yaml of %s is not updated: %s", folder, error)
+
+
+def _folders_of_runs(config: Mapping[str, Json]) -> list[Path]:
+    """Of this run and others."""
+    root = config.get("root")
+    return [Path(root).expanduser()] if isinstance(root, str) else []
 
 
 def _as_line(argv: Sequence[str]) -> bytes:
@@ -143,63 +144,6 @@ def _write(folder: Path, name: str, content: bytes) -> None:
         raise UsageError(
             f"cannot write {folder / name}: {error.strerror}; choose another place with --run-dir"
         ) from error
-
-
-def _versions() -> dict[str, Json]:
-    """Python, the packages that influence results (None: not installed), the system and its
-    devices.
-    """
-    # packages
-    versions: dict[str, Json] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    # the machine
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus: list[Json] = [torch.cuda.get_device_name(index) for index in range(num_gpus)]
-    versions |= {
-        "cuda": torch.version.cuda,
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "devices": gpus or ["cpu"],
-        "threads": torch.get_num_threads(),
-    }
-    return versions
-
-
-def _git_diff() -> bytes | None:
-    """The commit of the working directory's repository and the changes since; None without git,
-    repository or commit.
-    """
-    # without running code that the repository configures
-    git = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false"]
-    diff_command = [*git, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD"]
-    try:
-        # the commit
-        commit = subprocess.run(  # noqa: S603 - git, no shell
-            [*git, "rev-parse", "HEAD"], capture_output=True, timeout=GIT_SECONDS
-        )
-        if commit.returncode != 0:
-            return None
-        # the changes, on disk: they may be too large for memory
-        with tempfile.TemporaryFile() as diff:
-            subprocess.run(  # noqa: S603 - git, no shell
-                diff_command,
-                stdout=diff,
-                stderr=subprocess.DEVNULL,
-                timeout=GIT_SECONDS,
-                check=True,
-            )
-            size = diff.tell()
-            if size > MAX_DIFF_BYTES:
-                note = f"the changes since are omitted: {size} bytes, the limit is {MAX_DIFF_BYTES}"
-                return commit.stdout + f"{note}\n".encode()
-            diff.seek(0)
-            return commit.stdout + diff.read()
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 @contextmanager

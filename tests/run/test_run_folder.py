@@ -2,8 +2,6 @@
 process.
 """
 
-import importlib.metadata
-import json
 import os
 import re
 import shlex
@@ -68,7 +66,7 @@ def test_what_a_run_leaves_that_was_killed_behind_its_lock_is_taken_again(tmp_pa
 
 
 def test_what_a_run_leaves_that_failed_at_once_is_taken_again(tmp_path: Path) -> None:
-    for name in ("config.yaml", "command.txt", "versions.json", "git.diff", "run.lock", "run.pid"):
+    for name in ("config.yaml", "command.txt", "run.lock", "run.pid"):
         (tmp_path / name).touch()
     assert create_run_folder(tmp_path, "chasing", "ppo", 0, str(tmp_path)) == tmp_path
     (tmp_path / "mine").mkdir()
@@ -167,69 +165,6 @@ def test_config_command_and_versions_are_written(
         "two words",
         "it's",
     ]
-    versions = json.loads((tmp_path / "run" / "versions.json").read_text())
-    assert versions["torch"] == importlib.metadata.version("torch")
-    assert versions["python"] == sys.version.split()[0]
-    assert versions["devices"]
-    assert not (tmp_path / "run" / "git.diff").exists()  # no repository here
-
-
-def test_a_missing_package_has_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PACKAGES", ("torch", "no_such_package"))
-    info(tmp_path / "run", monkeypatch, tmp_path)
-    assert json.loads((tmp_path / "run" / "versions.json").read_text())["no_such_package"] is None
-
-
-def repository(folder: Path, text: str) -> str:
-    """A git repository whose one file changed from "old" to `text` since its commit; returns the
-    commit.
-    """
-    folder.mkdir()
-
-    def git(*words: str) -> str:
-        identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-        return subprocess.run(
-            ["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True
-        ).stdout
-
-    git("init", "-q")
-    (folder / "code.py").write_text("old\n")
-    git("add", "code.py")
-    git("commit", "-qm", "first")
-    (folder / "code.py").write_text(text)
-    return git("rev-parse", "HEAD").strip()
-
-
-def test_commit_and_changes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = repository(tmp_path / "code", "new\n")
-    info(tmp_path / "run", monkeypatch, tmp_path / "code")
-    diff = (tmp_path / "run" / "git.diff").read_text().splitlines()
-    assert diff[0] == commit
-    assert "-old" in diff
-    assert "+new" in diff
-
-
-def test_a_huge_diff_is_omitted_with_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_DIFF_BYTES", 1000)
-    commit = repository(tmp_path / "code", "x" * 2000)
-    info(tmp_path / "run", monkeypatch, tmp_path / "code")
-    text = (tmp_path / "run" / "git.diff").read_text()
-    assert re.fullmatch(
-        commit + r"\nthe changes since are omitted: 2\d\d\d bytes, the limit is 1000\n", text
-    )
-
-
-def test_without_git_there_is_no_diff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    repository(tmp_path / "code", "new\n")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    info(tmp_path / "run", monkeypatch, tmp_path / "code")
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {
-        "config.yaml",
-        "command.txt",
-        "versions.json",
-    }
 
 
 def test_a_full_disk_at_the_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

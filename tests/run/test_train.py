@@ -56,7 +56,7 @@ def test_a_run_leaves_its_files_and_a_policy(tmp_path: Path) -> None:
         "metrics.jsonl",
         "learning_curve.png",
         "checkpoints",
-        "versions.json",
+        "records",
     } <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
     rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
