@@ -3,17 +3,20 @@ environment nor the trainer.
 """
 
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor
 from torch.nn import functional
 
 from gpurl.algorithms.base import Algorithm, PolicyState
 from gpurl.checkpoints.state_files import State
 from gpurl.errors import UsageError
+from gpurl.export.parity import check_parity
 from gpurl.kernels.backend import on_device, on_own_device
+from gpurl.nn.acting import PolicyModule, RecurrentPolicyModule
 from gpurl.run.load import load_algorithm
 
 Array = TypeVar("Array", np.ndarray, Tensor)
@@ -24,9 +27,10 @@ class Policy:
     calls until `reset()`.
     """
 
-    def __init__(self, algorithm: Algorithm, settings: State) -> None:
+    def __init__(self, algorithm: Algorithm, settings: State, step: int = 0) -> None:
         self.algorithm = algorithm
         self.settings = settings
+        self.step = step  # environment steps of the training up to here
         self.device = algorithm.device
         self._policy_state: PolicyState | None = None
 
@@ -35,6 +39,7 @@ class Policy:
         """obs: [*obs] or [N, *obs], numpy or torch -> action [*action] or [N, *action] of the same
         type, as the environment takes it.
         """
+        _refuse_trace("act")
         batch, is_single = self._batch(obs)
         algorithm = self.algorithm
         policy_state = self._policy_state
@@ -62,6 +67,7 @@ class Policy:
         A recurrent policy takes obs as the successor of the observations it acted on: call it
         before `act(obs)`, not after it.
         """
+        _refuse_trace("value")
         batch, is_single = self._batch(obs)
         # append what only the critic sees
         if num_state := self.algorithm.num_state:
@@ -87,6 +93,38 @@ class Policy:
         value = self.algorithm.value(batch, policy_state)
         return float(value[0]) if is_single else _like(value, obs)
 
+    @on_own_device
+    def module(self) -> PolicyModule:
+        """A plain nn.Module that acts greedily: forward(obs [N, *obs]) -> action [N, *action], with
+        the normaliser and the action's scale inside.
+
+        A recurrent policy gives a `RecurrentPolicyModule`, forward(obs, memory [N, H]) -> (action,
+        next memory), with zeros where an episode begins. In eval mode, with copies of the weights
+        that need no gradient. UsageError for an algorithm that does not say what acts, or says
+        something else than its `act`.
+        """
+        algorithm = self.algorithm
+        actor = algorithm.actor_modules()
+        normalizer = algorithm.normalizer
+        copied = None if normalizer is None else normalizer.to_torch(algorithm.num_inputs)
+        kind = PolicyModule if actor.memory is None else RecurrentPolicyModule
+        module = kind(algorithm.num_inputs, copied, actor)
+        module.eval().requires_grad_(False)
+
+        def play(
+            obs: np.ndarray, memory: np.ndarray | None
+        ) -> tuple[np.ndarray, np.ndarray | None]:
+            inputs = [each for each in (obs, memory) if each is not None]
+            outputs = module(*(torch.as_tensor(each, device=self.device) for each in inputs))
+            if isinstance(outputs, Tensor):
+                return outputs.cpu().numpy(), None
+            return outputs[0].cpu().numpy(), outputs[1].cpu().numpy()
+
+        fresh = Policy(algorithm, self.settings, self.step)  # keeps this one's hidden state
+        space = cast(Box, algorithm.observation_space)
+        check_parity(fresh, play, module, space, normalizer, f"the module of {algorithm.label}")
+        return module
+
     def reset(self) -> None:
         """Empty the hidden state: the next observation begins an episode."""
         self._policy_state = None
@@ -104,6 +142,15 @@ class Policy:
         raise UsageError(
             f"the policy takes observations of shape {shape} or (N, {', '.join(map(str, shape))}), "
             f"got {tuple(tensor.shape)}"
+        )
+
+
+def _refuse_trace(name: str) -> None:
+    """A trace records torch's operations only: what numpy and C compute would be a constant."""
+    if torch.jit.is_tracing() or torch.compiler.is_exporting():
+        raise UsageError(
+            f"policy.{name} cannot be traced or exported, the result would be a constant: take "
+            f"policy.module(), a plain nn.Module, or the command gpurl export RUN"
         )
 
 

@@ -32,7 +32,7 @@ LAYERS = (
     {"guards"},
     {"engine"},
     {"run", "video"},
-    {"api", "seeds", "policy", "adapters"},
+    {"api", "seeds", "policy", "export", "adapters"},
     {"cli", "__init__", "__main__"},
 )
 LINKS = (ROOT / "gpurl" / "envs", ROOT / "gpurl" / "kernels")

@@ -41,6 +41,9 @@ TOOLS = {
     "imageio-ffmpeg",
     "ipykernel",
     "nbclient",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
     "pytest",
     "pytest-timeout",
     "pytest-xdist",
@@ -83,6 +86,9 @@ def imported() -> set[str]:
                     "mujoco",
                     "mujoco_warp",
                     "warp",
+                    "onnx",
+                    "onnxruntime",
+                    "onnxscript",
                 ):
                     found.add(node.value)
     return found - set(sys.stdlib_module_names) - {"gpurl"} - NO_REQUIREMENT

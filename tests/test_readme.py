@@ -34,7 +34,9 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 # a block that begins with `# my_env.py` is a file, any other a script
 NAMED = [(re.match(r"# (\w+\.py)\b", code), page, code) for page, code in blocks("python")]
-FILES = [(name[1], code) for name, _, code in NAMED if name]
+# tests/export/test_newcomer.py runs it, without gpurl
+ALONE = {"act.py"}
+FILES = [(name[1], code) for name, _, code in NAMED if name and name[1] not in ALONE]
 SCRIPTS = [(page, code) for name, page, code in NAMED if not name]
 COMMAND_LINES = sorted(
     {
@@ -72,6 +74,7 @@ TRAININGS: dict[str, tuple[list[str], float]] = {
         ["my_algorithm", "cart_pole", "num_envs=256", "total_steps=150_000", "learning_rate=3e-3"],
         100.0,
     ),
+    "my_exported.py": (["my_exported", "chasing", *SMALL], -1e9),
     "my_callback.py": (
         ["ppo", "chasing", *SMALL, "--callback", "my_callback:StopWhenSure"],
         -1e9,

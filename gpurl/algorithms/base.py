@@ -19,6 +19,7 @@ from gpurl.checks import Choices, check_choices, check_numbers
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
+from gpurl.nn.acting import Actor
 from gpurl.nn.mlp import set_dtype
 from gpurl.nn.normalizer import Normalizer
 from gpurl.nn.optimizer import FlatAdam
@@ -170,6 +171,22 @@ class Algorithm(ABC, nn.Module):
     @abstractmethod
     def act(self, obs: Tensor, policy_state: PolicyState = (), explore: bool = True) -> Decision:
         """The actions at obs [N, *obs]; explore=False: greedy ones."""
+
+    def actor_modules(self) -> Actor:
+        """What `act(obs, explore=False)` computes, in torch's own modules with copies of the
+        weights: for `Policy.module` and `gpurl export`.
+        """
+        raise UsageError(
+            f"{self.label} cannot be exported, as it does not say what acts: define "
+            f"actor_modules(self) -> gpurl.nn.acting.Actor, as docs/export.md shows"
+        )
+
+    def forward(self, *_: Any) -> None:
+        """UsageError: an algorithm also holds critics, and kernels that a trace would not see."""
+        raise UsageError(
+            "an algorithm is no network to call, trace or export: take policy.module(), a plain "
+            "nn.Module, or the command gpurl export RUN"
+        )
 
     @abstractmethod
     def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:

@@ -2,6 +2,7 @@
 DAgger also in states that the student itself reaches.
 """
 
+import copy
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from gpurl.checks import Choices, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.squash import squashed_likelihood, squashed_mode, squashed_sample
+from gpurl.nn.acting import Actor, FirstHalf, chain
 from gpurl.nn.action_scaler import ActionScaler
 from gpurl.nn.distributions import Categorical, MultiCategorical, make_head
 from gpurl.nn.mlp import BodyConfig, make_network
@@ -123,6 +125,9 @@ class BC(OffPolicy):
 
     def greedy(self, obs: Tensor) -> Tensor:
         return self.head.mode(self.actor(obs).squeeze(0))
+
+    def actor_modules(self) -> Actor:
+        return Actor(self.actor.to_torch(), self.head.to_torch())
 
     def random_action(self) -> Tensor:
         raise AssertionError("behaviour cloning takes no random actions")
@@ -271,6 +276,12 @@ class ImitationHead(nn.Module):
         """[B, *action] in the environment's units, of actions as stored."""
 
     @abstractmethod
+    def to_torch(self) -> nn.Module:
+        """[B, *action] greedy, in the environment's units, of the actor's output, in torch's own
+        modules.
+        """
+
+    @abstractmethod
     def from_env(self, action: Tensor) -> Tensor:
         """[B, *shape] as stored, of actions in the environment's units."""
 
@@ -298,6 +309,9 @@ class DeterministicHead(ImitationHead):
     def to_env(self, action: Tensor) -> Tensor:
         return self.box.to_env(action)
 
+    def to_torch(self) -> nn.Module:
+        return chain(nn.Tanh(), copy.deepcopy(self.box))
+
     def from_env(self, action: Tensor) -> Tensor:
         return self.box.from_env(action).clamp(-1.0, 1.0)
 
@@ -314,6 +328,9 @@ class SquashedHead(DeterministicHead):
 
     def mode(self, output: Tensor) -> Tensor:
         return squashed_mode(output)
+
+    def to_torch(self) -> nn.Module:
+        return chain(FirstHalf(), super().to_torch())
 
     def sample(self, output: Tensor, rng: CounterRandom) -> Tensor:
         return squashed_sample(output, rng.normal((self.num_actions,)))[0]
@@ -350,6 +367,9 @@ class DiscreteHead(ImitationHead):
 
     def to_env(self, action: Tensor) -> Tensor:
         return action
+
+    def to_torch(self) -> nn.Module:
+        return self.head.to_torch()
 
     def from_env(self, action: Tensor) -> Tensor:
         return action

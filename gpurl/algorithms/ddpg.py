@@ -2,10 +2,11 @@
 al. 2018).
 """
 
+import copy
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpurl.algorithms.actor_critic import ActorCriticConfig, OffPolicyActorCritic
 from gpurl.algorithms.base import Metrics, PolicyState
@@ -13,6 +14,7 @@ from gpurl.algorithms.exploration import KINDS, ActionNoise
 from gpurl.algorithms.off_policy import Batch
 from gpurl.checks import Choices, check_numbers
 from gpurl.errors import UsageError
+from gpurl.nn.acting import Actor, chain
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,9 @@ class DDPG(OffPolicyActorCritic):
 
     def greedy(self, obs: Tensor) -> Tensor:
         return self.actor(obs).squeeze(0).tanh()
+
+    def actor_modules(self) -> Actor:
+        return Actor(chain(self.actor.to_torch(), nn.Tanh()), copy.deepcopy(self.box))
 
     def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
         config = self.config

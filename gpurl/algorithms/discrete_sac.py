@@ -12,6 +12,7 @@ from gpurl.algorithms.off_policy import Batch
 from gpurl.algorithms.sac import SAC, SACConfig
 from gpurl.errors import UsageError
 from gpurl.losses import td_loss, values_of_actions
+from gpurl.nn.acting import Actor, Best
 from gpurl.nn.distributions import Categorical
 from gpurl.nn.mlp import Sequential, make_network
 from gpurl.nn.q_networks import num_choices
@@ -64,6 +65,9 @@ class DiscreteSAC(SAC):
 
     def greedy(self, obs: Tensor) -> Tensor:
         return self.actor(obs).squeeze(0).argmax(-1)
+
+    def actor_modules(self) -> Actor:
+        return Actor(self.actor.to_torch(), Best())
 
     def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
         with torch.no_grad():

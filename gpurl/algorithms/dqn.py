@@ -24,6 +24,7 @@ from gpurl.losses import (
     unrescale,
     values_of_actions,
 )
+from gpurl.nn.acting import Actor, Best, MeanOfMembers
 from gpurl.nn.mlp import Sequential
 from gpurl.nn.optimizer import FlatAdam, call_loss
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
@@ -128,6 +129,13 @@ class DQN(OffPolicy):
     def greedy(self, obs: Tensor, noise: CounterRandom | None = None) -> Tensor:
         values = self.expected(self.outputs(self.network, obs, noise))
         return values.mean(0).argmax(-1).squeeze(-1)
+
+    def actor_modules(self) -> Actor:
+        config = self.config
+        count = max(config.network.heads, config.num_critics)
+        members = [self.network.to_torch(member) for member in range(count)]
+        values = MeanOfMembers(members, self.width, self.support if config.atoms else None)
+        return Actor(values, Best())
 
     def random_action(self) -> Tensor:
         shape = () if self.num_agents == 1 else (self.num_agents,)

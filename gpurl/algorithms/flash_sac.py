@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpurl.algorithms.base import Metrics, PolicyState
 from gpurl.algorithms.off_policy import Batch
@@ -243,6 +243,9 @@ class LogStdLimits(Layer):
     def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
         mean, raw = x.chunk(2, dim=-1)
         return torch.cat((mean, raw.tanh() * self.reach + self.middle), -1)
+
+    def to_torch(self, member: int = 0) -> nn.Module:
+        return nn.Identity()  # the mean alone acts
 
 
 def zeta_cdf(exponent: float, count: int) -> Tensor:

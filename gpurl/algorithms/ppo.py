@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpurl.algorithms.base import Decision, Metrics, PolicyState
 from gpurl.algorithms.on_policy import OnPolicy, OnPolicyConfig, flat
@@ -20,8 +20,10 @@ from gpurl.kernels.pack_rows import Column, Standardized, scaled
 from gpurl.kernels.ppo_loss import METRICS
 from gpurl.kernels.vtrace import vtrace
 from gpurl.losses import explained_variance
+from gpurl.nn.acting import Actor, FirstOutput
 from gpurl.nn.actor_critic import ActorCritic, AsymmetricActorCritic, NetworkConfig
 from gpurl.nn.distributions import Gaussian, make_head
+from gpurl.nn.mlp import standalone
 from gpurl.nn.normalizer import ValueNormalizer
 from gpurl.nn.optimizer import FlatAdam, call_loss, stack_metrics
 from gpurl.nn.own_network import OwnTrunks
@@ -178,6 +180,18 @@ class PPO(OnPolicy):
         if self.is_recurrent:
             columns["policy_state"] = policy_state[0]
         return Decision(env_action, next_policy_state, columns)
+
+    def actor_modules(self) -> Actor:
+        choice = self.head.to_torch()
+        network: nn.Module = self.network
+        if type(network) not in (ActorCritic, AsymmetricActorCritic, OwnTrunks):
+            own = standalone(network, f"the network {type(network).__name__}")
+            return Actor(FirstOutput(own), choice)
+        actor = self.network.actor_to_torch()
+        if not self.is_recurrent:
+            return Actor(actor, choice)
+        assert self.network.memory is not None
+        return Actor(actor, choice, self.network.memory.to_torch(), self.network.memory.size)
 
     @torch.no_grad()
     def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:

@@ -16,6 +16,7 @@ from gpurl.errors import UsageError
 from gpurl.kernels.gae import gae
 from gpurl.kernels.pack_rows import Column
 from gpurl.losses import td_loss, values_of_actions
+from gpurl.nn.acting import Actor, Best
 from gpurl.nn.optimizer import FlatAdam, call_loss
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
 
@@ -91,6 +92,9 @@ class PQN(OnPolicy):
         self.action_random.advance()
         action = torch.where(draw < self.epsilon, random_action, best)
         return Decision(action, policy_state, {"action": action, "value": values.amax(-1)})
+
+    def actor_modules(self) -> Actor:
+        return Actor(self.network.to_torch(), Best())
 
     @torch.no_grad()
     def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:

@@ -2,6 +2,7 @@
 space `sac` is discrete_sac.
 """
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ from gpurl.algorithms.off_policy import Batch
 from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.squash import LOG_STD_LIMITS, squashed_mode, squashed_sample
+from gpurl.nn.acting import Actor, FirstHalf, chain
 from gpurl.nn.optimizer import FlatAdam
 
 # limits of the log temperature, 1.5e-8 and 6.6e7: with a target entropy that cannot be reached it
@@ -100,6 +102,10 @@ class SAC(OffPolicyActorCritic):
 
     def greedy(self, obs: Tensor) -> Tensor:
         return squashed_mode(self.actor(obs).squeeze(0))
+
+    def actor_modules(self) -> Actor:
+        mean = chain(self.actor.to_torch(), FirstHalf(), nn.Tanh())
+        return Actor(mean, copy.deepcopy(self.box))
 
     def next_action(self, next_obs: Tensor) -> tuple[Tensor, Tensor | None]:
         output = (self.target_actor or self.actor)(next_obs).squeeze(0)

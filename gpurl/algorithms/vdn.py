@@ -8,6 +8,7 @@ from torch import Tensor
 from gpurl.algorithms.dqn import DQN, DQNConfig
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
+from gpurl.nn.acting import Actor, BestOfAgents, Shaped, chain
 
 
 class VDN(DQN):
@@ -44,6 +45,11 @@ class VDN(DQN):
                 "VDN explores by random actions of each agent: leave out network.noisy"
             )
         return int(space.nvec[0])
+
+    def actor_modules(self) -> Actor:
+        values = super().actor_modules().network
+        rows = Shaped((self.num_inputs // self.num_agents,))  # agents share the network
+        return Actor(chain(rows, values), BestOfAgents(self.num_agents))
 
     def action_shape(self) -> tuple[int, ...]:
         return (self.num_agents,)

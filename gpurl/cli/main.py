@@ -29,6 +29,8 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl eval RUN [--episodes 100] [--env ENV]   evaluate a trained policy, here or elsewhere
   gpurl play RUN [--episodes 3]                 play episodes and draw the first
   gpurl play RUN --video FILE.mp4               film episodes, side by side
+  gpurl export RUN [--format onnx|pt2|torchscript] [--out FILE]
+                                                one file that acts without gpurl
   gpurl plot RUN                                draw the learning curve again
   gpurl plot RUN RUN ... [--by SETTING]         compare runs: mean over seeds with its interval
   gpurl plot --bench [FOLDER] [--out FOLDER]    draw the results of the benchmarks
@@ -303,6 +305,28 @@ def play(
     return 0
 
 
+def export(
+    run: Path, /, format: str = "onnx", out: Path | None = None, latest: bool = False
+) -> int:
+    """Write the policy as one file that acts without gpurl, and its description as JSON.
+
+    Args:
+        run: RUN, a run folder
+        format: onnx, pt2 (torch.export) or torchscript
+        out: FILE to write, by default policy.onnx in the run folder; the JSON is FILE.json
+        latest: the latest checkpoint, not the best one
+    """
+    from gpurl.export.run import export_run
+
+    exported = export_run(run, format, out, not latest)
+    print(f"policy {exported.file}\ndescription {exported.description}")
+    if exported.difference is not None:
+        print(f"compared with the policy: actions differ by {exported.difference:.1g} at most")
+    if exported.note:
+        print(f"note: {exported.note}")
+    return 0
+
+
 def plot(
     folders: tuple[Path, ...] = (),
     /,
@@ -455,6 +479,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "config": config,
     "eval": evaluate,
     "play": play,
+    "export": export,
     "plot": plot,
     "convert": convert,
     "runs": runs,

@@ -49,6 +49,10 @@ class ActionScaler(nn.Module):
                 f"{self.space}"
             )
 
+    def forward(self, action: Tensor) -> Tensor:
+        """As `to_env`."""
+        return self.to_env(action)
+
     def to_env(self, action: Tensor) -> Tensor:
         """[..., A] in the policy's units -> [..., *shape] of the environment, clipped."""
         low, high, half_width, centre = self.units.unbind(0)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gpurl.checks import Choices
 from gpurl.errors import UsageError
+from gpurl.nn.acting import chain
 from gpurl.nn.gru import Gru
 from gpurl.nn.mlp import BodyConfig, Dense, Sequential, make_trunk
 
@@ -92,6 +93,10 @@ class ActorCritic(nn.Module):
         # without hidden layers the trunk gives x itself
         members = features.unbind(0) if features.dim() == 3 else (features,)
         return evaluate_heads(self.actor, self.critic, members[0], members[-1])
+
+    def actor_to_torch(self) -> nn.Module:
+        """What `forward` needs for the policy head's numbers, in torch's own modules."""
+        return chain(self.trunk.to_torch(), self.actor.to_torch())
 
 
 class AsymmetricActorCritic(ActorCritic):

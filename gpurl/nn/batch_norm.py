@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gpurl.kernels.backend import refuse_second_derivative
 from gpurl.kernels.random import CounterRandom
+from gpurl.nn.acting import activations, chain, row_of, with_values
 from gpurl.nn.mlp import ACTIVATE, Layer
 
 EPSILON = 1e-5
@@ -47,6 +48,17 @@ class BatchNorm(Layer):
             scale = self.gain * (self.running_variance + EPSILON).rsqrt()
             y = torch.addcmul(self.shift - self.running_mean * scale, x, scale)
         return ACTIVATE[self.activation](y)
+
+    def to_torch(self, member: int = 0) -> nn.Module:
+        norm = nn.BatchNorm1d(self.gain.shape[-1], EPSILON).eval()
+        values = {
+            "weight": self.gain,
+            "bias": self.shift,
+            "running_mean": self.running_mean,
+            "running_var": self.running_variance,
+        }
+        rows = {name: row_of(value, member) for name, value in values.items()}
+        return chain(with_values(norm, **rows), *activations(self.activation))
 
 
 class _Normalized(torch.autograd.Function):

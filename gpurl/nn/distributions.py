@@ -5,6 +5,7 @@ Heads compute in the policy's units ([-1, 1] spans a bounded Box); `to_env` conv
 environment's.
 """
 
+import copy
 import itertools
 import math
 from abc import abstractmethod
@@ -23,6 +24,7 @@ from gpurl.kernels.ppo_loss import METRICS, PpoOptions, fused_ppo_loss
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.sample import MAX_COLUMNS, categorical_sample_triton, gaussian_sample_triton
 from gpurl.losses import ppo_loss
+from gpurl.nn.acting import Best, BestOfEach, chain
 from gpurl.nn.action_scaler import ActionScaler
 
 LOG_2PI = math.log(2.0 * math.pi)
@@ -97,6 +99,10 @@ class Head(nn.Module):
         """The environment's action for `action`."""
         return action
 
+    @abstractmethod
+    def to_torch(self) -> nn.Module:
+        """The environment's greedy action of `output`, in torch's own modules."""
+
 
 class Gaussian(Head):
     """Diagonal normal distribution with a state-independent log standard deviation. Only the
@@ -160,6 +166,9 @@ class Gaussian(Head):
     def to_env(self, action: Tensor) -> Tensor:
         return self.box.to_env(action)
 
+    def to_torch(self) -> nn.Module:
+        return copy.deepcopy(self.box)
+
 
 class TanhGaussian(Gaussian):
     """Gaussian `u` squashed by tanh. The stored action is u, so atanh is never needed.
@@ -192,6 +201,9 @@ class TanhGaussian(Gaussian):
 
     def to_env(self, action: Tensor) -> Tensor:
         return super().to_env(action.tanh())
+
+    def to_torch(self) -> nn.Module:
+        return chain(nn.Tanh(), super().to_torch())
 
     @staticmethod
     def _log_derivative(u: Tensor) -> Tensor:
@@ -233,6 +245,9 @@ class Categorical(Head):
     def mode(self, output: Tensor) -> Tensor:
         return output.argmax(-1)
 
+    def to_torch(self) -> nn.Module:
+        return Best()
+
 
 class MultiCategorical(Head):
     """K independent choices, int64 [N, K]; `num_actions[k]` actions each."""
@@ -260,6 +275,9 @@ class MultiCategorical(Head):
 
     def mode(self, output: Tensor) -> Tensor:
         return torch.stack([head.mode(logits) for head, logits in self._split(output)], -1)
+
+    def to_torch(self) -> nn.Module:
+        return BestOfEach(tuple(head.num_outputs for head in self.heads))
 
     def _split(self, output: Tensor) -> Iterator[tuple[Categorical, Tensor]]:
         return ((head, output[..., columns]) for head, columns in zip(self.heads, self.columns))

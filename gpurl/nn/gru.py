@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gpurl.nn.acting import member_of, row_of, with_values
 from gpurl.nn.mlp import Dense
 
 
@@ -44,3 +45,15 @@ class Gru(nn.Module):
             h = self._step(gates_now, h * keep_now)
             outputs.append(h)
         return torch.stack(outputs)
+
+    def to_torch(self) -> nn.GRUCell:
+        """The same cell in torch's own module."""
+        num_inputs = self.input.weight.shape[-1]
+        cell = nn.utils.skip_init(nn.GRUCell, num_inputs, self.size)
+        return with_values(
+            cell,
+            weight_ih=member_of(self.input.weight, 0),
+            weight_hh=member_of(self.recurrent.weight, 0),
+            bias_ih=row_of(self.input.bias, 0),
+            bias_hh=row_of(self.recurrent.bias, 0),
+        )

@@ -5,23 +5,25 @@ Each member has its own initial weights. A forward pass is differentiable by the
 weights.
 """
 
+import copy
 import functools
 import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from gpurl.checks import Choices, check_choices
-from gpurl.errors import UsageError
+from gpurl.errors import UsageError, first_line
 from gpurl.kernels.backend import host_sync_is_free, use_c
 from gpurl.kernels.random import CounterRandom
 from gpurl.kernels.stack_cpu import MAX_LAYERS, StackCpu
+from gpurl.nn.acting import Sum, activations, chain, linear, member_of, row_of, with_values
 
 LAYER_NORM_EPSILON = 1e-5
 # from so many rows and up to so many members weight gradients are one product for each member
@@ -132,6 +134,15 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
         """noise: the random stream of noisy layers; None: no noise."""
 
+    def to_torch(self, member: int = 0) -> nn.Module:
+        """One member of this layer without noise, [B, in] -> [B, out], in torch's own modules with
+        copies of its weights: what `gpurl.policy.Policy.module` consists of.
+        """
+        raise UsageError(
+            f"{type(self).__name__} cannot be exported: define to_torch(member), which returns one "
+            f"member of the layer in modules of torch"
+        )
+
 
 class Dense(Layer):
     """Affine, then an optional layer norm, then the activation.
@@ -179,22 +190,33 @@ class Dense(Layer):
     def _activated(self, z: Tensor) -> Tensor:
         return ACTIVATE[self.activation](z if self.norm is None else self.norm.forward(z))
 
+    def to_torch(self, member: int = 0) -> nn.Module:
+        affine = linear(member_of(self.weight, member), row_of(self.bias, member))
+        norms = [] if self.norm is None else [self.norm.to_torch(member)]
+        return chain(affine, *norms, *activations(self.activation))
+
 
 class Norm(Layer):
     """Layer normalisation (Ba et al. 2016) with a gain and a shift of each member."""
 
     def __init__(self, members: int, size: int) -> None:
         super().__init__()
+        self.members, self.size = members, (size,)
         self.gain = nn.Parameter(torch.ones(members, 1, size))
         self.shift = nn.Parameter(torch.zeros(members, 1, size))
 
     def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
-        size = x.shape[-1:]
-        if self.gain.shape[0] == 1:
+        size = self.size  # a trace would record x.shape as tensors
+        if self.members == 1:
             gain, shift = self.gain.view(size), self.shift.view(size)
             return functional.layer_norm(x, size, gain, shift, LAYER_NORM_EPSILON)
         normal = functional.layer_norm(x, size, eps=LAYER_NORM_EPSILON)
         return normal * self.gain + self.shift
+
+    def to_torch(self, member: int = 0) -> nn.Module:
+        norm = nn.LayerNorm(self.size, LAYER_NORM_EPSILON)
+        weight, bias = row_of(self.gain, member), row_of(self.shift, member)
+        return with_values(norm, weight=weight, bias=bias)
 
 
 class _Run:
@@ -264,12 +286,23 @@ class Sequential(Layer):
             x = run.forward(x, noise)
         return x
 
+    def to_torch(self, member: int = 0) -> nn.Module:
+        layers = cast(Iterable[Layer], self.layers)
+        return chain(*(layer.to_torch(member) for layer in layers))
+
+    def leave_c(self) -> None:
+        """From now on compute layer by layer in torch, never in C."""
+        self._runs = list(self.layers)  # type: ignore[arg-type]
+
 
 class Residual(Sequential):
     """x + layers(x); x: [E, B, H]."""
 
     def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
         return x + super().forward(x, noise)
+
+    def to_torch(self, member: int = 0) -> nn.Module:
+        return Sum(super().to_torch(member))
 
 
 def make_trunk(
@@ -302,6 +335,23 @@ def make_network(members: int, num_inputs: int, num_outputs: int, config: BodyCo
     """`members` networks from [B, num_inputs] to [E, B, num_outputs]."""
     trunk, width = make_trunk(members, num_inputs, config)
     return Sequential([*trunk, Dense(members, width, num_outputs)])
+
+
+def standalone(network: nn.Module, label: str) -> nn.Module:
+    """A copy of somebody's module that computes in torch only; UsageError, with `label` as its
+    subject, if it cannot be copied.
+    """
+    try:
+        copied = copy.deepcopy(network)
+    except Exception as error:
+        raise UsageError(
+            f"{label} cannot be exported, copy.deepcopy fails: {first_line(error)}; give the "
+            f"module a __deepcopy__ or leave out what cannot be copied"
+        ) from error
+    for module in copied.modules():
+        if isinstance(module, Sequential):
+            module.leave_c()
+    return copied
 
 
 def weights_and_biases(network: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:

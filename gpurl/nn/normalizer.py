@@ -12,6 +12,7 @@ from gpurl.kernels.moments import (
     update_moments,
 )
 from gpurl.kernels.pack_rows import Scaled
+from gpurl.nn.acting import Normalize
 
 
 class Normalizer(nn.Module):
@@ -39,6 +40,10 @@ class Normalizer(nn.Module):
         # a trace records torch operations; a kernel's result would become a constant
         function = normalize_reference if torch.jit.is_tracing() else normalize
         return function(x, self.shift, self.inv_std, self.clip)
+
+    def to_torch(self, size: int) -> Normalize:
+        """Normalises the first `size` columns, with statistics of its own that never change."""
+        return Normalize(self.shift[:size], self.inv_std[:size], self.clip)
 
     def scaled(self, column: Tensor) -> Scaled:
         """[T, N, D], or [T, N] for D = 1, to be packed as `forward` gives it."""

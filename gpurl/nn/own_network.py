@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from gpurl.discovery import find_class_at
 from gpurl.errors import UsageError
+from gpurl.nn.acting import Shaped, chain
 from gpurl.nn.actor_critic import ACTOR_GAIN, CRITIC_GAIN, NetworkConfig, evaluate_heads
-from gpurl.nn.mlp import Dense
+from gpurl.nn.mlp import Dense, standalone
 from gpurl.nn.optimizer import check_parameters
 
 
@@ -51,6 +52,11 @@ class OwnTrunks(nn.Module):
         """x: [B, D] flat observations -> (outputs for the action head [B, A], value [B])."""
         features = [self._features(trunk, x) for trunk in self.trunks]
         return evaluate_heads(self.actor, self.critic, features[0], features[-1])
+
+    def actor_to_torch(self) -> nn.Module:
+        """What `forward` needs for the outputs, with copies of the weights."""
+        trunk = standalone(self.trunks[0], f"network {self.name}")
+        return chain(Shaped(self.shape), trunk, self.actor.to_torch())
 
     def _features(self, trunk: nn.Module, x: Tensor) -> Tensor:
         """x: [B, D] -> [B, F]."""

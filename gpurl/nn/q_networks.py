@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.losses import dueling
+from gpurl.nn.acting import member_of
 from gpurl.nn.mlp import BodyConfig, Dense, Layer, Sequential, make_trunk
 
 
@@ -105,6 +106,22 @@ class Dueling(Layer):
         advantage = self.advantage.forward(x, noise)
         return dueling(value, advantage.unflatten(2, (self.num_actions, -1))).flatten(2)
 
+    def to_torch(self, member: int = 0) -> nn.Module:
+        streams = self.value.to_torch(member), self.advantage.to_torch(member)
+        return TorchDueling(*streams, self.num_actions)
+
+
+class TorchDueling(nn.Module):
+    """One member of `Dueling` in torch's own modules: [B, H] -> [B, A Z]."""
+
+    def __init__(self, value: nn.Module, advantage: nn.Module, num_actions: int) -> None:
+        super().__init__()
+        self.value, self.advantage, self.num_actions = value, advantage, num_actions
+
+    def forward(self, x: Tensor) -> Tensor:
+        advantage = self.advantage(x).unflatten(1, (self.num_actions, -1))
+        return dueling(self.value(x), advantage).flatten(1)
+
 
 class ExpandToHeads(Layer):
     """The features of one trunk for `members` heads: [1, B, H], or [B, H], -> [E, B, H]."""
@@ -115,6 +132,9 @@ class ExpandToHeads(Layer):
 
     def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
         return x.expand(self.members, *x.shape[-2:])
+
+    def to_torch(self, member: int = 0) -> nn.Module:
+        return nn.Identity()
 
 
 class ActionEmbedding(Layer):
@@ -133,6 +153,24 @@ class ActionEmbedding(Layer):
         actions = self.embedding.unsqueeze(1).expand(members, rows, num_actions, size)
         both = torch.cat((features, actions), -1).flatten(1, 2)
         return self.head.forward(both).view(members, rows, -1)
+
+    def to_torch(self, member: int = 0) -> nn.Module:
+        return TorchActionEmbedding(member_of(self.embedding, member), self.head.to_torch(member))
+
+
+class TorchActionEmbedding(nn.Module):
+    """One member of `ActionEmbedding` in torch's own modules: [B, H] -> [B, A Z]."""
+
+    def __init__(self, embedding: Tensor, head: nn.Module) -> None:
+        super().__init__()
+        self.num_actions, self.size = embedding.shape
+        self.embedding = nn.Parameter(embedding.clone())
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = x.unsqueeze(1).expand(-1, self.num_actions, -1)
+        actions = self.embedding.unsqueeze(0).expand(x.shape[0], -1, -1)
+        return self.head(torch.cat((features, actions), -1)).flatten(1)
 
 
 def make_q_network(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gpurl.checks import Choices
 from gpurl.kernels.random import CounterRandom
+from gpurl.nn.acting import row_of, with_values
 from gpurl.nn.batch_norm import BatchNorm
 from gpurl.nn.mlp import BodyConfig, Dense, Layer, Residual, Sequential
 
@@ -80,6 +81,10 @@ class UnitRMSNorm(OnSphere):
     def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
         inv_rms = (x.square().mean(-1, keepdim=True) + RMS_EPSILON).rsqrt()
         return x * inv_rms * self.gain
+
+    def to_torch(self, member: int = 0) -> nn.Module:
+        norm = nn.RMSNorm(self.gain.shape[-1], RMS_EPSILON)
+        return with_values(norm, weight=row_of(self.gain, member))
 
     def fixed(self) -> tuple[Tensor, ...]:
         return (self.gain,)

@@ -16,9 +16,9 @@ from gpurl.run.settings import build_algorithm_config
 
 def load_algorithm(
     path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = True
-) -> tuple[Algorithm, State]:
-    """(the algorithm, the settings of its run), from a checkpoint folder or from the best
-    checkpoint of a run folder (best=False: the latest).
+) -> tuple[Algorithm, State, int]:
+    """(the algorithm, the settings of its run, the steps it was trained for), from a checkpoint
+    folder or from the best checkpoint of a run folder (best=False: the latest).
     """
     parts, manifest = load_checkpoint(Path(path), device, best=best)
     # the file may be another program's: every misfit is a CheckpointError
@@ -39,13 +39,13 @@ def load_algorithm(
         raise CheckpointError(
             f"{path}, step {manifest['step']}, is not a policy that this version can read: {error}"
         ) from None
-    return algorithm, settings
+    return algorithm, settings, manifest["step"]
 
 
 def load_teacher(algorithm: Algorithm) -> None:
     """Load the teacher that BC's settings name; call it before the buffer is made."""
     if isinstance(algorithm, BC) and algorithm.config.teacher is not None:
-        teacher, _ = load_algorithm(
+        teacher, *_ = load_algorithm(
             algorithm.config.teacher, str(algorithm.device), algorithm.num_envs
         )
         algorithm.set_teacher(teacher)

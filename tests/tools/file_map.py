@@ -28,6 +28,7 @@ FOLDERS = (
             "run/trackers",
             "cli",
             "cli/convert",
+            "export",
             "adapters",
         )
     ),

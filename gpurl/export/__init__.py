@@ -1,0 +1,1 @@
+"""A trained policy as one file that acts without gpurl."""

@@ -1,0 +1,129 @@
+"""Compares two forms of a policy on random observations: actions must agree to 1e-5 of their size,
+choices exactly, except where the two best are as close as that.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+
+from gpurl.errors import UsageError
+from gpurl.nn.acting import PolicyModule
+from gpurl.nn.normalizer import Normalizer
+
+TOLERANCE = 1e-5  # of float actions, in units of their own size where that is above 1
+MAX_WIDTH = 1e6  # wider dimensions of observations count as unbounded
+STEPS = 4  # of an episode for a policy with memory, twice
+
+# (obs [N, *obs], memory [N, H] or None) -> (action [N, *action], next memory or None)
+Play = Callable[[np.ndarray, np.ndarray | None], tuple[np.ndarray, np.ndarray | None]]
+
+
+class Acts(Protocol):
+    """What `gpurl.load` returns, as far as it is needed here."""
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        """[N, *obs] -> [N, *action]."""
+
+    def reset(self) -> None:
+        """Begin new episodes."""
+
+
+def check_parity(
+    policy: Acts,
+    play: Play,
+    module: PolicyModule,
+    space: Box,
+    normalizer: Normalizer | None,
+    title: str,
+    batch_sizes: tuple[int, ...] = (1, 7),
+) -> float:
+    """The largest difference of an action between `policy` and `play`, on random observations of
+    `space`; UsageError, with `title` as its subject, if it is too large.
+
+    module: the policy's own, which says how close two choices are.
+    """
+    rng = np.random.default_rng(0)
+    worst = 0.0
+    for batch_size in batch_sizes:
+        # with memory two episodes of some steps, else one batch
+        for _ in range(2 if module.memory_size else 1):
+            policy.reset()
+            memory = None
+            if module.memory_size:
+                memory = np.zeros((batch_size, module.memory_size), np.float32)
+            for _ in range(STEPS if module.memory_size else 1):
+                obs = random_observations(space, normalizer, batch_size, rng)
+                expected = policy.act(obs)
+                action, next_memory = play(obs, memory)
+                difference = _difference(expected, action, module, obs, memory)
+                if not difference <= TOLERANCE:  # NaN too
+                    raise UsageError(
+                        f"{title} differs from the policy: by {difference:.2g} at {batch_size} "
+                        f"random observations, at most {TOLERANCE:g} is allowed. An `act` of your "
+                        f"own must be what `actor_modules` computes; else please report it"
+                    )
+                worst = max(worst, difference)
+                memory = next_memory
+    return worst
+
+
+def random_observations(
+    space: Box, normalizer: Normalizer | None, count: int, rng: np.random.Generator
+) -> np.ndarray:
+    """[count, *obs] within `space`: as the normaliser has seen them, else uniform between limits,
+    and normal where there are none.
+    """
+    shape = (count, *space.shape)
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    if np.issubdtype(space.dtype, np.integer):
+        lows, highs = low.astype(np.int64), high.astype(np.int64)
+        return rng.integers(lows, highs, shape, endpoint=True).astype(space.dtype)
+    values = rng.standard_normal(shape)
+    if normalizer is not None:
+        size = int(np.prod(space.shape))
+        mean, std = (
+            each.double().cpu().numpy()[:size].reshape(space.shape)
+            for each in (normalizer.mean, normalizer.variance.sqrt())
+        )
+        values = mean + 2.0 * std * values
+    else:
+        with np.errstate(over="ignore", invalid="ignore"):
+            is_bounded = high - low <= MAX_WIDTH
+        lowest, highest = (np.where(is_bounded, limit, 0.0) for limit in (low, high))
+        values = np.where(is_bounded, lowest + rng.random(shape) * (highest - lowest), values)
+    return np.clip(values, low, high).astype(np.float32)
+
+
+def _difference(
+    expected: np.ndarray,
+    action: np.ndarray,
+    module: PolicyModule,
+    obs: np.ndarray,
+    memory: np.ndarray | None,
+) -> float:
+    """Of two actions, in units of their size; infinity for other shapes, types or choices."""
+    if action.shape != expected.shape or action.dtype != expected.dtype:
+        return float("inf")
+    if np.issubdtype(expected.dtype, np.floating):
+        size = np.maximum(np.abs(expected), 1.0)
+        return float((np.abs(action - expected) / size).max(initial=0.0))
+    if np.array_equal(action, expected):
+        return 0.0
+    # another choice is right where it is as good
+    margin = module.choice.margin(_scores(module, obs, memory))  # type: ignore[operator]
+    is_other = torch.from_numpy(action != expected).reshape(margin.shape)
+    largest = float(margin.cpu()[is_other].max())
+    return largest if largest <= TOLERANCE else float("inf")
+
+
+@torch.no_grad()
+def _scores(module: PolicyModule, obs: np.ndarray, memory: np.ndarray | None) -> torch.Tensor:
+    """[N, outputs] of the network of `module`."""
+    device = next(module.parameters()).device
+    features = module.inputs(torch.as_tensor(obs, device=device))
+    if memory is not None:
+        features = module.memory(features, torch.as_tensor(memory, device=device))  # type: ignore[operator]
+    return module.network(features)

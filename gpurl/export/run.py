@@ -1,0 +1,120 @@
+"""Exports the policy of a run: one file that acts by itself, and its description beside it. Both
+appear complete and checked, or not at all.
+"""
+
+import os
+import shutil
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+
+from gpurl.checkpoints.plain_files import write_regular
+from gpurl.errors import UsageError, did_you_mean
+from gpurl.export.description import as_json, describe
+from gpurl.export.formats import FORMATS, INSTALL, quiet_exporters
+from gpurl.export.parity import check_parity, random_observations
+from gpurl.policy import load
+from gpurl.run.run_folder import run_of
+
+
+class Exported(NamedTuple):
+    """What `export_run` wrote."""
+
+    file: Path
+    description: Path  # the JSON beside it
+    difference: float | None  # the largest one of an action; None: nothing here can play the file
+    note: str  # what the user should know; empty if nothing
+
+
+def export_run(
+    path: str | Path, export_format: str = "onnx", out: str | Path | None = None, best: bool = True
+) -> Exported:
+    """Write the policy of a run or checkpoint folder, by default into the run folder, as
+    policy.onnx, policy.pt2 or policy.torchscript.pt; best=False: of the latest checkpoint.
+
+    The file is loaded again and compared with `gpurl.load(path).act`. UsageError if they differ,
+    for an unknown format, a missing package, an operation that the format lacks, and a file that
+    cannot be written; CheckpointError without a checkpoint.
+    """
+    if export_format not in FORMATS:
+        raise UsageError(
+            f"there is no format {export_format!r}; {did_you_mean(export_format, FORMATS)}Known: "
+            f"{', '.join(FORMATS)}"
+        )
+    kind, path = FORMATS[export_format], Path(path)
+    policy = load(path, best=best)
+    file = Path(out).expanduser() if out else run_of(path) / f"policy{kind.suffix}"
+    beside = file.with_name(f"{file.name}.json")
+    _check_target(file)
+    # the module, and the two rows that exporters need to see
+    module = policy.module()
+    space = cast(Box, policy.algorithm.observation_space)
+    normalizer = policy.algorithm.normalizer
+    rows = random_observations(space, normalizer, 2, np.random.default_rng(1))
+    arguments: tuple[torch.Tensor, ...] = (torch.from_numpy(rows),)
+    if module.memory_size:
+        arguments += (torch.zeros(2, module.memory_size),)
+    description = describe(policy, module, path, file.name, export_format)
+    with quiet_exporters(), torch.no_grad():
+        content = kind.write(module, arguments, description)
+    # written under another name, checked, renamed
+    temporary = [file.with_name(f".tmp-{uuid.uuid4()}{kind.suffix}") for _ in range(2)]
+    try:
+        _write(temporary[0], content, file)
+        _write(temporary[1], as_json(description), beside)
+        difference = None
+        with quiet_exporters():
+            play = kind.load(temporary[0])
+            if play is not None:
+                title = f"the exported {file.name}"
+                policy.reset()
+                difference = check_parity(policy, play, module, space, normalizer, title)
+        _rename(temporary[1], beside)
+        _rename(temporary[0], file)
+    finally:
+        for each in temporary:
+            with suppress(OSError):
+                each.unlink(missing_ok=True)
+    note = ""
+    if difference is None:
+        note = f"it was not compared with the policy: onnxruntime is not installed, {INSTALL}"
+    return Exported(file, beside, difference, note)
+
+
+def _check_target(file: Path) -> None:
+    """UsageError for a place where no file of the user belongs."""
+    if file.is_dir():
+        raise UsageError(f"--out {file} is a folder: name a file in it")
+    if (file.parent / "manifest.json").exists():
+        raise UsageError(
+            f"--out {file} is inside a checkpoint, which would no longer be intact: choose another "
+            f"folder"
+        )
+
+
+def _write(temporary: Path, content: bytes, file: Path) -> None:
+    try:
+        write_regular(temporary, content)
+        with temporary.open("rb") as stream:
+            os.fsync(stream.fileno())
+    except OSError as error:
+        existing = next(parent for parent in file.absolute().parents if parent.is_dir())
+        free = shutil.disk_usage(existing).free
+        raise UsageError(
+            f"cannot write {file}: {error.strerror} ({len(content)} bytes are needed, {free} are "
+            f"free); choose another place with --out"
+        ) from error
+
+
+def _rename(temporary: Path, file: Path) -> None:
+    try:
+        temporary.replace(file)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {file}: {error.strerror}; choose another place with --out"
+        ) from error

@@ -1,0 +1,122 @@
+"""Environments, networks and algorithms of one's own, for the tests of exports."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, MultiDiscrete
+from torch import Tensor, nn
+
+from gpurl.algorithms.base import Decision, PolicyState
+from gpurl.algorithms.ppo import PPO
+from gpurl.kernels.random import CounterRandom
+from gpurl.nn.mlp import BodyConfig, make_network
+from tests.tiny_envs import HiddenAlternating, RandomWalk
+
+
+class ManyChoices(RandomWalk):
+    """Three choices a step."""
+
+    single_action_space = MultiDiscrete([2, 3, 4])
+
+
+class HalfBounded(RandomWalk):
+    """Actions of a matrix, some with limits, some without."""
+
+    single_action_space = Box(
+        np.array([[-1.0, 0.0], [-np.inf, -2.0]], np.float32),
+        np.array([[1.0, 5.0], [np.inf, np.inf]], np.float32),
+        dtype=np.float32,
+    )
+
+
+class Hidden(HiddenAlternating):
+    """Its critic alone sees something; the policy sees noise."""
+
+    def observe(self, state: dict[str, Tensor]) -> Tensor:
+        return torch.zeros(len(state["place"]), 3, device=state["place"].device) + 0.5
+
+
+class Pictures(RandomWalk):
+    """Images of bytes."""
+
+    single_observation_space = Box(0, 255, (2, 6, 6), np.uint8)
+
+    def initial_state(self, rng: CounterRandom) -> dict[str, Tensor]:
+        return {"x": rng.integers(0, 256, (2, 6, 6)).to(torch.uint8)}
+
+    def transition(
+        self, state: dict[str, Tensor], action: Tensor, rng: CounterRandom
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        new = self.initial_state(rng)
+        return new, new["x"].float().mean((1, 2, 3)) / 255.0, rng.uniform() < 0.1
+
+
+class Conv(nn.Module):
+    """A trunk: convolutions of images."""
+
+    def __init__(self, shape: tuple[int, ...], channels: int = 4) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(shape[0], channels, 3)
+        self.width = channels * math.prod(size - 2 for size in shape[1:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.conv(x / 255.0)).flatten(1)
+
+
+class Mixed(nn.Module):
+    """A trunk that is one of gpurl's own networks, which compute in C on a CPU."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.body = make_network(1, shape[0], 8, BodyConfig(hidden=(8,), activation="tanh"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).squeeze(0)
+
+
+class Fourier(nn.Module):
+    """A trunk with an operation that ONNX lacks."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(shape[0], 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.special.i0(self.linear(x))
+
+
+class TwoEnds(nn.Module):
+    """(outputs, value) of observations."""
+
+    def __init__(self, num_inputs: int, num_outputs: int) -> None:
+        super().__init__()
+        self.actor = nn.Sequential(nn.Linear(num_inputs, 8), nn.SiLU(), nn.Linear(8, num_outputs))
+        self.critic = nn.Linear(num_inputs, 1)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        return self.actor(obs), self.critic(obs).squeeze(1)
+
+
+class OwnNetworkPPO(PPO):
+    """PPO with another network."""
+
+    def make_networks(self) -> None:
+        super().make_networks()
+        self.network = TwoEnds(self.num_inputs, self.head.num_outputs)  # type: ignore[assignment]
+
+
+class OwnActPPO(PPO):
+    """PPO that acts otherwise than its network says."""
+
+    def act(self, obs: Tensor, policy_state: PolicyState = (), explore: bool = True) -> Decision:
+        decision = super().act(obs, policy_state, explore)
+        return decision._replace(action=decision.action + 0.5)
+
+
+class Unknown(PPO):
+    """An algorithm that does not say what acts."""
+
+    def actor_modules(self) -> Any:
+        return super(PPO, self).actor_modules()

@@ -1,0 +1,108 @@
+"""Small runs of every algorithm and kind of network, with weights that matter."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor
+
+import gpurl
+from gpurl.algorithms import resolve_algorithm
+from gpurl.algorithms.on_policy import OnPolicy
+from gpurl.api import train
+from gpurl.checkpoints.folders import load_checkpoint, save_checkpoint
+from gpurl.envs.registry import make_env
+from gpurl.export.parity import random_observations
+from tests.small_runs import small_settings, some_demonstrations
+
+OWN = "tests.export.own"
+WALK = "tests.tiny_envs:RandomWalk"
+GRU = {"hidden": [8], "memory": "gru", "memory_size": 6}
+NORMAL = {"normalize_obs": True}
+
+# name of the case -> (algorithm, environment, settings)
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "ppo": ("ppo", "pendulum", {}),
+    "ppo_raw": ("ppo", WALK, {"normalize_obs": False}),
+    "ppo_squash": ("ppo", "pendulum", {"squash": True}),
+    "ppo_half_bounded": ("ppo", f"{OWN}:HalfBounded", {}),
+    "ppo_discrete": ("ppo", "cart_pole", {}),
+    "ppo_many_choices": ("ppo", f"{OWN}:ManyChoices", {}),
+    "ppo_gru": ("ppo", "pendulum", {"network": GRU}),
+    "ppo_gru_shared_discrete": ("ppo", "cart_pole", {"network": GRU | {"shared": True}}),
+    "ppo_asymmetric": ("ppo", f"{OWN}:Hidden", {"normalize_obs": False}),
+    "ppo_layer_norm": ("ppo", WALK, {"network": {"hidden": [8, 8], "layer_norm": True}}),
+    "ppo_simba": (
+        "ppo",
+        WALK,
+        {"network": {"hidden": [8, 8], "body": "simba", "activation": "relu"}},
+    ),
+    "ppo_bro": ("ppo", WALK, {"network": {"hidden": [8], "body": "bro", "activation": "relu"}}),
+    "ppo_images": ("ppo", f"{OWN}:Pictures", {"network": {"trunk": f"{OWN}:Conv"}}),
+    "ppo_own_trunk": ("ppo", WALK, {"network": {"trunk": f"{OWN}:Mixed", "shared": True}}),
+    "ppo_own_network": (f"{OWN}:OwnNetworkPPO", WALK, {}),
+    "a2c": ("a2c", "pendulum", {}),
+    "pqn": ("pqn", "cart_pole", {}),
+    "ddpg": ("ddpg", "pendulum", {"noise": "ornstein_uhlenbeck"}),
+    "td3": ("td3", "pendulum", NORMAL),
+    "sac": ("sac", "pendulum", NORMAL),
+    "sac_discrete": ("sac", "cart_pole", {}),
+    "redq": ("redq", "pendulum", {}),
+    "mod_sac": ("mod_sac", "pendulum", {}),
+    "fast_td3": ("fast_td3", "pendulum", {}),
+    "fast_sac": ("fast_sac", "pendulum", {}),
+    "flash_sac": ("flash_sac", "pendulum", {}),
+    "discrete_sac": ("discrete_sac", "cart_pole", NORMAL),
+    "dqn": ("dqn", "cart_pole", NORMAL),
+    "dqn_quantiles": ("dqn", "cart_pole", {"quantiles": 5, "num_critics": 2}),
+    "dqn_heads": ("dqn", "cart_pole", {"network": {"hidden": [8, 8], "heads": 3}}),
+    "dqn_embedding": ("dqn", "cart_pole", {"network": {"hidden": [8], "action_embedding": 4}}),
+    "rainbow": ("rainbow", "cart_pole", {}),
+    "vdn": ("vdn", "two_step_game", {}),
+    "bc": ("bc", "pendulum", {}),
+    "bc_deterministic": ("bc", "pendulum", {"head": "deterministic"}),
+    "bc_many_choices": ("bc", f"{OWN}:ManyChoices", {}),
+}
+
+
+def make_run(folder: Path, case: str) -> Path:
+    """The run folder of a case, trained for a few steps; then its weights were moved so far that
+    actions depend on observations, and its statistics away from 0 and 1.
+    """
+    algorithm, env, changes = CASES[case]
+    settings = small_settings(algorithm) | {"num_envs": 8, "horizon": 4, "total_steps": 64}
+    if issubclass(resolve_algorithm(algorithm), OnPolicy):
+        settings["minibatches"] = 1
+    if algorithm == "bc":
+        settings["dataset"] = some_demonstrations(folder, make_env(env, 1, "cpu", 0))
+    quiet = {"quiet": True, "device": "cpu", "eval_episodes": 0}
+    run = train(algorithm, env, run_dir=str(folder / "run"), **(settings | changes | quiet))
+    parts, manifest = load_checkpoint(run.folder)
+    trained = parts["model"]
+    for seed in range(30):
+        moved = {name: _moved(name, value, seed) for name, value in trained.items()}
+        save_checkpoint(run.folder / "checkpoints", manifest["step"], {**parts, "model": moved})
+        if _varies(gpurl.load(run.folder)):
+            return run.folder
+    raise AssertionError(f"{case}: whatever the weights, the action is the same")
+
+
+def _moved(name: str, value: Tensor, seed: int) -> Tensor:
+    noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(seed))
+    if name.endswith(("running_variance", "variance", "inv_std")):
+        return value * (1.0 + noise.abs())
+    width = value.shape[-1] if value.dim() else 1
+    moved = value + 0.5 * noise / max(1.0, width / 8) ** 0.5
+    return moved if value.is_floating_point() else value
+
+
+def _varies(policy: gpurl.Policy) -> bool:
+    """Whether every number of the action depends on the observation."""
+    algorithm = policy.algorithm
+    rng = np.random.default_rng(0)
+    space = cast(Box, algorithm.observation_space)
+    action = policy.act(random_observations(space, algorithm.normalizer, 64, rng))
+    policy.reset()
+    return bool((action != action[:1]).any(0).all())

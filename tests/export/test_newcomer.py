@@ -1,0 +1,58 @@
+"""A newcomer's path, as docs/export.md says it: train, export, act from ONNX without gpurl."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/export.md").read_text()
+SHORTER = ("200_000", "20_000")
+# an import hook in the process's own start: gpurl and torch do not exist
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("gpurl", "torch"):
+            raise ImportError(name + " is blocked")
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def run(words: list[str], folder: Path, **environment: str) -> str:
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_commands_of_the_page_lead_to_a_policy_that_acts_without_gpurl(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    (commands,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    (script,) = re.findall(r"```python\n(# act\.py.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "act.py").write_text(script)
+    hook = tmp_path / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(BLOCKED)
+    lines = [line.partition("  #")[0].strip() for line in commands.splitlines()]
+    assert [line.split()[0] for line in lines] == ["pip", "gpurl", "gpurl", "python"]
+    for line in lines[1:3]:
+        words = shlex.split(line.replace(*SHORTER))[1:]
+        run([sys.executable, "-m", "gpurl", *words], tmp_path, PYTHONPATH=str(ROOT))
+    output = run([sys.executable, *shlex.split(lines[3])[1:]], tmp_path, PYTHONPATH=str(hook))
+    episode_return = float(re.fullmatch(r"return ([\d.]+)\n", output)[1])
+    assert episode_return > 15.0  # a constant action gets 8 to 10
+    # the hook works
+    with pytest.raises(AssertionError, match="gpurl is blocked"):
+        run([sys.executable, "-c", "import gpurl"], tmp_path, PYTHONPATH=str(hook))
