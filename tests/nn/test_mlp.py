@@ -1,6 +1,7 @@
 """Stacked networks against separate ones under autograd, in float64."""
 
 import itertools
+import warnings
 from contextlib import nullcontext
 from typing import Any
 
@@ -196,7 +197,9 @@ def test_a_traced_network_is_no_constant() -> None:
     torch.manual_seed(0)
     network = make_network(1, INPUTS, OUTPUTS, BodyConfig(hidden=(8, 8), layer_norm=True))
     x, other = torch.randn(2, 5, INPUTS)
-    traced = torch.jit.trace(network, (x,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        traced = torch.jit.trace(network, (x,))
     exported = torch.export.export(network, (x,)).module()
     for function in (traced, exported):
         torch.testing.assert_close(function(other), network(other), rtol=1e-5, atol=1e-6)
