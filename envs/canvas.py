@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpurl.colors import BLUE, GREEN, GREY, INK, ORANGE, PALE, PURPLE
-from gpurl.errors import UsageError
+from gpurl.errors import UsageError, install_extra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -48,8 +48,8 @@ def load_pillow() -> ModuleType:
         from PIL import Image
     except ImportError as error:
         raise UsageError(
-            f"pictures of tasks need Pillow, {error.name or error} is missing: pip install "
-            f"-e '.[video]'"
+            f"pictures of tasks need Pillow, {error.name or error} is missing: "
+            f"{install_extra('video')}"
         ) from error
     return Image
 

@@ -1,7 +1,6 @@
 """What the file beside an exported policy says: its inputs and outputs, and where it comes from."""
 
 import json
-import re
 from pathlib import Path
 
 import gymnasium
@@ -11,15 +10,15 @@ from gymnasium.spaces import Box
 from torch import nn
 
 from gpurl import __version__
-from gpurl.checkpoints.plain_files import Json, open_regular
+from gpurl.checkpoints.plain_files import Json
 from gpurl.checkpoints.spaces import space_to_dict
 from gpurl.nn.acting import PolicyModule
 from gpurl.nn.action_scaler import ActionScaler
 from gpurl.policy import Policy
+from gpurl.run.records import last_commit
 from gpurl.run.run_folder import run_of
 
 FORMAT_VERSION = 1  # raised when a key of the description changes its meaning
-MAX_COMMIT_BYTES = 100
 RESET = (
     "Give zeros to memory in the first step of an episode, then the memory_out of the step before; "
     "set a row to zeros again whenever the episode of that row has ended."
@@ -64,7 +63,7 @@ def describe(
         "steps": policy.step,
         "gpurl": __version__,
         "torch": torch.__version__,
-        "git_commit": _commit(run_of(path)),
+        "git_commit": last_commit(run_of(path)),
     }
 
 
@@ -98,16 +97,6 @@ def _action_scale(choice: nn.Module) -> Json:
         "center": center,
     }
     return _finite(scale)
-
-
-def _commit(folder: Path) -> str | None:
-    """The git commit that the run folder records, if any."""
-    try:
-        with open_regular(folder / "git.diff") as stream:
-            line = stream.readline(MAX_COMMIT_BYTES).decode(errors="replace").strip()
-    except OSError:
-        return None
-    return line if re.fullmatch(r"[0-9a-f]{40,64}", line) else None
 
 
 def as_json(description: dict[str, Json]) -> bytes:

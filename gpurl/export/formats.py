@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from gpurl.checkpoints.plain_files import Json
-from gpurl.errors import UsageError, first_line
+from gpurl.errors import UsageError, first_line, install_extra
 from gpurl.export.parity import Play
 from gpurl.nn.acting import PolicyModule
 
 ONNX_MODULES = ("onnx", "onnxscript")
-INSTALL = "pip install -e '.[export]'"
 
 Arguments = tuple[Tensor, ...]  # an observation [2, *obs], and with memory [2, H]
 
@@ -94,8 +93,8 @@ def _need(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise UsageError(
-            f"--format onnx needs {name}, which is missing ({error}): {INSTALL}, or take "
-            f"--format pt2"
+            f"--format onnx needs {name}, which is missing ({error}): "
+            f"{install_extra('export')}, or take --format pt2"
         ) from None
 
 

@@ -14,9 +14,9 @@ import torch
 from gymnasium.spaces import Box
 
 from gpurl.checkpoints.plain_files import write_regular
-from gpurl.errors import UsageError, did_you_mean
+from gpurl.errors import UsageError, did_you_mean, install_extra
 from gpurl.export.description import as_json, describe
-from gpurl.export.formats import FORMATS, INSTALL, quiet_exporters
+from gpurl.export.formats import FORMATS, quiet_exporters
 from gpurl.export.parity import check_parity, random_observations
 from gpurl.policy import load
 from gpurl.run.run_folder import run_of
@@ -82,7 +82,8 @@ def export_run(
                 each.unlink(missing_ok=True)
     note = ""
     if difference is None:
-        note = f"it was not compared with the policy: onnxruntime is not installed, {INSTALL}"
+        note = "it was not compared with the policy: onnxruntime is not installed, "
+        note += install_extra("export")
     return Exported(file, beside, difference, note)
 
 

@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import stat
 import subprocess
 import tempfile
@@ -26,6 +27,7 @@ MAX_DIFF_BYTES = 1 << 20
 MAX_FILE_BYTES = 1 << 18
 MAX_FILES_BYTES = 1 << 22  # of all untracked files
 MAX_LEFT_OUT = 100  # names
+MAX_ABOUT_BYTES = 1 << 20  # of git.json
 SOURCES = {".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".sh", ".ipynb"}
 SOURCES |= {".xml", ".urdf", ".mjcf", ".yaml", ".yml", ".toml"}
 # the whole tree in a form that `git apply` takes, whatever the user's configuration says
@@ -44,6 +46,22 @@ def write_record(folder: Path, skip: Sequence[Path] = ()) -> Path:
     git = Git(time.monotonic() + GIT_SECONDS)
     _write_repository(git, record, [folder, *skip])
     return record
+
+
+def last_commit(folder: Path) -> str | None:
+    """The git commit of the newest record of the run in `folder`, None if none is recorded."""
+    numbers = [int(each.name) for each in (folder / RECORDS).glob("*") if each.name.isdecimal()]
+    if not numbers:
+        return None
+    try:
+        about = json.loads(
+            read_at_most(folder / RECORDS / str(max(numbers)) / "git.json", MAX_ABOUT_BYTES)
+        )
+    except (OSError, ValueError):
+        return None
+    commit = about.get("commit") if isinstance(about, dict) else None
+    is_hash = isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{40,64}", commit)
+    return commit if is_hash else None
 
 
 def _next_folder(parent: Path) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpurl.checkpoints.plain_files import Json
-from gpurl.errors import UsageError, did_you_mean
+from gpurl.errors import UsageError, did_you_mean, install_extra
 
 # the package that each needs; its extra has the tracker's name
 PACKAGES = {"wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow"}
@@ -62,7 +62,7 @@ def check_installed(names: tuple[str, ...]) -> None:
     for name in names:
         if importlib.util.find_spec(PACKAGES[name]) is None:
             raise UsageError(
-                f"track {name} needs the package {PACKAGES[name]}: pip install 'gpurl[{name}]'"
+                f"track {name} needs the package {PACKAGES[name]}: {install_extra(name)}"
             )
 
 
