@@ -3,13 +3,14 @@
 import importlib
 import inspect
 import logging
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import gymnasium
 
-from gpurl.errors import UsageError, did_you_mean, install_extra
+from gpurl.errors import UsageError, did_you_mean, first_line, install_extra
 
 log = logging.getLogger("gpurl")
 # the folder of Gymnasium's models; its MuJoCo tasks are never imported
@@ -24,6 +25,16 @@ def load_mujoco() -> ModuleType:
     except ImportError as error:
         raise UsageError(
             f"MuJoCo tasks need mujoco, {error.name or error} is missing: {install_extra('mujoco')}"
+        ) from error
+    except Exception as error:
+        chosen = os.environ.get("MUJOCO_GL")
+        if not chosen:
+            raise
+        # it loads the renderer that the user chose
+        raise UsageError(
+            f"mujoco cannot be imported with MUJOCO_GL={chosen} ({type(error).__name__}: "
+            f"{first_line(error)}): install that renderer (egl: libegl1, osmesa: libosmesa6), or "
+            f"unset MUJOCO_GL"
         ) from error
     # MuJoCo would write its warnings into a file in the working directory
     if mujoco.get_mju_user_warning() is None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import gpurl
-from gpurl.envs.mujoco import _pictures
+from gpurl.envs.mujoco import _model, _pictures
 from gpurl.envs.mujoco._pictures import Camera, Pictures
 from gpurl.envs.mujoco._worlds import Fields
 from gpurl.envs.mujoco.base import MujocoEnv
@@ -141,6 +141,19 @@ def test_without_a_renderer_one_sentence_says_what_to_do(monkeypatch: pytest.Mon
         match=r"MuJoCo has no renderer here \(.*libEGL.*\): set MUJOCO_GL=egl and install libegl1",
     ):
         Pictures("Slider", mujoco, model, 32, None)
+
+
+def test_a_renderer_that_mujoco_cannot_load_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise AttributeError("'NoneType' object has no attribute 'glGetError'")
+
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    monkeypatch.setattr(_model.importlib, "import_module", broken)
+    with pytest.raises(
+        UsageError,
+        match=r"cannot be imported with MUJOCO_GL=osmesa \(.*glGetError'\): install .*or unset",
+    ):
+        _model.load_mujoco()
 
 
 def test_a_run_on_a_model_of_ones_own_is_filmed(tmp_path: Path) -> None:
