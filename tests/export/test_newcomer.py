@@ -1,4 +1,4 @@
-"""A newcomer's path, as docs/export.md says it: train, export, act from ONNX without gpurl."""
+"""A newcomer's path, as README says it: train, film, export, act from ONNX without gpurl."""
 
 import os
 import re
@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs/export.md").read_text()
 SHORTER = ("200_000", "20_000")
+START = "gpurl train ppo cart_pole"
 # an import hook in the process's own start: gpurl and torch do not exist
 BLOCKED = """
 import sys
@@ -37,19 +39,28 @@ def run(words: list[str], folder: Path, **environment: str) -> str:
     return done.stdout
 
 
-def test_the_commands_of_the_page_lead_to_a_policy_that_acts_without_gpurl(tmp_path: Path) -> None:
+def test_four_commands_lead_to_a_video_and_a_policy_that_acts_without_gpurl(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    (commands,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    pytest.importorskip("imageio_ffmpeg")
+    (block,) = (
+        each for each in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) if START in each
+    )
+    lines = [line.partition("  #")[0].strip() for line in block[block.index(START) :].splitlines()]
+    assert [line.split()[:2] for line in lines] == [
+        ["gpurl", "train"],
+        ["gpurl", "play"],
+        ["gpurl", "export"],
+        ["python", "act.py"],
+    ]
     (script,) = re.findall(r"```python\n(# act\.py.*?)```", PAGE, re.DOTALL)
     (tmp_path / "act.py").write_text(script)
     hook = tmp_path / "hook"
     hook.mkdir()
     (hook / "sitecustomize.py").write_text(BLOCKED)
-    lines = [line.partition("  #")[0].strip() for line in commands.splitlines()]
-    assert [line.split()[0] for line in lines] == ["pip", "gpurl", "gpurl", "python"]
-    for line in lines[1:3]:
+    for line in lines[:3]:
         words = shlex.split(line.replace(*SHORTER))[1:]
         run([sys.executable, "-m", "gpurl", *words], tmp_path, PYTHONPATH=str(ROOT))
+    assert (tmp_path / "my_run.mp4").stat().st_size > 10_000
     output = run([sys.executable, *shlex.split(lines[3])[1:]], tmp_path, PYTHONPATH=str(hook))
     episode_return = float(re.fullmatch(r"return ([\d.]+)\n", output)[1])
     assert episode_return > 15.0  # a constant action gets 8 to 10

@@ -612,7 +612,9 @@ def test_spaces_that_cannot_be_learnt_from_are_refused(monkeypatch: pytest.Monke
     with pytest.raises(UsageError, match="SAC"):
         zoo_trainer(OwnEnv, "sac")
     monkeypatch.setattr(OwnEnv, "single_observation_space", Dict({"a": Box(0.0, 1.0, (3,))}))
-    with pytest.raises(UsageError, match="PPO needs a Box observation space, this one is Dict"):
+    with pytest.raises(
+        EnvError, match=r"OwnEnv.single_observation_space: wanted a Box, got Dict.*join its parts"
+    ):
         zoo_trainer(OwnEnv)
     monkeypatch.setattr(OwnEnv, "single_observation_space", None)
     with pytest.raises(
