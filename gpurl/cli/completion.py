@@ -24,7 +24,7 @@ OPTIONS = {
 }
 # words of a command in place of a run folder or a file
 NAMES = {"envs", "check-env"}
-RUNS = {"eval", "play", "plot"}
+RUNS = {"eval", "export", "play", "plot", "report"}
 
 
 @dataclasses.dataclass(frozen=True)

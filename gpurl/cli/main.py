@@ -34,6 +34,7 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl plot RUN                                draw the learning curve again
   gpurl plot RUN RUN ... [--by SETTING]         compare runs: mean over seeds with its interval
   gpurl plot --bench [FOLDER] [--out FOLDER]    draw the results of the benchmarks
+  gpurl report RUN [--out FILE.html]            one page: curves, video, settings, versions
   gpurl runs [ROOT] [--filter env=chasing]      list runs; --prune deletes some
   gpurl profile ALGORITHM ENV [settings]        measure where the time goes, write a trace
         [--out FOLDER] [--iterations 3]
@@ -370,6 +371,20 @@ def plot(
     return 0
 
 
+def report(run: Path, /, out: Path | None = None, video: Path | None = None) -> int:
+    """Write one HTML page of a run: curves, video, times, settings, machine, versions, changes.
+
+    Args:
+        run: RUN, a run folder
+        out: FILE to write, by default report.html in the run folder
+        video: to show, .mp4 or .gif, by default the newest one in the run folder
+    """
+    from gpurl.run.report import write_report
+
+    print(write_report(run, out, video))
+    return 0
+
+
 def runs(
     root: Path = Path("runs"),
     /,
@@ -481,6 +496,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "play": play,
     "export": export,
     "plot": plot,
+    "report": report,
     "convert": convert,
     "runs": runs,
     "envs": envs,

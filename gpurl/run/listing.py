@@ -28,7 +28,7 @@ MAX_ENDED_BYTES = 1 << 14
 MAX_DEPTH = 8  # folders below ROOT
 # what gpurl writes beside RUN_FILES, and pictures and videos
 OTHER_FILES = {"references.json", "non_finite", ".config.yaml.new"}
-PICTURES = (".png", ".gif", ".mp4", ".webm", ".onnx")
+PICTURES = (".png", ".gif", ".mp4", ".webm", ".onnx", ".html")
 RETURN = b'"eval/mean_reward"'
 
 

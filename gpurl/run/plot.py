@@ -67,7 +67,16 @@ SIDE_PANELS = (
 
 
 def plot_curve(folder: Path) -> Path:
-    """Draw `folder`/learning_curve.png from its metrics.jsonl, with the returns of its
+    """Draw `folder`/learning_curve.png; see `curve_figure`."""
+    import matplotlib as mpl
+
+    figure = curve_figure(folder)
+    with mpl.rc_context(STYLE):
+        return save_figure(figure, folder / "learning_curve.png")
+
+
+def curve_figure(folder: Path) -> "Figure":
+    """The learning curve of the run in `folder` from its metrics.jsonl, with the returns of its
     references.json as dashed lines.
     """
     import matplotlib as mpl
@@ -76,7 +85,7 @@ def plot_curve(folder: Path) -> Path:
     with mpl.rc_context(STYLE):
         figure = new_figure(4.6, _title(folder))
         _draw(figure, series, _read_references(folder))
-        return save_figure(figure, folder / "learning_curve.png")
+    return figure
 
 
 def note_references(folder: Path, returns: dict[str, float]) -> None:

@@ -1,0 +1,162 @@
+"""`gpurl report`: one page that needs nothing beside it, holds what the run's files say, shows it
+in a real browser, and lets a stranger's texts do nothing.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpurl.cli.main import main
+from gpurl.errors import GpurlError, UsageError
+from gpurl.run.records import RECORDS
+from gpurl.run.report import MAX_PANELS, POLICY, write_report
+from tests.small_runs import ITERATION, small_run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+# ffmpeg is not needed: a GIF of one blue pixel
+GIF = bytes.fromhex("4749463839610100010080000024 63c2ffffff2c00000000010001000002024401003b")
+ATTACK = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpurl.api.plot_curve", lambda folder: folder)
+        small_run(folder, 3, eval_every=ITERATION, log_every=0.0)
+    return folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def text_of(page: Path) -> str:
+    """The page without tags and pictures, as a reader sees it."""
+    text = re.sub(r"<style>.*?</style>", "", page.read_text(), flags=re.DOTALL)
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", text)).split())
+
+
+def test_the_page_says_what_the_files_say(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(run)]) == 0
+    page = run / "report.html"
+    assert capsys.readouterr().out == f"{page}\n"
+    text = text_of(page)
+    lines = list(map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
+    returns = [line["eval/mean_reward"] for line in lines if "eval/mean_reward" in line]
+    assert f"environment steps {3 * ITERATION:,}" in text
+    assert f"best evaluation {max(returns):,.4g}" in text
+    assert f"last evaluation {returns[-1]:,.4g} ±" in text
+    assert "state finished (total_steps)" in text
+    # phases: sums over the log
+    for phase in ("collect", "update"):
+        spent = sum(line.get(f"time/{phase}_seconds", 0.0) for line in lines)
+        assert f"{phase} {spent:,.1f} s" in text
+    versions = json.loads((run / RECORDS / "0" / "versions.json").read_text())
+    assert f"torch {versions['packages']['torch']}" in text
+    assert f"platform {versions['platform']}" in text
+    assert "learning_rate 0.0" in text
+    # nothing beside the page, and nothing that runs in it
+    content = page.read_text()
+    assert POLICY in content
+    assert not re.findall(r"<script|<link|@import|(?:src|href)=[\"'](?!data:)", content)
+
+
+def test_texts_of_a_stranger_do_nothing(run: Path) -> None:
+    config = (run / "config.yaml").read_text()
+    config = re.sub(r"^project:.*$", f'project: "{ATTACK}"', config, flags=re.MULTILINE)
+    (run / "config.yaml").write_text(config.replace("env: pendulum", f'env: "{ATTACK}"'))
+    (run / "command.txt").write_text(ATTACK)
+    record = run / RECORDS / "0"
+    (record / "git.diff").write_text(ATTACK)
+    (record / "versions.json").write_text(json.dumps({"packages": {ATTACK: ATTACK}, ATTACK: 1}))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 1, "time": 1, f"env/{ATTACK}": 1.0, "env/$\\frac{$": 2.0}))
+        file.write("\n")
+    (run / "videos").mkdir()
+    (run / "videos" / f"{ATTACK.replace('/', '')}.gif").write_bytes(GIF)
+    content = write_report(run).read_text()
+    assert content.count("&lt;script&gt;") >= 8
+    assert "<script" not in content
+    assert "<img src=x" not in content
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "command.txt", RECORDS, "ended.json"])
+def test_what_is_missing_or_damaged_is_left_out(run: Path, name: str) -> None:
+    path = run / name
+    if path.is_dir():
+        for each in path.rglob("*.json"):
+            each.write_text("[[[")
+    else:
+        path.unlink()
+    assert "Learning curve" in text_of(write_report(run))
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, run: Path) -> None:
+    with pytest.raises(UsageError, match="is not a run folder"):
+        write_report(tmp_path / "nothing")
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(UsageError, match=r"cannot read its metrics\.jsonl"):
+        write_report(run)
+
+
+def test_the_newest_video_is_shown_and_a_wrong_one_is_refused(run: Path, tmp_path: Path) -> None:
+    assert "None yet: gpurl play" in text_of(write_report(run))
+    (run / "videos").mkdir()
+    (run / "videos" / "step_000000001000.gif").write_bytes(GIF)
+    assert "data:image/gif;base64,R0lGOD" in write_report(run).read_text()
+    film = tmp_path / "film.mp4"
+    film.write_bytes(b"not decoded here")
+    content = write_report(run, video=film).read_text()
+    assert '<video controls loop muted autoplay src="data:video/mp4;base64,' in content
+    for path, message in (
+        (tmp_path / "film.avi", "a video is a file .mp4 or .gif"),
+        (tmp_path / "missing.mp4", "No such file"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            write_report(run, video=path)
+
+
+def test_many_metrics_are_cut_with_a_note_and_nan_is_no_error(run: Path) -> None:
+    values = {f"env/number_{index:03}": float(index) for index in range(MAX_PANELS)}
+    with (run / "metrics.jsonl").open("a") as file:
+        for step in (10**6, 10**6 + 1):
+            file.write(json.dumps({"step": step, "time": 1, **values, "env/never": None}) + "\n")
+    text = text_of(write_report(run))
+    assert re.search(rf"The first {MAX_PANELS} of \d+\.", text)
+
+
+def test_a_page_is_not_written_through_a_link(run: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (run / "report.html").symlink_to(victim)
+    with pytest.raises(GpurlError, match="it is a link"):
+        write_report(run)
+    assert victim.read_text() == "mine"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_a_browser_draws_the_curve_and_the_video(run: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    (run / "it.gif").write_bytes(GIF)
+    page = write_report(run)
+    picture = tmp_path / "page.png"
+    assert CHROMIUM is not None
+    words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
+    words += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    words += [f"--user-data-dir={tmp_path / 'browser'}", "--window-size=1100,2600"]
+    words += [f"--screenshot={picture}", page.as_uri()]
+    subprocess.run(words, check=True, capture_output=True, timeout=120)
+    pixels = np.asarray(Image.open(picture).convert("RGB"), np.float64)
+    # evaluations and training
+    for color in ((224, 123, 0), (36, 99, 194)):
+        assert (np.linalg.norm(pixels - color, axis=2) < 30.0).sum() > 50
