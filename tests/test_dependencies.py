@@ -27,6 +27,7 @@ MODULES = {
     "warp-lang": "warp",
     "rsl-rl-lib": "rsl_rl",
     "mlflow-skinny": "mlflow",
+    "nvidia-ml-py": "pynvml",
 }  # where the package is called otherwise
 NO_REQUIREMENT = {
     "isaacgym",
@@ -49,8 +50,10 @@ TOOLS = {
     "pytest-xdist",
     "ruff",
     "scipy",
+    "mjviser",
     "mypy",
     "trackio",
+    "viser",
     "wandb",
 }  # of the tests; imageio draws Gymnasium's MuJoCo, gymnasium[box2d] has more tasks to learn
 FLOORS = {  # the first versions without the hole

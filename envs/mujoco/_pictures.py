@@ -72,11 +72,7 @@ class Pictures:
 
     def draw(self, fields: Fields, index: int) -> np.ndarray:
         """[height, W, 3] uint8 of world `index` of `fields`."""
-        for name in SHOWN:
-            field = getattr(self._data, name)
-            if field.size:
-                field[...] = getattr(fields, name)[index].numpy(force=True).reshape(field.shape)
-        self._mujoco.mj_forward(self._model, self._data)
+        copy_state(self._mujoco, self._model, self._data, fields, index)
         self._renderer.update_scene(self._data, self._camera)
         if not self._has_sky:
             self._add_background()
@@ -108,6 +104,15 @@ class Pictures:
     def close(self) -> None:
         """Give the renderer's memory back."""
         self._renderer.close()
+
+
+def copy_state(mujoco: ModuleType, model: Any, data: Any, fields: Fields, index: int) -> None:
+    """Bring `data`, an MjData of `model`, to the state of world `index` of `fields`."""
+    for name in SHOWN:
+        field = getattr(data, name)
+        if field.size:
+            field[...] = getattr(fields, name)[index].numpy(force=True).reshape(field.shape)
+    mujoco.mj_forward(model, data)
 
 
 def _choose_backend(mujoco: ModuleType) -> None:

@@ -32,7 +32,7 @@ from torch import Tensor
 from gpurl.envs._counting_env import CountingEnv, select
 from gpurl.envs.mujoco._c_worlds import CSimulator, obstacle
 from gpurl.envs.mujoco._model import load_model, load_mujoco
-from gpurl.envs.mujoco._pictures import Camera, Pictures
+from gpurl.envs.mujoco._pictures import Camera, Pictures, copy_state
 from gpurl.envs.mujoco._warp_worlds import WarpSimulator
 from gpurl.envs.mujoco._worlds import Fields, FieldsBefore, RecordedFields, Simulator
 from gpurl.envs.registry import check_options
@@ -133,6 +133,7 @@ class MujocoEnv(CountingEnv):
         self._random = CounterRandom(seed, self.num_envs, self.device)
         self._has_started = False
         self._pictures: Pictures | None = None
+        self._viewed: Any = None
         self.render_fps = 1 / self.dt
 
     @classmethod
@@ -281,6 +282,16 @@ class MujocoEnv(CountingEnv):
             mujoco = load_mujoco()
             self._pictures = Pictures(name, mujoco, self.model, height, self.camera)
         return self._pictures.draw(self.data, index)
+
+    def mujoco_data(self, index: int) -> Any:
+        """World `index` as MuJoCo's own MjData of `self.model`, for a viewer; the next call writes
+        into the same one.
+        """
+        mujoco = load_mujoco()
+        if self._viewed is None:
+            self._viewed = mujoco.MjData(self.model)
+        copy_state(mujoco, self.model, self._viewed, self.data, index)
+        return self._viewed
 
     def close_extras(self, **kwargs: object) -> None:
         self._close_pictures()

@@ -29,6 +29,7 @@ USAGE = """usage: gpurl COMMAND ...
   gpurl eval RUN [--episodes 100] [--env ENV]   evaluate a trained policy, here or elsewhere
   gpurl play RUN [--episodes 3]                 play episodes and draw the first
   gpurl play RUN --video FILE.mp4               film episodes, side by side
+  gpurl play RUN --viewer                       in the browser, MuJoCo tasks
   gpurl export RUN [--format onnx|pt2|torchscript] [--out FILE]
                                                 one file that acts without gpurl
   gpurl plot RUN                                draw the learning curve again
@@ -280,8 +281,10 @@ def play(
     video: Path | None = None,
     height: int | None = None,
     speed: float | None = None,
+    viewer: bool = False,
+    port: int | None = None,
 ) -> int:
-    """Play greedy episodes and draw the first, or film them.
+    """Play greedy episodes and draw the first, film them, or show them in the browser.
 
     Args:
         run: RUN, a run folder
@@ -291,9 +294,22 @@ def play(
         seed: seed of the environment
         video: write this file, .mp4 or .gif, instead of the picture
         height: of the video, pixels of each environment, by default 400, and 240 of several
-        speed: of the video, by default 1: the time of the task, or 30 steps a second
+        speed: of the video or the viewer, by default 1: the time of the task, or 30 steps a second
+        viewer: show a MuJoCo task in the browser of this machine, until Ctrl-C or for --episodes
+        port: of the viewer's page, by default 8080
     """
     from gpurl.cli.play import film_run, play_run
+
+    if viewer:
+        from gpurl.cli.viewer import PORT, view_run
+
+        if video is not None or height is not None:
+            raise UsageError("--viewer shows episodes, --video and --height are of a video")
+        speed = 1.0 if speed is None else speed
+        view_run(run, episodes, seed, speed, PORT if port is None else port)
+        return 0
+    if port is not None:
+        raise UsageError("--port is of the viewer: add --viewer")
 
     if video is None:
         if height is not None or speed is not None:

@@ -11,6 +11,7 @@ from gpurl.engine.eager import Eager
 from gpurl.engine.statistics import to_host
 from gpurl.run.callbacks import RunView
 from gpurl.run.display import Display
+from gpurl.run.gpu_figures import GpuFigures
 from gpurl.run.logger import Logger
 
 # with fewer updates no task here was learned
@@ -30,6 +31,7 @@ class Reporter:
         self.log_every = log_every
         self.last_log = time.monotonic()
         self.logged_steps = engine.steps
+        self._gpu_figures = GpuFigures(engine.env.device)
 
     def begin(self, total_steps: int, remaining_steps: int) -> None:
         """Say how many updates will follow. Warn if they are few, if one iteration is longer than
@@ -122,6 +124,7 @@ class Reporter:
             "time/time_elapsed": elapsed,
         }
         self.logged_steps = engine.steps
+        values |= self._gpu_figures.read()
         self.write(values | {name: float(x) for name, x in own_values.items()})
 
     def write(self, values: dict[str, float]) -> None:

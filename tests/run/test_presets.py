@@ -70,10 +70,14 @@ def test_few_environments_and_a_cpu_have_a_preset_of_their_own() -> None:
     assert preset("ppo", "half_cheetah", None, "cuda:1") == many
     # a task without one for few environments keeps its preset
     assert preset("ppo", "chasing", 8) == preset("ppo", "chasing", 4096)
-    # one for all MuJoCo tasks; Ant keeps its contact forces small
-    small = {"normalize_obs_epsilon": 0.1}
+    # one for all MuJoCo tasks, but for what stands here
+    changes = {
+        "ant": {"normalize_obs_epsilon": 0.1},
+        "swimmer": {"gamma": 0.999},
+        "reacher": {"gamma": 0.9},
+    }
     for task in MUJOCO_TASKS:
-        assert FEW_PRESETS["ppo", task] == few | (small if task == "ant" else {})
+        assert FEW_PRESETS["ppo", task] == few | changes.get(task, {})
 
 
 def test_flags_and_files_choose_the_preset(tmp_path: Path) -> None:

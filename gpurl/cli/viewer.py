@@ -1,0 +1,100 @@
+"""Shows a policy in the browser, in the time of the task: MuJoCo tasks, by mjviser and viser."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gpurl.algorithms.base import episode_ends
+from gpurl.envs.registry import make_env, resolve_env
+from gpurl.envs.vec_env import VecEnv
+from gpurl.errors import UsageError, install_extra
+from gpurl.policy import load
+
+HOST = "127.0.0.1"  # this machine only
+PORT = 8080
+SPEEDS = (0.1, 4.0)  # of the slider
+
+
+def view_run(
+    path: str | Path,
+    episodes: int | None = None,
+    seed: int = 0,
+    speed: float = 1.0,
+    port: int = PORT,
+    say: Callable[[str], object] = print,
+) -> None:
+    """Play greedy episodes of a run in the browser until Ctrl-C, or `episodes` of them.
+
+    port: of the page, the next free one if it is taken. UsageError for a task without a MuJoCo
+    model, and without mjviser.
+    """
+    if episodes is not None and episodes < 1:
+        raise UsageError(f"episodes must be at least 1, got {episodes}")
+    if not SPEEDS[0] <= speed <= SPEEDS[1]:
+        raise UsageError(f"speed must be from {SPEEDS[0]} to {SPEEDS[1]}, got {speed}")
+    if not 1024 <= port <= 65535:
+        raise UsageError(f"port must be from 1024 to 65535, got {port}")
+    # the policy, and one environment as in its training, on the CPU
+    policy = load(path, "cpu")
+    settings = policy.settings
+    env_class, _ = resolve_env(settings["env"])
+    if not hasattr(env_class, "mujoco_data"):
+        raise UsageError(
+            f"--viewer shows MuJoCo tasks, {settings['env']} is none: --video FILE.mp4 films it"
+        )
+    try:
+        import viser
+        from mjviser import ViserMujocoScene
+    except ImportError as error:
+        raise UsageError(f"--viewer needs mjviser: {install_extra('viewer')} ({error})") from error
+    options = env_class.picture_options(settings["env_options"])
+    env = make_env(settings["env"], 1, "cpu", seed, **options)
+    obs, _ = env.reset(seed=seed)
+    server = viser.ViserServer(HOST, port, label="gpurl", verbose=False)
+    try:
+        # the page
+        scene = ViserMujocoScene(server, env.model, num_envs=1)  # type: ignore[attr-defined]
+        note = server.gui.add_markdown("")
+        is_paused = server.gui.add_checkbox("pause", False)
+        rate = server.gui.add_slider("speed", *SPEEDS, step=0.1, initial_value=speed)
+        scene.create_visualization_gui(camera_distance=_distance(env))
+        say(f"http://{HOST}:{server.get_port()} shows {settings['env']}; Ctrl-C ends it")
+        # play
+        num_played = 0
+        next_step = time.monotonic()
+        while episodes is None or num_played < episodes:
+            scene.update_from_mjdata(env.mujoco_data(0))  # type: ignore[attr-defined]
+            # in the time of the task; a step that took longer is not caught up with
+            next_step = max(next_step + 1.0 / (float(env.render_fps or 30.0) * rate.value), 0.0)
+            time.sleep(max(next_step - time.monotonic(), 0.0))
+            next_step = max(next_step, time.monotonic() - 0.1)
+            if is_paused.value:
+                continue
+            timestep = env.step(policy.act(obs))
+            obs = timestep.obs
+            if bool(episode_ends(timestep)[0]):
+                policy.reset()
+            if bool((timestep.terminated | timestep.truncated)[0]):
+                num_played += 1
+                episode_return = float(torch.as_tensor(timestep.info["episode"]["r"])[0])
+                text = f"episode {num_played}: return {episode_return:.3f}"
+                note.content = text
+                say(text)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.stop()
+        env.close()
+
+
+def _distance(env: VecEnv) -> float:
+    """Metres from which the bodies, but not the floor, fill a good part of the page."""
+    model, data = env.model, env.mujoco_data(0)  # type: ignore[attr-defined]
+    bodies = data.xpos[1:]
+    radius = np.linalg.norm(bodies - bodies.mean(axis=0), axis=1).max()
+    # planes have no radius
+    largest = model.geom_rbound[model.geom_bodyid > 0].max(initial=0.0)
+    return float(3.0 * (radius + largest))
