@@ -14,6 +14,7 @@ setup(
         *(f"gpurl.kernels.{name}" for name in find_packages("kernels")),
     ],
     package_data={
-        "gpurl.kernels": ["cpu/*.c", "cpu/*.h"]
+        "gpurl": ["py.typed"],
+        "gpurl.kernels": ["cpu/*.c", "cpu/*.h"],
     },  # built by the user's compiler at first use
 )

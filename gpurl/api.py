@@ -40,14 +40,14 @@ from gpurl.run.run_folder import (
 )
 from gpurl.run.settings import Settings, TrainConfig, make_settings, merge
 from gpurl.run.setup import choose_device, evaluation_env, make_trainer, training_env
-from gpurl.run.summary import summary
+from gpurl.run.summary import spread, summary
 from gpurl.run.trackers.process import Trackers
 from gpurl.run.trackers.tracker import RunCard, check_installed
 from gpurl.run.trainer import Outcome, Trainer
 from gpurl.video.film import MAX_FPS, Film, greedy_film
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """A finished training run."""
 
@@ -55,6 +55,11 @@ class Run:
     outcome: Outcome
     baseline: dict[str, float]  # evaluation of the environment's scripted policy, {} if it has none
     of_session: bool = False  # other processes do not know its environment or its algorithm
+
+    def __repr__(self) -> str:
+        values = self.outcome.evaluation
+        text = f"return {spread(values, 2)}, " if values else ""
+        return f"Run({self.folder}, {text}{self.outcome.steps:,} steps, {self.outcome.reason})"
 
     def policy(self) -> Policy:
         """The best policy of the run."""

@@ -34,6 +34,10 @@ class Policy:
         self.device = algorithm.device
         self._policy_state: PolicyState | None = None
 
+    def __repr__(self) -> str:
+        names = f"{self.settings['algorithm']} on {self.settings['env']}"
+        return f"Policy({names}, {self.step:,} steps, {self.device})"
+
     @on_own_device
     def act(self, obs: Array, deterministic: bool = True) -> Array:
         """obs: [*obs] or [N, *obs], numpy or torch -> action [*action] or [N, *action] of the same

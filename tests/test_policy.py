@@ -15,7 +15,7 @@ from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
 from gpurl.nn.actor_critic import NetworkConfig
 from gpurl.policy import Policy
-from tests.small_runs import small_settings
+from tests.small_runs import ITERATION, small_run, small_settings
 from tests.tiny_envs import RandomWalk
 
 
@@ -69,3 +69,12 @@ def test_a_loaded_policy_that_samples_explores_as_at_the_end_of_training(
         )  # epsilon_end, half of it hits the best
     else:
         assert float((best - drawn).abs().mean()) < 0.4  # chance on [-2, 2] is about 1 away
+
+
+def test_runs_and_policies_say_what_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = small_run(folder, 1, eval_episodes=4)
+    mean = run.outcome.evaluation["eval/mean_reward"]
+    assert repr(run).startswith(f"Run({folder}, return {mean:.2f} ± ")
+    assert repr(run).endswith(f", {ITERATION} steps, total_steps)")
+    assert repr(run.policy()) == f"Policy(ppo on pendulum, {ITERATION} steps, cpu)"

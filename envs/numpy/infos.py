@@ -9,6 +9,7 @@ Info = dict[str, Any]
 SUCCESS = ("success", "is_success")
 AT_END = "_at_end"
 NUMBERS = "biuf"  # kinds of numpy's dtypes
+NUMBER_TYPES = (bool, int, float, np.bool_, np.number)
 NOT_METRICS = ("env_id", "elapsed_step")  # of EnvPool
 
 
@@ -43,15 +44,31 @@ def _add(log: Info, info: Info, counts: np.ndarray) -> None:
             name[:1] == "_"
             or not isinstance(value, np.ndarray)
             or value.shape != counts.shape
-            or value.dtype.kind not in NUMBERS
             or name in NOT_METRICS
         ):
             continue
         given = info.get(f"_{name}")
-        mask = counts & given if isinstance(given, np.ndarray) else counts
+        is_given = given if isinstance(given, np.ndarray) else np.ones(len(counts), bool)
+        value = _numbers(value, is_given)
+        if value is None:
+            continue
+        mask = counts & is_given
         if (before := log.get(name)) is None:
             log[name] = value
             log[f"_{name}"] = mask
         else:
             log[name] = np.where(mask, value, before)
             log[f"_{name}"] = log[f"_{name}"] | mask
+
+
+def _numbers(values: np.ndarray, given: np.ndarray) -> np.ndarray | None:
+    """`values` [N] if they are numbers, also those that Gymnasium keeps as objects: it does so for
+    numpy's booleans. None for others. given: [N] bool, where there are values.
+    """
+    if values.dtype.kind in NUMBERS:
+        return values
+    if values.dtype != object or not all(isinstance(x, NUMBER_TYPES) for x in values[given]):
+        return None
+    numbers = np.zeros(len(values), np.float32)
+    numbers[given] = values[given].astype(np.float32)
+    return numbers

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, MultiDiscrete
 from torch import Tensor
 
 from gpurl.algorithms.base import Algorithm, Metrics, PolicyState
@@ -96,9 +96,9 @@ class OffPolicyActorCritic(OffPolicy):
     def make_networks(self) -> None:
         space, config = self.action_space, self.config
         if not isinstance(space, Box) or not space.low.size:
-            raise UsageError(
-                f"{self.label} needs a Box action space, this one is {space}; dqn takes a Discrete"
-            )
+            is_multi = isinstance(space, MultiDiscrete)
+            other = "ppo and a2c take a MultiDiscrete" if is_multi else "dqn takes a Discrete"
+            raise UsageError(f"{self.label} needs a Box action space, this one is {space}; {other}")
         self.box = ActionScaler(space)
         self.box.require_bounds(self.label)
         self.num_actions = space.low.size

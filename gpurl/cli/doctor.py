@@ -14,6 +14,7 @@ from types import ModuleType
 
 from gpurl.cli.env_table import simulators
 from gpurl.errors import GpurlError, UsageError, install_extra
+from gpurl.run.display import counted
 
 PACKAGES = (
     *("gpurl", "torch", "triton", "numpy", "gymnasium", "tyro", "rich", "safetensors"),
@@ -70,12 +71,14 @@ def _devices() -> list[str]:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     spins = f"with spin count {os.environ.get('GOMP_SPINCOUNT')}"
     waits = os.environ.get("OMP_WAIT_POLICY") or spins
+    threads = torch.get_num_threads()
     library = c_library.load()
     kernels = library.why
     if library.functions is None:
         kernels = f"torch serves instead, which is slower: {library.why}"
     lines = [
-        f"{cpus} CPU cores, torch uses {torch.get_num_threads()} threads, OpenMP waits {waits}",
+        f"{counted(cpus or 1, 'CPU core')}, torch uses {counted(threads, 'thread')}, OpenMP waits "
+        f"{waits}",
         f"CPU kernels: {kernels}",
     ]
 

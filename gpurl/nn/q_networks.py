@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import gymnasium
 import torch
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Discrete, MultiDiscrete
 from torch import Tensor, nn
 
 from gpurl.errors import UsageError
@@ -228,6 +228,8 @@ def num_choices(space: gymnasium.Space, label: str, instead: str) -> int:
     """The number of actions of a Discrete space from 0; else a UsageError with the algorithm's
     label and what takes another space.
     """
+    if isinstance(space, MultiDiscrete):
+        instead = "ppo and a2c take a MultiDiscrete"
     if not isinstance(space, Discrete):
         raise UsageError(f"{label} needs a Discrete action space, this one is {space}; {instead}")
     if space.start != 0:

@@ -351,6 +351,7 @@ def finish_axes(axes: "Axes", x_label: str, ticks: int | None = None) -> None:
     if ticks is not None:
         axes.xaxis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 5, 10]))
     axes.set_xlabel(x_label)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if max(map(abs, axes.get_xlim())) >= 1e3:  # 0.5 minutes are not 500m
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if axes.get_yscale() == "linear" and max(map(abs, axes.get_ylim())) >= 1e4:
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))

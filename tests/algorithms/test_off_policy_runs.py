@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, MultiDiscrete
 from torch import Tensor
 
 from gpurl import memory
+from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
 from gpurl.algorithms.discrete_sac import DiscreteSAC
 from gpurl.algorithms.sac import SAC
 from gpurl.algorithms.td3 import TD3
@@ -513,3 +514,11 @@ def test_the_fast_ones_learn_from_a_thousand_environments_at_once(
     assert int(model.num_updates) == 3 * model.config.updates
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
     assert len(model.replay.sample(2048, 0.99)["index"].unique()) > 1000
+
+
+def test_a_multi_discrete_space_is_sent_to_what_takes_it() -> None:
+    """And not from dqn to sac and back."""
+    space, obs = MultiDiscrete([3, 3]), Box(-1.0, 1.0, (2,))
+    for name in ("dqn", "pqn", "sac", "td3"):
+        with pytest.raises(UsageError, match="ppo and a2c take a MultiDiscrete"):
+            make_algorithm(name, config_class(resolve_algorithm(name))(), obs, space, 2)

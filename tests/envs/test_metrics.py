@@ -21,6 +21,7 @@ from gpurl.engine.persistent import persistent_obstacle
 from gpurl.engine.statistics import EpisodeStatistics
 from gpurl.envs.chasing import Chasing
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu
+from gpurl.envs.numpy.infos import log_of_infos
 from gpurl.envs.torch_env import State
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import EnvError
@@ -253,3 +254,21 @@ def test_a_mujoco_task_has_metrics_of_its_fields() -> None:
 def test_other_trainers_get_means_and_nothing_that_needs_a_mask() -> None:
     log = {"x": torch.tensor([1.0, 3.0]), "y": torch.ones(2), "_y": torch.tensor([True, False])}
     assert log_of_all(log | {"z": 2.0}) == {"x": 2.0, "z": 2.0}
+
+
+def test_booleans_of_numpy_count_and_other_objects_do_not() -> None:
+    """Gymnasium keeps them as objects, with None where an environment said nothing."""
+    done, given = np.array([True, False, True]), np.array([True, True, False])
+    info = {
+        "success": np.array([np.True_, np.False_, None], object),
+        "_success": given,
+        "name": np.array(["a", "b", None], object),
+        "_name": given,
+        "mixed": np.array([1.0, "b", None], object),
+        "_mixed": given,
+    }
+    log = log_of_infos(info, done, None)
+    assert set(log) == {"success", "_success", "success_at_end", "_success_at_end"}
+    assert log["success"][given].tolist() == [1.0, 0.0]
+    assert log["_success"].tolist() == [True, True, False]
+    assert log["_success_at_end"].tolist() == [True, False, False]

@@ -15,6 +15,7 @@ from gpurl.errors import UsageError
 from gpurl.run import comparison
 from gpurl.run.comparison import compare_runs, comparison_table, plot_comparison
 from gpurl.run.config_file import as_yaml
+from gpurl.run.plot import finish_axes
 from gpurl.run.scores import band, iqm
 
 
@@ -138,3 +139,14 @@ def test_without_scipy_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     groups = compare_runs([make_run(tmp_path / "a", [1.0, 2.0])])
     with pytest.raises(UsageError, match=r"pip install -e '.*\[plot\]'"):
         comparison_table(groups)
+
+
+@pytest.mark.parametrize(("end", "unit"), [(0.09, ""), (20e6, "M")])
+def test_minutes_have_no_thousandths(end: float, unit: str) -> None:
+    axes = Figure().subplots()
+    axes.plot([0.0, end], [0.0, 1.0])
+    finish_axes(axes, "x")
+    axes.figure.draw_without_rendering()
+    texts = [label.get_text() for label in axes.get_xticklabels()]
+    assert texts[-1].endswith(unit)
+    assert not any("m" in text for text in texts)
