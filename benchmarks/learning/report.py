@@ -44,7 +44,7 @@ OFF_POLICY = """\
 Mostly one update of 256 transitions for each environment step, as in the publications; of the
 others see the settings below. An update of FlashSAC, of two critics with residual blocks of 1,024
 units on 512 observations and the next ones, took a core about 0.4 s beside other work, over 8,000
-updates: 100 k steps would take about ten hours, where those of SAC take a quarter of an hour.
+updates: 100 k steps would take about ten hours, where SAC's took 17 minutes.
 """
 DISCRETE = """\
 The DQN family with rl-zoo3's budgets and hyper-parameters, and PQN, which needs no replay buffer,

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from gpurl.algorithms.base import episode_ends
 from gpurl.envs.registry import make_env, resolve_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError, install_extra
+from gpurl.guards.contract import reset_env, step_env
 from gpurl.policy import load
+from gpurl.video.film import FPS
 
 HOST = "127.0.0.1"  # this machine only
 PORT = 8080
@@ -52,10 +53,11 @@ def view_run(
         raise UsageError(f"--viewer needs mjviser: {install_extra('viewer')} ({error})") from error
     options = env_class.picture_options(settings["env_options"])
     env = make_env(settings["env"], 1, "cpu", seed, **options)
-    obs, _ = env.reset(seed=seed)
+    obs = reset_env(env, seed)
     server = viser.ViserServer(HOST, port, label="gpurl", verbose=False)
     try:
-        # the page
+        # the page, without the button that asks viser's servers for an address on the internet
+        server.gui.configure_theme(show_share_button=False)
         scene = ViserMujocoScene(server, env.model, num_envs=1)  # type: ignore[attr-defined]
         note = server.gui.add_markdown("")
         is_paused = server.gui.add_checkbox("pause", False)
@@ -68,18 +70,18 @@ def view_run(
         while episodes is None or num_played < episodes:
             scene.update_from_mjdata(env.mujoco_data(0))  # type: ignore[attr-defined]
             # in the time of the task; a step that took longer is not caught up with
-            next_step = max(next_step + 1.0 / (float(env.render_fps or 30.0) * rate.value), 0.0)
+            seconds = 1.0 / (float(env.render_fps or FPS) * rate.value)
+            next_step = max(next_step + seconds, time.monotonic())
             time.sleep(max(next_step - time.monotonic(), 0.0))
-            next_step = max(next_step, time.monotonic() - 0.1)
             if is_paused.value:
                 continue
-            timestep = env.step(policy.act(obs))
+            timestep = step_env(env, policy.act(obs))
             obs = timestep.obs
             if bool(episode_ends(timestep)[0]):
                 policy.reset()
             if bool((timestep.terminated | timestep.truncated)[0]):
                 num_played += 1
-                episode_return = float(torch.as_tensor(timestep.info["episode"]["r"])[0])
+                episode_return = float(timestep.info["episode"]["r"][0])
                 text = f"episode {num_played}: return {episode_return:.3f}"
                 note.content = text
                 say(text)
