@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from gymnasium.spaces import Box, MultiDiscrete
+from gymnasium.spaces import Box
 from torch import Tensor
 
 from gpurl.algorithms.base import Algorithm, Metrics, PolicyState
@@ -21,6 +21,7 @@ from gpurl.losses import categorical_td_loss, min_mean_pmf, td_loss
 from gpurl.nn.action_scaler import ActionScaler
 from gpurl.nn.mlp import BodyConfig, Sequential, make_network, set_dtype
 from gpurl.nn.optimizer import FlatAdam, call_loss
+from gpurl.nn.q_networks import who_takes
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,12 @@ class OffPolicyActorCritic(OffPolicy):
 
     def make_networks(self) -> None:
         space, config = self.action_space, self.config
-        if not isinstance(space, Box) or not space.low.size:
-            is_multi = isinstance(space, MultiDiscrete)
-            other = "ppo and a2c take a MultiDiscrete" if is_multi else "dqn takes a Discrete"
-            raise UsageError(f"{self.label} needs a Box action space, this one is {space}; {other}")
+        if not isinstance(space, Box):
+            raise UsageError(
+                f"{self.label} needs a Box action space, this one is {space}{who_takes(space)}"
+            )
+        if not space.low.size:
+            raise UsageError(f"{self.label} needs a Box with at least one number, got {space}")
         self.box = ActionScaler(space)
         self.box.require_bounds(self.label)
         self.num_actions = space.low.size

@@ -29,7 +29,7 @@ class DiscreteSAC(SAC):
 
     def make_networks(self) -> None:
         config = self.config
-        self.num_actions = num_choices(self.action_space, self.label, "sac takes a Box")
+        self.num_actions = num_choices(self.action_space, self.label)
         if config.atoms or config.fit_returns:
             raise UsageError(
                 f"{self.label} has critics of one number an action: leave out atoms {config.atoms} "

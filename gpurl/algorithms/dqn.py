@@ -111,7 +111,7 @@ class DQN(OffPolicy):
 
     def read_space(self) -> int:
         """The number of actions; UsageError for a space that has none."""
-        return num_choices(self.action_space, self.label, "ddpg, td3 and sac take a Box")
+        return num_choices(self.action_space, self.label)
 
     def make_optimizers(self) -> dict[str, FlatAdam]:
         return {"network": self.make_adam(self.network, "loss", self.target, self.config.tau)}

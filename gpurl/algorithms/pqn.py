@@ -60,7 +60,7 @@ class PQN(OnPolicy):
     config: PQNConfig
 
     def make_networks(self) -> None:
-        self.num_actions = num_choices(self.action_space, self.label, "ppo takes a Box")
+        self.num_actions = num_choices(self.action_space, self.label)
         self.network = make_q_network(1, self.num_inputs, self.num_actions, 1, self.config.network)
 
     def make_optimizers(self) -> dict[str, FlatAdam]:

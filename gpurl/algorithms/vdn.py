@@ -9,6 +9,7 @@ from gpurl.algorithms.dqn import DQN, DQNConfig
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
 from gpurl.nn.acting import Actor, BestOfAgents, Shaped, chain
+from gpurl.nn.q_networks import who_takes
 
 
 class VDN(DQN):
@@ -29,7 +30,7 @@ class VDN(DQN):
         ):
             raise UsageError(
                 f"VDN needs a MultiDiscrete action space, the same number for each agent, this one "
-                f"is {space}; dqn takes a Discrete"
+                f"is {space}{who_takes(space)}"
             )
         self.num_agents = len(space.nvec)
         obs_shape = self.observation_space.shape or ()

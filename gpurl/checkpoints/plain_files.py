@@ -5,6 +5,7 @@ A device or a pipe has no end, and opening a pipe without a writer waits forever
 link changes another file.
 """
 
+import contextlib
 import errno
 import os
 import stat
@@ -35,6 +36,19 @@ def write_regular(path: Path, content: bytes) -> None:
     """
     with open(path, "wb", opener=_open) as stream:
         stream.write(content)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Make `content` the content of `path`, completely or not at all; a link is replaced, the file
+    that it leads to stays. OSError if that is not possible.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write_regular(temporary, content)
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def _open(path: str, flags: int) -> int:

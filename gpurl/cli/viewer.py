@@ -56,8 +56,9 @@ def view_run(
     obs = reset_env(env, seed)
     server = viser.ViserServer(HOST, port, label="gpurl", verbose=False)
     try:
-        # the page, without the button that asks viser's servers for an address on the internet
+        # the page; no client may ask viser's servers for an address of it on the internet
         server.gui.configure_theme(show_share_button=False)
+        server.request_share_url = lambda verbose=True: None  # type: ignore[method-assign]
         scene = ViserMujocoScene(server, env.model, num_envs=1)  # type: ignore[attr-defined]
         note = server.gui.add_markdown("")
         is_paused = server.gui.add_checkbox("pause", False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import gymnasium
 import torch
-from gymnasium.spaces import Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor, nn
 
 from gpurl.errors import UsageError
@@ -18,6 +18,13 @@ from gpurl.kernels.random import CounterRandom
 from gpurl.losses import dueling
 from gpurl.nn.acting import member_of
 from gpurl.nn.mlp import BodyConfig, Dense, Layer, Sequential, make_trunk
+
+# algorithms by the action space that they take
+TAKERS: dict[type[gymnasium.Space], str] = {
+    Discrete: "ppo and dqn take",
+    MultiDiscrete: "ppo and a2c take",
+    Box: "ppo, td3 and sac take",
+}
 
 
 @dataclass(frozen=True)
@@ -224,14 +231,22 @@ def make_q_network(
     return Sequential([*trunk, head(width, num_actions * atoms)])
 
 
-def num_choices(space: gymnasium.Space, label: str, instead: str) -> int:
+def who_takes(space: gymnasium.Space) -> str:
+    """The algorithms for an action space that another one refuses, as the end of its message."""
+    for kind, text in TAKERS.items():
+        if isinstance(space, kind):
+            return f"; {text} a {kind.__name__}"
+    return ""
+
+
+def num_choices(space: gymnasium.Space, label: str) -> int:
     """The number of actions of a Discrete space from 0; else a UsageError with the algorithm's
-    label and what takes another space.
+    label and what takes this space.
     """
-    if isinstance(space, MultiDiscrete):
-        instead = "ppo and a2c take a MultiDiscrete"
     if not isinstance(space, Discrete):
-        raise UsageError(f"{label} needs a Discrete action space, this one is {space}; {instead}")
+        raise UsageError(
+            f"{label} needs a Discrete action space, this one is {space}{who_takes(space)}"
+        )
     if space.start != 0:
         raise UsageError(f"{label} numbers actions from 0, this space is {space}")
     return int(space.n)

@@ -2,16 +2,20 @@
 them.
 """
 
-import contextlib
+import io
 import itertools
 import json
 import math
-import os
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpurl.checkpoints.plain_files import MAX_LINE_BYTES, open_regular, read_at_most
+from gpurl.checkpoints.plain_files import (
+    MAX_LINE_BYTES,
+    open_regular,
+    read_at_most,
+    replace_file,
+)
 from gpurl.colors import BLUE, GREEN, INK, ORANGE, PALE, PURPLE
 from gpurl.errors import GpurlError, UsageError
 from gpurl.run.config_file import read_config
@@ -122,16 +126,18 @@ def new_figure(height: float, title: str) -> "Figure":
 
 def save_figure(figure: "Figure", path: Path) -> Path:
     """Write the picture `path`, complete or not at all; GpurlError if it cannot be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        figure.savefig(temporary, format="png")
-        os.replace(temporary, path)
+        replace_file(path, as_png(figure))
     except OSError as error:
         raise GpurlError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
     return path
+
+
+def as_png(figure: "Figure") -> bytes:
+    """The content of a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
 
 
 def read_metrics(folder: Path) -> Series:

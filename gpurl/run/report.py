@@ -4,7 +4,6 @@ neither by gpurl nor by the browser.
 """
 
 import base64
-import io
 import json
 import math
 import shlex
@@ -15,12 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpurl import __version__
-from gpurl.checkpoints.plain_files import Json, read_at_most, write_regular
+from gpurl.checkpoints.plain_files import Json, read_at_most, replace_file
 from gpurl.colors import BLUE, GREEN, INK, ORANGE, PALE, PURPLE
 from gpurl.errors import GpurlError, UsageError
 from gpurl.run.config_file import read_config
 from gpurl.run.listing import RunEntry, find_runs, is_run
-from gpurl.run.plot import STYLE, Series, curve_figure, finish_axes, new_figure, read_metrics
+from gpurl.run.plot import (
+    STYLE,
+    Series,
+    as_png,
+    curve_figure,
+    finish_axes,
+    new_figure,
+    read_metrics,
+)
 from gpurl.run.records import RECORDS
 
 if TYPE_CHECKING:
@@ -59,7 +66,7 @@ def write_report(folder: Path, out: Path | None = None, video: Path | None = Non
     if not is_run(folder):
         raise UsageError(f"{folder} is not a run folder")
     out = folder / "report.html" if out is None else out
-    (entry,) = [each for each in find_runs(folder) if each.folder == folder]
+    (entry,) = find_runs(folder)
     series = read_metrics(folder)
     sections = [
         _summary(entry, series),
@@ -79,7 +86,7 @@ def write_report(folder: Path, out: Path | None = None, video: Path | None = Non
         f"{''.join(sections)}<p>gpurl {escape(__version__)}</p></body></html>\n"
     )
     try:
-        write_regular(out, page.encode(errors="replace"))
+        replace_file(out, page.encode(errors="replace"))
     except OSError as error:
         raise GpurlError(f"cannot write {out}: {error.strerror or error}") from error
     return out
@@ -140,10 +147,9 @@ def _picture(figure: "Figure", description: str) -> str:
     """The figure inside the page."""
     import matplotlib as mpl
 
-    buffer = io.BytesIO()
     with mpl.rc_context(STYLE):
-        figure.savefig(buffer, format="png")
-    return f'<img alt="{escape(description)}" src="{_data("image/png", buffer.getvalue())}">'
+        source = _data("image/png", as_png(figure))
+    return f'<img alt="{escape(description)}" src="{source}">'
 
 
 def _data(kind: str, content: bytes) -> str:
@@ -202,7 +208,8 @@ def _metrics(series: Series) -> str:
     import matplotlib as mpl
 
     tags = [tag for tag in sorted(series) if "/" in tag and not tag.startswith(NOT_DRAWN)]
-    drawn = [tag for tag in tags if any(map(math.isfinite, series[tag][1]))][:MAX_PANELS]
+    finite = [tag for tag in tags if any(map(math.isfinite, series[tag][1]))]
+    drawn = finite[:MAX_PANELS]
     if not drawn:
         return ""
     rows = -(-len(drawn) // COLUMNS)
@@ -217,7 +224,7 @@ def _metrics(series: Series) -> str:
             finish_axes(axes, "", ticks=4)
         for axes in panels[len(drawn) :]:
             axes.set_visible(False)
-    note = f"<p>The first {MAX_PANELS} of {len(tags)}.</p>" if len(tags) > MAX_PANELS else ""
+    note = f"<p>The first {MAX_PANELS} of {len(finite)}.</p>" if len(finite) > MAX_PANELS else ""
     return _picture(figure, "all metrics over environment steps") + note
 
 

@@ -259,12 +259,12 @@ def test_a_folder_without_a_log_is_named(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_the_old_picture_and_no_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(figure: Figure, path: Path, **options: Any) -> None:
-        path.write_bytes(b"half a pict")
+    def fail(path: Path, content: bytes) -> None:
+        path.write_bytes(content[:100])
         raise OSError(28, "No space left on device")
 
     (usual_log(tmp_path) / "learning_curve.png").write_bytes(b"old")
-    monkeypatch.setattr(Figure, "savefig", fail)
+    monkeypatch.setattr("gpurl.checkpoints.plain_files.write_regular", fail)
     with pytest.raises(
         GpurlError, match=r"cannot write .*learning_curve\.png: No space left on device"
     ):

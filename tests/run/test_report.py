@@ -2,6 +2,7 @@
 in a real browser, and lets a stranger's texts do nothing.
 """
 
+import errno
 import json
 import re
 import shutil
@@ -138,9 +139,25 @@ def test_a_page_is_not_written_through_a_link(run: Path, tmp_path: Path) -> None
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (run / "report.html").symlink_to(victim)
-    with pytest.raises(GpurlError, match="it is a link"):
-        write_report(run)
+    write_report(run)
     assert victim.read_text() == "mine"
+    assert "Learning curve" in text_of(run / "report.html")
+
+
+def test_a_page_that_cannot_be_written_leaves_the_one_before(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = write_report(run).read_bytes()
+
+    def full(path: Path, content: bytes) -> None:
+        path.write_bytes(content[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gpurl.checkpoints.plain_files.write_regular", full)
+    with pytest.raises(GpurlError, match=r"cannot write .*report\.html: No space left"):
+        write_report(run)
+    assert (run / "report.html").read_bytes() == before
+    assert not list(run.glob(".report*"))
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
