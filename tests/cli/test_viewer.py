@@ -59,6 +59,26 @@ def test_a_page_on_this_machine_shows_the_episodes(run: Path) -> None:
     assert re.findall(r"episode (\d): return [\d.]+", rest) == ["1", "2"]
 
 
+def test_no_client_shares_the_page(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """viser answers such a message of any client with `server.request_share_url`."""
+    viser = pytest.importorskip("viser")
+    pytest.importorskip("mjviser")
+    servers, shared = [], []
+
+    class Server(viser.ViserServer):  # type: ignore[misc]
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)
+            servers.append(self)
+
+        def request_share_url(self, verbose: bool = True) -> None:
+            shared.append(self)
+
+    monkeypatch.setattr(viser, "ViserServer", Server)
+    view_run(run, 1, speed=4.0, port=18090, say=lambda text: servers[0].request_share_url())
+    assert servers
+    assert not shared
+
+
 def listening(port: int) -> set[str]:
     """The addresses at which somebody listens on `port`."""
     found = set()
