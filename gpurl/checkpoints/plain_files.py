@@ -40,8 +40,12 @@ def write_regular(path: Path, content: bytes) -> None:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Make `content` the content of `path`, completely or not at all; a link is replaced, the file
-    that it leads to stays. OSError if that is not possible.
+    that it leads to stays. OSError if that is not possible, also for a device or a pipe.
     """
+    with contextlib.suppress(FileNotFoundError):
+        kind = os.lstat(path).st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISLNK(kind)):
+            raise OSError(errno.EINVAL, "it is no regular file", path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write_regular(temporary, content)

@@ -91,6 +91,8 @@ def _check_target(file: Path) -> None:
     """UsageError for a place where no file of the user belongs."""
     if file.is_dir():
         raise UsageError(f"--out {file} is a folder: name a file in it")
+    if file.exists() and not file.is_file():
+        raise UsageError(f"--out {file} is no regular file")
     if (file.parent / "manifest.json").exists():
         raise UsageError(
             f"--out {file} is inside a checkpoint, which would no longer be intact: choose another "

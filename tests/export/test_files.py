@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -175,6 +176,10 @@ def test_one_sentence_for_each_mistake(
         export_run(tmp_path)
     with pytest.raises(UsageError, match="is a folder: name a file in it"):
         export_run(run, "onnx", tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="is no regular file"):
+        export_run(run, "torchscript", tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
     with pytest.raises(UsageError, match=r"No such file or directory.*choose another place"):
         export_run(run, "torchscript", tmp_path / "no" / "a.pt")
     for name in ("onnx", "onnxscript"):

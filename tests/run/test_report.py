@@ -4,6 +4,7 @@ in a real browser, and lets a stranger's texts do nothing.
 
 import errno
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -170,6 +171,14 @@ def test_a_page_is_not_written_through_a_link(run: Path, tmp_path: Path) -> None
     write_report(run)
     assert victim.read_text() == "mine"
     assert "Learning curve" in text_of(run / "report.html")
+
+
+def test_a_pipe_is_not_replaced_by_a_page(run: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(GpurlError, match="it is no regular file"):
+        write_report(run, out=pipe)
+    assert pipe.is_fifo()
 
 
 def test_a_page_that_cannot_be_written_leaves_the_one_before(
