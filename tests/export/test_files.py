@@ -187,7 +187,7 @@ def test_one_sentence_for_each_mistake(
             patch.setitem(sys.modules, name, None)
             with pytest.raises(UsageError, match=rf"needs {name}, .*\[export\]"):
                 export_run(run, "onnx", tmp_path / "a.onnx")
-    assert nothing_left(tmp_path)
+    assert nothing_left(tmp_path, "pipe")
 
 
 def test_without_onnxruntime_the_command_says_that_nothing_was_compared(
