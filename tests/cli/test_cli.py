@@ -159,7 +159,9 @@ def test_doctor_names_versions_and_what_is_missing(
     assert "json: there (tasks of JSON)" in lines
     assert "no_such_module: missing (nothing; get it by pip install it)" in lines
     assert any(line.startswith("no CUDA device: ") for line in lines)
-    assert any(f"torch uses {torch.get_num_threads()} threads" in line for line in lines)
+    count = torch.get_num_threads()
+    threads = "1 thread," if count == 1 else f"{count} threads,"
+    assert any(f"torch uses {threads}" in line for line in lines)
 
 
 def test_a_default_that_is_changed_keeps_the_help_of_its_setting(
