@@ -176,6 +176,17 @@ class VecEnv(gymnasium.vector.VectorEnv):
         if state:
             raise NotImplementedError(f"{type(self).__name__} cannot restore a state")
 
+    def curriculum_state(self) -> Info:
+        """Plain values that a training keeps when its episodes begin anew, with any number of
+        environments: how hard a simulator has made its task.
+        """
+        return {}
+
+    def load_curriculum_state(self, state: Info) -> None:
+        """Continue from `curriculum_state()`."""
+        if state:
+            raise NotImplementedError(f"{type(self).__name__} has no curriculum")
+
 
 def no_pictures(env_class: type[VecEnv]) -> UsageError:
     """The error of environments that do not draw themselves."""

@@ -6,8 +6,10 @@ processes share tensors, on a GPU by CUDA IPC, on a CPU in a memory file. The st
 cannot be saved: a resumed run begins new episodes.
 """
 
+import json
 import os
 import shlex
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from gpurl.envs.isaac_gym.process import PYTHON_VARIABLE, SimulatorProcess, find
 from gpurl.envs.isaac_gym.server import CudaTensors, HostTensors, Layout, layout_of
 from gpurl.envs.isaac_gym.steps import IsaacGymSteps, Returned
 from gpurl.envs.vec_env import Info, Options, Timestep, check_at_least_one
-from gpurl.errors import UsageError
+from gpurl.errors import EnvError, UsageError
 
 FAMILIES = ("auto", "isaacgymenvs", "legged_gym")
 PIPELINES = ("auto", "gpu", "cpu")
@@ -42,6 +44,10 @@ class IsaacGym(CountingEnv):
     their next step, which is no transition; until then they return the old observation. Factory and
     IndustReal tasks have one clock for all environments: it is not staggered, and only all of them
     can be reset.
+
+    Numbers in a task's extras are logged (info["log"]; tensors [N] as means). A task is told the
+    steps of the training (`set_train_info`); what it keeps between episodes (`get_env_state`) is
+    `curriculum_state`.
     """
 
     def __init__(
@@ -147,6 +153,8 @@ class IsaacGym(CountingEnv):
         self.resets_late = not self._clocks_move_together
         self._steps = IsaacGymSteps(properties["restarts_later"], properties["last_clock"])
         self._has_started = False
+        self._env_steps = 0  # of all environments, in the whole training
+        self._curriculum = "null"  # of the task, as JSON
 
     def _share(self, layout: Layout, gpu: int | None) -> None:
         """Make the tensors that both processes share."""
@@ -188,9 +196,30 @@ class IsaacGym(CountingEnv):
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         if not self._has_started:
             raise UsageError("IsaacGym.step: reset() comes before the first step")
-        self._send("step", {"action": self._checked_action(actions)})
+        names = self._send(
+            "step", {"action": self._checked_action(actions)}, env_steps=self._env_steps
+        )
+        self._env_steps += self.num_envs
         returned = self._returned()
-        return self._timestep(returned.observations(), *self._steps.transition(returned))
+        timestep = self._timestep(returned.observations(), *self._steps.transition(returned))
+        if names:  # means over environments or episodes that the task logs
+            log = self._tensors["log"][: len(names)].to(self.device, copy=True)
+            timestep.info["log"] = dict(zip(names, log.unbind()))
+        return timestep
+
+    def curriculum_state(self) -> Info:
+        """Steps of the training, and what the task keeps between its episodes; of a simulator that
+        has died as it was when it was last asked.
+        """
+        with suppress(EnvError, UsageError):
+            state = self._simulator.call("get_curriculum", self.step_timeout)
+            self._curriculum = json.dumps(state)
+        return {"env_steps": self._env_steps, "task": self._curriculum}
+
+    def load_curriculum_state(self, state: Info) -> None:
+        self._env_steps = state["env_steps"]
+        self._curriculum = state["task"]
+        self._simulator.call("set_curriculum", self.step_timeout, state=json.loads(state["task"]))
 
     def stagger(self, clocks: Tensor) -> None:
         if self._clocks_move_together:
@@ -214,7 +243,7 @@ class IsaacGym(CountingEnv):
 
     def _send(
         self, call: str, written: dict[str, Tensor], seconds: float | None = None, **arguments: Any
-    ) -> None:
+    ) -> Any:
         """Write tensors for the simulator, after it has read the previous ones, then call it."""
         self._simulator.check_is_alive()
         self._shared.take_over()
@@ -222,7 +251,7 @@ class IsaacGym(CountingEnv):
             self._tensors[name].copy_(value)
         # also if nothing was written: results may still be copied from the shared memory
         self._shared.hand_over()
-        self._simulator.call(call, seconds or self.step_timeout, **arguments)
+        return self._simulator.call(call, seconds or self.step_timeout, **arguments)
 
     def _returned(self) -> Returned:
         """Copies of the simulator's results, which the next step overwrites."""

@@ -64,6 +64,8 @@ class SimulatorProcess:
         read_end, self._lifeline = os.pipe()
         self.memory_file = os.memfd_create("gpurl_isaac_gym")
         self._log: BinaryIO = tempfile.TemporaryFile()  # type: ignore[assignment]  # noqa: SIM115
+        # its working directory: some tasks write their models there
+        self._folder = tempfile.TemporaryDirectory(prefix="gpurl_isaac_gym_")
         # in append mode, since the log is truncated from time to time
         flags = fcntl.fcntl(self._log, fcntl.F_GETFL)
         fcntl.fcntl(self._log, fcntl.F_SETFL, flags | os.O_APPEND)
@@ -76,6 +78,7 @@ class SimulatorProcess:
                 stdout=self._log,
                 stderr=self._log,
                 env=_environment(python, gpu),
+                cwd=self._folder.name,
                 pass_fds=(server_end.fileno(), read_end, self.memory_file),
                 start_new_session=True,  # Ctrl-C in the terminal does not reach it
             )
@@ -91,7 +94,14 @@ class SimulatorProcess:
         # ended when this object is, even if nobody calls `close`
         descriptors = (self._lifeline, self.memory_file)
         self._end = weakref.finalize(
-            self, _end, os.getpid(), self.process, self._channel, self._log, descriptors
+            self,
+            _end,
+            os.getpid(),
+            self.process,
+            self._channel,
+            self._log,
+            descriptors,
+            self._folder,
         )
 
     def call(self, name: str, seconds: float, **arguments: Any) -> Any:
@@ -182,6 +192,10 @@ class SimulatorProcess:
 def _environment(python: str, gpu: int | None) -> dict[str, str]:
     """Environment variables of the server."""
     variables = {name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON}
+    # its working directory is another one
+    if paths := variables.get("PYTHONPATH"):
+        absolute = [os.path.abspath(path) for path in paths.split(os.pathsep) if path]
+        variables["PYTHONPATH"] = os.pathsep.join(absolute)
     # its cuda:0 is `gpu` of this process
     if gpu is not None:
         visible = variables.get("CUDA_VISIBLE_DEVICES")
@@ -203,9 +217,10 @@ def _end(
     channel: socket.socket,
     log: BinaryIO,
     descriptors: tuple[int, ...],
+    folder: tempfile.TemporaryDirectory,
 ) -> None:
-    """End the server process and close the descriptors; a forked copy of the trainer only closes
-    its descriptors.
+    """End the server process, close the descriptors and remove its folder; a forked copy of the
+    trainer only closes its descriptors.
     """
     if os.getpid() == owner:
         with suppress(OSError):  # it may have ended, or be busy
@@ -216,6 +231,7 @@ def _end(
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # with its child processes
             process.wait()
+        folder.cleanup()
     channel.close()
     log.close()
     for descriptor in descriptors:

@@ -8,6 +8,7 @@ sends calls as lines of JSON over a socket that this process inherits.
 """
 
 import ast
+import contextlib
 import ctypes
 import difflib
 import faulthandler
@@ -25,11 +26,21 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 FAMILIES = ("isaacgymenvs", "legged_gym")
+WITHOUT_TENSORS = (
+    "describe",
+    "try_sharing",
+    "make",
+    "share",
+    "get_curriculum",
+    "set_curriculum",
+)
 IN_SHARED_TENSORS = ("reset", "restart", "set_clocks", "step")  # calls that read or write them
 ALIGNMENT = 256  # bytes, as in CUDA's allocations
+MAX_LOGGED = 256  # numbers that a task may log in a step
+NOT_LOGGED = ("time_outs", "amp_obs", "terminate")  # extras that are no metrics
 Layout = Dict[str, Tuple[str, Tuple[int, ...]]]
 
 
@@ -51,6 +62,7 @@ def layout_of(num_envs: int, num_obs: int, num_states: int, num_actions: int) ->
         # of the task before the step; or the values that the trainer sets
         "clock": ("<i8", (num_envs,)),
         "mask": ("|b1", (num_envs,)),  # environments that the trainer restarts
+        "log": ("<f4", (MAX_LOGGED,)),  # what the task logs; the reply to a step has the names
     }
     if num_states:
         layout["state"] = ("<f4", (num_envs, num_states))
@@ -239,13 +251,17 @@ def task_names(family: str) -> List[str]:
         spec = importlib.util.find_spec(family)
         if spec is None or not spec.origin:
             raise ImportError("it is not installed")
-        return sorted(
-            name[:-5]
-            for name in os.listdir(_config_folder(spec.origin, "task"))
-            if name.endswith(".yaml")
-        )
+        folder = _config_folder(spec.origin, "task")
+        files = [name for name in sorted(os.listdir(folder)) if name.endswith(".yaml")]
+        return [name[:-5] for name in files if _names_a_task(os.path.join(folder, name))]
     importlib.import_module("legged_gym.envs")  # registers its tasks
     return sorted(importlib.import_module("legged_gym.utils").task_registry.task_classes)
+
+
+def _names_a_task(path: str) -> bool:
+    """Whether a configuration is that of a task: parts of others, as FactoryBase, have no name."""
+    with open(path) as file:
+        return re.search(r"""^[ ]*["']?name["']?[ ]*:""", file.read(), re.MULTILINE) is not None
 
 
 def _config_folder(package_file: str, *parts: str) -> str:
@@ -278,11 +294,15 @@ def find_family(task: str, family: str) -> str:
     )
 
 
+# contexts that last until the process ends
+_open_contexts = contextlib.ExitStack()
+
+
 def make_isaacgymenvs(
     task: str, num_envs: int, seed: int, device: str, overrides: List[str]
-) -> Any:
-    """The task, headless. The configuration is made here, as `make` without one takes the GPU
-    pipeline on any device.
+) -> Tuple[Any, float]:
+    """(the task, headless; the largest action that it is trained with). The configuration is made
+    here, as `make` without one takes the GPU pipeline on any device.
     """
     import isaacgymenvs
     from hydra import compose, initialize_config_dir
@@ -298,14 +318,16 @@ def make_isaacgymenvs(
         "rl_device=" + device,
     ]
     trainings = sorted(os.listdir(os.path.join(folder, "train")))
-    if task + "PPO.yaml" not in trainings:  # a file of this group must exist, but is not used
+    has_training = task + "PPO.yaml" in trainings
+    if not has_training:  # a file of this group must exist, but is not used
         settings.append("train=" + trainings[0][:-5])
     for override in overrides:  # of the task, unless it selects a file of a group
         sign, text = re.match(r"([+~]*)(.*)", override).groups()  # type: ignore[union-attr]
         settings.append(override if "/" in text.split("=")[0] else sign + "task." + text)
     try:
-        with initialize_config_dir(config_dir=folder):
-            config = compose(config_name="config", overrides=settings)
+        # it stays open: Factory and IndustReal tasks compose more files while they are made
+        _open_contexts.enter_context(initialize_config_dir(config_dir=folder))
+        config = compose(config_name="config", overrides=settings)
     except Exception as error:
         raise WrongUse(
             "{} with {}: {}; overrides set existing values of the task, +NAME=VALUE adds "
@@ -326,11 +348,20 @@ def make_isaacgymenvs(
         cfg=config,
     )
     known = inspect.signature(isaacgymenvs.make).parameters  # older versions have fewer
-    return isaacgymenvs.make(**{name: value for name, value in options.items() if name in known})
+    env = isaacgymenvs.make(**{name: value for name, value in options.items() if name in known})
+    # rl_games clips actions to the action space, which is 1 for all tasks, unless it is told not to
+    is_clipped = True
+    if has_training:
+        is_clipped = config.train["params"]["config"].get("clip_actions", True)
+    return env, 1.0 if is_clipped else float(getattr(env, "clip_actions", float("inf")))
 
 
-def make_legged_gym(task: str, num_envs: int, seed: int, device: str, overrides: List[str]) -> Any:
-    """The task, headless; legged_gym reads its settings from the command line."""
+def make_legged_gym(
+    task: str, num_envs: int, seed: int, device: str, overrides: List[str]
+) -> Tuple[Any, float]:
+    """(the task, headless; infinity, as actions have no limit). legged_gym reads its settings from
+    the command line.
+    """
     utils = importlib.import_module("legged_gym.utils")
     sys.argv = [
         "legged_gym",
@@ -363,7 +394,8 @@ def make_legged_gym(task: str, num_envs: int, seed: int, device: str, overrides:
         except (ValueError, SyntaxError):
             value = text
         setattr(owner, names[-1], value)
-    return utils.task_registry.make_env(name=task, args=utils.get_args(), env_cfg=config)[0]
+    env = utils.task_registry.make_env(name=task, args=utils.get_args(), env_cfg=config)[0]
+    return env, float("inf")
 
 
 class Simulation:
@@ -372,6 +404,7 @@ class Simulation:
     """
 
     shared: Any  # HostTensors or CudaTensors
+    _logged_episode: Any = None  # extras["episode"] of the last step
 
     def make(
         self,
@@ -397,8 +430,15 @@ class Simulation:
         self.seed(seed)  # isaacgymenvs.make takes a seed and ignores it
         is_legged = family == "legged_gym"
         make: Callable[..., Any] = make_legged_gym if is_legged else make_isaacgymenvs
-        self.env = make(task, num_envs, seed, device, overrides)
+        self.env, max_action = make(task, num_envs, seed, device, overrides)
         self.device = torch.device(device)
+        if getattr(self.env, "use_dict_obs", False):
+            raise WrongUse(
+                "{}: tasks with a dict of observations (Dextreme) are not supported, only those "
+                "with one tensor obs; its observations: {}".format(
+                    task, ", ".join(sorted(getattr(self.env, "obs_dims", {}))) or "unknown"
+                )
+            )
         if hasattr(self.env, "fetch_amp_obs_demo") or getattr(self.env, "num_agents", 1) != 1:
             raise WrongUse(
                 "{}: tasks of AMP, which leave restarting to a trainer, and of several agents are "
@@ -421,7 +461,7 @@ class Simulation:
                 )
             self.env.max_episode_length = max_episode_steps + self.first_clock - after_limit
         last_clock = int(self.env.max_episode_length) + after_limit
-        # limits of observations and actions; legged_gym does not limit actions
+        # limits of observations
         if is_legged:
             clip_obs = self.env.cfg.normalization.clip_observations
         else:
@@ -429,7 +469,7 @@ class Simulation:
         return {
             "sizes": [self.num_envs, int(self.env.num_obs), self._num_states(), self.num_actions],
             "clip_obs": float(clip_obs),
-            "max_action": float("inf") if is_legged else 1.0,
+            "max_action": max_action,
             "restarts_later": self.restarts_later,
             "clocks_move_together": clocks_move_together,
             "last_clock": last_clock,
@@ -580,11 +620,17 @@ class Simulation:
         """Set the task's clocks to the trainer's, which are 0 at the first observation."""
         self._clock()[:] = self.tensors["clock"] + self.first_clock
 
-    def step(self) -> None:
-        """One step of all environments."""
+    def step(self, env_steps: int) -> List[str]:
+        """One step of all environments, after `env_steps` steps in all of this training. Returns
+        the names of what the task logs; their values are in the shared tensor log.
+        """
+        if hasattr(self.env, "set_train_info"):
+            self.env.set_train_info(env_steps)
         # before the step: a task that restarts in it zeroes its clock
         self.tensors["clock"].copy_(self._clock())
-        self._write(self.env.step(self.tensors["action"].to(self.device, copy=True)))
+        result = self.env.step(self.tensors["action"].to(self.device, copy=True))
+        self._write(result)
+        return self._write_log(result[-1])
 
     def _write(self, result: Tuple[Any, ...]) -> None:
         """Copy the results of a step into the shared tensors; the task may overwrite them later."""
@@ -607,6 +653,73 @@ class Simulation:
             elif name == "timed_out":
                 self.tensors[name].zero_()
 
+    def _write_log(self, extras: Dict[str, Any]) -> List[str]:
+        """Copy the metrics in `extras` into the shared tensor log; returns their names."""
+        # the same dict of means over ended episodes stays until the next ones end
+        episode = extras.get("episode")
+        is_old = episode is not None and episode is self._logged_episode
+        self._logged_episode = episode
+        skipped = NOT_LOGGED + (("episode",) if is_old else ())
+        metrics = {name: each for name, each in extras.items() if name not in skipped}
+        values = dict(list(_numbers(metrics, self.num_envs, self.torch))[:MAX_LOGGED])
+        if values:
+            rows = [
+                self.torch.as_tensor(each, dtype=self.torch.float32, device=self.device).mean()
+                for each in values.values()
+            ]
+            self.tensors["log"][: len(rows)] = self.torch.stack(rows)
+        return list(values)
+
+    def get_curriculum(self) -> Any:
+        """What the task keeps between its episodes, as JSON; None if it keeps nothing."""
+        if not hasattr(self.env, "get_env_state"):
+            return None
+        return to_json(self.env.get_env_state(), self.torch)
+
+    def set_curriculum(self, state: Any) -> None:
+        """Continue from `get_curriculum`."""
+        if state is not None and hasattr(self.env, "set_env_state"):
+            self.env.set_env_state(from_json(state, self.torch))
+
+
+def _numbers(values: Dict[str, Any], num_envs: int, torch: Any) -> Iterator[Tuple[str, Any]]:
+    """(name, number, tensor of one number or of one for each environment) in nested dicts."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            for inner, each in _numbers(value, num_envs, torch):
+                yield "{}/{}".format(name, inner), each
+        elif isinstance(value, torch.Tensor):
+            if value.numel() == 1 or tuple(value.shape) == (num_envs,):
+                yield name, value
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield name, value
+
+
+def to_json(value: Any, torch: Any) -> Any:
+    """`value` of dicts, lists, numbers, text and tensors, as JSON holds it."""
+    if isinstance(value, dict):
+        return {str(name): to_json(each, torch) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(each, torch) for each in value]
+    if isinstance(value, torch.Tensor):
+        kind = str(value.dtype).split(".")[-1]
+        return {"tensor": value.cpu().tolist(), "dtype": kind, "device": str(value.device)}
+    if hasattr(value, "item"):  # a number of numpy
+        return value.item()
+    return value
+
+
+def from_json(value: Any, torch: Any) -> Any:
+    """The inverse of `to_json`, but tuples become lists."""
+    if isinstance(value, list):
+        return [from_json(each, torch) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"tensor", "dtype", "device"}:
+        dtype = getattr(torch, value["dtype"])
+        return torch.tensor(value["tensor"], dtype=dtype, device=value["device"])
+    return {name: from_json(each, torch) for name, each in value.items()}
+
 
 # ---- the process ----
 
@@ -625,10 +738,7 @@ def die_with_the_trainer(lifeline: int) -> None:
 def serve(channel: socket.socket) -> None:
     """Execute calls, a line of JSON each, until the call "close" or the end of the trainer."""
     simulation = Simulation()
-    calls = {
-        name: getattr(simulation, name)
-        for name in ("describe", "try_sharing", "make", "share", *IN_SHARED_TENSORS)
-    }
+    calls = {name: getattr(simulation, name) for name in (*WITHOUT_TENSORS, *IN_SHARED_TENSORS)}
     for line in channel.makefile("rb"):
         request = json.loads(line.decode())
         name = request.pop("call")

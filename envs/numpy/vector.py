@@ -22,6 +22,15 @@ from gpurl.kernels.memory_errors import find_out_of_memory
 
 MakeEnv = Callable[[], gymnasium.Env]
 VECTORIZATIONS = ("sync", "async", "vector", "envpool")
+# what is installed under another name than it is imported
+DISTRIBUTIONS = {
+    "Box2D": "box2d",
+    "PIL": "pillow",
+    "cv2": "opencv-python",
+    "hydra": "hydra-core",
+    "mani_skill": "mani-skill",
+    "yaml": "pyyaml",
+}
 
 
 class Watched(gymnasium.Wrapper):
@@ -147,5 +156,6 @@ def explain_construction(name: str) -> Iterator[None]:
             raise
         hint = ""
         if isinstance(error, ModuleNotFoundError) and error.name:
-            hint = f"; pip install {error.name.partition('.')[0]}"
+            module = error.name.partition(".")[0]
+            hint = f"; pip install {DISTRIBUTIONS.get(module, module)}"
         raise UsageError(f"{name} cannot be made: {type(error).__name__}: {error}{hint}") from error

@@ -219,6 +219,7 @@ class Eager:
             "obs": self.obs,
             "policy_state": list(self.policy_state),
             "statistics": self.statistics.state_dict(),
+            "curriculum": self.env.curriculum_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -229,6 +230,8 @@ class Eager:
         self.iteration = state["iteration"]
         self.guards.begin(self.iteration)
         self.statistics.load_state_dict(state["statistics"], self.steps)
+        if state["curriculum"]:
+            self.env.load_curriculum_state(state["curriculum"])
 
     def load_episodes(self, env_state: dict[str, Any], state: dict[str, Any], seed: int) -> None:
         """Continue the episodes of a checkpoint: the environments' state and `state_dict()`'s."""

@@ -75,6 +75,12 @@ class AppendPrivilegedState(VecEnv):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.env.load_state_dict(state)
 
+    def curriculum_state(self) -> dict[str, Any]:
+        return self.env.curriculum_state()
+
+    def load_curriculum_state(self, state: dict[str, Any]) -> None:
+        self.env.load_curriculum_state(state)
+
 
 def _concatenate(obs: Tensor, state: Tensor) -> Tensor:
     """[N, *obs], [N, *state] -> [N, D + S]."""

@@ -35,6 +35,8 @@ class EpisodeStatistics:
         self.terms: dict[str, Tensor] = {}
         # the same of names whose values the host has: Python's numbers and numpy's arrays
         self.host_terms: dict[str, list[float]] = {}
+        # [2] number of steps that were transitions and of all, if the environments say which
+        self.transitions: Tensor | None = None
 
     def add(self, timestep: Timestep) -> None:
         """Add one step's finished episodes and log terms."""
@@ -43,7 +45,16 @@ class EpisodeStatistics:
             host_sync_is_free(self.newest.device) and not bool(info["_episode"].any())
         ):
             keep_newest(self.newest, info["_episode"], info["episode"]["r"], info["episode"]["l"])
+        if "valid" in info:
+            self._count_transitions(info["valid"])
         self.add_log(info)
+
+    def _count_transitions(self, valid: Tensor) -> None:
+        """valid: [N] bool."""
+        if self.transitions is None:
+            self.transitions = torch.zeros(2, device=self.newest.device)
+        self.transitions[0] += valid.sum()
+        self.transitions[1] += len(valid)
 
     def add_log(self, info: dict[str, Any]) -> None:
         """Add the environment's own log terms: of a name with a mask "_name" [N] bool, as Gymnasium
@@ -95,6 +106,8 @@ class EpisodeStatistics:
         }
         for name, term in self.terms.items():
             metrics[f"sum {name}"], metrics[f"count {name}"] = term.clone().unbind()
+        if self.transitions is not None:
+            metrics["transitions"], metrics["steps"] = self.transitions.clone().unbind()
         return metrics
 
     def read(self, values: dict[str, float], steps: int) -> dict[str, float]:
@@ -122,6 +135,10 @@ class EpisodeStatistics:
         for term in self.terms.values():
             term.zero_()
         self.host_terms = {name: [0.0, 0.0] for name in self.host_terms}
+        # transitions
+        if self.transitions is not None and values["steps"]:
+            means["rollout/valid_fraction"] = values["transitions"] / values["steps"]
+            self.transitions.zero_()
         return {**means, "rollout/episodes": episodes, **terms}
 
     def _limits_have_passed(self, steps: int) -> bool:

@@ -32,6 +32,7 @@ class Reporter:
         self.last_log = time.monotonic()
         self.logged_steps = engine.steps
         self._gpu_figures = GpuFigures(engine.env.device)
+        self._warned_of_no_transitions = False
 
     def begin(self, total_steps: int, remaining_steps: int) -> None:
         """Say how many updates will follow. Warn if they are few, if one iteration is longer than
@@ -114,6 +115,13 @@ class Reporter:
         # episodes and times since the last entry
         episode_values = {name: values.pop(name) for name in episodes}
         values |= engine.statistics.read(episode_values, engine.steps)
+        if values.get("rollout/valid_fraction") == 0 and not self._warned_of_no_transitions:
+            self._warned_of_no_transitions = True
+            self.display.warn(
+                f"nothing was learned in the last {engine.steps - self.logged_steps:,} steps: the "
+                f"environments marked each of them as no transition (info['valid'] is False), as "
+                f"if every step were a reset"
+            )
         phases = {"collect": 0.0, "update": 0.0} | engine.stopwatch.read()
         phases.pop("other", None)
         values |= {f"time/{phase}_seconds": spent for phase, spent in phases.items()}

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from gpurl.envs import make_env
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu
+from gpurl.envs.numpy.vector import explain_construction
 from gpurl.errors import EnvError, UsageError
 from tests.numpy_envs import Batch, Tour, second_step
 
@@ -97,6 +98,9 @@ def need_extra() -> gymnasium.Env:
 def test_a_missing_simulator_says_what_to_install() -> None:
     with pytest.raises(UsageError, match=r"pip install a_simulator_that_is_not_here$"):
         GymnasiumCpu(2, env=need_simulator)
+    # a package that is installed under another name
+    with pytest.raises(UsageError, match=r"pip install hydra-core$"), explain_construction("it"):
+        raise ModuleNotFoundError("No module named 'hydra'", name="hydra.core")
     with pytest.raises(UsageError, match=r'run `pip install "gymnasium\[box2d\]"`'):
         GymnasiumCpu(2, env=need_extra)
 

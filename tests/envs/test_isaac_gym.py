@@ -3,6 +3,7 @@ compared with single true episodes.
 """
 
 import ast
+import json
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import gymnasium
 import pytest
 import torch
 
+import gpurl
 from gpurl.cli.check_env import check_env
 from gpurl.envs import env_names, make_env
 from gpurl.envs.isaac_gym.process import PYTHON_VARIABLE
@@ -162,6 +164,95 @@ def test_tasks_with_one_clock_for_all_keep_it(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(obs[:, AGE], torch.ones(NUM_ENVS))  # at once: the next step counts
     assert env.step(still).info["valid"].all()
     env.close()
+
+
+def make_terrain(num_envs: int = NUM_ENVS) -> Any:
+    return make_env("isaac_gym:FakeTerrain", num_envs, seed=5, python=sys.executable)
+
+
+def test_numbers_that_a_task_logs_are_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    env = make_terrain()
+    env.reset()
+    always = {"frames", "scalars/late", "age"}
+    for step in range(1, 10):
+        timestep = env.step(torch.zeros(NUM_ENVS, 1))
+        log = timestep.info["log"]
+        # means over ended episodes only where some have ended, after the first step
+        has_ended = bool(timestep.truncated.any())
+        assert set(log) - {"episode/terrain_level"} == always
+        assert ("episode/terrain_level" in log) == (has_ended or step == 1)
+        assert float(log["scalars/late"]) == 0.25
+        assert float(log["age"]) == (0 if has_ended else step)
+        # the task is told the steps before this one
+        assert float(log["frames"]) == (step - 1) * NUM_ENVS
+    assert has_ended
+    first = log["age"].clone()
+    env.step(torch.zeros(NUM_ENVS, 1))
+    assert torch.equal(log["age"], first), "the log of a step is the caller's own"
+    env.close()
+
+
+def test_a_curriculum_goes_on_in_another_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    env = make_terrain()
+    env.reset()
+    for _ in range(9):
+        env.step(torch.zeros(NUM_ENVS, 1))
+    state = env.curriculum_state()
+    assert state["env_steps"] == 9 * NUM_ENVS
+    env.close()
+    # another number of environments
+    other = make_terrain(2)
+    other.reset()
+    assert other.curriculum_state() != state
+    other.load_curriculum_state(state)
+    assert other.curriculum_state() == state
+    assert float(other.step(torch.zeros(2, 1)).info["log"]["frames"]) == 9 * NUM_ENVS
+    other.close()
+
+
+def test_a_resumed_run_keeps_the_curriculum(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+    monkeypatch.setenv(PYTHON_VARIABLE, sys.executable)
+    settings: dict[str, Any] = {"num_envs": NUM_ENVS, "horizon": 8, "minibatches": 1}
+    settings |= {"eval_episodes": 0, "device": "cpu", "quiet": True}
+    run = gpurl.train(
+        "ppo",
+        "isaac_gym:FakeTerrain",
+        total_steps=16 * NUM_ENVS,
+        run_dir=tmp_path / "run",
+        **settings,
+    )
+    gpurl.resume(run.folder, total_steps=32 * NUM_ENVS, quiet=True)
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    frames = [row["env/frames"] for row in map(json.loads, lines) if "env/frames" in row]
+    # means over iterations of 8 steps; they would fall to 3.5 environments' steps again
+    assert frames == sorted(frames)
+    assert frames[-1] > 16 * NUM_ENVS
+
+
+def test_actions_are_limited_as_in_the_tasks_own_training(
+    played: tuple[Any, Variant],
+) -> None:
+    env, variant = played
+    limit = 1.0 if variant.task in ("FakeCartpole", "FakeHand") else float("inf")
+    assert float(env.single_action_space.high[0]) == limit
+
+
+def test_what_a_task_writes_is_not_in_the_users_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.path.relpath(FAKE))
+    env: Any = make_env("isaac_gym:FakeHand", 2, python=sys.executable)
+    folder = Path(f"/proc/{env._simulator.process.pid}/cwd").resolve()
+    assert [file.name for file in folder.iterdir()] == ["walkers.xml"]
+    env.close()
+    assert list(tmp_path.iterdir()) == []
+    assert not folder.exists()
 
 
 def test_one_environment_that_ends_while_its_way_to_restart_is_found_out(

@@ -124,7 +124,7 @@ def test_doctor_asks_the_python_that_is_named(monkeypatch: pytest.MonkeyPatch) -
     report = doctor.report()
     (line,) = [line for line in report.splitlines() if "Isaac Gym has" in line]
     assert line.endswith(
-        f"torch {torch.__version__}, CUDA {torch.cuda.is_available()}, isaacgymenvs with 6 tasks, "
+        f"torch {torch.__version__}, CUDA {torch.cuda.is_available()}, isaacgymenvs with 7 tasks, "
         f"legged_gym with 1 tasks"
     )
     how = "CUDA IPC" if torch.cuda.is_available() else "shared memory"
@@ -193,6 +193,13 @@ def test_doctor_tells_what_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> N
             r"no 'env.lenght'; known there: episode_length, fault",
         ),
         ("FakeAmp", {}, UsageError, r"FakeAmp: tasks of AMP"),
+        (
+            "FakeDextreme",
+            {},
+            UsageError,
+            r"FakeDextreme: tasks with a dict of observations.*: dof_pos, goal_pose",
+        ),
+        ("FakeBase", {}, UsageError, r"no Isaac Gym task 'FakeBase'"),
         (
             "FakeAssets",
             {},

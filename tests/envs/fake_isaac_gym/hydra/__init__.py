@@ -5,7 +5,7 @@ or are added by a plus sign.
 import contextlib
 import json
 import os
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Optional
 
 _folder = ""
 
@@ -26,11 +26,20 @@ class Config:
         self.__dict__.update(groups)
 
 
-def compose(config_name: str, overrides: List[str]) -> Config:
+def compose(config_name: str, overrides: Optional[List[str]] = None) -> Config:
+    if not _folder:
+        raise ValueError(
+            "GlobalHydra is not initialized, use @hydra.main() or call one of the hydra "
+            "initialization methods first"
+        )
     groups = _read(config_name)
+    if overrides is None:
+        return Config(groups)
     chosen = dict(override.split("=", 1) for override in overrides)
     groups["task"] = _read(os.path.join("task", chosen.pop("task")))
-    _read(os.path.join("train", chosen.pop("train", groups["task"]["name"] + "PPO")))
+    groups["train"] = _read(
+        os.path.join("train", chosen.pop("train", groups["task"]["name"] + "PPO"))
+    )
     for key, text in chosen.items():
         part, names = groups, key.lstrip("+").split(".")
         for name in names[:-1]:

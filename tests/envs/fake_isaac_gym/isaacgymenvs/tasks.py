@@ -5,6 +5,7 @@ that ends the episode.
 from typing import Any, Dict, Tuple
 
 import torch
+from hydra import compose
 from simulated_walkers import NUM_OBS, Walkers
 
 JUNK = 1e6  # reward of a step that only restarted
@@ -23,7 +24,10 @@ class VecTask:
         self.num_obs = self.num_observations = NUM_OBS
         self.num_actions = self.num_acts = 1
         self.num_states = settings["numStates"]
-        self.clip_obs, self.clip_actions = settings["clipObservations"], 1.0
+        self.clip_obs, self.clip_actions = (
+            settings["clipObservations"],
+            settings.get("clipActions", float("inf")),
+        )
         self.max_episode_length = settings["episodeLength"]
         self.walkers = Walkers(self.num_envs, sim_device, settings["fault"], settings["faultStep"])
         self.obs_buf = torch.zeros(self.num_envs, NUM_OBS, device=sim_device)
@@ -33,6 +37,16 @@ class VecTask:
         self.reset_buf = torch.ones(self.num_envs, device=sim_device, dtype=torch.long)
         self.progress_buf = torch.zeros(self.num_envs, device=sim_device, dtype=torch.long)
         self.extras, self.obs_dict = {}, {}  # type: Dict[str, Any], Dict[str, Any]
+        self.total_train_env_frames = 0
+
+    def set_train_info(self, env_frames: int, *args: Any, **kwargs: Any) -> None:
+        self.total_train_env_frames = env_frames
+
+    def get_env_state(self) -> Any:
+        return None
+
+    def set_env_state(self, env_state: Any) -> None:
+        pass
 
     def reset_idx(self, env_ids: Any) -> None:
         self.walkers.restart(env_ids)
@@ -87,8 +101,13 @@ class AfterPhysics(VecTask):
 
 class BeforePhysics(VecTask):
     """As ShadowHand, Quadcopter: the step after an end restarts, then moves the new walker by an
-    action for the old one.
+    action for the old one. Its model is written into the working directory.
     """
+
+    def __init__(self, cfg: Dict[str, Any], rl_device: str, sim_device: str) -> None:
+        with open("walkers.xml", "w") as file:
+            file.write("<walkers/>")
+        VecTask.__init__(self, cfg, rl_device, sim_device)
 
     def pre_physics_step(self) -> None:
         env_ids = self.reset_buf.nonzero().flatten()
@@ -102,18 +121,28 @@ class BeforePhysics(VecTask):
 
 class InTheSameStep(VecTask):
     """As AnymalTerrain: no terminal observation, and time-outs that are looked for when the clock
-    is zero again; reset_buf is bool.
+    is zero again; reset_buf is bool. It logs, and its level rises with the episodes that end.
     """
 
     def __init__(self, cfg: Dict[str, Any], rl_device: str, sim_device: str) -> None:
         VecTask.__init__(self, cfg, rl_device, sim_device)
+        self.level = torch.zeros(2, device=sim_device)
         self.reset_idx(torch.arange(self.num_envs, device=sim_device))
         self.progress_buf[:] = cfg["env"].get("firstClock", 0)
+
+    def get_env_state(self) -> Any:
+        return {"level": self.level, "ranges": {"mass": [0.5, 2]}}
+
+    def set_env_state(self, env_state: Any) -> None:
+        assert env_state["ranges"] == {"mass": [0.5, 2]}, env_state
+        self.level = env_state["level"]
 
     def reset_idx(self, env_ids: Any) -> None:
         self.walkers.restart(env_ids)
         self.reset_buf[env_ids] = 1
         self.progress_buf[env_ids] = 0
+        self.level += 0.5
+        self.extras["episode"] = {"terrain_level": self.level.mean()}
 
     def post_physics_step(self) -> None:
         self.progress_buf += 1
@@ -125,14 +154,20 @@ class InTheSameStep(VecTask):
         if len(env_ids) > 0:
             self.reset_idx(env_ids)
         self.obs_buf = self.walkers.obs()
+        self.extras["frames"] = self.total_train_env_frames
+        self.extras["scalars"] = {"late": torch.tensor(0.25)}
+        self.extras["age"] = self.progress_buf  # [N]
+        self.extras["picture"] = self.obs_buf
+        self.extras["text"] = "not a number"
 
 
 class InOneClock(BeforePhysics):
     """As Factory and IndustReal: what the last step gives all is seen by the clock of environment
-    0; reset_idx is called by keywords.
+    0; reset_idx is called by keywords; a part of its settings is composed while it is made.
     """
 
     def __init__(self, cfg: Dict[str, Any], rl_device: str, sim_device: str) -> None:
+        compose(config_name="task/FakeFactory")
         VecTask.__init__(self, cfg, rl_device, sim_device)
         self.cfg_task = cfg
 
@@ -157,6 +192,14 @@ class WithDiscriminator(AfterPhysics):
         raise NotImplementedError
 
 
+class WithObservationDict(AfterPhysics):
+    """As AllegroHandADR of Dextreme: a dict of observations, and no `obs`."""
+
+    def __init__(self, cfg: Dict[str, Any], rl_device: str, sim_device: str) -> None:
+        VecTask.__init__(self, cfg, rl_device, sim_device)
+        self.use_dict_obs, self.obs_dims = True, {"dof_pos": (16,), "goal_pose": (7,)}
+
+
 class WithoutAssets(VecTask):
     """One whose files are missing."""
 
@@ -171,4 +214,5 @@ isaacgym_task_map = {
     "FakeFactory": InOneClock,
     "FakeAmp": WithDiscriminator,
     "FakeAssets": WithoutAssets,
+    "FakeDextreme": WithObservationDict,
 }

@@ -1,0 +1,43 @@
+"""What a run warns about while it trains."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpurl.api import train
+from gpurl.envs.pendulum import Pendulum
+from gpurl.envs.vec_env import Timestep
+from tests.small_runs import SMALL
+
+
+class NeverMoves(Pendulum):
+    """Marks a fraction of the steps as transitions."""
+
+    transitions = 0
+
+    def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
+        timestep = super().step(actions)
+        valid = torch.arange(self.num_envs) < self.transitions
+        reward = torch.where(valid, timestep.reward, 0.0)
+        info = timestep.info | {"valid": valid}
+        return timestep._replace(reward=reward, info=info)
+
+
+class MovesFour(NeverMoves):
+    transitions = 4
+
+
+@pytest.mark.parametrize(("env", "fraction"), [(NeverMoves, 0.0), (MovesFour, 0.25)])
+def test_a_run_without_transitions_says_so_once(
+    env: type[NeverMoves], fraction: float, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    settings: dict[str, Any] = SMALL | {"quiet": False, "eval_episodes": 0, "total_steps": 512}
+    run = train("ppo", env, run_dir=tmp_path / "run", **settings)
+    shown = capsys.readouterr().out
+    assert shown.count("marked each of them as no transition") == (fraction == 0)
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    assert {json.loads(line)["rollout/valid_fraction"] for line in lines} == {fraction}
