@@ -12,9 +12,13 @@ from typing import Any
 
 import gymnasium
 import yaml
+from gymnasium.envs.registration import EnvSpec
 
 from gpurl.envs.numpy.vector import explain_construction, find_spec
 from gpurl.errors import UsageError, did_you_mean
+
+# arguments of ManiSkill's vector environment; all others are the task's
+MANI_SKILL_VECTOR = ("auto_reset", "ignore_terminations", "record_metrics")
 
 
 def make_torch_task(task: str, num_envs: int, device: str, seed: int, overrides: str) -> Any:
@@ -34,6 +38,9 @@ def make_torch_task(task: str, num_envs: int, device: str, seed: int, overrides:
     if registry is not None and name not in gymnasium.registry:
         return _make_mjlab(registry, name, num_envs, device, seed, values)
     spec = find_spec(task)
+    mani_skill = sys.modules.get("mani_skill.utils.registration")
+    if mani_skill is not None and spec.id in mani_skill.REGISTERED_ENVS:
+        return _make_mani_skill(spec, num_envs, values)
     with explain_construction(spec.id):
         if spec.vector_entry_point is not None:
             return gymnasium.make_vec(spec, num_envs, "vector_entry_point", **values)
@@ -41,6 +48,20 @@ def make_torch_task(task: str, num_envs: int, device: str, seed: int, overrides:
         return gymnasium.make(
             spec, num_envs=num_envs, max_episode_steps=-1, disable_env_checker=True, **values
         )
+
+
+def _make_mani_skill(spec: EnvSpec, num_envs: int, values: dict[str, Any]) -> Any:
+    """A task of ManiSkill, in its own vector environment: Gymnasium's make_vec refuses it. It
+    records the metrics of episodes.
+    """
+    of_vector = {name: values.pop(name) for name in MANI_SKILL_VECTOR if name in values}
+    with explain_construction(spec.id):
+        wrappers = importlib.import_module("mani_skill.vector.wrappers.gymnasium")
+        env = gymnasium.make(spec, num_envs=num_envs, **values)
+        vector = wrappers.ManiSkillVectorEnv(env, **{"record_metrics": True} | of_vector)
+    # its time limit is one of its own, which its spec does not show
+    vector.max_episode_steps = values.get("max_episode_steps", spec.max_episode_steps)
+    return vector
 
 
 def _make_mjlab(

@@ -1,5 +1,5 @@
 """Isaac Lab's tasks, in this process:
-`make_env("isaac_lab:Isaac-Cartpole-Direct-v0", 4096, "cuda:0")`.
+`make_env("isaac_lab:Isaac-Cartpole-Direct", 4096, "cuda:0")`.
 
 Isaac Lab 2 starts Isaac Sim, once and without a window; Isaac Lab 3 starts the simulator that the
 task's configuration needs, which is none with Newton. Only one such environment can exist in a
@@ -58,7 +58,7 @@ class IsaacLab(TorchVector):
         cameras: bool = False,  # render, in Isaac Lab 2
     ) -> None:
         if not task:
-            raise UsageError("isaac_lab needs a task, as in isaac_lab:Isaac-Cartpole-Direct-v0")
+            raise UsageError("isaac_lab needs a task, as in isaac_lab:Isaac-Cartpole-Direct")
         if _living:
             raise UsageError(
                 f"Isaac Lab allows one simulation per process, and {_living[0].task} is open: "

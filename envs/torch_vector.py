@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
 from gpurl.envs._autoreset import check_autoreset_mode, check_partial_reset, find_ends
-from gpurl.envs._counting_env import CountingEnv, select
+from gpurl.envs._counting_env import AT_END, CountingEnv, select
 from gpurl.envs._torch_spaces import make_groups, make_torch_decoder, to_gymnasium, torch_arrays
 from gpurl.envs._torch_tasks import make_torch_task
 from gpurl.envs.numpy.spaces import Batch
@@ -217,7 +217,7 @@ class TorchVector(CountingEnv):
         terminated, truncated, done = find_ends(terminated, truncated, valid)
         obs, final = self._after(self._encode("step", batch), extras, done)
         timestep = self._timestep(obs, final, reward, terminated, truncated, done, valid)
-        if log := self._new_log_terms(extras):
+        if log := self._new_log_terms(extras) | _ended_episodes(extras, done):
             timestep.info["log"] = log
         # for the next step
         self._keep(obs)
@@ -347,6 +347,22 @@ class TorchVector(CountingEnv):
 
     def close_extras(self, **kwargs: object) -> None:
         self._env.close()
+
+
+def _ended_episodes(extras: Info, done: Tensor) -> Info:
+    """Metrics of the episodes that ended in this step, as ManiSkill records them: tensors [N] in
+    extras["final_info"]["episode"], with the mask done [N] of those that count.
+    """
+    final = extras.get("final_info")
+    episode = final.get("episode") if isinstance(final, dict) else None
+    if not isinstance(episode, dict):
+        return {}
+    log: Info = {}
+    for name, value in episode.items():
+        if isinstance(value, Tensor) and value.shape == done.shape:
+            log[f"{name}{AT_END}"] = value
+            log[f"_{name}{AT_END}"] = done
+    return log
 
 
 def _outline(batch: Batch) -> str:

@@ -206,8 +206,8 @@ class WalkVector(gymnasium.vector.VectorEnv):
 
 
 class PickWalks(gymnasium.vector.VectorEnv):
-    """As ManiSkill: nested observations, `final_observation` in steps with an ending, a partial
-    reset by `env_idx`, the clock inside.
+    """As a package's own vector environment: nested observations, `final_observation` in steps with
+    an ending, a partial reset by `env_idx`, the clock inside.
     """
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}

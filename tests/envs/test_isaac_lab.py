@@ -235,7 +235,7 @@ def test_stopping_at_a_return_is_refused() -> None:
 )
 def test_a_real_task() -> None:
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    env = make_env("isaac_lab:Isaac-Cartpole-Direct-v0", 16, device)
+    env = make_env("isaac_lab:Isaac-Cartpole-Direct", 16, device)
     obs, _ = env.reset(seed=0)
     for _ in range(8):
         obs = env.step(torch.zeros(16, *env.single_action_space.shape, device=device)).obs

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gpurl
 from gpurl.cli.check_env import check_env
+from gpurl.engine.statistics import EpisodeStatistics, to_host
 from gpurl.envs import make_env
 from gpurl.envs._torch_spaces import make_groups, make_torch_decoder, torch_arrays
 from gpurl.envs._torch_tasks import parse_overrides
@@ -45,6 +46,15 @@ def _mjlab(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "fake_mjlab"))
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "mjlab"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def _mani_skill(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "fake_mani_skill"))
+    yield
+    gymnasium.registry.pop("Pick-v1", None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mani_skill"]:
         del sys.modules[name]
 
 
@@ -85,15 +95,49 @@ def test_the_contract_holds_in_every_mode(mode: AutoresetMode) -> None:
     assert check_env(Walked(4, mode=mode.value), steps=24) == []
 
 
+@pytest.mark.usefixtures("_mani_skill")
 @pytest.mark.parametrize("overrides", ["", "obs_mode=state", "auto_reset=false"])
-def test_a_maniskill_task_by_its_name(overrides: str, caplog: pytest.LogCaptureFixture) -> None:
-    env = pick(overrides=overrides)
+def test_a_mani_skill_task_by_its_name(overrides: str, caplog: pytest.LogCaptureFixture) -> None:
+    def make() -> TorchVector:
+        return make_env("torch_vector:mani_skill.envs:Pick-v1", 4, overrides=overrides)
+
+    env = make()
     assert env.max_episode_steps == LENGTH
     assert env.single_observation_space.shape == (2,)
     assert_true_transitions(env)
     assert_some_can_restart(env)
     assert not caplog.text
-    assert check_env(pick(overrides=overrides), steps=24) == []
+    assert check_env(make(), steps=24) == []
+
+
+@pytest.mark.usefixtures("_mani_skill")
+def test_metrics_of_mani_skill_count_where_episodes_end() -> None:
+    env = make_env("torch_vector:mani_skill.envs:Pick-v1", 4)
+    statistics = EpisodeStatistics(4, CPU)
+    obs, _ = env.reset(seed=3)
+    successes, lengths = [], []
+    for _ in range(6 * LENGTH):
+        timestep = env.step(act(obs))
+        obs = timestep.obs
+        statistics.add(timestep)
+        done = timestep.terminated | timestep.truncated
+        successes += timestep.terminated[done].tolist()
+        lengths += timestep.info["episode"]["l"][done].tolist()
+    logged = statistics.read(to_host(statistics.metrics()), 6 * LENGTH * 4)
+    assert 0 < sum(successes) < len(successes)
+    assert logged["env/success_once_at_end"] == pytest.approx(sum(successes) / len(successes))
+    assert logged["env/episode_len_at_end"] == pytest.approx(sum(lengths) / len(lengths))
+
+
+@pytest.mark.usefixtures("_mani_skill")
+def test_a_mani_skill_task_can_go_on_after_a_success() -> None:
+    env = make_env("torch_vector:mani_skill.envs:Pick-v1", 4, overrides="ignore_terminations=true")
+    obs, _ = env.reset(seed=3)
+    for step in range(1, 2 * LENGTH + 1):
+        timestep = env.step(act(obs))
+        obs = timestep.obs
+        assert not timestep.terminated.any()
+        assert timestep.truncated.tolist() == [step % LENGTH == 0] * 4
 
 
 @pytest.mark.usefixtures("_mjlab")
