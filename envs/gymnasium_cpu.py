@@ -129,7 +129,8 @@ class GymnasiumCpu(VecEnv):
         if bool(self.task) == (env is not None):
             raise UsageError(
                 f"gymnasium_cpu needs either a task (gymnasium_cpu:Pendulum-v1) or env=; got "
-                f"task={self.task!r}, env={env}"
+                f"task={self.task!r}, env={env}; a run on environments that existed takes them "
+                f"again: gpurl.evaluate_run(RUN, env=...)"
             )
         # a vector environment
         if isinstance(env, VectorEnv):

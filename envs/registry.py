@@ -70,7 +70,9 @@ def resolve_env(name: str) -> tuple[type[VecEnv], dict[str, Any]]:
     try:
         return find_class(name, package, VecEnv, "environment", NOT_ENVS), {}
     except UsageError as error:
-        raise UsageError(f"{error}{_hint(module_name)}") from error
+        # it may have been given as a function or a class of a session
+        again = "; a run on it takes it again: gpurl.evaluate_run(RUN, env=...)" * bool(task)
+        raise UsageError(f"{error}{_hint(module_name)}{again}") from error
 
 
 def _hint(module_name: str) -> str:

@@ -54,7 +54,8 @@ class Run:
     folder: Path
     outcome: Outcome
     baseline: dict[str, float]  # evaluation of the environment's scripted policy, {} if it has none
-    of_session: bool = False  # other processes do not know its environment or its algorithm
+    needs_env: bool = False  # no command can make its environment: see `gpurl.resume`
+    needs_session: bool = False  # only this process knows its algorithm
 
     def __repr__(self) -> str:
         values = self.outcome.evaluation
@@ -67,7 +68,7 @@ class Run:
 
     def summary(self) -> str:
         """How good the policy is, how the run ended, and what to do next, in a few lines."""
-        return summary(self.folder, self.outcome, self.baseline, self.of_session)
+        return summary(self.folder, self.outcome, self.baseline, self.needs_env, self.needs_session)
 
 
 def train(
@@ -89,24 +90,47 @@ def train(
     the caller's handler.
     """
     env_name, instance = name_of_env(env)
-    # existing environments decide their number and device
-    if instance is not None:
-        for key, value in (("num_envs", instance.num_envs), ("device", str(instance.device))):
-            if settings.setdefault(key, value) not in (value, instance.device):
-                raise UsageError(f"{key} is {settings[key]}, the given environment's is {value}")
+    settings |= _of_instance(instance, settings)
     chosen = make_settings(name_of_algorithm(algorithm), env_name, **settings)
-    return _close(run(chosen, callbacks=callbacks, env=instance), chosen)
+    return _close(run(chosen, callbacks=callbacks, env=instance), chosen, instance)
 
 
-def resume(path: str | Path, callbacks: Sequence[Callback] = (), **changes: object) -> Run:
+def resume(
+    path: str | Path,
+    callbacks: Sequence[Callback] = (),
+    env: EnvOrName | None = None,
+    **changes: object,
+) -> Run:
     """Continue the run in `path` from its latest intact checkpoint; `changes` are settings that may
     change, above all total_steps.
 
-    Raises as `train` does.
+    env: the environment again, as `train` takes it, for a run whose own cannot be made by its name,
+    or another with the same spaces. Raises as `train` does.
     """
-    algorithm, env, saved = saved_settings(Path(path))
-    settings = make_settings(algorithm, env, **merge(saved, changes))
-    return _close(run(settings, Path(path), callbacks=callbacks), settings)
+    algorithm, env_name, saved = saved_settings(Path(path))
+    instance = None
+    if env is not None:
+        saved_name = env_name
+        env_name, instance = name_of_env(env)
+        if env_name != saved_name:
+            saved["env_options"] = {}
+        changes |= _of_instance(instance, changes)
+    settings = make_settings(algorithm, env_name, **merge(saved, changes))
+    finished = run(settings, Path(path), callbacks=callbacks, env=instance)
+    return _close(finished, settings, instance)
+
+
+def _of_instance(instance: VecEnv | None, settings: Mapping[str, object]) -> dict[str, object]:
+    """The settings that existing environments decide, their number and device; UsageError where
+    `settings` say something else.
+    """
+    if instance is None:
+        return {}
+    decided: dict[str, object] = {"num_envs": instance.num_envs, "device": str(instance.device)}
+    for key, value in decided.items():
+        if settings.get(key, value) not in (value, instance.device):
+            raise UsageError(f"{key} is {settings[key]}, the given environment's is {value}")
+    return decided
 
 
 def saved_settings(folder: Path) -> tuple[str, str, dict[str, Json]]:
@@ -124,11 +148,13 @@ def saved_settings(folder: Path) -> tuple[str, str, dict[str, Json]]:
     return saved.pop("algorithm"), saved.pop("env"), saved
 
 
-def _close(finished: Run, settings: Settings) -> Run:
+def _close(finished: Run, settings: Settings, instance: VecEnv | None) -> Run:
     """`finished`, with its summary printed, and in a notebook its learning curve. If a signal ended
     it, the signal goes to the caller: a sweep of runs must end, too.
     """
-    finished.of_session = any(map(is_of_session, (settings.env, settings.algorithm)))
+    # an instance may have been made with any arguments
+    finished.needs_env = instance is not None or is_of_session(settings.env)
+    finished.needs_session = is_of_session(settings.algorithm)
     if not settings.train.quiet:
         print(finished.summary())
         show_picture(finished.folder / "learning_curve.png")
@@ -294,34 +320,39 @@ def evaluate_run(
     device: str = "auto",
     seed: int | None = None,
     best: bool = True,
-    env: str | type[VecEnv] | None = None,
+    env: EnvOrName | None = None,
     env_options: Mapping[str, object] | None = None,
 ) -> dict[str, float]:
     """Play `episodes` greedy episodes with the policy of a run; returns mean, standard deviation
     and length.
 
-    seed: of the environments, by default one that no evaluation of a training uses. env: a name or
-    a class, for another task than that of the training. env_options: instead of the training's, or
-    of the other task. UsageError if the task has other spaces.
+    seed: of the environments, by default one that no evaluation of a training uses. env: as `train`
+    takes it, for another task than that of the training or one that its name cannot make;
+    an instance is not closed. env_options: instead of the training's, or of the other task.
+    UsageError if the task has other spaces.
     """
     if episodes < 1:
         raise UsageError(f"episodes must be at least 1, got {episodes}")
-    chosen = choose_device(device)
+    name, instance = ("", None) if env is None else name_of_env(env)
+    chosen = choose_device(device) if instance is None else instance.device
     policy = load(path, str(chosen), best=best)
     settings = policy.settings
-    name = settings["env"] if env is None else name_of_env(env)[0]
+    name = name or settings["env"]
     if env_options is None:
         env_options = settings["env_options"] if name == settings["env"] else {}
     # not more environments than the run had: each may be a process
     count = min(episodes, settings["num_envs"])
     seed = EVAL_SEED + 1 if seed is None else seed
-    made = make_env(name, count, chosen, seed, **env_options)
+    made = instance
+    if made is None:
+        made = make_env(name, count, chosen, seed, **env_options)
     try:
         _check_spaces(policy.algorithm, made, name)
         policy_state = policy.algorithm.initial_policy_state(made.num_envs)
         return evaluate(greedy(policy.algorithm), made, episodes, policy_state, seed)
     finally:
-        made.close()
+        if instance is None:
+            made.close()
 
 
 def film(

@@ -52,8 +52,15 @@ def name_of_class(kind: type) -> str:
 
 
 def is_of_session(name: str) -> bool:
-    """Whether only this process knows the class `name`, of a notebook, a console or a script."""
-    return name.partition(":")[0] == "__main__" or "<locals>" in name
+    """Whether only this process knows the class `name`: it is of a notebook, a console or a script,
+    or its module holds something else under this name, such as the function that was given.
+    """
+    module_name, _, class_name = name.partition(":")
+    if module_name == "__main__" or "<locals>" in name:
+        return True
+    kind = GIVEN_CLASSES.get(name)
+    held = getattr(sys.modules.get(module_name), class_name, None)
+    return kind is not None and (held is not kind or class_name.startswith("_"))
 
 
 def find_class(

@@ -7,12 +7,19 @@ from gpurl.run.trainer import Outcome
 
 
 def summary(
-    run_folder: Path, outcome: Outcome, baseline: dict[str, float], of_session: bool
+    run_folder: Path,
+    outcome: Outcome,
+    baseline: dict[str, float],
+    needs_env: bool = False,
+    needs_session: bool = False,
 ) -> str:
     """The closing lines of a run: how it ended, and what to do next, each command on its line.
-    of_session: its environment or algorithm is defined in a notebook or a console, and other
-    processes do not know it.
+
+    needs_env: its environment was given as what no command can make again, an instance, a function
+    or a class of a notebook. needs_session: so was its algorithm, without which no other process
+    can load the policy.
     """
+    is_python = needs_env or needs_session
     folder = shlex.quote(str(run_folder))
     lines = []
     # how good it is
@@ -27,7 +34,9 @@ def summary(
         lines.append(f"its last state is in no checkpoint: {outcome.unsaved}")
     elif outcome.signal_number:
         lines.append(f"interrupted after {outcome.steps:,} steps and saved; to continue:")
-        if not of_session:
+        if is_python:
+            lines.append(f"  {_resume_call(run_folder, needs_env)}")
+        else:
             lines.append(f"  gpurl train --resume {folder}")
     elif outcome.reason == "total_steps" and not outcome.new_steps:
         lines.append(
@@ -37,17 +46,40 @@ def summary(
         lines.append(f"ended by {outcome.reason} after {outcome.steps:,} steps")
     # what to do next
     lines.append(f"run folder {run_folder}: learning_curve.png, metrics.jsonl, checkpoints/")
-    if of_session:
-        name = repr(str(run_folder))
-        lines += [f"  gpurl.evaluate_run({name})", f"  gpurl.resume({name}, total_steps=...)"]
-        lines.append(
-            "only this session knows its classes: another process could load the policy, but not "
-            "play or resume; define them in a module (my_env.py) for that"
-        )
-    elif not outcome.signal_number:
-        lines += [f"  gpurl {command} {folder}" for command in ("eval", "play")]
+    if is_python:
+        lines += _python_lines(run_folder, outcome, needs_env, needs_session)
+    if not outcome.signal_number:
+        commands = ("plot",) if is_python else ("eval", "play")
+        lines += [f"  gpurl {command} {folder}" for command in commands]
         lines.append(f"  tensorboard --logdir {shlex.quote(str(run_folder.parent))}")
     return "\n".join(lines)
+
+
+def _resume_call(run_folder: Path, needs_env: bool) -> str:
+    env = ", env=..." if needs_env else ""
+    return f"gpurl.resume({str(run_folder)!r}{env}, total_steps=...)"
+
+
+def _python_lines(
+    run_folder: Path, outcome: Outcome, needs_env: bool, needs_session: bool
+) -> list[str]:
+    """What to do with a run that no command can evaluate, play or resume."""
+    name = repr(str(run_folder))
+    env = ", env=..." if needs_env else ""
+    lines = [f"  gpurl.load({name}).act(obs)", f"  gpurl.evaluate_run({name}{env})"]
+    if not outcome.signal_number:
+        lines.append(f"  {_resume_call(run_folder, needs_env)}")
+    if needs_env:
+        lines.append(
+            "env is the environment again, or what makes it: no command can make it, unless it is "
+            "a class in a module (my_env.py)"
+        )
+    if needs_session:
+        lines.append(
+            "only this session knows its algorithm: another process can do none of these, unless "
+            "it is a class in a module (my_ppo.py)"
+        )
+    return lines
 
 
 def spread(values: dict[str, float], digits: int) -> str:

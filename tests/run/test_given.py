@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import gpurl
 from gpurl.algorithms.ppo import PPO
+from gpurl.cli.main import main
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu
 from gpurl.envs.registry import make_env
 from gpurl.envs.torch_env import State
@@ -129,6 +130,89 @@ def test_environments_of_gymnasium(kind: str, tmp_path: Path) -> None:
     if kind == "class":
         changes = {"max_seconds": 5.0, "eval_episodes": 0}  # it has no time limit
     assert train(tmp_path, given[kind], **changes).outcome.steps == (16 if kind == "single" else 32)
+
+
+def make_cart_pole() -> gymnasium.Env:
+    """Another process finds the function, but no environment class of its name."""
+    return gymnasium.make("CartPole-v1")
+
+
+def forget_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another process begins."""
+    monkeypatch.setattr("gpurl.discovery.GIVEN_CLASSES", {})
+
+
+def advised(text: str) -> tuple[list[str], list[str]]:
+    """(commands of gpurl, Python calls) in a summary."""
+    lines = [line.strip() for line in text.splitlines() if line.startswith("  ")]
+    commands = [line for line in lines if line.startswith("gpurl ")]
+    calls = [line for line in lines if line.startswith("gpurl.")]
+    assert len(commands) + len(calls) == len(lines) - 1  # and tensorboard
+    return commands, calls
+
+
+@pytest.mark.parametrize("is_known_here", [True, False])
+@pytest.mark.parametrize(
+    "env", [make_cart_pole, lambda: make_cart_pole(), CartPoleEnv, RandomWalk, "instance"]
+)
+def test_all_that_a_summary_advises_works(
+    env: Any,
+    is_known_here: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In this process, and in another that knows what this one was given only if it is given
+    again."""
+    given = make_env("cart_pole", 2) if env == "instance" else env
+    # CartPoleEnv has no time limit
+    settings = {"eval_episodes": 0} if env is CartPoleEnv else {}
+    run = train(tmp_path, given, max_seconds=20.0, **settings, quiet=False)
+    commands, calls = advised(capsys.readouterr().out)
+    is_module_class = env is RandomWalk
+    assert [command.split()[1] for command in commands] == (
+        ["eval", "play"] if is_module_class else ["plot"]
+    )
+    if not is_known_here:
+        forget_given(monkeypatch)
+    for command in commands:
+        assert main(command.split()[1:]) == 0
+    assert [call.partition("(")[0] for call in calls] == (
+        [] if is_module_class else ["gpurl.load", "gpurl.evaluate_run", "gpurl.resume"]
+    )
+    obs = run.policy().algorithm.observation_space.sample()
+    if env is CartPoleEnv:
+        given = lambda: gymnasium.wrappers.TimeLimit(CartPoleEnv(), 20)  # noqa: E731
+    names = {"gpurl": gpurl, "obs": obs[None], "given": given}
+    for call in calls:
+        text = call.replace("env=...", "env=given").replace("total_steps=...", "total_steps=48")
+        eval(text, names)
+    if calls:
+        assert gpurl.resume(run.folder, env=given, total_steps=64).outcome.steps == 64
+
+
+def test_a_command_that_cannot_make_the_environment_says_what_can(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, env in (("one", gymnasium.make("CartPole-v1")), ("two", make_cart_pole)):
+        changes = {"num_envs": 1} if name == "one" else {}
+        run = train(tmp_path / name, env, **changes)
+        forget_given(monkeypatch)
+        assert main(["eval", str(run.folder)]) == 2
+        assert "gpurl.evaluate_run(RUN, env=...)" in capsys.readouterr().err
+
+
+def test_an_algorithm_of_a_session_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Local(PPO):
+        pass
+
+    run = train(tmp_path, "cart_pole", Local, quiet=False)
+    text = capsys.readouterr().out
+    assert advised(text)[0] == [f"gpurl plot {run.folder}"]
+    assert f"gpurl.evaluate_run({str(run.folder)!r})" in text
+    assert "only this session knows its algorithm" in text
 
 
 def test_an_algorithm_as_a_class(tmp_path: Path) -> None:

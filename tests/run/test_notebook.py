@@ -31,7 +31,7 @@ SMALL = dict(num_envs=4, horizon=8, minibatches=1, eval_episodes=2, log_every=0.
 """
 TRAIN = 'run = gpurl.train("ppo", Ball, total_steps=256, run_dir="run", **SMALL)'
 INSTANCE = 'gpurl.train("ppo", Ball(4), total_steps=64, run_dir="run2", **SMALL);'
-RESUME = 'gpurl.resume("run", total_steps=320).outcome.steps'
+RESUME = 'gpurl.resume("run", env=Ball, total_steps=320).outcome.steps'
 WRONG = 'gpurl.train("ppo", Ball, n_steps=16)'
 QUIET = 'gpurl.train("ppo", Ball, total_steps=64, run_dir="run3", quiet=True, **SMALL);'
 
@@ -72,8 +72,7 @@ def test_a_class_of_a_cell_is_trained_with_one_table_and_a_summary(cells: dict[s
     # the summary and the curve
     text = text_of(outputs)
     assert "ended by total_steps after 256 steps" in text
-    assert "gpurl.resume('run', total_steps=...)" in text
-    assert "only this session knows its classes" in text
+    assert "gpurl.resume('run', env=..., total_steps=...)" in text
     assert "gpurl eval" not in text
     assert len(displayed(outputs, "image/png")) == 1
 
