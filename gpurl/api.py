@@ -31,6 +31,7 @@ from gpurl.run.logger import Logger
 from gpurl.run.notebook import show_picture
 from gpurl.run.out_of_memory import explain_out_of_memory
 from gpurl.run.plot import note_references, plot_curve
+from gpurl.run.resume import resume_notes
 from gpurl.run.run_folder import (
     ENDED_FILE,
     create_run_folder,
@@ -212,16 +213,19 @@ def run(
         memory_user.engine = trainer.engine
         # begin or continue
         command = command or sys.argv
+        kinds = {type(each) for each in (env, *callbacks, *trainer.algorithm.modules())}
         trainer.folder = resume_from or create_run_folder(
             Path(config.root), settings.env, settings.algorithm, config.seed, config.run_dir
         )
         if parts is None:
             cleanup.enter_context(lock_run(trainer.folder))
-            write_run_info(trainer.folder, settings.to_dict(), command)
+            write_run_info(trainer.folder, settings.to_dict(), command, kinds)
             trainer.start()
         else:
             trainer.restore(parts)
-            note_resume(trainer.folder, settings.to_dict(), command)
+            record = note_resume(trainer.folder, settings.to_dict(), command, kinds)
+            before = parts["meta"]["settings"]
+            trainer.engine.notes[:0] = resume_notes(before, settings, trainer.steps, record)
         # train, then compare with the scripted policy and draw the curve
         outcome = _run_logged(trainer, is_resumed=parts is not None)
         baseline = {} if eval_env is None else _scripted_baseline(outcome, eval_env, config)

@@ -1,5 +1,5 @@
-"""What was on the machine when a run began or continued: packages, commit, changes and new source
-files, in a numbered folder `records/N` for each start.
+"""What was on the machine when a run began or continued: packages, commit, changes, new source
+files and the user's own modules, in a numbered folder `records/N` for each start.
 
 Asking git in a stranger's repository executes nothing of it: no filter, hook, monitor or diff
 program, and nothing is fetched.
@@ -12,20 +12,24 @@ import platform
 import re
 import stat
 import subprocess
+import sys
+import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from types import FunctionType, ModuleType
 
 import torch
 
 from gpurl.checkpoints.plain_files import Json, read_at_most, write_regular
 
 RECORDS = "records"
+SOURCES_FOLDER = "sources"
 GIT_SECONDS = 10.0  # for all questions together
 MAX_DIFF_BYTES = 1 << 20
 MAX_FILE_BYTES = 1 << 18
-MAX_FILES_BYTES = 1 << 22  # of all untracked files
+MAX_FILES_BYTES = 1 << 22  # of all untracked files, and of all own modules
 MAX_LEFT_OUT = 100  # names
 MAX_ABOUT_BYTES = 1 << 20  # of git.json
 SOURCES = {".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".sh", ".ipynb"}
@@ -36,13 +40,16 @@ DIFF += ["--ignore-submodules=all", "--src-prefix=a/", "--dst-prefix=b/", "--bin
 DIFF += ["--full-index", "-U3", "HEAD"]
 
 
-def write_record(folder: Path, skip: Sequence[Path] = ()) -> Path:
+def write_record(folder: Path, skip: Sequence[Path] = (), kinds: Iterable[type] = ()) -> Path:
     """Write the next `folder/records/N`; returns it. OSError, for example on a full disk.
 
-    skip: folders whose files are no sources of the run, such as that of all runs.
+    skip: folders whose files are no sources of the run, such as that of all runs. kinds: classes of
+    the run, whose modules are kept.
     """
     record = _next_folder(folder / RECORDS)
     write_regular(record / "versions.json", _as_json(versions()))
+    # in no repository, or ignored by it, they would be kept nowhere
+    _copy_sources(own_modules(kinds), record / SOURCES_FOLDER)
     git = Git(time.monotonic() + GIT_SECONDS)
     _write_repository(git, record, [folder, *skip])
     return record
@@ -62,6 +69,70 @@ def last_commit(folder: Path) -> str | None:
     commit = about.get("commit") if isinstance(about, dict) else None
     is_hash = isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{40,64}", commit)
     return commit if is_hash else None
+
+
+def own_modules(kinds: Iterable[type]) -> dict[str, Path]:
+    """{`my_project/my_env.py`: its file} of the modules that define `kinds` and their bases, and of
+    those that they import from the same folder; without gpurl, Python and installed packages.
+    """
+    defining = {base.__module__ for kind in kinds for base in kind.__mro__}
+    waiting = [sys.modules[name] for name in sorted(defining) if name in sys.modules]
+    files: dict[str, Path] = {}
+    tops: set[Path] = set()
+    while waiting:
+        module = waiting.pop()
+        path = Path(getattr(module, "__file__", None) or "")
+        if path.suffix != ".py" or _is_library(path):
+            continue
+        # a module that another one imports must lie in the same folder
+        depth = module.__name__.count(".") + (path.name == "__init__.py")
+        top = path.absolute().parents[depth]
+        is_defining = module.__name__ in defining
+        name = path.name if module.__name__ == "__main__" else str(path.absolute().relative_to(top))
+        if name in files or not (is_defining or top in tops):
+            continue
+        files[name] = path
+        tops.add(top)
+        waiting += _imported(module)
+    return dict(sorted(files.items()))
+
+
+def _is_library(path: Path) -> bool:
+    """Whether the file belongs to gpurl, to Python or to an installed package."""
+    if {"site-packages", "dist-packages"} & {*path.parts}:
+        return True
+    package = Path(__file__).resolve().parents[1]
+    # gpurl/envs and gpurl/kernels may be links to folders beside gpurl
+    homes = [package, *(each.resolve() for each in (package / "envs", package / "kernels"))]
+    homes.append(Path(sysconfig.get_path("stdlib")).resolve())
+    return any(path.resolve().is_relative_to(home) for home in homes)
+
+
+def _imported(module: ModuleType) -> list[ModuleType]:
+    """The modules that it uses: themselves, or classes and functions of them."""
+    values = list(vars(module).values())
+    names = {value.__module__ for value in values if isinstance(value, (type, FunctionType))}
+    found = [sys.modules[name] for name in names if name in sys.modules]
+    return found + [value for value in values if isinstance(value, ModuleType)]
+
+
+def changed_sources(record: Path) -> list[str]:
+    """The own modules whose content in `record` is another than in the record before; those that
+    only one of them has count too.
+    """
+    before = record.with_name(str(int(record.name) - 1))
+    old, new = (_contents(each / SOURCES_FOLDER) for each in (before, record))
+    return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    files = {}
+    for path in folder.rglob("*.py"):
+        try:
+            files[str(path.relative_to(folder))] = read_at_most(path, MAX_FILE_BYTES)
+        except (OSError, ValueError):
+            continue
+    return files
 
 
 def _next_folder(parent: Path) -> Path:
@@ -165,21 +236,21 @@ def _write_repository(git: Git, record: Path, skip: Sequence[Path]) -> None:
     # files that it does not know
     names = git.ask("-C", top, "ls-files", "--others", "--exclude-standard", "-z")
     paths = names.decode(errors="surrogateescape").split("\0")[:-1]
-    left_out = _copy_sources(Path(top), paths, record / "untracked", skip)
+    files = {name: Path(top) / name for name in paths}
+    left_out = _copy_sources(files, record / "untracked", skip)
     about["untracked left out"] = list[Json](left_out[:MAX_LEFT_OUT])
     about["number left out"] = len(left_out)
     write_regular(record / "git.json", _as_json(about))
 
 
-def _copy_sources(top: Path, names: Sequence[str], target: Path, skip: Sequence[Path]) -> list[str]:
-    """Copy small source files; returns `name: reason` of those that were left out, without those in
-    `skip`.
+def _copy_sources(files: Mapping[str, Path], target: Path, skip: Sequence[Path] = ()) -> list[str]:
+    """Copy small source files to `target / name`; returns `name: reason` of those that were left
+    out, without those in `skip`.
     """
     left_out = []
     free = MAX_FILES_BYTES
     skipped = [folder.absolute() for folder in skip]
-    for name in names:
-        path = top / name
+    for name, path in files.items():
         if ".." in PurePosixPath(name).parts or any(path.is_relative_to(each) for each in skipped):
             continue
         text = ascii(name)[1:-1]

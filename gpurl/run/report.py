@@ -28,7 +28,7 @@ from gpurl.run.plot import (
     new_figure,
     read_metrics,
 )
-from gpurl.run.records import RECORDS
+from gpurl.run.records import RECORDS, SOURCES_FOLDER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -261,6 +261,10 @@ def _records(folder: Path) -> Iterable[str]:
             cut = "\n…" if len(diff) > MAX_DIFF_CHARACTERS else ""
             shown = escape(diff[:MAX_DIFF_CHARACTERS] + cut)
             content += _folded("uncommitted changes", f"<pre>{shown}</pre>")
+        sources = record / SOURCES_FOLDER
+        for path in sorted(sources.rglob("*.py")):
+            text = escape(_read_text(path)[:MAX_DIFF_CHARACTERS])
+            content += _folded(str(path.relative_to(sources)), f"<pre>{text}</pre>")
         untracked = record / "untracked"
         names = [(str(path.relative_to(untracked)),) for path in sorted(untracked.rglob("*.*"))]
         content += _folded(f"{len(names)} files that git did not know", _table(names))

@@ -3,6 +3,7 @@ and settings that a run keeps. The number of environments may change; their epis
 anew."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from gpurl.algorithms.base import Algorithm
 from gpurl.checkpoints.plain_files import Json
@@ -12,7 +13,9 @@ from gpurl.checkpoints.state_files import State
 from gpurl.engine.eager import Eager
 from gpurl.errors import CheckpointError, GpurlError
 from gpurl.kernels.memory_errors import is_out_of_memory
+from gpurl.run.records import RECORDS, changed_sources
 from gpurl.run.settings import Settings
+from gpurl.run.trackers.tracker import flat
 
 MISFIT_ERRORS = (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
 
@@ -107,6 +110,31 @@ def validate_for_resume(
         f"optimiser and normalisation continue"
     )
     return parts | changed, [note + "; the saved replay buffer is dropped" * loses_replay]
+
+
+def resume_notes(
+    before: Mapping[str, Json], settings: Settings, steps: int, record: Path | None
+) -> list[str]:
+    """What a resumed run says: the step at which it continues, and what makes its environment or
+    algorithm another than before. before: the checkpoint's settings. record: of this start.
+    """
+    total = settings.train.total_steps
+    notes = [f"continues at step {steps:,} of {total:,}"] if steps < total else []
+    # the modules, and the environment's name and options
+    changes = [] if record is None else changed_sources(record)
+    old, new = (
+        dict(flat({name: values[name] for name in ("env", "env_options") if name in values}))
+        for values in (before, settings.to_dict())
+    )
+    changes += [
+        f"{name} {old.get(name, 'default')} -> {new.get(name, 'default')}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+    if changes:
+        place = "" if record is None else f" ({RECORDS}/{record.name} keeps it)"
+        notes.append(f"changed since the last start: {', '.join(changes)}{place}")
+    return notes
 
 
 def _resize_streams(saved: State, algorithm: Algorithm) -> State:

@@ -9,7 +9,7 @@ import re
 import shlex
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -99,12 +99,16 @@ def _safe_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name)[-100:].strip("._-") or "unnamed"
 
 
-def write_run_info(folder: Path, config: Mapping[str, Json], argv: Sequence[str]) -> None:
-    """Write config.yaml, command.txt and the first record: what is needed to repeat the run."""
+def write_run_info(
+    folder: Path, config: Mapping[str, Json], argv: Sequence[str], kinds: Iterable[type] = ()
+) -> None:
+    """Write config.yaml, command.txt and the first record: what is needed to repeat the run. kinds:
+    classes whose modules are kept, of environment, algorithm, networks and callbacks.
+    """
     _write(folder, "config.yaml", as_yaml(config))
     _write(folder, "command.txt", _as_line(argv))
     try:
-        write_record(folder, _folders_of_runs(config))
+        write_record(folder, _folders_of_runs(config), kinds)
     except OSError as error:
         raise UsageError(
             f"cannot write {error.filename or folder / RECORDS}: {error.strerror}; choose another "
@@ -112,9 +116,11 @@ def write_run_info(folder: Path, config: Mapping[str, Json], argv: Sequence[str]
         ) from error
 
 
-def note_resume(folder: Path, config: Mapping[str, Json], argv: Sequence[str]) -> None:
-    """Add a line to command.txt and a record, and replace config.yaml by the resumed run's. A
-    failure, for example a full disk, is a warning: the run can continue.
+def note_resume(
+    folder: Path, config: Mapping[str, Json], argv: Sequence[str], kinds: Iterable[type] = ()
+) -> Path | None:
+    """Add a line to command.txt and a record, and replace config.yaml by the resumed run's; returns
+    the record. A failure, for example a full disk, is a warning and None: the run can continue.
     """
     new = folder / ".config.yaml.new"
     try:
@@ -122,9 +128,10 @@ def note_resume(folder: Path, config: Mapping[str, Json], argv: Sequence[str]) -
             file.write(_as_line(argv))
         write_regular(new, as_yaml(config))
         new.replace(folder / "config.yaml")
-        write_record(folder, _folders_of_runs(config))
+        return write_record(folder, _folders_of_runs(config), kinds)
     except OSError as error:
         logging.getLogger("gpurl").warning("config.yaml of %s is not updated: %s", folder, error)
+        return None
 
 
 def _folders_of_runs(config: Mapping[str, Json]) -> list[Path]:

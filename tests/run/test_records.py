@@ -7,14 +7,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 
 import gpurl
 from gpurl.run import records as module
 from gpurl.run.records import write_record
+from gpurl.run.report import write_report
 from tests.small_runs import ITERATION, small_run
 
 
@@ -189,3 +192,125 @@ def test_a_resume_adds_a_record(tmp_path: Path, code: Path) -> None:
     assert texts == ["first\n", "second\n"]
     assert (kept[0] / "git.diff").read_text() == ""
     assert "+changed" in (kept[1] / "git.diff").read_text()
+
+
+# ---- own modules, with or without git ----
+
+MY_ENV = """
+import my_rewards
+from my_numbers import START
+from my_shapes.rows import as_rows
+from tests.tiny_envs import RandomWalk
+
+
+class MyEnv(RandomWalk):
+    pass
+
+
+class Optional:
+    size = 1
+"""
+MY_PPO = "from gpurl.algorithms.ppo import PPO\n\n\nclass MyPPO(PPO):\n    pass\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in no repository, with an environment, an algorithm and what they import."""
+    files = {
+        "my_env.py": MY_ENV,
+        "my_ppo.py": MY_PPO,
+        "my_rewards.py": "COST = 1.0\n",
+        "my_numbers.py": "START = 1.0\n",
+        "my_shapes/__init__.py": "",
+        "my_shapes/rows.py": "def as_rows(x):\n    return x\n",
+        "unused.py": "",
+    }
+    folder = tmp_path / "project"
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder
+    for name in files:
+        sys.modules.pop(name.partition(".")[0].partition("/")[0], None)
+    sys.modules.pop("my_shapes.rows", None)
+
+
+def kept(run_folder: Path, number: int) -> dict[str, str]:
+    """The own modules in a record, without those of these tests."""
+    folder = run_folder / "records" / str(number) / "sources"
+    files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.py")}
+    return {name: text for name, text in files.items() if not name.startswith("tests/")}
+
+
+def forget(name: str) -> None:
+    """As another process begins."""
+    sys.modules.pop(name)
+    importlib.invalidate_caches()
+
+
+def test_own_modules_are_kept_without_git(project: Path) -> None:
+    run = small_run(project / "run", 1, "my_ppo", "my_env", minibatches=2, eval_episodes=0)
+    # no class or function of my_numbers was imported, and none of gpurl's or torch's files is own
+    assert kept(run.folder, 0) == {
+        name: (project / name).read_text()
+        for name in ("my_env.py", "my_ppo.py", "my_rewards.py", "my_shapes/rows.py")
+    }
+    assert not (run.folder / "records" / "0" / "git.json").exists()
+
+
+def test_tasks_of_gpurl_and_of_gymnasium_need_no_copies(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", 1, eval_episodes=0)
+    assert not (run.folder / "records" / "0" / "sources").exists()
+    # a function that makes environments is own code
+    settings = {"num_envs": 2, "horizon": 8, "minibatches": 1, "total_steps": 16, "quiet": True}
+    run = gpurl.train("ppo", make_cart_pole, run_dir=tmp_path / "own", eval_episodes=0, **settings)
+    name = Path(__file__).name
+    assert (run.folder / f"records/0/sources/tests/run/{name}").read_text() == Path(
+        __file__
+    ).read_text()
+
+
+def make_cart_pole() -> gymnasium.Env:
+    return gymnasium.make("CartPole-v1")
+
+
+def test_a_resume_says_where_it_continues_and_what_changed(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = small_run(project / "run", 1, "my_ppo", "my_env", eval_episodes=0).folder
+    settings = {"total_steps": 2 * ITERATION, "quiet": False}
+    capsys.readouterr()
+    # nothing has changed
+    gpurl.resume(folder, **settings)
+    text = capsys.readouterr().out
+    assert f"continues at step {ITERATION} of {2 * ITERATION}\n" in text
+    assert "changed since" not in text
+    # another reward
+    (project / "my_rewards.py").write_text("COST = 2.0\n")
+    forget("my_env")
+    forget("my_rewards")
+    gpurl.resume(folder, **settings | {"total_steps": 3 * ITERATION})
+    text = capsys.readouterr().out
+    assert "changed since the last start: my_rewards.py (records/2 keeps it)\n" in text
+    costs = [kept(folder, number)["my_rewards.py"] for number in range(3)]
+    assert costs == ["COST = 1.0\n", "COST = 1.0\n", "COST = 2.0\n"]
+
+
+def test_a_resume_says_which_options_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"max_episode_steps": 9}
+    folder = small_run(tmp_path / "run", 1, eval_episodes=0, env_options=options).folder
+    changes = {"env_options": {"max_episode_steps": 7}, "quiet": False}
+    gpurl.resume(folder, total_steps=2 * ITERATION, **changes)
+    text = capsys.readouterr().out
+    assert "changed since the last start: env_options.max_episode_steps 9 -> 7 (" in text
+
+
+def test_the_report_shows_own_modules(project: Path) -> None:
+    folder = small_run(project / "run", 1, "ppo", "my_env", eval_episodes=0).folder
+    (folder / "records/0/sources/my_rewards.py").write_text("COST = '<b>'\n")
+    page = write_report(folder).read_text()
+    assert "<summary>my_rewards.py</summary>\n<pre>COST = &#x27;&lt;b&gt;&#x27;\n</pre>" in page

@@ -147,7 +147,8 @@ def _save(trainer: Trainer, command: list[str]) -> None:
         Path(train.root), settings.env, settings.algorithm, train.seed, train.run_dir
     )
     with lock_run(trainer.folder):
-        write_run_info(trainer.folder, settings.to_dict(), command)
+        kinds = (type(trainer.env), type(trainer.algorithm))
+        write_run_info(trainer.folder, settings.to_dict(), command, kinds)
         if unsaved := trainer.save(Display("", 0, quiet=True)):
             raise CheckpointError(unsaved)
 
