@@ -9,14 +9,13 @@ import math
 
 import numpy as np
 import torch
-import triton
-import triton.language as tl
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
 from gpurl.envs.canvas import Canvas
 from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.kernels.env_step import TritonTask
+from gpurl.kernels.optional_triton import tl, triton
 from gpurl.kernels.random import CounterRandom, uniform_columns
 
 GRAVITY = 9.8  # m/s^2

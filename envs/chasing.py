@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import triton
-import triton.language as tl
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
@@ -20,6 +18,7 @@ from gpurl.envs.canvas import Canvas
 from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.errors import UsageError
 from gpurl.kernels.env_step import TritonTask
+from gpurl.kernels.optional_triton import tl, triton
 from gpurl.kernels.random import CounterRandom, normal_columns, uniform_columns
 
 INITIAL_DISTANCE = 8.0  # per coordinate

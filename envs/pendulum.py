@@ -8,14 +8,13 @@ import math
 
 import numpy as np
 import torch
-import triton
-import triton.language as tl
 from gymnasium.spaces import Box
 from torch import Tensor
 
 from gpurl.envs.canvas import Canvas
 from gpurl.envs.torch_env import State, TorchEnv
 from gpurl.kernels.env_step import TritonTask
+from gpurl.kernels.optional_triton import tl, triton
 from gpurl.kernels.random import CounterRandom, uniform_columns
 
 GRAVITY = 10.0  # m/s^2

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import choose_kernel
+from gpurl.kernels.optional_triton import tl, triton
 
 BLOCK = 1024
 BLOCK_PARTIAL = 256  # of the sums of squares that are added at once

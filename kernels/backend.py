@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
-import triton
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active as transforms_are_active
 
 from gpurl.kernels import c_library
+from gpurl.kernels.optional_triton import is_installed, triton
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
@@ -114,6 +114,9 @@ def announced_compilation(announce: Callable[[], None]) -> Iterator[None]:
     """A `with` block in which `announce` is called once the first kernel has been compiled that no
     earlier process left in Triton's cache: more will follow.
     """
+    if not is_installed:
+        yield
+        return
     before = triton.knobs.compilation.listener
 
     def listen(*, cache_hit: bool, **said: Any) -> None:

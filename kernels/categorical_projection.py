@@ -18,11 +18,10 @@ three times as fast as torch.
 import ctypes
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels.backend import choose_kernel
+from gpurl.kernels.optional_triton import tl, triton
 
 TILE = 256  # numbers of a program: few, so that a batch of 256 rows occupies a whole GPU
 NUM_WARPS = 2

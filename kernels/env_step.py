@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from gpurl.kernels.optional_triton import tl, triton
 from gpurl.kernels.random import RandomStreams
 
 BLOCK = 64

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels.backend import choose_kernel
+from gpurl.kernels.optional_triton import tl, triton
 
 BLOCK = 256  # rows of a tile
 BLOCK_P = 1024  # parts that are merged at once

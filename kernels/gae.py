@@ -13,12 +13,11 @@ value, and no later advantage reaches earlier rows through it.
 import ctypes
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import choose_kernel
+from gpurl.kernels.optional_triton import tl, triton
 
 
 def gae_reference(

@@ -11,11 +11,10 @@ NaN in them would stay for ever. The count is that of the first column.
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels.backend import choose_kernel
+from gpurl.kernels.optional_triton import tl, triton
 
 # numbers of a block, and its fewest rows
 TILE, MIN_ROWS = 4096, 256

@@ -11,11 +11,10 @@ ch. XIII: the sum without the shift is 1, since exactly one episode is under way
 """
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels.backend import choose_kernel
+from gpurl.kernels.optional_triton import tl, triton
 
 BLOCK = 256
 

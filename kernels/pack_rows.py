@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels.backend import choose_kernel
 from gpurl.kernels.moments import normalize
+from gpurl.kernels.optional_triton import tl, triton
 
 BLOCK, BLOCK_W = 64, 32  # rows and columns of a tile
 STD_EPSILON = tl.constexpr(1e-8)

@@ -18,11 +18,10 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels.backend import choose_kernel, host_sync_is_free
+from gpurl.kernels.optional_triton import tl, triton
 from gpurl.kernels.random import random_words_reference, splitmix_word
 
 MULTIPLIER_1, MULTIPLIER_2, LOW_HALF = 0x85EBCA6B, 0xC2B2AE35, 0xFFFFFFFF

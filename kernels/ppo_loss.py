@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
+
+from gpurl.kernels.optional_triton import tl, triton
 
 METRICS = ("surrogate", "value_loss", "approx_kl", "clip_fraction", "entropy")
 LOG_2PI = tl.constexpr(math.log(2.0 * math.pi))

@@ -13,8 +13,6 @@ The specification is `gpurl.algorithms.ppo.PPO.learn`; the formulas are those of
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels.adam import (
@@ -26,6 +24,7 @@ from gpurl.kernels.adam import (
     finish_step,
     is_last_program,
 )
+from gpurl.kernels.optional_triton import tl, triton
 from gpurl.kernels.permutation import permutation_network, permuted
 from gpurl.kernels.ppo_loss import (
     LOG_2PI,

@@ -11,10 +11,9 @@ have a fixed order.
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from gpurl.kernels.optional_triton import tl, triton
 from gpurl.kernels.permutation import gather_rows_triton
 from gpurl.kernels.ppo_loss import clip, value_error
 from gpurl.kernels.ppo_update import (

@@ -16,12 +16,11 @@ orders, so a draw within rounding of a boundary may fall on either side of it.
 """
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import choose_kernel
+from gpurl.kernels.optional_triton import tl, triton
 from gpurl.kernels.random import (
     WORDS_PER_STEP,
     RandomStreams,

@@ -16,12 +16,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import choose_kernel, host_sync_is_free, use_triton
+from gpurl.kernels.optional_triton import tl, triton
 
 WORDS_PER_STEP = 1 << 16
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as int64

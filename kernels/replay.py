@@ -18,12 +18,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import choose_kernel, use_c, use_triton
+from gpurl.kernels.optional_triton import tl, triton
 from gpurl.kernels.random import (
     WORDS_PER_STEP,
     RandomStreams,

@@ -10,8 +10,6 @@ with the same actions for the same random bits.
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels.env_step import (
@@ -23,6 +21,7 @@ from gpurl.kernels.env_step import (
     store_columns,
     store_states,
 )
+from gpurl.kernels.optional_triton import tl, triton
 from gpurl.kernels.random import RandomStreams
 from gpurl.kernels.rollout_policy import (
     ACTIVATIONS,

@@ -8,10 +8,9 @@ tuples of columns, with one number of each environment of the block.
 
 from typing import NamedTuple
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
+from gpurl.kernels.optional_triton import tl, triton
 from gpurl.kernels.random import normal_columns, uniform_columns
 
 ACTIVATIONS = {"tanh": 0, "elu": 1, "relu": 2}

@@ -6,11 +6,10 @@ The reference is `gpurl.nn.distributions`: `Gaussian.sample`, `Gaussian.to_env` 
 """
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels.env_step import load_columns, store_columns
+from gpurl.kernels.optional_triton import tl, triton
 from gpurl.kernels.random import RandomStreams
 from gpurl.kernels.rollout_policy import categorical_sample, gaussian_sample, to_env_columns
 

@@ -17,14 +17,13 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.nn.functional import softplus
 
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import refuse_second_derivative, use_c, use_triton
+from gpurl.kernels.optional_triton import tl, triton
 from gpurl.kernels.rollout_policy import clipped
 
 Limits = tuple[float, float]

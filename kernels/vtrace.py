@@ -19,13 +19,12 @@ its advantage is 0, its target is its value, and nothing later reaches earlier r
 import ctypes
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import choose_kernel
 from gpurl.kernels.gae import _merge, _moments, gae_moments_kernel
+from gpurl.kernels.optional_triton import tl, triton
 
 
 def vtrace_reference(

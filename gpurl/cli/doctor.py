@@ -58,7 +58,10 @@ def _versions() -> list[str]:
         try:
             lines.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            lines.append(f"{name} is missing: pip install -e . -c constraints.txt")
+            how = "pip install -e . -c constraints.txt"
+            if name == "triton" and sys.platform != "linux":
+                how = "it exists for Linux only; kernels run in C or in torch"
+            lines.append(f"{name} is missing: {how}")
     return lines
 
 
