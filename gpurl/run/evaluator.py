@@ -1,5 +1,5 @@
-"""Greedy evaluation in separate environments: every environment counts its first episodes only, so
-short ones are not favoured.
+"""Greedy evaluation in separate environments: of every environment a number of first episodes that
+is decided before, so short ones are not favoured.
 """
 
 import math
@@ -15,6 +15,7 @@ from gpurl.engine.graphs import WARM_UPS, Backend, in_place
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import EndlessEpisodeError, NonFiniteError, first_line
 from gpurl.guards.contract import reset_env, step_env
+from gpurl.run.display import counted
 from gpurl.run.settings import TrainConfig
 
 Act = Callable[[Tensor, PolicyState], tuple[Tensor, PolicyState]]
@@ -55,13 +56,15 @@ class Player:
         policy_state: PolicyState = (),
         graphs: Backend | None = None,
     ) -> None:
-        """episodes: rounded up to a multiple of env.num_envs; policy_state: before the first step.
-        graphs: for a `graph_safe` environment only.
+        """episodes: all that are counted; policy_state: before the first step. graphs: for a
+        `graph_safe` environment only.
         """
         self.act = act
         self.env = env
-        # each environment plays the same number of episodes, however short its own are
-        self.episodes_per_env = -(-episodes // env.num_envs)
+        # how many each environment plays is decided before, however short its own are
+        whole, rest = divmod(episodes, env.num_envs)
+        self.quota = whole + (torch.arange(env.num_envs, device=env.device) < rest).long()  # [N]
+        self.max_quota = whole + bool(rest)
         self.first_policy_state = policy_state
         self.graphs = graphs
         self.obstacle = ""  # why the steps could not be captured
@@ -88,9 +91,9 @@ class Player:
         """
         self._begin(seed)
         # look rarely whether all have ended: each look waits for the device
-        for _ in range(0, max_steps * self.episodes_per_env, LOOK_EVERY):
+        for _ in range(0, max_steps * self.max_quota, LOOK_EVERY):
             self._play_some(should_stop)
-            ended = self.finished >= self.episodes_per_env
+            ended = self.finished >= self.quota
             if bool(ended.all()):
                 return self._statistics()
         raise EndlessEpisodeError(
@@ -109,7 +112,7 @@ class Player:
         began = time.monotonic()
         self._play_some(should_stop)
         seconds = (time.monotonic() - began) / LOOK_EVERY
-        return seconds * self.env.max_episode_steps * self.episodes_per_env
+        return seconds * self.env.max_episode_steps * self.max_quota
 
     def _begin(self, seed: int) -> None:
         obs = reset_env(self.env, seed)
@@ -169,7 +172,7 @@ class Player:
         self.policy_state = restart_policy_state(policy_state, episode_ends(timestep))
         # add the episodes that ended in it
         info = timestep.info
-        counts = info["_episode"] & (self.finished < self.episodes_per_env)
+        counts = info["_episode"] & (self.finished < self.quota)
         returns = info["episode"]["r"].double()
         lengths = info["episode"]["l"].double()
         is_finite = returns.isfinite()
@@ -327,8 +330,8 @@ class Evaluations:
     def _report_non_finite(self, episodes: float) -> None:
         """NonFiniteError or a warning, as the setting `nan` says."""
         text = (
-            f"{episodes:.0f} evaluation episodes of environment {self.env_name!r} gave NaN or "
-            f"infinity"
+            f"{counted(int(episodes), 'evaluation episode')} of environment {self.env_name!r} gave "
+            f"NaN or infinity"
         )
         if self.raises_at_nan:
             raise NonFiniteError(

@@ -98,6 +98,49 @@ def test_episodes_without_a_finite_return_are_counted_apart() -> None:
     assert math.isnan(values["eval/std_reward"])
 
 
+class OfOwnLength(AlternatingEnv):
+    """Environment i ends its first episode after i + 1 steps with a return of i + 1, and all later
+    ones after a step with a return of 100.
+    """
+
+    max_episode_steps = 50
+
+    def initial_state(self, rng: CounterRandom) -> State:
+        return {"left": torch.zeros(rng.num_envs)}
+
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
+        is_first = self.is_first
+        length = torch.where(is_first, torch.arange(self.num_envs) + 1.0, 1.0)
+        left = torch.where(state["left"] > 0, state["left"], length) - 1.0
+        ended = left == 0
+        self.is_first = is_first & ~ended
+        return {"left": left}, torch.where(is_first, 1.0, 100.0), ended
+
+    def observe(self, state: State) -> Tensor:
+        return state["left"][:, None].expand(-1, 2)
+
+
+@pytest.mark.parametrize("episodes", [1, 3, 4, 6, 11])
+def test_exactly_so_many_episodes_count_and_short_ones_are_not_favoured(episodes: int) -> None:
+    """The environment with the shortest episodes plays many before the longest has ended one."""
+    env = OfOwnLength(4)
+    env.is_first = torch.ones(4, dtype=torch.bool)
+
+    def act(obs: Tensor, policy_state: PolicyState) -> tuple[Tensor, PolicyState]:
+        return torch.zeros(4, dtype=torch.int64), policy_state
+
+    values = evaluate(act, env, episodes)
+    assert values["eval/episodes"] == episodes
+    # the first episodes of the first environments, then second ones
+    returns = []
+    for index in range(4):
+        quota = episodes // 4 + (index < episodes % 4)
+        returns += [index + 1.0, *[100.0] * quota][:quota]
+    assert values["eval/mean_reward"] == pytest.approx(sum(returns) / episodes)
+
+
 # ---- from a graph ----
 
 
