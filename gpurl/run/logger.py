@@ -187,6 +187,27 @@ class _EventFile:
 
         self._write(step, wall_time, text_pb(tag, text))
 
+    def write_settings(self, step: int, wall_time: float, values: Mapping[str, Json]) -> None:
+        """As TensorBoard's HPARAMS tab shows them, beside the last value of each scalar."""
+        from google.protobuf.struct_pb2 import Value
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams import metadata
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
+
+        # tensorboard.plugins.hparams.summary would need TensorFlow
+        info = SessionStartInfo(start_time_secs=wall_time)
+        for name, value in values.items():
+            if isinstance(value, bool):
+                info.hparams[name].CopyFrom(Value(bool_value=value))
+            elif isinstance(value, (int, float)) and math.isfinite(value):
+                info.hparams[name].CopyFrom(Value(number_value=value))
+            elif value is not None:  # the tab has no place for what is not set
+                info.hparams[name].CopyFrom(Value(string_value=str(value)))
+        content = metadata.create_summary_metadata(HParamsPluginData(session_start_info=info))
+        tag = metadata.SESSION_START_INFO_TAG
+        shown = Summary.Value(tag=tag, metadata=content, tensor=metadata.NULL_TENSOR)
+        self._write(step, wall_time, Summary(value=[shown]))
+
     def _write(self, step: int, wall_time: float, summary: "Summary") -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
@@ -279,7 +300,9 @@ class Logger:
         self._send(lambda: self._events.write_scalars(x, now, in_style(values, self._style)))
 
     def hyper_parameters(self, config: Mapping[str, Json]) -> None:
-        """Show the configuration in TensorBoard's text tab, as a table."""
+        """Show the configuration in TensorBoard: in the text tab as a table, and in the HPARAMS tab
+        beside the returns.
+        """
         # characters that break a table's row are escaped
         rows = [
             f"|{name}|{str(value).replace('|', chr(92) + '|').replace(chr(10), ' ')}|"
@@ -289,6 +312,8 @@ class Logger:
         x = self._event_step(self._start_step)
         now = time.time()
         self._send(lambda: self._events.write_text(x, now, "hyper_parameters", table))
+        settings = dict(flat(config))
+        self._send(lambda: self._events.write_settings(x, now, settings))
 
     def _event_step(self, step: int) -> int:
         """TensorBoard's x-axis: env steps, or iterations in rsl_rl's style."""

@@ -3,6 +3,7 @@ names, and disks that fail.
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.plugins.base_plugin import TBContext
+from tensorboard.plugins.hparams import api_pb2, backend_context
+from tensorboard.plugins.hparams.list_session_groups import Handler
 
 from gpurl.run import logger as module
 from gpurl.run.logger import ALIASES, NON_FINITE, Logger, in_style
@@ -62,6 +69,50 @@ def test_both_files_hold_the_same_numbers_at_env_steps(tmp_path: Path) -> None:
     for tag in ("rollout/ep_rew_mean", "time/fps"):
         assert curve(tmp_path, tag) == [(step, values[tag]) for step, values in rows.items()]
     assert set(events(tmp_path).Tags()["scalars"]) == {"rollout/ep_rew_mean", "time/fps"}
+
+
+def test_the_hparams_tab_shows_settings_beside_the_last_return(tmp_path: Path) -> None:
+    """As TensorBoard's own plugin reads two runs of different algorithms."""
+    common = {"learning_rate": 3e-4, "squash": True, "network": {"hidden": [8, 8]}, "stop": None}
+    for name, best in (("ppo", 2.0), ("sac", 3.0)):
+        (tmp_path / name).mkdir()
+        logger = Logger(tmp_path / name)
+        logger.hyper_parameters({"algorithm": name, f"only_{name}": math.inf, **common})
+        for step, value in ((1, 1.0), (2, best)):
+            logger.write(step, {"eval/mean_reward": value})
+        logger.close()
+    multiplexer = EventMultiplexer().AddRunsFromDirectory(str(tmp_path))
+    multiplexer.Reload()
+    provider = MultiplexerDataProvider(multiplexer, str(tmp_path))
+    backend = backend_context.Context(TBContext(data_provider=provider))
+    metadata = backend.hparams_metadata(RequestContext(), "")
+    hparams = backend.hparams_from_data_provider(RequestContext(), "", None)
+    experiment = backend.experiment_from_metadata(RequestContext(), "", True, metadata, hparams)
+    kinds = {info.name: info.type for info in experiment.hparam_infos}
+    assert kinds == {
+        "algorithm": api_pb2.DATA_TYPE_STRING,
+        "only_ppo": api_pb2.DATA_TYPE_STRING,
+        "only_sac": api_pb2.DATA_TYPE_STRING,
+        "learning_rate": api_pb2.DATA_TYPE_FLOAT64,
+        "squash": api_pb2.DATA_TYPE_BOOL,
+        "network.hidden": api_pb2.DATA_TYPE_STRING,
+    }
+    request = api_pb2.ListSessionGroupsRequest(
+        allowed_statuses=[api_pb2.STATUS_UNKNOWN], start_index=0, slice_size=10
+    )
+    for info in experiment.metric_infos:
+        request.col_params.add(metric=info.name)
+    listed = Handler(RequestContext(), backend, "", request).run()
+    rows = {
+        group.hparams["algorithm"].string_value: (
+            group.hparams["learning_rate"].number_value,
+            group.hparams["squash"].bool_value,
+            group.hparams["network.hidden"].string_value,
+            {each.name.tag: each.value for each in group.metric_values}["eval/mean_reward"],
+        )
+        for group in listed.session_groups
+    }
+    assert rows == {"ppo": (3e-4, True, "[8, 8]", 2.0), "sac": (3e-4, True, "[8, 8]", 3.0)}
 
 
 def test_hyper_parameters_are_a_table_in_the_text_tab(tmp_path: Path) -> None:
