@@ -27,9 +27,12 @@ from gpurl.envs.mujoco._worlds import (
     zeros_at_rest,
 )
 from gpurl.errors import UsageError, install_extra
+from gpurl.native_output import dropped_lines
 
 log = logging.getLogger("gpurl")
 # fields that kinematics, com_pos and com_vel write: those that depend on qpos and qvel only
+# of its native code, which knows no log level
+NO_DRIVER = "Warp CUDA warning: Could not find or load the NVIDIA CUDA driver."
 KINEMATIC = {
     "xpos",
     "xquat",
@@ -62,14 +65,24 @@ class Packages:
     warp: ModuleType
 
 
+def start_warp(warp: ModuleType) -> None:
+    """Start Warp without its greeting, and without its warning that there is no CUDA driver where
+    torch needs none either.
+    """
+    if hasattr(warp, "LOG_WARNING"):  # from Warp 1.14
+        warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
+    else:
+        warp.config.quiet = True
+    expected = () if torch.cuda.is_available() else (NO_DRIVER,)
+    with dropped_lines(*expected):
+        warp.init()
+
+
 def load_packages(mujoco: ModuleType) -> Packages:
     """Import them, without their output. UsageError that names the missing one."""
     try:
         warp = importlib.import_module("warp")
-        if hasattr(warp, "LOG_WARNING"):  # from Warp 1.14
-            warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
-        else:
-            warp.config.quiet = True
+        start_warp(warp)
         return Packages(mujoco, importlib.import_module("mujoco_warp"), warp)
     except ImportError as error:
         missing = error.name or str(error)

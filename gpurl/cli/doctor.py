@@ -157,9 +157,10 @@ def _warp() -> list[str]:
     try:
         import torch
 
+        from gpurl.envs.mujoco._warp_worlds import start_warp
+
         warp: ModuleType = importlib.import_module("warp")
-        warp.config.log_level = getattr(warp, "LOG_ERROR", 40)
-        warp.init()
+        start_warp(warp)
     except Exception as error:  # a library that does not fit the driver raises errors of all types
         return [f"warp cannot be used: {type(error).__name__}: {error}"]
     # without a GPU its tasks run, but slowly; without a memory pool it captures no graphs

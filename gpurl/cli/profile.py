@@ -19,6 +19,7 @@ from torch.autograd.profiler_util import FunctionEvent
 
 from gpurl.engine.eager import Eager
 from gpurl.errors import GpurlError, UsageError
+from gpurl.native_output import dropped_lines
 from gpurl.run.display import counted
 from gpurl.run.run_folder import create_run_folder
 from gpurl.run.settings import Settings
@@ -184,10 +185,16 @@ def _measure(trainer: Trainer, iterations: int, warm_up: int, folder: Path) -> P
     activities = [torch.profiler.ProfilerActivity.CPU]
     if is_cuda:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as profiler:
+    profiler = torch.profiler.profile(activities=activities)
+    with dropped_lines("USDT:"):
+        profiler.start()
+    try:
         for _ in range(iterations):
             trainer.iterate()
         _wait(device)
+    finally:
+        with dropped_lines("USDT:"):
+            profiler.stop()
     trace = folder / "trace.json"
     try:
         profiler.export_chrome_trace(str(trace))
