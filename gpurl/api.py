@@ -41,7 +41,7 @@ from gpurl.run.run_folder import (
 )
 from gpurl.run.settings import Settings, TrainConfig, make_settings, merge
 from gpurl.run.setup import choose_device, evaluation_env, make_trainer, training_env
-from gpurl.run.summary import spread, summary
+from gpurl.run.summary import html_summary, spread, summary
 from gpurl.run.trackers.process import Trackers
 from gpurl.run.trackers.tracker import RunCard, check_installed
 from gpurl.run.trainer import Outcome, Trainer
@@ -61,7 +61,12 @@ class Run:
     def __repr__(self) -> str:
         values = self.outcome.evaluation
         text = f"return {spread(values, 2)}, " if values else ""
-        return f"Run({self.folder}, {text}{self.outcome.steps:,} steps, {self.outcome.reason})"
+        steps = counted(self.outcome.steps, "step")
+        return f"Run({self.folder}, {text}{steps}, {self.outcome.reason})"
+
+    def _repr_html_(self) -> str:
+        """A notebook shows this table."""
+        return html_summary(self.folder, self.outcome, self.baseline)
 
     def policy(self) -> Policy:
         """The best policy of the run."""

@@ -68,6 +68,10 @@ def completion_words(commands: Mapping[str, object]) -> Words:
         if name not in OPTIONS and name != "bench":
             flags[f"command:{name}"] = (*_parameters(function), "--help")
     choices = _choices(TrainConfig)
+    for function in commands.values():
+        for name, hint in typing.get_type_hints(function).items():
+            if typing.get_origin(hint) is typing.Literal:
+                choices[f"--{name.replace('_', '-')}"] = typing.get_args(hint)
     for name in algorithm_names():
         config = config_class(resolve_algorithm(name))
         flags[f"algorithm:{name}"] = tuple(_flags(config))

@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gpurl.errors import CheckpointError, GpurlError, UsageError, did_you_mean
 
@@ -246,7 +246,7 @@ def evaluate(
 
     Args:
         run: RUN, a run folder
-        episodes: greedy episodes to play
+        episodes: greedy episodes that count, the first of each environment
         device: cpu, cuda or auto
         latest: the latest checkpoint, not the best one
         env: another environment than that of the training, with the same spaces
@@ -256,6 +256,7 @@ def evaluate(
     """
     from gpurl.api import evaluate_run
     from gpurl.run.config_file import read_options
+    from gpurl.run.display import counted
     from gpurl.run.summary import spread
 
     options = read_options(env_options) if env_options else None
@@ -267,7 +268,7 @@ def evaluate(
     note = f"; {skipped:.0f} gave NaN or infinity and were skipped" if skipped else ""
     print(
         f"return {spread(values, 3)}, length {values['eval/mean_ep_length']:.1f}, "
-        f"{values['eval/episodes']:.0f} episodes{note}"
+        f"{counted(int(values['eval/episodes']), 'episode')}{note}"
     )
     return 0
 
@@ -323,7 +324,11 @@ def play(
 
 
 def export(
-    run: Path, /, format: str = "onnx", out: Path | None = None, latest: bool = False
+    run: Path,
+    /,
+    format: Literal["onnx", "pt2", "torchscript"] = "onnx",
+    out: Path | None = None,
+    latest: bool = False,
 ) -> int:
     """Write the policy as one file that acts without gpurl, and its description as JSON.
 
@@ -404,7 +409,9 @@ def report(run: Path, /, out: Path | None = None, video: Path | None = None) -> 
 def runs(
     root: Path = Path("runs"),
     /,
-    sort: str = "age",
+    sort: Literal[
+        "name", "env", "algorithm", "steps", "best", "last", "state", "age", "size"
+    ] = "age",
     filter: tuple[str, ...] = (),
     json: bool = False,
     prune: bool = False,
@@ -414,7 +421,7 @@ def runs(
 
     Args:
         root: ROOT, a folder with runs
-        sort: name, env, algorithm, steps, best, state, age or size
+        sort: column by which they are sorted: the youngest and the largest numbers first
         filter: NAME=PATTERN: runs whose column or setting matches, such as env=chasing state=failed
         json: print one line of JSON for each run
         prune: say which runs would be deleted: those of the filter, without one those that failed
@@ -476,20 +483,20 @@ def check_env(module: str, /, steps: int = 64) -> int:
     return 3 if problems else 0
 
 
-def doctor(dump: Path | None = None, /) -> int:
+def doctor(dump: str = "", /) -> int:
     """Report what this machine has and lacks, or what led to NaN.
 
     Args:
         dump: DUMP, a file from the non_finite/ folder of a run
     """
-    if dump is None:
+    if not dump:
         from gpurl.cli.doctor import report
 
         print(report())
     else:
         from gpurl.guards.dump import describe_dump
 
-        print(describe_dump(dump))
+        print(describe_dump(Path(dump)))
     return 0
 
 

@@ -13,6 +13,7 @@ from gpurl.api import film
 from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
 from gpurl.policy import load
+from gpurl.run.display import counted
 from gpurl.run.plot import (
     BLUE,
     GREEN,
@@ -69,9 +70,10 @@ def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: in
         if is_terminated or bool(timestep.truncated[0]):
             num_played += 1
             episode = timestep.info["episode"]
+            length = counted(int(episode["l"][0]), "step")
             print(
-                f"episode {num_played}: return {float(episode['r'][0]):.3f}, "
-                f"{int(episode['l'][0])} steps, {'terminated' if is_terminated else 'time limit'}"
+                f"episode {num_played}: return {float(episode['r'][0]):.3f}, {length}, "
+                f"{'terminated' if is_terminated else 'time limit'}"
             )
             if num_played == episodes:
                 break
@@ -103,7 +105,7 @@ def film_run(
     for episode in sorted(pictures.episodes, key=lambda each: each.number):
         print(
             f"episode {episode.number + 1}: return {episode.episode_return:.3f}, "
-            f"{episode.length} steps, {episode.end}"
+            f"{counted(episode.length, 'step')}, {episode.end}"
         )
     return video
 
@@ -120,7 +122,8 @@ def plot_episode(
     # choices are whole numbers from 0
     is_discrete = bool((np.mod(action, 1) == 0).all() and (action >= 0).all())
     with mpl.rc_context(STYLE):
-        figure = new_figure(8.0, f"{title} · {len(reward)} steps · return {reward.sum():.6g}")
+        length = counted(len(reward), "step")
+        figure = new_figure(8.0, f"{title} · {length} · return {reward.sum():.6g}")
         panels = figure.subplots(4, 1, sharex=True, height_ratios=[2.4, 1.6, 1, 1])
         _draw_lines(panels[0], obs, "observation")
         _draw_lines(panels[1], action, "action", is_discrete=is_discrete)

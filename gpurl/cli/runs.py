@@ -8,14 +8,16 @@ from gpurl.checkpoints.plain_files import Json
 from gpurl.errors import GpurlError, UsageError, did_you_mean, visible
 from gpurl.run.listing import RunEntry, delete_run, find_runs, obstacle_to_delete
 
-COLUMNS = ("name", "env", "algorithm", "steps", "best", "state", "age", "size")
-NUMBERS = ("steps", "best", "age", "size")
+COLUMNS = ("name", "env", "algorithm", "steps", "best", "last", "state", "age", "size")
+NUMBERS = ("steps", "best", "last", "age", "size")
+# of an entry, where its name is another
+FIELDS = {"best": "best_return", "last": "last_return"}
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def value_of(entry: RunEntry, column: str) -> str | float | None:
-    """What a column holds."""
-    return entry.best_return if column == "best" else getattr(entry, column)  # type: ignore[no-any-return]
+    """What a column holds; best: of evaluations, last: of the newest training episodes."""
+    return getattr(entry, FIELDS.get(column, column))  # type: ignore[no-any-return]
 
 
 def choose_runs(root: Path, sort: str, filters: Sequence[str]) -> list[RunEntry]:
@@ -24,10 +26,6 @@ def choose_runs(root: Path, sort: str, filters: Sequence[str]) -> list[RunEntry]
 
     NAME is a column or a setting such as learning_rate; PATTERN may hold * and ?.
     """
-    if sort not in COLUMNS:
-        raise UsageError(
-            f"--sort is {sort!r}; {did_you_mean(sort, COLUMNS)}it must be {', '.join(COLUMNS)}"
-        )
     runs = find_runs(root)
     for text in filters:
         name, separator, pattern = text.partition("=")
@@ -77,10 +75,10 @@ def _cell(run: RunEntry, column: str) -> str:
     if column == "state" and run.reason.startswith("error"):
         return visible(f"failed ({run.reason.removeprefix('error: ')})")
     if value is None:
-        return "?"
+        return "-"
     if isinstance(value, str):
         return visible(value)
-    if column == "best":
+    if column in FIELDS:
         return f"{value:.4g}"
     if column == "steps":
         return f"{value:,}"

@@ -30,6 +30,7 @@ MAX_DEPTH = 8  # folders below ROOT
 OTHER_FILES = {"references.json", "non_finite", ".config.yaml.new"}
 PICTURES = (".png", ".gif", ".mp4", ".webm", ".onnx", ".html")
 RETURN = b'"eval/mean_reward"'
+TRAINING_RETURN = b'"rollout/ep_rew_mean"'
 
 
 @dataclass
@@ -41,7 +42,8 @@ class RunEntry:
     env: str | None = None
     algorithm: str | None = None
     steps: int | None = None
-    best_return: float | None = None
+    best_return: float | None = None  # of evaluations
+    last_return: float | None = None  # of the newest training episodes
     state: str = "failed"  # running, finished, stopped, failed
     reason: str = ""  # how it ended
     age: float = 0.0  # seconds since it wrote anything
@@ -95,7 +97,7 @@ def _entry(folder: Path, root: Path) -> RunEntry:
     entry.env = entry.settings.get("env")
     entry.algorithm = entry.settings.get("algorithm")
     # how far it came
-    entry.steps, entry.best_return = _progress(folder)
+    entry.steps, entry.best_return, entry.last_return = _progress(folder)
     entry.size, newest = _size_and_newest(folder)
     entry.age = max(time.time() - newest, 0.0)
     # how it ended
@@ -122,16 +124,21 @@ def has_checkpoint(entry: RunEntry) -> bool:
     return any(entry.folder.glob("checkpoints/step_*"))
 
 
-def _progress(folder: Path) -> tuple[int | None, float | None]:
-    """(env steps, best return of an evaluation) in metrics.jsonl, as far as it can be read."""
+def _progress(folder: Path) -> tuple[int | None, float | None, float | None]:
+    """(env steps, best return of an evaluation, last return of training episodes) in metrics.jsonl,
+    as far as it can be read.
+    """
     steps: int | None = None
     best: float | None = None
     last = b""
+    trained = b""
     try:
         with open_regular(folder / "metrics.jsonl") as file:
             for line in iter(lambda: file.readline(MAX_LINE_BYTES), b""):
                 if line.endswith(b"\n"):
                     last = line
+                if TRAINING_RETURN in line:
+                    trained = line
                 if RETURN in line:
                     value = _number(line, "eval/mean_reward")
                     if value is not None and (best is None or value > best):
@@ -140,7 +147,7 @@ def _progress(folder: Path) -> tuple[int | None, float | None]:
         pass
     if (value := _number(last, "step")) is not None:
         steps = int(value)
-    return steps, best
+    return steps, best, _number(trained, "rollout/ep_rew_mean")
 
 
 def _number(line: bytes, name: str) -> float | None:

@@ -18,6 +18,7 @@ from gpurl.checkpoints.plain_files import Json, read_at_most, replace_file
 from gpurl.colors import BLUE, GREEN, INK, ORANGE, PALE, PURPLE
 from gpurl.errors import GpurlError, UsageError
 from gpurl.run.config_file import read_config
+from gpurl.run.display import counted
 from gpurl.run.listing import RunEntry, find_runs, is_run
 from gpurl.run.plot import (
     STYLE,
@@ -130,7 +131,9 @@ def _summary(entry: RunEntry, series: Series) -> str:
     )
     if last is not None:
         text = f"{last:,.4g}" if spread is None else f"{last:,.4g} ± {spread:,.3g}"
-        rows.append(("last evaluation", text if count is None else f"{text}, {count:.0f} episodes"))
+        if count is not None:
+            text += f", {counted(int(count), 'episode')}"
+        rows.append(("last evaluation", text))
     if (seconds := _last(series, "time/time_elapsed")) is not None:
         rows.append(("training time", str(timedelta(seconds=round(seconds)))))
         if entry.steps and seconds > 0:
@@ -256,7 +259,7 @@ def _records(folder: Path) -> Iterable[str]:
             machine.append(("commit", _as_text(commit)))
         content = _table(machine)
         if isinstance(packages, dict):
-            content += _folded(f"{len(packages)} packages", _table(packages.items()))
+            content += _folded(counted(len(packages), "package"), _table(packages.items()))
         if diff := _read_text(record / "git.diff"):
             cut = "\n…" if len(diff) > MAX_DIFF_CHARACTERS else ""
             shown = escape(diff[:MAX_DIFF_CHARACTERS] + cut)
@@ -267,7 +270,8 @@ def _records(folder: Path) -> Iterable[str]:
             content += _folded(str(path.relative_to(sources)), f"<pre>{text}</pre>")
         untracked = record / "untracked"
         names = [(str(path.relative_to(untracked)),) for path in sorted(untracked.rglob("*.*"))]
-        content += _folded(f"{len(names)} files that git did not know", _table(names))
+        title = f"{counted(len(names), 'file')} that git did not know"
+        content += _folded(title, _table(names))
         yield _section("Machine and versions" if not place else f"Resume {place}", content)
 
 

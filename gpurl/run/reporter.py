@@ -10,7 +10,7 @@ from gpurl.algorithms.off_policy import OffPolicyConfig
 from gpurl.engine.eager import Eager
 from gpurl.engine.statistics import to_host
 from gpurl.run.callbacks import RunView
-from gpurl.run.display import Display
+from gpurl.run.display import Display, counted
 from gpurl.run.gpu_figures import GpuFigures
 from gpurl.run.logger import Logger
 
@@ -75,7 +75,7 @@ class Reporter:
         without = max(-(-missing // rollout) - 1, 0)
         updates = max(remaining_steps // rollout - without, 0) * config.updates
         self.display.note(
-            f"{updates:,} updates on batches of {config.batch_size:,}, "
+            f"{counted(updates, 'update')} on batches of {config.batch_size:,}, "
             f"{config.updates / rollout:.2g} for each step of an environment"
         )
         if 0 < updates < FEW_UPDATES:

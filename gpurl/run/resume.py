@@ -13,6 +13,7 @@ from gpurl.checkpoints.state_files import State
 from gpurl.engine.eager import Eager
 from gpurl.errors import CheckpointError, GpurlError
 from gpurl.kernels.memory_errors import is_out_of_memory
+from gpurl.run.display import counted
 from gpurl.run.records import RECORDS, changed_sources
 from gpurl.run.settings import Settings
 from gpurl.run.trackers.tracker import flat
@@ -106,8 +107,8 @@ def validate_for_resume(
         "replay": {} if loses_replay else parts["replay"],
     }
     note = (
-        f"{new_count} environments instead of {old_count}: their episodes start anew; weights, "
-        f"optimiser and normalisation continue"
+        f"{counted(new_count, 'environment')} instead of {old_count}: their episodes start anew; "
+        f"weights, optimiser and normalisation continue"
     )
     return parts | changed, [note + "; the saved replay buffer is dropped" * loses_replay]
 

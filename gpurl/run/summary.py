@@ -1,8 +1,10 @@
 """The closing lines of a training: how good the policy is, how it ended, and what to do next."""
 
+import html
 import shlex
 from pathlib import Path
 
+from gpurl.run.display import counted
 from gpurl.run.trainer import Outcome
 
 
@@ -24,16 +26,17 @@ def summary(
     lines = []
     # how good it is
     if values := outcome.evaluation:
-        text = f"evaluated return {spread(values, 2)} over {values['eval/episodes']:.0f} episodes"
+        episodes = counted(int(values["eval/episodes"]), "episode")
+        text = f"evaluated return {spread(values, 2)} over {episodes}"
         if baseline:
             text += f"; the scripted policy gets {spread(baseline, 2)}"
         lines.append(text)
     # how it ended
     if outcome.unsaved:
-        lines.append(f"ended by {outcome.reason} after {outcome.steps:,} steps")
+        lines.append(f"ended by {outcome.reason} after {counted(outcome.steps, 'step')}")
         lines.append(f"its last state is in no checkpoint: {outcome.unsaved}")
     elif outcome.signal_number:
-        lines.append(f"interrupted after {outcome.steps:,} steps and saved; to continue:")
+        lines.append(f"interrupted after {counted(outcome.steps, 'step')} and saved; to continue:")
         if is_python:
             lines.append(f"  {_resume_call(run_folder, needs_env)}")
         else:
@@ -43,7 +46,7 @@ def summary(
             f"nothing to do: it has {outcome.steps:,} steps already; --total-steps raises the limit"
         )
     else:
-        lines.append(f"ended by {outcome.reason} after {outcome.steps:,} steps")
+        lines.append(f"ended by {outcome.reason} after {counted(outcome.steps, 'step')}")
     # what to do next
     lines.append(f"run folder {run_folder}: learning_curve.png, metrics.jsonl, checkpoints/")
     if is_python:
@@ -80,6 +83,25 @@ def _python_lines(
             "it is a class in a module (my_ppo.py)"
         )
     return lines
+
+
+def html_summary(run_folder: Path, outcome: Outcome, baseline: dict[str, float]) -> str:
+    """How good the policy is and how the run ended, as a table of a notebook."""
+    rows = {"run folder": str(run_folder)}
+    if values := outcome.evaluation:
+        episodes = counted(int(values["eval/episodes"]), "episode")
+        rows["evaluated return"] = f"{spread(values, 2)} over {episodes}"
+    if baseline:
+        rows["scripted policy"] = spread(baseline, 2)
+    rows["ended by"] = f"{outcome.reason} after {counted(outcome.steps, 'step')}"
+    if outcome.unsaved:
+        rows["in no checkpoint"] = outcome.unsaved
+    cells = "".join(
+        f'<tr><td style="text-align: left; opacity: 0.7">{html.escape(label)}</td>'
+        f'<td style="text-align: left">{html.escape(text)}</td></tr>'
+        for label, text in rows.items()
+    )
+    return f"<table>{cells}</table>"
 
 
 def spread(values: dict[str, float], digits: int) -> str:

@@ -14,10 +14,13 @@ import pytest
 
 from gpurl.algorithms import algorithm_names
 from gpurl.algorithms.ppo import PPOConfig
+from gpurl.cli.completion import completion_words
 from gpurl.cli.help_page import COMMON, GROUPS, setting_lines
 from gpurl.cli.main import COMMANDS, main
+from gpurl.cli.runs import COLUMNS
 from gpurl.cli.settings import TrainOptions, parse_train
 from gpurl.errors import UsageError
+from gpurl.export.formats import FORMATS
 from gpurl.nn.actor_critic import NetworkConfig
 from gpurl.run.other_names import OTHER_NAMES
 from gpurl.run.settings import TrainConfig, make_settings
@@ -133,6 +136,25 @@ def test_options_of_other_commands_are_explained(
     assert f"usage: gpurl {command}" in text
     # a flag without help is followed by nothing but its default
     assert not re.search(r"│ (--\S+ )?\S+ +\((required|default)", text)
+
+
+def test_choices_are_shown_and_what_may_be_left_out_has_no_type_of_python(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    texts = {}
+    for command in ("export", "runs", "doctor"):
+        assert exit_code([command, "--help"]) == 0
+        texts[command] = capsys.readouterr().out
+    assert f"--format {{{','.join(FORMATS)}}}" in texts["export"]
+    assert f"--sort {{{','.join(COLUMNS)}}}" in "".join(texts["runs"].split()).replace(
+        "--sort", "--sort "
+    )
+    assert "None" not in texts["doctor"]
+    assert "DUMP" in texts["doctor"]
+    assert exit_code(["export", "RUN", "--format", "onx"]) == 2
+    words = completion_words(COMMANDS)
+    assert words.choices["--format"] == tuple(FORMATS)
+    assert words.choices["--sort"] == COLUMNS
 
 
 def test_a_terminal_gets_a_line_before_torch_is_there() -> None:
