@@ -1,7 +1,8 @@
 """Base of tensor environments that count their episodes: clock, return and length as tensors."""
 
 import functools
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import Tensor
 
 from gpurl.envs.vec_env import Info, Timestep, VecEnv, describe
-from gpurl.errors import EnvError, UsageError
+from gpurl.errors import EnvError, UsageError, did_you_mean
 from gpurl.kernels.backend import host_sync_is_free
 from gpurl.kernels.random import CounterRandom
 
@@ -24,6 +25,40 @@ def widen(mask: Tensor, rows: Tensor) -> Tensor:
 def select(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     """Rows of `yes` where mask [N], else of `no`; both [N, ...]."""
     return torch.where(widen(mask, no), yes, no)
+
+
+def check_functions(
+    env: VecEnv, base: type[VecEnv], needed: Iterable[str], optional: Iterable[str] = ()
+) -> None:
+    """EnvError for a function that a task must define and does not, which may be misspelt, and for
+    one that takes other arguments.
+
+    base: the class that declares them; needed, optional: as `observe(state)`.
+    """
+    kind = type(env)
+    own = {
+        name
+        for one in kind.__mro__
+        if issubclass(one, base)
+        for name, value in vars(one).items()
+        if callable(value) and not hasattr(base, name)
+    }
+    for function in needed:
+        name = function.partition("(")[0]
+        if getattr(kind, name) is getattr(base, name):
+            raise EnvError(
+                f"{kind.__name__}: wanted a function {function}, got none; "
+                f"{did_you_mean(name, own, 'is it ')}".rstrip("; ")
+            )
+    for function in (*needed, *optional):
+        name, _, names = function.rstrip(")").partition("(")
+        try:
+            signature = inspect.signature(getattr(env, name))
+            signature.bind(*names.split(", "))
+        except TypeError:
+            raise EnvError(
+                f"{kind.__name__}.{name}: wanted the arguments ({names}), got {signature}"
+            ) from None
 
 
 class CountingEnv(VecEnv):

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from torch import Tensor
 
 from gpurl.envs.numpy.spaces import Arrays, Batch, Encode, Encoder, make_decoder, make_encoder
-from gpurl.envs.vec_env import same_device
+from gpurl.envs.vec_env import describe, same_device
 from gpurl.errors import EnvError, UsageError
 
 # names of groups in a dict of observations: for the critic only, and for the policy; without a
@@ -83,8 +83,7 @@ def torch_arrays(device: torch.device, across_devices: bool) -> Arrays:
     def cast(batch: Batch, dtype: type[np.generic]) -> Tensor:
         if not isinstance(batch, Tensor):
             raise EnvError(
-                f"wanted a tensor, got a {type(batch).__name__}; gymnasium_cpu takes environments "
-                f"in numpy"
+                f"wanted a tensor, got {describe(batch)}; gymnasium_cpu takes environments in numpy"
             )
         if not across_devices and not same_device(batch.device, device):
             raise EnvError(

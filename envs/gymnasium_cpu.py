@@ -132,6 +132,11 @@ class GymnasiumCpu(VecEnv):
                 f"task={self.task!r}, env={env}; a run on environments that existed takes them "
                 f"again: gpurl.evaluate_run(RUN, env=...)"
             )
+        if isinstance(env, gymnasium.Env):
+            raise UsageError(
+                f"{type(self).__name__}: wanted env= a function that makes one environment, got an "
+                f"instance, which cannot be copied; give env=lambda: {type(env).__name__}(...)"
+            )
         # a vector environment
         if isinstance(env, VectorEnv):
             if env.num_envs != num_envs:

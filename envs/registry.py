@@ -162,6 +162,11 @@ def check_options(name: str, env_class: type[VecEnv], options: Iterable[str]) ->
     known = env_options(env_class)
     if unknown := sorted(set(options) - set(known)):
         hint = did_you_mean(unknown[0], known)
+        if not hint and not callable(value := getattr(env_class, unknown[0], callable)):
+            hint = (
+                f"{unknown[0]} is a class attribute, and options are "
+                f"{_declaration(env_class, unknown[0], value)}; "
+            )
         raise UsageError(
             f"environment {name!r} has no option {', '.join(unknown)}; {hint}it has: "
             f"{', '.join(known) or 'none'}"
@@ -185,6 +190,17 @@ def make_env(
             f"{env_class.__name__}.__init__: wanted num_envs, device and seed among its arguments, "
             f"{', '.join(sorted(missing))} missing"
         )
+    needed = [
+        name
+        for name, option in env_options(env_class).items()
+        if option.default is option.empty and name not in {**named_options, **options}
+    ]
+    if needed:
+        raise UsageError(
+            f"environment {name!r} needs a value of {', '.join(needed)}, which "
+            f"{env_class.__name__}.__init__ gives no default: add one, as {needed[0]}: float = "
+            f"1.0, and --env.{needed[0].replace('_', '-')} changes it"
+        )
     # an error of the user's own constructor is reported with its place
     make: Callable[..., VecEnv] = env_class
     try:
@@ -199,10 +215,30 @@ def make_env(
             f"{env_class.__name__}.__init__ raised {type(error).__name__}: {error} "
             f"({raised_at(error, env_class)})"
         ) from error
-    # a constructor that does not call super().__init__ leaves it out
-    if getattr(env, "num_envs", None) != num_envs:
-        got = getattr(env, "num_envs", "none; call super().__init__(num_envs, device)")
+    if problem := construction_problem(env):
+        raise EnvError(problem)
+    if env.num_envs != num_envs:
         raise EnvError(
-            f"{env_class.__name__}.num_envs: wanted {num_envs}, as in its argument, got {got}"
+            f"{env_class.__name__}.num_envs: wanted {num_envs}, as in its argument, got "
+            f"{env.num_envs}"
         )
     return env
+
+
+def construction_problem(env: VecEnv) -> str:
+    """What a constructor leaves out that does not call that of its base, "" if nothing is
+    missing.
+    """
+    names = ("num_envs", "device", "reward_shape", "episode_length_buf", "action_space")
+    if all(hasattr(env, name) for name in names):
+        return ""
+    return (
+        f"{type(env).__name__}: wanted num_envs, device and the batched spaces, got none; call "
+        f"super().__init__(num_envs, device) in __init__, with seed in a TorchEnv"
+    )
+
+
+def _declaration(env_class: type[VecEnv], name: str, value: object) -> str:
+    """How an environment of this kind declares the option `name`."""
+    kind = "annotated attributes" if env_class.declared_options() else "parameters of __init__"
+    return f"{kind}: {name}: {type(value).__name__} = {value!r}"

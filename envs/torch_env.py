@@ -13,18 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpurl.envs._counting_env import CountingEnv, select
+from gpurl.envs._counting_env import CountingEnv, check_functions, select
 from gpurl.envs.canvas import Canvas
 from gpurl.envs.vec_env import (
     Info,
     Options,
+    TensorSpec,
     Timestep,
     check_at_least_one,
     check_tensor,
     describe,
     step_specs,
 )
-from gpurl.errors import EnvError, UsageError, did_you_mean
+from gpurl.errors import EnvError, UsageError, raised_at
 from gpurl.kernels.backend import host_sync_is_free, on_own_device, use_triton
 from gpurl.kernels.env_step import Clocks, RandomStreams, TritonEnv, TritonTask, env_step_triton
 from gpurl.kernels.random import CounterRandom
@@ -32,6 +33,7 @@ from gpurl.kernels.random import CounterRandom
 State = dict[str, Tensor]
 
 FUNCTIONS = ("initial_state(rng)", "transition(state, action, rng)", "observe(state)")
+OPTIONAL_FUNCTIONS = ("observe_state(state)", "metrics(state)", "draw(canvas, state, action)")
 
 
 class TorchEnv(CountingEnv):
@@ -86,17 +88,17 @@ class TorchEnv(CountingEnv):
         )
 
     def _check_functions(self) -> None:
-        """EnvError for a function that the task does not define, which may be misspelt."""
+        """EnvError for a function that the task does not define, which may be misspelt, or that
+        takes other arguments.
+        """
         kind = type(self)
-        own = {name for base in kind.__mro__ if issubclass(base, TorchEnv) for name in vars(base)}
-        own -= {*dir(TorchEnv)}
-        for function in FUNCTIONS:
-            name = function.partition("(")[0]
-            if getattr(kind, name) is getattr(TorchEnv, name):
-                raise EnvError(
-                    f"{kind.__name__}: wanted a function {function}, got none; "
-                    f"{did_you_mean(name, own, 'is it ')}".rstrip("; ")
-                )
+        if kind.initial_state is TorchEnv.initial_state and kind.step is not TorchEnv.step:
+            raise EnvError(
+                f"{kind.__name__}: wanted the functions {', '.join(FUNCTIONS)} of a TorchEnv, got "
+                f"a step of its own: that belongs to a VecEnv (gpurl.envs.vec_env), or to a "
+                f"gymnasium.Env in the adapter GymnasiumCpu"
+            )
+        check_functions(self, TorchEnv, FUNCTIONS, OPTIONAL_FUNCTIONS)
 
     def checked_initial_state(self, rng: CounterRandom) -> State:
         """`initial_state`, checked: tensors of rng.num_envs rows by name."""
@@ -114,6 +116,32 @@ class TorchEnv(CountingEnv):
                     f"rng.num_envs, got {describe(value)}{hint}"
                 )
         return state
+
+    def _check_shapes(self) -> None:
+        """EnvError if the shapes of a state depend on the number of environments, or it is not
+        made for as many as asked. Drawn apart from the streams of the episodes.
+        """
+        try:
+            few, more = (
+                self.checked_initial_state(CounterRandom(0, count, self.device)) for count in (2, 3)
+            )
+        except RuntimeError as error:
+            if "size of tensor" not in str(error):
+                raise
+            raise EnvError(
+                f"{type(self).__name__}.initial_state raised RuntimeError: {error}, for 2 or 3 "
+                f"environments: sizes come from rng.num_envs, since some environments restart "
+                f"alone ({raised_at(error, type(self))})"
+            ) from error
+        for name in few.keys() & more.keys():
+            if few[name].shape[1:] != more[name].shape[1:]:
+                raise EnvError(
+                    f"{type(self).__name__}.initial_state: {name}: wanted the same shape [n, ...] "
+                    f"for every number of environments, got {tuple(few[name].shape)} for 2 and "
+                    f"{tuple(more[name].shape)} for 3: the shape given to rng is that of one "
+                    f"environment, rng.uniform(low, high) is [n] and rng.uniform(low, high, (2,)) "
+                    f"is [n, 2]"
+                )
 
     def draw(self, canvas: Canvas, state: State, action: Tensor | None) -> None:
         """Draw one environment on `canvas`: `canvas.view` first, then what the state shows. state:
@@ -172,6 +200,8 @@ class TorchEnv(CountingEnv):
     def reset(
         self, *, seed: int | None = None, options: Options | None = None
     ) -> tuple[Tensor, Info]:
+        if self._state is None:
+            self._check_shapes()
         # every environment draws a first state, also those that are not reset: shapes stay fixed
         self._reseed(self._random, seed)
         state = self.checked_initial_state(self._random)
@@ -189,7 +219,9 @@ class TorchEnv(CountingEnv):
         # a reset of none draws nothing, without the host knowing
         self._random.advance(restarts_any)
         self._set_state(state)
-        return self.observe(state), self._privileged("state", state)
+        obs = self.observe(state)
+        check_tensor(f"{type(self).__name__}.observe", obs, self._specs["obs"], self.device)
+        return obs, self._privileged("state", state)
 
     @on_own_device
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
@@ -207,6 +239,13 @@ class TorchEnv(CountingEnv):
         if not isinstance(next_state, dict) or next_state.keys() != self._state.keys():
             got = sorted(next_state) if isinstance(next_state, dict) else describe(next_state)
             raise EnvError(f"{where}: state: wanted the keys {sorted(self._state)}, got {got}")
+        for key, value in next_state.items():
+            before = self._state[key]
+            if type(value) is not Tensor or (value.shape, value.dtype, value.device) != (
+                before.shape, before.dtype, before.device,
+            ):  # fmt: skip
+                spec = TensorSpec(tuple(before.shape), before.dtype)
+                check_tensor(f"{where}: {key}, as in initial_state", value, spec, before.device)
         for key, value in (("reward", reward), ("terminated", terminated)):
             check_tensor(f"{where}: {key}", value, self._specs[key], self.device)
         # time limit and statistics
@@ -238,8 +277,6 @@ class TorchEnv(CountingEnv):
         """
         task = self.triton_task() if use_triton(self.episode_length_buf) else None
         if task is None or self._state is None or self.single_state_space is not None:
-            return None
-        if self.has_metrics:
             return None
         if self.has_metrics:
             return None

@@ -21,7 +21,7 @@ from gpurl.envs._torch_spaces import make_groups, make_torch_decoder, to_gymnasi
 from gpurl.envs._torch_tasks import make_torch_task
 from gpurl.envs.numpy.spaces import Batch
 from gpurl.envs.vec_env import Info, Options, Timestep, describe
-from gpurl.errors import EnvError, UsageError
+from gpurl.errors import EnvError, UsageError, raised_at
 
 FINAL_KEYS = ("final_obs", "final_observation")  # the second is Gymnasium's old name, ManiSkill's
 # tensors [N] in which a simulator counts: Isaac Lab's and mjlab's, and ManiSkill's
@@ -68,6 +68,11 @@ class TorchVector(CountingEnv):
                 f"{name} needs either a task (torch_vector:PACKAGE:ID) or env=; got "
                 f"task={task!r}, env={env}"
             )
+        if isinstance(env, type):
+            raise UsageError(
+                f"{name}: wanted env= an instance, got the class {env.__name__}; make it, as "
+                f"env={env.__name__}(num_envs, device)"
+            )
         if env is not None and overrides:
             raise UsageError("overrides are for a task given by name; set them where env is made")
         self.task = task
@@ -94,9 +99,10 @@ class TorchVector(CountingEnv):
         self._last: list[Tensor] | None = None  # obs, and state
         self._log_terms: Info = {}  # info["log"]
         self._steps = 0
-        self._returns_final_obs = True
-        if self.autoreset_mode == AutoresetMode.SAME_STEP and not self._promises_final_obs():
-            self._warn_of_missing_final_obs()
+        # without a promise the last observations are kept, in case that they become final ones
+        is_same_step = self.autoreset_mode == AutoresetMode.SAME_STEP
+        self._returns_final_obs = not is_same_step or self._promises_final_obs()
+        self._has_returned_final_obs = False
 
     @property
     def _label(self) -> str:
@@ -247,10 +253,13 @@ class TorchVector(CountingEnv):
         if final is not None:  # of all environments; it may be left from an earlier step
             last = self._encode("step: final_obs", final)
             self._returns_final_obs = False
+            self._has_returned_final_obs = True
         else:
             assert self._last is not None
             last = self._last
-            if self._returns_final_obs and self._steps == (self.max_episode_steps or PATIENCE):
+            # episodes have ended by now, so it would have come
+            is_time = self._steps == (self.max_episode_steps or PATIENCE)
+            if is_time and not self._has_returned_final_obs:
                 self._warn_of_missing_final_obs()
         return obs, [select(done, *pair) for pair in zip(last, obs)]
 
@@ -321,9 +330,15 @@ class TorchVector(CountingEnv):
     def _column(self, name: str, value: object, dtype: type[np.generic]) -> Tensor:
         """[N] of a tensor [N] or [N, 1], in new memory."""
         try:
-            return self._arrays.cast(value, dtype).reshape(-1)
+            column = self._arrays.cast(value, dtype)
         except EnvError as error:
             raise EnvError(f"{self._label}.step: {name}: {error}") from None
+        if column.numel() != self.num_envs:
+            raise EnvError(
+                f"{self._label}.step: {name}: wanted one number for each of {self.num_envs} "
+                f"environments, got shape {tuple(column.shape)}"
+            )
+        return column.reshape(-1)
 
     def _call(
         self, name: str, function: Callable[..., Any], *arguments: object, **options: object
@@ -332,8 +347,9 @@ class TorchVector(CountingEnv):
         try:
             return function(*arguments, **options)
         except Exception as error:
+            place = raised_at(error, type(self._attribute("unwrapped") or self._env))
             raise EnvError(
-                f"{self._label} failed in {name}: {type(error).__name__}: {error}"
+                f"{self._label} failed in {name}: {type(error).__name__}: {error} ({place})"
             ) from error
 
     def stagger(self, clocks: Tensor) -> None:

@@ -92,8 +92,13 @@ class VecEnv(gymnasium.vector.VectorEnv):
         # the spaces that the subclass has set
         for key in ("single_observation_space", "single_action_space"):
             if not isinstance(space := getattr(self, key, None), gymnasium.Space):
+                batched = key.removeprefix("single_")
+                hint = ""
+                if space is None and getattr(self, batched, None) is not None:
+                    hint = f"; {batched} is that of all environments, name it {key}"
                 raise EnvError(
-                    f"{type(self).__name__}.{key}: wanted a gymnasium.Space, got {space!r}"
+                    f"{type(self).__name__}.{key}: wanted a gymnasium.Space, got "
+                    f"{'nothing' if space is None else repr(space)}{hint}"
                 )
             shape = space.shape or ()
             min_axes = 1 if isinstance(space, MultiDiscrete) else 2
@@ -136,11 +141,13 @@ class VecEnv(gymnasium.vector.VectorEnv):
         """Start new episodes in all environments, or in those of `options["reset_mask"]` [N] bool.
         Returns (obs [N, *obs], info).
         """
-        raise NotImplementedError
+        raise EnvError(
+            f"{type(self).__name__}: wanted a function reset(*, seed, options), got none"
+        )
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         """Advance all environments by one step; actions: [N, *action]."""
-        raise NotImplementedError
+        raise EnvError(f"{type(self).__name__}: wanted a function step(actions), got none")
 
     def stagger(self, clocks: Tensor) -> None:
         """Set the episode clocks [N] int64 so that time limits do not all fall on one step; the
@@ -235,10 +242,18 @@ def step_specs(env: VecEnv) -> dict[str, TensorSpec]:
     return specs
 
 
-def space_problems(env: VecEnv) -> list[str]:
-    """What is wrong with the single spaces, each with what was wanted and what was got."""
+def attribute_problems(env: VecEnv) -> list[str]:
+    """What is wrong with the single spaces and the time limit, each with what was wanted and what
+    was got.
+    """
     name = type(env).__name__
     problems = []
+    limit = env.max_episode_steps
+    if limit is not None and not (isinstance(limit, (int, np.integer)) and limit >= 1):
+        problems.append(
+            f"{name}.max_episode_steps: wanted a whole number of at least 1, or None for no time "
+            f"limit, got {limit!r}"
+        )
     if not isinstance(space := env.single_observation_space, Box):
         has_parts = isinstance(space, Dict | Tuple)
         hint = "; join its parts in observe, as torch.cat((part, part), 1)" if has_parts else ""
@@ -288,7 +303,7 @@ def tensor_problem(value: object, spec: TensorSpec, device: torch.device) -> str
         return ""
     dtypes = (spec.dtype, *spec.other_dtypes)
     if not isinstance(value, Tensor):
-        got = "nothing" if value is None else f"a {type(value).__name__}"
+        got = "a tuple" if isinstance(value, tuple) else describe(value)
     elif value.shape != spec.shape:
         got = f"shape {tuple(value.shape)}"
     elif value.dtype not in dtypes:
@@ -297,10 +312,21 @@ def tensor_problem(value: object, spec: TensorSpec, device: torch.device) -> str
         got = f"a tensor on {value.device}"
     else:
         return ""
-    if isinstance(value, Tensor) and spec.shape == value.shape[:1] == value.shape[1:] != (1,):
-        got += ": did an action [N, 1] meet a state [N]? action[:, 0] is [N]"
+    if isinstance(value, Tensor):
+        got += _hint_of_shape(tuple(value.shape), spec.shape)
     dtype_names = " or ".join(map(str, dtypes))
     return f"wanted a tensor of shape {spec.shape}, {dtype_names}, on {device}, got {got}"
+
+
+def _hint_of_shape(shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    """What may have led to `shape`."""
+    if wanted == shape[:1] == shape[1:] != (1,):
+        return ": did an action [N, 1] meet a state [N]? action[:, 0] is [N]"
+    if shape == (*wanted, 1):
+        return ": squeeze(-1) takes the last axis away"
+    if len(wanted) > 2 and shape == (wanted[0], *wanted[2:]):
+        return ": a single space is that of one environment, without an axis of environments"
+    return ""
 
 
 def check_tensor(where: str, value: object, spec: TensorSpec, device: torch.device) -> None:
@@ -320,7 +346,10 @@ def describe(value: object) -> str:
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
-    return f"a {type(value).__name__}"
+    if value is None:
+        return "nothing"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' or name == 'ndarray' else 'a'} {name}"
 
 
 def check_at_least_one(**values: int | None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from gpurl.errors import UsageError, did_you_mean
+from gpurl.errors import UsageError, did_you_mean, last_line
 
 
 def module_names(package: ModuleType, hidden: frozenset[str] = frozenset()) -> dict[str, str]:
@@ -79,9 +79,14 @@ def find_class(
         return find_class_at(name, base, kind)
     if module_name not in known:
         hint = did_you_mean(module_name.lower(), known)
+        place = "the module path of your own class"
+        if module_name.endswith(".py"):
+            path = module_name.removesuffix(".py").lstrip("./").replace("/", ".")
+            hint = f"a file is given by its module path, {path}. "
+        elif module_name.isidentifier():
+            place += f" (there is no {module_name}.py in {Path.cwd()})"
         raise UsageError(
-            f"no {kind} is called {module_name!r}; {hint}Known: {', '.join(known)}; or give the "
-            "module path of your own class"
+            f"no {kind} is called {module_name!r}; {hint}Known: {', '.join(known)}; or give {place}"
         )
     full_name = known[module_name]
     return find_class_at(f"{full_name}:{class_name}" if class_name else full_name, base, kind)
@@ -103,9 +108,11 @@ def find_class_at(name: str, base: type, kind: str) -> type:
         )
     try:
         module = importlib.import_module(full_name)
-    except (SyntaxError, NameError, ImportError) as error:
+    except Exception as error:
+        # an import that fails and a syntax error name their place themselves
+        place = "" if isinstance(error, ImportError | SyntaxError) else f" ({last_line(error)})"
         raise UsageError(
-            f"{kind} {full_name} cannot be imported: {type(error).__name__}: {error}"
+            f"{kind} {full_name} cannot be imported: {type(error).__name__}: {error}{place}"
         ) from error
     # its only public class, or the one that `name` gives
     classes = {
@@ -120,7 +127,12 @@ def find_class_at(name: str, base: type, kind: str) -> type:
         raise UsageError(
             f"module {full_name} has no public {base.__name__} class {class_name}, found {names}"
         )
-    if len(classes) != 1:
+    if not classes:
+        raise UsageError(
+            f"module {full_name} must define one public {base.__name__} class, found none"
+            f"{_private_hint(base, module)}"
+        )
+    if len(classes) > 1:
         raise UsageError(
             f"module {full_name} must define one public {base.__name__} class, found {names}; name "
             f"it as {full_name}:CLASS"
@@ -134,6 +146,17 @@ def is_importable(module_name: str) -> bool:
         return module_name in sys.modules or importlib.util.find_spec(module_name) is not None
     except (ImportError, ValueError):
         return False
+
+
+def _private_hint(base: type, module: ModuleType) -> str:
+    """The classes that would do under a public name."""
+    names = [
+        value.__name__
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, base)
+        if value.__module__ == module.__name__ and value.__name__.startswith("_")
+    ]
+    return f"; {names[0]} is private: its name begins with _" if names else ""
 
 
 def _is_public_subclass(value: object, base: type, module: ModuleType) -> bool:

@@ -85,6 +85,12 @@ def raised_at(error: BaseException, owner: type) -> str:
     return f"{frame.filename}:{frame.lineno}: {frame.line}"
 
 
+def last_line(error: BaseException) -> str:
+    """`file:line: source` of the line that raised `error`."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}: {frame.line}"
+
+
 def did_you_mean(name: str, known: Iterable[str], question: str = "did you mean ") -> str:
     """`did you mean ppo or a2c? `, or "" if no name in `known` is similar."""
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)

@@ -11,9 +11,10 @@ bits of a word; normals come in Box-Muller pairs (Box and Muller 1958).
 """
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn, ParamSpec, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -31,6 +32,13 @@ TWO_PI = 2.0 * math.pi
 FEW_NUMBERS, STEPS_AHEAD = 1024, 32
 
 Draw = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]  # random_uniform or random_normal
+Parameters = ParamSpec("Parameters")
+# what other libraries call the draws
+OTHER_NAMES = {
+    **dict.fromkeys(("random", "rand", "random_sample", "bernoulli", "choice"), "uniform()"),
+    **dict.fromkeys(("randn", "standard_normal", "gauss", "normal_"), "normal()"),
+    **dict.fromkeys(("randint", "random_integers", "randrange"), "integers(low, high)"),
+}
 
 
 class RandomStreams(NamedTuple):
@@ -251,11 +259,40 @@ def random_normal(key: Tensor, gamma: Tensor, step: Tensor, offset: int, count: 
     return function(key, gamma, step, offset, count)
 
 
+def names_its_signature(draw: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
+    """`draw`, a method of `CounterRandom`, with a TypeError that says what its arguments are."""
+
+    @functools.wraps(draw)
+    def call(*arguments: Parameters.args, **named: Parameters.kwargs) -> Tensor:
+        try:
+            return draw(*arguments, **named)
+        except TypeError as error:
+            text = str(error).removeprefix(f"{draw.__qualname__}() ")
+            raise TypeError(f"rng.{signature_of(draw)}: {text}") from error
+
+    return call
+
+
+def signature_of(draw: Callable[..., Tensor]) -> str:
+    """`normal(shape=())` for a method of `CounterRandom`."""
+    parameters = [*inspect.signature(draw).parameters.values()][1:]
+    return f"{draw.__name__}({', '.join(map(_without_annotation, parameters))})"
+
+
+def _without_annotation(parameter: inspect.Parameter) -> str:
+    has_default = parameter.default is not parameter.empty
+    return f"{parameter.name}={parameter.default}" if has_default else parameter.name
+
+
+def _outline(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
 class CounterRandom:
     """Random streams of N environments. `advance()` moves all to the next step by a device counter,
     so the replay of a CUDA graph moves it too.
 
-    Shapes: `uniform(0.0, 1.0, (2,))` is [N, 2], `normal(())` is [N].
+    `shape` is that of one environment: `uniform(0.0, 1.0, (2,))` is [N, 2], `normal()` is [N].
     """
 
     def __init__(self, seed: int, num_streams: int, device: torch.device | str = "cpu") -> None:
@@ -309,26 +346,51 @@ class CounterRandom:
             # the step may be drawn again, but a caller may have overwritten the numbers
             self._ahead.clear()
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """For a name that is missing."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        kind = type(self)
+        draws = [signature_of(draw) for draw in (kind.uniform, kind.normal, kind.integers)]
+        hint = f"; its name here is rng.{OTHER_NAMES[name]}" if name in OTHER_NAMES else ""
+        raise AttributeError(f"rng has no {name}{hint}. It has {', '.join(draws)}")
+
+    @names_its_signature
     def uniform(
         self, low: float | Tensor = 0.0, high: float | Tensor = 1.0, shape: tuple[int, ...] = ()
     ) -> Tensor:
-        """[N, *shape] float32 uniform in [low, high)."""
+        """[N, *shape] float32 uniform in [low, high), which may be tensors that broadcast with
+        it.
+        """
+        if isinstance(low, tuple | list) or isinstance(high, tuple | list):
+            raise TypeError(f"wanted low and high as numbers or tensors, got {low!r} and {high!r}")
         numbers = self._draw(random_uniform, shape)
         # in place where no limit is a tensor
         if isinstance(low, float | int) and isinstance(high, float | int):
             scale = high - low
+            if scale < 0:
+                raise TypeError(f"wanted low <= high, got {low} and {high}")
             numbers = numbers if scale == 1.0 else numbers.mul_(scale)
             return numbers if low == 0.0 else numbers.add_(low)
         return numbers * (high - low) + low
 
+    @names_its_signature
     def normal(self, shape: tuple[int, ...] = ()) -> Tensor:
-        """[N, *shape] float32 standard normal."""
+        """[N, *shape] float32 of mean 0 and standard deviation 1."""
         return self._draw(random_normal, shape)
 
+    @names_its_signature
     def integers(self, low: int, high: int, shape: tuple[int, ...] = ()) -> Tensor:
         """[N, *shape] int64 in [low, high); at most 2**24 values."""
+        if not (isinstance(low, SupportsIndex) and isinstance(high, SupportsIndex)):
+            raise TypeError(
+                f"wanted low and high as whole numbers, got {_outline(low)} and {_outline(high)}"
+            )
         if not 0 < high - low <= 1 << 24:
-            raise ValueError(f"integers({low}, {high}): needs 1 to 2**24 values, got {high - low}")
+            raise ValueError(
+                f"rng.integers({low}, {high}): wanted 1 to 2**24 numbers, from low to high - 1, "
+                f"got {high - low}"
+            )
         return (
             self._draw(random_uniform, shape)
             .mul_(high - low)
@@ -351,6 +413,11 @@ class CounterRandom:
         self._draw = torch.compiler.disable(self._draw)  # type: ignore[method-assign]
 
     def _draw(self, kernel: Draw, shape: tuple[int, ...]) -> Tensor:
+        if not isinstance(shape, tuple):
+            raise TypeError(
+                f"wanted shape as a tuple, that of one environment, such as (3,) for [n, 3], got "
+                f"{_outline(shape)}"
+            )
         count = math.prod(shape)
         # a few numbers are drawn for several steps at once, if the host knows the step
         step = self._host_step if host_sync_is_free(self.device) else None

@@ -29,7 +29,7 @@ from gymnasium.spaces import Box
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from gpurl.envs._counting_env import CountingEnv, select
+from gpurl.envs._counting_env import CountingEnv, check_functions, select
 from gpurl.envs.mujoco._c_worlds import CSimulator, obstacle
 from gpurl.envs.mujoco._model import load_model, load_mujoco
 from gpurl.envs.mujoco._pictures import Camera, Pictures, copy_state
@@ -43,6 +43,7 @@ from gpurl.envs.vec_env import (
     Timestep,
     check_at_least_one,
     check_tensor,
+    describe,
 )
 from gpurl.errors import EnvError, UsageError, install_extra
 from gpurl.kernels.backend import host_sync_is_free
@@ -53,6 +54,8 @@ log = logging.getLogger("gpurl")
 LARGEST = 1e10
 SIMULATORS = ("auto", "mujoco", "warp")
 WARPS_OPTIONS = ("graph", "njmax", "nconmax")
+FUNCTIONS = ("observe(data)", "reward(data, before, action)")
+OPTIONAL_FUNCTIONS = ("terminated(data)", "metrics(data)", "initial_state(rng)")
 
 
 class MujocoEnv(CountingEnv):
@@ -105,6 +108,12 @@ class MujocoEnv(CountingEnv):
         **options: Any,
     ) -> None:
         """options: values for `declared_options`; None: the default of the task."""
+        check_functions(self, MujocoEnv, FUNCTIONS, OPTIONAL_FUNCTIONS)
+        if getattr(type(self), "model_file", None) is None and options.get("xml_file") is None:
+            raise EnvError(
+                f"{type(self).__name__}: wanted a model_file, the path of an MJCF file or XML "
+                f"text, got none"
+            )
         # options
         check_options(type(self).__name__, type(self), options)
         for name, value in options.items():
@@ -355,9 +364,12 @@ class MujocoEnv(CountingEnv):
         obs = self.observe(fields)
         if getattr(self, "single_observation_space", None) is None:
             if not isinstance(obs, Tensor) or obs.dim() != 2:
+                hint = ""
+                if isinstance(obs, Tensor) and obs.dim() == 1:
+                    hint = ": a field [N, k] keeps its axis as data.qpos[:, 0:1]"
                 raise EnvError(
-                    f"{name}.observe: wanted a tensor of shape (1, D), got "
-                    f"{getattr(obs, 'shape', obs)!r}"
+                    f"{name}.observe: wanted a tensor of shape (1, D) for one world, got "
+                    f"{describe(obs)}{hint}"
                 )
             self.single_observation_space = Box(-np.inf, np.inf, (obs.shape[1],), np.float32)
         # shapes and dtypes of the results
@@ -369,7 +381,29 @@ class MujocoEnv(CountingEnv):
         }
         for function, (value, spec) in results.items():
             check_tensor(f"{name}.{function}", value, spec, self.device)
+        self._check_leaves_alone(fields, before, action)
         return before.names(), fields.used()
+
+    def _check_leaves_alone(self, fields: Fields, before: Fields, action: Tensor) -> None:
+        """EnvError if a function changes a field that it reads; torch counts the changes in place
+        of each tensor, also those that leave the values as they are.
+        """
+        calls = {
+            "observe": lambda: self.observe(fields),
+            "reward": lambda: self.reward(fields, before, action),
+            "terminated": lambda: self.terminated(fields),
+        }
+        values = {key: getattr(fields, key) for key in fields.used()}
+        tracked = {key: value for key, value in values.items() if not value.is_inference()}
+        for function, call in calls.items():
+            versions = {key: value._version for key, value in tracked.items()}
+            call()
+            changed = [key for key, value in tracked.items() if value._version != versions[key]]
+            if changed:
+                raise EnvError(
+                    f"{type(self).__name__}.{function}: wanted data left alone, got data."
+                    f"{', data.'.join(changed)} changed in place"
+                )
 
     def _start(self) -> None:
         if not self._worlds.is_ready:

@@ -17,7 +17,7 @@ from gpurl.envs.numpy.envpool import EnvPool
 from gpurl.envs.numpy.spaces import Batch
 from gpurl.envs.numpy.workers import Workers
 from gpurl.envs.vec_env import Info, describe
-from gpurl.errors import EnvError, UsageError, did_you_mean
+from gpurl.errors import EnvError, UsageError, did_you_mean, raised_at
 from gpurl.kernels.memory_errors import find_out_of_memory
 
 MakeEnv = Callable[[], gymnasium.Env]
@@ -52,6 +52,11 @@ class Watched(gymnasium.Wrapper):
         try:
             result = self.env.reset(**options)
         except (Exception, SystemExit) as error:
+            if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
+                raise EnvError(
+                    f"environment {self.index} failed in reset: wanted reset(self, *, seed=None, "
+                    f"options=None), as Gymnasium has it, got {error}"
+                ) from None
             raise self._explain("reset", error) from None
         self._check("reset", result, "(obs, info)", 2)
         return result
@@ -62,6 +67,12 @@ class Watched(gymnasium.Wrapper):
         except (Exception, SystemExit) as error:
             raise self._explain("step", error) from None
         self._check("step", result, "(obs, reward, terminated, truncated, info)", 5)
+        reward: Any = result[1]
+        if getattr(reward, "ndim", 0) and reward.size != 1:
+            raise EnvError(
+                f"environment {self.index} failed in step: wanted a reward of one number, got "
+                f"shape {reward.shape}"
+            )
         if self.watcher is not None and (result[2] or result[3]):
             self.watcher(self.index)
         return result
@@ -69,16 +80,22 @@ class Watched(gymnasium.Wrapper):
     def _explain(self, call: str, error: BaseException) -> EnvError | MemoryError:
         if (memory := find_out_of_memory(error)) is not None:
             return MemoryError(f"environment {self.index} in {call}: {memory}")
-        return EnvError(f"environment {self.index} failed in {call}:\n{traceback.format_exc()}")
+        summary = f"{type(error).__name__}: {error} ({raised_at(error, type(self.env.unwrapped))})"
+        text = f"environment {self.index} failed in {call}: {summary}"
+        # the first frame is this wrapper's; a second one is named already
+        is_deep = len(traceback.extract_tb(error.__traceback__)) > 2
+        return EnvError(f"{text}\n{traceback.format_exc()}" if is_deep else text)
 
     def _check(self, call: str, result: tuple[Any, ...], form: str, length: int) -> None:
         where = f"environment {self.index} failed in {call}"
         if not isinstance(result, tuple) or len(result) != length:
             raise EnvError(f"{where}: wanted {form}, got {describe(result)}")
         if self._shape is not None and np.shape(result[0]) != self._shape:
+            obs = result[0]
+            got = describe(obs) if isinstance(obs, dict) else np.shape(obs)
             raise EnvError(
                 f"{where}: wanted an observation of shape {self._shape}, as in the space of "
-                f"{self.env}, got {np.shape(result[0])}"
+                f"{self.env}, got {got}"
             )
 
 
@@ -97,9 +114,10 @@ def find_spec(task: str) -> EnvSpec:
             hint = (
                 " PACKAGE:ID imports the package that registers a task, as in ale_py:ALE/Pong-v5."
             )
-        raise UsageError(
-            f"Gymnasium has no task {task!r}; {did_you_mean(name, gymnasium.registry)}{error}{hint}"
-        ) from error
+        near = did_you_mean(name, gymnasium.registry)
+        # Gymnasium's own suggestion comes last in its error
+        why = str(error).partition(" Did you mean")[0] if near else error
+        raise UsageError(f"Gymnasium has no task {task!r}; {near}{why}{hint}") from error
 
 
 def make_pool(task: str, num_envs: int, seed: int, options: dict[str, Any]) -> EnvPool:

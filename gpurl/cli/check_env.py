@@ -3,9 +3,12 @@ first thing to run on a task of your own.
 """
 
 import copy
+import difflib
+import math
 import re
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gymnasium.spaces import Box
@@ -13,30 +16,50 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
-from gpurl.envs.registry import env_options, make_env
+from gpurl.envs.registry import construction_problem, env_options, make_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import (
     TensorSpec,
     Timestep,
     VecEnv,
-    space_problems,
+    attribute_problems,
     step_values,
     tensor_problem,
 )
 from gpurl.errors import EnvError, UsageError, first_line, raised_at
-from gpurl.guards.contract import EnvGuard, check_reset, check_step, reset_env
+from gpurl.guards.contract import EnvGuard, check_reset, check_step, reset_env, step_env
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.kernels.random import CounterRandom
+from gpurl.run.display import counted
+from gpurl.run.evaluator import MAX_STEPS
 
 NUM_ENVS = 8  # of an environment given by name
 SLACK = 1e-5  # relative: how far rounding may put an observation outside its space
 REPLAYED = 16  # steps that are played twice
-Check = Callable[[VecEnv, int, int], Iterator[str]]
+PLAYED = 1000  # steps after which an episode has probably ended, if there is a time limit
+PLAYED_SECONDS = 3.0  # of them, at most
+# causes that several checks see
+REPEATABLE = "repeatable"
+SPACE = "space"
+FINITE = "finite"
+SOURCE = "; random numbers come from rng or the seed of reset, and nothing else may differ"
+
+
+class Finding(NamedTuple):
+    """What one check has found; findings of the same cause are one problem."""
+
+    text: str
+    cause: str
+    check: "Check"
+    stops: bool = False  # an error, after which later checks cannot be trusted
+
+
+Check = Callable[[VecEnv, int, int], Iterator[str | tuple[str, str]]]
 
 
 def check_env(env: VecEnv | str, steps: int = 64, seed: int = 0) -> list[str]:
     """All problems of `env`, each with what was wanted and what was got; empty when it keeps the
-    contract.
+    contract. One mistake is one problem: the checks that fail for the same reason are counted.
 
     An environment given as an object is stepped and left somewhere in an episode. Exceptions inside
     it are problems, not raised.
@@ -53,9 +76,9 @@ def check_env(env: VecEnv | str, steps: int = 64, seed: int = 0) -> list[str]:
             f"{type(env).__name__}: wanted a subclass of gpurl.envs.vec_env.VecEnv, got one of "
             f"{bases}"
         ]
-    problems = _run(_check_attributes, env, steps, seed)
-    if problems:
-        return problems  # nothing further can be trusted
+    findings = list(_run(_check_attributes, env, steps, seed))
+    if findings:
+        return _each_once(findings)  # nothing further can be trusted
     checks: list[Check] = [
         _check_reset,
         _check_steps,
@@ -68,72 +91,128 @@ def check_env(env: VecEnv | str, steps: int = 64, seed: int = 0) -> list[str]:
         checks += [_check_functions, _check_batch_independence]
     if env.graph_safe:
         checks.append(_check_host_syncs)
+        if isinstance(env, TorchEnv):
+            checks.append(_check_device)
     for check in checks:
-        problems += _run(check, env, steps, seed)
-    return _each_once(problems)
+        findings += _run(check, env, steps, seed)
+    return _each_once(findings)
 
 
-def _each_once(problems: list[str]) -> list[str]:
-    """`problems` without those that repeat an earlier one: of the same kind, by another check, with
-    another number of environments, or at another line.
+def _each_once(findings: list[Finding]) -> list[str]:
+    """The problems: findings of the same cause are one, and so is all that follows a reset or a
+    step that fails, with the number of the later checks.
     """
-    kept: dict[str, list[str]] = {}
-    for problem in problems:
-        cause = re.sub(r"^with num_envs=\d+: |^.*, got (?=\w+Error: )", "", problem)
-        cause = re.sub(r"^\w+: (?=\w+Error: )|^\w+\.\w+ raised ", "", cause)
-        cause = cause.removeprefix("EnvError: ")
-        cause = re.sub(r" \(\S+:\d+: .*\)$", "", cause, flags=re.DOTALL)
-        kept.setdefault(re.sub(r"\d+", "#", cause), []).append(problem)
-    # an error inside the checks follows from what the environment did wrong before
-    own = f"({__file__}:"
-    caused = [group[0] for group in kept.values() if own not in group[0]]
-    first = caused or [group[0] for group in kept.values()]
-    return list(dict.fromkeys(first))
-
-
-def advice(env: VecEnv, steps: int = 64) -> list[str]:
-    """What keeps the contract and still makes trouble in a training; `env` is played."""
-    draw = _action_source(env, 0)
-    env.reset(seed=0)
-    ends = any(
-        bool((timestep.terminated | timestep.truncated).any())
-        for timestep in (env.step(draw()) for _ in range(steps))
-    )
-    if env.max_episode_steps is None and not ends:
-        return [
-            f"no time limit, and no episode ended in {steps} steps: an evaluation waits for ends; "
-            f"set max_episode_steps"
-        ]
-    return []
-
-
-def _run(check: Check, env: VecEnv, steps: int, seed: int) -> list[str]:
-    """The problems of one check; an exception inside the environment ends it, as the last one."""
-    problems: list[str] = []
-    try:
-        problems.extend(check(env, steps, seed))
-    except EnvError as error:
-        problems.append(str(error))
-    except Exception as error:
-        problems.append(
-            f"{check.__name__.removeprefix('_check_')}: {type(error).__name__}: {error} "
-            f"({raised_at(error, type(env))})"
-        )
+    texts: dict[str, str] = {}
+    later: dict[str, set[Check]] = {}
+    root = ""  # the cause that stops all others
+    for finding in findings:
+        cause = root or finding.cause
+        # torch.rand is neither repeatable nor, without a device, on the right one
+        if finding.check is _check_device and REPEATABLE in texts:
+            cause = REPEATABLE
+        if cause not in texts:
+            texts[cause] = finding.text
+            later[cause] = {finding.check}
+            if finding.stops and finding.check in (_check_reset, _check_steps):
+                root = cause
+        later[cause].add(finding.check)
+    problems = []
+    for cause, text in texts.items():
+        count = len(later[cause]) - 1
+        fail = "fails" if count == 1 else "fail"
+        note = f"; and {counted(count, 'later check')} {fail}, probably for the same reason"
+        problems.append(text + note if count else text)
     return problems
 
 
-def _check_attributes(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
-    """What `VecEnv.__init__` sets, which checks the spaces."""
-    name = type(env).__name__
-    if not all(
-        hasattr(env, key) for key in ("num_envs", "device", "observation_space", "action_space")
-    ):
+def advice(env: VecEnv) -> list[str]:
+    """What keeps the contract and still makes trouble in a training; `env` is played."""
+    return [*_image_note(env), *_misspelt_names(env), *_time_limit_note(env)]
+
+
+def _image_note(env: VecEnv) -> Iterator[str]:
+    shape = env.single_observation_space.shape or ()
+    if len(shape) - (env.num_agents > 1) == 3:
         yield (
-            f"{name}: wanted num_envs, device and the batched spaces, got none; call "
-            f"super().__init__(num_envs, device)"
+            f"observations of shape {shape} look like images; a multilayer perceptron reads them "
+            f"as a row of {math.prod(shape):,} numbers: --network chooses what reads them "
+            f"(docs/algorithms.md)"
         )
+
+
+def _misspelt_names(env: VecEnv) -> Iterator[str]:
+    """Names of the task's class that nothing reads, and that resemble one that is read."""
+    kind = type(env)
+    bases = [base for base in kind.__mro__ if base.__module__.startswith("gpurl.")]
+    if kind in bases:
         return
-    yield from space_problems(env)
+    base = bases[0]
+    known = [name for name in dir(base) if not name.startswith("_")]
+    own = {name for one in kind.__mro__ if one not in base.__mro__ for name in vars(one)}
+    unused = [name for name in known if name not in own]
+    for name in sorted(own):
+        near = difflib.get_close_matches(name, unused, n=1, cutoff=0.85)
+        if near and not hasattr(base, name) and not name.startswith("_"):
+            yield f"{kind.__name__}.{name} is not a name that gpurl reads; is it {near[0]}?"
+
+
+def _time_limit_note(env: VecEnv) -> Iterator[str]:
+    """Of an environment in which random actions reach no time limit."""
+    if env.max_episode_steps is not None:
+        return
+    draw = _action_source(env, 0)
+    env.reset(seed=0)
+    ended = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
+    began = time.monotonic()
+    played = 0
+    while played < PLAYED and time.monotonic() - began < PLAYED_SECONDS:
+        timestep = env.step(draw())
+        played += 1
+        ended |= timestep.terminated
+        if timestep.truncated.any():
+            return
+    count = int(ended.sum())
+    yield (
+        f"no time limit: max_episode_steps is None, and in {played:,} steps of random actions "
+        f"episodes ended in {count} of {env.num_envs} environments. An evaluation waits for the "
+        f"ends, at most {MAX_STEPS:,} steps; set max_episode_steps"
+    )
+
+
+def _run(check: Check, env: VecEnv, steps: int, seed: int) -> Iterator[Finding]:
+    """The findings of one check; an exception inside the environment ends it, as the last one."""
+    try:
+        for found in check(env, steps, seed):
+            text, cause = found if isinstance(found, tuple) else (found, _form_of(found))
+            yield Finding(text, cause, check)
+    except EnvError as error:
+        yield Finding(str(error), _form_of(str(error)), check, stops=True)
+    except Exception as error:
+        doing = (check.__doc__ or "").partition(":")[0]
+        text = (
+            f"{type(env).__name__} raised {type(error).__name__}: {error} "
+            f"({raised_at(error, type(env))}) in the check of {doing}"
+        )
+        yield Finding(text, _form_of(text), check, stops=True)
+
+
+def _form_of(problem: str) -> str:
+    """`problem` without what differs where another check sees the same: the number of environments,
+    the method, the line.
+    """
+    cause = re.sub(r"^with num_envs=\d+: |^.*, got (?=\w+Error: )", "", problem)
+    cause = re.sub(r"^[\w.]+ raised ", "", cause)
+    cause = re.sub(r" \(\S+:\d+: .*$", "", cause, flags=re.DOTALL)
+    return re.sub(r"\d+", "#", cause)
+
+
+def _check_attributes(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
+    """the attributes: what `VecEnv.__init__` sets, which checks the spaces."""
+    name = type(env).__name__
+    if problem := construction_problem(env):
+        yield problem
+        return
+    yield from attribute_problems(env)
     spec = TensorSpec((env.num_envs,), torch.int64)
     if problem := tensor_problem(env.episode_length_buf, spec, env.device):
         yield f"{name}.episode_length_buf: {problem}"
@@ -146,7 +225,8 @@ def _check_attributes(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
         )
 
 
-def _check_reset(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
+def _check_reset(env: VecEnv, steps: int, seed: int) -> Iterator[str | tuple[str, str]]:
+    """reset: the form, the values, and the same for the same seed."""
     name = f"{type(env).__name__}.reset"
     obs = reset_env(env, seed)
     yield from _value_problems(env, name, {"obs": obs})
@@ -156,11 +236,15 @@ def _check_reset(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
             f"{env.episode_length_buf.tolist()}"
         )
     if not _same(reset_env(env, seed), obs):
-        yield f"{name}: obs: wanted the same first observations for the same seed, got others"
+        yield (
+            f"{name}: obs: wanted the same first observations for the same seed, got "
+            f"others{SOURCE}",
+            REPEATABLE,
+        )
 
 
-def _check_steps(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
-    """Random actions; stops at the first step that is wrong."""
+def _check_steps(env: VecEnv, steps: int, seed: int) -> Iterator[str | tuple[str, str]]:
+    """steps: random actions, until the first step that is wrong."""
     draw = _action_source(env, seed)
     guard = EnvGuard(env)
     obs = reset_env(env, seed)
@@ -171,7 +255,7 @@ def _check_steps(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
         action = draw()
         before = action.clone()
         clocks = env.episode_length_buf.clone()
-        timestep = env.step(action)
+        timestep = step_env(env, action)
         guard.check(timestep)
         problems = list(_step_problems(env, timestep, clocks))
         if not torch.equal(action, before):
@@ -180,12 +264,12 @@ def _check_steps(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
                 f"changed"
             )
         tensors = _tensors(timestep)
-        for key, earlier in returned.items():
-            if not _same(earlier, copies[key]):
-                problems.append(
-                    f"{type(env).__name__}.step: wanted earlier returned tensors left alone, got "
-                    f"{key} changed by a later step"
-                )
+        changed = [key for key, earlier in returned.items() if not _same(earlier, copies[key])]
+        if changed:
+            problems.append(
+                f"{type(env).__name__}.step: wanted earlier returned tensors left alone, got "
+                f"{' and '.join(changed)} changed by a later step; return clones"
+            )
         if problems:
             yield from problems
             return
@@ -193,7 +277,9 @@ def _check_steps(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
         copies |= {f"step {step}: {key}": value.clone() for key, value in tensors.items()}
 
 
-def _step_problems(env: VecEnv, timestep: Timestep, clocks: Tensor) -> Iterator[str]:
+def _step_problems(
+    env: VecEnv, timestep: Timestep, clocks: Tensor
+) -> Iterator[str | tuple[str, str]]:
     """Wrong values in one step that has passed `check_step`; clocks: [N] episode_length_buf before
     it.
     """
@@ -226,13 +312,26 @@ def _step_problems(env: VecEnv, timestep: Timestep, clocks: Tensor) -> Iterator[
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not torch.equal(mask, flag):
             wanted = "terminated | truncated" if key == "_final_obs" else "truncated"
             yield f"{name}: info[{key!r}]: wanted {wanted}, got {_form(mask)}"
+    # a MuJoCo task ends worlds that are not finite
+    log = info.get("log", {})
+    if "non_finite_worlds" in log and (count := int(log["non_finite_worlds"])):
+        yield (
+            f"{name}: wanted finite states, rewards and observations, got NaN or infinity in "
+            f"{count} of {env.num_envs} worlds, whose episodes end there",
+            FINITE,
+        )
+        return
     # clocks and statistics of episodes
     valid = info.get("valid", torch.ones_like(done))
     expected = (clocks + valid).masked_fill(done, 0)
     if not torch.equal(env.episode_length_buf, expected):
         wrong = env.episode_length_buf != expected
         got = f"{env.episode_length_buf[wrong].tolist()} in environments {_where(wrong)}"
-        yield f"{name}: episode_length_buf: wanted one more a step and 0 after an end, got {got}"
+        yield (
+            f"{name}: episode_length_buf: wanted one more a step and 0 after an end, where the "
+            f"next episode begins at once, got {got}"
+        )
+        return
     empty = info["_episode"].bool() & (info["episode"]["l"] < 1)
     if empty.any():
         yield (
@@ -241,7 +340,7 @@ def _step_problems(env: VecEnv, timestep: Timestep, clocks: Tensor) -> Iterator[
         )
 
 
-def _value_problems(env: VecEnv, name: str, values: dict[str, Tensor]) -> Iterator[str]:
+def _value_problems(env: VecEnv, name: str, values: dict[str, Tensor]) -> Iterator[tuple[str, str]]:
     """Numbers that are not finite, and observations outside their space."""
     space = env.single_observation_space
     assert isinstance(space, Box)
@@ -254,7 +353,8 @@ def _value_problems(env: VecEnv, name: str, values: dict[str, Tensor]) -> Iterat
         if rows.any():
             yield (
                 f"{name}: {key}: wanted finite numbers, got NaN or infinity in environments "
-                f"{_where(rows)}"
+                f"{_where(rows)}",
+                FINITE,
             )
         elif "obs" in key:
             too_low = value < low - SLACK * low.abs().clamp(min=1.0)
@@ -264,12 +364,13 @@ def _value_problems(env: VecEnv, name: str, values: dict[str, Tensor]) -> Iterat
                 worst = value[outside][0].tolist()
                 yield (
                     f"{name}: {key}: wanted it inside {space}, got {worst} in environments "
-                    f"{_where(outside)}"
+                    f"{_where(outside)}; widen the space, to np.inf where there is no limit",
+                    SPACE,
                 )
 
 
-def _check_replay(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
-    """The same seed and the same actions, twice."""
+def _check_replay(env: VecEnv, steps: int, seed: int) -> Iterator[tuple[str, str]]:
+    """repeatability: the same seed and the same actions, twice."""
     runs = []
     for _ in range(2):
         draw = _action_source(env, seed + 1)
@@ -277,13 +378,13 @@ def _check_replay(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
         runs.append([_tensors(env.step(draw())) for _ in range(min(steps, REPLAYED))])
     yield from _differences(
         f"{type(env).__name__}.step: {{key}}: wanted the same values for the same seed and "
-        f"actions, got others",
+        f"actions, got others{SOURCE}",
         *runs,
     )
 
 
-def _check_reset_mask(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
-    """Environments outside the mask stay as they are."""
+def _check_reset_mask(env: VecEnv, steps: int, seed: int) -> Iterator[str | tuple[str, str]]:
+    """a reset of some: environments outside the mask stay as they are."""
     name = f"{type(env).__name__}.reset(options={{'reset_mask': ...}})"
     draw = _action_source(env, seed)
     env.reset(seed=seed)
@@ -293,7 +394,16 @@ def _check_reset_mask(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
     clocks = env.episode_length_buf.clone()
     mask = torch.arange(env.num_envs, device=env.device) % 2 == 0
     options = {"reset_mask": mask}
-    after, _ = env.reset(options=options)
+    try:
+        after, _ = env.reset(options=options)
+    except TypeError as error:
+        if "options" not in str(error):
+            raise
+        yield (
+            f"{type(env).__name__}.reset: wanted reset(*, seed=None, options=None), which resets "
+            f"the environments of options['reset_mask'], got TypeError: {error}"
+        )
+        return
     check_reset(env, after)
     yield from _value_problems(env, name, {"obs": after})
     if list(options) != ["reset_mask"]:
@@ -301,8 +411,10 @@ def _check_reset_mask(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
     if not _same(after[~mask], obs[~mask]):
         yield (
             f"{name}: obs: wanted the environments outside the mask left alone, got others in "
-            f"{_where(~mask)}"
+            f"{_where(~mask)}",
+            REPEATABLE,
         )
+        return
     expected = clocks.masked_fill(mask, 0)
     if not torch.equal(env.episode_length_buf, expected):
         yield (
@@ -311,8 +423,8 @@ def _check_reset_mask(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
         )
 
 
-def _check_resume(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
-    """What `state_dict` holds continues exactly, where there is one."""
+def _check_resume(env: VecEnv, steps: int, seed: int) -> Iterator[tuple[str, str]]:
+    """state_dict and load_state_dict: what is saved continues exactly."""
     draw = _action_source(env, seed)
     env.reset(seed=seed)
     env.step(draw())
@@ -331,8 +443,8 @@ def _check_resume(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
 
 
 def _check_sizes(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
-    """One environment, and three, show where axes are mixed up. Skipped where the constructor needs
-    arguments that are not known here.
+    """other numbers of environments: one and three show where axes are mixed up. Skipped where
+    the constructor needs arguments that are not known here.
     """
     for num_envs in (1, 3):
         try:
@@ -356,19 +468,21 @@ def _check_sizes(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
 
 
 def _options_of(env: VecEnv) -> dict[str, Any]:
-    """The constructor's options that stand as attributes of the same name."""
-    names = set(env_options(type(env))) - {"env"}
-    return {name: getattr(env, name) for name in names if hasattr(env, name)}
+    """The constructor's options that stand as attributes of the same name and differ from their
+    defaults: one of MuJoCo that is given may choose another simulator.
+    """
+    options = env_options(type(env))
+    return {
+        name: getattr(env, name)
+        for name, option in options.items()
+        if name != "env" and hasattr(env, name) and getattr(env, name) is not option.default
+    }
 
 
 def _check_functions(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
-    """The three functions of a TorchEnv: sizes, fixed forms, and that they change nothing they are
-    given.
-    """
+    """the functions: those of a TorchEnv change nothing that they are given."""
     assert isinstance(env, TorchEnv)
     name = type(env).__name__
-    num_envs = env.num_envs + 2
-    env.checked_initial_state(CounterRandom(seed, num_envs, env.device))
     rng = CounterRandom(seed, env.num_envs, env.device)
     state = env.initial_state(rng)
     draw = _action_source(env, seed)
@@ -393,31 +507,13 @@ def _check_functions(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
                     f"changed in place"
                 )
                 return
-        if (problem := _form_change(name, state, next_state)) is not None:
-            yield problem
-            return
         rng.advance()
         state = next_state
 
 
-def _form_change(name: str, state: dict[str, Tensor], next_state: dict[str, Tensor]) -> str | None:
-    """What differs in keys, shapes and dtypes, which a graph needs fixed."""
-    if set(state) != set(next_state):
-        return (
-            f"{name}.transition: state: wanted the keys {sorted(state)}, got {sorted(next_state)}"
-        )
-    for key, value in state.items():
-        if value.shape != next_state[key].shape or value.dtype != next_state[key].dtype:
-            return (
-                f"{name}.transition: {key}: wanted {_form(value)} as in initial_state, got "
-                f"{_form(next_state[key])}"
-            )
-    return None
-
-
-def _check_batch_independence(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
-    """The first environments of many do what as few alone do, up to the rounding of vector
-    instructions.
+def _check_batch_independence(env: VecEnv, steps: int, seed: int) -> Iterator[tuple[str, str]]:
+    """independence: the first environments of many do what as few alone do, up to the rounding of
+    vector instructions.
     """
     assert isinstance(env, TorchEnv)
     few = 3
@@ -431,28 +527,44 @@ def _check_batch_independence(env: VecEnv, steps: int, seed: int) -> Iterator[st
         action = torch.stack(
             [torch.as_tensor(space.sample(), device=env.device) for _ in range(many)]
         )
-        for key, value in few_state.items():
-            first = many_state[key][:few].double()
-            if not torch.allclose(value.double(), first, rtol=1e-4, atol=1e-5, equal_nan=True):
+        few_next, *few_values = env.transition(few_state, action[:few], few_rng)
+        many_next, *many_values = env.transition(many_state, action, many_rng)
+        for key, value in zip(("reward", "terminated"), few_values):
+            if value.shape[:1] != (few,):
                 yield (
-                    f"{type(env).__name__}: {key}: wanted the same environments whatever their "
-                    f"number, got others with {few} and {many}"
+                    f"{type(env).__name__}.transition: {key}: wanted {few} rows, as many as the "
+                    f"state has, got {_form(value)}: what belongs to an episode stands in the "
+                    f"state, also its clock; gpurl adds the time limit, max_episode_steps",
+                    REPEATABLE,
                 )
                 return
-        few_state = env.transition(few_state, action[:few], few_rng)[0]
-        many_state = env.transition(many_state, action, many_rng)[0]
+        pairs = {key: (value, many_state[key]) for key, value in few_state.items()}
+        pairs |= dict(zip(("reward", "terminated"), zip(few_values, many_values)))
+        for key, (value, of_many) in pairs.items():
+            first = of_many[:few].double()
+            if not torch.allclose(value.double(), first, rtol=1e-4, atol=1e-5, equal_nan=True):
+                yield (
+                    f"{type(env).__name__}: {key}: wanted the same in an environment whatever "
+                    f"their number, got others with {few} and {many}: does an operation mix "
+                    f"environments, such as mean() without an axis?",
+                    REPEATABLE,
+                )
+                return
+        few_state = few_next
+        many_state = many_next
         few_rng.advance()
         many_rng.advance()
 
 
 def _check_host_syncs(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
-    """Reset and step with tensors that have no values: whatever makes the host read one raises."""
+    """host syncs: reset and step with tensors that have no values; whatever makes the host read
+    one raises.
+    """
     action = _action_source(env, seed)()
     env.reset(seed=seed)
     try:
         with no_host_syncs(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            with FakeCopyMode(mode):
-                fake = copy.deepcopy(env)
+            fake = _fake_copy(env, mode)
             fake.reset(
                 options={
                     "reset_mask": torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
@@ -460,6 +572,8 @@ def _check_host_syncs(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
             )
             for _ in range(2):
                 fake.step(mode.from_tensor(action))
+    except EnvError as error:
+        yield str(error)
     except Exception as error:
         operation = (
             str(getattr(error, "func", "")) or f"{type(error).__name__}: {first_line(error)}"
@@ -469,6 +583,46 @@ def _check_host_syncs(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
             f"{type(env).__name__}: wanted a step in which the host looks at no tensor, as "
             f"graph_safe says, got {operation} ({place})"
         )
+
+
+def _fake_copy(env: VecEnv, mode: FakeTensorMode) -> VecEnv:
+    """A copy of `env` in the tensors of `mode`; EnvError if something in it cannot be copied."""
+    try:
+        with FakeCopyMode(mode):
+            return copy.deepcopy(env)
+    except Exception as error:
+        raise EnvError(
+            f"{type(env).__name__}: wanted an environment of tensors and plain values, as "
+            f"graph_safe says, got one that cannot be copied ({type(error).__name__}: "
+            f"{first_line(error)}); a torch.Generator cannot: graph_safe = False steps it outside "
+            f"of graphs"
+        ) from error
+
+
+def _check_device(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
+    """the device: on torch's device without memory, a tensor that is made elsewhere shows, as it
+    would on a GPU.
+    """
+    options = _options_of(env)
+    try:
+        other = type(env)(num_envs=env.num_envs, device="meta", **options)
+        other.reset()
+        action = torch.as_tensor(_action_source(env, seed)()).to("meta")
+        for _ in range(2):
+            other.step(action)
+    except (RuntimeError, EnvError) as error:
+        # anything else is not of the device, and other checks see it
+        if not re.search(
+            r"on meta, got a tensor on|device meta|devices, meta|meta and", str(error)
+        ):
+            return
+        yield (
+            f"{type(env).__name__}: wanted every tensor on self.device, so that the task runs on a "
+            f"GPU, got one on the CPU; torch.zeros(..., device=self.device) "
+            f"({raised_at(error, type(env))})"
+        )
+    except Exception:
+        return
 
 
 def _action_source(env: VecEnv, seed: int) -> Callable[[], Tensor]:
@@ -491,12 +645,12 @@ def _tensors(timestep: Timestep) -> dict[str, Tensor]:
 
 def _differences(
     message: str, first: list[dict[str, Tensor]], second: list[dict[str, Tensor]]
-) -> Iterator[str]:
+) -> Iterator[tuple[str, str]]:
     """`message` for every key that differs, at the first step where one does."""
     for one, two in zip(first, second):
         keys = [key for key in one if key not in two or not _same(one[key], two[key])]
         if keys:
-            yield message.format(key=", ".join(keys))
+            yield message.format(key=", ".join(keys)), REPEATABLE
             return
 
 

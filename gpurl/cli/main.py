@@ -471,12 +471,14 @@ def check_env(module: str, /, steps: int = 64) -> int:
     from gpurl.envs.registry import make_env
     from gpurl.run.display import counted
 
+    if steps < 1:
+        raise UsageError(f"--steps must be at least 1, got {steps}")
     env = make_env(module, NUM_ENVS)
     problems = find_problems(env, steps=steps)
     for problem in problems:
         print(f"- {problem}")
     if not problems:
-        for text in advice(env, steps):
+        for text in advice(env):
             print(f"note: {text}")
     env.close()
     print(f"{module}: {counted(len(problems), 'problem') if problems else 'keeps the contract'}")

@@ -17,6 +17,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from gpurl.cli.env_options import options_class
+from gpurl.envs.registry import check_options, resolve_env
 from gpurl.errors import UsageError
 from gpurl.run.config_file import read_config
 from gpurl.run.other_names import here
@@ -229,6 +230,12 @@ def _names(
     for name in (algorithm, env):
         if not isinstance(name, str):
             raise UsageError(f"algorithm and env must be names, got {name!r}")
+    from gpurl.algorithms import algorithm_names
+
+    if env in algorithm_names() and algorithm not in algorithm_names():
+        raise UsageError(
+            f"{env} is an algorithm and comes first: gpurl {command} {env} {algorithm}"
+        )
     return algorithm, env
 
 
@@ -240,6 +247,7 @@ def _parse_flags(base: Settings, flags: list[str], command: str) -> Settings:
     config_class = type(base.algorithm_config)
     kinds = _kinds(TrainConfig) | _kinds(config_class) | _kinds(options, "env.")
     _refuse_other_names(flags, kinds)
+    _refuse_unknown_options(flags, base.env, {item.name for item in dataclasses.fields(options)})
     if "network.trunk" in kinds:
         flags = ["--network.trunk" if word == "--network" else word for word in flags]
 
@@ -286,6 +294,28 @@ def _refuse_other_names(flags: list[str], kinds: dict[str, object]) -> None:
         setting = here(name).replace("_", "-")
         if is_setting and name not in kinds and setting in kinds:
             raise UsageError(f"no setting is called {name!r}; here it is --{setting}")
+
+
+def _refuse_unknown_options(flags: list[str], env: str, known: set[str]) -> None:
+    """UsageError for `--env.NAME` that is no option of the environment, or none that a flag can
+    set; known: those that flags set.
+    """
+    for before, word in zip(["", *flags], flags):
+        match = re.fullmatch(r"(--)?env\.([\w-]+)(\.[\w.-]+)?(=.*)?", word, re.DOTALL)
+        is_value = before.startswith("--") and "=" not in before
+        if match is None or not (match[1] or (match[4] and not is_value)):
+            continue
+        name = match[2].replace("-", "_")
+        if match[3] is None and {name, name.removeprefix("no_")} & known:
+            continue
+        if name in ("num_envs", "device", "seed"):
+            setting = name.replace("_", "-")
+            raise UsageError(f"{name} is a setting of the run: --{setting}, not {word}")
+        env_class, _ = resolve_env(env)
+        check_options(env, env_class, [name])
+        raise UsageError(
+            f"{word} cannot be set by a flag; in a file of --config, under env_options: {name}"
+        )
 
 
 # ---- spellings ----

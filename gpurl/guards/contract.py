@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import numpy as np
+from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from gpurl.envs.vec_env import (
@@ -92,7 +93,19 @@ def _raise_crash(
         raise error
     name = type(env).__name__
     place = raised_at(error, type(env))
-    raise make_error(f"{name}.{call} raised {type(error).__name__}: {error} ({place})") from error
+    text = f"{type(error).__name__}: {error}{_hint(env, error)}"
+    raise make_error(f"{name}.{call} raised {text} ({place})") from error
+
+
+def _hint(env: VecEnv, error: Exception) -> str:
+    """What to do about errors of torch that are frequent in a task of many environments."""
+    text = str(error)
+    if "Boolean value of Tensor with more than one value" in text:
+        return "; each environment decides by itself in torch.where(condition, yes, no)"
+    space = env.single_action_space
+    if isinstance(error, IndexError) and "too many indices" in text and isinstance(space, Discrete):
+        return f"; actions of {space} are [N] int64, without a second axis"
+    return ""
 
 
 class EnvGuard:
@@ -204,7 +217,7 @@ def check_step(env: VecEnv, timestep: Timestep, specs: dict[str, TensorSpec] | N
 def _step_problem(env: VecEnv, timestep: Timestep, specs: dict[str, TensorSpec]) -> str:
     """`key: wanted ..., got ...`, empty where all is right."""
     if not isinstance(timestep, Timestep):
-        return f"wanted a gpurl.envs.vec_env.Timestep, got a {type(timestep).__name__}"
+        return f"wanted a gpurl.envs.vec_env.Timestep, got {describe(timestep)}"
     if not isinstance(timestep.info, dict):
         return f"info: wanted a dict, got {describe(timestep.info)}"
     device = env.device

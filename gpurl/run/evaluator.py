@@ -21,6 +21,7 @@ from gpurl.run.settings import TrainConfig
 Act = Callable[[Tensor, PolicyState], tuple[Tensor, PolicyState]]
 EVAL_SEED = 1_000_003  # every evaluation plays the same episodes, which training never plays
 LOOK_EVERY = 16  # steps between checks whether all episodes ended
+MAX_STEPS = 5_000  # of an episode without a time limit: longer ones count as endless
 # of a run's time for evaluations on the way, unless the user says when to evaluate
 MAX_SHARE = 1 / 20
 
@@ -79,16 +80,20 @@ class Player:
     def play(
         self,
         seed: int = 0,
-        max_steps: int = 20_000,
+        max_steps: int | None = None,
         should_stop: Callable[[], object] = bool,
     ) -> dict[str, float]:
         """Play the episodes and return their statistics, named as they are logged.
 
         Episodes whose return is NaN or infinite are skipped and counted as
         eval/non_finite_episodes; if there are no others the mean is NaN. Raises EndlessEpisodeError
-        if not all episodes end within `max_steps` steps an episode, Stopped once `should_stop()` is
-        true.
+        if not all episodes end within `max_steps` steps an episode, by default twice the time limit
+        or MAX_STEPS; Stopped once `should_stop()` is true.
         """
+        limit = self.env.max_episode_steps
+        if max_steps is None:
+            # twice, since an environment may count its own steps or reset in a step of its own
+            max_steps = MAX_STEPS if limit is None else 2 * limit + LOOK_EVERY
         self._begin(seed)
         # look rarely whether all have ended: each look waits for the device
         for _ in range(0, max_steps * self.max_quota, LOOK_EVERY):
@@ -96,10 +101,12 @@ class Player:
             ended = self.finished >= self.quota
             if bool(ended.all()):
                 return self._statistics()
+        why = f"max_episode_steps is {limit}"
+        if limit is None:
+            why = "there is no time limit: set max_episode_steps, or end them in the environment"
         raise EndlessEpisodeError(
             f"{type(self.env).__name__}: episodes of {int((~ended).sum())} of {self.env.num_envs} "
-            f"environments did not end in {max_steps} steps; a time limit (max_episode_steps) ends "
-            "them"
+            f"environments did not end in {max_steps:,} steps; {why}"
         )
 
     def max_seconds(self, should_stop: Callable[[], object]) -> float:
@@ -202,7 +209,7 @@ def evaluate(
     episodes: int,
     policy_state: PolicyState = (),
     seed: int = 0,
-    max_steps: int = 20_000,
+    max_steps: int | None = None,
     should_stop: Callable[[], object] = bool,
 ) -> dict[str, float]:
     """One evaluation without graphs, see `Player`."""

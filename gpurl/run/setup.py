@@ -17,7 +17,7 @@ from gpurl.engine.privileged_state import AppendPrivilegedState
 from gpurl.engine.threads import fastest_threads, keep_large_blocks
 from gpurl.envs.registry import make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
-from gpurl.envs.vec_env import VecEnv, space_problems
+from gpurl.envs.vec_env import VecEnv, attribute_problems
 from gpurl.errors import EnvError, UsageError
 from gpurl.guards.contract import reset_env
 from gpurl.guards.guards import Guards
@@ -116,7 +116,7 @@ def training_env(settings: Settings, device: torch.device) -> VecEnv:
     env = make_env(
         settings.env, settings.train.num_envs, device, settings.train.seed, **settings.env_options
     )
-    if problems := space_problems(env):
+    if problems := attribute_problems(env):
         env.close()
         raise EnvError("; ".join(problems))
     return env
@@ -132,7 +132,7 @@ def _check_memory(settings: Settings, device: torch.device) -> None:
         return
     # one environment tells the size of all
     env = make_env(settings.env, 1, **settings.env_options)
-    if space_problems(env):
+    if attribute_problems(env):
         return
     obs = reset_env(env)
     leaves = tree_leaves(env.state_dict())

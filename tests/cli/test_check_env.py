@@ -334,7 +334,11 @@ BEHAVIOURS: list[tuple[type[VecEnv], str]] = [
     ),
     (EatsOptions, "options: wanted the dict left as it was, got the keys []"),
     (ForgetsInfo, "ForgetsInfo.reset: wanted a tuple (obs, info), got a tensor of shape (8, 3)"),
-    (StopsItsClock, "episode_length_buf: wanted one more a step and 0 after an end, got [2"),
+    (
+        StopsItsClock,
+        "episode_length_buf: wanted one more a step and 0 after an end, where the next episode "
+        "begins at once, got [2",
+    ),
     (ForgetsOnResume, "ForgetsOnResume.load_state_dict: obs, reward"),
     (Raises, "RuntimeError: Sizes of tensors must match"),
     (Raises, "# the line that fails"),
@@ -353,10 +357,16 @@ BEHAVIOURS: list[tuple[type[VecEnv], str]] = [
     ),
     (
         SizesBySelf,
-        "as many as rng.num_envs, got a tensor of shape (8, 3): sizes come from",
+        "SizesBySelf.initial_state raised RuntimeError: The size of tensor a (8) must match the "
+        "size of tensor b (2) at non-singleton dimension 0, for 2 or 3 environments: sizes come "
+        "from rng.num_envs",
     ),
-    (MixesEnvironments, "x: wanted the same environments whatever their number"),
-    (ChangesForm, "x: wanted torch.float32 of shape (8, 3) as in initial_state, got torch.float64"),
+    (MixesEnvironments, "x: wanted the same in an environment whatever their number"),
+    (
+        ChangesForm,
+        "transition: x, as in initial_state: wanted a tensor of shape (8, 3), torch.float32, on "
+        "cpu, got torch.float64",
+    ),
     (AddsKeys, "wanted the keys ['x'], got ['late', 'x']"),
     (LooksAtItems, "got aten._local_scalar_dense.default"),
     (LooksAtItems, 'scale = state["x"].abs().max().item()  # the look'),
@@ -506,7 +516,7 @@ class Deviceless(RandomWalk):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Spaceless", r"Spaceless.single_action_space: wanted a gymnasium.Space, got None"),
+        ("Spaceless", r"Spaceless.single_action_space: wanted a gymnasium.Space, got nothing"),
         (
             "Deviceless",
             r"Deviceless.__init__: wanted num_envs, device and seed among its arguments, device "

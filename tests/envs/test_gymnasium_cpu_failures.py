@@ -171,9 +171,9 @@ def test_an_observation_of_another_shape_is_named(good: int) -> None:
 @pytest.mark.parametrize(
     ("returned", "got"),
     [
-        (np.zeros(3, np.float32), "a ndarray"),
+        (np.zeros(3, np.float32), "an ndarray"),
         ((np.zeros(3, np.float32),), "a tuple of 1"),
-        (None, "a NoneType"),
+        (None, "nothing"),
     ],
 )
 def test_what_is_no_step_is_named(monkeypatch: pytest.MonkeyPatch, returned: Any, got: str) -> None:

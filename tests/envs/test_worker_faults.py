@@ -43,7 +43,7 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "sys.exit": (
         lambda: sys.exit(3),
-        r"(?s)environment 1 failed in step:\nTraceback.*sys\.exit\(3\).*SystemExit: 3",
+        r"(?s)environment 1 failed in step: SystemExit: 3 \(.*\)\nTraceback.*sys\.exit\(3\)",
     ),
     "hang": (
         lambda: time.sleep(60.0),

@@ -304,7 +304,7 @@ ZOO: dict[str, tuple[Any, str]] = {
     "half a batch": (changed(obs=lambda x: x[:8]), rf"obs: {OBS}shape \(8, 3\)"),
     "another shape later": (changed(obs=lambda x: x[:, :2]), rf"obs: {OBS}shape \(16, 2\)"),
     "float16": (changed(obs=lambda x: x.half()), f"obs: {OBS}torch.float16"),
-    "numpy": (changed(obs=lambda x: x.numpy()), f"obs: {OBS}a ndarray"),
+    "numpy": (changed(obs=lambda x: x.numpy()), f"obs: {OBS}an ndarray"),
     "another device": (changed(obs=lambda x: x.to("meta")), f"obs: {OBS}a tensor on meta"),
     "requires grad": (
         changed(obs=lambda x: x.requires_grad_()),
@@ -386,7 +386,7 @@ ZOO: dict[str, tuple[Any, str]] = {
     ),
     "info no dict": (changed(info=lambda x: list(x)), "info: wanted a dict, got a list"),
     "a plain tuple": (lambda env, t: tuple(t), "wanted a gpurl.envs.vec_env.Timestep, got a tuple"),
-    "nothing": (lambda env, t: None, "wanted a gpurl.envs.vec_env.Timestep, got a NoneType"),
+    "nothing": (lambda env, t: None, "wanted a gpurl.envs.vec_env.Timestep, got nothing"),
     "an exception": (
         divides,
         r"raised ZeroDivisionError: .* by zero \(.*test_misbehaving_envs.py:\d+: return 1 // 0",
@@ -541,7 +541,7 @@ class NoReset(OwnWalk):
             lambda self, result: result[0],
             r"NoReset.reset: wanted a tuple \(obs, info\), got a tensor of shape",
         ),
-        (lambda self, result: (result[0].numpy(), {}), r"NoReset.reset: obs: .* got a ndarray"),
+        (lambda self, result: (result[0].numpy(), {}), r"NoReset.reset: obs: .* got an ndarray"),
     ],
 )
 def test_a_reset_that_fails_is_named(
@@ -573,7 +573,7 @@ class Unmade(OwnWalk):
         ),
         (
             lambda self: delattr(self, "num_envs"),
-            r"Unmade.num_envs: wanted 16, .* call super\(\).__init__",
+            r"Unmade: wanted num_envs, device .*, got none; call super\(\).__init__",
         ),
     ],
 )
@@ -618,6 +618,6 @@ def test_spaces_that_cannot_be_learnt_from_are_refused(monkeypatch: pytest.Monke
         zoo_trainer(OwnEnv)
     monkeypatch.setattr(OwnEnv, "single_observation_space", None)
     with pytest.raises(
-        EnvError, match=r"OwnEnv.single_observation_space: wanted a gymnasium.Space, got None"
+        EnvError, match=r"OwnEnv.single_observation_space: wanted a gymnasium.Space, got nothing"
     ):
         zoo_trainer(OwnEnv)
