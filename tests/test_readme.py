@@ -55,6 +55,7 @@ SLIDER = ["eval_episodes=8", "learning_rate=3e-3", "schedule=constant"]
 TRAININGS: dict[str, tuple[list[str], float]] = {
     # doing nothing gets about -400, the best possible is 100 less the way to the origin
     "my_env.py": (["ppo", "my_env", "num_envs=256", "total_steps=300_000"], 60.0),
+    "my_random_env.py": (["ppo", "my_random_env", *SMALL], -1e9),
     "my_drawn_env.py": (["ppo", "my_drawn_env", *SMALL, "--video-every", "32"], -1e9),
     "my_graded_env.py": (["ppo", "my_graded_env", *SMALL], -1e9),
     "my_asymmetric_env.py": (["ppo", "my_asymmetric_env", *SMALL], -1e9),
@@ -146,7 +147,9 @@ def test_a_working_directory_is_searched_by_the_command(folder: Path) -> None:
     assert "keeps the contract" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["my_asymmetric_env", "my_gym", "my_slider"])
+@pytest.mark.parametrize(
+    "name", ["my_random_env", "my_graded_env", "my_asymmetric_env", "my_gym", "my_slider"]
+)
 def test_environments_keep_the_contract(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
