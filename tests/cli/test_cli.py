@@ -505,7 +505,7 @@ def test_plot_draws_the_curve_again(run_folder: Path, capsys: pytest.CaptureFixt
             ["train", "ppo", "chasing", "fast"],
             "one algorithm and one environment, got ppo chasing fast",
         ),
-        (["train", "ppo", "chasing", "env.dmi=3"], "--env.dim"),
+        (["train", "ppo", "chasing", "env.dmi=3"], "no option dmi; did you mean dim?"),
         (["train", "ppo", "chasing", "learning_rat=1"], "--learning-rate"),
         (["train", "ppo", "chasing", "num_envs=8.5"], "--num-envs"),
         (["train", "ppo", "chasing", "num_envs=8.5e0"], "invalid literal for int()"),
