@@ -34,7 +34,8 @@ GROUPS = {
 }
 # what is changed first
 COMMON = {
-    *("num_envs", "total_steps", "max_seconds", "stop_return", "seed", "device", "run_dir"),
+    *("preset", "num_envs", "total_steps", "max_seconds", "stop_return", "seed", "device"),
+    "run_dir",
     *("horizon", "learning_rate", "gamma", "epochs", "minibatches", "entropy_coef", "clip_range"),
     *("batch_size", "updates", "learning_starts", "n_step", "temperature", "noise_std"),
     *("teacher", "dataset", "network.hidden", "network.activation", "network.memory"),

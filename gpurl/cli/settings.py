@@ -187,10 +187,10 @@ def _parse_settings(
         print(help_page(defaults, type(options), usage, is_complete="--help-all" in asked))
         sys.exit(0)
     settings = _parse_flags(defaults, flags, command)
-    # the preset depends on the number of environments and the device
+    # the preset depends on its name, the number of environments and the device
     given = {
         name: getattr(settings.train, name)
-        for name in ("num_envs", "device")
+        for name in ("preset", "num_envs", "device")
         if getattr(settings.train, name) != getattr(defaults.train, name)
     }
     if given and resume is None:

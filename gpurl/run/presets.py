@@ -6,6 +6,7 @@ import torch
 
 from gpurl.algorithms import config_class, resolve_algorithm
 from gpurl.checkpoints.plain_files import Json
+from gpurl.errors import UsageError, did_you_mean
 
 Preset = dict[str, Json]
 
@@ -149,6 +150,38 @@ LEGGED: Preset = {
     "network": {"hidden": [256, 128, 64], "activation": "elu"},
 }
 ARM = LEGGED | {"gamma": 0.97, "total_steps": 20_000_000}
+# rsl_rl's PPO as the robot simulators configure it. rsl_rl checks the KL divergence after every
+# minibatch, PPO here once an iteration. Its standard deviation is itself the parameter
+# (`std_type scalar`), here its logarithm, which every engine knows; the learning is the same at 1
+RSL_RL: Preset = {
+    "num_envs": 4096,
+    "horizon": 24,
+    "epochs": 5,
+    "minibatches": 4,
+    "learning_rate": 1e-3,
+    "schedule": "kl",
+    "target_kl": 0.01,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "clip_range": 0.2,
+    "clip_range_value": 0.2,
+    "value_coef": 1.0,
+    "max_grad_norm": 1.0,
+    "normalize_obs": True,
+    "normalize_value": False,
+    "initial_std": 1.0,
+    "network": {"hidden": [512, 256, 128], "activation": "elu"},
+}
+# by the name of --preset, for ppo on any environment
+NAMED: dict[str, Preset] = {
+    # Isaac Lab, isaaclab_tasks/manager_based/locomotion/velocity/config/*/agents/rsl_rl_ppo_cfg.py,
+    # on rough ground: max_iterations 1500, entropy_coef 0.005 (ANYmal C), 0.008 (G1) or 0.01 (A1).
+    # They leave observations as they are; here they are normalised (empirical_normalization)
+    "isaac": RSL_RL | {"entropy_coef": 0.005, "total_steps": 1500 * 4096 * 24},
+    # mjlab, src/mjlab/tasks/velocity/config/*/rl_cfg.py: max_iterations 10,000 (Go1) or 30,000
+    # (G1); obs_normalization is on since rl_cfg.py has a model for the actor and one for the critic
+    "mjlab": RSL_RL | {"entropy_coef": 0.01, "total_steps": 10_000 * 4096 * 24},
+}
 # one preset for Gymnasium's MuJoCo tasks on few environments, found by runs of a million steps
 # (docs/results.md)
 MUJOCO_TASKS = (
@@ -208,6 +241,7 @@ FEW_FAST: Preset = {
     "critic_network": {"hidden": [256, 256]},
     "total_steps": 1_000_000,
 }
+PRESET_NAMES = ("auto", "none", *NAMED)
 MAX_FEW = 512  # environments
 # tasks here by the name that Gymnasium's ids begin with
 TWINS = {
@@ -285,6 +319,8 @@ PRESETS: dict[tuple[str, str], Preset] = {
     },
     **{("ppo", name): ARM for name in ("reacher", "pusher")},
     ("a2c", "gymnasium_cpu"): {"num_envs": 16, "total_steps": 1_000_000, "schedule": "linear"},
+    ("ppo", "isaac_lab"): NAMED["isaac"] | {"preset": "isaac"},
+    ("ppo", "torch_vector:mjlab"): NAMED["mjlab"] | {"preset": "mjlab"},
     ("ppo", "isaac_gym"): ISAAC_GYM,
     ("ppo", "isaac_gym:Ant"): {"max_grad_norm": None},
     ("ppo", "isaac_gym:Humanoid"): _isaac_gym(
@@ -337,18 +373,30 @@ FEW_PRESETS: dict[tuple[str, str], Preset] = {
 }
 
 
-def preset(algorithm: str, env: str, num_envs: object = None, device: object = "auto") -> Preset:
+def preset(
+    algorithm: str,
+    env: str,
+    num_envs: object = None,
+    device: object = "auto",
+    name: object = "auto",
+) -> Preset:
     """The preset for `algorithm` on `env`, {} if there is none; tasks of an adapter, named after a
-    colon, share one and may add their own.
+    colon, share one and may add their own, and so may all tasks of a package, PACKAGE:TASK.
+
+    name: "auto" for the task's own preset, "none" for no preset, or one of NAMED, which takes the
+    place of the task's. UsageError for another one, and if it is not for `algorithm`.
 
     num_envs: the number of environments if one is given. With up to MAX_FEW, or on a CPU with none
     given, a task may have another preset. Presets with a replay buffer are fitted to the number,
     see `fit_updates`.
     """
+    if name != "auto":
+        return _named(algorithm, name)
     count = num_envs if isinstance(num_envs, int) and num_envs > 0 else None
     is_few = _is_cpu(device) if count is None else count <= MAX_FEW
     adapter, _, task = env.partition(":")
-    values = _known(algorithm, adapter, env, is_few=is_few)
+    package = task.partition(":")[0].partition(".")[0]
+    values = _known(algorithm, adapter, f"{adapter}:{package}", env, is_few=is_few)
     twin = TWINS.get(task.partition("-v")[0]) if adapter == "gymnasium_cpu" else None
     if twin is not None:
         # on as many environments as a CPU steps in numpy
@@ -359,6 +407,22 @@ def preset(algorithm: str, env: str, num_envs: object = None, device: object = "
         return values
     config = config_class(resolve_algorithm(algorithm))
     return fit_updates(values, count, getattr(config, "policy_delay", 1))
+
+
+def _named(algorithm: str, name: object) -> Preset:
+    """The preset that --preset names, for `algorithm`."""
+    if name == "none":
+        return {}
+    if name not in NAMED:
+        raise UsageError(
+            f"no preset is called {name!r}; {did_you_mean(str(name), PRESET_NAMES)}it must be one "
+            f"of {', '.join(PRESET_NAMES)}: auto is that of the task, none leaves the defaults"
+        )
+    if algorithm != "ppo":
+        raise UsageError(
+            f"preset {name} is for ppo, not for {algorithm}: take --preset auto, the task's own"
+        )
+    return NAMED[str(name)]
 
 
 def _known(algorithm: str, *names: str, is_few: bool) -> Preset:

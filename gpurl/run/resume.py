@@ -158,7 +158,7 @@ def _kept_values(
     yield "algorithm", saved["algorithm"], settings["algorithm"]
     for name in ("observation_space", "action_space"):
         yield name, meta[name], space_to_dict(getattr(algorithm, name))
-    for name in ("seed", *algorithm.config.fixed):
+    for name in ("seed", "preset", *algorithm.config.fixed):
         value = settings[name]
         if isinstance(value, dict):
             for inner, inner_value in value.items():

@@ -19,6 +19,7 @@ from gpurl.checks import Choices, Dataclass, check_choices, check_numbers
 from gpurl.errors import UsageError, did_you_mean
 from gpurl.run.logger import ALIASES
 from gpurl.run.other_names import here
+from gpurl.run.presets import PRESET_NAMES, name_for_presets, preset
 from gpurl.run.trackers.tracker import check_trackers
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class TrainConfig:
     """Settings of the training loop, the same for every algorithm."""
 
     choices: ClassVar[Choices] = {
+        "preset": PRESET_NAMES,
         "nan": ("raise", "skip", "reset-envs"),
         "tag_style": tuple(ALIASES),
         "graph": ("auto", "full", "policy", "off"),
@@ -53,6 +55,11 @@ class TrainConfig:
         "precision": ("float32", "tf32", "bf16"),
     }
 
+    preset: str = "auto"
+    """Settings to start from, which files and flags override: auto (those found for the task),
+    isaac or mjlab (ppo as Isaac Lab and mjlab configure rsl_rl; their own tasks have them anyway)
+    or none.
+    """
     num_envs: int = 4096
     """Environments stepped together."""
     total_steps: int = 20_000_000
@@ -215,7 +222,6 @@ def _make_settings(
 ) -> Settings:
     from gpurl.algorithms import config_class, resolve_algorithm
     from gpurl.envs.registry import resolve_env
-    from gpurl.run.presets import name_for_presets, preset
 
     # defaults and preset, overridden by the values
     env_class, in_name = resolve_env(env)
@@ -225,7 +231,8 @@ def _make_settings(
     if env in gymnasium.registry:  # an id alone
         env_preset = f"{env_preset}:{in_name['task']}"
     num_envs = values.get("num_envs")
-    base = preset(algorithm_preset, env_preset, num_envs, values.get("device", "auto"))
+    device, name = values.get("device", "auto"), values.get("preset", "auto")
+    base = preset(algorithm_preset, env_preset, num_envs, device, name)
     merged = merge(base, values)
     options = _check_env_options(env, merged.pop("env_options", {}))
     # the other settings belong to the training loop or to the algorithm

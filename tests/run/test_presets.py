@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from gpurl.api import resume, saved_settings, train
 from gpurl.cli.settings import parse_train
+from gpurl.errors import CheckpointError, UsageError
 from gpurl.run.presets import (
     FEW_PRESETS,
     MAX_FEW,
@@ -92,6 +94,91 @@ def test_flags_and_files_choose_the_preset(tmp_path: Path) -> None:
     config.write_text("num_envs: 2048\n")
     assert horizon("--config", str(config)) == 24
     assert horizon("--config", str(config), "--num-envs", "32") == 32
+
+
+def settings_of(*words: str) -> dict[str, Any]:
+    return parse_train(list(words))[0].to_dict()
+
+
+# what all velocity tasks of Isaac Lab and mjlab share in their rsl_rl_ppo_cfg.py and rl_cfg.py
+OF_RSL_RL = {
+    "num_envs": 4096,
+    "horizon": 24,
+    "epochs": 5,
+    "minibatches": 4,
+    "learning_rate": 1e-3,
+    "schedule": "kl",
+    "target_kl": 0.01,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "clip_range": 0.2,
+    "clip_range_value": 0.2,
+    "value_coef": 1.0,
+    "max_grad_norm": 1.0,
+    "normalize_obs": True,
+    "normalize_value": False,
+    "initial_std": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "entropy_coef", "iterations"),
+    [
+        ("isaac", "isaac_lab:Isaac-Velocity-Rough-Anymal-C-v0", 0.005, 1500),
+        ("mjlab", "torch_vector:mjlab.tasks:Mjlab-Velocity-Flat-Unitree-Go1", 0.01, 10_000),
+        ("mjlab", "torch_vector:mjlab.tasks.velocity:Mjlab-Velocity-Rough", 0.01, 10_000),
+    ],
+)
+def test_tasks_of_isaac_lab_and_mjlab_have_the_settings_of_their_rsl_rl(
+    name: str, env: str, entropy_coef: float, iterations: int
+) -> None:
+    settings = settings_of("ppo", env)
+    wanted = OF_RSL_RL | {"entropy_coef": entropy_coef, "preset": name}
+    wanted["total_steps"] = iterations * 4096 * 24
+    assert {key: settings[key] for key in wanted} == wanted
+    network = {key: settings["network"][key] for key in ("hidden", "activation", "shared")}
+    assert network == {"hidden": [512, 256, 128], "activation": "elu", "shared": False}
+    # any other task by name, whose own preset plays no part
+    named = settings_of("ppo", "chasing", "--preset", name)
+    assert named | {"env": env} == settings
+
+
+def test_other_tasks_do_not_have_the_preset_of_mjlab() -> None:
+    for env in ("torch_vector:mjlabs.tasks:X", "torch_vector:mani_skill.envs:X", "torch_vector"):
+        assert preset("ppo", env) == {}
+    assert preset("sac", "torch_vector:mjlab.tasks:X") == preset("sac", "*")
+
+
+def test_a_preset_by_name_gives_way_to_files_and_flags(tmp_path: Path) -> None:
+    config = tmp_path / "mine.yaml"
+    config.write_text("preset: isaac\nhorizon: 48\nepochs: 3\n")
+    settings = settings_of("ppo", "chasing", "--config", str(config), "--epochs", "2")
+    assert (settings["horizon"], settings["epochs"], settings["gamma"]) == (48, 2, 0.99)
+    assert settings["preset"] == "isaac"
+    # the flag takes the place of the file's preset, and none leaves the defaults
+    by_flag = settings_of("ppo", "chasing", "--config", str(config), "--preset", "none")
+    assert (by_flag["entropy_coef"], by_flag["horizon"]) == (0.0, 48)
+    assert settings_of("ppo", "chasing", "preset=mjlab")["entropy_coef"] == 0.01
+
+
+def test_a_preset_that_is_not_there_or_not_for_the_algorithm_is_named() -> None:
+    with pytest.raises(UsageError, match="one of auto, none, isaac, mjlab"):
+        settings_of("ppo", "chasing", "--preset", "isac")
+    with pytest.raises(UsageError, match=r"'isac'; did you mean isaac.* one of auto, none, isaac"):
+        make_settings("ppo", "chasing", preset="isac")
+    with pytest.raises(UsageError, match="preset isaac is for ppo, not for sac: take"):
+        make_settings("sac", "chasing", preset="isaac")
+
+
+def test_a_resumed_run_has_the_preset_of_its_checkpoint(tmp_path: Path) -> None:
+    tiny: dict[str, Any] = {"num_envs": 8, "eval_episodes": 0, "quiet": True, "device": "cpu"}
+    first = train("ppo", "pendulum", preset="isaac", run_dir=str(tmp_path), total_steps=192, **tiny)
+    saved = saved_settings(first.folder)[2]
+    assert (saved["preset"], saved["horizon"], saved["clip_range_value"]) == ("isaac", 24, 0.2)
+    assert resume(tmp_path, total_steps=384).outcome.steps == 384
+    assert saved_settings(first.folder)[2] == saved | {"total_steps": 384}
+    with pytest.raises(CheckpointError, match="preset isaac, this run mjlab; a resumed run keeps"):
+        resume(tmp_path, preset="mjlab", total_steps=576)
 
 
 def total_updates(values: dict[str, Any]) -> float:
