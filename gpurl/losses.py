@@ -43,7 +43,7 @@ def ppo_loss(
     """
 
     def mean(x: Tensor) -> Tensor:
-        return x.mean() if batch.weight is None else (x * batch.weight).sum()
+        return weighted_mean(x, batch.weight)
 
     # policy
     log_ratio = (log_prob - batch.log_prob).clamp(max=LARGEST_LOG_RATIO)
@@ -66,6 +66,11 @@ def ppo_loss(
     clip_fraction = mean((ratio != clipped_ratio).to(value.dtype))
     metrics = (surrogate, value_loss, kl, clip_fraction, mean_entropy)
     return loss, {name: metric.detach() for name, metric in zip(METRICS, metrics)}
+
+
+def weighted_mean(x: Tensor, weight: Tensor | None) -> Tensor:
+    """0-d mean of x; weight: of the shape of x and of sum 1, None for equal weights."""
+    return x.mean() if weight is None else (x * weight).sum()
 
 
 def explained_variance(value: Tensor, returns: Tensor) -> Tensor:

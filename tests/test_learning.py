@@ -25,6 +25,17 @@ def test_ppo_learns_pendulum(tmp_path: Path) -> None:
     assert learned_return(tmp_path, "ppo", "pendulum", total_steps=400_000) >= -300
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"distribution": "beta"}, {"state_dependent_std": True}, {"std_type": "scalar"}],
+    ids=str,
+)
+def test_ppo_learns_pendulum_by_other_policies(tmp_path: Path, options: dict[str, Any]) -> None:
+    """From about -1200. To -155 in 400,000 steps."""
+    run: dict[str, Any] = {"total_steps": 300_000, "eval_every": 60_000}
+    assert best_return(tmp_path, "ppo", "pendulum", -500.0, **run, **options) >= -500
+
+
 def best_return(folder: Path, algorithm: str, env: str, expected: float, **settings: Any) -> float:
     """Of a run that stops when an evaluation reaches `wanted`."""
     settings = {"eval_episodes": 64, "stop_return": expected} | settings

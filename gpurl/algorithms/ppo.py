@@ -19,7 +19,7 @@ from gpurl.kernels.gae import gae
 from gpurl.kernels.pack_rows import Column, Standardized, scaled
 from gpurl.kernels.ppo_loss import METRICS
 from gpurl.kernels.vtrace import vtrace
-from gpurl.losses import explained_variance
+from gpurl.losses import explained_variance, weighted_mean
 from gpurl.nn.acting import Actor, FirstOutput
 from gpurl.nn.actor_critic import ActorCritic, AsymmetricActorCritic, NetworkConfig
 from gpurl.nn.distributions import Gaussian, make_head
@@ -46,6 +46,9 @@ class PPOConfig(OnPolicyConfig):
         *OnPolicyConfig.fixed,
         "network",
         "squash",
+        "distribution",
+        "std_type",
+        "state_dependent_std",
         "normalize_value",
         "initial_std",
         "asymmetric",
@@ -53,6 +56,8 @@ class PPOConfig(OnPolicyConfig):
     choices: ClassVar[Choices] = {
         "schedule": ("kl", "linear", "constant"),
         "normalize_advantage": ("batch", "minibatch", "none"),
+        "distribution": ("normal", "beta"),
+        "std_type": ("log", "scalar"),
     }
 
     schedule: str = "kl"
@@ -73,6 +78,10 @@ class PPOConfig(OnPolicyConfig):
     """Weight of the entropy bonus."""
     value_coef: float = 1.0
     """Weight of the squared value error."""
+    bounds_coef: float = 0.0
+    """Weight of the squared excess of mean actions beyond 1.1 times their bounds, which keeps the
+    mean of a clipped action where it still has an effect.
+    """
     max_grad_norm: float | None = 1.0
     normalize_advantage: str = "batch"
     """batch, minibatch or none."""
@@ -81,9 +90,17 @@ class PPOConfig(OnPolicyConfig):
     """The critic predicts normalised returns."""
     squash: bool = False
     """Squash continuous actions by tanh instead of clipping them."""
+    distribution: str = "normal"
+    """Of continuous actions: normal, or beta, which stays inside the bounds of a Box by itself and
+    whose deviation depends on the state (Chou et al. 2017).
+    """
+    std_type: str = "log"
+    """What is learned of the standard deviation: log, its logarithm, or scalar, itself."""
+    state_dependent_std: bool = False
+    """The network gives the standard deviation too, beside the mean."""
     initial_std: float = 1.0
     """Standard deviation of continuous actions at the start; it stays between 0.0067 and 7.4 (e^-5
-    and e^2).
+    and e^2). distribution beta begins at 0.48 whatever this is.
     """
     asymmetric: bool = True
     """The critic reads the environment's privileged observations, if it has any, in place of the
@@ -96,7 +113,10 @@ class PPOConfig(OnPolicyConfig):
         super().__post_init__()
         above_zero = ("target_kl", "clip_range", "clip_range_value", "initial_std")
         check_numbers(
-            self, {"entropy_coef": 0, "value_coef": 0}, above_zero, zero_to_one=("gae_lambda",)
+            self,
+            {"entropy_coef": 0, "value_coef": 0, "bounds_coef": 0},
+            above_zero,
+            zero_to_one=("gae_lambda",),
         )
         if self.schedule == "kl" and self.epochs * self.minibatches == 1:
             raise UsageError(
@@ -121,7 +141,17 @@ class PPO(OnPolicy):
     def make_networks(self) -> None:
         config = self.config
         self.is_recurrent = config.network.memory != "none"
-        self.head = make_head(self.action_space, config.squash, config.initial_std, self.label)
+        self.head = make_head(
+            self.action_space,
+            config.squash,
+            config.initial_std,
+            self.label,
+            config.distribution,
+            config.std_type,
+            config.state_dependent_std,
+        )
+        if config.bounds_coef:
+            self.head.excess(torch.zeros(1, self.head.num_outputs))  # or an error
         self.network = self._make_network(self.head.num_outputs)
         self.value_normalizer = ValueNormalizer() if config.normalize_value else None
 
@@ -340,16 +370,24 @@ class PPO(OnPolicy):
         To add a term: `loss, metrics = super().loss(batch)` and
         `return loss + term, metrics | {"my_term": term}`.
         """
+        config = self.config
         output, value = self.outputs(batch)
-        return self.head.ppo_loss(
+        loss, metrics = self.head.ppo_loss(
             output,
             value,
             batch,
             self.clip_range,
             self.entropy_coef,
-            self.config.value_coef,
-            self.config.clip_range_value,
+            config.value_coef,
+            config.clip_range_value,
         )
+        if config.bounds_coef:
+            bounds_loss = weighted_mean(self.head.excess(output), batch.weight)
+            loss = loss + config.bounds_coef * bounds_loss
+            metrics["bounds_loss"] = bounds_loss.detach()
+        if (std := self.head.state_std(output.detach())) is not None:
+            metrics["state_std"] = std.mean()
+        return loss, metrics
 
     def _minibatch_step(self, batch: Minibatch) -> tuple[tuple[str, ...], Tensor, Tensor]:
         """One optimiser step; it is skipped if the loss or a part of it is not finite. Returns the
@@ -383,14 +421,17 @@ class PPO(OnPolicy):
         self.num_updates += 1
 
         # log
+        std = means.pop("state_std", None)
+        if std is None and isinstance(self.head, Gaussian):
+            std = self.head.bounded_log_std().exp().mean()
         metrics = {f"train/{name}": means[name] for name in means if name not in NEGATED}
         metrics |= {f"train/{NEGATED[name]}": -means[name] for name in means if name in NEGATED}
         metrics["train/explained_variance"] = data["explained_variance"]
         metrics["train/learning_rate"] = self.optimizer.learning_rate.clone()
         metrics["train/clip_range"] = self.clip_range.clone()
         metrics["train/n_updates"] = self.num_updates.clone()
-        if isinstance(self.head, Gaussian):
-            metrics["train/std"] = self.head.bounded_log_std().exp().mean()
+        if std is not None:
+            metrics["train/std"] = std
         return metrics
 
     def _adapt_learning_rate(self, kl: Tensor, has_moved: Tensor) -> None:

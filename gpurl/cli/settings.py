@@ -38,6 +38,9 @@ SET_BY_WEIGHTS = {
     "normalize-value",
     "asymmetric",
     "squash",
+    "distribution",
+    "std-type",
+    "state-dependent-std",
 }
 
 

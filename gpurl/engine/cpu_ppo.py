@@ -11,7 +11,7 @@ from torch import Tensor
 from gpurl.algorithms.base import Algorithm, Decision, Metrics, PolicyState
 from gpurl.algorithms.ppo import PPO
 from gpurl.engine.eager import Eager
-from gpurl.engine.obstacles import machine_obstacle, overridden, policy_obstacle
+from gpurl.engine.obstacles import loss_obstacle, machine_obstacle, overridden, policy_obstacle
 from gpurl.envs.vec_env import VecEnv
 from gpurl.guards.guards import Guards
 from gpurl.kernels.actor_critic_cpu import (
@@ -33,7 +33,10 @@ def cpu_ppo_obstacle(algorithm: Algorithm) -> str:
     if not isinstance(algorithm, PPO):
         return f"it is for PPO, not for {type(algorithm).__name__}"
     obstacle = (
-        overridden(algorithm, PPO) or machine_obstacle(algorithm) or policy_obstacle(algorithm)
+        overridden(algorithm, PPO)
+        or machine_obstacle(algorithm)
+        or policy_obstacle(algorithm)
+        or loss_obstacle(algorithm)
     )
     if obstacle:
         return obstacle

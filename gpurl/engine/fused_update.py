@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from gpurl.algorithms.base import Algorithm, Metrics
 from gpurl.algorithms.ppo import PPO
 from gpurl.engine.eager import Eager
-from gpurl.engine.obstacles import optimizer_obstacle, overridden, policy_obstacle
+from gpurl.engine.obstacles import loss_obstacle, optimizer_obstacle, overridden, policy_obstacle
 from gpurl.engine.persistent import PersistentRollout
 from gpurl.envs.vec_env import VecEnv
 from gpurl.guards.guards import Guards
@@ -55,6 +55,7 @@ def fused_update_obstacle(algorithm: Algorithm) -> str:
         overridden(algorithm, PPO, AROUND)
         or optimizer_obstacle(algorithm)
         or policy_obstacle(algorithm, tuple(HEADS))
+        or loss_obstacle(algorithm)
     )
     if obstacle:
         return obstacle

@@ -72,6 +72,8 @@ def policy_obstacle(algorithm: PPO, heads: tuple[type[Head], ...] = (Gaussian, C
         return "it does not know layer norms and residual blocks"
     if type(algorithm.head) not in heads:
         return f"it does not know {type(algorithm.head).__name__} actions"
+    if algorithm.head.variant:
+        return f"it does not know {algorithm.head.variant}"
     if algorithm.precision == "bf16":
         return "it computes in a higher precision than bf16"
     # what a subclass has changed in make_networks
@@ -86,4 +88,11 @@ def policy_obstacle(algorithm: PPO, heads: tuple[type[Head], ...] = (Gaussian, C
     for normalizer in (algorithm.normalizer, algorithm.value_normalizer):
         if type(normalizer) not in (NoneType, Normalizer, ValueNormalizer):
             return f"it does not know the normaliser {type(normalizer).__name__}"
+    return ""
+
+
+def loss_obstacle(algorithm: PPO) -> str:
+    """Kernels of a whole update know the terms of PPO's loss that Schulman et al. 2017 has."""
+    if algorithm.config.bounds_coef:
+        return f"it does not know bounds_coef {algorithm.config.bounds_coef}"
     return ""

@@ -78,6 +78,14 @@ class FirstHalf(nn.Module):
         return x.chunk(2, dim=-1)[0]
 
 
+class BetaMean(nn.Module):
+    """[N, 2A] outputs of a Beta policy -> [N, A] mean in [-1, 1]; see `gpurl.nn.distributions`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        alpha, beta = (1.0 + nn.functional.softplus(x)).chunk(2, dim=-1)
+        return (alpha - beta) / (alpha + beta)
+
+
 class FirstOutput(nn.Module):
     """Of an own actor-critic, which gives (outputs, value), the outputs."""
 

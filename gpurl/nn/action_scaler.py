@@ -17,6 +17,7 @@ class ActionScaler(nn.Module):
 
     # [4, A]: lowest and highest action of the policy; half width and centre in environment units
     units: Tensor
+    bounded_dims: Tensor  # [A] 1 where a dimension is bounded, else 0
 
     def __init__(self, space: Box) -> None:
         super().__init__()
@@ -27,6 +28,9 @@ class ActionScaler(nn.Module):
         with np.errstate(over="ignore"):
             scaled = high - low <= MAX_WIDTH
         self.bounded = bool(scaled.all())
+        self.has_bounds = bool(scaled.any())
+        bounded_dims = torch.tensor(scaled.astype(np.float32).tolist())
+        self.register_buffer("bounded_dims", bounded_dims, persistent=False)
         self.is_clipped = bool((scaled | np.isfinite(low) | np.isfinite(high)).any())
         self.is_scaled = bool((scaled & ((low != -1) | (high != 1))).any())
         # infinite limits, or limits that overflow in float32, must not warn

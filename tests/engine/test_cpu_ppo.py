@@ -14,9 +14,12 @@ from gpurl.algorithms.ppo import PPO, PPOConfig
 from gpurl.algorithms.pqn import PQN, PQNConfig
 from gpurl.buffers.minibatches import Minibatch
 from gpurl.engine.cpu_ppo import PpoInC, cpu_ppo_obstacle
+from gpurl.engine.fused_update import fused_update_obstacle
+from gpurl.engine.obstacles import policy_obstacle
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.nn.actor_critic import ActorCritic, NetworkConfig
+from gpurl.nn.distributions import Gaussian, TanhGaussian
 from gpurl.nn.normalizer import Normalizer
 from tests.tiny_envs import RandomWalk
 
@@ -153,6 +156,11 @@ def test_nor_what_is_changed_on_the_object() -> None:
 def test_what_the_kernel_does_not_know_is_named() -> None:
     assert cpu_ppo_obstacle(made(space=MultiDiscrete([2, 3]))).endswith("MultiCategorical actions")
     assert cpu_ppo_obstacle(made(squash=True)).endswith("TanhGaussian actions")
+    assert cpu_ppo_obstacle(made(distribution="beta")).endswith("know Beta actions")
+    assert cpu_ppo_obstacle(made(std_type="scalar")) == "it does not know std_type scalar"
+    by_state = made(state_dependent_std=True)
+    assert cpu_ppo_obstacle(by_state) == "it does not know state_dependent_std"
+    assert cpu_ppo_obstacle(made(bounds_coef=0.1)) == "it does not know bounds_coef 0.1"
     memory = NetworkConfig(memory="gru")
     assert cpu_ppo_obstacle(made(network=memory)) == "it computes policies without memory"
     for shape in ({"layer_norm": True}, {"body": "simba"}):
@@ -169,6 +177,26 @@ def test_what_the_kernel_does_not_know_is_named() -> None:
     spaces = RandomWalk(8).single_observation_space, Discrete(3)
     pqn = PQN(PQNConfig(), *spaces, 8, torch.device("cpu"))
     assert cpu_ppo_obstacle(pqn) == "it is for PPO, not for PQN"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"distribution": "beta"}, "it does not know Beta actions"),
+        ({"std_type": "scalar"}, "it does not know std_type scalar"),
+        ({"state_dependent_std": True, "squash": True}, "it does not know state_dependent_std"),
+        ({"bounds_coef": 0.1}, "it does not know bounds_coef 0.1"),
+    ],
+    ids=str,
+)
+def test_nor_do_the_kernels_of_a_gpu_know_it(
+    options: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpurl.engine.fused_update.use_triton", lambda tensor: True)
+    assert fused_update_obstacle(made(**options)) == expected
+    # the kernel that plays a rollout takes no part in the loss
+    heads = (Gaussian, TanhGaussian)
+    assert policy_obstacle(made(**options), heads) == ("" if "bounds_coef" in options else expected)
 
 
 @has_kernel

@@ -1,6 +1,7 @@
 """Policy heads against torch.distributions, quadrature and their own samples."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,15 @@ from gpurl.buffers.minibatches import Minibatch
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.losses import ppo_loss
-from gpurl.nn.distributions import Categorical, Gaussian, Head, TanhGaussian, make_head
+from gpurl.nn.distributions import (
+    Beta,
+    Categorical,
+    Gaussian,
+    Head,
+    TanhGaussian,
+    gamma_sample,
+    make_head,
+)
 
 BOX = Box(-1.0, 1.0, (2,), np.float32)
 
@@ -20,7 +29,30 @@ def entropy_of(head: Head, output: torch.Tensor) -> torch.Tensor:
     return head.log_prob_and_entropy(output, head.mode(output))[1]
 
 
-PEERS = [(BOX, False), (BOX, True), (Discrete(5), False), (MultiDiscrete([2, 3, 4]), False)]
+SCALAR: dict[str, Any] = {"std_type": "scalar"}
+BY_STATE: dict[str, Any] = {"state_dependent_std": True}
+# a space and the options of its head
+PEERS: list[tuple[object, dict[str, Any]]] = [
+    *(
+        (BOX, {"squash": squash} | options)
+        for squash in (False, True)
+        for options in ({}, SCALAR, BY_STATE, SCALAR | BY_STATE)
+    ),
+    (BOX, {"distribution": "beta"}),
+    (Discrete(5), {}),
+    (MultiDiscrete([2, 3, 4]), {}),
+]
+STD = 0.7  # at the start
+
+
+def normal_of(head: Gaussian, output: torch.Tensor) -> torch.distributions.Normal:
+    """The normal distribution of a head that began at STD, by what its options say."""
+    if not head.state_dependent_std:
+        std = head.log_std.exp() if head.std_type == "log" else head.std
+        return torch.distributions.Normal(output, std)
+    mean, change = output.chunk(2, dim=-1)
+    std = STD * change.exp() if head.std_type == "log" else STD + change
+    return torch.distributions.Normal(mean, std)
 
 
 def peer_of(
@@ -29,14 +61,20 @@ def peer_of(
     """The same by torch.distributions; of a squashed policy the entropy is estimated by an action
     that moves with it.
     """
+    if isinstance(head, Beta):
+        alpha, beta = (torch.nn.functional.softplus(output) + 1.0).chunk(2, dim=-1)
+        scale = torch.distributions.AffineTransform(-1.0, 2.0)
+        peer = torch.distributions.Beta(alpha, beta)
+        scaled = torch.distributions.TransformedDistribution(peer, scale)
+        return scaled.log_prob(action).sum(-1), (peer.entropy() + math.log(2.0)).sum(-1)
     if isinstance(head, Gaussian):
-        normal = torch.distributions.Normal(output, head.bounded_log_std().exp())
+        normal = normal_of(head, output)
         if not isinstance(head, TanhGaussian):
             return normal.log_prob(action).sum(-1), normal.entropy().sum(-1)
         tanh = torch.distributions.TanhTransform()
         slope = tanh.log_abs_det_jacobian(action, action.tanh()).sum(-1)
-        z = ((action - output) / normal.scale).detach()
-        moving = output + normal.scale * z
+        z = ((action - normal.mean) / normal.scale).detach()
+        moving = normal.mean + normal.scale * z
         of_moving = tanh.log_abs_det_jacobian(moving, moving.tanh()).sum(-1)
         return normal.log_prob(action).sum(-1) - slope, normal.entropy().sum(-1) + of_moving
     sizes = [head.num_outputs] if action.dim() == 1 else [2, 3, 4]
@@ -46,13 +84,16 @@ def peer_of(
     return log_prob, sum(part.entropy() for part in parts)
 
 
-@pytest.mark.parametrize(("space", "squash"), PEERS)
+@pytest.mark.parametrize(("space", "options"), PEERS, ids=str)
 def test_log_prob_entropy_and_their_gradients_are_those_of_torch_distributions(
-    space: object, squash: bool
+    space: Any, options: dict[str, Any]
 ) -> None:
     torch.manual_seed(0)
-    head = make_head(space, squash, initial_std=0.7).double()  # type: ignore[arg-type]
-    output = torch.randn(50, head.num_outputs, dtype=torch.float64, requires_grad=True)
+    head = make_head(space, initial_std=STD, **options).double()
+    output = torch.randn(50, head.num_outputs, dtype=torch.float64)
+    if options.get("std_type") == "scalar" and options.get("state_dependent_std"):
+        output[:, 2:] = 0.9 * STD * output[:, 2:].tanh()  # std = STD + change stays above 0
+    output.requires_grad_()
     action, _ = head.sample(output.detach().float(), CounterRandom(3, 50))
     action = action.detach().double() if action.is_floating_point() else action
     of_log_prob, of_entropy = torch.randn(2, 50, dtype=torch.float64)
@@ -68,13 +109,13 @@ def test_log_prob_entropy_and_their_gradients_are_those_of_torch_distributions(
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize(("space", "squash"), PEERS)
+@pytest.mark.parametrize(("space", "options"), PEERS, ids=str)
 @pytest.mark.parametrize("value_clip", [None, 0.3])
 def test_the_loss_of_a_head_is_that_of_its_log_prob_and_entropy(
-    space: object, squash: bool, value_clip: float | None
+    space: Any, options: dict[str, Any], value_clip: float | None
 ) -> None:
     """In whatever form it is computed, over steps and over sequences."""
-    head = make_head(space, squash, initial_std=0.7)  # type: ignore[arg-type]
+    head = make_head(space, initial_std=STD, **options)
     generator = torch.Generator().manual_seed(0)
     output = torch.randn(24, head.num_outputs, generator=generator).requires_grad_()
     with torch.no_grad():
@@ -116,6 +157,8 @@ def test_kernels_take_no_subclass_for_the_distribution_they_know() -> None:
     assert Categorical(3).has_kernels
     assert not Wide(BOX).has_kernels
     assert not TanhGaussian(BOX).has_kernels
+    for options in (SCALAR, BY_STATE, {"distribution": "beta"}):
+        assert not make_head(BOX, **options).has_kernels
 
 
 def test_a_standard_deviation_beyond_its_limit_is_not_moved() -> None:
@@ -128,15 +171,17 @@ def test_a_standard_deviation_beyond_its_limit_is_not_moved() -> None:
 
 
 @pytest.mark.parametrize(
-    "space", [BOX, Box(-2.0, 4.0, (1,), np.float32), Discrete(5), MultiDiscrete([2, 3, 4])]
+    ("space", "options"), [*PEERS, (Box(-2.0, 4.0, (1,), np.float32), {})], ids=str
 )
-def test_sampling_gives_the_log_prob_of_what_it_sampled(space: object) -> None:
+def test_sampling_gives_the_log_prob_of_what_it_sampled(
+    space: Any, options: dict[str, Any]
+) -> None:
     torch.manual_seed(0)
-    head = make_head(space, initial_std=0.7)  # type: ignore[arg-type]
+    head = make_head(space, initial_std=STD, **options)
     output = torch.randn(300, head.num_outputs)
     action, log_prob = head.sample(output, CounterRandom(3, 300))
     torch.testing.assert_close(
-        head.log_prob(output, action).detach(), log_prob.detach(), rtol=1e-5, atol=1e-5
+        head.log_prob(output, action).detach(), log_prob.detach(), rtol=1e-5, atol=3e-5
     )
 
 
@@ -162,6 +207,96 @@ def test_multi_categorical_sums_its_parts() -> None:
         parts[0].log_prob(action[:, 0]) + parts[1].log_prob(action[:, 1]),
     )
     torch.testing.assert_close(entropy_of(head, output), parts[0].entropy() + parts[1].entropy())
+
+
+def test_beta_samples_follow_the_density() -> None:
+    """Of a flat, a lopsided and a narrow one, against the integral of torch's density."""
+    rows, rng = 100_000, CounterRandom(3, 100_000)
+    head = make_head(Box(-1.0, 1.0, (3,), np.float32), distribution="beta")
+    alpha, beta = torch.tensor([1.0, 1.5, 60.0]), torch.tensor([1.0, 4.0, 30.0])
+    # softplus(x) + 1 = alpha; 1 itself is the limit of -infinity
+    output = torch.cat((alpha, beta)).sub(1.0).clamp(min=1e-6).expm1().log()
+    action, log_prob = head.sample(output.expand(rows, 6), rng)
+    assert bool((action.abs() < 1.0).all())
+    grid = torch.linspace(0.0, 1.0, 20_001, dtype=torch.float64)[1:-1]
+    for dim in range(3):
+        peer = torch.distributions.Beta(alpha[dim].double(), beta[dim].double())
+        cumulative = torch.cumulative_trapezoid(peer.log_prob(grid).exp(), grid)
+        points = torch.tensor([0.02, 0.1, 0.25, 0.5, 0.66, 0.75, 0.9])
+        below = (0.5 * (action[:, dim] + 1.0) < points.unsqueeze(1)).float().mean(1)
+        wanted = cumulative[(points * 20_000).long() - 1].float()
+        torch.testing.assert_close(below, wanted, atol=0.006, rtol=0.0)
+    assert float(-log_prob.mean()) == pytest.approx(float(entropy_of(head, output)), abs=0.02)
+    # the greedy action and the deviation are those of the samples
+    torch.testing.assert_close(head.mode(output), action.mean(0), atol=0.006, rtol=0.0)
+    state_std = head.state_std(output)
+    assert state_std is not None
+    torch.testing.assert_close(state_std, action.std(0), atol=0.006, rtol=0.0)
+
+
+def test_gamma_variates_follow_the_density_and_no_proposal_is_needed_twice() -> None:
+    shape = torch.tensor([1.0, 1.7, 40.0]).expand(100_000, 3)
+    draws = gamma_sample(shape, CounterRandom(1, 100_000))
+    for dim, points in enumerate(((0.1, 1.0, 3.0), (0.3, 1.4, 4.0), (30.0, 40.0, 52.0))):
+        for point in points:
+            wanted = torch.special.gammainc(shape[0, dim], torch.tensor(point))
+            below = (draws[:, dim] < point).float().mean()
+            assert float(below) == pytest.approx(float(wanted), abs=0.006)
+
+
+def test_beta_actions_span_the_box_and_extreme_outputs_stay_finite() -> None:
+    head = make_head(Box(np.float32([-2.0, 0.0]), np.float32([2.0, 10.0])), distribution="beta")
+    assert head.to_env(head.mode(torch.zeros(1, 4))).tolist() == [[0.0, 5.0]]
+    output = torch.tensor([[1e4, -1e4, -1e4, 1e4]]).requires_grad_()
+    assert head.to_env(head.mode(output.detach()))[0].tolist() == pytest.approx(
+        [2.0, 0.0], abs=2e-3
+    )
+    action, _ = head.sample(output.detach(), CounterRandom(0, 1))
+    edges = torch.tensor([[1.0, -1.0]])
+    for each in (action, edges, -edges):
+        log_prob, entropy = head.log_prob_and_entropy(output, each)
+        (gradient,) = torch.autograd.grad(log_prob.sum() + entropy.sum(), output)
+        assert all(bool(x.isfinite().all()) for x in (log_prob, entropy, gradient))
+
+
+@pytest.mark.parametrize("options", [{}, SCALAR, BY_STATE, SCALAR | BY_STATE], ids=str)
+def test_every_standard_deviation_begins_where_it_should_and_stays_in_its_limits(
+    options: dict[str, Any],
+) -> None:
+    head = make_head(BOX, initial_std=STD, **options)
+    assert isinstance(head, Gaussian)
+    output = torch.zeros(5, head.num_outputs)
+    _, log_std = head.mean_and_log_std(output)
+    torch.testing.assert_close(log_std.exp(), torch.full_like(log_std, STD))
+    assert (head.state_std(output) is None) == (not head.state_dependent_std)
+    # far beyond: the limits, whatever learns it
+    for far, limit in ((-1e3, -5.0), (1e3, 2.0)):
+        for parameter in head.parameters():
+            parameter.data.fill_(far)
+        far_output = torch.full_like(output, far)
+        _, log_std = head.mean_and_log_std(far_output)
+        torch.testing.assert_close(log_std, torch.full_like(log_std, limit))
+        head.clamp_log_std_()
+        for parameter in head.parameters():
+            value = parameter if head.std_type == "log" else parameter.log()
+            torch.testing.assert_close(value.detach(), torch.full((2,), limit))
+
+
+def test_the_excess_of_means_is_that_of_rl_games() -> None:
+    """Its soft bound is 1.1, squares are summed over actions; unbounded ones have no bound."""
+    head = Gaussian(Box(np.float32([-2.0, -np.inf, 0.0]), np.float32([2.0, np.inf, 10.0])))
+    means = torch.tensor([[1.1, 50.0, -1.1], [1.6, 50.0, -2.1], [-1.3, -50.0, 0.0]])
+    wanted = torch.tensor([0.0, 0.5**2 + 1.0**2, 0.2**2])
+    torch.testing.assert_close(head.excess(means), wanted)
+    by_state = make_head(BOX, **BY_STATE)
+    outputs = torch.tensor([[1.6, -0.5, 9.0, 9.0]])  # deviations have no bounds
+    torch.testing.assert_close(by_state.excess(outputs), torch.tensor([0.25]))
+    for other in (make_head(BOX, squash=True), make_head(BOX, distribution="beta")):
+        with pytest.raises(UsageError, match=r"actions do not exceed: leave it out"):
+            other.excess(torch.zeros(1, other.num_outputs))
+    free = Gaussian(Box(-np.inf, np.inf, (2,), np.float32))
+    with pytest.raises(UsageError, match="mean actions in the bounds of a Box, this one has none"):
+        free.excess(torch.zeros(1, 2))
 
 
 @pytest.mark.parametrize("squash", [False, True])
@@ -287,8 +422,15 @@ def test_spaces_without_a_head_are_refused_by_name() -> None:
             make_head(space)
     with pytest.raises(UsageError, match="at least one number"):
         make_head(Box(-1.0, 1.0, (0,), np.float32))
-    with pytest.raises(UsageError, match="bounded Box"):
-        make_head(Box(-np.inf, np.inf, (2,), np.float32), squash=True)
+    for options in ({"squash": True}, {"distribution": "beta"}):
+        with pytest.raises(UsageError, match="bounded Box"):
+            make_head(Box(-np.inf, np.inf, (2,), np.float32), **options)  # type: ignore[arg-type]
+    for options in ({"distribution": "beta"}, SCALAR, BY_STATE):
+        with pytest.raises(UsageError, match=r"is for continuous actions, a Box; .* Discrete\(4\)"):
+            make_head(Discrete(4), **options)  # type: ignore[arg-type]
+    for options in ({"squash": True}, BY_STATE):
+        with pytest.raises(UsageError, match=r"distribution beta stays in its bounds.* leave out "):
+            make_head(BOX, distribution="beta", **options)  # type: ignore[arg-type]
     with pytest.raises(
         UsageError,
         match=r"squash is for continuous actions, a Box; this action space is Discrete\(4\)",

@@ -112,6 +112,9 @@ def write_policy(
         normalize_value=value_moments is not None,
         asymmetric=False,
         squash=False,
+        distribution="normal",
+        std_type="log",
+        state_dependent_std=False,
     )
     settings = dataclasses.replace(settings, algorithm_config=config)
 
