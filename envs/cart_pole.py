@@ -131,6 +131,10 @@ class CartPole(TorchEnv):
     def observe(self, state: State) -> Tensor:
         return state["motion"] if self.velocities else state["motion"][:, ::2].contiguous()
 
+    def mirror(self, obs: Tensor, action: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Left and right swapped: obs [B, D], action [B]."""
+        return -obs, None if action is None else 1 - action
+
     def triton_task(self) -> TritonTask:
         options = (self.velocities, MAX_POSITION, MAX_ANGLE, POLE_FRACTION, 2 * FORCE / TOTAL_MASS)
         return TritonTask(

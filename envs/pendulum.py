@@ -97,6 +97,12 @@ class Pendulum(TorchEnv):
     def observe(self, state: State) -> Tensor:
         return state["obs"]
 
+    def mirror(self, obs: Tensor, action: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The pendulum on the other side: obs [B, 3], action [B, 1]."""
+        cosine, sine, velocity = obs.unbind(1)
+        mirrored = torch.stack((cosine, -sine, -velocity), dim=1)
+        return mirrored, None if action is None else -action
+
     def triton_task(self) -> TritonTask:
         return TritonTask(
             pendulum_initial_state, pendulum_transition, pendulum_observe, (), words=0

@@ -37,13 +37,22 @@ def ppo_loss(
     Schulman et al. 2017, equations 7 and 9. Log ratios are clamped at LARGEST_LOG_RATIO, above
     which their gradient is 0. With clip_range_value the value loss is the larger of the plain and
     the clipped one (PPO2, Dhariwal et al. 2017). Means are weighted by `batch.weight` if it is
-    given. log_prob, value: of the batch's shape; entropy: the same, or 0-d. The metrics, in the
+    given. With mirrored rows the entropy and the KL divergence are those of the original ones, as
+    in rsl_rl. log_prob, value: of the batch's shape; entropy: the same, or 0-d. The metrics, in the
     order of METRICS, are the means of min(r A, clip(r) A), the squared value error, the KL
     divergence from the acting policy, the fraction of clipped ratios, and the entropy.
     """
 
     def mean(x: Tensor) -> Tensor:
         return weighted_mean(x, batch.weight)
+
+    def mean_of_originals(x: Tensor) -> Tensor:
+        if batch.originals is None:
+            return mean(x)
+        weight = batch.weight
+        if weight is not None:
+            weight = weight[: batch.originals] * (len(weight) / batch.originals)
+        return weighted_mean(x[: batch.originals], weight)
 
     # policy
     log_ratio = (log_prob - batch.log_prob).clamp(max=LARGEST_LOG_RATIO)
@@ -60,9 +69,10 @@ def ppo_loss(
         square = torch.where(square >= clipped_square, square, clipped_square)
     value_loss = mean(square)
 
-    mean_entropy = entropy if entropy.dim() == 0 else mean(entropy)
+    mean_entropy = entropy if entropy.dim() == 0 else mean_of_originals(entropy)
     loss = -surrogate + value_coef * value_loss - entropy_coef * mean_entropy
-    kl = mean(ratio - 1.0 - log_ratio)  # k3 of Schulman 2020: unbiased, never negative
+    # the policy that acted has not seen mirrored rows, so their ratio does not begin at 1
+    kl = mean_of_originals(ratio - 1.0 - log_ratio)  # k3 of Schulman 2020: unbiased, never negative
     clip_fraction = mean((ratio != clipped_ratio).to(value.dtype))
     metrics = (surrogate, value_loss, kl, clip_fraction, mean_entropy)
     return loss, {name: metric.detach() for name, metric in zip(METRICS, metrics)}

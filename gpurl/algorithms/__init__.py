@@ -9,7 +9,9 @@ from gymnasium.spaces import Discrete
 from gpurl.algorithms.base import Algorithm, AlgorithmConfig
 from gpurl.discovery import find_class, module_names
 
-NOT_ALGORITHMS = frozenset({"base", "on_policy", "off_policy", "actor_critic", "exploration"})
+NOT_ALGORITHMS = frozenset(
+    {"base", "on_policy", "off_policy", "actor_critic", "exploration", "symmetry"}
+)
 
 
 def algorithm_names() -> list[str]:

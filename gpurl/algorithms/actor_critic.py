@@ -111,6 +111,9 @@ class OffPolicyActorCritic(OffPolicy):
         self.target_actor = self.make_actor() if self.has_target_actor else None
         self.register_buffer("support", config.make_support(), persistent=False)
 
+    def action_scaler(self) -> ActionScaler | None:
+        return self.box if isinstance(self.action_space, Box) else None
+
     def make_actor(self) -> Sequential:
         """A network [B, D] -> [1, B, actor_outputs]."""
         config = self.config.actor_network

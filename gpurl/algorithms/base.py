@@ -14,6 +14,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 
+from gpurl.algorithms.symmetry import Mirror, Symmetry
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import Choices, check_choices, check_numbers
 from gpurl.envs.vec_env import Timestep
@@ -93,6 +94,8 @@ class Algorithm(ABC, nn.Module):
     values_final_obs: ClassVar[bool] = False
     # transitions in the replay buffer before the first `learn`
     learning_starts: int = 0
+    # the task's mirror, where the settings name one and the algorithm uses it
+    symmetry: Symmetry | None = None
     config: AlgorithmConfig
     name: str
     normalizer: Normalizer | None
@@ -153,6 +156,12 @@ class Algorithm(ABC, nn.Module):
     @abstractmethod
     def make_training(self) -> None:
         """Set random streams and scalars. Checkpoints hold the streams in `random_streams`."""
+
+    def set_symmetry(self, mirror: Mirror, name: str) -> None:
+        """Use the task's `mirror`, which the settings call `name`. UsageError if it is none, or if
+        the algorithm cannot use it.
+        """
+        raise UsageError(f"{self.label} does not use the symmetry of a task: leave out {name}")
 
     def reads_state(self) -> bool:
         """Whether the critic reads privileged observations."""

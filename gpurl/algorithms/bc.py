@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from gpurl.algorithms.base import Algorithm, Decision, Metrics, PolicyState
 from gpurl.algorithms.off_policy import Batch, OffPolicy, OffPolicyConfig
+from gpurl.algorithms.symmetry import Mirror
 from gpurl.buffers.demonstrations import Actions, read_demonstrations
 from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer
@@ -143,6 +144,9 @@ class BC(OffPolicy):
             return self.actor(self.inputs(obs)).squeeze(0).sum(-1) * math.nan
 
     # ---- training data ----
+
+    def set_symmetry(self, mirror: Mirror, name: str) -> None:
+        raise UsageError(f"bc imitates a policy as it is, symmetric or not: leave out {name}")
 
     def action_shape(self) -> tuple[int, ...]:
         return self.head.shape

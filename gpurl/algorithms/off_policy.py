@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from gpurl.algorithms.base import Algorithm, AlgorithmConfig, Decision, Metrics, PolicyState
+from gpurl.algorithms.symmetry import Mirror, Symmetry
 from gpurl.buffers.prioritized import PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import Choices, check_atoms, check_numbers
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
+from gpurl.nn.action_scaler import ActionScaler
 from gpurl.nn.optimizer import FlatAdam
 
 # as `Replay.sample` returns it, with normalised observations and scaled rewards
@@ -59,6 +61,11 @@ class OffPolicyConfig(AlgorithmConfig):
     final_obs_fraction: float = 1.0 / 16.0
     """Final observations in the replay buffer, as a fraction of its transitions; raise it if time
     limits end episodes after fewer than 16 steps.
+    """
+    symmetry: str = ""
+    """Function that mirrors the task, MODULE:FUNCTION as my_task:mirror, or task for the method
+    mirror of the environment: (obs, action) -> (obs, action), for batches [B, ...], action may be
+    None. Every second row of a batch is mirrored, and the policy's asymmetry is logged.
     """
     save_replay: bool = False
     """Write the replay buffer into every checkpoint, for a resumed run; else it is filled again."""
@@ -136,6 +143,12 @@ class OffPolicy(Algorithm):
         }
         self.is_random = False  # whether actions are random; `schedule` sets it
 
+    def set_symmetry(self, mirror: Mirror, name: str) -> None:
+        if self.takes_agents:
+            raise UsageError(f"symmetry {name} is for one agent, {self.label} is for several")
+        spaces = self.observation_space, self.action_space, self.state_space
+        self.symmetry = Symmetry(mirror, name, spaces, self.action_scaler(), self.device)
+
     # ---- what a subclass defines ----
 
     @abstractmethod
@@ -167,6 +180,10 @@ class OffPolicy(Algorithm):
     def action_shape(self) -> tuple[int, ...]:
         """Shape of a stored action."""
         return ()
+
+    def action_scaler(self) -> ActionScaler | None:
+        """Between stored actions and those of the environment; None where they are the same."""
+        return None
 
     def extra_columns(self) -> dict[str, tuple[int, ...]]:
         """name -> shape, () or (n,), of what a step stores beside reward and action."""
@@ -261,6 +278,11 @@ class OffPolicy(Algorithm):
         if self.normalizer is not None:
             rows = buffer["obs"].reshape(buffer.horizon, self.num_envs, -1).float()
             self.normalizer.update(rows, buffer.columns.get("valid"))
+        if self.config.symmetry and self.symmetry is None:
+            raise UsageError(f"symmetry {self.config.symmetry} is not loaded: call set_symmetry()")
+        if self.symmetry is not None:
+            rows = buffer["obs"][-1].flatten(1).float()
+            self.symmetry.measure(lambda obs: self.act(obs, explore=False).action, rows)
         return {}
 
     def learn(self, data: dict[str, Tensor]) -> Metrics:
@@ -292,6 +314,8 @@ class OffPolicy(Algorithm):
             f"train/{name}": value.mean() if value.dim() else value
             for name, value in metrics.items()
         }
+        if self.symmetry is not None:
+            logged["train/asymmetry"] = self.symmetry.asymmetry.clone()
         logged["train/n_updates"] = self.num_updates.clone()
         logged["train/learning_rate"] = next(iter(self.optimizers.values())).learning_rate.clone()
         return logged
@@ -300,6 +324,8 @@ class OffPolicy(Algorithm):
         """batch_size transitions of the replay buffer, as the losses take them."""
         config = self.config
         batch = self.replay.sample(config.batch_size, config.gamma, config.n_step, reuse=True)
+        if self.symmetry is not None:  # before observations are normalised
+            self.symmetry.mirror_every_second_(batch)
         for name in ("obs", "next_obs"):
             batch[name] = self.inputs(batch[name])
         if config.reward_scale != 1.0:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gpurl.algorithms.base import Decision, Metrics, PolicyState
 from gpurl.algorithms.on_policy import OnPolicy, OnPolicyConfig, flat
+from gpurl.algorithms.symmetry import Mirror, Symmetry
 from gpurl.buffers.minibatches import Minibatch
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import Choices, check_numbers
@@ -22,7 +23,7 @@ from gpurl.kernels.vtrace import vtrace
 from gpurl.losses import explained_variance, weighted_mean
 from gpurl.nn.acting import Actor, FirstOutput
 from gpurl.nn.actor_critic import ActorCritic, AsymmetricActorCritic, NetworkConfig
-from gpurl.nn.distributions import Gaussian, make_head
+from gpurl.nn.distributions import Gaussian, TanhGaussian, make_head
 from gpurl.nn.mlp import standalone
 from gpurl.nn.normalizer import ValueNormalizer
 from gpurl.nn.optimizer import FlatAdam, call_loss, stack_metrics
@@ -34,7 +35,7 @@ NEGATED = {"surrogate": "policy_gradient_loss", "entropy": "entropy_loss"}
 # metrics that PPO logs beside those of its loss
 LOGGED = {
     *("loss", "grad_norm", "explained_variance", "learning_rate", "clip_range", "n_updates"),
-    *("std", *NEGATED.values()),
+    *("std", "asymmetry", *NEGATED.values()),
 }
 
 
@@ -106,6 +107,17 @@ class PPOConfig(OnPolicyConfig):
     """The critic reads the environment's privileged observations, if it has any, in place of the
     actor's.
     """
+    symmetry: str = ""
+    """Function that mirrors the task, MODULE:FUNCTION as my_task:mirror, or task for the method
+    mirror of the environment: (obs, action) -> (obs, action), for batches [B, ...], action may be
+    None. The policy's asymmetry is logged.
+    """
+    symmetry_augment: bool = True
+    """Learn from a mirrored copy of each step too, if there is a symmetry."""
+    symmetry_coef: float = 0.0
+    """Weight of the mean squared difference of mean actions at mirrored states to mirrored mean
+    actions.
+    """
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """Shape of the networks."""
 
@@ -114,10 +126,15 @@ class PPOConfig(OnPolicyConfig):
         above_zero = ("target_kl", "clip_range", "clip_range_value", "initial_std")
         check_numbers(
             self,
-            {"entropy_coef": 0, "value_coef": 0, "bounds_coef": 0},
+            {"entropy_coef": 0, "value_coef": 0, "bounds_coef": 0, "symmetry_coef": 0},
             above_zero,
             zero_to_one=("gae_lambda",),
         )
+        if self.symmetry_coef and not self.symmetry:
+            raise UsageError(
+                f"symmetry_coef {self.symmetry_coef} needs the mirror of the task: --symmetry "
+                f"my_task:mirror"
+            )
         if self.schedule == "kl" and self.epochs * self.minibatches == 1:
             raise UsageError(
                 "schedule kl needs a second step on each rollout to measure the KL divergence of "
@@ -186,6 +203,33 @@ class PPO(OnPolicy):
         super().make_training()
         self.clip_range = torch.tensor(config.clip_range, device=self.device)
         self.entropy_coef = torch.tensor(config.entropy_coef, device=self.device)
+
+    def set_symmetry(self, mirror: Mirror, name: str) -> None:
+        if self.is_recurrent:
+            raise UsageError(
+                f"symmetry {name} needs a policy without memory: a mirrored step has no hidden "
+                f"state; take --network.memory none or leave out symmetry"
+            )
+        scaler = getattr(self.head, "box", None)
+        if self.config.symmetry_coef and scaler is None:
+            raise UsageError(
+                f"symmetry_coef compares mean actions of a Box, this action space is "
+                f"{self.action_space}: leave it out, symmetry_augment works"
+            )
+        self.symmetry = Symmetry(
+            mirror,
+            name,
+            (self.observation_space, self.action_space, self.state_space),
+            scaler,
+            self.device,
+            is_squashed=isinstance(self.head, TanhGaussian),
+        )
+
+    @property
+    def learns_symmetry(self) -> bool:
+        """Whether updates use mirrored steps; else a symmetry is only measured."""
+        has_use = self.config.symmetry_augment or self.config.symmetry_coef > 0
+        return self.symmetry is not None and has_use
 
     # ---- acting ----
 
@@ -299,7 +343,9 @@ class PPO(OnPolicy):
         # what minibatches are made of: values in the critic's own units, observations as normalised
         # while acting
         obs = flat(buffer["obs"])
+        mirrored = self._mirrored(obs, buffer["action"])
         columns: dict[str, Column] = {
+            **mirrored,
             "obs": obs,
             "action": buffer["action"],
             "log_prob": buffer["log_prob"],
@@ -314,10 +360,32 @@ class PPO(OnPolicy):
             columns["returns"] = self.value_normalizer.scaled(returns)
         if self.normalizer is not None:
             columns["obs"] = self.normalizer.scaled_as_now(obs)
+            # mirrored before they are normalised: the running mean is not symmetric
+            if mirrored:
+                columns["mirror_obs"] = self.normalizer.scaled_as_now(mirrored["mirror_obs"])
             self.normalizer.update(obs, valid)  # for the next rollout
         if valid is not None:
             columns["valid"] = valid
         return metrics | self._rows(columns, buffer)
+
+    def _mirrored(self, obs: Tensor, action: Tensor) -> dict[str, Tensor]:
+        """The columns [T, N, ...] of mirrored steps that updates need; also measures the symmetry
+        of the policy at the last step. obs: [T, N, D], not normalised.
+        """
+        if self.config.symmetry and self.symmetry is None:
+            raise UsageError(f"symmetry {self.config.symmetry} is not loaded: call set_symmetry()")
+        if self.symmetry is None:
+            return {}
+        self.symmetry.measure(lambda rows: self.act(rows, explore=False).action, obs[-1])
+        if not self.learns_symmetry:
+            return {}
+        steps = obs.shape[:2]
+        rows, mirrored = self.symmetry.rows(obs.flatten(0, 1), action.flatten(0, 1))
+        assert mirrored is not None
+        columns = {"mirror_obs": rows.unflatten(0, steps)}
+        if self.config.symmetry_augment:
+            columns["mirror_action"] = mirrored.unflatten(0, steps)
+        return columns
 
     def _rows(self, columns: dict[str, Column], buffer: RolloutBuffer) -> dict[str, Tensor]:
         """{"packed": one row a sample}, or with memory the columns and where policies start."""
@@ -351,7 +419,10 @@ class PPO(OnPolicy):
         if self.is_recurrent:
             columns = {name: column for name, column in data.items() if column.dim()}
             return (Minibatch(**batch) for batch in self.minibatches.of_envs(columns))
-        return (Minibatch(**batch) for batch in self.minibatches.of_steps(data["packed"]))
+        minibatches = (Minibatch(**batch) for batch in self.minibatches.of_steps(data["packed"]))
+        if self.learns_symmetry and self.config.symmetry_augment:
+            return map(Symmetry.augment, minibatches)
+        return minibatches
 
     def outputs(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
         """(outputs for the action head [B, A], value [B]); with memory [T, B, A] and [T, B]."""
@@ -385,9 +456,30 @@ class PPO(OnPolicy):
             bounds_loss = weighted_mean(self.head.excess(output), batch.weight)
             loss = loss + config.bounds_coef * bounds_loss
             metrics["bounds_loss"] = bounds_loss.detach()
+        if config.symmetry_coef:
+            mirror_loss = self._mirror_loss(batch, output)
+            loss = loss + config.symmetry_coef * mirror_loss
+            metrics["mirror_loss"] = mirror_loss.detach()
         if (std := self.head.state_std(output.detach())) is not None:
             metrics["state_std"] = std.mean()
         return loss, metrics
+
+    def _mirror_loss(self, batch: Minibatch, output: Tensor) -> Tensor:
+        """0-d mean over states s and actions of (pi(mirror(s)) - mirror(pi(s)))^2 for mean actions
+        pi in the policy's units; the second has no gradient (Mittal et al. 2024, equation 8, as in
+        rsl_rl). output: of the network for `batch.obs`.
+        """
+        assert self.symmetry is not None
+        assert batch.mirror_obs is not None
+        count, weight = len(batch.mirror_obs), batch.weight
+        if batch.originals is None:
+            at_mirrored, _ = self._forward(batch.mirror_obs)
+        else:
+            at_mirrored = output[count:]
+            weight = None if weight is None else 2.0 * weight[:count]
+        wanted = self.symmetry.action(self.head.mode(output[:count]).detach())
+        difference = self.head.mode(at_mirrored) - wanted
+        return weighted_mean(difference.square().mean(-1), weight)
 
     def _minibatch_step(self, batch: Minibatch) -> tuple[tuple[str, ...], Tensor, Tensor]:
         """One optimiser step; it is skipped if the loss or a part of it is not finite. Returns the
@@ -432,6 +524,8 @@ class PPO(OnPolicy):
         metrics["train/n_updates"] = self.num_updates.clone()
         if std is not None:
             metrics["train/std"] = std
+        if self.symmetry is not None:
+            metrics["train/asymmetry"] = self.symmetry.asymmetry.clone()
         return metrics
 
     def _adapt_learning_rate(self, kl: Tensor, has_moved: Tensor) -> None:

@@ -3,7 +3,7 @@ environments for recurrent policies.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -39,6 +39,12 @@ class Minibatch:
     """[1, B, H] before the first step."""
     episode_starts: Tensor | None = None
     """[T, B] bool, where the policy state is zeroed before the step."""
+    mirror_obs: Tensor | None = None
+    """[B, D] normalised, of the mirrored states, where the task has a symmetry to learn from."""
+    mirror_action: Tensor | None = None
+    """The mirrored actions, as `action`."""
+    originals: int | None = field(default=None, init=False)
+    """Rows in front that were played, before their mirrored copies; None: all."""
 
 
 class PackedRows:

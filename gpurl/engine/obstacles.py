@@ -95,4 +95,6 @@ def loss_obstacle(algorithm: PPO) -> str:
     """Kernels of a whole update know the terms of PPO's loss that Schulman et al. 2017 has."""
     if algorithm.config.bounds_coef:
         return f"it does not know bounds_coef {algorithm.config.bounds_coef}"
+    if algorithm.learns_symmetry:
+        return f"it does not know mirrored steps, symmetry is {algorithm.config.symmetry}"
     return ""

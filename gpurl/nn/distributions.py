@@ -83,8 +83,8 @@ class Head(nn.Module):
         value_coef: float,
         clip_range_value: float | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`gpurl.losses.ppo_loss` of this policy; one kernel on a GPU."""
-        if self.has_kernels and use_triton(output):
+        """`gpurl.losses.ppo_loss` of this policy; one kernel on a GPU, if no row is mirrored."""
+        if self.has_kernels and batch.originals is None and use_triton(output):
             log_std, limits = self._log_std_and_limits()
             options = PpoOptions(value_coef, clip_range_value, *limits)
             loss, parts = fused_ppo_loss(

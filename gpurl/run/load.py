@@ -7,6 +7,7 @@ from gpurl.algorithms import make_algorithm
 from gpurl.algorithms.actor_critic import OffPolicyActorCritic
 from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.bc import BC
+from gpurl.algorithms.symmetry import find_mirror
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.checkpoints.spaces import space_from_dict
 from gpurl.checkpoints.state_files import State
@@ -49,6 +50,12 @@ def load_teacher(algorithm: Algorithm) -> None:
             algorithm.config.teacher, str(algorithm.device), algorithm.num_envs
         )
         algorithm.set_teacher(teacher)
+
+
+def load_symmetry(algorithm: Algorithm, env: object) -> None:
+    """Give the algorithm the mirror that its settings name, of `env` or of a module."""
+    if name := getattr(algorithm.config, "symmetry", ""):
+        algorithm.set_symmetry(find_mirror(name, env), name)
 
 
 def load_initial_actor(algorithm: Algorithm) -> None:

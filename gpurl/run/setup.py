@@ -24,7 +24,7 @@ from gpurl.guards.guards import Guards
 from gpurl.memory import available_bytes, in_gib
 from gpurl.run.callbacks import Callback
 from gpurl.run.evaluator import EVAL_SEED
-from gpurl.run.load import load_teacher
+from gpurl.run.load import load_symmetry, load_teacher
 from gpurl.run.settings import Settings, TrainConfig
 from gpurl.run.trainer import Trainer
 
@@ -64,6 +64,7 @@ def make_trainer(
         state_space=env.single_state_space,
     )
     load_teacher(algorithm)
+    load_symmetry(algorithm, env)
     _set_precision(algorithm, config.precision)
     # the process
     if device.type == "cpu":

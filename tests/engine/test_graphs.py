@@ -21,6 +21,7 @@ from gpurl.envs.vec_env import Timestep
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.run.evaluator import EVAL_SEED, Evaluations, Player, greedy
+from gpurl.run.load import load_symmetry
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_engine
 from gpurl.run.setup import make_trainer as api_trainer
@@ -64,6 +65,7 @@ def make_trainer(
     model = make_algorithm(
         algorithm, settings.algorithm_config, *spaces, 8, state_space=made.single_state_space
     )
+    load_symmetry(model, made)
     engine = make_engine(settings, model, made, None if level == "off" else FakeGraphs())
     trainer = Trainer(settings, engine, None, Path("unused"))
     trainer.start()
@@ -103,6 +105,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         {"normalize_advantage": "minibatch", "clip_range_value": 0.2, "normalize_obs": False},
     ),
     ("pendulum", {"squash": True, "entropy_coef": 0.01, "nan": "reset-envs"}),
+    ("pendulum", {"distribution": "beta", "symmetry": "task", "symmetry_coef": 0.1}),
+    ("pendulum", {"state_dependent_std": True, "std_type": "scalar", "bounds_coef": 0.1}),
+    ("pendulum", {"algorithm": "sac", "learning_starts": 70, "symmetry": "task"}),
     (
         "pendulum",
         {"algorithm": "sac", "learning_starts": 70, "schedule": "linear", "nan": "reset-envs"},

@@ -16,10 +16,12 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from gpurl.algorithms import algorithm_names, make_algorithm, resolve_algorithm
 from gpurl.algorithms.ppo import PPO
+from gpurl.algorithms.symmetry import Symmetry
 from gpurl.envs.registry import env_names, env_options, make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import no_host_syncs
+from gpurl.run.load import load_symmetry
 from gpurl.run.settings import Settings, make_settings
 from gpurl.run.setup import make_engine
 from gpurl.run.trainer import Trainer
@@ -52,6 +54,7 @@ def fake_trainer(settings: Settings) -> Trainer:
     model = make_algorithm(
         settings.algorithm, settings.algorithm_config, *spaces, count, state_space=state_space
     )
+    load_symmetry(model, env)
     return Trainer(settings, make_engine(settings, model, env), None, Path("unused"))
 
 
@@ -93,8 +96,12 @@ OPTIONS: list[tuple[str, str, dict[str, Any]]] = [
             {"normalize_advantage": "minibatch"},
             {"clip_range_value": 0.2},
             {"schedule": "linear"},
+            {"distribution": "beta", "symmetry": "task", "symmetry_coef": 0.1},
+            {"state_dependent_std": True, "std_type": "scalar", "bounds_coef": 0.1},
         )
     ),
+    ("td3", "pendulum", {"symmetry": "task"}),
+    ("dqn", "cart_pole", {"symmetry": "task"}),
     *(
         ("ddpg", "pendulum", change)
         for change in (
@@ -129,7 +136,10 @@ OPTIONS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("algorithm", "env", "change"), OPTIONS, ids=str)
-def test_options_do_not_look_either(algorithm: str, env: str, change: dict[str, Any]) -> None:
+def test_options_do_not_look_either(
+    algorithm: str, env: str, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Symmetry, "_check", lambda *_: None)  # at the start, once
     settings = make_settings(
         algorithm, env, num_envs=8, horizon=2, **(small_settings(algorithm) | change)
     )
