@@ -4,9 +4,11 @@ import importlib
 import io
 import json
 import logging
+import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,13 +17,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from gpurl.checkpoints.plain_files import Json
 from gpurl.errors import UsageError, first_line, install_extra
+from gpurl.export.blame import Place, first_value_read, place_of_error, place_of_node
 from gpurl.export.parity import Play
 from gpurl.nn.acting import PolicyModule
 
 ONNX_MODULES = ("onnx", "onnxscript")
+# in what torch says of an operation that ONNX lacks: "No ONNX function found for <OpOverload(op='..
+LACKING = re.compile(r"No ONNX function found for .*?op='([^']+)'")
+# of torch.export: what its message and the line that we name say already
+LOGGERS = ("torch.onnx", "torch.fx.experimental.symbolic_shapes")
 
 Arguments = tuple[Tensor, ...]  # an observation [2, *obs], and with memory [2, H]
 
@@ -45,30 +53,42 @@ def _onnx(module: PolicyModule, arguments: Arguments, description: dict[str, Jso
     """
     onnx = _need("onnx")
     _need("onnxscript")
+    program = _program(module, arguments)
     try:
-        program = torch.onnx.export(
-            module,
-            arguments,
+        written = torch.onnx.export(
+            program,
             input_names=_names(description, "inputs"),
             output_names=_names(description, "outputs"),
-            dynamic_shapes=_free_batch(arguments),
             dynamo=True,
             external_data=False,
             verbose=False,
         )
-        assert program is not None
-        model = program.model_proto
+        assert written is not None
+        model = written.model_proto
         onnx.checker.check_model(model)
     except Exception as error:  # torch's own errors are many
-        raise UsageError(
-            f"this network has no form in ONNX ({_cause(error)}): leave that operation out, or "
-            f"take --format pt2"
-        ) from error
+        raise UsageError(_onnx_failure(error)) from error
     for name, value in description.items():
         text = value if isinstance(value, str) else json.dumps(value)
         model.metadata_props.add(key=name, value=text)
     content: bytes = model.SerializeToString()
     return content
+
+
+def _onnx_failure(error: BaseException) -> str:
+    """Names the operation, and the line that calls it. torch.export has read the network already,
+    so --format pt2 works.
+    """
+    cause = _cause(error)
+    place = place_of_node(error)
+    called = "" if place is None else f" (in {place})"
+    lacking = LACKING.search(cause)
+    problem = (
+        f"ONNX has no operator for {lacking[1]}{called}"
+        if lacking
+        else f"this network has no form in ONNX{called}: {cause}"
+    )
+    return f"{problem}; compute it in another way, or take --format pt2"
 
 
 def _play_onnx(path: Path) -> Play | None:
@@ -102,16 +122,8 @@ def _need(name: str) -> ModuleType:
 
 
 def _pt2(module: PolicyModule, arguments: Arguments, description: dict[str, Json]) -> bytes:
-    try:
-        shapes = _free_batch(arguments)
-        program = torch.export.export(module, arguments, dynamic_shapes=shapes)
-    except Exception as error:
-        raise UsageError(
-            f"torch.export cannot read this network ({_cause(error)}): leave that operation out, "
-            f"or take --format torchscript"
-        ) from error
     stream = io.BytesIO()
-    torch.export.save(program, stream)
+    torch.export.save(_program(module, arguments), stream)
     return stream.getvalue()
 
 
@@ -120,13 +132,21 @@ def _play_pt2(path: Path) -> Play | None:
 
 
 def _torchscript(module: PolicyModule, arguments: Arguments, description: dict[str, Json]) -> bytes:
+    """By a trace, which would hold a number that Python reads, or numpy computes, as a constant."""
+    if place := first_value_read(module, arguments):
+        raise UsageError(_value_is_read(place, "torchscript"))
     try:
-        traced = torch.jit.trace(module, arguments, check_trace=False)
+        with warnings.catch_warnings():
+            # else of sizes, for which the comparison at several numbers of rows is there
+            warnings.simplefilter("ignore", torch.jit.TracerWarning)
+            warnings.filterwarnings(
+                "error", ".*(NumPy array|Python list)", category=torch.jit.TracerWarning
+            )
+            traced = torch.jit.trace(module, arguments, check_trace=False)
     except Exception as error:
-        raise UsageError(
-            f"torch.jit.trace cannot read this network ({_cause(error)}): leave that operation "
-            f"out, or take --format pt2"
-        ) from error
+        if isinstance(_innermost(error), torch.jit.TracerWarning):
+            raise UsageError(_value_is_read(place_of_error(error), "torchscript")) from error
+        raise UsageError(_failure("torch.jit.trace", error)) from error
     stream = io.BytesIO()
     torch.jit.save(traced, stream)
     return stream.getvalue()
@@ -158,6 +178,45 @@ FORMATS = {
 # ---- shared ----
 
 
+def _program(module: PolicyModule, arguments: Arguments) -> torch.export.ExportedProgram:
+    """torch.export's, as torch runs the module; where that fails, as torch reads its bytecode."""
+    shapes = _free_batch(arguments)
+    first: Exception | None = None
+    for strict in (False, True):
+        said = io.StringIO()
+        try:
+            # of a failure torch prints all operations up to it
+            with redirect_stderr(said):
+                program = torch.export.export(
+                    module, arguments, dynamic_shapes=shapes, strict=strict
+                )
+        except Exception as error:
+            first = first or error
+            continue
+        sys.stderr.write(said.getvalue())
+        return program
+    assert first is not None
+    if isinstance(first, GuardOnDataDependentSymNode):
+        raise UsageError(_value_is_read(place_of_error(first), "onnx or pt2")) from first
+    raise UsageError(_failure("torch.export", first)) from first
+
+
+def _value_is_read(place: Place | None, formats: str) -> str:
+    """What is wrong where Python computes with the value of a tensor, and what to do."""
+    where = "it" if place is None else str(place)
+    return (
+        f"this network has no form in {formats}: {where} takes numbers out of a tensor into "
+        f"Python, which the file cannot do with other observations; compute with tensors only, "
+        f"for example torch.where(condition, a, b) in place of an if"
+    )
+
+
+def _failure(exporter: str, error: BaseException) -> str:
+    place = place_of_error(error)
+    where = "" if place is None else f" (in {place})"
+    return f"{exporter} cannot read this network{where}: {_cause(error)}; leave that operation out"
+
+
 def _free_batch(arguments: Arguments) -> tuple[dict[int, Any], ...]:
     """The rows of each input are free; those of the memory follow from those of obs."""
     first: dict[int, Any] = {0: torch.export.Dim("batch")}
@@ -172,9 +231,14 @@ def _names(description: dict[str, Json], which: str) -> list[str]:
 
 def _cause(error: BaseException) -> str:
     """The first line of the innermost error: exporters wrap it in pages of their own."""
+    error = _innermost(error)
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _innermost(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {first_line(error)}"
+    return error
 
 
 @contextmanager
@@ -182,13 +246,14 @@ def quiet_exporters() -> Iterator[None]:
     """A `with` block without what exporters say of themselves: that torch.jit is deprecated, and
     which optional packages ONNX does without. What they say of the network passes.
     """
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    levels = {name: logging.getLogger(name).level for name in LOGGERS}
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             for category in (DeprecationWarning, FutureWarning):
                 warnings.simplefilter("ignore", category)
             yield
     finally:
-        logger.setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

@@ -2,6 +2,7 @@
 appear complete and checked, or not at all.
 """
 
+import errno
 import os
 import shutil
 import uuid
@@ -91,6 +92,11 @@ def _check_target(file: Path) -> None:
     """UsageError for a place where no file of the user belongs."""
     if file.is_dir():
         raise UsageError(f"--out {file} is a folder: name a file in it")
+    if not file.parent.is_dir():
+        raise UsageError(
+            f"cannot write {file}: there is no folder {file.parent}; make it, or choose another "
+            f"place with --out"
+        )
     if file.exists() and not file.is_file():
         raise UsageError(f"--out {file} is no regular file")
     if (file.parent / "manifest.json").exists():
@@ -106,11 +112,12 @@ def _write(temporary: Path, content: bytes, file: Path) -> None:
         with temporary.open("rb") as stream:
             os.fsync(stream.fileno())
     except OSError as error:
-        existing = next(parent for parent in file.absolute().parents if parent.is_dir())
-        free = shutil.disk_usage(existing).free
+        room = ""
+        if error.errno == errno.ENOSPC:
+            free = shutil.disk_usage(file.parent).free
+            room = f" ({len(content)} bytes are needed, {free} are free)"
         raise UsageError(
-            f"cannot write {file}: {error.strerror} ({len(content)} bytes are needed, {free} are "
-            f"free); choose another place with --out"
+            f"cannot write {file}: {error.strerror}{room}; choose another place with --out"
         ) from error
 
 

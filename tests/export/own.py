@@ -87,6 +87,66 @@ class Fourier(nn.Module):
         return torch.special.i0(self.linear(x))
 
 
+class Branches(Fourier):
+    """A trunk that decides in Python by the value of a tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        if y.sum() > 0:
+            y = 2.0 * y
+        return y
+
+
+class Chooses(Fourier):
+    """The same by a tensor; what it asks of sizes is no obstacle."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[0] > 0
+        y = self.linear(x.view(x.shape[0], -1))
+        return torch.where(y.sum() > 0, 2.0 * y, y)
+
+
+class Outer(nn.Module):
+    """A trunk whose inner module decides by the value of a tensor."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.first = nn.Linear(shape[0], 8)
+        self.gate = Branches((8,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate(self.first(x))
+
+
+class Item(Fourier):
+    """A trunk that computes with a Python number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return y * y.abs().max().item()
+
+
+class Numpy(Fourier):
+    """A trunk that computes with numpy."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return torch.from_numpy(np.tanh(y.detach().numpy())) + y
+
+
+class ReadsItself(Fourier):
+    """A trunk that reads a buffer of its own in Python, which does not depend on observations."""
+
+    scale: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(shape)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * float(self.scale)
+
+
 class TwoEnds(nn.Module):
     """(outputs, value) of observations."""
 

@@ -180,7 +180,7 @@ def test_one_sentence_for_each_mistake(
     with pytest.raises(UsageError, match="is no regular file"):
         export_run(run, "torchscript", tmp_path / "pipe")
     assert (tmp_path / "pipe").is_fifo()
-    with pytest.raises(UsageError, match=r"No such file or directory.*choose another place"):
+    with pytest.raises(UsageError, match=r"there is no folder .*/no; make it, or choose"):
         export_run(run, "torchscript", tmp_path / "no" / "a.pt")
     for name in ("onnx", "onnxscript"):
         with monkeypatch.context() as patch:
@@ -198,17 +198,6 @@ def test_without_onnxruntime_the_command_says_that_nothing_was_compared(
     assert "was not compared" in capsys.readouterr().out
 
 
-def test_an_operation_that_onnx_lacks(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    network = {"trunk": f"{OWN}:Fourier"}
-    settings = {**SMALL, "total_steps": 1, "run_dir": str(folder), "network": network}
-    train("ppo", "pendulum", **settings)
-    with pytest.raises(UsageError, match=r"has no form in ONNX \(.*i0.*take --format pt2"):
-        export_run(folder, "onnx", tmp_path / "a.onnx")
-    assert nothing_left(tmp_path, "run")
-    assert export_run(folder, "pt2", tmp_path / "a.pt2").difference is not None
-
-
 def test_a_full_disk_leaves_the_old_file(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,7 +210,9 @@ def test_a_full_disk_leaves_the_old_file(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("gpurl.export.run.write_regular", full)
-    with pytest.raises(UsageError, match=r"No space left on device .* choose another place"):
+    with pytest.raises(
+        UsageError, match=r"No space left on device \(\d+ bytes are needed, .* choose another place"
+    ):
         export_run(run, "torchscript", file)
     assert file.read_bytes() == before
     assert nothing_left(tmp_path, "a.pt", "a.pt.json")
