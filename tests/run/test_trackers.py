@@ -201,17 +201,23 @@ def test_the_proxy_of_these_tests_sees_a_request(requests: list[bytes]) -> None:
 FAKE = """
 import json, os, sys, time
 class Settings:
-    def __init__(self, **settings): pass
+    sync_dir, base_url = "files of the run", "https://wandb.test"
+    def __init__(self, mode="online", **settings): self.mode = mode
 class Run:
-    def __init__(self, id):
-        self.id, self.config, self.summary = id, {}, {}
+    def __init__(self, id, settings):
+        self.id, self.config, self.summary, self.settings = id, {}, {}, settings
     def log(self, values, step):
         {on_log}
     def finish(self, exit_code):
         {on_finish}
 def init(project, name, id, resume, settings):
     {on_init}
-    return Run(id)
+    return Run(id, settings)
+def setup():
+    class Session: settings = Settings()
+    return Session()
+def teardown():
+    pass
 """
 
 
@@ -243,6 +249,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ("on_log", "time.sleep(100)", "did not finish in time and was ended"),
         ("on_log", "raise OSError('no network')", "OSError: no network"),
         ("on_log", "os._exit(3)", "its process has ended"),
+        ("on_log", "os.kill(os.getpid(), 9)", "its process has ended"),
         ("on_finish", "time.sleep(100)", "did not finish in time and was ended"),
         ("on_finish", "raise OSError('no network')", "OSError: no network"),
     ],
@@ -261,6 +268,55 @@ def test_a_tracker_that_fails_costs_a_line(
     assert lines[0].startswith(f"tracker wandb: {message}")
     assert "the training goes on" in lines[0]
     assert time.monotonic() - began < 60  # of 100 that it wants
+
+
+def test_a_tracker_without_its_server_writes_files_to_send_later(
+    fake: Any, tmp_path: Path, caplog: Any
+) -> None:
+    logged = tmp_path / "logged"
+    fake(
+        on_init="\n    ".join(
+            (
+                "if settings.mode != 'offline':",
+                "    raise OSError('connection refused')",
+            )
+        ),
+        on_log=f"open({str(logged)!r}, 'a').write(f'{{step}}\\n')",
+    )
+    with caplog.at_level(logging.WARNING, logger="gpurl"):
+        run = small_run(tmp_path / "run", 3, track=("wandb",), eval_episodes=0)
+    (line,) = (line.getMessage() for line in caplog.records if "tracker" in line.getMessage())
+    assert line == (
+        f"tracker wandb: no run on https://wandb.test (OSError: connection refused); the training "
+        f"goes on ({run.folder}/tracking/wandb.log); later: wandb sync files of the run"
+    )
+    steps = [json.loads(each)["step"] for each in (run.folder / "metrics.jsonl").open()]
+    assert list(map(int, logged.read_text().split())) == steps
+
+
+@pytest.mark.parametrize("server", ["", "http://127.0.0.1:9"])
+def test_without_key_or_server_wandb_loses_nothing(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """With the real package; port 9 refuses."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("HOME", str(tmp_path))  # no key of this machine's user
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    if server:
+        monkeypatch.setenv("WANDB_API_KEY", 40 * "0")
+        monkeypatch.setenv("WANDB_BASE_URL", server)
+    monkeypatch.setattr(module, "FINISH_SECONDS", 120.0)  # of a busy machine
+    root = tmp_path / "runs"
+    with caplog.at_level(logging.WARNING, logger="gpurl"):
+        run = small_run(tmp_path / "run", 2, track=("wandb",), root=str(root), project="tests")
+    (line,) = (line.getMessage() for line in caplog.records if "tracker" in line.getMessage())
+    assert line.startswith(f"tracker wandb: no run on {server or 'https://'}")
+    (folder,) = (root / "wandb").glob("offline-run-*")
+    assert line.endswith(f"; later: wandb sync {folder}")
+    rows, _, summary = in_wandb(root, read_ids(run.folder)["wandb"])
+    assert rows == {key: pytest.approx(each) for key, each in in_metrics(run.folder).items()}
+    assert summary["ended_by"] == "total_steps"
 
 
 def test_a_process_that_hangs_is_ended_with_its_children(fake: Any, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from gpurl.run.trackers.tracker import RunCard, flat
 
 MAX_METRICS = 1000  # of one request
 MAX_PARAMETERS = 100
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+FIRST_RETRIES = "2"  # about six seconds
 MAX_CHARACTERS = 500  # of a parameter, as the oldest servers take them
 
 
@@ -21,6 +23,8 @@ class Mlflow:
 
     client: Any
     run_id: str
+    note = ""
+    rescue = ""
 
     def begin(self, card: RunCard) -> str:
         os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
@@ -28,15 +32,27 @@ class Mlflow:
 
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path(card.root) / 'mlflow.db'}"
         self.client = client = MlflowClient(uri)
-        if card.id is not None:
-            self.run_id = str(client.get_run(card.id).info.run_id)
-            client.update_run(self.run_id, status="RUNNING")
-        else:
-            experiment = client.get_experiment_by_name(card.project)
-            number = experiment.experiment_id if experiment else _experiment(client, card)
-            self.run_id = str(client.create_run(number, run_name=card.name).info.run_id)
+        # a server that does not answer at the start is told of before a short training ends; later
+        # its requests may wait as long as MLflow lets them
+        retries = os.environ.get(RETRIES)
+        os.environ[RETRIES] = FIRST_RETRIES if retries is None else retries
+        try:
+            self.run_id = self._find_run(client, card)
+        finally:
+            if retries is None:
+                del os.environ[RETRIES]
         self._log_settings(card.config)
         return self.run_id
+
+    @staticmethod
+    def _find_run(client: Any, card: RunCard) -> str:
+        """A new run, or that of `card.id`."""
+        if card.id is not None:
+            client.update_run(card.id, status="RUNNING")
+            return card.id
+        experiment = client.get_experiment_by_name(card.project)
+        number = experiment.experiment_id if experiment else _experiment(client, card)
+        return str(client.create_run(number, run_name=card.name).info.run_id)
 
     def _log_settings(self, config: Mapping[str, Json]) -> None:
         """As parameters, which cannot change: what a resume has changed becomes a tag."""

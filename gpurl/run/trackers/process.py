@@ -39,6 +39,7 @@ class TrackerProcess:
         self.name = name
         self.folder = folder
         self.has_warned = False
+        self.rescue = ""  # the command that sends what did not arrive
         self.is_done = False
         self._queue: queue.Queue[bytes | None] = queue.Queue(QUEUE_LENGTH)
         (folder / OUTPUT_FOLDER).mkdir(exist_ok=True)
@@ -72,8 +73,9 @@ class TrackerProcess:
         """One line for all that goes wrong."""
         if not self.has_warned:
             output = self.folder / OUTPUT_FOLDER / f"{self.name}.log"
-            text = visible(text)
-            log.warning("tracker %s: %s; the training goes on (%s)", self.name, text, output)
+            later = f"; later: {visible(self.rescue)}" if self.rescue else ""
+            text = f"{visible(text)}; the training goes on ({output}){later}"
+            log.warning("tracker %s: %s", self.name, text)
         self.has_warned = True
 
     def _send_all(self) -> None:
@@ -96,6 +98,7 @@ class TrackerProcess:
                 message = json.loads(line)
                 if "id" in message:
                     note_id(self.folder, self.name, str(message["id"]))
+                    self.rescue = str(message.get("rescue", ""))
                 if "error" in message:
                     self.warn(str(message["error"]))
                 self.is_done = self.is_done or "done" in message

@@ -27,7 +27,14 @@ class RunCard:
 
 class Tracker(Protocol):
     """Writes one run to a service or a data base. Its methods may raise anything, and may hang:
-    they run in a process of their own (`gpurl.run.trackers.worker`)."""
+    they run in a process of their own (`gpurl.run.trackers.worker`).
+
+    note: after `begin`, what the user should know though the tracker goes on; "" if nothing.
+    rescue: after `begin`, the command that sends what did not arrive; "" if there is none.
+    """
+
+    note: str
+    rescue: str
 
     def begin(self, card: RunCard) -> str:
         """Begin a run, or continue that of `card.id`; returns its id."""

@@ -20,6 +20,8 @@ class Trackio:
     """A run of trackio, which knows runs by their names: the name is the id."""
 
     run: Any
+    note = ""
+    rescue = ""
 
     def begin(self, card: RunCard) -> str:
         os.environ.update(ANALYTICS_OFF)

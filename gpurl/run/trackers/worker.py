@@ -1,5 +1,5 @@
 """The process of one tracker: reads messages from its standard input, one line of JSON each, and
-answers with its run's id, its first error, and that it is done.
+answers with its run's id, what went wrong, and that it is done.
 
 A tracker may hang, print, start threads or ask for a key; here it does so beside the training.
 """
@@ -28,7 +28,10 @@ def main(name: str) -> int:
     try:
         card = RunCard(**json.loads(messages.readline()))
         Path(card.root).mkdir(parents=True, exist_ok=True)
-        answer(answers, id=tracker.begin(card))
+        run_id = tracker.begin(card)
+        answer(answers, id=run_id, rescue=tracker.rescue)
+        if tracker.note:
+            answer(answers, error=tracker.note)
     except BaseException as error:  # SystemExit too
         answer(answers, error=_text(error))
         raise
