@@ -81,12 +81,12 @@ def missing(cases: list[Case], seeds: int | None, out: Path) -> dict[str, list[i
     return wanted
 
 
-def pythons(cases: list[Case]) -> dict[str, Path]:
-    """The Python of each trainer; that of stable-baselines3 is made if a case needs it."""
-    found = {"gpurl": Path(sys.executable)}
-    if any(case.trainer == "sb3" for case in cases):
-        found["sb3"] = make_environment(ROOT / ".venv-peers")
-    return found
+def places_of(cases: list[Case], options: argparse.Namespace) -> Places:
+    """The folders, and the Pythons; that of the other trainers is made if a case needs it."""
+    python = peers = Path(sys.executable)
+    if any(case.is_in_peers for case in cases):
+        peers = make_environment(ROOT / ".venv-peers")
+    return Places(options.out.resolve(), options.work.resolve(), python, peers, options.scale)
 
 
 def main() -> int:
@@ -101,9 +101,7 @@ def main() -> int:
         cases = [case for case in cases if wanted[case.name]]
         jobs = in_order(cases, lambda case: wanted[case.name])
         print(f"{len(jobs)} trainings of {len(cases)} cases", flush=True)
-        places = Places(
-            options.out.resolve(), options.work.resolve(), pythons(cases), options.scale
-        )
+        places = places_of(cases, options)
         seconds = None if options.hours is None else options.hours * 3600
         with Stop(seconds) as stop:
             failed = run_all(

@@ -38,7 +38,8 @@ class Case:
     """Trainings, with the seeds 0, 1, ..."""
     settings: Settings = field(default_factory=dict)
     """What the case sets besides the steps; all else is the preset's and the defaults'. Of sb3:
-    the arguments of its algorithm, and num_envs, normalize_obs, linear_schedule."""
+    the arguments of its algorithm, and num_envs, normalize_obs, linear_schedule. Of rsl_rl: the
+    configuration of its runner, and num_envs."""
     published: tuple[str, ...] = ()
     """Columns of published.py to compare with, on the same task."""
     target: float | None = None
@@ -52,7 +53,7 @@ class Case:
     curve_episodes: int = 5
     """Episodes of each of them."""
     trainer: str = "gpurl"
-    """gpurl or sb3 (stable-baselines3)."""
+    """gpurl, sb3 (stable-baselines3) or rsl_rl."""
 
     @property
     def task(self) -> str:
@@ -61,14 +62,24 @@ class Case:
         return TASKS.get(name, name)
 
     @property
+    def device(self) -> str:
+        """Where it trains: on a CPU, unless its settings say otherwise."""
+        return str(self.settings.get("device", "cpu"))
+
+    @property
     def eval_every(self) -> int:
         """Environment steps between evaluations."""
         return max(self.steps // self.points, 1)
 
     @property
     def is_resumable(self) -> bool:
-        """Whether a stopped training goes on where it was; one of stable-baselines3 begins anew."""
+        """Whether a stopped training goes on where it was; those of others begin anew."""
         return self.trainer == "gpurl"
+
+    @property
+    def is_in_peers(self) -> bool:
+        """Whether it runs in the environment of the other trainers. mjlab brings its own rsl_rl."""
+        return self.trainer != "gpurl" and self.group != "mjlab"
 
     def scaled(self, scale: float) -> "Case":
         """The case with `scale` times the steps and the seconds, for a smoke test."""
@@ -85,5 +96,5 @@ class Case:
         values = dict(self.settings)
         if self.trainer == "gpurl":
             num_envs = values.get("num_envs")
-            values = merge(preset(self.algorithm, self.env, num_envs, "cpu"), values)
+            values = merge(preset(self.algorithm, self.env, num_envs, self.device), values)
         return json.dumps(values | {"total_steps": self.steps}, sort_keys=True)

@@ -20,7 +20,6 @@ from gpurl.checkpoints.folders import list_checkpoints
 END_EPISODES = 20  # of the last evaluation
 # of a run, not of what it learns: one thread, because another run has the other core
 RUN_SETTINGS: Settings = {
-    "device": "cpu",
     "threads": 1,
     "save_every": "300s",
     "keep_checkpoints": 1,
@@ -51,7 +50,7 @@ def train_seed(case: Case, seed: int, work: Path) -> tuple[list[Point], Point]:
     note.write_text(settings)
     run = _run(case, seed, folder)
     # the final policy, on other episodes than those of the curve
-    values = evaluate_run(run.folder, END_EPISODES, "cpu", best=False)
+    values = evaluate_run(run.folder, END_EPISODES, case.device, best=False)
     curve, seconds = read_curve(run.folder)
     return curve, Point(run.outcome.steps, seconds, values["eval/mean_reward"])
 
@@ -60,7 +59,7 @@ def _run(case: Case, seed: int, folder: Path) -> Run:
     """Begin the training, or go on from its last checkpoint."""
     if list_checkpoints(folder):
         return resume(folder, **_seconds_left(case, folder))
-    settings = RUN_SETTINGS | case.settings
+    settings = RUN_SETTINGS | {"device": case.device} | case.settings
     if hasattr(_config(case), "save_replay"):
         settings["save_replay"] = True
     return train(
@@ -108,7 +107,7 @@ def main(words: Sequence[str]) -> None:
     """Train a seed of a case and write its rows."""
     job = job_parser().parse_args(words)
     case = case_named(job.case).scaled(job.scale)
-    columns = results.provenance(case.resolved_settings())
+    columns = results.provenance(case.resolved_settings(), case.device)
     curve, end = train_seed(case, job.seed, job.work)
     results.add(case, job.seed, curve, end, columns, job.out)
     shutil.rmtree(job.work / case.name / f"seed_{job.seed}")

@@ -4,11 +4,14 @@ from nothing else.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.learning import tables
 from benchmarks.learning.outcomes import read_outcomes
+from benchmarks.learning.peer_cases import PEER_CASES
 from benchmarks.learning.pictures import draw, has_curves
 from benchmarks.learning.results import FOLDER
+from benchmarks.learning.rsl_rl_cases import MJLAB_CASES, RSL_RL_CASES
 from benchmarks.learning.suite import GROUPS
 from benchmarks.learning.tables import Outcomes
 from benchmarks.results_table import ROOT
@@ -25,10 +28,10 @@ on episodes that no evaluation on the way has played. **IQM** is the interquarti
 the interval is a 95 % bootstrap over seeds, and over tasks stratified by task (Agarwal et al.
 2021). With few seeds it is narrower than the truth: a bootstrap knows only the seeds it has. Below
 four seeds the IQM is the mean. Time is wall clock of a training, evaluations included. Two
-trainings ran at a time on two cores. Published numbers are of other versions of the tasks, other
-numbers of seeds and other ways to evaluate, some of them more favourable than this page's
-([sources](#publications)): they say which size is usual, and not who is better. What has not been
-run says so.
+trainings ran at a time on two cores, some beside other work: times are upper bounds. Published
+numbers are of other versions of the tasks, other numbers of seeds and other ways to evaluate, some
+of them more favourable than this page's ([sources](#publications)): they say which size is usual,
+and not who is better. What has not been run says so.
 """
 PPO = """\
 MuJoCo v5 by gpurl's own environments, all by one preset. It adds `normalize_obs_epsilon 0.1` for
@@ -63,6 +66,25 @@ The same task, steps, seeds and hyper-parameters
 on one core; Gymnasium's environments in both. Initial weights, Adam's epsilon (1e-5 in
 stable-baselines3's PPO, 1e-8 here) and random numbers are each library's own. Ratio: how many times
 as long stable-baselines3 takes.
+"""
+RSL_RL = """\
+The same task, steps, seeds and hyper-parameters
+([rsl_rl_cases.py](../benchmarks/learning/rsl_rl_cases.py)) for gpurl and rsl-rl-lib, each on one
+core with the same evaluations, on gpurl's own environments, which rsl-rl-lib 5.5.1 gets through
+`to_rsl_rl`. Initial weights, Adam's epsilon and random numbers are each library's own. At a
+time-out rsl_rl takes the value of the observation before it, gpurl that of the final one. Ratio:
+how many times as long rsl_rl takes.
+"""
+MJLAB_TASK = """\
+The same on a task of mjlab 1.6.0 with the settings that mjlab registers for it and 256
+environments. rsl-rl-lib 5.4.2, the version that mjlab needs, trains through mjlab's own wrapper and
+runner, gpurl through `torch_vector:mjlab.tasks:Mjlab-Cartpole-Balance`. The learning rate adapts to
+the KL divergence: in rsl_rl after every minibatch, in gpurl after every iteration.
+"""
+GPU = """\
+mjlab has published returns and times of its versions of the eleven tasks; the same sizes and steps
+with gpurl's own versions, by `python -m benchmarks.learning --only gpu` on a machine with a GPU.
+Sizes: environments × steps × epochs × minibatches.
 """
 CLOCK = """\
 Each algorithm for the same wall clock on one core. FastSAC and FastTD3 have batches of 512 and
@@ -101,7 +123,28 @@ SECTIONS = (
     Section("Classic control", CLASSIC, _cases("classic"), "classic"),
     Section("Chasing", CHASING, _cases("chasing"), "chasing"),
     Section("Presets of off-policy algorithms", PRESETS, tables.preset_table, "presets"),
-    Section("Beside stable-baselines3", PEERS, tables.peer_table, "peers", "time"),
+    Section(
+        "Beside stable-baselines3",
+        PEERS,
+        partial(tables.peer_table, PEER_CASES, "stable-baselines3"),
+        "peers",
+        "time",
+    ),
+    Section(
+        "Beside rsl_rl",
+        RSL_RL,
+        partial(tables.peer_table, RSL_RL_CASES, "rsl_rl"),
+        "rsl_rl",
+        "time",
+    ),
+    Section(
+        "Beside rsl_rl on mjlab's task",
+        MJLAB_TASK,
+        partial(tables.peer_table, MJLAB_CASES, "rsl_rl"),
+        "mjlab",
+        "time",
+    ),
+    Section("What a GPU has to reach", GPU, tables.gpu_table, "gpu", "time"),
     Section("Equal wall clock", CLOCK, tables.clock_table, "wall_clock", "time"),
     Section("Targets", "", tables.target_table),
     Section("Publications", "", lambda outcomes: tables.source_list()),

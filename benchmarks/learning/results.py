@@ -19,7 +19,7 @@ from benchmarks.results_table import RESULTS, Row, commit, machine, read_rows
 
 FOLDER = RESULTS / "learning"
 POINT = ("seed", "kind", "steps", "seconds", "return")
-PACKAGES = ("torch", "gymnasium", "mujoco", "stable-baselines3")
+PACKAGES = ("torch", "gymnasium", "mujoco", "stable-baselines3", "rsl-rl-lib", "mjlab")
 LOCK_SECONDS = 60.0
 CURVE, END = "curve", "end"
 
@@ -48,8 +48,8 @@ def path_of(case: Case, folder: Path = FOLDER) -> Path:
     return folder / f"{case.name}.csv"
 
 
-def provenance(settings: str) -> Row:
-    """The columns that say how a training was made, for a training of this process on its CPU."""
+def provenance(settings: str, device: str = "cpu") -> Row:
+    """The columns that say how a training was made, for a training of this process on `device`."""
     columns = {"settings": settings, "commit": commit(), "date": str(datetime.date.today())}
     columns["gpurl"] = gpurl.__version__
     for package in PACKAGES:
@@ -57,7 +57,7 @@ def provenance(settings: str) -> Row:
             columns[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             columns[package] = "-"
-    return columns | machine("cpu")
+    return columns | machine(device)
 
 
 def add(

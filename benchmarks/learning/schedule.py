@@ -17,7 +17,11 @@ from benchmarks.results_table import ROOT
 POLL_SECONDS = 0.2
 LOG_TAIL = 1500  # characters of a failed training's output that are shown
 # by trainer
-MODULES = {"gpurl": "benchmarks.learning.one_run", "sb3": "benchmarks.learning.sb3_run"}
+MODULES = {
+    "gpurl": "benchmarks.learning.one_run",
+    "sb3": "benchmarks.learning.sb3_run",
+    "rsl_rl": "benchmarks.learning.rsl_rl_run",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +43,8 @@ class Places:
 
     out: Path  # the CSV files
     work: Path  # unfinished trainings and their output
-    pythons: dict[str, Path]  # by trainer
+    python: Path  # of gpurl
+    peers: Path  # the Python of the other trainers
     scale: float = 1.0  # of the steps
 
     def log_of(self, job: Job) -> Path:
@@ -50,8 +55,8 @@ class Places:
         """Begin or resume a training in a session of its own, which a Ctrl-C does not reach."""
         log = self.log_of(job)
         log.parent.mkdir(parents=True, exist_ok=True)
-        trainer = job.case.trainer
-        words = [str(self.pythons[trainer]), "-m", MODULES[trainer], job.case.name, str(job.seed)]
+        python = self.peers if job.case.is_in_peers else self.python
+        words = [str(python), "-m", MODULES[job.case.trainer], job.case.name, str(job.seed)]
         words += ["--out", str(self.out), "--work", str(self.work), "--scale", str(self.scale)]
         with log.open("ab") as file:
             return subprocess.Popen(

@@ -5,10 +5,12 @@ from collections.abc import Iterable
 
 from benchmarks.learning.case import Case
 from benchmarks.learning.clock_cases import WALL_CLOCK
+from benchmarks.learning.gpu_cases import GPU_CASES
 from benchmarks.learning.gymnasium_cases import BOX2D, CHASING, CLASSIC, DISCRETE
 from benchmarks.learning.mujoco_cases import OFF_POLICY_MUJOCO, PPO_MUJOCO
 from benchmarks.learning.peer_cases import PEER_CASES
 from benchmarks.learning.preset_cases import PRESET_CASES
+from benchmarks.learning.rsl_rl_cases import MJLAB_CASES, RSL_RL_CASES
 from gpurl.errors import UsageError, did_you_mean
 
 GROUPS: dict[str, list[Case]] = {
@@ -20,13 +22,18 @@ GROUPS: dict[str, list[Case]] = {
     "chasing": CHASING,
     "presets": PRESET_CASES,
     "peers": PEER_CASES,
+    "rsl_rl": RSL_RL_CASES,
+    "mjlab": MJLAB_CASES,
+    "gpu": GPU_CASES,
     "wall_clock": WALL_CLOCK,
 }
 CASES = {case.name: case for cases in GROUPS.values() for case in cases}
+# groups that need more than a CPU and the packages here: run by their names
+BY_NAME = ("mjlab", "gpu")
 # patterns of the names of cases and groups
 SUITES = {
     "short": ("classic", "*dqn-cart_pole", "c51-cart_pole", "rainbow-cart_pole", "pqn-cart_pole"),
-    "full": ("*",),
+    "full": tuple(group for group in GROUPS if group not in BY_NAME),
 }
 
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Sequence
 
 from benchmarks.learning.case import Case
+from benchmarks.learning.gpu_cases import GPU_CASES, MJLAB, PUBLISHED
 from benchmarks.learning.gymnasium_cases import DISCRETE, DISCRETE_TASKS
 from benchmarks.learning.mujoco_cases import PPO_COLUMNS, PPO_MUJOCO
 from benchmarks.learning.outcomes import Outcome, published_median, verdicts
-from benchmarks.learning.peer_cases import PEER_CASES
 from benchmarks.learning.preset_cases import (
     PRESET_ALGORITHMS,
     PRESET_SIZES,
@@ -157,17 +157,32 @@ def preset_table(outcomes: Outcomes) -> list[str]:
     return markdown(("", *PRESET_ALGORITHMS), rows)
 
 
-def peer_table(outcomes: Outcomes) -> list[str]:
-    """gpurl beside stable-baselines3: returns, wall clock, and the ratio of the times."""
-    header = ("training", "steps", "gpurl", "stable-baselines3", "time", "its time", "ratio")
+def peer_table(cases: Sequence[Case], peer: str, outcomes: Outcomes) -> list[str]:
+    """gpurl beside `peer`: returns, wall clock, and the ratio of the times; cases: in pairs."""
+    header = ("training", "steps", "gpurl", peer, "time", "its time", "ratio")
     rows = []
-    for own, other in zip(PEER_CASES[::2], PEER_CASES[1::2]):
+    for own, other in zip(cases[::2], cases[1::2]):
         pair = (outcomes.get(own.name), outcomes.get(other.name))
         texts = [NOT_RUN if each is None else interval(each.estimate) for each in pair]
         times = ["" if each is None else duration(each.seconds) for each in pair]
         ratio = "" if None in pair else f"{pair[1].seconds / pair[0].seconds:.1f}"  # type: ignore[union-attr]
-        name = own.name.removeprefix("gym-")
+        name = own.name.partition("-")[2]
         rows.append((name, count(own.steps), *texts, *times, ratio))
+    return markdown(header, rows)
+
+
+def gpu_table(outcomes: Outcomes) -> list[str]:
+    """mjlab's trainings of Gymnasium's tasks, and ours with the same sizes and steps."""
+    header = ("task", "sizes", "steps", "mjlab", "its time", "gpurl: IQM [95 %]", "time")
+    rows = []
+    for case in GPU_CASES:
+        run = PUBLISHED[case.task]
+        sizes = f"{run.num_envs} × {run.horizon} × {run.epochs} × {run.minibatches}"
+        other = f"{number(run.mean)} ± {number(run.deviation)}"
+        own = outcomes.get(case.name)
+        texts = (NOT_RUN, "") if own is None else (interval(own.estimate), duration(own.seconds))
+        times = (duration(60 * run.minutes), *texts)
+        rows.append((case.task, sizes, count(case.steps), other, *times))
     return markdown(header, rows)
 
 
@@ -224,7 +239,8 @@ def source_list() -> list[str]:
     steps: dict[str, list[str]] = {}
     for column in COLUMNS.values():
         steps.setdefault(column.source, []).append(f"{column.name} {column.steps}")
-    return [f"- {source}. Steps: {'; '.join(columns)}." for source, columns in steps.items()]
+    lines = [f"- {source}. Steps: {'; '.join(columns)}." for source, columns in steps.items()]
+    return [*lines, f"- {MJLAB}."]
 
 
 def machine_lines(outcomes: Outcomes) -> list[str]:

@@ -15,8 +15,10 @@ import pytest
 from benchmarks.learning import one_run, results, schedule
 from benchmarks.learning.__main__ import missing, overview
 from benchmarks.learning.case import Case
+from benchmarks.learning.gpu_cases import GPU_CASES
 from benchmarks.learning.peer_cases import PEER_CASES
 from benchmarks.learning.results import Point
+from benchmarks.learning.rsl_rl_cases import MJLAB_CASES, RSL_RL_CASES
 from benchmarks.learning.schedule import Job, Places, Stop, in_order, run_all
 from benchmarks.learning.suite import CASES, GROUPS, case_named, select
 from gpurl.algorithms import algorithm_names
@@ -67,6 +69,19 @@ PEER_NAMES = {
 }
 
 
+RSL_RL_NAMES = {
+    "epochs": "num_learning_epochs",
+    "minibatches": "num_mini_batches",
+    "learning_rate": "learning_rate",
+    "gamma": "gamma",
+    "gae_lambda": "lam",
+    "clip_range": "clip_param",
+    "value_coef": "value_loss_coef",
+    "entropy_coef": "entropy_coef",
+    "max_grad_norm": "max_grad_norm",
+}
+
+
 def test_pairs_of_peers_have_the_same_hyper_parameters() -> None:
     """Every value of one side stands on the other side, under its name there."""
     for own, other in zip(PEER_CASES[::2], PEER_CASES[1::2]):
@@ -98,11 +113,60 @@ def test_pairs_of_peers_have_the_same_hyper_parameters() -> None:
         assert {PEER_NAMES[name]: value for name, value in mine.items()} == theirs
 
 
+def test_pairs_with_rsl_rl_have_the_same_hyper_parameters() -> None:
+    """Every value of one side stands on the other side, under its name there."""
+    cases = [*RSL_RL_CASES, *MJLAB_CASES]
+    for own, other in zip(cases[::2], cases[1::2]):
+        assert (own.env, own.steps, own.seeds) == (other.env, other.steps, other.seeds)
+        assert (own.trainer, other.trainer) == ("gpurl", "rsl_rl")
+        mine, theirs = dict(own.settings), dict(other.settings)
+        assert mine.pop("num_envs") == theirs["num_envs"]
+        assert mine.pop("horizon") == theirs["num_steps_per_env"]
+        # the networks
+        network = mine.pop("network")
+        normalizes = mine.pop("normalize_obs")
+        for part in ("actor", "critic"):
+            assert theirs[part]["hidden_dims"] == network["hidden"]
+            assert theirs[part]["activation"] == network["activation"]
+            assert theirs[part]["obs_normalization"] is normalizes
+        distribution = theirs["actor"]["distribution_cfg"]
+        assert mine.pop("std_type") == distribution["std_type"]
+        assert mine.pop("initial_std") == distribution["init_std"]
+        # the algorithm
+        algorithm = dict(theirs["algorithm"])
+        assert algorithm.pop("class_name") == "PPO"
+        clips = algorithm.pop("use_clipped_value_loss")
+        assert mine.pop("clip_range_value") == (algorithm["clip_param"] if clips else None)
+        schedules = (mine.pop("schedule"), algorithm.pop("schedule"))
+        assert schedules in {("constant", "fixed"), ("kl", "adaptive")}
+        assert mine.pop("target_kl", None) == algorithm.pop("desired_kl")
+        assert mine.pop("normalize_advantage") == "batch"  # rsl_rl's default
+        assert mine.pop("normalize_value") is False  # rsl_rl never does
+        assert {RSL_RL_NAMES[name]: value for name, value in mine.items()} == algorithm
+
+
+def test_goals_of_a_gpu_are_mjlabs_trainings() -> None:
+    by_task = {case.task: case for case in GPU_CASES}
+    assert len(by_task) == 11
+    # in millions, as mjlab's table has them; Humanoid's stages differ in their sizes
+    assert round(by_task["ant"].steps / 1e6, 3) == 147.554
+    assert round(by_task["pusher"].steps / 1e6, 3) == 209.715
+    assert round(by_task["swimmer"].steps / 1e6, 3) == 144.703
+    assert by_task["humanoid"].steps == 627_900_000
+    settings = json.loads(by_task["swimmer"].resolved_settings())
+    assert (settings["horizon"], settings["device"], settings["target_kl"]) == (128, "cuda", 0.01)
+    assert by_task["swimmer"].device == "cuda"
+    assert CASES["ppo-swimmer"].device == "cpu"
+
+
 def test_patterns_choose_cases_and_groups() -> None:
     names = [case.name for case in select("short", ["sac-hop*", "chasing"])]
     assert names[0] == "sac-hopper"
     assert names[1:] == [case.name for case in GROUPS["chasing"]]
-    assert select("full") == list(CASES.values())
+    # what needs a GPU or another Python is run by its name
+    apart = [*GROUPS["mjlab"], *GROUPS["gpu"]]
+    assert select("full") == [case for case in CASES.values() if case not in apart]
+    assert select("full", ["mjlab", "gpu"]) == apart
     assert {case.group for case in select("short")} == {"classic", "discrete"}
     with pytest.raises(UsageError, match=r"no case and no group fits 'sac-hoper'.*sac-hopper"):
         select("full", ["sac-hoper"])
@@ -221,7 +285,8 @@ class StopWhen(Stop):
 
 
 def places(tmp_path: Path, scale: float = 1.0) -> Places:
-    return Places(tmp_path / "out", tmp_path / "work", {"gpurl": Path(sys.executable)}, scale)
+    python = Path(sys.executable)
+    return Places(tmp_path / "out", tmp_path / "work", python, python, scale)
 
 
 def test_a_stop_saves_a_training_and_the_next_command_continues_it(tmp_path: Path) -> None:
@@ -256,7 +321,7 @@ def fake_training(folder: Path, text: str) -> Path:
 
 def test_a_failed_training_is_named_and_stops_no_other(tmp_path: Path) -> None:
     python = fake_training(tmp_path, 'echo "$4"; if [ "$4" = 1 ]; then exit 3; fi')
-    where = Places(tmp_path, tmp_path / "work", {"gpurl": python})
+    where = Places(tmp_path, tmp_path / "work", python, tmp_path / "none")
     told: list[str] = []
     jobs = [Job(TINY, seed) for seed in range(3)]
     failed = run_all(jobs, where, 2, Stop(None), told.append)
@@ -274,7 +339,7 @@ def test_a_stop_waits_for_what_cannot_be_resumed(
     monkeypatch.setitem(schedule.MODULES, "sb3", "-")
     mark = tmp_path / "mark"
     python = fake_training(tmp_path, f"echo begun > {mark}; sleep 1; echo done")
-    where = Places(tmp_path, tmp_path / "work", {"sb3": python})
+    where = Places(tmp_path, tmp_path / "work", tmp_path / "none", python)
     case = Case("peer", "test", "ppo", "pendulum", 1, trainer="sb3")
     told: list[str] = []
     assert not run_all([Job(case, 0), Job(case, 1)], where, 1, StopWhen(mark, 1), told.append)
