@@ -9,9 +9,11 @@ process at a time.
 import atexit
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -161,7 +163,33 @@ def _start_isaac_sim(app: ModuleType, device: str, cameras: bool) -> None:
         _launchers.append(
             app.AppLauncher({"headless": True, "device": device, "enable_cameras": cameras})
         )
-        _runtime.callback(_launchers[0].app.close)
+        _runtime.push(partial(_end_isaac_sim, _launchers[0].app))
+
+
+def _end_isaac_sim(app: Any, kind: object, error: BaseException | None, trace: object) -> None:
+    """Isaac Sim ends the process while it closes, with code 0: where another one is wanted, the end
+    of the process closes it.
+    """
+    if isinstance(error, SystemExit) and error.code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(int(error.code))
+    app.close()
+
+
+def close_simulator(exit_code: int) -> None:
+    """Close what was started in this process, which is about to end with `exit_code` and has
+    nothing else to do: Isaac Sim ends it.
+    """
+    if exit_code:  # as Isaac Lab 3 learns the code
+        _runtime.__exit__(SystemExit, SystemExit(exit_code), None)
+    else:
+        _runtime.close()
+
+
+def _at_exit() -> None:
+    """Of a Python script: after an error that nobody caught the code is 1."""
+    close_simulator(int(getattr(sys, "last_value", None) is not None))
 
 
 @contextmanager
@@ -175,4 +203,4 @@ def _without_arguments() -> Iterator[None]:
         sys.argv = arguments
 
 
-atexit.register(_runtime.close)
+atexit.register(_at_exit)

@@ -1,8 +1,6 @@
 """`python -m gpurl` is the command `gpurl`."""
 
-import sys
-
-from gpurl.cli.main import main
+from gpurl.cli.main import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

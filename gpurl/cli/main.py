@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from gpurl.errors import CheckpointError, GpurlError, UsageError, did_you_mean
 
@@ -54,6 +54,15 @@ RUN is a run folder. Settings are written --num-envs 4096, --num_envs 4096 or nu
 Exit codes: 0 done, 2 wrong use, 3 the environment misbehaves, 4 NaN or infinity, 5 checkpoint,
 130/143 stopped by a signal.
 """
+
+
+def run() -> NoReturn:
+    """The process of one command: ends with its exit code."""
+    code = main()
+    # Isaac Sim ends the process when it closes, and must know the code
+    if simulator := sys.modules.get("gpurl.envs.isaac_lab"):
+        simulator.close_simulator(code)
+    sys.exit(code)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -5,6 +5,8 @@ numbers, and a real one where it is.
 import importlib
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,10 +53,10 @@ def test_the_true_transitions(task: str, exact: bool, caplog: pytest.LogCaptureF
     assert env.max_episode_steps == LENGTH
     assert (env.single_state_space is not None) == exact
     assert env.single_action_space == Box(-np.inf, np.inf, (1,), np.float32)
-    assert ("the observation before the last step replaces" in caplog.text) == (not exact)
     assert_true_transitions(env, exact=exact)
     assert_true_transitions(env, exact=exact, seed=8)
     assert_some_can_restart(env)
+    assert ("the observation before the last step replaces" in caplog.text) == (not exact)
 
 
 @pytest.mark.usefixtures("_stand_in")
@@ -128,6 +130,49 @@ def test_isaac_lab_3_starts_what_the_configuration_asks_for(
     make_env(f"isaac_lab:{TASKS[0]}", 2, overrides="physics=newton_mjwarp env.sim.dt=0.01")
     assert started == [(["physics=newton_mjwarp"], 0.01, True)]
     assert not app.launched
+
+
+LAUNCH_OF_3 = """
+import contextlib, os, isaaclab.app
+@contextlib.contextmanager
+def launch(config, arguments):
+    code = 0
+    try:
+        yield
+    except SystemExit as error:
+        code = error.code
+        raise
+    finally:
+        os._exit(code)
+isaaclab.app.launch_simulation = launch
+"""
+
+
+@pytest.mark.parametrize("prelude", ["", LAUNCH_OF_3], ids=["Isaac Lab 2", "Isaac Lab 3"])
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("main.main = lambda: 0; main.run()", 0),
+        ("main.main = lambda: 4; main.run()", 4),
+        ("raise ValueError('of a script')", 1),
+        ("", 0),
+    ],
+)
+def test_the_process_ends_with_its_own_exit_code(prelude: str, end: str, code: int) -> None:
+    """Isaac Sim ends the process when it closes, with 0 unless it is told another code."""
+    make = f"from gpurl.envs import make_env; make_env('isaac_lab:{TASKS[0]}', 2)"
+    text = f"{prelude}\n{make}\nfrom gpurl.cli import main\nprint('made')\n{end}"
+    paths = [str(Path(__file__).parent / "fake_isaac_lab"), *filter(None, sys.path)]
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(paths), "FAKE_ISAAC_SIM_ENDS_THE_PROCESS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "made\n", done.stderr
+    assert done.returncode == code
 
 
 @pytest.mark.usefixtures("_stand_in")
@@ -213,7 +258,7 @@ def test_ppo_trains_is_evaluated_at_the_end_and_goes_on(
         **(small_settings("ppo") | sizes | {"quiet": False}),
     )
     assert run.outcome.evaluation["at_step"] == 96
-    assert run.outcome.evaluation["eval/episodes"] == 4
+    assert run.outcome.evaluation["eval/episodes"] == 2
     assert "its only evaluation follows the training" in capsys.readouterr().out
     entries = [
         json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
