@@ -157,7 +157,7 @@ def _train_seeds(
         after=lambda finished: None if is_quiet else print(finished.summary(), end="\n\n"),
     )
     codes = [_exit_code(one) for one in runs] + [error.exit_code for error in failed]
-    # the mean needs scipy, and two returns of each run: the trainings are done all the same
+    # the mean needs scipy, and a return of each run: the trainings are done all the same
     if len(runs) > 1:
         try:
             group, picture = compare_seeds(runs)

@@ -1,12 +1,16 @@
 """Runs of one task in one picture: returns over steps and over wall clock, the interquartile mean
-over seeds as a line and its 95 % interval as a band, over the steps that all of them have.
+over seeds as a line and its 95 % interval as a band, over the steps that all of them have, and
+both at the end.
 """
 
 import itertools
 import math
+import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpurl.checkpoints.plain_files import Json
 from gpurl.errors import UsageError, did_you_mean
@@ -24,21 +28,28 @@ from gpurl.run.plot import (
     read_metrics,
     save_figure,
 )
-from gpurl.run.scores import Estimate, band, interpolate, iqm
+from gpurl.run.scores import POINTS, Estimate, band, interpolate, iqm
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 COLORS = (BLUE, ORANGE, GREEN, PURPLE, "#c23b3b", "#4aa3b5", "#8a6d3b", "#d46bb0", INK)
 EVALUATION, TRAINING = "eval/mean_reward", "rollout/ep_rew_mean"
+MAX_LABEL = 90  # letters in the legend
 Curve = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class RunCurve:
-    """What one run contributes."""
+    """What one run contributes. The curves have at least one point each, unless the log has no
+    seconds; `last` is of another kind of return than theirs where they are too short to draw.
+    """
 
     folder: Path
     settings: dict[str, Json]
     by_steps: Curve  # (env steps, return)
     by_seconds: Curve  # (seconds of training, return)
+    last: tuple[float, float]  # (env steps, return) at the end
 
 
 @dataclass(frozen=True)
@@ -47,17 +58,25 @@ class Group:
 
     label: str
     runs: list[RunCurve]
+    curves_are_evaluations: bool
+    last_is_evaluation: bool
+
+    def last_returns(self) -> list[float]:
+        """[S] of the seeds, at the end."""
+        return [run.last[1] for run in self.runs]
 
     def last_return(self) -> Estimate:
-        """Of the last points of the curves, over seeds."""
-        return iqm([run.by_steps[-1][1] for run in self.runs])
+        """The interquartile mean of `last_returns`."""
+        return iqm(self.last_returns())
 
 
 def compare_runs(folders: Sequence[str | Path], by: str = "algorithm") -> list[Group]:
     """The runs in groups of the same value of the setting `by` (network.hidden is one, too).
 
-    Returns are those of evaluations, or of the training if one of the runs has fewer than two
-    evaluations. UsageError for runs of different tasks, and for runs without returns.
+    Returns at the end are those of the last evaluations, or of the training if one of the runs was
+    never evaluated. Curves are of the same kind; where a run has one evaluation only they are of
+    the training, if that has more. UsageError for runs of different tasks, and for runs without
+    returns.
     """
     paths = [Path(folder) for folder in folders]
     settings = [read_config(path / "config.yaml") for path in paths]
@@ -67,19 +86,41 @@ def compare_runs(folders: Sequence[str | Path], by: str = "algorithm") -> list[G
             f"returns of different tasks cannot be compared: {', '.join(sorted(tasks))}; draw the "
             f"runs of each task in a picture of its own"
         )
+    # evaluations and returns of the training of each run, and which of them are compared
     logs = [read_metrics(path) for path in paths]
-    has_evaluations = all(len(_finite(log.get(EVALUATION))) > 1 for log in logs)
-    tag = EVALUATION if has_evaluations else TRAINING
+    points = {tag: [_finite(log.get(tag)) for log in logs] for tag in (EVALUATION, TRAINING)}
+    fewest = {tag: min(map(len, curves)) for tag, curves in points.items()}
+    last_tag = EVALUATION if fewest[EVALUATION] else TRAINING
+    if not fewest[last_tag]:
+        raise UsageError(_lack_of_returns(paths, points[EVALUATION], points[TRAINING]))
+    curve_tag = last_tag
+    if fewest[last_tag] < 2 <= fewest[TRAINING]:
+        curve_tag = TRAINING
+    # the groups
     groups: dict[str, list[RunCurve]] = {}
-    for path, values, log in zip(paths, settings, logs):
-        points = _finite(log.get(tag))
-        if len(points) < 2:
-            raise UsageError(f"{path} has fewer than two returns: it cannot be drawn")
+    for path, values, log, curve, ends in zip(
+        paths, settings, logs, points[curve_tag], points[last_tag]
+    ):
         seconds = dict(zip(*log.get("time", ([], []))))
-        timed = [(seconds[step], value) for step, value in points if step in seconds]
-        label = _label(values, by)
-        groups.setdefault(label, []).append(RunCurve(path, values, points, timed))
-    return [Group(label, groups[label]) for label in sorted(groups)]
+        timed = [(seconds[step], value) for step, value in curve if step in seconds]
+        run = RunCurve(path, values, curve, timed, ends[-1])
+        groups.setdefault(_label(values, by), []).append(run)
+    kinds = (curve_tag == EVALUATION, last_tag == EVALUATION)
+    return [Group(label, groups[label], *kinds) for label in sorted(groups, key=_in_order)]
+
+
+def _lack_of_returns(
+    paths: Sequence[Path], evaluations: Sequence[Curve], training: Sequence[Curve]
+) -> str:
+    """Which runs have no returns that could be compared."""
+    not_evaluated = [path for path, curve in zip(paths, evaluations) if not curve]
+    not_ended = [path for path, curve in zip(paths, training) if not curve]
+    if without := [path for path in not_evaluated if path in not_ended]:
+        return f"{without[0]} has no return: it was not evaluated, and logged none of its training"
+    return (
+        f"{not_evaluated[0]} was not evaluated and {not_ended[0]} logged no return of its "
+        f"training: they cannot be compared"
+    )
 
 
 def _finite(points: tuple[list[float], list[float]] | None) -> Curve:
@@ -97,49 +138,141 @@ def _label(settings: dict[str, Json], by: str) -> str:
     return str(value) if by == "algorithm" else f"{by} {value}"
 
 
+def _in_order(label: str) -> list[tuple[float, str]]:
+    """Sorts labels by their numbers: gamma 9 before gamma 10, learning_rate 1e-05 before 0.001."""
+    words = re.split(r"([0-9][0-9.]*(?:e[+-]?[0-9]+)?)", label)
+    return [
+        (float(word), "") if index % 2 and word.count(".") < 2 else (-1.0, word)
+        for index, word in enumerate(words)
+    ]
+
+
 def comparison_table(groups: Sequence[Group]) -> str:
-    """A line for each group: its label, seeds, and the return at the end."""
+    """A line for each group: its label, seeds, and the return at the end; and what it is of."""
     rows = []
     for group in groups:
-        last = group.last_return()
-        ends = [run.by_steps[-1][0] for run in group.runs]
+        ends = [run.last[0] for run in group.runs]
         # runs that are not finished count with what they have
         steps = f"{min(ends):,.0f} to " if min(ends) < 0.99 * max(ends) else ""
+        row = f"{group.label}: {counted(len(group.runs), 'seed')}, {steps}{max(ends):,.0f} steps, "
+        returns = group.last_returns()
+        if len(returns) == 1:  # it has no interval
+            rows.append(f"{row}return {returns[0]:.2f}")
+            continue
+        last = group.last_return()
         rows.append(
-            f"{group.label}: {counted(len(group.runs), 'seed')}, {steps}{max(ends):,.0f} steps, "
+            f"{row}mean {statistics.fmean(returns):.2f}, "
             f"IQM {last.value:.2f} [{last.low:.2f}, {last.high:.2f}]"
         )
+    kind = "the last evaluation" if groups[0].last_is_evaluation else "training, at the end"
+    rows.append(f"returns of {kind}; IQM: interquartile mean over seeds [95 % interval]")
     return "\n".join(rows)
 
 
 def plot_comparison(groups: Sequence[Group], path: Path) -> Path:
-    """Draw the groups over env steps and over wall clock."""
+    """Draw the groups over env steps and over wall clock: the mean where all seeds of a group have
+    returns, each seed faintly, and the mean at the end where the curve does not show it.
+    """
     import matplotlib as mpl
 
     env = str(groups[0].runs[0].settings.get("env"))
     with mpl.rc_context(STYLE):
-        figure = new_figure(4.6, env)
-        by_steps, by_time = figure.subplots(1, 2, sharey=True)
-        for group, color in zip(groups, itertools.cycle(COLORS)):
-            label = f"{group.label} ({len(group.runs)})"
-            for axes, curves in (
-                (by_steps, [run.by_steps for run in group.runs]),
-                (by_time, [_in_minutes(run.by_seconds) for run in group.runs]),
-            ):
-                # runs whose ranges do not overlap have no mean
-                if min(map(len, curves)) < 2 or max(c[0][0] for c in curves) >= min(
-                    c[-1][0] for c in curves
-                ):
-                    continue
-                x, values = interpolate(curves)
-                middle, low, high = band(values)
-                axes.plot(x, middle, color=color, linewidth=1.8, label=label)
-                axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
+        # the legend has a row of its own, above both axes
+        columns = _columns(groups)
+        legend_height = 0.22 * math.ceil(len(groups) / columns)
+        figure = new_figure(4.4 + legend_height, env)
+        grid = figure.add_gridspec(2, 2, height_ratios=[legend_height, 4.0])
+        legend = figure.add_subplot(grid[0, :])
+        legend.axis("off")
+        by_steps = figure.add_subplot(grid[1, 0])
+        by_time = figure.add_subplot(grid[1, 1], sharey=by_steps)
+        by_time.tick_params(labelleft=False)
+        has_bands = has_ends = False
+        for group, (dashes, color) in zip(groups, itertools.product(("-", "--", ":"), COLORS)):
+            label = f"{_shortened(group.label)} ({len(group.runs)})"
+            of_steps = [run.by_steps for run in group.runs]
+            of_time = [_in_minutes(run.by_seconds) for run in group.runs]
+            has_band = _draw_group(by_steps, of_steps, color, dashes, label)
+            _draw_group(by_time, of_time, color, dashes, "_nolegend_")
+            if not has_band or group.curves_are_evaluations != group.last_is_evaluation:
+                _draw_end(by_steps, group, color, "_nolegend_" if has_band else label)
+                has_ends = True
+            has_bands |= has_band
         by_steps.set_ylabel("episode return")
-        finish_axes(by_steps, "env steps")
-        finish_axes(by_time, "minutes of training")
-        by_steps.legend(frameon=True, framealpha=0.85, edgecolor="none", loc="best")
+        finish_axes(by_steps, "env steps", ticks=6)
+        finish_axes(by_time, "minutes of training", ticks=6)
+        for axes in (by_steps, by_time):
+            axes.set_xlim(0, 1.03 * max(axes.dataLim.x1, 1e-9))
+        handles = by_steps.get_legend_handles_labels()
+        legend.legend(*handles, loc="center", borderaxespad=0, frameon=False, ncols=columns)
+        figure.supxlabel(_caption(groups, has_bands, has_ends), fontsize=8, alpha=0.7)
         return save_figure(figure, path)
+
+
+def _draw_group(axes: "Axes", curves: list[Curve], color: str, dashes: str, label: str) -> bool:
+    """Each curve faintly, a dot if it is a point; returns whether there is a range that all of them
+    have, over which the mean is drawn.
+    """
+    for curve in curves:
+        if len(curves) > 1 or len(curve) < 2:
+            marker = "o" if len(curve) < 2 else None
+            axes.plot(*zip(*curve), color=color, linewidth=0.7, alpha=0.4, marker=marker)
+    if min(map(len, curves)) < 2 or max(curve[0][0] for curve in curves) >= min(
+        curve[-1][0] for curve in curves
+    ):
+        return False
+    x, values = interpolate(curves)
+    middle, low, high = band(values)
+    axes.plot(x, middle, color=color, linestyle=dashes, linewidth=1.8, label=label)
+    axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
+    return True
+
+
+def _draw_end(axes: "Axes", group: Group, color: str, label: str) -> None:
+    """The interquartile mean at the end, and its interval."""
+    last = group.last_return()
+    axes.errorbar(
+        [max(run.last[0] for run in group.runs)],
+        [last.value],
+        yerr=[[last.value - last.low], [last.high - last.value]],
+        color=color,
+        marker="D",
+        markersize=6,
+        capsize=4,
+        label=label,
+    )
+
+
+def _shortened(label: str) -> str:
+    """At most MAX_LABEL letters: a longer one is wider than the picture."""
+    return label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…"
+
+
+def _columns(groups: Sequence[Group]) -> int:
+    """Columns of the legend: as many as fit side by side."""
+    longest = max(len(_shortened(group.label)) for group in groups)
+    return max(1, min(len(groups), 120 // (longest + 10)))
+
+
+def _caption(groups: Sequence[Group], has_bands: bool, has_ends: bool) -> str:
+    """What lines, bands and diamonds are."""
+    first = groups[0]
+    curves = "evaluations" if first.curves_are_evaluations else "the training"
+    last = "evaluation" if first.last_is_evaluation else "returns of the training"
+    statistic = "interquartile mean over seeds and its 95 % interval"
+    parts = []
+    if has_bands:
+        parts.append(
+            f"line and band: {statistic}, of {curves}, interpolated at {POINTS} common places; "
+            f"faint: single seeds"
+        )
+    if has_ends:
+        what = "the same" if has_bands else statistic
+        parts.append(
+            f"diamond: {what}, of the last {last}, where curves of seeds do not overlap or are of "
+            f"the training"
+        )
+    return "\n".join(parts)
 
 
 def _in_minutes(curve: Curve) -> Curve:

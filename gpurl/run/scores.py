@@ -15,6 +15,7 @@ from gpurl.errors import UsageError, install_extra
 Array = NDArray[np.float64]
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
+POINTS = 41  # at which curves are averaged
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def stratified_iqm(returns: Mapping[str, Sequence[float]]) -> Estimate:
 
 
 def interpolate(
-    curves: Sequence[Sequence[tuple[float, float]]], points: int = 41
+    curves: Sequence[Sequence[tuple[float, float]]], points: int = POINTS
 ) -> tuple[Array, Array]:
     """(x [P], values [S, P]): S curves of (x, value) at the same x, linearly between their points,
     over the range that all of them have.

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from gpurl.cli.main import main
 from gpurl.errors import UsageError
 from gpurl.run import comparison
-from gpurl.run.comparison import compare_runs, comparison_table, plot_comparison
+from gpurl.run.comparison import Group, compare_runs, comparison_table, plot_comparison
 from gpurl.run.config_file import as_yaml
 from gpurl.run.plot import finish_axes
 from gpurl.run.scores import band, iqm
@@ -48,33 +48,122 @@ def test_runs_are_grouped_and_averaged_over_seeds(
     assert groups[0].last_return() == iqm(ends)
     assert groups[0].last_return().value == 3.0
     assert groups[1].last_return() == iqm([7.0])
-    first, second = comparison_table(groups).splitlines()
-    assert first.startswith("ppo: 5 seeds, 300 steps, IQM 3.00 [")
-    assert second == "sac: 1 seed, 300 steps, IQM 7.00 [7.00, 7.00]"
+    first, second, explanation = comparison_table(groups).splitlines()
+    assert first.startswith("ppo: 5 seeds, 300 steps, mean 12.00, IQM 3.00 [")
+    assert second == "sac: 1 seed, 300 steps, return 7.00"  # one seed has no interval
+    assert explanation.startswith("returns of the last evaluation; IQM: ")
 
     unfinished = compare_runs([*ppo, make_run(tmp_path / "u", [0.0, 1.0])])
     assert comparison_table(unfinished).startswith("ppo: 6 seeds, 200 to 300 steps")
 
-    # what is drawn
-    figures: list[Figure] = []
-    original = comparison.new_figure
-    monkeypatch.setattr(
-        comparison, "new_figure", lambda *args: figures.append(original(*args)) or figures[-1]
-    )
-    path = plot_comparison(groups, tmp_path / "picture.png")
-    assert path.stat().st_size > 10_000
-    by_steps, by_time = figures[0].axes
-    line, other = by_steps.get_lines()
+    # what is drawn: faint lines of seeds, one line for each group
+    figure = drawn(groups, tmp_path, monkeypatch)
+    legend, by_steps, by_time = figure.axes
+    line, other = [each for each in by_steps.get_lines() if each.get_linewidth() > 1]
+    assert len(by_steps.get_lines()) == 5 + 2
     x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
     assert (x[0], x[-1]) == (100.0, 300.0)
     middle, _, _ = band(np.asarray([[0.0, end / 2, end] for end in ends]))
     assert np.interp([100, 200, 300], x, y) == pytest.approx(middle)
     assert np.asarray(other.get_ydata())[-1] == 7.0
     # of wall clock: minutes
-    slow = np.asarray(by_time.get_lines()[1].get_xdata())
+    slow = np.asarray(by_time.get_lines()[-1].get_xdata())
     assert (slow[0], slow[-1]) == (2.0, 6.0)
-    texts = [text.get_text() for text in by_steps.get_legend().get_texts()]
+    texts = [text.get_text() for text in legend.get_legend().get_texts()]
     assert texts == ["ppo (5)", "sac (1)"]
+    assert "interpolated at 41" in figure.get_supxlabel()
+    assert "diamond" not in figure.get_supxlabel()
+
+
+def drawn(groups: list[Group], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Figure:
+    """The figure of the groups, saved in `folder`."""
+    figures: list[Figure] = []
+    original = comparison.new_figure
+    monkeypatch.setattr(
+        comparison, "new_figure", lambda *args: figures.append(original(*args)) or figures[-1]
+    )
+    path = plot_comparison(groups, folder / "picture.png")
+    assert path.stat().st_size > 10_000
+    return figures[0]
+
+
+def test_runs_of_one_evaluation_have_a_mean_and_an_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [-9.0, -2.0, -1.0, 0.0, 50.0]
+    (group,) = compare_runs([make_run(tmp_path / f"p{i}", [end]) for i, end in enumerate(ends)])
+    assert group.last_return() == iqm(ends)
+    table = comparison_table([group])
+    assert table.startswith("ppo: 5 seeds, 100 steps, mean 7.60, IQM -1.00 [")
+    # a dot for each run, and the mean with its interval
+    figure = drawn([group], tmp_path, monkeypatch)
+    legend, by_steps, by_time = figure.axes
+    assert [len(axes.get_lines()) for axes in (by_steps, by_time)] == [5 + 1 + 2, 5]
+    (bars,) = by_steps.containers
+    middle = np.asarray(bars.lines[0].get_xydata())
+    assert middle.tolist() == [[100.0, -1.0]]
+    ((low, high),) = bars.lines[2][0].get_segments()
+    assert (low[1], high[1]) == (iqm(ends).low, iqm(ends).high)
+    assert by_steps.get_xlim()[0] == 0
+    assert [text.get_text() for text in legend.get_legend().get_texts()] == ["ppo (5)"]
+    assert figure.get_supxlabel().startswith("diamond: interquartile mean over seeds")
+
+
+def test_runs_evaluated_at_different_steps_are_interpolated_where_all_have_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make_run(tmp_path / "a", [1.0, 2.0, 3.0])
+    second = make_run(tmp_path / "b", [10.0] * 4)
+    log = second / "metrics.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    log.write_text("".join(json.dumps(line | {"step": line["step"] + 50}) + "\n" for line in lines))
+    (group,) = compare_runs([first, second])
+    assert comparison_table([group]).startswith("ppo: 2 seeds, 300 to 450 steps, mean 6.50, ")
+    by_steps = drawn([group], tmp_path, monkeypatch).axes[1]
+    line = by_steps.get_lines()[-1]
+    x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+    assert (x[0], x[-1]) == (150.0, 300.0)
+    assert np.interp([150, 250, 300], x, y) == pytest.approx([(v + 10) / 2 for v in (1.5, 2.5, 3)])
+
+
+def test_one_evaluation_ends_the_curves_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [make_run(tmp_path / f"r{i}", [i, i], "rollout/ep_rew_mean") for i in range(2)]
+    for number, folder in enumerate(folders):
+        with (folder / "metrics.jsonl").open("a") as file:
+            line = {"step": 250, "time": 99.0, "eval/mean_reward": 7.0 + number}
+            file.write(f"{json.dumps(line)}\n")
+    (group,) = compare_runs(folders)
+    assert [run.by_steps for run in group.runs] == [[(100.0, i), (200.0, i)] for i in range(2)]
+    assert group.last_returns() == [7.0, 8.0]
+    figure = drawn([group], tmp_path, monkeypatch)
+    by_steps = figure.axes[1]
+    assert np.asarray(by_steps.containers[0].lines[0].get_xydata()).tolist() == [[250.0, 7.5]]
+    assert "of the training" in figure.get_supxlabel()
+    assert "last evaluation" in figure.get_supxlabel()
+
+
+def test_groups_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    rates = (0.001, 1e-05, 0.0003, 10, 9)
+    runs = [make_run(tmp_path / f"r{i}", [1.0], rate=rate) for i, rate in enumerate(rates)]
+    labels = [group.label for group in compare_runs(runs, by="rate")]
+    assert labels == [f"rate {rate}" for rate in sorted(rates)]
+
+
+def test_long_labels_and_many_groups_stay_inside_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [make_run(tmp_path / f"r{i}", [1.0, i], name=f"{i:02d}" + 200 * "x") for i in range(11)]
+    figure = drawn(compare_runs(runs, by="name"), tmp_path, monkeypatch)
+    legend, by_steps, _ = figure.axes
+    box = legend.get_legend().get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
+    assert box.y0 > by_steps.get_window_extent().y1
+    assert box.y1 < figure._suptitle.get_window_extent().y0
+    # more groups than colours differ by their dashes
+    kinds = {(line.get_color(), line.get_linestyle()) for line in by_steps.get_lines()}
+    assert len(kinds) == 11
 
 
 def test_a_setting_groups(tmp_path: Path) -> None:
@@ -97,6 +186,7 @@ def test_without_evaluations_the_training_is_drawn(tmp_path: Path) -> None:
             file.write(json.dumps({"step": step, "time": 1.0, "rollout/ep_rew_mean": value}) + "\n")
     trained = make_run(tmp_path / "b", [5.0, 6.0], "rollout/ep_rew_mean")
     (group,) = compare_runs([evaluated, trained])
+    assert "returns of training" in comparison_table([group])
     assert [run.by_steps[-1] for run in group.runs] == [(250.0, 4.0), (200.0, 6.0)]
     (group,) = compare_runs([evaluated])
     assert group.runs[0].by_steps == [(100.0, 1.0), (200.0, 2.0)]
@@ -110,9 +200,12 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path) -> None:
         compare_runs([run, other])
     with pytest.raises(UsageError, match=r"pendulum, pendulum \{'gravity': 3.0\}"):
         compare_runs([run, harder])
-    empty = make_run(tmp_path / "d", [1.0, math.nan])
-    with pytest.raises(UsageError, match="fewer than two returns"):
+    empty = make_run(tmp_path / "d", [math.nan])
+    with pytest.raises(UsageError, match="d has no return: it was not evaluated"):
         compare_runs([run, empty])
+    trained = make_run(tmp_path / "e", [1.0], "rollout/ep_rew_mean")
+    with pytest.raises(UsageError, match=r"e was not evaluated and .*a logged no return"):
+        compare_runs([run, trained])
     with pytest.raises(UsageError, match="config"):
         compare_runs([run, tmp_path])
 
@@ -136,7 +229,7 @@ def test_the_command(
 
 def test_without_scipy_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
-    groups = compare_runs([make_run(tmp_path / "a", [1.0, 2.0])])
+    groups = compare_runs([make_run(tmp_path / name, [1.0, 2.0]) for name in "ab"])
     with pytest.raises(UsageError, match=r"pip install -e '.*\[plot\]'"):
         comparison_table(groups)
 

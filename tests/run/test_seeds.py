@@ -76,10 +76,16 @@ def test_the_command_prints_each_run_and_the_mean(
     assert main(["train", *WORDS, f"root={tmp_path}", "--seeds", "2"]) == 0
     out = capsys.readouterr().out
     assert len(re.findall(r"^run folder ", out, re.MULTILINE)) == 2
-    assert f"ppo: 2 seeds, {2 * ITERATION} steps, IQM -" in out
+    assert f"ppo: 2 seeds, {2 * ITERATION} steps, mean -" in out
     picture = Path(out.splitlines()[-1].removeprefix("picture "))
     assert picture.exists()
-    # too little for a mean
+    # one evaluation of each is enough
+    words = [*WORDS[:-2], f"total_steps={ITERATION}", f"root={tmp_path}", "--seeds", "2"]
+    assert main(["train", *words]) == 0
+    out = capsys.readouterr().out
+    assert f"ppo: 2 seeds, {ITERATION} steps, mean -" in out
+    assert Path(out.splitlines()[-1].removeprefix("picture ")).exists()
+    # without returns there is no mean
     words = [*WORDS[:-1], "eval_episodes=0", f"root={tmp_path}", "--quiet", "--seeds", "2"]
     assert main(["train", *words]) == 0
     assert capsys.readouterr().err.startswith("no mean over seeds: ")
