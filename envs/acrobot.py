@@ -46,6 +46,11 @@ class Acrobot(TorchEnv):
     max_episode_steps = 500
     reward_threshold = -100.0
     render_fps = 15.0  # three times real time, in which 5 steps a second would stutter
+    observation_names = (
+        *("cos(angle 1)", "sin(angle 1)", "cos(angle 2)", "sin(angle 2)"),
+        *("angular velocity 1", "angular velocity 2"),
+    )
+    action_names = ("torque -1", "torque 0", "torque 1")
     single_action_space = Discrete(3)
     _bound = np.array([1.0, 1.0, 1.0, 1.0, MAX_SPEED_1, MAX_SPEED_2], dtype=np.float32)
     single_observation_space = Box(-_bound, _bound, dtype=np.float32)

@@ -87,6 +87,8 @@ class CartPole(TorchEnv):
     max_episode_steps = 500
     reward_threshold = 475.0
     render_fps = 1 / TIME_STEP
+    observation_names = ("position", "velocity", "angle", "angular velocity")
+    action_names = ("left", "right")
     single_action_space = Discrete(2)
 
     def __init__(
@@ -99,7 +101,9 @@ class CartPole(TorchEnv):
     ) -> None:
         self.velocities = velocities
         bound = np.array([2 * MAX_POSITION, np.inf, 2 * MAX_ANGLE, np.inf], dtype=np.float32)
-        bound = bound if velocities else bound[::2]
+        if not velocities:
+            bound = bound[::2]
+            self.observation_names = self.observation_names[::2]
         self.single_observation_space = Box(-bound, bound, dtype=np.float32)
         super().__init__(num_envs, device, seed, max_episode_steps)
         self._limit = torch.tensor([MAX_POSITION, MAX_ANGLE], device=self.device)

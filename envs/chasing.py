@@ -133,6 +133,13 @@ class Chasing(TorchEnv):
         self.single_action_space = (
             Discrete(3**dim) if discrete else Box(-1.0, 1.0, (dim,), np.float32)
         )
+        axes = "xyz"[:dim] if dim <= 3 else [str(axis) for axis in range(dim)]
+        self.observation_names = [
+            f"{what} {axis}"
+            for what in ("target", "target velocity", "chaser", "chaser velocity")
+            for axis in axes
+        ]
+        self.action_names = None if discrete else [f"force {axis}" for axis in axes]
         super().__init__(num_envs, device, seed, max_episode_steps)
         self._powers = 3 ** torch.arange(dim, device=self.device)
 

@@ -7,7 +7,7 @@ begins new episodes.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from gpurl.envs import registry
 from gpurl.envs._autoreset import check_autoreset_mode, check_partial_reset, find_ends
 from gpurl.envs.canvas import scale
 from gpurl.envs.numpy.infos import log_of_infos
-from gpurl.envs.numpy.spaces import make_decoder, make_encoder, stack_rows
+from gpurl.envs.numpy.spaces import column_names, make_decoder, make_encoder, stack_rows
 from gpurl.envs.numpy.vector import (
     VECTORIZATIONS,
     MakeEnv,
@@ -37,6 +37,13 @@ from gpurl.errors import EnvError, UsageError, first_line
 from gpurl.kernels.memory_errors import is_out_of_memory
 
 OF_WORKERS = ("restart_workers", "worker_timeout")
+SAME_TASKS = {  # of Gymnasium, and ours with the same observations and actions
+    "CartPole-v1": "cart_pole",
+    "Pendulum-v1": "pendulum",
+    "Acrobot-v1": "acrobot",
+    "MountainCar-v0": "mountain_car",
+    "MountainCarContinuous-v0": "mountain_car_continuous",
+}
 RESTART_SEED = 1_000_003  # added to the seed at each restart of the workers
 
 
@@ -229,6 +236,20 @@ class GymnasiumCpu(VecEnv):
             return after
         self._restarted_obs = after
         return _merge(mask, after[mask], obs)
+
+    def known_names(self) -> tuple[Sequence[str] | None, Sequence[str] | None]:
+        """Those that a single environment declares, those of our task of the same kind, or the keys
+        of a Dict.
+        """
+        first = (getattr(self._env, "envs", None) or [None])[0]
+        owners = [getattr(first, "unwrapped", None)]
+        if self.task in SAME_TASKS:
+            owners.append(registry.resolve_env(SAME_TASKS[self.task])[0])
+        found = [
+            next(filter(None, (getattr(owner, key, None) for owner in owners)), None)
+            for key in ("observation_names", "action_names")
+        ]
+        return found[0] or column_names(self._env.single_observation_space), found[1]
 
     def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
         if self._restarted_obs is not None:

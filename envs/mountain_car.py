@@ -32,6 +32,8 @@ class MountainCar(TorchEnv):
 
     max_episode_steps = 200
     reward_threshold = -110.0
+    observation_names = ("position", "velocity")
+    action_names = ("left", "roll", "right")
     single_action_space = Discrete(3)
     single_observation_space = Box(BOUNDS[0], BOUNDS[1], dtype=np.float32)
 

@@ -25,6 +25,8 @@ class MountainCarContinuous(TorchEnv):
 
     max_episode_steps = 999
     reward_threshold = 90.0
+    observation_names = ("position", "velocity")
+    action_names = ("force",)
     single_action_space = Box(-1.0, 1.0, (1,), np.float32)
     single_observation_space = Box(BOUNDS[0], BOUNDS[1], dtype=np.float32)
 

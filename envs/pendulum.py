@@ -64,6 +64,8 @@ class Pendulum(TorchEnv):
 
     max_episode_steps = 200
     render_fps = 1 / TIME_STEP
+    observation_names = ("cos(angle)", "sin(angle)", "angular velocity")
+    action_names = ("torque",)
     single_action_space = Box(-MAX_TORQUE, MAX_TORQUE, (1,), np.float32)
     _bound = np.array([1.0, 1.0, MAX_SPEED], dtype=np.float32)
     single_observation_space = Box(-_bound, _bound, dtype=np.float32)

@@ -31,6 +31,7 @@ class TwoStepGame(TorchEnv):
     """
 
     num_agents = 2
+    observation_names = ("first step", "2A", "2B", "is agent 1", "is agent 2")
     single_observation_space = Box(0.0, 1.0, (2, 5), np.float32)
     single_action_space = MultiDiscrete([2, 2])
 

@@ -6,7 +6,7 @@ already the first observation of the next one and `info["final_obs"]` holds the 
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -76,6 +76,10 @@ class VecEnv(gymnasium.vector.VectorEnv):
     resets_late: bool = False
     # only one can exist in a process: evaluation then runs once, after training, in the same one
     single_instance: bool = False
+    # for pictures, of one agent: a name for each number of an observation [D] and of an action [A],
+    # or for each choice of a Discrete action
+    observation_names: Sequence[str] | None = None
+    action_names: Sequence[str] | None = None
     render_fps: float | None = None  # steps that a video shows in a second; None: it is not known
     max_episode_steps: int | None = None
     reward_threshold: float | None = None  # return that solves the task, where one is published
@@ -129,6 +133,12 @@ class VecEnv(gymnasium.vector.VectorEnv):
         it lacks nothing.
         """
         return ""
+
+    def known_names(self) -> tuple[Sequence[str] | None, Sequence[str] | None]:
+        """(observation_names, action_names) that the simulator knows, for tasks that declare none;
+        None where it knows none.
+        """
+        return None, None
 
     @classmethod
     def picture_options(cls, options: Options) -> Options:

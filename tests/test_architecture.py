@@ -109,6 +109,7 @@ def test_imports_point_one_way(path: Path) -> None:
         elif imported.startswith("envs"):
             assert imported in {
                 "envs.canvas",
+                "envs.names",
                 "envs.vec_env",
                 "envs.torch_env",
                 "envs.registry",

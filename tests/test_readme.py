@@ -57,6 +57,7 @@ TRAININGS: dict[str, tuple[list[str], float]] = {
     "my_env.py": (["ppo", "my_env", "num_envs=256", "total_steps=300_000"], 60.0),
     "my_random_env.py": (["ppo", "my_random_env", *SMALL], -1e9),
     "my_drawn_env.py": (["ppo", "my_drawn_env", *SMALL, "--video-every", "32"], -1e9),
+    "my_named_env.py": (["ppo", "my_named_env", *SMALL], -1e9),
     "my_graded_env.py": (["ppo", "my_graded_env", *SMALL], -1e9),
     "my_asymmetric_env.py": (["ppo", "my_asymmetric_env", *SMALL], -1e9),
     "my_gym.py": (["ppo", "my_gym", "--env.gravity", "3.7", *SMALL], -1e9),

@@ -20,6 +20,7 @@ import importlib.util
 import inspect
 import logging
 from abc import abstractmethod
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, ClassVar, get_origin
 
@@ -32,6 +33,7 @@ from torch import Tensor
 from gpurl.envs._counting_env import CountingEnv, check_functions, select
 from gpurl.envs.mujoco._c_worlds import CSimulator, obstacle
 from gpurl.envs.mujoco._model import load_model, load_mujoco
+from gpurl.envs.mujoco._names import action_names, observation_names
 from gpurl.envs.mujoco._pictures import Camera, Pictures, copy_state
 from gpurl.envs.mujoco._warp_worlds import WarpSimulator
 from gpurl.envs.mujoco._worlds import Fields, FieldsBefore, RecordedFields, Simulator
@@ -301,6 +303,12 @@ class MujocoEnv(CountingEnv):
             self._viewed = mujoco.MjData(self.model)
         copy_state(mujoco, self.model, self._viewed, self.data, index)
         return self._viewed
+
+    def known_names(self) -> tuple[Sequence[str] | None, Sequence[str] | None]:
+        observation = None
+        if self.observation_names is None:
+            observation = observation_names(self.model, self.data, self.observe)
+        return observation, action_names(self.model)
 
     def close_extras(self, **kwargs: object) -> None:
         self._close_pictures()

@@ -22,6 +22,10 @@ class Reacher(MujocoEnv):
     frame_skip = 2
     max_episode_steps = 50
     reward_threshold = -3.75
+    observation_names = (
+        *("cos(joint0)", "cos(joint1)", "sin(joint0)", "sin(joint1)", "target_x", "target_y"),
+        *("joint0 velocity", "joint1 velocity", "tip - target x", "tip - target y"),
+    )
     # options, as in Gymnasium
     reward_dist_weight: float = 1.0  # cost of the way to the goal
     reward_control_weight: float = 1.0  # cost of the squared action

@@ -4,6 +4,7 @@ policy to those of the environment.
 The arrays are numpy's; `_torch_spaces.py` encodes tensors with the same functions.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -139,6 +140,31 @@ def _concatenating_encoder(encoders: list[tuple[str | int, Encoder]], arrays: Ar
         Box(low, high, low.shape, np.float32),
         lambda batch: arrays.join([encoder.encode(batch[key]) for key, encoder in encoders]),
     )
+
+
+def column_names(space: gymnasium.Space, name: str = "") -> list[str]:
+    """A name for each column of the array that `make_encoder` makes of `space`: keys of a Dict,
+    places in a Tuple or Box, choices of a Discrete.
+    """
+    if isinstance(space, (Dict, Tuple)):
+        items = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+        columns = [column_names(inner, f"{name} {key}".strip()) for key, inner in items]
+        return list(itertools.chain(*columns))
+    if isinstance(space, Discrete):
+        first = int(space.start)
+        return [f"{name} = {choice}".strip() for choice in range(first, first + int(space.n))]
+    if isinstance(space, MultiDiscrete):
+        sizes, starts = space.nvec.flatten(), space.start.flatten()
+        return [
+            f"{name} {place} = {start + choice}".strip()
+            for place, (size, start) in enumerate(zip(sizes, starts))
+            for choice in range(size)
+        ]
+    shape = space.shape or ()
+    if int(np.prod(shape)) == 1 and name:
+        return [name]
+    places = [", ".join(map(str, place)) for place in np.ndindex(shape)]
+    return [f"{name}[{place}]" if name else place for place in places]
 
 
 def stack_rows(space: gymnasium.Space, rows: list[Any]) -> Batch:

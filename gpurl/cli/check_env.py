@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
+from gpurl.envs.names import name_problems
 from gpurl.envs.registry import construction_problem, env_options, make_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import (
@@ -213,6 +214,7 @@ def _check_attributes(env: VecEnv, steps: int, seed: int) -> Iterator[str]:
         yield problem
         return
     yield from attribute_problems(env)
+    yield from name_problems(env)
     spec = TensorSpec((env.num_envs,), torch.int64)
     if problem := tensor_problem(env.episode_length_buf, spec, env.device):
         yield f"{name}.episode_length_buf: {problem}"
