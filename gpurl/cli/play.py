@@ -3,44 +3,26 @@ time), or a video of several.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from gpurl.algorithms.base import episode_ends
 from gpurl.api import film
+from gpurl.cli.episode_plot import Episode, plot_episode, signals_of
 from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
 from gpurl.policy import load
 from gpurl.run.display import counted
-from gpurl.run.plot import (
-    BLUE,
-    GREEN,
-    INK,
-    ORANGE,
-    PURPLE,
-    STYLE,
-    finish_axes,
-    new_figure,
-    save_figure,
-)
 from gpurl.run.run_folder import run_of
 from gpurl.run.setup import choose_device
 from gpurl.video.files import check_video_path, max_fps, write_video
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 MAX_STEPS = 20_000  # of an episode, on average: an environment may have no time limit
-MAX_LINES = 12  # more lines in one panel cannot be told apart
-MORE_COLORS = "#c0392b #12a5b5 #8c564b #d65db1 #8a8f00 #7f7f7f #1b2a6b #f09a90"
-COLORS = (BLUE, ORANGE, GREEN, PURPLE, *MORE_COLORS.split())
 
 
 def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: int = 0) -> Path:
     """Play `episodes` greedy episodes one after the other and print each; returns the picture of
-    the first, in the run's folder. Rewards of several agents are drawn as their mean.
+    the first, in the run's folder. EnvError for names of the task that do not fit its spaces.
     """
     if episodes < 1:
         raise UsageError(f"episodes must be at least 1, got {episodes}")
@@ -49,19 +31,23 @@ def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: in
     policy = load(path, str(chosen))
     settings = policy.settings
     env = make_env(settings["env"], 1, chosen, seed, **settings["env_options"])
+    signals = signals_of(env)
+    agents = env.num_agents
     obs, _ = env.reset(seed=seed)
 
-    # play, and keep of each step of the first episode: observation [D], action [A],
-    # reward []
-    frames: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    # play, and keep of each step of the first episode: observation [G, D] before and, in the end,
+    # after it, action [G, A], reward [G]
+    observed = [obs[0].reshape(agents, -1).cpu()]
+    acted, rewarded = list[torch.Tensor](), list[torch.Tensor]()
+    end = ""
     num_played = 0
     for _ in range(MAX_STEPS * episodes):
         action = policy.act(obs)
         timestep = env.step(action)
         if num_played == 0:
-            observation = obs[0].flatten().cpu()
-            reward = timestep.reward[0].mean().cpu()
-            frames.append((observation, action[0].flatten().float().cpu(), reward))
+            observed.append(timestep.info["final_obs"][0].reshape(agents, -1).cpu())
+            acted.append(action[0].reshape(agents, -1).float().cpu())
+            rewarded.append(timestep.reward[0].reshape(agents).cpu())
         obs = timestep.obs
         # the hidden state also restarts where a late reset, which ends no episode, happened
         if bool(episode_ends(timestep)[0]):
@@ -70,18 +56,21 @@ def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: in
         if is_terminated or bool(timestep.truncated[0]):
             num_played += 1
             episode = timestep.info["episode"]
+            reason = "terminated" if is_terminated else "time limit"
+            end = end or reason
             length = counted(int(episode["l"][0]), "step")
-            print(
-                f"episode {num_played}: return {float(episode['r'][0]):.3f}, {length}, "
-                f"{'terminated' if is_terminated else 'time limit'}"
-            )
+            print(f"episode {num_played}: return {float(episode['r'][0]):.3f}, {length}, {reason}")
             if num_played == episodes:
                 break
     env.close()
 
     picture = run_of(Path(path)) / "episode.png"
-    columns = [torch.stack(column).numpy() for column in zip(*frames)]
-    return plot_episode(picture, f"{settings['algorithm']} on {settings['env']}", *columns)
+    obs_steps, actions, rewards = (
+        torch.stack(column).numpy() for column in (observed, acted, rewarded)
+    )
+    first = Episode(obs_steps, actions, rewards, end)
+    title = f"{settings['algorithm']} on {settings['env']}"
+    return plot_episode(picture, title, first, signals)
 
 
 def film_run(
@@ -108,60 +97,3 @@ def film_run(
             f"{counted(episode.length, 'step')}, {episode.end}"
         )
     return video
-
-
-def plot_episode(
-    path: Path, title: str, obs: np.ndarray, action: np.ndarray, reward: np.ndarray
-) -> Path:
-    """Draw the picture `path` of one episode; obs: [T, D], action: [T, A], reward: [T]. Of D and A
-    at most the first 12 are drawn.
-    """
-    import matplotlib as mpl
-    from matplotlib.ticker import MaxNLocator
-
-    # choices are whole numbers from 0
-    is_discrete = bool((np.mod(action, 1) == 0).all() and (action >= 0).all())
-    with mpl.rc_context(STYLE):
-        length = counted(len(reward), "step")
-        figure = new_figure(8.0, f"{title} · {length} · return {reward.sum():.6g}")
-        panels = figure.subplots(4, 1, sharex=True, height_ratios=[2.4, 1.6, 1, 1])
-        _draw_lines(panels[0], obs, "observation")
-        _draw_lines(panels[1], action, "action", is_discrete=is_discrete)
-        _draw_lines(panels[2], reward[:, None], "reward", GREEN)
-        _draw_lines(panels[3], reward.cumsum()[:, None], "return so far", INK)
-        for axes in panels:
-            finish_axes(axes, "step" if axes is panels[-1] else "")
-        panels[0].set_xlim(0, max(len(reward) - 1, 1))
-        panels[0].xaxis.set_major_locator(MaxNLocator(integer=True))  # the panels share the axis
-        figure.align_ylabels(panels)
-        return save_figure(figure, path)
-
-
-def _draw_lines(
-    axes: "Axes", values: np.ndarray, name: str, color: str = BLUE, is_discrete: bool = False
-) -> None:
-    """Draw the columns of values [T, D] over time; a legend for several, steps for discrete."""
-    from matplotlib.ticker import MaxNLocator
-
-    num_steps, width = values.shape
-    for column in range(min(width, MAX_LINES)):
-        axes.plot(
-            values[:, column],
-            color=color if width == 1 else COLORS[column],
-            linewidth=1.3,
-            drawstyle="steps-post" if is_discrete else "default",
-            marker="o" if num_steps < 3 else None,
-            markersize=4,
-            label=str(column),
-        )
-    axes.set_ylabel(name if width <= MAX_LINES else f"{name}\n(first {MAX_LINES} of {width})")
-    if is_discrete:
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    if width > 1:
-        axes.legend(
-            loc="center left",
-            bbox_to_anchor=(1.0, 0.5),
-            frameon=False,
-            fontsize=8,
-            ncols=1 if width <= 7 else 2,
-        )

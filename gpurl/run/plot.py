@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import math
+import textwrap
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +47,7 @@ TRAINING_LABEL = "training: newest episode of every environment"
 REFERENCES = "references.json"
 MAX_REFERENCES_BYTES = 1 << 20
 MIN_TO_SMOOTH = 40  # points of training below which they are drawn as they are
+MAX_TITLE = 90  # letters in a line
 MAX_NUMBER = 1e100  # larger ones cannot be drawn
 # colour, and the label of each tag that may stand there; the first tag present is drawn
 SIDE_PANELS = (
@@ -113,14 +115,15 @@ def _read_references(folder: Path) -> dict[str, float]:
 
 
 def new_figure(height: float, title: str) -> "Figure":
-    """An empty figure, 10.5 by `height` inches."""
+    """An empty figure, 10.5 by `height` inches; a long title has several lines."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     # Figure itself, not pyplot: no global state, no window
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
     figure = Figure(figsize=(10.5, height), dpi=150, layout=layout)
-    figure.suptitle(title, fontsize=12, fontweight="bold")
+    lines = textwrap.wrap(title, MAX_TITLE, break_on_hyphens=False)
+    figure.suptitle("\n".join(lines), fontsize=12, fontweight="bold")
     return figure
 
 
@@ -285,8 +288,8 @@ def moving_mean(values: list[float]) -> list[float]:
 
 
 def _draw_error(axes: "Axes", series: Series, evaluation: Points) -> None:
-    """A band of one standard error around the evaluations: the uncertainty of the mean. That of one
-    standard deviation would contain returns that do not exist.
+    """A band of one standard error around the evaluations, a bar around a single one: the
+    uncertainty of the mean. One standard deviation would contain returns that do not exist.
     """
     deviation = dict(zip(*series.get("eval/std_reward", ([], []))))
     episodes = dict(zip(*series.get("eval/episodes", ([], []))))
@@ -295,16 +298,18 @@ def _draw_error(axes: "Axes", series: Series, evaluation: Points) -> None:
         for step, value in zip(*evaluation)
         if step in deviation and episodes.get(step, 0) >= 1
     ]
-    if points:
-        axes.fill_between(
-            [step for step, _, _ in points],
-            [value - error for _, value, error in points],
-            [value + error for _, value, error in points],
-            color=ORANGE,
-            alpha=0.25,
-            linewidth=0,
-            label="± standard error of the evaluation",
+    if not points:
+        return
+    steps, values, errors = map(list, zip(*points))
+    label = "± standard error of the evaluation"
+    if len(points) == 1:  # a band of one step has no width
+        axes.errorbar(
+            steps, values, errors, fmt="none", ecolor=ORANGE, alpha=0.5, capsize=3, label=label
         )
+        return
+    low = [value - error for value, error in zip(values, errors)]
+    high = [value + error for value, error in zip(values, errors)]
+    axes.fill_between(steps, low, high, color=ORANGE, alpha=0.25, linewidth=0, label=label)
 
 
 def _note_last(axes: "Axes", points: Points, color: str) -> None:

@@ -19,7 +19,7 @@ from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.cli import play
 from gpurl.cli.check_env import check_env
 from gpurl.cli.env_table import env_table
-from gpurl.cli.play import plot_episode
+from gpurl.cli.episode_plot import Episode, plot_episode
 from gpurl.engine.statistics import EpisodeStatistics
 from gpurl.envs.torch_env import State
 from gpurl.envs.vec_env import Timestep
@@ -49,11 +49,13 @@ def test_one_policy_of_all_agents_learns_the_two_step_game(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And evaluates, plays and draws it."""
-    drawn = list[np.ndarray]()
+    drawn = list[Episode]()
     monkeypatch.setattr(
         play,
         "plot_episode",
-        lambda path, title, *columns: drawn.extend(columns) or plot_episode(path, title, *columns),
+        lambda path, title, episode, signals: (
+            drawn.append(episode) or plot_episode(path, title, episode, signals)
+        ),
     )
     run = small_run(
         tmp_path / "run",
@@ -71,8 +73,11 @@ def test_one_policy_of_all_agents_learns_the_two_step_game(
         == 2.0
     )
     assert play.play_run(run.folder, episodes=1, device="cpu").stat().st_size > 0
-    assert [column.shape for column in drawn[:2]] == [(2, 10), (2, 2)]
-    assert drawn[2].tolist() == [0.0, 8.0]  # the mean of what the two are paid
+    (episode,) = drawn
+    shapes = [column.shape for column in (episode.obs, episode.action, episode.reward)]
+    assert shapes == [(3, 2, 5), (2, 2, 1), (2, 2)]
+    assert episode.reward.tolist() == [[0.0, 0.0], [8.0, 8.0]]
+    assert episode.end == "terminated"
 
 
 def test_the_list_of_environments_tells_of_agents() -> None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -465,12 +466,18 @@ def test_play_prints_episodes_and_draws_the_first(
     assert second.startswith("episode 2: return ")
     assert last == f"picture of the first episode: {run_folder / 'episode.png'}"
     assert (run_folder / "episode.png").stat().st_size > 10_000
-    _, title, obs, action, reward = drawn[0]
+    _, title, episode, signals = drawn[0]
     assert title == "ppo on pendulum"
-    assert (obs.shape, action.shape, reward.shape) == ((200, 3), (200, 1), (200,))
+    shapes = [column.shape for column in (episode.obs, episode.action, episode.reward)]
+    assert shapes == [(201, 1, 3), (200, 1, 1), (200, 1)]
+    # the last observation is that after the last step, not the first of the next episode
+    assert np.abs(np.diff(episode.obs[-3:, 0, :2], axis=0)).max() < 0.5
+    assert episode.end == "time limit"
+    assert signals.observation_names == ["cos(angle)", "sin(angle)", "angular velocity"]
+    assert signals.limits.tolist() == [[[-2.0]], [[2.0]]]
     number, rest = first.removeprefix("episode 1: return ").split(", ", 1)
     assert float(number) == pytest.approx(
-        float(reward.sum()), abs=2e-3
+        float(episode.reward.sum()), abs=2e-3
     )  # float32, added up in another order
     assert rest == "200 steps, time limit"
 

@@ -9,13 +9,10 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gpurl.cli import play
-from gpurl.cli.play import COLORS, MAX_LINES, plot_episode
 from gpurl.errors import GpurlError, UsageError
 from gpurl.run import plot
 from gpurl.run.plot import TRAINING_LABEL, note_references, plot_curve, read_metrics
@@ -64,7 +61,6 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
         return path
 
     monkeypatch.setattr(plot, "save_figure", keep)
-    monkeypatch.setattr(play, "save_figure", keep)
     return figures
 
 
@@ -74,6 +70,17 @@ def line(axes: Axes, label: str) -> tuple[list[float], list[float]]:
 
 
 # ---- the learning curve ----
+
+
+def test_a_long_title_has_lines(tmp_path: Path, drawn: list[Figure]) -> None:
+    folder = usual_log(tmp_path / ("long " * 40).strip().replace(" ", "-"))
+    plot_curve(folder)
+    drawn[0].draw_without_rendering()
+    title = drawn[0]._suptitle
+    assert title is not None
+    box = title.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= drawn[0].bbox.x1
+    assert drawn[0].get_suptitle().replace("\n", "") == folder.name
 
 
 def test_the_learning_curve_is_a_picture_of_its_size(tmp_path: Path) -> None:
@@ -138,6 +145,14 @@ def test_nan_is_a_gap(tmp_path: Path, drawn: list[Figure]) -> None:
     _, drawn_values = line(drawn[0].axes[0], TRAINING_LABEL)
     assert drawn_values[::2] == [1.0, 3.0]
     assert math.isnan(drawn_values[1])
+
+
+def test_a_single_evaluation_has_an_error_bar(tmp_path: Path, drawn: list[Figure]) -> None:
+    numbers = {"eval/mean_reward": -2.0, "eval/std_reward": 1.0, "eval/episodes": 4}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1000, **numbers}) + "\n")
+    plot_curve(tmp_path)
+    (bar,) = drawn[0].axes[0].collections
+    assert bar.get_paths()[0].vertices.tolist() == [[1000, -2.5], [1000, -1.5]]
 
 
 def test_reference_returns_are_dashed_lines_with_their_value(
@@ -271,74 +286,3 @@ def test_a_full_disk_leaves_the_old_picture_and_no_rest(
         plot_curve(tmp_path)
     assert (tmp_path / "learning_curve.png").read_bytes() == b"old"
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "learning_curve.png"}
-
-
-# ---- one episode ----
-
-
-def episode(steps: int, obs: int, actions: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    random = np.random.default_rng(0)
-    return (
-        random.normal(size=(steps, obs)),
-        random.normal(size=(steps, actions)),
-        random.normal(size=steps),
-    )
-
-
-def test_an_episode_is_a_picture_of_its_size(tmp_path: Path) -> None:
-    picture = plot_episode(tmp_path / "episode.png", "ppo on chasing", *episode(30, 3, 2))
-    assert picture == tmp_path / "episode.png"
-    assert size_of(picture) == (1575, 1200)
-    assert [path.name for path in tmp_path.iterdir()] == ["episode.png"]
-
-
-def test_observations_actions_reward_and_return_over_time(
-    tmp_path: Path, drawn: list[Figure]
-) -> None:
-    obs, action, reward = episode(30, 3, 2)
-    plot_episode(tmp_path / "e.png", "ppo on chasing", obs, action, reward)
-    assert drawn[0].get_suptitle() == f"ppo on chasing · 30 steps · return {reward.sum():.6g}"
-    panels = drawn[0].axes
-    assert [axes.get_ylabel() for axes in panels] == [
-        "observation",
-        "action",
-        "reward",
-        "return so far",
-    ]
-    for axes, columns in zip(panels, (obs, action, reward[:, None], np.cumsum(reward)[:, None])):
-        lines = axes.get_lines()
-        assert len(lines) == columns.shape[1]
-        for number, found in enumerate(lines):
-            assert np.array_equal(found.get_xdata(), np.arange(30))
-            assert np.array_equal(found.get_ydata(), columns[:, number])
-            assert found.get_drawstyle() == "default"
-        assert (axes.get_legend() is None) == (columns.shape[1] == 1)
-    assert panels[3].get_lines()[0].get_ydata()[-1] == pytest.approx(reward.sum())
-    assert panels[3].get_xlabel() == "step"
-    assert panels[0].get_xlim() == panels[3].get_xlim() == (0, 29)
-
-
-def test_of_many_columns_the_first_are_drawn_and_the_picture_says_so(
-    tmp_path: Path, drawn: list[Figure]
-) -> None:
-    obs, action, reward = episode(10, 60, 13)
-    plot_episode(tmp_path / "e.png", "t", obs, action, reward)
-    for axes, columns, name in zip(drawn[0].axes, (obs, action), ("observation", "action")):
-        assert axes.get_ylabel() == f"{name}\n(first 12 of {columns.shape[1]})"
-        assert len(axes.get_lines()) == 12
-        assert np.array_equal(axes.get_lines()[11].get_ydata(), columns[:, 11])
-    assert len(set(COLORS)) == MAX_LINES
-
-
-def test_discrete_actions_are_steps_at_whole_numbers(tmp_path: Path, drawn: list[Figure]) -> None:
-    obs, _, reward = episode(20, 2, 1)
-    action = np.arange(20.0)[:, None] % 3
-    plot_episode(tmp_path / "e.png", "t", obs, action, reward)
-    axes = drawn[0].axes[1]
-    assert axes.get_lines()[0].get_drawstyle() == "steps-post"
-    assert [tick for tick in axes.get_yticks() if 0 <= tick <= 2] == [0, 1, 2]
-
-
-def test_an_episode_of_one_step_is_dots(tmp_path: Path, drawn: list[Figure]) -> None:
-    plot_episode(tmp_path / "e.png", "t", *episode(1, 3, 1))
-    assert {found.get_marker() for axes in drawn[0].axes for found in axes.get_lines()} == {"o"}
