@@ -1,15 +1,18 @@
 """The benchmarks as a picture: environment steps a second against the number of environments, with
-other trainers and the limits of the hardware.
+the limits of the hardware, and beside other trainers.
 """
 
 import csv
 import io
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gpurl.checkpoints.plain_files import MAX_TABLE_BYTES, read_at_most
 from gpurl.errors import GpurlError, UsageError
-from gpurl.run.display import counted
+from gpurl.run.display import counted, engineering
 from gpurl.run.plot import (
     BLUE,
     GREEN,
@@ -31,15 +34,13 @@ Row = dict[str, str]
 TRAINING = "chasing training"
 CURVES = {  # case: (label, colour)
     "chasing env": ("environment alone", GREEN),
-    "chasing env+policy": ("gpurl, + policy", PURPLE),
-    TRAINING: ("gpurl, training", BLUE),
+    "chasing env+policy": ("with policy", PURPLE),
+    TRAINING: ("training", BLUE),
 }
 LIMIT_CASE = "chasing limit "  # beginnings of cases
 PEERS_CASE = "chasing "
 DASHES = ("-", "--", ":", "-.")  # one for each horizon
-MARKERS = "sD^vPXphd<>8"
-# peers with the same number of environments stand side by side, apart by this factor
-PEERS_DISTANCE = 1.06
+LABEL_DISTANCE = 0.055  # of two labels of lines, as a fraction of the axes' height
 
 
 def plot_bench(folder: Path, out: Path | None = None) -> list[Path]:
@@ -81,16 +82,22 @@ def _draw(throughput: Path, target: Path) -> Path:
     peers = _read(throughput.with_name(throughput.name.replace("throughput", "peers", 1)))
     peers, _ = _split_newest([row for row in peers if row["case"].startswith(PEERS_CASE)])
 
+    figure = new_figure(5.2, f"PPO on Chasing, two 64×64 networks · {_device(newest)}")
+    trainers = [row for row in peers if row["trainer"] != "gpurl"]
+    widths = [1.5, 1.0] if trainers else [1.0]
+    grid = figure.add_gridspec(1, len(widths), width_ratios=widths)
     # older rows first, so that the newest are drawn over them
-    figure = new_figure(5.6, f"PPO on Chasing, two 64×64 networks · {_device(newest)}")
-    axes = figure.add_subplot()
+    axes = figure.add_subplot(grid[0, 0])
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     _draw_older(axes, older)
     _draw_curves(axes, newest)
-    _draw_peers(axes, [row for row in peers if row["trainer"] != "gpurl"])
     _draw_limits(axes, newest)
-    _finish(axes, rows, newest[0], peers)
+    _finish(axes, rows)
+    if trainers:
+        _draw_trainers(figure.add_subplot(grid[0, 1]), peers)
+    # below: of which program these numbers are
+    figure.supxlabel(_origin(newest[0], peers), fontsize=8, alpha=0.7)
     return save_figure(figure, target / f"{throughput.stem}.png")
 
 
@@ -146,7 +153,7 @@ def _points(rows: list[Row], case: str, horizon: str) -> tuple[list[float], list
 
 
 def _draw_older(axes: "Axes", rows: list[Row]) -> None:
-    label = "gpurl, training, earlier commits"
+    label = "training, earlier commits"
     for commit in dict.fromkeys(row["commit"] for row in rows):
         of_commit = [row for row in rows if row["commit"] == commit]
         for horizon in _horizons(of_commit):
@@ -173,20 +180,53 @@ def _draw_curves(axes: "Axes", rows: list[Row]) -> None:
                 )
 
 
-def _draw_peers(axes: "Axes", rows: list[Row]) -> None:
-    for number, row in enumerate(rows):
-        mode = row.get("note", "").removeprefix("default").removeprefix(", ")
-        shift = PEERS_DISTANCE ** (number - (len(rows) - 1) / 2)
-        axes.plot(
-            [float(row["num_envs"]) * shift],
-            [float(row["value"])],
-            label=f"{row['trainer']} {row['version']}{f' ({mode})' if mode else ''}",
-            color=ORANGE,
-            linestyle="none",
-            marker=MARKERS[number % len(MARKERS)],
-            markersize=7,
-            markeredgecolor="white",
+def _draw_trainers(axes: "Axes", rows: list[Row]) -> None:
+    """Bars of all trainers, the fastest above, with their values, and gpurl's ratio to each."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    rows = sorted(rows, key=lambda row: float(row["value"]))
+    values = [float(row["value"]) for row in rows]
+    own = max((float(row["value"]) for row in rows if row["trainer"] == "gpurl"), default=0.0)
+    sizes = {row["num_envs"] for row in rows}
+    names = []
+    for place, (row, value) in enumerate(zip(rows, values)):
+        is_own = row["trainer"] == "gpurl"
+        is_long = value > 0.6 * max(values)  # the text fits into the bar
+        axes.barh(place, value, height=0.6, color=BLUE if is_own else ORANGE)
+        text = engineering(value)
+        if own and not is_own:
+            text += f"  (gpurl: {own / value:.1f}×)"
+        axes.annotate(
+            text,
+            (value, place),
+            xytext=(-4 if is_long else 4, 0),
+            textcoords="offset points",
+            ha="right" if is_long else "left",
+            va="center",
+            color="white" if is_long else INK,
+            fontsize=8.5,
         )
+        names.append(_trainer(row, len(sizes) > 1))
+    axes.set_yticks(range(len(rows)), names)
+    axes.set_ylim(-0.7, len(rows) - 0.3)
+    axes.set_xlim(0, 1.05 * max(values))
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color=PALE, linewidth=0.6)
+    where = f"\nwith {int(next(iter(sizes))):,} environments" if len(sizes) == 1 else ""
+    axes.set_xlabel(f"training, env steps a second{where}")
+
+
+def _trainer(row: Row, with_size: bool) -> str:
+    """ "rl_games 1.6.5 (eager)"; gpurl's version is that of the commit, and a trainer that is no
+    package has torch's.
+    """
+    mode = row.get("note", "").removeprefix("default").removeprefix(", ")
+    has_version = row["trainer"] != "gpurl" and row["version"] != row["torch"]
+    name = f"{row['trainer']} {row['version']}" if has_version else row["trainer"]
+    size = f", {int(row['num_envs']):,}" if with_size else ""
+    return f"{name}{size}\n({mode})" if mode else f"{name}{size}"
 
 
 def _draw_limits(axes: "Axes", rows: list[Row]) -> None:
@@ -202,26 +242,65 @@ def _draw_limits(axes: "Axes", rows: list[Row]) -> None:
         kind = row["case"].removeprefix(LIMIT_CASE)
         axes.axhline(
             float(row["value"]),
-            label=f"limit of training: {kind}, {row['precision']}",
+            label=f"limit: {kind}, {row['precision']}",
             color="#666666",
             linestyle=DASHES[1 + number % (len(DASHES) - 1)],
             linewidth=1.2,
         )
 
 
-def _finish(axes: "Axes", rows: list[Row], newest: Row, peers: list[Row]) -> None:
-    from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator
+def _finish(axes: "Axes", rows: list[Row]) -> None:
+    from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullFormatter, NullLocator
 
     finish_axes(axes, "environments")
     sizes = sorted({float(row["num_envs"]) for row in rows if row["num_envs"].isdigit()})
     axes.xaxis.set_major_locator(FixedLocator(sizes))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    if len(sizes) > 6:
+        axes.tick_params(axis="x", rotation=40)
+    # within two decades 20k and 50k are labelled too; never 6×10^4 beside them
+    low, high = axes.get_ylim()
+    subs = (1.0,) if high > 100 * low else (1.0, 2.0, 5.0)
+    axes.yaxis.set_major_locator(LogLocator(subs=subs))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel("environment steps a second")
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    # below the axes: of which program these numbers are
+    _label_lines(axes)
+
+
+def _label_lines(axes: "Axes") -> None:
+    """The label of each line right of the axes, at the height of its last point, with its value
+    and in its colour; labels that would overlap are moved apart.
+    """
+    axes.set_ylim(axes.get_ylim())  # fixed: heights are measured now
+    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    to_axes = axes.transData + axes.transAxes.inverted()
+    heights = [
+        float(to_axes.transform((1.0, float(np.asarray(line.get_ydata())[-1])))[1])
+        for line in lines
+    ]
+    order = sorted(range(len(lines)), key=heights.__getitem__)
+    for below, above in itertools.pairwise(order):
+        heights[above] = max(heights[above], heights[below] + LABEL_DISTANCE)
+    # back down where they left the axes above
+    top = 1.0
+    for index in reversed(order):
+        heights[index] = min(heights[index], top)
+        top = heights[index] - LABEL_DISTANCE
+    for line, height in zip(lines, heights):
+        is_old = line.get_color() == PALE
+        color = "#888888" if is_old else line.get_color()
+        text = str(line.get_label())
+        if not is_old:
+            text += f" {engineering(float(np.asarray(line.get_ydata())[-1]))}"
+        axes.text(
+            1.01, height, text, transform=axes.transAxes, va="center", fontsize=8.5, color=color
+        )
+
+
+def _origin(newest: Row, peers: list[Row]) -> str:
     measured = f"commit {newest['commit']}, {newest['date']}, torch {newest['torch']}"
     if peers and peers[0]["commit"] != newest["commit"]:
-        measured += f"; peers beside commit {peers[0]['commit']}, {peers[0]['date']}"
-    axes.text(0.0, -0.16, measured, transform=axes.transAxes, fontsize=8, color=INK, alpha=0.7)
+        measured += f"; other trainers beside commit {peers[0]['commit']}, {peers[0]['date']}"
+    return measured

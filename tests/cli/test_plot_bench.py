@@ -3,6 +3,8 @@ limits fit the precision.
 """
 
 import csv
+import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -72,15 +74,15 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def drawn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Axes:
-    """The axes of the one picture of `folder`."""
+def drawn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
+    """The axes of the one picture of `folder`: curves, and bars where there are other trainers."""
     figures: list[Figure] = []
     monkeypatch.setattr(
         plot_bench, "save_figure", lambda figure, path: figures.append(figure) or path
     )
     plot_bench.plot_bench(folder)
-    (axes,) = figures[0].axes
-    return axes
+    figures[0].draw_without_rendering()
+    return figures[0].axes
 
 
 def curves(axes: Axes) -> dict[str, list[tuple[float, float]]]:
@@ -93,32 +95,104 @@ def curves(axes: Axes) -> dict[str, list[tuple[float, float]]]:
 def test_rows_become_curves_in_order_of_size(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    axes = drawn(results, monkeypatch)
+    axes, _ = drawn(results, monkeypatch)
     lines = curves(axes)
-    assert lines["gpurl, training, horizon 32"] == [(64, 128), (4096, 8192)]
-    assert lines["gpurl, training, horizon 128"] == [(64, 100)]
+    assert lines["training, horizon 32"] == [(64, 128), (4096, 8192)]
+    assert lines["training, horizon 128"] == [(64, 100)]
     assert lines["environment alone, horizon 32"] == [(64, 576), (4096, 36864)]
-    assert lines["gpurl, training, earlier commits"] == [(64, 64), (512, 512)]
+    assert lines["training, earlier commits"] == [(64, 64), (512, 512)]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
 
 
-def test_peers_are_points_with_their_mode(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = curves(drawn(results, monkeypatch))
-    (skrl,), (rl_games,) = lines["skrl 1"], lines["rl_games 1 (max-autotune)"]
-    assert (skrl[1], rl_games[1]) == (20, 30)
-    assert skrl[0] < 4096 < rl_games[0] < 1.1 * 4096  # side by side
-    assert skrl[0] * rl_games[0] == pytest.approx(4096**2)
-    assert not [
-        name for name in lines if name.startswith(("gpurl 1", "sb3"))
-    ]  # gpurl is a curve, Pendulum another case
+def test_lines_are_labelled_at_their_ends_without_overlaps(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # five lines that end at nearly the same height
+    with (results / "throughput_cpu.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    close = [row("chasing training", 4096, 8192 + n, horizon=str(200 + n)) for n in range(4)]
+    write(results / "throughput_cpu.csv", [*rows, *close])
+    axes, bars = drawn(results, monkeypatch)
+    assert axes.get_legend() is None
+    texts = {text.get_text(): text for text in axes.texts}
+    assert "training, horizon 32 8.19k" in texts
+    assert "limit: arithmetic, float32 500k" in texts
+    boxes = sorted(
+        (text.get_window_extent() for text in texts.values()), key=lambda box: float(box.y0)
+    )
+    assert all(one.y1 <= other.y0 for one, other in itertools.pairwise(boxes))
+    assert axes.bbox.y0 - 5 < boxes[0].y0
+    assert boxes[-1].y1 < axes.bbox.y1 + 10
+    # neither over the curves nor over the other panel
+    assert min(box.x0 for box in boxes) > axes.bbox.x1
+    assert max(box.x1 for box in boxes) < bars.get_tightbbox().x0
+    # unless two lines end together, a label is at the height of its line
+    end = axes.transData.transform((64.0, 5e5))[1]
+    box = texts["limit: arithmetic, float32 500k"].get_window_extent()
+    assert box.y0 < end < box.y1
+
+
+@pytest.mark.parametrize("factor", [1.3, 8.0, 60.0, 5000.0])
+def test_one_axis_has_one_kind_of_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    rows = [row("chasing training", 64, 6e4), row("chasing training", 512, 6e4 * factor)]
+    write(tmp_path / "throughput_cpu.csv", rows)
+    (axes,) = drawn(tmp_path, monkeypatch)
+    low, high = axes.get_ylim()
+    labels = axes.get_yticklabels() + axes.get_yticklabels(minor=True)
+    shown = [text.get_text() for text in labels if low <= text.get_position()[1] <= high]
+    numbers = [text for text in shown if text]
+    assert all(re.fullmatch(r"[0-9.]+[kMG]?", text) for text in numbers)
+    assert len(numbers) >= 1
+
+
+def test_trainers_are_bars_in_order_of_speed(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, axes = drawn(results, monkeypatch)
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    assert names == ["gpurl", "skrl 1", "rl_games 1\n(max-autotune)"]  # Pendulum is another case
+    assert [bar.get_width() for bar in axes.patches] == [10, 20, 30]
+    assert [text.get_text() for text in axes.texts] == [
+        "10",
+        "20  (gpurl: 0.5×)",
+        "30  (gpurl: 0.3×)",
+    ]
+    assert axes.get_xlabel().endswith("with 4,096 environments")
+    # texts stay inside the axes
+    assert max(text.get_window_extent().x1 for text in axes.texts) < axes.bbox.x1
+
+
+def test_sizes_of_trainers_are_named_where_they_differ(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = [
+        row("chasing tanh", size, 10.0, trainer="skrl", version="1", note="default")
+        for size in (64, 4096)
+    ]
+    write(results / "peers_cpu.csv", peers)
+    _, axes = drawn(results, monkeypatch)
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    assert names == ["skrl 1, 64", "skrl 1, 4,096"]
+    assert "gpurl" not in axes.texts[0].get_text()
+
+
+def test_a_trainer_that_is_no_package_has_no_version(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = row("chasing tanh", 64, 10.0, trainer="leanrl_style", version=MACHINE["torch"])
+    write(results / "peers_cpu.csv", [script | {"note": "default"}])
+    _, axes = drawn(results, monkeypatch)
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["leanrl_style"]
 
 
 def test_the_limit_is_that_of_the_precision_of_the_training(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = curves(drawn(results, monkeypatch))
+    lines = curves(drawn(results, monkeypatch)[0])
     limits = {name: points[0][1] for name, points in lines.items() if name.startswith("limit")}
-    assert limits == {"limit of training: arithmetic, float32": 5e5}
+    assert limits == {"limit: arithmetic, float32": 5e5}
 
 
 def test_the_command_writes_beside_the_numbers_or_elsewhere(
