@@ -13,7 +13,7 @@ from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
 from gpurl.policy import load
 from gpurl.run.display import counted
-from gpurl.run.run_folder import run_of
+from gpurl.run.run_folder import EPISODE, run_of
 from gpurl.run.setup import choose_device
 from gpurl.video.files import check_video_path, max_fps, write_video
 
@@ -64,7 +64,7 @@ def play_run(path: str | Path, episodes: int = 3, device: str = "auto", seed: in
                 break
     env.close()
 
-    picture = run_of(Path(path)) / "episode.png"
+    picture = run_of(Path(path)) / EPISODE
     obs_steps, actions, rewards = (
         torch.stack(column).numpy() for column in (observed, acted, rewarded)
     )

@@ -30,11 +30,13 @@ from gpurl.run.plot import (
     read_metrics,
 )
 from gpurl.run.records import RECORDS, SOURCES_FOLDER
+from gpurl.run.run_folder import EPISODE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_VIDEO_BYTES = 32 << 20  # of a video inside the page
+MAX_PICTURE_BYTES = 8 << 20
 MAX_TEXT_BYTES = 1 << 20  # of command.txt and of each file of a record
 MAX_DIFF_CHARACTERS = 100_000  # that are shown
 MAX_PANELS = 60
@@ -42,18 +44,20 @@ COLUMNS = 4  # of small panels
 VIDEO_TYPES = {".mp4": "video/mp4", ".gif": "image/gif"}
 # they are in the learning curve, or only count
 NOT_DRAWN = ("time/", "eval/std_reward", "eval/episodes")
+MIN_REST = 0.01  # of the training's time, from which what is in no phase is told
 GROUP_COLORS = {"rollout": BLUE, "eval": ORANGE, "train": PURPLE, "env": GREEN}
 # a page that holds a stranger's texts may load and execute nothing
 POLICY = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'"
 CSS = f"""
 body {{ font: 15px/1.5 system-ui, sans-serif; color: {INK}; max-width: 64rem; margin: 2rem auto;
   padding: 0 1rem; }}
-h1 {{ font-size: 1.5rem; margin: 0; }} h2 {{ font-size: 1.1rem; margin: 2rem 0 .5rem; }}
+h1 {{ font-size: 1.5rem; margin: 0 0 .6rem; }} h2 {{ font-size: 1.1rem; margin: 2rem 0 .5rem; }}
 img, video {{ max-width: 100%; }}
 table {{ border-collapse: collapse; }}
 td, th {{ padding: .15rem .8rem .15rem 0; border-bottom: 1px solid {PALE}; text-align: left;
   vertical-align: top; overflow-wrap: anywhere; }}
 pre {{ background: #f6f7f9; padding: .6rem; overflow-x: auto; font-size: 13px; }}
+pre.command {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
 summary {{ cursor: pointer; }}
 """
 
@@ -72,6 +76,7 @@ def write_report(folder: Path, out: Path | None = None, video: Path | None = Non
     sections = [
         _summary(entry, series),
         _section("Learning curve", _picture(curve_figure(folder), "learning curve")),
+        _section("One episode", _episode(folder)),
         _section("Video", _video(folder, video)),
         _section("Where the time went", _times(series)),
         _section("All metrics", _metrics(series)),
@@ -164,7 +169,7 @@ def _video(folder: Path, given: Path | None) -> str:
     path = given or _newest_video(folder)
     if path is None:
         words = ["gpurl", "play", str(folder), "--video", str(folder / "episodes.mp4")]
-        return f"<p>None yet: {escape(shlex.join(words))}</p>"
+        return f"<p>None yet: <code>{escape(shlex.join(words))}</code></p>"
     if path.suffix.lower() not in VIDEO_TYPES:
         raise UsageError(f"a video is a file .mp4 or .gif, got {str(path)!r}")
     try:
@@ -192,8 +197,17 @@ def _newest_video(folder: Path) -> Path | None:
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
+def _episode(folder: Path) -> str:
+    """The picture that `gpurl play` has drawn; "" without one."""
+    try:
+        content = read_at_most(folder / EPISODE, MAX_PICTURE_BYTES)
+    except (OSError, ValueError):
+        return ""
+    return f'<img alt="one episode" src="{_data("image/png", content)}">'
+
+
 def _times(series: Series) -> str:
-    """Seconds of each phase, summed over the log entries."""
+    """Seconds of each phase, summed over the log entries, and what is left of the training."""
     phases = {
         tag.removeprefix("time/").removesuffix("_seconds"): sum(filter(math.isfinite, values))
         for tag, (_, values) in series.items()
@@ -202,6 +216,10 @@ def _times(series: Series) -> str:
     total = sum(phases.values())
     if not total:
         return ""
+    elapsed = _last(series, "time/time_elapsed") or 0.0
+    if (rest := elapsed - total) > MIN_REST * elapsed:
+        phases["evaluations, files and the rest"] = rest
+        total = elapsed
     rows = [(name, f"{spent:,.1f} s", f"{spent / total:.0%}") for name, spent in phases.items()]
     return _table(rows, ("phase", "time", "share"))
 
@@ -242,7 +260,7 @@ def _settings(folder: Path) -> str:
 
 def _commands(folder: Path) -> str:
     text = _read_text(folder / "command.txt")
-    return f"<pre>{escape(text)}</pre>" if text else ""
+    return f'<pre class="command">{escape(text)}</pre>' if text else ""
 
 
 def _records(folder: Path) -> Iterable[str]:
@@ -254,7 +272,7 @@ def _records(folder: Path) -> Iterable[str]:
         record = folder / RECORDS / str(number)
         versions, about = _read_json(record / "versions.json"), _read_json(record / "git.json")
         packages = versions.pop("packages", None)
-        machine = [(name, _as_text(value)) for name, value in versions.items()]
+        machine = [(name, _in_words(value)) for name, value in versions.items()]
         if commit := about.get("commit"):
             machine.append(("commit", _as_text(commit)))
         content = _table(machine)
@@ -291,6 +309,13 @@ def _read_json(path: Path) -> dict[str, Json]:
     except (ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
+
+
+def _in_words(value: Json) -> str:
+    """ "none", "cpu, cuda"; other values as in JSON."""
+    if value is None:
+        return "none"
+    return ", ".join(map(_as_text, value)) if isinstance(value, list) else _as_text(value)
 
 
 def _as_text(value: Json) -> str:

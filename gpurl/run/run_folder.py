@@ -26,6 +26,7 @@ LOCK_SECONDS = 0.3  # a run keeps its lock for hours: waiting longer does not he
 # the files of a run that ended before its first checkpoint
 INFO_FILES = {"config.yaml", "command.txt", RECORDS}
 RUN_FILES = INFO_FILES | {"run.lock", "run.pid", "metrics.jsonl", "checkpoints"}
+EPISODE = "episode.png"  # the picture of `gpurl play`
 ENDED_FILE = "ended.json"  # how the run ended, absent while it runs
 RUN_FILES |= {ENDED_FILE, IDS_FILE, OUTPUT_FOLDER}
 EVENT_FILES = "events.out.tfevents."

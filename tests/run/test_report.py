@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+from base64 import b64encode
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,6 +20,7 @@ from gpurl.cli.main import main
 from gpurl.errors import GpurlError, UsageError
 from gpurl.run.records import RECORDS
 from gpurl.run.report import MAX_PANELS, POLICY, write_report
+from gpurl.run.run_folder import EPISODE
 from tests.small_runs import ITERATION, small_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -97,6 +99,31 @@ def test_phases_are_summed_over_the_log(run: Path) -> None:
     ]
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert "collect 62.0 s 79% update 16.0 s 21%" in text_of(write_report(run))
+
+
+def test_time_in_no_phase_is_told(run: Path) -> None:
+    line = {"step": 1, "time/collect_seconds": 4.0, "time/update_seconds": 2.0}
+    for elapsed, expected in (
+        (10.0, "collect 4.0 s 40% update 2.0 s 20% evaluations, files and the rest 4.0 s 40%"),
+        (6.01, "collect 4.0 s 67% update 2.0 s 33% All metrics"),
+    ):
+        log = json.dumps(line | {"train/loss": 1.0, "time/time_elapsed": elapsed})
+        (run / "metrics.jsonl").write_text(f"{log}\n")
+        assert expected in text_of(write_report(run))
+
+
+def test_the_picture_of_an_episode_is_shown_where_there_is_one(run: Path) -> None:
+    assert "<h2>One episode</h2>" not in write_report(run).read_text()
+    (run / EPISODE).write_bytes(b"a picture")
+    content = write_report(run).read_text()
+    assert "<h2>One episode</h2>" in content
+    assert f'src="data:image/png;base64,{b64encode(b"a picture").decode()}"' in content
+
+
+def test_the_machine_is_described_in_words(run: Path) -> None:
+    machine = {"cuda": None, "devices": ["cpu", "card"], "cpus": 2}
+    (run / RECORDS / "0" / "versions.json").write_text(json.dumps(machine))
+    assert "cuda none devices cpu, card cpus 2" in text_of(write_report(run))
 
 
 def test_texts_of_a_stranger_do_nothing(run: Path) -> None:
