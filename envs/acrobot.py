@@ -45,6 +45,7 @@ class Acrobot(TorchEnv):
 
     max_episode_steps = 500
     reward_threshold = -100.0
+    control_step = TIME_STEP
     render_fps = 15.0  # three times real time, in which 5 steps a second would stutter
     observation_names = (
         *("cos(angle 1)", "sin(angle 1)", "cos(angle 2)", "sin(angle 2)"),

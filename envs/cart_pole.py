@@ -86,6 +86,7 @@ class CartPole(TorchEnv):
 
     max_episode_steps = 500
     reward_threshold = 475.0
+    control_step = TIME_STEP
     render_fps = 1 / TIME_STEP
     observation_names = ("position", "velocity", "angle", "angular velocity")
     action_names = ("left", "right")

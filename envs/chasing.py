@@ -110,6 +110,7 @@ class Chasing(TorchEnv):
     """
 
     max_episode_steps = 1024
+    control_step = TIME_STEP
     render_fps = 1 / TIME_STEP
 
     def __init__(

@@ -120,6 +120,11 @@ class GymnasiumCpu(VecEnv):
             self.autoreset_mode = AutoresetMode.NEXT_STEP
         super().__init__(num_envs, device)
         self.render_fps = (self._env.metadata or {}).get("render_fps")
+        first = (getattr(self._env, "envs", None) or [None])[0]
+        for key in ("dt", "tau"):  # of MuJoCo tasks and Pendulum, of CartPole
+            seconds = getattr(getattr(first, "unwrapped", None), key, None)
+            if isinstance(seconds, float) and seconds > 0:
+                self.control_step = seconds
         # the last step, and the counters of running episodes
         self._obs: np.ndarray | None = None  # [N, *obs] of the last step
         # [N, *obs] first observations of new workers, if a reset of some environments restarted

@@ -63,6 +63,7 @@ class Pendulum(TorchEnv):
     """
 
     max_episode_steps = 200
+    control_step = TIME_STEP
     render_fps = 1 / TIME_STEP
     observation_names = ("cos(angle)", "sin(angle)", "angular velocity")
     action_names = ("torque",)

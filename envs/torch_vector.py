@@ -7,7 +7,7 @@ state of a simulator cannot be saved: a resumed run begins new episodes.
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gpurl.envs._autoreset import check_autoreset_mode, check_partial_reset, find_ends
 from gpurl.envs._counting_env import AT_END, CountingEnv, select
+from gpurl.envs._managed_robot import action_names, describe_robot, observation_names
 from gpurl.envs._torch_spaces import make_groups, make_torch_decoder, to_gymnasium, torch_arrays
 from gpurl.envs._torch_tasks import make_torch_task
 from gpurl.envs.numpy.spaces import Batch
@@ -150,6 +151,17 @@ class TorchVector(CountingEnv):
         )
         if limit is not None:  # otherwise the subclass sets it
             self.max_episode_steps = int(limit)
+        # Isaac Lab's and mjlab's time of a step, and ManiSkill's
+        seconds = self._attribute("step_dt") or self._attribute("control_timestep")
+        if isinstance(seconds, float | int):
+            self.control_step = float(seconds)
+
+    def known_names(self) -> tuple[Sequence[str] | None, Sequence[str] | None]:
+        inner = self._attribute("unwrapped") or self._env
+        return observation_names(inner), action_names(inner)
+
+    def robot(self) -> Info:
+        return describe_robot(self._attribute("unwrapped") or self._env)
 
     def _find_mode(self) -> AutoresetMode:
         for owner in (self._env, self._attribute("cfg")):

@@ -80,6 +80,7 @@ class VecEnv(gymnasium.vector.VectorEnv):
     # or for each choice of a Discrete action
     observation_names: Sequence[str] | None = None
     action_names: Sequence[str] | None = None
+    control_step: float | None = None  # simulated seconds of a step
     render_fps: float | None = None  # steps that a video shows in a second; None: it is not known
     max_episode_steps: int | None = None
     reward_threshold: float | None = None  # return that solves the task, where one is published
@@ -139,6 +140,12 @@ class VecEnv(gymnasium.vector.VectorEnv):
         None where it knows none.
         """
         return None, None
+
+    def robot(self) -> Info:
+        """What a controller of the task's robot needs to know, as plain values: joint_names,
+        action_scale, ... ({} if the simulator has no robot).
+        """
+        return {}
 
     @classmethod
     def picture_options(cls, options: Options) -> Options:

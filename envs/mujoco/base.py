@@ -145,6 +145,7 @@ class MujocoEnv(CountingEnv):
         self._has_started = False
         self._pictures: Pictures | None = None
         self._viewed: Any = None
+        self.control_step = self.dt
         self.render_fps = 1 / self.dt
 
     @classmethod
