@@ -31,6 +31,7 @@ NOT_ENVS = frozenset(
         "numpy",
         "canvas",
         "names",
+        "deployment",
     }
 )
 

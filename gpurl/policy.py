@@ -27,10 +27,14 @@ class Policy:
     calls until `reset()`.
     """
 
-    def __init__(self, algorithm: Algorithm, settings: State, step: int = 0) -> None:
+    def __init__(
+        self, algorithm: Algorithm, settings: State, step: int = 0, deployment: State | None = None
+    ) -> None:
         self.algorithm = algorithm
         self.settings = settings
         self.step = step  # environment steps of the training up to here
+        # what the environment told: control_step, names, the robot (`gpurl.envs.deployment`)
+        self.deployment = deployment or {}
         self.device = algorithm.device
         self._policy_state: PolicyState | None = None
 

@@ -110,6 +110,7 @@ def test_imports_point_one_way(path: Path) -> None:
             assert imported in {
                 "envs.canvas",
                 "envs.names",
+                "envs.deployment",
                 "envs.vec_env",
                 "envs.torch_env",
                 "envs.registry",

@@ -34,8 +34,8 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 # a block that begins with `# my_env.py` is a file, any other a script
 NAMED = [(re.match(r"# (\w+\.py)\b", code), page, code) for page, code in blocks("python")]
-# tests/export/test_newcomer.py runs it, without gpurl
-ALONE = {"act.py"}
+# tests/export/test_newcomer.py runs them, without gpurl
+ALONE = {"act.py", "deploy.py"}
 FILES = [(name[1], code) for name, _, code in NAMED if name and name[1] not in ALONE]
 SCRIPTS = [(page, code) for name, page, code in NAMED if not name]
 COMMAND_LINES = sorted(

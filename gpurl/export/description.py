@@ -12,13 +12,14 @@ from torch import nn
 from gpurl import __version__
 from gpurl.checkpoints.plain_files import Json
 from gpurl.checkpoints.spaces import space_to_dict
+from gpurl.checkpoints.state_files import State
 from gpurl.nn.acting import PolicyModule
 from gpurl.nn.action_scaler import ActionScaler
 from gpurl.policy import Policy
 from gpurl.run.records import last_commit
 from gpurl.run.run_folder import run_of
 
-FORMAT_VERSION = 1  # raised when a key of the description changes its meaning
+FORMAT_VERSION = 2  # raised when a key of the description changes its meaning
 RESET = (
     "Give zeros to memory in the first step of an episode, then the memory_out of the step before; "
     "set a row to zeros again whenever the episode of that row has ended."
@@ -56,7 +57,8 @@ def describe(
         "observation_space": _finite(space_to_dict(space)),
         "action_space": _finite(space_to_dict(action_space)),
         "observations_normalized_inside": module.normalizer is not None,
-        "action_scale": _action_scale(module.choice),
+        "actions_scaled_inside": _action_scale(module.choice),
+        **_deployment(policy.deployment),
         "algorithm": settings["algorithm"],
         "env": settings["env"],
         "env_options": dict(settings["env_options"]),
@@ -64,6 +66,16 @@ def describe(
         "gpurl": __version__,
         "torch": torch.__version__,
         "git_commit": last_commit(run_of(path)),
+    }
+
+
+def _deployment(told: State) -> dict[str, Json]:
+    """What the environment told of the time between actions, names and the robot."""
+    return {
+        "control_step": told.get("control_step"),
+        "observation_names": told.get("observation_names", []),
+        "action_names": told.get("action_names", []),
+        "robot": told.get("robot", {}),
     }
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -49,7 +49,8 @@ class Format:
 
 def _onnx(module: PolicyModule, arguments: Arguments, description: dict[str, Json]) -> bytes:
     """Through torch.export, whose batch dimension is free. The description is in the model's
-    metadata_props too, nested values as JSON.
+    metadata_props too, nested values as JSON; what it says of the robot also value by value,
+    separated by commas, where controllers of mjlab and Isaac Lab read it.
     """
     onnx = _need("onnx")
     _need("onnxscript")
@@ -71,6 +72,9 @@ def _onnx(module: PolicyModule, arguments: Arguments, description: dict[str, Jso
     for name, value in description.items():
         text = value if isinstance(value, str) else json.dumps(value)
         model.metadata_props.add(key=name, value=text)
+    robot = cast(dict[str, list[Json]], description["robot"])
+    for name, values in robot.items():
+        model.metadata_props.add(key=name, value=",".join(map(str, values)))
     content: bytes = model.SerializeToString()
     return content
 

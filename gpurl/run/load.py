@@ -2,6 +2,7 @@
 another run's actor."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from gpurl.algorithms import make_algorithm
 from gpurl.algorithms.actor_critic import OffPolicyActorCritic
@@ -15,11 +16,20 @@ from gpurl.errors import CheckpointError
 from gpurl.run.settings import build_algorithm_config
 
 
+class Loaded(NamedTuple):
+    """An algorithm from a checkpoint."""
+
+    algorithm: Algorithm
+    settings: State  # of its run
+    step: int  # environment steps that it was trained for
+    deployment: State  # what its environment told (`gpurl.envs.deployment`)
+
+
 def load_algorithm(
     path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = True
-) -> tuple[Algorithm, State, int]:
-    """(the algorithm, the settings of its run, the steps it was trained for), from a checkpoint
-    folder or from the best checkpoint of a run folder (best=False: the latest).
+) -> Loaded:
+    """From a checkpoint folder, or from the best checkpoint of a run folder (best=False: the
+    latest).
     """
     parts, manifest = load_checkpoint(Path(path), device, best=best)
     # the file may be another program's: every misfit is a CheckpointError
@@ -36,11 +46,12 @@ def load_algorithm(
             state_space=space_from_dict(meta["state_space"]) if meta["state_space"] else None,
         )
         algorithm.load_state_dict(parts["model"])
+        deployment = dict(meta.get("deployment", {}))  # converted policies have none
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         raise CheckpointError(
             f"{path}, step {manifest['step']}, is not a policy that this version can read: {error}"
         ) from None
-    return algorithm, settings, manifest["step"]
+    return Loaded(algorithm, settings, manifest["step"], deployment)
 
 
 def load_teacher(algorithm: Algorithm) -> None:

@@ -21,8 +21,12 @@ from gpurl.run.trackers.tracker import flat
 MISFIT_ERRORS = (TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError)
 
 
-def checkpoint_parts(engine: Eager, settings: Mapping[str, Json], run: State) -> Parts:
-    """What a checkpoint holds; run: numbers of the run that the engine does not know."""
+def checkpoint_parts(
+    engine: Eager, settings: Mapping[str, Json], run: State, told: Mapping[str, Json]
+) -> Parts:
+    """What a checkpoint holds; run: numbers of the run that the engine does not know; told: what
+    the environment tells of itself (`gpurl.envs.deployment`).
+    """
     algorithm = engine.algorithm
     spaces = ("observation_space", "action_space", "state_space")
     return {
@@ -33,6 +37,7 @@ def checkpoint_parts(engine: Eager, settings: Mapping[str, Json], run: State) ->
         "meta": {
             "settings": dict(settings),
             **{name: space_to_dict(getattr(algorithm, name)) for name in spaces},
+            "deployment": dict(told),
         },
         "replay": algorithm.replay_state(),
     }

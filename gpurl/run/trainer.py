@@ -18,6 +18,8 @@ from gpurl.checkpoints.run_parts import Parts
 from gpurl.checkpoints.state_files import State
 from gpurl.engine.eager import Eager
 from gpurl.engine.graphs import Graphed
+from gpurl.engine.privileged_state import AppendPrivilegedState
+from gpurl.envs.deployment import deployment
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, DivergedError, EnvError, NonFiniteError, UsageError
 from gpurl.guards.dump import write_dump
@@ -62,6 +64,9 @@ class Trainer:
         self.folder = folder
         self.evaluations = Evaluations(eval_env, settings.env, settings.train)
         self.callbacks = Callbacks(callbacks)
+        # what a controller outside of the simulator needs, for exports
+        env = engine.env.env if isinstance(engine.env, AppendPrivilegedState) else engine.env
+        self.deployment = deployment(env)
         self.view = RunView(engine, folder)
         self.elapsed = 0.0  # seconds of training, over all resumes
         self.last_save = time.monotonic()
@@ -263,7 +268,10 @@ class Trainer:
         """The parts of a checkpoint."""
         run = {"elapsed": self.elapsed, "threads": torch.get_num_threads()}
         parts = checkpoint_parts(
-            self.engine, self.settings.to_dict(), run | self.evaluations.state_dict()
+            self.engine,
+            self.settings.to_dict(),
+            run | self.evaluations.state_dict(),
+            self.deployment,
         )
         return parts if self.env_state is None else parts | {"env": self.env_state}
 

@@ -22,7 +22,8 @@ from gpurl.errors import CheckpointError, UsageError
 from gpurl.export.run import export_run
 from gpurl.nn.acting import Normalize
 from tests.export.runs import OWN, make_run
-from tests.small_runs import SMALL
+from tests.small_runs import SMALL, small_settings
+from tests.tiny_envs import RandomWalk
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -51,7 +52,7 @@ def test_the_description_says_what_goes_in_and_out(
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
     assert described.pop("git_commit") == (commit.stdout.strip() or None)
     assert described == {
-        "format_version": 1,
+        "format_version": 2,
         "file": "a.onnx",
         "format": "onnx",
         "inputs": [{"name": "obs", "shape": ["batch", 3], "dtype": "float32"}],
@@ -72,12 +73,16 @@ def test_the_description_says_what_goes_in_and_out(
             "high": 2.0,
         },
         "observations_normalized_inside": True,
-        "action_scale": {
+        "actions_scaled_inside": {
             "clip_low": [-1.0],
             "clip_high": [1.0],
             "half_width": [2.0],
             "center": [0.0],
         },
+        "control_step": 0.05,
+        "observation_names": ["cos(angle)", "sin(angle)", "angular velocity"],
+        "action_names": ["torque"],
+        "robot": {},
         "algorithm": "ppo",
         "env": "pendulum",
         "env_options": described["env_options"],
@@ -108,7 +113,29 @@ def test_the_description_of_a_memory_and_of_no_limits(tmp_path: Path) -> None:
     exported = export_run(make_run(tmp_path / "box", "ppo_half_bounded"), "torchscript")
     described = json.loads(exported.description.read_text())
     assert described["action_space"]["high"] == [[1.0, 5.0], ["inf", "inf"]]
-    assert described["action_scale"]["center"] == [0.0, 2.5, 0.0, 0.0]
+    assert described["actions_scaled_inside"]["center"] == [0.0, 2.5, 0.0, 0.0]
+
+
+class Robot(RandomWalk):
+    """Its simulator knows a robot."""
+
+    control_step = 0.02
+
+    def robot(self) -> dict[str, object]:
+        return {"joint_names": ["hip", "knee"], "action_scale": [0.5, 0.25]}
+
+
+def test_what_a_robots_controller_reads(tmp_path: Path) -> None:
+    trained = train("ppo", Robot, run_dir=str(tmp_path / "run"), **small_settings("ppo"))
+    exported = export_run(trained.folder)
+    described = json.loads(exported.description.read_text())
+    assert described["robot"] == {"joint_names": ["hip", "knee"], "action_scale": [0.5, 0.25]}
+    assert described["control_step"] == 0.02
+    properties = {each.key: each.value for each in onnx.load(exported.file).metadata_props}
+    # as mjlab's own files have them
+    assert properties["joint_names"] == "hip,knee"
+    assert properties["action_scale"] == "0.5,0.25"
+    assert json.loads(properties["robot"]) == described["robot"]
 
 
 def test_images_of_bytes_go_in_as_bytes(tmp_path: Path) -> None:

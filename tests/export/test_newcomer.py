@@ -1,5 +1,6 @@
 """A newcomer's path, as README says it: train, film, export, act from ONNX without gpurl."""
 
+import json
 import os
 import re
 import shlex
@@ -39,6 +40,34 @@ def run(words: list[str], folder: Path, **environment: str) -> str:
     return done.stdout
 
 
+def alone(folder: Path, name: str) -> Path:
+    """Write the script `name` of the page into `folder`, and a hook that hides gpurl and torch;
+    returns the hook's folder.
+    """
+    (script,) = re.findall(rf"```python\n(# {re.escape(name)}.*?)```", PAGE, re.DOTALL)
+    (folder / name).write_text(script)
+    hook = folder / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(BLOCKED)
+    return hook
+
+
+def test_plain_mujoco_gets_the_same_return(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("mujoco")
+    blocks = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    (block,) = (each for each in blocks if "deploy.py" in each)
+    train, export, evaluate, deploy = (line.partition("  #")[0] for line in block.splitlines())
+    for line in (train.replace("1_000_000", "8_000"), export):
+        words = [*shlex.split(line)[1:], *(["--eval-episodes", "0"] if line != export else [])]
+        run([sys.executable, "-m", "gpurl", *words], tmp_path, PYTHONPATH=str(ROOT))
+    words = [sys.executable, "-m", "gpurl", *shlex.split(evaluate)[1:], "--json"]
+    wanted = json.loads(run(words, tmp_path, PYTHONPATH=str(ROOT)))["eval/mean_reward"]
+    hook = alone(tmp_path, "deploy.py")
+    output = run([sys.executable, *shlex.split(deploy)[1:]], tmp_path, PYTHONPATH=str(hook))
+    assert float(output.removeprefix("return ")) == pytest.approx(wanted, abs=0.05)
+
+
 def test_four_commands_lead_to_a_video_and_a_policy_that_acts_without_gpurl(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("imageio_ffmpeg")
@@ -52,11 +81,7 @@ def test_four_commands_lead_to_a_video_and_a_policy_that_acts_without_gpurl(tmp_
         ["gpurl", "export"],
         ["python", "act.py"],
     ]
-    (script,) = re.findall(r"```python\n(# act\.py.*?)```", PAGE, re.DOTALL)
-    (tmp_path / "act.py").write_text(script)
-    hook = tmp_path / "hook"
-    hook.mkdir()
-    (hook / "sitecustomize.py").write_text(BLOCKED)
+    hook = alone(tmp_path, "act.py")
     for line in lines[:3]:
         words = shlex.split(line.replace(*SHORTER))[1:]
         run([sys.executable, "-m", "gpurl", *words], tmp_path, PYTHONPATH=str(ROOT))
