@@ -104,13 +104,14 @@ def test_rows_become_curves_in_order_of_size(
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
 
 
+@pytest.mark.parametrize("height", [64, 8192])  # at the bottom, and in the middle
 def test_lines_are_labelled_at_their_ends_without_overlaps(
-    results: Path, monkeypatch: pytest.MonkeyPatch
+    results: Path, monkeypatch: pytest.MonkeyPatch, height: int
 ) -> None:
-    # five lines that end at nearly the same height
+    # four lines that end at nearly the same height
     with (results / "throughput_cpu.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    close = [row("chasing training", 4096, 8192 + n, horizon=str(200 + n)) for n in range(4)]
+    close = [row("chasing training", 4096, height + n, horizon=str(200 + n)) for n in range(4)]
     write(results / "throughput_cpu.csv", [*rows, *close])
     axes, bars = drawn(results, monkeypatch)
     assert axes.get_legend() is None
