@@ -58,6 +58,7 @@ def save_checkpoint(
     keep: int = 3,
     is_best: bool = False,
     overwrite: bool = True,
+    drop_best: bool = False,
 ) -> Path:
     """Write `parts` as checkpoint `step` of `folder` and return its path; keeps the `keep` newest
     and the best.
@@ -67,6 +68,7 @@ def save_checkpoint(
 
     overwrite: replace an intact checkpoint of the same step, which comes from such an earlier
     training; it loses the mark of the best. False: keep it, and mark it as the latest (and best).
+    drop_best: the best so far is of another task: no checkpoint is the best, or this one.
     CheckpointError if the disk fails: older checkpoints are not lost, and a later call may succeed.
     """
     if not 0 <= step < 10**18 or keep < 1 or not all(PART_NAME.fullmatch(name) for name in parts):
@@ -88,6 +90,8 @@ def save_checkpoint(
             _write_pointer(folder / "LATEST", path.name)
             if is_best:
                 _write_pointer(folder / "BEST", path.name)
+            elif drop_best:
+                (folder / "BEST").unlink(missing_ok=True)
             _prune(folder, keep, old_latest, path)
     return path
 

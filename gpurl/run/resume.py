@@ -65,8 +65,17 @@ def restore_engine(engine: Eager, parts: Parts, settings: Settings) -> State:
             f"the checkpoint does not fit this run: {type(error).__name__}: {error}"
         ) from error
     engine.notes += notes
-    run = parts["trainer"]
-    return {name: run[name] for name in ("elapsed", "best_return", "evaluation")}
+    run = {name: parts["trainer"][name] for name in ("elapsed", "best_return", "evaluation")}
+    # returns of two tasks do not compare
+    before, now = parts["meta"]["settings"], settings.to_dict()
+    is_other_task = any(before.get(name) != now[name] for name in ("env", "env_options"))
+    if is_other_task:
+        engine.notes.append(
+            "another task: a new best checkpoint begins with the next evaluation; the best one of "
+            "the old task stays only as long as the newest do"
+        )
+        run |= {"best_return": float("-inf"), "evaluation": {}}
+    return run | {"is_other_task": is_other_task}
 
 
 def _restore(engine: Eager, parts: Parts, seed: int, stagger: bool) -> None:

@@ -71,6 +71,7 @@ class Trainer:
         self.elapsed = 0.0  # seconds of training, over all resumes
         self.last_save = time.monotonic()
         self.saved_at = -1  # env steps
+        self.drops_best = False  # whether the best checkpoint in the folder is of another task
         # the environments' state at the end of the training, if an evaluation then changes it
         self.env_state: State | None = None
 
@@ -256,8 +257,10 @@ class Trainer:
                     keep=self.settings.train.keep_checkpoints,
                     is_best=self.evaluations.best_at == self.steps,
                     overwrite=self.saved_at != self.steps,
+                    drop_best=self.drops_best,
                 )
                 self.saved_at = self.steps
+                self.drops_best = False
             except (CheckpointError, MemoryError, torch.OutOfMemoryError) as error:
                 problem = str(error)
         if problem:
@@ -281,6 +284,7 @@ class Trainer:
         """
         run = restore_engine(self.engine, parts, self.settings)
         self.elapsed = run["elapsed"]
+        self.drops_best = run["is_other_task"]
         self.evaluations.load_state_dict(run, self.steps)
         self.saved_at = self.steps
 

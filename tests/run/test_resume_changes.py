@@ -5,12 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 import gpurl
-from gpurl.api import resume
+from gpurl.api import resume, run, saved_settings
 from gpurl.checkpoints.folders import load_checkpoint, save_checkpoint
+from gpurl.envs.pendulum import Pendulum
+from gpurl.envs.torch_env import State
 from gpurl.errors import CheckpointError
+from gpurl.kernels.random import CounterRandom
 from gpurl.run.callbacks import Callback, RunView
+from gpurl.run.settings import make_settings, merge
 from tests.small_runs import small_settings
 
 
@@ -100,3 +105,71 @@ def test_what_cannot_change_is_refused_by_name(
     with pytest.raises(CheckpointError, match=rf"has {name} .*, this run {value}; .* keeps it"):
         resume(folder, total_steps=88, **changes)
     assert resume(folder, total_steps=88).outcome.steps == 88
+
+
+# ---- the best checkpoint, of one task only ----
+
+
+def best_of(folder: Path) -> tuple[int, float]:
+    """(step, mean return) of the checkpoint that eval, load and play take."""
+    policy = gpurl.load(folder)
+    parts, _ = load_checkpoint(folder, best=True)
+    return policy.step, float(parts["trainer"]["best_return"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"env_options": {"max_episode_steps": 400}}, {"env": "tests.run.test_resume_changes:Poor"}],
+    ids=["options", "env"],
+)
+def test_a_changed_task_begins_a_new_best(
+    changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The old task's best return is out of reach in the new one: BEST must not stay with it."""
+    folder = first_run(
+        tmp_path / "run", "ppo", "pendulum", eval_episodes=4, env_options={"max_episode_steps": 20}
+    )
+    old_step, old_return = best_of(folder)
+    assert old_step == 80
+    # the same task: the best stays that of all evaluations
+    resume(folder, total_steps=88, learning_rate=1e-9, schedule="constant")
+    assert best_of(folder)[1] >= old_return
+    best = best_of(folder)
+    # another one, whose returns are lower
+    _, env, saved = saved_settings(folder)
+    changed = merge(saved, {"total_steps": 96, "quiet": False, "env": env} | changes)
+    run(make_settings("ppo", **changed), folder)  # type: ignore[arg-type]
+    assert "another task" in "".join(capsys.readouterr())
+    step, value = best_of(folder)
+    assert step == 96
+    assert value < best[1] - 1.0
+    assert gpurl.load(folder).settings["env_options"] == changes.get(
+        "env_options", {"max_episode_steps": 20}
+    )
+    # from here on the new task is the task
+    capsys.readouterr()
+    resume(folder, total_steps=104, quiet=False)
+    assert "another task" not in "".join(capsys.readouterr())
+
+
+def test_a_changed_task_without_evaluation_is_followed_from_its_first_checkpoint(
+    tmp_path: Path,
+) -> None:
+    folder = first_run(tmp_path / "run", "ppo", "pendulum", eval_episodes=2)
+    resume(folder, total_steps=96, eval_episodes=0, env_options={"max_episode_steps": 30})
+    assert not (folder / "checkpoints" / "BEST").exists()
+    assert gpurl.load(folder).step == 96
+    assert gpurl.load(folder).settings["env_options"] == {"max_episode_steps": 30}
+
+
+class Poor(Pendulum):
+    """Every step costs 100 more."""
+
+    def transition(
+        self, state: State, action: Tensor, rng: CounterRandom
+    ) -> tuple[State, Tensor, Tensor]:
+        next_state, reward, terminated = super().transition(state, action, rng)
+        return next_state, reward - 100.0, terminated
+
+    def triton_task(self) -> None:
+        """The kernels do not know of it."""
