@@ -71,6 +71,7 @@ TRAININGS: dict[str, tuple[list[str], float]] = {
     "my_sac.py": (["my_sac", "pendulum", *SMALL_REPLAY], -1e9),
     "my_trunk.py": (["ppo", "chasing", *SMALL, "--network", "my_trunk:Residual"], -1e9),
     "my_mirror.py": (["ppo", "pendulum", *SMALL, "--symmetry", "my_mirror:mirror"], -1e9),
+    "my_blind_env.py": (["ppo", "my_blind_env", *SMALL], -1e9),
     "my_network.py": (["my_network", "chasing", *SMALL], -1e9),
     # chance gets about 20
     "my_algorithm.py": (

@@ -89,8 +89,8 @@ PLACES: dict[str, tuple[Callable[[Path, bytes, Path], Words], set[int]]] = {
         {2},
     ),
     "--teacher": (as_file("x.pt", "train", "bc", "pendulum", "--teacher", "FILE", *SMALL), {5}),
-    "--actor-from": (
-        as_file("x.pt", "train", "sac", "pendulum", "--actor-from", "FILE", *SMALL),
+    "--init-from": (
+        as_file("x.pt", "train", "sac", "pendulum", "--init-from", "FILE", *SMALL),
         {5},
     ),
     "--resume": (as_file("x.zip", "train", "--resume", "FILE"), {5}),

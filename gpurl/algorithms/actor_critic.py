@@ -10,7 +10,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from gpurl.algorithms.base import Algorithm, Metrics, PolicyState
+from gpurl.algorithms.base import Metrics, PolicyState
 from gpurl.algorithms.off_policy import Batch, CriticConfig, OffPolicy
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import Choices, check_numbers
@@ -19,8 +19,9 @@ from gpurl.kernels.categorical_projection import categorical_projection
 from gpurl.kernels.gae import gae
 from gpurl.losses import categorical_td_loss, min_mean_pmf, td_loss
 from gpurl.nn.action_scaler import ActionScaler
-from gpurl.nn.mlp import BodyConfig, Sequential, make_network, set_dtype
+from gpurl.nn.mlp import BodyConfig, Dense, Sequential, make_network, set_dtype
 from gpurl.nn.optimizer import FlatAdam, call_loss
+from gpurl.nn.parts import Part, dense_actor_part, describe, state_tensors
 from gpurl.nn.q_networks import who_takes
 
 
@@ -36,7 +37,6 @@ class ActorCriticConfig(CriticConfig):
         *CriticConfig.fixed,
         "actor_network",
         "critic_network",
-        "actor_from",
     )
 
     actor_learning_rate: float | None = None
@@ -56,18 +56,16 @@ class ActorCriticConfig(CriticConfig):
     """
     actor_network: BodyConfig = field(default_factory=BodyConfig)
     """Shape of the actor."""
-    actor_from: str | None = None
-    """Start from the actor of another run with the same shape, of bc or of this family: its folder
-    or that of a checkpoint. It acts before learning_starts too, in place of random actions. The
-    critics start untrained, so it gets worse before it gets better. With sac, initial_temperature
-    should be well below the rewards of a step, else the actor first becomes random.
+    critic_warmup: int = 0
+    """Iterations, of those that learn, in which at first only the critics do; for init_from, where
+    new critics would spoil the actor. A learned temperature stays as it is, too.
     """
     critic_network: BodyConfig = field(default_factory=BodyConfig)
     """Shape of each critic."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        minimums = {"policy_delay": 1, "target_subset": 1, "fit_returns": 0}
+        minimums = {"policy_delay": 1, "target_subset": 1, "fit_returns": 0, "critic_warmup": 0}
         check_numbers(self, minimums, ("actor_learning_rate",))
         if self.updates % self.policy_delay:
             raise UsageError(
@@ -91,6 +89,7 @@ class OffPolicyActorCritic(OffPolicy):
     config: ActorCriticConfig
     support: Tensor  # [Z] the values of a distribution's atoms
     has_target_actor = False
+    actor_actions = "squashed"  # see `gpurl.nn.parts.ActorPart`
     # whether the target critics are updated with the actor only, else with the critics
     delays_target = False
 
@@ -148,26 +147,24 @@ class OffPolicyActorCritic(OffPolicy):
             "actor": self.make_adam(self.actor, "actor_loss", self.target_actor, tau, actor_rate),
         }
 
-    def copy_actor_from(self, source: Algorithm, path: str) -> None:
-        """Copy actor and observation normaliser of another run into this one and its target actor.
-
-        UsageError where they do not fit; path: where `source` is from.
-        """
-        weights = source.state_dict()
-        theirs, ours = _actor_signature(source), _actor_signature(self)
-        for name in ours | theirs:
-            if theirs.get(name) != ours.get(name):
-                raise UsageError(
-                    f"actor_from {path} does not fit: its {name} is {theirs.get(name)}, wanted "
-                    f"{ours.get(name)}"
-                )
-        copied = {name: weights[name] for name in ours if name in weights}
-        self.load_state_dict(copied, strict=False)
-        self.optimizers["actor"].copy_to_target()
+    def parts(self) -> dict[str, Part]:
+        parts = super().parts()
+        # what the critics' numbers mean
+        config = self.config
+        critic = parts["critic"]
+        atoms = f", atoms from {config.v_min} to {config.v_max}" if config.atoms else ""
+        values = f"{config.num_critics} critics of actions{atoms}"
+        parts["critic"] = Part((values, *critic.form), critic.tensors)
+        # of the actor the last layer is apart
+        layers = list(self.actor.layers) if isinstance(self.actor, Sequential) else [self.actor]
+        if type(last := layers[-1]) is Dense:
+            body = describe(*layers[:-1]), state_tensors(*layers[:-1])
+            parts["actor"] = dense_actor_part(body, last, self.num_actions, self.actor_actions)
+        return parts
 
     def schedule(self, progress: float, steps: int) -> None:
         super().schedule(progress, steps)
-        if self.config.actor_from is not None:
+        if self.config.init_from is not None:
             # it acts from the start: the critics must learn what its actions are worth
             self.is_random = False
 
@@ -273,10 +270,10 @@ class OffPolicyActorCritic(OffPolicy):
     # ---- learning ----
 
     def update_step(self, batch: Batch, number: int) -> Metrics:
-        updates_actor = (number + 1) % self.config.policy_delay == 0
-        moves_target = updates_actor or not self.delays_target
+        is_actors_turn = (number + 1) % self.config.policy_delay == 0
+        moves_target = is_actors_turn or not self.delays_target
         metrics = self.critic_step(batch, moves_target)
-        if updates_actor:
+        if is_actors_turn and not self.warms_critic:
             metrics |= self.actor_step(batch)
         return metrics
 
@@ -331,19 +328,3 @@ class OffPolicyActorCritic(OffPolicy):
         valid = buffer.columns.get("valid")
         _, returns, _ = gae(reward, value, final_value, *ends, self.config.gamma, 1.0, valid)
         return {"fit_return": returns}
-
-
-def _actor_signature(algorithm: Algorithm) -> dict[str, object]:
-    """What must be the same in two runs that share an actor: settings, and the shapes of saved
-    tensors.
-    """
-    shapes: dict[str, object] = {
-        name: tuple(value.shape)
-        for name, value in algorithm.state_dict().items()
-        if name.startswith(("actor.", "normalizer."))
-    }
-    settings = {
-        "actor_network": getattr(algorithm.config, "actor_network", None),
-        "action shape": algorithm.action_space.shape,
-    }
-    return settings | shapes

@@ -24,6 +24,7 @@ from gpurl.nn.acting import Actor
 from gpurl.nn.mlp import set_dtype
 from gpurl.nn.normalizer import Normalizer
 from gpurl.nn.optimizer import FlatAdam
+from gpurl.nn.parts import Part, describe, state_tensors
 
 Metrics = dict[str, Tensor]  # name in the log -> value
 PolicyState = tuple[Tensor, ...]  # () without memory, else one [N, H] tensor a memory
@@ -44,7 +45,7 @@ class AlgorithmConfig:
     """Settings every algorithm has."""
 
     # a resumed run must keep these: they shape the weights or matter at the start only
-    fixed: ClassVar[tuple[str, ...]] = ("normalize_obs",)
+    fixed: ClassVar[tuple[str, ...]] = ("normalize_obs", "init_from")
     # allowed values of `schedule`
     choices: ClassVar[Choices] = {"schedule": ("constant", "linear")}
 
@@ -67,6 +68,11 @@ class AlgorithmConfig:
     normalize_obs_epsilon: float = 1e-8
     """Added to the variance before the division. With 0.1, columns that are almost always 0, as
     the contact forces of ant are, stay small instead of being enlarged to unit variance.
+    """
+    init_from: str | None = None
+    """Begin with the actor, the critics and the normalisers of another run, as far as they fit: its
+    folder (the best checkpoint) or that of a checkpoint. Its environment, settings and algorithm
+    may be others.
     """
 
     def __post_init__(self) -> None:
@@ -140,6 +146,8 @@ class Algorithm(ABC, nn.Module):
         self.optimizers = self.make_optimizers()
         self.random_streams: dict[str, CounterRandom] = {}
         self.make_training()
+        # iterations to learn in which the actor stays as it is, see `warms_critic`
+        self.warm_up_left: int = getattr(config, "critic_warmup", 0)
         # everything is in eval mode, except in `train_mode`
         self.eval()
         networks = [optimizer.module for optimizer in self.optimizers.values()]
@@ -286,6 +294,32 @@ class Algorithm(ABC, nn.Module):
             for optimizer in self.optimizers.values():
                 optimizer.learning_rate.fill_(optimizer.initial_rate * max(1.0 - progress, 0.0))
 
+    @property
+    def warms_critic(self) -> bool:
+        """Whether this iteration's `learn` changes the critics only (`critic_warmup`). The host
+        decides it: fast engines learn as `Eager` does until it is over.
+        """
+        return self.warm_up_left > 0
+
+    def end_learning(self) -> None:
+        """At the end of each `learn`: counts the iterations in which only critics learn."""
+        self.warm_up_left = max(self.warm_up_left - 1, 0)
+
+    def parts(self) -> dict[str, Part]:
+        """What another run can begin with (`init_from`), beside the normaliser, by name: by default
+        the module of each optimiser.
+        """
+        parts = {}
+        for name, optimizer in self.optimizers.items():
+            module = optimizer.module
+            if module is self:  # whose buffers belong to its spaces and normalisers
+                named = dict(self.named_parameters())
+                form = tuple(f"{key} {tuple(each.shape)}" for key, each in named.items())
+                parts[name] = Part(form, tuple(each.detach() for each in named.values()))
+            else:
+                parts[name] = Part(describe(module), state_tensors(module))
+        return parts
+
     def mark_episode_break(self, mask: Tensor | None = None) -> None:
         """The environments of mask [N], or all, were reset from outside: their next step does not
         continue the last recorded one.
@@ -298,6 +332,7 @@ class Algorithm(ABC, nn.Module):
             "random": {name: each.state_dict() for name, each in self.random_streams.items()},
             "num_updates": self.num_updates,
             "rate_settings": self._rate_settings(),
+            "warm_up_left": self.warm_up_left,
         }
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
@@ -307,6 +342,7 @@ class Algorithm(ABC, nn.Module):
         for name, stream in self.random_streams.items():
             stream.load_state_dict(state["random"][name])
         self.num_updates.copy_(state["num_updates"])
+        self.warm_up_left = int(state.get("warm_up_left", 0))
         rates, saved_rates = self._rate_settings(), state["rate_settings"]
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])

@@ -26,6 +26,7 @@ class DiscreteSAC(SAC):
     """SAC whose critics value every action of a Discrete space."""
 
     config: SACConfig
+    actor_actions = "logits"
 
     def make_networks(self) -> None:
         config = self.config

@@ -27,6 +27,7 @@ from gpurl.losses import (
 from gpurl.nn.acting import Actor, Best, MeanOfMembers
 from gpurl.nn.mlp import Sequential
 from gpurl.nn.optimizer import FlatAdam, call_loss
+from gpurl.nn.parts import Part
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
 
 # of Ape-X (Horgan et al. 2018, section 4): epsilon_i = 0.4 ** (1 + 7 i / (N - 1))
@@ -112,6 +113,14 @@ class DQN(OffPolicy):
     def read_space(self) -> int:
         """The number of actions; UsageError for a space that has none."""
         return num_choices(self.action_space, self.label)
+
+    def parts(self) -> dict[str, Part]:
+        # what the network's numbers mean
+        config = self.config
+        values = f"atoms {config.atoms} from {config.v_min} to {config.v_max}, quantiles "
+        values += f"{config.quantiles}, rescale_values {config.rescale_values}"
+        network = super().parts()["network"]
+        return {"network": Part((values, *network.form), network.tensors)}
 
     def make_optimizers(self) -> dict[str, FlatAdam]:
         return {"network": self.make_adam(self.network, "loss", self.target, self.config.tau)}

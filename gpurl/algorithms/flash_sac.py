@@ -19,6 +19,7 @@ from gpurl.kernels.random import CounterRandom
 from gpurl.nn.batch_norm import batch_statistics
 from gpurl.nn.mlp import Layer, Sequential
 from gpurl.nn.optimizer import call_loss
+from gpurl.nn.parts import Part, state_tensors
 from gpurl.nn.reward_scaler import RewardScaler
 from gpurl.nn.unit_network import UnitBodyConfig, make_unit_network, project_
 
@@ -121,6 +122,15 @@ class FlashSAC(SAC):
         sizes = self.num_inputs + self.num_actions, max(config.atoms, 1)
         return make_unit_network(count, *sizes, config.critic_network)
 
+    def parts(self) -> dict[str, Part]:
+        parts = super().parts()
+        # its values are of scaled rewards
+        critic = parts["critic"]
+        tensors = (*critic.tensors, *state_tensors(self.reward_scaler))
+        rewards = "rewards as they are" if self.reward_scaler is None else "scaled rewards"
+        parts["critic"] = Part((rewards, *critic.form), tensors)
+        return parts
+
     def default_target_entropy(self) -> float:
         """Of independent normal actions with target_std (agent.py there)."""
         return 0.5 * self.num_actions * math.log(2.0 * math.pi * math.e * self.config.target_std**2)
@@ -171,7 +181,8 @@ class FlashSAC(SAC):
     def update_step(self, batch: Batch, number: int) -> Metrics:
         """The actor goes first, so the critics' target is of its new actions."""
         # with the last update of an iteration, whose metrics are logged
-        updates_actor = (number + 1) % self.config.policy_delay == 0
+        is_actors_turn = (number + 1) % self.config.policy_delay == 0
+        updates_actor = is_actors_turn and not self.warms_critic
         metrics = self.actor_step(batch) if updates_actor else {}
         return metrics | self.critic_step(batch, move_target=True)
 

@@ -60,6 +60,8 @@ class ModSAC(SAC):
 
     def update_step(self, batch: Batch, number: int) -> Metrics:
         metrics = self.critic_step(batch, move_target=True)
+        if self.warms_critic:
+            return metrics
         # how good the critics are; a loss that is not finite would stay in the mean for good
         change = torch.nan_to_num(metrics["critic_loss"] - self.loss_mean, 0.0, 0.0, 0.0)
         self.loss_mean.add_(change, alpha=1.0 - LOSS_DECAY)

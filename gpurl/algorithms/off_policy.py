@@ -127,7 +127,8 @@ class OffPolicy(Algorithm):
     """
 
     config: OffPolicyConfig
-    replay: Replay  # set by `make_buffer`: a policy that does not train needs none
+    # set by `make_buffer`: a policy that does not train needs none, nor a student with a memory
+    replay: Replay
 
     def make_training(self) -> None:
         seed = self.seed * 4
@@ -277,7 +278,9 @@ class OffPolicy(Algorithm):
         self.replay.add(buffer.columns | self.compute_extra_columns(buffer))
         if self.normalizer is not None:
             rows = buffer["obs"].reshape(buffer.horizon, self.num_envs, -1).float()
-            self.normalizer.update(rows, buffer.columns.get("valid"))
+            # what a frozen actor reads stays as it is
+            fixed = self.num_inputs if self.warms_critic else 0
+            self.normalizer.update(rows, buffer.columns.get("valid"), fixed)
         if self.config.symmetry and self.symmetry is None:
             raise UsageError(f"symmetry {self.config.symmetry} is not loaded: call set_symmetry()")
         if self.symmetry is not None:
@@ -293,6 +296,7 @@ class OffPolicy(Algorithm):
         the 0-d metrics of the last one.
         """
         metrics = Metrics()
+        replay = getattr(self, "replay", None)
         for number in range(self.config.updates):
             batch = self.sample_batch()
             metrics = update_step(batch, number)
@@ -301,15 +305,16 @@ class OffPolicy(Algorithm):
             self.choice_random.advance()
             # transitions with a large error are drawn more often
             error = metrics.pop("td_error", None)
-            if isinstance(self.replay, PrioritizedReplay):
+            if isinstance(replay, PrioritizedReplay):
                 if error is None:
                     raise UsageError(
                         f"prioritized needs the error of each transition: wanted a [B] tensor "
                         f"'td_error' among the metrics of the loss of {self.label}, got "
                         f"{', '.join(metrics) or 'none'}"
                     )
-                self.replay.update_priorities(batch["index"], error)
+                replay.update_priorities(batch["index"], error)
         self.num_updates += self.config.updates
+        self.end_learning()
         logged = {
             f"train/{name}": value.mean() if value.dim() else value
             for name, value in metrics.items()
@@ -338,8 +343,9 @@ class OffPolicy(Algorithm):
     def schedule(self, progress: float, steps: int) -> None:
         super().schedule(progress, steps)
         self.is_random = steps < self.config.learning_starts
-        if isinstance(self.replay, PrioritizedReplay):
-            self.replay.set_progress(progress)
+        replay = getattr(self, "replay", None)
+        if isinstance(replay, PrioritizedReplay):
+            replay.set_progress(progress)
 
     # ---- states ----
 

@@ -2,6 +2,8 @@
 without memory.
 """
 
+import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
@@ -24,10 +26,11 @@ from gpurl.losses import explained_variance, weighted_mean
 from gpurl.nn.acting import Actor, FirstOutput
 from gpurl.nn.actor_critic import ActorCritic, AsymmetricActorCritic, NetworkConfig
 from gpurl.nn.distributions import Gaussian, TanhGaussian, make_head
-from gpurl.nn.mlp import standalone
+from gpurl.nn.mlp import Dense, standalone
 from gpurl.nn.normalizer import ValueNormalizer
-from gpurl.nn.optimizer import FlatAdam, call_loss, stack_metrics
+from gpurl.nn.optimizer import FlatAdam, FrozenWeights, call_loss, stack_metrics
 from gpurl.nn.own_network import OwnTrunks
+from gpurl.nn.parts import ActorPart, Deviation, Part, dense_actor_part, state_tensors
 
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)  # of the KL-adaptive rate, as in rsl_rl
 # metrics of the loss that are logged with the opposite sign, under another name
@@ -52,6 +55,7 @@ class PPOConfig(OnPolicyConfig):
         "state_dependent_std",
         "normalize_value",
         "initial_std",
+        "reset_std",
         "asymmetric",
     )
     choices: ClassVar[Choices] = {
@@ -103,6 +107,13 @@ class PPOConfig(OnPolicyConfig):
     """Standard deviation of continuous actions at the start; it stays between 0.0067 and 7.4 (e^-5
     and e^2). distribution beta begins at 0.48 whatever this is.
     """
+    reset_std: bool = False
+    """With init_from: begin with initial_std in place of the standard deviation of that run."""
+    critic_warmup: int = 0
+    """Iterations at the start in which only the critic learns; for init_from, where a new critic
+    would spoil the actor. What the actor reads, its normaliser too, stays as it is, and schedule kl
+    leaves the learning rate as it is.
+    """
     asymmetric: bool = True
     """The critic reads the environment's privileged observations, if it has any, in place of the
     actor's.
@@ -126,7 +137,13 @@ class PPOConfig(OnPolicyConfig):
         above_zero = ("target_kl", "clip_range", "clip_range_value", "initial_std")
         check_numbers(
             self,
-            {"entropy_coef": 0, "value_coef": 0, "bounds_coef": 0, "symmetry_coef": 0},
+            {
+                "entropy_coef": 0,
+                "value_coef": 0,
+                "bounds_coef": 0,
+                "symmetry_coef": 0,
+                "critic_warmup": 0,
+            },
             above_zero,
             zero_to_one=("gae_lambda",),
         )
@@ -197,12 +214,62 @@ class PPO(OnPolicy):
         )
         return {"policy": adam}
 
+    def parts(self) -> dict[str, Part]:
+        """An actor and a critic, unless the network is a module of somebody's own."""
+        network = self.network
+        if not isinstance(network, ActorCritic | OwnTrunks):
+            return super().parts()
+        form, tensors = network.critic_part()
+        reads = "privileged observations" if self.num_state else "observations"
+        units = "as they are" if self.value_normalizer is None else "normalised"
+        return {
+            "actor": self._actor_part(network.actor_part(), network.actor),
+            "critic": Part(
+                (f"reads {reads}", f"gives returns {units}", *form),
+                (*tensors, *state_tensors(self.value_normalizer)),
+                needs_actor=network.critic_reads_actor,
+            ),
+        }
+
+    def _actor_part(
+        self, body: tuple[tuple[str, ...], tuple[Tensor, ...]], last: Dense
+    ) -> ActorPart:
+        """body: (layers, weights) of the actor without its last layer."""
+        head = self.head
+        if not isinstance(head, Gaussian):
+            return dense_actor_part(body, last, head.num_outputs, head.actions)
+        is_log, initial = head.std_type == "log", head.initial_std
+        offset = math.log(initial) if is_log else initial
+        part = dense_actor_part(body, last, head.num_actions, head.actions, is_log, offset)
+        if head.state_dependent_std:
+            return part
+        values = head.log_std if is_log else head.std
+        return dataclasses.replace(part, std=Deviation(values.detach(), is_log))
+
     def make_training(self) -> None:
         config = self.config
         self.normalizes_minibatches = config.normalize_advantage == "minibatch"
         super().make_training()
         self.clip_range = torch.tensor(config.clip_range, device=self.device)
         self.entropy_coef = torch.tensor(config.entropy_coef, device=self.device)
+        self._actor_freezer: FrozenWeights | None = None
+        if config.critic_warmup:
+            if not isinstance(self.network, ActorCritic | OwnTrunks):
+                raise UsageError(
+                    f"critic_warmup {config.critic_warmup} needs to know which weights are the "
+                    f"critic's, which the network {type(self.network).__name__} does not say: "
+                    f"leave it out"
+                )
+            critic = self.network.critic_part()[1]
+            self._actor_freezer = FrozenWeights(self.optimizer, critic)
+
+    def end_learning(self) -> None:
+        was_warming = self.warms_critic
+        super().end_learning()
+        if was_warming and not self.warms_critic and self._actor_freezer is not None:
+            # the moments of frozen weights are 0, but Adam has counted those steps: it would take
+            # the first true gradients for rare ones, and steps of several times the learning rate
+            self.optimizer.forget_moments()
 
     def set_symmetry(self, mirror: Mirror, name: str) -> None:
         if self.is_recurrent:
@@ -363,7 +430,9 @@ class PPO(OnPolicy):
             # mirrored before they are normalised: the running mean is not symmetric
             if mirrored:
                 columns["mirror_obs"] = self.normalizer.scaled_as_now(mirrored["mirror_obs"])
-            self.normalizer.update(obs, valid)  # for the next rollout
+            # for the next rollout; what a frozen actor reads stays as it is
+            fixed = self.num_inputs if self.warms_critic else 0
+            self.normalizer.update(obs, valid, fixed)
         if valid is not None:
             columns["valid"] = valid
         return metrics | self._rows(columns, buffer)
@@ -495,7 +564,10 @@ class PPO(OnPolicy):
         metrics = terms | metrics
         row = stack_metrics(metrics, self.loss)
         self.optimizer.losses = tuple(terms)
-        norm = self.optimizer.step(loss, row[: len(terms)], of=self.loss)
+        if self.warms_critic and self._actor_freezer is not None:
+            norm = self._actor_freezer.step(loss, row[: len(terms)], of=self.loss)
+        else:
+            norm = self.optimizer.step(loss, row[: len(terms)], of=self.loss)
         return tuple(metrics), row, norm
 
     def after_epochs(
@@ -504,13 +576,15 @@ class PPO(OnPolicy):
         """Adapt the learning rate and clamp the standard deviation. means: the metrics' means over
         the last epoch. Returns what is logged.
         """
-        if steps_before is not None:
+        # a frozen actor does not move, whatever the learning rate is
+        if steps_before is not None and not self.warms_critic:
             if "approx_kl" not in means:
                 raise UsageError(f"schedule kl needs a metric approx_kl of {self.label}.loss")
             self._adapt_learning_rate(means["approx_kl"], self.optimizer.state.step > steps_before)
         if isinstance(self.head, Gaussian):
             self.head.clamp_log_std_()
         self.num_updates += 1
+        self.end_learning()
 
         # log
         std = means.pop("state_std", None)

@@ -174,7 +174,7 @@ _gpurl_candidates() {
         return ;;
     esac
     case "$previous" in
-        --resume|--teacher|--actor-from) _gpurl_runs "$word"; return ;;
+        --resume|--teacher|--init-from) _gpurl_runs "$word"; return ;;
         --env) echo "@ENVS@"; return ;;
         --algorithm) echo "@ALGORITHMS@"; return ;;
         -*) _gpurl_choices "$previous"; return ;;
@@ -252,7 +252,7 @@ function __gpurl_candidates
         return
     end
     switch $previous
-        case --resume --teacher --actor-from
+        case --resume --teacher --init-from
             __gpurl_runs $word
         case --env
             string split ' ' "@ENVS@"

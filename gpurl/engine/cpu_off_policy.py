@@ -141,9 +141,9 @@ class ActorCriticUpdates(ABC):
     def update_step(self, batch: Batch, number: int) -> Metrics:
         """As `OffPolicyActorCritic.update_step`."""
         algorithm = self.algorithm
-        updates_actor = (number + 1) % algorithm.config.policy_delay == 0
-        metrics = self.critic_step(batch, updates_actor or not algorithm.delays_target)
-        if updates_actor:
+        is_actors_turn = (number + 1) % algorithm.config.policy_delay == 0
+        metrics = self.critic_step(batch, is_actors_turn or not algorithm.delays_target)
+        if is_actors_turn and not algorithm.warms_critic:
             metrics |= self.actor_step(batch)
         return metrics
 

@@ -93,6 +93,8 @@ class PpoInC:
     @torch.no_grad()
     def learn(self, data: dict[str, Tensor]) -> Metrics:
         """As `PPO.learn`, on what `PPO.prepare` gave."""
+        if self.algorithm.warms_critic:  # the kernel moves all weights
+            return self.algorithm.learn(data)
         algorithm, packed = self.algorithm, data["packed"]
         config, minibatches = algorithm.config, algorithm.minibatches
         clip_range, entropy_coef = float(algorithm.clip_range), float(algorithm.entropy_coef)

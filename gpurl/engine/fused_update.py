@@ -118,6 +118,8 @@ class FusedUpdate(Eager):
     @torch.no_grad()
     def learn(self, data: dict[str, Tensor]) -> Metrics:
         """As `PPO.learn`, on what `PPO.prepare` gave."""
+        if self.algorithm.warms_critic:  # the kernels move all weights
+            return super().learn(data)
         algorithm, packed = self.algorithm, data["packed"]
         minibatches = algorithm.minibatches
         columns = columns_of(minibatches.rows.places)

@@ -289,9 +289,10 @@ LEVELS: dict[str, type[GraphLevel]] = {"full": FullLevel, "policy": PolicyLevel}
 class Graphed:
     """The stages of `eager` in CUDA graphs, at the best level that works.
 
-    The first iteration that learns runs without graphs, which compiles and allocates everything;
-    the next WARM_UPS run on the graphs' stream; then the stages are captured. All of these are
-    iterations of the training. If a level fails, a note says why, and the next one is tried.
+    The iterations of critic_warmup and the first one after them that learns run without graphs,
+    which compiles and allocates everything; the next WARM_UPS run on the graphs' stream; then the
+    stages are captured. All of these are iterations of the training. If a level fails, a note says
+    why, and the next one is tried.
     """
 
     def __init__(
@@ -330,8 +331,10 @@ class Graphed:
 
     def learn(self, data: dict[str, Tensor]) -> Metrics:
         """As `Eager.learn`."""
+        # graphs repeat what they have captured: they begin once the whole algorithm learns
+        is_whole = not self.eager.algorithm.warms_critic
         metrics = (self._graphs or self.eager).learn(data)
-        self._learned += 1
+        self._learned += is_whole
         return metrics
 
     def _advance(self) -> None:

@@ -14,6 +14,7 @@ from gpurl.errors import UsageError
 from gpurl.nn.acting import chain
 from gpurl.nn.gru import Gru
 from gpurl.nn.mlp import BodyConfig, Dense, Sequential, make_trunk
+from gpurl.nn.parts import describe, members, state_tensors
 
 HIDDEN_GAIN = math.sqrt(2.0)  # of the orthogonal start of hidden layers (Saxe et al. 2014)
 ACTOR_GAIN = 0.01  # small: the first policy hardly depends on the observation
@@ -94,6 +95,23 @@ class ActorCritic(nn.Module):
         members = features.unbind(0) if features.dim() == 3 else (features,)
         return evaluate_heads(self.actor, self.critic, members[0], members[-1])
 
+    @property
+    def critic_reads_actor(self) -> bool:
+        """Whether the critic reads features that the actor has too: of the memory, or of a shared
+        trunk.
+        """
+        return self.memory is not None or self.config.shared
+
+    def actor_part(self) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
+        """(layers, weights) of the actor without its last layer; see `gpurl.nn.parts`."""
+        form = describe(self.memory, self.trunk)
+        return form, (*state_tensors(self.memory), *members(state_tensors(self.trunk), 0, 1))
+
+    def critic_part(self) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
+        """(layers, weights) of the critic, of which no actor reads any."""
+        own = () if self.config.shared else members(state_tensors(self.trunk), 1, 2)
+        return describe(self.trunk, self.critic), (*own, *state_tensors(self.critic))
+
     def actor_to_torch(self) -> nn.Module:
         """What `forward` needs for the policy head's numbers, in torch's own modules."""
         return chain(self.trunk.to_torch(), self.actor.to_torch())
@@ -112,6 +130,14 @@ class AsymmetricActorCritic(ActorCritic):
         self.num_inputs = num_inputs
         self.critic_trunk, width = _make_hidden(1, num_state, config)
         self.critic = Dense(1, width, 1, gain=CRITIC_GAIN, keep_float32=True)
+
+    @property
+    def critic_reads_actor(self) -> bool:
+        return False
+
+    def critic_part(self) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
+        modules = self.critic_trunk, self.critic
+        return describe(*modules), state_tensors(*modules)
 
     def remember(self, obs: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """obs [N, D + S], one step; memory h [N, H] -> (features [N, F + S], next h)."""

@@ -40,6 +40,7 @@ class Head(nn.Module):
     """
 
     num_outputs: int
+    actions: str  # how the outputs become actions, see `gpurl.nn.parts.ActorPart`
 
     @property
     def variant(self) -> str:
@@ -132,6 +133,8 @@ class Gaussian(Head):
     network beside the mean. std_type: what is learned, "log" its logarithm or "scalar" itself, as
     rsl_rl has it. It begins at initial_std, where the network's output is 0.
     """
+
+    actions = "clipped"
 
     def __init__(
         self,
@@ -258,6 +261,8 @@ class TanhGaussian(Gaussian):
     C, in its stable form)
     """
 
+    actions = "squashed"
+
     def __init__(
         self,
         space: Box,
@@ -311,6 +316,8 @@ class Beta(Head):
     The network gives [..., 2A], of which softplus + 1 are alpha and beta, above 1: one maximum,
     inside the bounds. Actions are 2 x - 1 for x in (0, 1), EDGE away from its ends.
     """
+
+    actions = "beta"
 
     def __init__(self, space: Box) -> None:
         super().__init__()
@@ -383,6 +390,8 @@ def gamma_sample(shape: Tensor, rng: CounterRandom) -> Tensor:
 class Categorical(Head):
     """One of n actions, int64 [N]; sampled by the Gumbel maximum, which needs no host sync."""
 
+    actions = "logits"
+
     def __init__(self, num_actions: int) -> None:
         super().__init__()
         self.num_outputs = num_actions
@@ -421,6 +430,8 @@ class Categorical(Head):
 
 class MultiCategorical(Head):
     """K independent choices, int64 [N, K]; `num_actions[k]` actions each."""
+
+    actions = "logits"
 
     def __init__(self, num_actions: tuple[int, ...]) -> None:
         super().__init__()

@@ -53,14 +53,22 @@ class Normalizer(nn.Module):
         """As `scaled`, whatever `update` does before the packing."""
         return Scaled(column, self.shift.clone(), self.inv_std.clone(), self.clip)
 
-    def update(self, x: Tensor, valid: Tensor | None = None) -> None:
-        """Add the rows of x [..., D] where valid [...] is True."""
+    def update(self, x: Tensor, valid: Tensor | None = None, fixed: int = 0) -> None:
+        """Add the rows of x [..., D] where valid [...] is True; the first `fixed` columns keep
+        their statistics.
+        """
+        if fixed >= x.shape[-1]:
+            return  # nor does the count know of these rows
+        columns = (self.mean, self.variance, self.shift, self.inv_std)
+        before = [column[:fixed].clone() for column in columns] if fixed else []
         update_moments(
             RunningMoments(self.mean, self.variance, self.count, self.shift, self.inv_std),
             self.epsilon,
             x.reshape(-1, x.shape[-1]),
             None if valid is None else valid.reshape(-1),
         )
+        for column, saved in zip(columns, before):
+            column[:fixed].copy_(saved)
 
 
 class ValueNormalizer(Normalizer):

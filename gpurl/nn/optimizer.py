@@ -3,7 +3,7 @@ reduction between ranks.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -154,6 +154,12 @@ class FlatAdam:
         the gradient's norm before clipping, 0-d. UsageError unless `loss` depends on these
         parameters.
         """
+        self.differentiate(loss, of)
+        losses = loss.detach() if losses is None else losses
+        return self.step_along_gradient(move_target, losses=losses)
+
+    def differentiate(self, loss: Tensor, of: Callable[..., Any] | None = None) -> None:
+        """Write the gradient of the 0-d `loss` into the parameters' `.grad`; see `step`."""
         check_loss(loss, of)
         # torch.autograd.grad without its checks, which take as long as a small network on a CPU
         gradients = _engine_run_backward(
@@ -168,8 +174,6 @@ class FlatAdam:
             for view, gradient in zip(self._views, gradients)
         ]
         torch._foreach_copy_(self._views, filled)
-        losses = loss.detach() if losses is None else losses
-        return self.step_along_gradient(move_target, losses=losses)
 
     def step_along_gradient(self, move_target: bool = True, losses: Tensor | None = None) -> Tensor:
         """Take one step along the gradients in the parameters' `.grad`; returns their norm before
@@ -213,6 +217,11 @@ class FlatAdam:
             for parameter in self.parameters:
                 parameter.requires_grad = True
 
+    def forget_moments(self) -> None:
+        """Begin anew with Adam's moments and its count of steps."""
+        for tensor in (self.state.exp_avg, self.state.exp_avg_sq, self.state.step):
+            tensor.zero_()
+
     def parts_of(self, flat: Tensor) -> dict[str, Tensor]:
         """name of each parameter -> its slice of `flat` [P]."""
         assert self.flat.shape == flat.shape, (self.flat.shape, flat.shape)
@@ -237,6 +246,32 @@ class FlatAdam:
         """Continue from `state_dict()`."""
         for name, tensor in self.state_dict().items():
             tensor.copy_(state[name])
+
+
+class FrozenWeights:
+    """Steps of a FlatAdam that move some of its weights only; the others get a gradient of 0, keep
+    their values to the bit, whatever the weight decay, and have moments of 0.
+    """
+
+    def __init__(self, optimizer: FlatAdam, moving: Iterable[Tensor]) -> None:
+        """moving: views of the weights that steps move; other tensors among them are ignored."""
+        self.optimizer = optimizer
+        self.moves = torch.zeros_like(optimizer.flat, dtype=torch.bool)  # [P]
+        memory = optimizer.flat.untyped_storage().data_ptr()
+        for tensor in moving:
+            if tensor.untyped_storage().data_ptr() == memory:
+                start = tensor.storage_offset() - optimizer.flat.storage_offset()
+                self.moves[start : start + tensor.numel()] = True
+
+    def step(self, loss: Tensor, losses: Tensor, of: Callable[..., Any]) -> Tensor:
+        """As `FlatAdam.step`."""
+        optimizer = self.optimizer
+        before = optimizer.flat.clone()
+        optimizer.differentiate(loss, of)
+        optimizer.gradient.mul_(self.moves)
+        norm = optimizer.step_along_gradient(losses=losses)
+        torch.where(self.moves, optimizer.flat, before, out=optimizer.flat)
+        return norm
 
 
 def _place(of: Callable[..., Any] | None) -> str:

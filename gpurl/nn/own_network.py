@@ -12,6 +12,7 @@ from gpurl.nn.acting import Shaped, chain
 from gpurl.nn.actor_critic import ACTOR_GAIN, CRITIC_GAIN, NetworkConfig, evaluate_heads
 from gpurl.nn.mlp import Dense, standalone
 from gpurl.nn.optimizer import check_parameters
+from gpurl.nn.parts import describe, state_tensors
 
 
 class OwnTrunks(nn.Module):
@@ -52,6 +53,20 @@ class OwnTrunks(nn.Module):
         """x: [B, D] flat observations -> (outputs for the action head [B, A], value [B])."""
         features = [self._features(trunk, x) for trunk in self.trunks]
         return evaluate_heads(self.actor, self.critic, features[0], features[-1])
+
+    @property
+    def critic_reads_actor(self) -> bool:
+        """Whether actor and critic share a trunk."""
+        return len(self.trunks) == 1
+
+    def actor_part(self) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
+        """As `ActorCritic.actor_part`."""
+        return describe(self.trunks[0]), state_tensors(self.trunks[0])
+
+    def critic_part(self) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
+        """As `ActorCritic.critic_part`."""
+        own = () if self.critic_reads_actor else (self.trunks[-1],)
+        return describe(self.trunks[-1], self.critic), state_tensors(*own, self.critic)
 
     def actor_to_torch(self) -> nn.Module:
         """What `forward` needs for the outputs, with copies of the weights."""

@@ -1,18 +1,20 @@
-"""Makes an algorithm from a checkpoint alone: for a policy, a teacher, or a run that starts from
-another run's actor."""
+"""Makes an algorithm from a checkpoint alone: for a policy, a teacher, or a run that begins with
+the parts of another run."""
 
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from gpurl.algorithms import make_algorithm
-from gpurl.algorithms.actor_critic import OffPolicyActorCritic
-from gpurl.algorithms.base import Algorithm
-from gpurl.algorithms.bc import BC
+from gpurl.algorithms.base import Algorithm, AlgorithmConfig
+from gpurl.algorithms.bc import BCConfig
 from gpurl.algorithms.symmetry import find_mirror
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.checkpoints.spaces import space_from_dict
 from gpurl.checkpoints.state_files import State
 from gpurl.errors import CheckpointError
+from gpurl.run.init_from import take_parts
 from gpurl.run.settings import build_algorithm_config
 
 
@@ -54,13 +56,10 @@ def load_algorithm(
     return Loaded(algorithm, settings, manifest["step"], deployment)
 
 
-def load_teacher(algorithm: Algorithm) -> None:
-    """Load the teacher that BC's settings name; call it before the buffer is made."""
-    if isinstance(algorithm, BC) and algorithm.config.teacher is not None:
-        teacher, *_ = load_algorithm(
-            algorithm.config.teacher, str(algorithm.device), algorithm.num_envs
-        )
-        algorithm.set_teacher(teacher)
+def load_teachers(config: AlgorithmConfig, num_envs: int, device: torch.device) -> list[Algorithm]:
+    """The teachers that BC's settings name; none of any other algorithm's."""
+    names = config.teacher if isinstance(config, BCConfig) else ()
+    return [_load_named("teacher", name, device, num_envs)[0] for name in names]
 
 
 def load_symmetry(algorithm: Algorithm, env: object) -> None:
@@ -69,8 +68,30 @@ def load_symmetry(algorithm: Algorithm, env: object) -> None:
         algorithm.set_symmetry(find_mirror(name, env), name)
 
 
-def load_initial_actor(algorithm: Algorithm) -> None:
-    """Load the actor that the settings name, for a new run; a resumed run has its own."""
-    if isinstance(algorithm, OffPolicyActorCritic) and algorithm.config.actor_from is not None:
-        path = algorithm.config.actor_from
-        algorithm.copy_actor_from(load_algorithm(path, str(algorithm.device))[0], path)
+def begin_from_run(algorithm: Algorithm) -> list[str]:
+    """Begin with the parts of the run that the settings name (`init_from`), if they name one, for a
+    new run; a resumed run has its own. Returns lines for the user.
+    """
+    path = algorithm.config.init_from
+    if path is None:
+        return []
+    source, step = _load_named("init_from", path, algorithm.device)
+    return take_parts(algorithm, source, f"{path}, step {step:,}")
+
+
+def _load_named(
+    option: str, path: str, device: torch.device, num_envs: int = 1
+) -> tuple[Algorithm, int]:
+    """(the algorithm at `path`, its steps); CheckpointError names the option that asked for it."""
+    if not Path(path).exists():
+        raise CheckpointError(
+            f"{option} {path} does not exist: give the folder of a run, which gpurl runs lists, or "
+            f"of one of its checkpoints"
+        )
+    try:
+        algorithm, _, step = load_algorithm(path, str(device), num_envs)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{option} {path} gives no policy: {error}; a run has one from its first checkpoint on"
+        ) from error
+    return algorithm, step

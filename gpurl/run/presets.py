@@ -276,7 +276,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     **{(name, "pendulum"): PENDULUM | DETERMINISTIC for name in ("ddpg", "td3")},
     **{(name, "chasing"): CHASING | {"initial_temperature": 0.02} for name in ("sac", "mod_sac")},
     **{(name, "chasing"): CHASING for name in ("ddpg", "td3")},
-    ("bc", "pendulum"): {"actor_network": SMALL_NETWORK},  # for actor_from
+    ("bc", "pendulum"): {"actor_network": SMALL_NETWORK},  # as sac's, for init_from
     ("redq", "pendulum"): PENDULUM | dict(num_critics=5, updates=8, policy_delay=2),
     **{(name, "pendulum"): FAST_PENDULUM for name in ("fast_td3", "fast_sac")},
     ("fast_td3", "chasing"): FAST_CHASING,

@@ -340,6 +340,9 @@ def _check_type(name: str, value: object, hint: object) -> object:
         value = value.item()
     elif isinstance(value, (PurePath, torch.device)):
         value = str(value)
+    # one name for a list of them: teacher=RUN
+    if isinstance(value, str) and typing.get_origin(hint) is tuple:
+        value = (value,)
     # numbers as the setting's type: total_steps=1e6, save_every: 60
     is_bool = _bool_for_number(value, hint)
     if not is_bool:

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpurl.algorithms import algorithm_names, make_algorithm, resolve_algorithm
 from gpurl.algorithms.base import Algorithm
+from gpurl.algorithms.bc import BC
 from gpurl.engine.choose import choose_engine
 from gpurl.engine.determinism import nondeterminism_warning
 from gpurl.engine.eager import Eager
@@ -24,7 +25,7 @@ from gpurl.guards.guards import Guards
 from gpurl.memory import available_bytes, in_gib
 from gpurl.run.callbacks import Callback
 from gpurl.run.evaluator import EVAL_SEED
-from gpurl.run.load import load_symmetry, load_teacher
+from gpurl.run.load import load_symmetry, load_teachers
 from gpurl.run.settings import Settings, TrainConfig
 from gpurl.run.trainer import Trainer
 
@@ -52,7 +53,10 @@ def make_trainer(
         if not isinstance(env, TorchEnv):
             raise UsageError(f"compile needs a TorchEnv; {settings.env} is not one")
         env.compile()
-    # the algorithm
+    # the algorithm; a student's rows hold privileged observations if a teacher reads them
+    teachers = load_teachers(settings.algorithm_config, config.num_envs, device)
+    space = env.single_observation_space
+    needs_state = not teachers or any(each.observation_space != space for each in teachers)
     algorithm = make_algorithm(
         settings.algorithm,
         settings.algorithm_config,
@@ -61,9 +65,10 @@ def make_trainer(
         config.num_envs,
         device,
         config.seed,
-        state_space=env.single_state_space,
+        state_space=env.single_state_space if needs_state else None,
     )
-    load_teacher(algorithm)
+    if isinstance(algorithm, BC):
+        algorithm.set_teachers(teachers)
     load_symmetry(algorithm, env)
     _set_precision(algorithm, config.precision)
     # the process

@@ -28,7 +28,7 @@ from gpurl.run.callbacks import Callback, Callbacks, RunView
 from gpurl.run.display import Display
 from gpurl.run.evaluator import Evaluations, Stopped
 from gpurl.run.interrupt import StopRequest
-from gpurl.run.load import load_initial_actor
+from gpurl.run.load import begin_from_run
 from gpurl.run.logger import Logger
 from gpurl.run.reporter import Reporter
 from gpurl.run.resume import checkpoint_parts, restore_engine
@@ -95,7 +95,7 @@ class Trainer:
     def start(self) -> None:
         """Begin a new run."""
         config = self.settings.train
-        load_initial_actor(self.algorithm)
+        self.engine.notes += begin_from_run(self.algorithm)
         self.engine.begin(config.seed, config.stagger)
 
     def iterate(self) -> Metrics:

@@ -270,8 +270,8 @@ SPACES: dict[str, Any] = {
         ("box", {"prioritized": True}, "prioritized True .*: leave out prioritized"),
         (
             "box",
-            {"head": "gaussian"},
-            "head is 'gaussian'; it must be one of squashed, deterministic",
+            {"head": "normal"},
+            "head is 'normal'; it must be one of squashed, deterministic, gaussian",
         ),
         ("box", {"logit_penalty": -1.0}, "logit_penalty must be at least 0"),
     ],

@@ -341,7 +341,7 @@ def test_an_actor_goes_on_in_another_run_with_its_running_statistics(tmp_path: P
     first = gpurl.train("flash_sac", "pendulum", **small)
     policy = gpurl.load(first.folder)
     small |= {"run_dir": str(tmp_path / "second"), "total_steps": 8, "learning_starts": 1000}
-    second = gpurl.train("flash_sac", "pendulum", **(small | {"actor_from": str(first.folder)}))
+    second = gpurl.train("flash_sac", "pendulum", **(small | {"init_from": str(first.folder)}))
     obs = torch.randn(5, 3)
     assert torch.equal(policy.act(obs), gpurl.load(second.folder).act(obs))
     moved = [

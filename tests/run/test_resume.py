@@ -67,6 +67,17 @@ VARIANTS: dict[
     "td3 by priority": ("td3", WALK, {"prioritized": True, "normalize_obs": True, "n_step": 3}),
     "bc of a teacher": ("bc", PLACES, {"teacher": ""}),
     "bc dagger": ("bc", PLACES, {"teacher": "", "dagger": True}),
+    "bc of a student with a memory": (
+        "bc",
+        PLACES,
+        {
+            "teacher": "",
+            "dagger": True,
+            "actor_network": {"hidden": [8], "memory": "gru", "memory_size": 4},
+        },
+    ),
+    "ppo that warms its critic": ("ppo", WALK, {"critic_warmup": 9}),
+    "sac that warms its critics": ("sac", WALK, {"critic_warmup": 6}),
 }
 
 
