@@ -108,24 +108,26 @@ def test_a_teacher_of_the_same_observations_needs_no_state(tmp_path: Path) -> No
     assert torch.equal(trainer.algorithm.act(trainer.engine.obs).columns["action"], expected)
 
 
-def test_a_teacher_may_read_both() -> None:
+def test_a_teacher_may_read_either_or_both() -> None:
     box, state = Box(-1.0, 1.0, (2,), np.float32), Box(-5.0, 5.0, (3,), np.float32)
-    both = Box(np.repeat([-1.0, -5.0], [2, 3]), np.repeat([1.0, 5.0], [2, 3]), dtype=np.float32)
-    for space, expected in (
-        (box, "observations"),
-        (state, "privileged observations"),
-        (both, "both"),
-    ):
-        teacher = make_algorithm("ppo", PPOConfig(), space, Discrete(2), 4)
-        assert reads_of(teacher, "x", Discrete(2), box, state) == expected
+    both = Box(
+        np.repeat(np.float32([-1.0, -5.0]), [2, 3]), np.repeat(np.float32([1.0, 5.0]), [2, 3])
+    )
     student = make_algorithm(
-        "bc", build(BCConfig, {"teacher": "x"}), box, Discrete(2), 4, state_space=state
+        "bc", build(BCConfig, {"teacher": "x"}), box, Discrete(2), 64, state_space=state
     )
     assert isinstance(student, BC)
-    student.set_teachers([teacher])
-    rows = torch.randn(4, 5)
-    label = student.act(rows).columns["action"]
-    assert torch.equal(label, teacher.act(rows, explore=False).action)
+    rows = torch.randn(64, 5)
+    for space, expected, columns in (
+        (box, "observations", slice(0, 2)),
+        (state, "privileged observations", slice(2, 5)),
+        (both, "both", slice(0, 5)),
+    ):
+        teacher = make_algorithm("ppo", PPOConfig(), space, Discrete(2), 64)
+        assert reads_of(teacher, "x", Discrete(2), box, state) == expected
+        student.set_teachers([teacher])
+        label = student.act(rows).columns["action"]
+        assert torch.equal(label, teacher.act(rows[:, columns], explore=False).action)
 
 
 def test_teachers_share_the_environments(tmp_path: Path, balancer: Path) -> None:
