@@ -89,9 +89,9 @@ def _load_named(
             f"of one of its checkpoints"
         )
     try:
-        algorithm, _, step = load_algorithm(path, str(device), num_envs)
+        loaded = load_algorithm(path, str(device), num_envs)
     except CheckpointError as error:
         raise CheckpointError(
             f"{option} {path} gives no policy: {error}; a run has one from its first checkpoint on"
         ) from error
-    return algorithm, step
+    return loaded.algorithm, loaded.step
