@@ -1,7 +1,7 @@
 """Kernels against their references and torch's own equivalents: compared first, then timed in turn.
 
-`kernel` is the form that gpurl calls: Triton on a GPU; on a CPU, C for GAE, Adam, random numbers,
-prioritised draws and squashed actions, else the reference itself.
+`kernel` is the form that gpurl calls: Triton on a GPU; on a CPU, C for GAE, linear scans, Adam,
+random numbers, prioritised draws and squashed actions, else the reference itself.
 """
 
 import sys
@@ -23,6 +23,7 @@ from gpurl.kernels import (
     adam,
     categorical_projection,
     gae,
+    linear_scan,
     moments,
     permutation,
     prioritized,
@@ -36,6 +37,7 @@ from gpurl.run.setup import choose_device
 
 Function = Callable[[], tuple[Tensor, ...]]
 GAE_SIZES = ((32, 4096), (128, 4096), (256, 4096), (2048, 8))  # T, N
+SCAN_SIZES = ((32, 4096 * 64), (128, 256 * 64))  # T, columns: environments times units of a memory
 ADAM_SIZES = (10_240, 1_048_576)  # parameters: PPO's two 64x64 networks on Chasing, and a large one
 MOMENTS_SIZES = ((131_072, 8), (131_072, 64))  # B, D
 RANDOM_SIZES = ((4096, 2), (65_536, 2), (4096, 64))  # N, draws
@@ -123,6 +125,30 @@ def gae_case(num_steps: int, num_envs: int, device: torch.device) -> Case:
     truncated = (kind >= 0.01) & (kind < 0.02)
     arguments = (reward, value, final_value, terminated, truncated, 0.99, 0.95)
     return Case(f"gae {num_steps}x{num_envs}", *forms(gae, "gae", *arguments), tolerance=1e-4)
+
+
+def linear_scan_cases(num_steps: int, num_columns: int, device: torch.device) -> list[Case]:
+    """The recurrence, in which 2 % of the steps begin an episode, and its gradient."""
+    shape = (num_steps, num_columns)
+    b, initial, gradient = normal_numbers(device, shape, shape[1:], shape)
+    a = torch.rand(shape, generator=torch.Generator().manual_seed(1)).to(device)
+    a = torch.where(a < 0.02, 0.0, a)
+    arguments = [each.requires_grad_() for each in (a, b, initial)]
+    state = linear_scan.linear_scan(*arguments)
+
+    def backward() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(state, arguments, gradient, retain_graph=True)
+
+    def backward_reference() -> tuple[Tensor, ...]:
+        tensors = (each.detach() for each in (a, initial, state))
+        return linear_scan.linear_scan_backward_reference(*tensors, gradient)
+
+    size = f"{num_steps}x{num_columns}"
+    plain = [each.detach() for each in arguments]
+    return [
+        Case(f"linear_scan {size}", *forms(linear_scan, "linear_scan", *plain)),
+        Case(f"linear_scan backward {size}", backward, backward_reference),
+    ]
 
 
 def adam_case(size: int, device: torch.device, has_target: bool = False) -> Case:
@@ -329,6 +355,7 @@ def all_cases(device: torch.device) -> list[Case]:
     """Every kernel at every size."""
     return [
         *(gae_case(*size, device) for size in GAE_SIZES),
+        *(case for size in SCAN_SIZES for case in linear_scan_cases(*size, device)),
         *(adam_case(size, device) for size in ADAM_SIZES),
         adam_case(ADAM_SIZES[-1], device, has_target=True),
         *(update_moments_case(*size, device) for size in MOMENTS_SIZES),

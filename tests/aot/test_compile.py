@@ -24,6 +24,7 @@ from gpurl.kernels import (
     env_step,
     finite,
     gae,
+    linear_scan,
     moments,
     newest_episodes,
     pack_rows,
@@ -91,6 +92,20 @@ def vtrace_case(registers: int, has_valid: bool) -> Case:
     return Case(
         vtrace.vtrace_kernel, types, constants, registers, 1, name=f"vtrace valid {has_valid}"
     )
+
+
+def linear_scan_cases(block_t: int, block_w: int, num_warps: int, registers: int) -> list[Case]:
+    """Forward and backward, with columns that are a multiple of 16."""
+    constants = {"BLOCK_T": block_t, "BLOCK_W": block_w}
+    vectors = (2, 1) if block_w > 1 else (0, 0)
+    return [
+        Case(kernel, types, constants, registers, num_warps, ("W",), vectors, name=name)
+        for kernel, types, name in (
+            (linear_scan.linear_scan_kernel, [F] * 4, f"linear scan {block_t}x{block_w}"),
+            (linear_scan.linear_scan_backward_kernel, [F] * 7, f"scan back {block_t}x{block_w}"),
+        )
+        for types in [[*types, "i32", "i32"]]
+    ]
 
 
 def adam_case(decoupled: bool, has_target: bool, even: bool) -> Case:
@@ -615,6 +630,9 @@ CASES = [
     *(gae_case(64, 32, 8, 128, valid) for valid in (False, True)),
     *(gae_case(256, 1, 2, 72, valid) for valid in (False, True)),
     *(vtrace_case(64, valid) for valid in (False, True)),
+    *linear_scan_cases(8, 32, 1, 128),
+    *linear_scan_cases(64, 32, 8, 128),
+    *linear_scan_cases(256, 1, 2, 72),
     Case(gae.gae_moments_kernel, [F, F, "i32"], {"BLOCK_P": 128}, 48, name="gae moments"),
     *(
         Case(

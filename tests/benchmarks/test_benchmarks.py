@@ -50,6 +50,7 @@ def assert_measured(rows: list[dict[str, str]]) -> None:
 def _small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {
         "GAE_SIZES": [(4, 5)],
+        "SCAN_SIZES": [(4, 5)],
         "ADAM_SIZES": [1000],
         "MOMENTS_SIZES": [(33, 3)],
         "RANDOM_SIZES": [(7, 3)],
@@ -182,6 +183,8 @@ def test_kernels_are_timed_beside_reference_and_torch(tmp_path: Path) -> None:
     }
     assert measured == {
         "gae 4x5": ["kernel", "reference"],
+        "linear_scan 4x5": ["kernel", "reference"],
+        "linear_scan backward 4x5": ["kernel", "reference"],
         "adam_step 1000": ["kernel", "reference", "torch"],
         "adam_step 1000 with target": ["kernel", "reference", "torch"],
         "update_moments 33x3": ["kernel", "reference"],

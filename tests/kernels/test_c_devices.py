@@ -16,6 +16,7 @@ from gpurl.kernels import c_library
 from gpurl.kernels.actor_critic_cpu import ActInputs, ActorCriticCpu, GaussianPolicy, PpoSteps
 from gpurl.kernels.adam import AdamOptions, AdamState, SkippedSteps, adam_step_c
 from gpurl.kernels.gae import gae_c
+from gpurl.kernels.linear_scan import linear_scan_backward_c, linear_scan_c
 from gpurl.kernels.prioritized import prioritized_draw_c
 from gpurl.kernels.random import CounterRandom, RandomStreams, random_uniform_c, stream_constants
 from gpurl.kernels.replay import (
@@ -131,6 +132,11 @@ def cases() -> dict[str, Case]:
         "gae": (
             lambda *tensors: gae_c(*tensors[:5], 0.9, 0.9, tensors[5]),
             (reward, torch.ones(4, ROWS), reward.clone(), flag, flag.clone(), flag.clone()),
+        ),
+        "linear_scan": (linear_scan_c, (reward, reward.clone(), row)),
+        "linear_scan_backward": (
+            linear_scan_backward_c,
+            (reward, row, reward.clone(), reward.clone()),
         ),
         "plan_make": (network, LAYERS),
         "ppo_steps": (

@@ -64,6 +64,7 @@ TESTS = {  # of each file, under tests/, the fastest first; ! deselects a test
         "kernels/triton/test_gae.py::test_by_hand "
         "kernels/triton/test_gae.py::test_dispatch_and_strides"
     ),
+    "kernels/linear_scan.py": "kernels/test_linear_scan.py",
     "kernels/moments.py": "kernels/triton/test_moments.py "
     "LAWS::any_split_gives_the_moments_of_all_rows_in_any_order",
     "kernels/newest_episodes.py": "LAWS::the_newest_episodes_are_those_of_a_loop "
