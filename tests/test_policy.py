@@ -13,15 +13,16 @@ from gpurl.algorithms.ppo import PPOConfig
 from gpurl.api import train
 from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
-from gpurl.nn.actor_critic import NetworkConfig
+from gpurl.nn.actor_critic import MEMORIES, NetworkConfig
 from gpurl.policy import Policy
 from tests.small_runs import ITERATION, small_run, small_settings
 from tests.tiny_envs import RandomWalk
 
 
-def test_value_is_under_the_memory_that_act_kept_until_reset() -> None:
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_value_is_under_the_memory_that_act_kept_until_reset(memory: str) -> None:
     """To ask for a value does not move the memory."""
-    config = PPOConfig(network=NetworkConfig(hidden=(16,), memory="gru", memory_size=8))
+    config = PPOConfig(network=NetworkConfig(hidden=(16,), memory=memory, memory_size=8))
     algorithm = make_algorithm(
         "ppo", config, RandomWalk.single_observation_space, RandomWalk.single_action_space, 16
     )

@@ -303,7 +303,8 @@ class PPO(OnPolicy):
     def initial_policy_state(self, num_envs: int) -> PolicyState:
         if not self.is_recurrent:
             return ()
-        return (torch.zeros(num_envs, self.config.network.memory_size, device=self.device),)
+        assert self.network.memory is not None
+        return (torch.zeros(num_envs, self.network.memory.state_size, device=self.device),)
 
     @torch.no_grad()
     def act(self, obs: Tensor, policy_state: PolicyState = (), explore: bool = True) -> Decision:
@@ -332,7 +333,8 @@ class PPO(OnPolicy):
         if not self.is_recurrent:
             return Actor(actor, choice)
         assert self.network.memory is not None
-        return Actor(actor, choice, self.network.memory.to_torch(), self.network.memory.size)
+        memory = self.network.memory
+        return Actor(actor, choice, memory.to_torch(), memory.state_size)
 
     @torch.no_grad()
     def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
@@ -344,8 +346,8 @@ class PPO(OnPolicy):
         inputs = self.inputs(obs)
         if not self.is_recurrent:
             return inputs, ()
-        features, h = self.network.remember(inputs, policy_state[0])
-        return features, (h,)
+        features, state = self.network.remember(inputs, policy_state[0])
+        return features, (state,)
 
     def _forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """features [B, F] -> (outputs for the action head [B, A], value [B])."""

@@ -125,5 +125,6 @@ def _scores(module: PolicyModule, obs: np.ndarray, memory: np.ndarray | None) ->
     device = next(module.parameters()).device
     features = module.inputs(torch.as_tensor(obs, device=device))
     if memory is not None:
-        features = module.memory(features, torch.as_tensor(memory, device=device))  # type: ignore[operator]
+        state = torch.as_tensor(memory, device=device)
+        features, _ = module.memory(features, state)  # type: ignore[operator]
     return module.network(features)

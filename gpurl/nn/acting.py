@@ -13,7 +13,8 @@ class Actor(NamedTuple):
 
     network: nn.Module  # [N, D] observations, or features of the memory -> [N, outputs]
     choice: nn.Module  # [N, outputs] -> [N, *action] as the environment takes it
-    memory: nn.Module | None = None  # (observations [N, D], memory [N, H]) -> next memory [N, H]
+    # (observations [N, D], its state [N, H]) -> (features [N, F], next state [N, H])
+    memory: nn.Module | None = None
     memory_size: int = 0  # H
 
 
@@ -48,8 +49,8 @@ class RecurrentPolicyModule(PolicyModule):
 
     def forward(self, obs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """obs [N, *obs], memory [N, H] -> (action [N, *action], next memory [N, H])."""
-        memory = self.memory(self.inputs(obs), memory)
-        return self.choice(self.network(memory)), memory
+        features, memory = self.memory(self.inputs(obs), memory)
+        return self.choice(self.network(features)), memory
 
 
 # ---- parts ----

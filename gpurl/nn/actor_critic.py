@@ -1,8 +1,9 @@
-"""The actor-critic of PPO: hidden layers of policy and value network as one stack, an optional GRU
-before them, and a linear head each.
+"""The actor-critic of PPO: hidden layers of policy and value network as one stack, an optional
+memory before them, and a linear head each.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -13,19 +14,23 @@ from gpurl.checks import Choices
 from gpurl.errors import UsageError
 from gpurl.nn.acting import chain
 from gpurl.nn.gru import Gru
+from gpurl.nn.lstm import Lstm
+from gpurl.nn.memory import Memory
+from gpurl.nn.mingru import MinGru
 from gpurl.nn.mlp import BodyConfig, Dense, Sequential, make_trunk
 from gpurl.nn.parts import describe, members, state_tensors
 
 HIDDEN_GAIN = math.sqrt(2.0)  # of the orthogonal start of hidden layers (Saxe et al. 2014)
 ACTOR_GAIN = 0.01  # small: the first policy hardly depends on the observation
 CRITIC_GAIN = 1.0
+MEMORIES: dict[str, Callable[[int, int], Memory]] = {"gru": Gru, "lstm": Lstm, "mingru": MinGru}
 
 
 @dataclass(frozen=True)
 class NetworkConfig(BodyConfig):
     """Shape of the policy and value networks."""
 
-    choices: ClassVar[Choices] = {"memory": ("none", "gru")}
+    choices: ClassVar[Choices] = {"memory": ("none", *MEMORIES)}
 
     hidden: tuple[int, ...] = (64, 64)
     activation: str = "tanh"
@@ -34,7 +39,9 @@ class NetworkConfig(BodyConfig):
     shares none.
     """
     memory: str = "none"
-    """gru puts a recurrent layer before actor and critic."""
+    """gru, lstm or mingru puts a recurrent layer before actor and critic. mingru, whose gates read
+    the observation only, trains at about the speed of no memory.
+    """
     memory_size: int = 64
     """Units of the memory."""
     trunk: str = ""
@@ -69,24 +76,27 @@ class ActorCritic(nn.Module):
     def __init__(self, config: NetworkConfig, num_inputs: int, num_outputs: int) -> None:
         super().__init__()
         self.config = config
-        self.memory = Gru(num_inputs, config.memory_size) if config.memory == "gru" else None
-        num_features = num_inputs if self.memory is None else config.memory_size
+        self.memory: Memory | None = None
+        num_features = num_inputs
+        if config.memory != "none":
+            self.memory = MEMORIES[config.memory](num_inputs, config.memory_size)
+            num_features = self.memory.size
         self.trunk, width = _make_hidden(1 if config.shared else 2, num_features, config)
         self.actor = Dense(1, width, num_outputs, gain=ACTOR_GAIN, keep_float32=True)
         self.critic = Dense(1, width, 1, gain=CRITIC_GAIN, keep_float32=True)
 
-    def remember(self, obs: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """obs [N, D], one step; memory h [N, H] -> (features [N, F], next h)."""
+    def remember(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """obs [N, D], one step; state [N, S] of the memory -> (features [N, F], next state)."""
         assert self.memory is not None
-        h = self.memory(obs, h)
-        return h, h
+        features, state = self.memory(obs, state)
+        return features, state
 
-    def unroll(self, obs: Tensor, h: Tensor, starts: Tensor) -> Tensor:
-        """obs [T, N, D], memory h [N, H] before them, starts of episodes [T, N] -> features
-        [T, N, F].
+    def unroll(self, obs: Tensor, state: Tensor, starts: Tensor) -> Tensor:
+        """obs [T, N, D], state [N, S] of the memory before them, starts of episodes [T, N] ->
+        features [T, N, F].
         """
         assert self.memory is not None
-        return self.memory.unroll(obs, h, starts)
+        return self.memory.unroll(obs, state, starts)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [B, F] -> (the policy head's numbers [B, A], value [B])."""
@@ -139,17 +149,19 @@ class AsymmetricActorCritic(ActorCritic):
         modules = self.critic_trunk, self.critic
         return describe(*modules), state_tensors(*modules)
 
-    def remember(self, obs: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """obs [N, D + S], one step; memory h [N, H] -> (features [N, F + S], next h)."""
-        features, h = super().remember(obs[:, : self.num_inputs], h)
-        return torch.cat((features, obs[:, self.num_inputs :]), dim=1), h
+    def remember(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """obs [N, D + P], P of them privileged, one step; state [N, S] of the memory -> (features
+        [N, F + P], next state).
+        """
+        features, state = super().remember(obs[:, : self.num_inputs], state)
+        return torch.cat((features, obs[:, self.num_inputs :]), dim=1), state
 
-    def unroll(self, obs: Tensor, h: Tensor, starts: Tensor) -> Tensor:
-        features = super().unroll(obs[..., : self.num_inputs], h, starts)
+    def unroll(self, obs: Tensor, state: Tensor, starts: Tensor) -> Tensor:
+        features = super().unroll(obs[..., : self.num_inputs], state, starts)
         return torch.cat((features, obs[..., self.num_inputs :]), dim=2)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [B, F + S] -> (the policy head's numbers [B, A], value [B])."""
+        """x: [B, F + P] -> (the policy head's numbers [B, A], value [B])."""
         width = self.num_inputs if self.memory is None else self.memory.size
         actor_features = self.trunk(x[:, :width])
         critic_features = self.critic_trunk(x[:, width:])

@@ -2,58 +2,69 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from gpurl.nn.acting import member_of, row_of, with_values
+from gpurl.nn.memory import Memory
 from gpurl.nn.mlp import Dense
 
 
-class Gru(nn.Module):
+class Gru(Memory):
     """Gated recurrent unit (Cho et al. 2014, in the form of torch.nn.GRU), orthogonal at the
-    start.
+    start. Its state is its features.
     """
 
     def __init__(self, num_inputs: int, size: int) -> None:
         super().__init__()
-        self.size = size
-        self.input = Dense(1, num_inputs, 3 * size, gain=1.0)
-        self.recurrent = Dense(1, size, 3 * size, gain=1.0)
+        self.size = self.state_size = size
+        self.input = Dense(1, num_inputs, 3 * size, gain=1.0, keep_float32=True)
+        self.recurrent = Dense(1, size, 3 * size, gain=1.0, keep_float32=True)
 
-    def _step(self, gates: Tensor, h: Tensor) -> Tensor:
-        """gates: [N, 3H] of the input; h: [N, H] -> [N, H]."""
-        reset_in, update_in, new_in = gates.chunk(3, dim=-1)
-        # not self.recurrent(h): on a CPU T calls of an autograd function written in Python would
-        # cost more than the products themselves
-        weight, bias = self.recurrent.weight.squeeze(0), self.recurrent.bias.flatten()
-        reset_h, update_h, new_h = functional.linear(h, weight, bias).chunk(3, dim=-1)
-        new = torch.tanh(new_in + torch.sigmoid(reset_in + reset_h) * new_h)
-        return torch.lerp(new, h, torch.sigmoid(update_in + update_h))
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.gru_cell(x, state, *cell_weights(self.input, self.recurrent))
+        return h, h
 
-    def forward(self, x: Tensor, h: Tensor) -> Tensor:
-        """One step: x [N, in], h [N, H] -> next h [N, H]."""
-        return self._step(self.input(x).squeeze(0), h)
-
-    def unroll(self, x: Tensor, h: Tensor, starts: Tensor) -> Tensor:
-        """x: [T, N, in]; h: [N, H] before the first step; starts: [T, N] bool, where h is emptied
-        before the step -> [T, N, H].
-        """
-        # the input's part of all steps at once, then the recurrent part step by step
-        gates = self.input(x.flatten(0, 1)).view(*x.shape[:2], -1)
+    def unroll(self, x: Tensor, state: Tensor, starts: Tensor) -> Tensor:
+        weights = cell_weights(self.input, self.recurrent)
         keep = (~starts).unsqueeze(2)
         outputs = []
-        for gates_now, keep_now in zip(gates.unbind(0), keep.unbind(0)):
-            h = self._step(gates_now, h * keep_now)
-            outputs.append(h)
+        for x_now, keep_now in zip(x.unbind(0), keep.unbind(0)):
+            state = torch.gru_cell(x_now, state * keep_now, *weights)
+            outputs.append(state)
         return torch.stack(outputs)
 
-    def to_torch(self) -> nn.GRUCell:
-        """The same cell in torch's own module."""
+    def to_torch(self) -> nn.Module:
         num_inputs = self.input.weight.shape[-1]
-        cell = nn.utils.skip_init(nn.GRUCell, num_inputs, self.size)
-        return with_values(
-            cell,
-            weight_ih=member_of(self.input.weight, 0),
-            weight_hh=member_of(self.recurrent.weight, 0),
-            bias_ih=row_of(self.input.bias, 0),
-            bias_hh=row_of(self.recurrent.bias, 0),
-        )
+        cell = nn.utils.skip_init(GruCell, num_inputs, self.size)
+        return with_cell_weights(cell, self.input, self.recurrent)
+
+
+class GruCell(nn.GRUCell):
+    """torch's cell with the arguments and results of a memory."""
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """x [N, D], state [N, H] -> (features [N, H], next state, the same)."""
+        h = super().forward(x, state)
+        return h, h
+
+
+def cell_weights(of_input: Dense, recurrent: Dense) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(weight_ih, weight_hh, bias_ih, bias_hh) of G gates as torch's cells take them: [G H, D],
+    [G H, H] and twice [G H].
+    """
+    return (
+        of_input.weight.squeeze(0),
+        recurrent.weight.squeeze(0),
+        of_input.bias.flatten(),
+        recurrent.bias.flatten(),
+    )
+
+
+def with_cell_weights(cell: nn.RNNCellBase, of_input: Dense, recurrent: Dense) -> nn.Module:
+    """`cell` with copies of the weights."""
+    return with_values(
+        cell,
+        weight_ih=member_of(of_input.weight, 0),
+        weight_hh=member_of(recurrent.weight, 0),
+        bias_ih=row_of(of_input.bias, 0),
+        bias_hh=row_of(recurrent.bias, 0),
+    )

@@ -22,6 +22,7 @@ from gpurl.cli.main import main
 from gpurl.envs.registry import make_env
 from gpurl.errors import CheckpointError, UsageError
 from gpurl.kernels.backend import no_host_syncs
+from gpurl.nn.actor_critic import MEMORIES
 from gpurl.run.settings import build, make_settings
 from gpurl.run.setup import make_trainer as trainer_of
 from gpurl.run.trainer import Trainer
@@ -172,8 +173,9 @@ def test_images_stay_small(tmp_path: Path) -> None:
     assert algorithm.learn({})["train/actor_loss"].isfinite()
 
 
-def test_a_teacher_with_a_memory_keeps_it(tmp_path: Path) -> None:
-    network = {"hidden": [8], "memory": "gru", "memory_size": 8}
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_a_teacher_with_a_memory_keeps_it(tmp_path: Path, memory: str) -> None:
+    network = {"hidden": [8], "memory": memory, "memory_size": 8}
     path = small_run(tmp_path / "teacher", 1, network=network).folder
     trainer, teacher = (
         make_trainer("pendulum", teacher=str(path)),

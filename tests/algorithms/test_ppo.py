@@ -24,7 +24,7 @@ from gpurl.envs.vec_env import Timestep, VecEnv
 from gpurl.errors import UsageError
 from gpurl.guards.guards import Guards
 from gpurl.kernels.backend import no_host_syncs
-from gpurl.nn.actor_critic import NetworkConfig
+from gpurl.nn.actor_critic import MEMORIES, NetworkConfig
 from gpurl.nn.normalizer import Normalizer
 from tests.tiny_envs import AlternatingEnv, RandomWalk
 
@@ -113,12 +113,14 @@ def test_truncation_is_not_termination(
     assert float(algorithm.value(torch.tensor([[0.0, 1.0]]))) == pytest.approx(1.0 / 0.19, abs=0.15)
 
 
-def test_with_a_memory_the_cut_off_state_is_valued_under_its_own_memory() -> None:
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_with_a_memory_the_cut_off_state_is_valued_under_its_own_memory(memory: str) -> None:
     """Not under the emptied one of the next episode, and not the next episode's first
     observation.
     """
     env = AlternatingEnv(4)
-    algorithm = make(env, network=GRU, normalize_value=False)
+    network = dataclasses.replace(GRU, memory=memory)
+    algorithm = make(env, network=network, normalize_value=False)
     obs, _ = env.reset(seed=0)
     policy_state, buffer, seen = algorithm.initial_policy_state(4), algorithm.make_buffer(), 0
     while not buffer.is_full:
@@ -143,7 +145,7 @@ def test_with_a_memory_the_cut_off_state_is_valued_under_its_own_memory() -> Non
     assert seen == 2
 
 
-@pytest.mark.parametrize("memory", ["none", "gru"])
+@pytest.mark.parametrize("memory", ["none", *MEMORIES])
 def test_replaying_stored_observations_gives_the_acting_log_probabilities(memory: str) -> None:
     """Across episode ends, after the normaliser has moved and been frozen again."""
     env = RandomWalk(12)

@@ -20,6 +20,7 @@ from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import no_host_syncs
+from gpurl.nn.actor_critic import MEMORIES
 from gpurl.run.evaluator import EVAL_SEED, Evaluations, Player, greedy
 from gpurl.run.load import load_symmetry
 from gpurl.run.settings import make_settings
@@ -99,7 +100,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("chasing", {}),
     ("cart_pole", {"schedule": "linear"}),
     ("pendulum", {"algorithm": "a2c"}),
-    ("chasing", {"network": {"memory": "gru", "hidden": [8]}, "schedule": "constant"}),
+    *(
+        ("chasing", {"network": {"memory": memory, "hidden": [8]}, "schedule": "constant"})
+        for memory in MEMORIES
+    ),
     (
         "cart_pole",
         {"normalize_advantage": "minibatch", "clip_range_value": 0.2, "normalize_obs": False},

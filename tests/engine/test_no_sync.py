@@ -21,6 +21,7 @@ from gpurl.envs.registry import env_names, env_options, make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import no_host_syncs
+from gpurl.nn.actor_critic import MEMORIES
 from gpurl.run.load import load_symmetry
 from gpurl.run.settings import Settings, make_settings
 from gpurl.run.setup import make_engine
@@ -59,7 +60,7 @@ def fake_trainer(settings: Settings) -> Trainer:
 
 
 @pytest.mark.parametrize(("algorithm", "env", "options"), CASES, ids=str)
-@pytest.mark.parametrize("memory", ["none", "gru"])
+@pytest.mark.parametrize("memory", ["none", *MEMORIES])
 @pytest.mark.parametrize("nan", ["raise", "skip", "reset-envs"])
 def test_an_iteration_never_looks_at_a_tensor(
     algorithm: str, env: str, options: dict[str, bool], memory: str, nan: str, tmp_path: Path

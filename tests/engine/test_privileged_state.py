@@ -18,7 +18,7 @@ from gpurl.engine.privileged_state import AppendPrivilegedState
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import CheckpointError, EnvError, UsageError
 from gpurl.kernels.backend import no_host_syncs
-from gpurl.nn.actor_critic import AsymmetricActorCritic, NetworkConfig
+from gpurl.nn.actor_critic import MEMORIES, AsymmetricActorCritic, NetworkConfig
 from gpurl.nn.mlp import Sequential, weights_and_biases
 from gpurl.run.settings import make_settings
 from gpurl.run.trainer import Trainer
@@ -53,7 +53,7 @@ def trained(iterations: int, **changes: Any) -> Trainer:
     return trainer
 
 
-@pytest.mark.parametrize("memory", ["none", "gru"])
+@pytest.mark.parametrize("memory", ["none", *MEMORIES])
 def test_the_critic_finds_the_values_of_a_place_that_the_policy_does_not_see(memory: str) -> None:
     """Episodes are cut off after 3 steps, so the value counts on the state after the last one, and
     not on that of the next episode.
@@ -70,7 +70,7 @@ def test_without_the_state_the_critic_cannot_tell_them_apart() -> None:
     assert trainer.algorithm.num_state == 0
 
 
-@pytest.mark.parametrize("memory", ["none", "gru"])
+@pytest.mark.parametrize("memory", ["none", *MEMORIES])
 @pytest.mark.parametrize("hidden", [(), (5, 7)])
 def test_actor_and_critic_are_two_networks_on_parts_of_a_row(
     memory: str, hidden: tuple[int, ...]
@@ -114,7 +114,7 @@ def test_actor_and_critic_are_two_networks_on_parts_of_a_row(
         )
 
 
-@pytest.mark.parametrize("memory", ["none", "gru"])
+@pytest.mark.parametrize("memory", ["none", *MEMORIES])
 def test_a_policy_acts_without_the_state_and_values_with_it(tmp_path: Path, memory: str) -> None:
     run = small_run(tmp_path / "run", 2, env=HIDDEN, network={"hidden": [16], "memory": memory})
     policy = run.policy()

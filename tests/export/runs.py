@@ -35,6 +35,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ppo_discrete": ("ppo", "cart_pole", {}),
     "ppo_many_choices": ("ppo", f"{OWN}:ManyChoices", {}),
     "ppo_gru": ("ppo", "pendulum", {"network": GRU}),
+    "ppo_lstm": ("ppo", "pendulum", {"network": GRU | {"memory": "lstm"}}),
+    "ppo_mingru": ("ppo", "pendulum", {"network": GRU | {"memory": "mingru"}}),
     "ppo_gru_shared_discrete": ("ppo", "cart_pole", {"network": GRU | {"shared": True}}),
     "ppo_asymmetric": ("ppo", f"{OWN}:Hidden", {"normalize_obs": False}),
     "ppo_layer_norm": ("ppo", WALK, {"network": {"hidden": [8, 8], "layer_norm": True}}),

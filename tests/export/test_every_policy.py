@@ -17,6 +17,7 @@ from tests.export.runs import CASES, make_run
 
 onnxruntime = pytest.importorskip("onnxruntime")
 BATCHES = (1, 7, 64)
+RECURRENT = ("ppo_gru", "ppo_lstm", "ppo_mingru")
 # what training needs and acting does not
 NOT_ACTING = ("critic", "target", "value", "log_std", "optimizer", "temperature")
 
@@ -66,7 +67,7 @@ def check_episodes(policy: gpurl.Policy, session: Any) -> None:
     for batch in BATCHES:
         for episode in range(2):
             policy.reset()
-            memory = np.zeros((batch, 6), np.float32)
+            memory = np.zeros((batch, policy.module().memory_size), np.float32)
             for step in range(6):
                 obs = observations(policy, batch, 10 * episode + step)
                 action, memory = session.run(
@@ -87,7 +88,9 @@ def check_episodes(policy: gpurl.Policy, session: Any) -> None:
     assert_same_actions(continued[:-1], action[:-1])
 
 
-@pytest.mark.parametrize("case", ["ppo", "ppo_gru", "ppo_own_trunk", "sac", "rainbow", "flash_sac"])
+@pytest.mark.parametrize(
+    "case", ["ppo", *RECURRENT, "ppo_own_trunk", "sac", "rainbow", "flash_sac"]
+)
 def test_the_module_is_torch_alone_and_holds_what_acts(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +110,9 @@ def test_the_module_is_torch_alone_and_holds_what_acts(
     monkeypatch.setattr("gpurl.kernels.stack_cpu.StackCpu._call", no_c)
     monkeypatch.setattr("gpurl.nn.normalizer.normalize", no_c)
     size = module.num_inputs
-    arguments = [torch.randn(5, size)] + [torch.zeros(5, 6)] * bool(module.memory_size)
+    arguments = [torch.randn(5, size)]
+    if module.memory_size:
+        arguments.append(torch.zeros(5, module.memory_size))
     outputs = module(*arguments)
     first = outputs[0] if isinstance(outputs, tuple) else outputs
     assert len(first) == 5
@@ -124,7 +129,7 @@ def test_the_module_has_weights_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("export_format", ["pt2", "torchscript"])
-@pytest.mark.parametrize("case", ["ppo", "ppo_gru", "ppo_images", "dqn_quantiles", "vdn"])
+@pytest.mark.parametrize("case", ["ppo", *RECURRENT, "ppo_images", "dqn_quantiles", "vdn"])
 def test_torch_files_act_as_the_policy(case: str, export_format: str, tmp_path: Path) -> None:
     run = make_run(tmp_path, case)
     with warnings.catch_warnings():
@@ -140,8 +145,9 @@ def test_torch_files_act_as_the_policy(case: str, export_format: str, tmp_path: 
         obs = observations(policy, batch, seed)
         policy.reset()
         expected = policy.act(obs)
-        if case == "ppo_gru":
-            action = module(torch.from_numpy(obs), torch.zeros(batch, 6))[0]
+        if case in RECURRENT:
+            memory = torch.zeros(batch, policy.module().memory_size)
+            action = module(torch.from_numpy(obs), memory)[0]
         else:
             action = module(torch.from_numpy(obs))
         assert_same_actions(expected, action.numpy())

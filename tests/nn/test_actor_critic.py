@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gpurl.errors import UsageError
 from gpurl.kernels.backend import no_host_syncs
-from gpurl.nn.actor_critic import ActorCritic, AsymmetricActorCritic, NetworkConfig
+from gpurl.nn.actor_critic import MEMORIES, ActorCritic, AsymmetricActorCritic, NetworkConfig
 from gpurl.nn.mlp import Dense, set_dtype, weights_and_biases
 
 ACTIVATIONS = {"tanh": nn.Tanh, "elu": nn.ELU, "relu": nn.ReLU}
@@ -102,15 +102,17 @@ def test_residual_bodies_and_layer_norms_are_those_of_the_one_library(
     torch.testing.assert_close(value.double(), peer[:, 0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_gradient_reaches_the_memory(shared: bool) -> None:
+def test_the_gradient_reaches_the_memory(shared: bool, memory: str) -> None:
     """That of its weights is the one of torch.nn's layers behind it."""
     torch.manual_seed(0)
     network = ActorCritic(
-        NetworkConfig(hidden=(6,), memory="gru", memory_size=4, shared=shared), 3, 2
+        NetworkConfig(hidden=(6,), memory=memory, memory_size=4, shared=shared), 3, 2
     )
     assert network.memory is not None
-    x, h, starts = torch.randn(5, 7, 3), torch.randn(7, 4), torch.rand(5, 7) < 0.3
+    x, starts = torch.randn(5, 7, 3), torch.rand(5, 7) < 0.3
+    h = torch.randn(7, network.memory.state_size)
     of_output, of_value = torch.randn(35, 2), torch.randn(35)
     parameters = list(network.memory.parameters())
     output, value = network(network.unroll(x, h, starts).flatten(0, 1))
@@ -125,16 +127,17 @@ def test_the_gradient_reaches_the_memory(shared: bool) -> None:
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_one_step_at_a_time_is_the_sequence() -> None:
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_one_step_at_a_time_is_the_sequence(memory: str) -> None:
     """What acting remembers is what the update unrolls."""
-    network = ActorCritic(NetworkConfig(hidden=(6,), memory="gru", memory_size=4), 3, 2)
-    x, h = torch.randn(5, 7, 3), torch.zeros(7, 4)
+    network = ActorCritic(NetworkConfig(hidden=(6,), memory=memory, memory_size=4), 3, 2)
+    assert network.memory is not None
+    x, h = torch.randn(5, 7, 3), torch.zeros(7, network.memory.state_size)
     never = torch.zeros(5, 7, dtype=torch.bool)
     unrolled = network.unroll(x, h, never)
     for step in range(5):
         features, h = network.remember(x[step], h)
         torch.testing.assert_close(features, unrolled[step])
-        assert h is features
 
 
 def test_weights_are_orthogonal_with_their_gain() -> None:

@@ -43,7 +43,7 @@ CHOSEN = {  # what such a field may be; all others are drawn by their type
     "num_critics": [2, 10],
     "target_subset": [1, 2],
     "activation": ["tanh", "elu", "relu"],
-    "memory": ["none", "gru"],
+    "memory": ["none", "gru", "lstm", "mingru"],
     "storage": ["float32", "bfloat16"],
 }
 SHARES = {  # from 0 to 1, where other real numbers may be larger

@@ -15,6 +15,7 @@ import pytest
 from gpurl.algorithms import algorithm_names, config_class, resolve_algorithm
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.envs.registry import make_env
+from gpurl.nn.actor_critic import MEMORIES
 from tests.forked_runs import ROOT, Forks
 from tests.small_runs import assert_same, small_settings, some_demonstrations, takes
 
@@ -37,14 +38,17 @@ COMMON: dict[str, Any] = {
 VARIANTS: dict[
     str, tuple[str, str, dict[str, Any]]
 ] = {  # what an algorithm's own settings do not reach
-    "ppo gru": (
-        "ppo",
-        PLACES,
-        {
-            "network": {"hidden": [8], "memory": "gru", "memory_size": 8},
-            "env_options": {"velocities": False},
-        },
-    ),
+    **{
+        f"ppo {memory}": (
+            "ppo",
+            PLACES,
+            {
+                "network": {"hidden": [8], "memory": memory, "memory_size": 8},
+                "env_options": {"velocities": False},
+            },
+        )
+        for memory in MEMORIES
+    },
     "ppo with a state": ("ppo", "tests.tiny_envs:HiddenAlternating", {"normalize_obs": True}),
     "ppo discrete": (
         "ppo",

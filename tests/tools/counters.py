@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpurl.kernels import backend
 from gpurl.kernels.backend import no_host_syncs
+from gpurl.nn.actor_critic import MEMORIES
 from gpurl.run.settings import Settings, make_settings
 from gpurl.run.setup import make_trainer
 
@@ -57,7 +58,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ppo chasing": ("ppo", "chasing", STEPPED),
     "ppo chasing fused": ("ppo", "chasing", SHORT),
     "ppo chasing wide": ("ppo", "chasing", SHORT | {"network": {"hidden": [512, 256, 128]}}),
-    "ppo chasing gru": ("ppo", "chasing", SHORT | {"network": {"memory": "gru"}}),
+    **{
+        f"ppo chasing {memory}": ("ppo", "chasing", SHORT | {"network": {"memory": memory}})
+        for memory in MEMORIES
+    },
     **{f"ppo {env}": ("ppo", env, STEPPED) for env in ("cart_pole", "pendulum", "mountain_car")},
     "a2c cart_pole": ("a2c", "cart_pole", {"horizon": 4}),
     "pqn cart_pole": ("pqn", "cart_pole", SHORT),
