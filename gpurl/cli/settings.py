@@ -21,7 +21,7 @@ from gpurl.envs.registry import check_options, resolve_env
 from gpurl.errors import UsageError
 from gpurl.run.config_file import read_config
 from gpurl.run.other_names import here
-from gpurl.run.settings import Settings, TrainConfig, make_defaults, merge
+from gpurl.run.settings import Settings, TrainConfig, make_defaults, merge, refuse_memory
 
 Options = TypeVar("Options")
 
@@ -250,6 +250,7 @@ def _parse_flags(base: Settings, flags: list[str], command: str) -> Settings:
     config_class = type(base.algorithm_config)
     kinds = _kinds(TrainConfig) | _kinds(config_class) | _kinds(options, "env.")
     _refuse_other_names(flags, kinds)
+    _refuse_memory(flags, base.algorithm, kinds)
     _refuse_unknown_options(flags, base.env, {item.name for item in dataclasses.fields(options)})
     if "network.trunk" in kinds:
         flags = ["--network.trunk" if word == "--network" else word for word in flags]
@@ -297,6 +298,17 @@ def _refuse_other_names(flags: list[str], kinds: dict[str, object]) -> None:
         setting = here(name).replace("_", "-")
         if is_setting and name not in kinds and setting in kinds:
             raise UsageError(f"no setting is called {name!r}; here it is --{setting}")
+
+
+def _refuse_memory(flags: list[str], algorithm: str, kinds: dict[str, object]) -> None:
+    """UsageError for the memory of an algorithm that has none, and for one outside of `network`."""
+    for word, after in zip(flags, [*flags[1:], ""]):
+        name, has_value, value = word.partition("=")
+        if _name(name) not in ("memory", "network.memory") or _name(name) in kinds:
+            continue
+        refuse_memory(algorithm, {"memory": value if has_value else after})
+        if "network.memory" in kinds:
+            raise UsageError("no setting is called 'memory'; here it is --network.memory")
 
 
 def _refuse_unknown_options(flags: list[str], env: str, known: set[str]) -> None:

@@ -60,6 +60,8 @@ OTHER_NAMES: dict[str, dict[str, str]] = {
     "initial_temperature": {"CleanRL": "alpha"},
     "network.hidden": {"SB3": "net_arch", "rsl_rl": "hidden_dims"},
     "network.activation": {"SB3": "activation_fn"},
+    "network.memory": {"rsl_rl": "rnn_type"},
+    "network.memory_size": {"rsl_rl": "rnn_hidden_dim"},
 }
 
 

@@ -226,6 +226,7 @@ def _make_settings(
     # defaults and preset, overridden by the values
     env_class, in_name = resolve_env(env)
     algorithm_class = resolve_algorithm(algorithm)
+    refuse_memory(algorithm, values.get("network"))
     algorithm_preset = name_for_presets(algorithm, algorithm_class, "gpurl.algorithms")
     env_preset = name_for_presets(env, env_class, "gpurl.envs")
     if env in gymnasium.registry:  # an id alone
@@ -244,6 +245,26 @@ def _make_settings(
         config_class(algorithm_class), of_algorithm, known=train_names, is_final=is_final
     )
     return Settings(algorithm, env, train, algorithm_config, options)
+
+
+def refuse_memory(algorithm: str, network: object) -> None:
+    """UsageError for a memory among the settings `network` of an algorithm whose policies have
+    none. It names the algorithms that have one, which a list of known settings would not.
+    """
+    from gpurl.algorithms import algorithm_names, config_class, resolve_algorithm
+
+    def has_memory(name: str) -> bool:
+        hints = typing.get_type_hints(config_class(resolve_algorithm(name)))
+        return hasattr(hints.get("network"), "memory")
+
+    memory = network.get("memory", "none") if isinstance(network, dict) else "none"
+    if memory == "none" or has_memory(algorithm):
+        return
+    others = " or ".join(filter(has_memory, algorithm_names()))
+    raise UsageError(
+        f"policies of {algorithm} have no memory, network.memory is {memory!r}: take {others}, or "
+        f"leave it out"
+    )
 
 
 def _check_env_options(env: str, options: object) -> dict[str, Any]:
