@@ -40,7 +40,7 @@ class NetworkConfig(BodyConfig):
     """
     memory: str = "none"
     """gru, lstm or mingru puts a recurrent layer before actor and critic. mingru, whose gates read
-    the observation only, trains at about the speed of no memory.
+    the observation only, is trained without a loop over the steps of a rollout.
     """
     memory_size: int = 64
     """Units of the memory."""

@@ -16,6 +16,7 @@ from benchmarks import (
     asynchronous,
     kernels,
     limits,
+    memories,
     physics,
     profiles,
     results_table,
@@ -425,3 +426,13 @@ def test_learning_beside_collecting_is_timed_in_turn(tmp_path: Path) -> None:
     rows = rows_in(tmp_path, "asynchronous")
     assert [(row["case"], row["load"]) for row in rows] == [(case, "balanced"), (case, "5 epochs")]
     assert all(float(row["value"]) > 0.0 for row in rows)
+
+
+def test_memories_are_timed_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memories, "SIZES", [(8, 2)])
+    assert memories.make(memories.BASELINE, 8, 2).name == "eager"
+    assert memories.main(["--rounds", "2", "--out", str(tmp_path)]) == 0
+    rows = rows_in(tmp_path, "memories")
+    assert_measured(rows)
+    assert [row["case"] for row in rows] == ["MLP", "MLP in C", "gru", "lstm", "mingru"]
+    assert float(rows[0]["value"]) == 1.0

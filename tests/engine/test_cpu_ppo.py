@@ -18,7 +18,7 @@ from gpurl.engine.fused_update import fused_update_obstacle
 from gpurl.engine.obstacles import policy_obstacle
 from gpurl.kernels import c_library
 from gpurl.kernels.backend import no_host_syncs
-from gpurl.nn.actor_critic import ActorCritic, NetworkConfig
+from gpurl.nn.actor_critic import MEMORIES, ActorCritic, NetworkConfig
 from gpurl.nn.distributions import Gaussian, TanhGaussian
 from gpurl.nn.normalizer import Normalizer
 from tests.tiny_envs import RandomWalk
@@ -161,8 +161,9 @@ def test_what_the_kernel_does_not_know_is_named() -> None:
     by_state = made(state_dependent_std=True)
     assert cpu_ppo_obstacle(by_state) == "it does not know state_dependent_std"
     assert cpu_ppo_obstacle(made(bounds_coef=0.1)) == "it does not know bounds_coef 0.1"
-    memory = NetworkConfig(memory="gru")
-    assert cpu_ppo_obstacle(made(network=memory)) == "it computes policies without memory"
+    for memory in MEMORIES:
+        network = NetworkConfig(memory=memory)
+        assert cpu_ppo_obstacle(made(network=network)) == "it computes policies without memory"
     for shape in ({"layer_norm": True}, {"body": "simba"}):
         obstacle = cpu_ppo_obstacle(made(network=NetworkConfig(**shape)))
         assert obstacle == "it does not know layer norms and residual blocks"

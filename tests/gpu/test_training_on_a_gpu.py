@@ -84,7 +84,10 @@ def largest_difference(one: Any, other: Any) -> float:
         ("chasing", {}),
         ("cart_pole", {"schedule": "linear"}),
         ("pendulum", {"algorithm": "a2c"}),
-        ("acrobot", {"network": {"memory": "gru", "hidden": [64]}}),
+        *(
+            ("acrobot", {"network": {"memory": memory, "hidden": [64]}})
+            for memory in ("gru", "lstm", "mingru")
+        ),
         ("two_step_game", {"algorithm": "tests.joint_ppo"}),
         ("pendulum", {"algorithm": "sac", "n_step": 3}),
         ("chasing", {"algorithm": "redq", "prioritized": True}),
