@@ -41,7 +41,8 @@ def torch_env_names() -> list[str]:
     return names
 
 
-CASES = [(name, {}) for name in torch_env_names()] + VARIANTS
+WIDE = {"catch": {"size": 64}}  # a small picture has few first states
+CASES = [(name, WIDE.get(name, {})) for name in torch_env_names()] + VARIANTS
 every_task, every_random_task = (
     pytest.mark.parametrize(
         ("name", "options"), cases, ids=lambda value: str(value) if value else "plain"
@@ -112,6 +113,7 @@ def test_the_folder_is_found() -> None:
     known = {
         "acrobot",
         "cart_pole",
+        "catch",
         "chasing",
         "mountain_car",
         "mountain_car_continuous",
@@ -125,13 +127,14 @@ def test_the_folder_is_found() -> None:
 def test_shapes_dtypes_and_spaces(name: str, options: dict[str, Any]) -> None:
     env = make_env(name, 9, max_episode_steps=7, **options)
     shape = (9, *env.single_observation_space.shape)
+    obs_dtype = torch.uint8 if env.single_observation_space.dtype == "uint8" else torch.float32
     reward_shape = (9,) if env.num_agents == 1 else (9, env.num_agents)
     obs, info = env.reset()
     assert info == {}
     assert env.observation_space.contains(obs.numpy())
     for step in play(env, 30):
         for tensor in (step.obs, step.info["final_obs"]):
-            assert (tensor.shape, tensor.dtype, tensor.device) == (shape, torch.float32, env.device)
+            assert (tensor.shape, tensor.dtype, tensor.device) == (shape, obs_dtype, env.device)
             assert tensor.is_contiguous()
             assert env.observation_space.contains(tensor.numpy())
         assert (step.reward.shape, step.reward.dtype, step.reward.device) == (
