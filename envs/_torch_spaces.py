@@ -55,7 +55,7 @@ def to_gymnasium(space: Any) -> gymnasium.Space:
 
 def make_groups(space: gymnasium.Space, arrays: Arrays) -> Groups:
     """Encoders of `space`. A dict is divided into the groups of policy and critic; any other space
-    is the policy's, flattened if it is nested.
+    is the policy's, flattened if it is nested. Names in a dict of the policy stay known.
     """
     if not isinstance(space, Dict):
         return Groups(make_encoder(space, arrays=arrays), None)
@@ -101,7 +101,10 @@ def torch_arrays(device: torch.device, across_devices: bool) -> Arrays:
 
         return encode
 
-    return Arrays(cast, one_hot, lambda rows: torch.cat([row.flatten(1) for row in rows], dim=1))
+    def join(rows: list[Tensor]) -> Tensor:
+        return torch.cat([row.flatten(1) for row in rows], dim=1)
+
+    return Arrays(cast, one_hot, join, lambda space, parts: space.join(parts))
 
 
 def make_torch_decoder(

@@ -22,16 +22,8 @@ from gpurl.kernels.memory_errors import is_out_of_memory
 # files and folders that define no environment
 NOT_ENVS = frozenset(
     {
-        "registry",
-        "single_env",
-        "mean_reward",
-        "vec_env",
-        "torch_env",
-        "base",
-        "numpy",
-        "canvas",
-        "names",
-        "deployment",
+        *("registry", "single_env", "mean_reward", "vec_env", "torch_env", "base", "numpy"),
+        *("canvas", "names", "deployment", "observation_groups"),
     }
 )
 

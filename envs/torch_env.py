@@ -11,10 +11,12 @@ from abc import abstractmethod
 
 import numpy as np
 import torch
+from gymnasium.spaces import Dict
 from torch import Tensor
 
 from gpurl.envs._counting_env import CountingEnv, check_functions, select
 from gpurl.envs.canvas import Canvas
+from gpurl.envs.observation_groups import GroupedBox, group_spaces
 from gpurl.envs.vec_env import (
     Info,
     Options,
@@ -42,6 +44,9 @@ class TorchEnv(CountingEnv):
 
     The functions are pure: they never change their arguments. `rng.num_envs` is the number of
     environments to draw for, on a CPU fewer than `self.num_envs` when only some restart.
+
+    Where the observation space is a Dict of float32 Boxes and uint8 images, `observe` returns a
+    dict of tensors; the space of the object is then the row that holds all of them, a GroupedBox.
     """
 
     graph_safe = True
@@ -54,6 +59,10 @@ class TorchEnv(CountingEnv):
         max_episode_steps: int | None = None,  # steps to the time limit; None: the task's
     ) -> None:
         self._check_functions()
+        space = getattr(self, "single_observation_space", None)
+        if isinstance(space, Dict):
+            name = f"{type(self).__name__}.single_observation_space"
+            self.single_observation_space = group_spaces(space, name)
         super().__init__(num_envs, device)
         check_at_least_one(max_episode_steps=max_episode_steps)
         if max_episode_steps is not None:
@@ -76,8 +85,16 @@ class TorchEnv(CountingEnv):
         """
 
     @abstractmethod
-    def observe(self, state: State) -> Tensor:
-        """[n, *obs] observations of `state`."""
+    def observe(self, state: State) -> Tensor | dict[str, Tensor]:
+        """[n, *obs] observations of `state`; of a Dict space a dict of [n, *part]."""
+
+    def observed_rows(self, state: State) -> Tensor:
+        """[n, *obs] `observe(state)` as one tensor: groups of a Dict in one row."""
+        obs = self.observe(state)
+        space = self.single_observation_space
+        if isinstance(space, GroupedBox):
+            return space.join(space.checked(obs, f"{type(self).__name__}.observe"))
+        return obs  # type: ignore[return-value]  # the guard of each step checks it
 
     def observe_state(self, state: State) -> Tensor:
         """[n, *state] privileged observations of the critic; for tasks with a
@@ -219,7 +236,7 @@ class TorchEnv(CountingEnv):
         # a reset of none draws nothing, without the host knowing
         self._random.advance(restarts_any)
         self._set_state(state)
-        obs = self.observe(state)
+        obs = self.observed_rows(state)
         check_tensor(f"{type(self).__name__}.observe", obs, self._specs["obs"], self.device)
         return obs, self._privileged("state", state)
 
@@ -260,7 +277,7 @@ class TorchEnv(CountingEnv):
                 for name, value in next_state.items()
             }
         info = self._episode_info(done, truncated)
-        info["final_obs"] = final_obs = self.observe(next_state)
+        info["final_obs"] = final_obs = self.observed_rows(next_state)
         info |= self._privileged("final_state", next_state)
         if self.has_metrics:
             info["log"] = self._log_of_metrics(self.metrics(next_state), info)
@@ -354,4 +371,4 @@ class TorchEnv(CountingEnv):
             state = {name: select(done, first[name], value) for name, value in next_state.items()}
         self._restart_clocks(done)
         self._set_state(state)
-        return self.observe(state), state
+        return self.observed_rows(state), state

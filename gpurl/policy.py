@@ -2,21 +2,22 @@
 environment nor the trainer.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box
 from torch import Tensor
 from torch.nn import functional
 
 from gpurl.algorithms.base import Algorithm, PolicyState
 from gpurl.checkpoints.state_files import State
+from gpurl.envs.observation_groups import GroupedBox, grouped_values
 from gpurl.errors import UsageError
-from gpurl.export.parity import check_parity
+from gpurl.export.parity import Observations, arrays_of, check_parity
 from gpurl.kernels.backend import on_device, on_own_device
-from gpurl.nn.acting import PolicyModule, RecurrentPolicyModule
+from gpurl.nn.acting import GroupedPolicyModule, PolicyModule, RecurrentPolicyModule
 from gpurl.run.load import load_algorithm
 
 Array = TypeVar("Array", np.ndarray, Tensor)
@@ -43,9 +44,9 @@ class Policy:
         return f"Policy({names}, {self.step:,} steps, {self.device})"
 
     @on_own_device
-    def act(self, obs: Array, deterministic: bool = True) -> Array:
-        """obs: [*obs] or [N, *obs], numpy or torch -> action [*action] or [N, *action] of the same
-        type, as the environment takes it.
+    def act(self, obs: Array | Mapping[str, Array], deterministic: bool = True) -> Array:
+        """obs: [*obs] or [N, *obs], numpy or torch, of a Dict space a dict of them by name ->
+        action [*action] or [N, *action] of the same type, as the environment takes it.
         """
         _refuse_trace("act")
         batch, is_single = self._batch(obs)
@@ -68,7 +69,9 @@ class Policy:
         return _like(decision.action[0] if is_single else decision.action, obs)
 
     @on_own_device
-    def value(self, obs: Array, state: np.ndarray | Tensor | None = None) -> float | Array:
+    def value(
+        self, obs: Array | Mapping[str, Array], state: np.ndarray | Tensor | None = None
+    ) -> float | Array:
         """Expected return from obs: a number for [*obs], [N] for [N, *obs]. state: [*state] or [N,
         *state], the privileged observations of an asymmetric critic.
 
@@ -114,22 +117,29 @@ class Policy:
         algorithm = self.algorithm
         actor = algorithm.actor_modules()
         normalizer = algorithm.normalizer
-        copied = None if normalizer is None else normalizer.to_torch(algorithm.num_inputs)
-        kind = PolicyModule if actor.memory is None else RecurrentPolicyModule
-        module = kind(algorithm.num_inputs, copied, actor)
+        space = algorithm.observation_space
+        module: PolicyModule
+        if algorithm.reads_bytes or isinstance(space, GroupedBox):
+            groups = algorithm.groups
+            num_floats = groups.num_floats if algorithm.reads_bytes else algorithm.num_inputs
+            copied = None if normalizer is None else normalizer.to_torch(num_floats)
+            module = GroupedPolicyModule(groups, algorithm.takes_groups(), copied, actor)
+        else:
+            copied = None if normalizer is None else normalizer.to_torch(algorithm.num_inputs)
+            kind = PolicyModule if actor.memory is None else RecurrentPolicyModule
+            module = kind(algorithm.num_inputs, copied, actor)
         module.eval().requires_grad_(False)
 
         def play(
-            obs: np.ndarray, memory: np.ndarray | None
+            obs: Observations, memory: np.ndarray | None
         ) -> tuple[np.ndarray, np.ndarray | None]:
-            inputs = [each for each in (obs, memory) if each is not None]
+            inputs = arrays_of(obs, memory)
             outputs = module(*(torch.as_tensor(each, device=self.device) for each in inputs))
             if isinstance(outputs, Tensor):
                 return outputs.cpu().numpy(), None
             return outputs[0].cpu().numpy(), outputs[1].cpu().numpy()
 
         fresh = Policy(algorithm, self.settings, self.step)  # keeps this one's hidden state
-        space = cast(Box, algorithm.observation_space)
         check_parity(fresh, play, module, space, normalizer, f"the module of {algorithm.label}")
         return module
 
@@ -137,20 +147,55 @@ class Policy:
         """Empty the hidden state: the next observation begins an episode."""
         self._policy_state = None
 
-    def _batch(self, obs: np.ndarray | Tensor) -> tuple[Tensor, bool]:
+    def _batch(self, obs: Array | Mapping[str, Array]) -> tuple[Tensor, bool]:
         """(observations [N, *obs] on the device, whether `obs` is a single one)."""
-        shape = tuple(self.algorithm.observation_space.shape or ())
+        space = self.algorithm.observation_space
+        if isinstance(obs, Mapping):
+            return self._batch_of_groups(obs)
+        shape = space.shape
         tensor = torch.as_tensor(obs, device=self.device)
         if tensor.is_floating_point():
             tensor = tensor.float()
         if tuple(tensor.shape) == shape:
-            return tensor.unsqueeze(0), True
+            return self._as_bytes(tensor).unsqueeze(0), True
         if tuple(tensor.shape[1:]) == shape and tensor.dim() == len(shape) + 1:
-            return tensor, False
+            return self._as_bytes(tensor), False
         raise UsageError(
             f"the policy takes observations of shape {shape} or (N, {', '.join(map(str, shape))}), "
             f"got {tuple(tensor.shape)}"
         )
+
+    def _as_bytes(self, obs: Tensor) -> Tensor:
+        """Observations of images as uint8; UsageError for numbers that are no bytes."""
+        if not self.algorithm.reads_bytes or obs.dtype == torch.uint8:
+            return obs
+        if obs.is_floating_point():
+            raise UsageError(
+                f"the policy takes images of uint8, 0 to 255, as the environment gives them; got "
+                f"{obs.dtype}"
+            )
+        return obs.to(torch.uint8)
+
+    def _batch_of_groups(self, obs: Mapping[str, np.ndarray | Tensor]) -> tuple[Tensor, bool]:
+        """As `_batch`, of a dict of [*group] or [N, *group] by name."""
+        space = self.algorithm.observation_space
+        if not isinstance(space, GroupedBox):
+            raise UsageError(f"the policy takes observations of {space}, got a dict of {[*obs]}")
+        parts = {name: part.to(self.device) for name, part in grouped_values(space, obs).items()}
+        shapes = {name: tuple(part.shape) for name, part in parts.items()}
+        wanted = {group.name: group.shape for group in space.groups}
+        is_single = shapes == wanted
+        counts = {part.shape[:1] for part in parts.values()}
+        if not is_single and (
+            len(counts) != 1 or {name: shape[1:] for name, shape in shapes.items()} != wanted
+        ):
+            raise UsageError(
+                f"the policy takes a dict of observations of shapes {wanted}, or of N of each; got "
+                f"{shapes}"
+            )
+        if is_single:
+            parts = {name: part.unsqueeze(0) for name, part in parts.items()}
+        return space.join(parts), is_single
 
 
 def _refuse_trace(name: str) -> None:
@@ -162,9 +207,10 @@ def _refuse_trace(name: str) -> None:
         )
 
 
-def _like(tensor: Tensor, obs: Array) -> Array:
-    """`tensor` as the type of `obs`."""
-    return tensor if isinstance(obs, Tensor) else tensor.cpu().numpy()
+def _like(tensor: Tensor, obs: Array | Mapping[str, Array]) -> Array:
+    """`tensor` as the type of `obs`, or of the first one in a dict."""
+    first = next(iter(obs.values())) if isinstance(obs, Mapping) else obs
+    return tensor if isinstance(first, Tensor) else tensor.cpu().numpy()
 
 
 def load(path: str | Path, device: str = "cpu", num_envs: int = 1, best: bool = True) -> Policy:

@@ -27,7 +27,13 @@ LEAVES = {
 # in it
 LAYERS = (
     {"kernels"},
-    {"envs.canvas", "envs.vec_env", "envs._counting_env", "envs.torch_env"},
+    {
+        "envs.canvas",
+        "envs.observation_groups",
+        "envs.vec_env",
+        "envs._counting_env",
+        "envs.torch_env",
+    },
     {"memory", "losses", "nn", "buffers", "checkpoints"},
     {"algorithms"},
     {"guards"},
@@ -111,6 +117,7 @@ def test_imports_point_one_way(path: Path) -> None:
                 "envs.canvas",
                 "envs.names",
                 "envs.deployment",
+                "envs.observation_groups",
                 "envs.vec_env",
                 "envs.torch_env",
                 "envs.registry",

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from gpurl.envs.observation_groups import GroupedBox
 from gpurl.errors import UsageError
 
 Batch = Any  # of a space, as its library has it: an array, or dicts and tuples of arrays
@@ -33,6 +35,8 @@ class Arrays(NamedTuple):
     # (shift [K], D) -> (choices [N, ...] -> [N, D], a 1 at each choice + shift)
     one_hot: Callable[[np.ndarray, int], Encode]
     join: Callable[[list[Any]], Any]  # arrays [N, ...] -> [N, D], flattened and concatenated
+    # (space, arrays [N, ...] by group) -> [N, D] rows with images
+    join_groups: Callable[[GroupedBox, dict[str, Any]], Any]
 
 
 class Decoder(NamedTuple):
@@ -54,10 +58,15 @@ def _one_hot(shift: np.ndarray, width: int) -> Encode:
     return encode
 
 
+def _join_groups(space: GroupedBox, parts: dict[str, np.ndarray]) -> np.ndarray:
+    return space.join({name: torch.from_numpy(part) for name, part in parts.items()}).numpy()
+
+
 NUMPY = Arrays(
     np.array,
     _one_hot,
     lambda rows: np.concatenate([row.reshape(len(row), -1) for row in rows], axis=1),
+    _join_groups,
 )
 
 
@@ -71,7 +80,8 @@ def make_encoder(
 
     A Box keeps its shape (a single number becomes a row of one) and becomes float32; images (uint8
     with two axes or more) stay uint8; other spaces are flattened as by `gymnasium.spaces.flatten`.
-    UsageError for spaces that cannot be flattened.
+    The parts of a Dict keep their names: its space is a GroupedBox. UsageError for spaces that
+    cannot be flattened.
     """
     # spaces of one array
     if isinstance(space, Box):
@@ -89,9 +99,17 @@ def make_encoder(
     # nested spaces
     if isinstance(space, (Dict, Tuple)):
         items = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
-        encoders = [
-            (key, make_encoder(inner, f"{name}[{key!r}]", True, arrays)) for key, inner in items
-        ]
+        has_names = isinstance(space, Dict) and not inside
+        encoders = {
+            key: make_encoder(
+                inner, f"{name}[{key!r}]", not (has_names and isinstance(inner, Box)), arrays
+            )
+            for key, inner in items
+        }
+        if not encoders:
+            raise UsageError("gpurl needs an observation for the policy, this space is empty")
+        if has_names:
+            return _group_encoder(encoders, arrays)
         return _concatenating_encoder(encoders, arrays)
     raise UsageError(
         f"gpurl cannot flatten {name}: it is {space}; wrap the environment so that it is a Box"
@@ -102,8 +120,8 @@ def _box_encoder(space: Box, name: str, inside: bool, arrays: Arrays) -> Encoder
     is_image = space.dtype == np.uint8 and len(space.shape) >= 2
     if is_image and inside:
         raise UsageError(
-            f"gpurl does not mix images with other observations: {name} is {space}; leave it out "
-            f"with a wrapper"
+            f"gpurl takes images by themselves, or by name in a Dict that is in no other space: "
+            f"{name} is {space}; move it there with a wrapper, or leave it out"
         )
     dtype: type[np.generic] = np.uint8 if is_image else np.float32
     box = _as_row(space, dtype)
@@ -128,18 +146,29 @@ def _one_hot_encoder(sizes: np.ndarray, start: np.ndarray, arrays: Arrays) -> En
     return Encoder(Box(0.0, 1.0, (total,), np.float32), arrays.one_hot(shift, total))
 
 
-def _concatenating_encoder(encoders: list[tuple[str | int, Encoder]], arrays: Arrays) -> Encoder:
+def _concatenating_encoder(encoders: dict[Any, Encoder], arrays: Arrays) -> Encoder:
     """A Dict or Tuple, given by its keys and their encoders, flattened and concatenated; a batch of
     it is a dict or tuple of batches.
     """
-    if not encoders:
-        raise UsageError("gpurl needs an observation for the policy, this space is empty")
-    low = np.concatenate([encoder.space.low.flatten() for _, encoder in encoders])
-    high = np.concatenate([encoder.space.high.flatten() for _, encoder in encoders])
+    low = np.concatenate([encoder.space.low.flatten() for encoder in encoders.values()])
+    high = np.concatenate([encoder.space.high.flatten() for encoder in encoders.values()])
     return Encoder(
         Box(low, high, low.shape, np.float32),
-        lambda batch: arrays.join([encoder.encode(batch[key]) for key, encoder in encoders]),
+        lambda batch: arrays.join([each.encode(batch[key]) for key, each in encoders.items()]),
     )
+
+
+def _group_encoder(encoders: dict[Any, Encoder], arrays: Arrays) -> Encoder:
+    """A Dict, whose parts become named groups of a row."""
+    space = GroupedBox.of({str(key): encoder.space for key, encoder in encoders.items()})
+    if not space.has_images:
+        return Encoder(space, _concatenating_encoder(encoders, arrays).encode)
+
+    def encode(batch: Batch) -> Any:
+        parts = {str(key): encoder.encode(batch[key]) for key, encoder in encoders.items()}
+        return arrays.join_groups(space, parts)
+
+    return Encoder(space, encode)
 
 
 def column_names(space: gymnasium.Space, name: str = "") -> list[str]:

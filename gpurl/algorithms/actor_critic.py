@@ -93,6 +93,7 @@ class OffPolicyActorCritic(OffPolicy):
     actor_actions = "squashed"  # see `gpurl.nn.parts.ActorPart`
     # whether the target critics are updated with the actor only, else with the critics
     delays_target = False
+    flattens_images = False
 
     def make_networks(self) -> None:
         space, config = self.action_space, self.config

@@ -17,10 +17,13 @@ from torch import Tensor, nn
 from gpurl.algorithms.symmetry import Mirror, Symmetry
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import Choices, check_choices, check_numbers
+from gpurl.envs.observation_groups import GroupedBox, groups_of, is_image
 from gpurl.envs.vec_env import Timestep
 from gpurl.errors import UsageError
+from gpurl.kernels.pack_rows import Column
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.acting import Actor
+from gpurl.nn.encoders import EncoderConfig, choose_encoders, reads_images
 from gpurl.nn.mlp import set_dtype
 from gpurl.nn.normalizer import Normalizer
 from gpurl.nn.optimizer import FlatAdam
@@ -64,7 +67,9 @@ class AlgorithmConfig:
     weight_decay: float = 0.0
     """Decoupled weight decay (AdamW)."""
     normalize_obs: bool = False
-    """Running normalisation of observations inside the policy; buffers store them unchanged."""
+    """Running normalisation of observations inside the policy; buffers store them unchanged.
+    Images are not normalised.
+    """
     normalize_obs_epsilon: float = 1e-8
     """Added to the variance before the division. With 0.1, columns that are almost always 0, as
     the contact forces of ant are, stay small instead of being enlarged to unit variance.
@@ -98,6 +103,8 @@ class Algorithm(ABC, nn.Module):
     discrete_form: ClassVar[str] = ""
     # whether targets need the values of final_obs
     values_final_obs: ClassVar[bool] = False
+    # whether images are flattened into rows where no network of this algorithm reads them
+    flattens_images: ClassVar[bool] = True
     # transitions in the replay buffer before the first `learn`
     learning_starts: int = 0
     # the task's mirror, where the settings name one and the algorithm uses it
@@ -119,6 +126,10 @@ class Algorithm(ABC, nn.Module):
         super().__init__()
         self.config = config
         self.label = type(self).__name__
+        if not isinstance(observation_space, Box):
+            raise UsageError(
+                f"{self.label} needs a Box observation space, this one is {observation_space}"
+            )
         self.observation_space = observation_space
         self.action_space = action_space
         self.num_envs = num_envs
@@ -126,16 +137,22 @@ class Algorithm(ABC, nn.Module):
         self.seed = seed
         self.precision = "float32"  # or tf32, bf16: see `set_precision`
         # inputs of the networks: observations, then the privileged state where the critic reads it
-        if not isinstance(observation_space, Box):
-            raise UsageError(
-                f"{self.label} needs a Box observation space, this one is {observation_space}"
-            )
         self.num_inputs = math.prod(observation_space.shape)
+        # of images, and of rows that hold some, the networks read the bytes
+        self.groups = groups_of(observation_space)
+        encoders = self.encoder_config()
+        self.reads_bytes = encoders is not None and reads_images(observation_space, encoders)
+        if not self.reads_bytes and self._needs_images(observation_space):
+            raise UsageError(
+                f"{self.label} has no convolutional network for the images in {observation_space}: "
+                f"take ppo, a2c, dqn or pqn, or an environment that observes numbers"
+            )
         self.state_space = state_space if self.reads_state() else None
         self.num_state = 0 if self.state_space is None else math.prod(self.state_space.shape or ())
         self.normalizer = None
-        if config.normalize_obs:
-            num_inputs = self.num_inputs + self.num_state
+        num_inputs = self.groups.num_floats if self.reads_bytes else self.num_inputs
+        if config.normalize_obs and num_inputs + self.num_state:
+            num_inputs += self.num_state
             self.normalizer = Normalizer(num_inputs, epsilon=config.normalize_obs_epsilon)
         # modules, then what trains them on the device
         self.make_networks()
@@ -171,9 +188,35 @@ class Algorithm(ABC, nn.Module):
         """
         raise UsageError(f"{self.label} does not use the symmetry of a task: leave out {name}")
 
+    def refuse_mirrored_images(self, name: str) -> None:
+        """UsageError where networks read images: a mirror is of rows of numbers."""
+        if self.reads_bytes:
+            raise UsageError(
+                f"symmetry {name} mirrors rows of numbers, these observations have images: "
+                f"{self.observation_space}; leave it out, or flatten an image without name by "
+                f"--network.encoder none"
+            )
+
     def reads_state(self) -> bool:
         """Whether the critic reads privileged observations."""
         return False
+
+    def encoder_config(self) -> EncoderConfig | None:
+        """Settings of the network that encodes observations, None where none does."""
+        return None
+
+    def takes_groups(self) -> bool:
+        """Whether the actor in torch's own modules takes a dict of the observation's groups in
+        place of rows.
+        """
+        encoders = self.encoder_config()
+        return encoders is not None and bool(choose_encoders(self.observation_space, encoders))
+
+    def _needs_images(self, space: Box) -> bool:
+        """Whether `space` cannot be read as rows of numbers."""
+        if isinstance(space, GroupedBox):
+            return space.has_images
+        return is_image(space) and not self.flattens_images
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Algorithm":
         raise TypeError(
@@ -245,9 +288,40 @@ class Algorithm(ABC, nn.Module):
         return timestep.reward
 
     def inputs(self, obs: Tensor) -> Tensor:
-        """[N, *obs] -> [N, D] float32, normalised."""
-        rows = obs.reshape(obs.shape[0], -1).float()
-        return rows if self.normalizer is None else self.normalizer(rows)
+        """[N, *obs] -> [N, D] float32, normalised; with images uint8, in which floats are."""
+        rows = obs.reshape(obs.shape[0], -1)
+        if not self.reads_bytes:
+            rows = rows.float()
+            return rows if self.normalizer is None else self.normalizer(rows)
+        return self._normalized_bytes(rows)
+
+    def _normalized_bytes(self, rows: Tensor) -> Tensor:
+        """[..., D] uint8 with its floats normalised."""
+        if self.normalizer is None:
+            return rows
+        floats = self.normalizer(self.groups.floats(rows)).view(torch.uint8)
+        return torch.cat((floats, rows[..., floats.shape[-1] :]), dim=-1)
+
+    def inputs_to_pack(self, obs: Tensor) -> Column:
+        """[T, N, *obs] -> a column [T, N, D] of rows, normalised as `inputs` does now."""
+        rows = obs.reshape(*obs.shape[:2], -1)
+        if self.reads_bytes:
+            return self._normalized_bytes(rows)
+        rows = rows.float()
+        return rows if self.normalizer is None else self.normalizer.scaled_as_now(rows)
+
+    def update_normalizer(self, obs: Tensor, valid: Tensor | None) -> None:
+        """Add the numbers of observations [T, N, *obs], where valid [T, N], to the statistics; not
+        those that a frozen actor reads.
+        """
+        if self.normalizer is None:
+            return
+        rows = obs.reshape(*obs.shape[:2], -1)
+        floats = self.groups.floats(rows) if self.reads_bytes else rows.float()
+        num_fixed = 0
+        if self.warms_critic:
+            num_fixed = self.groups.num_floats if self.reads_bytes else self.num_inputs
+        self.normalizer.update(floats, valid, num_fixed)
 
     @abstractmethod
     def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from gpurl.losses import (
     values_of_actions,
 )
 from gpurl.nn.acting import Actor, Best, MeanOfMembers
+from gpurl.nn.encoders import EncoderConfig
 from gpurl.nn.mlp import Sequential
 from gpurl.nn.optimizer import FlatAdam, call_loss
 from gpurl.nn.parts import Part
@@ -96,13 +97,17 @@ class DQN(OffPolicy):
     support: Tensor  # [Z] the values of a distribution's atoms
     epsilon: Tensor  # probability of a random action, 0-d or [N]
 
+    def encoder_config(self) -> EncoderConfig | None:
+        return self.config.network
+
     def make_networks(self) -> None:
         config = self.config
         self.num_actions = self.read_space()
         self.width = max(config.atoms, config.quantiles, 1)  # outputs per action
         sizes = config.num_critics, self.num_inputs // self.num_agents, self.num_actions, self.width
-        self.network = make_q_network(*sizes, config.network)
-        self.target = make_q_network(*sizes, config.network)
+        space = self.observation_space if self.num_agents == 1 else None
+        self.network = make_q_network(*sizes, config.network, space)
+        self.target = make_q_network(*sizes, config.network, space)
         epsilon = torch.tensor(config.epsilon_end)
         if config.epsilon_ladder:
             step = torch.linspace(0.0, 1.0, self.num_envs)

@@ -145,6 +145,7 @@ class OffPolicy(Algorithm):
         self.is_random = False  # whether actions are random; `schedule` sets it
 
     def set_symmetry(self, mirror: Mirror, name: str) -> None:
+        self.refuse_mirrored_images(name)
         if self.takes_agents:
             raise UsageError(f"symmetry {name} is for one agent, {self.label} is for several")
         spaces = self.observation_space, self.action_space, self.state_space
@@ -276,11 +277,7 @@ class OffPolicy(Algorithm):
     def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
         """Move the rollout into the replay buffer."""
         self.replay.add(buffer.columns | self.compute_extra_columns(buffer))
-        if self.normalizer is not None:
-            rows = buffer["obs"].reshape(buffer.horizon, self.num_envs, -1).float()
-            # what a frozen actor reads stays as it is
-            fixed = self.num_inputs if self.warms_critic else 0
-            self.normalizer.update(rows, buffer.columns.get("valid"), fixed)
+        self.update_normalizer(buffer["obs"], buffer.columns.get("valid"))
         if self.config.symmetry and self.symmetry is None:
             raise UsageError(f"symmetry {self.config.symmetry} is not loaded: call set_symmetry()")
         if self.symmetry is not None:

@@ -75,10 +75,10 @@ class OnPolicy(Algorithm):
         timestep: Timestep,
         final_value: Tensor | None = None,
     ) -> None:
-        # the policy state is known now only
+        # the policy state is known now only; a second rollout of images would double the memory
+        if final_value is None and (self.is_recurrent or self.reads_bytes):
+            final_value = self.value(timestep.info["final_obs"], decision.policy_state)
         if self.is_recurrent:
-            if final_value is None:
-                final_value = self.value(timestep.info["final_obs"], decision.policy_state)
             columns = decision.columns | {"ended": episode_ends(timestep)}
             decision = decision._replace(columns=columns)
         super().record_step(buffer, obs, decision, timestep, final_value)
@@ -93,8 +93,3 @@ class OnPolicy(Algorithm):
 
     def max_batch_rows(self) -> int:
         return max(self.num_envs, self.num_envs * self.config.horizon // self.config.minibatches)
-
-
-def flat(obs: Tensor) -> Tensor:
-    """[T, N, *obs] -> [T, N, D] float32."""
-    return obs.reshape(*obs.shape[:2], -1).float()

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from gpurl.algorithms.base import Decision, Metrics, PolicyState
-from gpurl.algorithms.on_policy import OnPolicy, OnPolicyConfig, flat
+from gpurl.algorithms.on_policy import OnPolicy, OnPolicyConfig
 from gpurl.algorithms.symmetry import Mirror, Symmetry
 from gpurl.buffers.minibatches import Minibatch
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import Choices, check_numbers
+from gpurl.envs.observation_groups import GroupedBox
 from gpurl.errors import UsageError
 from gpurl.kernels.gae import gae
 from gpurl.kernels.pack_rows import Column, Standardized, scaled
@@ -26,6 +27,7 @@ from gpurl.losses import explained_variance, weighted_mean
 from gpurl.nn.acting import Actor, FirstOutput
 from gpurl.nn.actor_critic import ActorCritic, AsymmetricActorCritic, NetworkConfig
 from gpurl.nn.distributions import Gaussian, TanhGaussian, make_head
+from gpurl.nn.encoders import EncoderConfig
 from gpurl.nn.mlp import Dense, standalone
 from gpurl.nn.normalizer import ValueNormalizer
 from gpurl.nn.optimizer import FlatAdam, FrozenWeights, call_loss, stack_metrics
@@ -172,6 +174,14 @@ class PPO(OnPolicy):
     def reads_state(self) -> bool:
         return self.config.asymmetric
 
+    def encoder_config(self) -> EncoderConfig | None:
+        return self.config.network
+
+    def takes_groups(self) -> bool:
+        if isinstance(self.network, OwnTrunks):
+            return self.reads_bytes or isinstance(self.observation_space, GroupedBox)
+        return isinstance(self.network, ActorCritic) and super().takes_groups()
+
     def make_networks(self) -> None:
         config = self.config
         self.is_recurrent = config.network.memory != "none"
@@ -197,11 +207,11 @@ class PPO(OnPolicy):
                 raise UsageError(
                     f"network {config.trunk} reads observations only: take --asymmetric False"
                 )
-            own = OwnTrunks(config, tuple(self.observation_space.shape or ()), outputs)
+            own = OwnTrunks(config, self.observation_space, outputs)
             return cast(ActorCritic, own)  # the same interface
         if self.num_state:
             return AsymmetricActorCritic(config, self.num_inputs, self.num_state, outputs)
-        return ActorCritic(config, self.num_inputs, outputs)
+        return ActorCritic(config, self.num_inputs, outputs, self.observation_space)
 
     def make_optimizers(self) -> dict[str, FlatAdam]:
         config = self.config
@@ -272,6 +282,7 @@ class PPO(OnPolicy):
             self.optimizer.forget_moments()
 
     def set_symmetry(self, mirror: Mirror, name: str) -> None:
+        self.refuse_mirrored_images(name)
         if self.is_recurrent:
             raise UsageError(
                 f"symmetry {name} needs a policy without memory: a mirrored step has no hidden "
@@ -333,8 +344,8 @@ class PPO(OnPolicy):
         if not self.is_recurrent:
             return Actor(actor, choice)
         assert self.network.memory is not None
-        memory = self.network.memory
-        return Actor(actor, choice, memory.to_torch(), memory.state_size)
+        memory = self.network.memory_to_torch()
+        return Actor(actor, choice, memory, self.network.memory.state_size)
 
     @torch.no_grad()
     def value(self, obs: Tensor, policy_state: PolicyState = ()) -> Tensor:
@@ -411,11 +422,10 @@ class PPO(OnPolicy):
 
         # what minibatches are made of: values in the critic's own units, observations as normalised
         # while acting
-        obs = flat(buffer["obs"])
-        mirrored = self._mirrored(obs, buffer["action"])
+        mirrored = self._mirrored(buffer["obs"], buffer["action"])
         columns: dict[str, Column] = {
             **mirrored,
-            "obs": obs,
+            "obs": self.inputs_to_pack(buffer["obs"]),
             "action": buffer["action"],
             "log_prob": buffer["log_prob"],
             "value": buffer["value"],
@@ -427,26 +437,23 @@ class PPO(OnPolicy):
         if self.value_normalizer is not None:
             columns["value"] = self.value_normalizer.scaled(buffer["value"])
             columns["returns"] = self.value_normalizer.scaled(returns)
-        if self.normalizer is not None:
-            columns["obs"] = self.normalizer.scaled_as_now(obs)
-            # mirrored before they are normalised: the running mean is not symmetric
-            if mirrored:
-                columns["mirror_obs"] = self.normalizer.scaled_as_now(mirrored["mirror_obs"])
-            # for the next rollout; what a frozen actor reads stays as it is
-            fixed = self.num_inputs if self.warms_critic else 0
-            self.normalizer.update(obs, valid, fixed)
+        # mirrored before they are normalised: the running mean is not symmetric
+        if mirrored:
+            columns["mirror_obs"] = self.inputs_to_pack(mirrored["mirror_obs"])
+        self.update_normalizer(buffer["obs"], valid)  # for the next rollout
         if valid is not None:
             columns["valid"] = valid
         return metrics | self._rows(columns, buffer)
 
     def _mirrored(self, obs: Tensor, action: Tensor) -> dict[str, Tensor]:
         """The columns [T, N, ...] of mirrored steps that updates need; also measures the symmetry
-        of the policy at the last step. obs: [T, N, D], not normalised.
+        of the policy at the last step. obs: [T, N, *obs], not normalised.
         """
         if self.config.symmetry and self.symmetry is None:
             raise UsageError(f"symmetry {self.config.symmetry} is not loaded: call set_symmetry()")
         if self.symmetry is None:
             return {}
+        obs = obs.reshape(*obs.shape[:2], -1).float()
         self.symmetry.measure(lambda rows: self.act(rows, explore=False).action, obs[-1])
         if not self.learns_symmetry:
             return {}

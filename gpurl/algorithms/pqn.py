@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpurl.algorithms.base import Decision, PolicyState
 from gpurl.algorithms.exploration import EPSILONS, EpsilonGreedyConfig
-from gpurl.algorithms.on_policy import OnPolicy, OnPolicyConfig, flat
+from gpurl.algorithms.on_policy import OnPolicy, OnPolicyConfig
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import check_numbers
 from gpurl.errors import UsageError
@@ -17,6 +17,7 @@ from gpurl.kernels.gae import gae
 from gpurl.kernels.pack_rows import Column
 from gpurl.losses import td_loss, values_of_actions
 from gpurl.nn.acting import Actor, Best
+from gpurl.nn.encoders import EncoderConfig
 from gpurl.nn.optimizer import FlatAdam, call_loss
 from gpurl.nn.q_networks import QNetworkConfig, make_q_network, num_choices
 
@@ -59,9 +60,13 @@ class PQN(OnPolicy):
 
     config: PQNConfig
 
+    def encoder_config(self) -> EncoderConfig | None:
+        return self.config.network
+
     def make_networks(self) -> None:
         self.num_actions = num_choices(self.action_space, self.label)
-        self.network = make_q_network(1, self.num_inputs, self.num_actions, 1, self.config.network)
+        sizes = 1, self.num_inputs, self.num_actions, 1
+        self.network = make_q_network(*sizes, self.config.network, self.observation_space)
 
     def make_optimizers(self) -> dict[str, FlatAdam]:
         config = self.config
@@ -123,17 +128,15 @@ class PQN(OnPolicy):
             valid,
         )
         # the columns of the minibatches
-        rows = flat(buffer["obs"])
         data: dict[str, Column] = {
-            "obs": rows if self.normalizer is None else self.normalizer.scaled_as_now(rows),
+            "obs": self.inputs_to_pack(buffer["obs"]),
             "action": buffer["action"],
             "returns": returns,
         }
         if valid is not None:
             data["valid"] = valid
         # acting and learning on this rollout use the same statistics
-        if self.normalizer is not None:
-            self.normalizer.update(rows, valid)
+        self.update_normalizer(buffer["obs"], valid)
         return {"packed": self.minibatches.pack(data)}
 
     def learn(self, data: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -47,6 +47,9 @@ class VDN(DQN):
             )
         return int(space.nvec[0])
 
+    def encoder_config(self) -> None:
+        return None  # a row is of one agent
+
     def actor_modules(self) -> Actor:
         values = super().actor_modules().network
         rows = Shaped((self.num_inputs // self.num_agents,))  # agents share the network

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gpurl.kernels.pack_rows import Column, pack_rows, unscaled
 from gpurl.kernels.permutation import gather_rows, permutation
 from gpurl.kernels.random import CounterRandom, RandomStreams
 
 ALIGNMENT = 4  # floats: a row begins at 16 bytes
+FLOAT_BYTES = 4
 
 
 @dataclass
@@ -22,7 +24,7 @@ class Minibatch:
     """
 
     obs: Tensor
-    """[B, D] float32, normalised."""
+    """[B, D] float32, normalised; of images uint8."""
     action: Tensor
     """[B, A] float32 in the policy's units, or [B] or [B, K] int64."""
     log_prob: Tensor
@@ -50,7 +52,7 @@ class Minibatch:
 class PackedRows:
     """The columns of a rollout side by side in one float32 matrix, one row per sample: a random
     minibatch is then one gather instead of one per column. float32 holds flags and integers up to
-    2**24 exactly.
+    2**24 exactly. Bytes are moved four to a float32, as they are: images keep their size.
     """
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
@@ -58,26 +60,51 @@ class PackedRows:
         self.places: dict[str, int | slice] = {}
         stored = {name: unscaled(column) for name, column in columns.items()}
         self.integers = {name for name, column in stored.items() if column.dtype == torch.int64}
+        # name -> bytes of a row
+        self.bytes = {
+            name: column.shape[2]
+            for name, column in stored.items()
+            if column.dtype == torch.uint8 and column.dim() == 3
+        }
         width = 0
         for name, column in stored.items():
             if column.dim() == 2:
                 self.places[name] = width
                 width += 1
             else:
-                self.places[name] = slice(width, width + column.shape[2])
-                width += column.shape[2]
+                size = column.shape[2]
+                if name in self.bytes:
+                    size = -(-size // FLOAT_BYTES)
+                self.places[name] = slice(width, width + size)
+                width += size
         self.width = width + -width % ALIGNMENT
 
     def pack(self, columns: Mapping[str, Column]) -> Tensor:
         """[T N, width] float32; row t N + n is step t of environment n."""
-        return pack_rows([columns[name] for name in self.places], self.width)
+        return pack_rows(
+            [
+                bytes_as_floats(unscaled(column)) if name in self.bytes else column
+                for name, column in ((name, columns[name]) for name in self.places)
+            ],
+            self.width,
+        )
 
     def unpack(self, rows: Tensor) -> dict[str, Tensor]:
-        """name -> [...] or [..., D] of rows [..., width]: int64 columns are converted back, others
-        are float32 views.
+        """name -> [...] or [..., D] of rows [..., width]: int64 columns are converted back, bytes
+        are uint8 views, others float32 views.
         """
         columns = {name: rows[..., place] for name, place in self.places.items()}
-        return columns | {name: columns[name].long() for name in self.integers}
+        images = {name: columns[name].view(torch.uint8)[..., :n] for name, n in self.bytes.items()}
+        return columns | {name: columns[name].long() for name in self.integers} | images
+
+
+def bytes_as_floats(column: Tensor) -> Tensor:
+    """[T, N, D] uint8 -> [T, N, D / 4, rounded up] float32 of the same bits, which only copies may
+    handle; a view if 4 divides D.
+    """
+    if missing := -column.shape[2] % FLOAT_BYTES:
+        column = functional.pad(column, (0, missing))
+    return column.contiguous().view(torch.float32)
 
 
 class Minibatches:

@@ -8,6 +8,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from gpurl.checkpoints.plain_files import Json
 from gpurl.checkpoints.state_files import State
+from gpurl.envs.observation_groups import Group, GroupedBox
 from gpurl.errors import CheckpointError
 
 
@@ -18,13 +19,19 @@ def space_to_dict(space: gymnasium.Space | None) -> dict[str, Json] | None:
     if space is None:
         return None
     if isinstance(space, Box):
-        return {
+        values: dict[str, Json] = {
             "kind": "Box",
             "shape": list(space.shape),
             "dtype": str(space.dtype),
             "low": _shorten(space.low),
             "high": _shorten(space.high),
         }
+        if isinstance(space, GroupedBox):
+            values["groups"] = [
+                [name, list(shape), is_image, start]
+                for name, shape, is_image, start in space.groups
+            ]
+        return values
     if isinstance(space, Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
     if isinstance(space, MultiDiscrete):
@@ -48,6 +55,12 @@ def space_from_dict(values: State) -> gymnasium.Space:
             dtype = np.dtype(values["dtype"])
             low = np.broadcast_to(np.asarray(values["low"], dtype), shape)
             high = np.broadcast_to(np.asarray(values["high"], dtype), shape)
+            if "groups" in values:
+                groups = [
+                    Group(str(name), tuple(map(int, sizes)), bool(is_image), int(start))
+                    for name, sizes, is_image, start in values["groups"]
+                ]
+                return GroupedBox(low.copy(), high.copy(), groups)
             return Box(low, high, shape, dtype.type)
         if kind == "Discrete":
             return Discrete(values["n"], start=values["start"])

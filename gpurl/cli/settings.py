@@ -19,6 +19,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from gpurl.cli.env_options import options_class
 from gpurl.envs.registry import check_options, resolve_env
 from gpurl.errors import UsageError
+from gpurl.nn.encoders import CONVOLUTIONAL
 from gpurl.run.config_file import read_config
 from gpurl.run.other_names import here
 from gpurl.run.settings import Settings, TrainConfig, make_defaults, merge, refuse_memory
@@ -242,6 +243,19 @@ def _names(
     return algorithm, env
 
 
+def _with_network(flags: list[str], has_trunk: bool) -> list[str]:
+    """`--network cnn` and `--network impala` as network.encoder, another `--network` as
+    network.trunk where there is one.
+    """
+    named = list(flags)
+    for place, word in enumerate(flags):
+        if word == "--network":
+            is_encoder = flags[place + 1 : place + 2] and flags[place + 1] in CONVOLUTIONAL
+            if is_encoder or has_trunk:
+                named[place] = "--network.encoder" if is_encoder else "--network.trunk"
+    return named
+
+
 def _parse_flags(base: Settings, flags: list[str], command: str) -> Settings:
     """`base`, whose combinations are not checked yet, with the changes that the flags make; tyro
     prints help and near names, and makes the configs anew, which checks them.
@@ -252,8 +266,8 @@ def _parse_flags(base: Settings, flags: list[str], command: str) -> Settings:
     _refuse_other_names(flags, kinds)
     _refuse_memory(flags, base.algorithm, kinds)
     _refuse_unknown_options(flags, base.env, {item.name for item in dataclasses.fields(options)})
-    if "network.trunk" in kinds:
-        flags = ["--network.trunk" if word == "--network" else word for word in flags]
+    if "network.encoder" in kinds:
+        flags = _with_network(flags, has_trunk="network.trunk" in kinds)
 
     # one dataclass of all settings, with `base` as its defaults
     all_settings = dataclasses.make_dataclass(

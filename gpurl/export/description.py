@@ -13,12 +13,14 @@ from gpurl import __version__
 from gpurl.checkpoints.plain_files import Json
 from gpurl.checkpoints.spaces import space_to_dict
 from gpurl.checkpoints.state_files import State
+from gpurl.envs.observation_groups import GroupedBox
 from gpurl.nn.acting import PolicyModule
 from gpurl.nn.action_scaler import ActionScaler
 from gpurl.policy import Policy
 from gpurl.run.records import last_commit
 from gpurl.run.run_folder import run_of
 
+OTHER_NAMES = ("action", "memory", "memory_out")
 FORMAT_VERSION = 2  # raised when a key of the description changes its meaning
 RESET = (
     "Give zeros to memory in the first step of an episode, then the memory_out of the step before; "
@@ -40,7 +42,7 @@ def describe(
     space, action_space = algorithm.observation_space, algorithm.action_space
     # inputs and outputs, "batch" is any number of rows
     action_dtype = "float32" if isinstance(action_space, Box) else "int64"
-    inputs: list[Json] = [_tensor("obs", space.shape or (), str(obs_dtype(space)))]
+    inputs = _observations(space)
     outputs: list[Json] = [_tensor("action", action_space.shape or (), action_dtype)]
     memory: Json = None
     if module.memory_size:
@@ -77,6 +79,21 @@ def _deployment(told: State) -> dict[str, Json]:
         "action_names": told.get("action_names", []),
         "robot": told.get("robot", {}),
     }
+
+
+def _observations(space: gymnasium.Space) -> list[Json]:
+    """The inputs before the memory: one for each group, where the observation has names."""
+    if not isinstance(space, GroupedBox):
+        return [_tensor("obs", space.shape or (), str(obs_dtype(space)))]
+    return [
+        _tensor(_input_name(group.name), group.shape, "uint8" if group.is_image else "float32")
+        for group in space.groups
+    ]
+
+
+def _input_name(group: str) -> str:
+    """The name of a group; another one where it is that of another input or output."""
+    return f"obs_{group}" if group in OTHER_NAMES else group
 
 
 def _tensor(name: str, shape: tuple[int, ...], dtype: str) -> dict[str, Json]:

@@ -22,8 +22,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from gpurl.checkpoints.plain_files import Json
 from gpurl.errors import UsageError, first_line, install_extra
 from gpurl.export.blame import Place, first_value_read, place_of_error, place_of_node
-from gpurl.export.parity import Play
-from gpurl.nn.acting import PolicyModule
+from gpurl.export.parity import Observations, Play, arrays_of
+from gpurl.nn.acting import GroupedPolicyModule, PolicyModule
 
 ONNX_MODULES = ("onnx", "onnxscript")
 # in what torch says of an operation that ONNX lacks: "No ONNX function found for <OpOverload(op='..
@@ -31,7 +31,7 @@ LACKING = re.compile(r"No ONNX function found for .*?op='([^']+)'")
 # of torch.export: what its message and the line that we name say already
 LOGGERS = ("torch.onnx", "torch.fx.experimental.symbolic_shapes")
 
-Arguments = tuple[Tensor, ...]  # an observation [2, *obs], and with memory [2, H]
+Arguments = tuple[Tensor, ...]  # an observation [2, *obs] or groups, and with memory [2, H]
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ def _play_onnx(path: Path) -> Play | None:
     options.intra_op_num_threads = 1
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
-    def play(obs: np.ndarray, memory: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        inputs = {"obs": obs} if memory is None else {"obs": obs, "memory": memory}
-        action, *rest = session.run(None, inputs)
+    def play(obs: Observations, memory: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        names = [each.name for each in session.get_inputs()]
+        action, *rest = session.run(None, dict(zip(names, arrays_of(obs, memory))))
         return action, rest[0] if rest else None
 
     return play
@@ -162,8 +162,8 @@ def _play_torchscript(path: Path) -> Play | None:
 
 def _torch_play(module: Callable[..., Tensor | tuple[Tensor, Tensor]]) -> Play:
     @torch.no_grad()
-    def play(obs: np.ndarray, memory: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        inputs = [torch.from_numpy(each) for each in (obs, memory) if each is not None]
+    def play(obs: Observations, memory: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        inputs = [torch.from_numpy(each) for each in arrays_of(obs, memory)]
         outputs = module(*inputs)
         if isinstance(outputs, Tensor):
             return outputs.numpy(), None
@@ -184,7 +184,7 @@ FORMATS = {
 
 def _program(module: PolicyModule, arguments: Arguments) -> torch.export.ExportedProgram:
     """torch.export's, as torch runs the module; where that fails, as torch reads its bytecode."""
-    shapes = _free_batch(arguments)
+    shapes = _free_batch(module, arguments)
     first: Exception | None = None
     for strict in (False, True):
         said = io.StringIO()
@@ -221,10 +221,11 @@ def _failure(exporter: str, error: BaseException) -> str:
     return f"{exporter} cannot read this network{where}: {_cause(error)}; leave that operation out"
 
 
-def _free_batch(arguments: Arguments) -> tuple[dict[int, Any], ...]:
-    """The rows of each input are free; those of the memory follow from those of obs."""
+def _free_batch(module: PolicyModule, arguments: Arguments) -> Any:
+    """The rows of each input are free; those of all inputs follow from those of the first."""
     first: dict[int, Any] = {0: torch.export.Dim("batch")}
-    return (first, *({0: torch.export.Dim.AUTO} for _ in arguments[1:]))
+    shapes = (first, *({0: torch.export.Dim.AUTO} for _ in arguments[1:]))
+    return {"tensors": shapes} if isinstance(module, GroupedPolicyModule) else shapes
 
 
 def _names(description: dict[str, Json], which: str) -> list[str]:

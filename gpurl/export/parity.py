@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box
 
+from gpurl.envs.observation_groups import GroupedBox
 from gpurl.errors import UsageError
 from gpurl.nn.acting import PolicyModule
 from gpurl.nn.normalizer import Normalizer
@@ -17,14 +18,15 @@ TOLERANCE = 1e-5  # of float actions, in units of their own size where that is a
 MAX_WIDTH = 1e6  # wider dimensions of observations count as unbounded
 STEPS = 4  # of an episode for a policy with memory, twice
 
-# (obs [N, *obs], memory [N, H] or None) -> (action [N, *action], next memory or None)
-Play = Callable[[np.ndarray, np.ndarray | None], tuple[np.ndarray, np.ndarray | None]]
+Observations = np.ndarray | dict[str, np.ndarray]  # [N, *obs], or [N, *group] by name
+# (observations, memory [N, H] or None) -> (action [N, *action], next memory or None)
+Play = Callable[[Observations, np.ndarray | None], tuple[np.ndarray, np.ndarray | None]]
 
 
 class Acts(Protocol):
     """What `gpurl.load` returns, as far as it is needed here."""
 
-    def act(self, obs: np.ndarray) -> np.ndarray:
+    def act(self, obs: Observations) -> np.ndarray:
         """[N, *obs] -> [N, *action]."""
 
     def reset(self) -> None:
@@ -70,12 +72,46 @@ def check_parity(
     return worst
 
 
+def arrays_of(obs: Observations, memory: np.ndarray | None = None) -> list[np.ndarray]:
+    """The inputs of a module or file, in their order."""
+    groups = list(obs.values()) if isinstance(obs, dict) else [obs]
+    return groups if memory is None else [*groups, memory]
+
+
 def random_observations(
     space: Box, normalizer: Normalizer | None, count: int, rng: np.random.Generator
-) -> np.ndarray:
+) -> Observations:
     """[count, *obs] within `space`: as the normaliser has seen them, else uniform between limits,
-    and normal where there are none.
+    and normal where there are none. Of named groups a dict in their order.
     """
+    if isinstance(space, GroupedBox):
+        return _random_groups(space, normalizer, count, rng)
+    return _random_rows(space, normalizer, count, rng)
+
+
+def _random_groups(
+    space: GroupedBox, normalizer: Normalizer | None, count: int, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """[count, *group] by name; of rows of bytes the limits of their floats are not known."""
+    numbers: Box = space
+    if space.has_images:
+        numbers = Box(-np.inf, np.inf, (space.num_floats,), np.float32)
+    floats, start = _random_rows(numbers, normalizer, count, rng), 0
+    parts = {}
+    for group in space.groups:
+        if group.is_image:
+            part = rng.integers(0, 256, (count, *group.shape), np.uint8)
+        else:
+            part = floats[:, start : start + group.size].reshape(count, *group.shape)
+            start += group.size
+        parts[group.name] = part
+    return parts
+
+
+def _random_rows(
+    space: Box, normalizer: Normalizer | None, count: int, rng: np.random.Generator
+) -> np.ndarray:
+    """As `random_observations`, of a space without names."""
     shape = (count, *space.shape)
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     if np.issubdtype(space.dtype, np.integer):
@@ -101,7 +137,7 @@ def _difference(
     expected: np.ndarray,
     action: np.ndarray,
     module: PolicyModule,
-    obs: np.ndarray,
+    obs: Observations,
     memory: np.ndarray | None,
 ) -> float:
     """Of two actions, in units of their size; infinity for other shapes, types or choices."""
@@ -120,10 +156,10 @@ def _difference(
 
 
 @torch.no_grad()
-def _scores(module: PolicyModule, obs: np.ndarray, memory: np.ndarray | None) -> torch.Tensor:
+def _scores(module: PolicyModule, obs: Observations, memory: np.ndarray | None) -> torch.Tensor:
     """[N, outputs] of the network of `module`."""
     device = next(module.parameters()).device
-    features = module.inputs(torch.as_tensor(obs, device=device))
+    features = module.inputs(*(torch.as_tensor(each, device=device) for each in arrays_of(obs)))
     if memory is not None:
         state = torch.as_tensor(memory, device=device)
         features, _ = module.memory(features, state)  # type: ignore[operator]

@@ -8,17 +8,16 @@ import shutil
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box
 
 from gpurl.checkpoints.plain_files import write_regular
 from gpurl.errors import UsageError, did_you_mean, install_extra
 from gpurl.export.description import as_json, describe
 from gpurl.export.formats import FORMATS, quiet_exporters
-from gpurl.export.parity import check_parity, random_observations
+from gpurl.export.parity import arrays_of, check_parity, random_observations
 from gpurl.policy import load
 from gpurl.run.run_folder import run_of
 
@@ -54,10 +53,10 @@ def export_run(
     _check_target(file)
     # the module, and the two rows that exporters need to see
     module = policy.module()
-    space = cast(Box, policy.algorithm.observation_space)
+    space = policy.algorithm.observation_space
     normalizer = policy.algorithm.normalizer
     rows = random_observations(space, normalizer, 2, np.random.default_rng(1))
-    arguments: tuple[torch.Tensor, ...] = (torch.from_numpy(rows),)
+    arguments = tuple(torch.from_numpy(each) for each in arrays_of(rows))
     if module.memory_size:
         arguments += (torch.zeros(2, module.memory_size),)
     description = describe(policy, module, path, file.name, export_format)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gpurl.buffers.rollout import RolloutBuffer
+from gpurl.envs.observation_groups import GroupedBox
 from gpurl.errors import DivergedError, NonFiniteError
 from gpurl.kernels.backend import host_sync_is_free
 from gpurl.kernels.finite import Columns, Evidence, Findings, find_non_finite
@@ -29,12 +30,18 @@ class FiniteGuard:
     """Checks each rollout before it is trained on."""
 
     def __init__(
-        self, env_name: str, device: torch.device, nan: str = "raise", num_inputs: int | None = None
+        self,
+        env_name: str,
+        device: torch.device,
+        nan: str = "raise",
+        num_inputs: int | None = None,
+        groups: GroupedBox | None = None,
     ) -> None:
         """nan: as `TrainConfig.nan`. num_inputs: size of an observation, if privileged observations
-        follow it in each row.
+        follow it in each row. groups: of observations that are bytes.
         """
         self.env_name = env_name
+        self.groups = groups
         self.nan = nan
         self.num_inputs = num_inputs
         self.total = 0  # rows skipped by this process
@@ -53,9 +60,10 @@ class FiniteGuard:
         """
         # nothing to do if the host sees that all sums are finite
         columns = {
-            name: buffer.columns[name]
+            name: column
             for name in CHECKED
-            if name in buffer.columns and buffer.columns[name].is_floating_point()
+            if name in buffer.columns
+            and (column := self._numbers(name, buffer.columns[name])).is_floating_point()
         }
         if host_sync_is_free(buffer.device) and all(
             math.isfinite(column.sum().item()) for column in columns.values()
@@ -77,6 +85,12 @@ class FiniteGuard:
             self._evidence(buffer.columns),
         )
         return bad_envs
+
+    def _numbers(self, name: str, column: Tensor) -> Tensor:
+        """The floats among the bytes of an observation, a view; other columns as they are."""
+        if self.groups is None or not self.groups.num_floats or name not in ("obs", "final_obs"):
+            return column
+        return self.groups.floats(column)
 
     def _evidence(self, columns: dict[str, Tensor]) -> list[Evidence]:
         """The columns to keep of the first bad environment, and where."""

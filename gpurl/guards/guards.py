@@ -26,7 +26,8 @@ class Guards:
         self.device = env.device
         num_inputs = algorithm.num_inputs if algorithm.num_state else None
         self.contract = EnvGuard(env)
-        self.finite = FiniteGuard(env_name, env.device, nan, num_inputs)
+        groups = algorithm.groups if algorithm.reads_bytes else None
+        self.finite = FiniteGuard(env_name, env.device, nan, num_inputs, groups)
         self.steps = StepGuard(algorithm)
         self.warnings: list[str] = []  # for the user, until somebody shows them
 

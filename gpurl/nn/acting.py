@@ -2,10 +2,13 @@
 greedy actions out. No C, no Triton, no critic, nothing that only training needs.
 """
 
-from typing import NamedTuple, TypeVar
+import math
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from gpurl.envs.observation_groups import GroupedBox
 
 
 class Actor(NamedTuple):
@@ -37,6 +40,49 @@ class PolicyModule(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         """obs [N, *obs] as the environment gives it -> action [N, *action] as it takes it."""
         return self.choice(self.network(self.inputs(obs)))
+
+
+class GroupedPolicyModule(PolicyModule):
+    """A policy of named groups, with or without memory: `forward(*groups)`, in the order of
+    `names`, and the memory after them.
+    """
+
+    def __init__(
+        self, space: GroupedBox, takes_groups: bool, normalizer: nn.Module | None, actor: Actor
+    ) -> None:
+        """takes_groups: whether the network takes a dict of groups and not rows."""
+        super().__init__(math.prod(space.shape), normalizer, actor)
+        self.space = space
+        self.takes_groups = takes_groups
+        self.names = tuple(group.name for group in space.groups)
+        self.memory = actor.memory
+
+    def inputs(self, *groups: Tensor) -> Any:  # type: ignore[override]
+        """[N, *group] of each, as the environment gives them -> a dict of them or rows [N, D], with
+        floats normalised.
+        """
+        parts = dict(zip(self.names, groups))
+        numbers = [group for group in self.space.groups if not group.is_image]
+        if numbers:
+            floats = torch.cat([parts[group.name].float().flatten(1) for group in numbers], dim=1)
+            if self.normalizer is not None:
+                floats = self.normalizer(floats)
+            if not self.takes_groups and not self.space.has_images:
+                return floats
+            sizes = [group.size for group in numbers]
+            for group, part in zip(numbers, floats.split(sizes, dim=1)):
+                parts[group.name] = part.reshape(-1, *group.shape)
+        return parts if self.takes_groups else self.space.join(parts)
+
+    def forward(self, *tensors: Tensor) -> Any:  # type: ignore[override]
+        """Groups [N, *group] -> action [N, *action]; with memory (*groups, memory [N, H]) ->
+        (action, next memory).
+        """
+        inputs = self.inputs(*tensors[: len(self.names)])
+        if self.memory is None:
+            return self.choice(self.network(inputs))
+        memory = self.memory(inputs, tensors[-1])
+        return self.choice(self.network(memory)), memory
 
 
 class RecurrentPolicyModule(PolicyModule):
@@ -96,6 +142,18 @@ class FirstOutput(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.network(x)[0]
+
+
+class EncodedMemory(nn.Module):
+    """A memory of encoded observations."""
+
+    def __init__(self, encoder: nn.Module, memory: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.memory = memory
+
+    def forward(self, obs: Any, h: Tensor) -> Tensor:
+        return self.memory(self.encoder(obs), h)
 
 
 class Shaped(nn.Module):

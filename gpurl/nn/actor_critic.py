@@ -8,16 +8,18 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from gpurl.checks import Choices
 from gpurl.errors import UsageError
-from gpurl.nn.acting import chain
+from gpurl.nn.acting import EncodedMemory, chain
+from gpurl.nn.encoders import EncoderConfig, make_encoders
 from gpurl.nn.gru import Gru
 from gpurl.nn.lstm import Lstm
 from gpurl.nn.memory import Memory
 from gpurl.nn.mingru import MinGru
-from gpurl.nn.mlp import BodyConfig, Dense, Sequential, make_trunk
+from gpurl.nn.mlp import Dense, Sequential, make_trunk
 from gpurl.nn.parts import describe, members, state_tensors
 
 HIDDEN_GAIN = math.sqrt(2.0)  # of the orthogonal start of hidden layers (Saxe et al. 2014)
@@ -27,7 +29,7 @@ MEMORIES: dict[str, Callable[[int, int], Memory]] = {"gru": Gru, "lstm": Lstm, "
 
 
 @dataclass(frozen=True)
-class NetworkConfig(BodyConfig):
+class NetworkConfig(EncoderConfig):
     """Shape of the policy and value networks."""
 
     choices: ClassVar[Choices] = {"memory": ("none", *MEMORIES)}
@@ -46,7 +48,8 @@ class NetworkConfig(BodyConfig):
     """Units of the memory."""
     trunk: str = ""
     """A module of your own in place of the hidden layers, my_project.nets:MyTrunk: made with the
-    shape of an observation and the options, it takes [B, *obs] and gives features [B, F].
+    shape of an observation and the options, it takes [B, *obs] and gives features [B, F]. Of a Dict
+    observation it gets dicts, of shapes and of tensors. Images are float32 between 0 and 1.
     """
     options: dict[str, bool | int | float | str] = field(default_factory=dict)
     """Keyword arguments of the trunk."""
@@ -61,6 +64,10 @@ class NetworkConfig(BodyConfig):
             raise UsageError(
                 f"trunk {self.trunk} and memory {self.memory} cannot be combined: use one of them"
             )
+        if self.trunk and (self.encoder != "auto" or self.encoders):
+            raise UsageError(
+                f"trunk {self.trunk} reads the observations itself: leave out encoder and encoders"
+            )
         if self.shared and not self.hidden and not self.trunk:
             raise UsageError("shared needs at least one hidden layer to share, hidden is empty")
 
@@ -71,24 +78,35 @@ class ActorCritic(nn.Module):
 
     Without a memory `forward` takes observations. With one it takes features: `remember` gives
     those of one step, `unroll` those of a sequence.
+
+    space: of observations whose groups or images have encoders, which come first.
     """
 
-    def __init__(self, config: NetworkConfig, num_inputs: int, num_outputs: int) -> None:
+    def __init__(
+        self, config: NetworkConfig, num_inputs: int, num_outputs: int, space: Box | None = None
+    ) -> None:
         super().__init__()
         self.config = config
+        # encoders of observations come first: one for a memory, else one for each trunk
+        has_memory = config.memory != "none"
+        encoders = make_encoders(
+            1 if config.shared or has_memory else 2, space, config, HIDDEN_GAIN
+        )
+        num_features = encoders[0].width if encoders else num_inputs
+        self.encoder = encoders.pop() if encoders and has_memory else None
         self.memory: Memory | None = None
-        num_features = num_inputs
-        if config.memory != "none":
-            self.memory = MEMORIES[config.memory](num_inputs, config.memory_size)
+        if has_memory:
+            self.memory = MEMORIES[config.memory](num_features, config.memory_size)
             num_features = self.memory.size
-        self.trunk, width = _make_hidden(1 if config.shared else 2, num_features, config)
+        hidden, width = _make_hidden(1 if config.shared else 2, num_features, config)
+        self.trunk = Sequential([*encoders, hidden]) if encoders else hidden
         self.actor = Dense(1, width, num_outputs, gain=ACTOR_GAIN, keep_float32=True)
         self.critic = Dense(1, width, 1, gain=CRITIC_GAIN, keep_float32=True)
 
     def remember(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """obs [N, D], one step; state [N, S] of the memory -> (features [N, F], next state)."""
         assert self.memory is not None
-        features, state = self.memory(obs, state)
+        features, state = self.memory(self.encoded(obs), state)
         return features, state
 
     def unroll(self, obs: Tensor, state: Tensor, starts: Tensor) -> Tensor:
@@ -96,7 +114,13 @@ class ActorCritic(nn.Module):
         features [T, N, F].
         """
         assert self.memory is not None
-        return self.memory.unroll(obs, state, starts)
+        return self.memory.unroll(self.encoded(obs), state, starts)
+
+    def encoded(self, obs: Tensor) -> Tensor:
+        """[..., D] -> [..., F] what the memory reads of observations."""
+        if self.encoder is None:
+            return obs
+        return self.encoder(obs.flatten(0, -2))[0].unflatten(0, obs.shape[:-1])
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [B, F] -> (the policy head's numbers [B, A], value [B])."""
@@ -125,6 +149,13 @@ class ActorCritic(nn.Module):
     def actor_to_torch(self) -> nn.Module:
         """What `forward` needs for the policy head's numbers, in torch's own modules."""
         return chain(self.trunk.to_torch(), self.actor.to_torch())
+
+    def memory_to_torch(self) -> nn.Module:
+        """(observations, or a dict of their groups; memory [B, H]) -> next memory [B, H]."""
+        assert self.memory is not None
+        if self.encoder is None:
+            return self.memory.to_torch()
+        return EncodedMemory(self.encoder.to_torch(), self.memory.to_torch())
 
 
 class AsymmetricActorCritic(ActorCritic):

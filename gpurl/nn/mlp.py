@@ -144,7 +144,14 @@ class Layer(nn.Module):
         )
 
 
-class Dense(Layer):
+class LowPrecision:
+    """A layer whose products `set_dtype` may compute in low precision."""
+
+    keep_float32 = False  # `set_dtype` leaves this layer as it is
+    dtype: torch.dtype | None = None  # of the products; None: the parameters' own
+
+
+class Dense(LowPrecision, Layer):
     """Affine, then an optional layer norm, then the activation.
 
     gain: weights start orthogonal with this gain (Saxe et al. 2014) and biases at 0; by default
@@ -175,8 +182,6 @@ class Dense(Layer):
         self.activation = activation
         self.norm = Norm(members, num_outputs) if layer_norm else None
         self.keep_float32 = keep_float32
-        # of the products; None: the parameters' own
-        self.dtype: torch.dtype | None = None
 
     def forward(self, x: Tensor, noise: CounterRandom | None = None) -> Tensor:
         return self._activated(self._affine(x, self.weight, self.bias))
@@ -364,7 +369,9 @@ def set_dtype(network: nn.Module, dtype: torch.dtype) -> int:
     float32. Returns the number of layers.
     """
     layers = [
-        layer for layer in network.modules() if isinstance(layer, Dense) and not layer.keep_float32
+        layer
+        for layer in network.modules()
+        if isinstance(layer, LowPrecision) and not layer.keep_float32
     ]
     for layer in layers:
         layer.dtype = dtype

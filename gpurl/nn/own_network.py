@@ -1,33 +1,36 @@
 """An actor-critic on own trunks: any modules from observations to features, followed by gpurl's
 heads."""
 
-import math
-
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from gpurl.discovery import find_class_at
+from gpurl.envs.observation_groups import GroupedBox
 from gpurl.errors import UsageError
 from gpurl.nn.acting import Shaped, chain
 from gpurl.nn.actor_critic import ACTOR_GAIN, CRITIC_GAIN, NetworkConfig, evaluate_heads
+from gpurl.nn.encoders import empty_rows, reads_images, scaled_bytes
 from gpurl.nn.mlp import Dense, standalone
 from gpurl.nn.optimizer import check_parameters
 from gpurl.nn.parts import describe, state_tensors
 
 
 class OwnTrunks(nn.Module):
-    """`config.trunk` made twice, for actor and critic, or once for both (`config.shared`)."""
+    """`config.trunk` made twice, for actor and critic, or once for both (`config.shared`). Where
+    observations have names, a trunk is made with a dict of shapes and takes a dict of tensors.
+    """
 
-    def __init__(
-        self, config: NetworkConfig, observation_shape: tuple[int, ...], num_outputs: int
-    ) -> None:
+    def __init__(self, config: NetworkConfig, space: Box, num_outputs: int) -> None:
         super().__init__()
-        self.shape, self.name = observation_shape, config.trunk
+        self.shape, self.name = space.shape, config.trunk
+        self.groups = space if isinstance(space, GroupedBox) else None
+        shape: object = self.shape
+        if self.groups is not None:
+            shape = {group.name: group.shape for group in self.groups.groups}
         make = find_class_at(config.trunk, nn.Module, "network")
         try:
-            trunks = [
-                make(observation_shape, **config.options) for _ in range(1 + (not config.shared))
-            ]
+            trunks = [make(shape, **config.options) for _ in range(1 + (not config.shared))]
         except TypeError as error:
             raise UsageError(
                 f"network {config.trunk} cannot be made of an observation shape and options "
@@ -43,7 +46,10 @@ class OwnTrunks(nn.Module):
         # a first batch shows the width, and gives lazy modules their shape; in eval mode, so that
         # no running statistics begin with it
         self.trunks.eval()
-        obs = torch.zeros(2, math.prod(observation_shape))
+        self.reads_images = reads_images(space, config)
+        obs = empty_rows(space, 2)
+        if not self.reads_images:
+            obs = obs.float()
         with torch.no_grad():
             widths = [self._features(trunk, obs).shape[1] for trunk in trunks]
         self.actor = Dense(1, widths[0], num_outputs, gain=ACTOR_GAIN)
@@ -71,19 +77,39 @@ class OwnTrunks(nn.Module):
     def actor_to_torch(self) -> nn.Module:
         """What `forward` needs for the outputs, with copies of the weights."""
         trunk = standalone(self.trunks[0], f"network {self.name}")
-        return chain(Shaped(self.shape), trunk, self.actor.to_torch())
+        before: nn.Module = Shaped(self.shape)
+        if self.groups is not None or self.reads_images:
+            before = ScaledGroups(has_names=self.groups is not None)
+        return chain(before, trunk, self.actor.to_torch())
 
     def _features(self, trunk: nn.Module, x: Tensor) -> Tensor:
         """x: [B, D] -> [B, F]."""
-        features = trunk(x.view(-1, *self.shape))
+        if self.groups is None:
+            features = trunk(scaled_bytes(x.view(-1, *self.shape)))
+        else:
+            parts = self.groups.split(x)
+            features = trunk({name: scaled_bytes(part) for name, part in parts.items()})
         if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(x):
             got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise UsageError(
                 f"network {self.name}: wanted features [{len(x)}, F] of {len(x)} observations, got "
                 f"{got}"
             )
-        if features.dtype != x.dtype:
+        dtype = x.dtype if x.is_floating_point() else torch.float32
+        if features.dtype != dtype:
             raise UsageError(
-                f"network {self.name}: wanted features of {x.dtype}, got {features.dtype}"
+                f"network {self.name}: wanted features of {dtype}, got {features.dtype}"
             )
         return features
+
+
+class ScaledGroups(nn.Module):
+    """A dict of groups [B, *shape], bytes scaled to [0, 1]; without names the only one of them."""
+
+    def __init__(self, has_names: bool) -> None:
+        super().__init__()
+        self.has_names = has_names
+
+    def forward(self, groups: dict[str, Tensor]) -> dict[str, Tensor] | Tensor:
+        scaled = {name: scaled_bytes(part) for name, part in groups.items()}
+        return scaled if self.has_names else scaled["obs"]

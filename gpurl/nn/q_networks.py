@@ -17,7 +17,8 @@ from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.losses import dueling
 from gpurl.nn.acting import member_of
-from gpurl.nn.mlp import BodyConfig, Dense, Layer, Sequential, make_trunk
+from gpurl.nn.encoders import EncoderConfig, make_encoders
+from gpurl.nn.mlp import Dense, Layer, Sequential, make_trunk
 
 # algorithms by the action space that they take
 TAKERS: dict[type[gymnasium.Space], str] = {
@@ -28,7 +29,7 @@ TAKERS: dict[type[gymnasium.Space], str] = {
 
 
 @dataclass(frozen=True)
-class QNetworkConfig(BodyConfig):
+class QNetworkConfig(EncoderConfig):
     """Shape of a network of action values."""
 
     dueling: bool = False
@@ -181,11 +182,20 @@ class TorchActionEmbedding(nn.Module):
 
 
 def make_q_network(
-    members: int, num_inputs: int, num_actions: int, atoms: int, config: QNetworkConfig
+    members: int,
+    num_inputs: int,
+    num_actions: int,
+    atoms: int,
+    config: QNetworkConfig,
+    space: Box | None = None,
 ) -> Sequential:
     """`members` networks, or as many heads as config.heads, from [B, num_inputs] to [E, B,
-    num_actions * atoms].
+    num_actions * atoms]. space: of observations whose groups or images have encoders, which come
+    first.
     """
+    encoders = make_encoders(members, space, config)
+    for encoder in encoders:
+        num_inputs = encoder.width
     is_mlp = config.body == "mlp"
     own = config.hidden[-1:] if is_mlp else ()  # the last hidden layer belongs to the heads
     kind = functools.partial(NoisyDense, scale=config.noise_scale) if config.noisy else Dense
@@ -194,6 +204,7 @@ def make_q_network(
         num_inputs,
         dataclasses.replace(config, hidden=config.hidden[:-1]) if own else config,
     )
+    trunk = [*encoders, *trunk]
     if config.heads > 1:
         trunk, members = [*trunk, ExpandToHeads(config.heads)], config.heads
 

@@ -23,6 +23,8 @@ from gpurl.errors import EnvError, UsageError
 from gpurl.guards.contract import reset_env
 from gpurl.guards.guards import Guards
 from gpurl.memory import available_bytes, in_gib
+from gpurl.nn.actor_critic import NetworkConfig
+from gpurl.nn.encoders import describe_encoders
 from gpurl.run.callbacks import Callback
 from gpurl.run.evaluator import EVAL_SEED
 from gpurl.run.load import load_symmetry, load_teachers
@@ -107,13 +109,26 @@ def make_engine(
         config.asynchronous,
     )
     engine.notes.append("; ".join((f"engine {engine.name}", *reasons)))
-    shape = env.single_observation_space.shape or ()
-    if len(shape) - (env.num_agents > 1) == 3:
-        engine.notes.append(
-            f"observations of shape {shape} look like images; they are flattened into rows of "
-            f"{math.prod(shape):,} numbers, there is no convolutional network yet"
-        )
+    if note := _image_note(algorithm, env):
+        engine.notes.append(note)
     return engine
+
+
+def _image_note(algorithm: Algorithm, env: VecEnv) -> str:
+    """What reads images, "" where observations are none."""
+    encoders = algorithm.encoder_config()
+    if algorithm.reads_bytes and encoders is not None:
+        if isinstance(encoders, NetworkConfig) and encoders.trunk:
+            return f"images: {encoders.trunk}, scaled to 0 to 1"
+        return describe_encoders(algorithm.observation_space, encoders)
+    shape = algorithm.observation_space.shape
+    if len(shape) - (env.num_agents > 1) != 3:
+        return ""
+    return (
+        f"observations of shape {shape} look like images; they are flattened into rows of "
+        f"{math.prod(shape):,} numbers: convolutions read uint8 ones, with ppo, a2c, dqn and pqn "
+        f"and network.encoder auto, cnn or impala"
+    )
 
 
 def training_env(settings: Settings, device: torch.device) -> VecEnv:
@@ -175,6 +190,7 @@ def _set_precision(algorithm: Algorithm, precision: str) -> None:
             f"--device cuda"
         )
     torch.backends.cuda.matmul.allow_tf32 = precision != "float32"
+    torch.backends.cudnn.allow_tf32 = precision != "float32"  # of convolutions
     algorithm.set_precision(precision)
 
 
@@ -193,7 +209,8 @@ def _choose_threads(algorithm: Algorithm, config: TrainConfig, earlier: int | No
 def _fastest_threads(algorithm: Algorithm) -> int:
     """At most torch's own number, measured by a few forward passes of the largest batch."""
     rows = algorithm.max_batch_rows()
-    obs = torch.zeros(rows, algorithm.num_inputs + algorithm.num_state)
+    dtype = torch.uint8 if algorithm.reads_bytes else torch.float32
+    obs = torch.zeros(rows, algorithm.num_inputs + algorithm.num_state, dtype=dtype)
     policy_state = algorithm.initial_policy_state(rows)
     return fastest_threads(
         torch.get_num_threads(), torch.set_num_threads, lambda: algorithm.value(obs, policy_state)

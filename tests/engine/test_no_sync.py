@@ -46,6 +46,8 @@ CASES = [
     if takes(algorithm, env.single_action_space, env.num_agents)  # others are refused
     and (algorithm == "ppo" or (name, options) in OF_EACH_KIND)
 ]
+# images, alone and beside numbers
+CASES += [("ppo", "tests.picture_envs:Seen", {}), ("dqn", "catch", {}), ("pqn", "catch", {})]
 
 
 def fake_trainer(settings: Settings) -> Trainer:

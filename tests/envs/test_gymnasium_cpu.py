@@ -366,8 +366,8 @@ REFUSED = [
     (Dict({"a": Dict({"words": Text(4)})}), r"the observation\['a'\]\['words'\]: it is Text"),
     (Tuple((Discrete(2), Sequence(Discrete(2)))), r"the observation\[1\]: it is Sequence"),
     (
-        Dict({"eye": Box(0, 255, (8, 8), np.uint8), "x": Discrete(2)}),
-        r"does not mix images .*: the observation\['eye'\] is Box",
+        Dict({"a": Dict({"eye": Box(0, 255, (8, 8), np.uint8), "x": Discrete(2)})}),
+        r"in no other space: the observation\['a'\]\['eye'\] is Box",
     ),
     (Dict({}), "this space is empty"),
 ]

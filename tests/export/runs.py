@@ -19,6 +19,7 @@ from tests.small_runs import small_settings, some_demonstrations
 
 OWN = "tests.export.own"
 WALK = "tests.tiny_envs:RandomWalk"
+SEEN = "tests.picture_envs"
 GRU = {"hidden": [8], "memory": "gru", "memory_size": 6}
 NORMAL = {"normalize_obs": True}
 
@@ -47,6 +48,17 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "ppo_bro": ("ppo", WALK, {"network": {"hidden": [8], "body": "bro", "activation": "relu"}}),
     "ppo_images": ("ppo", f"{OWN}:Pictures", {"network": {"trunk": f"{OWN}:Conv"}}),
+    "ppo_cnn": ("ppo", "catch", {}),
+    "ppo_impala": ("ppo", f"{SEEN}:Pixels", {"network": {"hidden": [8], "encoder": "impala"}}),
+    "ppo_gru_cnn": ("ppo", "catch", {"network": GRU}),
+    "ppo_groups": ("ppo", f"{SEEN}:Seen", {}),
+    "ppo_gru_groups": ("ppo", f"{SEEN}:Seen", {"network": GRU}),
+    "ppo_named": ("ppo", f"{SEEN}:Named", {}),
+    "ppo_gru_named": ("ppo", f"{SEEN}:Named", {"network": GRU}),
+    "ppo_group_trunk": ("ppo", f"{SEEN}:Seen", {"network": {"trunk": f"{SEEN}:GroupTrunk"}}),
+    "ppo_named_trunk": ("ppo", f"{SEEN}:Named", {"network": {"trunk": f"{SEEN}:GroupTrunk"}}),
+    "pqn_cnn": ("pqn", "catch", {}),
+    "dqn_groups": ("dqn", f"{SEEN}:Seen", {"normalize_obs": True, "num_critics": 2}),
     "ppo_own_trunk": ("ppo", WALK, {"network": {"trunk": f"{OWN}:Mixed", "shared": True}}),
     "ppo_own_network": (f"{OWN}:OwnNetworkPPO", WALK, {}),
     "a2c": ("a2c", "pendulum", {}),

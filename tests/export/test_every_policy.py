@@ -11,7 +11,7 @@ from torch import nn
 
 import gpurl
 from gpurl.algorithms import algorithm_names
-from gpurl.export.parity import random_observations
+from gpurl.export.parity import Observations, random_observations
 from gpurl.export.run import export_run
 from tests.export.runs import CASES, make_run
 
@@ -22,9 +22,14 @@ RECURRENT = ("ppo_gru", "ppo_lstm", "ppo_mingru")
 NOT_ACTING = ("critic", "target", "value", "log_std", "optimizer", "temperature")
 
 
-def observations(policy: gpurl.Policy, count: int, seed: int) -> np.ndarray:
+def observations(policy: gpurl.Policy, count: int, seed: int) -> Observations:
     rng, algorithm = np.random.default_rng(seed), policy.algorithm
     return random_observations(algorithm.observation_space, algorithm.normalizer, count, rng)
+
+
+def inputs_of(obs: Observations) -> dict[str, np.ndarray]:
+    """The inputs of a file: of named observations each by its own name."""
+    return dict(obs) if isinstance(obs, dict) else {"obs": obs}
 
 
 def assert_same_actions(expected: np.ndarray, action: np.ndarray) -> None:
@@ -55,7 +60,7 @@ def test_onnx_acts_as_the_policy(case: str, tmp_path: Path) -> None:
     for seed, batch in enumerate(BATCHES):
         obs = observations(policy, batch, seed)
         expected = policy.act(obs)
-        assert_same_actions(expected, session.run(["action"], {"obs": obs})[0])
+        assert_same_actions(expected, session.run(["action"], inputs_of(obs))[0])
         actions.append(expected.reshape(batch, -1))
     # a constant would pass anything
     assert len(np.unique(np.concatenate(actions), axis=0)) > 1
@@ -71,7 +76,7 @@ def check_episodes(policy: gpurl.Policy, session: Any) -> None:
             for step in range(6):
                 obs = observations(policy, batch, 10 * episode + step)
                 action, memory = session.run(
-                    ["action", "memory_out"], {"obs": obs, "memory": memory}
+                    ["action", "memory_out"], inputs_of(obs) | {"memory": memory}
                 )
                 expected = policy.act(obs)
                 assert_same_actions(expected, action)
@@ -81,7 +86,7 @@ def check_episodes(policy: gpurl.Policy, session: Any) -> None:
     # the last row's episode ends: zeros there are what reset() is to all
     memory[-1] = 0.0
     obs = observations(policy, batch, 99)
-    action, _ = session.run(["action", "memory_out"], {"obs": obs, "memory": memory})
+    action, _ = session.run(["action", "memory_out"], inputs_of(obs) | {"memory": memory})
     continued = policy.act(obs)
     policy.reset()
     assert_same_actions(policy.act(obs)[-1:], action[-1:])

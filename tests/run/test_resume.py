@@ -22,6 +22,7 @@ from tests.small_runs import assert_same, small_settings, some_demonstrations, t
 ENVS, HORIZON, WHOLE = 8, 2, 20
 ITERATION = ENVS * HORIZON
 WALK, PLACES, AGENTS = "tests.tiny_envs:RandomWalk", "cart_pole", "two_step_game"
+SEEN = "tests.picture_envs:Seen"
 COMMON: dict[str, Any] = {
     "num_envs": ENVS,
     "horizon": HORIZON,
@@ -62,6 +63,10 @@ VARIANTS: dict[
         {"asynchronous": True, "save_every": "1i"},
     ),
     "ppo of joint agents": ("tests.joint_ppo:JointPPO", "tests.tiny_envs:Walkers", {}),
+    "ppo of pictures": ("ppo", "catch", {}),
+    "ppo of pictures and numbers": ("ppo", SEEN, {"network": {"hidden": [8], "memory": "gru"}}),
+    "ppo of stacked frames": ("ppo", "frame_stack:catch", {}),
+    "dqn of pictures and numbers": ("dqn", SEEN, {"normalize_obs": True}),
     "sac discrete": ("sac", PLACES, {"schedule": "linear"}),
     "a2c that logs once": (
         "a2c",

@@ -1,0 +1,272 @@
+"""Encoders of images and of named observations: shapes, which pixel goes where, what is refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor, nn
+
+from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
+from gpurl.algorithms.base import Algorithm
+from gpurl.buffers.minibatches import PackedRows
+from gpurl.engine.eager import Eager
+from gpurl.envs.observation_groups import GroupedBox
+from gpurl.envs.registry import make_env
+from gpurl.errors import UsageError
+from gpurl.nn.encoders import (
+    Convolution,
+    Encoder,
+    EncoderConfig,
+    image_shape,
+    make_convolutions,
+    to_image,
+)
+from gpurl.run.settings import make_settings
+from gpurl.run.setup import make_trainer
+
+ENVS = "tests.picture_envs"
+
+
+def picture(*shape: int) -> Box:
+    return Box(0, 255, shape, np.uint8)
+
+
+def numbers(*shape: int) -> Box:
+    return Box(-np.inf, np.inf, shape, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((84, 84, 4), (4, 84, 84)),
+        ((4, 84, 84), (4, 84, 84)),
+        ((3, 16, 12), (3, 16, 12)),
+        ((16, 12, 3), (3, 16, 12)),
+        ((8, 8, 8), (8, 8, 8)),
+        ((84, 80), (1, 84, 80)),
+        ((4, 96, 96, 3), (12, 96, 96)),
+        ((4, 1, 16, 16), (4, 16, 16)),
+    ],
+)
+def test_the_shorter_end_is_the_axis_of_channels(
+    shape: tuple[int, ...], expected: tuple[int, int, int]
+) -> None:
+    assert image_shape(shape) == expected
+    x = torch.randint(0, 256, (5, *shape), dtype=torch.uint8)
+    assert tuple(to_image(x, shape).shape) == (5, *expected)
+
+
+def test_the_same_picture_in_every_layout() -> None:
+    first = torch.randint(0, 256, (2, 3, 5, 7), dtype=torch.uint8)
+    expected = first.double() / 255.0
+    last = first.permute(0, 2, 3, 1).contiguous()
+    frames = torch.stack((last, 255 - last), dim=1)
+    for x, shape in ((first, (3, 5, 7)), (last, (5, 7, 3))):
+        torch.testing.assert_close(to_image(x, shape).double(), expected, rtol=0, atol=1e-7)
+    both = to_image(frames, (2, 5, 7, 3)).double()
+    torch.testing.assert_close(both[:, :3], expected, rtol=0, atol=1e-7)
+    torch.testing.assert_close(both[:, 3:], 1.0 - expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "features"),
+    [
+        ("cnn", (4, 84, 84), 3136),  # 64 x 7 x 7, Mnih et al. 2015
+        ("cnn", (96, 96, 3), 4096),
+        ("cnn", (36, 36, 1), 64),
+        ("cnn", (1, 8, 8), 256),
+        ("cnn", (3, 16, 16), 256),
+        ("cnn", (1, 2, 2), 256),
+        ("impala", (4, 84, 84), 3872),  # 32 x 11 x 11, Espeholt et al. 2018
+        ("impala", (1, 8, 8), 128),
+        ("impala", (16, 16, 3), 128),
+    ],
+)
+def test_convolutions_fit_large_and_small_images(
+    kind: str, shape: tuple[int, ...], features: int
+) -> None:
+    layers = make_convolutions(kind, shape)
+    assert layers(torch.rand(2, *image_shape(shape))).shape == (2, features)
+
+
+def test_nature_cnn_has_the_weights_of_the_paper() -> None:
+    layers = make_convolutions("cnn", (4, 84, 84))
+    sizes = [parameter.numel() for parameter in layers.parameters()]
+    assert sizes == [32 * 4 * 64, 32, 64 * 32 * 16, 64, 64 * 64 * 9, 64]
+
+
+def test_layer_norm_stands_between_convolution_and_activation() -> None:
+    layers = list(make_convolutions("cnn", (1, 8, 8), layer_norm=True).children())
+    assert [type(layer) for layer in layers[:3]] == [Convolution, nn.GroupNorm, nn.ReLU]
+    x = layers[1](torch.randn(3, 32, 4, 4) * 5.0 + 2.0)
+    torch.testing.assert_close(x.mean((1, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 7, 256, 1023])
+def test_packed_rows_carry_every_byte(size: int) -> None:
+    """Also those that are NaN as a float32, quiet, signalling and negative."""
+    pixels = torch.randint(0, 256, (4, 6, size), dtype=torch.uint8)
+    nan = torch.tensor([1, 0, 0x80, 0x7F, 0xFF, 0xFF, 0xFF, 0xFF, 1, 0, 0x80, 0xFF])
+    pixels[0, 0] = nan.to(torch.uint8).repeat(-(-size // 12))[:size]
+    columns = {"obs": pixels, "value": torch.randn(4, 6), "action": torch.randint(9, (4, 6))}
+    rows = PackedRows(columns)
+    packed = rows.pack(columns)
+    assert packed.shape == (24, rows.width)
+    order = torch.randperm(24)
+    unpacked = rows.unpack(packed.index_select(0, order))
+    assert unpacked["obs"].dtype == torch.uint8
+    assert torch.equal(unpacked["obs"], pixels.flatten(0, 1)[order])
+    assert torch.equal(unpacked["value"], columns["value"].flatten()[order])
+    assert torch.equal(unpacked["action"], columns["action"].flatten()[order])
+    assert packed.shape[1] <= size / 4 + 6  # four bytes a float
+
+
+def test_an_encoder_reads_each_group_by_its_name() -> None:
+    space = GroupedBox.of({"eye": picture(2, 3), "b": numbers(2), "a": numbers(1, 2)})
+    assert [group.name for group in space.groups] == ["b", "a", "eye"]  # floats first
+    parts = {
+        "eye": torch.randint(0, 256, (5, 2, 3), dtype=torch.uint8),
+        "b": torch.randn(5, 2),
+        "a": torch.randn(5, 1, 2),
+    }
+    rows = space.join(parts)
+    assert (rows.dtype, tuple(rows.shape)) == (torch.uint8, (5, 24))  # 16 + 6, to a multiple of 4
+    for name, part in space.split(rows).items():
+        assert torch.equal(part, parts[name]), name
+    features = Encoder(2, space, EncoderConfig())(rows)
+    expected = torch.cat(
+        (parts["b"], parts["a"].flatten(1), parts["eye"].flatten(1).float() / 255.0), dim=1
+    )
+    torch.testing.assert_close(features, expected.expand(2, -1, -1))
+
+
+def test_own_encoders_by_name() -> None:
+    env = make_env(f"{ENVS}:Seen", 4)
+    obs, _ = env.reset(seed=0)
+    config = EncoderConfig(encoders={"camera": f"{ENVS}:SumOfPixels"})
+    space = env.single_observation_space
+    assert isinstance(space, GroupedBox)
+    parts = space.split(obs)
+    features = Encoder(1, space, config)(obs)[0]
+    torch.testing.assert_close(features[:, :2], parts["speed"])
+    torch.testing.assert_close(features[:, 2:], parts["camera"].float().mean((1, 2)) / 255.0)
+
+
+def make(name: str, env: str, **settings: Any) -> Algorithm:
+    made = make_env(env, 4)
+    config = config_class(resolve_algorithm(name))(**settings)
+    return make_algorithm(name, config, made.single_observation_space, made.single_action_space, 4)
+
+
+def network_of(algorithm: str, **settings: Any) -> Any:
+    kind = config_class(resolve_algorithm(algorithm)).__dataclass_fields__["network"]
+    default = kind.default_factory()
+    return type(default)(**{"hidden": (8,), **settings})
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "dqn", "rainbow", "pqn"])
+def test_images_have_convolutions_by_default(algorithm: str) -> None:
+    chosen = make(algorithm, "catch", network=network_of(algorithm))
+    convolutions = [each for each in chosen.network.modules() if isinstance(each, Convolution)]
+    assert len(convolutions) == (6 if algorithm in ("ppo", "a2c") else 3)
+    assert chosen.normalizer is None
+    obs, _ = make_env("catch", 4).reset(seed=0)
+    assert chosen.inputs(obs).dtype == torch.uint8
+    assert chosen.act(obs, explore=False).action.shape == (4,)
+
+
+def test_shared_is_one_encoder() -> None:
+    chosen = make("ppo", "catch", network=network_of("ppo", shared=True))
+    assert sum(isinstance(each, Convolution) for each in chosen.network.modules()) == 3
+
+
+def test_members_of_an_ensemble_have_encoders_of_their_own() -> None:
+    chosen = make("dqn", "catch", num_critics=2, network=network_of("dqn"))
+    values = chosen.outputs(chosen.network, chosen.inputs(make_env("catch", 4).reset(seed=0)[0]))
+    assert values.shape == (2, 4, 1, 3, 1)
+    first, second = (next(member.parameters()) for member in chosen.network.layers[0].members)
+    assert not torch.equal(first, second)
+
+
+def test_encoder_none_flattens() -> None:
+    chosen = make("ppo", "catch", network=network_of("ppo", encoder="none"))
+    assert not any(isinstance(each, Convolution) for each in chosen.network.modules())
+    assert chosen.normalizer is not None
+    assert chosen.inputs(make_env("catch", 4).reset()[0]).dtype == torch.float32
+
+
+def test_only_numbers_are_normalised() -> None:
+    chosen = make("ppo", f"{ENVS}:Seen", network=network_of("ppo"))
+    space = chosen.groups
+    assert chosen.normalizer is not None
+    assert chosen.normalizer.mean.shape == (2,)
+    rollout = torch.stack([make_env(f"{ENVS}:Seen", 4).reset(seed=seed)[0] for seed in range(9)])
+    chosen.update_normalizer(rollout, None)
+    before = space.split(rollout.flatten(0, 1))
+    after = space.split(chosen.inputs(rollout.flatten(0, 1)))
+    assert torch.equal(after["camera"], before["camera"])
+    speed = before["speed"]
+    expected = (speed - speed.mean(0)) / speed.std(0, correction=0)
+    torch.testing.assert_close(after["speed"], expected, rtol=1e-4, atol=1e-4)
+    # what is packed is what acting reads
+    packed = chosen.inputs_to_pack(rollout)
+    assert isinstance(packed, Tensor)
+    assert torch.equal(packed.flatten(0, 1), chosen.inputs(rollout.flatten(0, 1)))
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+@pytest.mark.parametrize("env", [f"{ENVS}:Pixels", f"{ENVS}:Seen"])
+def test_fast_engines_step_aside_and_the_run_says_what_reads_images(
+    algorithm: str, env: str
+) -> None:
+    settings = make_settings(algorithm, env, num_envs=4, horizon=4, device="cpu")
+    engine = make_trainer(settings, torch.device("cpu")).engine
+    assert type(engine) is Eager
+    name = "camera" if "Seen" in env else "obs"
+    assert engine.notes[-1] == f"images: {name} (8, 8, 3): cnn of 3 channels of 8 x 8"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "network", "message"),
+    [
+        ("ppo", "cart_pole", {"encoder": "cnn"}, r"encoder cnn needs an image, a uint8 Box"),
+        ("ppo", f"{ENVS}:Seen", {"encoders": {"camra": "cnn"}}, r"'camra'.*speed, camera; did"),
+        ("ppo", f"{ENVS}:Seen", {"encoders": {"speed": "cnn"}}, r"speed has shape \(2,\), float32"),
+        ("ppo", "catch", {"encoders": {"obs": "cnn"}}, r"has 'obs', the observation has no names"),
+        ("ppo", "catch", {"trunk": f"{ENVS}:GroupTrunk", "encoder": "cnn"}, "leave out encoder"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    algorithm: str, env: str, network: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        make(algorithm, env, network=network_of(algorithm, **network))
+
+
+@pytest.mark.parametrize("algorithm", ["sac", "td3", "flash_sac"])
+@pytest.mark.parametrize("images", ["alone", "mixed"])
+def test_actor_critics_of_a_replay_say_that_they_have_none(algorithm: str, images: str) -> None:
+    space = picture(8, 8, 3)
+    if images == "mixed":
+        space = GroupedBox.of({"eye": space, "speed": numbers(2)})
+    config = config_class(resolve_algorithm(algorithm))()
+    with pytest.raises(UsageError, match=r"has no convolutional network .* take ppo, a2c, dqn"):
+        make_algorithm(algorithm, config, space, Box(-1.0, 1.0, (2,)), 4)
+
+
+def test_bf16_computes_convolutions_in_low_precision() -> None:
+    chosen = make("ppo", "catch", network=network_of("ppo"))
+    obs = make_env("catch", 4).reset(seed=0)[0]
+    before = chosen.network(chosen.inputs(obs))[1]
+    chosen.set_precision("bf16")
+    convolution = next(each for each in chosen.network.modules() if isinstance(each, Convolution))
+    x = torch.rand(2, 1, 8, 8)
+    low = nn.functional.conv2d(
+        x.bfloat16(), convolution.weight.bfloat16(), convolution.bias.bfloat16(), 2, 1
+    )
+    assert torch.equal(convolution(x), low.float())
+    after = chosen.network(chosen.inputs(obs))[1]
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(before, after, rtol=0.1, atol=0.1)
