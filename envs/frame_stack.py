@@ -1,0 +1,137 @@
+"""Frames of any environment stacked on its device: `make_env("frame_stack:catch", 64)` observes the
+last four pictures of each environment, so that a network without memory sees motion.
+
+Every stored observation holds all frames: a replay buffer needs as many times the memory of single
+pictures as there are frames.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
+from torch import Tensor
+
+from gpurl.envs import registry
+from gpurl.envs._counting_env import widen
+from gpurl.envs.observation_groups import GroupedBox
+from gpurl.envs.vec_env import Info, Options, Timestep, VecEnv, check_at_least_one
+from gpurl.errors import UsageError
+
+
+class FrameStack(VecEnv):
+    """The environments of `task` with observations (frames, *obs), the newest frame last. An
+    episode begins with its first observation in all frames.
+
+    task_options: those of the task. env: environments that exist already, in place of a task.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        task: str = "",
+        frames: int = 4,  # frames in an observation
+        task_options: dict[str, Any] | None = None,  # options of the task
+        env: VecEnv | None = None,
+    ) -> None:
+        check_at_least_one(frames=frames)
+        if bool(task) == (env is not None):
+            raise UsageError(
+                f"frame_stack needs either a task (frame_stack:catch) or env=; got task={task!r}, "
+                f"env={env}"
+            )
+        if env is None:
+            env = registry.make_env(task, num_envs, device, seed, **(task_options or {}))
+        space = env.single_observation_space
+        if not isinstance(space, Box) or isinstance(space, GroupedBox) or env.num_agents > 1:
+            raise UsageError(
+                f"frame_stack needs observations of one Box without names and agents, those of "
+                f"{task or type(env).__name__} are {space}"
+            )
+        self.task = task
+        self.frames = frames
+        self.task_options = task_options
+        self.env = env
+        low, high = (np.stack([limit] * frames) for limit in (space.low, space.high))
+        self.single_observation_space = Box(low, high, dtype=space.dtype.type)
+        # the rest is that of the environment
+        self.single_action_space = env.single_action_space
+        self.single_state_space = env.single_state_space
+        self.graph_safe = env.graph_safe
+        self.resets_late = env.resets_late
+        self.render_fps = env.render_fps
+        self.max_episode_steps = env.max_episode_steps
+        self.reward_threshold = env.reward_threshold
+        self.autoreset_mode = env.autoreset_mode
+        super().__init__(num_envs, device)
+        self.training_progress = env.training_progress
+        self.episode_length_buf = env.episode_length_buf
+        # [N, K, *obs] of the last step, always in this memory: a CUDA graph holds its address
+        self._stack: Tensor | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: Options | None = None
+    ) -> tuple[Tensor, Info]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        first = self._repeated(obs)
+        mask = (options or {}).get("reset_mask")
+        if self._stack is None:
+            self._stack = first.clone()
+        elif mask is None:
+            self._stack.copy_(first)
+        else:
+            mask = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
+            self._stack.copy_(torch.where(widen(mask, first), first, self._stack))
+        return self._stack.clone(), info
+
+    def step(self, actions: Tensor) -> Timestep:  # type: ignore[override]
+        if self._stack is None:
+            raise UsageError(f"{type(self).__name__}.step: reset() comes before the first step")
+        timestep = self.env.step(actions)
+        info = timestep.info
+        before = self._stack[:, 1:]
+        final = torch.cat((before, info["final_obs"].unsqueeze(1)), dim=1)
+        # episodes that begin with this step
+        begins = torch.zeros_like(timestep.terminated)
+        if self.autoreset_mode != AutoresetMode.NEXT_STEP:
+            begins = timestep.terminated | timestep.truncated
+        if "valid" in info:
+            begins = begins | ~info["valid"]
+        continued = torch.cat((before, timestep.obs.unsqueeze(1)), dim=1)
+        obs = torch.where(widen(begins, continued), self._repeated(timestep.obs), continued)
+        self._stack.copy_(obs)
+        return timestep._replace(obs=obs, info=info | {"final_obs": final})
+
+    def _repeated(self, obs: Tensor) -> Tensor:
+        """obs [N, *obs] -> [N, K, *obs], a view."""
+        return obs.unsqueeze(1).expand(-1, self.frames, *obs.shape[1:])
+
+    def stagger(self, clocks: Tensor) -> None:
+        self.env.stagger(clocks)
+
+    def picture(self, index: int, height: int, action: Tensor | None = None) -> np.ndarray:
+        return self.env.picture(index, height, action)
+
+    def watch_ends(self, watcher: Any) -> None:
+        self.env.watch_ends(watcher)
+
+    def state_dict(self) -> Info:
+        """{} if the environment cannot be saved."""
+        state = self.env.state_dict()
+        return {"env": state, "stack": self._stack} if state else {}
+
+    def load_state_dict(self, state: Info) -> None:
+        if not state:
+            return
+        self.env.load_state_dict(state["env"])
+        stack = state["stack"].to(self.device)
+        if self._stack is None:
+            self._stack = stack.clone()
+        else:
+            self._stack.copy_(stack)
+
+    def close_extras(self, **kwargs: object) -> None:
+        self.env.close()
