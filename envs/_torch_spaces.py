@@ -2,7 +2,7 @@
 tensors of policy and critic, actions to the simulator's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpurl.envs.numpy.spaces import Arrays, Batch, Encode, Encoder, make_decoder, make_encoder
 from gpurl.envs.vec_env import describe, same_device
-from gpurl.errors import EnvError, UsageError
+from gpurl.errors import EnvError, UsageError, did_you_mean
 
 # names of groups in a dict of observations: for the critic only, and for the policy; without a
 # group of the policy, it gets all groups but the critic's
@@ -32,6 +32,7 @@ class Groups(NamedTuple):
 
     policy: Encoder
     critic: Encoder | None  # None without a critic's group
+    unread: tuple[str, ...] = ()  # groups that go to neither
 
 
 def to_gymnasium(space: Any) -> gymnasium.Space:
@@ -53,24 +54,44 @@ def to_gymnasium(space: Any) -> gymnasium.Space:
     )
 
 
-def make_groups(space: gymnasium.Space, arrays: Arrays) -> Groups:
-    """Encoders of `space`. A dict is divided into the groups of policy and critic; any other space
-    is the policy's, flattened if it is nested. Names in a dict of the policy stay known.
+def make_groups(
+    space: gymnasium.Space, arrays: Arrays, policy: Sequence[str] = (), critic: Sequence[str] = ()
+) -> Groups:
+    """Encoders of `space`. A dict is divided into the groups of policy and critic: those named by
+    `policy` and `critic`, else those whose names say so. Any other space is the policy's, flattened
+    if it is nested. Names in a dict of the policy stay known.
     """
     if not isinstance(space, Dict):
+        if policy or critic:
+            raise UsageError(
+                f"the observation has no groups to choose {', '.join((*policy, *critic))} from, it "
+                f"is {space}: leave out obs_groups and state_groups"
+            )
         return Groups(make_encoder(space, arrays=arrays), None)
+    known = list(space.spaces)
+    for name in (*policy, *critic):
+        if name not in known:
+            raise UsageError(
+                f"the observation has no group {name!r}: {did_you_mean(name, known)}it has "
+                f"{', '.join(known)}"
+            )
     # the groups that are there
-    critic = next((name for name in CRITIC_GROUPS if name in space.spaces), None)
-    policy = next((name for name in POLICY_GROUPS if name in space.spaces), None)
-    if policy is not None:
-        encoder = _group_encoder(space, policy, arrays)
+    critic = critic or [name for name in CRITIC_GROUPS if name in known][:1]
+    policy = policy or [name for name in POLICY_GROUPS if name in known][:1]
+    if policy:
+        encoder = _encode_groups(space, policy, arrays)
     else:
-        others = {name: part for name, part in space.spaces.items() if name != critic}
-        encoder = make_encoder(Dict(others), arrays=arrays)
-    return Groups(encoder, None if critic is None else _group_encoder(space, critic, arrays))
+        policy = [name for name in known if name not in critic]
+        encoder = make_encoder(Dict({name: space[name] for name in policy}), arrays=arrays)
+    unread = tuple(name for name in known if name not in (*policy, *critic))
+    return Groups(encoder, _encode_groups(space, critic, arrays) if critic else None, unread)
 
 
-def _group_encoder(space: Dict, name: str, arrays: Arrays) -> Encoder:
+def _encode_groups(space: Dict, names: Sequence[str], arrays: Arrays) -> Encoder:
+    """Of one group its own observation, of several a row of all."""
+    if len(names) > 1:
+        return make_encoder(Dict({name: space[name] for name in names}), arrays=arrays)
+    (name,) = names
     encoder = make_encoder(space[name], f"the observation[{name!r}]", arrays=arrays)
     return Encoder(encoder.space, lambda batch: encoder.encode(batch[name]))
 

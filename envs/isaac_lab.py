@@ -58,6 +58,8 @@ class IsaacLab(TorchVector):
         overrides: str = "",  # NAME=VALUE NAME=VALUE, paths in the task's configuration
         action_limit: float | None = None,  # clip actions to +-limit; the action space is this wide
         cameras: bool = False,  # render, in Isaac Lab 2
+        obs_groups: str = "",  # NAME NAME, observation groups of the policy
+        state_groups: str = "",  # NAME NAME, observation groups of the critic
     ) -> None:
         if not task:
             raise UsageError("isaac_lab needs a task, as in isaac_lab:Isaac-Cartpole-Direct")
@@ -67,7 +69,15 @@ class IsaacLab(TorchVector):
                 f"close it first"
             )
         env = _make(task, num_envs, str(device), seed, parse_overrides(overrides), cameras)
-        super().__init__(num_envs, device, seed, action_limit=action_limit, env=env)
+        super().__init__(
+            num_envs,
+            device,
+            seed,
+            action_limit=action_limit,
+            obs_groups=obs_groups,
+            state_groups=state_groups,
+            env=env,
+        )
         self.task = task
         self.overrides = overrides
         self.cameras = cameras

@@ -43,6 +43,13 @@ class GroupedBox(Box):
         super().__init__(low, high, low.shape, low.dtype.type)
         self.groups = tuple(groups)
 
+    def __repr__(self) -> str:
+        texts = [
+            f"{group.name} {group.shape} {'uint8' if group.is_image else 'float32'}"
+            for group in self.groups
+        ]
+        return f"Dict({', '.join(texts)})"
+
     @classmethod
     def of(cls, parts: Mapping[str, Box]) -> "GroupedBox":
         """The row of these groups, float32 or uint8 images, in their order."""

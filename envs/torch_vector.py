@@ -35,8 +35,9 @@ class TorchVector(CountingEnv):
     Gymnasium's API with tensors.
 
     Observations: of a dict with a group `policy` or `actor` the policy gets that group; the group
-    `critic` or `privileged` becomes the `state` of critics; other dicts and tuples are flattened as
-    by Gymnasium.
+    `critic` or `privileged` becomes the `state` of critics. obs_groups and state_groups name other
+    groups for them, several in one row. Groups that neither gets are named in a warning. Other
+    dicts and tuples are flattened as by Gymnasium.
 
     Resets: as in metadata["autoreset_mode"], by default in the same step; with `auto_reset` false
     (on the environment or its `cfg`) the adapter resets environments whose episode ended, and the
@@ -60,6 +61,8 @@ class TorchVector(CountingEnv):
         overrides: str = "",  # NAME=VALUE NAME=VALUE, settings of the task
         action_limit: float | None = None,  # clip actions to +-limit; the action space is this wide
         across_devices: bool = False,  # the simulator may be on another device than the run
+        obs_groups: str = "",  # NAME NAME, observation groups of the policy
+        state_groups: str = "",  # NAME NAME, observation groups of the critic
         env: Any = None,
     ) -> None:
         name = type(self).__name__
@@ -80,6 +83,8 @@ class TorchVector(CountingEnv):
         self.overrides = overrides
         self.action_limit = action_limit
         self.across_devices = across_devices
+        self.obs_groups = obs_groups
+        self.state_groups = state_groups
         self._seed = seed
         if env is None:
             env = make_torch_task(task, num_envs, str(device), seed, overrides)
@@ -129,8 +134,11 @@ class TorchVector(CountingEnv):
             )
         self._arrays = torch_arrays(device, self.across_devices)
         observation, action = map(to_gymnasium, spaces)
-        groups = make_groups(observation, self._arrays)
-        self._encoders = [encoder for encoder in groups if encoder is not None]
+        chosen = self.obs_groups.split(), self.state_groups.split()
+        groups = make_groups(observation, self._arrays, *chosen)
+        if groups.unread and not any(chosen):
+            self._warn_of_unread(groups.unread)
+        self._encoders = [each for each in (groups.policy, groups.critic) if each is not None]
         self.single_observation_space = groups.policy.space
         if groups.critic is not None:
             self.single_state_space = groups.critic.space
@@ -175,6 +183,14 @@ class TorchVector(CountingEnv):
         """Gymnasium's vector environments must return final_obs, others may be configured to."""
         return isinstance(self._env, VectorEnv) or bool(
             getattr(self._attribute("cfg"), "compute_final_obs", False)
+        )
+
+    def _warn_of_unread(self, names: Sequence[str]) -> None:
+        logging.getLogger("gpurl").warning(
+            "%s observes %s too, which neither policy nor critic reads: name all groups that they "
+            "are to read in --env.obs-groups and --env.state-groups, as 'policy camera'",
+            self._label,
+            ", ".join(names),
         )
 
     def _warn_of_missing_final_obs(self) -> None:

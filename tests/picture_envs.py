@@ -89,3 +89,14 @@ class SumOfPixels(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((1, 2)) * self.scale
+
+
+class LargeKernel(nn.Module):
+    """An encoder, or a trunk, whose kernel needs 12 pixels."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(shape[-1], 4, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.movedim(-1, 1)).flatten(1)

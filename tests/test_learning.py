@@ -2,13 +2,20 @@
 stand in benchmarks/learning.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
+from gymnasium.spaces import Box
+from gymnasium.wrappers import AddRenderObservation, TransformObservation
 
 from gpurl.api import evaluate_run, train
 from gpurl.nn.actor_critic import MEMORIES
+
+EnvMaker = Callable[[], gymnasium.Env]
 
 
 def learned_return(folder: Path, algorithm: str, env: str, **settings: Any) -> float:
@@ -37,7 +44,9 @@ def test_ppo_learns_pendulum_by_other_policies(tmp_path: Path, options: dict[str
     assert best_return(tmp_path, "ppo", "pendulum", -500.0, **run, **options) >= -500
 
 
-def best_return(folder: Path, algorithm: str, env: str, expected: float, **settings: Any) -> float:
+def best_return(
+    folder: Path, algorithm: str, env: str | EnvMaker, expected: float, **settings: Any
+) -> float:
     """Of a run that stops when an evaluation reaches `wanted`."""
     settings = {"eval_episodes": 64, "stop_return": expected} | settings
     run = train(algorithm, env, root=str(folder), quiet=True, device="cpu", **settings)
@@ -115,3 +124,53 @@ def test_without_a_memory_nothing_balances_without_velocities(tmp_path: Path) ->
     """In three times the steps that a memory needs."""
     settings = WITHOUT_VELOCITIES | {"total_steps": 500_000}
     assert learned_return(tmp_path, "ppo", "cart_pole", **settings) <= 200
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("ppo", {"num_envs": 64, "horizon": 16, "eval_every": 4096}),
+        ("pqn", {"num_envs": 32, "horizon": 32, "eval_every": 4096}),
+        (
+            "dqn",
+            {"num_envs": 16, "updates": 2, "batch_size": 64, "learning_starts": 512}
+            | {"learning_rate": 1e-3, "eval_every": 2000},
+        ),
+    ],
+    ids=["ppo", "pqn", "dqn"],
+)
+def test_convolutions_learn_to_catch(
+    tmp_path: Path, algorithm: str, settings: dict[str, Any]
+) -> None:
+    """From about -0.7. To 0.97 with 8 pixels: docs/algorithms.md."""
+    network = {"hidden": [64], "layer_norm": algorithm == "pqn"}
+    settings = settings | {"network": network, "env_options": {"size": 6}, "total_steps": 50_000}
+    assert best_return(tmp_path, algorithm, "catch", 0.5, **settings) >= 0.5
+
+
+def frozen_lake() -> gymnasium.Env:
+    """Gymnasium's lake seen as an image of 16 x 16 pixels, four of each field's side."""
+    shown = AddRenderObservation(
+        gymnasium.make("FrozenLake-v1", is_slippery=False, render_mode="rgb_array"),
+        render_only=True,
+    )
+    space = Box(0, 255, (16, 16, 3), np.uint8)
+    return TransformObservation(shown, lambda image: image[8::16, 8::16], space)
+
+
+def test_ppo_crosses_gymnasiums_frozen_lake_by_its_image(tmp_path: Path) -> None:
+    """From about 0.01."""
+    pytest.importorskip("pygame")
+    settings: dict[str, Any] = {
+        "num_envs": 8,
+        "horizon": 64,
+        "minibatches": 4,
+        "epochs": 4,
+        "entropy_coef": 0.02,
+        "learning_rate": 1e-3,
+        "network": {"hidden": [64], "shared": True},
+        "eval_episodes": 16,
+        "eval_every": 4096,
+        "total_steps": 40_000,
+    }
+    assert best_return(tmp_path, "ppo", frozen_lake, 0.9, **settings) >= 0.9

@@ -60,6 +60,7 @@ TRAININGS: dict[str, tuple[list[str], float]] = {
     "my_named_env.py": (["ppo", "my_named_env", *SMALL], -1e9),
     "my_graded_env.py": (["ppo", "my_graded_env", *SMALL], -1e9),
     "my_asymmetric_env.py": (["ppo", "my_asymmetric_env", *SMALL], -1e9),
+    "my_seeing_env.py": (["ppo", "my_seeing_env", *SMALL], -1e9),
     "my_gym.py": (["ppo", "my_gym", "--env.gravity", "3.7", *SMALL], -1e9),
     # doing nothing gets about -25
     "my_slider.py": (

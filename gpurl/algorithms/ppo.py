@@ -27,7 +27,7 @@ from gpurl.losses import explained_variance, weighted_mean
 from gpurl.nn.acting import Actor, FirstOutput
 from gpurl.nn.actor_critic import ActorCritic, AsymmetricActorCritic, NetworkConfig
 from gpurl.nn.distributions import Gaussian, TanhGaussian, make_head
-from gpurl.nn.encoders import EncoderConfig
+from gpurl.nn.encoders import EncoderConfig, choose_encoders
 from gpurl.nn.mlp import Dense, standalone
 from gpurl.nn.normalizer import ValueNormalizer
 from gpurl.nn.optimizer import FlatAdam, FrozenWeights, call_loss, stack_metrics
@@ -210,6 +210,12 @@ class PPO(OnPolicy):
             own = OwnTrunks(config, self.observation_space, outputs)
             return cast(ActorCritic, own)  # the same interface
         if self.num_state:
+            if choose_encoders(self.observation_space, config):
+                raise UsageError(
+                    f"a critic of privileged observations stands beside an actor of plain rows, "
+                    f"these observations have encoders or images: {self.observation_space}; take "
+                    f"--asymmetric False"
+                )
             return AsymmetricActorCritic(config, self.num_inputs, self.num_state, outputs)
         return ActorCritic(config, self.num_inputs, outputs, self.observation_space)
 

@@ -3,7 +3,8 @@ other groups, everything else as it is.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from gpurl.checks import Choices
 from gpurl.discovery import find_class_at
 from gpurl.envs.observation_groups import Group, GroupedBox, groups_of, is_image
-from gpurl.errors import UsageError, did_you_mean
+from gpurl.errors import UsageError, did_you_mean, first_line
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.acting import Sum
 from gpurl.nn.mlp import BodyConfig, Layer, LowPrecision, standalone
@@ -261,6 +262,9 @@ class OwnEncoder(nn.Module):
                 f"encoder {name} cannot be made of the shape {shape} of a group: {error}"
             ) from error
         check_parameters(self.module, may_be_lazy=True)
+        self.eval()
+        with reading(f"encoder {name}", f"a group of shape {shape}"), torch.no_grad():
+            self(torch.zeros(2, *shape))
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.module(scaled_bytes(x))
@@ -268,6 +272,21 @@ class OwnEncoder(nn.Module):
             got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise UsageError(f"encoder {self.name}: wanted features [B, F], got {got}")
         return features
+
+
+@contextmanager
+def reading(module: str, observation: str) -> Iterator[None]:
+    """A `with` block of the first batch of a user's module: a layer that does not fit, as a kernel
+    larger than the image, is a UsageError that names both.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise UsageError(
+            f"{module} cannot read {observation}: {first_line(error)}; if the image is too small "
+            f"for it, take smaller kernels and strides, larger images, or encoder cnn, which suits "
+            f"every size"
+        ) from error
 
 
 def scaled_bytes(x: Tensor) -> Tensor:

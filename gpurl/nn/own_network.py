@@ -10,7 +10,7 @@ from gpurl.envs.observation_groups import GroupedBox
 from gpurl.errors import UsageError
 from gpurl.nn.acting import Shaped, chain
 from gpurl.nn.actor_critic import ACTOR_GAIN, CRITIC_GAIN, NetworkConfig, evaluate_heads
-from gpurl.nn.encoders import empty_rows, reads_images, scaled_bytes
+from gpurl.nn.encoders import empty_rows, reading, reads_images, scaled_bytes
 from gpurl.nn.mlp import Dense, standalone
 from gpurl.nn.optimizer import check_parameters
 from gpurl.nn.parts import describe, state_tensors
@@ -50,7 +50,7 @@ class OwnTrunks(nn.Module):
         obs = empty_rows(space, 2)
         if not self.reads_images:
             obs = obs.float()
-        with torch.no_grad():
+        with reading(f"network {config.trunk}", f"observations of shape {shape}"), torch.no_grad():
             widths = [self._features(trunk, obs).shape[1] for trunk in trunks]
         self.actor = Dense(1, widths[0], num_outputs, gain=ACTOR_GAIN)
         self.critic = Dense(1, widths[-1], 1, gain=CRITIC_GAIN)

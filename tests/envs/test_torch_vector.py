@@ -23,6 +23,7 @@ from gpurl.envs import make_env
 from gpurl.envs._torch_spaces import make_groups, make_torch_decoder, torch_arrays
 from gpurl.envs._torch_tasks import parse_overrides
 from gpurl.envs.numpy.spaces import make_encoder, stack_rows
+from gpurl.envs.observation_groups import GroupedBox
 from gpurl.envs.torch_vector import TorchVector
 from gpurl.errors import EnvError, UsageError
 from gpurl.kernels.backend import no_host_syncs
@@ -292,6 +293,63 @@ def test_groups_are_shared_out_between_policy_and_critic() -> None:
     pixels = make_groups(Dict({"policy": image}), arrays).policy
     assert pixels.encode({"policy": torch.ones(2, 4, 4, 3, dtype=torch.uint8)}).dtype == torch.uint8
     assert pixels.space == image
+
+
+class Rich(WalkVector):
+    """The walks beside a depth, a camera and what only the critic is to see."""
+
+    single_observation_space = Dict(
+        {
+            "policy": Box(-np.inf, np.inf, (2,), np.float32),
+            "depth": Box(0.0, np.inf, (3,), np.float32),
+            "camera": Box(0, 255, (4, 4, 3), np.uint8),
+            "critic": Box(-np.inf, np.inf, (1,), np.float32),
+        }
+    )
+
+    def __init__(self) -> None:
+        super().__init__(2, AutoresetMode.DISABLED)
+
+    def reset(self, **options: Any) -> Any:
+        rows, info = super().reset(**options)
+        numbers = torch.arange(6.0).view(2, 3)
+        camera = torch.arange(96, dtype=torch.uint8).view(2, 4, 4, 3)
+        return {"policy": rows, "depth": numbers, "camera": camera, "critic": rows[:, :1]}, info
+
+
+def test_groups_that_nobody_reads_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        env = TorchVector(2, env=Rich())
+    assert env.single_observation_space.shape == (2,)
+    assert caplog.text.count("Rich observes camera, depth too, which neither policy nor cr") == 1
+    assert "--env.obs-groups" in caplog.text
+    caplog.clear()
+    TorchVector(2, env=Rich(), obs_groups="policy")  # whoever names groups leaves out others
+    assert not caplog.text
+
+
+def test_an_option_names_the_groups() -> None:
+    rich = Rich()
+    env = TorchVector(2, env=rich, obs_groups="policy depth camera", state_groups="critic depth")
+    obs, info = env.reset(seed=1)
+    batch, _ = rich.reset(seed=1)
+    space, state_space = env.single_observation_space, env.single_state_space
+    assert isinstance(space, GroupedBox)
+    assert isinstance(state_space, GroupedBox)
+    for names, rows, groups in (
+        ({"policy", "depth", "camera"}, obs, space),
+        ({"critic", "depth"}, info["state"], state_space),
+    ):
+        parts = groups.split(rows)
+        assert set(parts) == names
+        for name, part in parts.items():
+            assert torch.equal(part, batch[name]), name
+    env = TorchVector(2, env=Rich(), obs_groups="camera")
+    assert env.single_observation_space == Box(0, 255, (4, 4, 3), np.uint8)
+    with pytest.raises(UsageError, match="no group 'dept': did you mean depth"):
+        TorchVector(2, env=Rich(), obs_groups="policy dept")
+    with pytest.raises(UsageError, match="no groups to choose depth from, it is Box"):
+        TorchVector(2, env=WalkVector(2, AutoresetMode.DISABLED), state_groups="depth")
 
 
 def test_actions_in_the_units_of_the_simulator() -> None:

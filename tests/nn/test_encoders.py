@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
 from gpurl.algorithms.base import Algorithm
+from gpurl.algorithms.ppo import PPO
 from gpurl.buffers.minibatches import PackedRows
 from gpurl.engine.eager import Eager
+from gpurl.engine.obstacles import policy_obstacle
 from gpurl.envs.observation_groups import GroupedBox
 from gpurl.envs.registry import make_env
 from gpurl.errors import UsageError
@@ -224,6 +226,8 @@ def test_fast_engines_step_aside_and_the_run_says_what_reads_images(
     settings = make_settings(algorithm, env, num_envs=4, horizon=4, device="cpu")
     engine = make_trainer(settings, torch.device("cpu")).engine
     assert type(engine) is Eager
+    if isinstance(engine.algorithm, PPO):  # those that a GPU has too
+        assert policy_obstacle(engine.algorithm) == "it does not know the layer Encoder"
     name = "camera" if "Seen" in env else "obs"
     assert engine.notes[-1] == f"images: {name} (8, 8, 3): cnn of 3 channels of 8 x 8"
 
@@ -236,6 +240,19 @@ def test_fast_engines_step_aside_and_the_run_says_what_reads_images(
         ("ppo", f"{ENVS}:Seen", {"encoders": {"speed": "cnn"}}, r"speed has shape \(2,\), float32"),
         ("ppo", "catch", {"encoders": {"obs": "cnn"}}, r"has 'obs', the observation has no names"),
         ("ppo", "catch", {"trunk": f"{ENVS}:GroupTrunk", "encoder": "cnn"}, "leave out encoder"),
+        # images that are too small
+        (
+            "ppo",
+            f"{ENVS}:Seen",
+            {"encoders": {"camera": f"{ENVS}:LargeKernel"}},
+            r"encoder .*LargeKernel cannot read a group of shape \(8, 8, 3\): .*smaller kernels",
+        ),
+        (
+            "ppo",
+            f"{ENVS}:Pixels",
+            {"trunk": f"{ENVS}:LargeKernel"},
+            r"network .*LargeKernel cannot read observations of shape \(8, 8, 3\): .*Kernel size",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -243,6 +260,22 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         make(algorithm, env, network=network_of(algorithm, **network))
+
+
+def test_a_critic_of_privileged_observations_has_no_encoders() -> None:
+    env = make_env(f"{ENVS}:Seen", 4)
+    spaces = env.single_observation_space, env.single_action_space
+    config = config_class(resolve_algorithm("ppo"))()
+    state = Box(-1.0, 1.0, (3,), np.float32)
+    with pytest.raises(UsageError, match=r"Dict\(speed .*camera .*take --asymmetric False"):
+        make_algorithm("ppo", config, *spaces, 4, state_space=state)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_images_are_not_mirrored(algorithm: str) -> None:
+    chosen = make(algorithm, "catch", network=network_of(algorithm))
+    with pytest.raises(UsageError, match=r"my_task:mirror mirrors rows of numbers, .* images"):
+        chosen.set_symmetry(lambda obs, action: (obs, action), "my_task:mirror")
 
 
 @pytest.mark.parametrize("algorithm", ["sac", "td3", "flash_sac"])
