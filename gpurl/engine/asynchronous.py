@@ -38,6 +38,8 @@ def asynchronous_obstacle(algorithm: Algorithm) -> str:
         return f"V-trace corrects the lag of ppo and a2c, not of {type(algorithm).__name__}"
     if algorithm.is_recurrent:
         return "a hidden state of the policy that acted is not one of the policy that learns"
+    if algorithm.reads_bytes:
+        return "of images no final observations are kept, which the policy that learns would value"
     return overridden(algorithm, PPO, OWN_METHODS)
 
 

@@ -232,6 +232,12 @@ def test_fast_engines_step_aside_and_the_run_says_what_reads_images(
     assert engine.notes[-1] == f"images: {name} (8, 8, 3): cnn of 3 channels of 8 x 8"
 
 
+def test_a_rollout_of_images_cannot_be_learnt_from_later() -> None:
+    settings = make_settings("ppo", "catch", num_envs=4, horizon=4, device="cpu", asynchronous=True)
+    with pytest.raises(UsageError, match="asynchronous is not possible: of images no final obs"):
+        make_trainer(settings, torch.device("cpu"))
+
+
 @pytest.mark.parametrize(
     ("algorithm", "env", "network", "message"),
     [
