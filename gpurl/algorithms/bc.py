@@ -230,8 +230,9 @@ class BC(OffPolicy):
         self.is_random = False  # random actions would teach nothing
 
     def initial_policy_state(self, num_envs: int) -> PolicyState:
-        size = self.config.actor_network.memory_size
-        own = (torch.zeros(num_envs, size, device=self.device),) if self.is_recurrent else ()
+        own: PolicyState = ()
+        if isinstance(self.actor, ActorCritic) and self.actor.memory is not None:
+            own = (torch.zeros(num_envs, self.actor.memory.state_size, device=self.device),)
         teachers = (each.algorithm.initial_policy_state(num_envs) for each in self._teachers)
         return (*own, *(memory for states in teachers for memory in states))
 
@@ -247,7 +248,7 @@ class BC(OffPolicy):
         assert self.actor.memory is not None
         memory = self.actor.memory
         return Actor(
-            self.actor.actor_to_torch(), self.head.to_torch(), memory.to_torch(), memory.size
+            self.actor.actor_to_torch(), self.head.to_torch(), memory.to_torch(), memory.state_size
         )
 
     def random_action(self) -> Tensor:

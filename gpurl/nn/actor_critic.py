@@ -20,7 +20,7 @@ from gpurl.nn.lstm import Lstm
 from gpurl.nn.memory import Memory
 from gpurl.nn.mingru import MinGru
 from gpurl.nn.mlp import Dense, Sequential, make_trunk
-from gpurl.nn.parts import describe, members, state_tensors
+from gpurl.nn.parts import describe, member_tensors, state_tensors
 
 HIDDEN_GAIN = math.sqrt(2.0)  # of the orthogonal start of hidden layers (Saxe et al. 2014)
 ACTOR_GAIN = 0.01  # small: the first policy hardly depends on the observation
@@ -138,12 +138,13 @@ class ActorCritic(nn.Module):
 
     def actor_part(self) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
         """(layers, weights) of the actor without its last layer; see `gpurl.nn.parts`."""
-        form = describe(self.memory, self.trunk)
-        return form, (*state_tensors(self.memory), *members(state_tensors(self.trunk), 0, 1))
+        first = self.encoder, self.memory
+        weights = *state_tensors(*first), *member_tensors(self.trunk, 0, 1)
+        return describe(*first, self.trunk), weights
 
     def critic_part(self) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
         """(layers, weights) of the critic, of which no actor reads any."""
-        own = () if self.config.shared else members(state_tensors(self.trunk), 1, 2)
+        own = () if self.config.shared else member_tensors(self.trunk, 1, 2)
         return describe(self.trunk, self.critic), (*own, *state_tensors(self.critic))
 
     def actor_to_torch(self) -> nn.Module:
@@ -151,7 +152,7 @@ class ActorCritic(nn.Module):
         return chain(self.trunk.to_torch(), self.actor.to_torch())
 
     def memory_to_torch(self) -> nn.Module:
-        """(observations, or a dict of their groups; memory [B, H]) -> next memory [B, H]."""
+        """(observations, or a dict of their groups; state [B, S]) -> (features, next state)."""
         assert self.memory is not None
         if self.encoder is None:
             return self.memory.to_torch()

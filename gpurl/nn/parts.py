@@ -4,11 +4,12 @@ or the critic of another one.
 A part's tensors are views of the algorithm's own memory: what is copied into them is learnt on.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from gpurl.nn.encoders import Encoder
 from gpurl.nn.mlp import Dense, Layer, Sequential
 
 CONTAINERS = (Sequential, nn.Sequential, nn.ModuleList)
@@ -55,9 +56,19 @@ def describe(*modules: nn.Module | None) -> tuple[str, ...]:
         text
         for module in modules
         if module is not None
-        for each in module.modules()
+        for each in _modules_of_one(module)
         if (text := _describe_one(each))
     )
+
+
+def _modules_of_one(module: nn.Module) -> Iterator[nn.Module]:
+    """`module` and those inside it; of encoders, which are a module for each member, one."""
+    if isinstance(module, Encoder):
+        yield from module.members[0].modules()
+        return
+    yield module
+    for child in module.children():
+        yield from _modules_of_one(child)
 
 
 def _describe_one(module: nn.Module) -> str:
@@ -82,9 +93,16 @@ def state_tensors(*modules: nn.Module | None) -> tuple[Tensor, ...]:
     return tuple(tensor for module in present for tensor in module.state_dict().values())
 
 
-def members(tensors: Iterable[Tensor], first: int, last: int) -> tuple[Tensor, ...]:
-    """Members `first` to `last` (excluded) of stacked weights [E, ...]."""
-    return tuple(tensor[first:last] for tensor in tensors)
+def member_tensors(module: nn.Module, first: int, last: int) -> tuple[Tensor, ...]:
+    """Those of members `first` to `last` (excluded): layers stack their weights [E, ...], encoders
+    are a module for each member.
+    """
+    if isinstance(module, CONTAINERS):
+        children = (member_tensors(child, first, last) for child in module.children())
+        return tuple(tensor for tensors in children for tensor in tensors)
+    if isinstance(module, Encoder):
+        return state_tensors(*module.members[first:last])
+    return tuple(tensor[first:last] for tensor in state_tensors(module))
 
 
 def dense_actor_part(

@@ -16,6 +16,7 @@ from gpurl.api import evaluate_run, resume, train
 from gpurl.envs.cart_pole import CartPole
 from gpurl.errors import CheckpointError, UsageError
 from gpurl.kernels.backend import no_host_syncs
+from gpurl.nn.actor_critic import MEMORIES
 from gpurl.run.settings import build, make_settings
 from gpurl.run.setup import make_trainer as trainer_of
 from gpurl.run.trainer import Trainer
@@ -163,9 +164,13 @@ def test_teachers_share_the_environments(tmp_path: Path, balancer: Path) -> None
 # ---- sequences ----
 
 
-def test_a_student_with_a_memory_learns_from_what_it_remembered(balancer: Path) -> None:
+@pytest.mark.parametrize("memory_kind", MEMORIES)
+def test_a_student_with_a_memory_learns_from_what_it_remembered(
+    balancer: Path, memory_kind: str
+) -> None:
     """The unrolled outputs are those it acted with, over ends of episodes too."""
-    trainer = make_student(str(balancer), actor_network=MEMORY, updates=1, learning_rate=1e-12)
+    network = MEMORY | {"memory": memory_kind}
+    trainer = make_student(str(balancer), actor_network=network, updates=1, learning_rate=1e-12)
     algorithm, engine = trainer.algorithm, trainer.engine
     assert isinstance(algorithm, BC)
     acted, act = [], algorithm.act
@@ -204,12 +209,14 @@ def test_graphs_do_what_the_loop_does(balancer: Path, level: str) -> None:
         assert_equal(*(running_state(each.engine) for each in (trainer, expected)))
 
 
+@pytest.mark.parametrize(("memory_kind", "state_size"), [("gru", 5), ("lstm", 10), ("mingru", 5)])
 def test_a_student_acts_and_goes_on_without_its_teacher_at_hand(
-    tmp_path: Path, balancer: Path
+    tmp_path: Path, balancer: Path, memory_kind: str, state_size: int
 ) -> None:
     settings = small_settings("bc") | {"teacher": str(balancer), "dagger": True, "num_envs": ENVS}
     settings |= {"horizon": HORIZON, "threads": 1, "device": "cpu", "quiet": True}
-    settings |= {"actor_network": MEMORY, "eval_episodes": 2, "normalize_obs": True}
+    network = MEMORY | {"memory": memory_kind}
+    settings |= {"actor_network": network, "eval_episodes": 2, "normalize_obs": True}
     run = train("bc", HIDDEN, run_dir=tmp_path / "run", total_steps=120, **settings)
     policy = gpurl.load(run.folder, num_envs=3)
     obs = np.ones((3, 2), np.float32)
@@ -218,7 +225,7 @@ def test_a_student_acts_and_goes_on_without_its_teacher_at_hand(
     assert evaluate_run(run.folder, 2, "cpu")["eval/episodes"] >= 2
     # a plain module with the memory inside
     module: Any = policy.module()
-    memory = torch.zeros(3, 5)
+    memory = torch.zeros(3, state_size)
     actions = []
     policy.reset()
     for _ in range(4):

@@ -147,6 +147,22 @@ def test_actions_that_are_clipped_here_and_squashed_there_are_named(tmp_path: Pa
     assert "actions of that run are clipped, these are squashed" in notes_of(trainer)
 
 
+@pytest.mark.parametrize(
+    "network",
+    [{}, {"shared": True}, {"memory": "lstm"}],
+    ids=["two encoders", "one encoder", "an encoder before a memory"],
+)
+def test_encoders_of_images_go_on(tmp_path: Path, network: dict[str, Any]) -> None:
+    """Of the actor; the critic's own ones too."""
+    network = {"hidden": [8], **network}
+    run = small_ppo(tmp_path, "catch", network=network)
+    old = weights_of(gpurl.load(run).algorithm, "network")
+    begun = weights_of(successor("ppo", run, "catch", network=network).algorithm, "network")
+    assert begun.keys() == old.keys()
+    for name, weight in begun.items():
+        assert torch.equal(weight, old[name]), name
+
+
 @pytest.mark.parametrize(("reset", "expected"), [(False, 0.5), (True, 0.1)])
 def test_the_standard_deviation_goes_on_or_begins_anew(
     tmp_path: Path, reset: bool, expected: float
