@@ -81,8 +81,8 @@ class GroupedPolicyModule(PolicyModule):
         inputs = self.inputs(*tensors[: len(self.names)])
         if self.memory is None:
             return self.choice(self.network(inputs))
-        memory = self.memory(inputs, tensors[-1])
-        return self.choice(self.network(memory)), memory
+        features, memory = self.memory(inputs, tensors[-1])
+        return self.choice(self.network(features)), memory
 
 
 class RecurrentPolicyModule(PolicyModule):
