@@ -603,7 +603,7 @@ class PPO(OnPolicy):
 
         # log
         std = means.pop("state_std", None)
-        if std is None and isinstance(self.head, Gaussian):
+        if std is None and isinstance(self.head, Gaussian) and not self.head.state_dependent_std:
             std = self.head.bounded_log_std().exp().mean()
         metrics = {f"train/{name}": means[name] for name in means if name not in NEGATED}
         metrics |= {f"train/{NEGATED[name]}": -means[name] for name in means if name in NEGATED}

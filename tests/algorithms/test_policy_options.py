@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from gpurl.algorithms.base import Metrics
 from gpurl.algorithms.ppo import PPO, PPOConfig
 from gpurl.api import resume
+from gpurl.buffers.minibatches import Minibatch
 from gpurl.cli.settings import parse_train
 from gpurl.envs.pendulum import Pendulum
 from gpurl.errors import CheckpointError, UsageError
@@ -27,12 +29,12 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def make(num_envs: int = 16, **settings: Any) -> tuple[PPO, Pendulum]:
+def make(num_envs: int = 16, kind: type[PPO] = PPO, **settings: Any) -> tuple[PPO, Pendulum]:
     env = Pendulum(num_envs)
     torch.manual_seed(0)
     config = PPOConfig(**({"horizon": 8, "minibatches": 2} | settings))
     spaces = env.single_observation_space, env.single_action_space
-    return PPO(config, *spaces, num_envs, torch.device("cpu")), env
+    return kind(config, *spaces, num_envs, torch.device("cpu")), env
 
 
 def rollout_data(algorithm: PPO, env: Pendulum) -> dict[str, torch.Tensor]:
@@ -77,6 +79,23 @@ def test_the_logged_deviation_begins_at_initial_std(options: dict[str, Any]) -> 
     # Beta(1.693, 1.693) on [-1, 1]: 1 / sqrt(2 * 1.693 + 1)
     wanted = 0.4775 if isinstance(algorithm.head, Beta) else 0.6
     assert std == pytest.approx(wanted, abs=0.01)
+
+
+class OwnLoss(PPO):
+    """Regression to the returns, without the terms and metrics of PPO."""
+
+    def loss(self, batch: Minibatch) -> tuple[torch.Tensor, Metrics]:
+        output, value = self.outputs(batch)
+        likelihood = self.head.log_prob(output, batch.action).mean()
+        return (value - batch.returns).square().mean() - likelihood, {}
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_an_own_loss_may_measure_no_deviation(options: dict[str, Any]) -> None:
+    algorithm, env = make(kind=OwnLoss, schedule="constant", **options)
+    metrics = algorithm.learn(rollout_data(algorithm, env))
+    depends_on_state = isinstance(algorithm.head, Beta) or "state_dependent_std" in options
+    assert ("train/std" in metrics) != depends_on_state
 
 
 def test_the_bounds_loss_is_added_with_its_weight_and_pulls_means_back() -> None:
