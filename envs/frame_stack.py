@@ -5,6 +5,7 @@ Every stored observation holds all frames: a replay buffer needs as many times t
 pictures as there are frames.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,9 @@ class FrameStack(VecEnv):
         self.single_state_space = env.single_state_space
         self.graph_safe = env.graph_safe
         self.resets_late = env.resets_late
+        self.single_instance = env.single_instance
+        self.control_step = env.control_step
+        self.action_names = env.action_names
         self.render_fps = env.render_fps
         self.max_episode_steps = env.max_episode_steps
         self.reward_threshold = env.reward_threshold
@@ -109,6 +113,12 @@ class FrameStack(VecEnv):
         """obs [N, *obs] -> [N, K, *obs], a view."""
         return obs.unsqueeze(1).expand(-1, self.frames, *obs.shape[1:])
 
+    def known_names(self) -> tuple[Sequence[str] | None, Sequence[str] | None]:
+        return None, self.env.known_names()[1]
+
+    def robot(self) -> Info:
+        return self.env.robot()
+
     def stagger(self, clocks: Tensor) -> None:
         self.env.stagger(clocks)
 
@@ -132,6 +142,12 @@ class FrameStack(VecEnv):
             self._stack = stack.clone()
         else:
             self._stack.copy_(stack)
+
+    def curriculum_state(self) -> Info:
+        return self.env.curriculum_state()
+
+    def load_curriculum_state(self, state: Info) -> None:
+        self.env.load_curriculum_state(state)
 
     def close_extras(self, **kwargs: object) -> None:
         self.env.close()

@@ -1,5 +1,6 @@
 """Stacked frames: the newest last, none of an earlier episode, and a state that continues."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -9,10 +10,12 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from gpurl.cli.check_env import check_env
+from gpurl.envs.deployment import deployment
 from gpurl.envs.frame_stack import FrameStack
 from gpurl.envs.gymnasium_cpu import GymnasiumCpu
 from gpurl.envs.registry import make_env
 from gpurl.envs.torch_env import State, TorchEnv
+from gpurl.envs.vec_env import Info
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 
@@ -102,6 +105,39 @@ def test_a_saved_state_continues() -> None:
         one, two = env.step(action), other.step(action)
         assert torch.equal(one.obs, two.obs)
         assert torch.equal(one.info["final_obs"], two.info["final_obs"])
+
+
+class Told(Clock):
+    """Knows what a controller needs, and has a curriculum."""
+
+    control_step = 0.25
+    single_instance = True
+    level = 1
+
+    def known_names(self) -> tuple[Sequence[str] | None, Sequence[str] | None]:
+        return ["pixel"], ["stay", "go"]
+
+    def robot(self) -> Info:
+        return {"joint_names": ["knee"]}
+
+    def curriculum_state(self) -> Info:
+        return {"level": self.level}
+
+    def load_curriculum_state(self, state: Info) -> None:
+        self.level = state["level"]
+
+
+def test_it_tells_and_keeps_what_the_environment_does() -> None:
+    env = FrameStack(2, frames=3, env=Told(2))
+    told = deployment(env)
+    assert told["control_step"] == 0.25
+    assert told["action_names"] == ["stay", "go"]
+    assert told["robot"] == {"joint_names": ["knee"]}
+    assert env.single_instance
+    env.load_curriculum_state({"level": 3})
+    assert env.curriculum_state() == {"level": 3}
+    named = FrameStack(2, frames=3, env=make_env("cart_pole", 2))
+    assert deployment(named)["action_names"] == ["left", "right"]
 
 
 def test_it_keeps_the_contract() -> None:
