@@ -50,6 +50,11 @@ class GroupedBox(Box):
         ]
         return f"Dict({', '.join(texts)})"
 
+    def __eq__(self, other: object) -> bool:
+        """As of a Box; of two rows with names, these too: equal limits are no equal numbers."""
+        has_same_groups = not isinstance(other, GroupedBox) or self.groups == other.groups
+        return has_same_groups and super().__eq__(other)
+
     @classmethod
     def of(cls, parts: Mapping[str, Box]) -> "GroupedBox":
         """The row of these groups, float32 or uint8 images, in their order."""

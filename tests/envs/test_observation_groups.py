@@ -182,6 +182,17 @@ def test_a_checkpoint_keeps_the_names() -> None:
     assert read.groups[0] == Group("b.c", (3, 1), False, 0)
 
 
+def test_rows_of_other_names_are_other_rows() -> None:
+    parts = {"a": Box(-1.0, 1.0, (3,)), "b": Box(-1.0, 1.0, (2,))}
+    space = GroupedBox.of(parts)
+    assert space == GroupedBox.of(parts)
+    assert space != GroupedBox.of({"c": parts["a"], "b": parts["b"]})
+    assert space != GroupedBox.of({"b": parts["b"], "a": parts["a"]})
+    assert space == Box(-1.0, 1.0, (5,))  # of no names, as older policies read it
+    assert Box(-1.0, 1.0, (5,)) == space
+    assert space != Box(-2.0, 1.0, (5,))
+
+
 def test_named_numbers_are_as_fast_as_a_row() -> None:
     if c_library.load().functions is None:
         pytest.skip("there is no C compiler")
