@@ -41,6 +41,13 @@ def test_plain_values_for_every_kind_of_task() -> None:
     assert deployment(RandomWalk(1))["observation_names"] == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("name", ["catch", "tests.picture_envs:Seen"])
+def test_pixels_have_no_names(name: str) -> None:
+    told = deployment(make_env(name, 1))
+    assert told["observation_names"] == []
+    assert told["action_names"] == [str(choice) for choice in range(len(told["action_names"]))]
+
+
 class Wrong(RandomWalk):
     action_names = ("one",)
 
