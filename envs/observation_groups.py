@@ -86,10 +86,12 @@ class GroupedBox(Box):
 
     def join(self, parts: Mapping[str, Tensor]) -> Tensor:
         """[N, *shape] of each group by its name -> rows [N, D], in new memory."""
-        rows = [parts[group.name].flatten(1) for group in self.groups]
+        rows = [parts[group.name].reshape(-1, group.size) for group in self.groups]
         if not self.has_images:
             return torch.cat(rows, dim=1)
-        rows = [row.contiguous().view(torch.uint8) for row in rows]
+        count = sum(not group.is_image for group in self.groups)
+        if count:  # in new memory, whose strides a view as bytes can take
+            rows = [torch.cat(rows[:count], dim=1).view(torch.uint8), *rows[count:]]
         size = sum(row.shape[1] for row in rows)
         rows.append(rows[0].new_zeros(len(rows[0]), self.shape[0] - size))
         return torch.cat(rows, dim=1)
@@ -110,7 +112,7 @@ class GroupedBox(Box):
             else:
                 part = floats[:, start : start + group.size]
                 start += group.size
-            parts[group.name] = part.unflatten(1, group.shape) if group.shape else part
+            parts[group.name] = part.unflatten(1, group.shape) if group.shape else part.squeeze(1)
         return parts
 
     def checked(self, parts: object, where: str) -> Mapping[str, Tensor]:

@@ -52,6 +52,20 @@ class Named(Seen):
         return {"speed": state["numbers"], "place": place.unsqueeze(2).clamp(-1.0, 1.0)}
 
 
+class WithNumber(Seen):
+    """A picture and a group of one number without an axis."""
+
+    single_observation_space = Dict(
+        {
+            "camera": Seen.single_observation_space["camera"],
+            "speed": Box(-np.inf, np.inf, (), np.float32),
+        }
+    )
+
+    def observe(self, state: State) -> dict[str, Tensor]:
+        return {"camera": state["pixels"], "speed": state["numbers"][:, 0]}
+
+
 class Pixels(Seen):
     """The picture alone, channels last."""
 

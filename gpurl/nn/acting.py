@@ -64,7 +64,8 @@ class GroupedPolicyModule(PolicyModule):
         parts = dict(zip(self.names, groups))
         numbers = [group for group in self.space.groups if not group.is_image]
         if numbers:
-            floats = torch.cat([parts[group.name].float().flatten(1) for group in numbers], dim=1)
+            rows = [parts[group.name].float().reshape(-1, group.size) for group in numbers]
+            floats = torch.cat(rows, dim=1)
             if self.normalizer is not None:
                 floats = self.normalizer(floats)
             if not self.takes_groups and not self.space.has_images:

@@ -245,7 +245,7 @@ class Flattened(nn.Module):
     """[B, *shape] -> [B, F], bytes scaled to [0, 1]."""
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.flatten(1)
+        rows = x.reshape(len(x), -1)
         return rows.float() * BYTE_SCALE if x.dtype == torch.uint8 else rows
 
 

@@ -117,7 +117,7 @@ def test_a_gymnasium_environment_of_images_and_numbers_trains(tmp_path: Path) ->
     assert run.policy().act({name: part[0] for name, part in parts.items()}).shape == ()
 
 
-@pytest.mark.parametrize("name", ["Seen", "Named", "Pixels"])
+@pytest.mark.parametrize("name", ["Seen", "Named", "WithNumber", "Pixels"])
 def test_a_tensor_environment_observes_a_dict(name: str) -> None:
     env = make_env(f"{ENVS}:{name}", 5)
     assert check_env(f"{ENVS}:{name}") == []

@@ -52,6 +52,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ppo_impala": ("ppo", f"{SEEN}:Pixels", {"network": {"hidden": [8], "encoder": "impala"}}),
     "ppo_gru_cnn": ("ppo", "catch", {"network": GRU}),
     "ppo_groups": ("ppo", f"{SEEN}:Seen", {}),
+    "ppo_number": ("ppo", f"{SEEN}:WithNumber", {}),
     "ppo_gru_groups": ("ppo", f"{SEEN}:Seen", {"network": GRU}),
     "ppo_named": ("ppo", f"{SEEN}:Named", {}),
     "ppo_gru_named": ("ppo", f"{SEEN}:Named", {"network": GRU}),
