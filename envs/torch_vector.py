@@ -21,6 +21,7 @@ from gpurl.envs._managed_robot import action_names, describe_robot, observation_
 from gpurl.envs._torch_spaces import make_groups, make_torch_decoder, to_gymnasium, torch_arrays
 from gpurl.envs._torch_tasks import make_torch_task
 from gpurl.envs.numpy.spaces import Batch
+from gpurl.envs.observation_groups import GroupedBox
 from gpurl.envs.vec_env import Info, Options, Timestep, describe
 from gpurl.errors import EnvError, UsageError, raised_at
 
@@ -166,7 +167,9 @@ class TorchVector(CountingEnv):
 
     def known_names(self) -> tuple[Sequence[str] | None, Sequence[str] | None]:
         inner = self._attribute("unwrapped") or self._env
-        return observation_names(inner), action_names(inner)
+        # managers know the order of one row, not that of groups or of a Dict of terms
+        is_row = not self.obs_groups and not isinstance(self.single_observation_space, GroupedBox)
+        return observation_names(inner) if is_row else None, action_names(inner)
 
     def robot(self) -> Info:
         return describe_robot(self._attribute("unwrapped") or self._env)

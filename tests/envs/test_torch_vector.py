@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -350,6 +351,17 @@ def test_an_option_names_the_groups() -> None:
         TorchVector(2, env=Rich(), obs_groups="policy dept")
     with pytest.raises(UsageError, match="no groups to choose depth from, it is Box"):
         TorchVector(2, env=WalkVector(2, AutoresetMode.DISABLED), state_groups="depth")
+
+
+def test_names_of_managers_are_those_of_the_group_that_is_read() -> None:
+    rich = Rich()
+    rich.observation_manager = SimpleNamespace(
+        active_terms={"policy": ["speed", "height"]}, group_obs_term_dim={"policy": [(1,), (1,)]}
+    )
+    assert TorchVector(2, env=rich).known_names()[0] == ["speed", "height"]
+    # other groups, as wide or not
+    assert TorchVector(2, env=rich, obs_groups="critic").known_names()[0] is None
+    assert TorchVector(2, env=rich, obs_groups="policy depth").known_names()[0] is None
 
 
 def test_actions_in_the_units_of_the_simulator() -> None:
