@@ -174,10 +174,12 @@ def _kept_values(
         yield name, meta[name], space_to_dict(getattr(algorithm, name))
     for name in ("seed", "preset", *algorithm.config.fixed):
         value = settings[name]
+        if name not in saved:  # a checkpoint may be older than the setting
+            continue
         if isinstance(value, dict):
-            for inner, inner_value in value.items():
-                yield f"{name}.{inner}", saved[name][inner], inner_value
-        elif name in saved:  # a checkpoint may be older than the setting
+            for inner in filter(saved[name].__contains__, value):
+                yield f"{name}.{inner}", saved[name][inner], value[inner]
+        else:
             yield name, saved[name], value
     # after the settings that decide whether the critic reads it
     yield "state_space", meta["state_space"], space_to_dict(algorithm.state_space)

@@ -107,6 +107,19 @@ def test_what_cannot_change_is_refused_by_name(
     assert resume(folder, total_steps=88).outcome.steps == 88
 
 
+def test_a_checkpoint_may_be_older_than_a_setting(tmp_path: Path) -> None:
+    folder = first_run(tmp_path / "run", "ppo", "pendulum")
+    parts = load_checkpoint(folder)[0]
+    settings = parts["meta"]["settings"]
+    for values, names in ((settings, ("distribution",)), (settings["network"], ("encoder",))):
+        for name in names:
+            del values[name]
+    save_checkpoint(folder / "checkpoints", 80, parts, overwrite=True)
+    assert resume(folder, total_steps=88).outcome.steps == 88
+    with pytest.raises(CheckpointError, match=r"has network.activation tanh, this run relu"):
+        resume(folder, total_steps=96, network={"activation": "relu"})
+
+
 # ---- the best checkpoint, of one task only ----
 
 
