@@ -109,10 +109,11 @@ class Policy:
         """A plain nn.Module that acts greedily: forward(obs [N, *obs]) -> action [N, *action], with
         the normaliser and the action's scale inside.
 
-        A recurrent policy gives a `RecurrentPolicyModule`, forward(obs, memory [N, H]) -> (action,
-        next memory), with zeros where an episode begins. In eval mode, with copies of the weights
-        that need no gradient. UsageError for an algorithm that does not say what acts, or says
-        something else than its `act`.
+        A recurrent policy gives a `RecurrentPolicyModule`, forward(obs, memory [N, S]) -> (action,
+        next memory), with zeros where an episode begins. A policy of named groups or of images
+        gives a `GroupedPolicyModule`, which takes a tensor of each group. In eval mode, with copies
+        of the weights that need no gradient. UsageError for an algorithm that does not say what
+        acts, or says something else than its `act`.
         """
         algorithm = self.algorithm
         actor = algorithm.actor_modules()

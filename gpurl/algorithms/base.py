@@ -30,7 +30,7 @@ from gpurl.nn.optimizer import FlatAdam
 from gpurl.nn.parts import Part, describe, state_tensors
 
 Metrics = dict[str, Tensor]  # name in the log -> value
-PolicyState = tuple[Tensor, ...]  # () without memory, else one [N, H] tensor a memory
+PolicyState = tuple[Tensor, ...]  # () without memory, else one [N, S] tensor a memory
 # packages whose modules compute the same in train mode and in eval mode
 MODE_INDEPENDENT = ("gpurl.", "torch.nn.modules.container")
 
@@ -225,7 +225,7 @@ class Algorithm(ABC, nn.Module):
         )
 
     def initial_policy_state(self, num_envs: int) -> PolicyState:
-        """The policy state at the start of an episode: () or tensors [num_envs, H]."""
+        """The policy state at the start of an episode: () or tensors [num_envs, S]."""
         return ()
 
     @abstractmethod

@@ -166,7 +166,7 @@ class BC(OffPolicy):
 
     @torch.no_grad()
     def act(self, obs: Tensor, policy_state: PolicyState = (), explore: bool = True) -> Decision:
-        """policy_state: the student's memory, then in training those of the teachers, each [N, H]
+        """policy_state: the student's memory, then in training those of the teachers, each [N, S]
         although a teacher acts in its share of the environments only.
         """
         own, of_teachers = policy_state[: self.is_recurrent], policy_state[self.is_recurrent :]
@@ -364,7 +364,7 @@ class BC(OffPolicy):
             self.normalizer.update(obs.reshape(count, -1).float())
 
     def prepare(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
-        """A student with a memory: columns [T, N, ...], "policy_state" [1, N, H] before the first
+        """A student with a memory: columns [T, N, ...], "policy_state" [1, N, S] before the first
         step, "episode_starts" [T, N]; else the rollout goes into the replay buffer.
         """
         # the rows of a dataset never change: rollouts are not added to them

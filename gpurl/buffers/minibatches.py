@@ -38,7 +38,7 @@ class Minibatch:
     weight: Tensor | None = None
     """[B] of sum 1, 0 where a row is not a real transition; None: all rows weigh the same."""
     policy_state: Tensor | None = None
-    """[1, B, H] before the first step."""
+    """[1, B, S] of the memory, before the first step."""
     episode_starts: Tensor | None = None
     """[T, B] bool, where the policy state is zeroed before the step."""
     mirror_obs: Tensor | None = None

@@ -31,7 +31,7 @@ LACKING = re.compile(r"No ONNX function found for .*?op='([^']+)'")
 # of torch.export: what its message and the line that we name say already
 LOGGERS = ("torch.onnx", "torch.fx.experimental.symbolic_shapes")
 
-Arguments = tuple[Tensor, ...]  # an observation [2, *obs] or groups, and with memory [2, H]
+Arguments = tuple[Tensor, ...]  # an observation [2, *obs] or groups, and with memory [2, S]
 
 
 @dataclass(frozen=True)

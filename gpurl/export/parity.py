@@ -19,7 +19,7 @@ MAX_WIDTH = 1e6  # wider dimensions of observations count as unbounded
 STEPS = 4  # of an episode for a policy with memory, twice
 
 Observations = np.ndarray | dict[str, np.ndarray]  # [N, *obs], or [N, *group] by name
-# (observations, memory [N, H] or None) -> (action [N, *action], next memory or None)
+# (observations, memory [N, S] or None) -> (action [N, *action], next memory or None)
 Play = Callable[[Observations, np.ndarray | None], tuple[np.ndarray, np.ndarray | None]]
 
 

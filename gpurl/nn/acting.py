@@ -16,9 +16,9 @@ class Actor(NamedTuple):
 
     network: nn.Module  # [N, D] observations, or features of the memory -> [N, outputs]
     choice: nn.Module  # [N, outputs] -> [N, *action] as the environment takes it
-    # (observations [N, D], its state [N, H]) -> (features [N, F], next state [N, H])
+    # (observations [N, D] or a dict of groups, its state [N, S]) -> (features [N, F], next state)
     memory: nn.Module | None = None
-    memory_size: int = 0  # H
+    memory_size: int = 0  # S
 
 
 class PolicyModule(nn.Module):
@@ -76,7 +76,7 @@ class GroupedPolicyModule(PolicyModule):
         return parts if self.takes_groups else self.space.join(parts)
 
     def forward(self, *tensors: Tensor) -> Any:  # type: ignore[override]
-        """Groups [N, *group] -> action [N, *action]; with memory (*groups, memory [N, H]) ->
+        """Groups [N, *group] -> action [N, *action]; with memory (*groups, memory [N, S]) ->
         (action, next memory).
         """
         inputs = self.inputs(*tensors[: len(self.names)])
@@ -95,7 +95,7 @@ class RecurrentPolicyModule(PolicyModule):
         self.memory = actor.memory
 
     def forward(self, obs: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """obs [N, *obs], memory [N, H] -> (action [N, *action], next memory [N, H])."""
+        """obs [N, *obs], memory [N, S] -> (action [N, *action], next memory [N, S])."""
         features, memory = self.memory(self.inputs(obs), memory)
         return self.choice(self.network(features)), memory
 
