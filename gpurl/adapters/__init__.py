@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
+from gpurl.envs.observation_groups import GroupedBox
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError, install_extra
 
@@ -103,6 +104,12 @@ def _check(env: VecEnv, trains_on_reset_steps: str | None) -> None:
         raise UsageError(
             f"{type(env).__name__}: wanted restart_workers 0, got {restarts}: the step in which "
             f"workers are started again is no transition, and other trainers would learn from it"
+        )
+    rows = env.single_observation_space
+    if isinstance(rows, GroupedBox) and rows.has_images:
+        raise UsageError(
+            f"other trainers would read the bytes of {rows} as numbers, floats among them: wanted "
+            f"one image, or numbers only"
         )
     space = env.single_action_space
     if isinstance(space, Discrete) and space.start != 0:

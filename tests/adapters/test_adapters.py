@@ -22,6 +22,7 @@ from gpurl.envs.registry import env_names, make_env, resolve_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.errors import UsageError
 from tests.outward_truth import assert_same, env_of, truth
+from tests.picture_envs import Seen
 from tests.tiny_envs import RandomWalk, Walkers
 
 
@@ -225,6 +226,8 @@ def test_what_cannot_be_taken_is_refused() -> None:
         adapters.to_sb3("chasing")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="number their actions from 0"):
         adapters.to_torchrl(FromOne(2))
+    with pytest.raises(UsageError, match=r"bytes of Dict\(speed .*camera .* as numbers"):
+        adapters.to_sb3(Seen(2))
 
 
 def test_a_library_that_learns_from_reset_steps_gets_a_warning(
