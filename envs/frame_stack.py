@@ -113,6 +113,14 @@ class FrameStack(VecEnv):
         """obs [N, *obs] -> [N, K, *obs], a view."""
         return obs.unsqueeze(1).expand(-1, self.frames, *obs.shape[1:])
 
+    @classmethod
+    def exists_once(cls, options: Options) -> bool:
+        task = options.get("task")
+        if not task:
+            return False
+        env_class, named = registry.resolve_env(task)
+        return env_class.exists_once({**named, **(options.get("task_options") or {})})
+
     def known_names(self) -> tuple[Sequence[str] | None, Sequence[str] | None]:
         return None, self.env.known_names()[1]
 

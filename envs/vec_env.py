@@ -135,6 +135,11 @@ class VecEnv(gymnasium.vector.VectorEnv):
         """
         return ""
 
+    @classmethod
+    def exists_once(cls, options: Options) -> bool:
+        """Whether only one environment with `options` can exist in a process."""
+        return cls.single_instance
+
     def known_names(self) -> tuple[Sequence[str] | None, Sequence[str] | None]:
         """(observation_names, action_names) that the simulator knows, for tasks that declare none;
         None where it knows none.

@@ -1,5 +1,5 @@
 """Advantage actor-critic (Mnih et al. 2016): PPO with one pass over one batch, where the ratio is 1
-and nothing is clipped.
+and nothing is clipped, except of mirrored steps (`symmetry`).
 """
 
 from dataclasses import dataclass

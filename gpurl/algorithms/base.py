@@ -23,16 +23,19 @@ from gpurl.errors import UsageError
 from gpurl.kernels.pack_rows import Column
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.acting import Actor
-from gpurl.nn.encoders import EncoderConfig, choose_encoders, reads_images
+from gpurl.nn.encoders import Encoder, EncoderConfig, choose_encoders, reads_images
 from gpurl.nn.mlp import set_dtype
 from gpurl.nn.normalizer import Normalizer
 from gpurl.nn.optimizer import FlatAdam
+from gpurl.nn.own_network import OwnTrunks
 from gpurl.nn.parts import Part, describe, state_tensors
 
 Metrics = dict[str, Tensor]  # name in the log -> value
 PolicyState = tuple[Tensor, ...]  # () without memory, else one [N, S] tensor a memory
 # packages whose modules compute the same in train mode and in eval mode
 MODE_INDEPENDENT = ("gpurl.", "torch.nn.modules.container")
+# modules that take the bytes of images, and of numbers beside them
+BYTE_READERS = (Encoder, OwnTrunks)
 
 
 class Decision(NamedTuple):
@@ -149,13 +152,11 @@ class Algorithm(ABC, nn.Module):
             )
         self.state_space = state_space if self.reads_state() else None
         self.num_state = 0 if self.state_space is None else math.prod(self.state_space.shape or ())
-        self.normalizer = None
-        num_inputs = self.groups.num_floats if self.reads_bytes else self.num_inputs
-        if config.normalize_obs and num_inputs + self.num_state:
-            num_inputs += self.num_state
-            self.normalizer = Normalizer(num_inputs, epsilon=config.normalize_obs_epsilon)
+        self.normalizer = self._make_normalizer()
         # modules, then what trains them on the device
         self.make_networks()
+        if self.reads_bytes and not any(isinstance(each, BYTE_READERS) for each in self.modules()):
+            self._read_numbers()
         if device.type != "cpu":
             self.to(device)
         # logged as train/n_updates; includes skipped steps (train/skipped_steps)
@@ -211,6 +212,26 @@ class Algorithm(ABC, nn.Module):
         """
         encoders = self.encoder_config()
         return encoders is not None and bool(choose_encoders(self.observation_space, encoders))
+
+    def _make_normalizer(self) -> Normalizer | None:
+        """Of the numbers in what networks read; None if there are none, or it is not wanted."""
+        count = self.groups.num_floats if self.reads_bytes else self.num_inputs
+        count += self.num_state
+        if not self.config.normalize_obs or not count:
+            return None
+        return Normalizer(count, epsilon=self.config.normalize_obs_epsilon)
+
+    def _read_numbers(self) -> None:
+        """The network of a subclass encodes no bytes: it gets the pixels of an image as numbers."""
+        if isinstance(self.observation_space, GroupedBox):
+            names = ", ".join(group.name for group in self.groups.groups)
+            raise UsageError(
+                f"{self.label}.make_networks makes a network without encoders, and the "
+                f"observations {names} have images: give it a "
+                f"gpurl.nn.encoders.Encoder, or observe numbers"
+            )
+        self.reads_bytes = False
+        self.normalizer = self._make_normalizer()
 
     def _needs_images(self, space: Box) -> bool:
         """Whether `space` cannot be read as rows of numbers."""

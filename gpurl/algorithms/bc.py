@@ -114,6 +114,7 @@ class BC(OffPolicy):
     asymmetric critic; the student reads the first D numbers.
     """
 
+    flattens_images = False
     config: BCConfig
     # in a tuple, so that they are no submodules and their weights are in no checkpoint
     _teachers: tuple["Teacher", ...] = ()
@@ -424,7 +425,10 @@ class BC(OffPolicy):
         batch = {name: column.index_select(1, order) for name, column in self._sequences.items()}
         obs = batch["obs"]
         batch["obs"] = self.inputs(obs.flatten(0, 1)).unflatten(0, obs.shape[:2])
-        batch["weight"] = batch.pop("valid", ~batch["episode_starts"].isnan()).float()
+        valid = batch.pop("valid", None)
+        batch["weight"] = (
+            torch.ones(obs.shape[:2], device=self.device) if valid is None else valid.float()
+        )
         return batch
 
     def update_step(self, batch: Batch, number: int) -> Metrics:

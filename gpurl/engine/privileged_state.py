@@ -32,7 +32,7 @@ class AppendPrivilegedState(VecEnv):
             if not isinstance(space, Box) or space.dtype != np.float32:
                 raise UsageError(
                     f"an asymmetric critic needs float32 Boxes, {type(env).__name__}.{name} is "
-                    f"{space}; take --asymmetric False"
+                    f"{space}; ppo and a2c do without by --asymmetric False"
                 )
         # one space for both
         boxes = [space for space in spaces.values() if isinstance(space, Box)]

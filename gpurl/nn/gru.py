@@ -25,10 +25,10 @@ class Gru(Memory):
 
     def unroll(self, x: Tensor, state: Tensor, starts: Tensor) -> Tensor:
         weights = cell_weights(self.input, self.recurrent)
-        keep = (~starts).unsqueeze(2)
         outputs = []
-        for x_now, keep_now in zip(x.unbind(0), keep.unbind(0)):
-            state = torch.gru_cell(x_now, state * keep_now, *weights)
+        for x_now, starts_now in zip(x.unbind(0), starts.unsqueeze(2).unbind(0)):
+            # filled and not multiplied, so that no NaN goes on into the next episode
+            state = torch.gru_cell(x_now, state.masked_fill(starts_now, 0.0), *weights)
             outputs.append(state)
         return torch.stack(outputs)
 

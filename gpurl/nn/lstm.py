@@ -30,11 +30,12 @@ class Lstm(Memory):
 
     def unroll(self, x: Tensor, state: Tensor, starts: Tensor) -> Tensor:
         weights = cell_weights(self.input, self.recurrent)
-        keep = (~starts).unsqueeze(2)
         h, cell = state.chunk(2, -1)
         outputs = []
-        for x_now, keep_now in zip(x.unbind(0), keep.unbind(0)):
-            h, cell = torch.lstm_cell(x_now, (h * keep_now, cell * keep_now), *weights)
+        for x_now, starts_now in zip(x.unbind(0), starts.unsqueeze(2).unbind(0)):
+            # filled and not multiplied, so that no NaN goes on into the next episode
+            before = h.masked_fill(starts_now, 0.0), cell.masked_fill(starts_now, 0.0)
+            h, cell = torch.lstm_cell(x_now, before, *weights)
             outputs.append(h)
         return torch.stack(outputs)
 

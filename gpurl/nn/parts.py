@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from gpurl.nn.encoders import Encoder
+from gpurl.nn.encoders import Encoder, GroupEncoder
 from gpurl.nn.mlp import Dense, Layer, Sequential
 
 CONTAINERS = (Sequential, nn.Sequential, nn.ModuleList)
@@ -80,6 +80,11 @@ def _describe_one(module: nn.Module) -> str:
         activation = "" if module.activation == "none" else f" {module.activation}"
         kind = "dense" if type(module) is Dense else type(module).__name__
         return f"{kind} {num_inputs}-{num_outputs}{activation}"
+    if isinstance(module, GroupEncoder):
+        return f"groups {', '.join(module.names)}"
+    if isinstance(module, nn.Conv2d):
+        shape = "x".join(map(str, module.weight.shape))
+        return f"convolution {shape}, stride {module.stride[0]}"
     own = [tensor for name, tensor in module.state_dict().items() if "." not in name]
     # without the axis of members, which `Part.tensors` show
     first = 1 if isinstance(module, Layer) else 0

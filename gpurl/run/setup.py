@@ -227,7 +227,8 @@ def evaluation_env(
     count = min(config.eval_episodes, config.num_envs)
     if count == 0:
         return None
-    if not is_given and not resolve_env(settings.env)[0].single_instance:
+    env_class, named = resolve_env(settings.env)
+    if not is_given and not env_class.exists_once({**named, **settings.env_options}):
         return make_env(settings.env, count, device, EVAL_SEED, **settings.env_options)
     if config.stop_return is not None:
         raise UsageError(

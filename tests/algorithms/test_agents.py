@@ -286,7 +286,7 @@ STEP_MUTANTS: dict[str, tuple[Callable[[Timestep], Timestep], str]] = {
 
 
 def is_named(problem: str, problems: list[str]) -> bool:
-    """Whether it is the first of `problems`, before any hint and the number of those that follow."""
+    """Whether it is the first of `problems`, before hints and the number of those that follow."""
     return problems[0].partition("; and ")[0].startswith(problem)
 
 

@@ -158,3 +158,9 @@ def test_it_keeps_the_contract() -> None:
 def test_what_it_cannot_stack(make: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make()
+
+
+def test_what_exists_once_exists_once_stacked() -> None:
+    assert FrameStack.exists_once({"task": "isaac_lab:Isaac-Cartpole-Direct"})
+    assert FrameStack.exists_once({"task": "frame_stack:isaac_lab:Isaac-Cartpole-Direct"})
+    assert not FrameStack.exists_once({"task": "catch"})

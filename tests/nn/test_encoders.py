@@ -1,5 +1,6 @@
 """Encoders of images and of named observations: shapes, which pixel goes where, what is refused."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from gpurl.algorithms import config_class, make_algorithm, resolve_algorithm
 from gpurl.algorithms.base import Algorithm
 from gpurl.algorithms.ppo import PPO
+from gpurl.api import train
 from gpurl.buffers.minibatches import PackedRows
 from gpurl.engine.eager import Eager
 from gpurl.engine.obstacles import policy_obstacle
@@ -25,8 +27,10 @@ from gpurl.nn.encoders import (
     make_convolutions,
     to_image,
 )
+from gpurl.policy import load
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_trainer
+from tests.small_runs import small_settings
 
 ENVS = "tests.picture_envs"
 
@@ -273,7 +277,8 @@ def test_a_critic_of_privileged_observations_has_no_encoders() -> None:
     spaces = env.single_observation_space, env.single_action_space
     config = config_class(resolve_algorithm("ppo"))()
     state = Box(-1.0, 1.0, (3,), np.float32)
-    with pytest.raises(UsageError, match=r"Dict\(speed .*camera .*take --asymmetric False"):
+    wanted = r"Dict\(speed .*camera .*ppo and a2c do without by --asymmetric False"
+    with pytest.raises(UsageError, match=wanted):
         make_algorithm("ppo", config, *spaces, 4, state_space=state)
 
 
@@ -284,13 +289,45 @@ def test_images_are_not_mirrored(algorithm: str) -> None:
         chosen.set_symmetry(lambda obs, action: (obs, action), "my_task:mirror")
 
 
-@pytest.mark.parametrize("algorithm", ["sac", "td3", "flash_sac"])
+class WholeNetwork(nn.Module):
+    """Reads rows of numbers."""
+
+    def __init__(self, num_inputs: int, num_outputs: int) -> None:
+        super().__init__()
+        self.actor = nn.Linear(num_inputs, num_outputs)
+        self.critic = nn.Linear(num_inputs, 1)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        return self.actor(obs), self.critic(obs).squeeze(1)
+
+
+class WithWholeNetwork(PPO):
+    def make_networks(self) -> None:
+        super().make_networks()
+        self.network = WholeNetwork(self.num_inputs, self.head.num_outputs)  # type: ignore[assignment]
+
+
+def test_a_whole_network_of_ones_own_reads_pixels_as_numbers(tmp_path: Path) -> None:
+    settings: dict[str, Any] = small_settings("ppo") | {"normalize_obs": True, "quiet": True}
+    settings |= {"num_envs": 4, "total_steps": 64, "eval_episodes": 0}
+    run = train(WithWholeNetwork, "catch", run_dir=str(tmp_path / "run"), **settings)
+    policy = load(run.folder)
+    assert policy.algorithm.normalizer is not None
+    assert policy.act(np.zeros((3, 1, 8, 8), np.uint8)).shape == (3,)
+    config = config_class(resolve_algorithm("ppo"))()
+    space = GroupedBox.of({"eye": picture(8, 8, 3), "speed": numbers(2)})
+    with pytest.raises(UsageError, match=r"network without encoders, .* eye, speed have images"):
+        WithWholeNetwork(config, space, Box(-1.0, 1.0, (2,)), 4)
+
+
+@pytest.mark.parametrize("algorithm", ["sac", "td3", "flash_sac", "bc"])
 @pytest.mark.parametrize("images", ["alone", "mixed"])
 def test_actor_critics_of_a_replay_say_that_they_have_none(algorithm: str, images: str) -> None:
     space = picture(8, 8, 3)
     if images == "mixed":
         space = GroupedBox.of({"eye": space, "speed": numbers(2)})
-    config = config_class(resolve_algorithm(algorithm))()
+    more = {"teacher": ("somebody",)} if algorithm == "bc" else {}
+    config = config_class(resolve_algorithm(algorithm))(**more)
     with pytest.raises(UsageError, match=r"has no convolutional network .* take ppo, a2c, dqn"):
         make_algorithm(algorithm, config, space, Box(-1.0, 1.0, (2,)), 4)
 

@@ -69,6 +69,11 @@ def test_an_episode_starts_empty_and_the_others_go_on(kind: str) -> None:
     torch.testing.assert_close(unrolled[3:, 1], fresh[:, 1])
     for env in (0, 2):
         assert float((unrolled[3, env] - fresh[0, env]).detach().abs().max()) > 1e-3
+    # nor does NaN go on
+    x[2, 1] = torch.nan
+    broken = memory.unroll(x, state, starts)
+    assert broken[2, 1].isnan().all()
+    torch.testing.assert_close(broken[3:, 1], fresh[:, 1])
 
 
 @KINDS

@@ -4,16 +4,21 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor
 
 import gpurl
 from gpurl.algorithms.sac import SAC
 from gpurl.api import resume, train
 from gpurl.cli.main import main
+from gpurl.envs.observation_groups import GroupedBox
 from gpurl.envs.registry import make_env
 from gpurl.errors import CheckpointError, UsageError
+from gpurl.nn.encoders import Encoder, EncoderConfig
+from gpurl.nn.parts import describe
 from gpurl.run.settings import make_settings
 from gpurl.run.setup import make_trainer as trainer_of
 from gpurl.run.trainer import Trainer
@@ -161,6 +166,18 @@ def test_encoders_of_images_go_on(tmp_path: Path, network: dict[str, Any]) -> No
     assert begun.keys() == old.keys()
     for name, weight in begun.items():
         assert torch.equal(weight, old[name]), name
+
+
+def test_encoders_of_other_groups_have_another_form() -> None:
+    def form(*names: str, members: int = 1) -> tuple[str, ...]:
+        images = {name: Box(0, 255, (8, 8, 3), np.uint8) for name in names}
+        return describe(Encoder(members, GroupedBox.of(images), EncoderConfig()))
+
+    left = form("left", "right")
+    assert left[0] == "groups left, right"
+    assert any(each.startswith("convolution 32x3x3x3, stride ") for each in left)
+    assert form("front", "left") != left
+    assert form("left", "right", members=2) == left
 
 
 @pytest.mark.parametrize(("reset", "expected"), [(False, 0.5), (True, 0.1)])
