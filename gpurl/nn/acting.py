@@ -153,8 +153,8 @@ class EncodedMemory(nn.Module):
         self.encoder = encoder
         self.memory = memory
 
-    def forward(self, obs: Any, h: Tensor) -> Tensor:
-        return self.memory(self.encoder(obs), h)
+    def forward(self, obs: Any, state: Tensor) -> tuple[Tensor, Tensor]:
+        return self.memory(self.encoder(obs), state)
 
 
 class Shaped(nn.Module):

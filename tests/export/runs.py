@@ -51,6 +51,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ppo_cnn": ("ppo", "catch", {}),
     "ppo_impala": ("ppo", f"{SEEN}:Pixels", {"network": {"hidden": [8], "encoder": "impala"}}),
     "ppo_gru_cnn": ("ppo", "catch", {"network": GRU}),
+    "ppo_lstm_cnn": ("ppo", "catch", {"network": GRU | {"memory": "lstm"}}),
+    "ppo_mingru_cnn": ("ppo", "catch", {"network": GRU | {"memory": "mingru"}}),
     "ppo_groups": ("ppo", f"{SEEN}:Seen", {}),
     "ppo_number": ("ppo", f"{SEEN}:WithNumber", {}),
     "ppo_gru_groups": ("ppo", f"{SEEN}:Seen", {"network": GRU}),
