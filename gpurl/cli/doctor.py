@@ -25,8 +25,23 @@ SIMULATORS = {  # module: (what it provides, how to get it)
     "mujoco": ("Gymnasium's MuJoCo tasks", "pip install 'gymnasium[mujoco]'"),
     "Box2D": ("Gymnasium's Box2D tasks", "pip install 'gymnasium[box2d]'"),
     "ale_py": ("Atari tasks", "pip install 'gymnasium[atari]'"),
-    "imageio_ffmpeg": ("gpurl play RUN --video out.mp4", install_extra("video")),
     "minari": ("datasets for gpurl train bc --dataset minari:ID", install_extra("minari")),
+}
+# extra of gpurl: (its modules, what it provides); what simulators need stands with them
+EXTRAS = {
+    "export": (("onnx", "onnxscript", "onnxruntime"), "gpurl export RUN"),
+    "video": (("PIL", "imageio_ffmpeg"), "gpurl play RUN --video out.mp4"),
+    "viewer": (("mjviser", "viser"), "gpurl play RUN --viewer"),
+    "plot": (("scipy",), "intervals over seeds"),
+    "gpu": (("pynvml",), "memory and use of a GPU in the log"),
+    "wandb": (("wandb",), "--track wandb"),
+    "trackio": (("trackio",), "--track trackio"),
+    "mlflow": (("mlflow", "sqlalchemy", "alembic"), "--track mlflow"),
+    "sb3": (("stable_baselines3",), "gpurl.adapters.to_sb3"),
+    "rsl-rl": (("rsl_rl", "tensordict"), "gpurl.adapters.to_rsl_rl"),
+    "skrl": (("skrl",), "gpurl.adapters.to_skrl"),
+    "torchrl": (("torchrl", "tensordict"), "gpurl.adapters.to_torchrl"),
+    "rl-games": (("rl_games",), "gpurl.adapters.to_rl_games"),
 }
 
 # of gpurl bench; the rows in benchmarks/results are recorded on purpose
@@ -48,6 +63,7 @@ def report() -> str:
             *_isaac_gym(),
             *_warp(),
         ],
+        "extras": _extras(),
     }
     return "\n\n".join("\n  ".join([title, *lines]) for title, lines in sections.items())
 
@@ -131,6 +147,20 @@ def _modules() -> list[str]:
             lines.append(f"{module}: there ({purpose})")
         else:
             lines.append(f"{module}: missing ({purpose}; get it by {how})")
+    return lines
+
+
+def _extras() -> list[str]:
+    """Of each extra of gpurl whether all of its modules are there, and else which are not."""
+    lines = []
+    for name, (modules, purpose) in EXTRAS.items():
+        missing = [each for each in modules if importlib.util.find_spec(each) is None]
+        if missing:
+            without = "" if missing == list(modules) else f" without {', '.join(missing)}"
+            how = install_extra(name)
+            lines.append(f"{name}: missing{without} ({purpose}; get it by {how})")
+        else:
+            lines.append(f"{name}: there ({purpose})")
     return lines
 
 

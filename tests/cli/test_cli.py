@@ -22,7 +22,14 @@ from gpurl.cli import main as cli
 from gpurl.cli.main import main, print_json
 from gpurl.cli.settings import parse_profile, parse_train
 from gpurl.envs.registry import NOT_ENVS, env_names, env_options, option_help, resolve_env
-from gpurl.errors import CheckpointError, EnvError, GpurlError, NonFiniteError, UsageError
+from gpurl.errors import (
+    CheckpointError,
+    EnvError,
+    GpurlError,
+    NonFiniteError,
+    UsageError,
+    install_extra,
+)
 from gpurl.run.config_file import read_config
 from tests.small_runs import exit_code
 
@@ -137,6 +144,24 @@ def test_every_option_of_every_environment_is_explained() -> None:
         env_class, _ = resolve_env(name)
         unexplained = env_options(env_class).keys() - option_help(env_class).keys()
         assert unexplained <= {"task", "env"}, name
+
+
+def test_doctor_names_every_extra_and_what_of_it_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tomllib = pytest.importorskip("tomllib")  # of Python 3.11 on
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    simulators = {"mujoco", "envpool", "minari", "dev"}  # the section above names them
+    assert set(project["optional-dependencies"]) == set(doctor.EXTRAS) | simulators
+    monkeypatch.setitem(doctor.EXTRAS, "video", (("json", "no_such_module"), "films"))
+    monkeypatch.setitem(doctor.EXTRAS, "gpu", (("no_such_module",), "figures"))
+    monkeypatch.setitem(doctor.EXTRAS, "plot", (("json",), "intervals"))
+    assert main(["doctor"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "plot: there (intervals)" in lines
+    assert f"gpu: missing (figures; get it by {install_extra('gpu')})" in lines
+    how = install_extra("video")
+    assert f"video: missing without no_such_module (films; get it by {how})" in lines
 
 
 def test_doctor_names_versions_and_what_is_missing(
