@@ -189,7 +189,6 @@ class _EventFile:
 
     def write_settings(self, step: int, wall_time: float, values: Mapping[str, Json]) -> None:
         """As TensorBoard's HPARAMS tab shows them, beside the last value of each scalar."""
-        from google.protobuf.struct_pb2 import Value
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.hparams import metadata
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
@@ -198,11 +197,11 @@ class _EventFile:
         info = SessionStartInfo(start_time_secs=wall_time)
         for name, value in values.items():
             if isinstance(value, bool):
-                info.hparams[name].CopyFrom(Value(bool_value=value))
+                info.hparams[name].bool_value = value
             elif isinstance(value, (int, float)) and math.isfinite(value):
-                info.hparams[name].CopyFrom(Value(number_value=value))
+                info.hparams[name].number_value = value
             elif value is not None:  # the tab has no place for what is not set
-                info.hparams[name].CopyFrom(Value(string_value=str(value)))
+                info.hparams[name].string_value = str(value)
         content = metadata.create_summary_metadata(HParamsPluginData(session_start_info=info))
         tag = metadata.SESSION_START_INFO_TAG
         shown = Summary.Value(tag=tag, metadata=content, tensor=metadata.NULL_TENSOR)

@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 
 import gpurl
 from gpurl.algorithms import make_algorithm
-from gpurl.algorithms.base import Algorithm, episode_ends, restart_policy_state
+from gpurl.algorithms.base import episode_ends, restart_policy_state
 from gpurl.algorithms.bc import BC, BCConfig
 from gpurl.api import evaluate_run, resume, train
 from gpurl.cli.main import main
@@ -23,6 +23,7 @@ from gpurl.envs.registry import make_env
 from gpurl.errors import CheckpointError, UsageError
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.nn.actor_critic import MEMORIES
+from gpurl.run.load import Loaded
 from gpurl.run.settings import build, make_settings
 from gpurl.run.setup import make_trainer as trainer_of
 from gpurl.run.trainer import Trainer
@@ -248,19 +249,20 @@ def test_graphs_do_what_the_loop_does(tmp_path: Path, balancer: Path, kind: str)
 @pytest.mark.parametrize("env", ["chasing", "cart_pole"])
 @pytest.mark.parametrize("dagger", [False, True])
 def test_with_a_teacher_nothing_looks_at_a_tensor(
-    monkeypatch: pytest.MonkeyPatch, env: str, dagger: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: str, dagger: bool
 ) -> None:
     made = make_env(env, 1, "cpu", 0)
     settings = make_settings("ppo", env, network={"hidden": [8], "memory": "gru"})
 
-    def load(path: str, device: str, num_envs: int) -> tuple[Algorithm, dict[str, Any]]:
+    def load(path: str, device: str, num_envs: int) -> Loaded:
         # a checkpoint holds numbers, which these tensors have not
         spaces = made.single_observation_space, made.single_action_space
-        return make_algorithm("ppo", settings.algorithm_config, *spaces, num_envs, device), {}
+        teacher = make_algorithm("ppo", settings.algorithm_config, *spaces, num_envs, device)
+        return Loaded(teacher, {}, 0, {})
 
     monkeypatch.setattr("gpurl.run.load.load_algorithm", load)
     with FakeTensorMode(), no_host_syncs():
-        trainer = make_trainer(env, teacher="somebody", dagger=dagger)
+        trainer = make_trainer(env, teacher=str(tmp_path), dagger=dagger)
         for _ in range(2):
             assert trainer.iterate()
 

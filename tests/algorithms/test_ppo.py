@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from torch import Tensor
 
 from gpurl.algorithms import make_algorithm
 from gpurl.algorithms.a2c import A2CConfig
@@ -26,7 +27,7 @@ from gpurl.guards.guards import Guards
 from gpurl.kernels.backend import no_host_syncs
 from gpurl.nn.actor_critic import MEMORIES, NetworkConfig
 from gpurl.nn.normalizer import Normalizer
-from tests.tiny_envs import AlternatingEnv, RandomWalk
+from tests.tiny_envs import AlternatingEnv, RandomWalk, State
 
 GRU = NetworkConfig(hidden=(16,), memory="gru", memory_size=8)
 SIMBA = NetworkConfig(hidden=(8, 8), body="simba")
@@ -254,12 +255,17 @@ def test_rows_that_are_not_valid_do_not_move_the_values_normaliser(network: Netw
     assert_moments_of(algorithm.value_normalizer, buffer["reward"][buffer["valid"]].unsqueeze(1))
 
 
+class Numbers(RandomWalk):
+    single_action_space = Box(-2.0, 2.0, (), np.float32)
+    single_observation_space = Box(-9.0, 9.0, (), np.float32)
+
+    def observe(self, state: State) -> Tensor:
+        return state["x"][:, 0]
+
+
 def test_single_numbers_are_seen_and_done() -> None:
     """Spaces of shape (): one number an environment, observed and acted."""
-    env = RandomWalk(8)
-    env.single_action_space = Box(-2.0, 2.0, (), np.float32)
-    env.single_observation_space = Box(-9.0, 9.0, (), np.float32)
-    env.observe = lambda state: state["x"][:, 0]  # type: ignore[method-assign]
+    env = Numbers(8)
     algorithm = make(env)
     run_updates(algorithm, env, 2)
     action = algorithm.act(torch.linspace(-3.0, 3.0, 8)).action

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, Space, Tuple
+from gymnasium.spaces import Box, Discrete, Space, Tuple
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -639,7 +639,7 @@ def test_a_module_with_a_gymnasium_env_is_no_dead_end(
 @pytest.mark.parametrize(
     ("key", "space"),
     [
-        ("single_observation_space", Dict(x=Box(-1.0, 1.0, (1,), np.float32))),
+        ("single_observation_space", Tuple((Box(-1.0, 1.0, (1,), np.float32),))),
         ("single_action_space", TakesTuples.single_action_space),
     ],
 )

@@ -18,7 +18,7 @@ TASK = """
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gpurl.envs.torch_env import TorchEnv
 
 
@@ -244,10 +244,15 @@ WRONG: dict[str, tuple[str, Changes, str]] = {
         "MyEnv.transition: position, as in initial_state: wanted a tensor of shape (8,), "
         "torch.float32, on cpu, got shape (8, 8): did an action [N, 1] meet a state [N]?",
     ),
-    "Dict space": (
+    "Dict space and a tensor": (
         TASK,
         (("Box(-10.0, 10.0, (2,), np.float32)", "Dict(p=Box(-1.0, 1.0, (1,)))"),),
-        "MyEnv.single_observation_space: wanted a Box, got Dict(",
+        "MyEnv.observe: wanted a dict of the observations ['p'], got a Tensor",
+    ),
+    "Tuple space": (
+        TASK,
+        (("Box(-10.0, 10.0, (2,), np.float32)", "Tuple((Box(-1.0, 1.0, (1,)),))"),),
+        "MyEnv.single_observation_space: wanted a Box",
     ),
     "missing action space": (
         TASK,
@@ -368,10 +373,7 @@ WRONG: dict[str, tuple[str, Changes, str]] = {
     ),
     "n in the shape of rng": (
         TASK,
-        (
-            (FIRST, "rng.uniform(-2.0, 2.0, (rng.num_envs,))"),
-            ("rng.uniform(-1.0, 1.0)", "rng.uniform(-1.0, 1.0, (rng.num_envs,))"),
-        ),
+        ((FIRST, "rng.uniform(-2.0, 2.0, (rng.num_envs,))"),),
         "MyEnv.initial_state: position: wanted the same shape [n, ...] for every number of "
         "environments, got (2, 2) for 2 and (3, 3) for 3: the shape given to rng is that of one",
     ),

@@ -85,7 +85,8 @@ def test_actor_and_critic_are_two_networks_on_parts_of_a_row(
     )
     obs, starts = torch.randn(4, 5, 5), torch.rand(4, 5) < 0.3
     of_output, of_value = torch.randn(20, 6), torch.randn(20)
-    inputs = obs if network.memory is None else network.unroll(obs, torch.zeros(5, 4), starts)
+    state = torch.zeros(5, 0 if network.memory is None else network.memory.state_size)
+    inputs = obs if network.memory is None else network.unroll(obs, state, starts)
     output, value = network(inputs.flatten(0, 1))
     names, parameters = zip(*network.named_parameters())
     total = (output * of_output).sum() + (value * of_value).sum()
@@ -98,7 +99,7 @@ def test_actor_and_critic_are_two_networks_on_parts_of_a_row(
 
     seen = obs[..., :3]
     if network.memory is not None:
-        seen = network.memory.unroll(seen, torch.zeros(5, 4), starts)
+        seen = network.memory.unroll(seen, state, starts)
     acting = plain(seen.flatten(0, 1), network.trunk)
     judging = plain(obs[..., 3:].flatten(0, 1), network.critic_trunk)
     loss = (network.actor(acting)[0] * of_output).sum() + (

@@ -259,7 +259,7 @@ class Pictures(RandomWalk):
 
 
 def test_pictures_are_flattened_and_it_is_said(tmp_path: Path) -> None:
-    settings = make_settings("ppo", f"{__name__}:Pictures", **SMALL)
+    settings = make_settings("ppo", f"{__name__}:Pictures", **SMALL, network={"encoder": "none"})
     notes = make_trainer(settings, torch.device("cpu")).engine.notes
     (said,) = (note for note in notes if "images" in note)
     assert "(4, 4, 3) look like images; they are flattened into rows of 48 numbers" in said

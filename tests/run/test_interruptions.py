@@ -2,6 +2,7 @@
 in somebody's sweep of runs.
 """
 
+import functools
 import json
 import math
 import os
@@ -435,6 +436,7 @@ def test_an_evaluation_makes_no_more_environments_than_the_run_had(
     made: list[int] = []
     init = RandomWalk.__init__
 
+    @functools.wraps(init)
     def counted(env: RandomWalk, num_envs: int, *args: Any, **named: Any) -> None:
         made.append(num_envs)
         init(env, num_envs, *args, **named)

@@ -163,7 +163,7 @@ def test_endless_episodes_end_the_evaluation_and_not_the_training(
     message = capsys.readouterr().err
     assert (
         message.count(
-            "no more evaluations: Endless: episodes of 4 of 4 environments did not end in 2000 "
+            "no more evaluations: Endless: episodes of 4 of 4 environments did not end in 2,000 "
             "steps"
         )
         == 1
@@ -387,7 +387,7 @@ def test_a_run_that_failed_before_its_first_step_leaves_its_folder_to_the_next(
     with monkeypatch.context() as patch:
         patch.setattr(RandomWalk, "observe", lambda self, state: state["x"].double())
         with pytest.raises(
-            EnvError, match=r"RandomWalk.reset: obs: wanted a tensor of shape .* got torch.float64"
+            EnvError, match=r"RandomWalk.observe: wanted a tensor of shape .* got torch.float64"
         ):
             small_run(tmp_path / "run", 1, env="tests.tiny_envs:RandomWalk")
     assert (
