@@ -83,6 +83,19 @@ def test_float32_goes_to_c_and_all_else_to_the_reference(monkeypatch: pytest.Mon
 
 
 @needs_c
+def test_the_function_is_the_kernel_with_its_gradient() -> None:
+    torch.manual_seed(0)
+    arguments = [torch.randn(5, 3, 2), torch.randn(5, 3, 2), torch.randn(3, 2)]
+    leaves = [each.clone().requires_grad_() for each in arguments]
+    wanted = [each.double().requires_grad_() for each in arguments]
+    result, reference = linear_scan(*leaves), linear_scan_reference(*wanted)
+    torch.testing.assert_close(result.double(), reference)
+    weight = torch.randn_like(result)
+    found = torch.autograd.grad((result * weight).sum(), leaves)
+    for got, expected in zip(found, torch.autograd.grad((reference * weight).sum(), wanted)):
+        torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_second_derivative_of_a_kernel_is_refused() -> None:
     a, b, initial = (each.requires_grad_() for each in inputs((6, 4)))
     with pytest.raises(RuntimeError, match=r"no second derivative \(create_graph=True\)"):

@@ -230,6 +230,7 @@ def stand_in() -> Iterator[StandIn]:
         address = storage + tensor.storage_offset() * tensor.element_size()
         return address | (ON_DEVICE if tensor.is_cuda else 0)
 
+    shapes = _shapes_of_gru_cell()
     run = triton.runtime.jit.JITFunction.run
 
     def counted_run(kernel: Any, *args: Any, **options: Any) -> Any:
@@ -251,6 +252,27 @@ def stand_in() -> Iterator[StandIn]:
     ):
         yield gpu
     driver.watch(None, None)
+    del shapes
+
+
+def _shapes_of_gru_cell() -> Any:
+    """What CUDA's GRU cell returns, which torch does not tell fake tensors; as long as the result
+    lives.
+    """
+    import torch
+
+    def cell(input_gates: Any, hidden_gates: Any, hx: Any, *biases: Any) -> Any:
+        return torch.empty_like(hx), hx.new_empty(len(hx), 5 * hx.shape[1])
+
+    def backward(gradient: Any, workspace: Any, has_bias: bool) -> Any:
+        gates = gradient.new_empty(len(gradient), 3 * gradient.shape[1])
+        biases = (gates[0], gates[0]) if has_bias else (None, None)
+        return torch.empty_like(gates), gates, torch.empty_like(gradient), *biases
+
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    library.impl("_thnn_fused_gru_cell", cell)
+    library.impl("_thnn_fused_gru_cell_backward", backward)
+    return library
 
 
 def _move(module: Any, function: Callable[[Any], Any], recurse: bool = True) -> Any:

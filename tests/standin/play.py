@@ -65,6 +65,8 @@ def on_policy_cases() -> dict[str, tuple[str, str, Settings]]:
         "shared": ("cart_pole", {"network": {"hidden": [16, 16], "shared": True}}),
         "elu": ("cart_pole", {"network": {"hidden": [16], "activation": "elu"}}),
         "memory": ("pendulum", {"network": {"hidden": [16], "memory": "gru"}}),
+        "lstm": ("pendulum", {"network": {"hidden": [16], "memory": "lstm"}}),
+        "mingru": ("pendulum", {"network": {"hidden": [16], "memory": "mingru"}}),
         "nothing normalised": (
             "cart_pole",
             {"normalize_obs": False, "normalize_value": False, "update": "autograd"},
@@ -110,7 +112,7 @@ def off_policy_cases() -> dict[str, tuple[str, str, Settings]]:
         "rainbow, 5 rows": ("rainbow", "cart_pole", ODD | FIVE_ROWS),
         "sac prioritized": ("sac", "pendulum", EVEN | REPLAY | {"prioritized": True, "n_step": 3}),
         "sac bf16": ("sac", "pendulum", EVEN | REPLAY | {"storage": "bfloat16"}),
-        "sac images": ("sac", f"{ENVS}:Images", EVEN | REPLAY),
+        "dqn images": ("dqn", "catch", EVEN | REPLAY),
         "sac valid": ("sac", f"{ENVS}:LateRestarts", EVEN | REPLAY | {"n_step": 3}),
         "sac returns": ("sac", "pendulum", EVEN | REPLAY | {"fit_returns": 0.1}),
         "sac, graphs of the policy": ("sac", "pendulum", EVEN | REPLAY | {"graph": "policy"}),
@@ -175,7 +177,8 @@ def play(name: str, folder: Path) -> list[str]:
         assert not player.obstacle
         to_host(metrics | trainer.engine.statistics.metrics())
     shape = trainer.algorithm.observation_space.shape
-    Policy(trainer.algorithm, {}).act(torch.zeros(shape, device=device))
+    dtype = torch.uint8 if trainer.algorithm.reads_bytes else torch.float32
+    Policy(trainer.algorithm, {}).act(torch.zeros(shape, dtype=dtype, device=device))
     return sorted({launch.kernel for launch in gpu.launches})
 
 
