@@ -114,7 +114,6 @@ class BC(OffPolicy):
     asymmetric critic; the student reads the first D numbers.
     """
 
-    flattens_images = False
     config: BCConfig
     # in a tuple, so that they are no submodules and their weights are in no checkpoint
     _teachers: tuple["Teacher", ...] = ()

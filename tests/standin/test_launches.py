@@ -22,6 +22,7 @@ SELECTED = (
     "ppo pendulum persistent, 1 env",
     "ppo wide",
     "ppo memory",
+    "ppo mingru",
     "ppo asynchronous",
     "sac prioritized",
     "rainbow, 5 rows",
