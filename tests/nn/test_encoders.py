@@ -316,7 +316,7 @@ def test_a_whole_network_of_ones_own_reads_pixels_as_numbers(tmp_path: Path) -> 
     assert policy.act(np.zeros((3, 1, 8, 8), np.uint8)).shape == (3,)
     config = config_class(resolve_algorithm("ppo"))()
     space = GroupedBox.of({"eye": picture(8, 8, 3), "speed": numbers(2)})
-    with pytest.raises(UsageError, match=r"network without encoders, .* eye, speed have images"):
+    with pytest.raises(UsageError, match=r"network without encoders, .* speed, eye have images"):
         WithWholeNetwork(config, space, Box(-1.0, 1.0, (2,)), 4, torch.device("cpu"))
 
 
