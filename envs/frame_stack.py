@@ -1,14 +1,12 @@
 """Frames of any environment stacked on its device: `make_env("frame_stack:catch", 64)` observes the
 last four pictures of each environment, so that a network without memory sees motion.
 
-Every stored observation holds all frames: a replay buffer needs as many times the memory of single
-pictures as there are frames.
+A replay buffer keeps each picture once (`gpurl.buffers.frames`); a rollout holds all frames of each
+of its steps.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
@@ -17,11 +15,13 @@ from torch import Tensor
 from gpurl.envs import registry
 from gpurl.envs._counting_env import widen
 from gpurl.envs.observation_groups import GroupedBox
+from gpurl.envs.stacked_box import StackedBox
 from gpurl.envs.vec_env import Info, Options, Timestep, VecEnv, check_at_least_one
+from gpurl.envs.wrapper import VecEnvWrapper
 from gpurl.errors import UsageError
 
 
-class FrameStack(VecEnv):
+class FrameStack(VecEnvWrapper):
     """The environments of `task` with observations (frames, *obs), the newest frame last. An
     episode begins with its first observation in all frames.
 
@@ -55,24 +55,7 @@ class FrameStack(VecEnv):
         self.task = task
         self.frames = frames
         self.task_options = task_options
-        self.env = env
-        low, high = (np.stack([limit] * frames) for limit in (space.low, space.high))
-        self.single_observation_space = Box(low, high, dtype=space.dtype.type)
-        # the rest is that of the environment
-        self.single_action_space = env.single_action_space
-        self.single_state_space = env.single_state_space
-        self.graph_safe = env.graph_safe
-        self.resets_late = env.resets_late
-        self.single_instance = env.single_instance
-        self.control_step = env.control_step
-        self.action_names = env.action_names
-        self.render_fps = env.render_fps
-        self.max_episode_steps = env.max_episode_steps
-        self.reward_threshold = env.reward_threshold
-        self.autoreset_mode = env.autoreset_mode
-        super().__init__(num_envs, device)
-        self.training_progress = env.training_progress
-        self.episode_length_buf = env.episode_length_buf
+        super().__init__(env, StackedBox(space, frames))
         # [N, K, *obs] of the last step, always in this memory: a CUDA graph holds its address
         self._stack: Tensor | None = None
 
@@ -121,21 +104,6 @@ class FrameStack(VecEnv):
         env_class, named = registry.resolve_env(task)
         return env_class.exists_once({**named, **(options.get("task_options") or {})})
 
-    def known_names(self) -> tuple[Sequence[str] | None, Sequence[str] | None]:
-        return None, self.env.known_names()[1]
-
-    def robot(self) -> Info:
-        return self.env.robot()
-
-    def stagger(self, clocks: Tensor) -> None:
-        self.env.stagger(clocks)
-
-    def picture(self, index: int, height: int, action: Tensor | None = None) -> np.ndarray:
-        return self.env.picture(index, height, action)
-
-    def watch_ends(self, watcher: Any) -> None:
-        self.env.watch_ends(watcher)
-
     def state_dict(self) -> Info:
         """{} if the environment cannot be saved."""
         state = self.env.state_dict()
@@ -150,12 +118,3 @@ class FrameStack(VecEnv):
             self._stack = stack.clone()
         else:
             self._stack.copy_(stack)
-
-    def curriculum_state(self) -> Info:
-        return self.env.curriculum_state()
-
-    def load_curriculum_state(self, state: Info) -> None:
-        self.env.load_curriculum_state(state)
-
-    def close_extras(self, **kwargs: object) -> None:
-        self.env.close()

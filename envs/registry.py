@@ -23,7 +23,7 @@ from gpurl.kernels.memory_errors import is_out_of_memory
 NOT_ENVS = frozenset(
     {
         *("registry", "single_env", "mean_reward", "vec_env", "torch_env", "base", "numpy"),
-        *("canvas", "names", "deployment", "observation_groups"),
+        *("canvas", "names", "deployment", "observation_groups", "stacked_box", "wrapper"),
     }
 )
 

@@ -31,8 +31,9 @@ from gpurl.kernels.random import (
     word_to_fraction,
 )
 
-# bits of a row's flags; an invalid row is not a real transition
-TERMINATED, TRUNCATED, INVALID = 1, 2, 4
+# bits of a row's flags; an invalid row is not a real transition, and after a broken one the
+# environment was not where the ring saw it last
+TERMINATED, TRUNCATED, INVALID, BROKEN = 1, 2, 4, 8
 DONE = TERMINATED | TRUNCATED
 STORED_KINDS = (torch.float32, torch.bfloat16, torch.uint8)  # dtypes of stored observations
 NUMPY_KINDS = {torch.float32: np.float32, torch.uint8: np.uint8, torch.int64: np.int64}
@@ -197,7 +198,9 @@ def replay_mark_episode_break(ring: Ring, mask: Tensor) -> None:
     newest = ring.final_obs[-ring.flags.shape[1] :].clone().unsqueeze(0)
     new_slot = _keep_final(ring, row, breaks, newest)
     ring.slot.index_copy_(0, row, torch.where(breaks, new_slot, slot))
-    ring.flags.index_copy_(0, row, flags + breaks.view(torch.uint8) * TRUNCATED)
+    flags = flags | breaks.view(torch.uint8) * TRUNCATED
+    flags = flags | (mask & (ring.counts[0] > 0)).view(torch.uint8) * BROKEN
+    ring.flags.index_copy_(0, row, flags)
 
 
 # ---- sampling ----
@@ -211,6 +214,34 @@ def uniform_index_reference(
     """
     fraction = random_fraction_reference(*streams, offset, batch_size)[0]
     return (fraction * size.double()).long().clamp_(max=size - 1)
+
+
+def replay_walk_reference(
+    ring: Ring, index: Tensor, gamma: float, num_steps: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(reward [B], discount [B] before what terminated, row [B] of the last step) of the returns
+    of up to `num_steps` steps that begin at `index` [B].
+    """
+    num_rows, num_envs = ring.flags.shape
+    newest = ring.counts[2]
+    flags = ring.flags.view(-1)
+    rewards = ring.numbers.view(-1, ring.numbers.shape[2])[:, 0]
+    env = index % num_envs
+    here = last = index // num_envs
+    reward = torch.zeros(len(index), device=index.device)
+    discount = torch.ones(len(index), device=index.device)
+    going = torch.ones_like(index, dtype=torch.bool)
+    for step in range(num_steps):
+        at = here * num_envs + env
+        bits = flags[at]
+        if step:
+            going = going & ((bits & INVALID) == 0)
+        reward = torch.where(going, reward + discount * rewards[at], reward)
+        discount = torch.where(going, discount * gamma, discount)
+        last = torch.where(going, here, last)
+        going = going & ((bits & DONE) == 0) & (here != newest)
+        here = (here + 1) % num_rows
+    return reward, discount, last
 
 
 def replay_sample_reference(
@@ -229,29 +260,15 @@ def replay_sample_reference(
     flags = ring.flags.view(-1)
     obs = ring.obs.view(-1, ring.obs.shape[2])
     numbers = ring.numbers.view(-1, ring.numbers.shape[2])
-    rewards = numbers[:, 0]
 
     # which transitions
     if index is None:
         size = (ring.counts[0].clamp(max=num_rows) * num_envs).clamp(min=1)
         index = uniform_index_reference(streams, offset, batch_size, size)
 
-    # walk up to n steps; `last` is the row of the last step of the return
+    # walk up to n steps
     env = index % num_envs
-    here = last = index // num_envs
-    reward = torch.zeros(len(index), device=index.device)
-    discount = torch.ones(len(index), device=index.device)
-    going = torch.ones_like(index, dtype=torch.bool)
-    for step in range(num_steps):
-        at = here * num_envs + env
-        bits = flags[at]
-        if step:
-            going = going & ((bits & INVALID) == 0)
-        reward = torch.where(going, reward + discount * rewards[at], reward)
-        discount = torch.where(going, discount * gamma, discount)
-        last = torch.where(going, here, last)
-        going = going & ((bits & DONE) == 0) & (here != newest)
-        here = (here + 1) % num_rows
+    reward, discount, last = replay_walk_reference(ring, index, gamma, num_steps)
 
     # the observation after it: in the table, or of the next row
     end = last * num_envs + env

@@ -30,7 +30,9 @@ LAYERS = (
     {
         "envs.canvas",
         "envs.observation_groups",
+        "envs.stacked_box",
         "envs.vec_env",
+        "envs.wrapper",
         "envs._counting_env",
         "envs.torch_env",
     },
@@ -118,7 +120,9 @@ def test_imports_point_one_way(path: Path) -> None:
                 "envs.names",
                 "envs.deployment",
                 "envs.observation_groups",
+                "envs.stacked_box",
                 "envs.vec_env",
+                "envs.wrapper",
                 "envs.torch_env",
                 "envs.registry",
             }, f"{module} imports the task {imported}: get it by name"

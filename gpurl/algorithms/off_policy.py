@@ -17,6 +17,7 @@ from gpurl.buffers.prioritized import PrioritizedReplay
 from gpurl.buffers.replay import Replay
 from gpurl.buffers.rollout import RolloutBuffer
 from gpurl.checks import Choices, check_atoms, check_numbers
+from gpurl.envs.stacked_box import StackedBox
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
 from gpurl.nn.action_scaler import ActionScaler
@@ -255,6 +256,7 @@ class OffPolicy(Algorithm):
             torch.uint8 if space.dtype == np.uint8 else torch.float32,
             config.storage,
             config.final_obs_fraction,
+            space.frames if isinstance(space, StackedBox) else 1,
         )
         if config.prioritized:
             self.replay = PrioritizedReplay(

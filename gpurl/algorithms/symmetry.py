@@ -234,9 +234,11 @@ class Symmetry:
         try:
             result: Any = self.mirror(*inputs)
         except Exception as error:
+            is_none = any(value is None for value in inputs)
+            hint = "; where action is None, only the others are to be mirrored" if is_none else ""
             raise UsageError(
                 f"symmetry {self.name} raised {type(error).__name__} for {shapes}: {error} "
-                f"({raised_at(error, object)})"
+                f"({raised_at(error, object)}){hint}"
             ) from error
         wanted = f"symmetry {self.name}: wanted ({', '.join(names)}) for {shapes}, got"
         if not isinstance(result, tuple) or len(result) != len(names):

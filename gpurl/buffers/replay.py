@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from gpurl.buffers.frames import newest_frame, stack_batch
 from gpurl.buffers.minibatches import PackedRows
 from gpurl.errors import UsageError
 from gpurl.kernels.random import CounterRandom
@@ -33,6 +34,7 @@ class Replay:
     "reward" first. storage: "float32" or "bfloat16", the dtype of float observations; uint8 ones
     are stored as uint8. final_obs_fraction: number of stored final observations, as a fraction of
     all transitions; if episodes end more often, the oldest truncated ends are not learnt from.
+    frames: obs_shape is that of so many stacked frames, of which each is stored once.
     UsageError if the device has too little free memory.
     """
 
@@ -49,16 +51,18 @@ class Replay:
         obs_dtype: torch.dtype = torch.float32,
         storage: str = "float32",
         final_obs_fraction: float = 1.0 / 16.0,
+        frames: int = 1,
     ) -> None:
         self.num_envs = num_envs
         self.device = device
+        self.frames = frames
         self.num_rows = -(-size // num_envs)
         self.rows = PackedRows({name: torch.empty(1, 1, *shape) for name, shape in columns.items()})
         assert self.rows.places["reward"] == 0, "the ring takes the first column for the reward"
         # memory is checked before it is taken
         kind = obs_dtype if obs_dtype == torch.uint8 else getattr(torch, storage)
         num_final = max(math.ceil(final_obs_fraction * self.num_rows * num_envs), 1)
-        shape = num_envs, math.prod(obs_shape), self.rows.width, num_final, kind
+        shape = num_envs, math.prod(obs_shape) // frames, self.rows.width, num_final, kind
         self.bytes = ring_bytes(self.num_rows, *shape) + self.extra_bytes * self.num_rows * num_envs
         self._check_memory(storage if kind != torch.uint8 else "uint8")
         # the memory
@@ -85,9 +89,12 @@ class Replay:
         """Add h steps over the oldest ones. columns: name -> [h, N, ...] for the columns of the
         replay, obs, final_obs, terminated, truncated and optionally valid.
         """
+        obs, final_obs = columns["obs"], columns["final_obs"]
+        if self.frames > 1:
+            obs, final_obs = newest_frame(obs), newest_frame(final_obs)
         block = Block(
-            columns["obs"],
-            columns["final_obs"],
+            obs,
+            final_obs,
             columns["terminated"],
             columns["truncated"],
             columns.get("valid"),
@@ -116,6 +123,8 @@ class Replay:
         )
         if reuse:
             self._reused[batch_size] = batch
+        if self.frames > 1:
+            batch = stack_batch(self.ring, batch, self.frames, gamma, num_steps)
         # columns by their names; the reward is a field of the batch already
         fields = batch._asdict()
         columns = self.rows.unpack(fields.pop("numbers"))

@@ -17,6 +17,9 @@ from gpurl.nn.mlp import Dense, Sequential
 from gpurl.nn.normalizer import Normalizer, ValueNormalizer
 from gpurl.nn.optimizer import FlatAdam
 
+# methods that every engine calls, or that are called outside of iterations
+CALLED_BY_ALL = ("parts", "set_symmetry", "end_learning")
+
 
 def overridden(algorithm: Algorithm, base: type[Algorithm], allowed: Collection[str] = ()) -> str:
     """Methods of its class `base` that a subclass or the object itself replaces, except `allowed`
@@ -28,7 +31,7 @@ def overridden(algorithm: Algorithm, base: type[Algorithm], allowed: Collection[
     for owner in (*owners, algorithm):
         for name in vars(owner):
             is_method = not name.startswith("__") and callable(getattr(base, name, None))
-            if is_method and name not in allowed:
+            if is_method and name not in (*allowed, *CALLED_BY_ALL):
                 return f"{algorithm.label} overrides {name}"
     # methods that are set on an object, and hooks
     modules = [module for module in algorithm.modules() if module is not algorithm]

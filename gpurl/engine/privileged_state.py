@@ -10,11 +10,12 @@ from gymnasium.spaces import Box
 from torch import Tensor
 
 from gpurl.envs.vec_env import Timestep, VecEnv
+from gpurl.envs.wrapper import VecEnvWrapper
 from gpurl.errors import UsageError
 from gpurl.guards.contract import check_reset, check_step
 
 
-class AppendPrivilegedState(VecEnv):
+class AppendPrivilegedState(VecEnvWrapper):
     """`env`, which has a `single_state_space`, with observations [N, D + S]: the actor's [N, D] and
     the state [N, S], both flattened.
 
@@ -23,7 +24,6 @@ class AppendPrivilegedState(VecEnv):
     """
 
     def __init__(self, env: VecEnv) -> None:
-        self.env = env
         spaces = {
             "single_observation_space": env.single_observation_space,
             "single_state_space": env.single_state_space,
@@ -38,16 +38,8 @@ class AppendPrivilegedState(VecEnv):
         boxes = [space for space in spaces.values() if isinstance(space, Box)]
         low = np.concatenate([box.low.reshape(-1) for box in boxes])
         high = np.concatenate([box.high.reshape(-1) for box in boxes])
-        self.single_observation_space = Box(low, high, dtype=np.float32)
-        # the rest is that of the environment
-        self.single_action_space = env.single_action_space
-        self.num_agents = env.num_agents
-        self.graph_safe = env.graph_safe
-        self.max_episode_steps = env.max_episode_steps
-        super().__init__(env.num_envs, env.device)
-        self.training_progress = env.training_progress
-        self.autoreset_mode = env.autoreset_mode
-        self.metadata = env.metadata
+        super().__init__(env, Box(low, high, dtype=np.float32))
+        self.single_state_space = None  # it is among the observations now
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -65,21 +57,6 @@ class AppendPrivilegedState(VecEnv):
         is_same = info["final_obs"] is timestep.obs and info["final_state"] is info["state"]
         final_obs = obs if is_same else _concatenate(info["final_obs"], info["final_state"])
         return timestep._replace(obs=obs, info=info | {"final_obs": final_obs})
-
-    def stagger(self, clocks: Tensor) -> None:
-        self.env.stagger(clocks)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.env.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.env.load_state_dict(state)
-
-    def curriculum_state(self) -> dict[str, Any]:
-        return self.env.curriculum_state()
-
-    def load_curriculum_state(self, state: dict[str, Any]) -> None:
-        self.env.load_curriculum_state(state)
 
 
 def _concatenate(obs: Tensor, state: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from gpurl.kernels.backend import no_host_syncs
 from gpurl.nn.actor_critic import MEMORIES, ActorCritic, NetworkConfig
 from gpurl.nn.distributions import Gaussian, TanhGaussian
 from gpurl.nn.normalizer import Normalizer
+from gpurl.nn.parts import Part
 from tests.tiny_envs import RandomWalk
 
 has_kernel = pytest.mark.skipif(
@@ -123,6 +124,17 @@ class OwnSchedule(A2C):
         """Nothing."""
 
 
+class OwnParts(PPO):
+    """Changes what no engine computes."""
+
+    def parts(self) -> dict[str, Part]:
+        return {}
+
+    def end_learning(self) -> None:
+        self.ended = True
+        super().end_learning()
+
+
 class OfOwnLoss(OwnLoss):
     """What it inherits is not PPO's either."""
 
@@ -135,6 +147,7 @@ class MyNetwork(ActorCritic):
 def test_ppo_and_a2c_are_served() -> None:
     assert cpu_ppo_obstacle(made()) == ""
     assert cpu_ppo_obstacle(made(A2C)) == ""
+    assert cpu_ppo_obstacle(made(OwnParts)) == ""
     assert cpu_ppo_obstacle(made(space=Discrete(3))) == ""
 
 

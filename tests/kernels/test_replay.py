@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpurl.kernels import replay
 from gpurl.kernels.replay import (
+    BROKEN,
     INVALID,
     TERMINATED,
     TRUNCATED,
@@ -276,7 +277,13 @@ def test_a_cut_keeps_as_many_final_observations_as_the_table_holds(num_final: in
     replay.replay_mark_episode_break(ring, mask)
     assert ring.flags.tolist() == [
         [0, TERMINATED, TRUNCATED, 0, 0],
-        [TRUNCATED, TERMINATED, TRUNCATED, 0, TRUNCATED],
+        [
+            TRUNCATED | BROKEN,
+            TERMINATED | BROKEN,
+            TRUNCATED | BROKEN,
+            0,
+            TRUNCATED | BROKEN,
+        ],
         [0] * 5,
         [0] * 5,
     ]
@@ -415,7 +422,8 @@ def test_the_very_first_step_can_be_cut() -> None:
     assert not ring.flags.any()  # there is none yet
     FORMS[0].values[0][0](ring, world.block(1))
     replay.replay_mark_episode_break(ring, torch.tensor([True, False, True]))
-    assert ring.flags[0].tolist() == [replay.TRUNCATED, 0, replay.TRUNCATED]
+    cut = TRUNCATED | BROKEN
+    assert ring.flags[0].tolist() == [cut, 0, cut]
 
 
 @pytest.mark.parametrize(
