@@ -9,7 +9,7 @@ from benchmarks.learning.case import Case, Settings
 
 SEEDS = 3
 CURVE_EPISODES = 5
-GYMNASIUM_STEPS, GYMNASIUM_POINTS = 1_000_000, 10
+GYMNASIUM_STEPS, GYMNASIUM_POINTS = 500_000, 10
 MJLAB_STEPS, MJLAB_POINTS = 245_760, 3
 MJLAB = "torch_vector:mjlab.tasks:"  # prefix of mjlab's tasks
 

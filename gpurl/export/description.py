@@ -56,7 +56,10 @@ def describe(
         "inputs": inputs,
         "outputs": outputs,
         "memory": memory,
-        "observation_space": _finite(space_to_dict(space)),
+        # a row of named observations is how gpurl stores them: the inputs say what they are
+        "observation_space": (
+            None if isinstance(space, GroupedBox) else _finite(space_to_dict(space))
+        ),
         "action_space": _finite(space_to_dict(action_space)),
         "observations_normalized_inside": module.normalizer is not None,
         "actions_scaled_inside": _action_scale(module.choice),

@@ -144,6 +144,13 @@ def test_images_of_bytes_go_in_as_bytes(tmp_path: Path) -> None:
     assert described["inputs"][0] == {"name": "obs", "shape": ["batch", 2, 6, 6], "dtype": "uint8"}
 
 
+def test_named_observations_are_described_one_by_one(tmp_path: Path) -> None:
+    exported = export_run(make_run(tmp_path, "ppo_named"), "pt2")
+    described = json.loads(exported.description.read_text())
+    assert described["observation_space"] is None
+    assert len(described["inputs"]) > 1
+
+
 def test_a_checkpoint_is_exported_into_its_run(run: Path) -> None:
     (step,) = (run / "checkpoints").glob("step_*")
     assert export_run(step, "torchscript").file == run / "policy.torchscript.pt"
