@@ -121,6 +121,14 @@ class FrameStack(VecEnv):
         env_class, named = registry.resolve_env(task)
         return env_class.exists_once({**named, **(options.get("task_options") or {})})
 
+    @classmethod
+    def picture_options(cls, options: Options) -> Options:
+        """The frames, of a task that can draw itself."""
+        if not (task := options.get("task")):
+            return options
+        of_task = registry.picture_options(task, options.get("task_options") or {})
+        return {**options, "task_options": of_task}
+
     def known_names(self) -> tuple[Sequence[str] | None, Sequence[str] | None]:
         return None, self.env.known_names()[1]
 

@@ -285,9 +285,13 @@ def test_save_every_counts_iterations_and_old_checkpoints_go(tmp_path: Path) -> 
             2,
             "there is no config file missing.yaml",
         ),
-        (["train", "--resume", "nowhere"], 5, "there is no run folder nowhere"),
+        (["train", "--resume", "nowhere"], 5, "nowhere does not exist: give the folder of a run"),
         (["trian"], 2, "did you mean train?"),
-        (["eval", "nowhere"], 5, "nowhere"),
+        *(
+            ([command, "nowhere"], 5, "gpurl: nowhere does not exist: give the folder of a run")
+            for command in ("eval", "play", "export")
+        ),
+        (["train", "ppo", "pendulum", "--nan", "rise"], 2, "nan is 'rise'; did you mean raise?"),
     ],
 )
 def test_bad_words_are_named_with_what_would_do(
