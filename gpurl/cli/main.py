@@ -383,6 +383,8 @@ def plot(
         for picture in plot_bench(folders[0] if folders else OWN_RESULTS, out):
             print(picture)
         return 0
+    # a shell's runs/chasing/ppo/* names the pictures that --seeds puts beside runs, too
+    folders = tuple(each for each in folders if each.suffix != ".png" or each.is_dir())
     if len(folders) > 1:
         from gpurl.run.comparison import compare_runs, comparison_table, plot_comparison
 
