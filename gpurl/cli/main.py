@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, UsageError):
             from gpurl.cli.run_modules import module_hint
 
-            if hint := module_hint(words):
+            if hint := module_hint(words, str(error)):
                 print(hint, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
