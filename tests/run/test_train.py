@@ -344,7 +344,7 @@ def test_more_environments_than_memory_are_refused_before_they_are_made(
 
 def test_unknown_settings_name_the_near_ones(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"no setting is called 'learning_rte'; did you mean learning_rate"
+        UsageError, match=r"'learning_rte'; did you mean learning_rate\? gpurl config .* prints all"
     ):
         small_run(tmp_path / "run", 1, learning_rte=1e-3)
     with pytest.raises(UsageError, match=r"horizon is 'long'; it must be int"):
