@@ -104,6 +104,14 @@ class FrameStack(VecEnvWrapper):
         env_class, named = registry.resolve_env(task)
         return env_class.exists_once({**named, **(options.get("task_options") or {})})
 
+    @classmethod
+    def picture_options(cls, options: Options) -> Options:
+        """The frames, of a task that can draw itself."""
+        if not (task := options.get("task")):
+            return options
+        of_task = registry.picture_options(task, options.get("task_options") or {})
+        return {**options, "task_options": of_task}
+
     def state_dict(self) -> Info:
         """{} if the environment cannot be saved."""
         state = self.env.state_dict()

@@ -14,7 +14,7 @@ import gymnasium
 import torch
 
 from gpurl.discovery import find_class, module_names
-from gpurl.envs.vec_env import VecEnv
+from gpurl.envs.vec_env import Options, VecEnv
 from gpurl.errors import EnvError, GpurlError, UsageError, did_you_mean, raised_at
 from gpurl.kernels.backend import on_device
 from gpurl.kernels.memory_errors import is_out_of_memory
@@ -174,6 +174,13 @@ def check_options(name: str, env_class: type[VecEnv], options: Iterable[str]) ->
             f"environment {name!r} has no option {', '.join(unknown)}; {hint}it has: "
             f"{', '.join(known) or 'none'}"
         )
+
+
+def picture_options(name: str, options: Options) -> Options:
+    """`options` of the task `name`, with those that its environments need to draw themselves."""
+    env_class, named = resolve_env(name)
+    needed = env_class.picture_options({**named, **options})
+    return {option: value for option, value in needed.items() if option not in named}
 
 
 def make_env(

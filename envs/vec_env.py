@@ -154,7 +154,9 @@ class VecEnv(gymnasium.vector.VectorEnv):
 
     @classmethod
     def picture_options(cls, options: Options) -> Options:
-        """`options` of the task, with those that its environments need to draw themselves."""
+        """`options` of the task, also those in its name, with those that its environments need to
+        draw themselves.
+        """
         return options
 
     def reset(

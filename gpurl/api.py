@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from gpurl.algorithms.base import Algorithm
-from gpurl.checkpoints.folders import load_checkpoint
+from gpurl.checkpoints.folders import check_exists, load_checkpoint
 from gpurl.checkpoints.plain_files import Json
 from gpurl.discovery import is_of_session
 from gpurl.engine.determinism import deterministic
@@ -29,6 +29,7 @@ from gpurl.run.given import EnvOrName, name_of_algorithm, name_of_env
 from gpurl.run.listing import note_end
 from gpurl.run.logger import Logger
 from gpurl.run.notebook import show_picture
+from gpurl.run.once import warn_once
 from gpurl.run.out_of_memory import explain_out_of_memory
 from gpurl.run.plot import note_references, plot_curve
 from gpurl.run.resume import resume_notes
@@ -143,8 +144,7 @@ def saved_settings(folder: Path) -> tuple[str, str, dict[str, Json]]:
     """(algorithm, env, all other settings) of the run in `folder`; CheckpointError if it has no
     checkpoint or another process trains in it.
     """
-    if not folder.is_dir():
-        raise CheckpointError(f"there is no run folder {folder}")
+    check_exists(folder)
     if not (folder / "checkpoints").is_dir() and not (folder / "run.pid").exists():
         raise CheckpointError(
             f"{folder} is not a run folder: it has no checkpoints/; give the folder of the run"
@@ -189,6 +189,7 @@ def run(
         )
     check_installed(config.track)
     with ExitStack() as cleanup:
+        cleanup.enter_context(warn_once())
         cleanup.enter_context(deterministic(config.deterministic))
         device = _device_of_run(config.device, is_resumed=resume_from is not None)
         # lock the folder of a resumed run before reading it: another process may be saving

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
-from gpurl.errors import UsageError
+from gpurl.errors import UsageError, did_you_mean
 
 Choices = dict[str, tuple[str, ...]]
 
@@ -32,7 +32,9 @@ def check_choices(config: object) -> None:
     """UsageError for a field of `config` that is none of its `choices`."""
     for name, known in choices_of(type(config)).items():
         if (value := getattr(config, name)) not in known:
-            raise UsageError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+            # all of them follow, so only a slip of the keyboard is worth a guess
+            guess = did_you_mean(str(value), known, cutoff=0.75)
+            raise UsageError(f"{name} is {value!r}; {guess}it must be one of {', '.join(known)}")
 
 
 def check_numbers(

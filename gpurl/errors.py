@@ -91,9 +91,11 @@ def last_line(error: BaseException) -> str:
     return f"{frame.filename}:{frame.lineno}: {frame.line}"
 
 
-def did_you_mean(name: str, known: Iterable[str], question: str = "did you mean ") -> str:
-    """`did you mean ppo or a2c? `, or "" if no name in `known` is similar."""
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+def did_you_mean(
+    name: str, known: Iterable[str], question: str = "did you mean ", cutoff: float = 0.5
+) -> str:
+    """`did you mean ppo or a2c? `, or "" if no name in `known` is similar; cutoff: from 0 to 1."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
     return f"{question}{' or '.join(near)}? " if near else ""
 
 

@@ -108,6 +108,7 @@ def load_checkpoint(
     given directly must be intact. CheckpointError in all other cases.
     """
     torch.empty(0, device=device)  # a device that does not exist is torch's error
+    check_exists(path)
     if STEP_FOLDER.fullmatch(path.name) or os.path.lexists(path / "manifest.json"):
         return _load(path, device)
     # candidates: the newest up to LATEST first, then those beyond it
@@ -137,6 +138,15 @@ def load_checkpoint(
         f"no checkpoint to load in {path}: "
         f"{'; '.join(problems) or 'no folder step_* there or in its checkpoints/'}"
     )
+
+
+def check_exists(path: Path, option: str = "") -> None:
+    """CheckpointError if there is nothing at `path`; it names the option that asked for it."""
+    if not os.path.lexists(path):
+        raise CheckpointError(
+            f"{option} {path} does not exist: give the folder of a run, which gpurl runs lists, or "
+            f"of one of its checkpoints".lstrip()
+        )
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

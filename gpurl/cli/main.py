@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, UsageError):
             from gpurl.cli.run_modules import module_hint
 
-            if hint := module_hint(words):
+            if hint := module_hint(words, str(error)):
                 print(hint, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
@@ -383,6 +383,8 @@ def plot(
         for picture in plot_bench(folders[0] if folders else OWN_RESULTS, out):
             print(picture)
         return 0
+    # a shell's runs/chasing/ppo/* names the pictures that --seeds puts beside runs, too
+    folders = tuple(each for each in folders if each.suffix != ".png" or each.is_dir())
     if len(folders) > 1:
         from gpurl.run.comparison import compare_runs, comparison_table, plot_comparison
 

@@ -11,9 +11,9 @@ from gpurl.errors import GpurlError
 from gpurl.run.config_file import read_config
 
 
-def module_hint(words: Iterable[str]) -> str:
-    """A sentence for each run folder among `words` whose modules cannot be imported here, but are
-    in a folder around the run; "" if there is none.
+def module_hint(words: Iterable[str], error: str) -> str:
+    """A sentence for each run folder among `words` whose modules `error` names, cannot be imported
+    here, but are in a folder around the run; "" if there is none.
     """
     sentences = []
     for folder in [Path(word) for word in words if (Path(word) / "config.yaml").is_file()]:
@@ -25,7 +25,7 @@ def module_hint(words: Iterable[str]) -> str:
             module = str(settings.get(key)).partition(":")[0]
             file = Path(*module.split(".")).with_suffix(".py")
             around = [parent for parent in folder.resolve().parents if (parent / file).is_file()]
-            if around and not is_importable(module):
+            if around and module in error and not is_importable(module):
                 sentences.append(
                     f"{module} of this run is {around[0] / file}: call the command from "
                     f"{shlex.quote(str(around[0]))}, or with PYTHONPATH={around[0]}"

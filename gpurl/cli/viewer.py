@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from gpurl.algorithms.base import episode_ends
-from gpurl.envs.registry import make_env, resolve_env
+from gpurl.envs.registry import make_env, picture_options, resolve_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import UsageError, install_extra
 from gpurl.guards.contract import reset_env, step_env
@@ -51,7 +51,7 @@ def view_run(
         from mjviser import ViserMujocoScene
     except ImportError as error:
         raise UsageError(f"--viewer needs mjviser: {install_extra('viewer')} ({error})") from error
-    options = env_class.picture_options(settings["env_options"])
+    options = picture_options(settings["env"], settings["env_options"])
     env = make_env(settings["env"], 1, "cpu", seed, **options)
     obs = reset_env(env, seed)
     server = viser.ViserServer(HOST, port, label="gpurl", verbose=False)

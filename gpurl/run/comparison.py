@@ -79,6 +79,9 @@ def compare_runs(folders: Sequence[str | Path], by: str = "algorithm") -> list[G
     returns.
     """
     paths = [Path(folder) for folder in folders]
+    for path in paths:
+        if not path.is_dir():
+            raise UsageError(f"{path} is not a run folder")
     settings = [read_config(path / "config.yaml") for path in paths]
     tasks = {f"{each.get('env')} {each.get('env_options') or ''}".strip() for each in settings}
     if len(tasks) > 1:

@@ -10,7 +10,7 @@ from gpurl.algorithms import make_algorithm
 from gpurl.algorithms.base import Algorithm, AlgorithmConfig
 from gpurl.algorithms.bc import BCConfig
 from gpurl.algorithms.symmetry import find_mirror
-from gpurl.checkpoints.folders import load_checkpoint
+from gpurl.checkpoints.folders import check_exists, load_checkpoint
 from gpurl.checkpoints.spaces import space_from_dict
 from gpurl.checkpoints.state_files import State
 from gpurl.errors import CheckpointError
@@ -83,11 +83,7 @@ def _load_named(
     option: str, path: str, device: torch.device, num_envs: int = 1
 ) -> tuple[Algorithm, int]:
     """(the algorithm at `path`, its steps); CheckpointError names the option that asked for it."""
-    if not Path(path).exists():
-        raise CheckpointError(
-            f"{option} {path} does not exist: give the folder of a run, which gpurl runs lists, or "
-            f"of one of its checkpoints"
-        )
+    check_exists(Path(path), option)
     try:
         loaded = load_algorithm(path, str(device), num_envs)
     except CheckpointError as error:

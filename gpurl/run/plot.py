@@ -232,13 +232,15 @@ def _draw_returns(axes: "Axes", series: Series, references: dict[str, float]) ->
         _draw_error(axes, series, evaluation)
     if last := evaluation or training:
         _note_last(axes, last, ORANGE if evaluation else BLUE)
-    if not training and not evaluation:
-        message = (
-            "not every environment has finished an episode:\nneither rollout/ep_rew_mean nor "
-            "eval/mean_reward has a number"
-        )
+    if message := _what_is_missing(training, evaluation):
+        on_white = {"facecolor": "white", "edgecolor": "none"}  # grid lines end at the text
         axes.text(
-            0.5, 0.5, message, transform=axes.transAxes, ha="center", va="center", color="#777777"
+            *(0.45, 0.7, message),
+            transform=axes.transAxes,
+            ha="center",
+            va="center",
+            color="#777777",
+            bbox=on_white,
         )
     # the references
     for (name, value), dashes in zip(references.items(), itertools.cycle(("--", ":", "-."))):
@@ -257,6 +259,17 @@ def _draw_returns(axes: "Axes", series: Series, references: dict[str, float]) ->
             ncols=2,
             fontsize=8.5,
         )
+
+
+def _what_is_missing(training: Points | None, evaluation: Points | None) -> str:
+    """Why there is no curve to see, "" if there is one."""
+    if training or (evaluation and len(evaluation[0]) > 1):
+        return ""
+    message = "not every environment has finished an episode:\n"
+    if not evaluation:
+        return f"{message}neither rollout/ep_rew_mean nor eval/mean_reward has a number"
+    every = float(f"{max(evaluation[0][0] / 10, 1):.0e}")  # one digit and zeros
+    return f"{message}training has no return yet. --eval-every {every:.0f} evaluates on the way"
 
 
 def _finite_points(series: Series, tag: str) -> Points | None:

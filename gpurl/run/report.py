@@ -56,6 +56,7 @@ img, video {{ max-width: 100%; }}
 table {{ border-collapse: collapse; }}
 td, th {{ padding: .15rem .8rem .15rem 0; border-bottom: 1px solid {PALE}; text-align: left;
   vertical-align: top; overflow-wrap: anywhere; }}
+td:first-child {{ overflow-wrap: normal; }}
 pre {{ background: #f6f7f9; padding: .6rem; overflow-x: auto; font-size: 13px; }}
 pre.command {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
 summary {{ cursor: pointer; }}

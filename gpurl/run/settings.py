@@ -403,7 +403,9 @@ def _describe_type(hint: object) -> str:
 def _unknown_setting(name: str, known: set[str]) -> str:
     is_elsewhere = here(name).partition(".")[0] in known
     hint = f"here it is {here(name)}. " if is_elsewhere else did_you_mean(name, known)
-    return f"no setting is called {name!r}; {hint}Known: {', '.join(sorted(known))}"
+    # all names only where none of them is meant
+    rest = "gpurl config ALGORITHM ENV prints all" if hint else f"Known: {', '.join(sorted(known))}"
+    return f"no setting is called {name!r}; {hint}{rest}"
 
 
 def _unwritable_type(value: object) -> str | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpurl.algorithms.base import Algorithm, PolicyState, episode_ends, restart_policy_state
-from gpurl.envs.registry import make_env, resolve_env
+from gpurl.envs.registry import make_env, picture_options, resolve_env
 from gpurl.envs.torch_env import TorchEnv
 from gpurl.envs.vec_env import Timestep, VecEnv, no_pictures
 from gpurl.errors import EnvError, GpurlError, UsageError, raised_at
@@ -196,7 +196,7 @@ def greedy_film(
         episodes = 4 if issubclass(env_class, TorchEnv) else 1
     if episodes < 1:
         raise UsageError(f"episodes must be at least 1, got {episodes}")
-    options = env_class.picture_options(env_options)
+    options = picture_options(env, env_options)
     made = make_env(env, episodes, "cpu", seed, **options)
     policy = greedy(algorithm)
     device = algorithm.device

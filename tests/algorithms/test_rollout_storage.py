@@ -68,7 +68,7 @@ def test_rollouts_take_half_and_training_goes_nearly_the_same_way(case: str) -> 
 
 
 def test_rollouts_in_other_types_are_refused() -> None:
-    with pytest.raises(UsageError, match="storage is 'float16'; it must be one of"):
+    with pytest.raises(UsageError, match="storage is 'float16'; did you mean bfloat16"):
         make_settings("ppo", "chasing", storage="float16")
 
 

@@ -731,5 +731,10 @@ def test_a_run_of_an_own_module_says_where_the_module_is(
     assert (
         f"my_far_pendulum of this run is {home / 'my_far_pendulum.py'}: call the command" in error
     )
+    # another error is none of the module's
+    assert main(["eval", str(home / "run"), "--device", "cpu", "--env", "cart_pole"]) == 2
+    error = capsys.readouterr().err
+    assert "cart_pole has" in error
+    assert "call the command" not in error
     monkeypatch.syspath_prepend(home)
     assert main(["eval", str(home / "run"), "--device", "cpu", "--episodes", "1"]) == 0

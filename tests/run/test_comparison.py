@@ -208,6 +208,9 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path) -> None:
         compare_runs([run, trained])
     with pytest.raises(UsageError, match="config"):
         compare_runs([run, tmp_path])
+    for wrong in (tmp_path / "nowhere", run / "metrics.jsonl"):
+        with pytest.raises(UsageError, match=f"{wrong.name} is not a run folder"):
+            compare_runs([run, wrong])
 
 
 def test_the_command(
@@ -220,6 +223,10 @@ def test_the_command(
     assert capsys.readouterr().out.endswith("comparison.png\n")
     assert main(["plot", "a", "b", "--by", "gamma", "--out", "by_gamma.png"]) == 0
     assert capsys.readouterr().out.startswith("gamma 0.9: 2 seeds")
+    # a shell's * names the pictures beside the runs too
+    assert main(["plot", "a", "b", "comparison.png", "--out", "again.png"]) == 0
+    assert (tmp_path / "again.png").read_bytes() == (tmp_path / "comparison.png").read_bytes()
+    capsys.readouterr()
     assert (tmp_path / "by_gamma.png").exists()
     for words in (["plot"], ["plot", "a", "--out", "x.png"], ["plot", "--bench", "a", "b"]):
         assert main(words) == UsageError.exit_code

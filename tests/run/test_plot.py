@@ -155,6 +155,24 @@ def test_a_single_evaluation_has_an_error_bar(tmp_path: Path, drawn: list[Figure
     assert bar.get_paths()[0].vertices.tolist() == [[1000, -2.5], [1000, -1.5]]
 
 
+def hints(figure: Figure) -> list[str]:
+    """What the axes of returns say in words, besides the last value."""
+    return [text.get_text() for text in figure.axes[0].texts if "\n" in text.get_text()]
+
+
+def test_a_single_evaluation_says_how_to_get_more(tmp_path: Path, drawn: list[Figure]) -> None:
+    evaluation = {"eval/mean_reward": -2.0}
+    plot_curve(write_log(tmp_path / "one", {"step": 212_992, **evaluation}))
+    (hint,) = hints(drawn[0])
+    assert hint.endswith("training has no return yet. --eval-every 20000 evaluates on the way")
+    # with a curve of either kind there is nothing to say
+    training = {"step": 1000, "rollout/ep_rew_mean": 1.0}
+    plot_curve(write_log(tmp_path / "both", training, {"step": 2000, **evaluation}))
+    more = [{"step": step, **evaluation} for step in (1000, 2000)]
+    plot_curve(write_log(tmp_path / "two", *more))
+    assert hints(drawn[1]) == hints(drawn[2]) == []
+
+
 def test_reference_returns_are_dashed_lines_with_their_value(
     tmp_path: Path, drawn: list[Figure]
 ) -> None:

@@ -285,9 +285,13 @@ def test_save_every_counts_iterations_and_old_checkpoints_go(tmp_path: Path) -> 
             2,
             "there is no config file missing.yaml",
         ),
-        (["train", "--resume", "nowhere"], 5, "there is no run folder nowhere"),
+        (["train", "--resume", "nowhere"], 5, "nowhere does not exist: give the folder of a run"),
         (["trian"], 2, "did you mean train?"),
-        (["eval", "nowhere"], 5, "nowhere"),
+        *(
+            ([command, "nowhere"], 5, "gpurl: nowhere does not exist: give the folder of a run")
+            for command in ("eval", "play", "export")
+        ),
+        (["train", "ppo", "pendulum", "--nan", "rise"], 2, "nan is 'rise'; did you mean raise?"),
     ],
 )
 def test_bad_words_are_named_with_what_would_do(
@@ -340,7 +344,7 @@ def test_more_environments_than_memory_are_refused_before_they_are_made(
 
 def test_unknown_settings_name_the_near_ones(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"no setting is called 'learning_rte'; did you mean learning_rate"
+        UsageError, match=r"'learning_rte'; did you mean learning_rate\? gpurl config .* prints all"
     ):
         small_run(tmp_path / "run", 1, learning_rte=1e-3)
     with pytest.raises(UsageError, match=r"horizon is 'long'; it must be int"):

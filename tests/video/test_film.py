@@ -208,6 +208,18 @@ def test_a_gymnasium_task_draws_itself(tmp_path: Path) -> None:
     film.env.close()
 
 
+def test_stacked_frames_do_not_change_the_film(tmp_path: Path) -> None:
+    pytest.importorskip("pygame")
+    tasks = ("CartPole-v1", "frame_stack:gymnasium_cpu:CartPole-v1")
+    for number, task in enumerate(tasks):
+        small_run(tmp_path / str(number), 1, env=task, eval_episodes=0)
+    first, stacked = (
+        next(iter(gpurl.film(tmp_path / str(number), episodes=1, height=100)))
+        for number in range(len(tasks))
+    )
+    np.testing.assert_array_equal(stacked, first)
+
+
 def test_a_gymnasium_task_made_without_a_renderer_says_so() -> None:
     env = make_env("CartPole-v1", 1)
     env.reset(seed=0)
