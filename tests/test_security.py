@@ -192,6 +192,40 @@ def test_a_module_in_a_strangers_run_folder_is_not_found(
     assert not (tmp_path / "canary").exists()
 
 
+@pytest.mark.parametrize(
+    ("env", "nest"),
+    [
+        ("isaac_gym:Ant", lambda options: options),
+        ("frame_stack:isaac_gym:Ant", lambda options: {"task_options": options}),
+    ],
+)
+def test_no_run_and_no_configuration_starts_a_program(
+    env: str, nest: Any, a_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\nmkdir {tmp_path / 'canary'}\n")
+    program.chmod(0o755)
+    options = nest({"python": str(program)})
+    # a run that names it
+    folder = shutil.copytree(a_run, tmp_path / "run")
+    parts, manifest = load_checkpoint(folder)
+    parts["meta"]["settings"] |= {"env": env, "env_options": options}
+    shutil.rmtree(folder / "checkpoints" / f"step_{manifest['step']:012d}")
+    save_checkpoint(folder / "checkpoints", manifest["step"], parts)
+    # a configuration that does
+    config = tmp_path / "x.yaml"
+    config.write_text(json.dumps({"algorithm": "ppo", "env": env, "env_options": options}))
+    for words in (
+        ["eval", str(folder)],
+        ["play", str(folder)],
+        ["train", "--resume", str(folder)],
+        ["train", "--config", str(config), *SMALL],
+    ):
+        assert exit_code(words) == 2
+        assert "no option python" in capsys.readouterr().err
+    assert not (tmp_path / "canary").exists()
+
+
 # ---- content that is absurd ----
 
 
