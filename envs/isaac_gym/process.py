@@ -45,8 +45,8 @@ def find_python() -> str:
         inside = path / "bin" / "python"
         hint = f"; perhaps {inside}" if inside.is_file() else ""
         raise UsageError(
-            f"{PYTHON_VARIABLE} must be the interpreter that Isaac Gym is installed in; {path} is no "
-            f"program{hint}"
+            f"{PYTHON_VARIABLE} must be the interpreter that Isaac Gym is installed in; {path} is "
+            f"no program{hint}"
         )
     return str(path.absolute())  # links are kept: a virtual environment finds its packages by them
 
