@@ -16,8 +16,10 @@ import torch
 from gpurl.algorithms.base import Algorithm
 from gpurl.checkpoints.folders import load_checkpoint
 from gpurl.checkpoints.plain_files import Json
+from gpurl.checks import check_torch_defaults
 from gpurl.discovery import is_of_session
 from gpurl.engine.determinism import deterministic
+from gpurl.engine.threads import refuse_fork
 from gpurl.envs.registry import make_env
 from gpurl.envs.vec_env import VecEnv
 from gpurl.errors import CheckpointError, EndlessEpisodeError, UsageError
@@ -194,9 +196,11 @@ def run(
             f"a resumed run continues in its folder, {resume_from}: omit run_dir {run_dir}"
         )
     check_installed(config.track)
+    refuse_fork(torch.get_num_threads())
     with ExitStack() as cleanup:
         cleanup.enter_context(deterministic(config.deterministic))
         device = _device_of_run(config.device, is_resumed=resume_from is not None)
+        check_torch_defaults(device)
         # lock the folder of a resumed run before reading it: another process may be saving
         if resume_from is not None:
             cleanup.enter_context(lock_run(resume_from))

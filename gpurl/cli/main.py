@@ -101,6 +101,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 141
+    except (MemoryError, RuntimeError) as error:
+        from gpurl.kernels.memory_errors import is_out_of_memory
+
+        if is_out_of_memory(error):
+            say(f"gpurl: memory ran out: {error or type(error).__name__}", is_error=True)
+        elif "start new thread" in str(error):
+            say(f"gpurl: {error}: the system's limit of processes (ulimit -u)", is_error=True)
+        else:
+            raise
+        return UsageError.exit_code
 
 
 def _run_command(name: str, words: list[str]) -> int:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from gpurl.checks import MAX_INTEGER
 from gpurl.cli.env_options import options_class
 from gpurl.envs.registry import check_options, resolve_env
 from gpurl.errors import UsageError
@@ -359,7 +360,11 @@ def _whole_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | No
     def parse(words: list[str]) -> int:
         (word,) = words
         has_exponent = re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", word)
-        return int(float(word)) if has_exponent and float(word).is_integer() else int(word)
+        is_whole = has_exponent and float(word).is_integer()  # not inf
+        number = int(float(word)) if is_whole else int(word)
+        if abs(number) > MAX_INTEGER:
+            raise ValueError(f"{word[:20]} is not below 2^63")
+        return number
 
     if info.type is not int:
         return None
