@@ -366,9 +366,7 @@ def _check_type(name: str, value: object, hint: object) -> object:
         value = (value,)
     for each in value if isinstance(value, tuple) else (value,):
         if type(each) is int and abs(each) > MAX_INTEGER:
-            raise UsageError(
-                f"{name} must be below 2^63, one number of it has {len(str(each))} digits"
-            )
+            raise UsageError(f"{name} must be below 2^63, got a number of {each.bit_length()} bits")
     # numbers as the setting's type: total_steps=1e6, save_every: 60
     is_bool = _bool_for_number(value, hint)
     if not is_bool:
